@@ -97,7 +97,8 @@ def proof(rows: int, steps: int) -> records.ProofRecord:
     """The proof of a step at full size, of requests of up to POSITIONS."""
     config, pages = MODELS[MODEL], POSITIONS // PAGE_SIZE
     sizes = {"hidden": config.hidden, "inner": config.inner}
-    sizes |= {"vocabulary": config.vocabulary, "layers": config.layers}
+    sizes |= {"vocabulary": config.vocabulary, "all_ids": config.vocabulary}
+    sizes |= {"layers": config.layers}
     sizes |= {"positions": POSITIONS, "requests": rows, "most_pages": pages}
     sizes |= {"pages": rows * pages, "rows": rows, "steps": steps, "stops": MOST_STOPS}
     chosen = StepPolicy(config, WORKERS).dims(rows, POSITIONS)

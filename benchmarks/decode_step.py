@@ -95,7 +95,7 @@ class Decoder:
         check_ranks(config, world.size)
         self.part = Part(world.rank, world.size)
         own = self.part.config(config)
-        self.columns = self.part.span(config.vocabulary, own.vocabulary)
+        self.columns = self.part.ids(config.vocabulary)
         sizes = own.sizes(PAGE_SIZE)
         self.matmuls = sizes.matmuls
         graph = decoder_for(schedule, world.size, sizes)

@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.matmul import two_byte
-from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir import (
+    DeviceFunction,
+    Expr,
+    Extent,
+    Operand,
+    Region,
+    Tensor,
+    maximum,
+    minimum,
+    span,
+)
 from etc_dist.ir.function import TENSOR
 
 NO_TOKEN, NOT_FINITE = -1, -2
@@ -25,13 +35,14 @@ NO_TOKEN, NOT_FINITE = -1, -2
 def best_column(dtype: str) -> DeviceFunction:
     """x [rows, columns], a tile of `dtype` -> values [rows] in fp32, ids [rows]
     (int32): the largest number of each row, and its column in the tile, which is
-    undefined for a NaN."""
+    undefined for a NaN. -inf and 0 for a tile without columns."""
 
     def body(x: Any, values: Any, ids: Any) -> None:
-        ids[...], values[...] = _best(x.astype(np.float32))
+        ids[...], values[...] = largest(x.astype(np.float32))
 
     element = dtype if dtype == "float32" else two_byte(dtype)
-    reads = Operand(("rows", Extent(multiple=8, begins=8)), element)
+    # NOTE: vectors are read up to a multiple of 8 columns, which the tensor has.
+    reads = Operand(("rows", Extent(begins=8)), element)
     tile = dict(enumerate([reads, *best_of_rows()]))
     return _function("best_column", body, dtype, tile, 1, reads=1)
 
@@ -52,7 +63,7 @@ def next_token(columns: int) -> DeviceFunction:
         values: Any, ids: Any, position: Any, end: Any, stop: Any, *to: Any
     ) -> None:
         tokens, next_position = to
-        tiles, _ = _best(values)
+        tiles, _ = largest(values)
         best = tiles * columns + ids[np.arange(len(ids)), tiles]
         finite = np.isfinite(values[np.arange(len(ids)), tiles])
         best = np.where(position < 0, NO_TOKEN, np.where(finite, best, NOT_FINITE))
@@ -73,11 +84,18 @@ def best_on_rank(columns: int) -> DeviceFunction:
     added."""
 
     def body(values: Any, ids: Any, best: Any, best_ids: Any, *, first: int) -> None:
-        tiles, best[...] = _best(values)
+        tiles, best[...] = largest(values)
         best_ids[...] = first + tiles * columns + ids[np.arange(len(ids)), tiles]
 
     tile = dict(enumerate([*_of_tiles().values(), *best_of_rows()]))
     return _function("best_on_rank", body, "float32", tile, columns, reads=2)
+
+
+def unpadded_tile(x: Tensor, j: Expr, width: int, count: Expr) -> Region:
+    """Tile j, of `width` columns, of the first `count` columns of x. The last tiles may
+    have fewer columns, or none."""
+    left = maximum(0, count - j * width)
+    return x[:, span(j * width, minimum(width, left))]
 
 
 def best_of_rows() -> list[Operand]:
@@ -92,8 +110,11 @@ def _of_tiles() -> dict[int, Operand]:
     }
 
 
-def _best(x: Any) -> tuple[Any, Any]:
-    """The column of the largest number of each row, and this number."""
+def largest(x: Any) -> tuple[Any, Any]:
+    """The column of the largest number of each row, and this number; 0 and -inf without
+    columns."""
+    if x.shape[1] == 0:
+        return 0, -np.inf
     columns = x.argmax(axis=1)  # of a NaN, if there is one
     return columns, x[np.arange(len(x)), columns]
 

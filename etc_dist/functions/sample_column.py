@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.best_column import best_of_rows
+from etc_dist.functions.best_column import best_of_rows, largest
 from etc_dist.functions.matmul import two_byte
 from etc_dist.functions.philox import gumbel, philox
 from etc_dist.ir import DeviceFunction, Extent, Operand
@@ -49,11 +49,10 @@ def sample_column(dtype: str, columns: int) -> DeviceFunction:
         scale = sampling.view(np.float32)[:, SCALE, None]
         with np.errstate(invalid="ignore"):
             sums = np.where(scale > 0, numbers * scale + noise[..., 0], numbers)
-        best = sums.argmax(axis=1)
-        values[...], ids[...] = sums[np.arange(len(x)), best], best
+        ids[...], values[...] = largest(sums)
 
     tile = [
-        Operand(("rows", Extent(multiple=8, begins=8)), two_byte(dtype)),
+        Operand(("rows", Extent(begins=8)), two_byte(dtype)),
         Operand(("rows", NUMBERS), "int32"),
         Operand(("rows",), "int32", leading=True),
         Operand(("rows",), "float32"),
@@ -100,7 +99,7 @@ def least_kept(dtype: str) -> DeviceFunction:
                 least[row] = kept[min(reached, len(kept) - 1)]
 
     tile = {
-        0: Operand((1, Extent(whole=True, multiple=8)), two_byte(dtype)),
+        0: Operand((1, Extent(begins=8)), two_byte(dtype)),
         1: Operand((1, NUMBERS), "int32"),
         2: Operand((1,), "float32"),
     }

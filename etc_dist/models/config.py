@@ -295,7 +295,7 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         in (None, has_norm),
         "factors of head_dim / 2 pairs": fits_factors(config.rope, config.head_dim),
         "sizes that are multiples of 8": not any(
-            size % 8 for size in (config.hidden, config.inner, config.vocabulary)
+            size % 8 for size in (config.hidden, config.inner)
         ),
     }
     if mixture is None:

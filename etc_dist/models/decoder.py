@@ -14,7 +14,7 @@ from typing import Any
 from etc_dist.functions.add_ranks_norm import add_ranks_norm
 from etc_dist.functions.append_kv import append_kv
 from etc_dist.functions.attend import HEADS, TOGETHER, attend
-from etc_dist.functions.best_column import best_column, next_token
+from etc_dist.functions.best_column import best_column, next_token, unpadded_tile
 from etc_dist.functions.check_rows import CHECKS, add_row_checks
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.epilogue import swiglu
@@ -33,6 +33,7 @@ from etc_dist.ir import (
     ceildiv,
     equal,
     graph_function,
+    maximum,
     minimum,
     select,
     span,
@@ -116,9 +117,11 @@ class _Calls:
         )
         self.vocabulary, self.slices = g.dims("vocabulary slices")
         self.attend_heads = g.dims("attend_heads")
-        self.all_ids = self.vocabulary
-        if g.world_size > 1:
-            self.all_ids = g.let("all_ids", g.world_size * self.vocabulary)
+        self.all_ids = g.dims("all_ids")
+        before = g.rank * self.vocabulary
+        left = maximum(0, self.all_ids - before)
+        self.first_id = g.let("first_id", before)
+        self.num_ids = g.let("num_ids", minimum(self.vocabulary, left))
         self.shape = {
             name: g.dims(f"{name}_shape")
             for name in sizes.matmuls
@@ -450,19 +453,18 @@ class _Calls:
         g.call(
             best_column(self.sizes.dtype),
             grid,
-            reads=[self.logits[:, tile(j, best_columns)]],
+            reads=[unpadded_tile(self.logits, j, best_columns, self.num_ids)],
             writes=[values[:, j], columns[:, j]],
             waits=[self.done["head"][step]],
             notifies=[found[step]],
         )
         least, wait = self._find_least(step)
-        first = g.let("first_id", g.rank * self.vocabulary)
         (j,) = grid = g.grid(j=tiles - greedy_tiles)
         g.call(
             sample_column(self.sizes.dtype, best_columns),
             grid,
             reads=[
-                self.logits[:, tile(j, best_columns)],
+                unpadded_tile(self.logits, j, best_columns, self.num_ids),
                 self.sampling[:, :],
                 self.position[step, :],
                 least,
@@ -470,7 +472,7 @@ class _Calls:
             writes=[values[:, j], columns[:, j]],
             waits=[wait],
             notifies=[found[step]],
-            values={"first": first},
+            values={"first": self.first_id},
         )
         wait = found[step]
         if g.world_size > 1:
@@ -513,7 +515,7 @@ class _Calls:
         g.call(
             least_kept(self.sizes.dtype),
             grid,
-            reads=[of_row[own, :], self.sampling[own, :]],
+            reads=[of_row[own, span(0, self.all_ids)], self.sampling[own, :]],
             writes=[least[own]],
             waits=[wait],
             notifies=[limited[step]],

@@ -23,7 +23,7 @@ from etc_dist.models.rows import NO_ROW, RowArrays, RowChecks, StepRows
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS, padded
-from etc_dist.models.weights import check_weights
+from etc_dist.models.weights import check_weights, tied_head
 from etc_dist.ops.tuning import tuning_of
 from etc_dist.program import Bound, set_capacity_hint
 from etc_dist.runtime.build import ARCH
@@ -106,9 +106,10 @@ class Model:
         self._policy = setup.policy(self.program.workers if on_gpu else None)
         set_capacity_hint(self.program, self._capacity)
         self._arrays = self._put_all(weights)
-        if config.is_tied:  # w_head is a part of the embedding, in one memory
-            rows = self.part.span(config.vocabulary, own.vocabulary)
-            self._arrays["w_head"] = self._arrays["embedding"][rows]
+        embedding = self._arrays["embedding"]
+        if config.is_tied:
+            self._arrays["w_head"] = tied_head(embedding, self.part)
+        self._arrays["embedding"] = embedding[: config.vocabulary]
         self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
         self._arrays["cache"] = self._empty(setup.cache_shape, dtype)
         self._rows = RowArrays(self.pages.table.shape, self.world.backend)
@@ -116,6 +117,8 @@ class Model:
             config.vocabulary, self.most_rows, self.positions, self.pages
         )
         self._logits = self._empty((self.most_rows, own.vocabulary), dtype)
+        ids = self.part.ids(config.vocabulary)
+        self._num_ids = ids.stop - ids.start
         if config.mixture is not None:
             most = config.layers * self.most_rows * config.mixture.top_k
             self._chosen = self._empty((most,), "int32")
@@ -256,10 +259,10 @@ class Model:
     @property
     def logits(self) -> Any:
         """The logits of the last step [rows, vocabulary] in the model's dtype: a NumPy
-        or CuPy array that the next step overwrites. On several ranks, an equal part of
-        the vocabulary on each, in rank order. Those of rows that had ended before the
-        last step are undefined."""
-        return self._logits[: self._last_rows]
+        or CuPy array that the next step overwrites. On several ranks, a part of the
+        vocabulary on each, in rank order; the last one may be smaller. Those of rows
+        that had ended before the last step are undefined."""
+        return self._logits[: self._last_rows, : self._num_ids]
 
     def close(self) -> None:
         """Free the program's memory; the arrays are freed with the model."""

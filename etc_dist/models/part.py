@@ -11,7 +11,7 @@ SPLIT_AXES = {"w_qkv": 0, "w_o": 1, "w_gate": 0, "w_up": 0, "w_down": 1, "w_head
 """The weights that are split, by the axis of a matrix, also of each expert. All ranks
 have the others as a whole."""
 EIGHT = 8
-"""Inner width and vocabulary of a rank are multiples of this."""
+"""The inner width of a rank, and the rows of its output head, are multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,25 @@ class Part:
     count: int = 1
 
     def config(self, whole: ModelConfig) -> ModelConfig:
-        """The sizes of this part. vocabulary: the ids that have logits here. If there
-        are fewer KV heads than ranks, several ranks have the same KV head."""
+        """The sizes of this part. vocabulary: the rows of the output head, a multiple
+        of 8; those beyond the ids of the model are padding. If there are fewer KV heads
+        than ranks, several ranks have the same KV head."""
         return replace(
             whole,
             heads=whole.heads // self.count,
             kv_heads=max(1, whole.kv_heads // self.count),
             inner=whole.inner // self.count,
-            vocabulary=whole.vocabulary // self.count,
+            vocabulary=self._head_rows(whole.vocabulary),
         )
+
+    def ids(self, vocabulary: int) -> slice:
+        """The ids of `vocabulary` that have logits here."""
+        rows = self._head_rows(vocabulary)
+        first, end = self.rank * rows, (self.rank + 1) * rows
+        return slice(min(first, vocabulary), min(end, vocabulary))
+
+    def _head_rows(self, vocabulary: int) -> int:
+        return -(-vocabulary // (EIGHT * self.count)) * EIGHT
 
     def span(self, whole: int, own: int) -> slice:
         """The part of an axis, `own` of `whole` rows."""
@@ -44,6 +54,7 @@ WHOLE = Part()
 def check_ranks(config: ModelConfig, count: int) -> None:
     """ArgumentError unless the model can be split over `count` ranks."""
     heads, kv_heads = config.heads, config.kv_heads
+    last = Part(count - 1, count).ids(config.vocabulary)
     faults = {
         f"{heads} heads, a multiple of the ranks": heads % count,
         f"{kv_heads} KV heads, a multiple or a divisor of the ranks": (
@@ -52,8 +63,8 @@ def check_ranks(config: ModelConfig, count: int) -> None:
         f"inner width {config.inner}, a multiple of {EIGHT} on each rank": (
             config.inner % (EIGHT * count)
         ),
-        f"vocabulary {config.vocabulary}, a multiple of {EIGHT} on each rank": (
-            config.vocabulary % (EIGHT * count)
+        f"vocabulary {config.vocabulary}, with ids on each rank": (
+            last.start == last.stop
         ),
     }
     broken = [text for text, fault in faults.items() if fault]

@@ -128,6 +128,7 @@ class ModelSetup:
         """The dims of all steps, on GPUs with `workers` SMs."""
         shapes = {
             **weight_shapes(self.config, Part(0, self.ranks)),
+            "embedding": (self.config.vocabulary, self.own.hidden),
             "w_head": (self.own.vocabulary, self.own.hidden),
             "cos_sin": (self.most_positions, self.config.head_dim),
             "table": (self.batch, self.most_pages),

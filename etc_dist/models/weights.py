@@ -48,8 +48,8 @@ def stack_weights(
 ) -> dict[str, Any]:
     """As `load_weights`, of `tensors` by their names in safetensors files. They are in
     `path`."""
-    whole, places = weight_shapes(config), _places(config)
-    own_places = _places(part.config(config))
+    whole, places = weight_shapes(config), _places(config, WHOLE)
+    own_places = _places(config, part)
     try:
         held = {
             name: np.empty(shape, numpy_dtype(dtype))
@@ -59,7 +59,8 @@ def stack_weights(
         raise weights_error(path, "weights that fit in memory", str(error)) from error
     missing = set(places)
     faults = []
-    rows = part.span(config.vocabulary, part.config(config).vocabulary)
+    rows = part.ids(config.vocabulary)
+    _clear_padding(held, config, rows)
     head: Any = None
     for stored_name, stored in _of_experts(tensors, config):
         name = _full_name(stored_name, places)
@@ -88,8 +89,8 @@ def stack_weights(
             faults.append(f"{name}: numbers that are not finite")
     faults += [f"{name}: missing" for name in sorted(missing)]
     if config.is_tied:
-        held["w_head"] = held["embedding"][rows]
-        if head is not None and not np.array_equal(head, held["w_head"]):
+        held["w_head"] = tied_head(held["embedding"], part)
+        if head is not None and not np.array_equal(head, held["embedding"][rows]):
             faults.append("lm_head.weight: not the embedding, to which it is tied")
     if faults:
         raise weights_error(
@@ -98,10 +99,27 @@ def stack_weights(
     return held
 
 
+def _clear_padding(
+    weights: Mapping[str, Any], config: ModelConfig, rows: slice
+) -> None:
+    """Set the rows of ids that do not exist to 0. rows: the ids of this part's head."""
+    weights["embedding"][config.vocabulary :] = 0
+    if not config.is_tied:
+        weights["w_head"][rows.stop - rows.start :] = 0
+
+
+def tied_head(embedding: Any, part: Part) -> Any:
+    """The output head of a part: rows of the embedding, in one memory."""
+    rows = len(embedding) // part.count
+    return embedding[part.rank * rows : (part.rank + 1) * rows]
+
+
 def _cut(
     part: Part, target: str, shape: tuple[int, ...], own: tuple[int, ...]
 ) -> tuple[slice, ...]:
     """What `own` elements of a matrix of `shape` belong to a part."""
+    if target == "w_head":
+        return (part.ids(shape[0]),)
     axis = SPLIT_AXES.get(target)
     return tuple(
         part.span(size, mine) if n == axis else slice(None)
@@ -114,13 +132,16 @@ def weight_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's weights by name: those of all layers stacked, matrices
     [.., out, in] as in `torch.nn.Linear`. A tied model has no w_head: it uses rows of
-    the embedding. part: of a rank, `Part(rank, ranks)`; default: the whole model."""
-    all_ids, config = config.vocabulary, part.config(config)
+    the embedding. part: of a rank, `Part(rank, ranks)`; default: the whole model.
+
+    The rows of the embedding, and of w_head, are padded to an equal multiple of 8 on
+    each rank. Numbers of the padding have no effect."""
+    config = part.config(config)
     layers, hidden, inner = config.layers, config.hidden, config.inner
     heads = config.heads * config.head_dim
     width = heads + 2 * config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "embedding": (all_ids, hidden),
+        "embedding": (part.count * config.vocabulary, hidden),
         "norm": (layers + 1, hidden),
         "mlp_norm": (layers, hidden),
         "w_qkv": (layers, width, hidden),
@@ -182,8 +203,11 @@ def _is_finite(array: Array) -> bool:
     return all((bits[n : n + AT_ONCE] & exponent).max() < exponent for n in parts)
 
 
-def _places(config: ModelConfig) -> dict[str, tuple[str, Any]]:
-    """Where each tensor of the files belongs: an array, and an index into it."""
+def _places(config: ModelConfig, part: Part) -> dict[str, tuple[str, Any]]:
+    """Where each tensor of the files belongs in a part: an array, and an index into
+    it."""
+    vocabulary, config = config.vocabulary, part.config(config)
+    ids = part.ids(vocabulary)
     heads, width = (n * config.head_dim for n in (config.heads, config.kv_heads))
     own: dict[str, tuple[str, Any]] = {
         "input_layernorm": ("norm", ...),
@@ -211,10 +235,10 @@ def _places(config: ModelConfig) -> dict[str, tuple[str, Any]]:
         for layer in range(config.layers)
         for name, (target, rows) in own.items()
     }
-    places["model.embed_tokens.weight"] = "embedding", ...
+    places["model.embed_tokens.weight"] = "embedding", slice(vocabulary)
     places["model.norm.weight"] = "norm", config.layers
     if not config.is_tied:
-        places["lm_head.weight"] = "w_head", ...
+        places["lm_head.weight"] = "w_head", slice(ids.stop - ids.start)
     return places
 
 

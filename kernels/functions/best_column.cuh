@@ -28,12 +28,30 @@ struct Best {
   }
 };
 
+// Sets the numbers of a vector that are not in the row, of which `left` numbers are left, to -inf.
+template <int kBytes, bool kIsHalf>
+ETC_DEVICE void end_row(uint4& v, i32 left) {
+  if (left >= 16 / kBytes) return;
+  u32 word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kBytes == 4) {
+      if (i >= left) word[i] = 0xff800000u;
+    } else {
+      constexpr u32 kInfinity = kIsHalf ? 0xfc00u : 0xff80u;
+      if (2 * i + 1 >= left) word[i] = (word[i] & 0xffffu) | kInfinity << 16;
+      if (2 * i >= left) word[i] = (word[i] & 0xffff0000u) | kInfinity;
+    }
+  }
+  v = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
 template <class Task>
 struct best_column {
   ETC_DEVICE static void run(const Task& task) {
     const auto x = task.template operand<0>();
     constexpr i32 kBytes = sizeof(*x.base), kEach = 16 / kBytes;  // numbers of a vector
-    const i32 lane = task.thread % 32, columns = x.size[1];
+    const i32 lane = task.thread % 32, columns = x.size[1] / kEach * kEach;
 #pragma unroll 1
     for (i32 row = task.thread / 32; row < x.size[0]; row += Task::threads / 32) {
       const u64 from = u64(x.at(row));
@@ -51,6 +69,11 @@ struct best_column {
           const i32 at = first + i * 32 * kEach;
           if (at < columns) add<kBytes>(best, v[i], at);
         }
+      }
+      if (lane == 0 && columns < x.size[1]) {  // the vector in which the row ends
+        uint4 v = ptx::load16_l2_if(true, from + columns * kBytes);
+        end_row<kBytes, Task::kIsHalf>(v, x.size[1] - columns);
+        add<kBytes>(best, v, columns);
       }
       best.reduce();
       if (lane == 0) {

@@ -48,7 +48,7 @@ def spoiled_rows() -> Any:
     x = np.random.default_rng(3).standard_normal((20, 600)).astype(np.float32)
     x[13, 400] = np.nan
     rows = rows_of(20) | {"x": x}
-    return rows, {"rows": 20, "columns": 600, "stops": 40}
+    return rows, {"rows": 20, "columns": 600, "count": 600, "stops": 40}
 
 
 def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:

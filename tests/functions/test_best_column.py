@@ -11,8 +11,9 @@ from etc_dist.functions.best_column import (
     NOT_FINITE,
     best_column,
     next_token,
+    unpadded_tile,
 )
-from etc_dist.ir import Graph, ceildiv, graph_function, tile
+from etc_dist.ir import Graph, ceildiv, graph_function
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder_ranks import best_of_ranks
 from etc_dist.runtime.cpu import simulate
@@ -24,8 +25,8 @@ WIDTH = 64
 
 @graph_function
 def argmax(g: Graph, *, dtype: str) -> None:
-    """best [rows]: the first column of x [rows, columns] with the largest number."""
-    stops = g.dims("stops")
+    """best [rows]: the first of `count` columns of x with the largest number."""
+    stops, count = g.dims("stops count")
     rows, columns = g.dims("rows columns")
     tiles = g.let("tiles", ceildiv(columns, WIDTH))
     x, best = g.input("x", (rows, columns), dtype), g.output("best", (rows,), "int32")
@@ -39,7 +40,7 @@ def argmax(g: Graph, *, dtype: str) -> None:
     g.call(
         best_column(dtype),
         grid,
-        reads=[x[:, tile(j, WIDTH)]],
+        reads=[unpadded_tile(x, j, WIDTH, count)],
         writes=[values[:, j], ids[:, j]],
         notifies=[found[0]],
     )
@@ -61,6 +62,18 @@ def test_the_first_largest_number_is_found(dtype, rng, folder):
     for outputs in both(dtype, x, rows_of(20), folder):
         assert outputs["best"].tolist() == wanted.tolist()
         assert outputs["after"].tolist() == [8] * 20
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("padding", [1, 7, 29])
+def test_columns_of_padding_are_not_found(dtype, padding, rng, folder):
+    x = rng.integers(-9, 3, (20, 2584)).astype(numpy_dtype(dtype))
+    x[0, : -padding - 1], x[1, -padding - 1] = -np.inf, 9
+    wanted = x[:, :-padding].argmax(axis=1)
+    x[:, -padding:] = 99
+    x[3, -1] = np.nan
+    for outputs in both(dtype, x, rows_of(20), folder, padding):
+        assert outputs["best"].tolist() == wanted.tolist()
 
 
 def test_a_row_ends_at_its_end_or_after_a_stop_token(folder):
@@ -112,11 +125,12 @@ def rows_of(rows):
     return given | {"stop": np.full((rows, 40), -1, np.int32)}
 
 
-def both(dtype, x, rows, folder):
-    """The outputs of both backends."""
+def both(dtype, x, rows, folder, padding=0):
+    """The outputs of both backends. padding: columns at the end of a row."""
     graph, given = argmax(1, dtype=dtype), rows | {"x": x}
-    count, columns = x.shape
-    dims = {"rows": count, "columns": columns, "stops": rows["stop"].shape[1]}
+    num_rows, columns = x.shape
+    dims = {"rows": num_rows, "columns": columns, "stops": rows["stop"].shape[1]}
+    dims["count"] = columns - padding
     yield simulate(schedule_static(graph), [given], dims).outputs[0]
     yield Emulator(graph, folder=folder).run([given], dims)[0]
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.best_column import NOT_FINITE, next_token
+from etc_dist.functions.best_column import NOT_FINITE, next_token, unpadded_tile
 from etc_dist.functions.philox import philox
 from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
-from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
+from etc_dist.ir import Graph, ceildiv, graph_function, span
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.runtime.cpu import simulate
@@ -20,8 +20,8 @@ from tests.functions.compiled import check_compiled
 @graph_function
 def sampled(g: Graph, *, width: int, dtype: str = "bfloat16") -> None:
     """The token of each row of x [rows, columns], in tiles of `width`, and its least
-    logit."""
-    rows, columns, stops = g.dims("rows columns stops")
+    logit. The columns after `count` are padding."""
+    rows, columns, stops, count = g.dims("rows columns stops count")
     tiles = g.let("tiles", ceildiv(columns, width))
     x = g.input("x", (rows, columns), dtype)
     sampling = g.input("sampling", (rows, NUMBERS), "int32")
@@ -38,7 +38,7 @@ def sampled(g: Graph, *, width: int, dtype: str = "bfloat16") -> None:
     g.call(
         least_kept(dtype),
         grid,
-        reads=[x[own, :], sampling[own, :]],
+        reads=[x[own, span(0, count)], sampling[own, :]],
         writes=[least[own]],
         notifies=[limited[0]],
     )
@@ -46,7 +46,10 @@ def sampled(g: Graph, *, width: int, dtype: str = "bfloat16") -> None:
     g.call(
         sample_column(dtype, width),
         grid,
-        reads=[x[:, tile(j, width)], sampling[:, :], position[:], least[:]],
+        reads=[
+            unpadded_tile(x, j, width, count),
+            *(sampling[:, :], position[:], least[:]),
+        ],
         writes=[values[:, j], ids[:, j]],
         waits=[limited[0]],
         notifies=[found[0]],
@@ -69,8 +72,8 @@ def emulator() -> Emulator:
     return Emulator(GRAPH, workers=12)
 
 
-def sampled_given(x, sampling, position=None):
-    """Inputs and dims."""
+def sampled_given(x, sampling, position=None, padding=0):
+    """Inputs and dims. padding: columns at the end of a row."""
     count, columns = x.shape
     position = np.arange(count) if position is None else position
     given = {
@@ -80,12 +83,13 @@ def sampled_given(x, sampling, position=None):
         "end": np.zeros(count, np.int32),
         "stop": np.full((count, 1), -1, np.int32),
     }
-    return given, {"rows": count, "columns": columns, "stops": 1}
+    dims = {"rows": count, "columns": columns, "stops": 1}
+    return given, dims | {"count": columns - padding}
 
 
-def run(x, sampling, position=None, emulator=None, graph=GRAPH):
+def run(x, sampling, position=None, emulator=None, graph=GRAPH, padding=0):
     """Tokens and least logits."""
-    given, dims = sampled_given(x, sampling, position)
+    given, dims = sampled_given(x, sampling, position, padding)
     if emulator is not None:
         [found] = emulator.run([given], dims)
     else:
@@ -151,6 +155,18 @@ def test_both_backends_give_the_same_tokens(rng, emulator):
     assert tokens[::5] == rounded[::5].argmax(axis=1).tolist()
     order = np.sort(rounded, axis=1)[:, ::-1]
     np.testing.assert_array_equal(least[4::5], order[4::5, 6])
+
+
+@pytest.mark.parametrize("padding", [1, 7, 60])
+def test_columns_of_padding_are_not_drawn(padding, rng, emulator):
+    x = rng.standard_normal((16, 584)) * 3
+    options = [(0, 0, 1), (1, 0, 1), (0.7, 20, 0.9), (1, 9999, 0.5), (2, 580, 1)]
+    sampling = [Sampling(*options[n % 5], seed=n) for n in range(16)]
+    wanted = run(x[:, :-padding], sampling)
+    x[:, -padding:] = 99
+    x[3, -1] = np.nan
+    for used in (None, emulator):
+        assert run(x, sampling, emulator=used, padding=padding) == wanted
 
 
 @pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])

@@ -77,6 +77,7 @@ class Steps:
             "hidden": config.hidden,
             "inner": config.inner,
             "vocabulary": config.vocabulary,
+            "all_ids": config.vocabulary,
             "positions": len(self.given["cos_sin"]),
             "requests": len(positions),
             "most_pages": max(counts),

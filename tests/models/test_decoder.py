@@ -115,6 +115,7 @@ def dims_of(
         "hidden": HIDDEN,
         "inner": INNER,
         "vocabulary": VOCABULARY,
+        "all_ids": VOCABULARY,
         "positions": len(given["cos_sin"]),
         "requests": REQUESTS,
         "most_pages": MOST_PAGES,

@@ -19,7 +19,7 @@ from tests.verify.test_verify_errors import change
 SIZES = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
 GRAPH = decoder_graph(1, sizes=SIZES, shapes=SHAPES, best_columns=64)
 DIMS = dims_of(layers=5, rows=3, steps=3) | {"slices": 2}
-DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520}
+DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520, "all_ids": 520}
 TURN = 3
 LOOPED = [call.name for call in GRAPH.calls if call.loops == 2]
 STEPPED = [call.name for call in GRAPH.calls if call.loops == 1]

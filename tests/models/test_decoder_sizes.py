@@ -40,6 +40,7 @@ def dims_of(
         "hidden": 5120,
         "inner": 25600,
         "vocabulary": 151936,
+        "all_ids": 151936,
         "positions": 4096,
         "requests": rows,
         "most_pages": 64,

@@ -110,6 +110,7 @@ def test_the_cuda_bodies_agree_in_any_order(
     plain = Plain(tmp_path, config)
     for seed, (counts, shape) in enumerate(steps):
         step, dims = step_of(own, counts, shape, rng)
+        dims |= {"all_ids": config.vocabulary}
         every = [mine | {n: a.copy() for n, a in step.items()} for mine in weights]
         found = emulator.run(every, dims, seed=seed)
         logits = np.concatenate([one["logits"] for one in found], axis=1)

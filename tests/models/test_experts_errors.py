@@ -62,7 +62,8 @@ BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 
 def dims_of(rows: int) -> dict[str, int]:
-    sizes = {"hidden": 72, "inner": 136, "vocabulary": 520, "positions": 4096}
+    sizes = {"hidden": 72, "inner": 136, "positions": 4096}
+    sizes |= {"vocabulary": 520, "all_ids": 520}
     pages = {"requests": rows, "most_pages": 64, "pages": 64 * rows}
     shapes = {f"{name}_shape": 0 for name in SIZES.matmuls}
     loops = {"steps": STEPS, "layers": LAYERS, "samples": 0}

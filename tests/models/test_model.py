@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etc_dist.models import load
+from etc_dist.models import Sampling, load
 from etc_dist.models.config import read_config
 from tests.conftest import some_of
 from tests.models.references import MIXTRAL, Plain, draw_folder
@@ -63,6 +63,18 @@ def test_a_mixture_of_experts_continues_prompts(kind, tmp_path, rng, one_rank):
         found = model.generate(prompts, max_new_tokens=3)
     for prompt, new in zip(prompts, found, strict=True):
         expect_best(tmp_path, prompt, new)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_ids_of_padding_are_never_chosen(is_tied, tmp_path, rng, one_rank):
+    changes = {"vocab_size": 9, "tie_word_embeddings": is_tied}
+    folder = make_model(tmp_path, rng, **changes)
+    sampling = [None, Sampling(100.0), Sampling(100.0, top_k=12, top_p=0.9, seed=3)]
+    with load(folder, batch=3, positions=96, world=one_rank) as model:
+        texts = model.generate([[8, 1]] * 3, max_new_tokens=90, sampling=sampling)
+        assert model.logits.shape[1] == 9
+    assert set(texts[1]) == set(texts[2]) == set(range(9))
+    expect_best(folder, [8, 1], texts[0])
 
 
 def test_a_stop_token_ends_a_text(folder, one_rank):

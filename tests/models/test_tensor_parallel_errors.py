@@ -28,7 +28,7 @@ GRAPH = decoder_graph(
     best_columns=64,
 )
 DIMS = {**dims_of(layers=5, rows=3), "slices": 2, "steps": 2}
-DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520, "samples": 1}
+DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520, "all_ids": 1040, "samples": 1}
 SENT = [
     (call.name, n)
     for call in GRAPH.calls
@@ -48,7 +48,7 @@ TABLE = np.arange(2)[None]
         (3, {"num_attention_heads": 8}, "8 heads, a multiple of the ranks"),
         (3, {"num_key_value_heads": 2}, "2 KV heads, a multiple or a divisor of"),
         (4, {"intermediate_size": 200}, "inner width 200, a multiple of 8 on each"),
-        (2, {"vocab_size": 520}, "vocabulary 520, a multiple of 8 on each rank"),
+        (4, {"vocab_size": 24}, "vocabulary 24, with ids on each rank"),
     ],
 )
 def test_sizes_that_ranks_cannot_split_are_named(ranks, changes, text, tmp_path, rng):

@@ -11,6 +11,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import parse_config
+from etc_dist.models.part import Part
 from etc_dist.models.safetensors_file import MAX_HEADER, STORED, read_tensors
 from etc_dist.models.weights import EXPERT_NAMES, MLP_NAMES, load_weights
 from tests.models.references import save
@@ -111,6 +112,20 @@ def test_an_expert_that_is_missing_is_named(mixture, tmp_path):
     save(tmp_path / "model.safetensors", tensors)
     with pytest.raises(ArgumentError, match=f"{name}: missing"):
         load_weights(tmp_path, config, "bfloat16")
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_rows_of_padding_are_zero(model, tmp_path, rng, is_tied):
+    config = replace(model[0], is_tied=is_tied, vocabulary=13)
+    numbers = rng.integers(1, 9, (2, 13, 16)).astype(np.float32)
+    names = "model.embed_tokens.weight", "lm_head.weight"
+    tensors = model[1] | dict(zip(names[: 2 - is_tied], numbers, strict=False))
+    save(tmp_path / "model.safetensors", tensors)
+    last = load_weights(tmp_path, replace(config, heads=2), "bfloat16", Part(1, 2))
+    np.testing.assert_array_equal(last["embedding"][:13], numbers[0])
+    np.testing.assert_array_equal(last["w_head"][:5], numbers[1 - is_tied][8:])
+    assert last["embedding"].shape == (16, 16) and not last["embedding"][13:].any()
+    assert last["w_head"].shape == (8, 16) and not last["w_head"][5:].any()
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
