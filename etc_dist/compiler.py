@@ -20,8 +20,9 @@ from etc_dist.ir import GraphFunction
 from etc_dist.ir.bodies import digest_bodies
 from etc_dist.ir.graph import expect_graph
 from etc_dist.messages import show_message
-from etc_dist.program import Executor, Program
+from etc_dist.program import Program
 from etc_dist.runtime.bundle import Bundle
+from etc_dist.runtime.last_run import Executor
 from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
 from etc_dist.world import World, current
@@ -76,6 +77,7 @@ def compile(
         return facts, executor.workers
 
     with world.exclusive:
+        world.free_dropped()
         # An error of one rank is raised on all.
         facts, workers = zip(*world.agree(make), strict=True)
         for name in DIFFERENT:

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
+from weakref import finalize
 
 import numpy as np
 
 from etc_dist.cache import Recent
 from etc_dist.errors import (
     ArgumentError,
-    EtcDistError,
-    RangeRecord,
-    WaitRecord,
     WaitTimeoutError,
     WorldError,
     as_refusal,
 )
 from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
 from etc_dist.runtime.arrays import Array, empty_like, inspect
-from etc_dist.runtime.device_faults import Record, describe_workers, out_of_range
-from etc_dist.runtime.run_check import Loaded, RunCheck, cannot_capture
+from etc_dist.runtime.last_run import Executor, LastRun
+from etc_dist.runtime.run_check import RunCheck, cannot_capture
 from etc_dist.runtime.stream import is_capturing, stream_for
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import Plan
@@ -37,29 +35,8 @@ MOST_PROOFS = 4096
 MOST_CHOICES = 32
 """The dims whose choices by a policy a program remembers."""
 
-RunStatus = tuple[bool, list[Record]]
-"""Whether a rank's run failed, and the records of its failed waits and tasks."""
 CapacityHint = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
 """The dims to allocate memory for when a call at some dims needs more."""
-
-
-class Executor(Protocol):
-    """The interface of a backend: `runtime/gpu.py` and `runtime/cpu`."""
-
-    workers: int
-
-    def grow(self, *shapes: Mapping[str, int]) -> None: ...
-    def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Any: ...
-    def is_current(self, launch: Any) -> bool: ...
-    def launch(self, launch: Any, stream: Any = None) -> None: ...
-    def failure(self) -> list[Record] | None: ...
-    def loaded(self, launch: Any, names: Sequence[str]) -> Loaded: ...
-    def reset(self) -> None: ...
-    def synchronize(self) -> None: ...
-    def finish(self) -> None: ...
-    def trace(self) -> Trace: ...
-    def symmetric(self, name: str) -> Any: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -87,8 +64,8 @@ class Program:
 
     One program serves every shape. It owns its symmetric memory, which grows with the
     largest shape. Every rank makes the same calls in the same order. As a context
-    manager it closes at the end of the block; after an exception it stays open until
-    its world is closed.
+    manager it closes at the end of the block, unless an exception leaves it. A program
+    that all ranks have dropped is freed by `World.free_dropped`.
 
     plan, world: what it runs, and where. source: the generated CUDA.
     """
@@ -103,17 +80,21 @@ class Program:
         proofs: Mapping[str, Mapping[str, Any]] | None = None,
     ):
         self.plan, self.world, self.source = plan, world, source
-        self._executor, self._known = executor, proofs
+        self._known = proofs
         # The number distinguishes programs of the same graph.
         self._identity = f"{number} {plan.graph.digest()}"
         self._number = number
-        self._end = sign(f"{self._identity} end")
-        world.hold(self)
+        self._last = LastRun(plan.graph.name, number, world, executor)
+        self._finalizer = finalize(self, self._last.drop)
+        self._finalizer.atexit = False
         self._proved: Recent[tuple[int, ...], Verified] = Recent(MOST_PROOFS)
         self._closed = False
-        self._reported = False
         self._run_check = RunCheck(plan, world, executor.workers)
         self._capacity_hint: CapacityHint = lambda dims: (dims,)
+
+    @property
+    def _executor(self) -> Executor:
+        return self._last.executor
 
     @property
     def backend(self) -> str:
@@ -213,7 +194,7 @@ class Program:
         executor = self._executor
         grows = False
         try:
-            self._refuse_after_failure()
+            self._last.refuse_after_failure()
             is_checked = self._run_check.is_wanted
             if is_checked and is_capturing(self.backend, stream):
                 self.world.refuse(cannot_capture(bound.text))
@@ -221,13 +202,13 @@ class Program:
                 grows = self._make_ready(bound)
                 if grows and is_capturing(self.backend, stream):
                     self.world.refuse(cannot_capture_first_call(bound.text))
-            self._match(bound.signature, bound.describe)
+            self._last.match(bound.signature, bound.describe)
         except (WaitTimeoutError, WorldError) as error:
-            fault = self._end_of_run(error)
+            fault = self._last.end_of_run(error)
             raise fault from fault.__cause__
         if grows:
             self._grow(bound)
-        self._reported = False
+        self._last.begin()
         executor.launch(bound.launch, stream)
         if is_checked:
             self.synchronize()
@@ -246,17 +227,9 @@ class Program:
 
     def await_run(self) -> None:
         """As `synchronize`, after a launch in the same call."""
-        fault = self._agree_on_end()
+        fault = self._last.agree_on_end()
         if fault is not None:
             raise fault
-
-    def await_end(self) -> EtcDistError | None:
-        """As `synchronize`, but returns the error. On a broken world it only checks
-        this rank's run, and returns an error once."""
-        if not self.world.broken:
-            return self._agree_on_end()
-        records = None if self._reported else self._executor.failure()
-        return None if records is None else self._failure(records)
 
     def trace(self) -> Trace:
         """The timeline of the last run, of all ranks (needs settings.trace)."""
@@ -278,11 +251,10 @@ class Program:
         if self._closed:
             return
         with self.world.exclusive:
-            fault = self.await_end()
+            fault = self._last.await_end()
             self._closed = True
-            self._executor.close()
-            if not self.world.broken:  # there, a run may still use the memory
-                self.world.release(self)
+            self._last.close()
+            self._finalizer.detach()
         if fault is not None:
             raise fault
 
@@ -342,89 +314,6 @@ class Program:
             settings = self.world.settings
             proof = prove(self.plan, dims, self.workers, settings, self._known)
             self._proved.put(key, proof)
-
-    def _refuse_after_failure(self) -> None:
-        records = self._executor.failure()
-        if records is not None:
-            # NOTE: peers recover as well if they receive an error of this class.
-            self.world.refuse(self._timeout(records))
-
-    def _agree_on_end(self) -> EtcDistError | None:
-        """Wait for the last run on every rank; returns its error, the same on all."""
-        self._executor.synchronize()
-        try:
-            self._refuse_after_failure()
-            self._match(self._end, self._describe_end)
-        except (WaitTimeoutError, WorldError) as error:
-            fault = self._end_of_run(error)
-            if fault is error:
-                raise
-            return fault
-        return None
-
-    def _match(self, signature: int, describe: Callable[[], str]) -> None:
-        """`world.match_call`, with nothing to compare on a single rank."""
-        if self.world.size > 1 or self.world.broken:
-            self.world.match_call(signature, describe)
-
-    def _describe_end(self) -> str:
-        name, number = self.plan.graph.name, self._number
-        return f"the end of the last run of {name}, program {number}"
-
-    def _end_of_run(self, error: EtcDistError) -> EtcDistError:
-        """The error to raise for that of an agreement: the last run's if it failed,
-        since it came first. All ranks then recover."""
-        if isinstance(error, WaitTimeoutError) and not self.world.broken:
-            return self._recover()
-        records = self._executor.failure()
-        if records is not None:
-            fault = self._failure(records)
-            fault.__cause__ = None if isinstance(error, WaitTimeoutError) else error
-            return fault
-        return error
-
-    def _failure(
-        self, records: list[Record], silent: Sequence[int] = ()
-    ) -> ArgumentError | WaitTimeoutError:
-        self._reported = True
-        # Data out of range on one rank makes the waits of others time out.
-        outside = [r for r in records if isinstance(r, RangeRecord)]
-        return out_of_range(outside) if outside else self._timeout(records, silent)
-
-    def _timeout(
-        self, records: list[Record], silent: Sequence[int] = ()
-    ) -> WaitTimeoutError:
-        waits = [r for r in records if isinstance(r, WaitRecord)]
-        shown = "; ".join(map(str, waits[:8])) or "records of other ranks"
-        begun = describe_workers(records)
-        shown += f"; {begun}" if begun else ""
-        for rank in silent:
-            shown += f"; rank {rank}: {self.world.why_lost(rank)}"
-        return WaitTimeoutError(
-            f"a run of {self.plan.graph.name} was ended: a wait was not met in time",
-            where=f"{self.plan.graph.name} on {self.world.size} ranks",
-            wanted=f"every event within {self.world.settings.wait_limit:g} s",
-            got=shown,
-            fix="look for a rank that died, was late or made another call; if ranks "
-            "may be further apart than this, raise ETC_DIST_WAIT_LIMIT; if workers had "
-            "not begun, end other work on that GPU",
-            records=waits,
-        )
-
-    def _recover(self) -> EtcDistError:
-        """All ranks: exchange the records and clear the counters. Returns the error of
-        the run."""
-        found = self._executor.failure()
-        own: RunStatus = (found is not None, found or [])
-        ends = cast("list[RunStatus | None]", self.world.gather(own))
-        self._executor.finish()
-        records = [record for end in ends if end for record in end[1]]
-        silent = [rank for rank, end in enumerate(ends) if end is None]
-        if not silent:
-            self.world.barrier()
-            self._executor.reset()
-            self.world.barrier()
-        return self._failure(records, silent)
 
     def check_open(self) -> None:
         """Raise WorldError if it is closed."""

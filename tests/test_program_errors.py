@@ -52,7 +52,7 @@ def ended(world: World, ranks: set[int]) -> Program:
     program = etc_dist.compile(ring(world.size), world)
     run(program)
     if world.rank in ranks:
-        program._executor = Ended(program._executor, world.rank)
+        program._last.executor = Ended(program._executor, world.rank)
     return program
 
 

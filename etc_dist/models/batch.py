@@ -44,7 +44,8 @@ class Request:
 class Batch:
     """Requests of a model, which join and leave between steps: continuous batching. A
     step runs positions that are not in the cache yet: one of each request that is being
-    decoded, and parts of prompts. A context manager, which ends all requests.
+    decoded, and parts of prompts. A context manager, which ends all requests. Those of
+    a batch that all ranks have dropped end where `add` needs their place.
 
     Requests do not change each other's ids, with one exception: a matmul may round
     differently with another number of rows, which matters if two logits are almost
@@ -64,7 +65,7 @@ class Batch:
     @property
     def is_done(self) -> bool:
         """Whether all requests have ended."""
-        return not self._requests
+        return all(request.is_done for request in self._requests)
 
     def add(
         self,
@@ -98,7 +99,9 @@ class Batch:
                 fix="load the model with more positions=, or generate fewer tokens",
             )
         limit = model.positions if max_new_tokens is None else len(tokens) + count
-        number = model.pages.add(limit)
+        if not self._fits(limit):
+            self._reclaim()
+        number = model.pages.add(limit, self)
         request = Request(tokens, len(tokens), limit, ends, number, chosen)
         self._requests.append(request)
         return request
@@ -106,9 +109,25 @@ class Batch:
     def has_room(self, length: int | None = None) -> bool:
         """Whether `add` has a free place and pages for a request of up to `length`
         tokens, its prompt included; default: the positions of the model."""
-        pages = self._model.pages
         limit = self._model.positions if length is None else length
+        if self._model.world.size == 1 and not self._fits(limit):
+            self._reclaim()
+        return self._fits(limit)
+
+    def _fits(self, limit: int) -> bool:
+        pages = self._model.pages
         return pages.free_requests > 0 and pages.needed(limit) <= pages.free_pages
+
+    def _reclaim(self) -> None:
+        """Free the requests of dropped batches. Collective; it makes the ranks agree on
+        them, as they collect garbage at different times."""
+        pages, world = self._model.pages, self._model.world
+        numbers = [set(n) for n in world.agree(pages.ownerless)]
+        if world.size == 1:  # after an interrupt, the table has more than the batch
+            own = {request.number for request in self._requests}
+            numbers[0].update(set(pages.owned(self)) - own)
+        for number in sorted(set.intersection(*numbers)):
+            pages.remove(number)
 
     def remove(self, request: Request) -> None:
         """End a request, and free its pages. ValueError if it has ended before."""
@@ -125,6 +144,8 @@ class Batch:
         Raises ArgumentError for a batch without requests. After a NotFiniteError the
         requests are as before the step: without those of its `requests`, the batch can
         go on."""
+        for request in [one for one in self._requests if one.is_done]:
+            self.remove(request)  # a step before was interrupted
         parts = self._choose()
         steps = self._choose_steps(parts)
         ids: list[int] = []

@@ -12,9 +12,10 @@ Array = np.ndarray[Any, Any]
 class Mirror:
     """An int32 array in the memory of the backend, and its copy on the host: on GPUs in
     pinned memory, so that copies take their place in a stream; on the CPU backend both
-    are the same array."""
+    are the same array. is_sent: whether the backend has the host's copy."""
 
     def __init__(self, shape: tuple[int, ...], backend: str, value: int) -> None:
+        self.is_sent = True
         if backend == "cpu":
             self.host = np.full(shape, value, np.int32)
             self.device: Any = self.host
@@ -36,6 +37,7 @@ class Mirror:
             stream = cuda.get_current_stream().ptr
             kind = cuda.runtime.memcpyHostToDevice
             cuda.runtime.memcpyAsync(*self._places, self.host.nbytes, kind, stream)
+        self.is_sent = True
 
 
 class HostArray:

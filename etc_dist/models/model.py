@@ -104,7 +104,10 @@ class Model:
         on_gpu = self.world.backend == "cuda"
         self._dtype = dtype
         self._policy = setup.policy(self.program.workers if on_gpu else None)
-        set_capacity_hint(self.program, self._capacity)
+        sizes = self.most_rows, self.positions, steps_per_launch
+        choices = self._policy.capacity(*sizes)
+        # NOTE: not a method, by which the world would own a model that is dropped.
+        set_capacity_hint(self.program, lambda dims: [{**dims, **c} for c in choices])
         self._arrays = self._put_all(weights)
         embedding = self._arrays["embedding"]
         if config.is_tied:
@@ -306,12 +309,6 @@ class Model:
         """The array of the experts that a step's rows choose."""
         shape = self.config.layers, rows, mixture.top_k
         return self._chosen[: prod(shape)].reshape(shape)
-
-    def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
-        """The dims of all steps, whose memory is allocated at once."""
-        chosen = self._policy.capacity(self.most_rows, self.positions)
-        most = {"steps": self.steps_per_launch, "samples": 1}
-        return [{**dims, **some, **most} for some in chosen]
 
     def _put_all(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays in the memory of the backend; the same one only once."""

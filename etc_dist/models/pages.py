@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -47,27 +48,36 @@ class PageTable:
     ) -> None:
         self.table = np.full((requests, most_pages), UNUSED, np.int32)
         self.page_size, self.count = page_size, count
-        self._pages = list(reversed(range(count)))
-        self._requests = list(reversed(range(requests)))
-        self._given: tuple[Any, ...] = ()
+        self._owners: dict[int, ref[Any] | None] = {}
+        """By request; the lists of free ones follow from it and from the table."""
+        self._requests: list[int] = []
+        self._pages: list[int] = []
+        self._fresh = 0
+        """The first page that no request has had; those below may be in `_pages`."""
+        self._given: tuple[Any, UsedPages | None] = None, None
+        self._settle()
 
     @property
     def free_requests(self) -> int:
-        return len(self._requests)
+        return len(self.table) - len(self._owners)
 
     @property
     def free_pages(self) -> int:
-        return len(self._pages)
+        if not self._is_settled:
+            self._settle()
+        return self.count - self._fresh + len(self._pages)
 
     def needed(self, length: int) -> int:
         """Pages of `length` positions."""
         return -(-length // self.page_size)
 
-    def add(self, length: int) -> int:
-        """The number of a new request, with pages for `length` positions.
+    def add(self, length: int, owner: Any = None) -> int:
+        """The number of a new request, with pages for `length` positions. `owner`: an
+        object that needs them; once it is dropped, the request is one of `ownerless`.
 
         Raises ArgumentError if all requests or pages are in use."""
-        if not self._requests:
+        needed, free = self.needed(length), self.free_pages
+        if not self.free_requests:
             most = len(self.table)
             raise ArgumentError(
                 "there are more requests than the model was loaded for",
@@ -76,37 +86,65 @@ class PageTable:
                 got="another one",
                 fix="wait for a request to end, or load the model with a larger batch=",
             )
-        needed = self.needed(length)
-        if needed > self.free_pages:
+        if needed > free:
             raise ArgumentError(
                 "the cache is full",
                 where=f"a request of up to {length} tokens",
                 wanted=f"{needed} free pages of {self.page_size} positions",
-                got=f"{self.free_pages} free pages of {self.count}",
+                got=f"{free} free pages of {self.count}",
                 fix="wait for a request to end, generate fewer tokens, or load the "
                 "model with more pages=",
             )
+        self._is_settled = False
         number = self._requests.pop()
-        self.table[number, :needed] = [self._pages.pop() for _ in range(needed)]
+        reused = [self._pages.pop() for _ in range(min(needed, len(self._pages)))]
+        unused = self._fresh + needed - len(reused)
+        self.table[number, :needed] = [*reused, *range(self._fresh, unused)]
+        self._fresh = unused
+        self._owners[number] = None if owner is None else ref(owner)
+        self._is_settled = True
         return number
 
     def remove(self, request: int) -> None:
         """Free a request and its pages."""
+        if not self._is_settled:
+            self._settle()
+        self._is_settled = False
+        del self._owners[request]
         row: Any = self.table[request]
         self._pages += row[row != UNUSED].tolist()
         row[...] = UNUSED
         self._requests.append(request)
+        self._is_settled = True
+
+    def owned(self, owner: Any) -> list[int]:
+        """The requests of `owner`, sorted."""
+        return sorted(n for n, one in self._owners.items() if one and one() is owner)
+
+    def ownerless(self) -> list[int]:
+        """The requests whose owners were dropped, sorted."""
+        return self.owned(None)
+
+    def _settle(self) -> None:
+        """Find what is free: at first, and after an interrupted change."""
+        free = [n for n in range(len(self.table)) if n not in self._owners]
+        self.table[free] = UNUSED
+        pages = self.table[self.table != UNUSED]
+        self._fresh = int(pages.max(initial=UNUSED)) + 1
+        self._pages = np.setdiff1d(np.arange(self._fresh), pages)[::-1].tolist()
+        self._requests = free[::-1]
+        self._is_settled = True
 
     def examine(self, given: Any) -> UsedPages | None:
         """The pages in a table of integers [requests, pages], at most as large as this
         one; None for another one. The same object for the same numbers."""
         table = np.asarray(given)
         key = table.shape, table.dtype, table.tobytes()
-        if key != self._given:
+        if key != self._given[0]:
             if not self._fits(table):
                 return None
-            self._given, self._used = key, self._examine(table)
-        return self._used
+            self._given = key, self._examine(table)
+        return self._given[1]
 
     def _fits(self, table: Array) -> bool:
         is_table = table.ndim == 2 and table.dtype.kind in "iu"

@@ -64,8 +64,9 @@ class RowNumbers:
         except struct.error:
             return False
         if packed != self._requests:
+            self._requests, self.known = b"", None  # also if an interrupt follows
             self.requests[...] = np.frombuffer(packed, np.int32)
-            self._requests, self.known = packed, None
+            self._requests = packed
         first = type(ids[0]), type(positions[0]), type(requests[0])
         return bool not in first and (ends is None or type(ends[0]) is not bool)
 

@@ -127,6 +127,7 @@ class RowSections:
         self._first[...] = numbers
         is_plain = rows.stops is None and rows.sampling is None
         if not (is_plain and self._is_plain):
+            self._is_plain = False  # also if an interrupt follows
             _update(self._stops, rows.stops, NO_ROW)
             _update(self._sampling, rows.sampling, 0)
         self._is_plain = is_plain
@@ -137,7 +138,8 @@ def _update(mirror: Mirror, first: Array | None, value: int) -> None:
     wanted = np.full_like(mirror.host, value)
     if first is not None:
         wanted[: len(first)] = first
-    if not np.array_equal(wanted, mirror.host):
+    if not (mirror.is_sent and np.array_equal(wanted, mirror.host)):
+        mirror.is_sent = False
         mirror.host[...] = wanted
         mirror.send()
 

@@ -114,10 +114,14 @@ class StepPolicy:
         chosen = [{"rows": r, **self.dims(r, n)} for r in ROWS for n in lengths]
         return list({tuple(dims.values()): dims for dims in chosen}.values())
 
-    def capacity(self, most_rows: int, positions: int) -> list[Mapping[str, int]]:
-        """The choices for each number of rows up to `most_rows`, at the full length."""
+    def capacity(
+        self, most_rows: int, positions: int, steps: int
+    ) -> list[Mapping[str, int]]:
+        """The choices for each number of rows up to `most_rows`, at the full length,
+        with `steps` steps in a launch."""
         counts = (rows for rows in ROWS if rows <= most_rows)
-        return [{"rows": rows, **self.dims(rows, positions)} for rows in counts]
+        most = {"steps": steps, "samples": 1}
+        return [{"rows": rows, **self.dims(rows, positions), **most} for rows in counts]
 
     def _matmuls(self) -> dict[str, tuple[int, int]]:
         """The n and k of each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from etc_dist.compiler import world_or_current
@@ -70,8 +71,9 @@ class Matmul(Operation):
         deterministic: str = "run",
     ):
         world = world_or_current(world)
+        in_order = deterministic == BATCH
         self._shapes = self.sizes.get("shapes", SHAPES)
-        self._in_order = deterministic == BATCH
+        self._choose = partial(_choose, self._shapes, in_order)
         table = ArgumentTable(
             type(self).__name__,
             world,
@@ -103,9 +105,15 @@ class Matmul(Operation):
         choice = self._choose(tuning_of(self.world), layout, dims, workers)[0]
         return str(shapes_for(layout, self._shapes)[choice.value])
 
-    def _choose(
-        self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
-    ) -> list[Choice]:
-        sizes, in_order = (dims["m"], dims["n"], dims["k"]), self._in_order
-        given = sizes, workers, shapes_for(w_layout, self._shapes), tuning
-        return [explained("shape", *given, in_order=in_order)]
+
+def _choose(
+    shapes: Sequence[TileShape],
+    in_order: bool,
+    tuning: Tuning,
+    w_layout: str,
+    dims: Mapping[str, int],
+    workers: int,
+) -> list[Choice]:
+    sizes = dims["m"], dims["n"], dims["k"]
+    given = sizes, workers, shapes_for(w_layout, shapes), tuning
+    return [explained("shape", *given, in_order=in_order)]

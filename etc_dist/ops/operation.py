@@ -74,8 +74,7 @@ class Operation:
     The first candidate that serves a call's dims runs it.
 
     Owns its programs and their buffers. Making, calling and closing one is collective.
-    A context manager that closes it; after an exception it stays open until its world
-    is closed.
+    A context manager that closes it, unless an exception leaves the block.
     """
 
     sizes: Mapping[str, Any] = {}

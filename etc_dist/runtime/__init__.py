@@ -11,6 +11,7 @@ tensor_map.py       descriptors of bulk copies
 arrays.py           the caller's arrays; array_checks.py: whether they fit a call
 stream.py           the caller's streams
 waiting.py          waits for a GPU, with a limit
+last_run.py         the end of a program's last run; owns its memory
 device_faults.py    fault records of the device, as errors
 run_check.py        runs verified with their data
 trace.py            traces; timeline.py: their picture

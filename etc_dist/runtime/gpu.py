@@ -261,6 +261,17 @@ class GpuExecutor:
             self._block.local[: self._capacity.tensors_offset].fill(0)
         self.finish()
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether CUDA graphs may refer to the program's memory."""
+        return self._captured
+
+    def recover(self) -> None:
+        """Begin anew after an interrupted call, on one rank."""
+        self.finish()
+        self._order.forget()
+        self.reset()
+
     def synchronize(self) -> None:
         """Wait for the last run, on the stream that it was launched on."""
         stream = self._stream

@@ -117,6 +117,10 @@ class LaunchOrder:
         if not self._is_kept:
             self._event.record(stream)
 
+    def forget(self) -> None:
+        """All launches have ended."""
+        self._last = None
+
     def is_done(self, stream: Any) -> bool:
         """Whether the last launch on `stream` has ended; raises CuPy's error if it
         failed."""

@@ -119,8 +119,8 @@ class GpuMemory:
     def free(self, block: Block) -> None:
         # Work on the GPU may still use the block: here, or by a peer's GPU.
         self._agreement.agree(self._synchronize)
-        self._library.free(block.handle)
-        del self._sizes[block.handle]
+        if self._sizes.pop(block.handle, None) is not None:  # also if interrupted
+            self._library.free(block.handle)
 
     def close(self) -> None:
         self._agreement.agree(self._synchronize)

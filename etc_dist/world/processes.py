@@ -207,17 +207,20 @@ class Exclusive:
     A second thread, a forked child, and user code that a call has called get a
     WorldError, without any effect. An exception that leaves a call breaks the world
     through `leave`, as the ranks would pair different calls, except for an EtcDistError
-    of this package: all ranks raise it. During a call the world's GPU is current.
+    of this package: all ranks raise it. Where there are no other ranks, the next call
+    begins with `recover` instead. During a call the world's GPU is current.
     """
 
     def __init__(
         self,
         leave: Callable[[str], None],
         backend: Backend | None,
-        alone: bool = False,
+        recover: Callable[[], None] | None = None,
     ):
-        """`backend`: None before there is one. `alone`: there are no other ranks."""
-        self._leave, self._backend, self._alone = leave, backend, alone
+        """`backend`: None before there is one. `recover`: None where there are other
+        ranks."""
+        self._leave, self._backend, self._recover = leave, backend, recover
+        self._was_interrupted = False
         self._device: int | None = None  # that was current before the call
         # The thread of the current call, and the method that entered first. One key, so
         # that both appear and go at once, also between threads and for signal handlers.
@@ -236,10 +239,13 @@ class Exclusive:
                 self._take_over(found, entry)
             if self._backend is not None:
                 self._device = self._backend.enter()
+            if self._was_interrupted and self._recover is not None:
+                self._recover()
+                self._was_interrupted = False
         except EtcDistError:
             raise
         except BaseException as error:  # of a signal handler
-            self._leave(f"a call was interrupted by {type(error).__name__}")
+            self._interrupt(f"a call was interrupted by {type(error).__name__}")
             raise
 
     def __exit__(
@@ -251,8 +257,9 @@ class Exclusive:
         current = self._current.get(None)
         ends = current is not None and current[1] is sys._getframe(1)
         if error is not None and not _forked:
-            self._check(error, ends)
+            self._check(error)
         if ends:
+            self._agreed_error = None
             if self._backend is not None and self._device is not None:
                 self._backend.restore(self._device)
             self._current.clear()
@@ -283,32 +290,51 @@ class Exclusive:
             raise rank_errors.nested(user.f_code.co_name)
         return True
 
+    def run_if_free(self, step: Callable[[], None]) -> None:
+        """Run `step` as a call, unless another one is running. For finalizers, which
+        may run at any time and in any thread."""
+        entry = get_ident(), sys._getframe()
+        if not _forked and self._current.setdefault(None, entry) is entry:
+            try:
+                step()
+            finally:
+                self._current.clear()
+
     def report(self, error: BaseException) -> None:
         """All ranks have received this error: it does not break the world."""
         self._agreed_error = error
 
-    def _check(self, error: BaseException, ends: bool) -> None:
+    def _check(self, error: BaseException) -> None:
         agreed = isinstance(error, EtcDistError) and (
-            self._alone or not is_of_user(error)
+            self._recover is not None or not is_of_user(error)
         )
         if not agreed and error is not self._agreed_error:
-            self._leave(f"a call was interrupted by {type(error).__name__}")
-        if ends:
-            self._agreed_error = None
+            self._interrupt(f"a call was interrupted by {type(error).__name__}")
+
+    def _interrupt(self, why: str) -> None:
+        if self._recover is None:
+            self._leave(why)
+        self._was_interrupted = True
 
     def _take_over(
         self, found: tuple[int, FrameType], entry: tuple[int, FrameType]
     ) -> None:
         """Refuse a second thread, unless the call that was found is over."""
+        while found[1].f_code is _FINALIZING and _is_running(found[1]):
+            time.sleep(0)
         if _is_running(found[1]):
             raise rank_errors.second_thread(_name(found[0]), _name(entry[0]))
         current = self._current.setdefault(None, entry)
         if current is found:
             # NOTE: a signal handler can raise before `__exit__` has begun.
-            self._leave("a call was interrupted")
+            self._interrupt("a call was interrupted")
             self._current[None] = entry
         elif current is not entry:
             raise rank_errors.second_thread(_name(current[0]), _name(entry[0]))
+
+
+_FINALIZING = Exclusive.run_if_free.__code__
+"""Calls of other threads wait for this one: finalizers run in any thread."""
 
 
 def _is_running(method: FrameType) -> bool:

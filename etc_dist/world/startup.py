@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _worlds: list[World] = []
 """The worlds in the order of their start, without those that are closed."""
-_starting = processes.Exclusive(lambda reason: None, None, alone=True)
+_starting = processes.Exclusive(lambda reason: None, None, recover=lambda: None)
 """Held by the thread that starts a world."""
 
 

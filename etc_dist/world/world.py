@@ -6,7 +6,7 @@ import atexit
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn, Protocol, Self, TypeVar
 
 from etc_dist.errors import EtcDistError, as_refusal, expect_range
@@ -23,11 +23,20 @@ T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """An object whose last run may have failed, such as a program."""
+    """The runs of a program, of which the last may have failed, and their memory.
+    number: equal on all ranks."""
+
+    number: int
 
     def await_end(self) -> EtcDistError | None:
         """Wait for the last run on every rank. Returns the error that ended it, the
         same on all ranks, or None. Collective unless the world is broken."""
+
+    def recover(self) -> None:
+        """Make runs possible after an interrupted call, on a world of one rank."""
+
+    def close(self) -> None:
+        """Free the memory, and call `World.release`. Collective."""
 
 
 class World:
@@ -47,6 +56,7 @@ class World:
     A context manager: `with etc_dist.start() as world:` closes the world at the end of
     the block. If an exception leaves the block, this rank leaves the world instead:
     calls of its peers raise a WorldError that names it, and the exception continues.
+    Where there are no peers, the world is closed.
     """
 
     def __init__(
@@ -75,6 +85,10 @@ class World:
         self._memories: dict[int, SymmetricMemory] = {}
         self._allocations = 0
         self._held: dict[int, Runs] = {}
+        self._dropped: dict[int, Runs] = {}
+        """By number, until all ranks have dropped them."""
+        self._errors: list[EtcDistError] = []
+        """Of the last runs of programs that were dropped."""
         self.kept: dict[object, object] = {}
         """Objects that other layers cache until the world is closed."""
         self._closed = False
@@ -83,7 +97,7 @@ class World:
         self.exclusive = Exclusive(
             lambda why: agreement.leave(why, INTERRUPTED),
             backend,
-            alone=self.size == 1,
+            recover=self._recover if self.size == 1 else None,
         )
         """Entered by every collective call, up to its launch."""
         agreement.report = self.exclusive.report
@@ -98,6 +112,10 @@ class World:
     ) -> None:
         if kind is None:
             self.close()
+            return
+        if self.size == 1:
+            with suppress(EtcDistError):  # of a last run: the exception came first
+                self.close()
             return
         self._agreement.leave(f"{kind.__name__} left its with block", BLOCK_LEFT)
         if isinstance(error, SystemExit):
@@ -124,6 +142,7 @@ class World:
             with self.refusing("the argument nbytes"):
                 count = expect_range(nbytes, 0, None, "nbytes")
             self._agreement.call(f"world.allocate({count})")
+            self.free_dropped()
             block = self._backend.allocate(count)
             self._allocations += 1
             memory = SymmetricMemory(
@@ -214,6 +233,7 @@ class World:
         with self.exclusive:
             self._agreement.call("world.synchronize()")
             error = self._await_end()
+            self.free_dropped()
         if error is not None:
             raise error
 
@@ -227,6 +247,30 @@ class World:
     def release(self, runs: Runs) -> None:
         """End `hold`; no effect on other objects."""
         self._held.pop(id(runs), None)
+
+    def drop(self, runs: Runs) -> None:
+        """Free `runs` once all ranks have dropped it. Local, for finalizers: ranks
+        collect garbage at different times, also during a call or a capture."""
+        if not self._closed:
+            self._dropped[runs.number] = runs
+        if self.size == 1 and self.backend == "cpu" and not self.broken:
+            self.exclusive.run_if_free(self.free_dropped)
+
+    def free_dropped(self) -> None:
+        """Free the programs that all ranks have dropped. Collective.
+
+        `allocate`, `synchronize`, `close` and `etc_dist.compile` do it, too. The error
+        of such a program's last run is raised by `synchronize` or `close`.
+        """
+        with self.exclusive:
+            numbers = self._agreement.agree(lambda: list(self._dropped))
+            for number in sorted(set(numbers[0]).intersection(*numbers)):
+                runs = self._dropped[number]
+                error = runs.await_end()
+                if error is not None:
+                    self._errors.append(error)
+                runs.close()
+                del self._dropped[number]
 
     def leave(self, reason: str) -> None:
         """Break the world after a failure of this rank alone: later calls raise
@@ -254,8 +298,15 @@ class World:
             raise error
 
     def _await_end(self) -> EtcDistError | None:
-        errors = [runs.await_end() for runs in list(self._held.values())]
+        errors: list[EtcDistError | None] = [*self._errors]
+        errors += [runs.await_end() for runs in list(self._held.values())]
+        self._errors.clear()
         return next(filter(None, errors), None)
+
+    def _recover(self) -> None:
+        """After an interrupted call, on one rank: end its run, clear its counters."""
+        for runs in list(self._held.values()):
+            runs.recover()
 
     def _free(self) -> None:
         broken = self.broken
@@ -268,6 +319,7 @@ class World:
             self._objects.close()
         self._closed = True
         self._held.clear()
+        self._dropped.clear()
         self.kept.clear()
         if not broken:
             atexit.unregister(self._close_at_exit)
@@ -294,7 +346,7 @@ class World:
         with self.exclusive:
             self._agreement.call(f"free of {memory.show()}")
             self._backend.free(memory.block)
-            del self._memories[memory.number]
+            self._memories.pop(memory.number, None)
 
     def _close_at_exit(self) -> None:
         if processes.is_forked() or self._objects.finalized():

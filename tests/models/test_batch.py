@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,20 +130,51 @@ def test_a_step_that_fails_leaves_the_model_usable(folder, one_rank, steps):
         assert [request.new_tokens] == wanted
 
 
-@ONE_RANK
-def test_a_step_that_is_interrupted_breaks_the_world(folder, one_rank, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
+@pytest.mark.mpi(max_size=2)
+@pytest.mark.parametrize("leave", ["drop", "raise"])
+def test_a_model_that_is_left_gives_its_memory_back(leave, tmp_path, rng):
     own = start(Settings(backend="cpu"))
-    with load(folder, **OPTIONS, world=own) as model, Batch(model) as batch:
-        batch.add([3, 4], max_new_tokens=6)
-        monkeypatch.setattr("etc_dist.models.batch._extend", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            batch.step()
-        with pytest.raises(WorldError, match="a call was interrupted"):
-            batch.step()
+    folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
+
+    def use() -> list[weakref.ref[Any]]:
+        model = load(folder, world=own, **OPTIONS)
+        used = [model, model.pages, model._arrays["cache"], model._arrays["w_o"]]
+        alive = [weakref.ref(one) for one in used]
+        with suppress(ZeroDivisionError):
+            if leave == "raise":
+                with model:
+                    model.generate([[3, 4]], max_new_tokens=1)
+                    raise ZeroDivisionError
+            model.generate([[3, 4]], max_new_tokens=1)
+        return alive
+
+    counts = []
+    for _ in range(2):
+        alive = use()
+        gc.collect()
+        assert [one() for one in alive] == [None] * 4
+        own.synchronize()
+        counts.append((len(os.listdir("/proc/self/fd")), len(own._held)))
+    assert counts[0] == counts[1]
+    assert own._held == {} and own._memories == {}
     own.close()
+
+
+@pytest.mark.mpi(max_size=2)
+def test_dropped_batches_give_their_places_back(tmp_path, rng, world):
+    folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
+    with load(folder, pages=6, world=world, **OPTIONS) as model:
+        dropped = Batch(model)
+        requests = [dropped.add([1] * 30, max_new_tokens=2) for _ in range(3)]
+        with Batch(model) as batch:
+            with pytest.raises(ArgumentError, match="more requests than"):
+                batch.add([2], max_new_tokens=1)
+            del dropped
+            assert batch.has_room() is (world.size == 1)
+            batch.add([2], max_new_tokens=1)
+            assert model.pages.free_requests == 2
+        assert len(requests) == 3
+        assert model.pages.free_pages == 6
 
 
 @ONE_RANK

@@ -138,15 +138,64 @@ def test_the_gpu_of_the_world_is_current_during_a_call():
         assert gpus.current == before
 
 
-@pytest.mark.mpi(max_size=2)
+def interrupt_end(own):
+    """As when a signal handler raises before `__exit__` has begun."""
+    own.exclusive.__enter__()
+    raise KeyboardInterrupt
+
+
+def interrupt_start(own):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "get_ident", interrupt)
+        own.barrier()
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+INTERRUPTS = {
+    "start": interrupt_start,
+    "inside": lambda own: own.agree(interrupt),
+    "end": interrupt_end,
+}
+
+
+@pytest.mark.mpi(max_size=1)
+@pytest.mark.parametrize("place", INTERRUPTS)
+@pytest.mark.parametrize("run", [in_thread, lambda call: call()])
+def test_interrupted_call_of_one_rank_leaves_its_world_usable(place, run, own):
+    recovered = []
+    monkeypatch = pytest.MonkeyPatch()
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(own.exclusive, "_recover", lambda: recovered.append(place))
+            with pytest.raises(KeyboardInterrupt):
+                run(lambda: INTERRUPTS[place](own))
+            own.barrier()
+            own.barrier()
+    assert recovered == [place] * 2
+
+
+@pytest.mark.mpi(max_size=1)
+def test_interrupted_recovery_is_made_again(own, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        own.agree(interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(own.exclusive, "_recover", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            own.barrier()
+    recovered = []
+    monkeypatch.setattr(own.exclusive, "_recover", lambda: recovered.append(1))
+    own.barrier()
+    assert recovered == [1]
+
+
+@pytest.mark.mpi(min_size=2, max_size=2)
 @pytest.mark.parametrize("run", [in_thread, lambda call: call()])
 def test_call_whose_end_is_interrupted_breaks_the_world(run, own):
-    def call():  # as when a signal handler raises before `__exit__` has begun
-        own.exclusive.__enter__()
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(call)
+        run(lambda: interrupt_end(own))
     for _ in range(2):
         with pytest.raises(WorldError, match="cannot be used: a call was interrupted"):
             own.barrier()
@@ -164,15 +213,10 @@ CALLS = {
 }
 
 
-@pytest.mark.mpi(max_size=2)
-def test_call_whose_start_is_interrupted_breaks_the_world(own, monkeypatch):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(processes, "get_ident", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            own.barrier()
+@pytest.mark.mpi(min_size=2, max_size=2)
+def test_call_whose_start_is_interrupted_breaks_the_world(own):
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_start(own)
     with pytest.raises(WorldError, match="cannot be used: a call was interrupted"):
         own.barrier()
 
@@ -237,6 +281,31 @@ def test_gather_does_not_wait_for_a_rank_that_left(own):
     else:
         assert own.gather(own.rank) == [None, *range(1, own.size)]
         assert own.broken
+
+
+def test_step_of_a_finalizer_does_not_run_within_a_call():
+    exclusive, steps = processes.Exclusive(pytest.fail, None), []
+    with exclusive:
+        exclusive.run_if_free(lambda: steps.append(1))
+        in_thread(lambda: exclusive.run_if_free(lambda: steps.append(2)))
+    exclusive.run_if_free(lambda: steps.append(3))
+    assert steps == [3]
+
+
+@pytest.mark.mpi(max_size=1)
+def test_call_waits_for_the_finalizer_of_another_thread(own):
+    begun, ended = threading.Event(), []
+
+    def step():
+        begun.set()
+        time.sleep(0.1)
+        ended.append(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(own.exclusive.run_if_free, step)
+        begun.wait()
+        own.barrier()
+        assert ended == [1]
 
 
 @pytest.mark.mpi(max_size=2)

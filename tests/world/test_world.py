@@ -42,3 +42,11 @@ def test_show_names_rank_backend_host_and_mpi(world):
     start = f"world: rank {world.rank} of {world.size}, backend {world.backend} ("
     assert text.startswith(start)
     assert ", host " in text and ", MPI " in text
+
+
+@pytest.mark.mpi(max_size=1)
+def test_block_that_an_exception_leaves_closes_a_world_of_one_rank():
+    with pytest.raises(ZeroDivisionError), start(Settings(backend="cpu")) as own:
+        own.allocate(8)
+        raise ZeroDivisionError
+    assert own.closed

@@ -84,6 +84,10 @@ class CpuExecutor:
     def is_current(self, launch: Launch) -> bool:
         return True
 
+    @property
+    def is_captured(self) -> bool:
+        return False
+
     def grow(self, *shapes: Mapping[str, int]) -> None:
         """Does nothing: each run allocates the memory that it needs."""
 
@@ -102,7 +106,8 @@ class CpuExecutor:
 
     def loaded(self, launch: Launch, names: Sequence[str]) -> dict[str, Array]:
         """These inputs, states and local tensors after the last run."""
-        return {name: self._state.own[name] for name in names}
+        own = {**launch.arrays, **self._state.own}
+        return {name: own[name] for name in names}
 
     def reset(self) -> None:
         """Clear the state of a run that this rank agreed to and did not start. All
@@ -137,6 +142,8 @@ class CpuExecutor:
             if not self._world.broken:
                 self._world.exclusive.report(fault)
             raise
+        finally:
+            self._state.forget_arguments()
         if unmet is not None and not self._completed():
             self._fail(Report(records=tuple(unmet)))
 
@@ -144,6 +151,10 @@ class CpuExecutor:
         """This rank's bytes of a symmetric tensor, as laid out for the last run."""
         tensor = self._state.array(name, self._world.rank)
         return tensor.reshape(-1).view(np.uint8)
+
+    def recover(self) -> None:
+        """Begin anew after an interrupted call, on one rank."""
+        self._state.free()
 
     def close(self) -> None:
         """Free the symmetric memory. Collective, idempotent."""

@@ -97,6 +97,11 @@ class RunState:
         self.epoch = 0
         self._far.reset()
 
+    def forget_arguments(self) -> None:
+        """Keep only the local tensors: a program does not own its caller's arrays."""
+        names = {t.name for t in self._plan.graph.tensors if t.kind == "local"}
+        self.own = {name: a for name, a in self.own.items() if name in names}
+
     def free(self) -> None:
         """Free the block. Collective."""
         if self._block is not None:

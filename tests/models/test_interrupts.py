@@ -1,0 +1,117 @@
+"""An interrupt at any line of a step: a model of one rank stays usable, and right."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.models import Batch, Model, PageTable, Sampling, load, mirror, rows
+from etc_dist.models.row_numbers import RowNumbers
+from tests.interrupts import interrupted
+from tests.models.small import make_model
+
+FUNCTIONS = [
+    *(Batch.step, Batch._add, Batch.add, Batch.remove, Batch.__exit__),
+    *(PageTable.add, PageTable.remove, PageTable.examine, RowNumbers.read),
+    *(rows.RowArrays.fill, rows.RowSections.write, rows._update),
+    *(mirror.Mirror.send, Model.steps),
+]
+GIVEN = "ids", "position", "end", "stop", "sampling"
+
+
+@pytest.fixture(scope="module")
+def model(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """A model whose ids depend on all that a step passes to its program, but for the
+    numbers of requests and pages."""
+    if world.size > 1 or world.backend != "cpu":
+        pytest.skip("for one rank of the CPU backend")
+
+    def launch(bound: Any) -> None:
+        given = {
+            name: bound.arrays[name].owner for name in (*GIVEN, "table", "request")
+        }
+        requests = given["request"][given["ids"] >= 0]
+        pages = given["table"][requests]
+        assert len(np.unique(pages[:, 0])) == len(np.unique(requests))
+        data = b"".join(given[name].tobytes() for name in GIVEN)
+        data += (pages >= 0).tobytes()
+        bound.arrays["next_ids"].owner[...] = zlib.crc32(data) % 520
+
+    folder = make_model(tmp_path_factory.mktemp("model"), np.random.default_rng(1))
+    with (
+        load(folder, batch=2, positions=48, page_size=16, world=world) as model,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(model.program, "launch", launch)
+        yield model
+
+
+@pytest.mark.mpi(max_size=1)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__qualname__)
+def test_interrupt_at_each_line_leaves_the_model_right(function: Any, model: Model):
+    def generate() -> list[list[int]]:
+        chosen, two = [None, Sampling(seed=5)], [[3], [5] * 16]
+        found = model.generate([[4]], max_new_tokens=2)
+        found += model.generate([[4]], max_new_tokens=2, sampling=chosen[1])
+        return found + model.generate(two, max_new_tokens=2, sampling=chosen)
+
+    wanted = generate()
+    line = 1
+    while interrupted(generate, [function.__code__], line):
+        assert generate() == wanted, f"after line event {line}"
+        line += 1
+    assert line > 1
+    with Batch(model) as batch:
+        assert batch.has_room()
+        assert model.pages.free_requests == 2
+        assert model.pages.free_pages == model.pages.count
+
+
+@pytest.mark.mpi(max_size=1)
+@pytest.mark.parametrize("function", [Batch._add, Batch.remove])
+def test_batch_goes_on_after_an_interrupt(function: Callable[..., Any], model: Model):
+    def run(line: int) -> list[int]:
+        with Batch(model) as batch:
+            request = batch.add([3], max_new_tokens=3)
+            interrupted(batch.step, [function.__code__], line)
+            interrupted(batch.step, [function.__code__], line)
+            while not batch.is_done:
+                batch.step()
+        return request.new_tokens
+
+    for line in range(1, 12):
+        assert len(run(line)) == 3
+
+
+@pytest.mark.mpi(max_size=1)
+def test_batch_has_room_again_after_an_interrupted_add(model: Model):
+    codes = [Batch.add.__code__, PageTable.add.__code__]
+    with Batch(model) as batch:
+        batch.add([3])
+        line = 1
+        while interrupted(lambda: batch.add([3]), codes, line):
+            for request in batch._requests[1:]:  # added, but not returned
+                batch.remove(request)
+            assert batch.has_room()
+            line += 1
+        assert not batch.has_room()
+
+
+def test_numbers_are_read_again_after_an_interrupt():
+    for line in range(1, 20):
+        numbers = RowNumbers(1)
+        numbers.read([1], [2], [0])
+        numbers.known = "limits of request 0"
+        interrupted(
+            lambda read=numbers.read: read([1], [2], [1]),
+            [RowNumbers.read.__code__],
+            line,
+        )
+        numbers.read([1], [2], [0])
+        assert numbers.requests.tolist() == [0]
+        numbers.read([1], [2], [1])
+        assert (numbers.requests.tolist(), numbers.known) == ([1], None)
