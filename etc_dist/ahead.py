@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from etc_dist.codegen import generate
 from etc_dist.compiler import check_options
-from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.graph import expect_graph
-from etc_dist.runtime.build import ARCH
+from etc_dist.runtime.build import ARCH, expect_arch
 from etc_dist.runtime.build import build as build_source
 from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
@@ -73,14 +71,7 @@ def build(
     fails: ArgumentError, ScheduleError, CodegenError, BuildError."""
     expect_graph(graph)
     check_options(schedule, trace, f"build({graph.name})")
-    if not isinstance(target, str) or not re.fullmatch(r"sm_\d{2,3}[af]?", target):
-        raise ArgumentError(
-            "argument target is not a GPU architecture",
-            where=f"build({graph.name})",
-            wanted=f"a name such as {ARCH!r}",
-            got=f"target = {target!r}",
-            fix=f"use {ARCH!r}, which H100 and H200 run",
-        )
+    expect_arch(target, f"build({graph.name})")
     plan = SCHEDULES[schedule](graph)
     source = generate(plan, trace=trace)
     cubin = build_source(source, Settings.load(), target)

@@ -8,10 +8,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from etc_dist import doctor
 from etc_dist.cache import Cache
@@ -22,7 +23,7 @@ from etc_dist.models.loading import DEFAULTS
 from etc_dist.ops.tuning import Tuning, save_tuning
 from etc_dist.predict.command import add_options as add_predict_options
 from etc_dist.predict.command import run as predict
-from etc_dist.runtime.build import ARCH, report
+from etc_dist.runtime.build import ARCH, expect_arch, report
 from etc_dist.runtime.trace_file import read_trace
 from etc_dist.runtime.trace_sums import show_sums
 from etc_dist.schedule import Plan
@@ -35,29 +36,69 @@ SAMPLING = {
     "seed": (int, "of the random numbers; default: 0"),
 }
 """Options of `generate`: types and help texts."""
+OF_MODELS = (*DEFAULTS, "ranks", "workers")
+"""Options of `build --bundle`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a model writes any character
     try:
+        _expect_open_output()
+        options = _parser().parse_args(arguments)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a model writes any character
         code = _run(options)
         sys.stdout.flush()
-    except EtcDistError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        print(f"etc-dist: its output cannot be written: {error}", file=sys.stderr)
-        # NOTE: Python flushes once more at its exit, and would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the output has ended
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    except (EtcDistError, OSError) as error:
+        refusal = error if isinstance(error, EtcDistError) else _as_refusal(error)
+        print(f"{type(refusal).__name__}: {refusal}", file=sys.stderr or sys.stdout)
         return 1
-    return code
+
+
+def _expect_open_output() -> None:
+    """ArgumentError if a stream was closed before the start: its number would become
+    that of the next file, which then gets the output."""
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+    closed = [name for name, stream in streams.items() if stream is None]
+    if closed:
+        raise ArgumentError(
+            f"{' and '.join(closed)} of the command cannot be written",
+            where="etc-dist",
+            wanted="open stdout and stderr",
+            got=f"{' and '.join(closed)} closed",
+            fix="redirect to /dev/null instead of closing",
+        )
+
+
+def _as_refusal(error: OSError) -> ArgumentError:
+    """The error of a command for one of the system."""
+    if error.filename is not None:
+        return ArgumentError(
+            "a file cannot be used",
+            where=str(error.filename),
+            wanted="a file that this user can read or write",
+            got=str(error),
+            fix="name another file, or change its permissions",
+        )
+    _discard_output()
+    return ArgumentError(
+        "the output of the command cannot be written",
+        where="stdout or stderr",
+        wanted="a file with space, or a terminal",
+        got=str(error),
+        fix="write the output to another place",
+    )
+
+
+def _discard_output() -> None:
+    # NOTE: Python flushes once more at its exit, and would fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -65,8 +106,19 @@ def _run(options: argparse.Namespace) -> int:
         if options.list:
             print("\n".join(name for name, _ in select_programs(options.names)))
             return 0
+        expect_arch(options.arch, "etc-dist build --arch")
+        chosen = {name: getattr(options, name) for name in OF_MODELS}
+        given = {name: value for name, value in chosen.items() if value is not None}
         if options.bundle is not None:
-            return build_model(options)
+            return build_model(options.names, options.bundle, options.arch, given)
+        if given:
+            raise ArgumentError(
+                "options of a model for programs of the library",
+                where="etc-dist build",
+                wanted="--bundle FOLDER with these options",
+                got=", ".join(f"{name} = {value!r}" for name, value in given.items()),
+                fix="etc-dist build MODEL --bundle FOLDER, or omit them",
+            )
         return build_programs(options.names, options.arch)
     if options.command == "generate":
         # NOTE: here, since the other commands need no models.
@@ -206,19 +258,19 @@ def _expect_place(output: Path | None) -> None:
         )
 
 
-def build_model(options: argparse.Namespace) -> int:
-    """Write the bundle of the model that is named."""
-    if len(options.names) != 1:
+def build_model(
+    names: Sequence[str], folder: Path, arch: str, given: Mapping[str, Any]
+) -> int:
+    """Write the bundle of the model that is named. given: options of the model."""
+    if len(names) != 1:
         raise ArgumentError(
             "a bundle is of one model",
             where="etc-dist build --bundle",
             wanted="the folder or the file of a model",
-            got=" ".join(options.names) or "no name",
+            got=" ".join(names) or "no name",
             fix="etc-dist build MODEL --bundle FOLDER",
         )
-    chosen = {name: getattr(options, name) for name in (*DEFAULTS, "ranks", "workers")}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    print(bundle_model(options.names[0], options.bundle, arch=options.arch, **given))
+    print(bundle_model(names[0], folder, arch=arch, **given))
     return 0
 
 

@@ -21,7 +21,7 @@ MAX_SECONDS = 1e6
 `2 * MAX_SECONDS`, the limit of hand-overs, must be below 52 days."""
 MAX_BYTES = 1024**5
 """The largest size; no GPU has as much memory."""
-MAX_CPU_WORKERS = 1024
+MAX_WORKERS = 1024
 """More than any GPU has."""
 AUTO = "auto"
 
@@ -162,7 +162,7 @@ def _seconds(value: float) -> float:
 
 
 def _workers(value: int) -> int:
-    return int(_in_range(1 <= value <= MAX_CPU_WORKERS, value))
+    return int(_in_range(1 <= value <= MAX_WORKERS, value))
 
 
 def _verify(value: int | str) -> int | str:
@@ -235,7 +235,7 @@ _RULES = {
         int,
         lambda text: int(_plain(text)),
         _workers,
-        f"an integer from 1 to {MAX_CPU_WORKERS}",
+        f"an integer from 1 to {MAX_WORKERS}",
     ),
     "share_gpu": _FLAG,
     "host": _Rule(str, str, str.__str__, "a string"),

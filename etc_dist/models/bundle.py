@@ -15,7 +15,7 @@ from etc_dist.ops.tuning import find_tuning
 from etc_dist.runtime.build import ARCH, compiler_version, for_bundle
 from etc_dist.runtime.bundle import Bundle, write_bundle
 from etc_dist.schedule import SCHEDULES
-from etc_dist.settings import Settings
+from etc_dist.settings import MAX_WORKERS, Settings
 from etc_dist.verify.proof import proof_record
 
 WORKERS = 132
@@ -38,7 +38,7 @@ def bundle_model(
     tuning = find_tuning(settings.tuning, Cache(settings.cache), "")
     setup = ModelSetup(config, **{**DEFAULTS, **options}, tuning=tuning)
     setup.check()
-    expect_range(workers, 2, None, "workers")
+    expect_range(workers, 2, MAX_WORKERS, "workers")
     return build_bundle(setup, folder, workers, arch)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.models.config import ModelConfig
 
 SPLIT_AXES = {"w_qkv": 0, "w_o": 1, "w_gate": 0, "w_up": 0, "w_down": 1, "w_head": 0}
@@ -53,6 +53,7 @@ WHOLE = Part()
 
 def check_ranks(config: ModelConfig, count: int) -> None:
     """ArgumentError unless the model can be split over `count` ranks."""
+    expect_range(count, 1, None, "ranks")
     heads, kv_heads = config.heads, config.kv_heads
     last = Part(count - 1, count).ids(config.vocabulary)
     faults = {

@@ -11,6 +11,7 @@ from etc_dist.compiler import check_options
 from etc_dist.errors import expect_choice, expect_range
 from etc_dist.functions.append_kv import PAGE_SIZES
 from etc_dist.ir import GraphFunction
+from etc_dist.ir.function import MAX_INT
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.part import Part, check_ranks
@@ -60,7 +61,7 @@ class ModelSetup:
         check_options(self.schedule, None, "a model")
         check_deterministic(self.deterministic)
         expect_choice(self.page_size, PAGE_SIZES, "page_size")
-        expect_range(self.all_pages, self.most_pages, None, "pages")
+        expect_range(self.all_pages, self.most_pages, MAX_INT, "pages")
 
     @property
     def most_positions(self) -> int:

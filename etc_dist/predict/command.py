@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from etc_dist.runtime.trace_file import read_trace
 
 MOST = 2**31 - 1
 """The most that a dim can be."""
+NUMBER = re.compile(r"[0-9]{1,99}")
 PLOTS = (".pdf", ".png", ".svg")
 """The kinds of files that a picture is drawn to."""
 
@@ -102,7 +104,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not (name and value.isascii() and value.isdigit()) or name in found:
+        if not (name and NUMBER.fullmatch(value)) or name in found:
             raise ArgumentError(
                 "the dims of a prediction cannot be read",
                 where="etc-dist predict",
@@ -129,7 +131,7 @@ def check_plot(path: Path) -> None:
 def parse_hosts(text: str) -> list[int]:
     """Numbers of hosts, separated by commas; ArgumentError for other texts."""
     parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    if not all(map(NUMBER.fullmatch, parts)):
         raise ArgumentError(
             "the numbers of hosts cannot be read",
             where="etc-dist predict",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 
 from etc_dist.errors import ArgumentError, expect_range
@@ -13,6 +12,8 @@ NEAR_GBS, NEAR_LATENCY_US = 340.0, 1.0
 Assumed: the latency."""
 FAR_GBS, FAR_LATENCY_US, MESSAGE_US = 50.0, 3.0, 2.0
 """Of a network with 400 Gbit/s a GPU: assumed, not measured."""
+LEAST_GBS, MOST = 1e-6, 1e9
+"""Of a link: the limits of its bandwidth, and the largest number of any kind."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class Link:
 
     def __post_init__(self) -> None:
         numbers = {f.name: getattr(self, f.name) for f in fields(self)[1:]}
-        good = all(math.isfinite(n) and n >= 0 for n in numbers.values())
-        if not good or self.gbs == 0:
+        good = all(0 <= n <= MOST for n in numbers.values())
+        if not good or self.gbs < LEAST_GBS:
             raise ArgumentError(
                 f"the {self.name} link cannot be simulated",
                 where=f"the {self.name} link of a prediction",
-                wanted="a bandwidth above 0 GB/s, a latency and a cost of a message of "
-                "at least 0 us, all finite",
+                wanted=f"a bandwidth of {LEAST_GBS:g} to {MOST:g} GB/s, a latency and "
+                f"a cost of a message of 0 to {MOST:g} us",
                 got=", ".join(f"{name} = {n:g}" for name, n in numbers.items()),
                 fix="correct the numbers",
             )

@@ -18,9 +18,8 @@ from etc_dist.errors import DeadlockError, expect_range
 from etc_dist.ir.function import FORWARD, TENSOR
 from etc_dist.predict.machine import Link, Machine
 from etc_dist.predict.tasks import FAR, NEAR, OWN, RankTasks
+from etc_dist.settings import MAX_WORKERS
 
-MOST_WORKERS = 1024
-"""Of a rank."""
 TRANSFER_WARPS, WARPS = 2, 10
 """Warps of a worker in the transfer lane: before and after the compute warps join it,
 at the end of the tensor lane."""
@@ -139,7 +138,7 @@ class _Run:
         tensor = lanes.pop(TENSOR, [])
         self._transfer = deque(unit for lane in lanes.values() for unit in lane)
         cluster = tasks.plan.lane(TENSOR).cluster
-        expect_range(machine.workers, cluster, MOST_WORKERS, "workers")
+        expect_range(machine.workers, cluster, MAX_WORKERS, "workers")
         count = machine.workers // cluster
         self._cluster = cluster
         self._queues = [deque(tensor[c::count]) for c in range(count)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from etc_dist.cache import Cache, Entry
 from etc_dist.codegen import Source, generate, title_of
 from etc_dist.codegen.cuda import ENTRY, QUIET
-from etc_dist.errors import BuildError
+from etc_dist.errors import ArgumentError, BuildError
 from etc_dist.messages import show_message
 from etc_dist.runtime import far_link
 from etc_dist.runtime.build_advice import advice, errors_of
@@ -48,6 +48,18 @@ class Cubin:
     remarks: tuple[str, ...]
     seconds: float
     cached: bool
+
+
+def expect_arch(arch: object, where: str) -> None:
+    """ArgumentError unless `arch` is the name of a GPU architecture."""
+    if not isinstance(arch, str) or not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
+        raise ArgumentError(
+            "argument target is not a GPU architecture",
+            where=where,
+            wanted=f"a name such as {ARCH!r}",
+            got=f"target = {arch!r}",
+            fix=f"use {ARCH!r}, which H100 and H200 run",
+        )
 
 
 def kernels_folder() -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from etc_dist.errors import ArgumentError
+from etc_dist.files import open_file
 from etc_dist.runtime.trace import TaskRecord, Trace
 
 OTHER_FILE = (
@@ -28,7 +29,8 @@ def read_trace(path: str | Path) -> Trace:
     """The trace in a file; its times begin with the first task. ArgumentError for
     other files."""
     try:
-        document = json.loads(Path(path).read_bytes())
+        with open_file(path) as file:
+            document = json.loads(file.read())
         events = document["traceEvents"]
         rows = {
             (event["pid"], event["tid"]): ROW.fullmatch(event["args"]["name"])

@@ -25,12 +25,14 @@ SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
     [
         (
             [*SUMS, "--far-gbs", "-1"],
-            "far link cannot be simulated.*of a prediction.*above 0 GB/s.*gbs = -1,",
+            "far link cannot be simulated.*of a prediction.*to 1e.09 GB.*gbs = -1,",
         ),
         (
             [*SUMS, "--message-us", "nan"],
-            "the far link cannot be simulated.*all finite.*message_us = nan.*correct",
+            "the far link cannot be simulated.*to 1e.09 us.*message_us = nan.*correct",
         ),
+        ([*SUMS, "--far-gbs", "1e-300"], "gbs = 1e-300"),
+        ([*SUMS, "--far-latency-us", "1e308"], "latency_us = 1e.308"),
         (
             ["conv", "rows=8"],
             "'conv' cannot be predicted.*wanted: all_gather_matmul or.*choose one",
@@ -47,6 +49,8 @@ SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
             ["mlp", "rows=2000000000", "hidden=8", "inner=8"],
             "cannot be predicted.*gate_up_own.*at most 2000000 tasks.*smaller dims",
         ),
+        (["mlp", "rows=" + 5000 * "9"], "dims of a prediction cannot be read"),
+        ([*SUMS, "--hosts", 5000 * "9"], "numbers of hosts cannot be read"),
         ([*SUMS, "--hosts", "2,129"], r"hosts \* local_size is out of range.*= 1032"),
         ([*SUMS, "--local-size", "33"], "local_size is out of range.*from 1 to 32"),
         ([*SUMS, "--workers", "1"], "workers is out of range.*from 2 to 1024"),
