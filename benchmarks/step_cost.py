@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import etc_dist
+from benchmarks.decode_launches import read_prompts
 from benchmarks.device import Call, Gpu, open_device
 from benchmarks.harness import numbers, parser_for, provenance, record, say
 from etc_dist.ir.tensor import numpy_dtype
@@ -33,7 +34,7 @@ from etc_dist.settings import Settings
 from etc_dist.world import World
 
 ROWS = 1, 8, 32, 128
-POSITIONS = 1024
+POSITIONS, PROMPT = 1024, 8
 ROUNDS, STEPS = 4000, 20
 PROTOCOL = (
     f"model.step of Python lists, without the launch; mean of {STEPS} calls, the "
@@ -79,9 +80,11 @@ def step_cost(
 ) -> tuple[float, dict[str, Any]]:
     """Microseconds of a step, and where it ran."""
     with Model(CONFIG, weights, batch=rows, positions=POSITIONS, world=world) as model:
-        table = np.arange(model.pages.table.size, dtype=np.int32)
-        table = table.reshape(model.pages.table.shape)
-        given = [1] * rows, list(range(rows)), [POSITIONS // 2] * rows
+        for _ in range(rows):
+            model.pages.add(POSITIONS)
+        table = model.pages.table
+        read_prompts(model, np.ones((rows, PROMPT), np.int32))
+        given = [1] * rows, list(range(rows)), [PROMPT] * rows
         model.step(*given, table)
         with without_launches(model.program):
             cost = fastest_us(lambda: model.step(*given, table), ROUNDS, STEPS)

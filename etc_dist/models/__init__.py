@@ -17,6 +17,7 @@ gguf_file.py    configuration and weights of a GGUF file
 gguf_reader.py  its metadata and tensors, with all sizes checked
 gguf_split.py   the parts of a model in several files
 pages.py        the pages of the cache
+written.py      the positions of the cache that steps wrote
 rows.py         the numbers of a step
 mirror.py       arrays that the host and the backend exchange
 step_policy.py  tiles and slices of a step

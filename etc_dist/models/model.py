@@ -196,7 +196,8 @@ class Model:
         see `PageTable`. All are integers on the host, of 1 to `most_rows` rows.
 
         Raises ArgumentError, before anything runs, for numbers out of range, for two
-        rows at one place of the cache, and for numbers that differ between ranks.
+        rows at one place of the cache, for a row that attends to a position that no
+        step has written, and for numbers that differ between ranks.
         Raises NotFiniteError, after the step, if a row's logits have a NaN, +inf or no
         finite number."""
         found: Array = self.steps(ids, requests, positions, table, count=1)[0]
@@ -257,6 +258,7 @@ class Model:
             self.program.await_run()
             found_ids: Array = found.copy()
             expect_finite(rows, found_ids, self._dtype)
+            self._checks.add_written(rows, found_ids)
             return found_ids
 
     @property

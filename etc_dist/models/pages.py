@@ -11,6 +11,7 @@ from weakref import ref
 import numpy as np
 
 from etc_dist.errors import ArgumentError
+from etc_dist.models.written import WrittenPositions
 
 Array = np.ndarray[Any, Any]
 UNUSED = -1
@@ -41,7 +42,8 @@ class PageTable:
     of `count` are free. `Batch` adds and removes requests here.
 
     table [requests, most_pages], int32 on the host: position p of request q is in page
-    table[q, p // page_size]; -1 where it has none."""
+    table[q, p // page_size]; -1 where it has none. written: the positions that steps
+    wrote; those of a free page are none."""
 
     def __init__(
         self, requests: int, most_pages: int, page_size: int, count: int
@@ -55,6 +57,7 @@ class PageTable:
         self._fresh = 0
         """The first page that no request has had; those below may be in `_pages`."""
         self._given: tuple[Any, UsedPages | None] = None, None
+        self.written = WrittenPositions(count, page_size)
         self._settle()
 
     @property
@@ -112,7 +115,9 @@ class PageTable:
         self._is_settled = False
         del self._owners[request]
         row: Any = self.table[request]
-        self._pages += row[row != UNUSED].tolist()
+        pages = row[row != UNUSED]
+        self._pages += pages.tolist()
+        self.written.forget(pages)
         row[...] = UNUSED
         self._requests.append(request)
         self._is_settled = True
@@ -132,6 +137,7 @@ class PageTable:
         pages = self.table[self.table != UNUSED]
         self._fresh = int(pages.max(initial=UNUSED)) + 1
         self._pages = np.setdiff1d(np.arange(self._fresh), pages)[::-1].tolist()
+        self.written.forget(self._pages)
         self._requests = free[::-1]
         self._is_settled = True
 

@@ -16,6 +16,7 @@ from etc_dist.models.mirror import HostArray, Mirror
 from etc_dist.models.pages import UNUSED, PageTable, UsedPages
 from etc_dist.models.row_numbers import Known, RowNumbers
 from etc_dist.models.sampling import Sampling, row_sampling
+from etc_dist.models.written import ranges
 
 Array = np.ndarray[Any, Any]
 
@@ -191,6 +192,12 @@ class RowChecks:
             pages=self._pages,
         )
 
+    def add_written(self, rows: StepRows, ids: Array) -> None:
+        """Later steps may attend to the positions of `rows`, the last checked ones,
+        whose steps have run and found `ids` [steps, rows]."""
+        counts = 1 if len(ids) == 1 else np.count_nonzero(ids >= 0, axis=0)
+        self._pages.written.add(rows.numbers[POSITIONS] + counts)
+
     def _read(
         self, ids: Any, positions: Any, requests: Any, ends: Any
     ) -> RowNumbers | None:
@@ -239,6 +246,8 @@ class RowChecks:
         size, found = self._pages.page_size, numbers.all
         if not known.are_apart and _shared_place(used.table, size, found) is not None:
             return None
+        if not self._pages.written.has(known, requests, positions):
+            return None
         of_stops: Array | None = None
         if stops is not None:
             count = len(requests)
@@ -282,10 +291,7 @@ def _shared_place(table: Array, page_size: int, numbers: Array) -> int | None:
     """The first row that writes a position of the cache that a row before it writes.
     numbers: ids, positions, requests and ends."""
     _, positions, requests, ends = numbers
-    counts = np.maximum(ends - positions, 1)
-    rows = np.repeat(np.arange(len(counts)), counts)
-    first = np.cumsum(counts) - counts
-    written = positions[rows] + np.arange(len(rows)) - first[rows]
+    rows, written = ranges(positions, np.maximum(ends - positions, 1))
     pages = table[requests[rows], written // page_size]
     places = pages * np.int64(page_size) + written % page_size
     _, kept = np.unique(places, return_index=True)
@@ -352,8 +358,20 @@ def _refusal(
     if not faults:
         numbers = np.stack([given[name] for name in NAMES])
         row = _shared_place(pages_of, pages.page_size, numbers)
-        got = f"row {row} and one before it with one page and place"
-        faults.append(("another position of the cache for each row", got))
+        if row is not None:
+            got = f"row {row} and one before it with one page and place"
+            faults.append(("another position of the cache for each row", got))
+    if not faults:
+        used_pages = pages.examine(pages_of)
+        assert used_pages is not None  # the numbers above fit
+        places = used_pages.table, numbers[REQUESTS], numbers[POSITIONS]
+        row, request, position, missing = pages.written.missing(*places)
+        got = f"row {row} at position {position} of request {request}, whose position "
+        got += f"{missing} was never written"
+        wanted = (
+            "rows whose earlier positions were written, by earlier steps or by this"
+        )
+        faults.append((wanted, got))
     return ArgumentError(
         "the rows of a step do not fit the model",
         where="model.step",

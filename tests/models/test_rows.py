@@ -21,7 +21,12 @@ TABLE = np.array([[0, 1], [2, 3]])
 
 
 def make_checks():
-    return RowChecks(520, 8, 30, PageTable(2, 2, 16, 4))
+    """Checks of rows on pages of which all positions were written."""
+    pages = PageTable(2, 2, 16, 4)
+    checks = RowChecks(520, 8, 30, pages)
+    first = checks.check([1, 1], [0, 1], [0, 0], TABLE, ends=[30, 30])
+    checks.add_written(first, np.zeros((30, 2)))
+    return checks
 
 
 def checked(ids, requests, positions, table=TABLE, **options):

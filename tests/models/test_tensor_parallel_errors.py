@@ -152,5 +152,7 @@ def test_rows_that_differ_between_ranks_are_refused_on_all(tmp_path, rng, world)
             model.step([world.rank], [0], [0], TABLE)
         with pytest.raises(ArgumentError, match="ids: 576"):
             model.step([576 if world.rank == 1 else 3], [0], [0], TABLE)
+        with pytest.raises(ArgumentError, match="position 0 was never written"):
+            model.step([3], [0], [4 if world.rank == 1 else 0], TABLE)
         first = model.step([3], [0], [0], TABLE)
         np.testing.assert_array_equal(model.step([3], [0], [0], TABLE), first)

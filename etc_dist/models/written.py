@@ -1,0 +1,122 @@
+"""Which positions of a cache were written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from etc_dist.models.row_numbers import Known
+
+Array = np.ndarray[Any, Any]
+
+
+class WrittenPositions:
+    """The positions of a cache that steps wrote since their page was free.
+
+    A row attends to all positions up to its own. So the written positions of a page are
+    its first ones, and those of a request, too: their number describes them. Those of
+    the last rows are counted by row, and added to their pages before other rows are
+    checked."""
+
+    # NOTE: a step takes microseconds: rows of the same requests need few operations.
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self._page_size = page_size
+        self._of_pages = np.zeros(pages + 1, np.int32)  # the last one: of no page
+        self._known: Known | None = None
+        self._pages = self._requests = self._lengths = self._stored = np.zeros(0, int)
+        """Of each of the last rows: the pages, the request, a lower bound of the number
+        of written positions, and those of them that `_of_pages` has."""
+
+    def has(self, known: Known, requests: Array, positions: Array) -> bool:
+        """Whether all positions up to those of a step's rows are written, or are those
+        of other rows. No two rows have one place."""
+        if known is not self._known:
+            self._store()
+            self._count(known, requests)
+        most = self._lengths
+        if not known.are_apart:
+            new = requests[positions >= most]
+            most = most + np.bincount(new, minlength=requests.max() + 1)[requests] - 1
+        if 1 not in np.greater(positions, most).tobytes():  # takes less than `all`
+            return True
+        return self._has_exactly(known, requests, positions)
+
+    def add(self, ends: Array) -> None:
+        """The last rows wrote all positions below their end."""
+        if self._known is not None and not self._known.are_apart:
+            of_requests = np.zeros(self._requests.max() + 1, np.int32)
+            np.maximum.at(of_requests, self._requests, ends)
+            ends = of_requests[self._requests]
+        np.maximum(self._lengths, ends, out=self._lengths)
+
+    def forget(self, pages: Array | list[int]) -> None:
+        """These pages are free."""
+        self._store()
+        self._known = None
+        self._of_pages[pages] = 0
+
+    def missing(self, table: Array, requests: Array, positions: Array) -> list[Any]:
+        """Of rows that a step may not have: the first one, its request, its position,
+        and the first position that it lacks."""
+        self._store()
+        size = self._page_size
+        rows = list(zip(requests.tolist(), positions.tolist(), strict=True))
+        new = {(table[q, p // size], p % size) for q, p in rows}
+        for row, (request, position) in enumerate(rows):
+            earlier = np.arange(position)
+            pages = table[request, earlier // size]
+            for at in np.flatnonzero(earlier % size >= self._of_pages[pages]).tolist():
+                if (pages[at], at % size) not in new:
+                    return [row, request, position, at]
+        raise AssertionError("no position is missing")
+
+    def _count(self, known: Known, requests: Array) -> None:
+        self._known, self._requests = known, requests.copy()
+        self._pages = known.used.table[requests]
+        self._stored = self._lengths_of(self._pages, self._of_pages)
+        self._lengths = self._stored.copy()
+
+    def _lengths_of(self, pages: Array, of_pages: Array) -> Array:
+        """The number of written positions of rows with these pages."""
+        counts = of_pages[np.pad(pages, ((0, 0), (0, 1)), constant_values=-1)]
+        first = (counts < self._page_size).argmax(axis=1)
+        of_first = counts[np.arange(len(pages)), first]
+        lengths: Array = (first * self._page_size + of_first).astype(np.int32)
+        return lengths
+
+    def _store(self) -> None:
+        """Add the counts of the last rows to those of their pages."""
+        if self._known is None:
+            return
+        first, ends = (
+            self._stored // self._page_size,
+            -(-self._lengths // self._page_size),
+        )
+        rows, places = ranges(first, np.maximum(ends - first, 0))
+        counts = self._lengths[rows] - places * self._page_size
+        pages = self._pages[rows, places]
+        np.maximum.at(self._of_pages, pages, np.minimum(counts, self._page_size))
+
+    def _has_exactly(self, known: Known, requests: Array, positions: Array) -> bool:
+        """The same from the counts of the pages, of which other rows may have written
+        some."""
+        self._store()
+        self._count(known, requests)
+        pages = known.used.table[requests, positions // self._page_size]
+        slots, counts = positions % self._page_size, self._of_pages[pages]
+        new = np.bincount(pages[slots >= counts], minlength=len(self._of_pages))
+        if np.any(slots >= counts + new[pages]):
+            return False
+        lengths = self._lengths_of(self._pages, self._of_pages + new)
+        return bool(np.all(positions < lengths))
+
+
+def ranges(begins: Array, counts: Array) -> tuple[Array, Array]:
+    """The i of all numbers, and the numbers, of `counts[i]` numbers from `begins[i]` on
+    for each i."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    return of, begins[of] + np.arange(len(of)) - first[of]
