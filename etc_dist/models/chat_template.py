@@ -77,13 +77,10 @@ class ChatTemplate:
             return messages
         marked = {n: _marked(n, some) for n, some in parts.items()}
         listed = self._shown(messages, marked, values)
-        joined = self._shown(
-            messages, {n: _joined(p) for n, p in marked.items()}, values
-        )
         fit = dict(parts)
         for n, some in marked.items():
             marks = [part["text"] for part in some if part["type"] == "text"]
-            if listed is None or not all(_is_taken(m, listed, joined) for m in marks):
+            if listed is None or not all(_is_taken(m, listed) for m in marks):
                 expect_texts(parts[n])
                 fit[n] = _joined(parts[n])
                 continue
@@ -212,11 +209,9 @@ def _marked(number: int, parts: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _is_taken(mark: str, listed: str, joined: str | None) -> bool:
+def _is_taken(mark: str, listed: str) -> bool:
     """Whether the text of a part is written, and not the list itself."""
-    if re.search(rf"text['\"]\s*:\s*['\"]{mark}", listed):
-        return False
-    return mark in listed or (joined is not None and mark not in joined)
+    return mark in listed and not re.search(rf"text['\"]\s*:\s*['\"]{mark}", listed)
 
 
 def _with_contents(

@@ -20,9 +20,9 @@ SPECIAL = tuple(
     f"{n}_token" for n in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
 )
 """Special tokens that every tokenizer may have."""
-EXTRA, LISTED = "extra_special_tokens", "additional_special_tokens"
-NAMED = "model_specific_special_tokens", EXTRA
-"""Objects of further special tokens by name; the last one may be a list."""
+EXTRA = "extra_special_tokens"
+FURTHER = "model_specific_special_tokens", "additional_special_tokens", EXTRA
+"""Further special tokens: objects of those with names, or lists."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -32,8 +32,7 @@ def _names(text: str) -> frozenset[str]:
 HONOURED = frozenset(
     (
         *SPECIAL,
-        *NAMED,
-        LISTED,
+        *FURTHER,
         "add_bos_token",
         "add_eos_token",
         "added_tokens_decoder",
@@ -190,7 +189,7 @@ def _expect_special(given: Mapping[str, Any], path: Path) -> None:
         if given.get(name) is not None and not is_token(given[name]):
             wanted = f"{name}: a text, or an object with content"
             raise refused(path, wanted, repr(given[name])[:80], "correct it")
-    for name in (*NAMED, LISTED):
+    for name in FURTHER:
         tokens = given.get(name) or []
         some = tokens.values() if isinstance(tokens, dict) else tokens
         if not isinstance(tokens, (dict, list)) or not all(map(is_token, some)):
@@ -211,18 +210,15 @@ def _named(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, token in given.items():
         if name.endswith("_token") and is_token(token):
             yield name, token
-    for name in NAMED:
+    for name in FURTHER:
         if isinstance(given.get(name), dict):
             yield from given[name].items()
 
 
 def _unnamed(given: Mapping[str, Any]) -> Iterator[Any]:
-    for name in (*NAMED, LISTED):
-        tokens = given.get(name) or []
-        if isinstance(tokens, list):
-            yield from tokens
-        elif name == LISTED:
-            yield from tokens.values()
+    for name in FURTHER:
+        if isinstance(given.get(name), list):
+            yield from given[name]
 
 
 def _read_text(path: Path) -> str:

@@ -30,7 +30,9 @@ def write(
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     add = {
         bool: writer.add_bool,
-        int: writer.add_uint32,
+        int: lambda name, n: (writer.add_uint32 if n >= 0 else writer.add_int32)(
+            name, n
+        ),
         float: writer.add_float32,
         str: writer.add_string,
         list: writer.add_array,

@@ -139,6 +139,7 @@ NAMES = "{{ bos_token }} {{ image_token }} {{ sound }}"
             }
         },
         {"tokenizer_config": {"extra_special_tokens": {"sound": {"content": "<snd>"}}}},
+        {"tokenizer_config": {"additional_special_tokens": {"sound": "<snd>"}}},
         {"special_tokens_map": {"image_token": "<im>", "sound": 3}},
         {
             "tokenizer_config": DECODER,
@@ -166,6 +167,19 @@ def test_declared_special_tokens_are_special_in_texts(tmp_path, config):
     tokenizer = load_tokenizer(write(tmp_path, tokenizer_config=config))
     assert tokenizer.encode("b<im>b") == [1, 4, 1]
     assert tokenizer.decode([1, 4]) == "b"
+
+
+def test_lists_of_special_tokens_of_both_files_count(tmp_path):
+    config = {"extra_special_tokens": ["<im>"]}
+    older = {"extra_special_tokens": ["<snd>"]}
+    write(tmp_path, tokenizer_config=config, special_tokens_map=older)
+    assert load_tokenizer(tmp_path).encode("b<im>b<snd>b") == [1, 4, 1, 5, 1]
+
+
+def test_a_declared_special_token_has_its_flags(tmp_path):
+    config = {"extra_special_tokens": [{"content": "<im>", "single_word": True}]}
+    tokenizer = load_tokenizer(write(tmp_path, tokenizer_config=config))
+    assert tokenizer.encode("<im> b<im>") == [4, 0]  # b<im> is an unknown word
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

@@ -44,6 +44,7 @@ def test_words_are_split_as_the_file_says(tmp_path, split, text, expected):
     [
         {"tokens": ["a"], "eos_token_id": 9},
         {"tokens": ["a"], "bos_token_id": 1},
+        {"tokens": ["a"], "bos_token_id": -1},
         {"tokens": ["a"], "token_type": [1, 1]},
         {"tokens": [1]},
     ],
