@@ -2,8 +2,8 @@
 
 An entry is a manifest `KEY.json` and its files `KEY.NAME`. Each is written to a
 temporary file and renamed. The manifest, which holds the SHA-256 of all, is last. So a
-reader finds a complete entry or none. A damaged entry is made again. If the cache
-cannot be used, there is one warning, and each process makes everything itself.
+reader finds a complete entry or none. A damaged entry, or one whose facts have other
+names or types than wanted, is made again. If the cache cannot be used, there is one warning, and each process makes everything itself.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ class Cache:
     def __init__(self, root: Path):
         self.root = root
 
-    def load(self, kind: str, key: str) -> Entry | None:
-        """The entry, or None if it is missing, damaged or another user's."""
+    def load(
+        self, kind: str, key: str, fits: Callable[[Entry], bool] = lambda entry: True
+    ) -> Entry | None:
+        """The entry, or None if it is missing, damaged, another user's or does not
+        fit."""
         try:
             folder = self._folder(kind)
             manifest = _checked(kind, key, _read(folder / f"{key}.json"))
@@ -60,7 +63,8 @@ class Cache:
                     return None
             with contextlib.suppress(OSError):
                 os.utime(folder / f"{key}.json")  # trimming removes the oldest
-            return Entry(manifest["facts"], files)
+            entry = Entry(manifest["facts"], files)
+            return entry if fits(entry) else None
         except _Unusable as error:
             self._warn(str(error))
         except (OSError, ValueError, RecursionError):
@@ -84,15 +88,21 @@ class Cache:
             self._warn(str(error))
 
     def fetch(
-        self, kind: str, key: str, make: Callable[[], Entry], limit: float
+        self,
+        kind: str,
+        key: str,
+        make: Callable[[], Entry],
+        fits: Callable[[Entry], bool],
+        limit: float,
     ) -> tuple[Entry, bool]:
-        """The entry, and whether it was found. If not, one process makes and stores it.
-        Others wait up to `limit` seconds for that one, then make it themselves."""
-        entry = self.load(kind, key)
+        """The entry, and whether it was found, as by `load`. If not, one process makes
+        and stores it. Others wait up to `limit` seconds for that one, then make it
+        themselves."""
+        entry = self.load(kind, key, fits)
         if entry is not None:
             return entry, True
         with self._making(kind, key, limit):
-            entry = self.load(kind, key)
+            entry = self.load(kind, key, fits)
             if entry is not None:
                 return entry, True
             entry = make()
@@ -331,6 +341,7 @@ def _checked(kind: str, key: str, content: bytes) -> dict[str, Any]:
         own = {"format": FORMAT, "kind": kind, "key": key}.items() <= {
             name: document.get(name) for name in ("format", "kind", "key")
         }.items()
+        own &= all(isinstance(document.get(name), dict) for name in ("facts", "files"))
         if own and digest == sha256(canonical(document)):
             return document
     raise ValueError("not the manifest of this entry")

@@ -1,5 +1,6 @@
 """The cache on disk: stored entries are found only if they are intact."""
 
+import json
 import os
 import subprocess
 import sys
@@ -89,6 +90,27 @@ def test_an_entry_of_another_key_or_kind_does_not_count(cache):
         assert cache.load(kind, key) is None
 
 
+def test_an_entry_that_does_not_fit_is_made_again(cache):
+    cache.store("programs", KEY, ENTRY)
+    fits = lambda entry: entry.facts.get("registers") == 7  # noqa: E731
+    assert cache.load("programs", KEY, fits) is None
+    other = Entry({"registers": 7})
+    for was_found in (False, True):
+        found = cache.fetch("programs", KEY, lambda: other, fits, 1.0)
+        assert found == (other, was_found)
+
+
+@pytest.mark.parametrize("changes", [{"facts": [1]}, {"files": [1]}, {"files": None}])
+def test_a_signed_manifest_with_odd_values_is_missing(cache, changes):
+    cache.store("programs", KEY, Entry({}))
+    path = cache.root / "programs" / f"{KEY}.json"
+    document = {**json.loads(path.read_text()), **changes}
+    document.pop("digest")
+    document["digest"] = caching.sha256(caching.canonical(document))
+    path.write_text(json.dumps(document))
+    assert cache.load("programs", KEY) is None
+
+
 @pytest.mark.parametrize("text", ["null", "3", "[" * 100_000, '{"digest": 1}', "\xff"])
 def test_a_manifest_that_is_none_is_missing(cache, text):
     cache.store("programs", KEY, ENTRY)
@@ -141,7 +163,9 @@ def make():
     {body}
     return Entry({{"made": os.getpid()}})
 
-_, found = Cache(Path(sys.argv[1])).fetch("programs", "{key}", make, float(sys.argv[2]))
+_, found = Cache(Path(sys.argv[1])).fetch(
+    "programs", "{key}", make, bool, float(sys.argv[2])
+)
 print("found" if found else "made")
 """
 
@@ -184,7 +208,7 @@ def test_a_failed_maker_leaves_no_lock(cache):
 
     for _ in range(2):
         with pytest.raises(KeyError):
-            cache.fetch("programs", KEY, fail, 0.1)
+            cache.fetch("programs", KEY, fail, bool, 0.1)
     assert files(cache) == []
 
 

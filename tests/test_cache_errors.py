@@ -23,7 +23,7 @@ def warned(cache: Cache) -> str:
     """The one warning of several uses of a cache, which all go through."""
     with pytest.warns(RuntimeWarning) as caught:
         for _ in range(2):
-            found = cache.fetch("programs", KEY, lambda: ENTRY, 1.0)
+            found = cache.fetch("programs", KEY, lambda: ENTRY, bool, 1.0)
             cache.store("proofs", KEY, ENTRY)
             assert found == (ENTRY, False)
     (warning,) = caught
@@ -49,7 +49,7 @@ def test_a_folder_that_others_can_write(tmp_path, mode, place):
     reason = f"other users can write {cache.root / place} (mode {mode:04o})"
     assert cache.fault() == reason
     with pytest.warns(RuntimeWarning) as caught:
-        assert cache.fetch("programs", KEY, lambda: ENTRY, 1.0) == (ENTRY, False)
+        assert cache.fetch("programs", KEY, lambda: ENTRY, bool, 1.0) == (ENTRY, False)
     assert reason in str(caught[0].message)
     assert not list(cache.root.rglob("*.json"))
 

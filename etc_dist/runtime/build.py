@@ -19,7 +19,7 @@ from etc_dist.errors import ArgumentError, BuildError
 from etc_dist.messages import show_message
 from etc_dist.runtime import far_link
 from etc_dist.runtime.build_advice import advice, errors_of
-from etc_dist.runtime.bundle import Bundle
+from etc_dist.runtime.bundle import FACTS, Bundle, is_program
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import Plan
 from etc_dist.settings import Settings
@@ -31,8 +31,6 @@ OPTIONS = (
     "--ptxas-options=-v",
     "--no-source-include",  # headers are given by name
 )
-FACTS = ("registers", "spill_bytes", "stack_bytes", "remarks")
-"""Of a cubin, on record with it."""
 SLOW_SECONDS = 1.0
 """A longer compilation is reported on stderr."""
 
@@ -98,6 +96,7 @@ def build(
             "programs",
             _key(source, included, arch, compiler_version()),
             lambda: _compile(source, included, arch, settings),
+            fits=is_program,
             limit=settings.world_limit / 2,  # before other ranks time out
         )
     facts = {name: entry.facts[name] for name in FACTS}

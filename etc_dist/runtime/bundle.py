@@ -22,12 +22,14 @@ import numpy as np
 from etc_dist.cache import Entry, canonical, sha256
 from etc_dist.errors import ArgumentError
 from etc_dist.files import parse_object, read_file, read_object
-from etc_dist.verify.proof import verifier_digest
+from etc_dist.verify.proof import is_record, is_texts, verifier_digest
 
 FORMAT = 1
 MANIFEST, PROOFS = "manifest.json", "proofs.json"
 OWN_NAME = re.compile(rf"{re.escape(PROOFS)}|[0-9a-f]{{32}}\.cubin")
 """The files that a bundle has beside its manifest."""
+FACTS = ("registers", "spill_bytes", "stack_bytes", "remarks")
+"""Of a cubin, on record with it."""
 OF_OTHERS = 0o022
 """The mode bits with which other users can write."""
 BUILD = "build it again: etc-dist build MODEL --bundle FOLDER"
@@ -40,6 +42,13 @@ def made_by() -> dict[str, str]:
         "numpy": np.__version__,
         "verifier": verifier_digest().hex()[:16],
     }
+
+
+def is_program(entry: Entry) -> bool:
+    """Whether it has a cubin, and its FACTS of the right types."""
+    *counts, remarks = map(entry.facts.get, FACTS)
+    are_counts = all(type(count) is int for count in counts)
+    return "cubin" in entry.files and are_counts and is_texts(remarks)
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Bundle:
     def program(self, key: str, title: str) -> Entry:
         """The program of this key, with file "cubin"."""
         if key not in self.programs:
-            titles = [str(entry.facts["title"]) for entry in self.programs.values()]
+            titles = [str(entry.facts.get("title")) for entry in self.programs.values()]
             raise ArgumentError(
                 "a bundle does not have a program",
                 where=f"bundle {self.folder}",
@@ -118,6 +127,11 @@ def read_bundle(folder: Path) -> Bundle:
         named = ("architecture", "compiler", "workers", "parameters")
         of_all = {name: manifest[name] for name in named}
         proofs = parse_object(files[PROOFS])
+        odd = [key for key, record in proofs.items() if not is_record(record, key)]
+        odd += [key for key, entry in programs.items() if not is_program(entry)]
+        if odd:
+            wanted = "programs and proofs of their keys, with all facts"
+            raise _refused(folder, wanted, f"others: {', '.join(odd[:4])}", BUILD)
         return Bundle(folder, **of_all, programs=programs, proofs=proofs)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ArgumentError):

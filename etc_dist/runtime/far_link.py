@@ -49,8 +49,12 @@ def compile_bridge(
 
     parts = f"{versions(kernels)} {compiler} {arch} {OPTIONS}"
     key = sha256(parts.encode())[:32]
-    entry, _ = store.fetch("programs", key, make, limit=120)
+    entry, _ = store.fetch("programs", key, make, _has_code, limit=120)
     return entry.files["ltoir"]
+
+
+def _has_code(entry: Entry) -> bool:
+    return "ltoir" in entry.files
 
 
 def nvshmem_version() -> str:

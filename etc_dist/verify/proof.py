@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,18 @@ def prove(
     known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Verified:
     """Verify `plan` at `dims`, or return the result that is recorded in `known`, by
-    `proof_key`, or in the cache; see `verify`."""
+    `proof_key`, or in the cache; see `verify`. known: `is_record` is true for each."""
     cache = Cache(settings.cache)
     key = proof_key(plan, dims, workers)
     if known is not None and key in known:
         return _from_record(known[key])
-    record = cache.load("proofs", key)
-    if record is not None:
-        return _from_record(record.facts)
+    entry = cache.load("proofs", key, lambda entry: is_record(entry.facts, key))
+    if entry is not None:
+        return _from_record(entry.facts)
     verified = verify(plan, dims, workers)
     if settings.timing or verified.seconds > 1.0:
         show_message(f"etc_dist: {verified.show()}")
-    cache.store("proofs", key, Entry(asdict(verified)))
+    cache.store("proofs", key, Entry(_record(key, verified)))
     return verified
 
 
@@ -50,13 +50,43 @@ def proof_record(
     plan: Plan, dims: Mapping[str, int], workers: int, settings: Settings
 ) -> tuple[str, dict[str, Any]]:
     """The key and the record of a proof, which is made if need be; for `known`."""
-    verified = prove(plan, dims, workers, settings)
-    return proof_key(plan, dims, workers), asdict(verified)
+    key = proof_key(plan, dims, workers)
+    return key, _record(key, prove(plan, dims, workers, settings))
 
 
-def _from_record(facts: Mapping[str, Any]) -> Verified:
-    dims = tuple((name, size) for name, size in facts["dims"])
-    return Verified(**{**facts, "dims": dims, "unchecked": tuple(facts["unchecked"])})
+def _record(key: str, verified: Verified) -> dict[str, Any]:
+    return {"key": key, **asdict(verified)}
+
+
+def is_record(record: Any, key: str) -> bool:
+    """Whether `record`, as JSON returns it, is of the proof with this key, and has its
+    values of the right types."""
+    names = {"key", *(field.name for field in fields(Verified))}
+    if not isinstance(record, dict) or record.keys() != names or record["key"] != key:
+        return False
+    counts = (record[name] for name in ("workers", "tasks", "events", "accesses"))
+    are_sizes = isinstance(record["dims"], list) and all(
+        isinstance(size, list) and [*map(type, size)] == [str, int]
+        for size in record["dims"]
+    )
+    return (
+        are_sizes
+        and all(type(count) is int for count in counts)
+        and type(record["seconds"]) is float
+        and is_texts([record["graph"]])
+        and is_texts(record["unchecked"])
+    )
+
+
+def is_texts(value: Any) -> bool:
+    """Whether it is a list of strings."""
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _from_record(record: Mapping[str, Any]) -> Verified:
+    values = {field.name: record[field.name] for field in fields(Verified)}
+    values["dims"] = tuple((name, size) for name, size in record["dims"])
+    return Verified(**{**values, "unchecked": tuple(record["unchecked"])})
 
 
 def proof_key(plan: Plan, dims: Mapping[str, int], workers: int) -> str:

@@ -84,6 +84,19 @@ def test_a_manifest_of_others_is_refused(own, change):
         assert "'numpy'" in error.wanted and error.got == "{'etc_dist': '0'}"
 
 
+@pytest.mark.parametrize("kind", ["proof", "values", "facts"])
+def test_a_signed_bundle_with_odd_records_is_refused(made, tmp_path, kind):
+    [(key, record)], [(name, entry)] = made.proofs.items(), made.programs.items()
+    odd = {
+        "proof": {"proofs": {name: record}},
+        "values": {"proofs": {key: {**record, "tasks": "4"}}},
+        "facts": {"programs": {name: replace(entry, facts={"title": "x"})}},
+    }
+    write_bundle(replace(made, folder=tmp_path, **odd[kind]))
+    error = refused(tmp_path)
+    assert error.got == f"others: {key if kind == 'values' else name}"
+
+
 def test_another_configuration_is_named(made):
     with pytest.raises(ArgumentError) as caught:
         made.expect(ARCH, {"layers": 3})

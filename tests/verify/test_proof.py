@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import etc_dist
+from etc_dist.cache import Cache, Entry
 from etc_dist.errors import GraphError
 from etc_dist.ir import DeviceFunction, Graph, graph_function
 from etc_dist.schedule import schedule_static
@@ -97,6 +98,44 @@ def test_a_damaged_proof_is_made_again(settings, verified, damage):
     first = prove(plan(), DIMS, 2, settings)
     content = record(settings).read_bytes()
     record(settings).write_bytes(content[:damage])
+    again = prove(plan(), DIMS, 2, settings)
+    assert (again.tasks, verified) == (first.tasks, [4, 4])
+    assert prove(plan(), DIMS, 2, settings) == again
+
+
+def with_facts(settings: Settings, key: str, **changes) -> None:
+    """Store the record that is there under `key`, with its digest, and changed."""
+    found = Cache(settings.cache).load("proofs", record(settings).stem)
+    facts = {k: v for k, v in {**found.facts, **changes}.items() if v is not None}
+    Cache(settings.cache).store("proofs", key, Entry(facts))
+
+
+def test_a_signed_record_of_another_proof_does_not_count(settings):
+    prove(plan(), DIMS, 2, settings)
+    with_facts(settings, proof.proof_key(plan(2), DIMS, 2))
+    with pytest.raises(GraphError):
+        prove(plan(2), DIMS, 2, settings)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tasks": None},
+        {"tasks": "4"},
+        {"seconds": True},
+        {"graph": 1},
+        {"dims": {"n": 4}},
+        {"dims": [["n"]]},
+        {"dims": [["n", 4.0]]},
+        {"unchecked": "text"},
+        {"unchecked": [1]},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_record_with_odd_values_is_made_again(settings, verified, changes):
+    first = prove(plan(), DIMS, 2, settings)
+    with_facts(settings, record(settings).stem, **changes)
     again = prove(plan(), DIMS, 2, settings)
     assert (again.tasks, verified) == (first.tasks, [4, 4])
     assert prove(plan(), DIMS, 2, settings) == again
