@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from etc_dist.errors import GraphError, expect_range, expect_type
 from etc_dist.ir.expr import Expr
@@ -128,7 +129,7 @@ class Operand:
     @property
     def extents(self) -> tuple[Extent, ...] | None:
         """`size` as `Extent`s."""
-        return None if self.size is None else tuple(map(_extent, self.size))
+        return cast("tuple[Extent, ...] | None", self.size)
 
     def __str__(self) -> str:
         sizes = self.extents
