@@ -1,43 +1,34 @@
 """The accesses of one tensor as boxes, and their reduction to those that differ.
 
 A tensor is cut along every start and end of a box that some task accesses. The slices
-of an axis lie between its cuts. Two slices are equal if the same operands of the same
-classes of tasks access them, and the same slices of the other axes: it suffices to
-check one of them.
+of an axis lie between its cuts. Two slices are equal if boxes of the same kinds cover
+them, in the same slices of the other axes: it suffices to check one of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from etc_dist.ir.tensor import Tensor
-from etc_dist.verify.enumeration import Access, Array, Mask
+from etc_dist.verify.enumeration import NONE, PARTLY_WAITED, Access, Array, Mask
+from etc_dist.verify.happens_before import HappensBefore
 from etc_dist.verify.rows import first_rows, row_numbers
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """All accesses of one tensor in one rank's memory. A box has the slices begin ..
-    end - 1 of each axis; `operand` has its position in `accesses`.
+    """The boxes low .. high - 1 that tasks access of one tensor, in one rank's memory.
+    `operand` has the position of a box in `accesses`; kind: see `_kinds`."""
 
-    low, high: the bounds of each slice, by axis."""
-
-    tensor: Tensor
-    rank: int
-    accesses: list[Access]
-    low: list[Array]
-    high: list[Array]
-    begin: Array  # [axes, boxes]
-    end: Array
+    accesses: Sequence[Access]
+    low: Array  # [axes, boxes]
+    high: Array
     task: Array
     operand: Array
-
-    @property
-    def cells(self) -> float:
-        """The number of cells of all boxes."""
-        return float(np.prod(self.end - self.begin, axis=0, dtype=np.float64).sum())
+    kind: Array
 
     @property
     def write(self) -> Mask:
@@ -53,49 +44,76 @@ class Boxes:
 
     def of(self, some: Array | Mask) -> Boxes:
         """Some of the boxes."""
-        begin, end = self.begin[:, some], self.end[:, some]
-        task, operand = self.task[some], self.operand[some]
-        return replace(self, begin=begin, end=end, task=task, operand=operand)
+        return Boxes(
+            self.accesses,
+            self.low[:, some],
+            self.high[:, some],
+            self.task[some],
+            self.operand[some],
+            self.kind[some],
+        )
 
-    def reduced(self, classes: Array) -> Boxes:
-        """Without reads that another task of the class makes as well, and without
-        slices that are equal to another slice of their axis."""
-        if not self.task.size:
-            return self
-        kind = self._kinds(classes)
+    def without_equal_reads(self) -> Boxes:
+        """One of the reads of each kind that have the same box, and all writes."""
         needed = self.write
-        needed[first_rows((kind, *self.begin, *self.end))] = True
-        boxes, kind = self.of(needed), kind[needed]
-        for axis in range(len(self.low)):
-            boxes, kind = boxes._without_equal_slices(axis, kind)
-        return boxes
+        needed[first_rows((self.kind, *self.low, *self.high))] = True
+        return self.of(needed)
 
-    def _kinds(self, classes: Array) -> Array:
-        """A number for each box, equal for the same operand of tasks of one class.
+    def cut(self, extent: Sequence[int]) -> Cut:
+        """The boxes in a tensor with these extents, cut along all of their sides."""
+        cuts = [
+            np.unique(np.concatenate(([0, size], *sides)))
+            for size, *sides in zip(extent, self.low, self.high, strict=True)
+        ]
+        return Cut(self, [c[:-1] for c in cuts], [c[1:] for c in cuts])
 
-        Tasks that access the tensor by several operands, and write it, are apart: two
-        operands of one task need no order, and those of two tasks do."""
-        count = int(classes.max()) + 1
-        operands, writes = np.zeros((2, count), np.int64)
-        for n, access in enumerate(self.accesses):
-            present = np.zeros(count, bool)
-            present[classes[self.task[self.operand == n]]] = True
-            operands += present
-            writes += present & access.write
-        is_apart = (writes > 0) & (operands > 1)
-        owner = classes[self.task]
-        apart = np.where(is_apart[owner], self.task + 1, 0)
-        return row_numbers((owner, self.operand, apart))
 
-    def _without_equal_slices(self, axis: int, kind: Array) -> tuple[Boxes, Array]:
-        count = len(self.low[axis])
-        if count < 2:
-            return self, kind
+@dataclass(frozen=True)
+class Cut:
+    """Boxes, and the bounds of the slices of each axis."""
+
+    boxes: Boxes
+    low: list[Array]
+    high: list[Array]
+
+    @cached_property
+    def begin(self) -> Array:
+        """[axes, boxes]: the first slice of each box."""
+        sides = zip(self.low, self.boxes.low, strict=True)
+        return np.stack([np.searchsorted(low, at) for low, at in sides])
+
+    @cached_property
+    def end(self) -> Array:
+        """[axes, boxes]: the slice after the last one of each box."""
+        sides = zip(self.high, self.boxes.high, strict=True)
+        return np.stack([np.searchsorted(high, at, "right") for high, at in sides])
+
+    @property
+    def shape(self) -> list[int]:
+        return [len(low) for low in self.low]
+
+    @property
+    def cells(self) -> float:
+        """The number of cells of all boxes."""
+        return float(np.prod(self.end - self.begin, axis=0, dtype=np.float64).sum())
+
+    def without_equal_slices(self) -> Cut:
+        """Without slices that are equal to another slice of their axis, and without the
+        boxes that lie in them."""
+        found = self
+        for axis, count in enumerate(self.shape):
+            if count > 1 and self.boxes.task.size:
+                found = found._only(axis, found._different_slices(axis))
+        return found
+
+    def _different_slices(self, axis: int) -> Array:
         others = [k for k in range(len(self.low)) if k != axis]
-        number = row_numbers((kind, *self.begin[others], *self.end[others]))
-        # A slice is identified by the sum of 128 random bits of each of its accesses.
+        columns = self.boxes.kind, *self.begin[others], *self.end[others]
+        number = row_numbers(columns)
+        # A slice is identified by the sum of 128 random bits of each of its boxes.
         shape = 2, int(number.max()) + 1
         random = np.random.default_rng(0).integers(2**64, size=shape, dtype=np.uint64)
+        count = self.shape[axis]
         sums = np.zeros((2, count + 1), np.uint64)
         for row, bits in zip(sums, random[:, number], strict=True):
             np.add.at(row, self.begin[axis], bits)
@@ -103,35 +121,48 @@ class Boxes:
         sums = np.cumsum(sums, axis=1, dtype=np.uint64)[:, :count]
         order = np.lexsort(sums)
         is_new = (np.diff(sums[:, order], axis=1) != 0).any(axis=0)
-        kept = np.sort(order[np.concatenate(([True], is_new))])
-        begin, end = self.begin.copy(), self.end.copy()
-        for side in (begin, end):
-            side[axis] = np.searchsorted(kept, side[axis])
+        return np.sort(order[np.concatenate(([True], is_new))])
+
+    def _only(self, axis: int, slices: Array) -> Cut:
         low, high = list(self.low), list(self.high)
-        low[axis], high[axis] = low[axis][kept], high[axis][kept]
-        boxes = replace(self, low=low, high=high, begin=begin, end=end)
-        some = end[axis] > begin[axis]
-        return boxes.of(some), kind[some]
+        low[axis], high[axis] = low[axis][slices], high[axis][slices]
+        found = Cut(self.boxes, low, high)
+        return Cut(self.boxes.of(found.end[axis] > found.begin[axis]), low, high)
 
 
 def boxes_of(
-    tensor: Tensor, rank: int, extent: list[int], accesses: list[Access]
+    accesses: Sequence[Access], rank: int, axes: int, order: HappensBefore
 ) -> Boxes:
-    """The boxes of a tensor's `accesses` in the memory of `rank`."""
+    """The boxes of a tensor's `accesses` that are in the memory of `rank`."""
     here = [(a, np.flatnonzero(a.rank == rank)) for a in accesses]
-
-    def gather(parts: list[Array], empty: Array) -> Array:
-        return np.concatenate([empty, *parts], axis=-1)
-
-    none = np.zeros((len(extent), 0), np.int64)
-    low = gather([a.low[:, at] for a, at in here], none)
-    high = gather([a.high[:, at] for a, at in here], none)
-    task = gather([a.task[at] for a, at in here], np.zeros(0, np.int64))
+    none = np.zeros((axes, 0), np.int64)
+    low = np.concatenate([none, *(a.low[:, at] for a, at in here)], axis=1)
+    high = np.concatenate([none, *(a.high[:, at] for a, at in here)], axis=1)
+    task = np.concatenate([none[0], *(a.task[at] for a, at in here)])
     operand = np.repeat(np.arange(len(here)), [at.size for _, at in here])
-    cuts = []
-    for size, begin, end in zip(extent, low, high, strict=True):
-        sides = np.concatenate(([0, size], begin, end))
-        cuts.append(sides[first_rows([sides])])
-        begin[:], end[:] = np.split(row_numbers([sides])[2:], 2)
-    bounds = [c[:-1] for c in cuts], [c[1:] for c in cuts]
-    return Boxes(tensor, rank, accesses, *bounds, low, high, task, operand)
+    kind = _kinds(accesses, task, operand, order)
+    return Boxes(accesses, low, high, task, operand, kind)
+
+
+def _kinds(
+    accesses: Sequence[Access], task: Array, operand: Array, order: HappensBefore
+) -> Array:
+    """A number for each box, equal for boxes of an operand that are in the same order
+    with all others: those of tasks of one class, and reads of tasks that wait for an
+    element which all writers notify.
+
+    Tasks that access the tensor by several operands, and write it, are apart: two
+    operands of one task need no order, and those of two tasks do."""
+    node = order.node[task]
+    one = first_rows((node, operand))
+    write = np.array([a.write for a in accesses], bool)
+    operands = np.bincount(node[one])
+    writes = np.bincount(node[one], write[operand[one]])
+    is_apart = (writes > 0) & (operands > 1)
+    apart = np.where(is_apart[node], task, NONE)
+    writers = np.flatnonzero(writes)
+    if writers.size:
+        early = np.array([a.phase in PARTLY_WAITED for a in accesses], bool)[operand]
+        late, soon = (order.after_all(writers, early=e) for e in (False, True))
+        node = np.where(np.where(early, soon[node], late[node]), NONE, node)
+    return row_numbers((node, operand, apart))

@@ -12,8 +12,9 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import Tensor
-from etc_dist.verify.boxes import Boxes, boxes_of
+from etc_dist.verify.boxes import Cut, boxes_of
 from etc_dist.verify.enumeration import BODY, EARLY, Array, Enumeration, Mask
+from etc_dist.verify.happens_before import HappensBefore
 
 MANY_CELLS, MOST_CELLS = 4_000_000, 50_000_000
 """Limits on the memory of a proof, of all tasks' accesses of one tensor: before equal
@@ -56,43 +57,44 @@ class Cells:
 
 
 def all_cells(
-    tasks: Enumeration, level: Array, classes: Array, *, reduced: bool
+    tasks: Enumeration, order: HappensBefore, *, reduced: bool
 ) -> Iterator[Cells]:
     """The cells of every tensor on every rank, except those with values before the run
-    that no task writes. Where cells are `reduced`, or many, those are left out that
-    `classes` of tasks access as they access others."""
+    that no task writes. Where cells are `reduced`, or many, those are left out that are
+    equal to others in this order."""
     place = np.empty(tasks.tasks, np.int64)
-    place[np.argsort(level, kind="stable")] = np.arange(tasks.tasks)
+    place[np.argsort(order.level[order.node], kind="stable")] = np.arange(tasks.tasks)
     for tensor in tasks.plan.graph.tensors:
         mine = [a for a in tasks.accesses if a.region.tensor.name == tensor.name]
         if tensor.is_given and not any(a.write for a in mine):
             continue
         for rank, env in enumerate(tasks.environments):
             extent = [int(n.evaluate(env)) for n in tensor.shape]
-            boxes = boxes_of(tensor, rank, extent, mine)
-            if reduced or boxes.cells > MANY_CELLS:
-                boxes = boxes.reduced(classes)
-            if boxes.cells > MOST_CELLS:
-                raise _too_many(tensor, boxes.cells)
-            yield _cells(boxes, place)
+            boxes = boxes_of(mine, rank, len(extent), order)
+            cut = boxes.cut(extent) if not reduced else None
+            if cut is None or cut.cells > MANY_CELLS:
+                cut = boxes.without_equal_reads().cut(extent).without_equal_slices()
+            if cut.cells > MOST_CELLS:
+                raise _too_many(tensor, cut.cells)
+            yield _cells(tensor, rank, cut, place)
 
 
-def _cells(boxes: Boxes, place: Array) -> Cells:
-    boxes = boxes.of(np.argsort(place[boxes.task], kind="stable"))
-    shape = [len(low) for low in boxes.low]
-    box, cell = _expand(shape, boxes.begin, boxes.end - boxes.begin)
+def _cells(tensor: Tensor, rank: int, cut: Cut, place: Array) -> Cells:
+    by_place = np.argsort(place[cut.boxes.task], kind="stable")
+    begin, end = cut.begin[:, by_place], cut.end[:, by_place]
+    box, cell = _expand(cut.shape, begin, end - begin)
     by_cell = np.argsort(cell, kind="stable")
-    box, cell = box[by_cell], cell[by_cell]
+    boxes = cut.boxes.of(by_place[box[by_cell]])
     return Cells(
-        boxes.tensor,
-        boxes.rank,
-        boxes.low,
-        boxes.high,
-        cell,
-        boxes.task[box],
-        boxes.write[box],
-        boxes.phase[box],
-        boxes.gathered[box],
+        tensor,
+        rank,
+        cut.low,
+        cut.high,
+        cell[by_cell],
+        boxes.task,
+        boxes.write,
+        boxes.phase,
+        boxes.gathered,
     )
 
 
@@ -100,7 +102,7 @@ def _too_many(tensor: Tensor, cells: float) -> ArgumentError:
     return ArgumentError(
         f"the accesses of tensor {tensor.name} are too many to be proved",
         where=str(tensor),
-        wanted=f"at most {MOST_CELLS} parts that a task accesses, over all tasks",
+        wanted=f"at most {MOST_CELLS} parts that a task accesses, equal ones once",
         got=f"{cells:.0f}",
         fix="use larger tiles, or prove it at smaller dims and run this shape with "
         "ETC_DIST_VERIFY=0",

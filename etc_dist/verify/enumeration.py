@@ -33,6 +33,8 @@ its waits without loads, its streamed operands, after its first waits, or whethe
 there at all, after its first one; other loads that determine its accesses and
 notifications; reads by its body before its last wait is met; all other accesses by its
 body."""
+PARTLY_WAITED = (WAITING, EARLY)
+"""Phases in which not all of a task's waits are met."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,17 @@ class Queues:
     lane are not, as they run concurrently, nor tasks of a cluster of two or with roles:
     their loads and stores overlap those of the tasks before and after."""
     names: list[str]
+
+    def of(self, some: Array) -> Queues:
+        """The places of some of the tasks."""
+        return Queues(
+            self.queue[some],
+            self.position[some],
+            self.slot[some],
+            self.whole[some],
+            self.strided[some],
+            self.names,
+        )
 
 
 @dataclass(frozen=True)

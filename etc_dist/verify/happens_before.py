@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask, Queues
 from etc_dist.verify.rows import first_rows, row_numbers
+from etc_dist.verify.task_classes import task_classes
 
 WORD = 64
 BUDGET = 2**24
@@ -26,16 +27,27 @@ class HappensBefore:
     All others are ordered by events only: tasks of a cluster overlap, and tasks of
     ticket and queue lanes run concurrently.
 
-    The tables have a row for each node: a task, or a class of tasks. `level` is a
-    topological order: it rises along every ordered step. Without `queues`, events alone
-    order tasks."""
+    The nodes are classes of tasks: `node` has that of each task, the tables have a row
+    for each node. `level` is a topological order: it rises along every ordered step.
+    Without `queues`, events alone order nodes."""
 
+    node: Array
     level: Array
     wait: Array
     free_wait: Array
     notify: Array
     elements: int
     queues: Queues | None = None
+
+    def after_all(self, nodes: Array, *, early: bool) -> Mask:
+        """Of each node: whether it waits for an element that all of `nodes` notify.
+        early: by one of its first waits."""
+        waits = self.free_wait if early else self.wait
+        found = np.zeros(self.level.size, bool)
+        for element in self.notify[nodes[0]]:
+            if element != NONE and (self.notify[nodes] == element).any(axis=1).all():
+                found |= (waits == element).any(axis=1)
+        return found
 
     def direct(self, first: Array, second: Array, early: Mask) -> Mask:
         """Pairs ordered by one step: one event, or one cluster's sequence. `early`: the
@@ -192,22 +204,17 @@ def _merge(
     elements[ordered[starts]] |= np.bitwise_or.reduceat(bits[some], starts, axis=0)
 
 
-def order_tasks(tasks: Enumeration, rounds: Array) -> HappensBefore:
-    """The relation of `tasks`, given the round in which each one runs."""
-    position = np.where(tasks.queues.strided, tasks.queues.position, 0)
-    deepest = int(position.max(initial=0)) + 1
-    return HappensBefore(
-        rounds * deepest + position,
-        tasks.wait,
-        tasks.free_wait,
-        tasks.notify,
-        tasks.elements.total,
-        tasks.queues,
-    )
-
-
-def order_by_events(tasks: Enumeration, rounds: Array, classes: Array) -> HappensBefore:
-    """The relation of `classes_by_event`, without the steps by program order."""
+def order_classes(
+    tasks: Enumeration, rounds: Array, *, by_program: bool
+) -> HappensBefore:
+    """The relation of the classes of `tasks`, given the round in which each one runs.
+    Without `by_program`, events alone order them."""
+    classes = task_classes(tasks, by_program=by_program)
     one = first_rows([classes])
+    level, queues = rounds[one], None
+    if by_program:
+        queues = tasks.queues.of(one)
+        position = np.where(queues.strided, queues.position, 0)
+        level = level * (int(position.max(initial=0)) + 1) + position
     tables = (tasks.wait[one], tasks.free_wait[one], tasks.notify[one])
-    return HappensBefore(rounds[one], *tables, tasks.elements.total)
+    return HappensBefore(classes, level, *tables, tasks.elements.total, queues)

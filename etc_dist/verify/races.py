@@ -14,14 +14,12 @@ import numpy as np
 
 from etc_dist.errors import GraphError, RaceError
 from etc_dist.verify.cells import Cells
-from etc_dist.verify.enumeration import EARLY, WAITING, Array, Enumeration, Mask
+from etc_dist.verify.enumeration import PARTLY_WAITED, Array, Enumeration, Mask
 from etc_dist.verify.happens_before import HappensBefore
 from etc_dist.verify.violations import Fault, Tally
 
 MOST_SUSPECTS = 2**22
 """Pairs of accesses that are kept for one search: a limit on its memory."""
-PARTLY_WAITED = (WAITING, EARLY)
-"""Phases in which not all of a task's waits are met."""
 Pairs = tuple[Cells, Array, Array]
 """Entries of a tensor's cells, the first of each pair and the second."""
 
@@ -30,9 +28,8 @@ class Races:
     """Collects the pairs that no single step orders, over all tensors, to search for
     chains of steps once."""
 
-    def __init__(self, tasks: Enumeration, order: HappensBefore, node: Array):
-        """node: of each task, in `order`."""
-        self.tasks, self.order, self.node = tasks, order, node
+    def __init__(self, tasks: Enumeration, order: HappensBefore):
+        self.tasks, self.order, self.node = tasks, order, order.node
         self.suspects: list[Pairs] = []
         self._count, self._most = 0, MOST_SUSPECTS
         self.unwritten: list[Pairs] = []

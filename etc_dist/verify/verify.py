@@ -27,7 +27,7 @@ from etc_dist.verify.coverage import (
 from etc_dist.verify.enumerate_plan import enumerate_plan
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
 from etc_dist.verify.far import check_far, check_kept
-from etc_dist.verify.happens_before import order_by_events, order_tasks
+from etc_dist.verify.happens_before import order_classes
 from etc_dist.verify.index_range import check_index_range
 from etc_dist.verify.loaded_accesses import check_own_writes
 from etc_dist.verify.operands import check_operands
@@ -38,7 +38,6 @@ from etc_dist.verify.progress import (
 )
 from etc_dist.verify.races import Races
 from etc_dist.verify.surplus import check_surplus
-from etc_dist.verify.task_classes import classes_by_event, classes_by_order
 from etc_dist.verify.unchecked import list_unchecked
 from etc_dist.verify.violations import Fault, Tally, refuse
 
@@ -171,37 +170,31 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
     """Check the accesses of tasks, given the round in which each one runs.
 
     If some task never runs, tasks have no order: only coverage is checked."""
-    faults = list(stuck)
     supposed = tasks
     if tasks.unknown_events:
         # They order more than the plan does: a pair without an order is a race.
         supposed, rounds = suppose_events(tasks)
-    if not stuck and (rounds != NONE).all():
-        faults += _check_accesses(tasks, supposed, rounds)
-    else:
-        classes = classes_by_order(supposed, rounds)
-        every = all_cells(tasks, np.zeros_like(rounds), classes, reduced=False)
-        faults += _check_cells(tasks, every, None)
+    has_order = not stuck and bool((rounds != NONE).all())
+    faults = stuck + _check_accesses(tasks, supposed, rounds, has_order=has_order)
     if not tasks.unknown_events:
         faults += check_remote_writes(tasks)
     return faults + check_far(tasks)
 
 
 def _check_accesses(
-    tasks: Enumeration, supposed: Enumeration, rounds: Array
+    tasks: Enumeration, supposed: Enumeration, rounds: Array, *, has_order: bool
 ) -> list[Fault]:
-    """Check accesses, first one for each class of tasks that events do not distinguish.
-
-    Events alone order fewer tasks than the plan does: without a fault in that order,
-    there is none. Otherwise all accesses are checked, in the order of the plan."""
-    classes = classes_by_event(supposed, rounds)
-    order = order_by_events(supposed, rounds, classes)
-    reduced = all_cells(tasks, rounds, classes, reduced=True)
-    if not _check_cells(tasks, reduced, Races(tasks, order, classes)):
-        return []
-    classes, order = classes_by_order(supposed, rounds), order_tasks(supposed, rounds)
-    every = all_cells(tasks, order.level, classes, reduced=False)
-    return _check_cells(tasks, every, Races(tasks, order, np.arange(tasks.tasks)))
+    """Check the accesses that differ, where events alone order tasks. That is less than
+    the order of the plan: without a fault there, there is none. Otherwise check all
+    accesses, in the order of the plan."""
+    faults: list[Fault] = []
+    for by_program in (False, True):
+        order = order_classes(supposed, rounds, by_program=by_program)
+        every = all_cells(tasks, order, reduced=not by_program)
+        faults = _check_cells(tasks, every, Races(tasks, order) if has_order else None)
+        if not faults:
+            break
+    return faults
 
 
 def _check_cells(

@@ -11,8 +11,9 @@ from etc_dist.ir.expr import wrap
 from etc_dist.ir.tensor import Region, Tensor
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify import cells
-from etc_dist.verify.boxes import Boxes, boxes_of
+from etc_dist.verify.boxes import Boxes, Cut, boxes_of
 from etc_dist.verify.enumeration import BODY, EARLY, Access
+from etc_dist.verify.happens_before import HappensBefore
 from etc_dist.verify.verify import verify
 from tests.verify.decoder import decoder
 from tests.verify.work_list import decode_list
@@ -21,8 +22,8 @@ BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 AXES, EXTENT, TASKS, CLASSES = 2, 4, 5, 2
 
 
-def draw(rng: np.random.Generator) -> Boxes:
-    """The boxes of a few operands of tasks 0 .. TASKS - 1."""
+def draw(rng: np.random.Generator, classes: np.ndarray) -> Boxes:
+    """The boxes of a few operands of tasks 0 .. TASKS - 1, which no event orders."""
     shape = (wrap(EXTENT),) * AXES
     tensor = Tensor("x", shape, "float32", "local")
     region = Region(tensor, None, (wrap(0),) * AXES, shape, (True,) * AXES)
@@ -37,16 +38,18 @@ def draw(rng: np.random.Generator) -> Boxes:
         write, phase = bool(rng.integers(2)), int(rng.choice([EARLY, BODY]))
         rank = np.zeros(task.size, np.int64)
         accesses.append(Access(region, write, task, rank, low, high, phase))
-    return boxes_of(tensor, 0, [EXTENT] * AXES, accesses)
+    tables = [np.zeros((CLASSES, 0), np.int64)] * 3
+    order = HappensBefore(classes, np.zeros(CLASSES, np.int64), *tables, 0)
+    return boxes_of(accesses, 0, AXES, order)
 
 
-def situations(boxes: Boxes, classes: np.ndarray) -> set[object]:
+def situations(cut: Cut, classes: np.ndarray) -> set[object]:
     """What the cells differ in: their accesses, and pairs of them that need an order or
     are of one task."""
-    found = set()
-    for cell in product(*(range(len(low)) for low in boxes.low)):
+    found, boxes = set(), cut.boxes
+    for cell in product(*map(range, cut.shape)):
         at = np.array(cell)[:, None]
-        here = np.flatnonzero(((boxes.begin <= at) & (at < boxes.end)).all(axis=0))
+        here = np.flatnonzero(((cut.begin <= at) & (at < cut.end)).all(axis=0))
         kind = [(int(classes[boxes.task[n]]), int(boxes.operand[n])) for n in here]
         pairs = {
             (frozenset({kind[a], kind[b]}), bool(boxes.task[m] == boxes.task[n]))
@@ -59,11 +62,14 @@ def situations(boxes: Boxes, classes: np.ndarray) -> set[object]:
 
 def test_reduced_boxes_have_cells_of_each_kind(rng):
     smaller = 0
-    for _ in range(500):
-        boxes, classes = draw(rng), rng.integers(CLASSES, size=TASKS)
-        reduced = boxes.reduced(classes)
-        assert situations(reduced, classes) == situations(boxes, classes)
-        smaller += reduced.cells < boxes.cells
+    for _ in range(1000):
+        classes = rng.integers(CLASSES, size=TASKS)
+        boxes = draw(rng, classes)
+        every = boxes.cut([EXTENT] * AXES)
+        reduced = boxes.without_equal_reads().cut([EXTENT] * AXES)
+        reduced = reduced.without_equal_slices()
+        assert situations(reduced, classes) == situations(every, classes)
+        smaller += reduced.cells < every.cells
     assert smaller > 50
 
 
@@ -75,6 +81,13 @@ def test_a_work_list_costs_about_its_tasks(requests, pages, schedule, monkeypatc
     plan = SCHEDULES[schedule](decode_list(1))
     verified = verify(plan, {"requests": requests, "pages": pages}, 132)
     assert verified.tasks == 1 + requests * pages + requests
+
+
+@BOTH
+def test_tasks_with_events_of_their_own_cost_little_each(schedule, monkeypatch):
+    monkeypatch.setattr(cells, "MOST_CELLS", 64 * 64)
+    plan = SCHEDULES[schedule](decode_list(1, arrives=True))
+    assert verify(plan, {"requests": 64, "pages": 64}, 132).tasks == 1 + 8192 + 64
 
 
 @BOTH

@@ -12,10 +12,11 @@ def touch(reads: int, writes: int) -> DeviceFunction:
 
 
 @graph_function
-def decode_list(g: Graph, *, starts: bool = True) -> None:
+def decode_list(g: Graph, *, starts: bool = True, arrives: bool = False) -> None:
     """`plan` writes the list and the number of its items. An item names its request,
     which expects as many notifications as it has pages. Without `starts`, nothing
-    orders the requests after the list."""
+    orders the requests after the list. With `arrives`, an item waits for an event of
+    its own, too."""
     requests, pages = g.dims("requests pages")
     items = g.let("items", requests * pages)
     table = g.input("table", (requests, pages), "int32")
@@ -34,7 +35,15 @@ def decode_list(g: Graph, *, starts: bool = True) -> None:
     done = g.events("done", (requests,), expects=lambda r: count.load(r))
     lists = [tensor[:] for tensor in (count, start, total, request, page)]
     g.call(touch(0, 5), g.grid(one=1), name="plan", writes=lists, notifies=[planned[0]])
+    own = []
+    if arrives:
+        arrived = g.events("arrived", (items,), expects=1)
+        (i,) = grid = g.grid(i=up_to(items, total.load(0)))
+        waits, notifies = [planned[0]], [arrived[i]]
+        g.call(touch(0, 0), grid, name="arrive", waits=waits, notifies=notifies)
     (i,) = grid = g.grid(i=up_to(items, total.load(0)))
+    if arrives:
+        own = [arrived[i]]
     mine = request.load(i)
     g.call(
         touch(2, 1),
@@ -42,7 +51,7 @@ def decode_list(g: Graph, *, starts: bool = True) -> None:
         name="attend",
         reads=[q[mine, :], cache[table.load(mine, page.load(i)), :, :]],
         writes=[part[i, :]],
-        waits=[planned[0]],
+        waits=[planned[0], *own],
         notifies=[done[mine]],
     )
     (r,) = grid = g.grid(r=requests)
