@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from etc_dist.models.batch import Batch
 from etc_dist.models.extras import PACKAGED, packaged_model
 from etc_dist.models.loading import load
 from etc_dist.models.sampling import Sampling
-from etc_dist.models.tokenizer import TextStream
+from etc_dist.models.tokenizer import TextStream, Tokenizer
 from etc_dist.models.tokenizer_files import load_tokenizer
 from etc_dist.world import World, start
 
@@ -67,7 +67,7 @@ def answer(
         name = PACKAGED if folder is None else path.name
         progress.show(f"loading {name}")
         tokenizer = load_tokenizer(path)
-        ids = tokenizer.chat(prompt, **arguments)
+        ids = prompt_ids(tokenizer, prompt, arguments)
         with load(path, batch=1, world=world) as model, Batch(model) as requests:
             room = min(max_new_tokens, max(1, model.positions - len(ids)))
             request = requests.add(ids, max_new_tokens=room, sampling=sampling)
@@ -92,21 +92,35 @@ def answer(
         )
 
 
+def prompt_ids(
+    tokenizer: Tokenizer, prompt: str, arguments: Mapping[str, Any]
+) -> list[int]:
+    """As `Tokenizer.chat`, with an ArgumentError for arguments of a wrong type."""
+    try:
+        return tokenizer.chat(prompt, **arguments)
+    except TypeError as error:
+        raise _argument_refused(str(error)) from error
+
+
 def _template_argument(text: str) -> tuple[str, Any]:
     """NAME=VALUE, whose value is JSON, or a text."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier() or name == "messages":
-        raise ArgumentError(
-            "an argument of the chat template cannot be read",
-            where="etc-dist generate --template-argument",
-            wanted="NAME=VALUE, as in enable_thinking=false",
-            got=repr(text),
-            fix="give a name that the model's chat template takes",
-        )
+        raise _argument_refused(repr(text))
     try:
         return name, json.loads(value)
     except (RecursionError, ValueError):
         return name, value
+
+
+def _argument_refused(got: str) -> ArgumentError:
+    return ArgumentError(
+        "an argument of the chat template cannot be used",
+        where="etc-dist generate --template-argument",
+        wanted="NAME=VALUE, as in enable_thinking=false",
+        got=got,
+        fix="give a name that the model's chat template takes, and a value for it",
+    )
 
 
 def _of_rank_0(stream: TextIO, world: World) -> TextIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from etc_dist.errors import ArgumentError, expect_choice, expect_type
@@ -96,8 +97,10 @@ class Tokenizer:
         Raises ArgumentError where the template refuses or drops what it is given, and
         TypeError for values that are not JSON data."""
         given = conversation(messages)
+        expect_type(add_generation_prompt, bool, "add_generation_prompt")
         arguments |= {"tools": tools, "documents": documents}
         for name in ("tools", "documents"):
+            expect_type(arguments[name], (list, tuple, NoneType), name)
             for one in arguments[name] or ():
                 expect_type(one, Mapping, f"one of {name}")
         if self.chat_templates:

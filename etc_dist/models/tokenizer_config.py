@@ -89,16 +89,11 @@ class SpecialTokens:
 def read_special(folder: Path) -> SpecialTokens:
     """What the JSON files in `folder`, except tokenizer.json, declare.
 
-    Raises ArgumentError for a damaged file, and for a field that is not implemented."""
+    Raises ArgumentError for a damaged file."""
     path, older = (
         folder / f"{name}.json" for name in ("tokenizer_config", "special_tokens_map")
     )
     fields, declared = read_optional(path), read_optional(older)
-    for name, values in NEUTRAL.items():
-        if fields.get(name) not in values:
-            fix = "remove it, if tokenizer.json has the whole tokenizer"
-            got = repr(fields[name])[:80]
-            raise refused(path, f"no {name}, which is not implemented", got, fix)
     _expect_special(fields, path)
     _expect_special(declared, older)
     added = fields.get("added_tokens_decoder")
@@ -115,6 +110,17 @@ def read_special(folder: Path) -> SpecialTokens:
         tuple(_unnamed(declared)),
         {**{str(number): {"content": text} for text, number in listed}, **added},
     )
+
+
+def expect_neutral(special: SpecialTokens) -> None:
+    """Refuse fields of tokenizer_config.json that are not implemented."""
+    for name, values in NEUTRAL.items():
+        if special.fields.get(name) not in values:
+            fix = "remove it, if tokenizer.json has the whole tokenizer"
+            got = repr(special.fields[name])[:80]
+            raise refused(
+                special.path, f"no {name}, which is not implemented", got, fix
+            )
 
 
 def end_tokens(folder: Path) -> tuple[int, ...]:
@@ -235,7 +241,7 @@ def _ids(given: Mapping[str, Any], path: Path) -> dict[str, int]:
         if not isinstance(tokens, dict):  # with scores
             tokens = {token[0]: number for number, token in enumerate(tokens)}
         added = {token["content"]: token["id"] for token in given["added_tokens"]}
-        return {**tokens, **added}
-    except (KeyError, IndexError, TypeError) as error:
+        return {text: int(number) for text, number in {**tokens, **added}.items()}
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         wanted = "a tokenizer.json with model.vocab and added_tokens"
         raise refused(path, wanted, repr(error), "correct it") from error

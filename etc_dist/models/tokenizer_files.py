@@ -15,13 +15,15 @@ from etc_dist.models.tokenizer_config import (
     FLAGS,
     SpecialTokens,
     content,
+    expect_neutral,
     read_special,
     read_templates,
     refused,
 )
 from etc_dist.models.tokenizer_gguf import gguf_tokenizer
 
-SURROUNDING = {"add_bos_token": "bos_token", "add_eos_token": "eos_token"}
+SURROUNDING = {"add_bos_token": 0, "add_eos_token": -1}
+"""Where fields place tokens."""
 ADD_TOKEN = "add it to tokenizer.json, as save_pretrained of transformers does"
 
 
@@ -56,6 +58,7 @@ def _of_folder(folder: Path) -> Tokenizer:
     tokens.no_truncation()
     tokens.no_padding()
     special = read_special(folder)
+    expect_neutral(special)
     is_bpe = isinstance(tokens.model, tokenizers.models.BPE)
     if special.fields.get("clean_up_tokenization_spaces") and not is_bpe:
         wanted = "clean_up_tokenization_spaces: false, unless the model is BPE"
@@ -109,14 +112,12 @@ def _add_special(tokens: Any, special: SpecialTokens) -> None:
 
 def _conflict(tokens: Any, special: SpecialTokens) -> ArgumentError | None:
     """What makes the special tokens around a text ambiguous."""
-    encoding = tokens.encode("a")
-    marks = encoding.special_tokens_mask
-    num_before = marks.index(0) if 0 in marks else 1
-    before, after = encoding.ids[:num_before], encoding.ids[num_before:]
-    texts = special.texts()
-    for flag, ids in zip(SURROUNDING, (before, after), strict=True):
-        number = tokens.token_to_id(texts.get(SURROUNDING[flag], ""))
-        is_added = number is not None and number in ids
+    ids, texts = tokens.encode("").ids, special.texts()
+    for flag, place in SURROUNDING.items():
+        number = tokens.token_to_id(texts.get(flag.removeprefix("add_"), ""))
+        is_added = bool(ids) and ids[place] == number
+        if is_added:
+            ids.pop(place)  # the same token may be added at both places
         wanted = special.fields.get(flag)
         if wanted is not None and wanted is not is_added:
             return refused(

@@ -8,6 +8,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load_tokenizer, read_config
+from etc_dist.models.chat import prompt_ids
 from etc_dist.models.tokenizer_config import NEUTRAL
 from tests.models.small import CONFIG
 
@@ -105,6 +106,11 @@ def test_an_end_token_may_have_a_score(tmp_path):
         ("tokenizer", {"tokenizer": "{"}, "a JSON object"),
         ("tokenizer", {"tokenizer": "{}"}, "model.vocab and added_tokens"),
         (
+            "tokenizer",
+            {"tokenizer": {"model": {"vocab": {"</s>": "x"}}, "added_tokens": []}},
+            "model.vocab and added_tokens",
+        ),
+        (
             "tokenizer_config",
             {"tokenizer_config": {"eos_token": "<x>"}},
             "in tokenizer.",
@@ -187,6 +193,7 @@ def test_fields_that_are_not_implemented_are_refused(tmp_path, name):
     write(tmp_path, tokenizer_config={name: ["other.json"]})
     with pytest.raises(ArgumentError, match=f"no {name}, which is not implemented"):
         load_tokenizer(tmp_path)
+    read_config(tmp_path)  # token ids need no tokenizer
     write(tmp_path, tokenizer_config={name: NEUTRAL[name][-1]})
     load_tokenizer(tmp_path)
 
@@ -221,6 +228,19 @@ def test_files_that_disagree_on_tokens_around_a_text_are_refused(
     assert tokenizer.chat("a") == [1]
 
 
+@pytest.mark.parametrize("has_end", [False, True])
+def test_one_token_may_begin_and_end_texts(tmp_path, has_end):
+    def change(tokens):
+        tokens.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A <s>" if has_end else "<s> $A", special_tokens=[("<s>", 2)]
+        )
+
+    names = {"bos_token": "<s>", "eos_token": "<s>"}
+    flags = {"add_bos_token": True, "add_eos_token": has_end}
+    write(tmp_path, change, tokenizer_config=names | flags)
+    assert load_tokenizer(tmp_path).encode("a") == [2, 0, *[2] * has_end]
+
+
 def test_templates_in_files_replace_those_of_the_configuration(tmp_path):
     named = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
     write(tmp_path, tokenizer_config={"chat_template": named})
@@ -235,3 +255,11 @@ def test_templates_in_files_replace_those_of_the_configuration(tmp_path):
         tokenizer.chat("c")  # it has no default
     (tmp_path / "chat_template.jinja").write_text("<s>")
     assert load_tokenizer(tmp_path).chat("c") == [2]
+
+
+def test_a_template_argument_of_a_wrong_type_is_refused(tmp_path):
+    write(tmp_path, tokenizer_config={"chat_template": "{{ tools }}"})
+    tokenizer = load_tokenizer(tmp_path)
+    assert prompt_ids(tokenizer, "a", {"tools": []}) == [0]  # [] is an unknown word
+    with pytest.raises(ArgumentError, match="tools expects a list"):
+        prompt_ids(tokenizer, "a", {"tools": 5})
