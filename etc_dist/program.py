@@ -239,11 +239,12 @@ class Program:
             return Trace.merge(cast(list[Trace], self.world.gather(mine)))
 
     def show(self, **dims: int) -> str:
-        """Graph and plan as stable text, and the parts that are not proved; with dims,
-        the numbers at that shape."""
+        """Graph and plan as stable text, the parts that are not proved, and the memory
+        that is kept for captured CUDA graphs; with dims, the numbers at that shape."""
         workers = self.workers if dims else None
         plan = self.plan.show(workers, **dims)
-        return self.plan.graph.show() + plan + self._run_check.show()
+        more = self._run_check.show() + self._executor.show()
+        return self.plan.graph.show() + plan + more
 
     def close(self) -> None:
         """Free the program's memory; collective, idempotent. Then raises the error of

@@ -7,6 +7,7 @@ occupancy.py        how many workers a GPU holds
 argument_block.py   the arguments of a kernel launch
 region_checks.py    regions that may not be empty on GPUs
 memory_plan.py      the offsets of tensors and counters
+program_memory.py   memory on GPUs, which grows, also after a capture
 tensor_map.py       descriptors of bulk copies
 arrays.py           the caller's arrays; array_checks.py: whether they fit a call
 stream.py           the caller's streams

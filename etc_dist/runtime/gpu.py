@@ -1,9 +1,9 @@
 """The GPU backend: one launch of the persistent kernel on every rank.
 
-A program owns, per rank: one symmetric block (head, event counters, symmetric tensors),
-a control block, a status word in pinned memory that the host can read at any time,
-local scratch and the workers' workspace. No call copies, resets or synchronises
-anything.
+A program owns, per rank: symmetric blocks (head, event counters, symmetric tensors)
+with a control block and local scratch each, a status word in pinned memory that the
+host can read at any time, and the workers' workspace. No call copies, resets or
+synchronises anything.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from etc_dist.runtime.build import Cubin
 from etc_dist.runtime.device_faults import Record, decode
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.runtime.occupancy import most_resident, resident_workers
+from etc_dist.runtime.program_memory import ProgramMemory
 from etc_dist.runtime.stream import order_of
 from etc_dist.runtime.tensor_map import encode
 from etc_dist.runtime.trace import Trace
@@ -41,7 +42,7 @@ from etc_dist.schedule import Plan
 from etc_dist.world.gpu_memory import library
 
 if TYPE_CHECKING:
-    from etc_dist.world import SymmetricMemory, World
+    from etc_dist.world import World
 
 WORKER_THREADS = 384
 MAX_DYNAMIC_SHARED_BYTES = 8
@@ -96,48 +97,33 @@ class GpuExecutor:
                 self._function.ptr, source.cluster, count, WORKER_THREADS, self._shared
             ),
         )
-        self._control = cupy.zeros(CONTROL.itemsize, np.uint8)
         pinned = cupy.cuda.alloc_pinned_memory(64)
         self._status = np.frombuffer(pinned, np.uint32, 1)
+        self._status[0] = 0
         self._status_pinned = pinned
         self._workspace = cupy.empty(max(16, source.workspace * self.workers), np.uint8)
         self._trace_capacity = TRACE_CAPACITY if source.traced else 0
         records = self.workers * TRACE_WARPS * self._trace_capacity
         self._trace = cupy.zeros(max(1, records) * TRACE_RECORD.itemsize, np.uint8)
-        self._capacity = Capacity()
-        self._generation = 0
-        self._captured = False
-        self._block: SymmetricMemory | None = None
-        self._local = cupy.empty(0, np.uint8)
+        self._memory = ProgramMemory(world)
         self._dims: Mapping[str, int] = {}
         self._numbers = itertools.count()
         self._shapes: Recent[int, Mapping[str, int]] = Recent(MOST_SHAPES)
         self._templates: Recent[tuple[int, ...], Template] = Recent(MOST_TEMPLATES)
         self._order = order_of(world)
         self._stream: Any = None
-        self.reset()
 
     def grow(self, *shapes: Mapping[str, int]) -> None:
         """Allocate memory for runs at these dims. Collective; no run is in flight."""
-        self.world.agree_done(lambda: self._refuse_if_captured(shapes[-1]))
         if self._quiet is not None and not self._is_known:
             self.world.agree_done(self._begin_far)
-        capacity = self._capacity
+        needed = Capacity()
         for dims in shapes:
-            capacity = capacity.grown(plan_memory(self.plan, dims))
+            needed = needed.grown(plan_memory(self.plan, dims))
         self.finish()
         self.world.barrier()
-        if self._block is not None:
-            self._block.free()
-        # NOTE: if the allocation fails, the program has no memory.
-        self._block, self._capacity = None, Capacity()
-        self._generation += 1
         self._templates.clear()
-        block = self.world.allocate(capacity.block_bytes)
-        self.world.agree_done(lambda: self._make_local(capacity))
-        self._block, self._capacity = block, capacity
-        self.reset()
-        self.world.barrier()
+        self._memory.grow(needed, self._make_own)
 
     def _begin_far(self) -> None:
         """Let the kernel call NVSHMEM. NOTE: not before all ranks have compiled it: one
@@ -145,17 +131,13 @@ class GpuExecutor:
         library().init_module(self._module.ptr)
         self._is_known = True
 
-    def _refuse_if_captured(self, dims: Mapping[str, int]) -> None:
-        if self._captured:
-            raise _cannot_grow(self.plan.graph.name, dims)
-
     def prepare(
         self, arrays: Mapping[str, Array], dims: Mapping[str, int]
     ) -> Launch | None:
         """The argument block of a run. None if the program must `grow` for it, which is
         alike on all ranks. Local."""
-        memory = plan_memory(self.plan, dims)
-        if self._block is None or not self._capacity.holds(memory):
+        latest = self._memory.latest
+        if latest is None or not latest.capacity.holds(plan_memory(self.plan, dims)):
             return None
         shape, template = self._template(dims)
         arguments = template.copy()
@@ -163,13 +145,13 @@ class GpuExecutor:
         rank = self.world.rank
         bind(arguments, self.plan, self.source, pointers, dims, rank, encode)
         address = np.array([arguments.ctypes.data], np.uintp)
-        return Launch(
-            arguments, address, address.ctypes.data, dims, shape, self._generation
-        )
+        generation = self._memory.generation
+        return Launch(arguments, address, address.ctypes.data, dims, shape, generation)
 
     def is_current(self, launch: Launch) -> bool:
         """False for a launch made before the program's memory moved."""
-        return launch.generation == self._generation and self._block is not None
+        memory = self._memory
+        return launch.generation == memory.generation and memory.latest is not None
 
     def launch(self, launch: Launch, stream: Any = None) -> None:
         """Enqueue the run on `stream` or on CuPy's current one, after all earlier runs
@@ -179,7 +161,8 @@ class GpuExecutor:
             if stream is None:
                 current = self._cupy.cuda.get_current_stream()
             if current.is_capturing():
-                self._captured = True
+                assert self._memory.latest is not None
+                self._memory.latest.is_captured = True
                 self._enqueue(launch, current)
             else:
                 self._order.enter(current)
@@ -223,11 +206,15 @@ class GpuExecutor:
         if not self._status[0]:
             return None
         self.finish()  # the status is set before all workers have ended
-        control = self._control.get().view(CONTROL)[0]
-        dims = self._shapes.get(int(control["shape"]))
-        if dims is None:  # a replay of a graph that was captured long ago
-            return []
-        return decode(self.plan, control, dims, self.world.rank, self.workers)
+        records: list[Record] = []
+        for memory in self._memory:
+            control = memory.control.get().view(CONTROL)[0]
+            dims = self._shapes.get(int(control["shape"]))
+            # There are no dims for a replay of a graph that was captured long ago.
+            if control["faults"] and dims is not None:
+                rank = self.world.rank
+                records += decode(self.plan, control, dims, rank, self.workers)
+        return records
 
     def loaded(
         self, launch: Launch, names: Sequence[str]
@@ -248,23 +235,25 @@ class GpuExecutor:
     def reset(self) -> None:
         """Clear the state of a failed run and restart at epoch 1. All ranks call it
         between two barriers, with no run in flight."""
-        if self._quiet is not None and self._block is not None:
+        if self._quiet is not None and self._memory.latest is not None:
             # Messages of a failed run may still be on their way.
             self._quiet((1,), (1,), ())
             self.finish()
             self.world.barrier()
-        control = np.zeros(1, CONTROL)
-        control["epoch"] = 1
-        self._control.set(control.view(np.uint8))
         self._status[0] = 0
-        if self._block is not None:
-            self._block.local[: self._capacity.tensors_offset].fill(0)
+        for memory in self._memory:
+            memory.control.set(_first_control())
+            memory.block.local[: memory.capacity.tensors_offset].fill(0)
         self.finish()
 
     @property
     def is_captured(self) -> bool:
         """Whether CUDA graphs may refer to the program's memory."""
-        return self._captured
+        return self._memory.is_captured
+
+    def show(self) -> str:
+        """The memory that is kept for captured graphs."""
+        return self._memory.show()
 
     def recover(self) -> None:
         """Begin anew after an interrupted call, on one rank."""
@@ -307,22 +296,22 @@ class GpuExecutor:
         """Free the memory. Collective, idempotent; does nothing on a broken world."""
         if self.world.broken:
             return
-        if self._block is not None:
+        if list(self._memory):
             self.finish()
-            self._block.free()
-            self._block = None
+        self._memory.close()
         if self._is_known:
             library().end_module(self._module.ptr)
             self._is_known = False
 
     def symmetric(self, name: str) -> Any:
         """This rank's bytes of a symmetric tensor, as laid out for the last run."""
-        assert self._block is not None
+        latest = self._memory.latest
+        assert latest is not None
         memory = plan_memory(self.plan, self._dims)
-        start = self._capacity.tensors_offset + memory.symmetric[name]
+        start = latest.capacity.tensors_offset + memory.symmetric[name]
         tensor = self.plan.graph.tensor(name)
         env = self.plan.graph.environment(self._dims, self.world.rank)
-        return self._block.local[start : start + tensor.nbytes(env)]
+        return latest.block.local[start : start + tensor.nbytes(env)]
 
     def _template(self, dims: Mapping[str, int]) -> Template:
         key = tuple(dims.values())
@@ -334,34 +323,37 @@ class GpuExecutor:
             self._templates.put(key, template)
         return template
 
-    def _make_local(self, capacity: Capacity) -> None:
-        self._local = self._cupy.empty(max(16, capacity.local), np.uint8)
+    def _make_own(self, capacity: Capacity) -> tuple[Any, Any]:
+        """A control block, and local scratch."""
+        empty = self._cupy.empty
+        control = empty(CONTROL.itemsize, np.uint8)
+        control.set(_first_control())
+        local = empty(max(16, capacity.local), np.uint8)
+        self.finish()
+        return control, local
 
     def _fill(self, dims: Mapping[str, int], number: int) -> np.ndarray[Any, Any]:
-        assert self._block is not None
+        latest = self._memory.latest
+        assert latest is not None
         places = Places(
-            peers=self._block.addresses,
-            control=self._control.data.ptr,
+            peers=latest.block.addresses,
+            control=latest.control.data.ptr,
             status=self._status_pinned.ptr,
             workspace=self._workspace.data.ptr,
-            local=self._local.data.ptr,
+            local=latest.local.data.ptr,
             wait_limit=int(self.world.settings.wait_limit * 1e9),
             trace=self._trace.data.ptr,
             trace_capacity=self._trace_capacity,
         )
         rank = self.world.rank
-        return fill(self.plan, self.source, dims, rank, self._capacity, places, number)
+        return fill(self.plan, self.source, dims, rank, latest.capacity, places, number)
 
 
-def _cannot_grow(name: str, dims: Mapping[str, int]) -> WorldError:
-    return WorldError(
-        f"program {name} cannot grow any more",
-        where=f"{name}, {', '.join(f'{k}={v}' for k, v in dims.items())}",
-        wanted="a shape that fits the memory which captured CUDA graphs refer to",
-        got="a larger one",
-        fix="run the largest shape once before the first capture, or make another "
-        "program or operation for this shape",
-    )
+def _first_control() -> np.ndarray[Any, Any]:
+    """The bytes of a control block before the first run."""
+    control = np.zeros(1, CONTROL)
+    control["epoch"] = 1
+    return control.view(np.uint8)
 
 
 def _load(cupy: Any, source: Source, cubin: Cubin) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -99,6 +99,24 @@ class Capacity:
             plan.far_hosts,
         )
 
+    def joined(self, other: Capacity) -> Capacity:
+        """A capacity that holds both."""
+        return self._each(other, max)
+
+    def doubled(self, needed: Capacity) -> Capacity:
+        """A capacity that holds both, beside this one, which is kept. Each part is
+        twice this one's, if that is at most twice `needed`: so capacities grow
+        geometrically, and all that are kept have at most twice the largest."""
+        return self._each(needed, lambda own, new: max(own, new, 2 * min(own, new)))
+
+    def _each(self, other: Capacity, merge: Callable[[int, int], int]) -> Capacity:
+        return Capacity(
+            merge(self.events, other.events),
+            merge(self.symmetric, other.symmetric),
+            merge(self.local, other.local),
+            other.far_hosts,
+        )
+
     @property
     def tensors_offset(self) -> int:
         """The offset of symmetric tensors: after the head and both event areas."""
@@ -108,6 +126,11 @@ class Capacity:
     @property
     def block_bytes(self) -> int:
         return self.tensors_offset + aligned(self.symmetric)
+
+    @property
+    def nbytes(self) -> int:
+        """Of a rank: the symmetric block and local scratch."""
+        return self.block_bytes + self.local
 
 
 def aligned(size: int, unit: int = ALIGNMENT) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 
@@ -166,12 +164,6 @@ def test_a_program_that_grows_is_not_captured(growing, monkeypatch):
     layer.check(3)
 
 
-def captured_alone(world):
-    """Expects a refusal where one program serves all rows."""
-    refused = pytest.raises(WorldError, match="cannot grow any more")
-    return refused if world.size == 1 else nullcontext()
-
-
 @pytest.mark.mpi
 @pytest.mark.gpu
 def test_gathered_rows_are_captured_once_there_is_room(make, arrays, world):
@@ -193,6 +185,7 @@ def test_gathered_rows_are_captured_once_there_is_room(make, arrays, world):
             layer.layer(x, out)
         graph = stream.end_capture()
     for _ in range(3):
+        layer.check(300)  # more rows need more memory
         for _, out, _ in calls:
             out.fill(np.nan)
         cupy.cuda.runtime.deviceSynchronize()
@@ -200,6 +193,3 @@ def test_gathered_rows_are_captured_once_there_is_room(make, arrays, world):
         stream.synchronize()
         for _, out, answer in calls:
             answer.check(arrays.get(out))
-    # More rows need more memory. On several ranks another program has it.
-    with captured_alone(world):
-        layer.check(300)

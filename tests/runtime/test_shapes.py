@@ -1,6 +1,7 @@
 """`GpuExecutor` keeps a bounded number of shapes, and finds those of fault records."""
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -42,8 +43,13 @@ def launch(executor: GpuExecutor, n: int) -> int:
 
 def records(executor: GpuExecutor, shape: int) -> list:
     control = np.zeros(1, CONTROL)
-    control["shape"] = shape
-    executor._control = SimpleNamespace(get=lambda: control.view(np.uint8))
+    control["shape"], control["faults"] = shape, 1
+    # The memory that captured graphs refer to has a control block of its own.
+    controls = [np.zeros(1, CONTROL), control]
+    executor._memory = [
+        SimpleNamespace(control=SimpleNamespace(get=partial(one.view, np.uint8)))
+        for one in controls
+    ]
     return executor.failure()
 
 

@@ -25,10 +25,6 @@ class World(SimpleNamespace):
     def leave(self, reason: str) -> None:
         self.left = reason
 
-    def agree_done(self, step) -> None:
-        self.agreed = True
-        step()
-
 
 @pytest.fixture
 def executor() -> GpuExecutor:
@@ -37,7 +33,7 @@ def executor() -> GpuExecutor:
     made.world, made._shared, made.workers = World(), 0, 4
     made._function = SimpleNamespace(ptr=1)
     made._order = SimpleNamespace(enter=lambda s: None, leave=lambda s: None)
-    made._stream, made._captured, made._shapes = None, False, Recent(4)
+    made._stream, made._shapes = None, Recent(4)
     made.plan = SimpleNamespace(graph=SimpleNamespace(name="ring"))
     return made
 
@@ -83,10 +79,3 @@ def test_a_stream_that_never_ends_breaks_the_world_by_name(executor):
     with pytest.raises(WorldError, match="GPU 3 of rank 1 does not answer"):
         executor.synchronize()
     assert executor.world.left == "GPU 3 of rank 1 does not answer"
-
-
-def test_ranks_agree_before_a_captured_program_is_refused_more_memory(executor):
-    executor._captured = True
-    with pytest.raises(WorldError, match="cannot grow any more"):
-        executor.grow({"rows": 8})
-    assert executor.world.agreed

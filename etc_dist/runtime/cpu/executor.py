@@ -74,6 +74,10 @@ class CpuExecutor:
         """The tasks of the last run on this rank; all ranks of a host share a clock."""
         return Trace.of(self._records, _notes(self._plan), self.workers)
 
+    def show(self) -> str:
+        """Nothing: no memory is kept for captured graphs."""
+        return ""
+
     def prepare(
         self, arrays: Mapping[str, Argument], dims: Mapping[str, int]
     ) -> Launch:
