@@ -14,6 +14,7 @@ fields.py       the fields of that file, and what each does here
 rope.py         the rotary embedding, from the same file
 weights.py      the weights of its safetensors files
 gguf_file.py    configuration and weights of a GGUF file
+gguf_keys.py    the keys of its metadata, and what each does here
 gguf_reader.py  its metadata and tensors, with all sizes checked
 gguf_split.py   the parts of a model in several files
 pages.py        the pages of the cache

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from etc_dist.models.config import LLAMA, QWEN_MOE, ModelConfig, parse_config
-from etc_dist.models.experts import Mixture
 from etc_dist.models.extras import extra_module
+from etc_dist.models.fields import refused
+from etc_dist.models.gguf_keys import ARCHITECTURE, TYPE, fields_of, refuse_keys
 from etc_dist.models.gguf_reader import GgufTensor
 from etc_dist.models.gguf_split import read_parts
 from etc_dist.models.part import WHOLE, Part
-from etc_dist.models.safetensors_file import weights_error
 from etc_dist.models.weights import stack_weights
 
 ARCHITECTURES = {
@@ -46,23 +46,6 @@ LAYER_TENSORS = {
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
 """Those of experts are stacked; {} stands for the number of one."""
-KEYS = {
-    "embedding_length",
-    "feed_forward_length",
-    "block_count",
-    "context_length",
-    "vocab_size",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.layer_norm_rms_epsilon",
-    "rope.freq_base",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.finetuned",  # a note
-    "rope.scaling.original_context_length",  # contained in the factors
-}
-"""Metadata of an architecture that is read, or has no effect here."""
 STOPS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 STOP_TEXTS = {
     "<|endoftext|>",
@@ -79,6 +62,8 @@ STOP_TEXTS = {
 }
 """Tokens that end a text: by their role, and by their text, as in llama.cpp. A file
 has one id of a role, where the folder of the same model may have several."""
+NO_TOKEN = 2**32 - 1
+"""The id of a role that no token has: -1 as an unsigned number."""
 TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -103,9 +88,7 @@ class GgufFile:
         wrong = [text for text in texts if isinstance(text, bytes)]
         if wrong:
             wanted = f"{key}: texts in UTF-8"
-            raise weights_error(
-                self.path, wanted, repr(wrong[0][:40]), "use another file"
-            )
+            raise refused(self.path, wanted, repr(wrong[0][:40]), "use another file")
         return value.tolist() if isinstance(value, np.ndarray) else value
 
     def key_names(self) -> tuple[str, ...]:
@@ -113,68 +96,46 @@ class GgufFile:
         return tuple(self._content.metadata)
 
     def config(self) -> ModelConfig:
-        kind = self.get("general.architecture")
-
-        def of(key: str, default: Any = None) -> Any:
-            return self.get(f"{kind}.{key}", default)
-
+        if self.get(TYPE, "model") != "model":
+            fix = "give the file of a model, into which adapters are merged"
+            got = f"{TYPE} = {self.get(TYPE)!r}"
+            raise refused(self.path, f"{TYPE} 'model'", got, fix)
+        kind = str(self.get(ARCHITECTURE))
+        tokens, metadata = self._tokens(), self._content.metadata
         names = {tensor.name for tensor in self._content.tensors}
-        tokens = self.get("tokenizer.ggml.tokens", ())
-        stops = [self.get(f"tokenizer.ggml.{n}_token_id") for n in STOPS]
-        stops += [n for n, token in enumerate(tokens) if token in STOP_TEXTS]
-        given = {
+        fields = fields_of(kind, metadata, self.path)
+        fields |= {
             "architectures": [ARCHITECTURES.get(kind, f"{kind} of a GGUF file")],
-            "hidden_size": of("embedding_length"),
-            "intermediate_size": of("feed_forward_length"),
-            "num_hidden_layers": of("block_count"),
-            "num_attention_heads": of("attention.head_count"),
-            "num_key_value_heads": of("attention.head_count_kv"),
-            "head_dim": of("attention.key_length"),
-            "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
-            "rope_theta": of("rope.freq_base", 10000.0),
-            "max_position_embeddings": of("context_length"),
-            "vocab_size": of("vocab_size", len(tokens)),
             "tie_word_embeddings": "output.weight" not in names,
-            "eos_token_id": sorted({stop for stop in stops if stop is not None}),
-            "rope_scaling": self._rope(of),
-            "moe_intermediate_size": of("expert_feed_forward_length"),
-            "num_experts": of("expert_count"),
-            "num_experts_per_tok": of("expert_used_count"),
+            "eos_token_id": self._stops(tokens),
+            "rope_scaling": self._rope(kind),
             "norm_topk_prob": True,
         }
-        config = parse_config(given, self.path)
-        self._refuse_variants(kind, config)
+        defaults = {"rope_theta": 10000.0, "vocab_size": len(tokens)}
+        fields |= {n: v for n, v in defaults.items() if fields[n] is None}
+        config = parse_config(fields, self.path)
+        refuse_keys(kind, metadata, config, self.path)
         return config
 
-    def _refuse_variants(self, kind: str, config: ModelConfig) -> None:
-        """Refuse metadata that changes the model in a way that is not implemented."""
-        mixture = config.mixture or Mixture(0, 0, normalizes=True)
-        neutral = {
-            "rope.dimension_count": config.head_dim,
-            "rope.scale_linear": 1.0,
-            "rope.scaling.attn_factor": 1.0,
-            "attention.value_length": config.head_dim,
-            "attention.sliding_window": 0,
-            "attention.causal": True,
-            "expert_count": mixture.experts,
-            "expert_used_count": mixture.top_k,
-            "expert_feed_forward_length": config.inner,
-            "expert_shared_count": 0,
-            "expert_gating_func": 1,  # softmax
-            "expert_weights_norm": mixture.normalizes,
-        }
-        found = []
-        for name in self._content.metadata:
-            prefix, _, key = name.partition(".")
-            if prefix != kind or key in KEYS:
-                continue
-            value = self.get(name)
-            if key not in neutral or value != neutral[key]:
-                found.append(f"{name} = {value!r}")
-        if found:
-            wanted = "no variants beyond those of docs/models.md"
-            fix = "use another file, or the Hugging Face folder of this model"
-            raise weights_error(self.path, wanted, ", ".join(found), fix)
+    def _tokens(self) -> list[str]:
+        name = "tokenizer.ggml.tokens"
+        tokens = self.get(name, [])
+        if not isinstance(tokens, list) or not all(type(t) is str for t in tokens):
+            wanted, got = f"{name}: a list of texts", repr(tokens)[:80]
+            raise refused(self.path, wanted, got, "use another file")
+        return tokens
+
+    def _stops(self, tokens: list[str]) -> list[int]:
+        """The ids of tokens that end a text."""
+        stops = {n for n, token in enumerate(tokens) if token in STOP_TEXTS}
+        for role in STOPS:
+            name = f"tokenizer.ggml.{role}_token_id"
+            token = self.get(name, NO_TOKEN)
+            if type(token) is not int:
+                wanted, got = f"{name}: the id of a token", repr(token)[:80]
+                raise refused(self.path, wanted, got, "use another file")
+            stops.add(token)
+        return sorted(stops - {NO_TOKEN})
 
     def weights(
         self, config: ModelConfig, dtype: str, part: Part = WHOLE
@@ -182,10 +143,12 @@ class GgufFile:
         """As `load_weights`."""
         return stack_weights(self.tensors(config), config, dtype, self.path, part)
 
-    def _rope(self, of: Any) -> dict[str, Any]:
+    def _rope(self, architecture: str) -> dict[str, Any]:
         # As llama.cpp: a factor without a type is a linear one.
-        is_linear = of("rope.scaling.factor", 1.0) not in (0.0, 1.0)
-        kind = of("rope.scaling.type", "linear" if is_linear else "none")
+        key = f"{architecture}.rope.scaling"
+        factor = self.get(f"{key}.factor", 1.0)
+        is_linear = factor not in (0.0, 1.0)
+        kind = self.get(f"{key}.type", "linear" if is_linear else "none")
         factors = [t for t in self._content.tensors if t.name == FACTORS]
         if factors and kind != "none":
             return {"rope_type": f"{kind} with {FACTORS}"}
@@ -193,10 +156,10 @@ class GgufFile:
             return {"rope_type": "factors", "factors": self._values(factors[0])}
         if kind == "none":
             return {"rope_type": "default"}
-        return {"rope_type": kind, "factor": of("rope.scaling.factor", 1.0)}
+        return {"rope_type": kind, "factor": factor}
 
     def tensors(self, config: ModelConfig) -> Iterator[tuple[str, Any]]:
-        paired = self.get("general.architecture") in PAIRED
+        paired = self.get(ARCHITECTURE) in PAIRED
         heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
         for tensor in self._content.tensors:
             if tensor.name == FACTORS:
@@ -222,7 +185,7 @@ class GgufFile:
             wanted = "tensors of a type that the package gguf can dequantize"
             got = f"{tensor.name}: {tensor.kind.name}"
             fix = "use a file of another quantization"
-            raise weights_error(self.path, wanted, got, fix) from error
+            raise refused(self.path, wanted, got, fix) from error
 
 
 def _halves(rows: Any, heads: int) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from etc_dist.errors import ArgumentError
 from etc_dist.files import open_file
 from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models.fields import refused
 
 STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 MAX_SIZE = 2**63
@@ -23,9 +24,7 @@ DTYPES = f"tensors in {', '.join(STORED.values())}"
 
 
 def weights_error(path: Path, wanted: str, got: str, fix: str = FIX) -> ArgumentError:
-    return ArgumentError(
-        "the model cannot be loaded", where=str(path), wanted=wanted, got=got, fix=fix
-    )
+    return refused(path, wanted, got, fix)
 
 
 def read_tensors(

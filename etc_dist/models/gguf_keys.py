@@ -1,0 +1,149 @@
+"""The keys of a GGUF file's metadata that describe a model, and what each of them does.
+
+Keys without a prefix follow that of the architecture, such as `llama.`. A key is
+honoured, refused unless its value is neutral, or without influence. The table of
+docs/models.md has the same names. Any other key of the architecture is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.models.config import ModelConfig
+from etc_dist.models.fields import VARIANT_FIX, refused
+
+ARCHITECTURE, TYPE = "general.architecture", "general.type"
+FIELDS = {
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_used_count": "num_experts_per_tok",
+    "feed_forward_length": "intermediate_size",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+"""The field of config.json that a key is."""
+EACH_LAYER = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "feed_forward_length",
+)
+"""The keys that may have an array, with a number for each layer."""
+ROPE = frozenset({"rope.scaling.factor", "rope.scaling.type"})
+HONOURED = frozenset(FIELDS) | ROPE
+WINDOW = "attention.sliding_window"
+Values = Callable[[ModelConfig], tuple[Any, ...]]
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window": (0,),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_length_per_layer_input": (0,),
+    "embedding_scale": (0, 1),
+    "expert_chunk_feed_forward_length": (0,),
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0, 1),
+    "final_logit_softcapping": (0,),
+    "interleave_moe_layer_step": (0, 1),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "moe_every_n_layers": (0, 1),
+    "n_deepstack_layers": (0,),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (0, 1),
+    "rope.scale_linear": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (-1, 0),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "router_logit_softcapping": (0,),
+    "swin_norm": (False,),
+    "use_parallel_residual": (False,),
+}
+"""Refused unless one of these values."""
+OWN_SIZES: Mapping[str, Values] = {
+    "attention.scale": lambda c: (0, float(np.float32(c.head_dim**-0.5))),
+    "attention.value_length": lambda c: (c.head_dim,),
+    "embedding_length_out": lambda c: (c.hidden,),
+    "rope.dimension_count": lambda c: (c.head_dim,),
+}
+"""Refused unless the value that follows from others."""
+UNUSED = frozenset(
+    {
+        "attention.group_norm_epsilon",
+        "attention.group_norm_groups",
+        "attention.layer_norm_epsilon",
+        "pooling_type",
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "tensor_data_layout",
+    }
+)
+"""Notes, numbers of layers that these models do not have, and of a scaling that is
+refused."""
+
+
+def fields_of(kind: str, metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The fields of config.json that the keys of architecture `kind` are; None for
+    those that are missing. Raises ArgumentError for layers with different numbers."""
+    fields = {}
+    for key, field in FIELDS.items():
+        value = metadata.get(f"{kind}.{key}")
+        if key in EACH_LAYER and isinstance(value, np.ndarray):
+            value = _of_all_layers(f"{kind}.{key}", value, path)
+        if key.startswith("expert_") and type(value) is int and value == 0:
+            value = None  # a model without experts
+        fields[field] = value
+    return fields
+
+
+def _of_all_layers(name: str, values: Any, path: Path) -> Any:
+    if len(values) == 0 or (values != values[0]).any():
+        got = f"{name} = {values.tolist()}"[:120]
+        raise refused(path, f"{name}: one number for all layers", got, VARIANT_FIX)
+    return values[0].item()
+
+
+def refuse_keys(
+    kind: str, metadata: Mapping[str, Any], config: ModelConfig, path: Path
+) -> None:
+    """Raise ArgumentError that names the keys of architecture `kind` that are unknown
+    or not neutral."""
+    faults = []
+    for name, value in metadata.items():
+        prefix, _, key = name.partition(".")
+        is_known = key in HONOURED or key in UNUSED
+        if prefix == kind and not is_known and not _is_neutral(key, value, config):
+            faults.append(f"{name} = {value!r}"[:120])
+    if faults:
+        wanted = "no variants beyond those of docs/models.md"
+        raise refused(path, wanted, "; ".join(faults), VARIANT_FIX)
+
+
+def _is_neutral(key: str, value: Any, config: ModelConfig) -> bool:
+    if key == WINDOW and type(value) is int and value >= config.positions:
+        return True
+    values = OWN_SIZES[key](config) if key in OWN_SIZES else NEUTRAL.get(key, ())
+    return isinstance(value, (bool, int, float)) and value in values

@@ -1,0 +1,108 @@
+"""The keys of a GGUF file that are honoured, or change nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from etc_dist.models.gguf_file import GgufFile
+from etc_dist.models.gguf_keys import (
+    EACH_LAYER,
+    HONOURED,
+    NEUTRAL,
+    OWN_SIZES,
+    UNUSED,
+    WINDOW,
+)
+from tests.models.test_gguf_file_errors import write
+
+PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
+LINEAR = {"rope.scaling.factor": 4.0, "rope.scaling.type": "linear"}
+EXPERTS = {
+    "expert_count": 8,
+    "expert_feed_forward_length": 24,
+    "expert_used_count": 2,
+}
+CHANGES = {
+    "attention.head_count": 2,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 128,
+    "attention.layer_norm_rms_epsilon": 1e-3,
+    "block_count": 3,
+    "context_length": 32,
+    "embedding_length": 128,
+    "expert_count": 16,
+    "expert_feed_forward_length": 32,
+    "expert_used_count": 4,
+    "feed_forward_length": 72,
+    "rope.freq_base": 5e5,
+    "rope.scaling.factor": 8.0,
+    "rope.scaling.type": "none",
+    "vocab_size": 128,
+}
+"""Another value of each key that is honoured."""
+
+
+def config_of(folder, architecture="llama", metadata=None, **changes):
+    base = {"attention.head_count": 4, "attention.key_length": 64}
+    write(folder / "model.gguf", architecture, metadata=metadata, **base | changes)
+    return GgufFile(folder / "model.gguf").config()
+
+
+def test_each_key_that_is_honoured_changes_the_model(tmp_path):
+    assert CHANGES.keys() == HONOURED
+    for name, value in CHANGES.items():
+        is_dense = name in ("feed_forward_length", *LINEAR)
+        architecture, more = ("llama", LINEAR) if is_dense else ("qwen3moe", EXPERTS)
+        before = config_of(tmp_path, architecture, **more)
+        changed = more | {name: value}
+        assert config_of(tmp_path, architecture, **changed) != before, name
+
+
+def test_neutral_keys_change_nothing(tmp_path):
+    config = config_of(tmp_path)
+    for last in (0, -1):
+        values = {name: values[last] for name, values in NEUTRAL.items()}
+        values |= {name: of(config)[last] for name, of in OWN_SIZES.items()}
+        assert config_of(tmp_path, **values) == config
+    assert config_of(tmp_path, **{WINDOW: config.positions}) == config
+    assert config_of(tmp_path, **dict.fromkeys(UNUSED, "a note")) == config
+    assert config_of(tmp_path, **dict.fromkeys(EXPERTS, 0)) == config
+
+
+def test_equal_numbers_of_all_layers_are_one_number(tmp_path):
+    config = config_of(tmp_path, "qwen3", block_count=3)
+    numbers = {"attention.head_count": 4, "feed_forward_length": 64}
+    numbers["attention.head_count_kv"] = 4
+    assert numbers.keys() == set(EACH_LAYER)
+    each = {name: [number] * 3 for name, number in numbers.items()}
+    assert config_of(tmp_path, "qwen3", block_count=3, **each) == config
+
+
+def test_a_special_token_may_be_none(tmp_path):
+    none = {"tokenizer.ggml.eos_token_id": 2**32 - 1, "tokenizer.ggml.eot_token_id": 7}
+    assert config_of(tmp_path, metadata=none).stop_tokens == (7,)
+
+
+def shown(name):
+    values = (f"`{json.dumps(value)}`" for value in NEUTRAL[name])
+    return f"`{name}` ({' or '.join(values)})"
+
+
+ROWS = {
+    "Honoured": [f"`{name}`" for name in sorted(HONOURED)],
+    "Refused unless absent, or a value in parentheses": [
+        shown(name) for name in sorted(NEUTRAL)
+    ],
+    "Refused unless the value follows from others": [
+        f"`{name}`" for name in sorted(OWN_SIZES)
+    ],
+    "Without influence": [f"`{name}`" for name in sorted(UNUSED)],
+}
+
+
+@pytest.mark.parametrize("title", ROWS)
+def test_the_documentation_has_each_key(title):
+    assert f"| {title} | {', '.join(ROWS[title])} |" in PAGE.splitlines()
