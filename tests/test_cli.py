@@ -68,21 +68,6 @@ def test_generate_answers_the_prompt(arguments, expected, answered):
     assert answered == [expected]
 
 
-def test_an_interrupted_command_ends_with_the_code_of_the_signal(monkeypatch, capsys):
-    def interrupt(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("etc_dist.models.chat.answer", interrupt)
-    assert cli.main(["generate", "a"]) == 130
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("argument", ["a", "=b", "a-b=1", "messages=[]"])
-def test_generate_refuses_odd_template_arguments(argument, capsys):
-    assert cli.main(["generate", "x", "--template-argument", argument]) == 1
-    assert "wanted: NAME=VALUE" in capsys.readouterr().err
-
-
 def test_unknown_name_lists_the_names(built, capsys):
     assert cli.main(["build", "mlp_graph", "mlp"]) == 1
     output = capsys.readouterr().err

@@ -128,3 +128,9 @@ def test_numbers_out_of_range_are_refused_before_a_build(
 def test_options_that_do_not_fit_a_build_are_refused(arguments, got, capsys):
     assert cli.main(["build", "mlp_graph", *arguments]) == 1
     assert got in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", ["a", "=b", "a-b=1", "messages=[]"])
+def test_generate_refuses_odd_template_arguments(argument, capsys):
+    assert cli.main(["generate", "x", "--template-argument", argument]) == 1
+    assert "wanted: NAME=VALUE" in capsys.readouterr().err

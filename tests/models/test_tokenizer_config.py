@@ -8,8 +8,6 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load_tokenizer, read_config
-from etc_dist.models.chat import prompt_ids
-from etc_dist.models.tokenizer_config import NEUTRAL
 from tests.models.small import CONFIG
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -92,45 +90,6 @@ def test_an_end_token_may_have_a_score(tmp_path):
     assert read_config(tmp_path).stop_tokens == (1,)
 
 
-@pytest.mark.parametrize(
-    ("name", "files", "wanted"),
-    [
-        ("tokenizer_config", {"tokenizer_config": "{"}, "a JSON object"),
-        ("special_tokens_map", {"special_tokens_map": "[]"}, "a JSON object"),
-        (
-            "special_tokens_map",
-            {"special_tokens_map": {"eos_token": 3}},
-            "eos_token: a",
-        ),
-        ("added_tokens", {"added_tokens": "a"}, "a JSON object"),
-        ("tokenizer", {"tokenizer": "{"}, "a JSON object"),
-        ("tokenizer", {"tokenizer": "{}"}, "model.vocab and added_tokens"),
-        (
-            "tokenizer",
-            {"tokenizer": {"model": {"vocab": {"</s>": "x"}}, "added_tokens": []}},
-            "model.vocab and added_tokens",
-        ),
-        (
-            "tokenizer_config",
-            {"tokenizer_config": {"eos_token": "<x>"}},
-            "in tokenizer.",
-        ),
-        (
-            "tokenizer_config",
-            {"tokenizer": {"model": {"vocab": {"</s>": 600}}, "added_tokens": []}},
-            "an eos_token below 520",
-        ),
-    ],
-    ids=str,
-)
-def test_damaged_files_are_refused_by_name(tmp_path, name, files, wanted):
-    files = {"tokenizer_config": {"eos_token": "</s>"}} | files
-    with pytest.raises(ArgumentError) as caught:
-        read_config(write(tmp_path, **files))
-    assert caught.value.where == str(tmp_path / f"{name}.json")
-    assert wanted in caught.value.wanted
-
-
 NAMES = "{{ bos_token }} {{ image_token }} {{ sound }}"
 
 
@@ -188,46 +147,6 @@ def test_a_declared_special_token_has_its_flags(tmp_path):
     assert tokenizer.encode("<im> b<im>") == [4, 0]  # b<im> is an unknown word
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_fields_that_are_not_implemented_are_refused(tmp_path, name):
-    write(tmp_path, tokenizer_config={name: ["other.json"]})
-    with pytest.raises(ArgumentError, match=f"no {name}, which is not implemented"):
-        load_tokenizer(tmp_path)
-    read_config(tmp_path)  # token ids need no tokenizer
-    write(tmp_path, tokenizer_config={name: NEUTRAL[name][-1]})
-    load_tokenizer(tmp_path)
-
-
-def test_decoded_texts_that_are_cleaned_up_are_refused(tmp_path):
-    write(tmp_path, tokenizer_config={"clean_up_tokenization_spaces": True})
-    with pytest.raises(ArgumentError, match="unless the model is BPE"):
-        load_tokenizer(tmp_path)
-
-
-def surround(tokens):
-    tokens.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
-    )
-
-
-@pytest.mark.parametrize("flag", ["add_bos_token", "add_eos_token"])
-@pytest.mark.parametrize("change", [surround, lambda tokens: None])
-def test_files_that_disagree_on_tokens_around_a_text_are_refused(
-    tmp_path, flag, change
-):
-    names = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": "b"}
-    is_added = change is surround
-    write(tmp_path, change, tokenizer_config=names | {flag: is_added})
-    ids = [2, 0, 3] if is_added else [0]
-    assert load_tokenizer(tmp_path).encode("a") == ids
-    write(tmp_path, change, tokenizer_config=names | {flag: not is_added})
-    tokenizer = load_tokenizer(tmp_path)
-    with pytest.raises(ArgumentError, match=f"{flag}: {is_added}".lower()):
-        tokenizer.encode("a")
-    assert tokenizer.encode("a", add_special_tokens=False) == [0]
-    assert tokenizer.chat("a") == [1]
-
-
 @pytest.mark.parametrize("has_end", [False, True])
 def test_one_token_may_begin_and_end_texts(tmp_path, has_end):
     def change(tokens):
@@ -255,11 +174,3 @@ def test_templates_in_files_replace_those_of_the_configuration(tmp_path):
         tokenizer.chat("c")  # it has no default
     (tmp_path / "chat_template.jinja").write_text("<s>")
     assert load_tokenizer(tmp_path).chat("c") == [2]
-
-
-def test_a_template_argument_of_a_wrong_type_is_refused(tmp_path):
-    write(tmp_path, tokenizer_config={"chat_template": "{{ tools }}"})
-    tokenizer = load_tokenizer(tmp_path)
-    assert prompt_ids(tokenizer, "a", {"tools": []}) == [0]  # [] is an unknown word
-    with pytest.raises(ArgumentError, match="tools expects a list"):
-        prompt_ids(tokenizer, "a", {"tools": 5})

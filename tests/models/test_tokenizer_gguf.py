@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from etc_dist.errors import ArgumentError
 from etc_dist.models import load_tokenizer
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.tokenizer_gguf import ENDS, HONOURED, NEUTRAL, PREFIX, UNUSED
@@ -40,22 +39,6 @@ def test_words_are_split_as_the_file_says(tmp_path, split, text, expected):
 
 
 @pytest.mark.parametrize(
-    "metadata",
-    [
-        {"tokens": ["a"], "eos_token_id": 9},
-        {"tokens": ["a"], "bos_token_id": 1},
-        {"tokens": ["a"], "bos_token_id": -1},
-        {"tokens": ["a"], "token_type": [1, 1]},
-        {"tokens": [1]},
-    ],
-    ids=str,
-)
-def test_a_file_that_lacks_tokens_is_refused(tmp_path, metadata):
-    with pytest.raises(ArgumentError, match=r"tokenizer\.ggml\.tokens, one for each"):
-        load_tokenizer(written(tmp_path, **metadata))
-
-
-@pytest.mark.parametrize(
     ("split", "metadata", "expected"),
     [
         ("qwen2", NAMES, [3]),
@@ -87,28 +70,6 @@ def test_templates_have_the_special_tokens_and_names_of_the_file(tmp_path):
     tokenizer = load_tokenizer(path)
     assert tokenizer.chat("a") == [4, 3, 1]
     assert tokenizer.chat("a", tools=[{"name": "h"}]) == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("metadata", "words"),
-    [
-        ({"add_space_prefix": True}, "add_space_prefix: False"),
-        ({"add_sep_token": True}, "add_sep_token: False"),
-        ({"add_bos_token": True}, "bos_token_id, since add_bos_token is true"),
-        ({"add_bos_token": 1}, "add_bos_token: a value of type bool"),
-        ({"eos_token_id": "e"}, "eos_token_id: a value of type int"),
-        ({"tokens": "e"}, "tokens: a value of type list"),
-        ({"merges": ["h x"]}, "merges: pairs of tokens"),
-        ({"normalizer": "nfc"}, "no tokenizer.ggml.normalizer"),
-    ],
-    ids=str,
-)
-def test_keys_that_are_damaged_or_not_implemented_are_refused(
-    tmp_path, metadata, words
-):
-    with pytest.raises(ArgumentError, match="the tokenizer cannot be used") as caught:
-        load_tokenizer(written(tmp_path, **metadata))
-    assert words in caught.value.wanted
 
 
 def test_all_keys_of_the_format_are_known():
