@@ -108,7 +108,8 @@ class HappensBefore:
     def _alike(self) -> tuple[Array, Array]:
         """For each node, its equivalence class by the elements that it notifies, and
         by those that it waits for."""
-        return row_numbers(self.notify.T), row_numbers(self.wait.T)
+        alike = np.zeros_like(self.level)  # a column, as there may be no other
+        return row_numbers((alike, *self.notify.T)), row_numbers((alike, *self.wait.T))
 
     def search_events(self, first: Array, second: Array) -> Mask:
         """Pairs ordered by a chain of steps that begins and ends with an event. Such an

@@ -22,7 +22,7 @@ from etc_dist.ir import (
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
-from etc_dist.verify import cells
+from etc_dist.verify import cells, races
 from etc_dist.verify.verify import verify
 
 DIMS = {"rows": 20, "n": 20, "k": 4}
@@ -239,6 +239,16 @@ def test_a_collective_without_its_wait_is_a_race(make, call, writer) -> None:
     error = refused(change(make(), call, waits=()), **DIMS)
     assert f"{writer}[" in error.got and f"{call}[" in error.got
     assert "no event orders them" in error.got
+
+
+def test_many_races_of_a_graph_without_events_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(races, "MOST_SUSPECTS", 0)
+
+    def body(g: Graph) -> None:
+        x = g.local("x", (8,), "float32")
+        g.call(touch(0, 1), g.grid(i=2), writes=[x[:]])
+
+    assert type(refused(build(body))) is RaceError
 
 
 def test_data_sent_to_the_wrong_rank_is_refused() -> None:
