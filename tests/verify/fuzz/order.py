@@ -1,0 +1,196 @@
+"""The order of a program's tasks: their queues, and which tasks are ordered."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import groupby, product
+
+from tests.verify.fuzz.evaluate import tables_in
+from tests.verify.fuzz.program import Call, Program
+from tests.verify.fuzz.tasks import Access, Element, Expansion, Task, is_queued
+
+Entry = tuple[int, Access]
+"""A task by number, and its access."""
+
+
+class Schedule:
+    """The queues of all lanes: `tasks` in the numbering of the expansion."""
+
+    def __init__(self, expansion: Expansion):
+        self.expansion, self.program = expansion, expansion.program
+        self.dynamic, self.tasks = expansion.dynamic, expansion.tasks
+        self.number = {id(task): n for n, task in enumerate(self.tasks)}
+        self.queues = list(self.make_queues())
+
+    def lanes(self) -> Iterator[tuple[str, list[Call], int]]:
+        """The calls of each lane, and the workers of its clusters."""
+        for name in ("tensor", "transfer"):
+            calls = [c for c in self.program.calls if c.function.lane == name]
+            if calls:
+                yield name, calls, max(c.function.cluster for c in calls)
+
+    def make_queues(self) -> Iterator[tuple[list[list[Task]], bool]]:
+        """The queues, each a list of units of tasks; and whether a worker runs its
+        units in this order, of which a second worker of a cluster has every second
+        task."""
+        lanes = product(range(self.program.world), list(self.lanes()))
+        for rank, (_, calls, cluster) in lanes:
+            if self.dynamic:
+                for queue in self.dynamic_queues(calls, rank, cluster):
+                    yield queue, False
+                continue
+            units = list(self.sequence(calls, rank, (), cluster))
+            if not self.is_strided(calls):
+                yield units, False
+                continue
+            clusters = self.program.workers // cluster
+            for k in range(clusters):
+                yield units[k::clusters], True
+
+    def dynamic_queues(
+        self, calls: list[Call], rank: int, cluster: int
+    ) -> Iterator[list[list[Task]]]:
+        """One for tasks that wait in place, and one for each other task."""
+        early = [call for call in calls if call.waits and not is_queued(call)]
+        yield [unit for call in early for unit in self.units(call, rank, (), cluster)]
+        for call in calls:
+            if call not in early:
+                for task in self.expansion.blocks[call.name, rank].values():
+                    yield [[task]]
+
+    def is_strided(self, calls: list[Call]) -> bool:
+        """Whether the tasks of a static lane are assigned round-robin."""
+        uneven = [call for call in calls if not call.even]
+        loads = any(loads_of_call(self.program, call) for call in uneven)
+        return calls[0].function.lane == "tensor" and not loads
+
+    def sequence(
+        self, calls: list[Call], rank: int, turn: tuple[int, ...], cluster: int
+    ) -> Iterator[list[Task]]:
+        """The units of a static lane, in loops turn by turn."""
+        depth = len(turn)
+
+        def loop(call: Call) -> object:
+            return call.loops[depth] if depth < len(call.loops) else None
+
+        for inner, group in groupby(calls, loop):
+            members = list(group)
+            if inner is None:
+                for call in members:
+                    yield from self.units(call, rank, turn, cluster)
+                continue
+            loops, _ = self.expansion.extents(members[0], rank)
+            for k in range(loops[depth]):
+                yield from self.sequence(members, rank, (*turn, k), cluster)
+
+    def units(
+        self, call: Call, rank: int, turn: tuple[int, ...], cluster: int
+    ) -> Iterator[list[Task]]:
+        """The units of a call in one turn, surplus tasks left out."""
+        _, axes = self.expansion.extents(call, rank)
+        total = 1
+        for extent in axes:
+            total *= extent
+        share = cluster // call.function.cluster
+        block = self.expansion.blocks[call.name, rank]
+        for first in range(0, total, share):
+            indices = range(first, min(first + share, total))
+            yield [block[(*turn, i)] for i in indices if (*turn, i) in block]
+
+    def run(self, merged: bool) -> list[int]:
+        """The tasks that run, in an order in which they can. Elements of unknown event
+        tensors: one for each tensor with `merged`, else none."""
+
+        def counted(elements: list[Element | None]) -> list[Element]:
+            return [e for e in elements if e is not None and (merged or len(e) > 1)]
+
+        left = Counter(e for task in self.tasks for e in counted(task.notifies))
+        ran: set[int] = set()
+        order: list[int] = []
+
+        def step(unit: list[Task]) -> bool:
+            """Run the tasks of a unit that can; whether all have run."""
+            for task in unit:
+                number = self.number[id(task)]
+                if number in ran or any(left[e] for e in counted(task.waits)):
+                    continue
+                ran.add(number)
+                order.append(number)
+                left.subtract(counted(task.notifies))
+            return all(self.number[id(task)] in ran for task in unit)
+
+        queues = [[*units] for units, _ in self.queues]
+        before = -1
+        while len(order) > before:
+            before = len(order)
+            for units in queues:
+                while units and step(units[0]):
+                    units.pop(0)
+        return order
+
+    def programs(self) -> dict[int, int]:
+        """Of each task that its worker runs alone: the one before it."""
+        clusters = {lane: cluster for lane, _, cluster in self.lanes()}
+        previous: dict[int, int] = {}
+        for units, strided in self.queues:
+            last: dict[int, int] = {}
+            for unit in units if strided else ():
+                for task in unit:
+                    function = task.call.function
+                    if function.cluster > 1 or function.roles:
+                        continue
+                    slot = task.index % clusters[function.lane]
+                    number = self.number[id(task)]
+                    if slot in last:
+                        previous[number] = last[slot]
+                    last[slot] = number
+        return previous
+
+
+class Relation:
+    """Which tasks are ordered: by an event, by their worker, or by a chain of both."""
+
+    def __init__(self, tasks: list[Task], order: list[int], previous: dict[int, int]):
+        self.tasks, self.order = tasks, order
+        self.notifiers: dict[Element | None, int] = defaultdict(int)
+        """A bit for each task before the element is met."""
+        self.worker = [0] * len(tasks)
+        """Of each task: a bit for each task that is ordered before by its worker."""
+        bits = [0] * len(tasks)
+        for number in order:
+            if number in previous:
+                self.worker[number] = bits[previous[number]]
+            every = tuple(range(len(tasks[number].waits)))
+            bits[number] = self.before(number, every) | (1 << number)
+            for element in tasks[number].notifies:
+                if element is not None:
+                    self.notifiers[element] |= bits[number]
+
+    def before(self, number: int, waits: tuple[int, ...]) -> int:
+        bits = self.worker[number]
+        for k in waits:
+            bits |= self.notifiers[self.tasks[number].waits[k]]
+        return bits
+
+    def orders(self, first: int, second: Entry) -> bool:
+        """Whether the first task ends before the second one's access."""
+        number, access = second
+        return bool(self.before(number, access.after) >> first & 1)
+
+
+def loads_of_call(program: Program, call: Call) -> frozenset[str]:
+    """The tensors that the index expressions of a call load from."""
+    refs = [*call.waits, *call.notifies]
+    places = [*call.reads, *call.writes, *refs]
+    texts = [text for place in places for text in place.texts]
+    for ref in refs:
+        event = program.event(ref.name)
+        if ref in call.waits or not event.cross:
+            texts.append(event.expects)
+    return tables_in([*texts, call.count or "0"])
+
+
+def loaded_tensors(program: Program) -> set[str]:
+    found = {*tables_in([event.expects for event in program.events])}
+    return found.union(*(loads_of_call(program, call) for call in program.calls))

@@ -1,0 +1,63 @@
+"""The verifier and an oracle that shares no code with it agree on random programs, and
+differ where the verifier has a fault."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from etc_dist.verify import cells, happens_before, races
+from tests.conftest import first_always, some_of
+from tests.verify.fuzz.compare import differs, plans, report, verdicts
+from tests.verify.fuzz.execute import body, check_numbers
+from tests.verify.fuzz.faults import FAULTS, Fault, planted
+from tests.verify.fuzz.generate import generate
+from tests.verify.fuzz.oracle import ACCEPTED
+from tests.verify.fuzz.program import build
+
+PROGRAMS, CHUNK = 20_000, 100
+CHUNKS = first_always([(first,) for first in range(0, PROGRAMS, CHUNK)], 3)
+
+
+@pytest.mark.parametrize("first", CHUNKS)
+def test_the_verifier_agrees_with_the_oracle(first, monkeypatch):
+    counts: Counter[bool] = Counter()
+    for number in range(first, first + CHUNK):
+        program = generate(number)
+        with monkeypatch.context() as patch:
+            if number % 2:  # as programs of many tasks are checked
+                patch.setattr(cells, "MANY_CELLS", 0)
+                patch.setattr(races, "MOST_SUSPECTS", 0)
+                patch.setattr(happens_before, "BUDGET", 1)
+            found = verdicts(program)
+            if any(verdict not in wanted for verdict, wanted in found):
+                pytest.fail(f"program {number}\n{report(program)}", pytrace=False)
+        counts.update(verdict == ACCEPTED for verdict, _ in found)
+    assert 0.3 < counts[True] / counts.total() < 0.7
+
+
+@pytest.mark.parametrize("first", some_of(range(0, PROGRAMS, 50), 200))
+def test_accepted_programs_compute_the_right_numbers(first):
+    ran = 0
+    for number in range(first, first + 50):
+        program = generate(number)
+        for plan in plans(build(program, body)):
+            ran += check_numbers(program, plan, number)
+    assert ran > 10
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_of_the_verifier_shows(fault: Fault) -> None:
+    program = generate(fault.program)
+    assert not differs(program)
+    with planted(fault):
+        assert differs(program)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_of_the_verifier_is_found(fault: Fault) -> None:
+    with planted(fault):
+        assert any(differs(generate(number)) for number in range(PROGRAMS))
