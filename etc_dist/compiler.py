@@ -15,7 +15,14 @@ from weakref import WeakKeyDictionary
 
 from etc_dist.cache import sha256
 from etc_dist.codegen import Source, generate
-from etc_dist.errors import ScheduleError, WorldError, as_refusal, expect_type
+from etc_dist.codegen.tiles import tile_errors
+from etc_dist.errors import (
+    ScheduleError,
+    WorldError,
+    as_refusal,
+    expect_type,
+    warn_cpu_only,
+)
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.bodies import digest_bodies
 from etc_dist.ir.graph import expect_graph
@@ -66,6 +73,9 @@ def compile(
             on_gpus = world.backend != "cpu"
             plan = replace(plan, has_far=on_gpus and world.hosts.count > 1)
             source = generate(plan, trace=tracing, check=on_gpus)
+        if not on_gpus:
+            for refused in tile_errors(graph):
+                warn_cpu_only(refused)
         executor, code = _executor(plan, world, source, bundle)
         parts.append((plan, executor, source.text))
         facts = {

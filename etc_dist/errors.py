@@ -15,12 +15,16 @@ EtcDistError
  ├── WaitTimeoutError     a wait was not met within the time limit; the run was ended
  └── NotFiniteError       a step of a model gave logits from which no id follows
 
+Warnings: CpuOnlyWarning, for what only the CPU backend runs.
+
 A message has four parts: what failed, where, what was wanted and got, what to do.
 A wrong Python type is a plain TypeError, raised by `expect_type`.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -110,6 +114,19 @@ class BuildError(EtcDistError):
 class EmulationError(EtcDistError):
     """A CUDA body, run by the emulator, accesses memory out of bounds or without order,
     or its threads wait for one another."""
+
+
+class CpuOnlyWarning(UserWarning):
+    """The CPU backend runs what GPUs do not: a region, or an array of a call."""
+
+
+def warn_cpu_only(error: EtcDistError) -> None:
+    """Warn of the `error` that GPUs give, at the caller's line outside of this
+    package."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_globals["__name__"].startswith(__package__):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(str(error), CpuOnlyWarning, stacklevel=level)
 
 
 class WorldError(EtcDistError):

@@ -39,7 +39,7 @@ from etc_dist.codegen.names import (
     tensor_name,
     units_name,
 )
-from etc_dist.codegen.tiles import check_tiles, row_multiples
+from etc_dist.codegen.tiles import row_multiples, tile_errors
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, TASK, Call
 from etc_dist.ir.event import EventRef
@@ -123,7 +123,8 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
             fix='pass schedule="static", or set ETC_DIST_BACKEND=cpu',
         )
     if check:
-        check_tiles(graph)
+        for error in tile_errors(graph):
+            raise error
     arguments = Arguments.of(plan)
     calls = [c for lane in plan.lanes for c in lane.calls]
     _check_roles(plan)

@@ -59,8 +59,8 @@ def row_multiples(graph: GraphFunction) -> dict[Tensor, int]:
     return found
 
 
-def check_tiles(graph: GraphFunction) -> None:
-    """Refuse calls with regions that their CUDA bodies do not support."""
+def tile_errors(graph: GraphFunction) -> Iterator[CodegenError]:
+    """An error for each call with regions that its CUDA body does not support."""
     derived: dict[str, Expr] = {}
     for symbol, value in graph.derived:
         derived[symbol.name] = substitute(value, derived)
@@ -71,8 +71,9 @@ def check_tiles(graph: GraphFunction) -> None:
         for n, operand in call.function.tile.items():
             faults = list(_faults(operand, n, regions, axes, names))
             if faults:
-                raise _refused(call, n, regions[n], operand, faults)
-    _check_layouts(graph)
+                yield _refused(call, n, regions[n], operand, faults)
+                break
+    yield from _layout_errors(graph)
 
 
 def _names(call: Call, axes: list[list[Axis]]) -> dict[str, Expr]:
@@ -87,8 +88,8 @@ def _names(call: Call, axes: list[list[Axis]]) -> dict[str, Expr]:
     return names
 
 
-def _check_layouts(graph: GraphFunction) -> None:
-    """Refuse tensors whose elements two calls order differently in memory."""
+def _layout_errors(graph: GraphFunction) -> Iterator[CodegenError]:
+    """Errors for tensors whose elements two calls order differently in memory."""
     known: dict[str, tuple[str, Call]] = {}
     for call in graph.calls:
         for n, region in enumerate((*call.reads, *call.writes)):
@@ -97,7 +98,7 @@ def _check_layouts(graph: GraphFunction) -> None:
             other, first = known.setdefault(name, (layout, call))
             if other == layout:
                 continue
-            raise CodegenError(
+            yield CodegenError(
                 f"call {call.name}: tensor {name} has another layout on a GPU",
                 where=f"call {call.name}: operand {n}, {region}",
                 wanted=f"{_layout(other)}, as call {first.name} has it",

@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.errors import (
+    ArgumentError,
+    expect_range,
+    expect_type,
+    warn_cpu_only,
+)
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.dims import refuse_negative_extents
 from etc_dist.runtime.arrays import Array, described
@@ -105,6 +110,22 @@ def check_arrays(
             got="; ".join(got for _, got in faults),
             fix="correct these arrays; nothing was launched on any rank",
         )
+    if device == "cpu":
+        _warn_of_rows(call, [arrays[one.name] for one in expected])
+
+
+def _warn_of_rows(call: str, arrays: Sequence[Array]) -> None:
+    """Warn of rows that GPUs cannot copy."""
+    if odd := [array for array in arrays if array.has_odd_rows]:
+        names = ", ".join(array.name for array in odd)
+        error = ArgumentError(
+            f"arrays of {call} have rows that GPUs cannot copy",
+            where=call,
+            wanted=f"{names} with rows of a multiple of 16 bytes",
+            got=described(*odd),
+            fix="pad the rows; only the CPU backend takes such arrays",
+        )
+        warn_cpu_only(error)
 
 
 def _array_faults(
@@ -123,9 +144,7 @@ def _array_faults(
         return [] if may_be_empty else [(wanted, described(array))]
     if expected.written and array.is_read_only:
         return [(f"{name} that can be written", "a read-only array")]
-    # No device function copies int32 rows in bulk.
-    has_odd_rows = array.row_bytes % 16 != 0 and array.dtype != "int32"
-    if device != "cpu" and (array.pointer % 16 or has_odd_rows):
+    if device != "cpu" and (array.pointer % 16 or array.has_odd_rows):
         rows = f"{name} with 16-byte aligned rows of a multiple of 16 bytes"
         return [(rows, f"{array} at {array.pointer:#x}")]
     return []

@@ -45,6 +45,12 @@ class Array:
         axis = self.shape[:1] if self.order == "F" else self.shape[-1:]
         return prod(axis) * SIZES[self.dtype]
 
+    @property
+    def has_odd_rows(self) -> bool:
+        """Whether GPUs cannot copy its rows in bulk, and a device function might."""
+        # No device function copies int32 rows in bulk.
+        return self.row_bytes % 16 != 0 and self.dtype != "int32"
+
     def overlaps(self, other: Array) -> bool:
         """Whether they share memory; only for arrays that have an `end`."""
         return max(self.pointer, other.pointer) < min(self.end, other.end)

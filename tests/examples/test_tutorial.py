@@ -30,7 +30,9 @@ def run(command, folder):
     return subprocess.run(
         [sys.executable, *places[program], *arguments],
         cwd=folder,
-        env=os.environ | {"ETC_DIST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)},
+        env=os.environ
+        | {"ETC_DIST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)}
+        | {"PYTHONWARNINGS": "error::UserWarning"},
         capture_output=True,
         text=True,
         timeout=100,

@@ -42,7 +42,7 @@ class Tensor:
 
     is_conj = is_neg
 
-    def new_empty(self, shape: tuple[int, ...]) -> Tensor:
+    def new_empty(self, shape: tuple[int, ...], dtype: None = None) -> Tensor:
         return Tensor(np.empty(shape, self.array.dtype))
 
 

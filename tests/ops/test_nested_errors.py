@@ -61,7 +61,7 @@ def test_a_call_in_the_body_of_another_one_is_refused(name, own, monkeypatch):
     op = MatmulReduceScatter(world=own)
     op(*ones(own))
     program = etc_dist.compile(copying(copy)(own.size), own)
-    x = np.arange(3, dtype=np.float32)
+    x = np.arange(4, dtype=np.float32)
     np.testing.assert_array_equal(program.run(x=x)["y"], x)
     assert (op(*ones(own)) == 8 * own.size).all()
 
@@ -74,8 +74,8 @@ def test_the_error_of_a_refused_call_ends_the_run_alone(own):
 
     program = etc_dist.compile(copying(copy)(own.size), own)
     with pytest.raises(WorldError, match="made inside another call"):
-        program.run(x=np.ones(3, np.float32))
-    program.run(x=np.zeros(3, np.float32))
+        program.run(x=np.ones(4, np.float32))
+    program.run(x=np.zeros(4, np.float32))
 
 
 @pytest.mark.mpi(min_size=2)

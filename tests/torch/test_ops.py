@@ -68,8 +68,8 @@ CALLS = {
         "moe_experts",
         lambda g: (
             random(3, 8),
-            torch.tensor([[0, 5], [7, 2], [5, 1]]),
-            random(3, 2).abs(),
+            torch.tensor([[0, 5, 2, 3], [7, 2, 1, 4], [5, 1, 6, 0]]),
+            random(3, 4).abs(),
             random(8, 16, 8),
             random(8, 8, 8),
         ),
