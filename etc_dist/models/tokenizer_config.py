@@ -35,6 +35,7 @@ HONOURED = frozenset(
         *FURTHER,
         "add_bos_token",
         "add_eos_token",
+        "add_prefix_space",
         "added_tokens_decoder",
         "chat_template",
         "clean_up_tokenization_spaces",
@@ -51,7 +52,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Refused unless absent or one of these values."""
 UNUSED = _names(
     """
-    _json_padding _json_truncation _spm_precompiled_charsmap add_prefix_space backend
+    _json_padding _json_truncation _spm_precompiled_charsmap backend
     chat_control_tokens device_map errors extra_ids files_loaded from_slow gguf_file
     init_inputs is_local legacy local_files_only max_len max_length merges merges_file
     model_input_names model_max_length name_or_path pad_to_multiple_of

@@ -24,6 +24,8 @@ from etc_dist.models.tokenizer_gguf import gguf_tokenizer
 
 SURROUNDING = {"add_bos_token": 0, "add_eos_token": -1}
 """Where fields place tokens."""
+SPACES = " ", "\u2581", "\u0120"
+"""A space, as it is, and as tokens of pieces and of bytes have it."""
 ADD_TOKEN = "add it to tokenizer.json, as save_pretrained of transformers does"
 
 
@@ -63,6 +65,10 @@ def _of_folder(folder: Path) -> Tokenizer:
     if special.fields.get("clean_up_tokenization_spaces") and not is_bpe:
         wanted = "clean_up_tokenization_spaces: false, unless the model is BPE"
         raise refused(special.path, wanted, "true", "set it to false")
+    has_space = special.fields.get("add_prefix_space")
+    if has_space is not None and has_space is not _begins_with_space(tokens):
+        wanted = f"add_prefix_space: {str(not has_space).lower()}, as tokenizer.json"
+        raise refused(special.path, wanted, repr(has_space), "correct one of the files")
     _expect_added(tokens, special)
     _add_special(tokens, special)
     return Tokenizer(
@@ -71,6 +77,17 @@ def _of_folder(folder: Path) -> Tokenizer:
         special.texts(),
         conflict=_conflict(tokens, special),
     )
+
+
+def _begins_with_space(tokens: Any) -> bool:
+    """Whether a space is put before a text."""
+    text = "a"
+    if tokens.normalizer is not None:
+        text = tokens.normalizer.normalize_str(text)
+    if tokens.pre_tokenizer is not None:
+        pieces = tokens.pre_tokenizer.pre_tokenize_str(text)
+        text = "".join(piece for piece, _ in pieces)
+    return text.startswith(SPACES)
 
 
 def _expect_added(tokens: Any, special: SpecialTokens) -> None:

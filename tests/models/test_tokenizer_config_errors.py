@@ -68,6 +68,29 @@ def test_decoded_texts_that_are_cleaned_up_are_refused(tmp_path):
         load_tokenizer(tmp_path)
 
 
+def begin_with_space(tokens):
+    tokens.normalizer = tokenizers.normalizers.Prepend("\u2581")
+
+
+def split_bytes(tokens):
+    tokens.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+
+@pytest.mark.parametrize("has_space", [True, False])
+@pytest.mark.parametrize("change", [begin_with_space, split_bytes, None])
+def test_files_that_disagree_on_a_space_before_a_text_are_refused(
+    tmp_path, change, has_space
+):
+    config = {"add_prefix_space": has_space}
+    change = change or (lambda tokens: None)
+    write(tmp_path, change, tokenizer_config=config)
+    if has_space == (change in (begin_with_space, split_bytes)):
+        load_tokenizer(tmp_path)
+        return
+    with pytest.raises(ArgumentError, match=f"space: {not has_space}".lower()):
+        load_tokenizer(tmp_path)
+
+
 def surround(tokens):
     tokens.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 from importlib.util import find_spec
 from textwrap import dedent
 
 import pytest
 
-from etc_dist.models import load_tokenizer
+from etc_dist.models import load_tokenizer, read_config
 from etc_dist.models.tokenizer_config import HONOURED, NEUTRAL, UNUSED
+from tests.models.small import CONFIG
 from tests.models.test_tokenizer_config import write
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -68,6 +70,7 @@ def surround(single):
 
 
 if find_spec("transformers"):
+    import transformers
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     def both(folder, template, config, surrounding="$A", **files):
@@ -88,6 +91,21 @@ if find_spec("transformers"):
                 ids = theirs.encode(text, add_special_tokens=flag)
                 assert ours.encode(text, add_special_tokens=flag) == ids
                 assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+    @pytest.mark.parametrize("prefix", [None, False])
+    @pytest.mark.parametrize("kind", ["LlamaTokenizer", "Qwen2Tokenizer"])
+    def test_tokenizers_that_transformers_saves_are_its_own(tmp_path, kind, prefix):
+        words = ["<s>", "</s>", "<unk>", "<|endoftext|>", "\u2581", "\u2581a", "b"]
+        words += sorted({*tokenizers.pre_tokenizers.ByteLevel.alphabet()} - {"b"})
+        words += [f"<0x{number:02X}>" for number in range(256)]
+        known = {word: number for number, word in enumerate(words)}
+        saved = getattr(transformers, kind)(known, [], add_prefix_space=prefix)
+        saved.save_pretrained(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 1024}))
+        ours = load_tokenizer(tmp_path)
+        assert read_config(tmp_path).stop_tokens == (saved.eos_token_id,)
+        for text in [*TEXTS, "é 🙂", "  b"]:
+            assert ours.encode(text) == saved.encode(text)
 
     @pytest.mark.parametrize("template", TEMPLATES)
     @pytest.mark.parametrize("config", CONFIGS)
