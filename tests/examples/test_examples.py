@@ -21,6 +21,7 @@ from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.runtime.build import compile_cubin, kernels_folder
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.includes import headers
+from etc_dist.runtime.region_checks import refuse_empty
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.conftest import expect_cpu_ranks
@@ -82,6 +83,7 @@ RESULTS = [
     (2, "norm_matmul", "largest error against fp32: 2."),
     (1, "matmul_bias_gelu", "error against fp32: 1."),
     (1, "matmul_fp8", "largest error: 0.0"),
+    (2, "split_k", "largest error against fp32: 1."),
     (2, "mlp", "inner 512 on each rank 5 calls in one kernel error against fp32: "),
     (1, "moe", "per expert 9 calls in one kernel error against fp32: "),
     (2, "moe", "per expert 12 calls in one kernel error against fp32: "),
@@ -111,6 +113,30 @@ def test_norm_matmul_is_proved_at_partial_tiles(rows):
     plan = schedule_static(graph("norm_matmul", 2))
     dims = {"rows": rows, "n": 200, "k": 64}
     assert verify(plan, dims, 132).events == -(-rows // 256) * 2
+
+
+@pytest.mark.parametrize("k", [8, 600, 1032])
+@pytest.mark.parametrize("slices", [1, 3, 40])
+def test_split_k_is_proved_without_empty_slices(k, slices):
+    plan = schedule_static(graph("split_k", 1))
+    dims = {"m": 70, "n": 72, "k": k, "slices": slices}
+    refuse_empty(plan.graph, plan.graph.environment(dims, 0))
+    parts = min(slices, -(-k // 64))
+    verified = verify(plan, dims, 4)
+    assert verified.events == 4 and verified.tasks <= 4 * (1 + parts)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_split_k_adds_its_slices(slices):
+    made, rng = graph("split_k", 1), np.random.default_rng(1)
+    shapes = {"x": (20, 328), "w": (72, 328)}
+    given = {n: rng.integers(-2, 3, s).astype(bfloat16) for n, s in shapes.items()}
+    dims = {"m": 20, "n": 72, "k": 328, "slices": slices}
+    cpu = simulate(schedule_static(made), [given], dims).outputs[0]["y"]
+    (emulated,) = Emulator(made, workers=4).run([given], dims)
+    x, w = (array.astype(np.float32) for array in given.values())
+    for y in (cpu, emulated["y"]):
+        np.testing.assert_array_equal(y, (x @ w.T).astype(bfloat16))
 
 
 def test_cuda_body_of_norm_matmul_fits_its_numpy_body():
@@ -198,6 +224,7 @@ def check_epilogue(made, emulator, rows):
         "matmul_fp8",
         "norm_matmul",
         "ring_all_gather",
+        "split_k",
     ],
 )
 def test_kernel_compiles_without_spills(name):
