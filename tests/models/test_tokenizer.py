@@ -158,7 +158,7 @@ def test_a_damaged_tokenizer_config_is_refused(tmp_path, config, wanted):
         [{"role": "user", "content": None}],
         [{"role": "user", "content": ["a"]}],
         [{"role": "user", "content": [{"type": "text"}]}],
-        [{"role": "user", "content": "a", "time": object()}],
+        [{"role": "user", "content": "a", "time": b"a"}],
     ],
     ids=str,
 )
