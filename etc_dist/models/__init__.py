@@ -13,6 +13,8 @@ config.py       sizes and variants, from the config.json of a model
 fields.py       the fields of that file, and what each does here
 rope.py         the rotary embedding, from the same file
 weights.py      the weights of its safetensors files
+weight_files.py the files that are the model's
+weight_places.py     the names of its tensors, and where each belongs
 gguf_file.py    configuration and weights of a GGUF file
 gguf_keys.py    the keys of its metadata, and what each does here
 gguf_reader.py  its metadata and tensors, with all sizes checked

@@ -17,6 +17,8 @@ from etc_dist.models.fields import refused
 
 STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 MAX_SIZE = 2**63
+MOST_LISTED = 4
+"""Names in one error."""
 MAX_HEADER = 100_000_000
 """Bytes of a header, as the package safetensors allows."""
 FIX = "load the complete files of one model, in bfloat16, float16 or float32"
@@ -72,10 +74,12 @@ def read_tensors(
     return tensors
 
 
-def listed(texts: list[str], most: int = 4) -> str:
-    """The first texts, and how many more there are."""
-    more = f"; and {len(texts) - most} more" if len(texts) > most else ""
-    return "; ".join(texts[:most]) + more
+def listed(texts: list[str], count: int | None = None) -> str:
+    """The first texts, and how many more there are. count: of all, if `texts` are only
+    the first ones."""
+    shown = texts[:MOST_LISTED]
+    left = (len(texts) if count is None else count) - len(shown)
+    return "; ".join(shown) + (f"; and {left} more" if left else "")
 
 
 def _split(data: Any) -> tuple[dict[str, Any], Any]:

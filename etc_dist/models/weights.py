@@ -3,7 +3,8 @@ layer as `decoder_graph` reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,13 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.config import ARCHITECTURES, MIXTRAL, ModelConfig
+from etc_dist.models.config import ARCHITECTURES, ModelConfig
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
-from etc_dist.models.safetensors_file import listed, weights_error
+from etc_dist.models.safetensors_file import MOST_LISTED, listed, weights_error
 from etc_dist.models.weight_files import read_folder
+from etc_dist.models.weight_places import WeightPlaces, of_experts
 from etc_dist.runtime.arrays import Array, inspect
 
-LAYER = "model.layers.{}."
-MLP_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
-EXPERT_NAMES = {MIXTRAL: ("block_sparse_moe", "w1", "w3", "w2")}
-"""The MLP or the block of experts in a layer, and its gate, up and down."""
 IGNORED = (".rotary_emb.inv_freq",)
 """The ends of names of tensors that follow from the configuration."""
 EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
@@ -48,8 +46,8 @@ def stack_weights(
 ) -> dict[str, Any]:
     """As `load_weights`, of `tensors` by their names in safetensors files. They are in
     `path`."""
-    whole, places = weight_shapes(config), _places(config, WHOLE)
-    own_places = _places(config, part)
+    whole, places = weight_shapes(config), WeightPlaces(config, WHOLE)
+    own_places = WeightPlaces(config, part)
     try:
         held = {
             name: np.empty(shape, numpy_dtype(dtype))
@@ -57,45 +55,49 @@ def stack_weights(
         }
     except (MemoryError, ValueError) as error:
         raise weights_error(path, "weights that fit in memory", str(error)) from error
-    missing = set(places)
+    seen: set[str] = set()
     faults = []
     rows = part.ids(config.vocabulary)
     _clear_padding(held, config, rows)
     head: Any = None
-    for stored_name, stored in _of_experts(tensors, config):
-        name = _full_name(stored_name, places)
+    for stored_name, stored in of_experts(tensors, config):
+        name = places.full_name(stored_name)
         if name.endswith(IGNORED):
             continue
         if config.is_tied and name == "lm_head.weight":
             with np.errstate(invalid="ignore", over="ignore"):
                 head = np.atleast_1d(stored)[rows].astype(numpy_dtype(dtype))
             continue
-        if name not in places:
+        place, own_place = places.find(name), own_places.find(name)
+        if place is None or own_place is None:
             faults.append(f"{name}: unknown")
             continue
-        if name not in missing:
+        if name in seen:
             faults.append(f"{name}: stored more than once")
             continue
-        missing.discard(name)
-        target, index = places[name]
+        seen.add(name)
+        target, index = place
         shape = np.broadcast_to(0, whole[target])[index].shape
         if shape != stored.shape:
             faults.append(f"{name}: {list(stored.shape)} instead of {list(shape)}")
             continue
-        to = held[target][own_places[name][1]]
+        to = held[target][own_place[1]]
         with np.errstate(invalid="ignore", over="ignore"):
             to[...] = stored[_cut(part, target, shape, to.shape)]
         if not np.isfinite(to.astype(np.float32)).all():
             faults.append(f"{name}: numbers that are not finite")
-    faults += [f"{name}: missing" for name in sorted(missing)]
+    # NOTE: config.json may have far more layers than the files.
+    num_faults = len(faults) + len(places) - len(seen)
+    missing = (f"{name}: missing" for name in places if name not in seen)
+    faults += islice(missing, MOST_LISTED)
     if config.is_tied:
         held["w_head"] = tied_head(held["embedding"], part)
         if head is not None and not np.array_equal(head, held["embedding"][rows]):
-            faults.append("lm_head.weight: not the embedding, to which it is tied")
+            faults.insert(0, "lm_head.weight: not the embedding, to which it is tied")
+            num_faults += 1
     if faults:
-        raise weights_error(
-            path, "the tensors of config.json, without biases", listed(faults)
-        )
+        got = listed(faults, num_faults)
+        raise weights_error(path, "the tensors of config.json, without biases", got)
     return held
 
 
@@ -201,70 +203,3 @@ def _is_finite(array: Array) -> bool:
     bits, exponent = array.words(), EXPONENTS[array.dtype]
     parts = range(0, len(bits), AT_ONCE)
     return all((bits[n : n + AT_ONCE] & exponent).max() < exponent for n in parts)
-
-
-def _places(config: ModelConfig, part: Part) -> dict[str, tuple[str, Any]]:
-    """Where each tensor of the files belongs in a part: an array, and an index into
-    it."""
-    vocabulary, config = config.vocabulary, part.config(config)
-    ids = part.ids(vocabulary)
-    heads, width = (n * config.head_dim for n in (config.heads, config.kv_heads))
-    own: dict[str, tuple[str, Any]] = {
-        "input_layernorm": ("norm", ...),
-        "post_attention_layernorm": ("mlp_norm", ...),
-        "self_attn.q_proj": ("w_qkv", slice(0, heads)),
-        "self_attn.k_proj": ("w_qkv", slice(heads, heads + width)),
-        "self_attn.v_proj": ("w_qkv", slice(heads + width, None)),
-        "self_attn.o_proj": ("w_o", ...),
-    }
-    block, *names = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
-    targets = dict(zip(names, ("w_gate", "w_up", "w_down"), strict=True))
-    if config.mixture is None:
-        own |= {f"{block}.{name}": (to, ...) for name, to in targets.items()}
-    else:
-        own[f"{block}.gate"] = "router", ...
-        own |= {
-            f"{block}.experts.{expert}.{name}": (to, expert)
-            for expert in range(config.mixture.experts)
-            for name, to in targets.items()
-        }
-    if ARCHITECTURES[config.architecture]:
-        own |= {f"self_attn.{n}": (n, ...) for n in ("q_norm", "k_norm")}
-    places: dict[str, tuple[str, Any]] = {
-        f"{LAYER.format(layer)}{name}.weight": (target, (layer, rows))
-        for layer in range(config.layers)
-        for name, (target, rows) in own.items()
-    }
-    places["model.embed_tokens.weight"] = "embedding", slice(vocabulary)
-    places["model.norm.weight"] = "norm", config.layers
-    if not config.is_tied:
-        places["lm_head.weight"] = "w_head", slice(ids.stop - ids.start)
-    return places
-
-
-def _full_name(name: str, places: Mapping[str, Any]) -> str:
-    """The name of a tensor in a file of the whole model. Files of the base model, which
-    has no output head, lack the prefix."""
-    prefixed = f"model.{name}"
-    return prefixed if prefixed in places else name
-
-
-def _of_experts(
-    tensors: Iterable[tuple[str, Any]], config: ModelConfig
-) -> Iterator[tuple[str, Any]]:
-    """Those of all experts of a layer, [experts, rows, columns], one by one. Rows of
-    gate_up_proj are those of gate, then those of up."""
-    block, gate, up, down = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
-    for stored_name, stored in tensors:
-        name = stored_name.replace(".mlp.", f".{block}.")  # as Mixtral in transformers
-        head, _, kind = name.rpartition(f".{block}.experts.")
-        if not head or kind not in ("gate_up_proj", "down_proj") or stored.ndim != 3:
-            yield name, stored
-            continue
-        half = stored.shape[1] // 2
-        for expert, matrix in enumerate(stored):
-            parts = {down: matrix}
-            if kind == "gate_up_proj":
-                parts = {gate: matrix[:half], up: matrix[half:]}
-            for part, rows in parts.items():
-                yield f"{head}.{block}.experts.{expert}.{part}.weight", rows

@@ -16,7 +16,7 @@ import numpy as np
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.safetensors_file import STORED
-from etc_dist.models.weights import EXPERT_NAMES, MLP_NAMES
+from etc_dist.models.weight_places import EXPERT_NAMES, MLP_NAMES
 
 Array = np.ndarray[Any, Any]
 

@@ -13,7 +13,8 @@ from etc_dist.errors import ArgumentError
 from etc_dist.models.config import parse_config
 from etc_dist.models.part import Part
 from etc_dist.models.safetensors_file import MAX_HEADER, STORED, read_tensors
-from etc_dist.models.weights import EXPERT_NAMES, MLP_NAMES, load_weights
+from etc_dist.models.weight_places import EXPERT_NAMES, MLP_NAMES
+from etc_dist.models.weights import load_weights
 from tests.models.references import save
 from tests.models.test_config import SMOL
 

@@ -1,0 +1,105 @@
+"""The names of a model's tensors in safetensors files, and where each belongs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from etc_dist.models.config import ARCHITECTURES, MIXTRAL, ModelConfig
+from etc_dist.models.part import Part
+
+LAYER = "model.layers.{}.{}.weight"
+IN_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)\.weight")
+MLP_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
+EXPERT_NAMES = {MIXTRAL: ("block_sparse_moe", "w1", "w3", "w2")}
+"""The MLP or the block of experts in a layer, and its gate, up and down."""
+
+
+class WeightPlaces:
+    """Where each tensor of the files belongs in a part: an array, and an index into it.
+    Takes the time and the memory of one layer, however many config.json has."""
+
+    def __init__(self, config: ModelConfig, part: Part) -> None:
+        ids, vocabulary = part.ids(config.vocabulary), config.vocabulary
+        self._layers = config.layers
+        self._of_layer = _of_layer(part.config(config))
+        self._others: dict[str, tuple[str, Any]] = {
+            "model.embed_tokens.weight": ("embedding", slice(vocabulary)),
+            "model.norm.weight": ("norm", config.layers),
+        }
+        if not config.is_tied:
+            own = slice(ids.stop - ids.start)
+            self._others["lm_head.weight"] = "w_head", own
+
+    def __len__(self) -> int:
+        return self._layers * len(self._of_layer) + len(self._others)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all tensors."""
+        yield from self._others
+        for layer in range(self._layers):
+            yield from (LAYER.format(layer, name) for name in self._of_layer)
+
+    def find(self, name: str) -> tuple[str, Any] | None:
+        """The place of a tensor; None for one that the model does not have."""
+        match = IN_LAYER.fullmatch(name)
+        if match is None or match[2] not in self._of_layer:
+            return self._others.get(name)
+        target, rows = self._of_layer[match[2]]
+        layer = int(match[1])
+        return (target, (layer, rows)) if layer < self._layers else None
+
+    def full_name(self, name: str) -> str:
+        """The name of a tensor in a file of the whole model. Files of the base model,
+        which has no output head, lack the prefix."""
+        prefixed = f"model.{name}"
+        return name if self.find(prefixed) is None else prefixed
+
+
+def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
+    """The tensors of a layer: an array, and an index into its part of the layer."""
+    heads, width = (n * config.head_dim for n in (config.heads, config.kv_heads))
+    own: dict[str, tuple[str, Any]] = {
+        "input_layernorm": ("norm", ...),
+        "post_attention_layernorm": ("mlp_norm", ...),
+        "self_attn.q_proj": ("w_qkv", slice(0, heads)),
+        "self_attn.k_proj": ("w_qkv", slice(heads, heads + width)),
+        "self_attn.v_proj": ("w_qkv", slice(heads + width, None)),
+        "self_attn.o_proj": ("w_o", ...),
+    }
+    block, *names = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
+    targets = dict(zip(names, ("w_gate", "w_up", "w_down"), strict=True))
+    if config.mixture is None:
+        own |= {f"{block}.{name}": (to, ...) for name, to in targets.items()}
+    else:
+        own[f"{block}.gate"] = "router", ...
+        own |= {
+            f"{block}.experts.{expert}.{name}": (to, expert)
+            for expert in range(config.mixture.experts)
+            for name, to in targets.items()
+        }
+    if ARCHITECTURES[config.architecture]:
+        own |= {f"self_attn.{n}": (n, ...) for n in ("q_norm", "k_norm")}
+    return own
+
+
+def of_experts(
+    tensors: Iterable[tuple[str, Any]], config: ModelConfig
+) -> Iterator[tuple[str, Any]]:
+    """Those of all experts of a layer, [experts, rows, columns], one by one. Rows of
+    gate_up_proj are those of gate, then those of up."""
+    block, gate, up, down = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
+    for stored_name, stored in tensors:
+        name = stored_name.replace(".mlp.", f".{block}.")  # as Mixtral in transformers
+        head, _, kind = name.rpartition(f".{block}.experts.")
+        if not head or kind not in ("gate_up_proj", "down_proj") or stored.ndim != 3:
+            yield name, stored
+            continue
+        half = stored.shape[1] // 2
+        for expert, matrix in enumerate(stored):
+            parts = {down: matrix}
+            if kind == "gate_up_proj":
+                parts = {gate: matrix[:half], up: matrix[half:]}
+            for part, rows in parts.items():
+                yield f"{head}.{block}.experts.{expert}.{part}.weight", rows
