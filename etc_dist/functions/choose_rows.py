@@ -6,14 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from etc_dist.functions.best_experts import best_experts
-from etc_dist.functions.routing import Routing
+from etc_dist.functions.routing import NONE, Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 CHOSEN_ROWS = 8
 """The most rows of a task: one for each warp."""
-NONE = -1
-"""The expert and the place of a row that belongs to no request."""
 
 
 def choices_of_rows(logits: Any, position: Any, routing: Routing) -> tuple[Any, Any]:

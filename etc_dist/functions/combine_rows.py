@@ -17,8 +17,8 @@ GROUP_TOKENS = 2
 def combine_rows(routing: Routing) -> DeviceFunction:
     """place and weights [tokens, top_k], outputs [rows, columns] -> y [tokens,
     columns]: the weighted sum of a token's rows of `outputs`, in the order of its
-    choices, in fp32. Rows of y are not written for tokens that chose no expert of this
-    rank."""
+    choices, in fp32. The row of a token without places is zero; if experts are split,
+    it is not written."""
 
     def body(place: Any, weights: Any, outputs: Any, y: Any) -> None:
         total = np.zeros(y.shape, np.float32)
@@ -28,7 +28,7 @@ def combine_rows(routing: Routing) -> DeviceFunction:
             part = outputs[place[here, k]].astype(np.float64)
             sums = total[here] + weights[here, k, None] * part
             total[here] = sums.astype(np.float32)
-        some = (place >= 0).any(axis=1)
+        some = (place >= 0).any(axis=1) | (not routing.split)
         y[some] = total[some].astype(y.dtype)
 
     columns = Extent(name="columns", multiple=8, begins=8)
@@ -38,6 +38,10 @@ def combine_rows(routing: Routing) -> DeviceFunction:
         2: Operand((Extent(begins=0), columns), routing.element),
         3: Operand(("rows", columns), routing.element, leading=True),
     }
+    constants = {"kHasNone": int(routing.has_none)}
     return routing.function(
-        "combine_rows", TRANSFER, 3, 1, body, gathers=(2,), tile=tile
+        *("combine_rows", TRANSFER, 3, 1, body),
+        gathers=(2,),
+        tile=tile,
+        constants=constants,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.routing import BLOCK, Routing, bits_of
+from etc_dist.functions.routing import BLOCK, NONE, Routing, bits_of
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
 
@@ -15,7 +15,8 @@ def locate_rows(routing: Routing) -> DeviceFunction:
     """ids [32, top_k], the block's chosen [experts] and before [experts], expert_row
     [experts] -> place [32, top_k]: the padded row of each choice. All int32. Where
     experts are split, a further operand is read, lower, whose length is the number of
-    experts of lower ranks; the place of other ranks' choices is -1."""
+    experts of lower ranks. The place of choices that are not experts of this rank is
+    NONE; only a routing that is split or `has_none` may have such."""
 
     def body(ids: Any, chosen: Any, before: Any, row: Any, *rest: Any) -> None:
         *lower, place = rest
@@ -25,7 +26,7 @@ def locate_rows(routing: Routing) -> DeviceFunction:
         bits = bits_of(chosen)[:, : len(ids)]
         ranks = before[:, None] + np.cumsum(bits, axis=1) - bits
         found = row[expert] + ranks[expert, np.arange(len(ids))[:, None]]
-        place[...] = np.where(known, found, -1)
+        place[...] = np.where(known, found, NONE)
 
     choices = Operand((Extent(most=BLOCK, name="rows"), routing.top_k), "int32")
     of_block = Operand((routing.experts, 1), "int32")
@@ -33,4 +34,7 @@ def locate_rows(routing: Routing) -> DeviceFunction:
     tile[3] = Operand((routing.experts,), "int32")
     reads = 4 + routing.split
     tile[reads] = choices
-    return routing.function("locate_rows", TRANSFER, reads, 1, body, tile=tile)
+    constants = {"kHasNone": int(routing.has_none)}
+    return routing.function(
+        *("locate_rows", TRANSFER, reads, 1, body), tile=tile, constants=constants
+    )

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.choose_rows import NONE, choices_of_rows
-from etc_dist.functions.routing import Routing
+from etc_dist.functions.choose_rows import choices_of_rows
+from etc_dist.functions.routing import NONE, Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 

@@ -20,6 +20,8 @@ BLOCK = 32
 """Tokens that one task routes: the bits of a word of `chosen`; at most 32."""
 TILE_ROWS = 288
 """The most rows of a tile."""
+NONE = -1
+"""The id of no expert, and the place of a choice without a row."""
 PADDING = 32
 """An expert's rows begin and end at a multiple of this, so that bulk copies of a tile's
 rows of activations, 16 at a time and by two workers, touch no other expert's."""
@@ -31,7 +33,8 @@ class Routing:
 
     experts: the number of experts of this rank. split: other ranks have further
     experts, which tokens may choose. dtype: of x, weights and y. block: tokens that one
-    task routes. tile_rows: the most rows of a tile."""
+    task routes. tile_rows: the most rows of a tile. has_none: choices may have the id
+    NONE."""
 
     experts: int
     top_k: int
@@ -40,6 +43,7 @@ class Routing:
     block: int = BLOCK
     tile_rows: int = TILE_ROWS
     split: bool = False
+    has_none: bool = False
 
     def function(
         self,

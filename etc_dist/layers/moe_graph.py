@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from etc_dist.errors import expect_choice
+from etc_dist.functions.check_rows import expect_in_range
 from etc_dist.functions.combine_rows import GROUP_TOKENS, combine_rows
 from etc_dist.functions.grouped_matmul import TILE_COLUMNS, UP_COLUMNS
+from etc_dist.functions.mark_experts import mark_experts
 from etc_dist.functions.push_tokens import push_tokens
 from etc_dist.functions.routing import BLOCK, TILE_ROWS, Routing
 from etc_dist.functions.share_choices import share_choices
@@ -151,9 +153,9 @@ def chosen_experts_graph(
     packs: bool = False,
 ) -> None:
     """`moe_graph` on one rank for tokens whose experts are chosen already: ids and
-    weights [tokens, top_k]; chosen [experts, blocks], of which bit i is set if token i
-    of a block of 32 chose the expert. The ids of a token are all different."""
-    routing = Routing(experts, top_k, False, dtype, block, tile_rows)
+    weights [tokens, top_k]. The ids of a token are all different, except for NONE,
+    which is no expert. An id that is neither ends the run with an error."""
+    routing = Routing(experts, top_k, False, dtype, block, tile_rows, has_none=True)
     sizes = Sizes(
         passes,
         up_columns,
@@ -171,12 +173,31 @@ def chosen_experts_graph(
     choices = Choices(
         g.input("ids", (tokens, top_k), "int32"),
         g.input("weights", (tokens, top_k), "float32"),
-        g.input("chosen", (experts, blocks), "int32"),
+        g.local("chosen", (experts, blocks), "int32"),
     )
     gate_up = g.input("gate_up", (experts, 2 * inner, hidden), dtype)
     down = g.input("down", (experts, hidden, inner), dtype)
     y = g.output("y", (tokens, hidden), dtype)
-    tiles = add_tiles(g, routing, choices.chosen, tokens * top_k, [])
+    marked = g.events("marked", (1,), expects=blocks)
+    wrong = g.local("wrong", (blocks,), "int32")
+    (b,) = grid = g.grid(b=blocks)
+    g.call(
+        mark_experts(routing),
+        grid,
+        reads=[choices.ids[tile(b, block), :]],
+        writes=[choices.chosen[:, b], wrong[span(b, 1)]],
+        notifies=[marked[0]],
+        queued=False,
+    )
+    (b,) = grid = g.grid(b=blocks)
+    g.call(
+        expect_in_range(),
+        grid,
+        name="expert_exists",
+        reads=[gate_up[wrong.load(b), 0, 0]],
+        waits=[marked[0]],
+    )
+    tiles = add_tiles(g, routing, choices.chosen, tokens * top_k, [marked[0]])
     outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
     _combine(g, routing, sizes, choices, tiles, outputs, y)
 

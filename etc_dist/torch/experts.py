@@ -10,7 +10,7 @@ from torch import Tensor
 
 from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError
-from etc_dist.functions.routing import BLOCK
+from etc_dist.functions.routing import NONE
 from etc_dist.layers.moe import PACKED_INNER
 from etc_dist.layers.moe_graph import chosen_experts_graph
 from etc_dist.layers.plain import odd_activation
@@ -99,22 +99,22 @@ def moe_experts(
     """The sum over k of weights[:, k] * expert ids[:, k] of x [M, H] -> [M, H], where
     an expert is (silu(x @ gate.T) * (x @ up.T)) @ down.T. No gradients.
 
-    ids [M, K], of any integer dtype: from 0 to E - 1, those of a token all
-    different. weights [M, K], of any dtype: used in fp32. gate_up [E, 2 I, H], rows of
-    gate, then those of up; down [E, H, I]: all experts on each rank. On GPUs K is a
-    multiple of 4. A token has the same bits for any M. Groups and errors: as for the
-    other operations (ops.py)."""
+    ids [M, K], of any integer dtype: from 0 to E - 1, those of a token all different,
+    or -1 for no expert. The result of a token without experts is zero. weights [M, K],
+    of any dtype: used in fp32. gate_up [E, 2 I, H], rows of gate, then those of up;
+    down [E, H, I]: all experts on each rank. On GPUs K is a multiple of 4. A token has
+    the same bits for any M. Groups and errors: as for the other operations (ops.py),
+    except that GPUs check the values of ids during the run: an id out of range ends it
+    with an ArgumentError of a later call."""
     world = ops.world_of(group_name)
     try:
         rows = x.contiguous()
         out = torch.empty_like(rows)
         count, experts = ids.shape[1], gate_up.shape[0]
-        chosen = _bits(ids, experts)
         arrays = {
             "x": as_array(rows),
-            "ids": as_array(ids.int().contiguous()),
+            "ids": as_array(_checked(ids, experts)),
             "weights": as_array(weights.float().contiguous()),
-            "chosen": as_array(chosen),
             "gate_up": as_array(gate_up),
             "down": as_array(down),
             "y": as_array(out),
@@ -127,16 +127,19 @@ def moe_experts(
     return out
 
 
-def _bits(ids: Tensor, experts: int) -> Tensor:
-    """chosen [experts, blocks]: bit i is set if token i of a block chose the expert."""
-    tokens = ids.shape[0]
-    blocks = -(-tokens // BLOCK)
-    bits = ids.new_zeros(blocks * BLOCK, experts, dtype=torch.int32)
-    place = torch.arange(tokens, dtype=torch.int32, device=ids.device) % BLOCK
-    own = torch.bitwise_left_shift(torch.ones_like(place), place)
-    bits[:tokens].scatter_(1, ids.long(), own[:, None].expand(ids.shape))
-    words = bits.view(blocks, BLOCK, experts).sum(1, dtype=torch.int32)
-    return words.t().contiguous()
+def _checked(ids: Tensor, experts: int) -> Tensor:
+    """Ids in int32, of which those out of range stay out of range. ArgumentError for
+    another dtype than an integer and, on the CPU, for ids out of range."""
+    wanted = f"integers, 0 to {experts - 1}, or {NONE} for no expert"
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ops.refusal("moe_experts", "ids", wanted, str(ids.dtype))
+    if ids.device.type == "cpu":
+        wrong = ids[(ids.long() < NONE) | (ids.long() >= experts)]
+        if len(wrong):
+            raise ops.refusal("moe_experts", "ids", wanted, f"id {int(wrong[0])}")
+    if ids.element_size() > 4:
+        ids = ids.clamp(NONE - 1, experts)
+    return ids.int().contiguous()
 
 
 def _program(

@@ -78,12 +78,12 @@ def fused_matmul_reduce_scatter(
         _check_dims(op, A, B, scatter_dim, "scatter_dim")
         if reduce_op not in REDUCTIONS:
             wanted = " or ".join(REDUCTIONS)
-            raise _refusal(op, "reduce_op", wanted, repr(reduce_op))
+            raise refusal(op, "reduce_op", wanted, repr(reduce_op))
         x, w = as_rows(A, scatter_dim), as_weight(B)
         if A.shape[scatter_dim] % world.size:
             got = str(A.shape[scatter_dim])
             wanted = f"a multiple of {world.size}, the number of ranks"
-            raise _refusal(op, "A.shape[scatter_dim]", wanted, got)
+            raise refusal(op, "A.shape[scatter_dim]", wanted, got)
         out = A.new_empty(x.shape[0] // world.size, w.shape[0])
     except Exception as error:
         refuse(world, error, op)
@@ -280,10 +280,10 @@ def _check_dims(op: str, A: Tensor, B: Tensor, dim: int, name: str) -> None:
     if axes < 2 or B.dim() != 2:
         shapes = f"A {list(A.shape)}, B {list(B.shape)}"
         wanted = "A [..., K] of two axes or more, and B [K, N]"
-        raise _refusal(op, "A, B", wanted, shapes)
+        raise refusal(op, "A, B", wanted, shapes)
     if not 0 <= dim < axes - 1:
         wanted = f"0 to {axes - 2}, an axis of A but the last"
-        raise _refusal(op, name, wanted, str(dim))
+        raise refusal(op, name, wanted, str(dim))
 
 
 def refuse(world: World, error: Exception, name: str) -> NoReturn:
@@ -291,7 +291,7 @@ def refuse(world: World, error: Exception, name: str) -> NoReturn:
     world.refuse(as_refusal(error, f"the arguments of {name}"))
 
 
-def _refusal(op: str, name: str, wanted: str, got: str) -> ArgumentError:
+def refusal(op: str, name: str, wanted: str, got: str) -> ArgumentError:
     return ArgumentError(
         f"the argument {name} cannot be used",
         where=f"torch.ops.etc_dist.{op}",

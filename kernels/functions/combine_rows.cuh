@@ -1,5 +1,6 @@
 // The weighted sum of each token's rows: fp32, in the order of the token's choices.
-// kSplit: rows of other ranks' experts are absent; a token without rows is skipped.
+// kSplit: rows of other ranks' experts are absent; a token without rows is skipped. kHasNone: rows
+// may be absent, too; the sum of a token without rows is zero.
 #pragma once
 #include "worker/task.cuh"
 
@@ -30,7 +31,10 @@ struct combine_rows {
       for (i32 t = 0; t < together; ++t) {
         const u64 to = u64(y.at()) + (first + t) * stride;
         const i32 count = choices.count(t);
-        if (count == 0) continue;
+        if (count == 0) {
+          if constexpr (Task::kHasNone) clear(task, columns, to);
+          continue;
+        }
 #pragma unroll 1
         for (i32 begin = 0; begin < columns; begin += kParts * 256) {
           add_up(task, choices, t * kTopK, count, begin + task.thread * 8, columns - 8, to);
@@ -56,8 +60,12 @@ struct combine_rows {
         weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, k))));
       }
       if constexpr (Task::kSplit) move_own(task.thread);
+      if constexpr (Task::kHasNone) fill_none(task.thread);
     }
-    ETC_DEVICE i32 count(i32 t) const { return Task::kSplit ? __popc(own_of(t)) : kTopK; }
+    ETC_DEVICE i32 count(i32 t) const {
+      if constexpr (Task::kHasNone) return own_of(t) != 0 ? kTopK : 0;
+      return Task::kSplit ? __popc(own_of(t)) : kTopK;
+    }
 
    private:
     // Moves the choices whose rows are on this rank to the front of their token's lanes.
@@ -68,6 +76,15 @@ struct combine_rows {
       const i32 from = rest ? lane / kTopK * kTopK + __ffs(rest) - 1 : 0;
       row = __shfl_sync(~0u, row, from);
       weight = __shfl_sync(~0u, weight, from);
+    }
+    // Choices without a row get the first row of their token, and the weight 0.
+    ETC_DEVICE void fill_none(i32 lane) {
+      static_assert(!Task::kSplit);
+      own = __ballot_sync(~0u, row >= 0);
+      const u32 known = own_of(lane / kTopK);
+      const i32 from = known ? lane / kTopK * kTopK + __ffs(known) - 1 : 0;
+      const i32 first = __shfl_sync(~0u, row, from);
+      if (row < 0) row = first, weight = 0.0f;
     }
     ETC_DEVICE u32 own_of(i32 t) const { return own >> (t * kTopK) & ~0u >> (32 - kTopK); }
   };
@@ -107,6 +124,13 @@ struct combine_rows {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       ptx::store16(to + minimum(column + p * 256, last) * 2, sum[p].rounded());
+    }
+  }
+
+  ETC_DEVICE static void clear(const Task& task, i32 columns, u64 to) {
+#pragma unroll 1
+    for (i32 column = task.thread * 8; column < columns; column += 256) {
+      ptx::store16(to + column * 2, uint4{});
     }
   }
 

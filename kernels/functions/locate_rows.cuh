@@ -1,5 +1,6 @@
 // Locates the rows of 32 tokens: one row for each expert that a token chose. kSplit: only rows of
-// this rank's experts; their first index is the extent of operand 4. -1 for the others.
+// this rank's experts; their first index is the extent of operand 4. -1 for the others, and with
+// kHasNone for ids that are not experts.
 #pragma once
 #include "worker/task.cuh"
 
@@ -61,7 +62,7 @@ struct locate_rows {
   }
 
   ETC_DEVICE static bool is_own(i32 expert) {
-    return !Task::kSplit || u32(expert) < u32(Task::kExperts);
+    return !(Task::kSplit || Task::kHasNone) || u32(expert) < u32(Task::kExperts);
   }
 };
 

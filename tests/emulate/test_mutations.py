@@ -23,6 +23,7 @@ from tests.emulate.cases import check
 from tests.emulate.matrix import CASES, NEVER, Case, experts
 from tests.emulate.mutations import BROKEN, MUTATIONS
 from tests.functions.test_best_column import argmax, rows_of
+from tests.functions.test_mark_experts import marked
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.functions.test_sample_column import sampled, sampled_given
 from tests.models.test_decoder import check_ids, decoder, decoder_step
@@ -51,6 +52,11 @@ def spoiled_rows() -> Any:
     return rows, {"rows": 20, "columns": 600, "count": 600, "stops": 40}
 
 
+def some_choices() -> Any:
+    ids = np.random.default_rng(4).integers(-1, 24, (128, 4)).astype(np.int32)
+    return {"ids": ids}, {"tokens": 128}
+
+
 def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
     """The CUDA bodies give what the NumPy bodies give."""
     [expected] = simulate(program.plan, [given], dims).outputs
@@ -69,6 +75,7 @@ MUTATED = {
     "decoder": Case(decoder, decoder_step),
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),
     "samples": Case(partial(sampled, 1, width=64), some_samples),
+    "marked": Case(partial(marked, 1), some_choices),
     "spoiled": Case(partial(argmax, 1, dtype="float32"), spoiled_rows),
 }
 CHECKS = {
@@ -76,6 +83,7 @@ CHECKS = {
     "decoder": check_ids,
     "routes": check_some_routes,
     "samples": check_equal,
+    "marked": check_equal,
     "spoiled": check_equal,
 }
 HANDS_OVER = re.compile(
@@ -122,7 +130,7 @@ def run(name: str, number: int, folder: Path, kernels: Path) -> None:
         mutation.value = 0  # for other tests of this library
 
 
-@pytest.mark.parametrize("name", ["decoder", "routes", "samples", "spoiled"])
+@pytest.mark.parametrize("name", ["decoder", "routes", "samples", "spoiled", "marked"])
 def test_what_is_not_broken_gives_the_reference(name, folder, kernels):
     run(name, 0, folder, kernels)
 

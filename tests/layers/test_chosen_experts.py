@@ -6,9 +6,12 @@ from ml_dtypes import bfloat16
 
 import etc_dist
 from etc_dist.codegen import generate
+from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
 from etc_dist.functions.best_experts import best_experts
 from etc_dist.layers.moe_graph import chosen_experts_graph
 from etc_dist.runtime.build import compile_cubin, kernels_folder
+from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_static
 from tests.ops.arrays import Arrays
@@ -16,38 +19,83 @@ from tests.ops.arrays import Arrays
 EXPERTS, TOP_K, HIDDEN, INNER = 8, 4, 24, 16
 
 
-def chosen_words(ids: np.ndarray) -> np.ndarray:
-    """chosen [experts, blocks] of ids [tokens, top_k]."""
-    words = np.zeros((EXPERTS, -(-len(ids) // 32)), np.uint32)
-    for token, row in enumerate(ids):
-        words[row, token // 32] |= np.uint32(1 << token % 32)
-    return words.view(np.int32)
+def draw(rng: np.random.Generator, tokens: int) -> dict[str, np.ndarray]:
+    """The arrays of a run."""
+    logits = rng.standard_normal((tokens, EXPERTS)).astype(np.float32)
+    ids, weights = best_experts(logits, TOP_K, True)
+    return {
+        "x": rng.standard_normal((tokens, HIDDEN)).astype(bfloat16),
+        "ids": ids.astype(np.int32),
+        "weights": weights,
+        "gate_up": rng.standard_normal((EXPERTS, 2 * INNER, HIDDEN)).astype(bfloat16),
+        "down": rng.standard_normal((EXPERTS, HIDDEN, INNER)).astype(bfloat16),
+    }
+
+
+def expect_sums(y: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+    """y has the sums over the chosen experts; zeros for a token without experts."""
+    x, gate_up, down = (arrays[n].astype("f4") for n in ("x", "gate_up", "down"))
+    gate, up = np.split(np.einsum("eix,tx->tei", gate_up, x), 2, axis=2)
+    every = np.einsum("exi,tei->tex", down, gate / (1 + np.exp(-gate)) * up)
+    ids, weights = arrays["ids"], arrays["weights"]
+    taken = np.take_along_axis(every, ids[:, :, None].clip(0), 1)
+    wanted = ((weights * (ids >= 0))[:, :, None] * taken).sum(1)
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=abs(wanted).max() / 50)
+    assert not y[(ids < 0).all(axis=1)].any()
 
 
 @pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize(("tokens", "packs"), [(1, True), (32, False), (70, True)])
 def test_result_is_the_weighted_sum_of_the_chosen_experts(tokens, packs, world, rng):
-    logits = rng.standard_normal((tokens, EXPERTS)).astype(np.float32)
-    ids, weights = best_experts(logits, TOP_K, True)
-    x = rng.standard_normal((tokens, HIDDEN)).astype(bfloat16)
-    gate_up = rng.standard_normal((EXPERTS, 2 * INNER, HIDDEN)).astype(bfloat16)
-    down = rng.standard_normal((EXPERTS, HIDDEN, INNER)).astype(bfloat16)
-    arrays = {"x": x, "ids": ids.astype(np.int32), "weights": weights}
-    arrays |= {"chosen": chosen_words(ids), "gate_up": gate_up, "down": down}
+    arrays = draw(rng, tokens)
     graph = chosen_experts_graph(world.size, experts=EXPERTS, top_k=TOP_K, packs=packs)
     with etc_dist.compile(graph, world) as program:
         on = Arrays(world.backend)
         given = {name: on.put(array) for name, array in arrays.items()}
         y = on.get(program.run(**given)["y"])
         program.synchronize()
-    both = np.einsum("eix,tx->tei", gate_up.astype("f4"), x.astype("f4"))
-    gate, up = np.split(both, 2, axis=2)
-    every = np.einsum(
-        "exi,tei->tex", down.astype("f4"), gate / (1 + np.exp(-gate)) * up
-    )
-    taken = np.take_along_axis(every, ids[:, :, None], 1)
-    wanted = (weights[:, :, None] * taken).sum(1)
-    np.testing.assert_allclose(y, wanted, rtol=0, atol=abs(wanted).max() / 50)
+    expect_sums(y, arrays)
+
+
+@pytest.mark.mpi(max_size=2)
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.95])
+def test_a_choice_of_no_expert_adds_nothing(left, world, rng):
+    arrays = draw(rng, 70)
+    arrays["ids"][rng.random((70, TOP_K)) >= left] = -1
+    graph = chosen_experts_graph(world.size, experts=EXPERTS, top_k=TOP_K)
+    with etc_dist.compile(graph, world) as program:
+        on = Arrays(world.backend)
+        given = {name: on.put(array) for name, array in arrays.items()}
+        expect_sums(on.get(program.run(**given)["y"]), arrays)
+
+
+def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng, folder):
+    arrays = draw(rng, 40)
+    arrays["ids"][rng.random((40, TOP_K)) < 0.5] = -1
+    arrays["ids"][[3, 38]] = -1
+    arrays["ids"][4] = -1, -1, 5, -1
+    graph = chosen_experts_graph(1, experts=EXPERTS, top_k=TOP_K)
+    dims = {"tokens": 40, "hidden": HIDDEN, "inner": INNER}
+    [found] = Emulator(graph, folder=folder).run([arrays], dims)
+    expect_sums(found["y"], arrays)
+    [expected] = simulate(schedule_static(graph), [arrays], dims).outputs
+    np.testing.assert_array_equal(found["y"] == 0, expected["y"] == 0)
+
+
+@pytest.mark.mpi(max_size=2)
+@pytest.mark.parametrize("wrong", [EXPERTS, -2, 2**31 - 1])
+def test_an_id_that_is_no_expert_ends_the_run(wrong, world, rng):
+    arrays = draw(rng, 70)
+    graph = chosen_experts_graph(world.size, experts=EXPERTS, top_k=TOP_K)
+    with etc_dist.compile(graph, world) as program:
+        on = Arrays(world.backend)
+        given = {name: on.put(array) for name, array in arrays.items()}
+        ids = arrays["ids"].copy()
+        ids[40, 1] = wrong
+        with pytest.raises(ArgumentError, match="expert_exists"):
+            program.run(**{**given, "ids": on.put(ids)})
+            program.synchronize()
+        expect_sums(on.get(program.run(**given)["y"]), arrays)
 
 
 @pytest.mark.exhaustive

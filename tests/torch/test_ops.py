@@ -102,6 +102,39 @@ def test_wrong_arguments_are_refused(group):
         ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, "another")
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
+def test_experts_of_padding_add_nothing(dtype, group):
+    x, ids, weights, *of_experts = CALLS["moe_experts"][1](group.group_name)
+    whole = ops.moe_experts(x, ids, weights, *of_experts)
+    ids[1], ids[2, 0] = -1, -1
+    found = ops.moe_experts(x, ids.to(dtype), weights, *of_experts)
+    assert torch.equal(found[0], whole[0])
+    assert not found[1].any()
+    weights[2, 0] = 0
+    ids[2, 0] = 5
+    assert torch.equal(found[2], ops.moe_experts(x, ids, weights, *of_experts)[2])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (torch.tensor([[0, 5], [8, 2], [5, 1]]), "id 8"),
+        (torch.tensor([[0, 5], [-2, 2], [5, 1]]), "id -2"),
+        (torch.tensor([[0, 5], [7, 2**32 + 3], [5, 1]]), f"id {2**32 + 3}"),
+        (torch.tensor([[0.0, 5], [7, 2], [5, 1]]), "torch.float32"),
+        (torch.tensor([[True, False]] * 3), "torch.bool"),
+    ],
+    ids=["large", "negative", "beyond 32 bits", "floats", "bools"],
+)
+def test_ids_that_are_no_experts_are_refused(wrong, got, group):
+    x, ids, *others = CALLS["moe_experts"][1](group.group_name)
+    with pytest.raises(ArgumentError) as caught:
+        ops.moe_experts(x, wrong, *others)
+    assert caught.value.wanted == "ids: integers, 0 to 7, or -1 for no expert"
+    assert caught.value.got == got
+    ops.moe_experts(x, ids, *others)
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("call", CALLS)
 def test_forward_mode_derivatives_are_refused(call, group):

@@ -1,0 +1,33 @@
+// For each expert a word with one bit for each of 32 tokens that chose it; and an id that is no
+// expert, the largest by its bits.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+template <class Task>
+struct mark_experts {
+  ETC_DEVICE static void run(const Task& task) {
+    constexpr i32 kExperts = Task::kExperts, kTopK = Task::kTopK;
+    const auto ids = task.template operand<0>();
+    for (i32 i = task.thread; i <= kExperts; i += Task::threads) task.scratch[i] = 0;
+    task.sync();
+    const i32 choices = ids.size[0] * kTopK;
+    for (i32 i = task.thread; i < choices; i += Task::threads) {
+      const i32 token = i / kTopK;
+      const u32 id = ptx::load4_l2(u64(ids.at(token, i % kTopK)));
+      if (id < u32(kExperts)) {
+        atomicOr(&task.scratch[id], 1u << token);
+      } else if (id != ~0u) {
+        atomicMax(&task.scratch[kExperts], id);
+      }
+    }
+    task.sync();
+    for (i32 i = task.thread; i < kExperts; i += Task::threads) {
+      *task.template operand<1>().at(i) = i32(task.scratch[i]);
+    }
+    if (task.thread == 0) *task.template operand<2>().at() = i32(task.scratch[kExperts]);
+  }
+};
+
+}  // namespace etc
