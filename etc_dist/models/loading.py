@@ -12,7 +12,7 @@ from etc_dist.errors import expect_choice, expect_type
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.model import Model
-from etc_dist.models.part import Part, check_ranks
+from etc_dist.models.part import Part
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.weight_files import refuse_adapter
 from etc_dist.models.weights import load_weights
@@ -85,9 +85,10 @@ def load(
         given = DEFAULTS if found is None else {**DEFAULTS, **found.parameters}
         options = {k: given[k] if v is None else v for k, v in options.items()}
         config, read_weights = read_model(path, options["dtype"])
-        check_ranks(config, world.size)
+        setup = ModelSetup(config, **options, ranks=world.size)
+        setup.check()
+        setup.check_memory(world.free_bytes())
         if found is not None:
-            setup = ModelSetup(config, **options, ranks=world.size)
             found.expect(ARCH, setup.of_bundle(found).parameters())
         weights = read_weights(options.pop("dtype"), Part(world.rank, world.size))
     # NOTE: the numbers were examined as they were read.

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from etc_dist.compiler import compile, world_or_current
-from etc_dist.errors import as_refusal, expect_range, expect_type
+from etc_dist.errors import ArgumentError, as_refusal, expect_range, expect_type
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.batch import Batch, checked_stop
 from etc_dist.models.config import ModelConfig
@@ -72,7 +72,6 @@ class Model:
         reads them all once. Other options and errors: as for `load`."""
         self.config, self.world = config, world_or_current(world)
         self.part = Part(self.world.rank, self.world.size)
-        own = self.part.config(config)
         self.most_rows = ROWS[-1]
         with self.world.exclusive:
             with self.world.refusing("the arguments of a model"):
@@ -85,6 +84,7 @@ class Model:
                     ranks=self.world.size,
                 )
                 setup.check()
+                setup.check_memory(self.world.free_bytes())
                 dtype = check_weights(weights, config, self.part, are_finite)
                 setup = replace(setup, dtype=dtype)
                 if bundle is not None:
@@ -108,23 +108,12 @@ class Model:
         choices = self._policy.capacity(*sizes)
         # NOTE: not a method, by which the world would own a model that is dropped.
         set_capacity_hint(self.program, lambda dims: [{**dims, **c} for c in choices])
-        self._arrays = self._put_all(weights)
-        embedding = self._arrays["embedding"]
-        if config.is_tied:
-            self._arrays["w_head"] = tied_head(embedding, self.part)
-        self._arrays["embedding"] = embedding[: config.vocabulary]
-        self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
-        self._arrays["cache"] = self._empty(setup.cache_shape, dtype)
-        self._rows = RowArrays(self.pages.table.shape, self.world.backend)
+        self.world.agree_done(lambda: self._allocate(weights, setup))
         self._checks = RowChecks(
             config.vocabulary, self.most_rows, self.positions, self.pages
         )
-        self._logits = self._empty((self.most_rows, own.vocabulary), dtype)
         ids = self.part.ids(config.vocabulary)
         self._num_ids = ids.stop - ids.start
-        if config.mixture is not None:
-            most = config.layers * self.most_rows * config.mixture.top_k
-            self._chosen = self._empty((most,), "int32")
         self._bound: dict[tuple[int, ...], tuple[Bound, Array]] = {}
         """By the number of rows with padding, the bucket of lengths, the number of
         steps, and whether any row is sampled."""
@@ -311,6 +300,33 @@ class Model:
         """The array of the experts that a step's rows choose."""
         shape = self.config.layers, rows, mixture.top_k
         return self._chosen[: prod(shape)].reshape(shape)
+
+    def _allocate(self, weights: Mapping[str, Any], setup: ModelSetup) -> None:
+        """Make the arrays of the model, and put its weights beside them. Local.
+        ArgumentError if the memory is exhausted."""
+        config, dtype = self.config, setup.dtype
+        try:
+            self._arrays = self._put_all(weights)
+            embedding = self._arrays["embedding"]
+            if config.is_tied:
+                self._arrays["w_head"] = tied_head(embedding, self.part)
+            self._arrays["embedding"] = embedding[: config.vocabulary]
+            self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
+            self._arrays["cache"] = self._empty(setup.cache_shape, dtype)
+            self._rows = RowArrays(self.pages.table.shape, self.world.backend)
+            vocabulary = self.part.config(config).vocabulary
+            self._logits = self._empty((self.most_rows, vocabulary), dtype)
+            if config.mixture is not None:
+                most = config.layers * self.most_rows * config.mixture.top_k
+                self._chosen = self._empty((most,), "int32")
+        except MemoryError as error:
+            raise ArgumentError(
+                "the model does not fit in the memory",
+                where=f"rank {self.world.rank}, {self.world.device}",
+                wanted="memory for the weights, the cache and the logits",
+                got=f"{type(error).__name__}: {error}",
+                fix="load it with fewer pages=, batch= or positions=, or on more ranks",
+            ) from error
 
     def _put_all(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays in the memory of the backend; the same one only once."""

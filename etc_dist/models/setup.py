@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
+from math import prod
 from typing import Any
 
 from etc_dist.compiler import check_options
-from etc_dist.errors import expect_choice, expect_range
+from etc_dist.errors import ArgumentError, expect_choice, expect_range
 from etc_dist.functions.append_kv import PAGE_SIZES
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.function import MAX_INT
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.part import Part, check_ranks
@@ -31,6 +33,8 @@ from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.bundle import Bundle
 
 DEFAULT_POSITIONS = 2048
+MOST_GPU_BYTES = 144 << 30
+"""No GPU that runs the programs has more memory."""
 UNUSED_FIELDS = ("positions", "rope", "rope_base", "is_tied", "stop_tokens")
 """Of ModelConfig: neither the program nor its proofs depend on them."""
 
@@ -62,6 +66,19 @@ class ModelSetup:
         check_deterministic(self.deterministic)
         expect_choice(self.page_size, PAGE_SIZES, "page_size")
         expect_range(self.all_pages, self.most_pages, MAX_INT, "pages")
+        self.check_memory(MOST_GPU_BYTES)
+
+    def check_memory(self, available: int) -> None:
+        """ArgumentError if a rank's cache does not fit in `available` bytes."""
+        needed = prod(self.cache_shape) * numpy_dtype(self.dtype).itemsize
+        if needed > available:
+            raise ArgumentError(
+                "the cache of the model does not fit in the memory",
+                where="batch=, positions= and pages= of the model",
+                wanted=f"at most {available} bytes on a rank",
+                got=f"{self.all_pages} pages of {needed // self.all_pages} bytes",
+                fix="choose fewer of them, or split the model over more ranks",
+            )
 
     @property
     def most_positions(self) -> int:

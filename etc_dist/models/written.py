@@ -74,10 +74,12 @@ class WrittenPositions:
         raise AssertionError("no position is missing")
 
     def _count(self, known: Known, requests: Array) -> None:
-        self._known, self._requests = known, requests.copy()
+        self._known = None  # also if an interrupt follows
+        self._requests = requests.copy()
         self._pages = known.used.table[requests]
         self._stored = self._lengths_of(self._pages, self._of_pages)
         self._lengths = self._stored.copy()
+        self._known = known
 
     def _lengths_of(self, pages: Array, of_pages: Array) -> Array:
         """The number of written positions of rows with these pages."""

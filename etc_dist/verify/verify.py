@@ -17,6 +17,7 @@ from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.dynamic import group_order, unqueued_obstacles
 from etc_dist.schedule.plan import QUEUE, Lane, Plan
+from etc_dist.settings import MAX_WORKERS
 from etc_dist.verify.cells import Cells, all_cells, merged
 from etc_dist.verify.coverage import (
     check_complete,
@@ -239,11 +240,12 @@ def _check_arguments(
             got=f"{error}, at {dict(dims)}",
             fix="give dims at which all numbers of g.let can be computed",
         ) from error
-    if workers < 1 or workers % cluster:
+    if not 1 <= workers <= MAX_WORKERS or workers % cluster:
         raise ArgumentError(
             "the number of workers does not fit the plan",
             where=where,
-            wanted=f"a multiple of {cluster}, the workers of a cluster",
+            wanted=f"a multiple of {cluster}, the workers of a cluster, at most "
+            f"{MAX_WORKERS}",
             got=str(workers),
             fix="give another number of workers",
         )

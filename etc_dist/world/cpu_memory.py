@@ -93,6 +93,14 @@ class CpuMemory:
     def free(self, block: Block) -> None:
         """The last array over the memory frees it."""
 
+    def free_bytes(self) -> int:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes = {
+            name: size for name, _, size in (line.partition(":") for line in lines)
+        }
+        available = int(sizes["MemAvailable"].removesuffix("kB"))
+        return 1024 * available // self._hosts.local_size
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -122,6 +122,10 @@ class GpuMemory:
         if self._sizes.pop(block.handle, None) is not None:  # also if interrupted
             self._library.free(block.handle)
 
+    def free_bytes(self) -> int:
+        pool = self._cupy.get_default_memory_pool()
+        return self._free_memory() // self.ranks_per_gpu + int(pool.free_bytes())
+
     def close(self) -> None:
         self._agreement.agree(self._synchronize)
         self._finalize()

@@ -26,8 +26,8 @@ class Block:
 
 
 class Backend(Protocol):
-    """An allocator of symmetric memory; its methods are collective, but for `enter`
-    and `restore`.
+    """An allocator of symmetric memory; its methods are collective, but for `enter`,
+    `restore` and `free_bytes`.
 
     Callers agree on each call first, so all ranks take part.
     """
@@ -52,6 +52,9 @@ class Backend(Protocol):
 
     def free(self, block: Block) -> None:
         """Free a block."""
+
+    def free_bytes(self) -> int:
+        """See `World.free_bytes`. Local."""
 
     def close(self) -> None:
         """End the backend, after all blocks are freed."""

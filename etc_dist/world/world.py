@@ -153,6 +153,12 @@ class World:
             self._agreement.barrier()
         return memory
 
+    def free_bytes(self) -> int:
+        """The bytes that this rank can still allocate for its own arrays: an equal part
+        of what is free on its GPU, or on its host. Local."""
+        with self.exclusive:
+            return self._backend.free_bytes()
+
     def match_call(self, signature: int, describe: Callable[[], str]) -> None:
         """Make sure that every rank makes the same call, before anything is launched.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tracemalloc
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -233,3 +234,13 @@ def test_pages_are_used_again_and_never_twice(rng):
         used = pages.table[pages.table >= 0]
         assert len(np.unique(used)) == len(used) == 20 - pages.free_pages
         assert pages.free_requests == 8 - len(numbers)
+
+
+def test_free_pages_take_no_list():
+    tracemalloc.start()
+    pages = PageTable(128, 8, 16, 10**6)
+    pages.add(100)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert pages.free_pages == 10**6 - 7
+    assert peak < 5 * 10**6  # of the counts of written positions

@@ -178,6 +178,8 @@ def test_the_command_of_the_documentation_builds_bundles(
         (["FOLDER", "--batch", "0"], "batch is out of range"),
         (["FOLDER", "--workers", "0"], "workers is out of range"),
         (["FOLDER", "--pages", "0"], "pages is out of range"),
+        (["FOLDER", "--pages", str(10**12)], "pages is out of range"),
+        (["FOLDER", "--pages", str(10**8)], "does not fit in the memory"),
         (["FOLDER", "--steps-per-launch", "0"], "steps_per_launch is out of range"),
         (["FOLDER", "--ranks", "3"], "cannot be split"),
         (["FOLDER", "--schedule", "best"], "unknown schedule"),

@@ -11,6 +11,8 @@ import pytest
 
 from etc_dist.models import Batch, Model, PageTable, Sampling, load, mirror, rows
 from etc_dist.models.row_numbers import RowNumbers
+from etc_dist.models.rows import RowChecks
+from etc_dist.models.written import WrittenPositions
 from tests.interrupts import interrupted
 from tests.models.small import make_model
 
@@ -18,7 +20,9 @@ FUNCTIONS = [
     *(Batch.step, Batch._add, Batch.add, Batch.remove, Batch.__exit__),
     *(PageTable.add, PageTable.remove, PageTable.examine, RowNumbers.read),
     *(rows.RowArrays.fill, rows.RowSections.write, rows._update),
-    *(mirror.Mirror.send, Model.steps),
+    *(mirror.Mirror.send, Model.steps, RowChecks.add_written),
+    *(WrittenPositions.has, WrittenPositions.add, WrittenPositions.forget),
+    *(WrittenPositions._count, WrittenPositions._store),
 ]
 GIVEN = "ids", "position", "end", "stop", "sampling"
 

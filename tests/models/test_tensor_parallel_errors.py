@@ -156,3 +156,34 @@ def test_rows_that_differ_between_ranks_are_refused_on_all(tmp_path, rng, world)
             model.step([3], [0], [4 if world.rank == 1 else 0], TABLE)
         first = model.step([3], [0], [0], TABLE)
         np.testing.assert_array_equal(model.step([3], [0], [0], TABLE), first)
+
+
+@pytest.mark.mpi(max_size=2)
+@pytest.mark.parametrize("pages", [10**8, 10**12])
+def test_a_cache_beyond_the_memory_is_refused_before_weights_are_read(
+    pages, tmp_path, rng, world, monkeypatch
+):
+    folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
+    monkeypatch.setattr("etc_dist.models.loading.load_weights", pytest.fail)
+    with pytest.raises(ArgumentError, match="does not fit in the mem|out of range"):
+        load(folder, pages=pages, world=world, **OPTIONS)
+
+
+@pytest.mark.mpi(max_size=2)
+@pytest.mark.parametrize("where", ["free_bytes", "_allocate"])
+def test_a_lack_of_memory_on_one_rank_is_an_error_of_all(
+    where, tmp_path, rng, world, monkeypatch
+):
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
+    with monkeypatch.context() as patch:
+        if world.rank == world.size - 1:
+            if where == "free_bytes":
+                patch.setattr(world, "free_bytes", lambda: 1000)
+            else:
+                patch.setattr("etc_dist.models.model.RowArrays", exhausted)
+        with pytest.raises(ArgumentError, match="does not fit in the memory"):
+            load(folder, world=world, **OPTIONS)
+    load(folder, world=world, **OPTIONS).close()

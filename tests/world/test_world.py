@@ -1,4 +1,5 @@
 import gc
+import os
 import weakref
 
 import pytest
@@ -50,3 +51,9 @@ def test_block_that_an_exception_leaves_closes_a_world_of_one_rank():
         own.allocate(8)
         raise ZeroDivisionError
     assert own.closed
+
+
+@pytest.mark.mpi(max_size=2)
+def test_ranks_share_the_free_memory_of_their_host(world):
+    free = world.free_bytes()
+    assert 2**20 < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
