@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from math import prod
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError
-from etc_dist.files import open_file
+from etc_dist.files import open_file, parse_object
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.fields import refused
 
@@ -62,7 +61,7 @@ def read_tensors(
             tensors.append((name, part.reshape(shape)))
         if at != len(data):
             raise ValueError(f"{len(data) - at} bytes after the last tensor")
-    except (OSError, RecursionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         got = f"{type(error).__name__}: {error}"
         raise weights_error(file, "a complete safetensors file", got) from error
     if unread:
@@ -88,18 +87,9 @@ def _split(data: Any) -> tuple[dict[str, Any], Any]:
     if not 8 < end <= min(len(data), 8 + MAX_HEADER):
         limits = f"{len(data)} bytes, and at most {MAX_HEADER}"
         raise ValueError(f"a header that ends at {end} of {limits}")
-    header = json.loads(data[8:end].tobytes(), object_pairs_hook=_unique)
-    if not isinstance(header, dict):
-        raise ValueError("a header that is not a JSON object")
+    header = parse_object(data[8:end].tobytes())
     header.pop("__metadata__", None)
     return header, data[end:]
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name more than once in the header")
-    return found
 
 
 def _fields(name: str, given: Any) -> tuple[int, int, list[int], str]:

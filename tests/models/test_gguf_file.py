@@ -50,6 +50,18 @@ def test_experts_are_stacked_by_layer(tmp_path, rng):
         np.testing.assert_array_equal(found[name][0], tensors[f"blk.0.{of}.weight"])
 
 
+def test_a_vocabulary_may_have_any_size(tmp_path, rng):
+    shapes = {f"blk.0.{name}.weight": shape for name, shape in SHAPES.items()}
+    shapes |= {"token_embd.weight": (61, 64), "output_norm.weight": (64,)}
+    tensors = {n: rng.integers(-9, 9, s).astype(np.float32) for n, s in shapes.items()}
+    own = EXPERTS | {"vocab_size": 61}
+    write(tmp_path / "model.gguf", "qwen3moe", tensors, **own)
+    file = GgufFile(tmp_path / "model.gguf")
+    found = file.weights(file.config(), "bfloat16")["embedding"]
+    np.testing.assert_array_equal(found[:61], tensors["token_embd.weight"])
+    assert len(found) == 64 and not found[61:].any()
+
+
 def test_all_tokens_that_end_a_text_are_stop_tokens(tmp_path):
     tokens = ["a", "<|endoftext|>", "b", "<|im_end|>", "<|eom_id|>", "c"]
     metadata = {"tokens": tokens, "eos_token_id": 3, "eom_token_id": 5}
