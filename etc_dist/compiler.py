@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
-from itertools import count
+from itertools import count, zip_longest
 from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -91,8 +91,11 @@ def compile(
         # An error of one rank is raised on all.
         facts, workers = zip(*world.agree(make), strict=True)
         for name in DIFFERENT:
-            if len({of_rank[name] for of_rank in facts}) > 1:
-                raise _different_programs(graph, name, [f[name] for f in facts])
+            found = [f"{name} {of_rank[name]}" for of_rank in facts]
+            if len(set(found)) > 1:
+                if name == "graph":
+                    found = first_difference(world.agree(graph.lines))
+                raise _different_programs(graph, name, found)
         if len(set(workers)) > 1:
             raise _different_workers(graph, workers)
         plan, executor, text = parts[0]
@@ -192,9 +195,19 @@ def _different_programs(
         f"the ranks have different {what} for {graph.name}",
         where=f"compile({graph.name})",
         wanted=f"the same {what} on every rank",
-        got=by_rank({rank: f"{name} {one}" for rank, one in enumerate(found)}),
+        got=by_rank(dict(enumerate(found))),
         fix=fix,
     )
+
+
+def first_difference(texts: Sequence[Sequence[str]]) -> list[str]:
+    """The first line of each rank that is not alike on all, with its call."""
+    lines = [*zip_longest(*texts, fillvalue="")]
+    number = next(n for n, of_ranks in enumerate(lines) if len(set(of_ranks)) > 1)
+    calls = [lines[n] for n in range(number) if lines[n][0].startswith("call ")]
+    is_inside = any(line.startswith(" ") for line in lines[number])
+    call = f"{calls[-1][0]}: " if calls and is_inside else ""
+    return [call + (line.strip() or "nothing") for line in lines[number]]
 
 
 def _different_workers(graph: GraphFunction, workers: Sequence[int]) -> WorldError:

@@ -11,6 +11,7 @@ import pytest
 import etc_dist
 from etc_dist import World
 from etc_dist.codegen import generate
+from etc_dist.compiler import first_difference
 from etc_dist.errors import EtcDistError, ScheduleError, WorldError
 from etc_dist.ir import graph_function
 from etc_dist.schedule import schedule_static
@@ -74,8 +75,26 @@ def test_ranks_with_different_graphs_are_refused(world):
     graphs = ring(world.size), ring(world.size, notifies=False)
     with pytest.raises(EtcDistError) as caught:
         etc_dist.compile(graphs[world.rank == 1], world)
-    assert all(graph.digest() in caught.value.got for graph in graphs)
+    first, *_ = caught.value.got.splitlines()
+    assert re.match(r"rank 0\b.*: call \w+: .*: notifies here\.on\(", first)
+    assert "rank 1: call " in caught.value.got
     etc_dist.compile(graphs[0], world).close()
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["graph a", "input x"], "input x"),
+        (["graph a", "call c: f", "  reads x"], "call c: f: reads x"),
+        (["graph a", "call c: f", "call d: f"], "call d: f"),
+        (["graph a"], "nothing"),
+    ],
+)
+def test_the_first_line_that_differs_is_shown_with_its_call(texts, expected):
+    call = texts[1:2] if len(texts) > 2 else []
+    other = ["graph a", *call, "  other"] if call else ["graph a", "other"]
+    assert first_difference([texts, other])[0].endswith(expected)
+    assert first_difference([other, texts])[1].endswith(expected)
 
 
 @pytest.mark.mpi(min_size=2)

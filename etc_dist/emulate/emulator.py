@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -18,6 +19,7 @@ from etc_dist.codegen import generate
 from etc_dist.emulate.faults import emulation_error, unfinished
 from etc_dist.emulate.library import compile_library
 from etc_dist.emulate.memory import Array, ProgramMemory, aligned_copy
+from etc_dist.emulate.places import with_names
 from etc_dist.errors import ArgumentError, expect_range, expect_type
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.dims import checked_dims
@@ -150,6 +152,9 @@ class Emulator:
             memory = ProgramMemory(self.plan, self.source, dims, self.workers)
         memory.begin()
         report = self._call(memory, arrays, seed, runs)
+        if report:
+            of_ranks = (memory.places(rank, held) for rank, held in enumerate(arrays))
+            report = with_names(report, [*chain.from_iterable(of_ranks)])
         records = [
             record
             for rank in range(len(arrays))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from etc_dist.codegen import Source
 from etc_dist.codegen.layout import CONTROL, MAP_BYTES
+from etc_dist.emulate.places import Place
 from etc_dist.ir import TmaBox
 from etc_dist.runtime.argument_block import Places, bind, fill
 from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
@@ -38,7 +39,7 @@ class ProgramMemory:
     ):
         self._plan, self._source, self._dims = plan, source, dims
         ranks = range(plan.graph.world_size)
-        capacity = Capacity().grown(plan_memory(plan, dims))
+        self._capacity = capacity = Capacity().grown(plan_memory(plan, dims))
         self.control = [np.zeros(1, CONTROL) for _ in ranks]
         for control in self.control:
             control["epoch"] = 1
@@ -78,6 +79,32 @@ class ProgramMemory:
         """Fill memory that runs must write before they read it with NaN."""
         for scratch in self._scratch:
             scratch[:] = 0xFF
+
+    def places(self, rank: int, arrays: Mapping[str, Array]) -> Iterator[Place]:
+        """The tensors of `rank` in memory, of which `arrays` are the caller's, and its
+        other memory."""
+        of = f"of rank {rank}"
+        for name, array in arrays.items():
+            at = array.ctypes.data, array.nbytes, array.shape, array.itemsize
+            yield Place(f"{name} {of}", *at)
+        graph, env = self._plan.graph, self._plan.graph.environment(self._dims, rank)
+        memory, block = plan_memory(self._plan, self._dims), self._symmetric[rank]
+        tensors = block.ctypes.data + self._capacity.tensors_offset
+        for begin, offsets in (
+            (tensors, memory.symmetric),
+            (self._local[rank].ctypes.data, memory.local),
+        ):
+            for name, offset in offsets.items():
+                tensor = graph.tensor(name)
+                shape = tuple(int(n.evaluate(env)) for n in tensor.shape)
+                size = tensor.nbytes(env), shape, tensor.itemsize
+                yield Place(f"{name} {of}", begin + offset, *size)
+        yield Place(f"the events {of}", block.ctypes.data, tensors - block.ctypes.data)
+        for what, held in (
+            ("workspace", self._workspace[rank]),
+            ("control block", self.control[rank]),
+        ):
+            yield Place(f"the {what} {of}", held.ctypes.data, held.nbytes)
 
     def arguments(self, rank: int, arrays: Mapping[str, Array]) -> Array:
         """The argument block of `rank` for a run on these arrays."""

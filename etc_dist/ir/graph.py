@@ -132,6 +132,10 @@ class GraphFunction:
         terms = [call.function.terms for call in self.calls]
         return hashlib.sha256(f"{self.show()}{terms}".encode()).hexdigest()[:16]
 
+    def lines(self) -> list[str]:
+        """All that `digest` is of, as text."""
+        return [*self.show().splitlines(), *(c.function.terms for c in self.calls)]
+
     def loaded_tensors(self) -> tuple[Tensor, ...]:
         """The tensors that index expressions load from."""
         loads = [*loads_of(event.expects for event in self.events)]

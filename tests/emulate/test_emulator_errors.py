@@ -22,6 +22,7 @@ from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import mlp
 from tests.emulate.programs import chosen_task, gathered_rows, one_task
+from tests.emulate.test_given_counts import first_rows
 from tests.layers.programs import without
 
 X = np.arange(256, dtype=np.int32)
@@ -34,17 +35,17 @@ def run(folder, body, dims=None, **options):
 
 
 FAULTS = {
-    "too_far": "an access out of bounds of all arrays",
-    "race": "a data race at byte 0",
+    "too_far": "an access out of bounds of all arrays: far from all of them",
+    "race": "a data race at y[0] of rank 0: written for thread ",
     "deadlock": "all threads wait for one another",
-    "write_input": "an input is written",
+    "write_input": "an input is written: x[",
     "divide_by_zero": "an integer division by zero",
     "overflow_stack": "a stack overflow",
     "trap": "an instruction that traps",
     "loop_in_registers": "a loop without end, which accesses no memory",
     "loop_too_far": "an access out of bounds of all arrays",
     "loop_writes_input": "an input is written",
-    "vector_race": "a data race at byte 0",
+    "vector_race": "a data race at y[0] of rank 0: written for thread ",
     "vector_too_far": "an access out of bounds of all arrays",
     "vector_writes_input": "an input is written",
     "write_stacks": "an access out of bounds of all arrays",
@@ -112,6 +113,16 @@ def test_what_follows_a_wait_that_was_given_up_is_not_reported(folder):
     program = Emulator(without(graph, "activated", "notifies"), folder=folder)
     with pytest.raises(WaitTimeoutError, match="down_projection.* waits for activated"):
         program.run(inputs, dims)
+
+
+def test_a_race_names_the_element_of_a_local_tensor(folder):
+    graph = without(first_rows(1, waits=True), "copied", "waits")
+    program = Emulator(graph, folder=folder)
+    x = np.arange(80, dtype=np.int32)
+    given = {"given": np.array([5], np.int32), "x": x, "y": x}
+    with pytest.raises(EmulationError, match=r"data race at half\[\d+\] of rank 0: "):
+        for seed in range(4):
+            program.run([given], {"rows": 5}, seed=seed)
 
 
 def test_body_that_does_not_compile_shows_the_compiler_output(folder):

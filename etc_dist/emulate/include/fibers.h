@@ -132,6 +132,8 @@ void yield();
 void may_yield();
 void wait_turn(const uint32_t* turn);
 [[noreturn]] void fail(const char* what);
+// With a global address, which places.py names.
+[[noreturn]] void fail_at(const char* what, uint64_t address);
 // The kernels' clock, in nanoseconds. A turn of all threads takes a microsecond, or more without
 // progress, so that a run that hangs ends soon.
 uint64_t now();

@@ -306,15 +306,18 @@ inline void name_agent(char (&name)[80], uint32_t agent) {
   snprintf(name, sizeof name, "%s %u of rank %u, worker %u", what, number,
            worker / workers_of_rank, worker % workers_of_rank);
 }
+// Where the global array begins whose accesses are checked.
+static uint64_t checked_array;
+
 [[noreturn]] inline void fail_order(
     const Access& access, Row row, uint64_t at, uint32_t other, Kind kind, bool wrote) {
   static const char* const kinds[] = {"", "", " in bulk or by wgmma", " by an atomic"};
   static char what[320];
-  char first[80], second[80];
+  char first[80], second[80], place[40];
   name_agent(first, access.agent), name_agent(second, other);
-  snprintf(what, sizeof what,
-           "a data race at byte %llu of %s memory: %s%s for %s, %s%s for %s, in no order",
-           static_cast<unsigned long long>(at), row == kShared ? "shared" : "an array in global",
+  const auto number = static_cast<unsigned long long>(at + (row == kShared ? 0 : checked_array));
+  snprintf(place, sizeof place, row == kShared ? "byte %llu of shared memory" : "@%llx", number);
+  snprintf(what, sizeof what, "a data race at %s: %s%s for %s, %s%s for %s, in no order", place,
            wrote ? "written" : "read", kinds[kind], second, access.writes ? "written" : "read",
            kinds[access.kind], first);
   fail(what);

@@ -47,6 +47,7 @@ static void check_at(
     Row row) {
   check_lane_writes();
   lanes_overlap = false;
+  checked_array = uint64_t(memory);
   check(blocks, offset, bytes, access, row);
   if (!lanes_overlap) return;
   written.at = memory + offset, written.bytes = bytes;
@@ -67,8 +68,10 @@ bool is_written(uint64_t address) {
   return range != nullptr && range->is_written != 0;
 }
 uint8_t* global(uint64_t address, uint64_t bytes, uint32_t unit) {
-  if (find_range(address, bytes) == nullptr) fail("an access out of bounds of all arrays");
-  if (address % unit != 0) fail("a global address that is not aligned");
+  if (find_range(address, bytes) == nullptr) {
+    fail_at("an access out of bounds of all arrays", address);
+  }
+  if (address % unit != 0) fail_at("a global address that is not aligned", address);
   return reinterpret_cast<uint8_t*>(address);
 }
 
@@ -77,7 +80,7 @@ static void access_range(Range& range, uint64_t address, uint64_t bytes, const A
     const uint8_t* const memory = reinterpret_cast<const uint8_t*>(range.begin);
     check_at(range.blocks, memory, address - range.begin, bytes, access, kGlobal);
   } else if (access.writes) {
-    fail("an input is written");
+    fail_at("an input is written", address);
   }
 }
 void access_global(const void* at, uint64_t bytes, const Access& access) {
@@ -105,7 +108,7 @@ __attribute__((noinline)) static void access_memory(
              !is_in(at, own, sizeof *own) &&
              (writes || (!is_in(at, threads, thread_count * sizeof *threads) &&
                          !is_in(at, workers, worker_count * sizeof *workers)))) {
-    fail("an access out of bounds of all arrays");
+    fail_at("an access out of bounds of all arrays", uint64_t(at));
   }
 }
 // An access of the running thread. Its own stack and the emulator's memory of it are not checked,

@@ -37,6 +37,11 @@ RunningTask::~RunningTask() {
   if (own->task == this) own->task = nullptr;  // not the end of a copy
 }
 
+void fail_at(const char* what, uint64_t address) {
+  static char text[160];
+  snprintf(text, sizeof text, "%s: @%llx", what, static_cast<unsigned long long>(address));
+  fail(text);
+}
 void fail(const char* what) {
   const Thread& t = *own;
   char* to = failure;
