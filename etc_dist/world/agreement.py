@@ -22,6 +22,8 @@ from etc_dist.world.rank_errors import ENDED, LOST, REASONS, SILENT
 
 T = TypeVar("T")
 
+END_SECONDS = 2.0
+"""How long a rank that a peer has left waits for the end of that peer's process."""
 MASK = (1 << 63) - 1
 """Signatures have 63 bits: on the board they are non-negative int64."""
 # The signature of a rank whose own arguments are bad; no call has it.
@@ -76,6 +78,8 @@ class Agreement:
         self._unusable = ""
         self.broken = False
         """No further call is possible: why is in `_unusable`."""
+        self._left_before: frozenset[int] = frozenset()
+        """The ranks that left before this one, and whose processes had not ended."""
 
     def use_board(self, board: Board) -> None:
         """Compare calls on `board` from now on, not by messages. Collective."""
@@ -141,9 +145,19 @@ class Agreement:
         """Leave the world: later calls here, and the peers' next ones, raise."""
         # A forked child shares the board of its parent, which stays.
         if not self.broken and not is_forked():
+            left = self._left()
+            self._left_before = frozenset(r for r in left if not self._ended(r, left))
             if self._board is not None:
                 self._board.leave(reason)
             self._unusable, self.broken = text, True
+
+    def await_ends(self) -> None:
+        """Wait, up to END_SECONDS, for the ends of the processes of the ranks that left
+        before this one: the job ends with the exit code of the first."""
+        backoff = Backoff(END_SECONDS)
+        while not all(map(self._monitor.ended, self._left_before)):
+            if not backoff.pause():
+                break
 
     def close(self) -> None:
         """End all calls. Local, after the last call."""

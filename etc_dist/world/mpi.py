@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from etc_dist.errors import WorldError, expect_type
 from etc_dist.messages import flush_output, show_message
 from etc_dist.world import exit_notice, launcher, rank_errors
-from etc_dist.world.processes import Backoff
+from etc_dist.world.processes import LAUNCHED, Backoff
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -206,6 +206,10 @@ class MpiGather:
         # NOTE: MPI also ends the processes that forward the output.
         time.sleep(READ_SECONDS)
         exit_notice.withdraw()
+        if LAUNCHED in os.environ:
+            # NOTE: launch/mpirun ends the other ranks. MPI_Abort would end those of
+            # other hosts first, with an exit code that looks like a failure there.
+            os._exit(1)
         self._comm.Abort(1)
 
     def library(self) -> str:

@@ -101,7 +101,7 @@ class World:
         )
         """Entered by every collective call, up to its launch."""
         agreement.report = self.exclusive.report
-        self._hook = AbortOnUncaught(self.rank, objects.abort)
+        self._hook = AbortOnUncaught(self.rank, self._abort)
         atexit.register(self._close_at_exit)
 
     def __enter__(self) -> Self:
@@ -354,6 +354,10 @@ class World:
             self._backend.free(memory.block)
             self._memories.pop(memory.number, None)
 
+    def _abort(self) -> None:
+        self._agreement.await_ends()
+        self._objects.abort()
+
     def _close_at_exit(self) -> None:
         if processes.is_forked() or self._objects.finalized():
             return
@@ -370,6 +374,7 @@ class World:
             # The exit code must not be 0, whether calls or a last run failed.
             self._agreement.leave("it was not closed by all ranks", UNCLOSED)
             processes.show_error(self.rank, error)
+            self._agreement.await_ends()
             self._objects.abort_at_exit(1)
         if self._exit_code or self._agreement.lost_process:
             # MPI would wait for ranks that still run, forever for an ended one.

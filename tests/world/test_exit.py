@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.world.jobs import MPIRUN, run_job
+from tests.world.jobs import MPIRUN, run_job, run_on_hosts
 
 IMPORTS = """
 import os, sys, time
@@ -169,6 +169,38 @@ with start(CPU) as world:
     began = time.monotonic()
     assert run_job(IMPORTS + source).code == expected
     assert time.monotonic() - began < 20
+
+
+LEAVE = """
+with start(CPU) as world:
+    world.barrier()
+    if world.rank == world.size - 1:
+        sys.exit(3)
+    world.barrier()
+"""
+
+
+def test_exit_code_is_that_of_the_rank_that_left_not_of_its_peers_errors():
+    code, output = run_job(IMPORTS + LEAVE, 3)
+    assert "[rank 0] etc_dist.errors.WorldError: the world lost ranks" in output
+    assert code == 3
+
+
+def test_exit_code_is_that_of_a_rank_on_another_host():
+    assert run_on_hosts(IMPORTS + LEAVE, 4).code == 3
+
+
+def test_first_failure_is_that_of_the_rank_that_raised_on_another_host():
+    source = """
+if world.rank == 3:
+    raise ValueError("of one rank")
+world.barrier()
+"""
+    code, output = run_on_hosts(START + source, 4)
+    assert code == 1
+    assert "[mpirun] rank 3 ended with exit code 1; ranks 0, 1, 2 may" in output
+    for rank in range(3):
+        assert f"[rank {rank}]   got:    rank 3 did not take part: its pro" in output
 
 
 def test_exit_with_code_0_in_a_with_block_does_not_end_the_others():
