@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError
+from etc_dist.ir.call import RANK
 from etc_dist.ir.expr import Expr, Symbol
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.tensor import Tensor
@@ -44,18 +45,54 @@ def refuse_negative_extents(graph: GraphFunction, dims: Mapping[str, int]) -> No
         for rank in range(1, graph.world_size) if ranked else ():
             env = graph.environment(dims, rank)
             found |= _lengths({f"{k} of rank {rank}": shapes[k] for k in ranked}, env)
-    except ArithmeticError:  # the proof names the expression
-        return
+    except ArithmeticError:
+        refuse_undefined(graph, dims)
+        raise
     negative = [f"{k} {n}" for k, n in found.items() if min(n, default=0) < 0]
     if negative:
-        named = ", ".join(f"{name}={value}" for name, value in dims.items())
         raise ArgumentError(
             f"the dims do not fit graph {graph.name}",
-            where=f"graph {graph.name}, {named}",
+            where=_place(graph, dims),
             wanted="tensors and event tensors with axes of length 0 or more",
             got=", ".join(negative),
             fix="call it with larger arrays",
         )
+
+
+def refuse_undefined(graph: GraphFunction, dims: Mapping[str, int]) -> None:
+    """ArgumentError if a number of `g.let`, a shape or an extent of a grid or a loop
+    divides by zero at these dims."""
+    for rank in range(graph.world_size):
+        env: dict[str, Any] = {**dims, RANK.name: rank}
+        for what, expr, symbol in _sizes(graph):
+            try:
+                value = int(expr.evaluate(env))
+            except ArithmeticError as error:
+                raise ArgumentError(
+                    f"{what} cannot be computed at these dims",
+                    where=_place(graph, dims),
+                    wanted="divisors other than 0",
+                    got=f"{expr}: {error}",
+                    fix="choose other dims, or divide by maximum(..., 1)",
+                ) from error
+            if symbol is not None:
+                env[symbol.name] = value
+
+
+def _sizes(graph: GraphFunction) -> Iterator[tuple[str, Expr, Symbol | None]]:
+    """The numbers that depend on dims and ranks alone; of `g.let` with their symbol."""
+    for symbol, value in graph.derived:
+        yield f"the number {symbol} of g.let", value, symbol
+    for tensor in (*graph.tensors, *graph.events):
+        yield from ((f"the shape of {tensor.name}", n, None) for n in tensor.shape)
+    for call in graph.calls:
+        for axis in call.axes:
+            yield f"the extent {axis.symbol} of call {call.name}", axis.extent, None
+
+
+def _place(graph: GraphFunction, dims: Mapping[str, int]) -> str:
+    named = ", ".join(f"{name}={value}" for name, value in dims.items())
+    return f"graph {graph.name}, {named}"
 
 
 def _symbols(tensor: Tensor) -> Iterator[Symbol]:

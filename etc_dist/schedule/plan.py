@@ -30,7 +30,7 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 from etc_dist.ir.call import Call, Coordinate, size_of
-from etc_dist.ir.dims import checked_dims
+from etc_dist.ir.dims import checked_dims, refuse_undefined
 from etc_dist.ir.expr import Const, Expr, ceildiv, maximum, minimum
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.loops import Item, Loop, nest
@@ -331,7 +331,10 @@ class Plan:
                     reasons += [f"{one.dim} = {one.value}: {one.reasons()[0]}"]
                     reasons += one.reasons()[1:]
             dims = self.chosen(dims, workers)
-        env = graph.environment(checked_dims(graph, dims), 0) if dims else None
+        env = None
+        if dims:
+            refuse_undefined(graph, checked := checked_dims(graph, dims))
+            env = graph.environment(checked, 0)
         lines = [f"plan {self.graph.name} ({self.schedule})"]
         if any(e.cross_rank for e in self.graph.events):
             lines.append(

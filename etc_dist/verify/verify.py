@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from etc_dist.errors import ArgumentError, GraphError, expect_type
 from etc_dist.ir.call import Call
-from etc_dist.ir.dims import checked_dims
+from etc_dist.ir.dims import checked_dims, refuse_undefined
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.dynamic import group_order, unqueued_obstacles
 from etc_dist.schedule.plan import QUEUE, Lane, Plan
@@ -230,16 +230,7 @@ def _check_arguments(
 ) -> None:
     graph, cluster = plan.graph, plan.cluster
     where = f"verify of graph {graph.name}"
-    try:
-        graph.environment(dims, 0)
-    except ArithmeticError as error:
-        raise ArgumentError(
-            "the graph cannot be evaluated at these dims",
-            where=where,
-            wanted="a value for every number of g.let",
-            got=f"{error}, at {dict(dims)}",
-            fix="give dims at which all numbers of g.let can be computed",
-        ) from error
+    refuse_undefined(graph, dims)
     if not 1 <= workers <= MAX_WORKERS or workers % cluster:
         raise ArgumentError(
             "the number of workers does not fit the plan",
