@@ -38,7 +38,7 @@ class Races:
         """Collect from a tensor's cells; `complete`: all writes are known."""
         before, after, unwritten = _neighbours(cells)
         for first, second in (before, after):
-            early = np.isin(cells.phase[second], PARTLY_WAITED)
+            early = _is_early(cells, first, second)
             nodes = self.node[cells.task[first]], self.node[cells.task[second]]
             direct = self.order.direct(*nodes, early)
             loose = np.flatnonzero(~direct)
@@ -66,8 +66,7 @@ class Races:
         """Drop pairs that are quickly found to be ordered."""
         first = np.concatenate([cells.task[a] for cells, a, _ in self.suspects])
         second = np.concatenate([cells.task[b] for cells, _, b in self.suspects])
-        phase = np.concatenate([cells.phase[b] for cells, _, b in self.suspects])
-        loose = np.isin(phase, PARTLY_WAITED)
+        loose = np.concatenate([_is_early(*pairs) for pairs in self.suspects])
         loose |= ~self.order.search_events(self.node[first], self.node[second])
         kept, begin = [], 0
         for cells, a, b in self.suspects:
@@ -84,9 +83,9 @@ class Races:
             return
         first = self.node[np.concatenate([cells.task[a] for cells, a, _ in pairs])]
         second = self.node[np.concatenate([cells.task[b] for cells, _, b in pairs])]
-        phase = np.concatenate([cells.phase[b] for cells, _, b in pairs])
+        early = np.concatenate([_is_early(cells, a, b) for cells, a, b in pairs])
         count = self.order.level.size
-        both = (first * count + second) * 2 + np.isin(phase, PARTLY_WAITED)
+        both = (first * count + second) * 2 + early
         each, where = np.unique(both, return_inverse=True)
         pair = np.divmod(each // 2, count)
         ordered = self.order.search(*pair, each % 2 == 1)[where]
@@ -136,6 +135,12 @@ class Races:
         fix = "wait for the writer in the reader"
         fault = Fault(GraphError, text, fix, int(read.size))
         tally.add(("unwritten yet", cells.tensor.name), fault)
+
+
+def _is_early(cells: Cells, first: Array, second: Array) -> Mask:
+    """Pairs of which the second access may come before some waits of its task: after a
+    write. What comes after a read is a write, which no task makes that early."""
+    return cells.write[first] & np.isin(cells.phase[second], PARTLY_WAITED)
 
 
 def reads_before_writes(cells: Cells) -> tuple[Array, Array]:

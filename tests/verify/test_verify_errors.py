@@ -353,6 +353,26 @@ def test_an_early_read_may_be_overwritten_and_partly_unwritten() -> None:
     verify(schedule_static(build(body)), {}, 2)
 
 
+def test_the_last_wait_orders_a_write_of_what_is_read_early() -> None:
+    def body(g: Graph) -> None:
+        x = g.state("x", (8,), "float32")
+        first, used = (g.events(name, (1,), expects=1) for name in ("first", "used"))
+        one, begin = g.grid(i=1), touch(0, 0, "transfer")
+        g.call(begin, one, name="begin", notifies=[first[0]])
+        use = touch(1, 0, "transfer")
+        g.call(use, one, name="use", reads=[x[:]], notifies=[used[0]])
+        g.call(
+            replace(touch(1, 1), reads_before_wait=(0,)),
+            one,
+            reads=[x[:]],
+            writes=[x[:]],
+            waits=[first[0], used[0]],
+            name="add",
+        )
+
+    verify(schedule_static(build(body)), {}, 2)
+
+
 def test_a_remote_write_without_a_notification_there_is_a_race() -> None:
     def body(g: Graph) -> None:
         slot = g.symmetric("slot", (2,), "float32")
