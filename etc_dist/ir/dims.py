@@ -83,8 +83,10 @@ def _sizes(graph: GraphFunction) -> Iterator[tuple[str, Expr, Symbol | None]]:
     """The numbers that depend on dims and ranks alone; of `g.let` with their symbol."""
     for symbol, value in graph.derived:
         yield f"the number {symbol} of g.let", value, symbol
-    for tensor in (*graph.tensors, *graph.events):
-        yield from ((f"the shape of {tensor.name}", n, None) for n in tensor.shape)
+    shapes = [(tensor.name, tensor.shape) for tensor in graph.tensors]
+    shapes += [(events.name, events.shape) for events in graph.events]
+    for name, shape in shapes:
+        yield from ((f"the shape of {name}", extent, None) for extent in shape)
     for call in graph.calls:
         for axis in call.axes:
             yield f"the extent {axis.symbol} of call {call.name}", axis.extent, None
