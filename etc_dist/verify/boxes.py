@@ -101,8 +101,9 @@ class Cut:
         """Without slices that are equal to another slice of their axis, and without the
         boxes that lie in them."""
         found = self
-        for axis, count in enumerate(self.shape):
-            if count > 1 and self.boxes.task.size:
+        # The axis with the most slices first: fewer boxes may be left for the others.
+        for axis in np.argsort(self.shape)[::-1]:
+            if self.shape[axis] > 1 and self.boxes.task.size:
                 found = found._only(axis, found._different_slices(axis))
         return found
 
@@ -153,16 +154,17 @@ def _kinds(
 
     Tasks that access the tensor by several operands, and write it, are apart: two
     operands of one task need no order, and those of two tasks do."""
-    node = order.node[task]
-    one = first_rows((node, operand))
-    write = np.array([a.write for a in accesses], bool)
-    operands = np.bincount(node[one])
-    writes = np.bincount(node[one], write[operand[one]])
+    pair = row_numbers((order.node[task], operand))
+    one = first_rows([pair])
+    node, operand = order.node[task[one]], operand[one]
+    write = np.array([a.write for a in accesses], bool)[operand]
+    operands, writes = np.bincount(node), np.bincount(node, write)
     is_apart = (writes > 0) & (operands > 1)
-    apart = np.where(is_apart[node], task, NONE)
+    apart = np.where(is_apart[node][pair], task, NONE)
     writers = np.flatnonzero(writes)
     if writers.size:
         early = np.array([a.phase in PARTLY_WAITED for a in accesses], bool)[operand]
         late, soon = (order.after_all(writers, early=e) for e in (False, True))
         node = np.where(np.where(early, soon[node], late[node]), NONE, node)
-    return row_numbers((node, operand, apart))
+    kind = row_numbers((node, operand))[pair]
+    return row_numbers((kind, apart)) if is_apart.any() else kind

@@ -1,8 +1,8 @@
-"""Equal rows of a table that is given by its columns."""
+"""Equal rows of a table that is given by its columns, at least one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,12 +11,12 @@ from etc_dist.verify.enumeration import Array
 MOST_KEY = 2**62
 
 
-def row_numbers(columns: Iterable[Array]) -> Array:
+def row_numbers(columns: Sequence[Array]) -> Array:
     """A number from 0 for each different row, without gaps."""
     return _dense(*_keys(columns))
 
 
-def first_rows(columns: Iterable[Array]) -> Array:
+def first_rows(columns: Sequence[Array]) -> Array:
     """The index of the first row of each kind, by its `row_numbers`."""
     keys, size = _keys(columns)
     if not _is_dense(keys, size):
@@ -27,15 +27,17 @@ def first_rows(columns: Iterable[Array]) -> Array:
     return found
 
 
-def _keys(columns: Iterable[Array]) -> tuple[Array, int]:
+def _keys(columns: Sequence[Array]) -> tuple[Array, int]:
     """A key of each row, equal for equal rows alone, and the end of all keys."""
-    keys, size = np.zeros(1, np.int64), 1
-    for column in columns:
-        low = int(column.min(initial=0))
-        width = int(column.max(initial=0)) - low + 1
+    keys, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns if keys.size else ():
+        low = int(column.min())
+        width = int(column.max()) - low + 1
+        if width == 1:
+            continue
         if size * width > MOST_KEY:
             keys, column, low = _dense(keys, size), _dense(column - low, width), 0
-            size, width = (int(c.max(initial=0)) + 1 for c in (keys, column))
+            size, width = (int(c.max()) + 1 for c in (keys, column))
         keys = keys * width + (column - low)
         size *= width
     return keys, size

@@ -78,11 +78,11 @@ def _since(tasks: Enumeration, given: Container[str]) -> Array:
         if axis is None or count is None or not missing([count], given):
             continue
         index = rows(block, count.index)
-        turns = index[:, first_rows(index)]
+        turns = index[:, first_rows([*index])]
         keys = [(block.rank, count.tensor, *turn) for turn in turns.T.tolist()]
         each = np.array([counts.setdefault(k, len(counts) + 1) for k in keys], np.int64)
         at = block.values(axis.symbol) + 1
-        since[block.tasks] = each[row_numbers(index)] * COUNTS + at
+        since[block.tasks] = each[row_numbers([*index])] * COUNTS + at
     return since
 
 

@@ -1,8 +1,8 @@
 """Classes of tasks that the order does not distinguish.
 
-Two tasks of a class wait for the same elements and notify the same ones. Each is
-ordered with any third task as the other one is, and nothing orders the two: one of them
-represents both.
+Two tasks of a class are of the same call, in the same turn of its loops, and wait for
+and notify the same elements. Each is ordered with any third task as the other one is,
+and nothing orders the two: one of them represents both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from etc_dist.verify.rows import row_numbers
 
 def task_classes(tasks: Enumeration, *, by_program: bool) -> Array:
     """The class of each task; `by_program`: program order orders tasks, too."""
-    columns = [*tasks.turn, *tasks.wait.T, *tasks.free_wait.T, *tasks.notify.T]
+    counts = [block.count for block in tasks.blocks]
+    block = np.repeat(np.arange(len(counts)), counts)
+    columns = [block, tasks.turn[1], *tasks.wait.T, *tasks.notify.T]
     if by_program:
         queues = tasks.queues
         slot = np.where(queues.whole, NONE, queues.slot)
