@@ -19,7 +19,7 @@ from etc_dist.settings import Settings
 from etc_dist.verify.verify import Verified, verify
 
 PACKAGE = Path(__file__).parent.parent
-VERIFIER = ("errors.py", "ir", "schedule", "verify")
+VERIFIER = ("errors.py", "ir", "schedule", "settings.py", "verify")
 """The sources that a proof depends on: all that `verify` imports."""
 
 
