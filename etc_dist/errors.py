@@ -27,7 +27,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 
 
 class EtcDistError(Exception):
@@ -142,10 +142,10 @@ def expect_type(
 ) -> None:
     """Raise TypeError("name expects a str, got int; fix") unless `value` is a `kind`.
 
-    NumPy's integers count as int; a bool does not.
+    NumPy's integers count as int and its floats as float; a bool does not.
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    accepted = tuple(Integral if k is int else k for k in kinds)
+    accepted = tuple({int: Integral, float: Real}.get(k, k) for k in kinds)
     is_bool = isinstance(value, bool) and bool not in kinds
     if is_bool or not isinstance(value, accepted):
         wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)

@@ -3,6 +3,7 @@
 loading.py      load: a model from a folder or a file
 model.py        Model: weights, cache and program; generate, step
 batch.py        requests that are decoded together
+ids.py          token ids of callers
 tokenizer.py    texts and conversations as token ids, and texts of ids
 chat_template.py     conversations as text
 tokenizer_config.py  what the JSON files of a tokenizer declare

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.models.ids import checked_prompt, checked_stop
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.step_policy import step_counts
@@ -109,7 +108,9 @@ class Batch:
     def has_room(self, length: int | None = None) -> bool:
         """Whether `add` has a free place and pages for a request of up to `length`
         tokens, its prompt included; default: the positions of the model."""
-        limit = self._model.positions if length is None else length
+        limit = self._model.positions
+        if length is not None:
+            limit = expect_range(length, 1, None, "length")
         if self._model.world.size == 1 and not self._fits(limit):
             self._reclaim()
         return self._fits(limit)
@@ -223,40 +224,3 @@ def _extend(request: Request, tokens: Sequence[int]) -> None:
         else:
             request.tokens.append(token)
             request.is_done = len(request.tokens) == request.limit
-
-
-def checked_stop(stop: Any, vocabulary: int) -> frozenset[int]:
-    """Ids that end a text. TypeError unless they are a collection of integers,
-    ArgumentError for ids outside of the vocabulary."""
-    if isinstance(stop, (str, bytes)) or not isinstance(stop, Iterable):
-        raise TypeError(f"stop expects a list of ids, got {type(stop).__name__}")
-    ends = list(stop)
-    for token in ends:
-        expect_type(token, int, "each of stop")
-        if not 0 <= token < vocabulary:
-            raise ArgumentError(
-                "a stop token does not exist",
-                where="stop=",
-                wanted=f"ids of 0 .. {vocabulary - 1}",
-                got=f"id {token}",
-                fix="use the tokenizer of this model",
-            )
-    return frozenset(map(int, ends))
-
-
-def checked_prompt(prompt: Any, vocabulary: int) -> list[int]:
-    """The ids of a prompt as integers."""
-    expect_type(prompt, (list, tuple, np.ndarray), "a prompt")
-    for token in prompt:
-        expect_type(token, int, "a token")
-    tokens = list(map(int, prompt))
-    wrong = [token for token in tokens if not 0 <= token < vocabulary]
-    if wrong or not tokens:
-        raise ArgumentError(
-            "a prompt cannot be read",
-            where=f"a prompt of {len(tokens)} tokens",
-            wanted=f"one token or more, ids of 0 .. {vocabulary - 1}",
-            got=f"id {wrong[0]}" if wrong else "an empty prompt",
-            fix="use the tokenizer of this model",
-        )
-    return tokens

@@ -12,10 +12,11 @@ import numpy as np
 from etc_dist.compiler import compile, world_or_current
 from etc_dist.errors import ArgumentError, as_refusal, expect_range, expect_type
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.batch import Batch, checked_stop
+from etc_dist.models.batch import Batch
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
 from etc_dist.models.finite import expect_finite
+from etc_dist.models.ids import checked_stop, plain
 from etc_dist.models.mirror import HostArray
 from etc_dist.models.pages import PageTable
 from etc_dist.models.part import Part
@@ -94,17 +95,18 @@ class Model:
             self.world.match_call(sign(text), lambda: text)
             if bundle is None:
                 setup = replace(setup, tuning=tuning_of(self.world))
-            self.batch, self.positions = batch, setup.most_positions
-            self.steps_per_launch = steps_per_launch
-            most_pages, all_pages = setup.most_pages, setup.all_pages
-            self.pages = PageTable(batch, most_pages, page_size, all_pages)
+            self.batch, self.positions = setup.batch, setup.most_positions
+            self.steps_per_launch = setup.steps_per_launch
+            self.pages = PageTable(
+                *(setup.batch, setup.most_pages, setup.page_size, setup.all_pages)
+            )
             self.program = compile(
                 setup.graph(), self.world, schedule=schedule, bundle=bundle
             )
         on_gpu = self.world.backend == "cuda"
         self._dtype = dtype
         self._policy = setup.policy(self.program.workers if on_gpu else None)
-        sizes = self.most_rows, self.positions, steps_per_launch
+        sizes = self.most_rows, self.positions, self.steps_per_launch
         choices = self._policy.capacity(*sizes)
         # NOTE: not a method, by which the world would own a model that is dropped.
         set_capacity_hint(self.program, lambda dims: [{**dims, **c} for c in choices])
@@ -130,7 +132,7 @@ class Model:
         sampling: Sampling | Sequence[Sampling | None] | None = None,
     ) -> list[list[int]]:
         """The ids that follow each prompt, without the stop token that ends them.
-        Prompts may have different lengths.
+        Prompts are lists or arrays of integers, and may have different lengths.
 
         max_new_tokens: of each text; default: as many as fit `positions`. stop: ids
         that end a text; default: those of the model. sampling: one for all texts, or a
@@ -139,7 +141,8 @@ class Model:
         Raises ArgumentError before the first step for an empty prompt, ids outside the
         vocabulary, more prompts than `batch`, texts longer than `positions`, and a
         cache with too few free pages; NotFiniteError for logits as of `step`."""
-        expect_type(prompts, (list, tuple, np.ndarray), "prompts")
+        prompts = plain(prompts)
+        expect_type(prompts, (list, tuple), "prompts")
         # Once, since it may be an iterator.
         ends = stop if stop is None else checked_stop(stop, self.config.vocabulary)
         chosen = checked_sampling(sampling, len(prompts), "model.generate")

@@ -10,7 +10,7 @@ from weakref import ref
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.models.written import WrittenPositions
 
 Array = np.ndarray[Any, Any]
@@ -79,6 +79,7 @@ class PageTable:
         object that needs them; once it is dropped, the request is one of `ownerless`.
 
         Raises ArgumentError if all requests or pages are in use."""
+        length = expect_range(length, 0, None, "length")
         needed, free = self.needed(length), self.free_pages
         if not self.free_requests:
             most = len(self.table)

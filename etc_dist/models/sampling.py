@@ -57,6 +57,9 @@ class Sampling:
                 got="; ".join(got for _, got in faults),
                 fix="pass numbers in this range",
             )
+        for name, value in vars(self).items():  # of NumPy's types, maybe
+            kind = int if name in ("top_k", "seed") else float
+            object.__setattr__(self, name, kind(value))
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:

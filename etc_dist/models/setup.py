@@ -16,6 +16,7 @@ from etc_dist.ir.function import MAX_INT
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for
+from etc_dist.models.ids import plain
 from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.step_policy import (
@@ -55,6 +56,11 @@ class ModelSetup:
     deterministic: str = "run"
     ranks: int = 1
     tuning: Tuning = field(default_factory=default_tuning)
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "positions", "page_size", "steps_per_launch", "pages"):
+            # NOTE: a product of NumPy's integers of 8 bits has 8 bits.
+            object.__setattr__(self, name, plain(getattr(self, name)))
 
     def check(self) -> None:
         """Raise TypeError or ArgumentError for options that no model has."""

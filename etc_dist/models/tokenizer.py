@@ -7,18 +7,17 @@ from types import NoneType
 from typing import Any
 
 from etc_dist.errors import ArgumentError, expect_choice, expect_type
-from etc_dist.ir.expr import is_integer
 from etc_dist.models.chat_template import (
     ChatTemplate,
     contents,
     conversation,
     missing_template,
 )
+from etc_dist.models.ids import checked_ids
 from etc_dist.models.tokenizer_config import DEFAULT
 
 TOOL_USE = "tool_use"
 """The template of conversations with tools, if there is one."""
-MOST_IDS = 2**32
 INCOMPLETE = "\ufffd"
 """The end of a text whose last character needs further tokens."""
 MOST_BYTES = 4
@@ -62,12 +61,12 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens. TypeError unless all are integers
         from 0."""
-        return str(self._tokens.decode(_checked_ids(ids), skip_special_tokens=True))
+        return str(self._tokens.decode(checked_ids(ids), skip_special_tokens=True))
 
     def visible(self, ids: Iterable[int]) -> list[tuple[int, str]]:
         """Ids and their tokens, without those that `decode` leaves out: special and
         unknown ones."""
-        tokens = [(n, self._tokens.id_to_token(n)) for n in _checked_ids(ids)]
+        tokens = [(n, self._tokens.id_to_token(n)) for n in checked_ids(ids)]
         return [(n, text) for n, text in tokens if text and n not in self._invisible]
 
     def largest_id(self) -> int:
@@ -158,11 +157,3 @@ class TextStream:
         self._context, self._pending = self._pending, []
         self._num_sent = len(self._tokenizer.decode(self._context)) - num_held
         return new
-
-
-def _checked_ids(ids: Iterable[int]) -> list[int]:
-    numbers = list(ids)
-    for number in numbers:
-        if not is_integer(number) or not 0 <= number < MOST_IDS:
-            raise TypeError(f"ids of tokens are integers from 0, got {number!r}")
-    return numbers

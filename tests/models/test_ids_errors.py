@@ -1,0 +1,48 @@
+"""Token ids and options of types without a plain meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.models.ids import checked_ids, checked_prompt, checked_stop
+from etc_dist.models.pages import PageTable
+from etc_dist.models.sampling import Sampling
+
+ODD = [
+    [1.0],
+    [True],
+    [np.True_],
+    [np.float32(1)],
+    [[1]],
+    np.array([1.0]),
+    np.array([True]),
+    np.array([[1]]),
+    np.array(1),
+    "1",
+    None,
+]
+
+
+@pytest.mark.parametrize("given", ODD, ids=repr)
+def test_odd_ids_are_refused(given):
+    for call in (checked_prompt, checked_stop):
+        with pytest.raises(TypeError, match=r"expects an? (int|list)"):
+            call(given, 9)
+    with pytest.raises(TypeError):
+        checked_ids(given)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, "1", None, 1j])
+def test_odd_numbers_of_a_sampling_are_refused(value):
+    for name in ("temperature", "top_k", "top_p", "seed"):
+        with pytest.raises(TypeError, match=f"{name} expects an int"):
+            Sampling(**{name: value})
+
+
+@pytest.mark.parametrize("value", [True, 1.0, np.float64(1), "1"])
+def test_odd_lengths_take_no_page(value):
+    pages = PageTable(2, 4, 16, 8)
+    with pytest.raises(TypeError, match="length expects an int"):
+        pages.add(value)
+    assert (pages.free_requests, pages.free_pages) == (2, 8)
