@@ -196,6 +196,14 @@ def sums(kind: str) -> Given:
     return [given], [Answer(sums, np.abs(sums))], {"n": 11}
 
 
+def sums_of_ranks(world_size: int) -> Given:
+    """For sums_over_ranks."""
+    xs = [inputs(5, rank)["x"] for rank in range(world_size)]
+    whole = np.cumsum(np.concatenate(xs), axis=0)
+    answers = [Answer(y, np.abs(y)) for y in np.split(whole, world_size)]
+    return [{"x": x} for x in xs], answers, {"n": 5}
+
+
 @graph_function
 def sent_at_once(g: Graph) -> None:
     """y [n] is the other rank's x, sent by the first tasks of a run."""

@@ -35,12 +35,13 @@ from tests.emulate.cases import (
     sent_at_once,
     square_tiles_and_pairs,
     sums,
+    sums_of_ranks,
     tiles,
 )
 from tests.emulate.stages import SIZES, copied_twice, copies, gathered, gathered_last
 from tests.emulate.turned_layers import turned, turned_layers
 from tests.functions.epilogues import all_kinds, applied, applied_given
-from tests.runtime.running_sums import running_sums
+from tests.runtime.running_sums import running_sums, sums_over_ranks
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,9 @@ CASES = {
         lambda: sums("dims"),
         BOTH,
         dtype="float16",
+    ),
+    "conditions of ranks": Case(
+        partial(sums_over_ranks, 2), lambda: sums_of_ranks(2), DYNAMIC, dtype="float16"
     ),
     "scratch": Case(partial(matmul_and_scratch, 1), lambda: matmul(300, 264, 136)),
     "mixed": Case(

@@ -18,6 +18,7 @@ from etc_dist.ir import (
     graph_function,
     maximum,
     minimum,
+    select,
     span,
 )
 
@@ -70,6 +71,48 @@ def running_sums(
         notifies=[
             after.when(i + 1 < n).when(joined(i + 1)) if notifies_when else after
         ],
+    )
+
+
+@graph_function
+def sums_over_ranks(g: Graph) -> None:
+    """y [n] on each rank: the running sums of the rows of all ranks, rank by rank. One
+    text for any number of ranks."""
+    n, last = g.dims("n"), g.world_size - 1
+    x, y = (
+        f(name, (n, WIDTH), "float32") for f, name in ((g.input, "x"), (g.output, "y"))
+    )
+    carry = g.symmetric("carry", (1, WIDTH), "float32")
+    came = g.events("came", (1,), expects=1, cross_rank=True)
+    summed = g.events("summed", (n,), expects=1)
+    one, before = g.grid(one=1), carry[span(0, minimum(g.rank, 1)), :]
+    g.call(
+        add_before,
+        one,
+        name="first",
+        reads=[x[0, :], before],
+        writes=[y[0, :]],
+        waits=[came[0].when(g.rank > 0)],
+        notifies=[summed[0]],
+    )
+    (i,) = grid = g.grid(i=n - 1)
+    g.call(
+        add_before,
+        grid,
+        reads=[x[i + 1, :], y[span(i, 1), :]],
+        writes=[y[i + 1, :]],
+        waits=[summed[i]],
+        notifies=[summed[i + 1]],
+    )
+    is_sent = select(g.rank < last, 1, 0)
+    to = carry.on(minimum(g.rank + 1, last))
+    g.call(
+        push_rows(),
+        one,
+        reads=[y[span(n - 1, is_sent), :]],
+        writes=[to[span(0, is_sent), :]],
+        waits=[summed[n - 1]],
+        notifies=[came.on(g.rank + 1)[0].when(g.rank < last)],
     )
 
 

@@ -18,7 +18,13 @@ from etc_dist.ir import (
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from tests.ops.arrays import Arrays
-from tests.runtime.running_sums import KINDS, inputs, reference, running_sums
+from tests.runtime.running_sums import (
+    KINDS,
+    inputs,
+    reference,
+    running_sums,
+    sums_over_ranks,
+)
 
 
 @device_function(source="", reads=2, writes=1)
@@ -66,6 +72,36 @@ def test_turns_of_a_loop_need_no_event_before_and_after_them(layers, schedule, s
     run = simulate(plan, [{"x": x}], {"layers": layers, "n": 3}, seed=seed, workers=2)
     expected = [[6.0 ** (layer + 1)] * 3 for layer in range(layers)]
     assert run.outputs[0]["y"].tolist() == expected
+
+
+def rows_of_ranks(world_size):
+    xs = [inputs(5, rank)["x"] for rank in range(world_size)]
+    return xs, np.split(np.cumsum(np.concatenate(xs), axis=0), world_size)
+
+
+@both
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_chain_over_ranks_has_one_text(world_size, schedule, seed):
+    xs, expected = rows_of_ranks(world_size)
+    plan, given = (
+        SCHEDULES[schedule](sums_over_ranks(world_size)),
+        [{"x": x} for x in xs],
+    )
+    run = simulate(plan, given, {"n": 5}, seed=seed, workers=2, epochs=2)
+    for outputs, y in zip(run.outputs, expected, strict=True):
+        np.testing.assert_array_equal(outputs["y"], y)
+
+
+@pytest.mark.mpi
+@both
+def test_a_chain_over_ranks_fits_numpy(schedule, world):
+    arrays, (xs, expected) = Arrays(world.backend), rows_of_ranks(world.size)
+    graph = sums_over_ranks(world.size)
+    with etc_dist.compile(graph, world, schedule=schedule) as program:
+        for _ in range(3):
+            y = program.run(x=arrays.put(xs[world.rank]))["y"]
+            program.synchronize()
+            np.testing.assert_array_equal(arrays.get(y), expected[world.rank])
 
 
 @pytest.mark.mpi
