@@ -90,7 +90,8 @@ def decoder_graph(
 
     On several ranks heads, inner width and the vocabulary of logits are split: `sizes`,
     weights, cache and logits are those of a rank. The embedding has all ids, and all
-    ranks get the same next_ids.
+    ranks get the same next_ids. `vocabulary` is a multiple of 8, equal on all ranks:
+    columns of logits after those of the `all_ids` ids are padding without effect.
 
     early: tasks may read operands before their last wait is met. They have one more
     wait, for these operands."""
