@@ -26,6 +26,7 @@ HEADER = struct.Struct(">cI")  # kind and length of a message to launch/mpirun
 HELLO, OUT, ERR, EXIT = b"h", b"o", b"e", b"x"  # kinds of message
 SHARED, LEFT = b"s", b"l"  # a file of MPICH's; the rank left without MPI_Finalize
 INTERRUPT, DUMP, KILL, RELEASE = b"I", b"D", b"K", b"R"  # orders from launch/mpirun
+INPUT = b"i"  # the answer to rank 0's HELLO, with the standard input as a file
 
 SHARED_PREFIX = "/dev/shm/mpich_shm_"
 SEARCH_SECONDS = 0.02  # between two searches for MPICH's file
@@ -65,7 +66,7 @@ class Guard:
             child = subprocess.Popen(
                 command,
                 # mpirun gives rank 0 an input; that of the others may never end.
-                stdin=subprocess.DEVNULL if self.rank else None,
+                stdin=subprocess.DEVNULL if self.rank else self.receive_input(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 close_fds=False,  # MPICH's ranks use an open file to reach mpirun
@@ -133,6 +134,14 @@ class Guard:
         if KILL in orders or not orders:  # no orders: launch/mpirun has ended
             child.kill()
         return bool(orders)
+
+    def receive_input(self) -> int | None:
+        """The standard input of launch/mpirun, or None for that of this process."""
+        files: list[int] = []
+        if self.socket is not None:
+            with contextlib.suppress(OSError):
+                _, files, *_ = socket.recv_fds(self.socket, len(INPUT), 1)
+        return files[0] if files else None
 
     def receive(self) -> bytes:
         assert self.socket is not None

@@ -294,6 +294,48 @@ def test_rank_0_reads_the_standard_input_and_the_others_an_empty_one():
     assert sorted(output.splitlines()) == ["[rank 0] ['one', 'two']", *expected]
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_rank_0_may_read_a_large_input_late_or_never(reads):
+    source = "import sys, time; time.sleep(1)"
+    source += "\nif rank == 0: print(len(sys.stdin.read()))" * reads
+    code, output = launch(source, text="x" * 1_000_000)
+    assert (code, output) == (0, "[rank 0] 1000000\n" * reads)
+
+
+def test_interrupt_after_a_failure_ends_the_others():
+    source = f"{RANK}\nimport time\nprint(rank)\nif rank: raise SystemExit(3)"
+    source += "\ntry: time.sleep(60)\nfinally: print('ends')"
+    command = [sys.executable, str(MPIRUN), "-n", "2", "--grace", "60"]
+    with subprocess.Popen(
+        [*command, "python", "-c", source], stderr=subprocess.PIPE, text=True
+    ) as launcher:
+        assert "rank 1 ended with exit code 3" in launcher.stderr.readline()
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(20) == 3
+
+
+def test_output_to_a_full_device_ends_the_job_with_a_line():
+    command = [sys.executable, str(MPIRUN), "-n", "2", "echo", "line"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=40
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "[mpirun] the job is ended: [Errno 28] No space left on device\n"
+    )
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2"])
+def test_closed_streams_are_no_others(closed):
+    command = f"exec {sys.executable} {MPIRUN} -n 2 cat {closed}>&-"
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=40
+    )
+    assert done.returncode == (0 if closed == "0" else 2)
+    assert ("is closed" in done.stderr) is (closed == "1")
+
+
 IN_FINALLY = """
 import time
 try:
