@@ -1,7 +1,7 @@
 """etc_dist: fused computation and communication across GPUs, from event tensors.
 
-Importing starts nothing: no CUDA, no MPI, no NVSHMEM. See README.md for the first
-steps.
+Importing starts nothing: no CUDA, no MPI, no NVSHMEM. Names and submodules load on
+first use. See README.md for the first steps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from etc_dist import emulate as emulate
+    from etc_dist import errors as errors
+    from etc_dist import ir as ir
+    from etc_dist import models as models
+    from etc_dist import torch as torch
     from etc_dist.ahead import Binary, build
     from etc_dist.compiler import compile as compile
     from etc_dist.errors import EtcDistError
@@ -52,6 +57,8 @@ _PLACES = {
     "start": "world",
     "tile": "ir",
 }
+"""The modules of the public names."""
+_SUBMODULES = {"emulate", "errors", "ir", "models", "torch"}
 
 # Without `compile`, which is also a built-in function: write etc_dist.compile(...).
 __all__ = [
@@ -77,7 +84,14 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    # Without torch, since `help` and completion load all names of this list.
+    return sorted({*_PLACES, *_SUBMODULES} - {"torch"})
+
+
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"etc_dist.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module 'etc_dist' has no attribute {name!r}")
     value = getattr(import_module(f"etc_dist.{_PLACES[name]}"), name)

@@ -25,14 +25,40 @@ print(before == dict(os.environ), threading.active_count())
     assert _python(source).split() == ["True", "1"]
 
 
-def test_every_public_name_can_be_had():
+def test_names_in_dir_can_be_had_and_start_nothing():
     source = """
-import etc_dist
+import sys, etc_dist
+names = dir(etc_dist)
+assert {*etc_dist.__all__, "compile", "errors", "ir", "models"} <= {*names}, names
 assert len(etc_dist.__all__) == len(set(etc_dist.__all__)), etc_dist.__all__
-for name in etc_dist.__all__:
+for name in names:
     getattr(etc_dist, name)
+print(*sys.modules, sep="\\n")
 """
-    _python(source)
+    loaded = _python(source).splitlines()
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_submodules_load_on_first_use():
+    source = """
+import sys, etc_dist
+assert not {"etc_dist.models", "etc_dist.ir", "etc_dist.errors"} & {*sys.modules}
+print(etc_dist.models.load.__name__, etc_dist.errors.EtcDistError.__name__)
+print(hasattr(etc_dist, "cli"), hasattr(etc_dist, "nothing"))
+"""
+    assert _python(source).split() == ["load", "EtcDistError", "False", "False"]
+
+
+def test_submodule_of_torch_loads_torch():
+    source = """
+import sys, etc_dist
+sys.modules["torch"] = None
+try:
+    etc_dist.torch
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert _python(source).split() == ["torch"]
 
 
 def _python(source: str) -> str:
