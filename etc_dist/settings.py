@@ -36,7 +36,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True)
 class Settings:
-    """The twelve settings; `README.md` has the same table (a test compares both)."""
+    """The twelve settings, as in docs/settings.md (a test compares both)."""
 
     backend: str = "auto"
     """ETC_DIST_BACKEND: "cuda", "cpu", or "auto" (cuda where there is a GPU)."""

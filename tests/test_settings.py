@@ -11,7 +11,7 @@ import pytest
 from etc_dist.errors import ArgumentError
 from etc_dist.settings import MAX_SECONDS, Settings
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
 
 def test_no_variables_give_the_defaults():
@@ -168,8 +168,8 @@ def test_unknown_variable_is_refused_and_the_known_ones_are_listed():
     assert "ETC_DIST_BACKEND," in caught.value.wanted
 
 
-def test_readme_table_names_exactly_the_settings_in_order():
-    rows = re.findall(r"^\|\s*`?(ETC_DIST_[A-Z_]+)`?\s*\|", README.read_text(), re.M)
+def test_page_names_exactly_the_settings_in_order():
+    rows = re.findall(r"^\|\s*`?(ETC_DIST_[A-Z_]+)`?\s*\|", PAGE.read_text(), re.M)
     assert rows == [f"ETC_DIST_{field.name.upper()}" for field in fields(Settings)]
 
 
