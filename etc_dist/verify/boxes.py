@@ -61,10 +61,10 @@ class Boxes:
 
     def cut(self, extent: Sequence[int]) -> Cut:
         """The boxes in a tensor with these extents, cut along all of their sides."""
-        cuts = [
-            np.unique(np.concatenate(([0, size], *sides)))
-            for size, *sides in zip(extent, self.low, self.high, strict=True)
-        ]
+        cuts = []
+        for size, low, high in zip(extent, self.low, self.high, strict=True):
+            sides = np.concatenate(([0, size], low, high))
+            cuts.append(sides[first_rows([sides])])
         return Cut(self, [c[:-1] for c in cuts], [c[1:] for c in cuts])
 
 
@@ -125,6 +125,8 @@ class Cut:
         return np.sort(order[np.concatenate(([True], is_new))])
 
     def _only(self, axis: int, slices: Array) -> Cut:
+        if len(slices) == self.shape[axis]:
+            return self
         low, high = list(self.low), list(self.high)
         low[axis], high[axis] = low[axis][slices], high[axis][slices]
         found = Cut(self.boxes, low, high)
@@ -135,12 +137,12 @@ def boxes_of(
     accesses: Sequence[Access], rank: int, axes: int, order: HappensBefore
 ) -> Boxes:
     """The boxes of a tensor's `accesses` that are in the memory of `rank`."""
-    here = [(a, np.flatnonzero(a.rank == rank)) for a in accesses]
+    here = [access.on(rank) for access in accesses]
     none = np.zeros((axes, 0), np.int64)
-    low = np.concatenate([none, *(a.low[:, at] for a, at in here)], axis=1)
-    high = np.concatenate([none, *(a.high[:, at] for a, at in here)], axis=1)
-    task = np.concatenate([none[0], *(a.task[at] for a, at in here)])
-    operand = np.repeat(np.arange(len(here)), [at.size for _, at in here])
+    low = np.concatenate([none, *(a.low for a in here)], axis=1)
+    high = np.concatenate([none, *(a.high for a in here)], axis=1)
+    task = np.concatenate([none[0], *(a.task for a in here)])
+    operand = np.repeat(np.arange(len(here)), [a.task.size for a in here])
     kind = _kinds(accesses, task, operand, order)
     return Boxes(accesses, low, high, task, operand, kind)
 
@@ -154,17 +156,20 @@ def _kinds(
 
     Tasks that access the tensor by several operands, and write it, are apart: two
     operands of one task need no order, and those of two tasks do."""
-    pair = row_numbers((order.node[task], operand))
+    node = order.node[task]
+    pair = row_numbers((node, operand))
     one = first_rows([pair])
-    node, operand = order.node[task[one]], operand[one]
+    node, operand = node[one], operand[one]
     write = np.array([a.write for a in accesses], bool)[operand]
     operands, writes = np.bincount(node), np.bincount(node, write)
     is_apart = (writes > 0) & (operands > 1)
-    apart = np.where(is_apart[node][pair], task, NONE)
+    is_apart = is_apart[node]
     writers = np.flatnonzero(writes)
     if writers.size:
         early = np.array([a.phase in PARTLY_WAITED for a in accesses], bool)[operand]
         late, soon = (order.after_all(writers, early=e) for e in (False, True))
         node = np.where(np.where(early, soon[node], late[node]), NONE, node)
     kind = row_numbers((node, operand))[pair]
-    return row_numbers((kind, apart)) if is_apart.any() else kind
+    if not is_apart.any():
+        return kind
+    return row_numbers((kind, np.where(is_apart[pair], task, NONE)))

@@ -136,6 +136,19 @@ class Access:
     phase: int = BODY
     gathered: bool = False
 
+    def on(self, rank: int) -> Access:
+        """The boxes in the memory of `rank`."""
+        here = self.rank == rank
+        if here.all():
+            return self
+        return replace(
+            self,
+            task=self.task[here],
+            rank=self.rank[here],
+            low=self.low[:, here],
+            high=self.high[:, here],
+        )
+
 
 @dataclass(frozen=True)
 class Enumeration:
