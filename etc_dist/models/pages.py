@@ -48,8 +48,11 @@ class PageTable:
     def __init__(
         self, requests: int, most_pages: int, page_size: int, count: int
     ) -> None:
+        requests = expect_range(requests, 1, None, "requests")
+        most_pages = expect_range(most_pages, 1, None, "most_pages")
         self.table = np.full((requests, most_pages), UNUSED, np.int32)
-        self.page_size, self.count = page_size, count
+        self.page_size = expect_range(page_size, 1, None, "page_size")
+        self.count = count = expect_range(count, 1, None, "count")
         self._owners: dict[int, ref[Any] | None] = {}
         """By request; the lists of free ones follow from it and from the table."""
         self._requests: list[int] = []
@@ -57,7 +60,7 @@ class PageTable:
         self._fresh = 0
         """The first page that no request has had; those below may be in `_pages`."""
         self._given: tuple[Any, UsedPages | None] = None, None
-        self.written = WrittenPositions(count, page_size)
+        self.written = WrittenPositions(count, self.page_size)
         self._settle()
 
     @property

@@ -132,6 +132,7 @@ class TextStream:
     # ids are decoded together with those of the last complete character.
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        expect_type(tokenizer, Tokenizer, "tokenizer")
         self._tokenizer = tokenizer
         self._context: list[int] = []
         self._pending: list[int] = []

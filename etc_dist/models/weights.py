@@ -138,6 +138,8 @@ def weight_shapes(
 
     The rows of the embedding, and of w_head, are padded to an equal multiple of 8 on
     each rank. Numbers of the padding have no effect."""
+    expect_type(config, ModelConfig, "config")
+    expect_type(part, Part, "part")
     config = part.config(config)
     layers, hidden, inner = config.layers, config.hidden, config.inner
     heads = config.heads * config.head_dim

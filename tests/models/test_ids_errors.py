@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from etc_dist.errors import ArgumentError
+from etc_dist.models import TextStream, read_config, weight_shapes
 from etc_dist.models.ids import checked_ids, checked_prompt, checked_stop
 from etc_dist.models.pages import PageTable
 from etc_dist.models.sampling import Sampling
@@ -46,3 +48,26 @@ def test_odd_lengths_take_no_page(value):
     with pytest.raises(TypeError, match="length expects an int"):
         pages.add(value)
     assert (pages.free_requests, pages.free_pages) == (2, 8)
+
+
+@pytest.mark.parametrize("value", [None, 5, b"x"])
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (read_config, "folder expects a str or Path"),
+        (weight_shapes, "config expects a ModelConfig"),
+        (TextStream, "tokenizer expects a Tokenizer"),
+    ],
+)
+def test_arguments_of_other_types_are_named(call, text, value):
+    with pytest.raises(TypeError, match=text):
+        call(value)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_tables_have_integers_from_1(place):
+    for value, kind in ((0, ArgumentError), (True, TypeError), ("2", TypeError)):
+        sizes = [2, 4, 16, 8]
+        sizes[place] = value
+        with pytest.raises(kind, match=r"expects an int|is out of range"):
+            PageTable(*sizes)
