@@ -20,6 +20,13 @@ DECODE_PICTURES = {
 """The pictures of decode steps on one GPU, and on several."""
 VLLM = "vLLM", "vLLM / ours"
 """The columns of vLLM's decode step."""
+BY_BATCH = """
+## Decode step by batch
+
+One greedy step in ms, as one kernel on one GPU. In parentheses: the time to read its \
+weights and cache. *vLLM*: its step at the same batches, measured on the same day and \
+kind of GPU. Empty cells were not measured.
+"""
 
 
 def decode_table(records: Sequence[Record]) -> str:
@@ -148,7 +155,7 @@ def decode_summary(records: Sequence[Record]) -> str:
         for title, column in zip(VLLM, zip(*texts, strict=True), strict=True):
             row[title] = ", ".join(column) if set(column) != {"-"} else "-"
         rows.append(row)
-    return table(rows) if rows else ""
+    return BY_BATCH + table(rows) if rows else ""
 
 
 def greedy(records: Sequence[Record], on_ranks: bool) -> list[DecodeRecord]:

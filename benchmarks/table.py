@@ -3,9 +3,9 @@
 .venv/bin/python benchmarks/table.py            # write them
 .venv/bin/python benchmarks/table.py --check    # exit code 1 if one is stale
 
-In the README, the summaries of all operations and of decoders lie between two lines:
+In the README, the summary of all operations lies between two lines:
 
-    <!-- table: summary -->, or: decode
+    <!-- table: summary -->
     <!-- end -->
 """
 
@@ -48,9 +48,7 @@ from benchmarks.records import (
     load,
 )
 
-MARKED = re.compile(
-    r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end -->)", re.S
-)
+MARKED = re.compile(r"(<!-- table: summary -->\n).*?(<!-- end -->)", re.S)
 H200 = "H200"
 """The GPUs of the summary."""
 PREFACE = """\
@@ -68,9 +66,10 @@ Times vary with the day and the machine, so compare speed-ups. The columns:
 layer. *M*: the rows of all ranks; of expert-parallel layers, the rows of one rank.
 * *Baseline*: the unfused computation in the same run. *Speed-up*: baseline / ours. \
 *From, to*: the lowest and the highest speed-up.
-* *Limit*: the roofline time; for collectives and MLPs the time of cuBLAS's GEMMs \
-alone, or of the transfer between ranks if that is longer, which a fused program can \
-beat. *% of limit*: limit / ours.
+* *% of roofline*, or *% of limit* of other tables: the roofline time, *limit*, \
+divided by ours.
+* *% of GEMMs*, of collectives and MLPs: *limit* is the time of cuBLAS's GEMMs alone, \
+or of the transfer between ranks if that is longer. A fused program can be faster.
 * *Dynamic*, *Zipf*: the speed-ups under the dynamic schedule, and with unevenly used \
 experts. *Triton / ours*: vLLM's kernel in the same run. *vLLM / ours*: vLLM's whole \
 step on the same day and kind of GPU.
@@ -94,6 +93,10 @@ SECTIONS = {
 }
 """Titles of the page by operation, with the number of ranks where it is not the most
 that were measured."""
+ROOFLINE, GEMMS = "% of roofline", "% of GEMMs"
+"""The columns of limit / ours, by the kind of limit."""
+AGAINST_GEMMS = {"matmul_reduce_scatter", "all_gather_matmul", "mlp"}
+"""Operations whose limit is not the roofline."""
 BATCH = 'deterministic="batch"'
 MEANS = {"matmul"}
 """Operations of which the page shows means over models, by M."""
@@ -139,7 +142,8 @@ def page(records: Sequence[Record]) -> str:
     parts = [PREFACE]
     for op, title in SECTIONS.items():
         parts += [f"\n## {title}\n", section(op, records)]
-    parts += [decode_table(records), launches_table(records), sampling_table(records)]
+    parts += [decode_summary(records), decode_table(records)]
+    parts += [launches_table(records), sampling_table(records)]
     parts += [first_token_table(records), chain_table(records), few_table(records)]
     parts += [epilogue_table(records), batch_table(records), PICTURE]
     parts += [soak_table(records), cost_table(records), step_cost_table(records)]
@@ -175,8 +179,13 @@ def cells(r: FusedRecord) -> Row:
         "baseline": f"{r.baseline_ms:.3f}",
         "ours": f"{r.ours_ms:.3f}",
         "speed-up": f"{r.speedup:.2f}",
-        "% of limit": f"{r.of_limit:.0%}",
+        of_limit(r): f"{r.of_limit:.0%}",
     }
+
+
+def of_limit(r: FusedRecord) -> str:
+    """The title of the column of `r.of_limit`."""
+    return GEMMS if r.op in AGAINST_GEMMS else ROOFLINE
 
 
 def means(shown: Sequence[FusedRecord]) -> list[Row]:
@@ -289,7 +298,7 @@ def mean(records: Sequence[FusedRecord]) -> Row:
     return {
         "speed-up": f"{geometric_mean(ups):.2f}",
         "from, to": f"{min(ups):.2f}, {max(ups):.2f}",
-        "% of limit": f"{geometric_mean(r.of_limit for r in records):.0%}",
+        of_limit(records[0]): f"{geometric_mean(r.of_limit for r in records):.0%}",
     }
 
 
@@ -322,12 +331,14 @@ def summary(records: Sequence[Record]) -> str:
     of_h200 = [r for r in records if H200 in getattr(r, "device", "")]
     for op, title in SECTIONS.items():
         mine = rows_of(op, of_h200)
+        of_all = mean(mine)
+        titles = "speed-up", "from, to", GEMMS, ROOFLINE
         rows.append(
             {
                 "operation": title,
                 "GPUs": f"{mine[0].world_size}",
                 "M": span([str(m) for m in sorted({r.M for r in mine})]),
-                **mean(mine),
+                **{title: of_all.get(title, "-") for title in titles},
             }
         )
     return table(rows)
@@ -441,11 +452,8 @@ def origin(records: Sequence[FusedRecord]) -> str:
 
 
 def render(text: str, records: Sequence[Record]) -> str:
-    """A text with its marked tables generated again."""
-    tables = {"summary": summary, "decode": decode_summary}
-    return MARKED.sub(
-        lambda m: m["begin"] + tables[m["name"]](records) + "\n" + m["end"], text
-    )
+    """A text with its marked table generated again."""
+    return MARKED.sub(lambda m: f"{m[1]}{summary(records)}\n{m[2]}", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

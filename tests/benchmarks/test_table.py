@@ -153,7 +153,10 @@ def test_a_chain_is_shown_with_its_tiles(values: dict[str, Any]) -> None:
 def test_summary_has_the_mean_and_the_range_of_each_operation() -> None:
     lines = summary(list(load())).splitlines()
     assert len(lines) == 11
+    assert lines[1].endswith("| % of GEMMs | % of roofline |")
     assert lines[3].startswith("| GEMM + Reduce-Scatter | ")
+    assert lines[3].endswith("% | - |")
+    assert "| - | " in lines[10] and lines[10].endswith("% |")
 
 
 def test_last_soak_of_each_kind_is_shown(values: dict[str, Any]) -> None:
@@ -179,7 +182,7 @@ def test_last_decode_step_of_each_batch_is_shown(step: dict[str, Any]) -> None:
     wanted = "| llama3-8b | NVIDIA H200 | 8 ranks | static | 8 | 512 | 0.160 | 0.200 | "
     assert rows[5] == wanted + "80% | - | - | 0123456789-dirty |"
     one = DecodeRecord(**{**step, "world_size": 1})
-    assert decode_summary([one]).splitlines()[1:] == [
+    assert decode_summary([one]).splitlines()[-3:] == [
         "| model | context | GPU | batch 8 | vLLM | vLLM / ours |",
         "|---|--:|---|--:|--:|--:|",
         "| llama3-8b | 512 | NVIDIA H200 | 0.20 (0.16) | - | - |",
