@@ -82,6 +82,7 @@ def test_unknown_name_lists_the_names(built, capsys):
         (["--sizes", "5120x25600,4095x8"], "got:    5120x25600,4095x8\n"),
         (["--output", "/no/folder/file"], "got:    /no/folder cannot be written\n"),
         (["--output", "/tmp"], "got:    /tmp cannot be written\n"),
+        (["--sizes", "8000000000x8"], "at most 2147483648 elements"),
         (["--sizes", "5120"], "wanted: N and K, multiples of 8, as in 5120x25600,"),
     ],
 )

@@ -67,6 +67,8 @@ LEAST_GAIN = 0.02
 WARM_UP, REPEATS = 2, 11
 PATTERN = 1 << 20
 """Random elements, which fill the arrays by repetition."""
+MOST_ELEMENTS = 1 << 31
+"""Of a weight: 4 GiB, of which a measurement takes several."""
 BEYOND_CACHE = 1 << 28
 """Bytes that are read between two calls, at least: more than an L2 cache has."""
 
@@ -291,6 +293,7 @@ def parse_sizes(text: str) -> list[tuple[int, int]]:
         good = all(
             len(one) == 2 and min(one) > 0 and max(one) % 8 == 0 for one in found
         )
+        good = good and all(n * k <= MOST_ELEMENTS for n, k in found)
         if good and all(number % 8 == 0 for one in found for number in one):
             return [(n, k) for n, k in found]
     except ValueError:
@@ -298,7 +301,8 @@ def parse_sizes(text: str) -> list[tuple[int, int]]:
     raise ArgumentError(
         "sizes cannot be read",
         where="etc-dist tune --sizes",
-        wanted="N and K, multiples of 8, as in 5120x25600,4096x4096",
+        wanted="N and K, multiples of 8, as in 5120x25600,4096x4096, and at most "
+        f"{MOST_ELEMENTS} elements",
         got=text,
         fix="correct them",
     )
