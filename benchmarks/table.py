@@ -335,7 +335,7 @@ def summary(records: Sequence[Record]) -> str:
         titles = "speed-up", "from, to", GEMMS, ROOFLINE
         rows.append(
             {
-                "operation": title,
+                "operation": title.removesuffix(" on one GPU"),
                 "GPUs": f"{mine[0].world_size}",
                 "M": span([str(m) for m in sorted({r.M for r in mine})]),
                 **{title: of_all.get(title, "-") for title in titles},

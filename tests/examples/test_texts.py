@@ -47,6 +47,10 @@ def test_example_of_the_readme_runs(tmp_path):
     ], done.stderr
 
 
+def test_readme_is_short():
+    assert len(TEXTS[0].read_text().split()) <= 750
+
+
 def found(pattern: str, paths: list[Path] = TEXTS) -> list[tuple[Path, str]]:
     """The matches of `pattern` in each of the texts."""
     return [
