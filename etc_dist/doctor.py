@@ -110,6 +110,7 @@ def _run(command: list[str]) -> Output:
             command,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=LIMIT,
             env=environment,
             check=False,
@@ -196,9 +197,15 @@ def _shared_memory(folder: Path) -> Finding:
 _GPU_COLUMNS = "index,name,memory.total,compute_cap,driver_version"
 
 
+def _gpu_rows(listing: str) -> list[list[str]]:
+    """The values of _GPU_COLUMNS of each GPU. nvidia-smi also prints warnings."""
+    rows = [line.split(", ") for line in listing.splitlines()]
+    return [row for row in rows if len(row) == len(_GPU_COLUMNS.split(","))]
+
+
 def describe_gpus(listing: str, topology: str) -> Iterator[Finding]:
     """The GPUs and the links between them, from the output of nvidia-smi."""
-    rows = [line.split(", ") for line in listing.splitlines()]
+    rows = _gpu_rows(listing)
     if not rows:
         fix = "none, if this machine has no NVIDIA GPU; else install its driver"
         yield Finding("GPUs", "none found (nvidia-smi lists no GPU)", fix)
@@ -208,7 +215,8 @@ def describe_gpus(listing: str, topology: str) -> Iterator[Finding]:
         for _, name, memory, capability, *_ in rows
     )
     found = "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    old = any(float(row[3]) < 9 for row in rows)
+    majors = [row[3].partition(".")[0] for row in rows]  # or [N/A]
+    old = any(int(major) < 9 for major in majors if major.isdigit())
     yield Finding("GPUs", found, "kernels need sm_90 or newer" if old else "")
     links = count_links(topology)
     if links:
@@ -230,8 +238,8 @@ def count_links(topology: str) -> Counter[str]:
 
 
 def describe_driver(listing: str, summary: str) -> Iterator[Finding]:
-    if listing:
-        yield Finding("driver", listing.splitlines()[0].split(", ")[-1])
+    if rows := _gpu_rows(listing):
+        yield Finding("driver", rows[0][-1])
         yield Finding("CUDA", f"the driver supports up to {cuda_version(summary)}")
 
 
@@ -341,11 +349,12 @@ def disabled_by(environ: Mapping[str, str]) -> list[str]:
 def _sharing(listing: str, environ: Mapping[str, str]) -> Finding:
     """How ranks share GPUs under ETC_DIST_SHARE_GPU; LAUNCH_RANKS is the number of
     ranks under launch/mpirun."""
-    topic, gpus = "shared GPUs", len(listing.splitlines())
+    topic, gpus = "shared GPUs", len(_gpu_rows(listing))
     if not gpus:
         return Finding(topic, "allowed, but there are no GPUs")
     output = _run_python(_ATTRIBUTE.format(number=_MPS_ENABLED))
-    ranks = -(-int(environ.get("LAUNCH_RANKS", "0")) // gpus)
+    count = environ.get("LAUNCH_RANKS", "")
+    ranks = -(-int(count) // gpus) if count.isdigit() else 0
     mps = {"1": True, "0": False}.get(output.text)
     return Finding(topic, describe_sharing(ranks, mps))
 
@@ -367,7 +376,8 @@ def _cache(folder: Path) -> Finding:
 def _tuning(settings: Settings, listing: str) -> Finding:
     """How tiles of matmuls are chosen on the first GPU."""
     topic = "tile tuning"
-    device = listing.splitlines()[0].split(", ")[1] if listing else ""
+    rows = _gpu_rows(listing)
+    device = rows[0][1] if rows else ""
     try:
         found = find_tuning(settings.tuning, Cache(settings.cache), device)
     except EtcDistError as error:

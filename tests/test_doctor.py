@@ -160,6 +160,29 @@ def test_gpus_are_counted_by_kind():
     assert found == ["GPUs              2 x NVIDIA H200, 143771 MiB, sm_90"]
 
 
+def test_odd_lines_of_the_listing_are_no_gpus():
+    odd = "a warning\n2, NVIDIA H200, [N/A], [N/A], 580.159.03\n"
+    (found,) = doctor.describe_gpus(odd, "")
+    assert (found.found, found.fix) == ("1 x NVIDIA H200, [N/A], sm_[N/A]", "")
+    (none,) = doctor.describe_gpus("a warning\n", "")
+    assert none.found.startswith("none found")
+    driver, _ = doctor.describe_driver(odd, SUMMARY)
+    assert driver.found == "580.159.03"
+    assert [*doctor.describe_driver("a warning\n", SUMMARY)] == []
+    assert not doctor._tuning(Settings(), "a warning\n").fix
+
+
+def test_output_that_is_no_text_is_shown():
+    code = "import os; os.write(1, b'\\xff')"
+    assert doctor._run_python(code).text == "\ufffd"
+
+
+def test_a_number_of_ranks_that_is_none_is_ignored(monkeypatch):
+    monkeypatch.setattr(doctor, "_run_python", lambda source: doctor.Output("1"))
+    found = [doctor._sharing(LISTING, {"LAUNCH_RANKS": n}) for n in ("x", "")]
+    assert found[0] == found[1]
+
+
 def test_links_are_counted_by_pair():
     assert doctor.count_links(TOPOLOGY) == {"NV18": 1, "SYS": 2}
 
