@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from etc_dist.world import start
+from tests.emulate.test_users_graphs import split_of_k
 from tests.runtime.programs import send
 
 ROWS = 4
@@ -101,3 +103,28 @@ def test_rows_that_gpus_cannot_copy_are_warned_of_once(n, cpu):
 def test_rows_that_gpus_copy_are_not_warned_of(cpu):
     program = etc_dist.compile(copied(1), cpu)
     program.run(x=np.ones(4, np.float32))
+
+
+@graph_function
+def added(g: Graph) -> None:
+    n = g.dims("n")
+    x, y = g.input("x", (2, 4, n), "float32"), g.output("y", (4, n), "float32")
+    add, one = add_partials("float32"), g.grid(one=1)
+    g.call(add, one, reads=[x[:, :, :]], writes=[y[:, :]])
+
+
+def test_rows_that_a_function_cannot_store_are_warned_of(cpu):
+    program = etc_dist.compile(added(1), cpu)
+    program.run(x=np.ones((2, 4, 16), np.float32))
+    with pytest.warns(CpuOnlyWarning, match=r"x cannot be stored[^$]*n = 12 elements"):
+        program.run(x=np.ones((2, 4, 12), np.float32))
+
+
+def test_empty_slices_are_warned_of(cpu):
+    program = etc_dist.compile(split_of_k(1, dtype="float16", parts=2), cpu)
+    for k, is_warned in ((1024, False), (512, True)):
+        given = {"x": np.ones((8, k), np.float16), "w": np.ones((16, k), np.float16)}
+        words = "a region of .* is empty"
+        with pytest.warns(CpuOnlyWarning, match=words) if is_warned else nullcontext():
+            y = program.run(**given)["y"]
+        assert (y == k).all()

@@ -27,7 +27,7 @@ from etc_dist.ir.call import RANK
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.function import TmaBox
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
-from etc_dist.runtime.region_checks import refuse_empty
+from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.schedule import Plan
 
 Block = np.ndarray[Any, np.dtype[Any]]
@@ -63,7 +63,7 @@ def fill(
     records. ArgumentError for shapes that the CUDA bodies cannot run at."""
     graph, memory = plan.graph, plan_memory(plan, dims)
     env = graph.environment(dims, rank)
-    _check_rows(source, env, f"graph {graph.name}")
+    refuse_rows(source.row_multiples, env, f"graph {graph.name}")
     refuse_empty(graph, env)
     a = np.zeros((), source.arguments.dtype)
     first = rank - rank % plan.near
@@ -129,19 +129,6 @@ def far_senders(plan: Plan, rank: int) -> list[int]:
                 found.append(host)
                 break
     return found
-
-
-def _check_rows(source: Source, env: Mapping[str, Any], where: str) -> None:
-    for tensor, multiple in source.row_multiples.items():
-        row = int(tensor.shape[-1].evaluate(env))
-        if row % multiple:
-            raise ArgumentError(
-                f"a row of tensor {tensor.name} cannot be stored on a GPU",
-                where=where,
-                wanted=f"rows of a multiple of {multiple} elements (16 bytes)",
-                got=f"{tensor.shape[-1]} = {row} elements of {tensor.dtype}",
-                fix="pad the arrays, or choose another size",
-            )
 
 
 def _too_large(

@@ -1,4 +1,4 @@
-"""Regions that may not be empty on GPUs, at the dims of a run.
+"""Rows and regions that GPUs do not take, at the dims of a run.
 
 A matmul body waits for a first stage of k, so an empty k would never end its task.
 """
@@ -11,11 +11,27 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError
-from etc_dist.ir import GraphFunction, Region
+from etc_dist.ir import GraphFunction, Region, Tensor
 from etc_dist.ir.call import Call
 from etc_dist.ir.expr import Const
 
 Array = np.ndarray[Any, Any]
+
+
+def refuse_rows(
+    row_multiples: Mapping[Tensor, int], env: Mapping[str, Any], where: str
+) -> None:
+    """ArgumentError for rows that are no multiple of a number of elements."""
+    for tensor, multiple in row_multiples.items():
+        row = int(tensor.shape[-1].evaluate(env))
+        if row % multiple:
+            raise ArgumentError(
+                f"a row of tensor {tensor.name} cannot be stored on a GPU",
+                where=where,
+                wanted=f"rows of a multiple of {multiple} elements (16 bytes)",
+                got=f"{tensor.shape[-1]} = {row} elements of {tensor.dtype}",
+                fix="pad the arrays, or choose another size",
+            )
 
 
 def refuse_empty(graph: GraphFunction, env: Mapping[str, Any]) -> None:

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from etc_dist.codegen.tiles import row_multiples
 from etc_dist.errors import (
     ArgumentError,
     EtcDistError,
     WaitRecord,
     WaitTimeoutError,
     WorldError,
+    warn_cpu_only,
 )
 from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.arrays import Array as Argument
@@ -26,6 +28,7 @@ from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.run_state import RunState
 from etc_dist.runtime.cpu.workers import Workers, make_lane_workers
 from etc_dist.runtime.device_faults import Record
+from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule.plan import Plan
 from etc_dist.world import World
@@ -66,6 +69,7 @@ class CpuExecutor:
         self.workers = world.settings.cpu_workers
         make_lane_workers(plan, self.workers)  # refuses workers that do not fit
         self._plan, self._world = plan, world
+        self._prepared: set[tuple[int, ...]] = set()
         self._state = RunState(plan, world)
         self._runs = 0
         self._records: list[TaskRecord] = []
@@ -81,9 +85,21 @@ class CpuExecutor:
     def prepare(
         self, arrays: Mapping[str, Argument], dims: Mapping[str, int]
     ) -> Launch:
-        """Views of the arrays of a run; local."""
+        """Views of the arrays of a run; local. Warns once at dims at which GPUs refuse
+        rows or regions."""
+        if (at := tuple(dims.values())) not in self._prepared:
+            self._prepared.add(at)
+            self._warn(self._plan.graph.environment(dims, self._world.rank))
         views = {name: storage.view_of(array) for name, array in arrays.items()}
         return Launch(views, dict(dims))
+
+    def _warn(self, env: Mapping[str, Any]) -> None:
+        graph = self._plan.graph
+        try:
+            refuse_rows(row_multiples(graph), env, f"graph {graph.name}")
+            refuse_empty(graph, env)
+        except ArgumentError as error:
+            warn_cpu_only(error)
 
     def is_current(self, launch: Launch) -> bool:
         return True
