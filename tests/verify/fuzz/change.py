@@ -323,6 +323,15 @@ def flip(program: Program, random: Random) -> Program | None:
     return with_call(program, call, replace(call, **{name: not getattr(call, name)}))
 
 
+def drop_count(program: Program, random: Random) -> Program | None:
+    """Let all tasks of a loaded extent exist."""
+    calls = [call for call in program.calls if call.limited]
+    if not calls:
+        return None
+    call = random.choice(calls)
+    return with_call(program, call, replace(call, limited="", count=""))
+
+
 def edit_value(program: Program, random: Random) -> Program | None:
     """Another number in all tensors with these values."""
     if not program.values:
@@ -389,6 +398,7 @@ CHANGES: list[Change] = [
     swap_access,
     edit_order,
     flip,
+    drop_count,
     edit_value,
     edit_value,
     hide,

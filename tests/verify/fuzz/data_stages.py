@@ -10,17 +10,20 @@ from tests.verify.fuzz.stages import signal
 
 
 def computed(maker: Maker, values: list[list[int]]) -> tuple[str, list[Place]]:
-    """A table that a task writes, and the element to wait for."""
+    """A table that tasks write, one or one for each element; what to wait for."""
     given, table = maker.table(values), maker.table(values, "local")
-    event = maker.event("1", "1", "1")
+    tasks, part = 1, ":"
+    if maker.random.random() < 0.3:
+        tasks, part = len(values[0]), "tile(i, 1)"
+    event = maker.event("1", str(tasks), "1")
     maker.call(
         maker.function(),
-        {"one": "1"},
-        reads=[Place(given, (":",))],
-        writes=[Place(table, (":",))],
-        notifies=[Place(event, ("0", "0"))],
+        {"i": str(tasks)},
+        reads=[Place(given, (part,))],
+        writes=[Place(table, (part,))],
+        notifies=[Place(event, ("0", "i"))],
     )
-    return table, [Place(event, ("0", "0"))]
+    return table, [Place(event, ("0", str(i))) for i in range(tasks)]
 
 
 def copied(maker: Maker, values: list[list[int]]) -> tuple[str, list[Place]]:
@@ -77,15 +80,14 @@ def pick(maker: Maker) -> None:
     most = max(source.columns - 1, 0)
     values = maker.per_rank(lambda: [random.randint(0, most) for _ in range(short)])
     table, waits = copied(maker, values)
+    at = "i"
+    if random.random() < 0.4:
+        steps = maker.per_rank(lambda: [random.randrange(short) for _ in range(short)])
+        index, known = copied(maker, steps)
+        waits, at = [*waits, *known], f"{index}.load(i)"
+    waits = [*waits, *maker.waits_for_all(source)]
     out = maker.tensor("output", str(tasks), "1")
-    if source.event:
-        maker.used.add(source.event)
-        waits += [
-            Place(source.event, (row, str(k)))
-            for row in dict.fromkeys(row for _, row in source.rows)
-            for k in range(source.elements)
-        ]
-    start = f"select(i < {short}, {table}.load(i), 0)"
+    start = f"select(i < {short}, {table}.load({at}), 0)"
     maker.call(
         maker.function(),
         {"i": str(tasks)},
@@ -150,7 +152,7 @@ def limited(maker: Maker) -> None:
         replace(maker.function(), equal=False),
         {"k": str(max(turns, 1))},
         writes=[Place(out, ("k", ":"))],
-        waits=[*known[: random.random() < 0.85], Place(done, ("k", "0"))],
+        waits=[*(known if random.random() < 0.85 else ()), Place(done, ("k", "0"))],
     )
 
 

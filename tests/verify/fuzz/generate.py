@@ -18,6 +18,7 @@ STAGES = (
     stages.nested,
     stages.chain,
     stages.update,
+    stages.leave,
     stages.overwrite,
     stages.gather,
     data_stages.bins,

@@ -150,6 +150,17 @@ class Maker:
         rows = dict.fromkeys(row for _, row in source.rows)
         return [Place(source.event, (row, k)) for row in rows for k in columns]
 
+    def waits_for_all(self, source: Source) -> list[Place]:
+        """Waits for all columns of all rows."""
+        if not source.event:
+            return []
+        self.used.add(source.event)
+        return [
+            Place(source.event, (row, str(k)))
+            for row in dict.fromkeys(row for _, row in source.rows)
+            for k in range(source.elements)
+        ]
+
     def regions(self, source: Source, column: str) -> list[Place]:
         if len(source.rows) > 1 and self.random.random() < 0.3:
             rows = [row for row, _ in source.rows]

@@ -12,17 +12,21 @@ NEAR = "rank - rank % {local} + (rank + 1) % {local}"
 
 
 def map_tiles(maker: Maker, kind: str = "", size: int = 0) -> Source:
-    """Tiles of a source -> tiles of a new tensor."""
+    """Tiles of a source, or all of it, -> tiles of a new tensor."""
     random, source = maker.random, maker.source()
+    reads_all = random.random() < 0.25
     size = size or random.choice((1, 2, 3, 4))
     tasks = -(-source.columns // size)
     kind = kind or random.choice(("local", "symmetric"))
     target = maker.tensor(kind, "1", str(source.columns))
     group, expects = maker.grains(tasks)
     event = maker.event("1", str(-(-tasks // group)), expects)
-    waits = maker.waits(source, f"i * {size}", size)
+    if reads_all:
+        reads, waits = maker.regions(source, ":"), maker.waits_for_all(source)
+    else:
+        reads = maker.regions(source, f"tile(i, {size})")
+        waits = maker.waits(source, f"i * {size}", size)
     function = maker.function()
-    reads = maker.regions(source, f"tile(i, {size})")
     is_plain = function == Function(lane=function.lane)
     if is_plain and random.random() < 0.2:
         function = replace(function, gathers=(0,))
@@ -209,27 +213,52 @@ def loop(maker: Maker) -> None:
 
 def update(maker: Maker) -> None:
     """A state that two calls update in place, in an order by events."""
-    columns, size = maker.random.choice((2, 4, 5)), maker.random.choice((1, 2))
+    random = maker.random
+    columns, size = random.choice((2, 4, 5)), random.choice((1, 2))
     tasks = -(-columns // size)
     state = maker.tensor("state", "1", maker.number(columns))
-    event = maker.event("1", str(tasks), "1")
+    is_whole = random.random() < 0.4
+    if is_whole:
+        event = maker.event("1", "1", str(tasks))
+    else:
+        event = maker.event("1", str(tasks), "1")
+    element = Place(event, ("0", "0" if is_whole else "i"))
     tile = Place(state, ("0", f"tile(i, {size})"))
     function = maker.function()
     maker.call(
         function,
         {"i": str(tasks)},
-        reads=[tile],
+        reads=[tile if random.random() < 0.9 else Place(state, ("0", ":"))],
         writes=[tile],
-        notifies=[Place(event, ("0", "i"))],
+        notifies=[element],
     )
     maker.call(
-        function if maker.random.random() < 0.5 else maker.function(),
+        function if random.random() < 0.5 else maker.function(),
         {"i": str(tasks)},
         reads=[tile],
         writes=[tile],
-        waits=[Place(event, ("0", "i"))],
-        queued=maker.random.random() < 0.8,
+        waits=[element],
+        queued=random.random() < 0.8,
     )
+
+
+def leave(maker: Maker) -> None:
+    """Tasks send what no task reads to the next rank, and notify it and their own."""
+    tasks = maker.random.choice((1, 2))
+    there = maker.tensor("symmetric", "world", str(tasks))
+    arrived = maker.event("1", str(tasks), "1", cross=True)
+    made = maker.event("1", str(tasks), "1")
+    rank = NEAR.format(local=maker.local)
+    maker.call(
+        maker.function(),
+        {"i": str(tasks)},
+        writes=[Place(there, ("rank", "tile(i, 1)"), rank)],
+        notifies=[Place(arrived, ("0", "i"), rank), Place(made, ("0", "i"))],
+    )
+    for event in (arrived, made):
+        maker.call(
+            maker.function(), {"i": str(tasks)}, waits=[Place(event, ("0", "i"))]
+        )
 
 
 def overwrite(maker: Maker) -> None:
@@ -275,10 +304,14 @@ def gather(maker: Maker) -> None:
         loops=((loop, str(turns)),),
     )
     lane = random.choice(("tensor", "tensor", "transfer"))
+    reads = [Place(cache, (":", tile))]
+    if random.random() < 0.2:
+        row = random.choice((loop, f"minimum({loop} + 1, {turns - 1})"))
+        reads.append(Place(cache, (row, tile)))
     maker.call(
         Function(lane=lane, gathers=(0,)),
         axes,
-        reads=[Place(cache, (":", tile))],
+        reads=reads,
         writes=[Place(out, (loop, tile))],
         waits=[Place(written, (loop, "i"))],
         notifies=[Place(done, (f"{loop} + 1", "i"))],
@@ -325,6 +358,7 @@ def chain(maker: Maker) -> None:
             writes=[Place(state, ("0", ":"))],
             waits=[Place(ready, ("0", "i - 1"), when="i > 0")],
             notifies=[Place(ready, ("0", "i"), when=f"i + 1 < {tasks}")],
+            order=maker.order(tasks),
             queued=random.random() < 0.7,
         )
         return

@@ -229,12 +229,13 @@ class Expansion:
     def _fill(self, task: Task, names: dict[str, Any]) -> None:
         call, every = task.call, tuple(range(len(task.call.waits)))
         is_loaded = [bool(loads_of_ref(self.program, ref)) for ref in call.waits]
-        free = tuple(k for k in every if not is_loaded[k])
+        counts = waits_for_count(self.program, call)
+        free = tuple(k for k in every if not is_loaded[k])[: 1 if counts else None]
         in_place = not (self.dynamic and is_queued(call))
         working = every
         if in_place and call.streams_after is not None:
             working = every[: call.streams_after]
-        with self._loads(task, every[: waits_for_count(self.program, call)]):
+        with self._loads(task, every[:counts]):
             if call.limited:
                 evaluate(call.count, names)
         for ref, loaded in zip(call.waits, is_loaded, strict=True):
