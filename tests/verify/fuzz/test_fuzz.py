@@ -3,8 +3,6 @@ differ where the verifier has a fault."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from etc_dist.verify import cells, happens_before, races
@@ -13,16 +11,15 @@ from tests.verify.fuzz.compare import differs, plans, report, verdicts
 from tests.verify.fuzz.execute import body, check_numbers
 from tests.verify.fuzz.faults import FAULTS, Fault, planted
 from tests.verify.fuzz.generate import generate
-from tests.verify.fuzz.oracle import ACCEPTED
+from tests.verify.fuzz.oracle import ACCEPTED, judge
 from tests.verify.fuzz.program import build
 
-PROGRAMS, CHUNK = 20_000, 100
-CHUNKS = first_always([(first,) for first in range(0, PROGRAMS, CHUNK)], 3)
+PROGRAMS, CHUNK = 20_000, 50
+CHUNKS = first_always([(first,) for first in range(0, PROGRAMS, CHUNK)], 6)
 
 
 @pytest.mark.parametrize("first", CHUNKS)
 def test_the_verifier_agrees_with_the_oracle(first, monkeypatch):
-    counts: Counter[bool] = Counter()
     for number in range(first, first + CHUNK):
         program = generate(number)
         with monkeypatch.context() as patch:
@@ -33,8 +30,12 @@ def test_the_verifier_agrees_with_the_oracle(first, monkeypatch):
             found = verdicts(program)
             if any(verdict not in wanted for verdict, wanted in found):
                 pytest.fail(f"program {number}\n{report(program)}", pytrace=False)
-        counts.update(verdict == ACCEPTED for verdict, _ in found)
-    assert 0.3 < counts[True] / counts.total() < 0.7
+
+
+def test_many_programs_are_accepted_and_many_refused():
+    verdicts = [judge(generate(number), dynamic=False) for number in range(300)]
+    accepted = verdicts.count(frozenset({ACCEPTED})) / len(verdicts)
+    assert 0.3 < accepted < 0.7
 
 
 @pytest.mark.parametrize("first", some_of(range(0, 1000, 50), 20))
