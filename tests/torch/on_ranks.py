@@ -275,8 +275,10 @@ def tiny(kind: str, seed: int = 0, **changes: Any) -> nn.Module:
 
     config = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
-    config |= {"head_dim": 8, "moe_intermediate_size": 32, "num_experts": 8}
-    config |= {"num_local_experts": 8, "num_experts_per_tok": 2, "dtype": BF16}
+    config |= {"head_dim": 8, "dtype": BF16}
+    if kind not in ("Llama", "Qwen3"):
+        config |= {"moe_intermediate_size": 32, "num_experts": 8}
+        config |= {"num_local_experts": 8, "num_experts_per_tok": 2}
     torch.manual_seed(seed)
     made = getattr(transformers, f"{kind}Config")(**config | changes)
     return getattr(transformers, f"{kind}ForCausalLM")(made).to(BF16).eval()
