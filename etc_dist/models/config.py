@@ -21,6 +21,7 @@ from etc_dist.models.rope import (
 )
 from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.tokenizer_config import end_tokens
+from etc_dist.models.weight_files import refuse_adapter
 
 LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
 QWEN_MOE, MIXTRAL = "Qwen3MoeForCausalLM", "MixtralForCausalLM"
@@ -144,6 +145,8 @@ def read_config(folder: str | Path) -> ModelConfig:
     try:
         given = read_object(path)
     except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError):
+            refuse_adapter(path.parent)
         fix = "give the folder of a Hugging Face model, with config.json"
         raise refused(path, "a readable config.json", str(error), fix) from error
     config = replace(parse_config(given, path), **_generation(path))

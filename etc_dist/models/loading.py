@@ -14,7 +14,6 @@ from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.model import Model
 from etc_dist.models.part import Part
 from etc_dist.models.setup import ModelSetup
-from etc_dist.models.weight_files import refuse_adapter
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.build import ARCH
 from etc_dist.runtime.bundle import Bundle, read_bundle
@@ -109,7 +108,5 @@ def read_model(path: Any, dtype: Any) -> tuple[ModelConfig, ReadWeights]:
         file = GgufFile(path)
         of_file = file.config()
         return of_file, lambda dtype, part: file.weights(of_file, dtype, part)
-    if not (path / "config.json").exists():
-        refuse_adapter(path)
     config = read_config(path)
     return config, lambda dtype, part: load_weights(path, config, dtype, part)

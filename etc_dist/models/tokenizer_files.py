@@ -40,7 +40,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         file = GgufFile(path)
         tokenizer, vocabulary = gguf_tokenizer(file), file.config().vocabulary
     else:
-        tokenizer, vocabulary = _of_folder(path), read_config(path).vocabulary
+        vocabulary, tokenizer = read_config(path).vocabulary, _of_folder(path)
     largest = tokenizer.largest_id()
     if largest >= vocabulary:
         wanted = f"ids of 0 .. {vocabulary - 1}, as the model has"

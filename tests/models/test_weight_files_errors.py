@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
+from etc_dist.models import load_tokenizer
 from etc_dist.models.loading import read_model
 from etc_dist.models.weight_files import INDEX, read_folder
 from tests.models.references import save
@@ -91,8 +92,9 @@ def test_an_adapter_without_its_model_is_named(tmp_path, has_config):
     if has_config:
         assert "an adapter, with adapter_config.json" in refusal(tmp_path)
         return
-    with pytest.raises(ArgumentError, match="an adapter, with adapter_config.json"):
-        read_model(tmp_path, "bfloat16")
+    for read in (load_tokenizer, lambda path: read_model(path, "bfloat16")):
+        with pytest.raises(ArgumentError, match="an adapter, with adapter_config.json"):
+            read(tmp_path)
 
 
 def test_a_tensor_of_another_dtype_is_named(tmp_path):
