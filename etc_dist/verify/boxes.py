@@ -80,13 +80,15 @@ class Cut:
     def begin(self) -> Array:
         """[axes, boxes]: the first slice of each box."""
         sides = zip(self.low, self.boxes.low, strict=True)
-        return np.stack([np.searchsorted(low, at) for low, at in sides])
+        begin = [np.searchsorted(low, at) for low, at in sides]
+        return np.reshape(begin, self.boxes.low.shape)  # no axes for a scalar
 
     @cached_property
     def end(self) -> Array:
         """[axes, boxes]: the slice after the last one of each box."""
         sides = zip(self.high, self.boxes.high, strict=True)
-        return np.stack([np.searchsorted(high, at, "right") for high, at in sides])
+        end = [np.searchsorted(high, at, "right") for high, at in sides]
+        return np.reshape(end, self.boxes.high.shape)
 
     @property
     def shape(self) -> list[int]:
@@ -141,7 +143,7 @@ def boxes_of(
     none = np.zeros((axes, 0), np.int64)
     low = np.concatenate([none, *(a.low for a in here)], axis=1)
     high = np.concatenate([none, *(a.high for a in here)], axis=1)
-    task = np.concatenate([none[0], *(a.task for a in here)])
+    task = np.concatenate([np.zeros(0, np.int64), *(a.task for a in here)])
     operand = np.repeat(np.arange(len(here)), [a.task.size for a in here])
     kind = _kinds(accesses, task, operand, order)
     return Boxes(accesses, low, high, task, operand, kind)

@@ -236,3 +236,18 @@ def test_only_a_plan_can_be_verified() -> None:
     for plan, got in ((None, "None"), (graph, "GraphFunction")):
         with pytest.raises(TypeError, match=rf"verify\(\) expects a Plan, got {got}"):
             verify(plan, GOOD, 4)
+
+
+def test_a_tensor_without_axes_is_one_element() -> None:
+    def scalar(g: Graph, *, waits: bool) -> None:
+        x, y = g.local("x", (), "float32"), g.output("y", (), "float32")
+        done = g.events("done", (1,), expects=1)
+        one = g.grid(i=1)
+        g.call(touch(0, 1), one, name="w", writes=[x[()]], notifies=[done[0]])
+        read = {"reads": [x[()]], "writes": [y[()]]}
+        g.call(touch(1, 1), one, name="r", **read, waits=[done[0]] if waits else [])
+        g.call(touch(0, 0), one, name="last", waits=[done[0]])
+
+    assert check(build(lambda g: scalar(g, waits=True))).accesses == 3
+    with pytest.raises(RaceError, match="w.i=0. on rank 0 writes and r.i=0. on rank 0"):
+        check(build(lambda g: scalar(g, waits=False)))
