@@ -24,6 +24,7 @@ from tests.emulate.cases import mlp
 from tests.emulate.programs import chosen_task, gathered_rows, one_task
 from tests.emulate.test_given_counts import first_rows
 from tests.layers.programs import without
+from tests.runtime.running_sums import inputs, running_sums
 
 X = np.arange(256, dtype=np.int32)
 
@@ -123,6 +124,14 @@ def test_a_race_names_the_element_of_a_local_tensor(folder):
     with pytest.raises(EmulationError, match=r"data race at half\[\d+\] of rank 0: "):
         for seed in range(4):
             program.run([given], {"rows": 5}, seed=seed)
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_an_unmet_wait_is_named_after_tasks_that_do_not_wait(folder, schedule):
+    graph = without(running_sums(1, kind="dims"), "summed", "notifies")
+    program = Emulator(graph, schedule=schedule, folder=folder)
+    with pytest.raises(WaitTimeoutError, match=r"add_before\[\d\] waits for summed\["):
+        program.run([inputs(4)])
 
 
 def test_body_that_does_not_compile_shows_the_compiler_output(folder):
