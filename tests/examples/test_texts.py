@@ -22,7 +22,9 @@ from etc_dist.verify.verify import verify
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", ROOT / "etc_dist/README.md", *ROOT.glob("docs/*.md")]
 LINKED = [*TEXTS, *(ROOT / name for name in ("CHANGELOG.md", "benchmarks/README.md"))]
+API = ROOT / "docs/api.md"
 COMMANDED = [*TEXTS, ROOT / "benchmarks/README.md", *ROOT.glob("benchmarks/*.py")]
+COMMANDED.remove(API)  # docstrings
 
 
 def test_example_of_the_readme_runs(tmp_path):
@@ -49,6 +51,12 @@ def test_example_of_the_readme_runs(tmp_path):
 
 def test_readme_is_short():
     assert len(TEXTS[0].read_text().split()) <= 750
+
+
+def test_page_of_the_api_has_the_docstrings():
+    script = ROOT / "docs/make_api.py"
+    fresh = runpy.run_path(str(script))["page"]()
+    assert API.read_text() == fresh, f"stale: run {script}"
 
 
 def found(pattern: str, paths: list[Path] = TEXTS) -> list[tuple[Path, str]]:
