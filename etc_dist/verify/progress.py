@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from etc_dist.errors import DeadlockError, GraphError
-from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask
+from etc_dist.ir.event import EventRef
+from etc_dist.verify.enumeration import NONE, Array, Block, Enumeration, Mask
 from etc_dist.verify.violations import Fault, Tally
 
 BLOCKED_SHOWN = 6
@@ -148,13 +149,22 @@ def suppose_events(tasks: Enumeration) -> tuple[Enumeration, Array]:
         ):
             for k, ref in enumerate(refs):
                 if ref.events.name in names:
-                    table[here, k] = first + names.index(ref.events.name)
+                    element = first + names.index(ref.events.name)
+                    table[here, k] = np.where(_may_hold(block, ref), element, NONE)
     rank = np.concatenate((tasks.elements.rank, np.full(len(names), NONE)))
     elements = replace(tasks.elements, rank=rank, total=first + len(names))
     supposed = replace(tasks, elements=elements, wait=wait, notify=notify)
     run = _Run(supposed, count_notifications(supposed)[0])
     run.finish()
     return supposed, run.round
+
+
+def _may_hold(block: Block, ref: EventRef) -> Mask | bool:
+    """Whether the condition of `ref` holds for tasks of `block`, or may hold."""
+    try:
+        return ref.holds.is_loaded or block.values(ref.holds) != 0
+    except ArithmeticError:  # reported with the element
+        return True
 
 
 class _Run:

@@ -87,6 +87,26 @@ def test_a_task_without_its_wait_races():
         verify(plan, {"n": 4}, 2)
 
 
+@graph_function
+def read_at_once(g: Graph, *, waits: bool) -> None:
+    """y = z, which other tasks write, and notify by loaded numbers."""
+    at = g.input("at", (4,), "int32")
+    x, y = g.input("x", (4, 4), "float32"), g.output("y", (4, 4), "float32")
+    z = g.local("z", (4, 4), "float32")
+    ready = g.events("ready", (4,), expects=1)
+    (i,) = grid = g.grid(i=4)
+    moves = {"reads": [x[i, :]], "writes": [z[i, :]]}
+    g.call(send, grid, name="make", **moves, notifies=[ready[at.load(i)]])
+    moves = {"reads": [z[i, :]], "writes": [y[i, :]]}
+    g.call(send, grid, name="use", **moves, waits=[ready[i].when(waits)])
+
+
+def test_a_wait_that_is_known_not_to_be_made_orders_nothing():
+    verify(SCHEDULES["static"](read_at_once(1, waits=True)), {}, 2)
+    with pytest.raises(RaceError, match=r"make\[i=0\].* use\[i=0\].*no event orders"):
+        verify(SCHEDULES["static"](read_at_once(1, waits=False)), {}, 2)
+
+
 def test_data_that_contradicts_conditions_is_found():
     plan = SCHEDULES["static"](running_sums(1, kind="input", waits_when=False))
     assert verify(plan, {"n": 5}, 2).unchecked != ()
