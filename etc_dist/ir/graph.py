@@ -306,8 +306,8 @@ class Graph:
             (*self._loops, *grid.axes),
             _members(reads, Region, f"{where}: reads="),
             _members(writes, Region, f"{where}: writes="),
-            _members(waits, EventRef, f"{where}: waits="),
-            _members(notifies, EventRef, f"{where}: notifies="),
+            _elements(waits, f"{where}: waits="),
+            _elements(notifies, f"{where}: notifies="),
             task_order(order, self._loops, grid, where),
             wrap(pace, f"{where}: pace="),
             len(self._loops),
@@ -445,3 +445,10 @@ def _members(
             fix = f"index each axis of {member.name}, as in {member.name}[...]"
         expect_type(member, kind, f"each of {name}", fix=fix)
     return tuple(given)
+
+
+def _elements(given: Sequence[EventRef], name: str) -> tuple[EventRef, ...]:
+    """The elements in a list of a call, without those that no task waits for or
+    notifies, as their condition is constant."""
+    every = _members(given, EventRef, name)
+    return tuple(ref for ref in every if ref.holds != Const(0))

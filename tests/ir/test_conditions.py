@@ -48,6 +48,16 @@ def test_a_condition_that_python_knows_may_be_a_bool(g):
     assert (never.holds.evaluate({}), never.expects.evaluate({})) == (0, 0)
 
 
+def test_a_call_leaves_out_an_element_whose_condition_never_holds(g):
+    x, y = g.input("x", (2,), "float32"), g.output("y", (2,), "float32")
+    (i,) = grid = g.grid(i=2)
+    never = g.events("ready", (2,), expects=1)[i].when(g.world_size > 2)
+    call = g.call(
+        send, grid, reads=[x[:]], writes=[y[:]], waits=[never], notifies=[never]
+    )
+    assert (call.waits, call.notifies) == ((), ())
+
+
 @pytest.mark.parametrize("condition", ["i > 0", None, 0.5])
 def test_what_is_no_condition_is_a_type_error(g, condition):
     ready = g.events("ready", (2,), expects=1)[0]
