@@ -269,7 +269,9 @@ def edit_condition(program: Program, random: Random) -> Program | None:
     names = [name for name, _ in (*call.loops, *call.axes)] + ["rank"]
     tables = [f"{name}.load(0)" for name in program.values]
     number = random.choice([*names, *names, *names, *tables])
-    when = random.choice(("", f"{number} > 0", f"{number} < 1", number, "0", "1"))
+    when = random.choice(
+        ("", f"{number} > 0", f"{number} < 1", number, f"{number} < 0", "1")
+    )
     return edited_call(program, *found, replace(place, when=when))
 
 
