@@ -285,7 +285,8 @@ class Expansion:
         holds = evaluate(ref.when, names) if ref.when else True
         unknown = (ref.name,)
         if holds is not UNKNOWN and not holds:
-            return unknown if ref.name in self.unknown_events else None
+            may_hold = ref.name in self.unknown_events and tables_in([ref.when])
+            return unknown if may_hold else None
         if holds is UNKNOWN:
             self.unsure.append(True)
         rank = evaluate(ref.rank, names) if ref.rank else own
