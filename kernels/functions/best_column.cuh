@@ -46,6 +46,14 @@ ETC_DEVICE void end_row(uint4& v, i32 left) {
   v = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
+// The same for vectors of one thread, the first at column `first`, the others `stride` apart.
+template <int kBytes, bool kIsHalf, int kCount>
+ETC_DEVICE void end_row(uint4 (&v)[kCount], i32 first, i32 stride, i32 columns) {
+  if (first + (kCount - 1) * stride + 16 / kBytes <= columns) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) end_row<kBytes, kIsHalf>(v[i], columns - first - i * stride);
+}
+
 template <class Task>
 struct best_column {
   ETC_DEVICE static void run(const Task& task) {

@@ -23,11 +23,11 @@ struct sample_column {
           const i32 at = first + i * 32 * 8;
           v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
         }
+        end_row<2, Task::kIsHalf>(v, first, 32 * 8, columns);
         // NOTE: not unrolled, since the code is large; v[0] is the next vector.
 #pragma unroll 1
         for (int i = 0; i < kAtOnce; ++i) {
           const i32 at = first + i * 32 * 8;
-          end_row<2, Task::kIsHalf>(v[0], columns - at);
           if (at < columns) of.add(best, v[0], at);
 #pragma unroll
           for (int n = 1; n < kAtOnce; ++n) v[n - 1] = v[n];
@@ -198,12 +198,11 @@ struct least_kept {
           const i32 at = first + i * Task::threads * 8;
           v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
         }
+        end_row<2, Task::kIsHalf>(v, first, Task::threads * 8, columns);
         // NOTE: not unrolled: the code is large. v[0] is the next vector, v[0].x its next pair.
 #pragma unroll 1
         for (int i = 0; i < kAtOnce * 4; ++i) {
-          const i32 left = columns - first - i / 4 * Task::threads * 8;
-          if (left <= 0) break;
-          if (i % 4 == 0) end_row<2, Task::kIsHalf>(v[0], left);
+          if (first + i / 4 * Task::threads * 8 >= columns) break;
           f(v[0].x & 0xffffu), f(v[0].x >> 16);
           v[0] = make_uint4(v[0].y, v[0].z, v[0].w, 0);
           if (i % 4 != 3) continue;
