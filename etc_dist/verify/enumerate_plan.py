@@ -242,7 +242,8 @@ class _Reader:
             loops = call.loop_axes
             shape = [int(axis.extent.evaluate(block.env)) for axis in loops]
             turns = np.unravel_index(np.arange(prod(shape)), shape) if loops else ()
-            at = {a.symbol.name: t for a, t in zip(loops, turns, strict=True)}
+            at: dict[str, Any] = {axis.symbol.name: 0 for axis in call.axes}
+            at.update((a.symbol.name, t) for a, t in zip(loops, turns, strict=True))
             all_turns = replace(block, count=prod(shape), env={**block.env, **at})
             found.append(self.reference(all_turns, elements, "waits", call.waits[0]))
         each = np.unique(np.concatenate(found))

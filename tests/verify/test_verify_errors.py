@@ -608,3 +608,15 @@ def test_surplus_tasks_wait_for_the_event_before_their_count():
     tensors = {"counts": [np.array([0])] * 2}
     with pytest.raises(DeadlockError, match="a surplus task waits for go.0.*make 1"):
         verify(plan, {"columns": 1}, 2, tensors)
+
+
+def test_the_wait_before_a_count_is_in_range():
+    def body(g: Graph) -> None:
+        counts = g.input("counts", (1,), "int32")
+        known = g.events("known", (1,), expects=0)
+        grid = g.grid(i=up_to(3, counts.load(0)))
+        g.call(touch(0, 0), grid, name="some", waits=[known[1]])
+
+    assert "some[i=0] on rank 0 waits for known[1] on rank 0, outside of [1]" in (
+        refused(build(body)).got
+    )
