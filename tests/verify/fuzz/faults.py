@@ -140,6 +140,13 @@ FAULTS = (
         "np.logical_or.reduceat(cells.gathered, at)",
         116,
     ),
+    Fault(
+        "a task may be the first to write what it reads",
+        coverage.check_reads,
+        "(own | (writer == NONE))",
+        "(writer == NONE)",
+        265,
+    ),
 )
 
 
