@@ -8,12 +8,15 @@ from collections.abc import Iterator
 
 from etc_dist.errors import WorldError
 
+_STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+"""Tasks of Slurm's step, or of the allocation around it: the first one that is set."""
 MPI_RANKS = {
-    "PMI_RANK": "PMI_SIZE",
-    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
-    "PMIX_RANK": "SLURM_NTASKS",
+    "PMI_RANK": ("PMI_SIZE",),
+    "OMPI_COMM_WORLD_RANK": ("OMPI_COMM_WORLD_SIZE",),
+    "PMIX_RANK": _STEP_SIZES,
 }
-"""Of MPI's launchers: this process's rank, and the number of ranks."""
+"""Of MPI's launchers: this process's rank, and the number of ranks. The first rank that
+is set counts: Open MPI sets PMIX_RANK, too."""
 _OTHER_RANKS = {
     "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE",
     "FLUX_TASK_RANK": "FLUX_JOB_SIZE",
@@ -31,9 +34,9 @@ def is_mpi_rank() -> bool:
 
 def mpi_place() -> tuple[str, str] | None:
     """This process's rank and the number of ranks, as an MPI launcher gives them."""
-    for rank, size in MPI_RANKS.items():
+    for rank, sizes in MPI_RANKS.items():
         if rank in os.environ:
-            return os.environ[rank], os.environ.get(size, "?")
+            return os.environ[rank], os.environ.get(_first(sizes), "?")
     return None
 
 
@@ -56,18 +59,23 @@ def refuse_alone() -> None:
 def _several() -> Iterator[str]:
     """The variables of launchers with several ranks. Where MPI's own launcher has
     started one rank, others' variables come from around it."""
-    names = MPI_RANKS if is_mpi_rank() else _OTHER_RANKS
-    for rank, size in names.items():
-        if rank in os.environ and _number(size) > 1:
-            yield f"{rank}={os.environ[rank]}, {size}={os.environ[size]}"
-    if is_mpi_rank():
-        return
-    # NOTE: the script of a batch job has SLURM_NTASKS and SLURM_PROCID=0, too.
-    own = os.environ.get("SLURM_PROCID", "")
-    if own not in ("", "0") or any(name in os.environ for name in _IN_SLURM_STEP):
-        for size in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
-            if _number(size) > 1:
-                yield f"SLURM_PROCID={own}, {size}={os.environ[size]}"
+    own = next((rank for rank in MPI_RANKS if rank in os.environ), "")
+    if own:
+        places = {own: _first(MPI_RANKS[own])}
+    else:
+        places = dict(_OTHER_RANKS)
+        # NOTE: the script of a batch job has SLURM_NTASKS and SLURM_PROCID=0, too.
+        is_first = os.environ.get("SLURM_PROCID", "0") in ("", "0")
+        if not is_first or any(name in os.environ for name in _IN_SLURM_STEP):
+            places["SLURM_PROCID"] = _first(_STEP_SIZES)
+    for rank, size in places.items():
+        if _number(size) > 1 and (rank in os.environ or rank == "SLURM_PROCID"):
+            yield f"{rank}={os.environ.get(rank, '')}, {size}={os.environ[size]}"
+
+
+def _first(names: tuple[str, ...]) -> str:
+    """The first of these variables that is set, or else the last one."""
+    return next((name for name in names if name in os.environ), names[-1])
 
 
 def _number(name: str) -> int:
