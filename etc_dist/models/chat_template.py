@@ -21,6 +21,12 @@ REASONING = "reasoning_content", "thinking", "reasoning"
 """The names that a message may have for its reasoning; templates use the first two."""
 SPEAKERS = "system", "developer", "user", "assistant"
 """Roles whose messages are texts; those of other ones, such as tools, may be data."""
+NOTHING: Mapping[str, Any] = {
+    "tools": [],
+    "documents": [],
+    "add_generation_prompt": False,
+}
+"""Values that leave nothing out where a template does not have the variable."""
 WHERE = "the model's chat template"
 
 
@@ -47,7 +53,7 @@ class ChatTemplate:
         caller gives to the template, tools and documents included. special: tokens by
         name."""
         for name, value in arguments.items():
-            if value is not None and name not in self.variables:
+            if name not in self.variables and is_left_out(name, value):
                 raise ArgumentError(
                     f"the chat template does not take {name!r}",
                     where=WHERE,
@@ -122,6 +128,11 @@ def conversation(messages: Any) -> list[dict[str, Any]]:
             fix="give messages, or the text of one",
         )
     return [_message(message) for message in messages]
+
+
+def is_left_out(name: str, value: Any) -> bool:
+    """Whether a template without the variable `name` would drop this value."""
+    return value is not None and plain(value) != NOTHING.get(name)
 
 
 def contents(messages: Iterable[Mapping[str, Any]]) -> str:

@@ -11,6 +11,7 @@ from etc_dist.models.chat_template import (
     ChatTemplate,
     contents,
     conversation,
+    is_left_out,
     missing_template,
 )
 from etc_dist.models.ids import checked_ids
@@ -110,7 +111,7 @@ class Tokenizer:
             chat = ChatTemplate(text).chat(given, arguments, self._special)
             return self.encode(chat, add_special_tokens=False)
         arguments["chat_template"] = chat_template
-        names = [name for name, value in arguments.items() if value is not None]
+        names = [name for name, value in arguments.items() if is_left_out(name, value)]
         if names:
             missing_template(", ".join(names))
         return self.encode(contents(given))

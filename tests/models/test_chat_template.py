@@ -97,6 +97,11 @@ def test_templates_have_the_arguments_of_the_call():
     assert chat("{{ bos_token }}", "a", {"bos_token": "<s>"}, bos_token="") == ""
 
 
+def test_arguments_that_ask_for_nothing_suit_every_template():
+    given = {"tools": [], "documents": (), "add_generation_prompt": False}
+    assert chat(WRITES["text"], "a", **given) == "a|"
+
+
 def test_without_a_template_texts_are_joined():
     messages = [
         {"role": "user", "content": [text("a"), text("b")]},

@@ -26,9 +26,14 @@ def test_parts_that_a_template_does_not_take_are_refused(name, kind):
 @pytest.mark.parametrize("name", ["tools", "documents", "enable_thinking"])
 def test_arguments_that_a_template_would_drop_are_refused(name):
     with pytest.raises(ArgumentError, match=f"does not take '{name}'"):
-        chat(WRITES["text"], "a", **{name: []})
+        chat(WRITES["text"], "a", **{name: [1]})
     defined = f"{{% if not {name} is defined %}}{{% set {name} = 2 %}}{{% endif %}}"
-    assert chat(f"{defined}{{{{ {name} }}}}", "a", **{name: []}) == "[]"
+    assert chat(f"{defined}{{{{ {name} }}}}", "a", **{name: [1]}) == "[1]"
+
+
+def test_false_is_an_argument_that_a_template_would_drop():
+    with pytest.raises(ArgumentError, match="does not take 'enable_thinking'"):
+        chat(WRITES["text"], "a", enable_thinking=False)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"a"], ids=["object", "set", "b"])
