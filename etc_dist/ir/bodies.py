@@ -6,14 +6,13 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from tokenize import TokenError
 from types import CodeType, FunctionType
 from typing import Any
 
 from etc_dist.ir.function import DeviceFunction
 from etc_dist.ir.graph import GraphFunction
 
-DEEPEST = 8
-"""Levels of functions in functions; one may enclose itself."""
 _PLAIN = (int, float, complex, str, bytes, type(None))
 
 
@@ -22,8 +21,8 @@ def digest_bodies(graph: GraphFunction) -> str:
     source texts, defaults and enclosed values. Functions that they call are not
     covered, unless they are enclosed."""
     used = [f for call in graph.calls for f in _with_epilogue(call.function)]
-    bodies = {id(function): function.body for function in used}
-    parts = [part for body in bodies.values() for part in _parts(body)]
+    seen: set[int] = set()
+    parts = [part for function in used for part in _parts(function.body, seen)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -33,10 +32,12 @@ def _with_epilogue(function: DeviceFunction) -> Iterator[DeviceFunction]:
         yield from _with_epilogue(function.epilogue)
 
 
-def _parts(body: Callable[..., Any], depth: int = 0) -> Iterator[str]:
-    if not isinstance(body, FunctionType) or depth > DEEPEST:
+def _parts(body: Callable[..., Any], seen: set[int]) -> Iterator[str]:
+    """The parts of a function that is not among those `seen`, and of enclosed ones."""
+    if not isinstance(body, FunctionType) or id(body) in seen:
         yield type(body).__name__
         return
+    seen.add(id(body))
     yield _text(body.__code__)
     defaults = (*(body.__defaults__ or ()), *(body.__kwdefaults__ or {}).items())
     yield repr(_plain(defaults))
@@ -44,7 +45,7 @@ def _parts(body: Callable[..., Any], depth: int = 0) -> Iterator[str]:
         with suppress(ValueError):  # an empty cell
             value = cell.cell_contents
             if isinstance(value, FunctionType):
-                yield from _parts(value, depth + 1)
+                yield from _parts(value, seen)
             else:
                 yield repr(_plain(value))
 
@@ -57,10 +58,11 @@ def _plain(value: Any) -> Any:
 
 
 def _text(code: CodeType) -> str:
-    """The source text, or the instructions where there is none."""
+    """The source text, or the instructions where there is none: its file may have
+    changed since."""
     try:
         return inspect.getsource(code)
-    except (OSError, TypeError):
+    except (OSError, SyntaxError, TokenError, TypeError):
         nested = [_text(one) for one in code.co_consts if isinstance(one, CodeType)]
         names = (code.co_names, code.co_varnames, code.co_freevars)
         return repr((code.co_code, names, _plain(code.co_consts), nested))
