@@ -360,9 +360,9 @@ def test_interrupt_gives_ranks_time_and_a_second_one_ends_them(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as launcher:
         lines = [launcher.stdout.readline() for _ in range(2)]
+        began = time.monotonic()
         launcher.send_signal(signal.SIGINT)
         lines += [launcher.stdout.readline() for _ in range(2)]
-        began = time.monotonic()
         if interrupts == 2:
             launcher.send_signal(signal.SIGINT)
         rest = launcher.stdout.read()
@@ -370,7 +370,7 @@ def test_interrupt_gives_ranks_time_and_a_second_one_ends_them(
     assert rest.count("ends") == ends
     assert launcher.returncode == 128 + signal.SIGINT
     if interrupts == 1 and not ends:
-        assert time.monotonic() - began >= 1.5
+        assert time.monotonic() - began >= 2.0
 
 
 def test_command_that_does_not_exist_is_named():
