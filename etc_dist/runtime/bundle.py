@@ -201,7 +201,8 @@ def _refuse_of_others(folder: Path, path: Path) -> None:
             path,
             f"of user {os.geteuid()} or root, and writable by no other",
             f"of user {found.st_uid}, mode {mode:04o}",
-            f"if you trust it: chown -R $(id -u) {folder}; chmod -R go-w {folder}",
+            f"if you trust it: chown -R $(id -u) {folder}; chmod -R go-w {folder}; the "
+            "same for a copy (cp -r), if others need this one",
         )
 
 

@@ -135,7 +135,7 @@ def test_what_belongs_to_another_user_is_refused(own, monkeypatch):
     if user == 0:  # root's files are fine
         read_bundle(own.folder)
         os.chown(own.folder / "proofs.json", 2, -1)
-    error = refused(own.folder, fix="chown -R")
+    error = refused(own.folder, fix="a copy (cp -r)")
     assert error.got.startswith(f"of user {user or 2}, mode 0")
 
 
