@@ -257,7 +257,7 @@ def main() -> int:
             *(options.per_launch, options.routing),
             sampling=SAMPLING if options.sample else None,
         )
-        # NOTE: a captured program refuses to grow: first run each batch once.
+        # NOTE: memory that was captured is kept: first run each batch once.
         for batch in batches:
             arrays = decoder.arrays(batch, decoder.config.layers, decoder.steps)
             for in_order in {False, options.batch}:
