@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -153,6 +154,22 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
             assert text == path.read_text(), f"if this is right: {command}"
 
     return compare
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Let jobs begin with default handlers. This process may ignore signals: under
+    nohup, or in the background of a script."""
+    ignored = [
+        number
+        for number in (signal.SIGHUP, signal.SIGINT)
+        if signal.getsignal(number) == signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 # ------------------------------------------------------------------ which tests run

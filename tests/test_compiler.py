@@ -76,7 +76,7 @@ def test_ranks_with_different_graphs_are_refused(world):
     with pytest.raises(EtcDistError) as caught:
         etc_dist.compile(graphs[world.rank == 1], world)
     first, *_ = caught.value.got.splitlines()
-    assert re.match(r"rank 0\b.*: call \w+: .*: notifies here\.on\(", first)
+    assert re.match(r"ranks? 0\b.*: call \w+: .*: notifies here\.on\(", first)
     assert "rank 1: call " in caught.value.got
     etc_dist.compile(graphs[0], world).close()
 

@@ -234,7 +234,7 @@ with start(CPU) as world:
 """
 
 
-def test_interrupt_of_the_job_lets_finally_blocks_of_all_ranks_run():
+def test_interrupt_of_the_job_lets_finally_blocks_of_all_ranks_run(default_signals):
     command = [sys.executable, str(MPIRUN), "-n", "2", "python", "-c"]
     with subprocess.Popen(
         [*command, IMPORTS + INTERRUPTED],
