@@ -1,7 +1,6 @@
 """One thread at a time, and calls that an exception interrupts."""
 
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ import pytest
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import processes, start
+from tests.interrupts import interrupted
 
 
 @pytest.fixture
@@ -67,33 +67,10 @@ def test_threads_that_start_at_once_start_one_world(own, monkeypatch):
             start(own.settings)
 
 
-def interrupted(call, line):
-    """Run `call` up to this line of what holds the lock, and raise there. Returns
-    whether it has so many lines."""
-    left = line
-
-    def trace(frame, event, _):
-        nonlocal left
-        code = frame.f_code
-        if code not in (start.__code__, *LOCK_CODES):
-            return None
-        left -= event == "line"
-        if event == "line" and not left:
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 LOCK_CODES = [
-    getattr(processes.Exclusive, name).__code__ for name in ("__enter__", "__exit__")
+    start.__code__,
+    processes.Exclusive.__enter__.__code__,
+    processes.Exclusive.__exit__.__code__,
 ]
 
 
@@ -101,7 +78,7 @@ LOCK_CODES = [
 def test_a_start_that_is_interrupted_at_any_line_can_be_made_again(own, monkeypatch):
     monkeypatch.setattr("etc_dist.world.startup._start_alone", lambda *_: own)
     line = 1
-    while interrupted(start, line):
+    while interrupted(start, LOCK_CODES, line):
         assert start() is own
         line += 1
     assert line > 10
