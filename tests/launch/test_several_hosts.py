@@ -81,3 +81,41 @@ def test_open_mpi_places_ranks_by_host_and_passes_the_environment(tmp_path):
     for name in ("ETC_DIST_SHARE_GPU", "LAUNCH_RANKS", "OMP_NUM_THREADS", "UCX_TLS"):
         assert f"-x\n{name}\n" in text
     assert "-x\nNVSHMEM_HCA_LIST\n" in text
+
+
+MPIRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+if "--version" in sys.argv:
+    sys.exit()
+[guard] = [n for n, text in enumerate(sys.argv) if text.endswith("guard.py")]
+for rank, address in enumerate([sys.argv[guard + 1], "/no/socket"]):
+    command = [*sys.argv[guard - 1 : guard + 1], address, *sys.argv[guard + 2 :]]
+    code = subprocess.call(command, env=os.environ | {{"PMI_RANK": str(rank)}})
+sys.exit(code)
+"""
+"""Starts rank 0 here, and rank 1 as on another host, whose exit code it returns."""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "text"),
+    [
+        ("exit 0", 0, ""),
+        ("exit $PMI_RANK", 1, ""),
+        ("[ $PMI_RANK = 1 ] || kill -9 $PPID", 1, "rank 0 ended without an exit code"),
+    ],
+)
+def test_ranks_of_other_hosts_need_not_report(command, code, text, tmp_path):
+    mpirun, hosts = tmp_path / "mpirun", tmp_path / "hosts"
+    mpirun.write_text(MPIRUN)
+    mpirun.chmod(0o755)
+    hosts.write_text("host-0\nhost-1\n")
+    options = ["-n", "2", "--hostfile", str(hosts), "--grace", "0"]
+    done = subprocess.run(
+        [sys.executable, str(LAUNCH / "mpirun"), *options, "sh", "-c", command],
+        env=os.environ | {"LAUNCH_MPIRUN": str(mpirun)},
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert done.returncode == code
+    assert text in done.stderr and bool(text) == bool(done.stderr)
