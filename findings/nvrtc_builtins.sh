@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# NVRTC loads a second library, libnvrtc-builtins, which its wheel puts beside it. NVRTC
-# 13.0 does not look there, so that a library loaded by its path compiles nothing with
-# that wheel alone. NVRTC 13.5 finds it. No GPU is needed.
+# NVRTC loads a second library, libnvrtc-builtins, which its wheel has in the same
+# folder. NVRTC 13.0 does not search this folder. So an NVRTC that is loaded by its path
+# compiles nothing with that wheel alone. NVRTC 13.5 finds it. No GPU is needed.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -24,7 +24,7 @@ for version in 13.0.88 13.5.37; do
     library=$(find "$folder/$version" -name 'libnvrtc.so.13')
     builtins=$(find "$(dirname "$library")" -name 'libnvrtc-builtins.so.*' | wc -l)
     text=$("$folder/$version/bin/python" "$folder/compile.py" "$library")
-    echo "NVRTC $version, $builtins builtins beside it: $text"
+    echo "NVRTC $version, $builtins builtins in its folder: $text"
     seen+=("$text")
 done
 echo "expected: NVRTC_SUCCESS from both"

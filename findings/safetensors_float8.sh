@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# safetensors writes float8_e4m3fn arrays of NumPy without a word. Its own function then
-# fails to read the file into NumPy, though the bytes are there.
+# safetensors writes float8_e4m3fn arrays of NumPy without a warning. Its own function
+# then fails to read the file into NumPy, although the bytes are correct.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
