@@ -20,19 +20,19 @@ ROPE_KEYS = {
 }
 """The kinds of rotary embeddings, and the fields of each. "factors": of a GGUF file."""
 ROPE_FIELDS = ("rope_theta", LENGTH)
-"""Of rope_scaling and rope_parameters, or beside them."""
+"""Fields of rope_scaling and rope_parameters, or of the whole configuration."""
 MOST_NUMBER = 1e12
 
 
 def read_rope(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The theta and the scaling of the rotary embedding, checked."""
-    beside = {key: given[key] for key in ROPE_FIELDS if given.get(key) is not None}
+    outer = {key: given[key] for key in ROPE_FIELDS if given.get(key) is not None}
     names = [key for key in ("rope_scaling", "rope_parameters") if given.get(key)]
-    ropes = [_merged(given[name], name, beside, path) for name in names]
+    ropes = [_merged(given[name], name, outer, path) for name in names]
     if len(ropes) == 2 and ropes[0] != ropes[1]:
         got = f"{given['rope_scaling']!r} and {given['rope_parameters']!r}"
         raise refused(path, "equal rope_scaling, rope_parameters", got, "correct it")
-    rope = ropes[0] if ropes else {**beside, "rope_type": "default"}
+    rope = ropes[0] if ropes else {**outer, "rope_type": "default"}
     kind = rope["rope_type"]
     if kind == "llama3":
         rope.setdefault(LENGTH, given.get("max_position_embeddings"))
@@ -49,9 +49,10 @@ def read_rope(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _merged(
-    given: Any, name: str, beside: Mapping[str, Any], path: Path
+    given: Any, name: str, outer: Mapping[str, Any], path: Path
 ) -> dict[str, Any]:
-    """The object `given` of the field `name`, with the fields beside it."""
+    """The object `given` of the field `name`, with the `outer` fields of the
+    configuration."""
     if not isinstance(given, Mapping):
         raise refused(path, f"{name}: an object", repr(given), "correct it")
     if any(isinstance(value, Mapping) for value in given.values()):
@@ -65,15 +66,15 @@ def _merged(
         raise refused(path, f"one type of {name}", repr(given), "correct it")
     if rope.pop("partial_rotary_factor", 1) != 1:
         raise refused(path, "partial_rotary_factor 1", repr(given), VARIANT_FIX)
-    for key in beside.keys() & rope.keys():
-        if beside[key] != rope[key]:
-            got = f"{beside[key]!r}, and {rope[key]!r} of {name}"
+    for key in outer.keys() & rope.keys():
+        if outer[key] != rope[key]:
+            got = f"{outer[key]!r}, and {rope[key]!r} of {name}"
             raise refused(path, f"one {key}", got, "correct it")
     unknown = rope.keys() - {"rope_type", *ROPE_FIELDS, *ROPE_KEYS[kind]}
     if unknown:
         wanted = f"{name} of type {kind} without {', '.join(sorted(unknown))}"
         raise refused(path, wanted, repr(given), VARIANT_FIX)
-    return {**beside, **rope, "rope_type": kind}
+    return {**outer, **rope, "rope_type": kind}
 
 
 def is_number(value: Any) -> bool:
