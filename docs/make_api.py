@@ -228,7 +228,8 @@ def markdown(docstring: str) -> str:
         if all(line.startswith("    ") for line in lines):
             blocks.append(code(textwrap.dedent(paragraph)))
             continue
-        texts = re.split(rf"(?<=\.)\s+(?={ITEM})", paragraph)
+        text = " ".join(paragraph.split())
+        texts = re.split(rf"(?<=\.) (?={ITEM})", text)
         if len(texts) == 1 or not re.match(ITEM, texts[0]):
             blocks.append(escaped(texts.pop(0)))
         blocks.append("\n".join(map(item, texts)))

@@ -13,7 +13,7 @@ EtcDistError
  ├── WorldError           processes, GPUs or symmetric memory are not as needed
  │    └── SymmetricMemoryError   the symmetric heap is exhausted
  ├── WaitTimeoutError     a wait was not met within the time limit; the run was ended
- └── NotFiniteError       a step of a model gave logits from which no id follows
+ └── NotFiniteError       the logits of a step of a model are not finite
 
 Warnings: CpuOnlyWarning, for what only the CPU backend runs.
 
@@ -117,7 +117,7 @@ class EmulationError(EtcDistError):
 
 
 class CpuOnlyWarning(UserWarning):
-    """The CPU backend runs what GPUs do not: a region, or an array of a call."""
+    """The CPU backend runs a region or an array that GPUs refuse."""
 
 
 def warn_cpu_only(error: EtcDistError) -> None:
@@ -273,7 +273,7 @@ class WaitTimeoutError(EtcDistError, TimeoutError):
 class NotFiniteError(EtcDistError, ArithmeticError):
     """Logits of a step are NaN or +inf, or a row has no finite one.
 
-    `requests` lists the numbers of the requests whose logits these are.
+    `requests` lists the numbers of the requests with such logits.
     """
 
     def __init__(

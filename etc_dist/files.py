@@ -1,4 +1,4 @@
-"""Reading files of others: regular ones only, of a limited size."""
+"""Reads files from other sources: regular files only, of a limited size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MOST_BYTES = 1 << 28
-"""Of a file that is read as a whole. The largest ones are tokenizers."""
+"""The size of a file that is read as a whole. The largest ones are tokenizers."""
 
 
 def open_file(path: str | Path, flags: int = 0) -> BinaryIO:

@@ -15,7 +15,7 @@ NEAR = 1 << 16
 
 @dataclass(frozen=True)
 class Place:
-    """An array of a rank in memory. `shape` is None for what is no tensor."""
+    """An array of a rank in memory. `shape` is None for other memory than tensors."""
 
     name: str
     begin: int

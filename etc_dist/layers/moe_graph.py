@@ -154,7 +154,7 @@ def chosen_experts_graph(
 ) -> None:
     """`moe_graph` on one rank for tokens whose experts are chosen already: ids and
     weights [tokens, top_k]. The ids of a token are all different, except for NONE,
-    which is no expert. An id that is neither ends the run with an error."""
+    which stands for no expert. Any other id ends the run with an error."""
     routing = Routing(experts, top_k, False, dtype, block, tile_rows, has_none=True)
     sizes = Sizes(
         passes,

@@ -143,8 +143,8 @@ class Batch:
         batch. While prompts are processed the list may be empty.
 
         Raises ArgumentError for a batch without requests. After a NotFiniteError the
-        requests are as before the step: without those of its `requests`, the batch can
-        go on."""
+        requests have the state from before the step. Remove those in its `requests` to
+        continue the others."""
         for request in [one for one in self._requests if one.is_done]:
             self.remove(request)  # a step before was interrupted
         parts = self._choose()

@@ -65,9 +65,9 @@ def load(
     and its options are the defaults. world: default: the current one.
 
     Raises ArgumentError on every rank for a path without a model, a model that is not
-    implemented or that the ranks cannot split, weights that are missing, unknown, of
-    another shape or not finite, and a bundle that is damaged or built for other
-    options."""
+    implemented or that the ranks cannot split, a cache that does not fit in the memory,
+    weights that are missing, unknown, of another shape or not finite, and a bundle that
+    is damaged, built for other options, or writable by another user."""
     world = world_or_current(world)
     options: dict[str, Any] = {
         "batch": batch,

@@ -305,7 +305,7 @@ class Model:
         return self._chosen[: prod(shape)].reshape(shape)
 
     def _allocate(self, weights: Mapping[str, Any], setup: ModelSetup) -> None:
-        """Make the arrays of the model, and put its weights beside them. Local.
+        """Allocate the arrays of the model, and copy its weights. Local.
         ArgumentError if the memory is exhausted."""
         config, dtype = self.config, setup.dtype
         try:

@@ -43,7 +43,7 @@ class PageTable:
 
     table [requests, most_pages], int32 on the host: position p of request q is in page
     table[q, p // page_size]; -1 where it has none. written: the positions that steps
-    wrote; those of a free page are none."""
+    wrote, without those of free pages."""
 
     def __init__(
         self, requests: int, most_pages: int, page_size: int, count: int

@@ -86,7 +86,7 @@ class Tokenizer:
         """The ids of a conversation, up to the beginning of the model's answer.
         messages: mappings with "role" and "content" and what else the template takes,
         or the text of one message of the user. A content is a text, a list of parts, or
-        None beside other fields. tools, documents: JSON schemas and documents for the
+        None with other fields. tools, documents: JSON schemas and documents for the
         template. chat_template: the name of one, if the model has several; default:
         "tool_use" with tools, otherwise "default". add_generation_prompt: with what
         begins an answer. arguments: others that the template takes, such as
@@ -129,8 +129,8 @@ class TextStream:
     each id, then `print(text.end())`. Each id costs the same, however long the text is.
     """
 
-    # NOTE: the first words of a text, and bytes, are decoded by what is before them. So
-    # ids are decoded together with those of the last complete character.
+    # NOTE: the text of first words and of bytes depends on the ids before them. So ids
+    # are decoded together with those of the last complete character.
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         expect_type(tokenizer, Tokenizer, "tokenizer")

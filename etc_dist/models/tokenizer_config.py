@@ -191,7 +191,7 @@ def refused(path: Path, wanted: str, got: str, fix: str) -> ArgumentError:
 
 
 def _expect_special(given: Mapping[str, Any], path: Path) -> None:
-    """Refuse special tokens that are no tokens."""
+    """Refuse special tokens that are neither texts nor objects with content."""
     for name in SPECIAL:
         if given.get(name) is not None and not is_token(given[name]):
             wanted = f"{name}: a text, or an object with content"

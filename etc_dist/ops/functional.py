@@ -26,9 +26,11 @@ def matmul_reduce_scatter(
 
     x [M, K], w [N, K] -> [M / world_size, N], bfloat16 or float16; w may be a
     transposed view. partials: None rounds each rank's partial sum to the dtype of x,
-    "float32" keeps it in fp32 and takes no transposed w. out: the array to write;
-    stream: the stream to run on, by default the current one. Collective, on the current
-    world. See `MatmulReduceScatter` for deterministic, arrays, precision and errors."""
+    "float32" keeps it in fp32 and takes no transposed w. out: the array to write.
+    stream: the stream to run on, by default the current one.
+
+    Collective, on the current world. See `MatmulReduceScatter` for deterministic,
+    arrays, precision and errors."""
     world = current()
     with world.exclusive:
         operation = _kept(
@@ -43,9 +45,11 @@ def all_gather_matmul(
     """The rows of all ranks' x, in rank order, @ w.T.
 
     x [M / world_size, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a
-    transposed view. out: the array to write; stream: the stream to run on, by default
-    the current one. Collective, on the current world. See `AllGatherMatmul` for
-    deterministic, arrays and errors."""
+    transposed view. out: the array to write. stream: the stream to run on, by default
+    the current one.
+
+    Collective, on the current world. See `AllGatherMatmul` for deterministic, arrays
+    and errors."""
     world = current()
     with world.exclusive:
         operation = _kept(world, AllGatherMatmul, deterministic=deterministic)
@@ -58,8 +62,9 @@ def matmul(
     """x @ w.T on each rank, without communication.
 
     x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view. out:
-    the array to write; stream: the stream to run on, by default the current one. All
-    ranks of the current world make the same call. See `Matmul` for deterministic,
+    the array to write. stream: the stream to run on, by default the current one.
+
+    All ranks of the current world make the same call. See `Matmul` for deterministic,
     arrays and errors."""
     world = current()
     with world.exclusive:

@@ -27,9 +27,9 @@ from etc_dist.verify.proof import is_record, is_texts, verifier_digest
 FORMAT = 1
 MANIFEST, PROOFS = "manifest.json", "proofs.json"
 OWN_NAME = re.compile(rf"{re.escape(PROOFS)}|[0-9a-f]{{32}}\.cubin")
-"""The files that a bundle has beside its manifest."""
+"""The names of a bundle's files, except the manifest."""
 FACTS = ("registers", "spill_bytes", "stack_bytes", "remarks")
-"""Of a cubin, on record with it."""
+"""The recorded facts of a cubin."""
 OF_OTHERS = 0o022
 """The mode bits with which other users can write."""
 BUILD = "build it again: etc-dist build MODEL --bundle FOLDER"

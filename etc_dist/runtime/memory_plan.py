@@ -104,9 +104,9 @@ class Capacity:
         return self._each(other, max)
 
     def doubled(self, needed: Capacity) -> Capacity:
-        """A capacity that holds both, beside this one, which is kept. Each part is
-        twice this one's, if that is at most twice `needed`: so capacities grow
-        geometrically, and all that are kept have at most twice the largest."""
+        """A capacity that holds both, while this one is kept. Each part is twice this
+        one's, if that is at most twice `needed`. So capacities grow geometrically, and
+        the kept ones add up to at most twice the largest `needed`."""
         return self._each(needed, lambda own, new: max(own, new, 2 * min(own, new)))
 
     def _each(self, other: Capacity, merge: Callable[[int, int], int]) -> Capacity:

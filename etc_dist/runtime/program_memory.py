@@ -1,8 +1,8 @@
 """The memory of a program on GPUs, which grows with its shapes.
 
-Memory that a CUDA graph may refer to is kept beside larger memory, which later runs
-use. Each has counters, epochs and symmetric tensors of its own, so replays and later
-runs are as independent as those of two programs.
+Memory that a CUDA graph may refer to is kept; later runs use larger memory. Each has
+counters, epochs and symmetric tensors of its own, so replays and later runs are as
+independent as those of two programs.
 """
 
 from __future__ import annotations

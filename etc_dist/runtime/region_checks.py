@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 def refuse_rows(
     row_multiples: Mapping[Tensor, int], env: Mapping[str, Any], where: str
 ) -> None:
-    """ArgumentError for rows that are no multiple of a number of elements."""
+    """ArgumentError for rows that are not a multiple of a number of elements."""
     for tensor, multiple in row_multiples.items():
         row = int(tensor.shape[-1].evaluate(env))
         if row % multiple:

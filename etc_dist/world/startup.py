@@ -57,18 +57,19 @@ def start(
     torch.distributed and no MPI launcher has started it, else over all ranks of the MPI
     job. A process group is used only here, and MPI is not started then.
 
-    `settings` default to the environment's; if given, no variable is read. backend,
-    symmetric_size and share_gpu must be equal on all ranks. "auto" is "cuda" where
-    every rank can have its own GPU (or share one, with `share_gpu`), else "cpu". The
-    GPU is torch's current one where the process uses CUDA in torch already.
+    `settings` default to the environment's; if given, no variable is read. All except
+    cache, timing and host must be equal on all ranks. "auto" is "cuda" where every rank
+    can have its own GPU (or share one, with `share_gpu`), else "cpu". The GPU is
+    torch's current one where the process uses CUDA in torch already.
 
     With `abort_on_uncaught`, an uncaught exception on one rank ends all ranks of the
     job: `sys.excepthook` is replaced until the world is closed. It is the default for
     ranks that launch/mpirun has started.
 
     Raises the same error on every rank: WorldError where MPI, GPUs or NVSHMEM are
-    missing, the ranks' hosts do not fit, or MPI sees one rank of several; TypeError for
-    arguments of a wrong type, ArgumentError for settings out of range.
+    missing, the ranks' hosts do not fit, or MPI connects only one of several ranks;
+    TypeError for arguments of a wrong type; ArgumentError for settings out of range or
+    different. WorldError also in a process that a rank has started.
     Ranks that pass another communicator or group, do not call `start`, or call it
     inside another call, raise alone; their peers within the default world_limit.
     The first world that is open is also `current`.

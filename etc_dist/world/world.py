@@ -42,10 +42,10 @@ class Runs(Protocol):
 class World:
     """All ranks of a job; made by `start`, the same on every rank.
 
-    rank, size: this rank, and how many there are; local_rank, local_size: the same on
-    its host; hosts: how ranks are placed on hosts. backend: "cuda" or "cpu". device:
+    rank, size: this rank, and the number of ranks. local_rank, local_size: the same on
+    its host. hosts: the placement of ranks on hosts. backend: "cuda" or "cpu". device:
     the number of this rank's GPU, or "cpu". ranks_per_gpu: above 1 if ranks share a
-    GPU; mps: whether CUDA MPS serves it.
+    GPU. mps: whether CUDA MPS serves it.
 
     A call is collective where it says so: every rank makes it, in the same order. A
     call that ranks make differently raises ArgumentError on all of them, and the world

@@ -1,5 +1,5 @@
-// For each expert a word with one bit for each of 32 tokens that chose it; and an id that is no
-// expert, the largest by its bits.
+// For each expert a word with one bit for each of 32 tokens that chose it; and the largest
+// id, by its bits, that is neither an expert's nor -1, or 0 if there is none.
 #pragma once
 #include "worker/task.cuh"
 

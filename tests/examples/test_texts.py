@@ -21,7 +21,8 @@ from etc_dist.verify.verify import verify
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", ROOT / "etc_dist/README.md", *ROOT.glob("docs/*.md")]
-LINKED = [*TEXTS, *(ROOT / name for name in ("CHANGELOG.md", "benchmarks/README.md"))]
+OTHERS = "CHANGELOG.md", "benchmarks/README.md", "findings/README.md"
+LINKED = [*TEXTS, *(ROOT / name for name in OTHERS)]
 API = ROOT / "docs/api.md"
 COMMANDED = [*TEXTS, ROOT / "benchmarks/README.md", *ROOT.glob("benchmarks/*.py")]
 COMMANDED.remove(API)  # docstrings
@@ -57,6 +58,11 @@ def test_page_of_the_api_has_the_docstrings():
     script = ROOT / "docs/make_api.py"
     fresh = runpy.run_path(str(script))["page"]()
     assert API.read_text() == fresh, f"stale: run {script}"
+
+
+def test_each_parameter_in_a_docstring_is_an_item_of_the_page():
+    markdown = runpy.run_path(str(ROOT / "docs/make_api.py"))["markdown"]
+    assert markdown("a: one. b:\ntwo.") == "* `a`: one.\n* `b`: two."
 
 
 def found(pattern: str, paths: list[Path] = TEXTS) -> list[tuple[Path, str]]:
