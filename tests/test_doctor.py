@@ -160,7 +160,7 @@ def test_gpus_are_counted_by_kind():
     assert found == ["GPUs              2 x NVIDIA H200, 143771 MiB, sm_90"]
 
 
-def test_odd_lines_of_the_listing_are_no_gpus():
+def test_warnings_of_nvidia_smi_do_not_count_as_gpus():
     odd = "a warning\n2, NVIDIA H200, [N/A], [N/A], 580.159.03\n"
     (found,) = doctor.describe_gpus(odd, "")
     assert (found.found, found.fix) == ("1 x NVIDIA H200, [N/A], sm_[N/A]", "")
@@ -172,12 +172,12 @@ def test_odd_lines_of_the_listing_are_no_gpus():
     assert not doctor._tuning(Settings(), "a warning\n").fix
 
 
-def test_output_that_is_no_text_is_shown():
+def test_output_that_is_not_utf8_is_shown():
     code = "import os; os.write(1, b'\\xff')"
     assert doctor._run_python(code).text == "\ufffd"
 
 
-def test_a_number_of_ranks_that_is_none_is_ignored(monkeypatch):
+def test_a_number_of_ranks_that_is_not_numeric_is_ignored(monkeypatch):
     monkeypatch.setattr(doctor, "_run_python", lambda source: doctor.Output("1"))
     found = [doctor._sharing(LISTING, {"LAUNCH_RANKS": n}) for n in ("x", "")]
     assert found[0] == found[1]

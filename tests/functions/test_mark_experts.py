@@ -52,7 +52,7 @@ def test_bits_are_those_of_the_tokens_that_chose_an_expert(rng, folder):
 
 
 @pytest.mark.parametrize("wrong", [24, 2**31 - 1, -2, -(2**31)])
-def test_an_id_that_is_no_expert_is_reported(wrong, folder):
+def test_an_id_that_is_not_an_expert_is_reported(wrong, folder):
     ids = np.tile([[3, 5, 8, 23]], (128, 1))
     ids[70, 2] = wrong
     for outputs in both(ids, folder):

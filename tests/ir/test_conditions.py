@@ -59,7 +59,7 @@ def test_a_call_leaves_out_an_element_whose_condition_never_holds(g):
 
 
 @pytest.mark.parametrize("condition", ["i > 0", None, 0.5])
-def test_what_is_no_condition_is_a_type_error(g, condition):
+def test_other_types_of_conditions_are_a_type_error(g, condition):
     ready = g.events("ready", (2,), expects=1)[0]
     with pytest.raises(
         TypeError, match=r"ready\[0\]\.when\(\.\.\.\) expects an int or"

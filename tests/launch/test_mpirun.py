@@ -327,7 +327,7 @@ def test_output_to_a_full_device_ends_the_job_with_a_line():
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2"])
-def test_closed_streams_are_no_others(closed):
+def test_a_closed_output_is_refused_and_a_closed_input_is_empty(closed):
     command = f"exec {sys.executable} {MPIRUN} -n 2 cat {closed}>&-"
     done = subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, timeout=40

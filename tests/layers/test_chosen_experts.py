@@ -84,7 +84,7 @@ def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng, folder):
 
 @pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("wrong", [EXPERTS, -2, 2**31 - 1])
-def test_an_id_that_is_no_expert_ends_the_run(wrong, world, rng):
+def test_an_id_that_is_not_an_expert_ends_the_run(wrong, world, rng):
     arrays = draw(rng, 70)
     graph = chosen_experts_graph(world.size, experts=EXPERTS, top_k=TOP_K)
     with etc_dist.compile(graph, world) as program:

@@ -236,7 +236,7 @@ def test_pages_are_used_again_and_never_twice(rng):
         assert pages.free_requests == 8 - len(numbers)
 
 
-def test_free_pages_take_no_list():
+def test_free_pages_take_little_memory():
     tracemalloc.start()
     pages = PageTable(128, 8, 16, 10**6)
     pages.add(100)

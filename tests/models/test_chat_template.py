@@ -75,7 +75,7 @@ def test_a_result_of_a_tool_may_be_data(data):
         conversation([{"role": "user", "content": data}])
 
 
-def test_what_a_model_wrote_may_be_marked():
+def test_a_generation_block_of_a_template_is_written():
     template = EACH + (
         "{% generation %}\n{% set word = m.content %}{{ word }}{% endgeneration %}"
         "{{ word }};{% endfor %}"

@@ -88,7 +88,7 @@ def test_a_launch_ends_at_the_step_that_is_not_finite(spoiled_model):
 
 @ONE_RANK
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_batch_goes_on_without_the_requests_of_the_error(spoiled_model, steps):
+def test_a_batch_continues_without_the_requests_of_the_error(spoiled_model, steps):
     with spoiled_model([], steps_per_launch=steps) as model:
         wanted = model.generate([[1, 2, 3], [7] * 20], max_new_tokens=9)
     with spoiled_model([7], steps_per_launch=steps) as model:

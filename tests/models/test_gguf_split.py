@@ -21,7 +21,7 @@ def write_parts(folder, **changes):
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_any_part_stands_for_all(tmp_path, name):
+def test_any_part_loads_the_whole_model(tmp_path, name):
     write_parts(tmp_path)
     found = read_parts(tmp_path / name)
     assert [tensor.name for tensor in found.tensors] == ["t0", "t1", "t2"]

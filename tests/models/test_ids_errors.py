@@ -43,7 +43,7 @@ def test_odd_numbers_of_a_sampling_are_refused(value):
 
 
 @pytest.mark.parametrize("value", [True, 1.0, np.float64(1), "1"])
-def test_odd_lengths_take_no_page(value):
+def test_lengths_of_other_types_are_refused(value):
     pages = PageTable(2, 4, 16, 8)
     with pytest.raises(TypeError, match="length expects an int"):
         pages.add(value)

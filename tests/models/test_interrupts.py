@@ -77,7 +77,7 @@ def test_interrupt_at_each_line_leaves_the_model_right(function: Any, model: Mod
 
 @pytest.mark.mpi(max_size=1)
 @pytest.mark.parametrize("function", [Batch._add, Batch.remove])
-def test_batch_goes_on_after_an_interrupt(function: Callable[..., Any], model: Model):
+def test_batch_continues_after_an_interrupt(function: Callable[..., Any], model: Model):
     def run(line: int) -> list[int]:
         with Batch(model) as batch:
             request = batch.add([3], max_new_tokens=3)

@@ -44,7 +44,7 @@ def test_lone_surrogates_are_unknown_characters(tmp_path):
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**40], ["a"], [0.5]], ids=str)
-def test_ids_that_are_no_tokens_are_a_type_error(tmp_path, ids):
+def test_ids_that_are_not_tokens_are_a_type_error(tmp_path, ids):
     with pytest.raises(TypeError, match="ids of tokens are integers from 0, got"):
         made(tmp_path).decode(ids)
 

@@ -123,6 +123,6 @@ def test_the_end_of_a_text_may_be_an_incomplete_character():
 
 
 @pytest.mark.parametrize("number", [-1, 0.5, "a"])
-def test_ids_that_are_no_tokens_are_a_type_error(number):
+def test_ids_that_are_not_tokens_are_a_type_error(number):
     with pytest.raises(TypeError, match="ids of tokens are integers from 0"):
         TextStream(of("bytes")[1]).add([number])

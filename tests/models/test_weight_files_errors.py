@@ -62,7 +62,7 @@ def test_an_index_that_cannot_be_read_is_not_absent(tmp_path, make):
     refusal(tmp_path, INDEX)
 
 
-def test_an_index_beside_a_single_file_is_refused(tmp_path):
+def test_an_index_next_to_a_single_file_is_refused(tmp_path):
     write(tmp_path, "model.safetensors", "ab")
     write(tmp_path, SHARDS[0], "ab")
     write_index(tmp_path, dict.fromkeys("ab", SHARDS[0]))

@@ -120,7 +120,7 @@ def test_another_gpu_is_named_though_models_have_an_architecture(made):
 
 @pytest.mark.parametrize("name", ["", "manifest.json", "proofs.json", "*.cubin"])
 @pytest.mark.parametrize("mode", [0o020, 0o002])
-def test_what_other_users_can_write_is_refused(name, mode, own):
+def test_files_that_other_users_can_write_are_refused(name, mode, own):
     [path] = own.folder.glob(name) if name else [own.folder]
     path.chmod(path.stat().st_mode | mode)
     error = refused(own.folder, fix="chmod -R go-w")
@@ -129,7 +129,7 @@ def test_what_other_users_can_write_is_refused(name, mode, own):
     read_bundle(own.folder)
 
 
-def test_what_belongs_to_another_user_is_refused(own, monkeypatch):
+def test_files_of_another_user_are_refused(own, monkeypatch):
     user = own.folder.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     if user == 0:  # root's files are fine

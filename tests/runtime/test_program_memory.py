@@ -116,7 +116,7 @@ def test_captured_memory_survives_growth_that_fails(memory, world):
     assert len(world._memories) == count
 
 
-def test_close_frees_what_was_kept(memory, world):
+def test_close_frees_the_kept_memory(memory, world):
     before = len(world._memories)
     for rows in (1, 2, 4):
         memory.grow(sized(rows), make_own)

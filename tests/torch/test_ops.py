@@ -126,7 +126,7 @@ def test_experts_of_padding_add_nothing(dtype, group):
     ],
     ids=["large", "negative", "beyond 32 bits", "floats", "bools"],
 )
-def test_ids_that_are_no_experts_are_refused(wrong, got, group):
+def test_ids_that_are_not_experts_are_refused(wrong, got, group):
     x, ids, *others = CALLS["moe_experts"][1](group.group_name)
     with pytest.raises(ArgumentError) as caught:
         ops.moe_experts(x, wrong, *others)
