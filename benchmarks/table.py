@@ -66,10 +66,11 @@ Times vary with the day and the machine, so compare speed-ups. The columns:
 layer. *M*: the rows of all ranks; of expert-parallel layers, the rows of one rank.
 * *Baseline*: the unfused computation in the same run. *Speed-up*: baseline / ours. \
 *From, to*: the lowest and the highest speed-up.
-* *% of roofline*, or *% of limit* of other tables: the roofline time, *limit*, \
+* *% of roofline*, in other tables *% of limit*: the roofline time, *limit*, \
 divided by ours.
-* *% of GEMMs*, of collectives and MLPs: *limit* is the time of cuBLAS's GEMMs alone, \
-or of the transfer between ranks if that is longer. A fused program can be faster.
+* *% of GEMMs*, for collectives and MLPs: *limit* divided by ours. Here *limit* is the \
+time of cuBLAS's GEMMs alone, or of the transfer between ranks if that is longer. A \
+fused program can be faster.
 * *Dynamic*, *Zipf*: the speed-ups under the dynamic schedule, and with unevenly used \
 experts. *Triton / ours*: vLLM's kernel in the same run. *vLLM / ours*: vLLM's whole \
 step on the same day and kind of GPU.
