@@ -12,6 +12,7 @@ must be in bounds, aligned, and ordered with all conflicting accesses.
     memory.py     the memory of all ranks, and their argument blocks
     library.py    the C++ compiler: source to shared library
     faults.py     reports of the emulator as EmulationError
+    places.py     addresses in them, as elements of tensors
     include/      CUDA C++ and PTX for the host compiler, and the checks:
                   fibers.h, scheduler.h    threads, and which of them runs next
                   async_copies.h           bulk copies, stores and mbarriers

@@ -5,7 +5,7 @@ build.py            source to cubin by NVRTC; includes.py: its headers;
 gpu.py              the GPU backend: memory of a program and launches
 occupancy.py        how many workers a GPU holds
 argument_block.py   the arguments of a kernel launch
-region_checks.py    regions that may not be empty on GPUs
+region_checks.py    rows and regions that GPUs refuse
 memory_plan.py      the offsets of tensors and counters
 program_memory.py   memory on GPUs, which grows, also after a capture
 tensor_map.py       descriptors of bulk copies

@@ -18,12 +18,12 @@ Files, from the user down:
     hosts.py        Hosts: near and far ranks
     agreement.py    Agreement: all ranks make the same call, or raise the same error;
                     SignatureBoard compares calls in a microsecond
-    hosts_board.py  it over several hosts
+    hosts_board.py  the same over several hosts
     rank_errors.py  the errors of collective calls
     objects.py      ObjectGather: the exchange of objects between ranks; Channel:
                     messages between far ranks
-    mpi.py          it by MPI's messages, and all other use of MPI
-    sockets.py      it over Unix sockets
+    mpi.py          ObjectGather by MPI's messages, and all other use of MPI
+    sockets.py      ObjectGather over Unix sockets
     process_group.py    all use of torch.distributed
     processes.py    Backoff, ProcessMonitor, threads, forks, uncaught exceptions
 """
