@@ -50,6 +50,23 @@ def test_one_reader_without_its_wait_is_a_race_among_many(schedule):
     assert "more like it" not in caught.value.got
 
 
+@BOTH
+def test_one_reader_that_waits_for_some_writers_is_a_race_among_many(schedule):
+    def body(g: Graph) -> None:
+        x = g.local("x", (2,), "float32")
+        done = g.events("done", (2,), expects=1)
+        (i,) = writers = g.grid(i=2)
+        g.call(touch(0, 1), writers, name="w", writes=[x[i]], notifies=[done[i]])
+        (j,) = readers = g.grid(j=64)
+        waits = [done[0], done[1].when(j < 63)]
+        g.call(touch(1, 0), readers, name="r", reads=[x[:]], waits=waits)
+
+    with pytest.raises(RaceError) as caught:
+        verify(SCHEDULES[schedule](build(body)), {}, 128)
+    assert "w[i=1] on rank 0 writes and r[j=63] on rank 0 reads" in caught.value.got
+    assert "more like it" not in caught.value.got
+
+
 def test_one_early_read_without_an_earlier_wait_is_a_race_among_many():
     def body(g: Graph) -> None:
         x = g.local("x", (8,), "float32")
