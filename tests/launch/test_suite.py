@@ -162,14 +162,14 @@ time.sleep({rest})
 """
 
 
-@pytest.mark.parametrize(("tests", "rest", "is_ended"), [(6, 0, False), (1, 60, True)])
+@pytest.mark.parametrize(("tests", "rest", "is_ended"), [(10, 0, False), (1, 60, True)])
 def test_a_run_is_ended_where_no_test_ends_however_long_it_lasts(
     tests, rest, is_ended, monkeypatch
 ):
     slow = [sys.executable, "-c", SLOW.format(tests=tests, rest=rest)]
     monkeypatch.setattr(suite.Run, "command", lambda *_: slow)
-    [result] = suite.execute_all([suite.Run("one process")], [], 3.0, whole=False)
-    fault = "was ended, as no test had begun or ended for 3 s"
+    [result] = suite.execute_all([suite.Run("one process")], [], 6.0, whole=False)
+    fault = "was ended, as no test had begun or ended for 6 s"
     assert result.fault == is_ended * fault
     assert len(result.outcomes) == tests
 
