@@ -45,7 +45,7 @@ def refuse_alone() -> None:
     one: each would be a world, and return its own part of each result."""
     if found := next(_several(), None):
         raise WorldError(
-            "one rank of several would be a world of its own",
+            "a rank would start a world without its peers",
             where="start of the world",
             wanted="MPI that connects the ranks of this launcher, or an initialised "
             "torch.distributed",
