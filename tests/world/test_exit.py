@@ -225,11 +225,9 @@ INTERRUPTED = """
 with start(CPU) as world:
     try:
         print("waits", flush=True)
-        if world.rank == 1:
-            world.barrier()
         time.sleep(30)
     finally:
-        time.sleep(world.rank)
+        time.sleep(world.rank / 2)
         print("cleaned up", flush=True)
 """
 
