@@ -20,6 +20,7 @@ from etc_dist.errors import ArgumentError, EtcDistError, expect_range
 from etc_dist.models.bundle import bundle_model
 from etc_dist.models.library import library_programs
 from etc_dist.models.loading import DEFAULTS
+from etc_dist.new_function import write_function
 from etc_dist.ops.tuning import Tuning, save_tuning
 from etc_dist.predict.command import add_options as add_predict_options
 from etc_dist.predict.command import run as predict
@@ -132,6 +133,10 @@ def _run(options: argparse.Namespace) -> int:
         arguments = options.template_argument
         answer(options.model, options.prompt, options.tokens, sampling, arguments)
         return 0
+    if options.command == "new-function":
+        paths = write_function(options.name, options.folder)
+        print(*paths, f"try: python -m pytest {paths[-1]}", sep="\n")
+        return 0
     if options.command == "trace":
         print(show_sums(read_trace(options.file)), end="")
         return 0
@@ -157,6 +162,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--list", action="store_true", help="print the names only")
     command.add_argument("--arch", default=ARCH, help="default: %(default)s")
     _add_bundle(command)
+    text = "write a device function to start from: NumPy body, CUDA body and test"
+    command = commands.add_parser("new-function", help=text, description=text)
+    text = "of the function and its files"
+    command.add_argument("name", metavar="NAME", help=text)
+    text = "default: this one; in a checkout of the library, its folders"
+    place = Path()
+    command.add_argument("--folder", type=Path, default=place, metavar="F", help=text)
     text = "sum by call where the time of a traced run went"
     command = commands.add_parser("trace", help=text, description=text)
     text = "written by program.trace().perfetto(FILE), with ETC_DIST_TRACE=1"

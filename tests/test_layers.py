@@ -2,7 +2,7 @@
 
 errors, files, messages, settings <- cache <- ir <- schedule <- verify <- codegen
                  <- runtime <- compiler, program, ahead, emulate <- functions <- ops
-                 <- layers <- models, torch, predict <- cli, doctor;
+                 <- layers <- models, torch, predict <- cli, doctor, new_function;
 world needs only errors, messages and settings, functions only ir
 """
 
@@ -27,7 +27,7 @@ LAYERS = [
     {"ops"},
     {"layers"},
     {"models", "torch", "predict"},
-    {"cli", "doctor"},
+    {"cli", "doctor", "new_function"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")

@@ -1,0 +1,64 @@
+"""The command etc-dist new-function: its files pass their own test at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from etc_dist import cli
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_tests(folder):
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_new_files_pass_until_the_cuda_body_is_changed(tmp_path, capsys):
+    assert cli.main(["new-function", "double_rows", "--folder", str(tmp_path)]) == 0
+    written = capsys.readouterr().out.split("\n")
+    names = ["double_rows.py", "double_rows.cuh", "test_double_rows.py"]
+    assert written[:3] == [str(tmp_path / name) for name in names]
+    done = run_tests(tmp_path)
+    assert done.returncode == 0, done.stdout
+
+    cuda = tmp_path / "double_rows.cuh"
+    cuda.write_text(cuda.read_text().replace("2.0f *", "3.0f *"))
+    assert "2 failed, 2 passed" in run_tests(tmp_path).stdout
+
+
+def test_in_a_checkout_the_files_have_their_folders(tmp_path):
+    folders = "etc_dist/functions", "kernels/functions", "tests/functions"
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    assert cli.main(["new-function", "scale", "--folder", str(tmp_path)]) == 0
+    written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*scale*")}
+    names = "scale.py", "scale.cuh", "test_scale.py"
+    assert written == {f"{a}/{b}" for a, b in zip(folders, names, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Scale", "lower-case"),
+        ("for", "keyword"),
+        ("a/b", "letters"),
+        ("old", "exists"),
+    ],
+)
+def test_no_file_is_written_under(name, words, tmp_path, capsys):
+    (tmp_path / "old.cuh").touch()
+    assert cli.main(["new-function", name, "--folder", str(tmp_path)]) == 1
+    assert words in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["old.cuh"]
