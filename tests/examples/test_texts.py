@@ -22,7 +22,7 @@ from etc_dist.verify.verify import verify
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", ROOT / "etc_dist/README.md", *ROOT.glob("docs/*.md")]
 OTHERS = "CHANGELOG.md", "benchmarks/README.md", "findings/README.md"
-LINKED = [*TEXTS, *(ROOT / name for name in OTHERS)]
+LINKED = [*TEXTS, *(ROOT / name for name in OTHERS), *ROOT.glob("benchmarks/log/*.md")]
 API = ROOT / "docs/api.md"
 COMMANDED = [*TEXTS, ROOT / "benchmarks/README.md", *ROOT.glob("benchmarks/*.py")]
 COMMANDED.remove(API)  # docstrings
