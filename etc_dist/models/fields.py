@@ -1,7 +1,7 @@
 """The fields of config.json and generation_config.json, and what each of them does.
 
 A field is honoured, refused unless its value is neutral, not applied since it concerns
-decoding, or without influence. The table of docs/models.md has the same names. Any
+decoding, or without influence. docs/model_files.md is made of these tables. Any
 other field is refused unless it is null, false or empty, since it may change results.
 """
 

@@ -1,8 +1,8 @@
 """The keys of a GGUF file's metadata that describe a model, and what each of them does.
 
 Keys without a prefix follow that of the architecture, such as `llama.`. A key is
-honoured, refused unless its value is neutral, or without influence. The table of
-docs/models.md has the same names. Any other key of the architecture is refused.
+honoured, refused unless its value is neutral, or without influence. Any other
+key of the architecture is refused. docs/model_files.md is made of these tables.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def refuse_keys(
         if prefix == kind and not is_known and not _is_neutral(key, value, config):
             faults.append(f"{name} = {value!r}"[:120])
     if faults:
-        wanted = "no variants beyond those of docs/models.md"
+        wanted = "no variants beyond those of docs/model_files.md"
         raise refused(path, wanted, "; ".join(faults), VARIANT_FIX)
 
 

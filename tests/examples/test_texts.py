@@ -54,10 +54,12 @@ def test_readme_is_short():
     assert len(TEXTS[0].read_text().split()) <= 750
 
 
-def test_page_of_the_api_has_the_docstrings():
-    script = ROOT / "docs/make_api.py"
+@pytest.mark.parametrize("name", ["api", "model_files"])
+def test_generated_pages_are_fresh(name):
+    script = ROOT / f"docs/make_{name}.py"
     fresh = runpy.run_path(str(script))["page"]()
-    assert API.read_text() == fresh, f"stale: run {script}"
+    page = ROOT / f"docs/{name}.md"
+    assert page.read_text() == fresh, f"stale: run {script}"
 
 
 def test_each_parameter_in_a_docstring_is_an_item_of_the_page():

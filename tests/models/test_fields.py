@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.fields import DECODING, HONOURED, NEUTRAL, UNUSED
 from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
 
-PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
 LINEAR = {"type": "linear", "factor": 4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 CHANGES = {
@@ -69,24 +65,3 @@ def test_other_fields_change_nothing(tmp_path):
 def test_no_field_is_listed_twice():
     tables = HONOURED, NEUTRAL.keys(), DECODING, UNUSED
     assert len(frozenset().union(*tables)) == sum(map(len, tables))
-
-
-def neutral(name):
-    values = " or ".join(f"`{json.dumps(value)}`" for value in NEUTRAL[name])
-    return f" ({values})" if values else ""
-
-
-ROWS = {
-    "Honoured": [f"`{name}`" for name in sorted(HONOURED)],
-    "Refused unless null, or the value in parentheses": [
-        f"`{name}`{neutral(name)}" for name in sorted(NEUTRAL)
-    ],
-    "Not applied": [f"`{name}`" for name in sorted(DECODING)],
-    "Without influence": [f"`{name}`" for name in sorted(UNUSED)],
-    "Any other": ["refused unless null, false or empty"],
-}
-
-
-@pytest.mark.parametrize("title", ROWS)
-def test_the_documentation_has_each_field(title):
-    assert f"| {title} | {', '.join(ROWS[title])} |" in PAGE.splitlines()

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
-
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.gguf_keys import (
     EACH_LAYER,
@@ -18,7 +13,6 @@ from etc_dist.models.gguf_keys import (
 )
 from tests.models.test_gguf_file_errors import write
 
-PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
 LINEAR = {"rope.scaling.factor": 4.0, "rope.scaling.type": "linear"}
 EXPERTS = {
     "expert_count": 8,
@@ -84,25 +78,3 @@ def test_equal_numbers_of_all_layers_are_one_number(tmp_path):
 def test_a_special_token_may_be_none(tmp_path):
     none = {"tokenizer.ggml.eos_token_id": 2**32 - 1, "tokenizer.ggml.eot_token_id": 7}
     assert config_of(tmp_path, metadata=none).stop_tokens == (7,)
-
-
-def shown(name):
-    values = (f"`{json.dumps(value)}`" for value in NEUTRAL[name])
-    return f"`{name}` ({' or '.join(values)})"
-
-
-ROWS = {
-    "Honoured": [f"`{name}`" for name in sorted(HONOURED)],
-    "Refused unless absent, or a value in parentheses": [
-        shown(name) for name in sorted(NEUTRAL)
-    ],
-    "Refused unless the value follows from others": [
-        f"`{name}`" for name in sorted(OWN_SIZES)
-    ],
-    "Without influence": [f"`{name}`" for name in sorted(UNUSED)],
-}
-
-
-@pytest.mark.parametrize("title", ROWS)
-def test_the_documentation_has_each_key(title):
-    assert f"| {title} | {', '.join(ROWS[title])} |" in PAGE.splitlines()
