@@ -48,9 +48,9 @@ def compile(
 
     The program is proved correct at each shape before its first run at that shape.
 
-    schedule: "static" assigns tasks to workers in advance; "dynamic" runs tasks as they
-    become ready, with the same results; "auto" is dynamic for graphs that load from
-    runtime tensors, if they support it. `program.plan.schedule` is the chosen one.
+    schedule: "static" fixes the order of tasks in advance, where workers claim the next
+    one by an atomic ticket if their work depends on data; "dynamic" runs tasks as they
+    become ready, with the same results; "auto" is the faster one, which is static.
     trace: make a program that records its timeline (default: settings.trace).
     bundle: use its program and its proofs (`etc_dist.models.load` reads bundles).
 

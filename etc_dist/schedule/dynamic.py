@@ -22,7 +22,7 @@ from etc_dist.schedule.plan import (
     is_queued,
     passing_axes,
 )
-from etc_dist.schedule.static import require_calls, schedule_static
+from etc_dist.schedule.static import require_calls
 
 MOST_WAITS = 32
 """Waits of a call, at most: a word has one bit for each that is met."""
@@ -66,16 +66,6 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
         ]
         lanes.append(replace(lane, passing=tuple(passing)))
     return Plan(graph, "dynamic", tuple(lanes))
-
-
-def schedule_auto(graph: GraphFunction) -> Plan:
-    """The dynamic plan if the graph loads from runtime tensors and can be scheduled
-    dynamically, else the static plan."""
-    require_calls(graph)
-    obstacles = chain(unqueued_obstacles(graph), _obstacles(graph))
-    if any(call.is_loaded for call in graph.calls) and not any(obstacles):
-        return schedule_dynamic(graph)
-    return schedule_static(graph)
 
 
 def _in_groups(call: Call) -> Call:

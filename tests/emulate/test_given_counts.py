@@ -47,7 +47,7 @@ def first_rows(g: Graph, *, waits: bool) -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_count_that_is_given_needs_no_wait(folder, waits):
-    program = Emulator(first_rows(1, waits=waits), schedule="auto", folder=folder)
+    program = Emulator(first_rows(1, waits=waits), folder=folder)
     x = np.arange(5 * 2 * PART, dtype=np.int32)
     for count in (-1, 0, 3, 9):
         given = {"given": np.array([count], np.int32), "x": x}

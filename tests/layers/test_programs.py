@@ -14,7 +14,7 @@ from etc_dist.errors import GraphError, RaceError
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_auto, schedule_static
+from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.conftest import first_always
 from tests.layers.programs import (
@@ -111,11 +111,6 @@ def test_each_event_is_needed(name, event):
 def test_no_other_event_is_there(program):
     graph = program.small(program.world)
     assert {events.name for events in graph.events} == set(program.protects)
-
-
-@pytest.mark.parametrize("name", ["moe tensor-parallel", "moe expert-parallel"])
-def test_a_program_that_loads_is_dynamic_if_it_may_choose(name):
-    assert schedule_auto(PROGRAMS[name].small(2)).schedule == "dynamic"
 
 
 # ------------------------------------------------------------------- the simulation

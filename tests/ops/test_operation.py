@@ -97,12 +97,6 @@ def test_both_schedules_and_repeats_give_the_same_bits(
     assert p.error(out) < 3e-3
 
 
-def test_auto_is_static_without_loads(kind, make, problem, world):
-    op, p = make(kind, schedule="auto"), problem(kind, (world.size, 8, 8))
-    op(p.x, p.w, p.out)
-    assert op.program.plan.schedule == "static"
-
-
 def test_a_call_reads_what_its_arrays_hold_then(kind, world, make, problem):
     op = make(kind)
     shape = (8 * world.size, 16, 24)

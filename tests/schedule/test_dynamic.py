@@ -19,7 +19,7 @@ from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import Plan, schedule_auto, schedule_dynamic, schedule_static
+from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
 from examples.add_row_sum import add_row_sum
 from examples.ring_all_gather import ring_all_gather
@@ -100,7 +100,6 @@ def test_experts_give_the_bits_of_the_static_plan(rng):
     graph = moe_graph(1, experts=8, top_k=2)
     dims = {"tokens": 40, "hidden": 16, "inner": 24}
     given = inputs(graph, dims, rng)
-    assert schedule_auto(graph) == schedule_dynamic(graph)
     # NOTE: unchecked, for padded rows are multiplied, which nobody writes.
     (static,) = simulate(schedule_static(graph), given, dims, check=False).outputs
     for seed in range(3):
@@ -353,21 +352,10 @@ def test_elements_that_expect_nothing_are_met_from_the_start():
 # ------------------------------------------------------------------- the choice
 
 
-def test_auto_is_dynamic_where_dependencies_are_loaded():
-    assert schedule_auto(counted(1)).schedule == "dynamic"
-    assert schedule_auto(add_row_sum(1)) == schedule_static(add_row_sum(1))
-
-
-def test_auto_is_static_where_a_loaded_graph_cannot_be_dynamic():
-    @graph_function
-    def indirect(g: Graph) -> None:
-        to = g.input("to", (4,), "int32")
-        begun = g.events("begun", (4,), expects=1)
-        (i,) = grid = g.grid(i=4)
-        g.call(touch(), grid, name="begin", notifies=[begun[i]])
-        g.call(touch(), grid, name="follow", waits=[begun[to.load(i)]])
-
-    assert schedule_auto(indirect(1)).schedule == "static"
+def test_auto_claims_tickets_where_the_work_is_loaded():
+    for graph, policy in ((counted(1), "ticket"), (add_row_sum(1), "strided")):
+        plan = SCHEDULES["auto"](graph)
+        assert (plan.schedule, plan.lane("tensor").policy) == ("static", policy)
 
 
 def test_a_plan_shows_its_queues_and_groups(golden):
