@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -49,7 +49,7 @@ def timed(stage: Callable[[], Result]) -> tuple[Result, float]:
 
 def measure(
     name: str, graph: GraphFunction, schedule: str, settings: Settings
-) -> records.CompileRecord:
+) -> dict[str, Any]:
     """Every stage of one graph; `settings` has an empty cache."""
     # NOTE: loading the compiler, once per process, is not counted.
     major, minor = nvrtc_version()
@@ -58,7 +58,7 @@ def measure(
     cubin, build_ms = timed(lambda: build(source, settings))
     _, cached_ms = timed(lambda: build(source, settings))
     device, load_ms = _load(source, cubin)
-    return records.CompileRecord(
+    return dict(
         op="compile",
         world_size=graph.world_size,
         device=device,
@@ -66,7 +66,6 @@ def measure(
         cuda=f"{major}.{minor}",
         backend="cuda",
         path=f"{plan.schedule} schedule, NVRTC, {ARCH}",
-        **records.stamp(),
         program=name,
         schedule_ms=schedule_ms,
         generate_ms=generate_ms,
@@ -93,7 +92,7 @@ def mixtures() -> Iterator[tuple[str, GraphFunction]]:
         yield name, graph
 
 
-def proof(rows: int, steps: int) -> records.ProofRecord:
+def proof(rows: int, steps: int) -> dict[str, Any]:
     """The proof of a step at full size, of requests of up to POSITIONS."""
     config, pages = MODELS[MODEL], POSITIONS // PAGE_SIZE
     sizes = {"hidden": config.hidden, "inner": config.inner}
@@ -104,7 +103,7 @@ def proof(rows: int, steps: int) -> records.ProofRecord:
     chosen = StepPolicy(config, WORKERS).dims(rows, POSITIONS)
     plan = schedule_static(decoder())
     verified = verify(plan, {**sizes, "samples": 0, **chosen}, WORKERS)
-    return records.ProofRecord(
+    return dict(
         op="proof",
         world_size=1,
         device="none",
@@ -112,7 +111,6 @@ def proof(rows: int, steps: int) -> records.ProofRecord:
         cuda="none",
         backend="cpu",
         path=f"{plan.schedule} schedule",
-        **records.stamp(),
         program=plan.graph.name,
         model=MODEL,
         rows=rows,
@@ -161,18 +159,20 @@ def main() -> int:
             settings = replace(Settings.load(), cache=Path(cache))
             record = measure(name, graph, schedule, settings)
         records.append(record, options.record)
-        load = "no GPU" if record.load_ms is None else f"{record.load_ms:.1f} ms"
+        load_ms = record["load_ms"]
+        load = "no GPU" if load_ms is None else f"{load_ms:.1f} ms"
         print(
-            f"{record.program}, {schedule}: schedule {record.schedule_ms:.1f} ms, "
-            f"source {record.generate_ms:.1f} ms ({record.source_lines} lines), cubin "
-            f"{record.build_ms:.1f} ms, again {record.cached_ms:.1f} ms, load {load}"
+            f"{name}, {schedule}: schedule {record['schedule_ms']:.1f} ms, source "
+            f"{record['generate_ms']:.1f} ms ({record['source_lines']} lines), cubin "
+            f"{record['build_ms']:.1f} ms, again {record['cached_ms']:.1f} ms, load "
+            f"{load}"
         )
     for rows, steps in PROVED:
         proved = proof(rows, steps)
         records.append(proved, options.record)
         print(
             f"proof of {MODEL}, {rows} rows, {steps} steps, {POSITIONS} positions: "
-            f"{proved.proof_ms / 1e3:.2f} s ({proved.tasks} tasks)"
+            f"{proved['proof_ms'] / 1e3:.2f} s ({proved['tasks']} tasks)"
         )
     return 0
 

@@ -150,7 +150,7 @@ def vllm_steps(path: Path, device: str) -> Shapes:
     found: Shapes = {}
     for r in records.read(path):
         is_own = (r.device, r.date[:10]) == (device, records.now()[:10])
-        if isinstance(r, records.DecodeVllmRecord) and is_own:
+        if r.op == "decode_vllm" and is_own:
             found[r.world_size, r.model, r.context, r.batch] = r.baseline_ms
     return found
 

@@ -207,8 +207,7 @@ def time_model(name: str, options: argparse.Namespace, started: float) -> int:
                 continue
             values = benchmark(vllm, torch, llm, name, batch, context)
             print(f"{shape}: {values['baseline_ms']:.3f} ms", flush=True)
-            record = records.parse({**shared, **values, **records.stamp()})
-            records.append(record, options.record)
+            records.append({**shared, **values}, options.record)
     return 0
 
 

@@ -286,7 +286,7 @@ def report(
 def record(device: Device, path: Path | None, values: Mapping[str, Any]) -> None:
     """Append a record on rank 0 of a GPU run."""
     if isinstance(device, Gpu) and device.world.rank == 0:
-        records.append(records.parse({**values, **records.stamp()}), path)
+        records.append(values, path)
 
 
 def main(

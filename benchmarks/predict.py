@@ -274,7 +274,7 @@ def compare_records() -> None:
     those of other programs, which few rows have."""
     constants = default_tuning().constants
     for one in records.load():
-        if not isinstance(one, records.FusedRecord) or one.op not in SHAPES:
+        if one.op not in SHAPES:
             continue
         graph = SHAPES[one.op][0](one.world_size)
         if not one.path.startswith(f"{graph.name},"):

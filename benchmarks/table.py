@@ -1,7 +1,8 @@
-"""docs/results.md and the table of the README, generated from the records.
+"""docs/results.md, its figures and the table of the README, from the records.
 
-.venv/bin/python benchmarks/table.py            # write them
+.venv/bin/python benchmarks/table.py            # write the texts
 .venv/bin/python benchmarks/table.py --check    # exit code 1 if one is stale
+.venv/bin/python benchmarks/table.py --figures  # draw the figures, too
 
 In the README, the summary of all operations lies between two lines:
 
@@ -14,43 +15,29 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import geometric_mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.cells import Row, latest, short, span, table, titled
-from benchmarks.decode_tables import (
-    decode_summary,
-    decode_table,
-    first_token_table,
-    launches_table,
-    sampling_table,
-)
-from benchmarks.records import (
-    FEW,
-    RESULTS,
-    ROOT,
-    ChainRecord,
-    CompileRecord,
-    DecodeRecord,
-    EpilogueRecord,
-    FusedRecord,
-    MoEParallelRecord,
-    MoERecord,
-    Record,
-    SoakRecord,
-    StepCostRecord,
-    TaskCostRecord,
-    TorchCostRecord,
-    load,
+from benchmarks.records import RESULTS, ROOT, Record, load
+from benchmarks.tables import (
+    BATCH,
+    H200,
+    MEANS,
+    TABLES,
+    Row,
+    cells_of,
+    greedy,
+    latest,
+    markdown,
+    newest,
+    vllm_texts,
 )
 
 MARKED = re.compile(r"(<!-- table: summary -->\n).*?(<!-- end -->)", re.S)
-H200 = "H200"
-"""The GPUs of the summary."""
 PREFACE = """\
 # Results
 
@@ -76,12 +63,6 @@ experts. *Triton / ours*: vLLM's kernel in the same run. *vLLM / ours*: vLLM's w
 step on the same day and kind of GPU.
 * *deterministic="batch"*: its time divided by the default's, mean and worst.
 """
-PICTURE = """
-## Static and dynamic schedules
-
-![Speed-up over the unfused baseline, over tokens for the mixture of experts and over \
-rows for the MLP](schedules.png)
-"""
 SECTIONS = {
     "matmul_reduce_scatter": "GEMM + Reduce-Scatter",
     "all_gather_matmul": "AllGather + GEMM",
@@ -94,206 +75,108 @@ SECTIONS = {
 }
 """Titles of the page by operation, with the number of ranks where it is not the most
 that were measured."""
+COLUMNS = (
+    "M: {M} | limit: {limit_ms:.3f} | baseline: {baseline_ms:.3f} | "
+    "ours: {ours_ms:.3f} | speed-up: {speedup:.2f}"
+)
 ROOFLINE, GEMMS = "% of roofline", "% of GEMMs"
 """The columns of limit / ours, by the kind of limit."""
 AGAINST_GEMMS = {"matmul_reduce_scatter", "all_gather_matmul", "mlp"}
 """Operations whose limit is not the roofline."""
-BATCH = 'deterministic="batch"'
-MEANS = {"matmul"}
-"""Operations of which the page shows means over models, by M."""
+BY_BATCH = """
+## Decode step by batch
+
+One greedy step in ms, as one kernel on one GPU. In parentheses: the time to read its \
+weights and cache. *vLLM*: its step at the same batches, measured on the same day and \
+kind of GPU. Empty cells were not measured.
+"""
 
 
-def newest(records: Iterable[Record]) -> list[FusedRecord]:
-    """The last GPU record of each device, operation, model, world size, M, schedule
-    and routing, by size."""
-    last: dict[tuple[object, ...], FusedRecord] = {}
-    for r in records:
-        if isinstance(r, FusedRecord) and r.backend == "cuda":
-            key = (*shape(r), r.schedule, routing(r))
-            if key not in last or last[key].date <= r.date:
-                last[key] = r
-    return sorted(
-        last.values(),
-        key=lambda r: (r.op, r.device, r.world_size, r.N * r.K, r.M, r.schedule),
-    )
+def is_shown(r: Record) -> bool:
+    """Whether it can be a row: of the static schedule, with evenly used experts."""
+    return r.schedule == "static" and r.is_uniform
 
 
-def shape(r: FusedRecord) -> tuple[object, ...]:
-    """The key of a row of a table."""
+VARIANTS: Mapping[str, tuple[Callable[[Record], object], Callable[[Record], float]]] = {
+    "dynamic": (
+        lambda r: r.schedule == "dynamic" and r.is_uniform,
+        lambda r: float(r.speedup),
+    ),
+    "Zipf": (
+        lambda r: r.schedule == "static" and r.get("routing") == "zipf",
+        lambda r: float(r.speedup),
+    ),
+    "Triton / ours": (
+        lambda r: is_shown(r) and r.get("triton_ms"),
+        lambda r: float(r.triton_ms / r.ours_ms),
+    ),
+}
+"""Columns of the newest other record of the same shape: which, and its value."""
+
+
+def shape(r: Record) -> tuple[object, ...]:
+    """The key of a row of a section."""
     return r.op, r.device, r.world_size, r.model, r.M, r.N, r.K
 
 
-def rows_of(section: str, records: Iterable[Record]) -> list[FusedRecord]:
-    """The newest records of a section, under the static schedule and with evenly used
-    experts. Raises ValueError without any."""
+def rows_of(section: str, records: Iterable[Record]) -> list[Record]:
+    """The newest records of a section that can be rows. Raises ValueError without
+    any."""
     op, _, ranks = section.partition(" ")
-    known = [
-        r
-        for r in newest(records)
-        if (r.op, r.schedule) == (op, "static") and is_uniform(r)
-    ]
+    known = [r for r in newest(records) if r.op == op and is_shown(r)]
     wanted = int(ranks) if ranks else max((r.world_size for r in known), default=0)
-    if found := [r for r in known if r.world_size == wanted]:
-        return found
+    if shown := [r for r in known if r.world_size == wanted]:
+        return shown
     raise ValueError(f"no records of {section}")
-
-
-def page(records: Sequence[Record]) -> str:
-    """docs/results.md."""
-    parts = [PREFACE]
-    for op, title in SECTIONS.items():
-        parts += [f"\n## {title}\n", section(op, records)]
-    parts += [decode_summary(records), decode_table(records)]
-    parts += [launches_table(records), sampling_table(records)]
-    parts += [first_token_table(records), chain_table(records), few_table(records)]
-    parts += [epilogue_table(records), batch_table(records), PICTURE]
-    parts += [soak_table(records), cost_table(records), step_cost_table(records)]
-    parts += [torch_cost_table(records), build_table(records)]
-    return "".join(parts)
 
 
 def section(op: str, records: Sequence[Record]) -> str:
     """A table of an operation for each device."""
-    shown = rows_of(op, records)
     parts = []
-    for _, found in groupby(shown, lambda r: r.device):
-        mine = list(found)
-        if op in MEANS:
-            parts += [table(means(mine)), origin(mine)]
-            continue
-        others = variants(mine, records)
-        titles = sorted({title for row in others for title in row}, reverse=True)
-        rows = [
-            {**cells(r), **{title: row.get(title, "") for title in titles}}
-            for r, row in zip(mine, others, strict=True)
-        ]
-        parts += [table(rows), origin(mine)]
+    for _, of_device in groupby(rows_of(op, records), lambda r: r.device):
+        shown = list(of_device)
+        rows = means(shown) if op in MEANS else each(shown, records)
+        parts += [markdown(rows), origin(shown)]
     return "\n".join(parts)
 
 
-def cells(r: FusedRecord) -> Row:
-    """A record's row."""
-    return {
-        "model NxK": " ".join(dict.fromkeys((r.model, f"{r.N}x{r.K}"))),
-        "M": f"{r.M}",
-        "limit": f"{r.limit_ms:.3f}",
-        "baseline": f"{r.baseline_ms:.3f}",
-        "ours": f"{r.ours_ms:.3f}",
-        "speed-up": f"{r.speedup:.2f}",
-        of_limit(r): f"{r.of_limit:.0%}",
+def each(shown: Sequence[Record], records: Sequence[Record]) -> list[Row]:
+    """A row for each record, with the columns of VARIANTS that any of them has."""
+    of_op = [r for r in records if r.op == shown[0].op]
+    others = {
+        title: {shape(r): f"{value(r):.2f}" for r in newest(filter(is_one, of_op))}
+        for title, (is_one, value) in VARIANTS.items()
     }
+    rows: list[Row] = []
+    for r in shown:
+        name = " ".join(dict.fromkeys((r.model, f"{r.N}x{r.K}")))
+        row = {"model NxK": name, **cells_of(COLUMNS, r)}
+        row[of_limit(r)] = f"{r.of_limit:.0%}"
+        for title, cells in others.items():
+            if any(shape(s) in cells for s in shown):
+                row[title] = cells.get(shape(r), "")
+        rows.append(row)
+    return rows
 
 
-def of_limit(r: FusedRecord) -> str:
+def of_limit(r: Record) -> str:
     """The title of the column of `r.of_limit`."""
     return GEMMS if r.op in AGAINST_GEMMS else ROOFLINE
 
 
-def means(shown: Sequence[FusedRecord]) -> list[Row]:
+def means(shown: Sequence[Record]) -> list[Row]:
     """A row for each M."""
-    by_m = groupby(sorted(shown, key=lambda r: r.M), lambda r: r.M)
-    found = [(m, list(mine)) for m, mine in by_m]
-    return [{"M": f"{m}", **mean(mine), **batch_cost(mine)} for m, mine in found]
+    rows: list[Row] = []
+    for m, of_m in groupby(sorted(shown, key=lambda r: int(r.M)), lambda r: r.M):
+        same = list(of_m)
+        row = {"M": f"{m}", **mean(same)}
+        if costs := [r.batch_ms / r.ours_ms for r in same if r.batch_ms]:
+            row[BATCH] = f"x {geometric_mean(costs):.2f}, {max(costs):.2f}"
+        rows.append(row)
+    return rows
 
 
-def batch_cost(records: Sequence[FusedRecord]) -> Row:
-    """The time with the same bits for any M, relative to that without."""
-    costs = [r.batch_ms / r.ours_ms for r in records if r.batch_ms]
-    if not costs:
-        return {}
-    return {BATCH: f"x {geometric_mean(costs):.2f}, {max(costs):.2f}"}
-
-
-def chain_table(records: Sequence[Record]) -> str:
-    """Matrix multiplications one after the other in one program."""
-    rows = [
-        {
-            "model": r.model,
-            "device": r.device,
-            "M": f"{r.M}",
-            "limit": f"{r.limit_ms:.3f}",
-            "cuBLAS": f"{r.baseline_ms:.3f}",
-            "ours": f"{r.ours_ms:.3f}",
-            "% of limit": f"{r.of_limit:.0%}",
-            "tiles": r.policy,
-            "schedule": r.schedule,
-            "commit": short(r.commit),
-        }
-        for r in newest(records)
-        if isinstance(r, ChainRecord) and r.world_size == 1
-    ]
-    title = "Eight matrix multiplications one after the other in one program"
-    return titled(title, rows)
-
-
-def epilogue_table(records: Sequence[Record]) -> str:
-    """The last time of each example's epilogue, against the plain store."""
-    found = [r for r in records if isinstance(r, EpilogueRecord)]
-    rows = [
-        {
-            "epilogue": r.model,
-            "device": r.device,
-            "M": f"{r.M}",
-            "NxK": f"{r.N}x{r.K}",
-            "store": f"{r.store_ms:.4f}",
-            "ours": f"{r.ours_ms:.4f}",
-            "ours / store": f"{r.of_store:.3f}",
-            "tiles": r.policy,
-            "commit": short(r.commit),
-        }
-        for r in latest(found, lambda r: (r.model, r.device, r.M, r.N, r.K))
-    ]
-    return titled("Epilogues of the examples", rows)
-
-
-def few_table(records: Sequence[Record]) -> str:
-    """Mixtures of which all tokens choose from few experts, on one H200: the limit is
-    that of an H200."""
-    of_one = [r for r in newest(records) if isinstance(r, MoERecord)]
-    found = [r for r in of_one if routing(r).endswith(FEW) and H200 in r.device]
-    rows = [
-        {
-            "model": r.model,
-            "device": r.device,
-            "tokens": f"{r.M}",
-            "all choose from": routing(r),
-            "limit": f"{r.limit_ms:.3f}",
-            "baseline": f"{r.baseline_ms:.3f}",
-            "ours": f"{r.ours_ms:.3f}",
-            "ours / limit": f"{r.ours_ms / r.limit_ms:.2f}",
-            "schedule": r.schedule,
-            "commit": short(r.commit),
-        }
-        for r in found
-    ]
-    return titled("Many tokens on few experts", rows)
-
-
-def batch_table(records: Sequence[Record]) -> str:
-    """What the same bits for any number of rows cost, in layers and models."""
-
-    def count(r: FusedRecord | DecodeRecord) -> int:
-        return r.batch if isinstance(r, DecodeRecord) else r.M
-
-    kinds = FusedRecord | DecodeRecord
-    found = [r for r in records if isinstance(r, kinds) and r.op not in MEANS]
-    timed = [r for r in found if r.batch_ms and is_uniform(r)]
-    rows = [
-        {
-            "operation": f"{r.op} {r.model}",
-            "device": r.device,
-            "rows": f"{count(r)}",
-            "ours": f"{r.ours_ms:.3f} ms",
-            BATCH: f"{r.batch_ms:.3f} ms",
-            "cost": f"x {(r.batch_ms or 0) / r.ours_ms:.2f}",
-            "commit": short(r.commit),
-        }
-        for r in latest(timed, lambda r: (r.op, r.model, r.device, count(r)))
-    ]
-    return titled("The same bits for any number of rows", rows)
-
-
-def mean(records: Sequence[FusedRecord]) -> Row:
+def mean(records: Sequence[Record]) -> Row:
     """Geometric means, and the range."""
     ups = [r.speedup for r in records]
     return {
@@ -303,153 +186,69 @@ def mean(records: Sequence[FusedRecord]) -> Row:
     }
 
 
-def variants(shown: Sequence[FusedRecord], records: Sequence[Record]) -> list[Row]:
-    """For each record, the cells of the other records of its shape."""
-    known = [r for r in newest(records) if shape(r) in {shape(s) for s in shown}]
-    timed = newest(
-        r
-        for r in records
-        if isinstance(r, MoERecord)
-        and r.triton_ms
-        and r.schedule == "static"
-        and is_uniform(r)
-    )
-    found: dict[tuple[object, ...], dict[str, str]] = {shape(r): {} for r in shown}
-    for r in known:
-        if r.schedule == "dynamic" and is_uniform(r):
-            found[shape(r)]["dynamic"] = f"{r.speedup:.2f}"
-        elif r.schedule == "static" and routing(r) == "zipf":
-            found[shape(r)]["Zipf"] = f"{r.speedup:.2f}"
-    for r in timed:
-        if shape(r) in found and isinstance(r, MoERecord):
-            found[shape(r)]["Triton / ours"] = f"{(r.triton_ms or 0) / r.ours_ms:.2f}"
-    return [found[shape(r)] for r in shown]
-
-
-def summary(records: Sequence[Record]) -> str:
-    """One row for each operation, on the most ranks that were measured, of H200."""
-    rows = []
-    of_h200 = [r for r in records if H200 in getattr(r, "device", "")]
-    for op, title in SECTIONS.items():
-        mine = rows_of(op, of_h200)
-        of_all = mean(mine)
-        titles = "speed-up", "from, to", GEMMS, ROOFLINE
-        rows.append(
-            {
-                "operation": title.removesuffix(" on one GPU"),
-                "GPUs": f"{mine[0].world_size}",
-                "M": span([str(m) for m in sorted({r.M for r in mine})]),
-                **{title: of_all.get(title, "-") for title in titles},
-            }
-        )
-    return table(rows)
-
-
-def soak_table(records: Sequence[Record]) -> str:
-    """The last soak of each kind, device and number of ranks."""
-    found = [r for r in records if isinstance(r, SoakRecord) and r.backend == "cuda"]
-    last = latest(found, lambda r: (r.op, r.device, r.world_size, r.ranks_per_gpu))
-    rows = [
-        {
-            "soak": r.op,
-            "device": r.device,
-            "ranks": f"{r.world_size}",
-            "calls": f"{r.runs}",
-            "wrong bits": f"{r.mismatches}",
-            "hangs": f"{r.hangs}",
-            "commit": short(r.commit),
-        }
-        for r in last
-    ]
-    return titled("Soak", rows)
-
-
-def cost_table(records: Sequence[Record]) -> str:
-    """The cost of a task that copies 128 bytes, by lane and schedule."""
-    found = [r for r in records if isinstance(r, TaskCostRecord)]
-    last = latest(found, lambda r: (r.device, r.lane, r.schedule))
-    rows = [
-        {"lane": lane, "device": device}
-        | {r.schedule: f"{r.task_ns / 1000:.2f} us" for r in group}
-        for (device, lane), group in groupby(last, lambda r: (r.device, r.lane))
-    ]
-    return titled("Cost of a task", rows)
-
-
-def step_cost_table(records: Sequence[Record]) -> str:
-    """The host's time in a step, by the number of rows."""
-    found = [r for r in records if isinstance(r, StepCostRecord)]
-    rows = [
-        {
-            "rows": f"{r.rows}",
-            "device": r.device,
-            "host": f"{r.host_us:.1f} us",
-            "commit": short(r.commit),
-        }
-        for r in latest(found, lambda r: (r.device, r.rows))
-    ]
-    title = "Cost of a model's step on the host, without the launch"
-    return titled(title, rows)
-
-
-def torch_cost_table(records: Sequence[Record]) -> str:
-    """The host's time in a call of a custom operation of torch."""
-    found = [r for r in records if isinstance(r, TorchCostRecord)]
-    rows = [
-        {
-            "operation": f"`{r.call}`",
-            "device": r.device,
-            "its object": f"{r.object_us:.1f} us",
-            "added": f"{r.added_us:.1f} us",
-            "commit": short(r.commit),
-        }
-        for r in latest(found, lambda r: (r.device, r.call))
-    ]
-    title = "Cost of a custom operation of torch on the host, without the launch"
-    return titled(title, rows)
-
-
-def build_table(records: Sequence[Record]) -> str:
-    """The time of a compilation, and the size of its results."""
-    found = [r for r in records if isinstance(r, CompileRecord)]
-    rows = [
-        {
-            "program": r.program,
-            "device": "no GPU" if r.device == "none" else r.device,
-            "schedule": r.path.split()[0],
-            "build": f"{r.build_ms / 1000:.1f} s",
-            "from the cache": f"{r.cached_ms:.0f} ms",
-            "cubin": f"{r.cubin_bytes // 1024} KiB",
-            "registers": f"{r.registers}",
-            "spills": f"{r.spill_bytes} B",
-            "commit": short(r.commit),
-        }
-        for r in latest(found, lambda r: (r.device, r.program, r.path))
-    ]
-    return titled("Compilation", rows)
-
-
-def routing(r: Record) -> str:
-    """The distribution of tokens over experts; "" where there is none."""
-    kinds = MoERecord | MoEParallelRecord | DecodeRecord
-    return r.routing or "" if isinstance(r, kinds) else ""
-
-
-def is_uniform(r: Record) -> bool:
-    return routing(r) in ("", "uniform")
-
-
-def origin(records: Sequence[FusedRecord]) -> str:
+def origin(records: Sequence[Record]) -> str:
     """The machine, dates and commits of the records of a table."""
     first = records[0]
     dates = span(sorted({r.date[:10] for r in records}))
-    commits = ", ".join(sorted({short(r.commit) for r in records}))
+    commits = ", ".join(sorted({r.code for r in records}))
     baselines = "; ".join(sorted({r.baseline for r in records}))
     error = re.sub(r"e-0*", "e-", f"{max(r.error for r in records):.1e}")
     return (
         f"{first.world_size} x {first.device}, {first.dtype}; {dates}; commit "
         f"{commits}; errors up to {error}; baseline: {baselines}.\n"
     )
+
+
+def span(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
+
+
+def decode_summary(records: Sequence[Record]) -> str:
+    """The last greedy steps on one GPU: a row for each model and context, a column for
+    each batch, and vLLM's for these batches, in order."""
+    steps = greedy(records, on_ranks=False)
+    last = latest(steps, lambda r: (r.model, r.context, r.device, r.batch))
+    batches = sorted({r.batch for r in last})
+    rows: list[Row] = []
+    for (model, context, device), some in groupby(
+        last, lambda r: (r.model, r.context, r.device)
+    ):
+        of = {r.batch: r for r in some}
+        row = {"model": model, "context": f"{context}", "GPU": device}
+        for b in batches:
+            ours = f"{of[b].ours_ms:.2f} ({of[b].limit_ms:.2f})" if b in of else ""
+            row[f"batch {b}"] = ours
+        columns = zip(*(vllm_texts(r, digits=2) for r in of.values()), strict=True)
+        for title, column in zip(("vLLM", "vLLM / ours"), columns, strict=True):
+            row[title] = ", ".join(column) if set(column) != {"-"} else "-"
+        rows.append(row)
+    return BY_BATCH + markdown(rows) if rows else ""
+
+
+def page(records: Sequence[Record]) -> str:
+    """docs/results.md."""
+    parts = [PREFACE]
+    for op, title in SECTIONS.items():
+        parts += [f"\n## {title}\n", section(op, records)]
+    parts.append(decode_summary(records))
+    return "".join([*parts, *(table(records) for table in TABLES)])
+
+
+def summary(records: Sequence[Record]) -> str:
+    """One row for each operation, on the most ranks that were measured, of H200."""
+    rows = []
+    of_h200 = [r for r in records if H200 in (r.get("device") or "")]
+    for op, title in SECTIONS.items():
+        shown = rows_of(op, of_h200)
+        of_all = mean(shown)
+        row = {
+            "operation": title.removesuffix(" on one GPU"),
+            "GPUs": f"{shown[0].world_size}",
+            "M": span([str(m) for m in sorted({r.M for r in shown})]),
+        }
+        titles = "speed-up", "from, to", GEMMS, ROOFLINE
+        rows.append(row | {title: of_all.get(title, "-") for title in titles})
+    return markdown(rows)
 
 
 def render(text: str, records: Sequence[Record]) -> str:
@@ -461,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Generate the tables of the results.")
     add = parser.add_argument
     add("--check", action="store_true", help="write nothing; 1 if a table would change")
+    add("--figures", action="store_true", help="draw the figures, by matplotlib")
     add("--root", type=Path, default=ROOT, help="the folder of README.md and docs")
     add("--results", type=Path, default=RESULTS, help="the folder of the records")
     options = parser.parse_args(arguments)
@@ -470,6 +270,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fresh = {readme: render(readme.read_text(), records), results: page(records)}
     except ValueError as error:
         parser.error(str(error))
+    if options.figures:
+        from benchmarks import figures
+
+        figures.draw_all(records, results.parent)
     stale = [p for p, t in fresh.items() if not p.exists() or p.read_text() != t]
     for path in stale:
         if options.check:

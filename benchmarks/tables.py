@@ -1,0 +1,313 @@
+"""The list of tables of docs/results.md: which records each one shows, and the texts
+of its columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.records import FEW, FUSED, Record
+
+H200 = "H200"
+"""The GPUs of the README's table."""
+BATCH = 'deterministic="batch"'
+MEANS = {"matmul"}
+"""Operations of which the page shows means over models, by M."""
+Key = Callable[[Record], tuple[Any, ...]]
+Row = Mapping[str, str]
+"""Cells by the titles of their columns."""
+
+
+# ---------------------------------------------------------------- which records
+
+
+def latest(records: Iterable[Record], key: Key) -> list[Record]:
+    """The last record for each key, sorted by key."""
+    last = {key(r): r for r in sorted(records, key=lambda r: str(r.date))}
+    return [last[k] for k in sorted(last)]
+
+
+def by(names: str) -> Key:
+    """The key of some fields, in order; "" for one that is None or absent."""
+    return lambda r: tuple(r.get(name) or "" for name in names.split())
+
+
+def by_size(r: Record) -> tuple[Any, ...]:
+    """The key of a fused operation: by device, size, rows and schedule."""
+    ordered = (r.op, r.device, r.world_size, r.N * r.K, r.M, r.schedule)
+    return *ordered, r.model, r.N, r.get("routing") or ""
+
+
+def newest(records: Iterable[Record]) -> list[Record]:
+    """The last GPU records of fused operations, by size."""
+    fused = (r for r in records if r.op in FUSED and r.backend == "cuda")
+    return latest(fused, by_size)
+
+
+def greedy(records: Iterable[Record], on_ranks: bool) -> list[Record]:
+    """The plain decode steps on one rank, or on several: statically scheduled, no
+    uneven experts, sampling or several steps a launch."""
+    return [
+        r
+        for r in records
+        if r.op == "decode"
+        and (r.world_size > 1) == on_ranks
+        and r.is_uniform
+        and r.sampling in (None, "None")
+        and (r.schedule, r.steps_per_launch) == ("static", 1)
+    ]
+
+
+# ------------------------------------------------------------------------- cells
+
+
+def decoder_name(r: Record) -> str:
+    routing = "" if r.is_uniform else f", {r.routing} routing"
+    is_one = r.steps_per_launch == 1
+    steps = "" if is_one else f", {r.steps_per_launch} steps a launch"
+    sampled = "" if r.sampling in (None, "None") else f", {r.sampling}"
+    return f"{r.model}{routing}{steps}{sampled}"
+
+
+def vllm_texts(r: Record, digits: int) -> tuple[str, str]:
+    """The texts of vLLM's time and of its ratio to ours, if there is a time."""
+    ms = r.baseline_ms
+    return ("-", "-") if ms is None else (f"{ms:.{digits}f}", f"{ms / r.ours_ms:.2f}")
+
+
+def num_rows(r: Record) -> int:
+    """Requests of a decode step, rows of another operation."""
+    return int(r.get("batch") or r.M)
+
+
+CELLS: Mapping[str, Callable[[Record], Any]] = {
+    "ranks": lambda r: r.ranks,
+    "commit": lambda r: r.code,
+    "decoder": decoder_name,
+    "vllm": lambda r: vllm_texts(r, 3)[0],
+    "vllm_of_ours": lambda r: vllm_texts(r, 3)[1],
+    "of_roofline": lambda r: r.ours_ms / r.limit_ms,
+    "num_rows": num_rows,
+    "batch_cost": lambda r: r.batch_ms / r.ours_ms,
+    "task_us": lambda r: r.task_ns / 1000,
+    "compiled_for": lambda r: "no GPU" if r.device == "none" else r.device,
+    "compiled_schedule": lambda r: r.path.split()[0],
+    "build_s": lambda r: r.build_ms / 1000,
+    "cubin_kib": lambda r: r.cubin_bytes // 1024,
+}
+"""What a column may name in addition to the fields of records, or instead."""
+
+
+class Values(dict[str, Any]):
+    """The values that the columns of a record may name."""
+
+    def __init__(self, r: Record):
+        super().__init__(vars(r))
+        self.record = r
+        self.pop("commit", None)
+
+    def __missing__(self, name: str) -> Any:
+        return CELLS[name](self.record)
+
+
+# ------------------------------------------------------------------------ tables
+
+
+@dataclass(frozen=True)
+class Table:
+    """A section with the last record of each key, a row each, sorted by key. columns:
+    "title: format | ...", where formats name fields and CELLS."""
+
+    title: str
+    ops: str
+    key: Key
+    columns: str
+    where: Callable[[Record], Any] = lambda r: True
+    """Which of the records are shown."""
+    pivot: str = ""
+    """More columns, "{title}: format"; the rows of the same `columns` are one."""
+    after: Callable[[Sequence[Record]], str] = lambda records: ""
+    """The text that follows the rows, of all records."""
+
+    def __call__(self, records: Sequence[Record]) -> str:
+        """Markdown; "" without rows."""
+        rows = self.rows(records)
+        section = f"\n## {self.title}\n{markdown(rows)}" if rows else ""
+        return section + self.after(records)
+
+    def rows(self, records: Sequence[Record]) -> list[Row]:
+        ops = self.ops.split()
+        shown = [r for r in records if r.op in ops and self.where(r)]
+        rows: dict[Any, dict[str, str]] = {}
+        for number, r in enumerate(latest(shown, self.key)):
+            cells = cells_of(self.columns, r)
+            name = tuple(cells.values()) if self.pivot else number
+            rows.setdefault(name, cells).update(cells_of(self.pivot, r))
+        return list(rows.values())
+
+
+def cells_of(columns: str, r: Record) -> dict[str, str]:
+    values = Values(r)
+    pairs = (column.split(": ") for column in columns.split(" | ") if column)
+    return {title.format_map(values): cell.format_map(values) for title, cell in pairs}
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Markdown of `rows`. Columns of numbers are aligned to the right."""
+    titles = list(rows[0])
+    left = [not re.match(r"[\d.]|-$", rows[0][title]) for title in titles]
+    lines = [
+        line(titles),
+        "|" + "".join("---|" if aligned else "--:|" for aligned in left),
+        *(line(row.values()) for row in rows),
+    ]
+    return "\n".join(["", *lines, ""])
+
+
+def line(texts: Iterable[str]) -> str:
+    return "|" + "".join(f" {text} |" if text else " |" for text in texts)
+
+
+DECODE_PICTURES = {
+    False: """
+![Time of a decode step by batch: ours, vLLM's, and the limit of its reads]\
+(decode.png)
+""",
+    True: """
+![The same on several ranks, tensor parallel](decode_ranks.png)
+""",
+}
+"""The pictures of decode steps on one GPU, and on several."""
+SCHEDULES_PICTURE = """
+## Static and dynamic schedules
+
+![Speed-up over the unfused baseline, over tokens for the mixture of experts and over \
+rows for the MLP](schedules.png)
+"""
+
+
+def decode_pictures(records: Sequence[Record]) -> str:
+    pictures = DECODE_PICTURES.items()
+    return "".join(text for on_ranks, text in pictures if greedy(records, on_ranks))
+
+
+STEP = (
+    "device: {device} | ranks: {ranks} | schedule: {schedule} | batch: {batch} | "
+    "context: {context}"
+)
+"""The columns that name a decode step, after the model."""
+STEP_KEY = by(
+    "model world_size device schedule routing context batch steps_per_launch sampling"
+)
+TABLES = (
+    Table(
+        "Decode step",
+        "decode",
+        lambda r: (decoder_name(r), *by("world_size device schedule context batch")(r)),
+        f"model: {{decoder}} | {STEP} | limit: {{limit_ms:.3f}} | "
+        "ours: {ours_ms:.3f} | % of limit: {of_limit:.0%} | vLLM: {vllm} | "
+        "vLLM / ours: {vllm_of_ours} | commit: {commit}",
+        after=decode_pictures,
+    ),
+    Table(
+        "Several steps in a launch, against single launches: ms per step",
+        "decode",
+        STEP_KEY,
+        f"model: {{model}} | {STEP} | steps: {{steps_per_launch}} | "
+        "one launch: {ours_ms:.3f} | single launches: {single_launches_ms:.3f} | "
+        "one call: {call_ms:.3f} | single calls: {single_calls_ms:.3f} | "
+        "commit: {commit}",
+        where=lambda r: r.single_launches_ms is not None,
+    ),
+    Table(
+        "Sampling: ms per step",
+        "decode",
+        STEP_KEY,
+        f"model: {{model}} | {STEP} | with sampling: {{ours_ms:.3f}} | "
+        "greedy: {greedy_ms:.3f} | sampling: {sampling} | commit: {commit}",
+        where=lambda r: r.greedy_ms is not None,
+    ),
+    Table(
+        "From weights in memory to the first token, with a bundle",
+        "first_token",
+        by("model device"),
+        "model: {model} | device: {device} | first token: {first_token_s:.2f} s | "
+        "commit: {commit}",
+    ),
+    Table(
+        "Eight matrix multiplications one after the other in one program",
+        "chain",
+        by_size,
+        "model: {model} | device: {device} | M: {M} | limit: {limit_ms:.3f} | "
+        "cuBLAS: {baseline_ms:.3f} | ours: {ours_ms:.3f} | "
+        "% of limit: {of_limit:.0%} | tiles: {policy} | schedule: {schedule} | "
+        "commit: {commit}",
+    ),
+    Table(
+        "Many tokens on few experts",
+        "moe",
+        by_size,
+        "model: {model} | device: {device} | tokens: {M} | "
+        "all choose from: {routing} | limit: {limit_ms:.3f} | "
+        "baseline: {baseline_ms:.3f} | ours: {ours_ms:.3f} | "
+        "ours / limit: {of_roofline:.2f} | schedule: {schedule} | commit: {commit}",
+        where=lambda r: r.routing.endswith(FEW) and H200 in r.device,  # as the limit
+    ),
+    Table(
+        "Epilogues of the examples",
+        "epilogue",
+        by("model device M N K"),
+        "epilogue: {model} | device: {device} | M: {M} | NxK: {N}x{K} | "
+        "store: {store_ms:.4f} | ours: {ours_ms:.4f} | ours / store: {of_store:.3f} | "
+        "tiles: {policy} | commit: {commit}",
+    ),
+    Table(
+        "The same bits for any number of rows",
+        " ".join({*FUSED, "decode"} - MEANS),
+        lambda r: (*by("op model device")(r), num_rows(r)),
+        "operation: {op} {model} | device: {device} | rows: {num_rows} | "
+        f"ours: {{ours_ms:.3f}} ms | {BATCH}: {{batch_ms:.3f}} ms | "
+        "cost: x {batch_cost:.2f} | commit: {commit}",
+        where=lambda r: r.batch_ms and r.is_uniform,
+        after=lambda records: SCHEDULES_PICTURE,
+    ),
+    Table(
+        "Soak",
+        "soak soak_hosts routings",
+        by("op device world_size ranks_per_gpu"),
+        "soak: {op} | device: {device} | ranks: {world_size} | calls: {runs} | "
+        "wrong bits: {mismatches} | hangs: {hangs} | commit: {commit}",
+        where=lambda r: r.backend == "cuda",
+    ),
+    Table(
+        "Cost of a task",
+        "task_cost",
+        by("device lane schedule"),
+        "lane: {lane} | device: {device}",
+        pivot="{schedule}: {task_us:.2f} us",
+    ),
+    Table(
+        "Cost of a model's step on the host, without the launch",
+        "step_cost",
+        by("device rows"),
+        "rows: {rows} | device: {device} | host: {host_us:.1f} us | commit: {commit}",
+    ),
+    Table(
+        "Cost of a custom operation of torch on the host, without the launch",
+        "torch_cost",
+        by("device call"),
+        "operation: `{call}` | device: {device} | its object: {object_us:.1f} us | "
+        "added: {added_us:.1f} us | commit: {commit}",
+    ),
+    Table(
+        "Compilation",
+        "compile",
+        by("device program path"),
+        "program: {program} | device: {compiled_for} | "
+        "schedule: {compiled_schedule} | build: {build_s:.1f} s | "
+        "from the cache: {cached_ms:.0f} ms | cubin: {cubin_kib} KiB | "
+        "registers: {registers} | spills: {spill_bytes} B | commit: {commit}",
+    ),
+)
