@@ -44,7 +44,13 @@ from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, TASK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const
-from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER, DeviceFunction
+from etc_dist.ir.function import (
+    FORWARD,
+    FORWARD_BYTES,
+    TENSOR,
+    TRANSFER,
+    DeviceFunction,
+)
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.loops import Item, Loop
 from etc_dist.schedule.plan import QUEUE, TICKET, Lane, Plan
@@ -159,7 +165,7 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
         arguments=arguments,
         cluster=plan.cluster,
         shared_bytes=constants["kSharedBytes"],
-        workspace=max((c.function.workspace for c in calls), default=0),
+        workspace=FORWARD_BYTES * any(FORWARD in c.function.roles for c in calls),
         sources=users,
         traced=trace,
         has_far=plan.has_far,

@@ -211,8 +211,6 @@ def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterat
         yield f"from {axis.start}, which may be empty, as its place is loaded"
     if not is_multiple(axis.start, wanted.begins):
         yield f"from {axis.start}"
-    if wanted.of is not None and axis.extent != Const(wanted.of):
-        yield f"of {axis.extent}"
 
 
 def _cut_off(axis: Axis) -> Iterator[str]:

@@ -161,7 +161,7 @@ def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:
     computed; each warp notifies for its half, hence four parts. A slot is the last two
     axes of a symmetric tensor [..., 256, 256]; its elements are not row-major, and only
     `sum_slots` reads them."""
-    image = Extent(TILE, of=TILE)
+    image = Extent(TILE, whole=True)
     return _matmul(
         "matmul_send",
         w_layout,
@@ -170,5 +170,4 @@ def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:
         layouts={2: "matmul_send"},
         parts=4,
         roles=(LOAD, COMPUTE, STORE, FORWARD),
-        workspace=2 * IMAGE_BYTES,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.matmul import TILE, two_byte
+from etc_dist.functions.matmul import two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
 
@@ -31,8 +31,8 @@ def sum_slots(dtype: str, slots: int | None = None) -> DeviceFunction:
     `matmul_send` wrote; `sum_ranks` adds row-major ones."""
     every = Extent(name="world", whole=True) if slots is None else Extent(slots)
     constants = {} if slots is None else {"kSlots": slots}
-    rows = Extent(PIECE_ROWS, begins=PIECE_ROWS, of=TILE)
-    columns = Extent(PIECE_COLUMNS, begins=PIECE_COLUMNS, of=TILE)
+    rows = Extent(PIECE_ROWS, begins=PIECE_ROWS)
+    columns = Extent(PIECE_COLUMNS, begins=PIECE_COLUMNS)
     piece = (
         Extent(most=PIECE_ROWS),
         Extent(PIECE_COLUMNS, begins=8, clipped=True),

@@ -1,5 +1,43 @@
 """The language: symbolic dims, tensors, event tensors, device and graph functions.
 
+The whole language. `x*` is a tuple, `x?` may be None; names without a type are strings,
+integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
+
+    GraphFunction(name, world_size, dims: Symbol*, derived: (Symbol, Expr)*,
+                  tensors: Tensor*, events: EventTensor*, calls: Call*, local_size)
+
+    Tensor(name, shape: Expr*, dtype, kind)
+        kind   "input" | "output" | "state" | "local" | "symmetric"
+        dtype  "bfloat16" | "float16" | "float32" | "int32" | "float8_e4m3fn"
+    EventTensor(name, shape: Expr*, axes: Symbol*, expects: Expr, cross_rank)
+
+    Call(name, function: DeviceFunction, axes: Coordinate*, reads: Region*,
+         writes: Region*, waits: EventRef*, notifies: EventRef*, order: Expr*,
+         pace: Expr, loops, values: (name, Expr)*, even, streams_after?, queued)
+        The first `loops` axes are those of loops. A task is a coordinate of the axes.
+    Coordinate(symbol: Symbol, extent: Expr, count: Load?)
+    Region(tensor: Tensor, rank: Expr?, start: Expr*, size: Expr*, kept*)
+    EventRef(events: EventTensor, rank: Expr?, index: Expr*, guards: Guard*)
+    Guard = Comparison | Expr
+
+    Expr = Const(value)
+         | Symbol(name, kind)    "dim" | "derived" | "coordinate" | "rank" | "task"
+         | Op(name, left: Expr, right: Expr)    + - * // % min max
+         | Load(tensor, shape: Expr*, index: Expr*, is_given)
+         | Select(condition: Comparison, then: Expr, other: Expr)
+    Comparison(name, left: Expr, right: Expr)    < <= ==
+
+    DeviceFunction(name, body, source, lane, reads, writes, cluster, parts,
+                   boxes: {position: TmaBox}, constants: {name: number},
+                   roles*, shared, streams*, gathers*, reads_before_wait*,
+                   tile: {position: Operand}, epilogue: DeviceFunction?, far)
+        lane   "tensor" | "transfer"
+        roles  "load" | "gather" | "compute" | "store" | "forward"
+    Operand(size: Extent*?, dtype*, leading, contiguous, like?, layout, apart, mirrors?)
+    Extent(size?, most?, multiple, begins, name, whole, not_empty, clipped, times,
+           per: Expr?)
+    TmaBox(rows: Expr, columns, halves, large)
+
 graph.py      graph functions; loop.py: loops over calls
 call.py       calls, and their loads from runtime tensors; order.py: their task orders
 function.py   device functions; operand.py: the regions that their CUDA bodies need;

@@ -21,6 +21,8 @@ LOAD, GATHER, COMPUTE, STORE, FORWARD = "load", "gather", "compute", "store", "f
 ROLES = (LOAD, GATHER, COMPUTE, STORE, FORWARD)
 SCRATCH_BYTES = 24576
 """Shared memory that a body on the tensor lane may use."""
+FORWARD_BYTES = 131072
+"""Local memory of a worker that forwards results: those of two tasks."""
 
 MAX_INT, MAX_FLOAT = 2**31 - 1, 3.4028234e38
 """The largest constants of a CUDA body."""
@@ -70,7 +72,6 @@ class DeviceFunction:
     constants: named numbers the `.cuh` body sees as `Task::name`: an int, or a float
     for a Python float, or an array for a tuple of ints. Named numbers of the graph that
     are keyword-only parameters of the body are `Call::number_<name>(g)`.
-    workspace: bytes of local scratch for each worker.
     roles: the roles, of ROLES, that the CUDA half divides a task into, for other warps
     each; `kernels/worker/roles.cuh` describes them. None: the CUDA half is a body that
     the lane's threads run.
@@ -103,7 +104,6 @@ class DeviceFunction:
     parts: int = 1
     boxes: Mapping[int, TmaBox] = field(default_factory=dict)
     constants: Mapping[str, int | float | tuple[int, ...]] = field(default_factory=dict)
-    workspace: int = 0
     roles: Sequence[str] = ()
     shared: int = SCRATCH_BYTES
     streams: Sequence[int] = ()
@@ -117,7 +117,7 @@ class DeviceFunction:
     def terms(self) -> str:
         """The properties that may differ between device functions of the same name."""
         boxes = [(n, *astuple(box)) for n, box in self.boxes.items()]
-        numbers = (self.parts, self.workspace, boxes, [*self.constants.items()])
+        numbers = (self.parts, boxes, [*self.constants.items()])
         roles = (*self.roles, self.shared, *self.streams)
         tile = "; ".join(f"{n}: {operand}" for n, operand in self.tile.items())
         text = f"{self.name} {self.source} {numbers} {roles} {tile}"

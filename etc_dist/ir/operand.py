@@ -33,7 +33,6 @@ class Extent:
     per: one element for each `per` of theirs, or fewer at the end. This is checked at
     the dims of a run.
     whole: the region covers the axis.
-    of: the extent of the tensor itself along the axis.
     not_empty: the region has elements, unless the task writes nothing. This is checked
     at the dims of a run.
     """
@@ -44,7 +43,6 @@ class Extent:
     begins: int = 1
     name: str = ""
     whole: bool = False
-    of: int | None = None
     not_empty: bool = False
     clipped: bool = False
     times: int = 1
@@ -78,7 +76,6 @@ class Extent:
             place = f"a multiple of {self.begins}" if self.begins else "0"
             terms.append(f"from {place}")
         terms += ["the whole axis"] * self.whole
-        terms += [] if self.of is None else [f"of {self.of}"]
         terms += ["not empty"] * self.not_empty
         terms += ["clipped at the edge"] * self.clipped
         return " ".join(terms) or "any"
