@@ -315,10 +315,12 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def sha256(content: bytes) -> str:
+    """The hash of `content` in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
+    """The document as JSON, the same bytes for equal documents."""
     return json.dumps(document, sort_keys=True).encode()
 
 
@@ -369,10 +371,12 @@ class Recent(Generic[Key, Value]):
         return self._values[key]
 
     def put(self, key: Key, value: Value) -> None:
+        """Keep `value`; the least recently used one leaves a full dictionary."""
         self._values[key] = value
         self._values.move_to_end(key)
         if len(self._values) > self._limit:
             self._values.popitem(last=False)
 
     def clear(self) -> None:
+        """Forget all values."""
         self._values.clear()

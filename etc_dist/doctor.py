@@ -38,6 +38,7 @@ class Finding:
     fix: str = ""
 
     def show(self) -> str:
+        """The finding as a line of text, and how to get what is missing."""
         lines = [f"{self.topic:18}{self.found}"]
         if self.fix:
             lines.append(f"{'':18}to do: {self.fix}")
@@ -53,14 +54,17 @@ class Report:
     because: str
 
     def show(self) -> str:
+        """The report as text."""
         return "\n".join([*(f.show() for f in self.findings), "", self.verdict()])
 
     def verdict(self) -> str:
+        """The backend that will be used, or why none can be."""
         if not self.backend:
             return f"no backend can be used because {self.because}"
         return f"backend {self.backend} will be used because {self.because}"
 
     def to_json(self) -> str:
+        """The report for programs."""
         return json.dumps(asdict(self) | {"verdict": self.verdict()}, indent=2)
 
 
@@ -238,6 +242,7 @@ def count_links(topology: str) -> Counter[str]:
 
 
 def describe_driver(listing: str, summary: str) -> Iterator[Finding]:
+    """The driver and its CUDA, from the output of two calls of `nvidia-smi`."""
     if rows := _gpu_rows(listing):
         yield Finding("driver", rows[0][-1])
         yield Finding("CUDA", f"the driver supports up to {cuda_version(summary)}")

@@ -107,6 +107,7 @@ class BuildError(EtcDistError):
         super().__init__(what, where=where, wanted=wanted, got=got, fix=fix)
 
     def numbered(self) -> str:
+        """The source with line numbers."""
         lines = self.source.splitlines()
         return "\n".join(f"{n:4d}  {line}" for n, line in enumerate(lines, 1))
 

@@ -51,6 +51,7 @@ class Bound:
     launch: Any = None
 
     def describe(self) -> str:
+        """The call as text, for errors."""
         return self.text
 
     def without_owners(self) -> Bound:
@@ -357,6 +358,7 @@ def symmetric_bytes(program: Program, name: str) -> Any:
 
 
 def cannot_capture_first_call(call: str) -> WorldError:
+    """The error of a capture that would allocate memory."""
     return WorldError(
         "a program cannot be captured before it has memory for the call",
         where=call,

@@ -25,6 +25,7 @@ class Place:
 
     @property
     def end(self) -> int:
+        """The address after its last byte."""
         return self.begin + self.nbytes
 
     def element(self, address: int) -> str:

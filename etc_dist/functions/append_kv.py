@@ -88,6 +88,7 @@ class PagedCache:
         )
 
     def rotated(self, heads: Any, gain: Any, cos_sin: Any) -> Any:
+        """Heads [..., head_dim], normalised and rotated, in the cache's dtype."""
         return rotated(heads, cos_sin, gain, self.norm_eps or 0.0).astype(heads.dtype)
 
     def operands(self, rows: int | str) -> dict[str, Operand]:

@@ -44,6 +44,7 @@ class Epilogue:
 
     @property
     def weights(self) -> int:
+        """The number of weights, of which a task has a tile of sums each."""
         return 2 if self.gated else 1
 
     @property

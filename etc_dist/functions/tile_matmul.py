@@ -150,10 +150,12 @@ class TileShape:
 
     @property
     def worker_rows(self) -> int:
+        """Rows of x in the tile of one worker."""
         return self.rows // 2 if self.split == "rows" else self.rows
 
     @property
     def worker_columns(self) -> int:
+        """Rows of w in the tile of one worker."""
         return self.columns // 2 if self.split == "columns" else self.columns
 
     @property
@@ -212,6 +214,7 @@ class TileShape:
 
     @property
     def stage_bytes(self) -> int:
+        """Shared memory of a stage of one worker."""
         return self._bytes_of(self.depth)
 
     def _bytes_of(self, depth: int) -> int:

@@ -50,6 +50,7 @@ def sizes_of(m: int, hidden: int, inner: int) -> tuple[Sizes, Sizes]:
 
 
 def pair_key(up: TileShape, down: TileShape) -> str:
+    """The name of a pair of tile shapes in a tuning."""
     return JOINED.join((up.key, down.key))
 
 
