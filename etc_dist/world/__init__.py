@@ -16,15 +16,16 @@ Files, from the user down:
                     hosts; exit_notice.py: the error where it ends the process
     cpu_memory.py   backend "cpu": shared memory of a host
     hosts.py        Hosts: near and far ranks
-    agreement.py    Agreement: all ranks make the same call, or raise the same error;
-                    SignatureBoard compares calls in a microsecond
-    hosts_board.py  the same over several hosts
+    agreement.py    Agreement: all ranks make the same call, or raise the same error
+    board.py        SignatureBoard compares calls in a microsecond, HostsBoard over
+                    several hosts
     rank_errors.py  the errors of collective calls
-    objects.py      ObjectGather: the exchange of objects between ranks; Channel:
-                    messages between far ranks
-    mpi.py          ObjectGather by MPI's messages, and all other use of MPI
-    sockets.py      ObjectGather over Unix sockets
-    process_group.py    all use of torch.distributed
+    transport.py    Transport: messages between ranks, and the end of the job;
+                    Exchange: all-to-all exchange of objects above it
+    mpi.py          Transport by MPI where it has started the ranks; all use of MPI
+    process_group.py    Transport for a process group of torch; all use of
+                    torch.distributed
+    sockets.py      its messages, over Unix sockets
     processes.py    Backoff, ProcessMonitor, threads, forks, uncaught exceptions
 """
 

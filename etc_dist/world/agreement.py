@@ -9,31 +9,21 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Protocol, TypeVar, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import NoReturn, TypeVar, cast
 
 from etc_dist.errors import EtcDistError, WorldError
 from etc_dist.world import rank_errors
-from etc_dist.world.objects import ObjectGather
-from etc_dist.world.processes import Backoff, ProcessMonitor, is_forked
+from etc_dist.world.board import MASK, HostsBoard, SignatureBoard
+from etc_dist.world.processes import Backoff, Process, ProcessMonitor, is_forked
 from etc_dist.world.rank_errors import ENDED, LOST, REASONS, SILENT
+from etc_dist.world.transport import CALL, Exchange, Transport
 
 T = TypeVar("T")
 
 END_SECONDS = 2.0
 """How long a rank that a peer has left waits for the end of that peer's process."""
-MASK = (1 << 63) - 1
-"""Signatures have 63 bits: on the board they are non-negative int64."""
 # The signature of a rank whose own arguments are bad; no call has it.
 _REFUSED = 0
-# Odd, with well-spread bits: multiples of it mark the call numbers.
-_STEP = 0x1E3779B97F4A7C15
-# A few microseconds of polling; more would delay peers on the same core.
-_SPINS = 50
-_LINE = 64
-_WORDS = _LINE // 8
 
 
 def sign(text: str) -> int:
@@ -42,38 +32,20 @@ def sign(text: str) -> int:
     return int.from_bytes(digest, "little") & MASK
 
 
-class Board(Protocol):
-    """Compares one signature per call between all ranks."""
-
-    def compare(self, signature: int, limit: float) -> list[int | None] | None:
-        """None if every rank has `signature` (63 bits). Collective.
-
-        Otherwise each rank's signature, None for a rank that did not call within
-        `limit` seconds or has ended, or the negative reason why it left.
-        """
-
-    def leave(self, reason: int) -> None:
-        """Publish the reason why this rank makes no further call."""
-
-    def left(self) -> dict[int, int]:
-        """The ranks that have left, and why."""
-
-    def close(self) -> None:
-        """End the comparisons."""
-
-
 class Agreement:
     """The agreement of all ranks on each call. `World` documents its methods."""
 
-    def __init__(self, objects: ObjectGather, monitor: ProcessMonitor, limit: float):
-        self.rank, self.size = objects.rank, objects.size
+    def __init__(self, transport: Transport, limit: float):
+        """Collective. WorldError where a rank does not answer."""
+        self.rank, self.size = transport.rank, transport.size
         self.limit = limit
         """Seconds that a call waits for the other ranks."""
-        self._objects, self._monitor = objects, monitor
-        objects.find_lost = self.find_lost
+        self._objects = Exchange(transport, CALL, range(self.size))
+        self.monitor = self._monitor_processes()
+        self._objects.find_lost = self.find_lost
         self.report: Callable[[BaseException], None] = lambda error: None
         """Called with each error that all ranks raise."""
-        self._board: Board | None = None
+        self._board: SignatureBoard | HostsBoard | None = None
         self._calls = 0
         self._unusable = ""
         self.broken = False
@@ -81,7 +53,19 @@ class Agreement:
         self._left_before: frozenset[int] = frozenset()
         """The ranks that left before this one, and whose processes had not ended."""
 
-    def use_board(self, board: Board) -> None:
+    def _monitor_processes(self) -> ProcessMonitor:
+        processes = self._objects.gather(Process.own(), self.limit)
+        if len(processes) == self.size:
+            every = [cast("Process | None", processes[r]) for r in range(self.size)]
+            monitor = ProcessMonitor(every)
+            self._objects.find_lost = monitor.find_ended
+            # No rank may end before all have received the processes of all.
+            received = self._objects.gather(None, self.limit, need_all=True)
+            if len(received) == self.size:
+                return monitor
+        raise rank_errors.not_together(self.rank, self.size, self.limit)
+
+    def use_board(self, board: SignatureBoard | HostsBoard) -> None:
         """Compare calls on `board` from now on, not by messages. Collective."""
         self._board = board
 
@@ -89,10 +73,10 @@ class Agreement:
     def lost_process(self) -> bool:
         """The world broke and some rank's process has ended."""
         far = {ENDED, SILENT}.intersection(self._left().values())
-        return self.broken and bool(far or self._monitor.find_ended())
+        return self.broken and bool(far or self.monitor.find_ended())
 
     def find_lost(self) -> frozenset[int]:
-        return self._monitor.find_ended() | frozenset(self._left())
+        return self.monitor.find_ended() | frozenset(self._left())
 
     def why_lost(self, rank: int) -> str:
         left = self._left()
@@ -100,7 +84,7 @@ class Agreement:
             return REASONS[ENDED]
         if left.get(rank, SILENT) != SILENT:
             return f"it left the world: {REASONS[left[rank]]}"
-        if self._monitor.stopped(rank):
+        if self.monitor.stopped(rank):
             return "its process is stopped, by a signal or a debugger"
         return "it did not answer"
 
@@ -137,9 +121,7 @@ class Agreement:
 
     def barrier(self) -> None:
         self.call("world.barrier()")
-        # The calls are compared; the barrier of messages orders memory as well.
-        if not self._objects.barrier(self.limit):
-            raise self._lose([rank for rank in range(self.size) if rank != self.rank])
+        self._exchange(None)  # orders memory, as the board does not
 
     def leave(self, text: str, reason: int = LOST) -> None:
         """Leave the world: later calls here, and the peers' next ones, raise."""
@@ -155,7 +137,7 @@ class Agreement:
         """Wait, up to END_SECONDS, for the ends of the processes of the ranks that left
         before this one: the job ends with the exit code of the first."""
         backoff = Backoff(END_SECONDS)
-        while not all(map(self._monitor.ended, self._left_before)):
+        while not all(map(self.monitor.ended, self._left_before)):
             if not backoff.pause():
                 break
 
@@ -178,10 +160,8 @@ class Agreement:
         if self._board is not None:
             found = self._board.compare(signature, self.limit)
         else:
-            received = self._objects.gather(signature, self.limit, need_all=True)
-            found = [cast("int | None", received.get(r)) for r in range(self.size)]
-            found = None if found == [signature] * self.size else found
-        if found is None:
+            found = self._exchange(signature)
+        if found is None or found == [signature] * self.size:
             return None
         missing = [rank for rank, one in enumerate(found) if one is None or one < 0]
         if missing:
@@ -219,14 +199,7 @@ class Agreement:
             if error is not None:
                 raise error
             return [value]
-        received = self._objects.gather((value, error), self.limit, need_all=True)
-        missing = [rank for rank in range(self.size) if rank not in received]
-        if missing:
-            raise self._lose(missing)
-        pairs = [
-            cast("tuple[T, EtcDistError | None]", received[rank])
-            for rank in range(self.size)
-        ]
+        pairs = self._exchange((value, error))
         errors = {rank: one for rank, (_, one) in enumerate(pairs) if one is not None}
         if errors:
             # NOTE: this rank's own error is not the cause: it has the same text.
@@ -236,10 +209,18 @@ class Agreement:
             raise refusal from cause
         return [one for one, _ in pairs]
 
+    def _exchange(self, value: T) -> list[T]:
+        """Every rank's value, by rank. WorldError if any does not answer."""
+        received = self._objects.gather(value, self.limit, need_all=True)
+        missing = [rank for rank in range(self.size) if rank not in received]
+        if missing:
+            raise self._lose(missing)
+        return [cast("T", received[rank]) for rank in range(self.size)]
+
     def _ended(self, rank: int, left: Mapping[int, int]) -> bool:
         """Whether the process of `rank` is the cause: it ended without leaving."""
         return left.get(rank, ENDED) == ENDED and (
-            rank in left or self._monitor.ended(rank)
+            rank in left or self.monitor.ended(rank)
         )
 
     def _left(self) -> dict[int, int]:
@@ -254,7 +235,7 @@ class Agreement:
         ended = [r for r in missing if self._ended(r, left)]
         if not left.keys().isdisjoint(missing) and not ended:
             return self._break(rank_errors.left_ranks(where, left))
-        stopped = [rank for rank in missing if self._monitor.stopped(rank)]
+        stopped = [rank for rank in missing if self.monitor.stopped(rank)]
         return self._break(
             rank_errors.missing_ranks(where, missing, self.limit, ended, stopped)
         )
@@ -273,97 +254,3 @@ def _text(describe: Callable[[], str]) -> str:
         return describe()
     except Exception as fault:
         return f"(no description: {type(fault).__name__}: {fault})"
-
-
-def board_bytes(size: int) -> int:
-    """The bytes of a SignatureBoard of `size` ranks."""
-    return _LINE * size
-
-
-class SignatureBoard:
-    """Compares one signature per call between the ranks of a host, in a microsecond.
-
-    Each rank owns one cache line of shared memory. It holds two pairs of words, used in
-    turn by even and odd calls, so that a fast rank does not overwrite a pair that a
-    slow one has still to read: it begins call n + 2 after it has read all ranks' call
-    n + 1, which they begin after reading all of call n. A pair is
-    (signature ^ mark, signature); mark is the call number times an odd constant.
-
-    NOTE: correct on x86 and on Arm. Each word is an aligned 8-byte copy, one load or
-    one store, so no word is torn. On Arm a pair's two stores may become visible
-    in either order, so a reader accepts a pair only if its words differ by the mark
-    of this call: a mixture of new and old passes only if both signatures are equal
-    (then it is right), or with probability 2**-63. Reads of call n precede the writes
-    of call n + 1 on both, since a branch on the read value lies between. Nothing else
-    is ordered: for data in symmetric memory use `World.barrier`.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        lines: npt.NDArray[np.uint8],
-        find_ended: Callable[[], frozenset[int]],
-    ):
-        """`lines`: `board_bytes` of zeroed, aligned memory that all ranks share.
-        Ranks count from 0 on this host."""
-        self._rank, self._size = rank, len(lines) // _LINE
-        self._find_ended = find_ended
-        # A memoryview is read in half the time of a NumPy array's scalars (measured).
-        self._words = lines.data.cast("q")
-        self._mark = 0
-        self._parity = 0
-        self._own = self._rank * _WORDS
-        others = [rank for rank in range(self._size) if rank != self._rank]
-        self._others = tuple(
-            tuple(rank * _WORDS + 2 * parity for rank in others) for parity in (0, 1)
-        )
-
-    def compare(self, signature: int, limit: float) -> list[int | None] | None:
-        """See `Board`."""
-        self._mark = mark = (self._mark + _STEP) & MASK
-        self._parity = parity = 1 - self._parity
-        words, own, token = self._words, self._own + 2 * parity, signature ^ mark
-        words[own + 1] = signature
-        words[own] = token
-        for slot in self._others[parity]:
-            spins = _SPINS
-            while words[slot] != token:
-                spins -= 1
-                if not spins:
-                    return self._wait(signature, limit)
-        return None
-
-    def leave(self, reason: int) -> None:
-        """Publish the reason why this rank makes no further call."""
-        self._words[self._own] = self._words[self._own + 2] = reason
-
-    def left(self) -> dict[int, int]:
-        """The ranks that have left, and why."""
-        tokens = self._words[::_WORDS].tolist()
-        return {rank: token for rank, token in enumerate(tokens) if token < 0}
-
-    def close(self) -> None:
-        self._words.release()
-
-    def _wait(self, signature: int, limit: float) -> list[int | None] | None:
-        """The slow half of `compare`: a rank is late, or has another signature."""
-        found: list[int | None] = [None] * self._size
-        found[self._rank] = signature
-        backoff = Backoff(limit, self._find_ended)
-        while True:
-            for rank in range(self._size):
-                if found[rank] is None:
-                    found[rank] = self._read(rank)
-            if None not in found or any(one < 0 for one in found if one):
-                break
-            lost = any(found[rank] is None for rank in backoff.lost)
-            if lost or not backoff.pause():
-                break
-        return None if found == [signature] * self._size else found
-
-    def _read(self, rank: int) -> int | None:
-        slot = rank * _WORDS + 2 * self._parity
-        token, signature = self._words[slot], self._words[slot + 1]
-        if token < 0:
-            return token
-        return signature if token ^ signature == self._mark else None

@@ -158,17 +158,6 @@ def _common_backend(reports: Sequence[Report]) -> str:
     return backend
 
 
-def groups_on_several_hosts(hosts: Sequence[str]) -> WorldError:
-    """The error for a process group with ranks on these hosts, by rank."""
-    return WorldError(
-        "process groups on several hosts are not supported yet",
-        where="start of the world",
-        wanted="all ranks on one host",
-        got=by_rank(dict(enumerate(hosts))),
-        fix="start the ranks on one host, or without process_group by mpirun",
-    )
-
-
 def find_gpus() -> Gpus:
     """Find CuPy, a driver, GPUs and NVSHMEM, in this order; never raises."""
     try:

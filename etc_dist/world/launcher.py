@@ -10,7 +10,7 @@ from etc_dist.errors import WorldError
 
 _STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 """Tasks of Slurm's step, or of the allocation around it: the first one that is set."""
-MPI_RANKS = {
+_MPI_RANKS = {
     "PMI_RANK": ("PMI_SIZE",),
     "OMPI_COMM_WORLD_RANK": ("OMPI_COMM_WORLD_SIZE",),
     "PMIX_RANK": _STEP_SIZES,
@@ -27,17 +27,18 @@ _MARK = "_ETC_DIST_RANK"
 """The process and the job of the rank that has set it."""
 
 
-def is_mpi_rank() -> bool:
-    """Whether a launcher of MPI has started this process."""
-    return any(name in os.environ for name in MPI_RANKS)
-
-
 def mpi_place() -> tuple[str, str] | None:
-    """This process's rank and the number of ranks, as an MPI launcher gives them."""
-    for rank, sizes in MPI_RANKS.items():
-        if rank in os.environ:
-            return os.environ[rank], os.environ.get(_first(sizes), "?")
+    """This process's rank and the number of ranks, as an MPI launcher gives them; None
+    if none has started this process."""
+    for rank, size in _mpi_variables():
+        return os.environ[rank], os.environ.get(size, "?")
     return None
+
+
+def _mpi_variables() -> list[tuple[str, str]]:
+    """The variables of `mpi_place`, the first pair that counts."""
+    pairs = _MPI_RANKS.items()
+    return [(rank, _first(sizes)) for rank, sizes in pairs if rank in os.environ][:1]
 
 
 def refuse_alone() -> None:
@@ -59,11 +60,9 @@ def refuse_alone() -> None:
 def _several() -> Iterator[str]:
     """The variables of launchers with several ranks. Where MPI's own launcher has
     started one rank, others' variables come from around it."""
-    own = next((rank for rank in MPI_RANKS if rank in os.environ), "")
-    if own:
-        places = {own: _first(MPI_RANKS[own])}
-    else:
-        places = dict(_OTHER_RANKS)
+    places = dict(_mpi_variables())
+    if not places:
+        places |= _OTHER_RANKS
         # NOTE: the script of a batch job has SLURM_NTASKS and SLURM_PROCID=0, too.
         is_first = os.environ.get("SLURM_PROCID", "0") in ("", "0")
         if not is_first or any(name in os.environ for name in _IN_SLURM_STEP):
@@ -85,7 +84,7 @@ def _number(name: str) -> int:
 
 def mark_rank() -> None:
     """Note in the environment that this process is the rank of its job."""
-    if is_mpi_rank():
+    if mpi_place() is not None:
         os.environ[_MARK] = f"{os.getpid()} {_job()}"
 
 
@@ -93,8 +92,8 @@ def refuse_child() -> None:
     """WorldError in a process that a rank has started with the variables of its job:
     MPI would take it for the rank itself."""
     process, _, job = os.environ.get(_MARK, "").partition(" ")
-    is_other = process and process != str(os.getpid()) and is_mpi_rank()
-    if is_other and _job() in (job, ""):
+    is_other = process not in ("", str(os.getpid()))
+    if is_other and mpi_place() is not None and _job() in (job, ""):
         names = [n for n in os.environ if n.startswith(("PMI", "OMPI_", "HYDI_"))]
         raise WorldError(
             "a process that a rank has started cannot start a world",
@@ -107,12 +106,12 @@ def refuse_child() -> None:
 
 
 def _job() -> str:
-    """What distinguishes this job from others on the host; "" if the connection to its
-    launcher was closed, as in most child processes."""
+    """What distinguishes this job from others on the host; "" without a connection to
+    its launcher, which most child processes have closed."""
     if "PMIX_NAMESPACE" in os.environ:
         return os.environ["PMIX_NAMESPACE"]
     try:
-        found = os.fstat(_number("PMI_FD"))
-    except OSError:
+        found = os.fstat(int(os.environ["PMI_FD"]))
+    except (KeyError, ValueError, OSError):
         return ""
     return f"{found.st_dev}:{found.st_ino}" if stat.S_ISSOCK(found.st_mode) else ""

@@ -1,34 +1,33 @@
-"""All use of MPI: the communicator, the exchange of objects, and the end of the job."""
+"""All use of MPI: its start, the messages, and the end of the job."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
 import os
-import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType, NoneType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from etc_dist.errors import WorldError, expect_type
 from etc_dist.messages import flush_output, show_message
 from etc_dist.world import exit_notice, launcher, rank_errors
 from etc_dist.world.processes import LAUNCHED, Backoff
+from etc_dist.world.transport import CALL, Transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# MPI promises tags up to 32767.
-TAGS = 32000
 READ_SECONDS = 0.2
 """How long a launcher may take to read the last output."""
 _unfinished: list[object] = []
-"""Requests that were given up, with the memory that MPI still uses."""
+"""Transports and requests, until MPI does not use their memory any more."""
 
 
 _END_LATE = """
@@ -93,17 +92,16 @@ def _ends_after(limit: float) -> Iterator[None]:
         ending.communicate()
 
 
-def check_comm(mpi: ModuleType, comm: Any) -> None:
-    """TypeError for a `comm` of `start` that is not a communicator."""
-    expect_type(comm, (mpi.Intracomm, NoneType), "comm")
-
-
-def duplicate(mpi: ModuleType, comm: object, limit: float) -> MPI.Intracomm:
-    """A private duplicate of `comm`, whose messages mix with no others. Collective.
+def connect(comm: object, limit: float) -> MpiTransport:
+    """Connect the ranks of `comm`, by default those of the job. Collective.
 
     A rank with a wrong `comm` takes part with all ranks of the job, so that its error
     reaches every rank.
     """
+    mpi = import_mpi(limit)
+    if comm is None and mpi.COMM_WORLD.size == 1:
+        launcher.refuse_alone()
+    keep_children_out_of_mpi()
     if isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL:
         # Its peers are in a communicator that does not contain this rank.
         raise rank_errors.null_communicator()
@@ -114,91 +112,82 @@ def duplicate(mpi: ModuleType, comm: object, limit: float) -> MPI.Intracomm:
     try:
         while not request.Test():
             if not backoff.pause():
-                check_comm(mpi, comm)
+                _check(mpi, comm)
                 raise rank_errors.not_together(source.rank, source.size, limit)
     except BaseException:
         _unfinished.append((ranks, request))
         raise
-    return ranks
+    return MpiTransport(mpi, ranks, comm)
 
 
-class MpiGather:
-    """`ObjectGather` by MPI's messages.
+def _check(mpi: ModuleType, comm: object) -> None:
+    expect_type(comm, (mpi.Intracomm, NoneType), "comm")
 
-    MPI's collectives fail for all ranks if one is dead. Here each pair of ranks
-    exchanges a message, so the living ranks still receive each other's.
+
+@dataclass(eq=False)
+class _Message:
+    """A message that MPI sends or receives, with the memory that it uses for it."""
+
+    rank: int
+    kind: int
+    request: MPI.Request
+    data: bytes | bytearray
+
+
+class MpiTransport(Transport):
+    """`Transport` by MPI's messages.
+
+    MPI's collectives fail for all ranks if one is dead. A message between two ranks
+    needs only these.
     """
 
-    def __init__(self, comm: MPI.Intracomm):
-        """Takes over `comm`, which must be private."""
-        from mpi4py import MPI
+    name = "MPI"
 
-        self._mpi = MPI
-        self._comm = comm
-        self.find_lost: Callable[[], frozenset[int]] = frozenset
+    def __init__(self, mpi: ModuleType, comm: MPI.Intracomm, argument: object):
+        """Takes over `comm`, which must be private. `argument`: that of `start`."""
+        self._mpi, self._comm, self._argument = mpi, comm, argument
         self.rank, self.size = comm.rank, comm.size
-        self._turn = 0
+        # "MPICH Version:  5.0.2", "Open MPI v4.1.6, package: ...": the first words.
+        first = mpi.Get_library_version().splitlines()[0].split(",")[0]
+        self.library = " ".join(["MPI", *first.split()])
+        self._sending: list[_Message] = []
+        self._arriving: list[_Message] = []
+        _unfinished.append(self)
 
-    def gather(
-        self, value: object, limit: float, *, need_all: bool = False
-    ) -> dict[int, object]:
-        self._turn += 1
-        tag = self._turn % TAGS
-        payload = pickle.dumps(value)
-        peers = [peer for peer in range(self.size) if peer != self.rank]
-        sends: dict[int, MPI.Request] = {}
-        received: dict[int, object] = {self.rank: value}
-        arriving: dict[int, tuple[MPI.Request, bytearray]] = {}
-        backoff = Backoff(limit, self.find_lost)
-        pending = set(peers)
-        try:
-            for peer in peers:
-                part = [payload, self._mpi.BYTE]
-                sends[peer] = self._comm.Isend(part, dest=peer, tag=tag)
-            while True:
-                for peer in peers:
-                    if peer not in received:
-                        self._receive(peer, tag, arriving, received)
-                pending = {p for p in peers if p not in received or not sends[p].Test()}
-                lost = pending & backoff.lost
-                hopeless = pending == lost or (need_all and not lost <= received.keys())
-                if not pending or hopeless or not backoff.pause():
-                    return received
-        finally:
-            if pending:  # a peer is lost, or an exception came
-                _unfinished.append((sends, payload, arriving))
+    def check(self) -> None:
+        _check(self._mpi, self._argument)
 
-    def _receive(
-        self,
-        peer: int,
-        tag: int,
-        arriving: dict[int, tuple[MPI.Request, bytearray]],
-        received: dict[int, object],
-    ) -> None:
-        if peer not in arriving:
-            status = self._mpi.Status()
-            probe = self._comm.Improbe  # codespell:ignore improbe
-            message = probe(source=peer, tag=tag, status=status)
-            if message is None:
-                return
-            buffer = bytearray(status.Get_count(self._mpi.BYTE))
-            arriving[peer] = message.Irecv([buffer, self._mpi.BYTE]), buffer
-        request, buffer = arriving[peer]
-        if request.Test():
-            received[peer] = pickle.loads(buffer)
+    def send(self, rank: int, kind: int, data: bytes) -> None:
+        request = self._comm.Isend([data, self._mpi.BYTE], dest=rank, tag=kind)
+        self._sending.append(_Message(rank, kind, request, data))
 
-    def barrier(self, limit: float) -> bool:
-        request = self._comm.Ibarrier()
-        backoff = Backoff(limit, self.find_lost)
-        while not request.Test():
-            if backoff.lost or not backoff.pause():
-                return False
-        return True
+    def receive(self, kind: int) -> tuple[int, bytes | bytearray] | None:
+        status = self._mpi.Status()
+        probe = self._comm.Improbe  # codespell:ignore improbe
+        message = probe(source=self._mpi.ANY_SOURCE, tag=kind, status=status)
+        if message is not None:
+            data = bytearray(status.Get_count(self._mpi.BYTE))
+            request = message.Irecv([data, self._mpi.BYTE])
+            self._arriving.append(_Message(status.Get_source(), kind, request, data))
+        # Those of a rank in order: a later one that is complete waits.
+        waiting: set[int] = set()
+        for one in self._arriving:
+            if one.kind == kind and one.rank not in waiting:
+                if one.request.Test():
+                    self._arriving.remove(one)
+                    return one.rank, one.data
+                waiting.add(one.rank)
+        return None
 
-    def open_channel(self, limit: float) -> MpiChannel:
-        return MpiChannel(duplicate(self._mpi, self._comm, limit))
+    def find_unsent(self, kind: int) -> set[int]:
+        self._sending = [one for one in self._sending if not one.request.Test()]
+        return {one.rank for one in self._sending if one.kind == kind}
 
     def close(self) -> None:
+        # The peers have taken the messages of all calls before.
+        self.find_unsent(CALL)
+        if not self._sending:
+            _unfinished.remove(self)
         self._comm.Free()
 
     def abort(self) -> None:
@@ -212,52 +201,13 @@ class MpiGather:
             os._exit(1)
         self._comm.Abort(1)
 
-    def library(self) -> str:
-        # "MPICH Version:  5.0.2", "Open MPI v4.1.6, package: ...": the first words.
-        first = self._mpi.Get_library_version().splitlines()[0].split(",")[0]
-        return " ".join(["MPI", *first.split()])
-
-    def finalized(self) -> bool:
-        return bool(self._mpi.Is_finalized())
-
     def abort_at_exit(self, code: int) -> None:
         # In place of MPI_Finalize, which waits for every rank.
         self._mpi._set_abort_status(code)
         time.sleep(READ_SECONDS)
 
-
-class MpiChannel:
-    """`Channel` by MPI's messages."""
-
-    transport = "MPI"
-
-    def __init__(self, comm: MPI.Intracomm):
-        """Takes over `comm`, which must be private."""
-        from mpi4py import MPI
-
-        self._mpi, self._comm = MPI, comm
-        self._sending: list[tuple[MPI.Request, object]] = []
-
-    def send(self, rank: int, kind: int, data: Any) -> None:
-        self._sending = [one for one in self._sending if not one[0].Test()]
-        part = [data, self._mpi.BYTE]
-        self._sending.append((self._comm.Isend(part, dest=rank, tag=kind), data))
-
-    def receive(self, kind: int) -> tuple[int, bytearray] | None:
-        status = self._mpi.Status()
-        probe = self._comm.Improbe  # codespell:ignore improbe
-        message = probe(source=self._mpi.ANY_SOURCE, tag=kind, status=status)
-        if message is None:
-            return None
-        buffer = bytearray(status.Get_count(self._mpi.BYTE))
-        message.Recv([buffer, self._mpi.BYTE])
-        return status.Get_source(), buffer
-
-    def close(self) -> None:
-        # Their peers have taken the messages of all calls before.
-        self._sending = [one for one in self._sending if not one[0].Test()]
-        _unfinished.extend(self._sending)
-        self._comm.Free()
+    def is_finalized(self) -> bool:
+        return bool(self._mpi.Is_finalized())
 
 
 @cache

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from etc_dist.errors import WorldError, expect_type
 from etc_dist.world import rank_errors
-from etc_dist.world.choice import groups_on_several_hosts
 from etc_dist.world.cpu_memory import host_key
-from etc_dist.world.launcher import is_mpi_rank
+from etc_dist.world.launcher import mpi_place
 from etc_dist.world.processes import Backoff
-from etc_dist.world.sockets import SocketGather, connect_all, listen
+from etc_dist.world.sockets import SocketTransport, connect_all, listen
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,35 +41,28 @@ def default_group() -> ProcessGroup | None:
 
     WorldError for a rank of torchrun without one: as a world of MPI, it would be alone.
     """
-    if is_mpi_rank():
-        return None
-    loaded = "torch.distributed" in sys.modules
-    if "TORCHELASTIC_RUN_ID" in os.environ or (
-        loaded and sys.modules["torch.distributed"].is_initialized()
-    ):
+    distributed: Any = sys.modules.get("torch.distributed")
+    is_initialized = distributed is not None and distributed.is_initialized()
+    is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if mpi_place() is None and (is_torchrun or is_initialized):
         group: ProcessGroup = import_distributed().group.WORLD
         return group
     return None
 
 
-def check_group(distributed: Any, group: Any, comm: Any) -> None:
-    """TypeError for a `process_group` of `start` that is not one, or if there is also a
-    `comm`."""
-    expect_type(group, distributed.ProcessGroup, "process_group")
-    expect_type(comm, NoneType, "comm", fix="pass either comm or process_group")
+def connect(argument: object, comm: object, limit: float) -> GroupTransport:
+    """Connect the ranks of the process group `argument`; `comm` must be None.
+    Collective.
 
-
-def connect(distributed: Any, group: Any, limit: float) -> SocketGather:
-    """Connect the ranks of `group`. Collective.
-
-    A rank with a wrong `group` takes part with all ranks of the job, so that its error
+    A rank with wrong arguments takes part with all ranks of the job, so that its error
     reaches every rank.
     """
-    if group is distributed.GroupMember.NON_GROUP_MEMBER:
+    distributed = import_distributed()
+    if argument is distributed.GroupMember.NON_GROUP_MEMBER:
         # Its peers are in a group that does not contain this rank.
         raise rank_errors.not_a_member()
-    if not isinstance(group, distributed.ProcessGroup):
-        group = distributed.group.WORLD
+    is_good = isinstance(argument, distributed.ProcessGroup)
+    group: Any = argument if is_good else distributed.group.WORLD
     rank, size = group.rank(), group.size()
     listener, name = listen(size)
     own = {"name": name, "key": host_key(), "host": socket.gethostname()}
@@ -78,14 +70,48 @@ def connect(distributed: Any, group: Any, limit: float) -> SocketGather:
         try:
             peers = _exchange(group, json.dumps(own), limit)
             if len({peer["key"] for peer in peers}) > 1:
-                raise groups_on_several_hosts([peer["host"] for peer in peers])
+                raise _several_hosts([peer["host"] for peer in peers])
             names = [peer["name"] for peer in peers]
-            connections = connect_all(rank, names, listener, limit)
+            sockets = connect_all(rank, names, listener, limit)
         except (OSError, RuntimeError) as fault:  # of a peer, or of the store
             raise _not_connected(rank, size, fault) from fault
-    if len(connections) < size - 1:
+    if len(sockets) < size - 1:
         raise rank_errors.not_together(rank, size, limit)
-    return SocketGather(rank, connections, _describe(distributed, group))
+    return GroupTransport(distributed, group, sockets, argument, comm)
+
+
+class GroupTransport(SocketTransport):
+    """`Transport` between the ranks of a process group."""
+
+    def __init__(
+        self,
+        distributed: Any,
+        group: Any,
+        sockets: dict[int, socket.socket],
+        argument: object,
+        comm: object,
+    ):
+        """`argument`, `comm`: those of `start`."""
+        super().__init__(group.rank(), sockets)
+        self._kind, self._group = distributed.ProcessGroup, group
+        self._argument, self._comm = argument, comm
+        self.group_name = group.group_name
+        version = sys.modules["torch"].__version__
+        backend = distributed.get_backend(group)
+        self.library = f"torch.distributed {version} ({backend})"
+
+    def check(self) -> None:
+        expect_type(self._argument, self._kind, "process_group")
+        fix = "pass either comm or process_group"
+        expect_type(self._comm, NoneType, "comm", fix=fix)
+
+    def device(self) -> int | None:
+        bound = getattr(self._group, "bound_device_id", None)
+        if bound is not None:
+            return int(bound.index)
+        import torch
+
+        return torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
 
 def _exchange(group: Any, own: str, limit: float) -> list[dict[str, str]]:
@@ -105,19 +131,15 @@ def _exchange(group: Any, own: str, limit: float) -> list[dict[str, str]]:
     return [json.loads(store.get(key)) for key in keys]
 
 
-def device_of(group: Any) -> int | None:
-    """The CUDA device that this process uses in torch; None if it has not chosen."""
-    bound = getattr(group, "bound_device_id", None)
-    if bound is not None:
-        return int(bound.index)
-    import torch
-
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
-
-
-def _describe(distributed: Any, group: Any) -> str:
-    version = sys.modules["torch"].__version__
-    return f"torch.distributed {version} ({distributed.get_backend(group)})"
+def _several_hosts(hosts: list[str]) -> WorldError:
+    """The error for a process group with ranks on these hosts, by rank."""
+    return WorldError(
+        "process groups on several hosts are not supported yet",
+        where="start of the world",
+        wanted="all ranks on one host",
+        got=rank_errors.by_rank(dict(enumerate(hosts))),
+        fix="start the ranks on one host, or without process_group by mpirun",
+    )
 
 
 def _not_connected(rank: int, size: int, fault: Exception) -> WorldError:

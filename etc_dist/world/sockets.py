@@ -1,21 +1,21 @@
-"""The exchange of objects over Unix sockets, between processes of one host."""
+"""Messages over Unix sockets, between processes of one host."""
 
 from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import secrets
 import socket
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from etc_dist.messages import flush_output
 from etc_dist.world.processes import Backoff
+from etc_dist.world.transport import Transport
 
-_LENGTH = struct.Struct("<q")
+_RANK = struct.Struct("<q")
+_HEADER = struct.Struct("<qq")  # the kind and the length of a message
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -35,34 +35,34 @@ def connect_all(
 ) -> dict[int, socket.socket]:
     """A connection to each other rank, of which `names` are by rank; fewer if a peer
     does not connect within `limit` seconds. OSError if one refuses."""
-    found: dict[int, socket.socket] = {}
+    sockets: dict[int, socket.socket] = {}
     for peer in range(rank):
-        found[peer] = made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sockets[peer] = connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            made.settimeout(limit)
-            made.connect(f"\0{names[peer]}")
-            if not _is_own(made):
+            connection.settimeout(limit)
+            connection.connect(f"\0{names[peer]}")
+            if not _is_own(connection):
                 raise PermissionError(f"rank {peer} is a process of another user")
-            made.sendall(_LENGTH.pack(rank))
+            connection.sendall(_RANK.pack(rank))
         except OSError:
-            for one in found.values():
-                one.close()
+            for connection in sockets.values():
+                connection.close()
             raise
     backoff = Backoff(limit)
-    while len(found) < len(names) - 1:
+    while len(sockets) < len(names) - 1:
         try:
-            accepted = listener.accept()[0]
+            connection = listener.accept()[0]
         except BlockingIOError:
             if not backoff.pause():
                 break
             continue
-        if not _is_own(accepted):
-            accepted.close()
+        if not _is_own(connection):
+            connection.close()
             continue
-        accepted.settimeout(limit)
-        (peer,) = _LENGTH.unpack(accepted.recv(_LENGTH.size, socket.MSG_WAITALL))
-        found[peer] = accepted
-    return found
+        connection.settimeout(limit)
+        (peer,) = _RANK.unpack(connection.recv(_RANK.size, socket.MSG_WAITALL))
+        sockets[peer] = connection
+    return sockets
 
 
 def _is_own(connection: socket.socket) -> bool:
@@ -74,97 +74,95 @@ def _is_own(connection: socket.socket) -> bool:
 
 
 @dataclass
-class _Messages:
-    """The message to one peer, and that from it, of one exchange."""
+class _Connection:
+    """The bytes to one peer, and those from it that are not a whole message yet."""
 
-    rest: memoryview
-    """What is still to be sent."""
-    head: bytearray = field(default_factory=bytearray)
-    body: bytearray = field(default_factory=bytearray)
+    socket: socket.socket
+    unsent: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
+    is_closed: bool = False
 
-    def missing(self) -> int:
-        """The bytes that are still to be received; 0 at the end."""
-        if len(self.head) < _LENGTH.size:
-            return _LENGTH.size - len(self.head)
-        return int(_LENGTH.unpack(self.head)[0]) - len(self.body)
-
-    def progress(self, connection: socket.socket) -> bool:
-        """Send and receive without waiting; False if the peer has ended."""
+    def send(self) -> None:
+        """Send without waiting."""
         try:
-            with suppress(BlockingIOError):
-                while self.rest:
-                    self.rest = self.rest[connection.send(self.rest) :]
-        except OSError:
-            # The peer reads no more, but may have sent its message before.
-            self.rest = self.rest[:0]
-        try:
-            while missing := self.missing():
-                part = connection.recv(min(missing, 1 << 20))
-                if not part:
-                    return False
-                own = self.head if len(self.head) < _LENGTH.size else self.body
-                own += part
+            while self.unsent:
+                del self.unsent[: self.socket.send(self.unsent)]
         except BlockingIOError:
             pass
         except OSError:
-            return False
-        return True
+            # The peer reads no more, but may have sent messages before.
+            self.unsent.clear()
+
+    def receive(self) -> None:
+        """Receive without waiting."""
+        try:
+            while data := self.socket.recv(1 << 20):
+                self.received += data
+            self.is_closed = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_closed = True
+
+    def take_message(self) -> tuple[int, bytes] | None:
+        """The kind and the bytes of the next message; None if it is not complete."""
+        if len(self.received) < _HEADER.size:
+            return None
+        kind, length = _HEADER.unpack_from(self.received)
+        end = _HEADER.size + length
+        if len(self.received) < end:
+            return None
+        data = bytes(self.received[_HEADER.size : end])
+        del self.received[:end]
+        return kind, data
 
 
-class SocketGather:
-    """`ObjectGather` over one connection to each peer.
+class SocketTransport(Transport):
+    """`Transport` over one connection to each peer.
 
     The kernel orders memory between a send and its receive. It closes the connections
     of a process that ends, after it has delivered their messages.
     """
 
-    def __init__(
-        self, rank: int, connections: dict[int, socket.socket], library: str = ""
-    ):
-        """Takes over the `connections`, by peer."""
-        self.rank, self.size = rank, len(connections) + 1
-        self.find_lost: Callable[[], frozenset[int]] = frozenset
-        self._connections, self._library = connections, library
-        for connection in connections.values():
+    name = "Unix sockets"
+
+    def __init__(self, rank: int, sockets: dict[int, socket.socket]):
+        """Takes over the `sockets`, by peer."""
+        self.rank, self.size = rank, len(sockets) + 1
+        self._connections = {peer: _Connection(one) for peer, one in sockets.items()}
+        self._messages: defaultdict[int, deque[tuple[int, bytes]]] = defaultdict(deque)
+        for connection in sockets.values():
             connection.setblocking(False)
-        self._ended: set[int] = set()
         self._exit_code = 0
         # NOTE: handlers run in the reverse order, so those of later users before this.
         atexit.register(self._exit)
 
-    def gather(
-        self, value: object, limit: float, *, need_all: bool = False
-    ) -> dict[int, object]:
-        payload = pickle.dumps(value)
-        message = _LENGTH.pack(len(payload)) + payload
-        exchanges = {peer: _Messages(memoryview(message)) for peer in self._connections}
-        received: dict[int, object] = {self.rank: value}
-        backoff = Backoff(limit, self.find_lost)
-        while True:
-            for peer, one in exchanges.items():
-                if not one.progress(self._connections[peer]):
-                    self._ended.add(peer)
-                if peer not in received and not one.missing():
-                    received[peer] = pickle.loads(one.body)
-            pending = {
-                peer
-                for peer, one in exchanges.items()
-                if peer not in received or (one.rest and peer not in self._ended)
-            }
-            lost = pending & (backoff.lost | self._ended)
-            hopeless = pending == lost or (need_all and not lost <= received.keys())
-            if not pending or hopeless or not backoff.pause():
-                return received
+    def check(self) -> None:
+        pass
 
-    def barrier(self, limit: float) -> bool:
-        return len(self.gather(None, limit, need_all=True)) == self.size
+    def send(self, rank: int, kind: int, data: bytes) -> None:
+        connection = self._connections[rank]
+        connection.unsent += _HEADER.pack(kind, len(data)) + data
+        connection.send()
 
-    def open_channel(self, limit: float) -> None:
-        return None
+    def receive(self, kind: int) -> tuple[int, bytes] | None:
+        for peer, connection in self._connections.items():
+            connection.send()
+            connection.receive()
+            while (message := connection.take_message()) is not None:
+                self._messages[message[0]].append((peer, message[1]))
+        messages = self._messages[kind]
+        return messages.popleft() if messages else None
+
+    def find_unsent(self, kind: int) -> set[int]:
+        return {peer for peer, one in self._connections.items() if one.unsent}
+
+    def find_closed(self) -> set[int]:
+        return {peer for peer, one in self._connections.items() if one.is_closed}
 
     def close(self) -> None:
         for connection in self._connections.values():
-            connection.close()
+            connection.socket.close()
         atexit.unregister(self._exit)
 
     def abort(self) -> None:
@@ -173,12 +171,6 @@ class SocketGather:
 
     def abort_at_exit(self, code: int) -> None:
         self._exit_code = code
-
-    def finalized(self) -> bool:
-        return False
-
-    def library(self) -> str:
-        return self._library
 
     def _exit(self) -> None:
         if self._exit_code:

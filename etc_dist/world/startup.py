@@ -5,33 +5,22 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from etc_dist.errors import EtcDistError, WorldError, as_refusal, expect_type
 from etc_dist.settings import Settings
-from etc_dist.world import launcher, mpi, processes, rank_errors
+from etc_dist.world import mpi, processes, rank_errors
 from etc_dist.world import process_group as process_groups
-from etc_dist.world.agreement import Agreement, Board, SignatureBoard, board_bytes
-from etc_dist.world.choice import (
-    BACKENDS,
-    Gpus,
-    Report,
-    choose,
-    find_gpus,
-    groups_on_several_hosts,
-)
+from etc_dist.world.agreement import Agreement
+from etc_dist.world.board import HostsBoard, SignatureBoard, board_bytes
+from etc_dist.world.choice import BACKENDS, Gpus, Report, choose, find_gpus
 from etc_dist.world.cpu_memory import CpuMemory, host_key, machine_key
 from etc_dist.world.gpu_memory import GpuMemory
 from etc_dist.world.hosts import Hosts, arrange
-from etc_dist.world.hosts_board import HostsBoard
 from etc_dist.world.memory import Backend
-from etc_dist.world.objects import Channel, ObjectGather
-from etc_dist.world.processes import Process, ProcessMonitor
+from etc_dist.world.processes import ProcessMonitor
+from etc_dist.world.transport import Transport
 from etc_dist.world.world import World
 
 if TYPE_CHECKING:
@@ -87,26 +76,23 @@ def _start_alone(
     abort_on_uncaught: bool,
 ) -> World:
     """`start`, by one thread at a time."""
-    ranks = _find_ranks(comm, process_group)
-    processes.watch_forks()
     limit = Settings.world_limit
-    objects = ranks.connect(limit)
-    monitor = _monitor_processes(objects, limit)
-    agreement = Agreement(objects, monitor, limit)
+    transport = _connect(comm, process_group, limit)
+    processes.watch_forks()
+    agreement = Agreement(transport, limit)
     try:
         # Exchanges the settings of all ranks; an error on one is raised on all.
-        every = agreement.agree(lambda: _check(ranks, settings))
-        world = _start(every[objects.rank], ranks, objects, monitor, agreement)
+        every = agreement.agree(lambda: _check(transport, settings))
+        world = _start(every[transport.rank], transport, agreement)
         if world.size > 1 and (abort_on_uncaught or processes.LAUNCHED in os.environ):
             world.abort_on_uncaught()
-        world.group_name = ranks.group
         _forget_closed()
         _worlds.append(world)
         return world
     except EtcDistError:
         if not agreement.broken:
             agreement.close()
-            objects.close()
+            transport.close()
         raise
     except BaseException as error:
         reason = f"its start was interrupted by {type(error).__name__}"
@@ -146,120 +132,67 @@ def _forget_closed() -> None:
     _worlds[:] = [world for world in _worlds if not world.closed]
 
 
-@dataclass(frozen=True)
-class _Ranks:
-    """The ranks that an argument of `start` names."""
-
-    connect: Callable[[float], ObjectGather]
-    """The exchange of these ranks, within a time limit. Collective."""
-    check: Callable[[], None]
-    """Raises TypeError if the argument is wrong."""
-    group: str = ""
-    """The name of torch's process group; empty if there is none."""
-    device: Callable[[], int | None] = lambda: None
-    """The CUDA device that this process uses already, if any."""
-
-
-def _find_ranks(comm: Any, group: Any) -> _Ranks:
-    """The ranks of the arguments; WorldError where MPI or torch cannot be used."""
+def _connect(comm: object, group: object, limit: float) -> Transport:
+    """The ranks of the arguments. Collective."""
     if comm is None and group is None:
         group = process_groups.default_group()
-    if group is not None:
-        distributed = process_groups.import_distributed()
-        return _Ranks(
-            lambda limit: process_groups.connect(distributed, group, limit),
-            lambda: process_groups.check_group(distributed, group, comm),
-            getattr(group, "group_name", ""),
-            lambda: process_groups.device_of(group),
-        )
-    library = mpi.import_mpi(Settings.world_limit)
-    if comm is None and library.COMM_WORLD.size == 1:
-        launcher.refuse_alone()
-    mpi.keep_children_out_of_mpi()
-    return _Ranks(
-        lambda limit: mpi.MpiGather(mpi.duplicate(library, comm, limit)),
-        lambda: mpi.check_comm(library, comm),
-    )
+    if group is None:
+        return mpi.connect(comm, limit)
+    return process_groups.connect(group, comm, limit)
 
 
-def _monitor_processes(objects: ObjectGather, limit: float) -> ProcessMonitor:
-    """The processes of all ranks. Collective; WorldError where one does not answer."""
-    ranks = range(objects.size)
-    received = objects.gather(Process.own(), limit)
-    if len(received) == objects.size:
-        monitor = ProcessMonitor([cast("Process | None", received[r]) for r in ranks])
-        objects.find_lost = monitor.find_ended
-        # No rank may end before all have received the processes of all.
-        if len(objects.gather(None, limit, need_all=True)) == objects.size:
-            return monitor
-    raise rank_errors.not_together(objects.rank, objects.size, limit)
-
-
-def _check(ranks: _Ranks, settings: Any) -> Settings:
+def _check(transport: Transport, settings: Any) -> Settings:
     """This rank's checked settings, given or the environment's."""
     try:
-        ranks.check()
+        transport.check()
         expect_type(settings, (Settings, NoneType), "settings")
         return Settings.load() if settings is None else settings.checked()
     except TypeError as error:
         raise as_refusal(error, "the arguments of start") from error
 
 
-def _start(
-    settings: Settings,
-    ranks: _Ranks,
-    objects: ObjectGather,
-    monitor: ProcessMonitor,
-    agreement: Agreement,
-) -> World:
+def _start(settings: Settings, transport: Transport, agreement: Agreement) -> World:
     agreement.limit = settings.world_limit
     keys = agreement.agree(lambda: f"{settings.host} {host_key()}")
-    reports = agreement.agree(lambda: _report(settings, ranks, objects.rank, keys))
+    reports = agreement.agree(lambda: _report(settings, transport, keys))
     choice = choose(reports)
-    own = reports[objects.rank]
+    own = reports[transport.rank]
     names = [report.host for report in reports]
-    hosts = arrange(objects.rank, [report.node for report in reports], names)
-    channel = objects.open_channel(settings.world_limit) if hosts.count > 1 else None
-    if hosts.count > 1 and channel is None:
-        raise groups_on_several_hosts(names)
-    monitor.forget_all_but(hosts.near)
+    hosts = arrange(transport.rank, [report.node for report in reports], names)
+    agreement.monitor.forget_all_but(hosts.near)
     memory = CpuMemory(agreement, hosts)
-    agreement.use_board(_board(hosts, memory, monitor, channel))
+    agreement.use_board(_board(hosts, memory, transport, agreement.monitor))
     backend: Backend = memory
     if choice.backend == "cuda":
         size = settings.symmetric_bytes
         shared = choice.ranks_per_gpu
         backend = GpuMemory(agreement, hosts, own.device, size, shared)
-    return World(settings, objects, hosts, channel, agreement, backend, choice.reason)
+    return World(settings, transport, hosts, agreement, backend, choice.reason)
 
 
 def _board(
-    hosts: Hosts, memory: CpuMemory, monitor: ProcessMonitor, channel: Channel | None
-) -> Board:
-    lines_end = board_bytes(hosts.local_size)
-    shared = memory.map(lines_end + 8 * hosts.size)
+    hosts: Hosts, memory: CpuMemory, transport: Transport, monitor: ProcessMonitor
+) -> SignatureBoard | HostsBoard:
     first = hosts.near.start
     near = SignatureBoard(
         hosts.local_rank,
-        shared[:lines_end],
+        memory.map(board_bytes(hosts.local_size)),
         lambda: frozenset(rank - first for rank in monitor.find_ended()),
     )
-    if channel is None:
-        return near
-    known = shared[lines_end:].view(np.int64)
-    return HostsBoard(hosts, near, known, channel, monitor.ended)
+    return HostsBoard(hosts, near, transport, monitor) if hosts.count > 1 else near
 
 
-def _report(settings: Settings, ranks: _Ranks, rank: int, keys: list[str]) -> Report:
+def _report(settings: Settings, transport: Transport, keys: list[str]) -> Report:
     """This rank's report; `keys`: the keys of hosts by rank."""
+    key = keys[transport.rank]
     # A world on the CPU does not load CUDA at all.
     wants_gpus = settings.backend in BACKENDS and settings.backend != "cpu"
     return Report(
         host=settings.host or socket.gethostname(),
-        node=keys.index(keys[rank]),
-        local_rank=keys[:rank].count(keys[rank]),
+        node=keys.index(key),
+        local_rank=keys[: transport.rank].count(key),
         settings=settings,
         gpus=find_gpus() if wants_gpus else Gpus(missing="not looked for"),
-        chosen=ranks.device(),
+        chosen=transport.device(),
         machine=machine_key(),
     )

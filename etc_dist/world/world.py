@@ -15,9 +15,9 @@ from etc_dist.world import processes
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.hosts import Hosts
 from etc_dist.world.memory import Backend, SymmetricMemory
-from etc_dist.world.objects import Channel, ObjectGather
 from etc_dist.world.processes import AbortOnUncaught, Exclusive
 from etc_dist.world.rank_errors import BLOCK_LEFT, FAILED, INTERRUPTED, UNCLOSED
+from etc_dist.world.transport import Transport
 
 T = TypeVar("T")
 
@@ -62,25 +62,22 @@ class World:
     def __init__(
         self,
         settings: Settings,
-        objects: ObjectGather,
+        transport: Transport,
         hosts: Hosts,
-        channel: Channel | None,
         agreement: Agreement,
         backend: Backend,
         reason: str,
     ):
-        """For `start`. `channel` is to far ranks, None where there are none; `reason`
-        says why the backend was chosen."""
+        """For `start`. `reason` says why the backend was chosen."""
         self.settings = settings
         self.rank, self.size = agreement.rank, agreement.size
-        self.hosts, self.channel = hosts, channel
+        self.hosts, self.transport = hosts, transport
         self.local_rank, self.local_size = hosts.local_rank, hosts.local_size
         self.backend: str = backend.name
         self.device: int | str = backend.device
         self.ranks_per_gpu, self.mps = backend.ranks_per_gpu, backend.mps
-        self.group_name = ""
+        self.group_name = transport.group_name
         """The name of the process group of torch that this world was started over."""
-        self._objects = objects
         self._agreement, self._backend, self._reason = agreement, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}
         self._allocations = 0
@@ -322,7 +319,7 @@ class World:
             self._backend.close()
             self._agreement.close()
             self._hook.remove()
-            self._objects.close()
+            self.transport.close()
         self._closed = True
         self._held.clear()
         self._dropped.clear()
@@ -335,14 +332,14 @@ class World:
         host and what connects them, launcher."""
         detail = ", ".join(filter(None, (self._backend.show(), self._reason)))
         host, hosts = self.settings.host or socket.gethostname(), self.hosts
-        if self.channel is not None:
+        if hosts.count > 1:
             host += (
                 f" ({hosts.own + 1} of {hosts.count} hosts of {hosts.local_size} ranks,"
-                f" connected by {self.channel.transport})"
+                f" connected by {self.transport.name})"
             )
         return (
             f"world: rank {self.rank} of {self.size}, backend {self.backend} "
-            f"({detail}), host {host}, {self._objects.library()}"
+            f"({detail}), host {host}, {self.transport.library}"
         )
 
     def __repr__(self) -> str:
@@ -356,10 +353,10 @@ class World:
 
     def _abort(self) -> None:
         self._agreement.await_ends()
-        self._objects.abort()
+        self.transport.abort()
 
     def _close_at_exit(self) -> None:
-        if processes.is_forked() or self._objects.finalized():
+        if processes.is_forked() or self.transport.is_finalized():
             return
         # A rank that ends with an error publishes that it makes no further call, so
         # that its peers do not wait for it.
@@ -375,7 +372,7 @@ class World:
             self._agreement.leave("it was not closed by all ranks", UNCLOSED)
             processes.show_error(self.rank, error)
             self._agreement.await_ends()
-            self._objects.abort_at_exit(1)
+            self.transport.abort_at_exit(1)
         if self._exit_code or self._agreement.lost_process:
             # MPI would wait for ranks that still run, forever for an ended one.
-            self._objects.abort_at_exit(self._exit_code or 1)
+            self.transport.abort_at_exit(self._exit_code or 1)

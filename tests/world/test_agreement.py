@@ -5,8 +5,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.world.agreement import Agreement, sign
-from etc_dist.world.mpi import MpiGather
-from etc_dist.world.processes import ProcessMonitor
+from etc_dist.world.mpi import MpiTransport
 
 
 def silent() -> str:
@@ -56,8 +55,7 @@ def test_agree_gives_each_ranks_result_in_rank_order(world):
 def test_calls_of_a_world_that_starts_are_compared_by_messages(world):
     from mpi4py import MPI
 
-    monitor = ProcessMonitor([None] * world.size)
-    agreement = Agreement(MpiGather(MPI.COMM_WORLD.Dup()), monitor, 10.0)
+    agreement = Agreement(MpiTransport(MPI, MPI.COMM_WORLD.Dup(), None), 10.0)
     agreement.match_call(7, silent)
     with pytest.raises(ArgumentError, match="rank 1: call 1"):
         agreement.match_call(7 + world.rank, lambda: f"call {world.rank}")

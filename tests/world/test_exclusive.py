@@ -61,7 +61,7 @@ def test_threads_that_start_at_once_start_one_world(own, monkeypatch):
             in_thread(lambda: start(own.settings))
         raise WorldError("none", where="", wanted="", got="", fix="")
 
-    monkeypatch.setattr("etc_dist.world.startup._find_ranks", second)
+    monkeypatch.setattr("etc_dist.world.startup._connect", second)
     for _ in range(2):
         with pytest.raises(WorldError, match="none"):
             start(own.settings)

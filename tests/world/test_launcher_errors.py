@@ -96,6 +96,16 @@ def test_a_process_that_a_rank_has_started_is_refused_before_mpi(monkeypatch):
         launcher.refuse_child()
 
 
+def test_a_rank_without_a_connection_to_its_launcher_has_no_job(monkeypatch):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        set_variables(monkeypatch, "PMI_RANK=0 PMI_SIZE=2")
+        connection = os.fstat(ours.fileno())
+        monkeypatch.setattr(os, "fstat", lambda file: connection)  # standard input's
+        launcher.mark_rank()
+    assert os.environ["_ETC_DIST_RANK"] == f"{os.getpid()} "
+
+
 def test_processes_of_another_job_or_of_none_are_accepted(monkeypatch):
     set_variables(monkeypatch, "OMPI_COMM_WORLD_RANK=0 PMIX_NAMESPACE=job-1")
     launcher.mark_rank()

@@ -136,11 +136,12 @@ def test_a_start_that_is_interrupted_on_one_rank_leaves_no_world(
 @pytest.mark.mpi(min_size=2)
 def test_what_mpi_still_uses_outlives_an_interrupted_start(world, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(mpi.MpiGather, "_receive", interrupt)
+        patch.setattr(mpi.MpiTransport, "receive", interrupt)
         start(CPU)
-    sends = mpi._unfinished[-1][0]
-    assert sorted([*sends, world.rank]) == list(range(world.size))
-    for request in sends.values():
-        request.Cancel()
-        request.Wait()
+    messages = mpi._unfinished[-1]._sending
+    peers = [message.rank for message in messages]
+    assert sorted([*peers, world.rank]) == list(range(world.size))
+    for message in messages:
+        message.request.Cancel()
+        message.request.Wait()
     assert world.gather(1) == [1] * world.size

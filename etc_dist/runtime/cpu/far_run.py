@@ -12,12 +12,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.task import Access, Element
 from etc_dist.world import World
-from etc_dist.world.objects import RUN, Channel
+from etc_dist.world.transport import RUN, Transport
 
 BEATS_PER_LIMIT = 8
 """Reports of progress within the time limit of a run."""
@@ -66,26 +64,25 @@ Message = Put | Finished | Aborted | Beat
 class Mailbox:
     """The messages for all programs of a world, by epoch."""
 
-    def __init__(self, channel: Channel):
-        self._channel = channel
+    def __init__(self, transport: Transport):
+        self._transport = transport
         self._queues: defaultdict[Epoch, deque[Message]] = defaultdict(deque)
 
     @classmethod
     def of(cls, world: World) -> Mailbox | None:
         """The one of `world`; None where no rank is far."""
-        if world.channel is None:
+        if world.hosts.count == 1:
             return None
-        found = world.kept.setdefault(Mailbox, cls(world.channel))
+        found = world.kept.setdefault(Mailbox, cls(world.transport))
         assert isinstance(found, Mailbox)
         return found
 
     def send(self, rank: int, epoch: Epoch, message: Message) -> None:
-        data = np.frombuffer(pickle.dumps((epoch, message)), np.uint8)
-        self._channel.send(rank, RUN, data)
+        self._transport.send(rank, RUN, pickle.dumps((epoch, message)))
 
     def receive(self, epoch: Epoch) -> Message | None:
         """The next message of `epoch`; keeps those of others."""
-        while (found := self._channel.receive(RUN)) is not None:
+        while (found := self._transport.receive(RUN)) is not None:
             sent, message = pickle.loads(found[1])
             self._queues[sent].append(message)
         queue = self._queues.get(epoch)

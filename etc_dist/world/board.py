@@ -1,0 +1,221 @@
+"""Boards compare one signature per call between the ranks: by shared memory on each
+host, and between hosts by one message to each partner of a rank."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from etc_dist.world.hosts import Hosts
+from etc_dist.world.processes import Backoff, ProcessMonitor
+from etc_dist.world.rank_errors import ENDED, LOST, SILENT
+from etc_dist.world.transport import HOST_CALL, LEFT, Exchange, Transport
+
+MASK = (1 << 63) - 1
+"""Signatures have 63 bits: on the board they are non-negative int64."""
+FAR_SECONDS = 1.0
+"""The time that a host has, after its own limit, to report which rank it misses."""
+# Odd, with well-spread bits: multiples of it mark the call numbers.
+_STEP = 0x1E3779B97F4A7C15
+# A few microseconds of polling; more would delay peers on the same core.
+_SPINS = 50
+_LINE = 64
+_WORDS = _LINE // 8
+
+
+def board_bytes(size: int) -> int:
+    """The bytes of a SignatureBoard of `size` ranks."""
+    return _LINE * size
+
+
+class SignatureBoard:
+    """Compares one signature per call between the ranks of a host, in a microsecond.
+
+    Each rank owns one cache line of shared memory. It holds two pairs of words, used in
+    turn by even and odd calls, so that a fast rank does not overwrite a pair that a
+    slow one has still to read: it begins call n + 2 after it has read all ranks' call
+    n + 1, which they begin after reading all of call n. A pair is
+    (signature ^ mark, signature); mark is the call number times an odd constant.
+
+    NOTE: correct on x86 and on Arm. Each word is an aligned 8-byte copy, one load or
+    one store, so no word is torn. On Arm a pair's two stores may become visible
+    in either order, so a reader accepts a pair only if its words differ by the mark
+    of this call: a mixture of new and old passes only if both signatures are equal
+    (then it is right), or with probability 2**-63. Reads of call n precede the writes
+    of call n + 1 on both, since a branch on the read value lies between. Nothing else
+    is ordered: for data in symmetric memory use `World.barrier`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        lines: npt.NDArray[np.uint8],
+        find_ended: Callable[[], frozenset[int]],
+    ):
+        """`lines`: `board_bytes` of zeroed, aligned memory that all ranks share.
+        Ranks count from 0 on this host."""
+        self._rank, self._size = rank, len(lines) // _LINE
+        self._find_ended = find_ended
+        # A memoryview is read in half the time of a NumPy array's scalars (measured).
+        self._words = lines.data.cast("q")
+        self._mark = 0
+        self._parity = 0
+        self._own = self._rank * _WORDS
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        self._others = tuple(
+            tuple(rank * _WORDS + 2 * parity for rank in others) for parity in (0, 1)
+        )
+
+    def compare(self, signature: int, limit: float) -> list[int | None] | None:
+        """None if every rank has `signature` (63 bits). Collective.
+
+        Otherwise each rank's signature, None for a rank that did not call within
+        `limit` seconds or has ended, or the negative reason why it left.
+        """
+        self._mark = mark = (self._mark + _STEP) & MASK
+        self._parity = parity = 1 - self._parity
+        words, own, token = self._words, self._own + 2 * parity, signature ^ mark
+        words[own + 1] = signature
+        words[own] = token
+        for slot in self._others[parity]:
+            spins = _SPINS
+            while words[slot] != token:
+                spins -= 1
+                if not spins:
+                    return self._wait(signature, limit)
+        return None
+
+    def leave(self, reason: int) -> None:
+        """Publish the reason why this rank makes no further call."""
+        self._words[self._own] = self._words[self._own + 2] = reason
+
+    def left(self) -> dict[int, int]:
+        """The ranks that have left, and why."""
+        tokens = self._words[::_WORDS].tolist()
+        return {rank: token for rank, token in enumerate(tokens) if token < 0}
+
+    def close(self) -> None:
+        """End the comparisons."""
+        self._words.release()
+
+    def _wait(self, signature: int, limit: float) -> list[int | None] | None:
+        """The slow half of `compare`: a rank is late, or has another signature."""
+        found: list[int | None] = [None] * self._size
+        found[self._rank] = signature
+        backoff = Backoff(limit, self._find_ended)
+        while True:
+            for rank in range(self._size):
+                if found[rank] is None:
+                    found[rank] = self._read(rank)
+            if None not in found or any(one < 0 for one in found if one):
+                break
+            lost = any(found[rank] is None for rank in backoff.lost)
+            if lost or not backoff.pause():
+                break
+        return None if found == [signature] * self._size else found
+
+    def _read(self, rank: int) -> int | None:
+        slot = rank * _WORDS + 2 * self._parity
+        token, signature = self._words[slot], self._words[slot + 1]
+        if token < 0:
+            return token
+        return signature if token ^ signature == self._mark else None
+
+
+class HostsBoard:
+    """The `SignatureBoard` of a world over several hosts.
+
+    Each rank first compares with its near ranks, then exchanges their signatures with
+    its partners. A rank that leaves sends a message to all far ranks, also of the near
+    ranks that it misses.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        near: SignatureBoard,
+        transport: Transport,
+        monitor: ProcessMonitor,
+    ):
+        self._hosts, self._near, self._transport = hosts, near, transport
+        self._monitor = monitor
+        self._silent: set[int] = set()
+        """Near ranks that did not make the last call."""
+        self._far: dict[int, int] = {}
+        """Far ranks that have left or did not answer, and why."""
+        self._partners = Exchange(transport, HOST_CALL, hosts.partners)
+        self._partners.find_lost = self._find_lost
+
+    def compare(self, signature: int, limit: float) -> list[int | None] | None:
+        """As `SignatureBoard.compare`, for all ranks of the world."""
+        hosts = self._hosts
+        near = self._near.compare(signature, limit) or [signature] * hosts.local_size
+        # Ranks that nothing is known of count as alike: others are the cause.
+        found: list[int | None] = [signature] * hosts.size
+        found[hosts.near.start : hosts.near.stop] = near
+        self._silent = {
+            rank for rank, one in zip(hosts.near, near, strict=True) if one is None
+        }
+        if all(one is not None and one >= 0 for one in near):
+            self._receive_calls(found, near, limit)
+        return None if found.count(signature) == hosts.size else found
+
+    def leave(self, reason: int) -> None:
+        """Publish the reason why this rank makes no further call."""
+        self._near.leave(reason)
+        hosts = self._hosts
+        reasons = {rank: SILENT for rank in self._silent}
+        reasons |= dict.fromkeys(self._monitor.find_ended(), ENDED)
+        message = pickle.dumps(reasons | {hosts.rank: reason})
+        for rank in range(hosts.size):
+            if not hosts.is_near(rank) and rank not in self._far:
+                self._transport.send(rank, LEFT, message)
+
+    def left(self) -> dict[int, int]:
+        """The ranks that have left or did not answer, and why."""
+        while (message := self._transport.receive(LEFT)) is not None:
+            self._learn(pickle.loads(message[1]))
+        near = self._near.left()
+        return {self._hosts.near[local]: why for local, why in near.items()} | self._far
+
+    def close(self) -> None:
+        """End the comparisons."""
+        self._near.close()
+
+    def _learn(self, reasons: dict[int, int]) -> None:
+        """Add the reasons of the ranks of one far host."""
+        host = {self._hosts.host(rank) for rank in reasons}
+        # The cause first: a rank that was lost because of another one is not named.
+        for rank, reason in sorted(reasons.items(), key=lambda one: one[1]):
+            is_first = host.isdisjoint(map(self._hosts.host, self._far))
+            if reason < LOST or is_first:
+                self._far[rank] = min(reason, self._far.get(rank, reason))
+
+    def _find_lost(self) -> frozenset[int]:
+        """All ranks of the hosts with a rank that is lost."""
+        hosts = {self._hosts.host(rank) for rank in self.left()}
+        return frozenset(rank for host in hosts for rank in self._hosts.ranks(host))
+
+    def _receive_calls(
+        self, found: list[int | None], near: list[int | None], limit: float
+    ) -> None:
+        """Exchange the signatures `near` with those of the other hosts, for `found`."""
+        hosts = self._hosts
+        received = self._partners.gather(near, limit + FAR_SECONDS, need_all=True)
+        pending: list[int] = []
+        for partner in hosts.partners:
+            ranks = hosts.ranks(hosts.host(partner))
+            if partner in received:
+                far = cast("list[int | None]", received[partner])
+                found[ranks.start : ranks.stop] = far
+            else:
+                pending += ranks
+        if self.left().keys().isdisjoint(pending):  # the limit has passed
+            self._far |= dict.fromkeys(pending, SILENT)
+        for rank in pending:
+            reason = self._far.get(rank, found[rank])
+            found[rank] = None if reason in (ENDED, SILENT) else reason
