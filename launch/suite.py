@@ -1,9 +1,12 @@
 """The test suite: its runs of pytest, and the sum of their results.
 
     one process      every test that needs no ranks (with the GPU ones, where a GPU is)
-    1, 2, 4 ranks    every `mpi` test, on the CPU backend
-    1, 2, all ranks  every `mpi` test again, on as many GPUs
-    2, 4 ranks       and again, where there are fewer GPUs: these ranks share them
+    1, 2, 4 ranks    the `mpi` tests that name this number, on the CPU backend
+    1, 2, 4 ranks    and again, on as many GPUs
+    all ranks        on more GPUs, every `mpi` test
+    2, 4 ranks       where there are fewer GPUs, these ranks share them
+
+An `mpi` test without a number runs on 2 ranks, and with --all on every number.
 
 A test that fails in any run fails the suite. So does a test that every run skipped,
 and a run that did not come to its end. The last line is the sum over all runs.
@@ -99,7 +102,6 @@ class Outcome:
     outcome: str  # passed, failed, skipped
     reason: str = ""
     devices: int = 0
-    min_size: int = 1
     exhaustive: bool = False
 
 
@@ -137,7 +139,7 @@ def plan(
     runs = [Run("one process", workers=workers)]
     least = 1 if workers == 1 else 2
     runs += [Run(f"{rank_word(n)}, cpu", n, "cpu") for n in CPU_RANKS if n >= least]
-    on_gpus = sorted(n for n in {1, 2, gpus} if 0 < n <= gpus)
+    on_gpus = sorted(n for n in {*CPU_RANKS, gpus} if 0 < n <= gpus)
     runs += [Run(f"{rank_word(n)}, cuda", n, "cuda") for n in on_gpus]
     for n in sorted(n for n in shared_ranks if 0 < gpus < n):
         word = f"{rank_word(n)}, shared"
@@ -152,7 +154,6 @@ def judge(
     some run did not come to its end. `needs_exhaustive`: so does a suite without an
     exhaustive test."""
     results = tuple(results)
-    most = max((r.run.ranks for r in results if r.run.backend == "cuda"), default=0)
     complaints = [f"{r.run.name}: {r.fault}" for r in results if r.fault]
     by_test: dict[str, list[Outcome]] = {}
     for result in results:
@@ -171,7 +172,7 @@ def judge(
         last = outcomes[-1]
         if any(o.outcome != "skipped" for o in outcomes) or not is_complete:
             continue
-        if last.devices > gpus or (last.devices and last.min_size > most):
+        if last.devices > gpus:
             continue  # no fault of the test: a machine with more GPUs runs it
         skipped -= len(outcomes)
         complaints.append(f"every run: {test} was skipped ({last.reason})")

@@ -30,14 +30,14 @@ import hypothesis
 import numpy as np
 import pytest
 
-from launch.suite import count_gpus
+from launch.suite import CPU_RANKS, count_gpus
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 # How long a failed rank waits for the others to end the test, in seconds.
 GRACE = float(os.environ.get("LAUNCH_TEST_GRACE", "10"))
 MARKS = {
-    "mpi": ("min_size", "max_size"),
+    "mpi": ("ranks",),
     "gpu": ("devices",),
     "exhaustive": (),
     "models": (),
@@ -234,6 +234,37 @@ def check_marks(item: pytest.Item) -> None:
                     f"{item.nodeid}: the {name} marker takes {takes}, "
                     f"not {', '.join(unknown)}"
                 )
+    if not {*_named_ranks(item)} <= {*CPU_RANKS}:
+        raise pytest.UsageError(
+            f"{item.nodeid}: ranks= takes a list of {', '.join(map(str, CPU_RANKS))}, "
+            f"not {_named_ranks(item)}"
+        )
+
+
+def _named_ranks(item: pytest.Item) -> list[int]:
+    """The numbers of ranks that a test names; none where any number will do."""
+    mark = item.get_closest_marker("mpi")
+    return mark.kwargs.get("ranks", []) if mark else []
+
+
+def runs_here(named: list[int], size: int, is_all: bool) -> bool:
+    """Whether a test that names some numbers of ranks runs on `size` of them. By
+    default, the names decide, and 2 where there are none. With --all, and on a number
+    that no test may name, such as that of eight GPUs, their least does."""
+    if is_all or size not in CPU_RANKS:
+        return size >= min(named, default=1)
+    return size in (named or [2])
+
+
+def _is_for_other_ranks(config: pytest.Config, item: pytest.Item) -> bool:
+    is_mpi = item.get_closest_marker("mpi") is not None
+    return is_mpi and not runs_here(_named_ranks(item), *_ranks(config))
+
+
+def _ranks(config: pytest.Config) -> tuple[int, bool]:
+    """The ranks of this run, and whether all tests run."""
+    world = _mpi_world()
+    return 1 if world is None else world.size, config.getoption("--all")
 
 
 def _devices(item: pytest.Item) -> int:
@@ -252,13 +283,11 @@ def _skip_without_devices(item: pytest.Item) -> None:
 
 def _is_slow(item: pytest.Item) -> bool:
     """Whether a test is exhaustive here: tests of ranks are not on GPUs, which are
-    fast, and are on more ranks than max_size=."""
-    sizes = [m.kwargs.get("max_size", 2**31) for m in item.iter_markers("mpi")]
-    if sizes and os.environ.get("ETC_DIST_BACKEND") == "cuda":
+    fast."""
+    on_gpus = os.environ.get("ETC_DIST_BACKEND") == "cuda"
+    if on_gpus and item.get_closest_marker("mpi") is not None:
         return False
-    world = _mpi_world() if sizes else None
-    many = world is not None and world.size > min(sizes)
-    return many or item.get_closest_marker("exhaustive") is not None
+    return item.get_closest_marker("exhaustive") is not None
 
 
 def _is_optional(config: pytest.Config, name: str) -> Callable[[pytest.Item], object]:
@@ -268,11 +297,15 @@ def _is_optional(config: pytest.Config, name: str) -> Callable[[pytest.Item], ob
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where `-m mpi` selects tests of ranks, files without any are not read."""
+    """Where `-m mpi` selects tests of ranks, files without any for this number are not
+    read."""
     is_file = collection_path.match("test_*.py")
     if config.getoption("markexpr") != "mpi" or not is_file:
         return None
-    return None if "pytest.mark.mpi" in collection_path.read_text() else True
+    pattern = r"mark\.mpi(?:\(ranks=(\[.*?\])\))?"
+    marks = re.findall(pattern, collection_path.read_text())
+    named = [json.loads(ranks or "[]") for ranks in marks]
+    return None if any(runs_here(n, *_ranks(config)) for n in named) else True
 
 
 def pytest_collection_modifyitems(
@@ -283,6 +316,7 @@ def pytest_collection_modifyitems(
     deselect = {
         "there is no GPU": lambda item: _devices(item) and not has_gpu(),
         **{f"for --{name} only": _is_optional(config, name) for name in OPTIONAL},
+        "for other numbers of ranks": lambda item: _is_for_other_ranks(config, item),
         EXHAUSTIVE: lambda item: not config.getoption("--all") and _is_slow(item),
     }
     counts: dict[str, int] = {}
@@ -448,9 +482,8 @@ class Outcomes:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
-            sizes = [m.kwargs.get("min_size", 1) for m in item.iter_markers("mpi")]
-            marks = {"devices": _devices(item), "min_size": max(sizes, default=1)}
-            marks["exhaustive"] = item.get_closest_marker("exhaustive") is not None
+            exhaustive = item.get_closest_marker("exhaustive") is not None
+            marks = {"devices": _devices(item), "exhaustive": exhaustive}
             self.marks[item.nodeid] = marks
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

@@ -70,7 +70,7 @@ def test_a_graph_without_calls_is_refused(world):
         etc_dist.compile(empty(world.size), world)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_with_different_graphs_are_refused(world):
     graphs = ring(world.size), ring(world.size, notifies=False)
     with pytest.raises(EtcDistError) as caught:
@@ -97,7 +97,7 @@ def test_the_first_line_that_differs_is_shown_with_its_call(texts, expected):
     assert first_difference([other, texts])[1].endswith(expected)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_with_different_numbers_of_workers_are_refused(brief):
     own = 2 if brief.rank == 1 else 8
     brief.settings = replace(brief.settings, cpu_workers=own)
@@ -107,7 +107,7 @@ def test_ranks_with_different_numbers_of_workers_are_refused(brief):
     assert not brief.broken
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_with_different_schedules_are_refused(world):
     schedule = "dynamic" if world.rank == 1 else "static"
     with pytest.raises(WorldError, match="different schedules") as caught:
@@ -133,7 +133,7 @@ def fill_with(value, text="y[...] = value"):
     return filled
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize(
     "graphs",
     [
@@ -149,7 +149,7 @@ def test_ranks_with_different_bodies_are_refused(graphs, world):
         etc_dist.compile(fill_with(1)(world.size), world).close()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_with_different_versions_are_refused(world, monkeypatch):
     with monkeypatch.context() as context:
         context.setattr(etc_dist, "__version__", f"9.{world.rank}")
@@ -176,7 +176,7 @@ BAD_ALONE: dict[str, Callable[[World], object]] = {
 }
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("what", BAD_ALONE)
 def test_what_one_rank_alone_cannot_compile_is_refused_on_all(what, brief):
     def compile() -> object:

@@ -26,7 +26,7 @@ from etc_dist.verify.proof import prove
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
 
-pytestmark = pytest.mark.mpi(max_size=2)
+pytestmark = pytest.mark.mpi
 
 
 @device_function(
@@ -187,7 +187,7 @@ def test_a_program_shows_no_numbers_at_dims_that_do_not_fit(dims, program):
         program.show(**dims)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_wrong_graph_is_refused_before_it_runs(compiled, inputs, arrays, monkeypatch):
     bad, good = compiled(notifies=False), compiled()
     monkeypatch.setattr(bad._executor, "launch", lambda _: pytest.fail("launched"))
@@ -249,7 +249,7 @@ def test_an_array_that_does_not_fit_is_refused(what, program, inputs, arrays):
     assert fits(program, inputs(), arrays)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("what", WORDS)
 def test_an_array_that_does_not_fit_on_one_rank_is_refused_on_all(
     what, program, inputs, arrays, world
@@ -293,7 +293,7 @@ def test_an_output_of_float8_is_made_as_bits_like_its_input(compiled, arrays):
         np.testing.assert_array_equal(arrays.get(y), x)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_with_different_shapes_are_refused(program, inputs, arrays, world):
     rows = 16 if world.rank == 1 else 8
     with pytest.raises(ArgumentError, match=r"rank 1: ring\(rows=16\)"):

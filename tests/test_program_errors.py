@@ -71,7 +71,7 @@ NEXT: dict[str, Callable[[Program], None]] = {
 }
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("call", NEXT)
 def test_what_follows_a_run_that_was_ended_raises_it_once_on_all_ranks(call, own):
     program = ended(own, {own.size - 1})
@@ -84,7 +84,7 @@ def test_what_follows_a_run_that_was_ended_raises_it_once_on_all_ranks(call, own
     assert own.closed
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_all_programs_are_waited_for_before_one_s_end_is_raised(own):
     first, second = ended(own, {0}), ended(own, {own.size - 1})
     with pytest.raises(WaitTimeoutError, match="rank 0, worker 0"):
@@ -95,7 +95,7 @@ def test_all_programs_are_waited_for_before_one_s_end_is_raised(own):
     own.close()
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_a_run_that_was_ended_is_raised_once_where_the_world_is_broken(own):
     program = ended(own, {own.rank})
     own.gather(0)  # all ranks have run it
@@ -106,7 +106,7 @@ def test_a_run_that_was_ended_is_raised_once_where_the_world_is_broken(own):
     own.close()
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_rank_that_waits_for_its_runs_alone_is_named(own):
     program = ended(own, set())
     with pytest.raises(ArgumentError, match=r"rank 0: the end of the last run of ring"):
@@ -115,7 +115,7 @@ def test_a_rank_that_waits_for_its_runs_alone_is_named(own):
     own.close()
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_a_closed_program_has_no_trace(own):
     program = ended(own, set())
     program.close()

@@ -24,7 +24,7 @@ from tests.conftest import expect_cpu_ranks
 from tests.world.jobs import run_on_hosts
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-ONE, TWO = pytest.mark.mpi(max_size=1), pytest.mark.mpi(min_size=2, max_size=2)
+ONE, TWO = pytest.mark.mpi(ranks=[1]), pytest.mark.mpi(ranks=[2])
 
 
 def run_script(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import check_marks
+from tests.conftest import check_marks, runs_here
 
 ROOT = Path(__file__).parents[2]
 MARKERS = ("gpu", "gpu(devices=2)", "exhaustive")
@@ -54,14 +54,33 @@ def test_marked_tests_run_where_they_can(options, gpus, words, tmp_path):
         (pytest.mark.gpu(2), "the gpu marker takes devices= only, not 2"),
         (
             pytest.mark.mpi(size=2),
-            "the mpi marker takes min_size= and max_size= only, not size",
+            "the mpi marker takes ranks= only, not size",
         ),
+        (pytest.mark.mpi(ranks=[2, 3]), r"ranks= takes .* of 1, 2, 4, not \[2, 3\]"),
         (pytest.mark.exhaustive(2), "the exhaustive marker takes nothing, not 2"),
     ],
 )
 def test_a_marker_with_an_unknown_argument_is_refused(mark, words):
     item = SimpleNamespace(
-        nodeid="test", iter_markers=lambda name: [mark.mark] * (name == mark.name)
+        nodeid="test",
+        iter_markers=lambda name: [mark.mark] * (name == mark.name),
+        get_closest_marker=lambda name: mark.mark if name == mark.name else None,
     )
     with pytest.raises(pytest.UsageError, match=words):
         check_marks(item)
+
+
+@pytest.mark.parametrize(
+    ("named", "sizes", "sizes_of_all"),
+    [
+        ([], [2, 3, 8], [1, 2, 3, 4, 8]),
+        ([1], [1, 3, 8], [1, 2, 3, 4, 8]),
+        ([2], [2, 3, 8], [2, 3, 4, 8]),
+        ([2, 4], [2, 3, 4, 8], [2, 3, 4, 8]),
+        ([4], [4, 8], [4, 8]),
+    ],
+)
+def test_a_test_runs_on_the_numbers_of_ranks_that_it_names(named, sizes, sizes_of_all):
+    """Every number that no test may name takes all tests that can run on it."""
+    for is_all, expected in ((False, sizes), (True, sizes_of_all)):
+        assert [n for n in (1, 2, 3, 4, 8) if runs_here(named, n, is_all)] == expected

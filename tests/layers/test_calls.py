@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ SCHEDULES = ("static", "dynamic")
 MIXTURES = [kind for kind in KINDS if kind.startswith("moe")]
 FP16 = {"dtype": "float16"}
 LAYERS = ("mlp", "moe tensor-parallel", "moe expert-parallel")
+RANKS = {1: pytest.mark.mpi(ranks=[1]), 2: pytest.mark.mpi(ranks=[2])}
+
+
+def case(kind: str, *values: Any, marks: Iterable[Any] = ()) -> Any:
+    """A case of a test, on the ranks of its kind."""
+    return pytest.param(kind, *values, marks=[*marks, RANKS[KINDS[kind][3]]])
 
 
 def experts(count: int, top_k: int, **options: Any) -> dict[str, Any]:
@@ -109,9 +116,9 @@ SHAPES["moe packed"] = SHAPES["moe expert-parallel"]
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        case
+        case(*one.values, marks=one.marks)
         for kind in KINDS
-        for case in first_always([(kind, shape) for shape in SHAPES[kind]], ALWAYS)
+        for one in first_always([(kind, shape) for shape in SHAPES[kind]], ALWAYS)
     ],
     ids=str,
 )
@@ -139,8 +146,7 @@ REPEATED = {
 }
 
 
-@pytest.mark.mpi(max_size=2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*map(case, KINDS)])
 def test_both_schedules_and_repeats_give_the_same_bits(kind, make, arrays):
     rows, hidden, inner, options = REPEATED[kind]
     bits = set()
@@ -157,7 +163,6 @@ def test_both_schedules_and_repeats_give_the_same_bits(kind, make, arrays):
     assert len(bits) == 1
 
 
-@pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("kind", [*LAYERS, "mlp many rows"])
 def test_one_program_serves_any_number_of_rows(kind, make, arrays, compiled):
     layer = make(kind, 136, 64)
@@ -177,8 +182,7 @@ def test_one_program_serves_any_number_of_rows(kind, make, arrays, compiled):
     ("routing", "schedule"),
     first_always(zip(ROUTINGS, itertools.cycle(SCHEDULES), strict=False), 2),
 )
-@pytest.mark.mpi(max_size=2)
-@pytest.mark.parametrize("kind", MIXTURES)
+@pytest.mark.parametrize("kind", [*map(case, MIXTURES)])
 def test_tokens_are_routed_to_any_experts(kind, routing, schedule, make, world, rng):
     tokens = {"moe": 290, "moe few tokens": FEW_TOKENS}.get(kind, 33)
     ids = ROUTINGS[routing](rng, tokens * world.size)
@@ -187,7 +191,7 @@ def test_tokens_are_routed_to_any_experts(kind, routing, schedule, make, world, 
         layer.check(tokens, ids)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi(ranks=[1, 2])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_an_output_is_made_like_x(kind, make, arrays):
     layer = make(kind, 40, 64, dtype="float16")
@@ -198,7 +202,6 @@ def test_an_output_is_made_like_x(kind, make, arrays):
     answer.check(arrays.get(made), "float16")
 
 
-@pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_weights_are_kept_by_reference(kind, make, arrays):
     layer = make(kind, 40, 64)
@@ -209,13 +212,11 @@ def test_weights_are_kept_by_reference(kind, make, arrays):
     answer.check(arrays.get(out) / 2)
 
 
-@pytest.mark.mpi(max_size=2)
 def test_layers_take_turns(make):
     for layer in [make(kind, 40, 64) for kind in (*LAYERS, "mlp")] * 3:
         layer.check(8)
 
 
-@pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("kind", LAYERS[1:])
 def test_no_tokens_give_no_rows(kind, make, arrays, monkeypatch):
     layer = make(kind, 40, 64).layer

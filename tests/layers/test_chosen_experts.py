@@ -44,7 +44,7 @@ def expect_sums(y: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
     assert not y[(ids < 0).all(axis=1)].any()
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize(("tokens", "packs"), [(1, True), (32, False), (70, True)])
 def test_result_is_the_weighted_sum_of_the_chosen_experts(tokens, packs, world, rng):
     arrays = draw(rng, tokens)
@@ -57,7 +57,7 @@ def test_result_is_the_weighted_sum_of_the_chosen_experts(tokens, packs, world, 
     expect_sums(y, arrays)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.95])
 def test_a_choice_of_no_expert_adds_nothing(left, world, rng):
     arrays = draw(rng, 70)
@@ -82,7 +82,7 @@ def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng, folder):
     np.testing.assert_array_equal(found["y"] == 0, expected["y"] == 0)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("wrong", [EXPERTS, -2, 2**31 - 1])
 def test_an_id_that_is_not_an_expert_ends_the_run(wrong, world, rng):
     arrays = draw(rng, 70)

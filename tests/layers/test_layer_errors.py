@@ -97,7 +97,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("what", WEIGHTS)
 def test_weights_that_do_not_fit_are_refused(what, build):
     layer, weights, words = WEIGHTS[what]
@@ -105,7 +105,7 @@ def test_weights_that_do_not_fit_are_refused(what, build):
         build(layer, weights)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @LAYERS
 def test_weights_that_are_not_contiguous_are_refused(layer, build, zeros):
     *first, rows, columns = SHAPES[layer]["down"]
@@ -113,7 +113,7 @@ def test_weights_that_are_not_contiguous_are_refused(layer, build, zeros):
         build(layer, {"down": zeros(*first, columns, rows).swapaxes(-1, -2)})
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @LAYERS
 def test_weights_of_two_dtypes_are_refused(layer, build, zeros):
     wrong = zeros(*SHAPES[layer]["down"], dtype="float16")
@@ -121,7 +121,7 @@ def test_weights_of_two_dtypes_are_refused(layer, build, zeros):
         build(layer, {"down": wrong})
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @LAYERS
 def test_weights_of_a_dtype_that_no_layer_has_are_refused(layer, build, zeros):
     shapes = SHAPES[layer]
@@ -129,14 +129,14 @@ def test_weights_of_a_dtype_that_no_layer_has_are_refused(layer, build, zeros):
         build(layer, {n: zeros(*shapes[n], dtype="float32") for n in shapes})
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @LAYERS
 def test_a_weight_that_is_not_an_array_is_a_type_error(layer, build):
     with refusal("down expects a NumPy, .*, got list", TypeError):
         build(layer, {"down": [[1.0]]})
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("widths", [(INNER + 4, HIDDEN), (INNER, 36)])
 def test_widths_that_bulk_copies_do_not_support_are_refused_on_gpus(
     widths, build, world
@@ -150,7 +150,7 @@ def test_widths_that_bulk_copies_do_not_support_are_refused_on_gpus(
             build(MLP, shapes)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("experts", [4, 12, 264])
 def test_odd_numbers_of_experts_are_refused(experts, build):
     shapes = {name: (experts, *shape[1:]) for name, shape in SHAPES[MoE].items()}
@@ -169,28 +169,28 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize(("layer", "argument", "words"), ARGUMENTS, ids=str)
 def test_arguments_that_do_not_fit_are_refused(layer, argument, words, build):
     with refusal(words, TypeError if "expects" in words else ArgumentError):
         build(layer, **argument)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_more_choices_than_a_warp_holds_are_refused(build):
     shapes = {name: (64, *shape[1:]) for name, shape in SHAPES[MoE].items()}
     with refusal(r"top_k: an integer from 1 to 16\n.*got: +top_k = 17"):
         build(MoE, shapes, top_k=17)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("number", [np.uint8, np.int64])
 def test_numbers_may_be_those_of_an_array(number, build):
     layer = build(MoE, top_k=number(2), few_tokens=number(200))
     assert (layer.top_k, type(layer.top_k)) == (2, int)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @LAYERS
 def test_an_unknown_schedule_is_refused(layer, build):
     with refusal(r"wanted: 'static'.*\n.*'eager'", ScheduleError):
@@ -218,7 +218,7 @@ ROWS = {
 }
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("what", ROWS)
 @LAYERS
 def test_rows_that_do_not_fit_are_refused(layer, what, build, zeros):
@@ -227,7 +227,7 @@ def test_rows_that_do_not_fit_are_refused(layer, what, build, zeros):
         build(layer)(zeros(*shape, dtype=dtype))
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("width", "dtype"), [(HIDDEN + 8, "bfloat16"), (HIDDEN, "float16")]
 )
@@ -236,7 +236,7 @@ def test_no_tokens_that_do_not_fit_are_refused(width, dtype, build, zeros):
         build(MoE)(zeros(0, width, dtype=dtype))
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_an_output_that_does_not_fit_is_refused(build, zeros, world):
     mlp, moe = build(MLP), build(MoE)
     x, all_x = zeros(8, HIDDEN), zeros(8 * world.size, HIDDEN)
@@ -253,7 +253,7 @@ def test_an_output_that_does_not_fit_is_refused(build, zeros, world):
             layer(rows, out)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @LAYERS
 def test_a_closed_layer_is_named_in_the_error(layer, build, zeros, world):
     closed = build(layer)
@@ -265,7 +265,7 @@ def test_a_closed_layer_is_named_in_the_error(layer, build, zeros, world):
 # ------------------------------------------------------------------- the other ranks
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("bad_rank", [0, 1])
 @LAYERS
 def test_what_does_not_fit_on_one_rank_is_refused_on_all(
@@ -279,7 +279,7 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all(
         called(zeros(8 * world.size, HIDDEN + 8 * bad))
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_with_other_shapes_are_named(build, zeros, world):
     called = build(MLP)
     with refusal(r"rank 1: .*mlp_tiles_graph\(rows=16, hidden=40, inner=24, "):
@@ -299,7 +299,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize(("layer", "name", "value"), OTHERS, ids=str)
 def test_ranks_with_other_options_make_no_layer(
     layer, name, value, build, world, compiled
@@ -310,7 +310,7 @@ def test_ranks_with_other_options_make_no_layer(
     assert compiled == []
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_with_other_dtypes_make_no_layer(build, zeros, world):
     dtype = "float16" if world.rank == 1 else "bfloat16"
     shapes = SHAPES[MLP]
@@ -321,7 +321,7 @@ def test_ranks_with_other_dtypes_make_no_layer(build, zeros, world):
 # ------------------------------------------------------------ experts over many ranks
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_shares_of_the_other_way_are_refused(build, world):
     n = world.size
     with refusal(
@@ -335,7 +335,7 @@ def test_shares_of_the_other_way_are_refused(build, world):
         build(MoE, shares, parallel="tensor")
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_other_ways_on_other_ranks_are_refused(build, world):
     n = world.size
     way = ("tensor", "expert")[world.rank % 2]
@@ -344,13 +344,13 @@ def test_other_ways_on_other_ranks_are_refused(build, world):
         build(MoE, shares if way == "expert" else {}, parallel=way)
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_tokens_that_cannot_be_split_evenly_are_refused(build, zeros, world):
     with refusal(rf"wanted: x \[{world.size} \* shard, 40\].*\n.*x \[9, 40\]"):
         build(MoE)(zeros(9, HIDDEN))
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_rank_alone_with_other_or_no_tokens_is_refused(build, zeros, world):
     n = world.size
     shares = {"router": (8 * n, 40)}

@@ -21,7 +21,7 @@ MANY, TILES = "mlp_graph", "mlp_tiles_graph"
 CHOSEN = ("gate_up_shape", "down_shape")
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1, 4])
 def test_large_gates_make_the_result_exact(world, arrays):
     """silu(32) is 32 and silu(0) is 0, so that a row of x with a single 1 selects one
     column, and gives small integers, which differ between rows."""
@@ -45,7 +45,7 @@ def test_large_gates_make_the_result_exact(world, arrays):
     mlp.close()
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_gathered_and_many_rows_take_turns(make, arrays, world, compiled):
     layer, most = make("mlp", 264, 136, gathered=64), 64 // world.size
     # Without synchronising in between.
@@ -61,7 +61,7 @@ def test_gathered_and_many_rows_take_turns(make, arrays, world, compiled):
     assert compiled == [MANY, TILES]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 def test_one_rank_has_one_program(one_rank, make, compiled):
     layer = make("mlp", 40, 24, gathered=64)
     layer.check(65)
@@ -71,7 +71,7 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
     assert "us predicted for 65 x 40 x 24\n" in shown
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("number", some_of(GATED, 8))
 def test_any_tiles_give_the_result(number, make, monkeypatch):
     """Two blocks and more of several ranks' rows; tails of rows, hidden and inner."""
@@ -115,7 +115,7 @@ def test_memory_is_for_any_number_of_gathered_rows(schedule, world_size, first):
     assert all(capacity.holds(call) for call in calls)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_that_would_run_other_programs_are_refused(make, world):
     layer = make("mlp", 40, 24, gathered=64)
     x, out, _ = layer.rows(1 if world.rank == 0 else 64)

@@ -33,7 +33,7 @@ def check_both_programs(weights, world, arrays, draw_rows, top_k, **options):
     moe.close()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("experts", [136, 256])
 def test_of_equal_logits_the_lower_expert_wins(experts, one_rank, arrays, rng):
     weights = draw_experts(rng, experts, 40, 24)
@@ -42,14 +42,14 @@ def test_of_equal_logits_the_lower_expert_wins(experts, one_rank, arrays, rng):
     check_both_programs(weights, one_rank, arrays, integers, 16)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 def test_both_programs_route_as_the_arguments_say(one_rank, arrays, rng):
     weights = draw_experts(rng, 8, 40, 24)
     normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
     check_both_programs(weights, one_rank, arrays, normal, 3, normalize=False)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 def test_few_and_many_tokens_take_turns(make, arrays, compiled):
     layer = make("moe few tokens", 40, 24)
     # Without synchronising in between.
@@ -100,7 +100,7 @@ def test_few_tokens_are_those_that_read_little():
     assert most_tokens(2, 40, 24) == FEW_TOKENS
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 def test_a_layer_of_large_experts_has_one_program(make, monkeypatch):
     read = 2 * 3 * 40 * 24 * 2
     for tokens, name in ((1, FEW), (0, MANY)):
@@ -112,7 +112,7 @@ def test_a_layer_of_large_experts_has_one_program(make, monkeypatch):
         assert layer.program == name
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 def test_logits_may_be_added_in_one_order_for_any_number_of_tokens(make):
     layer = make("moe few tokens", 40, 24, experts=128, deterministic="batch")
     for count in (1, 1100):  # so many would have logits in tiles

@@ -85,7 +85,7 @@ def test_kernels(world, local_size, experts, top_k, tokens, has_far, folder):
         answer.check(one["y"])
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("kind", ["mlp many rows", "moe expert-parallel"])
 def test_layers_repeat_their_bits(kind, make, arrays, world):
     """On one host, or on several: late messages do not change them."""

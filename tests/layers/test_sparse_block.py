@@ -132,7 +132,7 @@ def test_fused_weights_are_not_copied(weights):
         assert got is wanted
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_layer_of_a_block_gives_the_reference(name, weights, one_rank, arrays, rng):
     make, normalize = BLOCKS[name]
@@ -152,7 +152,7 @@ def test_layer_of_a_block_gives_the_reference(name, weights, one_rank, arrays, r
 # NOTE: not a skip: the suite refuses tests that are skipped in every run.
 if find_spec("torch") and find_spec("transformers"):
 
-    @pytest.mark.mpi
+    @pytest.mark.mpi(ranks=[1])
     @pytest.mark.parametrize("model", ["qwen3", "mixtral"])
     def test_layer_of_a_real_block_gives_what_it_gives(model, weights, one_rank, rng):
         import torch
@@ -296,7 +296,7 @@ def test_a_block_that_cannot_be_split_evenly_is_refused(parallel, wanted, got, w
     assert caught.value.got.endswith(f" {got}")
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[4])
 @pytest.mark.parametrize("parallel", ["tensor", "expert"])
 def test_ranks_take_their_shares_of_a_block(parallel, world, arrays, rng):
     weights = draw_experts(rng, EXPERTS, HIDDEN, 8 * 24)

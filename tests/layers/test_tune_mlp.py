@@ -45,7 +45,7 @@ def test_only_mlps_whose_two_matmuls_are_tuned_are_measured():
     assert mlp_sizes(sizes) == [(5120, 3200), (4096, 1793)]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1, 2])
 def test_pairs_are_measured_on_one_rank(world, monkeypatch):
     class Timer(module.MlpTimer):
         def __init__(self, world, program, elements):

@@ -21,7 +21,7 @@ from etc_dist.settings import Settings
 from etc_dist.world import start
 from tests.models.small import make_model
 
-ONE_RANK = pytest.mark.mpi(max_size=1)
+ONE_RANK = pytest.mark.mpi(ranks=[1])
 OPTIONS = {"batch": 3, "positions": 64, "page_size": 16}
 
 
@@ -131,7 +131,7 @@ def test_a_step_that_fails_leaves_the_model_usable(folder, one_rank, steps):
         assert [request.new_tokens] == wanted
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("leave", ["drop", "raise"])
 def test_a_model_that_is_left_gives_its_memory_back(leave, tmp_path, rng):
     own = start(Settings(backend="cpu"))
@@ -161,7 +161,7 @@ def test_a_model_that_is_left_gives_its_memory_back(leave, tmp_path, rng):
     own.close()
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_dropped_batches_give_their_places_back(tmp_path, rng, world):
     folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
     with load(folder, pages=6, world=world, **OPTIONS) as model:

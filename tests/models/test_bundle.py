@@ -22,7 +22,7 @@ from etc_dist.ops.tuning import default_tuning
 from tests.models.small import make_model
 from tests.models.test_model import EXPERTS, expect_best
 
-pytestmark = pytest.mark.mpi(max_size=2)
+pytestmark = pytest.mark.mpi(ranks=[1])
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SPLIT = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 571}
 """That 2 ranks can split, with padding of the vocabulary."""
@@ -75,8 +75,8 @@ def forbidden(*_: Any) -> Any:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({}, marks=pytest.mark.mpi(min_size=2), id="dense"),
-        pytest.param(EXPERTS, marks=pytest.mark.mpi(max_size=1), id="experts"),
+        pytest.param({}, marks=pytest.mark.mpi(ranks=[2]), id="dense"),
+        pytest.param(EXPERTS, marks=pytest.mark.mpi(ranks=[1]), id="experts"),
     ],
 )
 def test_a_model_with_a_bundle_compiles_proves_and_captures_nothing(
@@ -145,7 +145,6 @@ def test_a_damaged_bundle_is_refused(folder, bundle, one_rank):
         load(folder, bundle=3, world=one_rank)
 
 
-@pytest.mark.mpi(max_size=1)
 def test_the_command_of_the_documentation_builds_bundles(
     folder, tmp_path, uncompiled, one_rank, capsys
 ):
@@ -167,7 +166,6 @@ def test_the_command_of_the_documentation_builds_bundles(
             assert (loaded.batch, loaded.steps_per_launch) == (32, 2)
 
 
-@pytest.mark.mpi(max_size=1)
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -95,7 +95,7 @@ MIXTURE = Mixture(16, 4, normalizes=True)
 EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 72}
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize(
     ("given", "mixture", "most"),
     [(QWEN, None, MANY_LAYERS), (QWEN_MOE | EXPERTS, MIXTURE, 4)],

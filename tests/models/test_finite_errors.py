@@ -15,7 +15,7 @@ from tests.models.small import CONFIG, draw_tensors, make_model
 from tests.models.test_steps import cache_of
 from tests.models.test_tensor_parallel import model_of_world
 
-ONE_RANK = pytest.mark.mpi(max_size=1)
+ONE_RANK = pytest.mark.mpi(ranks=[1])
 OPTIONS = {"batch": 2, "positions": 64, "page_size": 16}
 TABLE = np.arange(8).reshape(2, 4)
 
@@ -109,7 +109,7 @@ def test_a_batch_continues_without_the_requests_of_the_error(spoiled_model, step
         assert model.generate([[4], [1, 2, 3]], max_new_tokens=9)[1] == wanted[0]
 
 
-@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("sampling", [None, Sampling(seed=3)], ids=str)
 def test_all_ranks_raise_what_one_rank_finds(tmp_path, rng, world, sampling):
     folder = model_of_world(world, tmp_path, rng, tie_word_embeddings=False)

@@ -54,7 +54,7 @@ def model(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mode
         yield model
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__qualname__)
 def test_interrupt_at_each_line_leaves_the_model_right(function: Any, model: Model):
     def generate() -> list[list[int]]:
@@ -75,7 +75,7 @@ def test_interrupt_at_each_line_leaves_the_model_right(function: Any, model: Mod
         assert model.pages.free_pages == model.pages.count
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("function", [Batch._add, Batch.remove])
 def test_batch_continues_after_an_interrupt(function: Callable[..., Any], model: Model):
     def run(line: int) -> list[int]:
@@ -91,7 +91,7 @@ def test_batch_continues_after_an_interrupt(function: Callable[..., Any], model:
         assert len(run(line)) == 3
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_batch_has_room_again_after_an_interrupted_add(model: Model):
     codes = [Batch.add.__code__, PageTable.add.__code__]
     with Batch(model) as batch:

@@ -11,7 +11,7 @@ from tests.conftest import some_of
 from tests.models.references import MIXTRAL, Plain, draw_folder
 from tests.models.small import make_model
 
-pytestmark = pytest.mark.mpi(max_size=1)
+pytestmark = pytest.mark.mpi(ranks=[1])
 KINDS = ["Qwen3ForCausalLM", "LlamaForCausalLM"]
 
 

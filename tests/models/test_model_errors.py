@@ -15,7 +15,7 @@ from etc_dist.models.model import Model
 from etc_dist.models.weights import load_weights
 from tests.models.small import make_model
 
-pytestmark = pytest.mark.mpi(max_size=1)
+pytestmark = pytest.mark.mpi(ranks=[1])
 TABLE = np.array([[0], [1]], np.int32)
 
 

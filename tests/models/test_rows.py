@@ -134,7 +134,7 @@ def test_an_end_has_no_lower_limit(ends):
     assert checked([1], [0], [5], ends=ends).numbers.tolist() == [[1], [5], [0], [0]]
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_a_step_costs_the_host_few_calls(tmp_path, rng, one_rank, monkeypatch):
     folder, calls = make_model(tmp_path, rng), []
     rows = [1] * 8, list(range(8)), [0] * 8

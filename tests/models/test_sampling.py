@@ -10,8 +10,8 @@ from etc_dist.models import Sampling, load
 from tests.models.small import make_model
 from tests.models.test_tensor_parallel import DRAWN, ids_of_one_rank, split_model
 
-ONE_RANK = pytest.mark.mpi(max_size=1)
-RANKS = pytest.mark.mpi(min_size=2, max_size=2)
+ONE_RANK = pytest.mark.mpi(ranks=[1])
+RANKS = pytest.mark.mpi(ranks=[2])
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def cache_of(model):
     return (cache if isinstance(cache, np.ndarray) else cache.get()).view(np.uint16)
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_a_text_has_the_same_bits_at_any_number_of_steps(model_folder, rng, one_rank):
     prompts = [rng.integers(520, size=n).tolist() for n in (3, 40, 1)]
     texts, caches = [], []
@@ -88,7 +88,7 @@ def test_a_text_has_the_same_bits_at_any_number_of_steps(model_folder, rng, one_
         np.testing.assert_array_equal(cache, caches[0])
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_a_stop_token_ends_one_request_and_its_cache(model_folder, rng, one_rank):
     with load(model_folder, positions=64, steps_per_launch=8, world=one_rank) as model:
         table = np.array([[0], [1]])
@@ -106,7 +106,7 @@ def test_a_stop_token_ends_one_request_and_its_cache(model_folder, rng, one_rank
         assert written[:, 1].sum(axis=1).tolist() == [8, 8]
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize(
     ("options", "text"),
     [

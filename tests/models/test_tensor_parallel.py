@@ -29,7 +29,7 @@ from tests.models.test_decoder_sizes import MOST_BYTES, QWEN_32B
 from tests.models.test_model import EXPERTS, expect_best
 
 PAGE, POSITIONS = 16, 32
-TWO = pytest.mark.mpi(min_size=2, max_size=2)
+TWO = pytest.mark.mpi(ranks=[2])
 SIZES = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 576}
 """That 2, 3 and 4 ranks can split."""
 FEWER = {2: 515, 3: 585}
@@ -239,7 +239,7 @@ def model_of_world(world, tmp_path, rng, **changes):
     return split_model(tmp_path, rng, kv_heads, **changes)
 
 
-@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize(
     ("schedule", "steps", "changes"),
     [
@@ -266,7 +266,7 @@ def test_all_ranks_generate_the_same_text(
         expect_best(folder, prompt, new)
 
 
-@pytest.mark.mpi(max_size=4)
+@pytest.mark.mpi(ranks=[2, 4])
 @pytest.mark.parametrize("vocabulary", [576, 531])
 def test_each_rank_has_a_part_of_the_logits(vocabulary, tmp_path, world, rng):
     folder = model_of_world(world, tmp_path, rng, vocab_size=vocabulary)

@@ -103,7 +103,7 @@ def refused(plan):
     return caught.value
 
 
-@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.mpi(ranks=[2])
 def test_a_model_that_the_ranks_cannot_split_is_refused(tmp_path, rng, world):
     heads = {"num_attention_heads": world.size + 1, "num_key_value_heads": 1}
     folder = make_model(tmp_path, rng, **heads)
@@ -111,7 +111,7 @@ def test_a_model_that_the_ranks_cannot_split_is_refused(tmp_path, rng, world):
         load(folder, world=world)
 
 
-@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.mpi(ranks=[2])
 def test_a_file_that_one_rank_cannot_read_is_refused_on_all(tmp_path, rng, world):
     folder = split_model(tmp_path, rng, 12)
     if world.rank == world.size - 1:
@@ -120,7 +120,7 @@ def test_a_file_that_one_rank_cannot_read_is_refused_on_all(tmp_path, rng, world
         load(folder, world=world, **OPTIONS)
 
 
-@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize(
     ("option", "values"),
     [("deterministic", ("run", "batch")), ("batch", (1, 2)), ("page_size", (16, 32))],
@@ -135,7 +135,7 @@ def test_options_that_differ_between_ranks_are_refused_on_all(
     assert all(f"{option}={value}" in caught.value.got for value in values)
 
 
-@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.mpi(ranks=[2])
 def test_a_field_of_the_model_that_differs_is_refused_on_all(tmp_path, rng, world):
     """Neither the program nor any shape depends on it."""
     base = 1e4 if world.rank == 1 else 2e4
@@ -145,7 +145,7 @@ def test_a_field_of_the_model_that_differs_is_refused_on_all(tmp_path, rng, worl
     assert "rope_base=10000.0" in caught.value.got
 
 
-@pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.mpi(ranks=[2])
 def test_rows_that_differ_between_ranks_are_refused_on_all(tmp_path, rng, world):
     with load(split_model(tmp_path, rng, 12), world=world, **OPTIONS) as model:
         with pytest.raises(ArgumentError, match=r"ids \[1\]"):
@@ -158,7 +158,7 @@ def test_rows_that_differ_between_ranks_are_refused_on_all(tmp_path, rng, world)
         np.testing.assert_array_equal(model.step([3], [0], [0], TABLE), first)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("pages", [10**8, 10**12])
 def test_a_cache_beyond_the_memory_is_refused_before_weights_are_read(
     pages, tmp_path, rng, world, monkeypatch
@@ -169,7 +169,7 @@ def test_a_cache_beyond_the_memory_is_refused_before_weights_are_read(
         load(folder, pages=pages, world=world, **OPTIONS)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("where", ["free_bytes", "_allocate"])
 def test_a_lack_of_memory_on_one_rank_is_an_error_of_all(
     where, tmp_path, rng, world, monkeypatch

@@ -76,7 +76,7 @@ def model(tmp_path, rng, one_rank):
 TABLE = np.arange(8).reshape(2, 4)
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_a_position_that_no_step_wrote_is_refused(model):
     model.step([1] * 17, [0] * 17, range(17), TABLE)
     for ids, requests, positions, got in (
@@ -96,7 +96,7 @@ def test_a_position_that_no_step_wrote_is_refused(model):
     model.step([1, 1], [0, 1], [19, 1], TABLE)
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_a_row_that_ends_early_writes_no_later_position(model):
     ids = model.steps([5], [0], [0], TABLE, count=4)[:, 0]
     count = int(np.flatnonzero(ids == ids[1])[0]) + 1
@@ -107,7 +107,7 @@ def test_a_row_that_ends_early_writes_no_later_position(model):
     model.steps([5], [0], [4], TABLE, count=2)
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_pages_that_a_batch_has_freed_are_not_written(model):
     model.step([1] * 3, [0] * 3, range(3), TABLE)
     wanted = model.generate([[1] * 20, [2]], max_new_tokens=3)

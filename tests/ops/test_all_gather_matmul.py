@@ -7,7 +7,7 @@ import pytest
 
 from etc_dist import AllGatherMatmul
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.mpi(ranks=[4])
 
 
 def test_rows_come_in_rank_order(world, make, arrays):

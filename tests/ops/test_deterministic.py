@@ -53,7 +53,7 @@ def test_a_row_has_the_same_bits_for_any_number_of_rows(name, world, arrays, rng
 
 # The tensor cores add in one order, whichever rows and columns a tile has.
 @pytest.mark.gpu
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_all_tiles_that_add_k_in_its_order_give_the_same_bits(
     arrays, rng, make, monkeypatch
 ):
@@ -73,7 +73,7 @@ def test_all_tiles_that_add_k_in_its_order_give_the_same_bits(
 
 
 @pytest.mark.gpu
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_without_the_option_tiles_for_few_rows_round_in_other_ways(arrays, rng, make):
     x, w = map(arrays.put, cancelling(rng, 300, HIDDEN, 1024))
     op = make(Matmul)
@@ -109,6 +109,7 @@ def test_a_token_has_the_same_bits_for_any_number(name, world, arrays, rng, make
         np.testing.assert_array_equal(row, found[0])
 
 
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("kind", [Matmul, AllGatherMatmul, MatmulReduceScatter])
 def test_other_values_are_refused(kind, world):
     with pytest.raises(ArgumentError, match="unknown deterministic") as caught:

@@ -106,7 +106,7 @@ def test_rows_of_one_rank_are_one_block_that_tiles_divide(rows, blocks):
     assert -(-rows // env["tile_even_rows"]) == down
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1, 2, 4])
 @kinds
 def test_few_rows_whole_blocks_and_transposed_weights_take_turns(
     kind, world, make, problem, compiled
@@ -131,7 +131,7 @@ def test_few_rows_whole_blocks_and_transposed_weights_take_turns(
     assert f"us predicted for {world.size} x 264 x 72\n" in shown
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @kinds
 @pytest.mark.parametrize(
     ("w_layout", "number"),
@@ -194,7 +194,7 @@ def test_few_rows_are_pushed_and_summed_in_pieces(rows, columns, pushed, summed)
     assert env["pushed_columns"] == pushed
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @kinds
 def test_pieces_of_long_rows_are_exchanged(kind, make, problem, world):
     """Two pieces and the rest of x, and of sums."""

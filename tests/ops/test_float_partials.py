@@ -12,6 +12,7 @@ from etc_dist.errors import ArgumentError
 pytestmark = pytest.mark.mpi
 
 
+@pytest.mark.mpi(ranks=[1, 4])
 @pytest.mark.parametrize("rows, n, k", [(1, 8, 8), (40, 520, 72), (264, 96, 136)])
 def test_small_integers_are_summed_exactly(rows, n, k, world, make, problem):
     op = make(MatmulReduceScatter, partials="float32")
@@ -21,7 +22,7 @@ def test_small_integers_are_summed_exactly(rows, n, k, world, make, problem):
     p.check_exact(p.out)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_partial_sums_may_be_larger_than_float16(world, arrays):
     sign = {0: 1, 1: -1}.get(world.rank, 0)
     x = arrays.put_as(np.full((2 * world.size, 8), 200 * sign, np.float32), "float16")

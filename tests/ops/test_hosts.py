@@ -134,7 +134,7 @@ def test_a_graph_of_64_ranks_is_proved():
     verify(schedule_static(graph), {"rows": 16, "n": 16, "k": 8}, 2)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize(
     ("name", "local_size"),
     [

@@ -12,7 +12,7 @@ from etc_dist.ops.tuning import tuning_of
 from etc_dist.schedule.plan import Choice
 from tests.conftest import first_always
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.mpi(ranks=[1])
 
 TOLERANCE = {"bfloat16": 2.1e-3, "float16": 2.7e-4}
 """One rounding, of the result; the sums are in fp32."""
@@ -33,7 +33,6 @@ SIZES = first_always([(70, 520, 200), (3, 8, 8), (300, 1304, 584)], 2)
 
 
 # All tiles of the program, at sizes with several of them and tails of M, N and K.
-@pytest.mark.mpi(max_size=1)
 @pytest.mark.parametrize(
     ("w_layout", "shape"),
     [(of, n) for of in ("nk", "kn") for n in range(len(shapes_for(of, SHAPES)))],

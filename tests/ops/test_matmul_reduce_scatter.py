@@ -7,7 +7,7 @@ import pytest
 
 from etc_dist import MatmulReduceScatter
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.mpi(ranks=[2, 4])
 
 
 def test_partial_sums_are_added_in_fp32(world, make, arrays):

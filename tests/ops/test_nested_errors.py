@@ -18,7 +18,7 @@ from etc_dist.ops import functional
 from etc_dist.world import start
 from tests.ops.arrays import ones
 
-pytestmark = pytest.mark.mpi(max_size=2)
+pytestmark = pytest.mark.mpi
 
 
 def copying(body: Callable[..., None]) -> Any:
@@ -78,7 +78,7 @@ def test_the_error_of_a_refused_call_ends_the_run_alone(own):
     program.run(x=np.zeros(4, np.float32))
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_call_in_a_signal_handler_of_a_waiting_rank_is_refused(own):
     refused: list[str] = []
 

@@ -19,12 +19,13 @@ FUNCTIONS = {
 pytestmark = [pytest.mark.mpi, pytest.mark.parametrize("kind", FUNCTIONS)]
 schedules = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 layouts = pytest.mark.parametrize("w_layout", ["nk", "kn"])
-on_two = pytest.mark.mpi(max_size=2)
+on_two = pytest.mark.mpi
 # NOTE: partial sums are rounded before sending, and their sum once more: an error of
 # one rounding times the root of two. The sums of a gather are in fp32.
 TOLERANCE = {MatmulReduceScatter: 3e-3, AllGatherMatmul: 2.1e-3}
 
 
+@pytest.mark.mpi(ranks=[1, 2, 4])
 @layouts
 @pytest.mark.parametrize("dtype, factor", [("bfloat16", 1), ("float16", 8)])
 def test_random_values_come_close_to_fp32(

@@ -26,7 +26,7 @@ from etc_dist.ops.operation import Operation
 from tests.ops.arrays import ones
 from tests.ops.rank_errors import of_rank_zero
 
-pytestmark = pytest.mark.mpi(max_size=2)
+pytestmark = pytest.mark.mpi
 
 FUNCTIONS = {
     MatmulReduceScatter: etc_dist.matmul_reduce_scatter,
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused(what, refused, good, arrays):
     refused(wrong(what, good(), arrays.put_as), WORDS[what])
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("bad_rank", [0, 1])
 @pytest.mark.parametrize("what", ["K differs", "w is float16", "out has another row"])
 def test_what_does_not_fit_on_one_rank_is_refused_on_all(
@@ -169,7 +169,7 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all(
     refused(call, rf"where: +rank {bad_rank}: ")
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_rank_with_other_shapes_than_its_peers_is_named(refused, arrays, world):
     rows = 16 if world.rank == 1 else 8
     x = arrays.put_as(np.zeros((rows * world.size, 24)), "bfloat16")
@@ -177,7 +177,7 @@ def test_a_rank_with_other_shapes_than_its_peers_is_named(refused, arrays, world
     refused((x, w, None), r"rank 1: \w+\((rows|m)=\d+, n=16, k=24(, shape=\d+)?\)")
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_first_calls_of_several_programs_are_refused(kind, make, arrays, world):
     rows = 256 if world.rank == 1 else 8
     x = arrays.put_as(np.zeros((rows * world.size, 24)), "bfloat16")
@@ -186,7 +186,7 @@ def test_first_calls_of_several_programs_are_refused(kind, make, arrays, world):
         make(kind)(x, w)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_that_call_different_operations_are_refused(make, arrays, world):
     ops = [make(kind) for kind in FUNCTIONS]
     x = arrays.put_as(np.zeros((8 * world.size, 24)), "bfloat16")
@@ -199,7 +199,7 @@ def test_ranks_that_call_different_operations_are_refused(make, arrays, world):
         assert not arrays.get(out).any()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_rows_that_the_ranks_cannot_share_are_refused(make, arrays, world):
     op = make(MatmulReduceScatter)
     m = 8 * world.size + 1
@@ -219,7 +219,7 @@ def test_an_object_that_is_not_an_array_is_a_type_error(what, refused, good):
     refused((x, p.w, p.out), words, TypeError)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("bad_rank", [0, 1])
 def test_a_type_error_of_one_rank_is_raised_on_all(bad_rank, kind, good, world):
     p = good()
@@ -242,7 +242,7 @@ FIRST_CALLS = {
 }
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("what", FIRST_CALLS)
 def test_ranks_with_other_first_calls_are_refused_before_compiling(
     what, op, good, arrays, world, compiled
@@ -265,7 +265,7 @@ def test_arrays_in_host_memory_are_refused_on_gpus(refused, good):
 
 
 @pytest.mark.gpu(devices=2)
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_arrays_of_another_gpu_are_refused(refused, good):
     import cupy
 
@@ -304,7 +304,7 @@ def test_a_closed_operation_is_named_in_the_error(op, good):
             use()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("kind", [MatmulReduceScatter, AllGatherMatmul])
 def test_exhausted_symmetric_memory_leaves_the_operation_usable(
     op, kind, good, problem, world, monkeypatch
@@ -320,7 +320,7 @@ def test_exhausted_symmetric_memory_leaves_the_operation_usable(
     works(op, larger)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_interrupt_between_agreement_and_launch_breaks_the_world(own, monkeypatch):
     def interrupt(launch: Any, stream: Any) -> None:
         raise KeyboardInterrupt
@@ -339,7 +339,7 @@ def test_interrupt_between_agreement_and_launch_breaks_the_world(own, monkeypatc
         op(*ones(own))
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_interrupt_in_a_run_is_on_all_ranks_and_the_next_call_is_right(
     own, monkeypatch
 ):
@@ -358,7 +358,7 @@ def test_interrupt_in_a_run_is_on_all_ranks_and_the_next_call_is_right(
     assert (op(*ones(own)) == 8 * own.size).all()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_interrupt_after_all_ranks_have_finished_is_of_one_rank_alone(own, monkeypatch):
     op = MatmulReduceScatter(world=own)
     op(*ones(own))
@@ -379,7 +379,7 @@ def test_interrupt_after_all_ranks_have_finished_is_of_one_rank_alone(own, monke
     assert (op(*ones(own)) == 8 * own.size).all()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_interrupt_of_all_ranks_at_once_ends_them_soon(own):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

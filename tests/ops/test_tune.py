@@ -105,7 +105,7 @@ def measuring(world, monkeypatch):
     monkeypatch.setattr(module, "device_of", lambda world: "NVIDIA GB99")
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[2])
 def test_the_slowest_rank_counts_and_all_have_its_tuning(world, measuring):
     made = tune_world(world, [], say=str)
     assert made.device == "NVIDIA GB99"
@@ -114,7 +114,7 @@ def test_the_slowest_rank_counts_and_all_have_its_tuning(world, measuring):
     assert len({str(one) for one in world.gather(made.document())}) == 1
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_gpus_of_two_kinds_are_refused(world, measuring, monkeypatch):
     monkeypatch.setattr(module, "device_of", lambda world: f"GPU {world.rank % 2}")
     with pytest.raises(WorldError, match="GPUs of one kind"):

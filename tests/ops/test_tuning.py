@@ -135,7 +135,7 @@ def test_own_tuning_of_an_older_format_is_passed_over_visibly(cache, own):
     assert "nvidia-h200.json has an older format (etc-dist tune" in found.show()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_ranks_with_different_constants_are_named_on_all(
     make, problem, world, monkeypatch
 ):

@@ -60,7 +60,7 @@ def forbidden(*_: Any) -> Any:
     raise AssertionError("compiled, or proved")
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_a_program_of_a_bundle_runs(tmp_path, one_rank, monkeypatch):
     graph, workers = add_row_sum(1), one_rank.settings.cpu_workers
     if one_rank.backend == "cuda":

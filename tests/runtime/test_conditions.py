@@ -92,7 +92,7 @@ def test_a_chain_over_ranks_has_one_text(world_size, schedule, seed):
         np.testing.assert_array_equal(outputs["y"], y)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[4])
 @both
 def test_a_chain_over_ranks_fits_numpy(schedule, world):
     arrays, (xs, expected) = Arrays(world.backend), rows_of_ranks(world.size)

@@ -24,6 +24,7 @@ def short_timeout(world):
     made.close()
 
 
+@pytest.mark.mpi(ranks=[1, 4])
 @pytest.mark.parametrize("op", OPS)
 def test_a_run_gives_the_reference(op, short_timeout, rng):
     c = case(op, short_timeout.size, rng, (40, 24, 32))

@@ -53,6 +53,7 @@ def filled(executor: CpuExecutor, c, rank: int) -> np.ndarray:
     return y
 
 
+@pytest.mark.mpi(ranks=[1, 2, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("op", OPS)
 def test_a_run_gives_the_reference(op, dtype, cpu_world, rng):
@@ -116,6 +117,7 @@ def doubled(world: World) -> list[float]:
     return [2.0 * (i + 100 * previous) for i in range(8)]
 
 
+@pytest.mark.mpi(ranks=[4])
 def test_a_rank_that_never_notifies_ends_the_run_on_all_ranks(short_timeout):
     last = short_timeout.size - 1
     good = schedule_static(ring(short_timeout.size))
@@ -140,7 +142,7 @@ def test_a_rank_that_never_notifies_ends_the_run_on_all_ranks(short_timeout):
     again.close()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_slow_task_of_a_peer_is_no_timeout(short_timeout):
     @device_function(source="", reads=1, writes=1, lane="transfer")
     def slow(x, box):

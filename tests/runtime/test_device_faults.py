@@ -56,7 +56,7 @@ def records(rank: int, begun: int) -> list[Record]:
     )
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("begun", "text"),
     [
@@ -88,7 +88,7 @@ SPIN = """extern "C" __global__ void spin(long long nanoseconds) {
 
 
 @pytest.mark.gpu
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_workers_that_other_work_keeps_from_beginning_are_counted(
     short_timeout, one_rank
 ):

@@ -31,7 +31,7 @@ def check(program: Program, world: World, seed: int) -> None:
         assert arrays.get(found[name]).tolist() == wanted.tolist()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("gathers", [False, True], ids=["strided", "ticket"])
 def test_a_body_may_wait_never_once_or_twice(gathers, schedule, one_rank):
@@ -45,7 +45,7 @@ def test_a_body_may_wait_never_once_or_twice(gathers, schedule, one_rank):
     program.close()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 def test_a_started_task_ends_when_its_wait_times_out(one_rank, short_timeout):
     wrong = program_of(short_timeout, "static", gathers=True, notifies=False)
     right = program_of(short_timeout, "static", gathers=True)

@@ -72,7 +72,7 @@ def waits(records: tuple[WaitRecord, ...]) -> list[tuple[int, str, str, int, int
     return sorted((r.rank, r.task, r.event, r.have, r.want) for r in records)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_missing_notify_is_named_on_every_rank(compiled, run, short_timeout):
     program = compiled(notifies=False)
     records = timed_out(lambda: run(program))
@@ -88,7 +88,7 @@ def test_a_missing_notify_is_named_on_every_rank(compiled, run, short_timeout):
     assert run(compiled()) == previous(short_timeout)
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_timeout_in_a_queue_names_the_event(compiled, run, short_timeout):
     program = compiled("dynamic", wanted=2)
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_a_timeout_in_a_queue_names_the_event(compiled, run, short_timeout):
     assert run(compiled("dynamic", wanted=1)) == previous(short_timeout)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_the_same_program_runs_again_after_a_timeout(compiled, run, short_timeout):
     program = compiled()
     for _ in range(2):
@@ -112,7 +112,7 @@ def test_the_same_program_runs_again_after_a_timeout(compiled, run, short_timeou
     assert run(program) == previous(short_timeout)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_timeout_of_one_rank_is_an_error_on_all(compiled, run, short_timeout):
     program = compiled()
     last = short_timeout.size - 1
@@ -123,7 +123,7 @@ def test_a_timeout_of_one_rank_is_an_error_on_all(compiled, run, short_timeout):
     assert run(program) == previous(short_timeout)
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_the_next_call_reports_a_failed_run(compiled, run, short_timeout):
     program, arrays = compiled(), Arrays(short_timeout.backend)
     x = arrays.put(np.zeros((8, 8), np.float32))
@@ -138,7 +138,7 @@ def test_the_next_call_reports_a_failed_run(compiled, run, short_timeout):
     assert run(program) == previous(short_timeout)
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_late_call_is_not_an_error(compiled, run, short_timeout):
     program = compiled()
     for late in (0, short_timeout.size - 1):

@@ -21,7 +21,7 @@ from etc_dist.runtime.gpu import GpuExecutor, Launch
 from etc_dist.schedule import schedule_static
 from tests.ops.ring import ring
 
-pytestmark = pytest.mark.mpi(max_size=2)
+pytestmark = pytest.mark.mpi(ranks=[1])
 CAPTURING = SimpleNamespace(ptr=5, is_capturing=lambda: True)
 
 

@@ -54,7 +54,7 @@ def program(own: World) -> list[Any]:
     return [made]
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("make", [program, matmul, mlp])
 def test_memory_and_descriptors_of_dropped_objects_are_freed(make, own):
     def drop() -> list[weakref.ref[Any]]:
@@ -73,7 +73,7 @@ def test_memory_and_descriptors_of_dropped_objects_are_freed(make, own):
     assert (descriptors(), len(own._memories), len(own._held)) == before
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_arrays_of_a_call_are_not_kept_by_the_operation(own):
     op, *arrays = matmul(own)
     alive = [weakref.ref(array) for array in arrays]
@@ -82,7 +82,7 @@ def test_arrays_of_a_call_are_not_kept_by_the_operation(own):
     op.close()
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("call", [lambda own: own.allocate(8), program])
 def test_program_is_freed_once_all_ranks_have_dropped_it(call, own):
     kept = program(own)
@@ -95,7 +95,7 @@ def test_program_is_freed_once_all_ranks_have_dropped_it(call, own):
     assert 1 not in [runs.number for runs in own._held.values()]
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("call", [World.synchronize, World.close])
 def test_error_of_a_dropped_program_is_raised_at_the_next_end(call, own):
     dropped = ended(own, {own.size - 1})
@@ -108,7 +108,7 @@ def test_error_of_a_dropped_program_is_raised_at_the_next_end(call, own):
     assert own.closed
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_captured_program_that_is_dropped_is_not_freed(own, monkeypatch):
     monkeypatch.setattr(CpuExecutor, "is_captured", True)
     program(own)
@@ -124,7 +124,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__qualname__)
 def test_interrupt_at_each_line_leaves_a_program_usable(function, own):
     made = etc_dist.compile(ring(1), own)

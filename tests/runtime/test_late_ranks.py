@@ -77,7 +77,7 @@ def run(short_timeout, program) -> Callable[[], list[float]]:
     return run
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize(
     ("how", "schedule"), [(never, "static"), (late, "dynamic"), (stopped, "static")]
 )
@@ -99,7 +99,7 @@ def test_rank_that_agrees_and_does_not_launch_in_time(
         assert run() == expected
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_rank_that_did_not_launch_gets_the_error_at_its_next_call(
     program, run, short_timeout, monkeypatch

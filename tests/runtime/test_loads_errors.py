@@ -155,7 +155,7 @@ def run(short_timeout) -> Callable[[Program, list[int]], list[list[float]]]:
     return run
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1])
 def test_bad_data_of_one_rank_is_an_error_on_all_and_the_next_run_works(
@@ -214,7 +214,7 @@ class Ended:
     def close(self) -> None: ...
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_next_call_reports_a_run_that_data_ended_on_one_rank(
     alone, short_timeout, unverified

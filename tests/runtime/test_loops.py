@@ -43,7 +43,7 @@ def check(found, wanted):
             np.testing.assert_allclose(outputs[name], array, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @BOTH
 def test_layers_run_on_all_ranks(schedule, world, make_program):
     program = make_program(residual_layers(world.size), schedule=schedule)

@@ -13,7 +13,7 @@ from etc_dist.errors import SymmetricMemoryError, WorldError
 from etc_dist.runtime.memory_plan import Capacity
 from etc_dist.runtime.program_memory import ProgramMemory
 
-pytestmark = pytest.mark.mpi(max_size=2)
+pytestmark = pytest.mark.mpi
 
 
 def make_own(capacity: Capacity) -> tuple[Any, Any]:

@@ -107,7 +107,7 @@ CHANGES: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 @pytest.mark.parametrize("what", CHANGES)
 def test_an_array_that_cannot_be_updated_is_refused_on_all_ranks(
     what, world, make_program

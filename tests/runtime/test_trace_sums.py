@@ -92,7 +92,7 @@ def test_the_command_sums_a_file(tmp_path, capsys):
     assert capsys.readouterr().out == show_sums(TRACE)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_a_run_is_summed(make_program, world, tmp_path):
     arrays = Arrays(world.backend)
     a = arrays.put(np.ones((300, 128), np.float32))

@@ -18,7 +18,7 @@ def test_match_call_returns_for_equal_signatures(world):
         world.match_call(signature, silent)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1, 4])
 def test_match_call_works_when_ranks_call_at_different_times(world):
     naps = np.random.default_rng(world.rank).choice([0, 0, 0, 2e-4, 2e-2], size=40)
     for call, nap in enumerate(naps):
@@ -26,7 +26,7 @@ def test_match_call_works_when_ranks_call_at_different_times(world):
         world.match_call(sign(f"call {call}"), silent)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_match_call_returns_after_all_ranks_have_called(world):
     late = world.size - 1
     if world.rank == late:
@@ -37,7 +37,7 @@ def test_match_call_returns_after_all_ranks_have_called(world):
     assert left >= max(world.gather(came))
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1, 4])
 def test_gather_gives_each_ranks_object_in_rank_order(world):
     value = {"rank": world.rank, "bytes": b"x" * (100_000 * world.rank)}
     received = world.gather(value)
@@ -45,13 +45,13 @@ def test_gather_gives_each_ranks_object_in_rank_order(world):
     assert len(received[-1]["bytes"]) == 100_000 * (world.size - 1)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1, 4])
 def test_agree_gives_each_ranks_result_in_rank_order(world):
     assert world.agree(lambda: world.rank**2) == [r**2 for r in range(world.size)]
     assert world.agree_done(lambda: "of no interest") is None
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_calls_of_a_world_that_starts_are_compared_by_messages(world):
     from mpi4py import MPI
 

@@ -30,7 +30,7 @@ def doomed():
         own.close()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2, 4])
 def test_mismatch_raises_on_all_ranks_and_names_the_calls(world):
     odd = world.rank == 1
     with pytest.raises(ArgumentError) as caught:
@@ -47,14 +47,14 @@ def test_mismatch_raises_on_all_ranks_and_names_the_calls(world):
     assert is_usable(world)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_mismatch_with_equal_words_shows_signatures(world):
     with pytest.raises(ArgumentError, match=r"rank 1: add \(signature 0x15\)"):
         world.match_call(0x14 + world.rank, lambda: "add")
     assert is_usable(world)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_fault_in_a_description_reaches_the_peers_as_text(world):
     def describe() -> str:
         return "add" if world.rank else str(1 / 0)
@@ -64,7 +64,7 @@ def test_fault_in_a_description_reaches_the_peers_as_text(world):
     assert is_usable(world)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_refusal_of_one_rank_raises_its_class_on_all(world):
     own = GraphError("x is bad", where="add", wanted="[4]", got="[3]", fix="pass [4]")
     with pytest.raises(GraphError) as caught:
@@ -79,7 +79,7 @@ def test_refusal_of_one_rank_raises_its_class_on_all(world):
     assert is_usable(world)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[4])
 def test_refusals_of_all_ranks_are_listed_by_rank(world):
     got = f"[{min(world.rank, 1)}]"
     own = GraphError("x is bad", where="add", wanted="[4]", got=got, fix="pass [4]")
@@ -101,7 +101,7 @@ def fail_on_rank_1(world, fault):
     return step
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("agree", ["agree", "agree_done"])
 def test_step_that_fails_on_one_rank_raises_on_all(world, agree):
     own = GraphError("x is bad", where="add", wanted="[4]", got="[3]", fix="pass [4]")
@@ -123,7 +123,7 @@ def test_result_that_cannot_be_pickled_is_a_fault_of_the_step(world):
     assert is_usable(world)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_rank_that_does_not_call_is_named_and_breaks_the_world(doomed):
     from mpi4py import MPI
 
@@ -144,7 +144,7 @@ def test_rank_that_does_not_call_is_named_and_breaks_the_world(doomed):
     assert doomed.broken
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_gather_returns_the_other_values_when_a_rank_is_silent(doomed):
     silent = doomed.size - 1
     if doomed.rank != silent:

@@ -41,7 +41,7 @@ def alarm():
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_call_while_another_thread_is_inside_one_is_refused_by_name(own):
     def step():
         with pytest.raises(WorldError) as caught:
@@ -54,7 +54,7 @@ def test_call_while_another_thread_is_inside_one_is_refused_by_name(own):
     own.barrier()
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_threads_that_start_at_once_start_one_world(own, monkeypatch):
     def second(*_):
         with pytest.raises(WorldError, match="thread 'MainThread' was inside a call"):
@@ -74,7 +74,7 @@ LOCK_CODES = [
 ]
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_a_start_that_is_interrupted_at_any_line_can_be_made_again(own, monkeypatch):
     monkeypatch.setattr("etc_dist.world.startup._start_alone", lambda *_: own)
     line = 1
@@ -84,7 +84,7 @@ def test_a_start_that_is_interrupted_at_any_line_can_be_made_again(own, monkeypa
     assert line > 10
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_calls_in_turn_from_different_threads_work(own):
     for _ in range(3):
         assert in_thread(lambda: own.gather(own.rank)) == list(range(own.size))
@@ -138,7 +138,7 @@ INTERRUPTS = {
 }
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("place", INTERRUPTS)
 @pytest.mark.parametrize("run", [in_thread, lambda call: call()])
 def test_interrupted_call_of_one_rank_leaves_its_world_usable(place, run, own):
@@ -154,7 +154,7 @@ def test_interrupted_call_of_one_rank_leaves_its_world_usable(place, run, own):
     assert recovered == [place] * 2
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_interrupted_recovery_is_made_again(own, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         own.agree(interrupt)
@@ -168,7 +168,7 @@ def test_interrupted_recovery_is_made_again(own, monkeypatch):
     assert recovered == [1]
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("run", [in_thread, lambda call: call()])
 def test_call_whose_end_is_interrupted_breaks_the_world(run, own):
     with pytest.raises(KeyboardInterrupt):
@@ -190,7 +190,7 @@ CALLS = {
 }
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_call_whose_start_is_interrupted_breaks_the_world(own):
     with pytest.raises(KeyboardInterrupt):
         interrupt_start(own)
@@ -198,7 +198,7 @@ def test_call_whose_start_is_interrupted_breaks_the_world(own):
         own.barrier()
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_error_of_another_world_that_leaves_a_call_breaks_the_world(own, alarm):
     closed = start(own.settings)
     closed.close()
@@ -214,7 +214,7 @@ def test_error_of_another_world_that_leaves_a_call_breaks_the_world(own, alarm):
             own.barrier()
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("name", CALLS)
 def test_interrupted_call_breaks_the_world_by_name_on_all_ranks(name, own, alarm):
     if own.rank == 0:
@@ -232,7 +232,7 @@ def test_interrupted_call_breaks_the_world_by_name_on_all_ranks(name, own, alarm
         own.barrier()
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("name", ["match_call", "agree", "barrier"])
 def test_peers_that_wait_already_raise_for_an_interrupted_call(name, own):
     def interrupt():
@@ -249,7 +249,7 @@ def test_peers_that_wait_already_raise_for_an_interrupted_call(name, own):
             CALLS[name](own)
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_gather_does_not_wait_for_a_rank_that_left(own):
     if own.rank == 0:
         with pytest.raises(KeyboardInterrupt), own.exclusive:
@@ -269,7 +269,7 @@ def test_step_of_a_finalizer_does_not_run_within_a_call():
     assert steps == [3]
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_call_waits_for_the_finalizer_of_another_thread(own):
     begun, ended = threading.Event(), []
 
@@ -285,14 +285,14 @@ def test_call_waits_for_the_finalizer_of_another_thread(own):
         assert ended == [1]
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_error_that_all_ranks_raise_does_not_break_the_world(own):
     with pytest.raises(ArgumentError, match="x is bad"):
         CALLS["refuse"](own)
     own.barrier()
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_call_of_user_code_inside_another_call_is_refused(own):
     def step():
         with pytest.raises(WorldError, match="made inside another call"):
@@ -302,7 +302,7 @@ def test_call_of_user_code_inside_another_call_is_refused(own):
     own.barrier()
 
 
-@pytest.mark.mpi(min_size=2, max_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_nested_call_that_a_signal_handler_does_not_catch_breaks_the_world(own):
     if own.rank == 0:
         before = signal.signal(signal.SIGALRM, lambda *_: own.barrier())

@@ -65,7 +65,7 @@ def test_a_process_that_is_meant_to_be_alone_is_accepted(variables, monkeypatch)
     launcher.refuse_alone()
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_a_world_of_one_is_refused_unless_its_communicator_is_given(
     one_rank, monkeypatch
 ):

@@ -12,7 +12,7 @@ def test_memory_is_zeroed_aligned_and_of_the_requested_size(world):
     memory.free()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[4])
 def test_every_rank_sees_what_each_peer_wrote(world):
     memory = world.allocate(2048)
     memory.local[:] = 10 + world.rank
@@ -23,7 +23,7 @@ def test_every_rank_sees_what_each_peer_wrote(world):
     memory.free()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1, 4])
 def test_write_into_a_peers_block_arrives_there(world):
     memory = world.allocate(world.size)
     right = (world.rank + 1) % world.size

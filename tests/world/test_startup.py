@@ -27,6 +27,7 @@ def test_current_is_the_open_world_that_was_started_first():
     second.close()
 
 
+@pytest.mark.mpi(ranks=[1, 2])
 def test_closed_world_is_freed_with_what_functions_kept_for_it():
     own = start(CPU)
     x = np.ones((8 * own.size, 8), np.float32).astype(ml_dtypes.bfloat16)
@@ -46,7 +47,7 @@ def test_with_block_closes_the_world():
     assert own.closed and sys.excepthook is hook
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("launched", [False, True])
 @pytest.mark.parametrize("requested", [False, True])
 def test_excepthook_is_replaced_on_request_or_under_the_launcher(

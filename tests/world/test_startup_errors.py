@@ -13,7 +13,7 @@ from etc_dist.world.choice import Gpus
 CPU = Settings(backend="cpu")
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_settings_that_differ_are_refused_on_all_ranks(world, monkeypatch):
     # The import of CuPy takes seconds; the GPUs do not matter here.
     monkeypatch.setattr(
@@ -47,7 +47,7 @@ def test_bad_arguments_of_one_rank_start_no_world_on_any(got, world):
     assert world.gather(1) == [1] * world.size
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 def test_a_refused_start_frees_its_communicator(one_rank):
     # An MPI library has a few thousand communicators to give.
     for _ in range(3000):
@@ -56,7 +56,7 @@ def test_a_refused_start_frees_its_communicator(one_rank):
     assert one_rank.gather(1) == [1]
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_a_start_that_some_ranks_do_not_call_ends(world, monkeypatch):
     from mpi4py import MPI
 
@@ -133,7 +133,7 @@ def test_a_start_that_is_interrupted_on_one_rank_leaves_no_world(
     again.close()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_what_mpi_still_uses_outlives_an_interrupted_start(world, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(mpi.MpiTransport, "receive", interrupt)

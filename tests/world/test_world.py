@@ -45,7 +45,7 @@ def test_show_names_rank_backend_host_and_mpi(world):
     assert ", host " in text and ", MPI " in text
 
 
-@pytest.mark.mpi(max_size=1)
+@pytest.mark.mpi(ranks=[1])
 def test_block_that_an_exception_leaves_closes_a_world_of_one_rank():
     with pytest.raises(ZeroDivisionError), start(Settings(backend="cpu")) as own:
         own.allocate(8)
@@ -53,7 +53,7 @@ def test_block_that_an_exception_leaves_closes_a_world_of_one_rank():
     assert own.closed
 
 
-@pytest.mark.mpi(max_size=2)
+@pytest.mark.mpi
 def test_free_memory_is_less_than_that_of_the_host_or_the_gpu(world):
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if world.backend == "cuda":

@@ -14,7 +14,7 @@ def test_allocation_beyond_all_memory_is_refused(world):
     world.barrier()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(ranks=[2])
 def test_allocation_of_unlike_sizes_is_refused(world):
     with pytest.raises(ArgumentError, match=r"rank 1: world.allocate\(1025\)"):
         world.allocate(1024 + world.rank)
