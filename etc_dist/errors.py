@@ -32,9 +32,20 @@ from numbers import Integral, Real
 
 class EtcDistError(Exception):
     """Base of all errors here, in four parts, which are attributes too: `what` is wrong
-    `where`, what is `wanted`, what was `got`, and the `fix`."""
+    `where`, what is `wanted`, what was `got`, and the `fix`. `details`: attributes that
+    a class declares with their defaults."""
 
-    def __init__(self, what: str, *, where: str, wanted: str, got: str, fix: str):
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str,
+        wanted: str,
+        got: str,
+        fix: str,
+        **details: object,
+    ):
+        assert all(hasattr(type(self), name) for name in details), details
         self.what, self.where, self.wanted, self.got, self.fix = (
             what,
             where,
@@ -42,6 +53,7 @@ class EtcDistError(Exception):
             got,
             fix,
         )
+        vars(self).update(details)
         super().__init__(
             f"{what}\n  where:  {where}\n  wanted: {wanted}\n  got:    {got}\n"
             f"  to do:  {fix}"
@@ -93,18 +105,7 @@ class BuildError(EtcDistError):
     `source` is the whole text; `numbered()` prints it with line numbers.
     """
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str,
-        wanted: str,
-        got: str,
-        fix: str,
-        source: str = "",
-    ):
-        self.source = source
-        super().__init__(what, where=where, wanted=wanted, got=got, fix=fix)
+    source: str = ""
 
     def numbered(self) -> str:
         """The source with line numbers."""
@@ -257,18 +258,7 @@ class WaitTimeoutError(EtcDistError, TimeoutError):
     `records` lists the waits of all ranks that still responded.
     """
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str,
-        wanted: str,
-        got: str,
-        fix: str,
-        records: Sequence[WaitRecord] = (),
-    ):
-        self.records = tuple(records)
-        super().__init__(what, where=where, wanted=wanted, got=got, fix=fix)
+    records: tuple[WaitRecord, ...] = ()
 
 
 class NotFiniteError(EtcDistError, ArithmeticError):
@@ -277,15 +267,4 @@ class NotFiniteError(EtcDistError, ArithmeticError):
     `requests` lists the numbers of the requests with such logits.
     """
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str,
-        wanted: str,
-        got: str,
-        fix: str,
-        requests: Sequence[int] = (),
-    ):
-        self.requests = tuple(requests)
-        super().__init__(what, where=where, wanted=wanted, got=got, fix=fix)
+    requests: tuple[int, ...] = ()

@@ -76,7 +76,7 @@ def test_a_wait_record_reads_as_a_sentence():
 
 
 def test_a_timeout_keeps_its_records():
-    error = WaitTimeoutError("it failed", **PARTS, records=[RECORD, RECORD])
+    error = WaitTimeoutError("it failed", **PARTS, records=(RECORD, RECORD))
     assert pickled(error).records == (RECORD, RECORD)
 
 

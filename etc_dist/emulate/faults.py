@@ -79,5 +79,5 @@ def unfinished(records: Sequence[Record], run: str) -> Exception:
         wanted="each wait met within the emulator's time limit",
         got=f"{len(waits)} waits that were not met",
         fix="check expects=, and that each body ends",
-        records=waits,
+        records=tuple(waits),
     )

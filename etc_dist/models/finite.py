@@ -43,5 +43,5 @@ def expect_finite(rows: StepRows, ids: Array, dtype: str) -> None:
         "division by a temperature",
         got=f"other logits in {len(places)} of {ids.shape[1]} rows",
         fix=FIXES[dtype],
-        requests=sorted(set(requests.tolist())),
+        requests=tuple(sorted(set(requests.tolist()))),
     )

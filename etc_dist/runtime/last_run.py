@@ -152,7 +152,7 @@ class LastRun:
             fix="look for a rank that died, was late or made another call; if ranks "
             "may be further apart than this, raise ETC_DIST_WAIT_LIMIT; if workers had "
             "not begun, end other work on that GPU",
-            records=waits,
+            records=tuple(waits),
         )
 
     def _recover(self) -> EtcDistError:

@@ -342,5 +342,5 @@ def _merge(
         got="\n          ".join(got) or "no waits",
         fix="check the tasks that notify these events; raise "
         "ETC_DIST_WAIT_LIMIT if a single task takes longer than that",
-        records=records,
+        records=tuple(records),
     )
