@@ -38,7 +38,6 @@ from etc_dist.schedule.plan import Lane, Plan
 
 QUEUES = {TENSOR: "TensorQueue", TRANSFER: "TransferQueue"}
 _OWNER = Symbol("owner", "task")
-_SLOT = Symbol("slot", "task")
 _GROUP = Symbol("group", "task")
 
 
@@ -54,20 +53,7 @@ def lane_queue(lane: Lane) -> str:
     if has_surplus:
         surplus = f"u32(g.{queue_name(lane.name, 'surplus')})"
         lines.append(method("u32 surplus", surplus))
-        lines.append("  ETC_DEVICE static QueuePart part(const Args& g, i32 slot) {")
-        part = f"{{{text(lane.first_part)}, {surplus}}}"
-        for call, place, units in lane.later_parts():
-            lines.append(f"    if (slot < {text(place)}) return {part};")
-            begin = place + (_SLOT - place) // maximum(1, units) * units
-            part = f"{{{text(begin + units)}, {_later_surplus(call)}}}"
-        lines += [f"    return {part};", "  }"]
     return "\n".join([*lines, "};"])
-
-
-def _later_surplus(call: Call) -> str:
-    if call.limited is None:
-        return "kNoSurplus"
-    return f"u32(g.{queue_name(call.name, 'later_surplus')})"
 
 
 def event_struct(plan: Plan, events: EventTensor) -> str:
@@ -95,8 +81,6 @@ def call_members(lane: Lane, call: Call) -> list[str]:
         maybe_zero = sum(1 << n for n in zeros)
     lines = [f"  using Queue = {QUEUES[lane.name]};"]
     lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
-    is_passing = call.name in lane.passing
-    lines.append(f"  static constexpr int kInPasses = {int(is_passing)};")
     has_limit = call.limited in gating
     lines.append(f"  static constexpr int kLimitsGroups = {int(has_limit)};")
     for_peers = any(r.events.cross_rank for r in waits)
@@ -107,8 +91,6 @@ def call_members(lane: Lane, call: Call) -> list[str]:
     lines.append(method("i32 group_size", text(lane.group_size(call))))
     lines.append(method("i32 group_units", text(lane.group_units(call))))
     lines.append(method("i32 first_unit", text(lane.first_unit(call))))
-    lines.append(method("i32 passes", text(lane.passes(call))))
-    lines.append(method("i32 pass_units", text(lane.pass_units(call))))
     if lane.queued(call):
         state = f"u32(g.{queue_name(call.name, 'states')} + group)"
         at = dict(zip(gating, row_major(gating, _GROUP), strict=True))
@@ -117,12 +99,6 @@ def call_members(lane: Lane, call: Call) -> list[str]:
         lines.append(method("Coord group_at", f"{{{place}}}", "i32 group"))
         extents = [text(axis.extent) for axis in gating]
         lines += indexed("i32 extent", extents, "const Args& g, int n")
-    if is_passing:
-        later = next(place for c, place, _ in lane.later_parts() if c is call)
-        lines.append(method("i32 first_later", text(later)))
-        passed = f"u32(g.{queue_name(call.name, 'passed')})"
-        lines.append(method("u32 passed", passed))
-        lines.append(method("u32 later_surplus", _later_surplus(call)))
     lines += _surplus(lane, call)
     lines.append("  template <int n, class F>")
     lines.append("  ETC_DEVICE static void notified(const Args& g, Coord c, F&& f) {")
@@ -154,7 +130,7 @@ def _surplus(lane: Lane, call: Call) -> Iterator[str]:
     count = Symbol("count", "task")
     if inside:
         others = size_of([axis for axis in inside if axis != call.limited])
-        units = count * others * lane.pass_units(call)
+        units = count * others * lane.group_units(call)
     else:
         units = ceildiv(count * call.block[0], lane.share(call))
     yield method("i32 units_of", text(units), "i32 count")

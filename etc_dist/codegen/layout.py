@@ -249,10 +249,6 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
             yield queue_name(call.name, "states"), lane.groups(call)
         for call in limited:
             yield queue_name(call.name, "known"), size_of(call.loop_axes)
-        for name in lane.passing:
-            yield queue_name(name, "passed"), one
-            if any(call.name == name for call in limited):
-                yield queue_name(name, "later_surplus"), one
 
 
 def shared_memory(plan: Plan) -> tuple[int, int]:

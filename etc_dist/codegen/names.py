@@ -46,8 +46,8 @@ def pace_name(call: str) -> str:
 
 def queue_name(owner: str, word: str) -> str:
     """The argument for the position of a queue's words among the counters: the `head`,
-    `tail`, `surplus` or `slots` of a lane, the `states` of a call's groups, its `known`
-    counts, or the number of groups that have `passed` to later passes."""
+    `tail`, `surplus` or `slots` of a lane, the `states` of a call's groups, or its
+    `known` counts."""
     return f"{word}_{owner}"
 
 

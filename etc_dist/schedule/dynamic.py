@@ -20,7 +20,6 @@ from etc_dist.schedule.plan import (
     gating_axes,
     is_claimed_early,
     is_queued,
-    passing_axes,
 )
 from etc_dist.schedule.static import require_calls
 
@@ -33,10 +32,9 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
     makes the last notification of an event pushes the queued tasks that wait for it.
 
     Unqueued calls keep their order. Tasks of other calls are ordered by group, since
-    groups become ready as a whole. Those of the tensor lane's last calls may come in
-    passes. Raises ScheduleError for a graph without calls, for one whose ready tasks
-    cannot be found on the GPU, and for an unqueued call that waits for a queued one or
-    has a loaded extent."""
+    groups become ready as a whole. Raises ScheduleError for a graph without calls, for
+    one whose ready tasks cannot be found on the GPU, and for an unqueued call that
+    waits for a queued one or has a loaded extent."""
     require_calls(graph)
     unqueued = list(unqueued_obstacles(graph))
     reasons = [*unqueued, *_obstacles(graph)]
@@ -58,13 +56,7 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
         mine = [c for c in graph.calls if c.function.lane == name]
         mine.sort(key=lambda c: (is_queued(c), bool(c.waits)))
         cluster = max((c.function.cluster for c in mine), default=1)
-        lane = Lane(name, tuple(mine), QUEUE, cluster)
-        passing = [
-            call.name
-            for call in filter(is_queued, mine)
-            if lane.share(call) == 1 and passing_axes(call) and _is_last(graph, call)
-        ]
-        lanes.append(replace(lane, passing=tuple(passing)))
+        lanes.append(Lane(name, tuple(mine), QUEUE, cluster))
     return Plan(graph, "dynamic", tuple(lanes))
 
 
@@ -73,25 +65,6 @@ def _in_groups(call: Call) -> Call:
     if not is_queued(call) or not gating_axes(call):
         return call
     return replace(call, order=group_order(call))
-
-
-def _is_last(graph: GraphFunction, call: Call) -> bool:
-    """Whether `call` is on the tensor lane and waits, and no call of that lane depends
-    on it: a delay of its tasks delays the transfer lane only."""
-    if call.function.lane != TENSOR or not call.waits:
-        return False
-    following, found = [call], {call.name}
-    while following:
-        events = {ref.events.name for ref in following.pop().notifies}
-        for other in graph.calls:
-            if not any(ref.events.name in events for ref in other.waits):
-                continue
-            if other.function.lane == TENSOR:
-                return False
-            if other.name not in found:
-                found.add(other.name)
-                following.append(other)
-    return True
 
 
 def group_order(call: Call) -> tuple[Expr, ...]:

@@ -16,10 +16,6 @@ The tasks of a call in a queue lane form *groups* that wait for the same events 
 become ready together: one group for each value of the coordinates in the waits. A unit
 never spans two groups. In other lanes, and if it is not queued, all tasks of a call are
 one group, or those of each turn of the loops around it.
-
-A group may be split into *passes*, one for each value of the coordinates that precede
-all coordinates in the waits. Tasks of the first pass are queued like all others, those
-of a later pass after all other units of the lane and the earlier passes.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from typing import Any, TypeVar
 
 from etc_dist.ir.call import Call, Coordinate, size_of
 from etc_dist.ir.dims import checked_dims, refuse_undefined
-from etc_dist.ir.expr import Const, Expr, ceildiv, maximum, minimum
+from etc_dist.ir.expr import Const, Expr, ceildiv
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.loops import Item, Loop, nest
 
@@ -54,13 +50,6 @@ def is_claimed_early(call: Call) -> bool:
     """Whether a dynamic schedule claims the tasks of `call` before their waits are
     met."""
     return bool(call.waits) and not is_queued(call)
-
-
-def passing_axes(call: Call) -> tuple[Coordinate, ...]:
-    """The axes that precede all of `gating_axes`."""
-    gating = gating_axes(call)
-    first = min((call.axes.index(axis) for axis in gating), default=0)
-    return call.axes[:first]
 
 
 Part = TypeVar("Part", bound=Item)
@@ -87,8 +76,6 @@ class Lane:
     calls: tuple[Call, ...]
     policy: str
     cluster: int
-    passing: tuple[str, ...] = ()
-    """Names of the calls whose groups come in passes."""
 
     def queued(self, call: Call) -> bool:
         """Whether the units of `call` pass through the lane's queue."""
@@ -130,36 +117,6 @@ class Lane:
         share = self.share(call)
         size = self.group_size(call)
         return size if share == 1 else ceildiv(size, share)
-
-    def passes(self, call: Call) -> Expr:
-        """Passes of each group of `call`."""
-        return size_of(passing_axes(call) if call.name in self.passing else ())
-
-    def pass_units(self, call: Call) -> Expr:
-        """Units of a group of `call` in each pass."""
-        if call.name not in self.passing:
-            return self.group_units(call)
-        apart = (*self.gating(call), *passing_axes(call))
-        return size_of([axis for axis in call.axes if axis not in apart])
-
-    def later_parts(self) -> Iterator[tuple[Call, Expr, Expr]]:
-        """The parts of the queue after the first one, one for each call with later
-        passes: the call, its first slot there, and the units of each pass."""
-        place = self.first_part
-        for call in self.calls:
-            if call.name in self.passing:
-                units = self.groups(call) * self.pass_units(call)
-                yield call, place, units
-                place = place + maximum(0, self.passes(call) - 1) * units
-
-    @property
-    def first_part(self) -> Expr:
-        """Units that pass through the queue, without those of later passes."""
-        count: Expr = Const(0)
-        for call in filter(self.queued, self.calls):
-            units = self.groups(call) * self.pass_units(call)
-            count = count + minimum(1, self.passes(call)) * units
-        return count
 
     @_once
     def units(self, call: Call) -> Expr:
@@ -368,8 +325,6 @@ def _show_items(
         if lane.queued(item):
             gating = ", ".join(str(a.symbol) for a in lane.gating(item))
             text += f", {lane.groups(item)} groups by ({gating})"
-        if item.name in lane.passing:
-            text += f" in {lane.passes(item)} passes"
         yield text
         if env is not None:
             yield f"{indent}  = {int(units.evaluate(env))}"

@@ -1,13 +1,12 @@
 // Claiming units with atomic tickets: of a lane of a static program, or of a queue of a dynamic
-// one. A queue holds units in the order in which they were pushed, except those that come in passes.
+// one. A queue holds units in the order in which they were pushed.
 #pragma once
 #include "queue/push.cuh"
 
 namespace etc {
 
-// Instead of a unit: not pushed yet; no unit will be pushed to this slot or one after it in the
-// queue's part; the lane is finished.
-constexpr i32 kNotYet = -1, kRestIsSurplus = -2, kLaneOver = 0x7fffffff;
+// Instead of a unit: not pushed yet; the lane is finished.
+constexpr i32 kNotYet = -1, kLaneOver = 0x7fffffff;
 
 // Draws the next ticket of a lane of a static program.
 template <class Program>
@@ -47,14 +46,6 @@ struct WorkQueue {
     return ptx::count_up(run.event_address(run.g.rank, Queue::head(run.g)));
   }
 
-  // Draws all tickets of the rest of this ticket's part of the queue.
-  ETC_DEVICE static void skip_part(const Run<Program>& run, u32 ticket) {
-    const u32 initial = u32(Queue::initial(run.g));
-    const u32 end = initial + u32(Queue::part(run.g, i32(ticket - initial)).end);
-    const u64 head = run.event_address(run.g.rank, Queue::head(run.g));
-    atomicMax(reinterpret_cast<u32*>(head), end);
-  }
-
   // The unit of a ticket, which is initial or ready to run, or one of the constants above.
   ETC_DEVICE static i32 unit_of(const Run<Program>& run, u32 ticket) {
     const auto& g = run.g;
@@ -66,11 +57,8 @@ struct WorkQueue {
     if (word != 0) return i32(initial + word - 1);
     if constexpr (Queue::kHasSurplus) {
       // NOTE: slots are filled without gaps. The surplus may still grow.
-      const QueuePart part = Queue::part(g, i32(ticket - initial));
-      if (part.surplus != kNoSurplus) {
-        const u32 surplus = ptx::load_relaxed(run.event_address(g.rank, part.surplus));
-        if (ticket - initial >= u32(part.end) - surplus) return kRestIsSurplus;
-      }
+      const u32 surplus = ptx::load_relaxed(run.event_address(g.rank, Queue::surplus(g)));
+      if (ticket >= units - surplus) return kLaneOver;
     }
     return kNotYet;
   }

@@ -33,15 +33,6 @@ ETC_DEVICE void fence_groups() {
   ptx::fence_acq_rel<Call::kWaitsForPeers>();
 }
 
-// Where a part of a queue ends, and the word with the number of units in it that are known to be
-// surplus: slots at its end that stay empty.
-struct QueuePart {
-  i32 end;
-  u32 surplus;
-};
-// Instead of that word: there are none.
-constexpr u32 kNoSurplus = ~0u;
-
 // The count of a call's loaded extent in the turn of the task at `c`; -1 while it is not known.
 template <class Call, class Program>
 ETC_DEVICE i32 known_count(
@@ -57,24 +48,17 @@ ETC_DEVICE void publish_count(const Run<Program>& run, i32 group) {
   const i32 bound = Call::bound(g), count = minimum(maximum(Call::count(g, c), 0), bound);
   ptx::store_relaxed(run.event_address(g.rank, Call::known(g, c)), u32(count) + 1);
   const u32 surplus = u32(Call::units_of(g, bound) - Call::units_of(g, count));
-  const auto add = [&](u32 word) ETC_INLINE {
-    ptx::fetch_add<false>(run.event_address(g.rank, word), surplus);
-  };
-  if (surplus > 0) add(Call::Queue::surplus(g));
-  if constexpr (Call::kInPasses) {
-    if (surplus > 0) add(Call::later_surplus(g));
-  }
+  if (surplus > 0) ptx::fetch_add<false>(run.event_address(g.rank, Call::Queue::surplus(g)), surplus);
 }
 
 // Up to this number of units of a group are stored by one lane, more by the whole warp.
 constexpr u32 kFewUnits = 8;
 
-// A whole warp fills slots of a lane of `owner`, from slot `at` on, with one pass of the groups
-// whose lane's bit is set in `lanes[j]`: `units` units of each, from unit `skipped` of the group
-// on.
+// A whole warp fills slots of a lane of `owner`, from slot `at` on, with the first `units` units of
+// each group whose lane's bit is set in `lanes[j]`.
 template <class Call, int kCount, class Program>
 ETC_DEVICE void fill_slots(
-    const Run<Program>& run, i32 owner, u32 at, u32 skipped, u32 units, const u32 (&lanes)[kCount],
+    const Run<Program>& run, i32 owner, u32 at, u32 units, const u32 (&lanes)[kCount],
     const i32 (&group)[kCount]) {
   using Queue = typename Call::Queue;
   const auto& g = run.g;
@@ -82,7 +66,7 @@ ETC_DEVICE void fill_slots(
   const u64 slots = run.event_address(owner, Queue::slots(g));
   // NOTE: slots are numbered from the first queued unit. This number is the same on every rank; the
   // number of initial units may differ.
-  const u32 first = u32(Call::first_unit(g) - Queue::initial(g)) + skipped + 1;
+  const u32 first = u32(Call::first_unit(g) - Queue::initial(g)) + 1;
   if (units <= kFewUnits) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
@@ -112,41 +96,25 @@ ETC_DEVICE void fill_slots(
 // Instead of a reservation: the queue is full.
 constexpr u32 kNoRoom = ~0u;
 
-// A whole warp reserves the slots of `groups` groups of a call, with `units` units each: of the first
-// pass, in a part that all calls of the lane share, and of the second one, in a part of the call's
-// own (as for later passes).
+// A whole warp reserves `count` slots; the first one.
 // NOTE: a verified program always has room. If a count loaded from data is too small, late
 // notifications of a peer's last run may increase the words that count slots. Such a reservation
 // must not be stored outside the queue. Its slots stay empty, so the run ends at its wait limit.
-template <class Call, class Program>
-ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups, u32 units) {
-  using Queue = typename Call::Queue;
+template <class Queue, class Program>
+ETC_DEVICE u32 reserve(const Run<Program>& run, i32 owner, u32 count) {
   const auto& g = run.g;
-  const auto add = [&](u32 word, u32 n) ETC_INLINE {
-    u32 old = 0;
-    if (ptx::lane() == 0) {
-      old = ptx::fetch_add<kPeersPush<Program>>(run.event_address(owner, word), n);
-    }
-    return old;
-  };
-  u32 first = add(Queue::tail(g), groups * units), later = 0;
-  if constexpr (Call::kInPasses) later = add(Call::passed(g), groups);
-  first = __shfl_sync(~0u, first, 0);
-  bool has_room = first <= u32(Queue::units(g) - Queue::initial(g)) - groups * units;
-  if constexpr (Call::kInPasses) {
-    later = __shfl_sync(~0u, later, 0);
-    has_room = has_room && later <= u32(Call::groups(g)) - groups;
-    later = u32(Call::first_later(g)) + later * units;
+  u32 first = 0;
+  if (ptx::lane() == 0) {
+    first = ptx::fetch_add<kPeersPush<Program>>(run.event_address(owner, Queue::tail(g)), count);
   }
-  if (!has_room) return {kNoRoom, kNoRoom};
-  return {first, later};
+  first = __shfl_sync(~0u, first, 0);
+  return first <= u32(Queue::units(g) - Queue::initial(g)) - count ? first : kNoRoom;
 }
 
 // A whole warp pushes the tasks that exist of each group in `lanes`, whose extent is loaded.
 template <class Call, int kCount, class Program>
 ETC_DEVICE void push_parts(
     const Run<Program>& run, i32 owner, const u32 (&lanes)[kCount], const i32 (&group)[kCount]) {
-  static_assert(!Call::kInPasses);
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
     for (u32 left = lanes[j]; left != 0; left &= left - 1) {
@@ -154,11 +122,11 @@ ETC_DEVICE void push_parts(
       const i32 count = known_count<Call>(run, owner, Call::group_at(run.g, one));
       const u32 units = u32(Call::units_of(run.g, maximum(count, 0)));
       if (units == 0) continue;
-      const uint2 at = reserve<Call>(run, owner, 1, units);
-      if (at.x == kNoRoom) return;
+      const u32 at = reserve<typename Call::Queue>(run, owner, units);
+      if (at == kNoRoom) return;
       const u32 first[1] = {left & (0u - left)};
       const i32 ones[1] = {one};
-      fill_slots<Call>(run, owner, at.x, 0, units, first, ones);
+      fill_slots<Call>(run, owner, at, units, first, ones);
     }
   }
 }
@@ -180,12 +148,12 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
     groups += __popc(lanes[j]);
   }
   if (groups == 0) return;
-  const u32 units = u32(Call::pass_units(g));
+  const u32 units = u32(Call::group_units(g));
   constexpr bool kInParts = Call::kLimit > 0 && !Call::kLimitsGroups;
-  uint2 at{};
+  u32 at = 0;
   if constexpr (!kInParts) {
-    at = reserve<Call>(run, owner, groups, units);
-    if (at.x == kNoRoom) return;
+    at = reserve<typename Call::Queue>(run, owner, groups * units);
+    if (at == kNoRoom) return;
   }
   if (Call::kWaits > 1 && units > kFewUnits) {
     // NOTE: lanes store for each other, so each needs the acquires of the others.
@@ -195,13 +163,7 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
   if constexpr (kInParts) {
     push_parts<Call>(run, owner, lanes, group);
   } else {
-    fill_slots<Call>(run, owner, at.x, 0, units, lanes, group);
-    if constexpr (Call::kInPasses) {
-#pragma unroll 1
-      for (i32 pass = 1; pass < Call::passes(g); ++pass, at.y += u32(Call::groups(g)) * units) {
-        fill_slots<Call>(run, owner, at.y, u32(pass) * units, units, lanes, group);
-      }
-    }
+    fill_slots<Call>(run, owner, at, units, lanes, group);
   }
 }
 

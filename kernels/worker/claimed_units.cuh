@@ -100,20 +100,12 @@ class ClaimedUnits {
   // The next unit of a dynamic program; false after the last one.
   ETC_DEVICE bool next_unit(Next& next, u32 published, i32& unit) const {
     using TensorUnits = WorkQueue<Program, typename Program::TensorQueue>;
-    for (;;) {
-      if (!draw(next, published)) return false;
-      const bool came = spin<false>(run_, run_.g.wait_limit, [&] {
-        return (unit = TensorUnits::unit_of(run_, u32(next.taken))) != kNotYet;
-      });
-      if (!came) TensorUnits::report(run_);
-      if constexpr (Program::TensorQueue::kHasSurplus) {
-        if (came && unit == kRestIsSurplus) {
-          if (is_first()) TensorUnits::skip_part(run_, u32(next.taken));
-          continue;
-        }
-      }
-      return came && unit != kLaneOver;
-    }
+    if (!draw(next, published)) return false;
+    const bool came = spin<false>(run_, run_.g.wait_limit, [&] {
+      return (unit = TensorUnits::unit_of(run_, u32(next.taken))) != kNotYet;
+    });
+    if (!came) TensorUnits::report(run_);
+    return came && unit != kLaneOver;
   }
 
   const Run<Program>& run_;

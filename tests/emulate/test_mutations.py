@@ -20,7 +20,7 @@ from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.aborted import check_skipped, sent_in_vain
 from tests.emulate.cases import check
-from tests.emulate.matrix import CASES, NEVER, Case, experts
+from tests.emulate.matrix import CASES, Case
 from tests.emulate.mutations import BROKEN, MUTATIONS
 from tests.functions.test_best_column import argmax, rows_of
 from tests.functions.test_mark_experts import marked
@@ -70,7 +70,6 @@ MUTATED = {
     "queue": replace(CASES["moe"], schedule="dynamic"),
     "queue, mlp": replace(CASES["mlp"], schedule="dynamic"),
     "queue, conditions": replace(CASES["conditions"], schedule="dynamic"),
-    "passes": replace(experts(4, 640, 64, NEVER), schedule="dynamic"),
     "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),
     "decoder": Case(decoder, decoder_step),
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),
