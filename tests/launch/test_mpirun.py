@@ -373,6 +373,23 @@ def test_interrupt_gives_ranks_time_and_a_second_one_ends_them(
         assert time.monotonic() - began >= 2.0
 
 
+def test_interrupt_before_any_rank_has_begun_ends_the_job_at_once(tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo waits; sleep 60; }\n')
+    mpirun.chmod(0o755)
+    with subprocess.Popen(
+        [sys.executable, str(MPIRUN), "-n", "1", "true"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"LAUNCH_MPIRUN": str(mpirun)},
+    ) as launcher:
+        assert launcher.stderr.readline() == "[mpirun] waits\n"
+        began = time.monotonic()
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(20) == 128 + signal.SIGINT
+    assert time.monotonic() - began < 2.0
+
+
 def test_command_that_does_not_exist_is_named():
     done = subprocess.run(
         [sys.executable, str(MPIRUN), "-n", "1", "no-such-program"],
