@@ -37,13 +37,11 @@ from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Link, Machine
-from etc_dist.predict.simulation import Prediction, Times, simulate_run
-from etc_dist.predict.tasks import rank_tasks
-from etc_dist.predict.times import model_times, show_times, traced_times
+from etc_dist.predict.simulation import Prediction, simulate_run
+from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.program import Program
 from etc_dist.runtime import gpu as gpu_backend
 from etc_dist.runtime.occupancy import resident_workers
-from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import schedule_static
 
 PLUGIN = "FAR_PLUGIN"
@@ -208,17 +206,13 @@ class Case:
             for _ in range(3):
                 program.run(**self.arrays)
             program.synchronize()
-            self.trace: Trace = program.trace()
+            self.times = TracedTimes.of(graph, program.trace())
         self.program = compile(graph, world)
-        self.tasks = rank_tasks(self.program.plan, self.dims)
         self.first: Any = None
-
-    def times(self) -> Times:
-        return traced_times(self.tasks, self.trace)
 
     def predict(self, link: Link) -> Prediction:
         machine = Machine(workers=self.program.workers, far=link)
-        return simulate_run(self.tasks, self.times(), machine)
+        return simulate_run(self.program.plan, self.dims, self.times, machine)
 
     def run(self) -> None:
         self.program.run(**self.arrays)
@@ -280,8 +274,8 @@ def compare_records() -> None:
         if not one.path.startswith(f"{graph.name},"):
             continue
         dims = {"rows": one.M // one.world_size, "n": one.N, "k": one.K}
-        tasks = rank_tasks(schedule_static(graph), dims)
-        us = simulate_run(tasks, model_times(tasks, constants), Machine()).us
+        plan = schedule_static(graph)
+        us = simulate_run(plan, dims, ModelTimes(constants), Machine()).us
         print(
             f"{one.op} on {one.world_size} {one.device} at {one.commit}: "
             f"{one.M} x {one.N} x {one.K}, predicted {us:.1f} us, measured "
@@ -307,7 +301,7 @@ def main() -> int:
     wrong = []
     for name, (_, dims) in SHAPES.items():
         case = Case(device, name, dims if measures else CPU_DIMS)
-        say(world, f"{name}, traced:\n{show_times(case.times())}")
+        say(world, f"{name}, traced: {dict(case.times.us)}")
         for setting in SETTINGS:
             values = compare(device, case, own, setting)
             say(world, ", ".join(f"{k} {v}" for k, v in values.items()))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from etc_dist.errors import ArgumentError, expect_range
-from etc_dist.ops.tuning import Tuning, default_tuning
+from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import (
     FAR_GBS,
     FAR_LATENCY_US,
@@ -28,7 +28,6 @@ from etc_dist.predict.table import (
     show_line,
     show_machine,
 )
-from etc_dist.runtime.trace import Trace
 from etc_dist.runtime.trace_file import read_trace
 
 MOST = 2**31 - 1
@@ -70,10 +69,9 @@ def run(options: argparse.Namespace) -> int:
     far = Link("far", options.far_gbs, options.far_latency_us, options.message_us)
     near = Link("near", options.near_gbs, NEAR_LATENCY_US)
     machine = Machine(options.workers, near, far)
-    source: Trace | Tuning = default_tuning()
-    origin, notes = f"by a model of {default_tuning().device}", ""
+    trace, origin, notes = None, f"by a model of {default_tuning().device}", ""
     if options.trace is not None:
-        source = trace = read_trace(options.trace)
+        trace = read_trace(options.trace)
         origin = f"of the trace {options.trace}"
         notes = "".join(f"note of the trace: {note}\n" for note in trace.notes)
     counts = predict_hosts(
@@ -82,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         parse_hosts(options.hosts),
         options.local_size,
         machine,
-        source,
+        trace,
     )
     title = f"{options.operation}({', '.join(options.dims)})"
     found: list[Prediction] = []

@@ -1,4 +1,4 @@
-"""The run of one rank, event by event.
+"""The run of one rank by the workers of the CPU backend, in the time of a machine.
 
 All ranks do the same, so rank 0 stands for every rank: when a task of rank 0 sends to
 another rank, the same task of other ranks sends to rank 0, and both arrive at the same
@@ -10,28 +10,41 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
-from etc_dist.errors import DeadlockError, expect_range
+import numpy as np
+
+from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.ir.call import RANK, Call
+from etc_dist.ir.dims import checked_dims
+from etc_dist.ir.expr import Expr
 from etc_dist.ir.function import FORWARD, TENSOR
 from etc_dist.predict.machine import Link, Machine
-from etc_dist.predict.tasks import FAR, NEAR, OWN, RankTasks
+from etc_dist.runtime.cpu.simulate import ProcessMemory, deadlock
+from etc_dist.runtime.cpu.task import Element, Task
+from etc_dist.runtime.cpu.workers import LaneWorker, Workers
+from etc_dist.schedule.plan import QUEUE, Plan
 from etc_dist.settings import MAX_WORKERS
 
 TRANSFER_WARPS, WARPS = 2, 10
 """Warps of a worker in the transfer lane: before and after the compute warps join it,
 at the end of the tensor lane."""
+MOST_TASKS = 2_000_000
+"""Of a call on a rank: as many are simulated in minutes."""
 
 
-@dataclass(frozen=True)
-class Times:
-    """Microseconds of a task, by call. forwards: of a warp that sends its part of a
-    tile of the tensor lane to another rank."""
+class Times(Protocol):
+    """How long tasks take, in microseconds."""
 
-    tasks: Mapping[str, float]
-    forwards: Mapping[str, float]
+    def task_us(self, task: Task) -> float:
+        """The time of a task that writes something."""
+
+    def forward_us(self, task: Task) -> float:
+        """The time of a warp that sends its part of a tile of the tensor lane to
+        another rank."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class Prediction:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """What no order of the tasks can make shorter, by name."""
+        """What no order of the tasks can make shorter: microseconds by name."""
         return {
             "GEMM": self.tensor_us,
             "near bytes": self.near_us,
@@ -60,282 +73,285 @@ class Prediction:
 
     @property
     def bound_us(self) -> float:
+        """The largest bound, in microseconds."""
         return max(self.bounds.values())
 
     @property
     def bound_by(self) -> str:
+        """The name of the largest bound."""
         return max(self.bounds, key=lambda name: self.bounds[name])
 
 
-def simulate_run(tasks: RankTasks, times: Times, machine: Machine) -> Prediction:
-    """Simulate one run. DeadlockError if its tasks do not end."""
-    run = _Run(tasks, times, machine)
-    us = run.finish()
-    near, far = tasks.sent_bytes(NEAR), tasks.sent_bytes(FAR)
-    return Prediction(
-        hosts=tasks.hosts,
-        ranks=tasks.plan.graph.world_size,
-        us=us,
-        tensor_us=run.tensor_us,
-        near_us=near / machine.near.bytes_per_us,
-        far_us=far / machine.far.bytes_per_us,
-        far_bytes=far,
-        messages=sum(int((c.target == FAR).sum()) for c in tasks.calls),
-    )
+def simulate_run(
+    plan: Plan, dims: Mapping[str, int], times: Times, machine: Machine
+) -> Prediction:
+    """Simulate one run of a static plan. ArgumentError for dims that do not fit, for
+    tasks that depend on data, and if ranks have different numbers of tasks;
+    DeadlockError if its tasks do not end."""
+    dims = checked_dims(plan.graph, dims)
+    _refuse_data(plan)
+    # NOTE: every number of the environment may be an array over the ranks.
+    of_ranks: dict[str, Any] = {**dims, RANK.name: np.arange(plan.graph.world_size)}
+    for symbol, value in plan.graph.derived:
+        of_ranks[symbol.name] = value.evaluate(of_ranks)
+    for call in plan.graph.calls:
+        _check_count(plan, call, np.unique(call.tasks.evaluate(of_ranks)))
+    return _Run(plan, dims, of_ranks, times, machine).finish()
 
 
 class _Server:
-    """A link, which serves messages in their order."""
+    """A link, which serves messages in their order. nbytes: sent so far."""
 
     def __init__(self, link: Link):
         self.link, self.free = link, 0.0
+        self.messages = self.nbytes = 0
 
-    def send(self, now: float, nbytes: float) -> float:
+    def send(self, now: float, nbytes: int) -> float:
         """When a message that is sent now arrives."""
+        self.messages, self.nbytes = self.messages + 1, self.nbytes + nbytes
         self.free = max(now, self.free) + self.link.service_us(nbytes)
         return self.free + self.link.latency_us
 
-
-@dataclass
-class _Unit:
-    """Tasks that a lane runs at once, not before `due`. missing: their unmet waits.
-    wake: starts the cluster or the warp that runs it."""
-
-    us: float
-    due: float
-    tasks: list[int]
-    missing: int = 0
-    wake: Callable[[float], None] | None = None
+    @property
+    def bytes_us(self) -> float:
+        """The time of all bytes at the rate of the link."""
+        return self.nbytes / self.link.bytes_per_us
 
 
-@dataclass(frozen=True)
-class _Sending:
-    """What a task does at its end. forward_us: of each warp, before that; 0: none.
-    own, mirrored: elements that it notifies here, and on the rank that it sends to."""
+class _Memory(ProcessMemory):
+    """The events of rank 0, and the starts of all ranks."""
 
-    target: int
-    nbytes: int
-    forward_us: float
-    own: Sequence[int]
-    mirrored: Sequence[int]
+    def awaited(self, task: Task) -> set[int]:
+        """A tile of the tensor lane is sent after its task."""
+        return set() if FORWARD in task.call.function.roles else task.peers
 
 
 class _Run:
-    """The state of a simulation. Tasks are numbered call by call."""
+    """The state of a simulation."""
 
-    def __init__(self, tasks: RankTasks, times: Times, machine: Machine):
-        self._machine = machine
+    def __init__(
+        self,
+        plan: Plan,
+        dims: Mapping[str, int],
+        of_ranks: dict[str, Any],
+        times: Times,
+        machine: Machine,
+    ):
+        graph, tensor = plan.graph, plan.lane(TENSOR)
+        expect_range(machine.workers, tensor.cluster, MAX_WORKERS, "workers")
+        self._plan, self._times, self._machine = plan, times, machine
+        self._of_ranks = of_ranks
         self._near, self._far = _Server(machine.near), _Server(machine.far)
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._events = 0
-        # The last two elements are the starts of near and of far ranks.
-        self._left = [*tasks.expected.tolist(), 1, 1]
-        self._starts = {NEAR: len(self._left) - 2, FAR: len(self._left) - 1}
-        self._partners = tasks.partners
-        self._waiters: dict[int, list[_Unit]] = defaultdict(list)
-        self._sendings: list[_Sending] = []
-        lanes = self._read(tasks, times)
-        tensor = lanes.pop(TENSOR, [])
-        self._transfer = deque(unit for lane in lanes.values() for unit in lane)
-        cluster = tasks.plan.lane(TENSOR).cluster
-        expect_range(machine.workers, cluster, MAX_WORKERS, "workers")
-        count = machine.workers // cluster
-        self._cluster = cluster
-        self._queues = [deque(tensor[c::count]) for c in range(count)]
-        self.tensor_us = sum(unit.us for unit in tensor) / count
-        self._busy_clusters: set[int] = set()
-        self._busy_warps: set[int] = set()
-        self._claimed: dict[int, _Unit] = {}
-        self._forwards: dict[int, deque[int]] = defaultdict(deque)
-        self._parts: dict[int, int] = {}
-        self._end, self._finished = 0.0, 0
+        env = graph.environment(dims, 0)
+        self._memory = _Memory(plan, [env])
+        self._memory.epochs = [1] + [0] * (graph.world_size - 1)
+        self._clusters = [
+            LaneWorker(cluster * tensor.cluster, [tensor])
+            for cluster in range(machine.workers // tensor.cluster)
+        ]
+        others = [lane for lane in plan.lanes if lane is not tensor]
+        self._warps = [
+            LaneWorker(number // WARPS, others)
+            for number in range(machine.workers * WARPS)
+        ]
+        lane_workers = [*self._clusters, *self._warps]
+        self._workers = Workers(plan, env, 0, 1, lane_workers, self._memory)
+        self._running: dict[LaneWorker, int] = defaultdict(int)
+        self._waiting: dict[Element | int, dict[LaneWorker, None]] = defaultdict(dict)
+        self._forwards: dict[LaneWorker, deque[Task]] = defaultdict(deque)
+        self._parts: dict[Task, int] = {}
+        self._end_us = self._tensor_us = 0.0
 
-    def _read(self, tasks: RankTasks, times: Times) -> dict[str, list[_Unit]]:
-        """The units of each lane, in order; their waits and what they send."""
-        lanes: dict[str, dict[int, _Unit]] = {n.name: {} for n in tasks.plan.lanes}
-        for of_call in tasks.calls:
-            call, base = of_call.call, len(self._sendings)
-            us, forward_us = times.tasks[call.name], times.forwards.get(call.name, 0.0)
-            forwards = FORWARD in call.function.roles
-            units = []
-            own, mirrored = (
-                of_call.by_task(of_call.notifies),
-                of_call.by_task(of_call.mirrored),
-            )
-            for t, number in enumerate(of_call.unit.tolist()):
-                took = 0.0 if of_call.idle[t] else us
-                new = _Unit(took, float(of_call.due_us[t]), [])
-                unit = lanes[of_call.lane.name].setdefault(number, new)
-                unit.us = max(unit.us, took)
-                unit.tasks.append(base + t)
-                units.append(unit)
-                target = int(of_call.target[t])
-                nbytes = int(of_call.nbytes[t])
-                away = forward_us if forwards and target != OWN else 0.0
-                self._sendings.append(
-                    _Sending(target, nbytes, away, own[t], mirrored[t])
-                )
-                if target != OWN and not forwards:
-                    self._wait(unit, self._starts[target])
-            for t, element in zip(*(p.tolist() for p in of_call.waits), strict=True):
-                self._wait(units[t], element)
-        return {
-            name: [units[number] for number in sorted(units)]
-            for name, units in lanes.items()
-        }
-
-    def _wait(self, unit: _Unit, element: int) -> None:
-        if self._left[element] > 0:
-            self._waiters[element].append(unit)
-            unit.missing += 1
-
-    # ----------------------------------------------------------------------- events
-
-    def finish(self) -> float:
-        """Run all tasks; the microseconds of the run."""
-        self._notify(self._machine.near.latency_us, [self._starts[NEAR]])
-        for left in reversed(range(self._partners)):
-            arrived = self._far.send(0.0, 0)
-            if left == 0:
-                self._notify(arrived, [self._starts[FAR]])
-        for cluster in range(len(self._queues)):
+    def finish(self) -> Prediction:
+        """Run all tasks."""
+        near, ranks = self._plan.graph.local_size, self._plan.graph.world_size
+        hosts = ranks // near
+        arrivals = [self._far.send(0.0, 0) for _ in range(hosts - 1)]
+        starts = [(self._machine.near.latency_us, range(1, near))]
+        starts += [(arrived, range(near, ranks)) for arrived in arrivals[-1:]]
+        for when, peers in starts:
+            self._at(when + self._machine.poll_us, partial(self._start, peers))
+        for cluster in self._clusters:
             self._at(0.0, partial(self._advance, cluster))
         for worker in range(self._machine.workers):
-            for warp in range(TRANSFER_WARPS):
-                self._at(0.0, partial(self._run_warp, worker * WARPS + warp))
+            for warp in self._transfer_warps(worker):
+                self._at(0.0, partial(self._advance, warp))
         while self._heap:
             now, _, act = heapq.heappop(self._heap)
             act(now)
-        unfinished = len(self._sendings) - self._finished
-        if unfinished:
-            raise DeadlockError(
-                f"{unfinished} tasks can never run",
-                where="a prediction",
-                wanted="a plan whose tasks end",
-                got=f"{unfinished} of {len(self._sendings)} tasks of a rank that wait",
-                fix="prove the plan: etc_dist.verify.verify(plan, dims, workers)",
-            )
-        return self._machine.launch_us + self._end
+        if not self._workers.done:
+            raise deadlock(self._plan, self._workers.unmet_waits())
+        return Prediction(
+            hosts,
+            ranks,
+            us=self._machine.launch_us + self._end_us,
+            tensor_us=self._tensor_us / len(self._clusters),
+            near_us=self._near.bytes_us,
+            far_us=self._far.bytes_us,
+            far_bytes=self._far.nbytes,
+            messages=self._far.messages - len(arrivals),
+        )
 
     def _at(self, when: float, act: Callable[[float], None]) -> None:
         self._events += 1
         heapq.heappush(self._heap, (when, self._events, act))
 
-    def _notify(self, when: float, elements: Sequence[int]) -> None:
-        if elements:
-            act = partial(self._count, elements)
-            self._at(when + self._machine.poll_us, act)
+    def _transfer_warps(self, worker: int) -> Sequence[LaneWorker]:
+        return self._warps[worker * WARPS :][:TRANSFER_WARPS]
 
-    def _count(self, elements: Iterable[int], now: float) -> None:
+    # ----------------------------------------------------------------------- events
+
+    def _start(self, peers: Sequence[int], now: float) -> None:
+        for rank in peers:
+            self._memory.epochs[rank] = 1
+            self._wake(rank, now)
+
+    def _notify(self, elements: Sequence[Element], now: float) -> None:
         for element in elements:
-            self._left[element] -= 1
-            if self._left[element] == 0:
-                for unit in self._waiters[element]:
-                    unit.missing -= 1
-                    if unit.missing == 0 and unit.wake is not None:
-                        unit.wake(now)
+            self._memory.notify(element)
+            self._wake(element, now)
 
-    def _complete(self, task: int, now: float) -> None:
-        """The end of a task that has sent everything."""
-        sending = self._sendings[task]
-        self._finished += 1
-        arrived = end = now
-        if sending.target == NEAR:
-            arrived = self._near.send(now, sending.nbytes)
-        elif sending.target == FAR:
-            arrived = self._far.send(now, sending.nbytes)
-            # A run ends once its messages are acknowledged.
-            end = arrived + self._machine.far.latency_us
-        self._end = max(self._end, end)
-        self._notify(now, sending.own)
-        self._notify(arrived, sending.mirrored)
+    def _wake(self, cause: Element | int, now: float) -> None:
+        """Continue the lane workers that wait for an element, or for a rank."""
+        for worker in self._waiting.pop(cause, {}):
+            self._advance(worker, now)
 
-    # ------------------------------------------------------------------ tensor lane
+    # ------------------------------------------------------------------------ tasks
 
-    def _advance(self, cluster: int, now: float) -> None:
-        """Begin the next unit of a cluster, if it is ready."""
-        queue = self._queues[cluster]
-        if cluster in self._busy_clusters:
+    def _advance(self, worker: LaneWorker, now: float) -> None:
+        """Begin what a lane worker can run: a tile to forward, or tasks of its unit."""
+        if self._forwards[worker] and not self._running[worker]:
+            task = self._forwards[worker].popleft()
+            end = now + self._times.forward_us(task)
+            self._begin(worker, end, partial(self._end_forward, task))
+        shares = worker.lane.cluster > 1
+        while not self._running[worker] or (shares and worker.unit):
+            if not worker.unit:
+                self._workers.take(worker)
+            ready = self._workers.next_task(worker)
+            if ready is None:
+                break
+            us = 0.0 if ready.idle else self._times.task_us(ready)
+            due = ready.t * int(ready.call.pace.evaluate(ready.env)) / 1e3
+            self._begin(worker, max(now, due) + us, partial(self._end, worker, ready))
+            if worker.lane.name == TENSOR:
+                self._tensor_us += us
+        for task in worker.unit:
+            if task.unmet is not None:
+                cause = task.unmet.element or task.unmet.peer
+                self._waiting[cause][worker] = None
+        if worker.done and worker.lane.name == TENSOR:
+            self._join(worker, now)
+
+    def _begin(
+        self, worker: LaneWorker, end: float, act: Callable[[float], None]
+    ) -> None:
+        """Occupy a lane worker until `end`."""
+        self._running[worker] += 1
+
+        def stop(now: float) -> None:
+            self._running[worker] -= 1
+            act(now)
+            self._advance(worker, now)
+
+        self._at(end, stop)
+
+    def _join(self, cluster: LaneWorker, now: float) -> None:
+        """The compute warps of a cluster run the transfer lane."""
+        for worker in self._members(cluster):
+            for warp in self._warps[worker * WARPS :][TRANSFER_WARPS:WARPS]:
+                self._advance(warp, now)
+
+    def _members(self, cluster: LaneWorker) -> range:
+        return range(cluster.worker, cluster.worker + cluster.lane.cluster)
+
+    def _end(self, worker: LaneWorker, task: Task, now: float) -> None:
+        """The end of a task. Has the transfer lane's warps of a cluster send a tile."""
+        if FORWARD not in task.call.function.roles or not task.peers:
+            self._complete(task, now)
             return
-        if not queue:
-            self._join(cluster, now)
-            return
-        queue[0].wake = partial(self._advance, cluster)
-        if queue[0].missing == 0:
-            self._busy_clusters.add(cluster)
-            self._at(now + queue[0].us, partial(self._end_unit, cluster))
-
-    def _end_unit(self, cluster: int, now: float) -> None:
-        self._busy_clusters.remove(cluster)
-        unit = self._queues[cluster].popleft()
-        for task in unit.tasks:
-            if self._sendings[task].forward_us:
-                self._forward(cluster, task, now)
-            else:
-                self._complete(task, now)
-        self._advance(cluster, now)
-
-    def _forward(self, cluster: int, task: int, now: float) -> None:
-        """Have the transfer lane's warps of a cluster send a tile."""
-        warps = [
-            worker * WARPS + w
-            for worker in self._workers(cluster)
-            for w in range(TRANSFER_WARPS)
-        ]
+        members = self._members(worker)
+        warps = [warp for member in members for warp in self._transfer_warps(member)]
         self._parts[task] = len(warps)
         for warp in warps:
             self._forwards[warp].append(task)
-            self._run_warp(warp, now)
+            self._advance(warp, now)
 
-    def _join(self, cluster: int, now: float) -> None:
-        """The compute warps of a cluster run the transfer lane."""
-        for worker in self._workers(cluster):
-            for warp in range(TRANSFER_WARPS, WARPS):
-                self._run_warp(worker * WARPS + warp, now)
-
-    def _workers(self, cluster: int) -> range:
-        return range(cluster * self._cluster, (cluster + 1) * self._cluster)
-
-    # ---------------------------------------------------------------- transfer lane
-
-    def _run_warp(self, warp: int, now: float) -> None:
-        """Begin what a warp can run: a tile to forward, or the unit that it claimed."""
-        if warp in self._busy_warps:
-            return
-        if self._forwards[warp]:
-            task = self._forwards[warp].popleft()
-            us = self._sendings[task].forward_us
-            self._occupy(warp, now + us, partial(self._end_forward, task))
-            return
-        if warp not in self._claimed:
-            if not self._transfer:
-                return
-            self._claimed[warp] = self._transfer.popleft()
-        unit = self._claimed[warp]
-        unit.wake = partial(self._run_warp, warp)
-        if unit.missing:
-            return
-        if unit.due > now:
-            self._at(unit.due, unit.wake)
-            return
-        del self._claimed[warp]
-        self._occupy(warp, now + unit.us, partial(self._end_tasks, unit.tasks))
-
-    def _occupy(self, warp: int, until: float, act: Callable[[float], None]) -> None:
-        self._busy_warps.add(warp)
-
-        def end(now: float) -> None:
-            self._busy_warps.remove(warp)
-            act(now)
-            self._run_warp(warp, now)
-
-        self._at(until, end)
-
-    def _end_forward(self, task: int, now: float) -> None:
+    def _end_forward(self, task: Task, now: float) -> None:
         self._parts[task] -= 1
         if self._parts[task] == 0:
             self._complete(task, now)
 
-    def _end_tasks(self, tasks: Iterable[int], now: float) -> None:
-        for task in tasks:
-            self._complete(task, now)
+    def _complete(self, task: Task, now: float) -> None:
+        """The end of a task that has sent everything."""
+        nbytes = sum(access.nbytes for access in task.writes if access.rank)
+        arrived = end = now
+        if any(peer >= self._plan.graph.local_size for peer in task.peers):
+            arrived = self._far.send(now, nbytes)
+            # A run ends once its messages are acknowledged.
+            end = arrived + self._machine.far.latency_us
+        elif task.peers:
+            arrived = self._near.send(now, nbytes)
+        self._end_us = max(self._end_us, end)
+        own = [element for element in task.notifies if element.rank == 0]
+        for when, elements in ((now, own), (arrived, [*self._mirrored(task)])):
+            if elements:
+                act = partial(self._notify, elements)
+                self._at(when + self._machine.poll_us, act)
+
+    def _mirrored(self, task: Task) -> Iterator[Element]:
+        """The elements of rank 0 that this task of other ranks notifies."""
+        refs = [ref for ref in task.call.notifies if ref.rank is not None]
+        if not refs:
+            return
+        env = self._of_ranks
+        env = {**env, **task.call.coordinates(task.t, env)}
+        for ref in refs:
+            assert ref.rank is not None
+            to = self._values(ref.guarded(ref.rank), env)
+            holds = (self._values(ref.holds, env) != 0) & (to == 0)
+            holds[0] = False
+            index = [self._values(ref.guarded(part), env)[holds] for part in ref.index]
+            for place in zip(*index, strict=True):
+                yield Element(ref.events.name, 0, tuple(map(int, place)))
+
+    def _values(self, expr: Expr, env: dict[str, Any]) -> np.ndarray[Any, Any]:
+        """The value of `expr` on each rank."""
+        value = np.asarray(expr.evaluate(env), np.int64)
+        return np.broadcast_to(value, self._plan.graph.world_size)
+
+
+def _check_count(plan: Plan, call: Call, counts: np.ndarray[Any, Any]) -> None:
+    """Raise ArgumentError unless all ranks have as many tasks, and not too many."""
+    if len(counts) > 1:
+        wanted = "as many tasks on each rank: one rank stands for all"
+        got = f"{counts[0]} to {counts[-1]} tasks"
+        fix = "choose dims for which ranks do the same work"
+    elif counts[0] > MOST_TASKS:
+        wanted = f"at most {MOST_TASKS} tasks of a call on a rank"
+        got, fix = f"{counts[0]} tasks", "choose smaller dims, or fewer hosts"
+    else:
+        return
+    raise ArgumentError(
+        f"the run of {plan.graph.name} cannot be predicted",
+        where=f"call {call.name}",
+        wanted=wanted,
+        got=got,
+        fix=fix,
+    )
+
+
+def _refuse_data(plan: Plan) -> None:
+    loaded = [call.name for call in plan.graph.calls if call.is_loaded]
+    queued = [lane.name for lane in plan.lanes if lane.policy == QUEUE]
+    if loaded or queued:
+        got = f"loads in {', '.join(loaded)}" if loaded else "a dynamic schedule"
+        raise ArgumentError(
+            f"the run of {plan.graph.name} cannot be predicted",
+            where=f"graph {plan.graph.name}",
+            wanted="a static schedule, and tasks that depend on no data",
+            got=got,
+            fix="predict one of the collectives or the MLP, statically scheduled",
+        )

@@ -12,11 +12,10 @@ from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from etc_dist.ops.tuning import Tuning
+from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Machine
-from etc_dist.predict.simulation import Prediction, simulate_run
-from etc_dist.predict.tasks import rank_tasks
-from etc_dist.predict.times import model_times, traced_times
+from etc_dist.predict.simulation import Prediction, Times, simulate_run
+from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import schedule_static
 from etc_dist.world.hosts import MOST_RANKS
@@ -48,23 +47,21 @@ def predict_hosts(
     hosts: Sequence[int],
     local_size: int,
     machine: Machine,
-    source: Trace | Tuning,
+    trace: Trace | None = None,
 ) -> Iterator[Prediction]:
-    """A prediction for each number of hosts of `local_size` ranks. source: of the times
-    of tasks. Errors as for `rank_tasks` and `traced_times`; ArgumentError for more
-    ranks than a world can have."""
+    """A prediction for each number of hosts of `local_size` ranks. trace: of the times
+    of tasks; default: a model of the GPU. Errors as for `simulate_run` and
+    `TracedTimes`; ArgumentError for more ranks than a world can have."""
     make = find_operation(name)
     expect_range(local_size, 1, MAX_NEAR, "local_size")
     for count in hosts:
         expect_range(count * local_size, 1, MOST_RANKS, "hosts * local_size")
     for count in hosts:
         graph = make(count * local_size, local_size=local_size)
-        tasks = rank_tasks(schedule_static(graph), dims)
-        if isinstance(source, Trace):
-            times = traced_times(tasks, source)
-        else:
-            times = model_times(tasks, source.constants)
-        yield simulate_run(tasks, times, machine)
+        times: Times = ModelTimes(default_tuning().constants)
+        if trace is not None:
+            times = TracedTimes.of(graph, trace)
+        yield simulate_run(schedule_static(graph), dims, times, machine)
 
 
 def show_machine(machine: Machine, origin: str) -> str:

@@ -123,6 +123,7 @@ class Lane:
         """Units of `call` on one rank."""
         return self.groups(call) * self.group_units(call)
 
+    @_once
     def turn_units(self, item: Item) -> Expr:
         """Units of a call or loop in one turn of the loops around it."""
         if isinstance(item, Loop):

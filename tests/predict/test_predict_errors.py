@@ -11,12 +11,14 @@ from etc_dist.errors import ArgumentError
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.tuning import default_tuning
-from etc_dist.predict.tasks import rank_tasks
-from etc_dist.predict.times import model_times, traced_times
+from etc_dist.predict.machine import Machine
+from etc_dist.predict.simulation import simulate_run
+from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.predict.test_simulation import send_rows
 
+MODEL = ModelTimes(default_tuning().constants)
 SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
 
 
@@ -69,18 +71,23 @@ def test_the_command_refuses_bad_input_by_name(words, parts, capsys):
     assert captured.out == "" and re.search(parts, captured.err, re.DOTALL)
 
 
-def test_a_trace_of_another_plan_is_refused():
-    tasks = rank_tasks(
-        schedule_static(all_gather_matmul_graph(2, local_size=1)),
-        {"rows": 256, "n": 256, "k": 64},
-    )
-    trace = Trace.of([TaskRecord(0, 0, "tensor", 0, 9, "matmul_send", 0)])
+@pytest.mark.parametrize(
+    ("calls", "got"),
+    [
+        (["matmul_own", "matmul_send", "other"], "matmul_send, other"),
+        (["matmul_own"], "no time of stage_rows"),
+    ],
+)
+def test_a_trace_of_another_plan_is_refused(calls, got):
+    graph = all_gather_matmul_graph(2, local_size=1)
+    trace = Trace.of([TaskRecord(0, 0, "tensor", 0, 9, call, 0) for call in calls])
+    dims = {"rows": 256, "n": 256, "k": 64}
     with pytest.raises(ArgumentError) as error:
-        traced_times(tasks, trace)
+        times = TracedTimes.of(graph, trace)
+        simulate_run(schedule_static(graph), dims, times, Machine())
     assert error.value.what == "the trace is of another plan"
     assert error.value.where == "graph all_gather_matmul_graph, 2 ranks"
-    assert "send_rows" in error.value.wanted
-    assert "no matmul_own" in error.value.got and "matmul_send" in error.value.got
+    assert "send_rows" in error.value.wanted and error.value.got == got
 
 
 @pytest.mark.parametrize(
@@ -98,11 +105,11 @@ def test_a_trace_of_another_plan_is_refused():
 def test_tasks_that_depend_on_data_are_refused(plan, got):
     dims = {dim.name: 256 for dim in plan.graph.dims}
     with pytest.raises(ArgumentError, match="cannot be predicted") as error:
-        rank_tasks(plan, dims)
+        simulate_run(plan, dims, MODEL, Machine())
     assert got in error.value.got
 
 
 def test_the_model_knows_matmuls_alone():
-    tasks = rank_tasks(schedule_static(send_rows(2, local_size=1)), {"rows": 3, "n": 8})
+    plan = schedule_static(send_rows(2, local_size=1))
     with pytest.raises(ArgumentError, match="time of call fill is not known"):
-        model_times(tasks, default_tuning().constants)
+        simulate_run(plan, {"rows": 3, "n": 8}, MODEL, Machine())

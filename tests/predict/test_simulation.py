@@ -12,13 +12,10 @@ from etc_dist import cli
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, graph_function
-from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Link, Machine
-from etc_dist.predict.simulation import Times, simulate_run
+from etc_dist.predict.simulation import simulate_run
 from etc_dist.predict.table import OPERATIONS, predict_hosts
-from etc_dist.predict.tasks import FAR, NEAR, rank_tasks
-from etc_dist.predict.times import traced_times
+from etc_dist.predict.times import TracedTimes
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule import schedule_static
 from tests.world.jobs import run_on_hosts
@@ -55,9 +52,9 @@ def send_rows(g: Graph) -> None:
 
 def predict_three(link: Link, **times: float) -> float:
     """The time of three rows of 20,000 bytes on 2 hosts x 1."""
-    plan = schedule_static(send_rows(2, local_size=1))
-    tasks = rank_tasks(plan, {"rows": 3, "n": 5000})
-    return simulate_run(tasks, Times(times, {}), replace(MACHINE, far=link)).us
+    graph, machine = send_rows(2, local_size=1), replace(MACHINE, far=link)
+    plan, dims = schedule_static(graph), {"rows": 3, "n": 5000}
+    return simulate_run(plan, dims, TracedTimes(graph, times), machine).us
 
 
 @pytest.mark.parametrize(
@@ -89,13 +86,10 @@ def test_what_follows_the_last_message_counts():
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_more_bandwidth_is_never_slower(name):
-    far, source = (
-        [Link("far", gbs, 3, 2) for gbs in (0.1, 1, 10, 100)],
-        default_tuning(),
-    )
+    links = [Link("far", gbs, 3, 2) for gbs in (0.1, 1, 10, 100)]
     found = [
-        next(predict_hosts(name, DIMS[name], [3], 2, Machine(8, far=link), source))
-        for link in far
+        next(predict_hosts(name, DIMS[name], [3], 2, Machine(8, far=link)))
+        for link in links
     ]
     times = [one.us for one in found]
     assert times == sorted(times, reverse=True) and times[0] > 2 * times[-1]
@@ -114,7 +108,7 @@ def test_the_docs_have_the_predictions():
         ("all_gather_matmul", 512, 8192),
     ):
         dims = {"rows": 256, "n": n, "k": k}
-        (one,) = predict_hosts(name, dims, [4], 8, Machine(), default_tuning())
+        (one,) = predict_hosts(name, dims, [4], 8, Machine())
         bound = one.bound_by.removesuffix(" bytes")
         cells.append(f"{one.us / 1e3:.2f} ({one.bound_us / one.us:.0%}, {bound})")
     assert line.replace(" %", "%").split(" | ") == cells
@@ -123,31 +117,30 @@ def test_the_docs_have_the_predictions():
 def test_bytes_of_a_rank():
     """A tile goes once to each other host, but for tiles that stay on the rank, through
     the near rank with the owner's local rank."""
-    plan = schedule_static(matmul_reduce_scatter_graph(6, local_size=2))
-    tasks = rank_tasks(plan, DIMS["matmul_reduce_scatter"])
+    name = "matmul_reduce_scatter"
+    (one,) = predict_hosts(name, DIMS[name], [3], 2, replace(MACHINE, workers=2))
     tile = 256 * 256 * 2
-    assert tasks.sent_bytes(FAR) == 2 * (2 * 4) * tile
-    assert tasks.sent_bytes(NEAR) == 3 * (2 * 4) * tile
-    assert tasks.partners == 2 and tasks.hosts == 3
+    assert one.far_bytes == 2 * (2 * 4) * tile and one.hosts == 3
+    assert one.near_us == 3 * (2 * 4) * tile / 1e3
+    # Each sum of a tile leaves in one message.
+    assert one.messages == 2 * (2 * 4)
 
 
 def test_times_are_means_of_a_trace():
-    plan = schedule_static(send_rows(2, local_size=1))
-    tasks = rank_tasks(plan, {"rows": 3, "n": 8})
+    graph = send_rows(2, local_size=1)
     records = [
         TaskRecord(rank, 0, lane, 0, ns, call, rank)
         for call, lane in (("fill", "tensor"), ("send", "transfer.0"), ("use", "t"))
         for rank, ns in enumerate((1000, 3000))
     ]
-    times = traced_times(tasks, Trace.of(records))
-    assert times == Times({"fill": 2.0, "send": 2.0, "use": 2.0}, {})
+    times = TracedTimes.of(graph, Trace.of(records))
+    assert times.us == {"fill": 2.0, "send": 2.0, "use": 2.0}
 
 
 def test_a_traced_run_over_hosts_has_the_times_of_far_tasks():
     source = """
 import numpy as np, etc_dist
-from etc_dist.predict.tasks import rank_tasks
-from etc_dist.predict.times import traced_times
+from etc_dist.predict.times import TracedTimes
 from tests.runtime.exchange_hosts import exchange_hosts, rows_of
 
 world = etc_dist.start()
@@ -157,9 +150,9 @@ with etc_dist.compile(graph, world, trace=True) as program:
     trace = program.trace()
 sent = [r for r in trace.records if r.call == "send_1"]
 assert sorted(r.rank for r in sent) == [0, 0, 0, 1, 1, 1], sent
-tasks = rank_tasks(program.plan, {"rows": 5, "n": 4})
-times = traced_times(tasks, trace)
-assert all(us > 0 for us in times.tasks.values()), times
+times = TracedTimes.of(graph, trace).us
+assert times.keys() == {call.name for call in graph.calls}, times
+assert min(times.values()) > 0, times
 print("traced", flush=True)
 world.close()
 """

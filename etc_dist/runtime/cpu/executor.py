@@ -193,8 +193,8 @@ class CpuExecutor:
                 own[tensor.name] = storage.poisoned(tensor, env)
         self._state.own = own
         env = {**env, **storage.loads(graph, own)}
-        place = rank, self._state.epoch, self.workers, self._state
-        workers = Workers(self._plan, env, *place, seed=self._runs)
+        place = rank, self._state.epoch, make_lane_workers(self._plan, self.workers)
+        workers = Workers(self._plan, env, *place, self._state, seed=self._runs)
         self._records = workers.records
         return workers
 

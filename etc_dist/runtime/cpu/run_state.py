@@ -19,7 +19,7 @@ import numpy as np
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu.arrays import Array, shape_of
 from etc_dist.runtime.cpu.far_run import FarRun, Put
-from etc_dist.runtime.cpu.task import Access, Element
+from etc_dist.runtime.cpu.task import Access, Element, Task
 from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
 from etc_dist.schedule.plan import Plan
 from etc_dist.world import SymmetricMemory, World
@@ -130,6 +130,10 @@ class RunState:
     def notify(self, element: Element) -> None:
         area = self._area(element.rank, self.epoch)
         area[self._cell(element), self._hosts.local_rank] += 1
+
+    def awaited(self, task: Task) -> set[int]:
+        """Near ranks: a far one keeps messages until it has started their epoch."""
+        return task.peers & set(self._hosts.near)
 
     def started(self, rank: int) -> int:
         return int(self._words[rank][STARTED])

@@ -10,11 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, DeadlockError, GraphError, expect_type
+from etc_dist.errors import (
+    ArgumentError,
+    DeadlockError,
+    GraphError,
+    WaitRecord,
+    expect_type,
+)
 from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
-from etc_dist.runtime.cpu.task import Access, Element
+from etc_dist.runtime.cpu.task import Access, Element, Task
 from etc_dist.runtime.cpu.workers import SHOWN, Workers, make_lane_workers
 from etc_dist.runtime.trace import TaskRecord
 from etc_dist.schedule.plan import Plan
@@ -105,6 +111,9 @@ class ProcessMemory:
     def notify(self, element: Element) -> None:
         self._counts[element.rank][element.name][element.index] += 1
 
+    def awaited(self, task: Task) -> set[int]:
+        return task.peers
+
     def started(self, rank: int) -> int:
         return self.epochs[rank]
 
@@ -159,7 +168,9 @@ class _Run:
                 steps.sort(key=lambda step: step[0] != last)
             ran = next((rank for rank, step in steps if step()), None)
             if ran is None:
-                raise self._deadlock()
+                running = filter(None, self._workers)
+                waits = [w for workers in running for w in workers.unmet_waits()]
+                raise deadlock(self._plan, waits)
             last = ran
 
     def _steps(self) -> list[tuple[int, partial[bool]]]:
@@ -182,28 +193,28 @@ class _Run:
                 storage.poison(self.memory.arrays[rank][tensor.name])
         self.memory.start(rank)
         env, epoch = self._envs[rank], self.memory.epochs[rank]
+        lane_workers = make_lane_workers(self._plan, self._count)
         workers = Workers(
-            self._plan, env, rank, epoch, self._count, self.memory, self._seed
+            self._plan, env, rank, epoch, lane_workers, self.memory, self._seed
         )
         workers.records = self.tasks
         self._workers[rank] = workers
         return True
 
-    def _deadlock(self) -> DeadlockError:
-        waits = [
-            w for workers in self._workers if workers for w in workers.unmet_waits()
-        ]
-        lines = [str(wait) for wait in waits[:SHOWN]]
-        if len(waits) > SHOWN:
-            lines.append(f"and {len(waits) - SHOWN} more")
-        return DeadlockError(
-            "no task can run",
-            where=f"graph {self._plan.graph.name}",
-            wanted="waits that are all met",
-            got="\n          ".join(lines),
-            fix="correct expects= of these events, the indices in waits= and "
-            "notifies=, or order= of the calls",
-        )
+
+def deadlock(plan: Plan, waits: Sequence[WaitRecord]) -> DeadlockError:
+    """The error for unmet waits of a plan of which no task can run."""
+    lines = [str(wait) for wait in waits[:SHOWN]]
+    if len(waits) > SHOWN:
+        lines.append(f"and {len(waits) - SHOWN} more")
+    return DeadlockError(
+        "no task can run",
+        where=f"graph {plan.graph.name}",
+        wanted="waits that are all met",
+        got="\n          ".join(lines),
+        fix="correct expects= of these events, the indices in waits= and "
+        "notifies=, or order= of the calls",
+    )
 
 
 def _check_complete(plan: Plan, arrays: Sequence[Mapping[str, Array]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from etc_dist.errors import EtcDistError, GraphError, RangeRecord, WaitRecord
@@ -47,6 +48,10 @@ class Access:
     @property
     def empty(self) -> bool:
         return any(isinstance(i, slice) and i.stop <= i.start for i in self.index)
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.tensor.itemsize
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 A `LaneWorker` runs the tasks of one lane, one at a time: it is a cluster of workers in
 the tensor lane, one worker in the transfer lane. It keeps a unit of the plan until all
-tasks of the unit have run.
+tasks of the unit have run. `step` runs a task at once; a prediction takes its units and
+ready tasks, and ends each one later.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -56,6 +57,9 @@ class Memory(Protocol):
     def notify(self, element: Element) -> None:
         """Add one to an element of any rank."""
 
+    def awaited(self, task: Task) -> Iterable[int]:
+        """The ranks that must have started this epoch before `task` runs."""
+
     def started(self, rank: int) -> int:
         """The epoch that `rank` last started; epochs count from 1."""
 
@@ -68,15 +72,18 @@ class Memory(Protocol):
 
 @dataclass(eq=False)
 class LaneWorker:
-    """`members` workers, beginning with `worker`, that run units of `lane` together."""
+    """The workers of a cluster, beginning with `worker`, that run units of the first of
+    `lanes`, and of the next one once all units of a lane are taken."""
 
-    number: int
     worker: int
-    lane: Lane
-    members: int
+    lanes: Sequence[Lane]
     unit: list[Task] = field(default_factory=list)
     """The tasks of its current unit that have not run."""
     done: bool = False
+
+    @property
+    def lane(self) -> Lane:
+        return self.lanes[0]
 
 
 def make_lane_workers(plan: Plan, workers: int) -> list[LaneWorker]:
@@ -89,15 +96,15 @@ def make_lane_workers(plan: Plan, workers: int) -> list[LaneWorker]:
             got=f"{workers} workers",
             fix="choose another number of workers (ETC_DIST_CPU_WORKERS)",
         )
-    made: list[LaneWorker] = []
-    for lane in plan.lanes:
-        for worker in range(0, workers, lane.cluster):
-            made.append(LaneWorker(len(made), worker, lane, lane.cluster))
-    return made
+    return [
+        LaneWorker(worker, plan.lanes[place:])
+        for place, lane in enumerate(plan.lanes)
+        for worker in range(0, workers, lane.cluster)
+    ]
 
 
 class Workers:
-    """All workers of one rank in one epoch, over `memory`.
+    """The lane workers of one rank in one epoch, over `memory`.
 
     `env` has the rank's dims, derived numbers and the arrays that expressions load
     from. `seed` determines the order in which units of a queue lane are taken, if
@@ -110,17 +117,17 @@ class Workers:
         env: Mapping[str, Any],
         rank: int,
         epoch: int,
-        workers: int,
+        lane_workers: Sequence[LaneWorker],
         memory: Memory,
         seed: int = 0,
     ):
         self.plan, self.rank, self.epoch, self.env = plan, rank, epoch, dict(env)
-        self.lane_workers = make_lane_workers(plan, workers)
+        self.lane_workers = lane_workers
         self.records: list[TaskRecord] = []
         """The tasks that have run, in this order."""
-        self._memory, self._workers = memory, workers
+        self._memory = memory
         self._tickets = {lane.name: 0 for lane in plan.lanes}
-        self._units = [self._take(worker) for worker in self.lane_workers]
+        self._units = {worker: self._units_of(worker) for worker in lane_workers}
         shapes = {
             events.name: tuple(int(n.evaluate(self.env)) for n in events.shape)
             for events in plan.graph.events
@@ -156,27 +163,38 @@ class Workers:
 
     def step(self, worker: LaneWorker) -> bool:
         """Take a unit, run one of its tasks, or end; False if nothing is possible."""
-        takes = not worker.unit
-        if takes:
-            unit = self._next_unit(worker)
-            if unit is None:
-                return False
-            worker.unit, worker.done = unit, not unit
-        for task in worker.unit:
-            if self._is_surplus(task):
+        count = len(worker.unit)
+        if not count and not self.take(worker):
+            return False
+        task = self.next_task(worker)
+        if task is not None:
+            self._run(task)
+        return len(worker.unit) < count or not count
+
+    def take(self, worker: LaneWorker) -> bool:
+        """Give `worker` its next unit, or end it; False if no unit is ready."""
+        unit = self._next_unit(worker)
+        if unit is None:
+            return False
+        worker.unit, worker.done = unit, not unit
+        return True
+
+    def next_task(self, worker: LaneWorker) -> Task | None:
+        """Remove a task that may run now from the unit of `worker`, and the surplus
+        ones before it; None if no task is ready."""
+        for task in list(worker.unit):
+            is_surplus = self._is_surplus(task)
+            if is_surplus or self._ready(task):
                 worker.unit.remove(task)
-                return True
-            if self._ready(task):
-                worker.unit.remove(task)
-                self._run(task)
-                return True
-        return takes
+                if not is_surplus:
+                    return task
+        return None
 
     def _next_unit(self, worker: LaneWorker) -> list[Task] | None:
         """The next unit: [] if none is left for this worker, None if none is ready."""
         if worker.lane.policy != QUEUE:
-            return next(self._units[worker.number], [])
-        for lane in self._lanes(worker):
+            return next(self._units[worker], [])
+        for lane in worker.lanes:
             queue = self._queues[lane.name]
             queue.release()
             if queue.left:
@@ -184,16 +202,16 @@ class Workers:
                 return None if index is None else self._unit(worker, lane, index)
         return []
 
-    def _take(self, worker: LaneWorker) -> Iterator[list[Task]]:
+    def _units_of(self, worker: LaneWorker) -> Iterator[list[Task]]:
         """The units of `worker` in lanes without queues, each computed when it is
         taken."""
         own = worker.lane
         if own.policy == STRIDED:
-            clusters = self._workers // own.cluster
+            clusters = sum(other.lane is own for other in self.lane_workers)
             first, total = worker.worker // own.cluster, self._total(own)
             for index in range(first, total, clusters):
                 yield self._unit(worker, own, index)
-        for lane in self._lanes(worker):
+        for lane in worker.lanes:
             if lane.policy != TICKET:
                 continue
             total = self._total(lane)
@@ -201,10 +219,6 @@ class Workers:
                 index = self._tickets[lane.name]
                 self._tickets[lane.name] += 1
                 yield self._unit(worker, lane, index)
-
-    def _lanes(self, worker: LaneWorker) -> Sequence[Lane]:
-        """The lanes that `worker` takes units of: its lane, then the later ones."""
-        return self.plan.lanes[self.plan.lanes.index(worker.lane) :]
 
     def _total(self, lane: Lane) -> int:
         return int(lane.total.evaluate(self.env))
@@ -256,8 +270,7 @@ class Workers:
                 return False
         if not task.begun:
             self._begin(task)
-        # A far rank keeps messages until it has started their epoch.
-        for peer in sorted(p for p in task.peers if not self._memory.is_far(p)):
+        for peer in sorted(self._memory.awaited(task)):
             started = self._memory.started(peer)
             if started < self.epoch:
                 task.unmet = UnmetWait(None, peer, started, self.epoch)
