@@ -76,9 +76,11 @@ class Agreement:
         return self.broken and bool(far or self.monitor.find_ended())
 
     def find_lost(self) -> frozenset[int]:
+        """The ranks whose processes have ended, or that have left the world."""
         return self.monitor.find_ended() | frozenset(self._left())
 
     def why_lost(self, rank: int) -> str:
+        """The known reason why `rank` did not answer, in a few words."""
         left = self._left()
         if self._ended(rank, left):
             return REASONS[ENDED]
@@ -89,6 +91,7 @@ class Agreement:
         return "it did not answer"
 
     def match_call(self, signature: int, describe: Callable[[], str]) -> None:
+        """Make sure that every rank makes the same call. Collective."""
         found = self._compare(signature & MASK or 1)
         if found is not None:
             self._raise_difference(found, describe, None)
@@ -98,20 +101,24 @@ class Agreement:
         self.match_call(sign(text), lambda: text)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
+        """Raise on all ranks, in place of a call. Collective."""
         if self.broken or self.size == 1:
             raise error
         found = self._compare(_REFUSED) or [_REFUSED] * self.size
         self._raise_difference(found, lambda: error.what, error)
 
     def agree(self, step: Callable[[], T]) -> list[T]:
+        """The results of `step` on all ranks, or one error on all. Collective."""
         # Pickled within the step: a result that cannot be pickled is its fault.
         result = self._run(lambda: pickle.dumps(step()), "world.agree")
         return [pickle.loads(one) for one in self._gather_values(result, None)]
 
     def agree_done(self, step: Callable[[], object]) -> None:
+        """As `agree`, without results."""
         self._run(step, "world.agree_done")
 
     def gather(self, value: object) -> list[object | None]:
+        """Each rank's value; None for ranks that did not answer. Collective."""
         self._begin()
         received = self._objects.gather(value, self.limit)
         missing = [rank for rank in range(self.size) if rank not in received]
@@ -120,6 +127,7 @@ class Agreement:
         return [received.get(rank) for rank in range(self.size)]
 
     def barrier(self) -> None:
+        """Wait for all ranks, whose writes are visible then. Collective."""
         self.call("world.barrier()")
         self._exchange(None)  # orders memory, as the board does not
 

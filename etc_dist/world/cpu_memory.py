@@ -17,7 +17,7 @@ import numpy.typing as npt
 from etc_dist.errors import SymmetricMemoryError
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.hosts import Hosts
-from etc_dist.world.memory import Block
+from etc_dist.world.memory import Backend, Block
 
 FOLDER = Path("/dev/shm")
 """Where Linux keeps shared memory."""
@@ -34,13 +34,11 @@ def host_key() -> str:
     return f"{machine_key()} {FOLDER.stat().st_dev}"
 
 
-class CpuMemory:
+class CpuMemory(Backend):
     """Shared memory for the ranks of each host. Collective, on all hosts together."""
 
     name = "cpu"
     device: int | str = "cpu"
-    ranks_per_gpu = 1
-    mps = False
 
     def __init__(self, agreement: Agreement, hosts: Hosts):
         self._agreement, self._hosts = agreement, hosts
@@ -70,14 +68,7 @@ class CpuMemory:
             path.unlink(missing_ok=True)
         return mapped[0]
 
-    def enter(self) -> int | None:
-        return None
-
-    def restore(self, device: int) -> None:
-        """A CPU needs none."""
-
     def allocate(self, nbytes: int) -> Block:
-        """Whole pages for each rank; SymmetricMemoryError as `map`."""
         stride = -(-max(nbytes, 1) // PAGE) * PAGE
         hosts = self._hosts
         whole = self.map(stride * hosts.local_size)
@@ -90,9 +81,6 @@ class CpuMemory:
             peers[rank] = whole[start : start + nbytes]
         return Block(tuple(addresses), tuple(peers), None)
 
-    def free(self, block: Block) -> None:
-        """The last array over the memory frees it."""
-
     def free_bytes(self) -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
         sizes = {
@@ -100,9 +88,6 @@ class CpuMemory:
         }
         available = int(sizes["MemAvailable"].removesuffix("kB"))
         return 1024 * available // self._hosts.local_size
-
-    def close(self) -> None:
-        """Nothing to free."""
 
     def show(self) -> str:
         return "shared memory of the host"

@@ -17,7 +17,7 @@ from etc_dist.settings import describe_sharing
 from etc_dist.world import exit_notice, far_transport
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.hosts import Hosts
-from etc_dist.world.memory import ALIGNMENT, Block
+from etc_dist.world.memory import ALIGNMENT, Backend, Block
 from etc_dist.world.nvshmem import NvshmemLibrary, load_library
 
 # Bytes of the heap for NVSHMEM itself and for gaps between blocks, in addition to the
@@ -33,7 +33,7 @@ _MPS_ENABLED = 133
 _owner: GpuMemory | None = None
 
 
-class GpuMemory:
+class GpuMemory(Backend):
     """Allocates from NVSHMEM's symmetric heap of `heap_size` bytes a rank.
 
     NOTE: NVSHMEM may end the process when its heap or the GPU is full, instead of
@@ -98,7 +98,6 @@ class GpuMemory:
         self._cupy.cuda.Device(device).use()
 
     def allocate(self, nbytes: int) -> Block:
-        """Zeroed blocks; SymmetricMemoryError where heap or GPU cannot hold them."""
         size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         self._agreement.agree(lambda: self._require(size))
         address = self._align(size)

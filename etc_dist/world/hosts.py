@@ -27,6 +27,7 @@ class Hosts:
 
     @property
     def size(self) -> int:
+        """The number of all ranks."""
         return self.count * self.local_size
 
     @property
@@ -36,6 +37,7 @@ class Hosts:
 
     @property
     def local_rank(self) -> int:
+        """The number of this rank on its host."""
         return self.rank % self.local_size
 
     @property
@@ -50,12 +52,15 @@ class Hosts:
         return tuple(rank for rank in every if rank != self.rank)
 
     def host(self, rank: int) -> int:
+        """The number of the host of `rank`."""
         return rank // self.local_size
 
     def ranks(self, host: int) -> range:
+        """The ranks of a host."""
         return range(host * self.local_size, (host + 1) * self.local_size)
 
     def is_near(self, rank: int) -> bool:
+        """Whether `rank` is on this host."""
         return self.host(rank) == self.own
 
 
@@ -67,27 +72,22 @@ def arrange(rank: int, nodes: Sequence[int], names: Sequence[str]) -> Hosts:
     local_size = counts[0]
     got = by_rank(dict(enumerate(names)))
     if len(set(counts.values())) > 1:
-        raise WorldError(
-            "the hosts have different numbers of ranks",
-            where="start of the world",
-            wanted="as many ranks on every host",
-            got=got,
-            fix="start equal numbers on all hosts (launch/mpirun --per-host N)",
-        )
-    if list(nodes) != [r - r % local_size for r in range(size)]:
-        raise WorldError(
-            "the ranks of a host do not follow each other",
-            where="start of the world",
-            wanted=f"ranks 0 .. {local_size - 1} on the first host, and so on",
-            got=got,
-            fix="place ranks host by host (launch/mpirun --per-host N)",
-        )
-    if len(counts) > 1 and size > MOST_RANKS:
-        raise WorldError(
-            "the world has too many ranks",
-            where="start of the world",
-            wanted=f"at most {MOST_RANKS} ranks on several hosts",
-            got=f"{size} ranks on {len(counts)} hosts",
-            fix="start fewer ranks",
-        )
-    return Hosts(rank, len(counts), local_size)
+        what = "the hosts have different numbers of ranks"
+        wanted = "as many ranks on every host"
+    elif list(nodes) != [r - r % local_size for r in range(size)]:
+        what = "the ranks of a host do not follow each other"
+        wanted = f"ranks 0 .. {local_size - 1} on the first host, and so on"
+    elif len(counts) > 1 and size > MOST_RANKS:
+        what = "the world has too many ranks"
+        wanted = f"at most {MOST_RANKS} ranks on several hosts"
+        got = f"{size} ranks on {len(counts)} hosts"
+    else:
+        return Hosts(rank, len(counts), local_size)
+    raise WorldError(
+        what,
+        where="start of the world",
+        wanted=wanted,
+        got=got,
+        fix="start fewer ranks, or equal numbers on all hosts, placed host by host "
+        "(launch/mpirun --per-host N)",
+    )

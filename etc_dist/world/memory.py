@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from etc_dist.errors import WorldError
 
@@ -25,9 +26,9 @@ class Block:
     """For the backend's `free`."""
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """An allocator of symmetric memory; its methods are collective, but for `enter`,
-    `restore` and `free_bytes`.
+    `restore` and `free_bytes`. Those with a body here do nothing without GPUs.
 
     Callers agree on each call first, so all ranks take part.
     """
@@ -35,30 +36,38 @@ class Backend(Protocol):
     name: str
     device: int | str
     """The device of this rank's arrays: a CUDA device, or "cpu"."""
-    ranks_per_gpu: int
+    ranks_per_gpu = 1
     """The largest number of ranks that share one GPU; 1 where none is shared."""
-    mps: bool
+    mps = False
     """Whether CUDA MPS serves this rank's GPU."""
 
     def enter(self) -> int | None:
         """Make `device` the current one of this thread. Returns the GPU that was, if it
         was another. Local."""
+        return None
 
     def restore(self, device: int) -> None:
         """Make the GPU that `enter` returned the current one again. Local."""
+        return None
 
+    @abstractmethod
     def allocate(self, nbytes: int) -> Block:
-        """A zeroed block on every rank, or the same error on every rank."""
+        """A zeroed block on every rank, or the same error on every rank:
+        SymmetricMemoryError where the memory of any rank cannot hold it."""
 
     def free(self, block: Block) -> None:
-        """Free a block."""
+        """Free a block. Without GPUs, the last array over it does."""
+        return None
 
+    @abstractmethod
     def free_bytes(self) -> int:
         """See `World.free_bytes`. Local."""
 
     def close(self) -> None:
         """End the backend, after all blocks are freed."""
+        return None
 
+    @abstractmethod
     def show(self) -> str:
         """A short description."""
 
@@ -125,4 +134,5 @@ class SymmetricMemory:
             self._block = None
 
     def show(self) -> str:
+        """Its number and size, as text."""
         return f"symmetric memory {self.number} ({self.nbytes} bytes a rank)"

@@ -89,6 +89,7 @@ class NvshmemLibrary:
             function.restype, function.argtypes = result, arguments
 
     def version(self) -> str:
+        """The library's version, for example 3.4.5."""
         parts = c_int(), c_int(), c_int()
         self._library.nvshmemx_vendor_get_version_info(*map(byref, parts))
         return ".".join(str(part.value) for part in parts)

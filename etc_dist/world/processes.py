@@ -388,6 +388,7 @@ class AbortOnUncaught:
         self._removed = False
 
     def install(self) -> None:
+        """Replace the present hook."""
         sys.excepthook = self
 
     def remove(self) -> None:
