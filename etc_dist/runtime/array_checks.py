@@ -29,6 +29,7 @@ class Expected:
     orders: str = "C"
 
     def describe(self, device: int | str) -> str:
+        """The requirements as text, for errors."""
         layout = "contiguous or transposed" if "F" in self.orders else "contiguous"
         place = "the CPU" if device == "cpu" else f"cuda:{device}"
         return f"{self.name} {list(self.shape)} {self.dtype}, {layout}, on {place}"

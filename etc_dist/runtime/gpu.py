@@ -31,6 +31,7 @@ from etc_dist.runtime.argument_block import Places, bind, fill
 from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.build import Cubin
 from etc_dist.runtime.device_faults import Record, decode
+from etc_dist.runtime.last_run import Executor
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.runtime.occupancy import most_resident, resident_workers
 from etc_dist.runtime.program_memory import ProgramMemory
@@ -75,7 +76,7 @@ class Launch:
     generation: int
 
 
-class GpuExecutor:
+class GpuExecutor(Executor):
     """Runs a plan's compiled program on this rank's GPU."""
 
     def __init__(self, plan: Plan, world: World, source: Source, cubin: Cubin):
@@ -114,7 +115,6 @@ class GpuExecutor:
         self._stream: Any = None
 
     def grow(self, *shapes: Mapping[str, int]) -> None:
-        """Allocate memory for runs at these dims. Collective; no run is in flight."""
         if self._quiet is not None and not self._is_known:
             self.world.agree_done(self._begin_far)
         needed = Capacity()
@@ -149,7 +149,6 @@ class GpuExecutor:
         return Launch(arguments, address, address.ctypes.data, dims, shape, generation)
 
     def is_current(self, launch: Launch) -> bool:
-        """False for a launch made before the program's memory moved."""
         memory = self._memory
         return launch.generation == memory.generation and memory.latest is not None
 
@@ -248,15 +247,12 @@ class GpuExecutor:
 
     @property
     def is_captured(self) -> bool:
-        """Whether CUDA graphs may refer to the program's memory."""
         return self._memory.is_captured
 
     def show(self) -> str:
-        """The memory that is kept for captured graphs."""
         return self._memory.show()
 
     def recover(self) -> None:
-        """Begin anew after an interrupted call, on one rank."""
         self.finish()
         self._order.forget()
         self.reset()
@@ -304,7 +300,6 @@ class GpuExecutor:
             self._is_known = False
 
     def symmetric(self, name: str) -> Any:
-        """This rank's bytes of a symmetric tensor, as laid out for the last run."""
         latest = self._memory.latest
         assert latest is not None
         memory = plan_memory(self.plan, self._dims)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 from etc_dist.errors import (
     ArgumentError,
@@ -20,8 +20,17 @@ from etc_dist.runtime.trace import Trace
 from etc_dist.world import World
 from etc_dist.world.agreement import sign
 
-RunStatus = tuple[bool, list[Record]]
-"""Whether a rank's run failed, and the records of its failed waits and tasks."""
+SHOWN = 8
+"""Waits that an error names."""
+
+
+class RunEnd(NamedTuple):
+    """How a failed run ended on one rank: the records of its waits and tasks; on the
+    CPU backend the error that a task has raised, or that of its data."""
+
+    records: Sequence[Record] = ()
+    fault: str = ""
+    refusal: ArgumentError | None = None
 
 
 class Executor(Protocol):
@@ -30,21 +39,52 @@ class Executor(Protocol):
     workers: int
 
     @property
-    def is_captured(self) -> bool: ...
-    def grow(self, *shapes: Mapping[str, int]) -> None: ...
-    def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Any: ...
-    def is_current(self, launch: Any) -> bool: ...
-    def launch(self, launch: Any, stream: Any = None) -> None: ...
-    def failure(self) -> list[Record] | None: ...
-    def loaded(self, launch: Any, names: Sequence[str]) -> Loaded: ...
-    def reset(self) -> None: ...
-    def recover(self) -> None: ...
-    def synchronize(self) -> None: ...
-    def finish(self) -> None: ...
-    def trace(self) -> Trace: ...
-    def show(self) -> str: ...
-    def symmetric(self, name: str) -> Any: ...
-    def close(self) -> None: ...
+    def is_captured(self) -> bool:
+        """Whether CUDA graphs may refer to the program's memory."""
+
+    def grow(self, *shapes: Mapping[str, int]) -> None:
+        """Allocate memory for runs at these dims. Collective; no run is in flight."""
+
+    def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Any:
+        """What `launch` needs for a run; None if the program must `grow` for it, which
+        is alike on all ranks. Local."""
+
+    def is_current(self, launch: Any) -> bool:
+        """False for a launch made before the program's memory moved."""
+
+    def launch(self, launch: Any, stream: Any = None) -> None:
+        """Start a run, after all earlier runs of this world."""
+
+    def failure(self) -> list[Record] | None:
+        """This rank's records, if a run on it has been ended, else None."""
+
+    def loaded(self, launch: Any, names: Sequence[str]) -> Loaded:
+        """These inputs, states and local tensors after the last run."""
+
+    def reset(self) -> None:
+        """Clear the state of a failed run. All ranks call it between two barriers, with
+        no run in flight."""
+
+    def recover(self) -> None:
+        """Begin anew after an interrupted call, on one rank."""
+
+    def synchronize(self) -> None:
+        """Wait for the last run."""
+
+    def finish(self) -> None:
+        """Wait for all work of this rank's device."""
+
+    def trace(self) -> Trace:
+        """The tasks of the last run on this rank."""
+
+    def show(self) -> str:
+        """The memory that is kept for captured graphs."""
+
+    def symmetric(self, name: str) -> Any:
+        """This rank's bytes of a symmetric tensor, as laid out for the last run."""
+
+    def close(self) -> None:
+        """Free the memory. Collective, idempotent."""
 
 
 class LastRun:
@@ -89,7 +129,7 @@ class LastRun:
         records = self.executor.failure()
         if records is not None:
             # NOTE: peers recover as well if they receive an error of this class.
-            self._world.refuse(self._timeout(records))
+            self._world.refuse(timeout_error(self._world, self._graph, records))
 
     def match(self, signature: int, describe: Callable[[], str]) -> None:
         """`world.match_call`, with nothing to compare on a single rank."""
@@ -127,45 +167,81 @@ class LastRun:
     def _describe_end(self) -> str:
         return f"the end of the last run of {self._graph}, program {self.number}"
 
-    def _failure(
-        self, records: list[Record], silent: Sequence[int] = ()
-    ) -> ArgumentError | WaitTimeoutError:
+    def _failure(self, records: list[Record]) -> EtcDistError:
         self._is_reported = True
-        # Data out of range on one rank makes the waits of others time out.
-        outside = [r for r in records if isinstance(r, RangeRecord)]
-        return out_of_range(outside) if outside else self._timeout(records, silent)
-
-    def _timeout(
-        self, records: list[Record], silent: Sequence[int] = ()
-    ) -> WaitTimeoutError:
-        waits = [r for r in records if isinstance(r, WaitRecord)]
-        shown = "; ".join(map(str, waits[:8])) or "records of other ranks"
-        begun = describe_workers(records)
-        shown += f"; {begun}" if begun else ""
-        for rank in silent:
-            shown += f"; rank {rank}: {self._world.why_lost(rank)}"
-        return WaitTimeoutError(
-            f"a run of {self._graph} was ended: a wait was not met in time",
-            where=f"{self._graph} on {self._world.size} ranks",
-            wanted=f"every event within {self._world.settings.wait_limit:g} s",
-            got=shown,
-            fix="look for a rank that died, was late or made another call; if ranks "
-            "may be further apart than this, raise ETC_DIST_WAIT_LIMIT; if workers had "
-            "not begun, end other work on that GPU",
-            records=tuple(waits),
-        )
+        return run_error(self._world, self._graph, [RunEnd(records)])
 
     def _recover(self) -> EtcDistError:
         """All ranks: exchange the records and clear the counters. Returns the error of
         the run."""
-        found = self.executor.failure()
-        own: RunStatus = (found is not None, found or [])
-        ends = cast("list[RunStatus | None]", self._world.gather(own))
-        self.executor.finish()
-        records = [record for end in ends if end for record in end[1]]
+        self._is_reported = True
+        own = RunEnd(self.executor.failure() or ())
+        return end_failed_run(self._world, self.executor, self._graph, own)
+
+
+def end_failed_run(
+    world: World, executor: Executor, graph: str, own: RunEnd
+) -> EtcDistError:
+    """Exchange how a run of `graph` ended, and clear its state, so that all ranks can
+    run again. Returns their error. Collective, unless the world is broken."""
+    ends: list[object | None] = [own]
+    silent: Iterable[int] = world.find_lost()
+    if not world.broken:
+        ends = world.gather(own)
         silent = [rank for rank, end in enumerate(ends) if end is None]
-        if not silent:
-            self._world.barrier()
-            self.executor.reset()
-            self._world.barrier()
-        return self._failure(records, silent)
+    executor.finish()
+    if not world.broken:
+        world.barrier()
+        executor.reset()
+        world.barrier()
+    return run_error(world, graph, cast("list[RunEnd | None]", ends), silent)
+
+
+def run_error(
+    world: World,
+    graph: str,
+    ends: Sequence[RunEnd | None],
+    silent: Iterable[int] = (),
+) -> EtcDistError:
+    """The error of a run with these ends, by rank; `silent` ranks did not answer."""
+    present = [end or RunEnd() for end in ends]
+    records = [record for end in present for record in end.records]
+    # Data out of range on one rank makes the waits of others time out.
+    outside = [record for record in records if isinstance(record, RangeRecord)]
+    refusals = [end.refusal for end in present if end.refusal]
+    faults = {rank: end.fault for rank, end in enumerate(present) if end.fault}
+    if outside:
+        return out_of_range(outside)
+    if refusals:
+        return refusals[0]
+    if faults:
+        rank = min(faults)
+        return WorldError(
+            f"a task failed on rank {rank}, so the run was ended on all ranks",
+            where=f"{graph} on {world.size} ranks",
+            wanted="every task to succeed",
+            got=faults[rank].replace("\n", "\n          "),
+            fix=f"see the traceback of rank {rank}",
+        )
+    return timeout_error(world, graph, records, silent)
+
+
+def timeout_error(
+    world: World, graph: str, records: Sequence[Record], silent: Iterable[int] = ()
+) -> WaitTimeoutError:
+    """The error of a run of which a wait was not met."""
+    waits = [record for record in records if isinstance(record, WaitRecord)]
+    got = list(map(str, waits[:SHOWN])) or ["records of other ranks"]
+    got += filter(None, [describe_workers(records)])
+    got += [f"rank {rank}: {world.why_lost(rank)}" for rank in sorted(silent)]
+    return WaitTimeoutError(
+        f"a run of {graph} was ended: a wait was not met in time",
+        where=f"{graph} on {world.size} ranks",
+        wanted=f"every event within {world.settings.wait_limit:g} s",
+        got="; ".join(got),
+        fix="look for a rank that died, was late or made another call, and at the "
+        "tasks that notify these events; raise ETC_DIST_WAIT_LIMIT if ranks may be "
+        "further apart than this, or a task of the CPU backend takes longer; if "
+        "workers had not begun, end other work on that GPU",
+        records=tuple(waits),
+    )

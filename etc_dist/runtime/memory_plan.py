@@ -85,6 +85,7 @@ class Capacity:
     far ranks, and each host has a word."""
 
     def holds(self, plan: MemoryPlan) -> bool:
+        """Whether it suffices for `plan`."""
         return (
             plan.event_count <= self.events
             and plan.symmetric_bytes <= self.symmetric
@@ -92,6 +93,7 @@ class Capacity:
         )
 
     def grown(self, plan: MemoryPlan) -> Capacity:
+        """A capacity that also holds `plan`."""
         return Capacity(
             max(self.events, plan.event_count, 64),
             max(self.symmetric, plan.symmetric_bytes),
@@ -125,6 +127,7 @@ class Capacity:
 
     @property
     def block_bytes(self) -> int:
+        """Of the symmetric block."""
         return self.tensors_offset + aligned(self.symmetric)
 
     @property
@@ -134,4 +137,5 @@ class Capacity:
 
 
 def aligned(size: int, unit: int = ALIGNMENT) -> int:
+    """`size`, rounded up to a multiple of `unit`."""
     return -(-size // unit) * unit

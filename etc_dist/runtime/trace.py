@@ -40,6 +40,7 @@ class TaskRecord:
 
     @property
     def label(self) -> str:
+        """The call and the tile, as text."""
         return task_label(self.call, self.loops, self.coordinate)
 
     @property
@@ -65,6 +66,7 @@ class Trace:
     def of(
         cls, records: Iterable[TaskRecord], notes: Iterable[str] = (), workers: int = 0
     ) -> Trace:
+        """The trace of records in any order."""
         return cls(tuple(sorted(records)), tuple(notes), workers)
 
     @classmethod

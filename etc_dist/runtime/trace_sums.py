@@ -31,6 +31,7 @@ class CallSums:
 
     @property
     def total(self) -> int:
+        """The time of all parts."""
         return self.compute + self.events + self.pages
 
 
@@ -46,9 +47,11 @@ class LaneSums:
 
     @property
     def idle(self) -> int:
+        """The time without tasks."""
         return self.time - sum(sums.total for sums in self.calls.values())
 
     def of_part(self, part: str) -> int:
+        """The time of one of `PARTS`, over all calls."""
         if part == IDLE:
             return self.idle
         return sum(getattr(sums, part) for sums in self.calls.values())

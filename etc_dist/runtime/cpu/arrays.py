@@ -20,6 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def shape_of(tensor: Tensor | EventTensor, env: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a tensor in an environment."""
     return tuple(int(extent.evaluate(env)) for extent in tensor.shape)
 
 

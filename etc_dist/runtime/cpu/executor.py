@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.run_state import RunState
 from etc_dist.runtime.cpu.workers import Workers, make_lane_workers
 from etc_dist.runtime.device_faults import Record
+from etc_dist.runtime.last_run import Executor, RunEnd, end_failed_run, timeout_error
 from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule.plan import Plan
@@ -50,7 +51,7 @@ class Launch:
     dims: Mapping[str, int]
 
 
-class CpuExecutor:
+class CpuExecutor(Executor):
     """Runs `plan` with `settings.cpu_workers` simulated workers on each rank.
 
     Collective: all ranks of `world` create, run and close it alike. A run ends on all
@@ -125,13 +126,10 @@ class CpuExecutor:
         return None
 
     def loaded(self, launch: Launch, names: Sequence[str]) -> dict[str, Array]:
-        """These inputs, states and local tensors after the last run."""
         own = {**launch.arrays, **self._state.own}
         return {name: own[name] for name in names}
 
     def reset(self) -> None:
-        """Clear the state of a run that this rank agreed to and did not start. All
-        ranks call it between the same two barriers."""
         self._state.reset()
 
     def run(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> None:
@@ -156,28 +154,25 @@ class CpuExecutor:
             if is_forked():  # in a child of a body; the run continues in the parent
                 raise
             if type(fault) is ArgumentError and not is_of_user(fault):
-                self._fail(Report(refusal=fault))
+                self._fail(RunEnd(refusal=fault))
             elif not self._completed():
-                self._fail(Report(fault=_summary(fault)))
+                self._fail(RunEnd(fault=_summary(fault)))
             if not self._world.broken:
                 self._world.exclusive.report(fault)
             raise
         finally:
             self._state.forget_arguments()
         if unmet is not None and not self._completed():
-            self._fail(Report(records=tuple(unmet)))
+            self._fail(RunEnd(records=tuple(unmet)))
 
     def symmetric(self, name: str) -> Array:
-        """This rank's bytes of a symmetric tensor, as laid out for the last run."""
         tensor = self._state.array(name, self._world.rank)
         return tensor.reshape(-1).view(np.uint8)
 
     def recover(self) -> None:
-        """Begin anew after an interrupted call, on one rank."""
         self._state.free()
 
     def close(self) -> None:
-        """Free the symmetric memory. Collective, idempotent."""
         if not self._world.broken:
             self._state.free()
 
@@ -247,32 +242,20 @@ class CpuExecutor:
             if not state.finished(peer)
         ]
 
-    def _fail(self, report: Report) -> None:
+    def _fail(self, own: RunEnd) -> None:
         """End the run on all ranks, reset the state for the next run, and raise the
         error of all ranks, unless a task of this rank has raised."""
         self._state.abort()
-        where = f"plan of graph {self._plan.graph.name}, run {self._runs}"
-        limit = self._world.settings.wait_limit
+        world, name = self._world, self._plan.graph.name
         # A rank that agreed to this run but did not start it gets this error at its
         # next call, and recovers with the others in `Program`.
-        if not self._world.find_lost():
-            waits = Report(records=report.records)
+        if not world.find_lost():
             with suppress(WaitTimeoutError):
-                self._refuse(_merge([waits], where, limit, {}))
-        reports: list[object | None] = [None] * self._world.size
-        reports[self._world.rank] = report
-        silent = self._world.find_lost()
-        if not self._world.broken:
-            reports = self._world.gather(report)
-            silent = frozenset(r for r, report in enumerate(reports) if report is None)
-        if not self._world.broken:
-            self._world.barrier()
-            self._state.reset()
-            self._world.barrier()
-        if not report.fault:
-            why = {rank: self._world.why_lost(rank) for rank in sorted(silent)}
+                self._refuse(timeout_error(world, name, own.records))
+        error = end_failed_run(world, self, name, own)
+        if not own.fault:
             # NOTE: an error of this rank has the same text.
-            raise _merge(reports, where, limit, why) from None
+            raise error from None
 
     def _refuse(self, error: EtcDistError) -> None:
         """Raise `error` on all ranks, also on those that did not start this run."""
@@ -282,15 +265,6 @@ class CpuExecutor:
             # The end of a far rank is known only now.
             if not self._world.find_lost():
                 raise
-
-
-class Report(NamedTuple):
-    """How a failed run ended on one rank; begins like a `program.RunStatus`."""
-
-    failed: bool = True
-    records: tuple[WaitRecord, ...] = ()
-    fault: str = ""
-    refusal: ArgumentError | None = None
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -310,37 +284,3 @@ def _summary(fault: BaseException) -> str:
     text = "".join(traceback.format_exception_only(fault)).rstrip()
     frame = traceback.extract_tb(fault.__traceback__)[-1]
     return f"{text}\nat {frame.filename}, line {frame.lineno}, in {frame.name}"
-
-
-def _merge(
-    gathered: list[object | None], where: str, limit: float, silent: Mapping[int, str]
-) -> ArgumentError | WaitTimeoutError | WorldError:
-    """The error for the reports of all ranks, alike on every rank."""
-    reports = {
-        r: report for r, report in enumerate(gathered) if isinstance(report, Report)
-    }
-    refusals = [report.refusal for report in reports.values() if report.refusal]
-    if refusals:
-        return refusals[0]
-    faults = {rank: report.fault for rank, report in reports.items() if report.fault}
-    if faults:
-        rank = min(faults)
-        return WorldError(
-            f"a task failed on rank {rank}, so the run was ended on all ranks",
-            where=where,
-            wanted="every task to succeed",
-            got=faults[rank].replace("\n", "\n          "),
-            fix=f"see the traceback of rank {rank}",
-        )
-    records = [record for report in reports.values() for record in report.records]
-    got = [str(record) for record in records]
-    got += [f"rank {rank}: {why}" for rank, why in silent.items()]
-    return WaitTimeoutError(
-        "waits were not met, so the run was ended on all ranks",
-        where=where,
-        wanted=f"progress on some rank within {limit:g} s",
-        got="\n          ".join(got) or "no waits",
-        fix="check the tasks that notify these events; raise "
-        "ETC_DIST_WAIT_LIMIT if a single task takes longer than that",
-        records=tuple(records),
-    )

@@ -78,6 +78,7 @@ class Mailbox:
         return found
 
     def send(self, rank: int, epoch: Epoch, message: Message) -> None:
+        """Send a message of `epoch` to a far rank. Does not wait."""
         self._transport.send(rank, RUN, pickle.dumps((epoch, message)))
 
     def receive(self, epoch: Epoch) -> Message | None:
@@ -118,12 +119,14 @@ class FarRun:
         self._epoch = Epoch(block, 0, 0)
 
     def start(self, epoch: int) -> None:
+        """Begin an epoch, by its number."""
         self._epoch = replace(self._epoch, number=epoch)
         self._finished, self._sent = set(), set()
         if self._mailbox is not None:
             self._mailbox.forget_before(self._epoch)
 
     def reset(self) -> None:
+        """Begin anew after a failed run, whose messages are dropped."""
         self._epoch = replace(self._epoch, resets=self._epoch.resets + 1, number=0)
 
     def put(self, access: Access, data: Array, element: Element) -> None:
@@ -158,6 +161,7 @@ class FarRun:
         self._tell(Finished(self._hosts.own))
 
     def abort(self) -> None:
+        """Let the partners end the run."""
         self._tell(Aborted())
 
     def beats(self, near: int, limit: float) -> int:

@@ -20,6 +20,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu.arrays import Array, shape_of
 from etc_dist.runtime.cpu.far_run import FarRun, Put
 from etc_dist.runtime.cpu.task import Access, Element, Task
+from etc_dist.runtime.cpu.workers import Memory
 from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
 from etc_dist.schedule.plan import Plan
 from etc_dist.world import SymmetricMemory, World
@@ -33,7 +34,7 @@ WORDS = 32
 _WORDS_BYTES = WORDS * 8
 
 
-class RunState:
+class RunState(Memory):
     """One symmetric block, which grows when dims need more; implements `Memory`.
 
     Epoch e counts in event area e % 2. A rank clears its other area, for epoch e + 1,
@@ -162,9 +163,11 @@ class RunState:
         return near + self._far.beats(near, self._world.settings.wait_limit)
 
     def finish(self) -> None:
+        """This rank has finished the epoch."""
         self._words[self._world.rank][FINISHED] = self.epoch
 
     def finished(self, rank: int) -> bool:
+        """Whether `rank` has finished the epoch, or all of the host of a far rank."""
         if self.is_far(rank):
             return self._far.has_finished(self._hosts.host(rank))
         return int(self._words[rank][FINISHED]) >= self.epoch
@@ -188,6 +191,7 @@ class RunState:
 
     @property
     def aborted(self) -> bool:
+        """Whether this epoch was ended on any rank."""
         return int(self._words[self._world.rank][ABORT]) == self.epoch
 
     # ------------------------------------------------------------------------ layout

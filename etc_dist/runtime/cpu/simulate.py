@@ -20,8 +20,8 @@ from etc_dist.errors import (
 from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
-from etc_dist.runtime.cpu.task import Access, Element, Task
-from etc_dist.runtime.cpu.workers import SHOWN, Workers, make_lane_workers
+from etc_dist.runtime.cpu.task import Element, Task
+from etc_dist.runtime.cpu.workers import SHOWN, Memory, Workers, make_lane_workers
 from etc_dist.runtime.trace import TaskRecord
 from etc_dist.schedule.plan import Plan
 from etc_dist.verify.verify import verify
@@ -80,7 +80,7 @@ def simulate(
     return Simulation(outputs, run.tasks)
 
 
-class ProcessMemory:
+class ProcessMemory(Memory):
     """All ranks' arrays and events in this process; implements `Memory`."""
 
     def __init__(self, plan: Plan, envs: Sequence[Mapping[str, Any]]):
@@ -116,12 +116,6 @@ class ProcessMemory:
 
     def started(self, rank: int) -> int:
         return self.epochs[rank]
-
-    def is_far(self, rank: int) -> bool:
-        return False
-
-    def far_put(self, access: Access, data: Array, element: Element) -> None:
-        raise AssertionError("no rank is far")
 
     def _clear(self, rank: int) -> None:
         shapes = self._shapes[rank].items()

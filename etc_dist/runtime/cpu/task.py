@@ -27,6 +27,7 @@ class Element:
 
     @property
     def label(self) -> str:
+        """Its name and index, as text."""
         return f"{self.name}[{', '.join(map(str, self.index))}]"
 
     def __str__(self) -> str:
@@ -43,14 +44,17 @@ class Access:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of the region."""
         return tuple(i.stop - i.start for i in self.index if isinstance(i, slice))
 
     @property
     def empty(self) -> bool:
+        """Whether it has no elements."""
         return any(isinstance(i, slice) and i.stop <= i.start for i in self.index)
 
     @property
     def nbytes(self) -> int:
+        """Of the region."""
         return prod(self.shape) * self.tensor.itemsize
 
 
@@ -66,6 +70,7 @@ class UnmetWait:
 
     @property
     def label(self) -> str:
+        """The event, as text."""
         return self.element.label if self.element else f"the start of rank {self.peer}"
 
 
@@ -97,14 +102,17 @@ class Task:
 
     @property
     def coordinate(self) -> tuple[int, ...]:
+        """The tile of the call."""
         return tuple(int(self.env[axis.symbol.name]) for axis in self.call.axes)
 
     @property
     def label(self) -> str:
+        """The call and the tile, as text."""
         return self.call.label(self.coordinate)
 
     @property
     def where(self) -> str:
+        """The task and the worker that runs it, for errors."""
         return f"rank {self.rank}, worker {self.worker}, {self.lane} lane: {self.label}"
 
     @property

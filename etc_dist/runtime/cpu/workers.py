@@ -64,10 +64,12 @@ class Memory(Protocol):
         """The epoch that `rank` last started; epochs count from 1."""
 
     def is_far(self, rank: int) -> bool:
-        """Whether `rank` is reached by messages only."""
+        """Whether `rank` is reached by messages only; by default none is."""
+        return False
 
     def far_put(self, access: Access, data: Array, element: Element) -> None:
         """Send what a task writes to a far rank, with its notification."""
+        raise AssertionError("no rank is far")
 
 
 @dataclass(eq=False)
@@ -83,6 +85,7 @@ class LaneWorker:
 
     @property
     def lane(self) -> Lane:
+        """The lane whose units it runs now."""
         return self.lanes[0]
 
 
@@ -146,6 +149,7 @@ class Workers:
 
     @property
     def done(self) -> bool:
+        """Whether all tasks have run."""
         return all(worker.done for worker in self.lane_workers)
 
     def unmet_waits(self) -> list[WaitRecord]:
