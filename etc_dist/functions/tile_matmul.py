@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -434,7 +434,7 @@ class Tiles:
     def _number(self, name: str, values: Sequence[int]) -> Expr:
         """values[shape], as a number of the graph that is made once per name."""
         if name not in self._numbers:
-            value = chosen(self._shape, values)
+            value = chosen(self._shape, tuple(values))
             self._numbers[name] = self._g.let(f"{self._name}_{name}", value)
         return self._numbers[name]
 
@@ -485,7 +485,8 @@ class Tiles:
         )
 
 
-def chosen(number: Expr, values: Sequence[int]) -> Expr:
+@lru_cache
+def chosen(number: Expr, values: tuple[int, ...]) -> Expr:
     """values[number]."""
     value: Expr = Const(values[-1])
     for n, other in reversed(list(enumerate(values[:-1]))):

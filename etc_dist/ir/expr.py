@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Never
 
@@ -77,7 +77,8 @@ class Expr:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, NUMBERS):
             return bool(self)
-        return isinstance(other, Expr) and self._terms == other._terms
+        same = self is other
+        return same or (isinstance(other, Expr) and self._terms == other._terms)
 
     def __hash__(self) -> int:
         return hash(self._terms)
@@ -89,7 +90,7 @@ class Expr:
 
     @cached_property
     def _terms(self) -> tuple[object, ...]:
-        return type(self), *(getattr(self, field.name) for field in fields(self))
+        return type(self), *(getattr(self, name) for name in self.__match_args__)
 
     def __add__(self, other: Expr | int) -> Expr:
         return op("+", self, other)
@@ -176,6 +177,11 @@ class Expr:
             stack.extend(reversed(node.children()))
 
     @cached_property
+    def symbol_names(self) -> frozenset[str]:
+        """The names of all symbols."""
+        return frozenset(symbol.name for symbol in self.symbols())
+
+    @cached_property
     def is_loaded(self) -> bool:
         """Whether the value depends on a runtime tensor."""
         return next(self.loads(), None) is not None
@@ -190,6 +196,9 @@ class Const(Expr):
 
     def __str__(self) -> str:
         return str(self.value)
+
+
+ZERO, ONE = Const(0), Const(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,30 +397,35 @@ def op(name: str, left: Expr | int, right: Expr | int) -> Expr:
         signed = {"+": 1, "-": -1}
         total = signed[a.name] * a.right.value + signed[name] * b.value
         return op("+", a.left, total) if total >= 0 else op("-", a.left, -total)
-    zero, one = Const(0), Const(1)
     if name in ("min", "max") and a == b:
         return a
-    if (name == "+" and a == zero) or (name == "*" and a == one):
+    if (name == "+" and a == ZERO) or (name == "*" and a == ONE):
         return b
-    if (name in ("+", "-") and b == zero) or (name in ("*", "//") and b == one):
+    if (name in ("+", "-") and b == ZERO) or (name in ("*", "//") and b == ONE):
         return a
-    if (name == "*" and zero in (a, b)) or (name == "%" and b == one):
-        return zero
+    if (name == "*" and ZERO in (a, b)) or (name == "%" and b == ONE):
+        return ZERO
     return Op(name, a, b)
 
 
 def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     """`expr` with the symbols named in `values` replaced."""
+    if values.keys().isdisjoint(expr.symbol_names):
+        return expr
+    return _substitute(expr, values)
+
+
+def _substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     if isinstance(expr, Symbol):
         return values.get(expr.name, expr)
     if isinstance(expr, Op):
-        left, right = (substitute(e, values) for e in expr.children())
+        left, right = (_substitute(e, values) for e in expr.children())
         return op(expr.name, left, right)
     if isinstance(expr, Load):
-        index = tuple(substitute(i, values) for i in expr.index)
+        index = tuple(_substitute(i, values) for i in expr.index)
         return replace(expr, index=index)
     if isinstance(expr, Select):
-        left, right, then, other = (substitute(e, values) for e in expr.children())
+        left, right, then, other = (_substitute(e, values) for e in expr.children())
         return select(Comparison(expr.condition.name, left, right), then, other)
     return expr
 
