@@ -172,8 +172,9 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
   const size_t of_rank = thread_count / ranks;
   for (uint32_t r = 0; r < ranks; ++r) left_of[r] = of_rank, runs_of[r] = 1, begin_run(r);
   uint64_t slow_warp_until = 0, slow_rank_until = 0;
-  uint32_t slow_warp = 0, slow_rank = ranks;
-  for (; left > 0; clock_ns += made_progress ? 1000 : 50000) {
+  uint32_t slow_warp = 0, slow_rank = ranks, idle = 0;  // turns in a row without progress
+  for (; left > 0; clock_ns += made_progress ? 1000 : idle < kIdleTurns ? 50'000 : 2'000'000) {
+    idle = made_progress ? 0 : idle + 1;
     made_progress = in_flight.count > 0 || stores.count > 0;  // they will complete
     if (turns >= slow_warp_until) {
       slow_warp = draw(uint32_t(thread_count / 32)), slow_warp_until = turns + draw(100);
@@ -181,6 +182,7 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
     if (ranks > 1 && turns >= slow_rank_until) {
       slow_rank = draw(2 * ranks), slow_rank_until = turns + draw(400);
     }
+    const bool may_be_slow = idle < kIdleTurns / 2;
     bool can_any = in_flight.count > 0 || stores.count > 0;
     const uint32_t first = draw(uint32_t(thread_count));
     const uint32_t slow = draw(uint32_t(worker_count) * 4);
@@ -190,7 +192,7 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
       can_any = true;
       if (number / kThreads == slow || draw(8) == 0) continue;
       Worker& worker = workers[number / kThreads];
-      if (number / 32 == slow_warp || worker.rank == slow_rank) continue;
+      if (may_be_slow && (number / 32 == slow_warp || worker.rank == slow_rank)) continue;
       resume(threads[number]);
       const bool is_over = next_turns[number].is_over;
       left -= is_over, left_of[worker.rank] -= is_over, worker.left -= is_over;

@@ -9,6 +9,9 @@ namespace emulation {
 Thread* own = nullptr;
 
 constexpr uint64_t kRunLimit = 2'000'000'000;  // nanoseconds that runs may last
+// Turns without progress after which only the clock can end a wait, and runs fast. After half of
+// them no thread is slow any more.
+constexpr uint32_t kIdleTurns = 128;
 constexpr size_t kStack = 192 * 1024, kGuard = 4096;  // bytes; the guard is the lowest page
 constexpr size_t kMostGuards = 16384;  // a process may have 65530 mappings
 
