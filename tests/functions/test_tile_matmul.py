@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -19,12 +22,22 @@ from tests.functions.sizes import odd_sizes
 from tests.layers.reference import draw
 from tests.ops.arrays import cancelling
 
-FEW = (
-    TileShape(8, 64, "k", swapped=True),
+exhaustive = pytest.mark.exhaustive
+KINDS = (
+    TileShape(64, 64, "k", swapped=True),
+    TileShape(64, 80, "k", swapped=True),
+    TileShape(8, 112, swapped=True),
     TileShape(64, 256, swapped=True),
+    TileShape(64, 128, "rows", swapped=True),
+    TileShape(144, 256, swapped=True),
+    TileShape(144, 128, "k", swapped=True),
     TileShape(128, 112),
-    TileShape(128, 64, "k"),
     TileShape(256, 128, "rows"),
+    TileShape(128, 64, "k"),
+)
+"""One shape of each kind. --all runs all shapes."""
+some_shapes = pytest.mark.parametrize(
+    "shapes", [KINDS, pytest.param(SHAPES, marks=exhaustive)], ids=["kinds", "all"]
 )
 EXTREME = (
     *(TileShape(128, columns) for columns in (16, 512)),
@@ -36,20 +49,8 @@ EXTREME = (
 )
 
 
-@pytest.fixture(scope="module")
-def program(folder) -> Emulator:
-    return Emulator(matmul_graph(1), workers=2, folder=folder)
-
-
-@pytest.mark.parametrize("shape", range(len(SHAPES)), ids=lambda n: str(SHAPES[n]))
-def test_each_shape_gives_x_times_w_transposed(shape, program):
-    inputs, [answer], dims = tiles(*odd_sizes(SHAPES[shape]))
-    [found] = program.run(inputs, {**dims, "shape": shape})
-    answer.check(found["y"], "bfloat16")
-
-
 @graph_function
-def both_dtypes(g: Graph) -> None:
+def both_dtypes(g: Graph, *, shapes: Sequence[TileShape]) -> None:
     """y = x @ w.T in bfloat16, and the same in float16, in one program."""
     m, n, k, shape = g.dims("m n k shape")
     for dtype in DTYPES:
@@ -61,7 +62,7 @@ def both_dtypes(g: Graph) -> None:
                 (g.output, "y", (m, n)),
             )
         )
-        tiles = Tiles(g, dtype, shape, FEW, m)
+        tiles = Tiles(g, dtype, shape, shapes, m)
         of = tile_grid(g, dtype, (m, n), tiles.rows, tiles.columns)
         g.call(
             tiles.matmul(dtype),
@@ -74,31 +75,40 @@ def both_dtypes(g: Graph) -> None:
         )
 
 
-def test_one_program_multiplies_in_both_dtypes(folder):
-    program = Emulator(both_dtypes(1), workers=2, folder=folder)
+@cache
+def program(shapes: tuple[TileShape, ...]) -> Emulator:
+    return Emulator(both_dtypes(1, shapes=shapes), workers=2)
+
+
+@some_shapes
+def test_each_shape_gives_x_times_w_transposed_in_both_dtypes(shapes):
     rng = np.random.default_rng(7)
-    for number, shape in enumerate(FEW):
+    for number, shape in enumerate(shapes):
         m, n, k = odd_sizes(shape)
         arrays = {
             f"{name}_{dtype}": draw(rng, (rows, k), dtype)
             for dtype in DTYPES
             for name, rows in (("x", m), ("w", n))
         }
-        [found] = program.run([arrays], {"m": m, "n": n, "k": k, "shape": number})
+        dims = {"m": m, "n": n, "k": k, "shape": number}
+        [found] = program(shapes).run([arrays], dims)
         for dtype in DTYPES:
             answer = matmul_of(arrays[f"x_{dtype}"], arrays[f"w_{dtype}"])
             answer.check(found[f"y_{dtype}"], dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_each_shape_for_transposed_weights_multiplies_by_them(dtype, folder):
-    graph = matmul_graph(1, dtype=dtype, w_layout="kn")
-    program, rng = Emulator(graph, workers=2, folder=folder), np.random.default_rng(8)
-    for number, shape in enumerate(shapes_for("kn", SHAPES)):
+@pytest.mark.parametrize(
+    "dtype", ["float16", pytest.param("bfloat16", marks=exhaustive)]
+)
+@some_shapes
+def test_each_shape_for_transposed_weights_multiplies_by_them(shapes, dtype):
+    shapes = shapes_for("kn", shapes)
+    graph = matmul_graph(1, dtype=dtype, w_layout="kn", shapes=shapes)
+    kn, rng = Emulator(graph, workers=2), np.random.default_rng(8)
+    for number, shape in enumerate(shapes):
         m, n, k = odd_sizes(shape)
         x, w = draw(rng, (m, k), dtype), draw(rng, (k, n), dtype)
-        dims = {"m": m, "n": n, "k": k, "shape": number}
-        [found] = program.run([{"x": x, "w": w}], dims)
+        [found] = kn.run([{"x": x, "w": w}], dict(m=m, n=n, k=k, shape=number))
         matmul_of(x, w.T).check(found["y"], dtype)
 
 
@@ -122,25 +132,32 @@ def test_rows_are_divided_evenly_into_tiles(rows, tile, own, each):
     assert env["tile_tile"] >> 24 == own // 8
 
 
-def test_tiles_that_add_k_in_its_order_give_the_same_bits(program, rng):
-    x, w = cancelling(rng, 3, 24, 456)
-    found = {1: set(), 2: set(), 4: set()}
-    for number, shape in enumerate(SHAPES):
-        dims = {"m": 3, "n": 24, "k": 456, "shape": number}
-        [y] = program.run([{"x": x, "w": w}], dims)
-        found[shape.k_parts].add(y["y"].tobytes())
-    assert len(found[1]) == 1
-    assert found[1].isdisjoint(found[2] | found[4])
+@some_shapes
+def test_tiles_that_add_k_in_its_order_give_the_same_bits(shapes, rng):
+    dims, arrays = {"m": 3, "n": 24, "k": 456}, {}
+    for dtype in DTYPES:
+        pair = cancelling(rng, *dims.values(), dtype)
+        arrays |= {f"{name}_{dtype}": a for name, a in zip("xw", pair, strict=True)}
+    bits = {}
+    for number, shape in enumerate(shapes):
+        [found] = program(shapes).run([arrays], {**dims, "shape": number})
+        for dtype in DTYPES:
+            of_kind = bits.setdefault((dtype, shape.k_parts), set())
+            of_kind.add(found[f"y_{dtype}"].tobytes())
+    for dtype in DTYPES:
+        in_order = bits[dtype, 1]
+        assert len(in_order) == 1
+        assert in_order.isdisjoint(bits[dtype, 2] | bits[dtype, 4])
 
 
 @pytest.fixture(scope="module")
-def gated_program(folder) -> Emulator:
+def gated_program() -> Emulator:
     graph = gated_tiles(1, shapes=SHAPES)
-    return Emulator(graph, workers=2, folder=folder)
+    return Emulator(graph, workers=2)
 
 
 # tests/functions/test_epilogue.py gates columns of each kind of tile.
-@pytest.mark.exhaustive
+@exhaustive
 @pytest.mark.parametrize("number", GATED, ids=lambda n: str(SHAPES[n]))
 def test_each_shape_gates_its_columns(number, gated_program):
     smaller_than_a_half = (3, 8, 72)
@@ -195,10 +212,10 @@ def test_layouts_and_shapes_without_tiles_are_refused():
         tiles.matmul("bfloat16", swiglu)
 
 
-@pytest.mark.exhaustive
-def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed(folder):
+@exhaustive
+def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed():
     graph = matmul_graph(1, shapes=EXTREME)
-    program = Emulator(graph, workers=2, folder=folder)
+    program = Emulator(graph, workers=2)
     inputs, [answer], dims = tiles(70, 88, 136)
     for number in range(len(EXTREME)):
         [found] = program.run(inputs, {**dims, "shape": number})
