@@ -29,7 +29,12 @@ from etc_dist.files import open_file
 
 FORMAT = 1
 """Of manifests: an entry of another format is made again."""
-LIMITS = {"programs": 4 << 30, "proofs": 16 << 20, "tunings": 1 << 20}
+LIMITS = {
+    "programs": 4 << 30,
+    "libraries": 1 << 30,  # of the emulator
+    "proofs": 16 << 20,
+    "tunings": 1 << 20,
+}
 """The kinds of entries, and the bytes on disk that each kind may take."""
 ABANDONED_SECONDS = 3600.0
 """An unfinished file that is older than this was left by a process that ended."""

@@ -48,7 +48,8 @@ class Settings:
     """ETC_DIST_SYMMETRIC_SIZE: size of each rank's symmetric heap on GPUs, at most the
     memory of the GPU."""
     cache: Path = field(default_factory=default_cache)
-    """ETC_DIST_CACHE: folder of programs, proofs and tunings, private to a user."""
+    """ETC_DIST_CACHE: folder of programs, the emulator's libraries, proofs and tunings,
+    private to a user."""
     tuning: str = AUTO
     """ETC_DIST_TUNING: "auto" (of `etc-dist tune`, else of the package for this kind of
     GPU), the name of one of the package, such as "h200", or a file."""

@@ -87,15 +87,6 @@ def one_rank(world: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the emulator's libraries, shared by all test processes."""
-    base = tmp_path_factory.getbasetemp()
-    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
-    found.mkdir(mode=0o700, exist_ok=True)
-    return found
-
-
-@pytest.fixture(scope="session")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kernels with all mutations, of which none is selected: a program is compiled
     once for tests of the kernels and for tests of their mutations."""

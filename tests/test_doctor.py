@@ -108,8 +108,8 @@ def test_size_of_the_cache_is_shown(tmp_path):
     Cache(tmp_path / "c").store("programs", "k", Entry({}, {"cubin": bytes(1 << 20)}))
     finding = doctor._cache(tmp_path / "c")
     assert finding.found == (
-        f"{tmp_path}/c, 1 programs in 1.0 MiB, 0 proofs in 0.0 MiB, "
-        "0 tunings in 0.0 MiB"
+        f"{tmp_path}/c, 1 programs in 1.0 MiB, 0 libraries in 0.0 MiB, "
+        "0 proofs in 0.0 MiB, 0 tunings in 0.0 MiB"
     )
     assert finding.fix == ""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.cache import require_private
+from etc_dist.cache import Cache
 from etc_dist.codegen import generate
 from etc_dist.emulate.faults import emulation_error, unfinished
 from etc_dist.emulate.library import compile_library
@@ -31,6 +31,7 @@ from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.device_faults import Record, decode
 from etc_dist.schedule import SCHEDULES
+from etc_dist.settings import Settings
 
 MAX_RANKS, MAX_WORKERS = 8, 256
 MAX_SEED = 2**64 - 2
@@ -51,14 +52,12 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Emulator:
-    """A graph's CUDA bodies, compiled for the CPU; needs the package `ziglang`.
+    """A graph's CUDA bodies, compiled for the CPU; needs the package `ziglang`. The
+    cache of the settings keeps the compiled library.
 
     graph: a GraphFunction of at most 8 ranks.
     schedule: "static", "dynamic" or "auto", as for `etc_dist.compile`.
     workers: workers of a rank; an even number where a call of the graph uses clusters.
-    folder: where the compiled library is kept, and found by later emulators.
-        Only this user may be able to write it. By default the library is compiled
-        each time (about a second).
     kernels: the device code, if not that of this installation.
     has_far: ranks map the memory of those of their own host only, as on GPUs of several
         hosts of graph.local_size ranks.
@@ -72,18 +71,17 @@ class Emulator:
         *,
         schedule: str = "static",
         workers: int = 4,
-        folder: str | Path | None = None,
         kernels: Path | None = None,
         has_far: bool = False,
     ):
-        _check(graph, schedule, workers, folder)
+        _check(graph, schedule, workers)
         self.plan = replace(SCHEDULES[schedule](graph), has_far=has_far)
         self.source = generate(self.plan, trace=False)
         self.workers = workers
         if workers % self.source.cluster:
             raise _wrong("workers", f"a multiple of {self.source.cluster}", workers)
-        kept = None if folder is None else Path(folder)
-        self.library = compile_library(self.source, kernels or kernels_folder(), kept)
+        store = Cache(Settings.load().cache)
+        self.library = compile_library(self.source, kernels or kernels_folder(), store)
         self._run = self.library.run_emulated
         self._run.restype = ctypes.c_char_p
         pointer, number = ctypes.c_void_p, ctypes.c_int
@@ -212,15 +210,8 @@ class Emulator:
         return (report or b"").decode()
 
 
-def _check(graph: Any, schedule: Any, workers: Any, folder: Any) -> None:
+def _check(graph: Any, schedule: Any, workers: Any) -> None:
     expect_graph(graph)
-    expect_type(folder, (str, Path, type(None)), "folder")
-    if folder is not None:
-        try:  # the code of its libraries is run
-            require_private(Path(folder), links=True)
-        except OSError as error:
-            wanted = "a folder that exists, and that only you can write"
-            raise _wrong("folder", wanted, str(error)) from error
     expect_type(schedule, str, "schedule")
     if schedule not in SCHEDULES:
         raise _wrong("schedule", " or ".join(map(repr, SCHEDULES)), schedule)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
 import subprocess
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from platform import machine
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
-from etc_dist.cache import sha256
+from etc_dist.cache import Cache, Entry, sha256
 from etc_dist.codegen import Source
 from etc_dist.errors import BuildError
 from etc_dist.runtime.build import refuse_missing
 from etc_dist.runtime.build_advice import advice, errors_of
+from etc_dist.runtime.includes import headers
+from etc_dist.settings import MAX_SECONDS
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
@@ -43,64 +43,56 @@ PROGRAM_FLAGS = (
 )
 
 
-def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctypes.CDLL:
-    """The program as a library. With `folder`, a library of the same text, flags and
-    compiler that is already there is loaded, and a new one is kept there."""
+def compile_library(source: Source, kernels: Path, store: Cache) -> ctypes.CDLL:
+    """The program as a library, compiled once for each content of source, headers,
+    flags and compiler, and loaded once a process."""
     _require_compiler()
     refuse_missing(source, kernels)
-    with TemporaryDirectory(dir=folder) as temporary:
-        text, library = Path(temporary, "program.cpp"), Path(temporary, "program.so")
+    key = _key(source, kernels)
+    if key not in _loaded:
+        entry, _ = store.fetch(
+            "libraries",
+            key,
+            lambda: _compile(source, kernels),
+            fits=lambda entry: "library" in entry.files,
+            limit=MAX_SECONDS,
+        )
+        with NamedTemporaryFile(suffix=".so") as file:
+            file.write(entry.files["library"])
+            file.flush()
+            _loaded[key] = ctypes.CDLL(file.name)
+    return _loaded[key]
+
+
+_loaded: dict[str, ctypes.CDLL] = {}
+"""The libraries of this process, which are never unloaded."""
+
+
+def _key(source: Source, kernels: Path) -> str:
+    """A hash of all that a library depends on."""
+    files = sorted(INCLUDE.rglob("*.*"))
+    own = {str(path.relative_to(INCLUDE)): path.read_text() for path in files}
+    texts = headers(source, kernels) | own  # those that INCLUDE replaces do not count
+    parts = (source.text, PROGRAM_FLAGS, machine(), version("ziglang"), texts)
+    return sha256(repr(parts).encode(errors="surrogateescape"))[:32]
+
+
+def _compile(source: Source, kernels: Path) -> Entry:
+    with TemporaryDirectory() as folder:
+        text, run, library = (Path(folder, name) for name in ("a.cpp", "run.o", "a.so"))
         text.write_text(f'#include "cuda.h"\n{source.text}\n#include "entry.h"\n')
+        # By a command that is the same for all programs: zig keeps its result.
+        _run([*FLAGS, "-O2", "-c", str(INCLUDE / "run.cpp"), "-o", str(run)], source)
         # NOTE: INCLUDE comes first: its ptx/ replaces that of the kernels.
         users = sorted({path.parent for path in source.sources})
         includes = [f"-I{path}" for path in (INCLUDE, kernels, *users)]
-        command = [*PROGRAM_FLAGS, *includes, str(text)]
-        if folder is None:
-            _compile(command, library, source)
-            return ctypes.CDLL(str(library))
-        kept = folder / f"{_digest(_run([*command, '-E', '-P'], source))}.so"
-        if not _is_whole(kept):
-            _compile(command, library, source)
-            _keep(library, kept)
-    return ctypes.CDLL(str(kept))
+        # `-x none`: the flags have the language of all files after it.
+        objects = ["-x", "none", str(run), "-shared", "-o", str(library)]
+        _run([*PROGRAM_FLAGS, *includes, str(text), *objects], source)
+        return Entry({}, {"library": library.read_bytes()})
 
 
-def _keep(library: Path, kept: Path) -> None:
-    """Move a library to its place, at once: other processes may build the same."""
-    with library.open("rb") as file:
-        os.fsync(file.fileno())
-    kept.with_suffix(".sha256").write_text(sha256(library.read_bytes()))
-    library.replace(kept)
-
-
-def _is_whole(kept: Path) -> bool:
-    """Whether a library is there, of this user, as it was kept: one that a power loss
-    cut off would end the process."""
-    try:
-        expected = kept.with_suffix(".sha256").read_text()
-        is_own = kept.stat().st_uid == os.geteuid()
-        return is_own and sha256(kept.read_bytes()) == expected
-    except FileNotFoundError:
-        return False
-
-
-def _compile(command: list[str], library: Path, source: Source) -> None:
-    # By a command that is the same for all programs: zig keeps its result.
-    run = str(library.with_name("run.o"))
-    _run([*FLAGS, "-O2", "-c", str(INCLUDE / "run.cpp"), "-o", run], source)
-    # `-x none`: the flags have the language of all files after it.
-    _run([*command, "-x", "none", run, "-shared", "-o", str(library)], source)
-
-
-def _digest(text: bytes) -> str:
-    """A hash of all that a library depends on. `text` is the program with all files it
-    includes; those of run.cpp are in the same folder."""
-    build = "\n".join((*PROGRAM_FLAGS, machine(), version("ziglang")))
-    files = [path.read_bytes() for path in sorted(INCLUDE.glob("*.*"))]
-    return hashlib.sha256(b"\n".join([build.encode(), text, *files])).hexdigest()[:24]
-
-
-def _run(arguments: list[str], source: Source) -> bytes:
+def _run(arguments: list[str], source: Source) -> None:
     command = [sys.executable, "-m", "ziglang", "cc", *arguments]
     done = subprocess.run(command, capture_output=True)
     if done.returncode != 0:
@@ -113,7 +105,6 @@ def _run(arguments: list[str], source: Source) -> bytes:
             fix=advice(source.text, log),
             source=source.text,
         )
-    return done.stdout
 
 
 def _require_compiler() -> None:

@@ -22,14 +22,14 @@ from tests.emulate.cases import PART
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_runs_after_an_aborted_one_change_nothing(folder, schedule):
+def test_runs_after_an_aborted_one_change_nothing(schedule):
     graph = sent_in_vain(2, wanted=2)
-    check_skipped(Emulator(graph, schedule=schedule, folder=folder))
+    check_skipped(Emulator(graph, schedule=schedule))
 
 
 @pytest.mark.parametrize("seed", first_always([(0,), (1,), (2,)], 1))
-def test_after_a_reset_the_program_is_right_again(folder, seed):
-    runs = Aborted(Emulator(sent_in_vain(2), folder=folder), seed)
+def test_after_a_reset_the_program_is_right_again(seed):
+    runs = Aborted(Emulator(sent_in_vain(2)), seed)
     for _ in range(2):
         assert runs.run(3) == ""
         runs.reset()
@@ -42,9 +42,9 @@ def test_after_a_reset_the_program_is_right_again(folder, seed):
             held["count"][:] = 2
 
 
-def test_an_abort_on_one_host_ends_the_run_on_the_other(folder):
+def test_an_abort_on_one_host_ends_the_run_on_the_other():
     graph = sent_far_in_vain(2, local_size=1)
-    runs = Aborted(Emulator(graph, folder=folder, has_far=True), counts=(2, 1))
+    runs = Aborted(Emulator(graph, has_far=True), counts=(2, 1))
     assert runs.run(1) == ""
     assert [int(c["faults"][0]) for c in runs.memory.control] == [1, 0]
     for rank in range(2):
@@ -59,9 +59,9 @@ def test_an_abort_on_one_host_ends_the_run_on_the_other(folder):
         assert runs.words(rank)[ABORT_OFFSET // 4] == 0
 
 
-def test_an_abort_of_one_rank_reaches_all_ranks_of_all_hosts(folder):
+def test_an_abort_of_one_rank_reaches_all_ranks_of_all_hosts():
     graph = sent_far_in_vain(4, local_size=2)
-    program = Emulator(graph, folder=folder, has_far=True, workers=1)
+    program = Emulator(graph, has_far=True, workers=1)
     runs = Aborted(program, counts=(1, 1, 1, 1))
     runs.words(0)[ABORT_OFFSET // 4] = 1  # as a message of rank 2
     assert runs.run(1) == ""
@@ -69,9 +69,9 @@ def test_an_abort_of_one_rank_reaches_all_ranks_of_all_hosts(folder):
 
 
 @pytest.mark.parametrize("reserved", [1, 2**30])
-def test_slots_that_do_not_fit_the_queue_are_not_stored(folder, reserved):
+def test_slots_that_do_not_fit_the_queue_are_not_stored(reserved):
     graph = sent_in_vain(2, wanted=1)
-    runs = Aborted(Emulator(graph, schedule="dynamic", folder=folder))
+    runs = Aborted(Emulator(graph, schedule="dynamic"))
     places = runs.memory._arguments[0]
     for rank in range(2):
         runs.area(rank, 1)[places["tail_transfer"]] = reserved
@@ -84,10 +84,10 @@ def test_slots_that_do_not_fit_the_queue_are_not_stored(folder, reserved):
 
 @pytest.mark.parametrize("workers", [2, 8])
 @pytest.mark.parametrize("lane", ["tensor", "transfer"])
-def test_the_wait_that_is_the_cause_is_named(folder, lane, workers):
+def test_the_wait_that_is_the_cause_is_named(lane, workers):
     """Whichever wait reaches its limit first: those for queued tasks follow from it."""
     graph = copied_in_vain(1, lane=lane)
-    program = Emulator(graph, schedule="dynamic", folder=folder, workers=workers)
+    program = Emulator(graph, schedule="dynamic", workers=workers)
     x = np.zeros(4 * PART, numpy_dtype("bfloat16"))
     for seed in range(4):
         cause = r"middle\[\d\] waits for begun\[0\]: have 4, want 5"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,11 +12,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from etc_dist.codegen import generate
 from etc_dist.emulate import Emulator, library
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import DeviceFunction, Expr, Graph, graph_function, select
+from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import simulate
+from etc_dist.runtime.includes import headers
+from etc_dist.schedule import schedule_static
 from tests.emulate.programs import gathered_rows, one_task
 
 V = 2.6
@@ -25,7 +31,7 @@ template <class Task>
 struct set_all {
   ETC_DEVICE static void run(const Task& task) {
     const auto y = task.template operand<0>();
-    if (task.thread < y.size[0]) *y.at(task.thread) = VALUE;
+    if (task.thread < y.size[0]) *y.at(task.thread) = 1;
   }
 };
 }  // namespace etc
@@ -47,7 +53,7 @@ def copies(g: Graph) -> None:
     g.call(push_rows(), g.grid(i=1), reads=[x[:]], writes=[y[:]])
 
 
-def test_bodies_call_functions_of_cuda_math(folder):
+def test_bodies_call_functions_of_cuda_math():
     graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
     exp, log = math.exp(V), math.log(V)
     expected = [V**-0.5, exp, 2**V, exp, log, math.log2(V), log, math.tanh(V)]
@@ -55,77 +61,95 @@ def test_bodies_call_functions_of_cuda_math(folder):
     expected += [2, 3, 2, V, 31, ml_dtypes.bfloat16(V), np.float16(V), V, 2, V * V]
     expected += [math.sin(V), 2]
     x = np.full(4, V, np.float32)
-    [found] = Emulator(graph, folder=folder).run([{"x": x}], {"n": 4, "m": 32})
+    [found] = Emulator(graph).run([{"x": x}], {"n": 4, "m": 32})
     np.testing.assert_allclose(found["y"], np.array(expected, np.float32), rtol=1e-5)
 
 
-def test_bodies_call_functions_of_a_warp(folder):
+def test_bodies_call_functions_of_a_warp():
     graph = one_task(1, body="warp_functions", dtype="int32", lane="transfer")
     x = np.arange(32, dtype=np.int32)
-    [found] = Emulator(graph, folder=folder).run([{"x": x}], {"n": 32, "m": 32})
+    [found] = Emulator(graph).run([{"x": x}], {"n": 32, "m": 32})
     of_pair = (x ^ 1) + x // 2 * 2
     np.testing.assert_array_equal(found["y"], x.sum() + of_pair)
 
 
-def test_same_seed_repeats_a_run_and_inputs_stay_as_they_are(folder):
+def test_same_seed_repeats_a_run_and_inputs_stay_as_they_are():
     graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
-    emulator = Emulator(graph, folder=folder, workers=1)
+    emulator = Emulator(graph, workers=1)
     inputs, dims = [{"x": np.ones(4, np.float32)}], {"n": 4, "m": 32}
     found, again = (emulator.run(inputs, dims, seed=3, runs=2) for _ in range(2))
     assert found[0]["y"].tobytes() == again[0]["y"].tobytes()
     assert inputs[0]["x"].tolist() == [1] * 4
 
 
-def test_elements_that_no_task_writes_are_nan(folder):
+def test_elements_that_no_task_writes_are_nan():
     graph = one_task(1, body="write_first", dtype="float32", lane="tensor")
     x = np.ones(4, np.float32)
-    [found] = Emulator(graph, folder=folder).run([{"x": x}], {"n": 4, "m": 4})
+    [found] = Emulator(graph).run([{"x": x}], {"n": 4, "m": 4})
     assert found["y"][0] == 1 and np.isnan(found["y"][1:]).all()
 
 
-def test_dims_are_those_of_the_arrays_unless_given(folder):
+def test_dims_are_those_of_the_arrays_unless_given():
     graph = one_task(1, body="write_first", dtype="float32", lane="tensor")
     inputs = [{"x": np.ones(4, np.float32)}]
     with pytest.raises(ArgumentError, match="an axis that is just m"):
-        Emulator(graph, folder=folder).run(inputs)
-    copied = Emulator(copies(1), folder=folder).run(inputs)
+        Emulator(graph).run(inputs)
+    copied = Emulator(copies(1)).run(inputs)
     assert copied[0]["y"].tolist() == [1] * 4
 
 
-def test_changed_body_is_compiled_again(folder, tmp_path):
-    path = tmp_path / "set_all.cuh"
-    found = []
-    for value in (1, 2):
-        path.write_text(SET_ALL.replace("VALUE", str(value)))
-        emulator = Emulator(set_all_graph(1, source=path), folder=folder)
-        found += emulator.run([{}], {"n": 4})
-    assert [int(outputs["y"][0]) for outputs in found] == [1, 2]
+@pytest.fixture
+def compilations(monkeypatch, tmp_path):
+    """The calls of the compiler during the test, which begins with an empty cache and
+    without loaded libraries."""
+    calls = []
+    run = library._run
+    monkeypatch.setenv("ETC_DIST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "_loaded", {})
+    monkeypatch.setattr(library, "_run", lambda *a: [calls.append(a), run(*a)])
+    return calls
 
 
-def test_kept_library_of_other_flags_is_not_loaded(tmp_path, monkeypatch):
-    path = tmp_path / "set_all.cuh"
-    path.write_text(SET_ALL.replace("VALUE", "3"))
-    for flags in (library.PROGRAM_FLAGS, (*library.PROGRAM_FLAGS, "-DUNUSED")):
-        monkeypatch.setattr(library, "PROGRAM_FLAGS", flags)
-        Emulator(set_all_graph(1, source=path), folder=tmp_path)
-    assert len(list(tmp_path.glob("*.so"))) == 2
+def test_another_process_loads_the_kept_library(compilations, monkeypatch):
+    for _ in range(2):
+        [found] = Emulator(copies(1)).run([{"x": np.ones(4, np.float32)}])
+        assert found["y"].tolist() == [1] * 4
+        library._loaded.clear()
+    assert len(compilations) == 2  # of the program and of run.cpp
 
 
-def test_kept_library_that_was_cut_off_is_built_again(tmp_path):
-    path = tmp_path / "set_all.cuh"
-    path.write_text(SET_ALL.replace("VALUE", "4"))
-    Emulator(set_all_graph(1, source=path), folder=tmp_path)
-    [kept] = tmp_path.glob("*.so")
-    whole = kept.read_bytes()
-    kept.unlink()  # what is loaded stays as it is
-    kept.write_bytes(whole[: len(whole) // 2])
-    emulator = Emulator(set_all_graph(1, source=path), folder=tmp_path)
-    assert int(emulator.run([{}], {"n": 4})[0]["y"][0]) == 4
+@pytest.mark.parametrize(
+    "changed",
+    ["set_all.cuh", "kernels/common/types.cuh", "include/ptx/warp.cuh", "flags"],
+)
+def test_a_library_has_another_key_after_a_change(changed, monkeypatch, tmp_path):
+    shutil.copytree(kernels_folder(), tmp_path / "kernels")
+    shutil.copytree(library.INCLUDE, tmp_path / "include")
+    monkeypatch.setattr(library, "INCLUDE", tmp_path / "include")
+    body = tmp_path / "set_all.cuh"
+    body.write_text(SET_ALL)
+    source = generate(schedule_static(set_all_graph(1, source=body)))
+    before = library._key(source, tmp_path / "kernels")
+    if changed == "flags":
+        monkeypatch.setattr(library, "PROGRAM_FLAGS", library.FLAGS)
+    else:
+        with (tmp_path / changed).open("a") as file:
+            file.write("const int unused = 0;\n")
+    assert library._key(source, tmp_path / "kernels") != before
 
 
-def test_threads_run_one_after_another(folder):
+def test_headers_that_the_emulator_includes_are_part_of_each_program():
+    names = re.compile(r'^#include "(\w+/.*)"$', re.MULTILINE)
+    own = [*library.INCLUDE.rglob("*.*h")]
+    included = {name for path in own for name in names.findall(path.read_text())}
+    included -= {str(path.relative_to(library.INCLUDE)) for path in own}
+    source = generate(schedule_static(copies(1)))
+    assert included and included <= headers(source, kernels_folder()).keys()
+
+
+def test_threads_run_one_after_another():
     graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
-    emulators = [Emulator(graph, folder=folder) for _ in range(2)]  # of one library
+    emulators = [Emulator(graph) for _ in range(2)]  # of one library
     inputs, dims = [{"x": np.full(4, V, np.float32)}], {"n": 4, "m": 32}
     expected = emulators[0].run(inputs, dims)[0]["y"].tobytes()
     with ThreadPoolExecutor(4) as pool:
@@ -133,11 +157,11 @@ def test_threads_run_one_after_another(folder):
         assert {done.result()[0]["y"].tobytes() for done in waiting} == {expected}
 
 
-def test_what_select_does_not_choose_may_be_out_of_range(folder):
+def test_what_select_does_not_choose_may_be_out_of_range():
     def row(at: Expr, m: Expr) -> Expr:
         return select(at < 1, 0, select(at <= m, m // at - 1, at * 65536 % m))
 
-    emulator = Emulator(gathered_rows(1, row=row), folder=folder)
+    emulator = Emulator(gathered_rows(1, row=row))
     at, x = np.array([0, 3, 12, 13], np.int32), np.arange(48, dtype=np.float32)
     inputs = [{"x": x.reshape(12, 4), "at": at}]
     expected = inputs[0]["x"][[0, 3, 0, 13 * 65536 % 12]]

@@ -29,9 +29,9 @@ from tests.runtime.running_sums import inputs, running_sums
 X = np.arange(256, dtype=np.int32)
 
 
-def run(folder, body, dims=None, **options):
+def run(body, dims=None, **options):
     graph = one_task(1, body=body, dtype="int32", lane="tensor")
-    program = Emulator(graph, folder=folder, **options)
+    program = Emulator(graph, **options)
     program.run([{"x": X}], dims or {"n": 256, "m": 4}, seed=1)
 
 
@@ -57,8 +57,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("body", FAULTS)
-def test_fault_of_a_body_is_an_error_in_four_parts(folder, body):
-    program = Emulator(chosen_task(1, bodies=tuple(FAULTS)), folder=folder)
+def test_fault_of_a_body_is_an_error_in_four_parts(body):
+    program = Emulator(chosen_task(1, bodies=tuple(FAULTS)))
     dims = {"n": 256, "m": 4, "chosen": list(FAULTS).index(body)}
     with pytest.raises(EmulationError) as caught:
         program.run([{"x": X}], dims, seed=1)
@@ -69,8 +69,8 @@ def test_fault_of_a_body_is_an_error_in_four_parts(folder, body):
     assert error.where.endswith(f", in task {body}[0]")
 
 
-def test_memory_of_an_interrupted_run_is_not_used_again(folder, monkeypatch):
-    program = Emulator(gathered_rows(1, row=lambda at, m: at), folder=folder)
+def test_memory_of_an_interrupted_run_is_not_used_again(monkeypatch):
+    program = Emulator(gathered_rows(1, row=lambda at, m: at))
     x = np.arange(48, dtype=np.float32).reshape(12, 4)
 
     def run(last):
@@ -88,16 +88,16 @@ def interrupt(*arguments):
     raise KeyboardInterrupt
 
 
-def test_faults_leave_the_memory_of_the_process_intact(folder):
-    program = Emulator(chosen_task(1, bodies=tuple(FAULTS)), folder=folder)
+def test_faults_leave_the_memory_of_the_process_intact():
+    program = Emulator(chosen_task(1, bodies=tuple(FAULTS)))
     dims = {"n": 256, "m": 4, "chosen": list(FAULTS).index("wgmma_too_far")}
     for seed in range(6):
         with pytest.raises(EmulationError):
             program.run([{"x": X}], dims, seed=seed)
 
 
-def test_a_child_of_a_process_in_a_run_can_run(folder):
-    program = Emulator(chosen_task(1, bodies=tuple(FAULTS)), folder=folder)
+def test_a_child_of_a_process_in_a_run_can_run():
+    program = Emulator(chosen_task(1, bodies=tuple(FAULTS)))
     with emulator._running:
         child = os.fork()
         if child == 0:
@@ -108,17 +108,17 @@ def test_a_child_of_a_process_in_a_run_can_run(folder):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_what_follows_a_wait_that_was_given_up_is_not_reported(folder):
+def test_what_follows_a_wait_that_was_given_up_is_not_reported():
     graph = mlp_tiles_graph(1, shapes=[TileShape(128, 256)])
     inputs, _, dims = mlp(1, 40, 640, 640, gate_up_shape=0, down_shape=0)
-    program = Emulator(without(graph, "activated", "notifies"), folder=folder)
+    program = Emulator(without(graph, "activated", "notifies"))
     with pytest.raises(WaitTimeoutError, match="down_projection.* waits for activated"):
         program.run(inputs, dims)
 
 
-def test_a_race_names_the_element_of_a_local_tensor(folder):
+def test_a_race_names_the_element_of_a_local_tensor():
     graph = without(first_rows(1, waits=True), "copied", "waits")
-    program = Emulator(graph, folder=folder)
+    program = Emulator(graph)
     x = np.arange(80, dtype=np.int32)
     given = {"given": np.array([5], np.int32), "x": x, "y": x}
     with pytest.raises(EmulationError, match=r"data race at half\[\d+\] of rank 0: "):
@@ -127,22 +127,22 @@ def test_a_race_names_the_element_of_a_local_tensor(folder):
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_an_unmet_wait_is_named_after_tasks_that_do_not_wait(folder, schedule):
+def test_an_unmet_wait_is_named_after_tasks_that_do_not_wait(schedule):
     graph = without(running_sums(1, kind="dims"), "summed", "notifies")
-    program = Emulator(graph, schedule=schedule, folder=folder)
+    program = Emulator(graph, schedule=schedule)
     with pytest.raises(WaitTimeoutError, match=r"add_before\[\d\] waits for summed\["):
         program.run([inputs(4)])
 
 
-def test_body_that_does_not_compile_shows_the_compiler_output(folder):
+def test_body_that_does_not_compile_shows_the_compiler_output():
     with pytest.raises(BuildError, match="no_such_function"):
-        run(folder, "unknown_function")
+        run("unknown_function")
 
 
-def test_missing_compiler_is_reported_with_its_install_command(folder, monkeypatch):
+def test_missing_compiler_is_reported_with_its_install_command(monkeypatch):
     monkeypatch.setattr(library, "find_spec", lambda name: None)
     with pytest.raises(BuildError, match=r"pip install 'ziglang>=0.13'"):
-        run(folder, "race")
+        run("race")
 
 
 @pytest.mark.parametrize(
@@ -151,20 +151,12 @@ def test_missing_compiler_is_reported_with_its_install_command(folder, monkeypat
         ({"schedule": "best"}, "'static' or 'dynamic' or 'auto'"),
         ({"workers": 0}, "workers: an integer from 1 to 256"),
         ({"workers": 10_000}, "workers: an integer from 1 to 256"),
-        ({"folder": "/no/such/folder"}, "a folder that exists"),
     ],
 )
 def test_option_that_does_not_fit_is_refused(options, text):
     graph = one_task(1, body="race", dtype="int32", lane="tensor")
     with pytest.raises(ArgumentError, match=text):
         Emulator(graph, **options)
-
-
-def test_folder_that_others_can_write_is_refused(tmp_path):
-    tmp_path.chmod(0o777)
-    graph = one_task(1, body="race", dtype="int32", lane="tensor")
-    with pytest.raises(ArgumentError, match="that only you can write"):
-        Emulator(graph, folder=tmp_path)
 
 
 def test_graph_must_be_a_graph_function():
@@ -179,30 +171,30 @@ def test_graph_must_be_a_graph_function():
         ({"n": 128, "m": 4}, r"x \[128\]"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(folder, dims, text):
+def test_arrays_that_do_not_fit_are_refused(dims, text):
     with pytest.raises(ArgumentError, match=text):
-        run(folder, "race", dims)
+        run("race", dims)
 
 
-def test_missing_array_is_named_before_dims_are_taken_from_the_others(folder):
-    emulator = Emulator(gathered_rows(1, row=lambda at, m: at), folder=folder)
+def test_missing_array_is_named_before_dims_are_taken_from_the_others():
+    emulator = Emulator(gathered_rows(1, row=lambda at, m: at))
     with pytest.raises(ArgumentError, match="none for x, at"):
         emulator.run([{}])
 
 
-def test_rows_of_floats_have_a_multiple_of_16_bytes(folder):
+def test_rows_of_floats_have_a_multiple_of_16_bytes():
     graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
     inputs = [{"x": np.ones(3, np.float32)}]
     with pytest.raises(ArgumentError, match="rows of a multiple of 16 bytes"):
-        Emulator(graph, folder=folder).run(inputs, {"n": 3, "m": 32})
+        Emulator(graph).run(inputs, {"n": 3, "m": 32})
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64 - 1])
-def test_seed_that_is_out_of_range_is_refused(folder, seed):
+def test_seed_that_is_out_of_range_is_refused(seed):
     graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
     inputs = [{"x": np.ones(4, np.float32)}]
     with pytest.raises(ArgumentError, match="seed: an integer from 0 to"):
-        Emulator(graph, folder=folder).run(inputs, {"n": 4, "m": 32}, seed=seed)
+        Emulator(graph).run(inputs, {"n": 4, "m": 32}, seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -215,10 +207,10 @@ def test_seed_that_is_out_of_range_is_refused(folder, seed):
         ([{"x": X}], {"runs": True}),
     ],
 )
-def test_wrong_types_of_a_run_are_type_errors(folder, inputs, options):
+def test_wrong_types_of_a_run_are_type_errors(inputs, options):
     graph = one_task(1, body="race", dtype="int32", lane="tensor")
     with pytest.raises(TypeError, match=" expects an? "):
-        Emulator(graph, folder=folder).run(inputs, {"n": 256, "m": 4}, **options)
+        Emulator(graph).run(inputs, {"n": 256, "m": 4}, **options)
 
 
 @pytest.mark.parametrize(
@@ -231,8 +223,8 @@ def test_wrong_types_of_a_run_are_type_errors(folder, inputs, options):
     ],
     ids=["%", "//", "min", "max"],
 )
-def test_results_on_loads_have_32_bits_as_on_gpus(folder, row, of_one):
-    emulator = Emulator(gathered_rows(1, row=row), folder=folder)
+def test_results_on_loads_have_32_bits_as_on_gpus(row, of_one):
+    emulator = Emulator(gathered_rows(1, row=row))
     x = np.arange(48, dtype=np.float32).reshape(12, 4)
     fits, exceeds = (
         [{"x": x, "at": np.array([1, 0, 0, last], np.int32)}] for last in (0, 40000)
@@ -244,8 +236,8 @@ def test_results_on_loads_have_32_bits_as_on_gpus(folder, row, of_one):
             run_on(exceeds)
 
 
-def test_loaded_divisor_of_zero_is_out_of_range_as_on_gpus(folder):
-    emulator = Emulator(gathered_rows(1, row=lambda at, m: m // at), folder=folder)
+def test_loaded_divisor_of_zero_is_out_of_range_as_on_gpus():
+    emulator = Emulator(gathered_rows(1, row=lambda at, m: m // at))
     at = np.array([12, 12, 0, 12], np.int32)
     with pytest.raises(ArgumentError, match=r"in x\[m // at\[i\], :\]"):
         emulator.run([{"x": np.ones((12, 4), np.float32), "at": at}])

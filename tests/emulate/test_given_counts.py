@@ -46,8 +46,8 @@ def first_rows(g: Graph, *, waits: bool) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_count_that_is_given_needs_no_wait(folder, waits):
-    program = Emulator(first_rows(1, waits=waits), folder=folder)
+def test_a_count_that_is_given_needs_no_wait(waits):
+    program = Emulator(first_rows(1, waits=waits))
     x = np.arange(5 * 2 * PART, dtype=np.int32)
     for count in (-1, 0, 3, 9):
         given = {"given": np.array([count], np.int32), "x": x}
@@ -117,11 +117,11 @@ def first_blocks(g: Graph, *, shape: TileShape) -> None:
 @pytest.mark.parametrize(
     "shape", [TileShape(8, 64, swapped=True), TileShape(128, 64, "k")], ids=str
 )
-def test_matmuls_wait_and_notify_where_their_conditions_hold(folder, shape):
+def test_matmuls_wait_and_notify_where_their_conditions_hold(shape):
     rows, n, k = 4 * shape.rows, 72, 64
     rng = np.random.default_rng(2)
     x, w = (draw(rng, (size, k), "bfloat16") for size in (rows, n))
-    program = Emulator(first_blocks(1, shape=shape), folder=folder, workers=4)
+    program = Emulator(first_blocks(1, shape=shape), workers=4)
     whole = matmul_of(x, w)
     for count in (0, 3):
         given = {"given": np.array([count], np.int32), "x": x, "w": w}

@@ -31,17 +31,17 @@ def matrix() -> list[Any]:
 
 
 @pytest.mark.parametrize(("case", "schedule"), matrix())
-def test_program_gives_the_reference(case, schedule, folder, kernels):
+def test_program_gives_the_reference(case, schedule, kernels):
     options = {"schedule": schedule, "workers": case.workers}
-    program = Emulator(case.graph(), folder=folder, kernels=kernels, **options)
+    program = Emulator(case.graph(), kernels=kernels, **options)
     check(program, *case.given(), case.dtype)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("lane", ["tensor", pytest.param("transfer", marks=exhaustive)])
-def test_a_task_with_nothing_left_runs_no_body(folder, schedule, lane):
+def test_a_task_with_nothing_left_runs_no_body(schedule, lane):
     given, expected = some_numbers()
-    program = Emulator(set_some(1, lane=lane), schedule=schedule, folder=folder)
+    program = Emulator(set_some(1, lane=lane), schedule=schedule)
     del given["y"]
     [found] = program.run([given], {"n": len(expected)})
     assert (found["y"] == expected).all()
@@ -113,7 +113,7 @@ def two_matmuls(g: Graph) -> None:
 @pytest.mark.parametrize(
     "schedule", ["dynamic", pytest.param("static", marks=exhaustive)]
 )
-def test_groups_of_empty_tasks_notify_what_is_loaded(folder, schedule):
+def test_groups_of_empty_tasks_notify_what_is_loaded(schedule):
     count, k, n = 40, 64, 600
     rng = np.random.default_rng(6)
     sizes = np.zeros(count, np.int32)
@@ -123,7 +123,7 @@ def test_groups_of_empty_tasks_notify_what_is_loaded(folder, schedule):
         draw(rng, s, "bfloat16") for s in ((count * ROWS, k), (1, k, k), (1, n, k))
     )
     w, v = np.sign(w), np.sign(v)
-    program = Emulator(two_matmuls(1), schedule=schedule, folder=folder)
+    program = Emulator(two_matmuls(1), schedule=schedule)
     inputs = {"sizes": sizes, "given": given, "x": x, "w": w, "v": v}
     for seed in range(3):
         dims = {"count": count, "k": k, "n": n}

@@ -10,9 +10,9 @@ from tests.emulate.turned_layers import layers_to_turn, products_of, turned_laye
 
 
 @pytest.mark.parametrize(("layers", "schedule"), [(1, "dynamic"), (3, "static")])
-def test_layers_of_matmuls_run_turn_by_turn(layers, schedule, folder):
+def test_layers_of_matmuls_run_turn_by_turn(layers, schedule):
     given = layers_to_turn(layers)
-    options = {"schedule": schedule, "workers": 4, "folder": folder}
+    options = {"schedule": schedule, "workers": 4}
     outputs = Emulator(turned_layers(1), **options).run([given])[0]
     for layer, product in enumerate(products_of(given)):
         np.testing.assert_array_equal(outputs["product"][layer], product)

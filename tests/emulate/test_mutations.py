@@ -116,11 +116,11 @@ def _numbered() -> list[Any]:
     return cases
 
 
-def run(name: str, number: int, folder: Path, kernels: Path) -> None:
+def run(name: str, number: int, kernels: Path) -> None:
     """Check a case with one mutation, or with none for 0."""
     case = MUTATED[name]
     options = {"schedule": case.schedule, "workers": case.workers}
-    program = Emulator(case.graph(), folder=folder, kernels=kernels, **options)
+    program = Emulator(case.graph(), kernels=kernels, **options)
     mutation = ctypes.c_int.in_dll(program.library, "mutation")
     mutation.value = number
     try:
@@ -130,13 +130,13 @@ def run(name: str, number: int, folder: Path, kernels: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["decoder", "routes", "samples", "spoiled", "marked"])
-def test_what_is_not_broken_gives_the_reference(name, folder, kernels):
-    run(name, 0, folder, kernels)
+def test_what_is_not_broken_gives_the_reference(name, kernels):
+    run(name, 0, kernels)
 
 
 # Sums of uninitialised memory may have any value.
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 @pytest.mark.parametrize("number", _numbered())
-def test_what_is_broken_shows(folder, kernels, number):
+def test_what_is_broken_shows(kernels, number):
     with pytest.raises((AssertionError, EtcDistError)):
-        run(MUTATIONS[number - 1][0], number, folder, kernels)
+        run(MUTATIONS[number - 1][0], number, kernels)

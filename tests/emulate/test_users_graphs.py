@@ -39,9 +39,9 @@ def copied(x: np.ndarray) -> Answer:
 
 
 @pytest.mark.parametrize("n", [8, 64])
-def test_rows_of_a_stack_are_pushed(folder, n):
+def test_rows_of_a_stack_are_pushed(n):
     x = draw(np.random.default_rng(n), (3, 20, n), "bfloat16")
-    program = Emulator(one_of_a_stack(1), folder=folder)
+    program = Emulator(one_of_a_stack(1))
     check(program, [{"x": x}], [copied(x[1])], {"rows": 20, "n": n})
 
 
@@ -55,9 +55,9 @@ def rows_at_a_pace(g: Graph, *, pace: int) -> None:
     g.call(push_rows(), grid, reads=[x[part, :]], writes=[y[part, :]], pace=pace)
 
 
-def test_a_pace_has_no_limit(folder):
+def test_a_pace_has_no_limit():
     x = draw(np.random.default_rng(3), (4, 16), "bfloat16")
-    program = Emulator(rows_at_a_pace(1, pace=2 * WAIT_LIMIT * 10**6), folder=folder)
+    program = Emulator(rows_at_a_pace(1, pace=2 * WAIT_LIMIT * 10**6))
     check(program, [{"x": x}], [copied(x)], {"rows": 4, "n": 16})
 
 
@@ -74,9 +74,9 @@ def parts_of_rows(g: Graph, *, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", E4M3])
-def test_a_part_of_a_row_may_begin_anywhere(folder, dtype):
+def test_a_part_of_a_row_may_begin_anywhere(dtype):
     x = np.random.default_rng(3).standard_normal((5, 32)).astype(numpy_dtype(dtype))
-    program = Emulator(parts_of_rows(1, dtype=dtype), folder=folder)
+    program = Emulator(parts_of_rows(1, dtype=dtype))
     check(program, [{"x": x}], [copied(x[:, 3:19])], {"rows": 5})
 
 
@@ -110,19 +110,19 @@ def one_shot_all_reduce(g: Graph, *, dtype: str) -> None:
     "dtype",
     ["bfloat16", *(pytest.param(t, marks=exhaustive) for t in ("float32", "float16"))],
 )
-def test_a_one_shot_all_reduce_adds_all_ranks(folder, dtype):
+def test_a_one_shot_all_reduce_adds_all_ranks(dtype):
     rng = np.random.default_rng(1)
     xs = [draw(rng, (5, 136), dtype) for _ in range(2)]
     wide = [x.astype(np.float32) for x in xs]
     answer = Answer(sum(wide), sum(map(np.abs, wide)))
-    program = Emulator(one_shot_all_reduce(2, dtype=dtype), folder=folder)
+    program = Emulator(one_shot_all_reduce(2, dtype=dtype))
     near = "float16" if dtype == "float32" else dtype
     check(program, [{"x": x} for x in xs], [answer] * 2, {"rows": 5, "n": 136}, near)
 
 
-def check_both(graph, inputs, answers, dims, folder, dtype):
+def check_both(graph, inputs, answers, dims, dtype):
     """On the CPU backend and by the CUDA bodies."""
-    program = Emulator(graph, folder=folder)
+    program = Emulator(graph)
     for answer, found in zip(
         answers, simulate(program.plan, inputs, dims).outputs, strict=True
     ):
@@ -165,11 +165,11 @@ def split_of_k(g: Graph, *, dtype: str, parts: int) -> None:
 @pytest.mark.parametrize(
     "dtype", ["float16", pytest.param("bfloat16", marks=exhaustive)]
 )
-def test_parts_of_k_are_added(folder, dtype):
+def test_parts_of_k_are_added(dtype):
     rng = np.random.default_rng(7)
     x, w = draw(rng, (70, 600), dtype), draw(rng, (72, 600), dtype)
     graph, dims = split_of_k(1, dtype=dtype, parts=2), {"rows": 70, "n": 72, "k": 600}
-    check_both(graph, [{"x": x, "w": w}], [matmul_of(x, w)], dims, folder, dtype)
+    check_both(graph, [{"x": x, "w": w}], [matmul_of(x, w)], dims, dtype)
 
 
 @graph_function
@@ -211,7 +211,7 @@ def sums_of_products(g: Graph, *, dtype: str, w_layout: str) -> None:
         pytest.param("float16", "kn", marks=exhaustive),
     ],
 )
-def test_products_of_ranks_are_sent_and_added(folder, dtype, w_layout):
+def test_products_of_ranks_are_sent_and_added(dtype, w_layout):
     rng, (rows, n, k) = np.random.default_rng(6), (40, 264, 72)
     shape = (n, k) if w_layout == "nk" else (k, n)
     inputs = [
@@ -223,7 +223,7 @@ def test_products_of_ranks_are_sent_and_added(folder, dtype, w_layout):
     magnitude = sum(a.magnitude for a in each)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
     graph = sums_of_products(2, dtype=dtype, w_layout=w_layout)
-    check_both(graph, inputs, answers, dict(rows=rows, n=n, k=k), folder, dtype)
+    check_both(graph, inputs, answers, dict(rows=rows, n=n, k=k), dtype)
 
 
 @graph_function
@@ -250,13 +250,13 @@ def share_of_k(g: Graph, *, dtype: str, w_layout: str) -> None:
     ("dtype", "w_layout"),
     [("bfloat16", "nk"), pytest.param("float16", "kn", marks=exhaustive)],
 )
-def test_a_matmul_of_a_slice_of_k(folder, k, dtype, w_layout):
+def test_a_matmul_of_a_slice_of_k(k, dtype, w_layout):
     rng = np.random.default_rng(k)
     x, w = draw(rng, (300, k), dtype), draw(rng, (40, k), dtype)
     answer = matmul_of(x[:, 64:128], w[:, 64:128])
     given = {"x": x, "w": w if w_layout == "nk" else np.ascontiguousarray(w.T)}
     graph, dims = share_of_k(1, dtype=dtype, w_layout=w_layout), {"rows": 300, "n": 40}
-    check_both(graph, [given], [answer], {**dims, "k": k}, folder, dtype)
+    check_both(graph, [given], [answer], {**dims, "k": k}, dtype)
 
 
 @graph_function
@@ -292,13 +292,13 @@ def matmul_of_groups(g: Graph, *, shape: TileShape) -> None:
     "shape", [TileShape(8, 64, swapped=True), TileShape(128, 64, "k")], ids=str
 )
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_empty_tasks_of_a_users_matmul_notify(folder, schedule, shape):
+def test_empty_tasks_of_a_users_matmul_notify(schedule, shape):
     rng, count = np.random.default_rng(4), np.array([8, 0, 16], np.int32)
     x, w = (draw(rng, size, "bfloat16") for size in ((24, 32), (3, 40, 32)))
     given = {"x": x, "w": w, "count": count, "first": np.cumsum(count) - count}
     given["first"] = given["first"].astype(np.int32)
     graph = matmul_of_groups(1, shape=shape)
-    program = Emulator(graph, schedule=schedule, folder=folder, workers=2)
+    program = Emulator(graph, schedule=schedule, workers=2)
     of_groups = np.split(x, np.cumsum(count)[:-1])
     products = [matmul_of(*pair) for pair in zip(of_groups, w, strict=True)]
     parts = zip(*((one.expected, one.magnitude) for one in products), strict=True)
@@ -378,14 +378,14 @@ def rows_of_turns(g: Graph, *, pairs: bool) -> None:
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("pairs", [False, True])
-def test_tasks_beyond_a_loaded_extent_do_not_exist(folder, pairs, schedule):
+def test_tasks_beyond_a_loaded_extent_do_not_exist(pairs, schedule):
     given = np.array([3, 0, 5, 1], np.int32)
     x = np.arange(5 * 3 * PART, dtype=np.int32)
     inputs = {"given": given, "x": x, "y": np.full(4 * x.size, -1, np.int32)}
     if pairs:
         inputs["a"] = np.eye(TILE).astype(numpy_dtype("bfloat16"))
     dims = {"turns": 4, "rows": 5}
-    program = Emulator(rows_of_turns(1, pairs=pairs), schedule=schedule, folder=folder)
+    program = Emulator(rows_of_turns(1, pairs=pairs), schedule=schedule)
     rows = np.arange(5)[:, None] < given
     wanted = np.where(rows.T[..., None], x.reshape(5, -1), -1).reshape(-1)
     simulated = simulate(program.plan, [inputs], dims, workers=4)

@@ -45,7 +45,7 @@ def mixed(g: Graph, *, top_k: int, dtype: str) -> None:
         (20, 8200, "bfloat16"),
     ],
 )
-def test_rows_get_the_weighted_sum_of_their_outputs(top_k, columns, dtype, rng, folder):
+def test_rows_get_the_weighted_sum_of_their_outputs(top_k, columns, dtype, rng):
     rows = 3
     given = {
         "place": rng.integers(-1, OUTPUTS, (2, rows, top_k), np.int32),
@@ -63,7 +63,7 @@ def test_rows_get_the_weighted_sum_of_their_outputs(top_k, columns, dtype, rng, 
     graph, dims = mixed(1, top_k=top_k, dtype=dtype), {"rows": rows, "columns": columns}
     for found in (
         simulate(schedule_static(graph), [given], dims).outputs[0],
-        Emulator(graph, folder=folder).run([given], dims)[0],
+        Emulator(graph).run([given], dims)[0],
     ):
         total = found["total"].astype(np.float64)
         assert np.all(np.abs(total - sums) <= 2**-8 * np.abs(sums) + 1e-5)

@@ -46,23 +46,23 @@ def test_rows_attend_to_all_positions_up_to_their_own(case, rng):
 
 
 @SOME
-def test_the_cuda_bodies_agree(case, rng, folder):
+def test_the_cuda_bodies_agree(case, rng):
     paged, group, kv_heads, together, slices = case
     options = {"together": together, "is_whole": slices == 1}
     graph = attention(1, paged=paged, group=group, **options)
     given = draw_step(rng, paged, group, kv_heads, RAGGED)
-    emulator = Emulator(graph, folder=folder)
+    emulator = Emulator(graph)
     [found] = emulator.run([given], dims_of(given, slices))
     check(found, given, paged, group)
 
 
-def test_one_slice_has_the_bits_of_combine_slices(rng, folder):
+def test_one_slice_has_the_bits_of_combine_slices(rng):
     paged, group, kv_heads, together, slices = CASES[2]
     given = draw_step(rng, paged, group, kv_heads, RAGGED)
     given["position"][:2] = -1, 2**20  # of no request
     options = {"paged": paged, "group": group, "together": together}
     one, other = (
-        Emulator(attention(1, is_whole=is_whole, **options), folder=folder).run(
+        Emulator(attention(1, is_whole=is_whole, **options)).run(
             [given], dims_of(given, slices)
         )[0]["y"]
         for is_whole in (True, False)

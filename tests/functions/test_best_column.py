@@ -54,34 +54,34 @@ def argmax(g: Graph, *, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_the_first_largest_number_is_found(dtype, rng, folder):
+def test_the_first_largest_number_is_found(dtype, rng):
     x = rng.integers(-9, 3, (20, 2600)).astype(numpy_dtype(dtype))
     x[0, :2599], x[1, 7:], x[2, 70:] = -np.inf, -np.inf, 5
     x[3, 2599] = 9
     wanted = x.astype(np.float32).argmax(axis=1)
-    for outputs in both(dtype, x, rows_of(20), folder):
+    for outputs in both(dtype, x, rows_of(20)):
         assert outputs["best"].tolist() == wanted.tolist()
         assert outputs["after"].tolist() == [8] * 20
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("padding", [1, 7, 29])
-def test_columns_of_padding_are_not_found(dtype, padding, rng, folder):
+def test_columns_of_padding_are_not_found(dtype, padding, rng):
     x = rng.integers(-9, 3, (20, 2584)).astype(numpy_dtype(dtype))
     x[0, : -padding - 1], x[1, -padding - 1] = -np.inf, 9
     wanted = x[:, :-padding].argmax(axis=1)
     x[:, -padding:] = 99
     x[3, -1] = np.nan
-    for outputs in both(dtype, x, rows_of(20), folder, padding):
+    for outputs in both(dtype, x, rows_of(20), padding):
         assert outputs["best"].tolist() == wanted.tolist()
 
 
-def test_a_row_ends_at_its_end_or_after_a_stop_token(folder):
+def test_a_row_ends_at_its_end_or_after_a_stop_token():
     x = np.tile(np.arange(64, dtype=np.float32) % 40, (4, 1))
     rows = rows_of(4)
     rows["position"][1], rows["end"][2] = -1, 8
     rows["stop"][0, 39], rows["stop"][3] = 38, 39
-    for outputs in both("float32", x, rows, folder):
+    for outputs in both("float32", x, rows):
         assert outputs["best"].tolist() == [39, -1, 39, 39]
         assert outputs["after"].tolist() == [8, -1, -1, -1]
 
@@ -97,23 +97,23 @@ SPOILED = {
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("spoiled", SPOILED)
-def test_a_row_that_is_not_finite_ends_all_rows(dtype, spoiled, rng, folder):
+def test_a_row_that_is_not_finite_ends_all_rows(dtype, spoiled, rng):
     x = rng.integers(-9, 3, (20, 2600)).astype(numpy_dtype(dtype))
     columns, value = SPOILED[spoiled]
     wanted = x.argmax(axis=1)
     x[13, columns] = value
     wanted[13] = NOT_FINITE
-    for outputs in both(dtype, x, rows_of(20), folder):
+    for outputs in both(dtype, x, rows_of(20)):
         assert outputs["best"].tolist() == wanted.tolist()
         assert outputs["after"].tolist() == [-1] * 20
 
 
-def test_a_row_without_a_step_may_have_any_numbers(folder):
+def test_a_row_without_a_step_may_have_any_numbers():
     x = np.tile(np.arange(64, dtype=np.float32), (9, 1))
     x[3] = np.nan
     rows = rows_of(9)
     rows["position"][3] = -1
-    for outputs in both("float32", x, rows, folder):
+    for outputs in both("float32", x, rows):
         assert outputs["best"].tolist() == [63] * 3 + [NO_TOKEN] + [63] * 5
         assert outputs["after"].tolist() == [8] * 3 + [-1] + [8] * 5
 
@@ -125,14 +125,14 @@ def rows_of(rows):
     return given | {"stop": np.full((rows, 40), -1, np.int32)}
 
 
-def both(dtype, x, rows, folder, padding=0):
+def both(dtype, x, rows, padding=0):
     """The outputs of both backends. padding: columns at the end of a row."""
     graph, given = argmax(1, dtype=dtype), rows | {"x": x}
     num_rows, columns = x.shape
     dims = {"rows": num_rows, "columns": columns, "stops": rows["stop"].shape[1]}
     dims["count"] = columns - padding
     yield simulate(schedule_static(graph), [given], dims).outputs[0]
-    yield Emulator(graph, folder=folder).run([given], dims)[0]
+    yield Emulator(graph).run([given], dims)[0]
 
 
 @graph_function
@@ -167,31 +167,31 @@ def argmax_of_ranks(g: Graph) -> None:
     )
 
 
-def test_of_equal_numbers_on_two_ranks_the_first_one_is_found(rng, folder):
+def test_of_equal_numbers_on_two_ranks_the_first_one_is_found(rng):
     x = rng.integers(-9, 3, (20, 3 * WIDTH)).astype(np.float32)
     wanted = x.argmax(axis=1)
-    for outputs in ranks_of(x, folder):
+    for outputs in ranks_of(x):
         assert outputs["best"].tolist() == wanted.tolist()
         assert outputs["after"].tolist() == [8] * 20
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_all_ranks_find_a_row_that_is_not_finite_on_one(value, rng, folder):
+def test_all_ranks_find_a_row_that_is_not_finite_on_one(value, rng):
     x = rng.integers(-9, 3, (20, 3 * WIDTH)).astype(np.float32)
     wanted = x.argmax(axis=1)
     x[7, WIDTH + 5] = value
     wanted[7] = NOT_FINITE
-    for outputs in ranks_of(x, folder):
+    for outputs in ranks_of(x):
         assert outputs["best"].tolist() == wanted.tolist()
         assert outputs["after"].tolist() == [-1] * 20
 
 
-def ranks_of(x, folder):
+def ranks_of(x):
     """The outputs of three ranks, of both backends."""
     graph, dims = argmax_of_ranks(3), {"rows": len(x), "columns": WIDTH}
     parts = [rows_of(len(x)) | {"x": part.copy()} for part in np.split(x, 3, axis=1)]
     yield from simulate(schedule_static(graph), parts, dims).outputs
-    yield from Emulator(graph, folder=folder).run(parts, dims)
+    yield from Emulator(graph).run(parts, dims)
 
 
 @pytest.mark.parametrize(

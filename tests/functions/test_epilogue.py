@@ -50,8 +50,8 @@ def graph_of(what, shapes):
 
 
 @cache
-def emulated(what, shapes, folder):
-    return Emulator(graph_of(what, shapes), workers=2, folder=folder)
+def emulated(what, shapes):
+    return Emulator(graph_of(what, shapes), workers=2)
 
 
 def str_of(value):
@@ -70,8 +70,8 @@ def str_of(value):
     ],
     ids=str_of,
 )
-def test_both_halves_give_the_same_on_every_shape(what, shapes, folder):
-    emulator = emulated(what, shapes, folder)
+def test_both_halves_give_the_same_on_every_shape(what, shapes):
+    emulator = emulated(what, shapes)
     for number, shape in enumerate(shapes):
         for size in odd_sizes(shape), (4, 8, 72):
             inputs = inputs_of(what, *size)
@@ -83,12 +83,12 @@ def test_both_halves_give_the_same_on_every_shape(what, shapes, folder):
                 np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
 
 
-def test_float8_is_rounded_alike_and_ends_at_the_largest_number(folder):
+def test_float8_is_rounded_alike_and_ends_at_the_largest_number():
     numbers = [448, 460, 464, 500, -1e30, np.nan, np.inf, 0.3]
     x, w = np.zeros((8, 8)), np.ones((16, 8))
     x[:, 0] = numbers
     inputs = {n: a.astype(numpy_dtype("bfloat16")) for n, a in (("x", x), ("w0", w))}
-    emulator = emulated(unchanged, FEW[1:2], folder)
+    emulator = emulated(unchanged, FEW[1:2])
     dims = {"m": 8, "n": 16, "k": 8, "shape": 0}
     [expected] = simulate(emulator.plan, [inputs], dims).outputs
     [found] = emulator.run([inputs], dims)
@@ -98,11 +98,11 @@ def test_float8_is_rounded_alike_and_ends_at_the_largest_number(folder):
 
 
 @pytest.mark.parametrize("shape", [FEW[0], pytest.param(FEW[-1], marks=exhaustive)])
-def test_arrays_may_be_matrices_of_stacks(shape, folder):
+def test_arrays_may_be_matrices_of_stacks(shape):
     once = inputs_of(all_kinds, 72, 80, 72)
     inputs = {name: np.stack([a, a[::-1]]) for name, a in once.items()}
     dims = {"matrices": 2, "m": 72, "n": 80, "k": 72}
-    emulator = Emulator(applied_to_a_stack(1, shape=shape), workers=2, folder=folder)
+    emulator = Emulator(applied_to_a_stack(1, shape=shape), workers=2)
     [expected] = simulate(emulator.plan, [inputs], dims).outputs
     [found] = emulator.run([inputs], dims)
     for name, array in expected.items():
@@ -114,9 +114,9 @@ def test_arrays_may_be_matrices_of_stacks(shape, folder):
     ("ranks", "schedule"),
     [(3, "static"), pytest.param(2, "dynamic", marks=exhaustive)],
 )
-def test_a_tile_is_stored_on_all_ranks(ranks, schedule, folder):
+def test_a_tile_is_stored_on_all_ranks(ranks, schedule):
     graph = summed(ranks, shapes=FEW)
-    emulator = Emulator(graph, schedule=schedule, workers=2, folder=folder)
+    emulator = Emulator(graph, schedule=schedule, workers=2)
     inputs, answers = summed_given(ranks, 20, 136, 72)
     for shape in range(len(FEW)):
         dims = {"m": 20, "n": 136, "k": 72, "shape": shape}

@@ -35,14 +35,14 @@ def packed(g: Graph, *, lane: str) -> None:
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_rows_are_copied_in_the_order_of_their_numbers(lane, rng, folder):
+def test_rows_are_copied_in_the_order_of_their_numbers(lane, rng):
     # More columns than a warp has in flight, and a task of fewer rows.
     dims = {"tokens": 5, "columns": 2056, "rows": 2 * LANES[lane] + 1}
     x = draw(rng, (dims["tokens"], dims["columns"]), "bfloat16")
     numbers = rng.integers(0, dims["tokens"], dims["rows"]).astype(np.int32)
     given, graph = {"x": x, "numbers": numbers}, packed(1, lane=lane)
     simulated = simulate(schedule_static(graph), [given], dims).outputs[0]
-    emulated = Emulator(graph, folder=folder).run([given], dims)[0]
+    emulated = Emulator(graph).run([given], dims)[0]
     for found in (simulated, emulated):
         np.testing.assert_array_equal(found["y"], x[numbers])
 

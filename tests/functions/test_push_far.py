@@ -46,8 +46,8 @@ def test_only_symmetric_tensors_are_sent(kind):
         g.call(push_far(), g.grid(i=1), reads=[y[:]], **ends)
 
 
-def test_kernel_copies_within_a_host(folder):
-    program = Emulator(exchange_hosts(2, local_size=1), folder=folder)
+def test_kernel_copies_within_a_host():
+    program = Emulator(exchange_hosts(2, local_size=1))
     found = program.run([{"x": rows_of(rank)} for rank in range(2)])
     expected = np.concatenate([rows_of(rank) for rank in range(2)])
     assert all((one["y"] == expected).all() for one in found)

@@ -56,7 +56,7 @@ def expected(x: Any, gain: Any) -> Any:
     ("rows", "columns", "dtype"),
     [(3, 64, "float16"), (1, 5120, "bfloat16"), (2, 16648, "bfloat16")],
 )
-def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng, folder):
+def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
     x, total = (draw(rng, (rows, columns), dtype) for _ in range(2))
     given = {"x": x, "total": total, "gain": draw(rng, (2, columns), dtype)}
     given["ids"] = np.array([rows - 1, -1, rows][:rows], np.int32)
@@ -64,7 +64,7 @@ def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng, f
     graph, dims = norms(1, dtype=dtype), {"rows": rows, "columns": columns}
     for found in (
         simulate(schedule_static(graph), [given], dims).outputs[0],
-        Emulator(graph, folder=folder).run([given], dims)[0],
+        Emulator(graph).run([given], dims)[0],
     ):
         sums = (x.astype(np.float32) + total.astype(np.float32)).astype(x.dtype)
         np.testing.assert_array_equal(found["total"], sums)

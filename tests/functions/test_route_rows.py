@@ -119,13 +119,13 @@ def check_routes(found: Any, routing: Routing, given: Any, dims: Any) -> None:
     ],
 )
 def test_tiles_have_the_rows_of_their_experts(
-    routing, rows, tile_rows, gathers, skew, rng, folder
+    routing, rows, tile_rows, gathers, skew, rng
 ):
     given, dims = routed_rows(rng, routing, rows, tile_rows, gathers, skew)
     graph = routed(1, routing=routing)
     for found in (
         simulate(schedule_static(graph), [deepcopy(given)], dims).outputs[0],
-        Emulator(graph, folder=folder).run([given], dims)[0],
+        Emulator(graph).run([given], dims)[0],
     ):
         check_routes(found, routing, given, dims)
 

@@ -33,7 +33,7 @@ def scattered(g: Graph) -> None:
     )
 
 
-def test_rows_are_copied_to_their_places(rng, folder):
+def test_rows_are_copied_to_their_places(rng):
     x, y = draw(rng, (4, 1096), "bfloat16"), draw(rng, (9, 1096), "bfloat16")
     place = np.array([[4, 0, 8], [-1, -1, -1], [-1, 2, -1], [5, -1, 1]], np.int32)
     given = {"x": x, "place": place, "y": y}
@@ -43,7 +43,7 @@ def test_rows_are_copied_to_their_places(rng, folder):
     plan = schedule_static(graph)
     dims = {"rows": 4, "columns": 1096, "places": 9}
     simulated = simulate(plan, [given | {"y": y.copy()}], dims).outputs[0]
-    emulated = Emulator(graph, folder=folder).run([given], dims)[0]
+    emulated = Emulator(graph).run([given], dims)[0]
     for found in (simulated, emulated):
         np.testing.assert_array_equal(found["y"], wanted)
 

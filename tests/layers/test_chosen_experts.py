@@ -69,14 +69,14 @@ def test_a_choice_of_no_expert_adds_nothing(left, world, rng):
         expect_sums(on.get(program.run(**given)["y"]), arrays)
 
 
-def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng, folder):
+def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng):
     arrays = draw(rng, 40)
     arrays["ids"][rng.random((40, TOP_K)) < 0.5] = -1
     arrays["ids"][[3, 38]] = -1
     arrays["ids"][4] = -1, -1, 5, -1
     graph = chosen_experts_graph(1, experts=EXPERTS, top_k=TOP_K)
     dims = {"tokens": 40, "hidden": HIDDEN, "inner": INNER}
-    [found] = Emulator(graph, folder=folder).run([arrays], dims)
+    [found] = Emulator(graph).run([arrays], dims)
     expect_sums(found["y"], arrays)
     [expected] = simulate(schedule_static(graph), [arrays], dims).outputs
     np.testing.assert_array_equal(found["y"] == 0, expected["y"] == 0)

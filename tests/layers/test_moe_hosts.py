@@ -74,12 +74,12 @@ def test_the_graph_is_proved_and_right(world, local_size, tokens, schedule, pack
     ("world", "local_size", "experts", "top_k", "tokens", "has_far"),
     [(2, 1, 8, 2, 20, False), (4, 2, 16, 4, 40, False), (4, 2, 16, 4, 40, True)],
 )
-def test_kernels(world, local_size, experts, top_k, tokens, has_far, folder):
+def test_kernels(world, local_size, experts, top_k, tokens, has_far):
     """With all ranks on one host, whose memory they map; or on several."""
     options = {"experts": experts, "top_k": top_k, "parallel": "expert"}
     graph = moe_graph(world, local_size=local_size, **options)
     inputs, answers, dims = example(world, experts, top_k, tokens, 136, 64)
-    program = Emulator(graph, folder=folder, has_far=has_far)
+    program = Emulator(graph, has_far=has_far)
     found = program.run(inputs, dims, seed=1, runs=2)
     for answer, one in zip(answers, found, strict=True):
         answer.check(one["y"])

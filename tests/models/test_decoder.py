@@ -201,8 +201,8 @@ def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
         ),
     ],
 )
-def test_the_cuda_bodies_agree_in_any_order(schedule, steps, rng, folder, kernels):
-    options = {"schedule": schedule, "folder": folder, "kernels": kernels}
+def test_the_cuda_bodies_agree_in_any_order(schedule, steps, rng, kernels):
+    options = {"schedule": schedule, "kernels": kernels}
     emulator = Emulator(decoder(), workers=2, **options)
     model = draw_model(rng, QWEN, 2)
     for seed, counts in enumerate(steps):

@@ -99,14 +99,14 @@ def step_of(
     ],
 )
 def test_the_cuda_bodies_agree_in_any_order(
-    given, schedule, preference, ranks, steps, tmp_path, rng, folder
+    given, schedule, preference, ranks, steps, tmp_path, rng
 ):
     config = draw_folder(tmp_path, rng, given, preference)
     parts = [Part(rank, ranks) for rank in range(ranks)]
     own = parts[0].config(config)
     weights = [load_weights(tmp_path, config, "bfloat16", part) for part in parts]
     graph = decoder_graph(ranks, sizes=own.sizes(16), shapes=SHAPES, best_columns=64)
-    emulator = Emulator(graph, schedule=schedule, workers=4, folder=folder)
+    emulator = Emulator(graph, schedule=schedule, workers=4)
     plain = Plain(tmp_path, config)
     for seed, (counts, shape) in enumerate(steps):
         step, dims = step_of(own, counts, shape, rng)

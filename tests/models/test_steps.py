@@ -34,9 +34,9 @@ def launch(run, model, ids, position, steps, end):
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic", "emulated"])
-def test_three_steps_give_the_bits_of_single_launches(schedule, rng, folder, kernels):
+def test_three_steps_give_the_bits_of_single_launches(schedule, rng, kernels):
     if schedule == "emulated":
-        emulator = Emulator(decoder(), workers=2, folder=folder, kernels=kernels)
+        emulator = Emulator(decoder(), workers=2, kernels=kernels)
         run = lambda given, dims: emulator.run([given], dims)[0]  # noqa: E731
     else:
         plan = SCHEDULES[schedule](decoder())

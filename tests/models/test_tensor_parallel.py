@@ -211,7 +211,7 @@ def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
         pytest.param(3, "static", marks=pytest.mark.exhaustive),
     ],
 )
-def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng, folder):
+def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng):
     """Of ids of the largest logits, and of ids by chance."""
     model = split_model(tmp_path, rng, ranks, vocab_size=FEWER[ranks])
     config = read_config(model)
@@ -219,7 +219,7 @@ def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng, fold
     parts = [Part(rank, ranks) for rank in range(ranks)]
     given = [given_on(model, config, ids, part) for part in parts]
     graph = graph_of(config, ranks)
-    program = Emulator(graph, schedule=schedule, workers=2, folder=folder)
+    program = Emulator(graph, schedule=schedule, workers=2)
     dims, first = dims_of(config, ranks, len(ids)), None
     for seed in range(2):
         given = [one | {"sampling": row_sampling(3, seed * DRAWN[:3])} for one in given]

@@ -101,13 +101,13 @@ def test_a_graph_over_hosts_is_proved_and_right(name, world, local_size, schedul
         ),
     ],
 )
-def test_kernels_of_graphs_over_hosts(name, dtype, local_size, has_far, folder):
+def test_kernels_of_graphs_over_hosts(name, dtype, local_size, has_far):
     """By the transport to far ranks; or with all ranks on one host, whose memory they
     map."""
     graph = GRAPHS[name][0](2 * local_size, local_size=local_size, dtype=dtype)
     inputs, expected = example(graph, 40, 264, 72, dtype)
     dims = {"rows": 40, "n": 264, "k": 72}
-    program = Emulator(graph, folder=folder, has_far=has_far)
+    program = Emulator(graph, has_far=has_far)
     found = program.run(inputs, dims, seed=1, runs=2)
     for one, y in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one["y"].astype(np.float32), y)

@@ -142,7 +142,7 @@ def test_runs_agree_with_the_proof(steps, backwards, world, schedule):
 
 
 @given(**GRAPHS, schedule=st.sampled_from(["static", "dynamic"]))
-def test_the_emulator_agrees_with_the_proof(folder, steps, backwards, world, schedule):
+def test_the_emulator_agrees_with_the_proof(steps, backwards, world, schedule):
     graph = graph_of(steps, backwards, world)
     try:
         verify(SCHEDULES[schedule](graph), {}, WORKERS)
@@ -152,7 +152,7 @@ def test_the_emulator_agrees_with_the_proof(folder, steps, backwards, world, sch
     if failure not in (None, DeadlockError):
         return  # another order of events may hide a race
     inputs, right = given_on(world, steps)
-    program = Emulator(graph, schedule=schedule, workers=WORKERS, folder=folder)
+    program = Emulator(graph, schedule=schedule, workers=WORKERS)
     for seed in range(2):
         if failure is None:
             ys = [found["y"] for found in program.run(inputs, {}, seed=seed, runs=2)]
