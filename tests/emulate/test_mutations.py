@@ -116,27 +116,32 @@ def _numbered() -> list[Any]:
     return cases
 
 
-def run(name: str, number: int, kernels: Path) -> None:
-    """Check a case with one mutation, or with none for 0."""
+def program_of(name: str, kernels: Path) -> Emulator:
     case = MUTATED[name]
     options = {"schedule": case.schedule, "workers": case.workers}
-    program = Emulator(case.graph(), kernels=kernels, **options)
+    return Emulator(case.graph(), kernels=kernels, **options)
+
+
+def run(name: str, program: Emulator, number: int) -> None:
+    """Check a case with one mutation, or with none for 0."""
     mutation = ctypes.c_int.in_dll(program.library, "mutation")
     mutation.value = number
     try:
-        CHECKS.get(name, check)(program, *case.given())
+        CHECKS.get(name, check)(program, *MUTATED[name].given())
     finally:
         mutation.value = 0  # for other tests of this library
 
 
 @pytest.mark.parametrize("name", ["decoder", "routes", "samples", "spoiled", "marked"])
 def test_what_is_not_broken_gives_the_reference(name, kernels):
-    run(name, 0, kernels)
+    run(name, program_of(name, kernels), 0)
 
 
 # Sums of uninitialised memory may have any value.
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 @pytest.mark.parametrize("number", _numbered())
 def test_what_is_broken_shows(kernels, number):
+    name = MUTATIONS[number - 1][0]
+    program = program_of(name, kernels)
     with pytest.raises((AssertionError, EtcDistError)):
-        run(MUTATIONS[number - 1][0], number, kernels)
+        run(name, program, number)
