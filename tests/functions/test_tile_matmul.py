@@ -242,7 +242,7 @@ def test_a_stage_holds_what_both_operands_need():
 
 def test_several_calls_may_share_their_tiles():
     g = Graph("shared", 1)
-    tiles = Tiles(g, "tile", 0, [SHAPES[GATED[0]]])
+    tiles = Tiles(g, "tile", g.dims("shape"), SHAPES)
     plain, other, both = (tiles.matmul("bfloat16", e) for e in (store, store, swiglu))
     assert plain.boxes == other.boxes != both.boxes
     assert tiles.strips() is tiles.strips() is not tiles.strips(gated=True)
