@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from etc_dist.errors import expect_choice
-from etc_dist.functions.check_rows import expect_in_range
 from etc_dist.functions.combine_rows import GROUP_TOKENS, combine_rows
+from etc_dist.functions.expect_in_range import expect_in_range
 from etc_dist.functions.grouped_matmul import TILE_COLUMNS, UP_COLUMNS
 from etc_dist.functions.mark_experts import mark_experts
 from etc_dist.functions.push_tokens import push_tokens

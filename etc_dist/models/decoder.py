@@ -15,7 +15,6 @@ from etc_dist.functions.add_ranks_norm import add_ranks_norm
 from etc_dist.functions.append_kv import append_kv
 from etc_dist.functions.attend import HEADS, TOGETHER, attend
 from etc_dist.functions.best_column import best_column, next_token, unpadded_tile
-from etc_dist.functions.check_rows import CHECKS, add_row_checks
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import push_rows
@@ -80,10 +79,12 @@ def decoder_graph(
     most_pages]. State: cache. Results: next_ids [steps, rows], int32, and logits
     [rows, vocabulary] of the last step.
 
-    `next_token` describes how rows end, and the ids of rows that have ended or whose
-    logits are not finite. If the dim `samples` is 1, `sample_column`
-    chooses tokens; if it is 0, the most likely ones are chosen. The dim `attend_heads`,
-    1, 2 or 4, is the number of KV heads of an attention task.
+    The rows are not checked: one out of range reads and writes nothing outside of the
+    tensors, and its ids and logits have no meaning. `next_token` describes how rows
+    end, and the ids of rows that have ended or whose logits are not finite. If the dim
+    `samples` is 1, `sample_column` chooses tokens; if it is 0, the most likely ones are
+    chosen. The dim `attend_heads`, 1, 2 or 4, is the number of KV heads of an attention
+    task.
 
     Weights have the layer as first axis. `norm` [layers + 1, hidden] has the gains
     before attention of each layer, then that of the final norm.
@@ -96,7 +97,7 @@ def decoder_graph(
     early: tasks may read operands before their last wait is met. They have one more
     wait, for these operands."""
     calls = _Calls(g, sizes, shapes, early)
-    calls.check()
+    calls.take_rows()
     with g.loop(step=calls.steps) as step:
         calls.embed(step)
         with g.loop(layer=calls.layers) as layer:
@@ -201,25 +202,28 @@ class _Calls:
         shape = rows, sizes.heads, self.slices
         self.sums = g.local("sums", (*shape, sizes.head_dim), "float32")
         self.stats = g.local("stats", (*shape, 2), "float32")
-        # The rows of each step: those of the first one are given.
-        self.begun = g.events("begun", (self.steps + 1,), expects=1)
-        self.ready = g.events(
-            "ready",
-            (self.steps, self.layers + 1),
-            expects=lambda s, i: rows + select(equal(s + i, 0), CHECKS, 0),
+        # The rows of each step: those of the first one are given, as four arrays.
+        self.begun = g.events(
+            "begun",
+            (self.steps + 1,),
+            expects=lambda s: select(equal(s, 0), len(self.given), 1),
         )
+        turns = self.steps, self.layers + 1
+        self.ready = g.events("ready", turns, expects=rows)
         self.middle = g.events("middle", (self.steps, self.layers), expects=rows)
 
-    def check(self) -> None:
-        """Adds copies of the given rows, and their checks. A row out of range ends the
-        run before it writes the cache."""
+    def take_rows(self) -> None:
+        """Copies the given rows, which are read once."""
         copies = self.request[:], self.position[0, :], self.end[:], self.ids[0, :]
-        add_row_checks(
-            *(self.g, self.sizes.page_size, self.cos_sin, self.table),
-            *(self.cache, self.embedding, [one[:] for one in self.given], copies),
-            copied=self.begun[0],
-            checked=[self.ready[0, 0]],
-        )
+        for rows, copy in zip(self.given, copies, strict=True):
+            self.g.call(
+                push_rows(TENSOR),
+                self.g.grid(one=1),
+                name=f"take_{rows.name}",
+                reads=[rows[:]],
+                writes=[copy],
+                notifies=[self.begun[0]],
+            )
 
     def _places(self, step: Expr | int, rows: Any = slice(None)) -> list[Region]:
         of_rows = self.request[rows], self.position[step, rows]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.models.row_numbers import integers, unfit
 from etc_dist.models.written import WrittenPositions
 
 Array = np.ndarray[Any, Any]
@@ -35,6 +36,16 @@ class UsedPages:
     @cached_property
     def digest(self) -> bytes:
         return blake2b(self.table.tobytes(), digest_size=16).digest()
+
+
+class RowLimits(NamedTuple):
+    """Of rows of the same requests in each step. limits, uint32 [4, rows]: what ids,
+    positions, requests and ends are below. are_apart: whether no two rows can have one
+    place in the cache."""
+
+    used: UsedPages
+    limits: Array
+    are_apart: bool
 
 
 class PageTable:
@@ -145,25 +156,24 @@ class PageTable:
         self._requests = free[::-1]
         self._is_settled = True
 
-    def examine(self, given: Any) -> UsedPages | None:
-        """The pages in a table of integers [requests, pages], at most as large as this
-        one; None for another one. The same object for the same numbers."""
+    def examine(self, given: Any) -> UsedPages:
+        """The pages in a table of integers [requests, pages]. The same object for the
+        same numbers. ArgumentError for a table that is larger than this one."""
         table = np.asarray(given)
         key = table.shape, table.dtype, table.tobytes()
-        if key != self._given[0]:
-            if not self._fits(table):
-                return None
-            self._given = key, self._examine(table)
-        return self._given[1]
-
-    def _fits(self, table: Array) -> bool:
-        is_table = table.ndim == 2 and table.dtype.kind in "iu"
-        (height, width), most = table.shape if is_table else (0, 0), self.table.shape
-        return 0 < height <= most[0] and 0 < width <= most[1]
+        if key == self._given[0] and self._given[1] is not None:
+            return self._given[1]
+        used = self._examine(integers("table", given, 2))
+        self._given = key, used
+        return used
 
     def _examine(self, table: Array) -> UsedPages:
-        whole = np.full(self.table.shape, UNUSED, np.int64)
-        whole[: table.shape[0], : table.shape[1]] = table
+        (height, width), most = table.shape, self.table.shape
+        if not (0 < height <= most[0] and 0 < width <= most[1]):
+            wanted = f"table of up to {most[0]} requests and {most[1]} pages of each"
+            raise unfit(wanted, f"table {[height, width]}")
+        whole = np.full(most, UNUSED, np.int64)
+        whole[:height, :width] = table
         is_page = (whole >= 0) & (whole < self.count)
         first = np.where(is_page.all(axis=1), whole.shape[1], is_page.argmin(axis=1))
         kept = np.where(is_page, whole, UNUSED).astype(np.int32)

@@ -1,77 +1,67 @@
-"""The numbers of a step's rows, read from lists."""
+"""The integers of a step's rows, read from lists or arrays."""
 
 from __future__ import annotations
 
 import struct
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from etc_dist.models.pages import UsedPages
+from etc_dist.errors import ArgumentError
 
 Array = np.ndarray[Any, Any]
+INT32 = np.iinfo(np.int32)
 
 
-class Known(NamedTuple):
-    """What is known of rows of the same requests in each step. limits, uint32 [4,
-    rows]: what the numbers of each row are below. are_apart: whether no two rows can
-    have one place in the cache."""
+def read_rows(given: Mapping[str, Any], most_rows: int) -> Array:
+    """The numbers of rows, int32 [len(given), rows], from lists or arrays by name: ids,
+    positions, requests, and ends unless they are left out.
+    Those of more than 32 bits become the largest or smallest number. TypeError for
+    others than integers, ArgumentError for another number of rows."""
+    lists = [*given.values()]
+    count = len(lists[0]) if {*map(type, lists)} == {list} else 0
+    # NOTE: `struct` reads lists in a third of NumPy's time. It takes bools, too.
+    if 0 < count <= most_rows and {*map(len, lists)} == {count}:
+        ids, positions, requests, *others = lists
+        numbers = [*ids, *positions, *requests, *chain(*others)]
+        if bool not in map(type, numbers[::count]):
+            try:
+                packed = bytearray(struct.pack(f"{len(numbers)}i", *numbers))
+                return np.ndarray((len(lists), count), np.int32, packed)
+            except struct.error:
+                pass  # not all are integers of 32 bits
+    arrays = [integers(name, values, 1) for name, values in given.items()]
+    lengths = {name: len(a) for name, a in zip(given, arrays, strict=True)}
+    count = len(arrays[0])
+    if len({*lengths.values()}) > 1 or not 0 < count <= most_rows:
+        wanted = f"{', '.join(given)} of 1 to {most_rows} rows, equally many"
+        raise unfit(wanted, str(lengths))
+    return np.clip(arrays, INT32.min, INT32.max).astype(np.int32)
 
-    used: UsedPages
-    limits: Array
-    are_apart: bool
+
+def integers(name: str, value: Any, axes: int) -> Array:
+    """`value` as an array of integers of 64 bits; those above become the largest."""
+    array = np.asarray(value)
+    if array.size == 0:  # NumPy makes floats of an empty list
+        array = array.astype(np.int64)
+    if array.ndim != axes or array.dtype.kind not in "iu":
+        raise TypeError(
+            f"{name} expects integers with {axes} axes, on the host, got "
+            f"{type(value).__name__} with {array.ndim} of {array.dtype}"
+        )
+    if array.dtype == np.uint64:
+        array = np.minimum(array, np.iinfo(np.int64).max)
+    return array.astype(np.int64)
 
 
-class RowNumbers:
-    """Integers of `count` rows, int32, and what their checks compute: arrays that all
-    steps of as many rows share, since making them takes most of a check. known: of
-    these requests, or None."""
-
-    def __init__(self, count: int) -> None:
-        self.all = np.zeros((4, count), np.int32)
-        ids, self.positions, self.requests, self.ends = self.all
-        self._unsigned = self.all.view(np.uint32)
-        self._outside = np.empty((4, count), np.bool_)
-        self.known: Known | None = None
-        # NOTE: `struct` reads a list in a third of NumPy's time. Its x is a zero.
-        integers, zeros = struct.Struct(f"{count}i"), struct.Struct(f"{4 * count}x")
-        self._pack = integers.pack
-        self._set_ids = partial(integers.pack_into, ids.data, 0)
-        self._set_positions = partial(integers.pack_into, self.positions.data, 0)
-        self._set_ends = partial(integers.pack_into, self.ends.data, 0)
-        self._clear_ends = partial(zeros.pack_into, self.ends.data, 0)
-        self._requests = b""
-
-    def read(
-        self,
-        ids: list[Any],
-        positions: list[Any],
-        requests: list[Any],
-        ends: list[Any] | None = None,
-    ) -> bool:
-        """Set them from lists of `count` numbers; ends are 0 if they are not given.
-        False for lists of other lengths, for lists that begin with a bool, and if
-        `struct` takes one of the numbers for no integer of 32 bits."""
-        try:
-            self._set_ids(*ids)
-            self._set_positions(*positions)
-            if ends is None:
-                self._clear_ends()
-            else:
-                self._set_ends(*ends)
-            packed = self._pack(*requests)
-        except struct.error:
-            return False
-        if packed != self._requests:
-            self._requests, self.known = b"", None  # also if an interrupt follows
-            self.requests[...] = np.frombuffer(packed, np.int32)
-            self._requests = packed
-        first = type(ids[0]), type(positions[0]), type(requests[0])
-        return bool not in first and (ends is None or type(ends[0]) is not bool)
-
-    def are_below(self, limits: Array) -> bool:
-        """Whether all are from 0, below their limit, uint32 [4, count]."""
-        # As unsigned numbers, those below 0 are large.
-        np.greater_equal(self._unsigned, limits, self._outside)
-        return 1 not in self._outside.tobytes()  # takes less than `any`
+def unfit(wanted: str, got: str) -> ArgumentError:
+    """The error for rows of a step that do not fit a model."""
+    return ArgumentError(
+        "the rows of a step do not fit the model",
+        where="model.step",
+        wanted=wanted,
+        got=got,
+        fix="correct these numbers; nothing was launched",
+    )

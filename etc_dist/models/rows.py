@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError
 from etc_dist.functions.sample_column import NUMBERS, SCALE
 from etc_dist.models.mirror import HostArray, Mirror
-from etc_dist.models.pages import UNUSED, PageTable, UsedPages
-from etc_dist.models.row_numbers import Known, RowNumbers
+from etc_dist.models.pages import UNUSED, PageTable, RowLimits, UsedPages
+from etc_dist.models.row_numbers import integers, read_rows, unfit
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.models.written import ranges
 
@@ -33,8 +31,8 @@ UNUSED_ROW = np.array([[NO_ROW], [NO_ROW], [0], [0]])
 
 
 class StepRows(NamedTuple):
-    """The rows of steps. numbers [4, rows]: ids, positions, requests and ends, until
-    `RowChecks` checks as many rows again. stops [rows, MOST_STOPS], or None for none. A
+    """The rows of steps. numbers [4, rows]: ids, positions, requests and ends,
+    int32. stops [rows, MOST_STOPS], or None for none. A
     row has a step at its position, then at each next one below its end, until a stop
     token. sampling: that of `sample_column`, or None. longest: the number of positions
     of the longest request. used: the table of pages."""
@@ -149,15 +147,15 @@ class RowChecks:
     """The checks of a model's steps. They take less time for rows of the same requests
     as in the last step of as many rows."""
 
-    # NOTE: a step takes microseconds: so all numbers are checked at once, and only an
-    # error says which are wrong.
+    # NOTE: a step takes microseconds: all numbers are compared at once.
 
     def __init__(
         self, vocabulary: int, most_rows: int, most_positions: int, pages: PageTable
     ) -> None:
         self._vocabulary, self._most_rows = vocabulary, most_rows
         self._most_positions, self._pages = most_positions, pages
-        self._numbers = cache(RowNumbers)
+        self._limits: dict[int, tuple[bytes, RowLimits]] = {}
+        """Of the last rows, by their number: the requests, and the limits."""
 
     def check(
         self,
@@ -171,26 +169,29 @@ class RowChecks:
         stops: Sequence[Collection[int]] | None = None,
         sampling: Sequence[Sampling | None] | None = None,
     ) -> StepRows:
-        """The numbers of steps; ArgumentError names all that are out of range. ends:
+        """The numbers of steps. ArgumentError if one is out of range, if two rows have
+        one place in the cache, or if a position before a row was never written. ends:
         None for `steps` positions of the last row of each request, and one of the
         others. stops, sampling: None for none."""
-        numbers = self._read(ids, positions, requests, ends)
-        used = self._pages.examine(table)
-        if numbers is not None and used is not None:
-            default = steps if ends is None else 0
-            found = self._found(numbers, used, default, stops, sampling)
-            if found is not None:
-                return found
-        of_rows = {"ids": ids, "requests": requests, "positions": positions}
+        given = {"ids": ids, "positions": positions, "requests": requests}
         if ends is not None:
-            of_rows["ends"] = ends
-        raise _refusal(
-            *(of_rows, table, steps, stops),
-            vocabulary=self._vocabulary,
-            most_rows=self._most_rows,
-            most_positions=self._most_positions,
-            pages=self._pages,
-        )
+            given["ends"] = ends
+        numbers = read_rows(given, self._most_rows)
+        if ends is None:
+            numbers = np.vstack([numbers, _default_ends(numbers, steps)])
+        _, of_rows, requests, last = numbers
+        limits = self._limits_of(requests, self._pages.examine(table))
+        self._expect_below(numbers, limits, given)
+        if not limits.are_apart:
+            self._expect_apart(numbers, limits.used.table)
+        if not self._pages.written.has(limits, requests, of_rows):
+            self._refuse_gap(requests, of_rows, limits.used.table)
+        longest = _largest(of_rows) + 1
+        if steps != 1 or ends is not None:
+            longest = max(longest, _largest(last))
+        of_stops = None if stops is None else self._read_stops(stops, len(requests))
+        chosen = None if sampling is None else row_sampling(len(requests), sampling)
+        return StepRows(numbers, longest, of_stops, chosen, limits.used)
 
     def add_written(self, rows: StepRows, ids: Array) -> None:
         """Later steps may attend to the positions of `rows`, the last checked ones,
@@ -198,89 +199,79 @@ class RowChecks:
         counts = 1 if len(ids) == 1 else np.count_nonzero(ids >= 0, axis=0)
         self._pages.written.add(rows.numbers[POSITIONS] + counts)
 
-    def _read(
-        self, ids: Any, positions: Any, requests: Any, ends: Any
-    ) -> RowNumbers | None:
-        """Integers of the rows. None for others than integers, another number of rows,
-        different shapes, and numbers that are too large or small for any row."""
-        are_lists = type(ids) is type(positions) is type(requests) is list
-        if are_lists and (ends is None or type(ends) is list):
-            count = len(ids)
-            if 0 < count <= self._most_rows:
-                numbers = self._numbers(count)
-                if numbers.read(ids, positions, requests, ends):
-                    return numbers
-        given = [ids, positions, requests]
-        if ends is not None:
-            given.append(ends)
-        arrays = [np.asarray(values) for values in given]
-        if not _are_rows(arrays, self._most_rows):
-            return None
-        # Ends have no lower limit.
-        arrays[ENDS:] = [np.maximum(values, 0) for values in arrays[ENDS:]]
-        numbers = self._numbers(len(arrays[0]))
-        return numbers if numbers.read(*[a.tolist() for a in arrays]) else None
-
-    def _found(
-        self,
-        numbers: RowNumbers,
-        used: UsedPages,
-        steps: int,
-        stops: Sequence[Collection[int]] | None,
-        sampling: Sequence[Sampling | None] | None,
-    ) -> StepRows | None:
-        """None if a number is out of range, or two rows have one place in the cache.
-        steps: of the last row of each request; 0 if ends are given."""
-        known, requests = numbers.known, numbers.requests
-        if known is None or known.used is not used:
-            if np.any(requests.view(np.uint32) >= len(used.table)):
-                return None
-            known = numbers.known = self._examine(requests, used)
-        positions, ends = numbers.positions, numbers.ends
-        if steps == 0:
-            np.maximum(ends, 0, out=ends)
-        elif steps > 1:
-            ends[...] = _default_ends(requests, positions, steps)
-        if not numbers.are_below(known.limits):
-            return None
-        size, found = self._pages.page_size, numbers.all
-        if not known.are_apart and _shared_place(used.table, size, found) is not None:
-            return None
-        if not self._pages.written.has(known, requests, positions):
-            return None
-        of_stops: Array | None = None
-        if stops is not None:
-            count = len(requests)
-            if len(stops) != count or max(map(len, stops)) > MOST_STOPS:
-                return None
-            tokens = _integers("stops", list(chain(*stops)), 1)
-            if np.any((tokens < 0) | (tokens >= self._vocabulary)):
-                return None
-            of_stops = np.full((count, MOST_STOPS), NO_ROW, np.int32)
-            for place, of_row in enumerate(stops):
-                of_stops[place, : len(of_row)] = sorted(of_row)
-        chosen = None if sampling is None else row_sampling(len(requests), sampling)
-        longest = _largest(positions) + 1
-        if steps != 1:
-            longest = max(longest, _largest(ends))
-        return StepRows(found, longest, of_stops, chosen, used)
-
-    def _examine(self, requests: Array, used: UsedPages) -> Known:
-        """The limits of rows of `requests`, all of which exist."""
-        most = np.minimum(used.positions.take(requests), self._most_positions)
-        limits = np.empty((4, len(requests)), np.uint32)
+    def _limits_of(self, requests: Array, used: UsedPages) -> RowLimits:
+        count, key = len(requests), requests.tobytes()
+        known = self._limits.get(count)
+        if known is not None and known[0] == key and known[1].used is used:
+            return known[1]
+        # Requests that do not exist have any of these limits, beside their own.
+        positions = used.positions.take(requests, mode="clip")
+        most = np.minimum(positions, self._most_positions)
+        limits = np.empty((4, count), np.uint32)
         limits[IDS], limits[REQUESTS] = self._vocabulary, len(used.table)
         limits[POSITIONS], limits[ENDS] = most, most + 1
-        are_apart = len(np.unique(requests)) == len(requests) and not used.has_shared
-        return Known(used, limits, are_apart)
+        are_apart = len(np.unique(requests)) == count and not used.has_shared
+        found = RowLimits(used, limits, are_apart)
+        self._limits[count] = key, found
+        return found
+
+    def _expect_below(
+        self, numbers: Array, limits: RowLimits, given: Mapping[str, Any]
+    ) -> None:
+        """All numbers are from 0, below their limits."""
+        # As unsigned numbers, those below 0 are large.
+        outside = numbers.view(np.uint32) >= limits.limits
+        if 1 not in outside.tobytes():  # takes less than `any`
+            return
+        np.maximum(numbers[ENDS], 0, out=numbers[ENDS])  # ends have no lower limit
+        outside = numbers.view(np.uint32) >= limits.limits
+        if not outside.any():
+            return
+        values = {**dict(zip(NAMES, numbers, strict=True)), **given}
+        wanted, got = [], []
+        for kind, row in zip(*_first_of_each(outside), strict=True):
+            name, limit = NAMES[kind], limits.limits[kind, row]
+            pages = ", on pages of the table" if kind in (POSITIONS, ENDS) else ""
+            wanted.append(f"{name} from 0, below {limit}{pages}")
+            got.append(f"{name}[{row}] = {values[name][row]}")
+        raise unfit("; ".join(wanted), "; ".join(got))
+
+    def _expect_apart(self, numbers: Array, table: Array) -> None:
+        row = _shared_place(table, self._pages.page_size, numbers)
+        if row is not None:
+            wanted = "another position of the cache for each row"
+            raise unfit(wanted, f"row {row} and one before it with one place")
+
+    def _refuse_gap(self, requests: Array, positions: Array, table: Array) -> None:
+        found = self._pages.written.missing(table, requests, positions)
+        row, request, position, missing = found
+        raise unfit(
+            "rows whose earlier positions were written, by earlier steps or by this",
+            f"row {row} at position {position} of request {request}, whose position "
+            f"{missing} was never written",
+        )
+
+    def _read_stops(self, stops: Sequence[Collection[int]], count: int) -> Array:
+        """The stop tokens of each row, int32 [count, MOST_STOPS]."""
+        if len(stops) != count:
+            raise unfit(f"stops of {count} rows", f"stops of {len(stops)}")
+        most = max(map(len, stops))
+        if most > MOST_STOPS:
+            raise unfit(f"at most {MOST_STOPS} stops of each row", str(most))
+        tokens = integers("stops", list(chain(*stops)), 1)
+        wrong = tokens[(tokens < 0) | (tokens >= self._vocabulary)]
+        if len(wrong):
+            raise unfit(f"stops below {self._vocabulary}", f"stops: {wrong[0]}")
+        of_rows = np.full((count, MOST_STOPS), NO_ROW, np.int32)
+        for row, of_row in enumerate(stops):
+            of_rows[row, : len(of_row)] = sorted(of_row)
+        return of_rows
 
 
-def _are_rows(arrays: Sequence[Array], most_rows: int) -> bool:
-    shape = arrays[0].shape
-    for values in arrays:
-        if values.dtype.kind not in "iu" or values.shape != shape:
-            return False
-    return len(shape) == 1 and 0 < shape[0] <= most_rows
+def _first_of_each(outside: Array) -> tuple[Array, Array]:
+    """The kinds of numbers that are outside, and the first such row of each."""
+    kinds = np.flatnonzero(outside.any(axis=1))
+    return kinds, outside[kinds].argmax(axis=1)
 
 
 def _largest(numbers: Array) -> Any:
@@ -299,103 +290,13 @@ def _shared_place(table: Array, page_size: int, numbers: Array) -> int | None:
     return int(rows[again[0]]) if len(again) else None
 
 
-def _refusal(
-    of_rows: Mapping[str, Any],
-    table: Any,
-    steps: int,
-    stops: Sequence[Collection[int]] | None,
-    *,
-    vocabulary: int,
-    most_rows: int,
-    most_positions: int,
-    pages: PageTable,
-) -> ArgumentError:
-    """The error that names all numbers that are out of range."""
-    given = {name: _integers(name, value, 1) for name, value in of_rows.items()}
-    pages_of = _integers("table", table, 2)
-    faults: list[tuple[str, str]] = []
-
-    def expect(name: str, values: Array, limit: int) -> None:
-        wrong = values[(values < 0) | (values >= limit)]
-        if len(wrong):
-            faults.append((f"{name} of 0 .. {limit - 1}", f"{name}: {wrong[0]}"))
-
-    lengths = {name: len(values) for name, values in given.items()}
-    if len(set(lengths.values())) > 1 or not 0 < lengths["ids"] <= most_rows:
-        wanted = f"{', '.join(given)} of 1 to {most_rows} rows, equally many"
-        faults.append((wanted, f"{lengths}"))
-    if stops is not None:
-        if len(stops) != lengths["ids"]:
-            wanted = f"stops of {lengths['ids']} rows"
-            faults.append((wanted, f"stops of {len(stops)}"))
-        most = max(map(len, stops), default=0)
-        if most > MOST_STOPS:
-            faults.append((f"at most {MOST_STOPS} stops of each row", f"{most}"))
-        expect("stops", _integers("stops", list(chain(*stops)), 1), vocabulary)
-    height, width = pages.table.shape
-    if not (0 < pages_of.shape[0] <= height and 0 < pages_of.shape[1] <= width):
-        wanted = f"table of up to {height} requests and {width} pages of each"
-        faults.append((wanted, f"table {list(pages_of.shape)}"))
-    if not faults:
-        expect("ids", given["ids"], vocabulary)
-        expect("requests", given["requests"], len(pages_of))
-        longest = min(most_positions, pages_of.shape[1] * pages.page_size)
-        expect("positions", given["positions"], longest)
-    if not faults:
-        last = given["positions"] + 1
-        if "ends" in given:
-            last = np.maximum(last, given["ends"])
-        elif steps > 1:
-            last = _default_ends(given["requests"], given["positions"], steps)
-        given["ends"] = last
-        wrong = last[last > longest]
-        if len(wrong):
-            faults.append((f"ends of 0 .. {longest}", f"ends: {wrong[0]}"))
-    if not faults:
-        last = (given["ends"] - 1) // pages.page_size
-        used = np.arange(pages_of.shape[1]) <= last[:, None]
-        expect("pages", pages_of[given["requests"]][used], pages.count)
-    if not faults:
-        numbers = np.stack([given[name] for name in NAMES])
-        row = _shared_place(pages_of, pages.page_size, numbers)
-        if row is not None:
-            got = f"row {row} and one before it with one page and place"
-            faults.append(("another position of the cache for each row", got))
-    if not faults:
-        used_pages = pages.examine(pages_of)
-        assert used_pages is not None  # the numbers above fit
-        places = used_pages.table, numbers[REQUESTS], numbers[POSITIONS]
-        row, request, position, missing = pages.written.missing(*places)
-        got = f"row {row} at position {position} of request {request}, whose position "
-        got += f"{missing} was never written"
-        wanted = (
-            "rows whose earlier positions were written, by earlier steps or by this"
-        )
-        faults.append((wanted, got))
-    return ArgumentError(
-        "the rows of a step do not fit the model",
-        where="model.step",
-        wanted="; ".join(wanted for wanted, _ in faults),
-        got="; ".join(got for _, got in faults),
-        fix="correct these numbers; nothing was launched",
-    )
-
-
-def _default_ends(requests: Array, positions: Array, steps: int) -> Array:
-    last = np.full(requests.max() + 1, -1)
-    np.maximum.at(last, requests, positions)
-    return positions + np.where(positions == last[requests], steps, 1)
-
-
-def _integers(name: str, value: Any, axes: int) -> Array:
-    array = np.asarray(value)
-    if array.size == 0:  # NumPy makes floats of an empty list
-        array = array.astype(np.int64)
-    if array.ndim != axes or array.dtype.kind not in "iu":
-        raise TypeError(
-            f"{name} expects integers with {axes} axes, on the host, got "
-            f"{type(value).__name__} with {array.ndim} of {array.dtype}"
-        )
-    if array.dtype == np.uint64 and np.any(array > np.iinfo(np.int64).max):
-        return array.astype(object)  # which has numbers of any size
-    return array.astype(np.int64)
+def _default_ends(numbers: Array, steps: int) -> Array:
+    """One position of each row, and `steps` of the last row of each request."""
+    _, positions, requests = numbers
+    if steps == 1:
+        return np.zeros_like(positions)
+    _, own = np.unique(requests, return_inverse=True)
+    last = np.full_like(positions, -1)
+    np.maximum.at(last, own, positions)
+    ends: Array = positions + np.where(positions == last[own], steps, 1)
+    return ends.astype(np.int32)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from etc_dist.models.row_numbers import Known
+    from etc_dist.models.pages import RowLimits
 
 Array = np.ndarray[Any, Any]
 
@@ -25,12 +25,12 @@ class WrittenPositions:
     def __init__(self, pages: int, page_size: int) -> None:
         self._page_size = page_size
         self._of_pages = np.zeros(pages + 1, np.int32)  # the last one: of no page
-        self._known: Known | None = None
+        self._known: RowLimits | None = None
         self._pages = self._requests = self._lengths = self._stored = np.zeros(0, int)
         """Of each of the last rows: the pages, the request, a lower bound of the number
         of written positions, and those of them that `_of_pages` has."""
 
-    def has(self, known: Known, requests: Array, positions: Array) -> bool:
+    def has(self, known: RowLimits, requests: Array, positions: Array) -> bool:
         """Whether all positions up to those of a step's rows are written, or are those
         of other rows. No two rows have one place."""
         if known is not self._known:
@@ -73,7 +73,7 @@ class WrittenPositions:
                     return [row, request, position, at]
         raise AssertionError("no position is missing")
 
-    def _count(self, known: Known, requests: Array) -> None:
+    def _count(self, known: RowLimits, requests: Array) -> None:
         self._known = None  # also if an interrupt follows
         self._requests = requests.copy()
         self._pages = known.used.table[requests]
@@ -102,7 +102,7 @@ class WrittenPositions:
         pages = self._pages[rows, places]
         np.maximum.at(self._of_pages, pages, np.minimum(counts, self._page_size))
 
-    def _has_exactly(self, known: Known, requests: Array, positions: Array) -> bool:
+    def _has_exactly(self, known: RowLimits, requests: Array, positions: Array) -> bool:
         """The same from the counts of the pages, of which other rows may have written
         some."""
         self._store()

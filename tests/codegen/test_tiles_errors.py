@@ -15,7 +15,6 @@ from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.append_kv import PagedCache, append_kv
 from etc_dist.functions.attend import attend
 from etc_dist.functions.best_column import best_column, best_on_rank
-from etc_dist.functions.check_rows import check_rows
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.choose_rows import choose_rows
 from etc_dist.functions.combine_rows import combine_rows
@@ -315,7 +314,6 @@ ALIKE = {
     "rank": (best_on_rank(256), "m,n m,n m,1 m,1", {}),
     "sample": (sample_column("bfloat16", 256), "m,c m,5 m m m,1 m,1", {}),
     "kept": (least_kept("bfloat16"), "1,c 1,5 1", {}),
-    "check": (check_rows(16), "t,c t,k m m m m 5 m m m m", {}),
     "pick": (pick_token(OF_8), "1,8 1,2 1,2", {}),
     "choose rows": (choose_rows(OF_8), "m,8 m m,2 m,2", {"m": 8}),
     "route": (

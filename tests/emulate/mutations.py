@@ -143,7 +143,6 @@ BROKEN = {
         },
     },
     "functions/rms_norm": {"decoder": {"task.sync();": ""}},
-    "functions/check_rows": {"decoder": {"task.sync();": ""}},
     "functions/attend": {
         "decoder": {"task.sync();": "", "        task.sync();\n": ""},
     },

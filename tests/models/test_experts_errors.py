@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import GraphError
-from etc_dist.functions.check_rows import CHECKS
 from etc_dist.functions.route_rows import route_rows
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import equal, select
@@ -95,7 +94,6 @@ def data_of(rows: int) -> dict[str, Any]:
         position = np.zeros(rows, np.int32)
         function.body(logits, position, known, ids, weights, *of_turn, **numbers)
     found = {"expert_place": place, "expert_tile": of_tiles, "expert_tiles_used": used}
-    found["worst"] = np.zeros(CHECKS, np.int32)
     return {name: [array] for name, array in found.items()}
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from etc_dist.models import Batch, Model, PageTable, Sampling, load, mirror, rows
-from etc_dist.models.row_numbers import RowNumbers
 from etc_dist.models.rows import RowChecks
 from etc_dist.models.written import WrittenPositions
 from tests.interrupts import interrupted
@@ -18,7 +17,7 @@ from tests.models.small import make_model
 
 FUNCTIONS = [
     *(Batch.step, Batch._add, Batch.add, Batch.remove, Batch.__exit__),
-    *(PageTable.add, PageTable.remove, PageTable.examine, RowNumbers.read),
+    *(PageTable.add, PageTable.remove, PageTable.examine),
     *(rows.RowArrays.fill, rows.RowSections.write, rows._update),
     *(mirror.Mirror.send, Model.steps, RowChecks.add_written),
     *(WrittenPositions.has, WrittenPositions.add, WrittenPositions.forget),
@@ -103,19 +102,3 @@ def test_batch_has_room_again_after_an_interrupted_add(model: Model):
             assert batch.has_room()
             line += 1
         assert not batch.has_room()
-
-
-def test_numbers_are_read_again_after_an_interrupt():
-    for line in range(1, 20):
-        numbers = RowNumbers(1)
-        numbers.read([1], [2], [0])
-        numbers.known = "limits of request 0"
-        interrupted(
-            lambda read=numbers.read: read([1], [2], [1]),
-            [RowNumbers.read.__code__],
-            line,
-        )
-        numbers.read([1], [2], [0])
-        assert numbers.requests.tolist() == [0]
-        numbers.read([1], [2], [1])
-        assert (numbers.requests.tolist(), numbers.known) == ([1], None)

@@ -108,12 +108,12 @@ def test_weights_that_do_not_fit_leave_the_world_usable(change, text, folder, on
 @pytest.mark.parametrize(
     ("step", "text"),
     [
-        (([520], [0], [0], TABLE), "ids: 520"),
-        (([1], [2], [0], TABLE), "requests: 2"),
-        (([1], [0], [16], TABLE), "positions: 16"),
-        (([1], [0], [-1], TABLE), "positions: -1"),
-        (([1], [0], [0], TABLE + 4), "pages: 4"),
-        (([1], [0], [0], TABLE - 1), "pages: -1"),
+        (([520], [0], [0], TABLE), r"ids\[0\] = 520"),
+        (([1], [2], [0], TABLE), r"requests\[0\] = 2"),
+        (([1], [0], [16], TABLE), r"positions\[0\] = 16"),
+        (([1], [0], [-1], TABLE), r"positions\[0\] = -1"),
+        (([1], [0], [0], TABLE + 4), "below 0, on pages"),
+        (([1], [0], [0], TABLE - 1), "below 0, on pages"),
         (([1, 2], [0], [0], TABLE), "equally many"),
         (([1, 2], [0, 0], [3, 3], TABLE), "row 1 and one before it"),
         (([1, 2], [0, 1], [0, 0], TABLE * 0), "row 1 and one before it"),

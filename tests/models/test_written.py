@@ -7,8 +7,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load
-from etc_dist.models.pages import PageTable
-from etc_dist.models.row_numbers import Known
+from etc_dist.models.pages import PageTable, RowLimits
 from tests.models.small import make_model
 
 SIZE, PAGES = 4, 7
@@ -50,7 +49,7 @@ def test_random_steps_agree_with_sets_of_positions(rng):
             up_to = {c for q, p in rows for c in places_of(table, q, range(p + 1))}
             are_written = written.issuperset(up_to - new)
             are_apart = len(set(requests)) == len(requests) and not used.has_shared
-            known = Known(used, table, are_apart)
+            known = RowLimits(used, table, are_apart)
             known = seen.setdefault((used.digest, requests.tobytes()), known)
             assert pages.written.has(known, requests, positions) == are_written
             outcomes.append((are_apart, used.has_shared, are_written))

@@ -1,0 +1,44 @@
+"""An index out of range ends the run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.expect_in_range import expect_in_range
+from etc_dist.ir import Graph, graph_function
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+
+DIMS = {"rows": 5}
+
+
+@graph_function
+def checked(g: Graph) -> None:
+    index, x = g.input("index", (2,), "int32"), g.input("x", (g.dims("rows"),), "int32")
+    (i,) = grid = g.grid(i=2)
+    g.call(expect_in_range(), grid, name="row_exists", reads=[x[index.load(i)]])
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    return Emulator(checked(1))
+
+
+@pytest.mark.parametrize(
+    ("index", "is_wrong"), [(4, 0), (-1, 1), (5, 1), (2**31 - 1, 1)]
+)
+def test_index_out_of_range_ends_the_run(index, is_wrong, emulator):
+    given = {"index": np.array([0, index], np.int32), "x": np.arange(5, dtype=np.int32)}
+    plan = schedule_static(checked(1))
+    for run in (
+        lambda: simulate(plan, [given], DIMS),
+        lambda: emulator.run([given], DIMS),
+    ):
+        if is_wrong:
+            with pytest.raises(ArgumentError, match="row_exists"):
+                run()
+        else:
+            run()
