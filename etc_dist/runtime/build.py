@@ -178,20 +178,8 @@ def _facts(log: str) -> dict[str, object]:
 
 @cache
 def _nvrtc() -> ctypes.CDLL:
-    try:
-        from cuda import pathfinder
-
-        found = pathfinder.load_nvidia_dynamic_lib("nvrtc")
-        library = ctypes.CDLL(found.abs_path)
-    except Exception as error:
-        raise BuildError(
-            "the compiler NVRTC cannot be loaded",
-            where="etc_dist.runtime.build",
-            wanted="libnvrtc from the nvidia-cuda-nvrtc package",
-            got=str(error).splitlines()[0] if str(error) else repr(error),
-            fix="in the checkout of etc_dist: pip install -e '.[cu13]' (or [cu12], or "
-            "[compile] without a GPU)",
-        ) from error
+    extra = "[cu13]' (or [cu12], or [compile] without a GPU)"
+    library = far_link.load_library("nvrtc", extra)
     library.nvrtcGetErrorString.restype = c_char_p
     return library
 

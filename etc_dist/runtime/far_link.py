@@ -143,20 +143,26 @@ def _linker_version() -> tuple[int, int]:
 
 @cache
 def _nvjitlink() -> ctypes.CDLL:
+    return load_library("nvJitLink", "[cu13]' (or [cu12])")
+
+
+def load_library(name: str, extra: str) -> ctypes.CDLL:
+    """A library of NVIDIA's package. BuildError where it cannot be loaded; `extra`: of
+    pip, which brings it."""
     try:
         from cuda import pathfinder
 
-        found = pathfinder.load_nvidia_dynamic_lib("nvJitLink")
-        return ctypes.CDLL(found.abs_path)
+        return ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib(name).abs_path)
     except Exception as error:
-        raise _missing("nvJitLink", str(error)) from error
+        raise _missing(f"the library {name}", str(error), extra) from error
 
 
-def _missing(what: str, got: str) -> BuildError:
+def _missing(what: str, got: str, extra: str = "[cu13]' (or [cu12])") -> BuildError:
     return BuildError(
-        f"{what} cannot be found, which programs over several hosts need",
-        where="etc_dist.runtime.far_link",
-        wanted="nvJitLink, and the headers of NVSHMEM and of CUDA",
+        f"{what} cannot be loaded, which the compilation of this program needs",
+        where="etc_dist.runtime",
+        wanted="NVRTC; over several hosts also nvJitLink, and the headers of NVSHMEM "
+        "and of CUDA",
         got=got.splitlines()[0] if got else "nothing",
-        fix="in the checkout of etc_dist: pip install -e '.[cu13]' (or [cu12])",
+        fix=f"in the checkout of etc_dist: pip install -e '.{extra}",
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from etc_dist.cache import Recent
 from etc_dist.errors import EtcDistError, GraphError, WorldError
 from etc_dist.messages import show_message
 from etc_dist.schedule.plan import Plan
@@ -34,7 +34,7 @@ class RunCheck:
         self._names = tuple(tensor.name for tensor in plan.graph.loaded_tensors())
         self._unchecked = list_unchecked(plan)
         self._has_warned = False
-        self._correct: OrderedDict[tuple[Any, ...], None] = OrderedDict()
+        self._correct: Recent[tuple[Any, ...], bool] = Recent(REMEMBERED)
 
     @property
     def is_wanted(self) -> bool:
@@ -59,17 +59,14 @@ class RunCheck:
             return hashlib.sha256(b"".join(parts)).digest()
 
         key = (*dims.items(), *self._world.agree(digest))
-        if key in self._correct:
-            self._correct.move_to_end(key)
+        if self._correct.get(key):
             return
         every = self._world.agree(lambda: loaded)
         tensors = {name: [each[name] for each in every] for name in self._names}
         fault = self._world.agree(lambda: self._find_fault(tensors, dims))[0]
         if fault is not None:
             raise fault
-        self._correct[key] = None
-        if len(self._correct) > REMEMBERED:
-            self._correct.popitem(last=False)
+        self._correct.put(key, True)
 
     def warn(self) -> None:
         """Warn, once per process, that runs are not checked, if the proof leaves parts
