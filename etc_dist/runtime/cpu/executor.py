@@ -133,11 +133,10 @@ class CpuExecutor(Executor):
 
     def run(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> None:
         """Run once on `arrays`, by tensor name: fill the outputs, update the states.
-        They are checked before, see `array_checks`.
 
         Collective; `dims` must be alike on all ranks. Raises on every rank
         WaitTimeoutError after `settings.wait_limit` seconds without progress on any
-        rank, ArgumentError where the data of arrays does not fit on some rank, and
+        rank, ArgumentError where arrays or their data do not fit on some rank, and
         WorldError where a task failed on a peer; that peer raises the task's own error.
         After any of these it can run again.
         """
@@ -179,7 +178,8 @@ class CpuExecutor(Executor):
         self, env: dict[str, Any], arrays: Mapping[str, Array]
     ) -> Workers:
         graph, rank = self._plan.graph, self._world.rank
-        own = {tensor.name: arrays[tensor.name] for tensor in graph.arguments()}
+        where = f"graph {graph.name}, rank {rank}"
+        own = storage.bind(graph.arguments(), arrays, env, where)
         for tensor in graph.tensors:
             if tensor.kind == "local":
                 own[tensor.name] = storage.poisoned(tensor, env)
