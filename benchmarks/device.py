@@ -6,7 +6,8 @@ import os
 import subprocess
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +17,14 @@ import numpy as np
 
 from etc_dist.ops.operation import Operation
 from etc_dist.program import symmetric_bytes
+from etc_dist.runtime.stream import stream_for
 from etc_dist.world import World
 
 Call = Callable[[], Any]
 SLEEP_NS = 2_000_000
 """Device sleep before a timed call: hides launch latency and lets the GPU cool."""
+WARM_UP = 4
+"""Calls before the timed ones."""
 REPEATS = 9
 """Of which the fastest is a device's rate."""
 MEMORY_BYTES_PER_S = 4.3e12
@@ -45,6 +49,7 @@ for (int j = 0; j < 8; ++j) {
 }
 reinterpret_cast<Eight*>(&out[0])[i] = y;
 """
+MARK = "if (a != b) flags[number] = 1;"
 
 
 def roofline_ms(moved: float, flops: float, rates: tuple[float, float]) -> float:
@@ -88,6 +93,11 @@ class Device:
     def differs(self, a: Any, b: Any) -> Any:
         """Whether any bit of two 16-bit arrays differs: a bool on the device."""
         return (a.view(np.uint16) != b.view(np.uint16)).any()
+
+    def mark(self, flags: Any, number: int, a: Any, b: Any) -> None:
+        """flags[number] = 1 if a bit of two 16-bit arrays differs, without waiting for
+        the device or allocating its memory. flags: int8."""
+        flags[number] |= self.differs(a, b)
 
     def relative_error(self, outs: Sequence[Any], references: Sequence[Any]) -> float:
         """The relative Frobenius norm over all arrays and ranks against fp32
@@ -157,14 +167,25 @@ class Gpu(Device):
         a, b, c = map(self.as_torch, (x, w.T, out))
         return lambda: self.torch.matmul(a, b, out=c)
 
-    def swiglu(self, gate_up: Any, out: Any) -> Call:
-        """out [m, n] = silu(left half) * right half of gate_up [m, 2n]."""
+    @cached_property
+    def _mark(self) -> Any:
+        types = "uint16 a, uint16 b, int64 number", "raw int8 flags"
+        return self.xp.ElementwiseKernel(*types, MARK, "mark")
+
+    def mark(self, flags: Any, number: int, a: Any, b: Any) -> None:
+        self._mark(a.view(np.uint16), b.view(np.uint16), number, flags)
+
+    @cached_property
+    def _swiglu(self) -> Any:
         # NOTE: one kernel, 8 elements per thread: PyTorch needs two, which would slow
         # the baseline down.
         types = "raw T gate_up, int64 width", "raw T out"
-        kernel = self.xp.ElementwiseKernel(*types, SWIGLU, "swiglu")
-        eighths = out.size // 8
-        return lambda: kernel(gate_up, out.shape[1] // 8, out, size=eighths)
+        return self.xp.ElementwiseKernel(*types, SWIGLU, "swiglu")
+
+    def swiglu(self, gate_up: Any, out: Any) -> Call:
+        """out [m, n] = silu(left half) * right half of gate_up [m, 2n]."""
+        width, size = out.shape[1] // 8, out.size // 8
+        return partial(self._swiglu, gate_up, width, out, size=size)
 
     def reduce_scatter(self, source: Any, out: Any) -> Call:
         """out = this rank's rows of the sum over ranks of source."""
@@ -256,14 +277,13 @@ class Gpu(Device):
             "cuda": f"{runtime // 1000}.{runtime % 1000 // 10}",
         }
 
-    def facts(self) -> dict[str, Any]:
-        """The machine and the baseline, for the records."""
+    def baseline(self) -> str:
+        """The libraries of the unfused steps and their versions."""
         number = self._nccl.get_version()
         version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
         library = "cupy" if self.torch is None else "torch"
         used = import_module(library).__version__
-        baseline = f"cuBLAS by {library} {used}, NCCL {version} without NVLS"
-        return {**self.machine(), "baseline": baseline}
+        return f"cuBLAS by {library} {used}, NCCL {version} without NVLS"
 
     @cached_property
     def rates(self) -> tuple[float, float]:
@@ -328,3 +348,50 @@ def driver_version() -> str:
         return text.splitlines()[0].strip()
     except (OSError, subprocess.CalledProcessError, IndexError):
         return "unknown"
+
+
+# ----------------------------------------------------------------------- CUDA graphs
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A CUDA graph, and the captured call, which owns the memory of its kernels."""
+
+    launch: Call
+    call: Call
+
+    def __call__(self) -> None:
+        self.launch()
+
+
+def captured(gpu: Gpu, call: Call) -> Call:
+    """A call of torch's, replayed."""
+    torch = gpu.torch
+    stream = torch.cuda.Stream()
+    gpu.synchronize()
+    with torch.cuda.stream(stream), as_current(stream):
+        for _ in range(WARM_UP):
+            call()
+    gpu.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream), as_current(stream):
+        call()
+    gpu.synchronize()
+    return Replay(graph.replay, call)
+
+
+def captured_ours(gpu: Gpu, call: Callable[..., Any]) -> Call:
+    """A call of ours, which was called before, replayed."""
+    stream = gpu.xp.cuda.Stream(non_blocking=True)
+    gpu.synchronize()
+    with stream:
+        stream.begin_capture()
+        call(stream=stream)
+        graph = stream.end_capture()
+    gpu.synchronize()
+    return Replay(graph.launch, call)
+
+
+def as_current(stream: Any) -> Any:
+    """torch's stream as a CuPy stream, which is the current one inside of `with`."""
+    return stream_for("cuda", stream, None)

@@ -30,6 +30,7 @@ FIELDS: Mapping[str, str] = {
     "path": "the graph, schedule, backend and workers",
     "commit": "BENCH_COMMIT, or git's",
     "date": "UTC, ISO 8601",
+    "run": "the id of the run that measured it",
     # What ran.
     "model": "or the sizes' name, or the example's",
     "M": "rows of x on all ranks; expert-parallel, on one",
@@ -141,6 +142,13 @@ FIELDS: Mapping[str, str] = {
     "ratio": "predicted_us / measured_us",
     "bounds_us": "lower bounds by name",
     "bound_by": "the largest of the bounds",
+    # A run of a benchmark: a record when it starts, and one when it ends.
+    "state": "started, or ended",
+    "subject": "the benchmark",
+    "options": "of its command line",
+    "seed": "of the sizes, from the commit; None: they were named",
+    "recorded": "shapes with a record",
+    "failed": "shapes whose check failed, and how",
 }
 """The meaning of each field; "" where the name says it."""
 
@@ -155,7 +163,7 @@ class Kind:
 
 def _kind(required: str, optional: str = "", **defaults: Any) -> Kind:
     """optional: fields whose default is None."""
-    absent = dict.fromkeys(optional.split())
+    absent = dict.fromkeys([*optional.split(), "run"])
     return Kind(tuple(required.split()), {**absent, **defaults})
 
 
@@ -221,6 +229,7 @@ KINDS: Mapping[str, Kind] = {
         "workers measured_us predicted_us ratio bounds_us bound_by bitwise_equal "
         "protocol"
     ),
+    "run": _kind("op commit date state subject options seed", "recorded failed"),
 }
 FUSED = frozenset(op for op, kind in KINDS.items() if "speedup" in kind.required)
 """The kinds that have an unfused baseline."""

@@ -6,13 +6,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from benchmarks.device import Call, Device, Gpu
+from benchmarks.device import WARM_UP, Call, Device, Gpu, captured_ours
+from benchmarks.harness import SEEDED, SMALL, Range, Run
 from etc_dist.ops.operation import Operation
 
 Calls = dict[str, Call]
@@ -27,8 +28,6 @@ MODELS: Mapping[str, tuple[int, int]] = {
     "llama3-405b": (16384, 53248),
 }
 """Hidden and intermediate size."""
-SMALL = "small"
-"""The name of the model that the CPU backend checks."""
 LINK_BYTES_PER_S = 340e9
 """The rate at which each of eight H200 sends to all others at once: the best measured
 over NVLink (nominally 450 GB/s)."""
@@ -36,11 +35,16 @@ DTYPE = "bfloat16"
 TOLERANCE: Mapping[str, float] = {"bfloat16": 3e-3, "float16": 5e-4}
 """Largest relative error; rounding each partial sum and the result costs 2.4e-3 in
 bfloat16, an eighth of that in float16; the errors of small outputs vary."""
-WARM_UP, BLOCK = 4, 7
+BLOCK = 7
 PROTOCOL = (
     "host barrier, 2 ms device sleep, all-reduce in stream, event, call, event; max "
     f"over ranks; median after {WARM_UP} warm-ups; blocks of {BLOCK} take turns"
 )
+REPLAYED = (
+    "2 ms device sleep, event, call, event; each call a replayed CUDA graph; median "
+    f"after {WARM_UP} warm-ups; blocks of {BLOCK} take turns"
+)
+HOST_CALLS, HOST_ROUNDS = 100, 5
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,10 @@ class Workload(ABC):
     the arrays' dtype, and each step stores its result."""
     baselines: tuple[str, ...] = ("baseline",)
     """Rivals of which the fastest is the baseline."""
-
+    is_replayed = False
+    """Whether our calls are timed as CUDA graphs."""
     spreads_nan = False
     """Whether NaNs in x reach all local memory of the operation."""
-
     has_batch = False
     """Whether `deterministic="batch"` is timed, too."""
 
@@ -92,6 +96,8 @@ class Workload(ABC):
         weight: "nk" for w as it is, "kn" for a transposed view of [K, N]."""
         self.device, self.world, self.layout = device, device.world, layout
         self.name, self.sizes, self.rows, self.dtype = name, sizes, rows, dtype
+        self.made: dict[str, Any] = {}
+        """Our operations that `make` has made, by the names of their times."""
 
     @abstractmethod
     def x(self, rank: int, number: int = 0) -> Any:
@@ -105,12 +111,12 @@ class Workload(ABC):
     def out_shape(self) -> tuple[int, int]: ...
 
     @abstractmethod
-    def make(self, schedule: str) -> Operation:
+    def make(self, schedule: str, **options: Any) -> Operation:
         """The operation for this shape. Collective."""
 
-    @abstractmethod
-    def call(self, operation: Any, number: int) -> Call:
-        """One run of the operation on an input."""
+    def arguments(self, number: int) -> tuple[Any, ...]:
+        """Those of the operation for an input, without the result."""
+        return (self.xs[number],)
 
     @abstractmethod
     def reference(self, number: int = 0) -> Any:
@@ -121,7 +127,7 @@ class Workload(ABC):
         """Other ways to the same results, by the names of their times. Collective."""
 
     @abstractmethod
-    def parts(self, gpu: Gpu) -> dict[str, Call]:
+    def parts(self, gpu: Gpu) -> Calls:
         """What is timed alone: the GEMMs ("gemm") and the collectives."""
 
     @abstractmethod
@@ -142,14 +148,39 @@ class Workload(ABC):
 
     @cached_property
     def outs(self) -> list[Any]:
+        return self.new_outs()
+
+    def new_outs(self) -> list[Any]:
         shape = self.out_shape
         return [self.device.empty(shape, self.dtype) for _ in range(self.inputs)]
 
+    def calls(self, operation: Any, outs: Sequence[Any]) -> list[Call]:
+        """Calls of the operation, one for each input."""
+        return [
+            partial(operation, *self.arguments(n), out) for n, out in enumerate(outs)
+        ]
+
+    def timed_calls(self, gpu: Gpu, calls: Sequence[Call]) -> list[Call]:
+        """Calls of ours as they are timed."""
+        if not self.is_replayed:
+            return [*calls]
+        for call in calls:
+            call()  # a first call cannot be captured
+        return [captured_ours(gpu, call) for call in calls]
+
     def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
         """The calls to time, by name."""
-        own = [self.call(ours, number) for number in range(self.inputs)]
+        own = self.timed_calls(gpu, self.calls(ours, self.outs))
         others = {name: in_turn(rival.calls) for name, rival in rivals.items()}
         return {"ours": in_turn(own), **others, **self.parts(gpu)}
+
+    def batch_rival(self, gpu: Gpu) -> Rival:
+        """The same bits for any number of rows, statically scheduled."""
+        operation = self.make("static", deterministic="batch")
+        self.made["batch"] = operation
+        outs = self.new_outs()
+        calls = self.timed_calls(gpu, self.calls(operation, outs))
+        return Rival(calls, outs, (operation,))
 
     def spoil(self, operation: Operation, number: int) -> None:
         """Overwrites intermediate results with NaN, if `spreads_nan`. Collective."""
@@ -159,7 +190,7 @@ class Workload(ABC):
         bits = self.xs[number].view(np.uint16)
         kept = bits.copy()
         bits.fill(0xFFFF)
-        self.call(operation, number)()
+        self.calls(operation, self.outs)[number]()
         operation.synchronize()
         bits[...] = kept
 
@@ -182,6 +213,35 @@ def in_turn(calls: Sequence[Call]) -> Call:
     return lambda: next(turns)()
 
 
-def run(steps: Mapping[str, Call]) -> None:
+def run_steps(steps: Mapping[str, Call]) -> None:
     for step in steps.values():
         step()
+
+
+Make = Callable[[Device, str, Any, int], Workload]
+"""A workload of a device, a model's name and sizes, and the rows of a rank."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes that a subject measures by default, and those that a seed may give."""
+
+    models: Mapping[str, Sequence[int]]
+    small: tuple[Sequence[int], int]
+    """The sizes and rows of `SMALL`."""
+    rows: Sequence[int]
+    """Of a rank, for each model."""
+    drawn_rows: Range
+    drawn_sizes: Mapping[str, Range]
+
+    def of(self, run: Run) -> list[tuple[str, Sequence[int], int]]:
+        """The model, its sizes and the rows of each shape. The CPU backend checks
+        `small` by default."""
+        options, on_gpu = run.options, isinstance(run.device, Gpu)
+        if options.seeded:
+            drawn = run.draw(rows=self.drawn_rows, **self.drawn_sizes)
+            return [(SEEDED, [*d.values()][1:], d["rows"]) for d in drawn]
+        models = options.models or (self.models if on_gpu else [SMALL])
+        counts = options.rows or (self.rows if on_gpu else [self.small[1]])
+        sizes = {**self.models, SMALL: self.small[0]}
+        return [(name, sizes[name], rows) for name in models for rows in counts]

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import decode_vllm
-from benchmarks.decode_step import MODELS
-from benchmarks.records import DecodeVllmRecord, load
+from benchmarks import run as script
+from benchmarks.decoder import MODELS
+from benchmarks.records import Record, load
+from benchmarks.subjects import decode_vllm
 from etc_dist.models.config import parse_config
 
 START_S, PROMPT_S, ROW_S = 50.0, 0.5, 0.001
@@ -64,14 +65,19 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setitem(sys.modules, "torch", torch)
     clock = SimpleNamespace(perf_counter=lambda: stand_in.now)
     monkeypatch.setattr(decode_vllm, "time", clock)
+    monkeypatch.setenv("BENCH_COMMIT", "some")
     for name in (*decode_vllm.ENVIRONMENT, "VLLM_PLUGINS"):
         monkeypatch.setenv(name, "0")  # restored afterwards
     return stand_in
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["decode_vllm.py", *options])
-    return decode_vllm.main()
+    monkeypatch.setattr(sys, "argv", ["run.py", "decode_vllm", *options])
+    return script.main(sys.argv[1:])
+
+
+def timed(folder: Path) -> list[Record]:
+    return [r for r in load(folder) if r.op == "decode_vllm"]
 
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-32b"])
@@ -93,7 +99,7 @@ def test_slope_of_each_shape_that_fits_is_recorded(
     fitting = [(1, 456), (2, 456), (1, 968)]
     assert vllm.tokens == [(*shape, n) for shape in fitting for n in outputs]
     assert f"{model}, batch 2, context 1024: does not fit" in capsys.readouterr().out
-    found = [r for r in load(tmp_path) if isinstance(r, DecodeVllmRecord)]
+    found = timed(tmp_path)
     assert [(r.batch, r.context) for r in found] == [(1, 512), (2, 512), (1, 1024)]
     assert [r.baseline_ms for r in found] == [1.0, 2.0, 1.0]
     assert {(r.model, r.device, r.ready_s) for r in found} == {
@@ -114,7 +120,7 @@ def test_ranks_share_a_model_without_multicast(
     passes = vllm.arguments["compilation_config"]["pass_config"]
     assert passes == {"fuse_allreduce_rms": False}
     assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
-    (record,) = load(tmp_path)
+    (record,) = timed(tmp_path)
     assert record.world_size == 2
 
 
@@ -123,11 +129,11 @@ def test_no_shape_begins_after_the_limit(
 ) -> None:
     options = "--context", "512", "--batches", "1,2", "--seconds", f"{START_S + 1}"
     assert run(monkeypatch, *options, "--record", str(tmp_path / "some.jsonl")) == 1
-    assert len(list(load(tmp_path))) == 1
+    assert len(timed(tmp_path)) == 1
 
 
 def test_each_of_several_models_has_a_process_and_one_failure_counts(
-    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+    vllm: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names, codes = ["qwen3-32b", "qwen3-8b"], iter([3, 0])
     found: list[list[str]] = []
@@ -137,9 +143,10 @@ def test_each_of_several_models_has_a_process_and_one_failure_counts(
         return SimpleNamespace(returncode=next(codes))
 
     monkeypatch.setattr(subprocess, "run", start)
-    given = "--models", ",".join(names), "--batches", "1"
+    where = "--record", str(tmp_path / "some.jsonl")
+    given = "--models", ",".join(names), "--batches", "1", *where
     assert run(monkeypatch, *given) == 1
-    command = [sys.executable, "decode_vllm.py", *given, "--models"]
+    command = [sys.executable, "run.py", "decode_vllm", *given, "--models"]
     assert found == [[*command, name] for name in names]
 
 

@@ -3,11 +3,12 @@ nothing, and finds wrong results."""
 
 from __future__ import annotations
 
-import runpy
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,30 +16,35 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from benchmarks import decode, decode_launches, soak
-from benchmarks.device import Device
-from benchmarks.harness import begin, failures
-from benchmarks.workload import SMALL
+from benchmarks import decoder, decoder_launches, run
+from benchmarks.decoder import Decoder
+from benchmarks.device import Device, open_device
+from benchmarks.harness import SMALL
+from benchmarks.protocol import failures
+from benchmarks.subjects import decode, soak
 from etc_dist.models import Model
+from etc_dist.settings import Settings
+from etc_dist.world import start
 from tests.conftest import expect_cpu_ranks
 from tests.world.jobs import run_on_hosts
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPT = Path(run.__file__)
+
+
+@contextmanager
+def device_of_cpu() -> Iterator[Device]:
+    with start(Settings.load({**os.environ, "ETC_DIST_BACKEND": "cpu"})) as world:
+        yield open_device(world)
+
+
 ONE, TWO = pytest.mark.mpi(ranks=[1]), pytest.mark.mpi(ranks=[2])
 
 
-def run_script(
-    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> str:
+def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
     """Run a benchmark in this process, on all ranks; what it printed."""
-    name, *options = command.split()
-    path = str(BENCHMARKS / f"{name}.py")
-    monkeypatch.setattr(sys, "argv", [path, "--cpu", *options])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(path, run_name="__main__")
+    code = run.main([*command.split(), "--cpu"])
     printed = capfd.readouterr()
-    assert end.value.code == 0, printed.out + printed.err
+    assert code == 0, printed.out + printed.err
     return printed.out
 
 
@@ -46,6 +52,7 @@ def run_script(
     ("ranks", "command"),
     [
         pytest.param(1, "matmul --layout kn", marks=ONE),
+        pytest.param(1, "matmul --seeded 2", marks=ONE),
         pytest.param(1, "chain --rows-per-rank 1,20 --schedule dynamic", marks=ONE),
         pytest.param(1, "epilogues", marks=ONE),
         pytest.param(1, "moe --tokens 1,50", marks=ONE),
@@ -83,34 +90,32 @@ def test_results_are_checked_and_nothing_is_measured(
     command: str,
     world: Any,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     expect_cpu_ranks(world, ranks)
     path = tmp_path / "some.jsonl"
-    printed = run_script(f"{command} --record {path}", monkeypatch, capfd)
+    printed = run_subject(f"{command} --record {path}", capfd)
     assert ("checks results and measures nothing" in printed) == (world.rank == 0)
-    assert "_ms" not in printed and "seconds" not in printed
+    assert "_ms" not in printed
     if "--experts 5" in command:
         assert printed.count("active_experts 5, routing 5 experts") == 2
     assert not path.exists()
 
 
 def test_a_benchmark_is_a_script(tmp_path: Path) -> None:
-    mpirun = [sys.executable, str(BENCHMARKS.parent / "launch" / "mpirun"), "-n", "1"]
-    script = [str(BENCHMARKS / "matmul.py"), "--cpu"]
+    mpirun = [sys.executable, str(SCRIPT.parents[1] / "launch" / "mpirun"), "-n", "1"]
+    command = [*mpirun, str(SCRIPT), "matmul", "--cpu"]
     done = subprocess.run(
-        [*mpirun, *script], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bitwise_equal True" in done.stdout
 
 
 def test_the_cost_of_a_step_is_measured_without_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    printed = run_script("step_cost --rows 1,8", monkeypatch, capfd)
-    assert printed.count(" us\n") == 2
+    assert run_subject("step_cost --rows 1,8", capfd).count("host_us") == 2
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ def test_soak_marks_a_call_whose_bits_differ(written: float, flag: int) -> None:
     case.out, case.first = out, np.ones(4, np.float16)
     case.calls = [lambda: out.fill(written)]
     flags = np.zeros(1, np.int8)
-    case.run(0, partial(soak.differing_of(device), 0, flags))
+    case.run(0, flags, 0)
     assert flags[0] == flag
 
 
@@ -164,93 +169,85 @@ def test_steps_of_other_bits_or_without_a_result_are_counted() -> None:
 def test_wrong_logits_or_ids_of_a_step_are_failures(
     name: str, change: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = begin(cpu=True)
-    with device.world:
-        decoder = decode.Decoder(device, SMALL, 2, 70, "static")
-        run = decoder.program.run
+    with device_of_cpu() as device:
+        made = Decoder(device, SMALL, 2, 70, "static")
+        run_program = made.program.run
 
         def changed(**arguments: Any) -> None:
-            run(**arguments)
+            run_program(**arguments)
             arguments[name][...] = change
 
-        monkeypatch.setattr(decoder.program, "run", changed)
-        _, wrong = decode.check(decoder, 2)
+        monkeypatch.setattr(made.program, "run", changed)
+        _, wrong = decode.check(made, 2)
         assert any(each.startswith(text) for each in wrong)
 
 
 def test_the_error_of_a_step_may_grow_with_its_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    deep = replace(decode.SMALL_MODELS[SMALL], layers=16)
-    monkeypatch.setitem(decode.SMALL_MODELS, SMALL, deep)
-    device = begin(cpu=True)
-    with device.world:
-        decoder = decode.Decoder(device, SMALL, 2, 20, "static")
-        errors, wrong = decode.check(decoder, 2, 16)
+    deep = replace(decoder.SMALL_MODELS[SMALL], layers=16)
+    monkeypatch.setitem(decoder.SMALL_MODELS, SMALL, deep)
+    with device_of_cpu() as device:
+        made = Decoder(device, SMALL, 2, 20, "static")
+        errors, wrong = decode.check(made, 2, 16)
         assert wrong == [] and errors["error"] > decode.ERROR
 
 
 def test_experts_other_than_the_best_are_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = begin(cpu=True)
-    with device.world:
-        decoder = decode.Decoder(device, "small-experts", 2, 70, "static")
-        run = decoder.program.run
+    with device_of_cpu() as device:
+        made = Decoder(device, "small-experts", 2, 70, "static")
+        run_program = made.program.run
 
         def changed(**arguments: Any) -> None:
-            run(**arguments)
+            run_program(**arguments)
             experts = arguments["experts"]
             worst = next(n for n in range(16) if n not in experts[0, 0])
             experts[0, 0, 0] = worst
 
-        monkeypatch.setattr(decoder.program, "run", changed)
-        _, wrong = decode.check(decoder, 2)
+        monkeypatch.setattr(made.program, "run", changed)
+        _, wrong = decode.check(made, 2)
         assert any(each.startswith("an expert whose logit") for each in wrong)
 
 
 def test_differing_bits_and_growth_are_faults_of_a_soak() -> None:
-    grown = soak.Memory(device=1, host=soak.HOST_TOLERANCE + 1)
-    faults = soak.Result(1.0, 2, grown).faults()
-    assert [fault.split()[0] for fault in faults] == ["2", "the", "a"]
-    kept = soak.Memory(device=0, host=soak.HOST_TOLERANCE)
-    assert soak.Result(1.0, 0, kept).faults() == []
+    most = soak.HOST_TOLERANCE
+    values = {"mismatches": 2, "growth_bytes": 1, "host_growth_bytes": most + 1}
+    assert [fault.split()[0] for fault in soak.faults(values)] == ["2", "the", "a"]
+    values = {"mismatches": 0, "growth_bytes": 0, "host_growth_bytes": most}
+    assert soak.faults(values) == []
 
 
 def test_other_ids_of_single_launches_are_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = begin(cpu=True)
-    with device.world:
-        decoder = decode.Decoder(device, SMALL, 2, 20, "static", steps=2)
-        arrays = decoder.arrays(2, decoder.config.layers, decoder.steps)
-        decoder.call(arrays)()
-        _, wrong = decode_launches.single_launches(decoder, arrays)
+    with device_of_cpu() as device:
+        made = Decoder(device, SMALL, 2, 20, "static", steps=2)
+        arrays = made.arrays(2, made.config.layers, made.steps)
+        made.call(arrays)()
+        _, wrong = decoder_launches.single_launches(made, arrays)
         assert wrong == []
         arrays["next_ids"][1, 0] += 1
-        _, wrong = decode_launches.single_launches(decoder, arrays)
-        assert wrong == [decode_launches.OTHER_IDS]
-        assert decode_launches.model_calls(decoder, 2, 1) == ({}, [])
-        run = Model.steps
+        _, wrong = decoder_launches.single_launches(made, arrays)
+        assert wrong == [decoder_launches.OTHER_IDS]
+        assert decoder_launches.model_calls(made, 2, 1) == ({}, [])
+        steps = Model.steps
 
         def changed(model: Model, *given: Any, count: int, **options: Any) -> Any:
-            return run(model, *given, count=count, **options) + (count > 1)
+            return steps(model, *given, count=count, **options) + (count > 1)
 
         monkeypatch.setattr(Model, "steps", changed)
-        _, wrong = decode_launches.model_calls(decoder, 2, 1)
-        assert wrong == [decode_launches.OTHER_IDS + " of a model"]
+        _, wrong = decoder_launches.model_calls(made, 2, 1)
+        assert wrong == [decoder_launches.OTHER_IDS + " of a model"]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("command", ["predict", "soak --calls 20"])
 def test_results_are_checked_over_two_hosts(command: str) -> None:
-    name, *options = command.split()
-    path = str(BENCHMARKS / f"{name}.py")
-    source = f"""
-import runpy, sys
-sys.argv = {[path, "--cpu", *options]}
-runpy.run_path({path!r}, run_name="__main__")
-"""
+    source = (
+        f"from benchmarks import run; exit(run.main({[*command.split(), '--cpu']}))"
+    )
     code, output = run_on_hosts(source, 2)
     assert code == 0, output
-    assert f"{name}: passed" in output
+    assert ("FAILED" not in output and "bitwise" in output) or "mismatches 0" in output

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.decode import vllm_steps
 from benchmarks.figures import draw_decode, draw_schedules
 from benchmarks.records import ROOT, Record, append, load, now
+from benchmarks.subjects.decode import vllm_steps
 from benchmarks.table import decode_summary, main, rows_of, section, summary
 from benchmarks.tables import TABLES, newest
 from tests.benchmarks.conftest import record

@@ -1,21 +1,21 @@
-"""vLLM's own decode step, the baseline of decode.py, without a network.
+"""vLLM's own decode step, the baseline of `decode`, without a network.
 
-.venv/bin/python benchmarks/decode_vllm.py --models qwen3-30b-a3b --context 512
-.venv/bin/python benchmarks/decode_vllm.py --ranks 4    # tensor-parallel
+.venv/bin/python benchmarks/run.py decode_vllm --models qwen3-30b-a3b --context 512
+.venv/bin/python benchmarks/run.py decode_vllm --ranks 4    # tensor-parallel
 
 vLLM may be installed, or only be on PYTHONPATH. Each model has a separate process.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
@@ -25,12 +25,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import records
-from benchmarks.decode_step import MODELS
+from benchmarks.decoder import MODELS
 from benchmarks.device import driver_version
-from benchmarks.harness import numbers
+from benchmarks.harness import Result, Run, Subject, numbers
 from benchmarks.workload import DTYPE
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import MODEL_TYPES, ModelConfig
@@ -143,7 +140,7 @@ def slopes(seconds: Callable[[int], float]) -> list[float]:
 def benchmark(
     vllm: Any, torch: Any, llm: Any, name: str, batch: int, context: int
 ) -> dict[str, Any]:
-    """Time one shape: its part of a record."""
+    """The times of one shape."""
     drawn = np.random.default_rng(0).integers(
         MODELS[name].vocabulary, size=(batch, prompt_length(context))
     )
@@ -160,8 +157,6 @@ def benchmark(
 
     found = slopes(seconds)
     return {
-        "batch": batch,
-        "context": context,
         "baseline_ms": round(median(found), 5),
         "slopes_ms": tuple(round(ms, 5) for ms in found),
     }
@@ -170,7 +165,6 @@ def benchmark(
 def facts(vllm: Any, torch: Any, ranks: int) -> dict[str, Any]:
     """The fields of a record that no shape changes."""
     return {
-        "op": "decode_vllm",
         "world_size": ranks,
         "device": torch.cuda.get_device_properties(0).name,
         "driver": driver_version(),
@@ -183,9 +177,9 @@ def facts(vllm: Any, torch: Any, ranks: int) -> dict[str, Any]:
     }
 
 
-def time_model(name: str, options: argparse.Namespace, started: float) -> int:
-    """Time and record all shapes of a model; 1 if the time was too short. started: by
-    the clock of this process."""
+def time_model(run: Run, name: str, started: float) -> Iterator[Result]:
+    """Time all shapes of a model. started: by the clock of this process."""
+    options = run.options
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     os.environ["VLLM_PLUGINS"] = ""  # ours would be one
@@ -195,27 +189,25 @@ def time_model(name: str, options: argparse.Namespace, started: float) -> int:
         shapes = options.batches, options.context
         llm = vllm.LLM(**engine_arguments(folder, *shapes, options.ranks))
         ready = round(time.perf_counter() - started, 1)
-        print(f"{name}: vLLM ready after {ready} s", flush=True)
-        shared = {**facts(vllm, torch, options.ranks), "model": name, "ready_s": ready}
+        run.say(f"{name}: vLLM ready after {ready} s")
+        run.shared |= {**facts(vllm, torch, options.ranks), "ready_s": ready}
         for context, batch in product(options.context, options.batches):
-            shape = f"{name}, batch {batch}, context {context}"
+            shape = {"model": name, "batch": batch, "context": context}
             if time.perf_counter() - started > options.seconds:
-                print(f"stopped after {options.seconds:g} s, before {shape}")
-                return 1
+                yield shape, [f"stopped after {options.seconds:g} s"]
+                return
             if not fits(llm, batch, context):
-                print(f"{shape}: does not fit vLLM's cache, not timed", flush=True)
+                named = f"{name}, batch {batch}, context {context}"
+                run.say(f"{named}: does not fit vLLM's cache, not timed")
                 continue
-            values = benchmark(vllm, torch, llm, name, batch, context)
-            print(f"{shape}: {values['baseline_ms']:.3f} ms", flush=True)
-            records.append({**shared, **values}, options.record)
-    return 0
+            yield {**shape, **benchmark(vllm, torch, llm, name, batch, context)}, []
 
 
 def names(text: str) -> list[str]:
     """The type of an option: names of models separated by commas."""
     unknown = set(text.split(",")) - set(MODELS)
     if unknown:
-        raise argparse.ArgumentTypeError(f"unknown models {sorted(unknown)}")
+        raise ArgumentTypeError(f"unknown models {sorted(unknown)}")
     return text.split(",")
 
 
@@ -223,39 +215,45 @@ def contexts(text: str) -> list[int]:
     """The type of an option: contexts that are longer than half of an output."""
     found = numbers(text)
     if prompt_length(min(found)) < 1:
-        raise argparse.ArgumentTypeError(f"wanted at least {1 - prompt_length(0)}")
+        raise ArgumentTypeError(f"wanted at least {1 - prompt_length(0)}")
     return found
 
 
-def main() -> int:
-    started = time.perf_counter()
-    parser = argparse.ArgumentParser(description="Time vLLM's own decode step.")
+def refusal(options: Namespace) -> str:
+    if find_spec("vllm") is not None:
+        return ""
+    error = ArgumentError(
+        "vLLM cannot be timed",
+        where=sys.executable,
+        wanted="the package vllm",
+        got="none on its path",
+        fix="install vllm 0.24, or add its folder to PYTHONPATH",
+    )
+    return str(error)
+
+
+def measure(run: Run) -> Iterator[Result]:
+    started, models = time.perf_counter(), run.options.models
+    if len(models) == 1:
+        yield from time_model(run, models[0], started)
+        return
+    for name in models:
+        command = [sys.executable, *sys.argv, "--models", name]
+        if subprocess.run(command).returncode:
+            yield {"model": name}, ["its process failed"]
+
+
+def add_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--models", type=names, default=["qwen3-30b-a3b"], help=f"of {[*MODELS]}")
     add("--batches", type=numbers, default=[1, 8, 32, 128])
     add("--context", type=contexts, default=[512, 4096], help="one or several")
     add("--ranks", type=int, default=1, help="GPUs that share each model")
     add("--seconds", type=float, default=540, help="of a model; no shape begins later")
-    add("--record", type=Path, help="default: benchmarks/results/decode_vllm.jsonl")
-    options = parser.parse_args()
-    if find_spec("vllm") is None:
-        error = ArgumentError(
-            "vLLM cannot be timed",
-            where=sys.executable,
-            wanted="the package vllm",
-            got="none on its path",
-            fix="install vllm 0.24, or add its folder to PYTHONPATH",
-        )
-        parser.error(str(error))
-    if len(options.models) == 1:
-        return time_model(options.models[0], options, started)
-    command = [sys.executable, *sys.argv]
-    codes = [
-        subprocess.run([*command, "--models", name]).returncode
-        for name in options.models
-    ]
-    return int(any(codes))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+SUBJECT = Subject(
+    *("Time vLLM's own decode step.", measure, add_options),
+    refusal=refusal,
+    has_world=False,
+)

@@ -1,46 +1,39 @@
-"""A mixture of experts as one program, against torch's grouped GEMMs and NCCL.
-
-launch/mpirun -n 1 benchmarks/moe.py --models qwen3-30b-a3b --tokens 1,128,4096
-launch/mpirun -n 1 benchmarks/moe.py --triton    # vLLM's Triton kernel, too
-launch/mpirun -n 1 benchmarks/moe.py --models olmoe-1b-7b --tokens 128 --experts 9
-launch/mpirun -n 4 benchmarks/moe.py --parallel expert --routing zipf
-"""
+"""A mixture of experts as one program, against torch's grouped GEMMs and NCCL."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import moe_torch
 from benchmarks.device import (
     DTYPES,
     FLOP_PER_S,
     MEMORY_BYTES_PER_S,
+    WARM_UP,
     Call,
     Device,
     Gpu,
+    captured,
     roofline_ms,
     wide,
 )
-from benchmarks.harness import add_batch, begin, main, shapes_parser
+from benchmarks.harness import SMALL, Result, Run, Subject, add_batch, add_shapes
+from benchmarks.protocol import measure_shapes
 from benchmarks.records import FEW
+from benchmarks.subjects import _moe_torch
 from benchmarks.workload import (
     BLOCK,
     DTYPE,
     LINK_BYTES_PER_S,
     PROTOCOL,
-    SMALL,
-    WARM_UP,
     Calls,
     Rival,
+    Shapes,
     Workload,
     in_turn,
 )
@@ -110,9 +103,9 @@ class MoEWorkload(Workload):
         super().__init__(device, name, sizes, rows, dtype)
         self.model, self.parallel, self.routing = Model(*sizes), parallel, routing
         self.triton = triton
-        self.on_one_rank = self.world.size == 1
-        self.op = "moe" if self.on_one_rank else f"moe_{parallel}_parallel"
-        if self.on_one_rank:
+        self.is_replayed = self.world.size == 1
+        self.op = "moe" if self.is_replayed else f"moe_{parallel}_parallel"
+        if self.is_replayed:
             self.protocol = REPLAYED
         else:
             self.protocol = f"{PROTOCOL}; {INPUTS} inputs take turns; fastest baseline"
@@ -184,9 +177,6 @@ class MoEWorkload(Workload):
             schedule=schedule,
             **options,
         )
-
-    def call(self, operation: Any, number: int) -> Call:
-        return partial(operation, self.xs[number], self.outs[number])
 
     # ----------------------------------------------------------------- the reference
 
@@ -274,52 +264,37 @@ class MoEWorkload(Workload):
 
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
         self._xs = [gpu.as_torch(x) for x in self.xs]
-        self._layers = {n: moe_torch.LAYERS[n](gpu, self) for n in self.baselines}
-        found = {}
+        self._layers = {n: _moe_torch.LAYERS[n](gpu, self) for n in self.baselines}
+        rivals = {}
         for name, layer in self._layers.items():
-            outs = [gpu.empty(self.out_shape, self.dtype) for _ in self._xs]
+            outs = self.new_outs()
             pairs = zip(self._xs, map(gpu.as_torch, outs), strict=True)
             self._eager = [partial(layer, *pair) for pair in pairs]
-            found[name] = Rival(self._replayed(gpu, self._eager), outs)
+            rivals[name] = Rival(self._replayed(gpu, self._eager), outs)
         if self.triton:
-            fused = moe_torch.FusedMoE(self._layers["baseline"], self.model.top_k)
+            fused = _moe_torch.FusedMoE(self._layers["baseline"], self.model.top_k)
             self.facts["triton"] = fused.name()
             outs = [gpu.from_torch(fused(x)) for x in self._xs]
             calls = [partial(fused, x) for x in self._xs]
-            found["triton"] = Rival(self._replayed(gpu, calls), outs)
-        if self.has_batch:
-            moe: Any = self.make("static", deterministic="batch")
-            outs = [gpu.empty(self.out_shape, self.dtype) for _ in self.xs]
-            for x, out in zip(self.xs, outs, strict=True):
-                moe(x, out)  # a first call cannot be captured
-            found["batch"] = Rival(self._own(gpu, moe, outs), outs, (moe,))
-        return found
+            rivals["triton"] = Rival(self._replayed(gpu, calls), outs)
+        return rivals
 
     def parts(self, gpu: Gpu) -> Calls:
         alone = [self._layers[self.baselines[0]].alone(x) for x in self._xs]
-        names = ("gemm",) if self.on_one_rank else ("gemm", "collective")
+        names = ("gemm",) if self.is_replayed else ("gemm", "collective")
         each = zip(names, zip(*alone, strict=True), strict=True)
         return {name: in_turn(self._replayed(gpu, calls)) for name, calls in each}
 
     def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
         calls = super().timed(gpu, ours, rivals)
-        if not self.on_one_rank:
+        if not self.is_replayed:
             return calls
-        own = self._own(gpu, ours, self.outs)
-        eager = {"ours_eager": calls["ours"], "baseline_eager": in_turn(self._eager)}
-        return {**calls, "ours": in_turn(own), **eager}
-
-    def _own(self, gpu: Gpu, operation: Any, outs: Sequence[Any]) -> list[Call]:
-        """Calls of an operation of ours; on one rank, CUDA graphs of them."""
-        pairs = [*zip(self.xs, outs, strict=True)]
-        if not self.on_one_rank:
-            return [partial(operation, *pair) for pair in pairs]
-        return [moe_torch.captured_ours(gpu, operation, *pair) for pair in pairs]
+        eager = in_turn(self.calls(ours, self.outs))
+        return {**calls, "ours_eager": eager, "baseline_eager": in_turn(self._eager)}
 
     def _replayed(self, gpu: Gpu, calls: Sequence[Call]) -> list[Call]:
-        """On one rank, CUDA graphs of the calls."""
-        graphs = partial(moe_torch.captured, gpu)
-        return [*map(graphs, calls)] if self.on_one_rank else [*calls]
+        """torch's calls as they are timed."""
+        return [captured(gpu, c) for c in calls] if self.is_replayed else [*calls]
 
 
 def routing_bias(routing: str, model: Model, seed: int) -> Any:
@@ -346,42 +321,58 @@ def limit_ms(model: Model, tokens: float, active: float) -> float:
     return roofline_ms(active * weights * 2, flops, (MEMORY_BYTES_PER_S, FLOP_PER_S))
 
 
-def command_line() -> int:
-    title, known = "Check and time a mixture of experts.", {**MODELS, **OTHERS}
-    parser = shapes_parser(title, "<op>", known)
+def add_options(parser: ArgumentParser) -> None:
+    add_shapes(parser, {**MODELS, **OTHERS})
     add = parser.add_argument
     add("--parallel", choices=PARALLEL, default="expert", help="on several ranks")
     add("--routing", choices=ROUTINGS[:2], default="uniform")
     add("--experts", type=int, help="of which all tokens choose, with --models")
     add("--triton", action="store_true", help="time vLLM's Triton kernel, on one rank")
     add_batch(parser)
-    options = parser.parse_args()
-    if options.triton and not find_spec("vllm"):
-        parser.error("--triton: vLLM is not installed")
-    models = known if options.models else MODELS
+
+
+def refusal(options: Namespace) -> str:
+    """What is wrong with the options; "" for nothing."""
     few = options.experts
+    if options.triton and not find_spec("vllm"):
+        return "--triton: vLLM is not installed"
     if few is not None and not options.models:
-        parser.error("--experts: name the models with --models")
+        return "--experts: name the models with --models"
     if few is not None and options.routing != ROUTINGS[0]:
-        parser.error("--experts and --routing exclude each other")
+        return "--experts and --routing exclude each other"
     for name in options.models or ():
-        sizes = {**models, SMALL: SMALL_MODEL}[name]
+        sizes = {**MODELS, **OTHERS, SMALL: SMALL_MODEL}[name]
         if few is None and name in OTHERS:
-            parser.error(f"{name} is measured with --experts only")
+            return f"{name} is measured with --experts only"
         if few is not None and not sizes.top_k <= few < sizes.experts:
-            parser.error(f"--experts: {sizes.top_k} to {sizes.experts - 1} of {name}")
+            return f"--experts: {sizes.top_k} to {sizes.experts - 1} of {name}"
+    return ""
+
+
+def measure(run: Run) -> Iterator[Result]:
+    options, size = run.options, run.device.world.size
 
     def make(device: Device, name: str, sizes: Any, rows: int) -> MoEWorkload:
-        alone = device.world.size == 1
+        few = options.experts
         routing = options.routing if few is None else f"{few}{FEW}"
-        how = "tensor" if alone else options.parallel, routing
-        triton = options.triton and alone
+        how = "tensor" if size == 1 else options.parallel, routing
+        triton = options.triton and size == 1
         return MoEWorkload(device, name, sizes, rows, DTYPE, *how, triton)
 
-    device = begin(options.cpu)
-    tokens = TOKENS if device.world.size == 1 else TOKENS_PER_RANK
-    return main(device, make, models, (SMALL_MODEL, SMALL_TOKENS), tokens, options)
+    shapes = Shapes(
+        models={**MODELS, **OTHERS} if options.models else MODELS,
+        small=(SMALL_MODEL, SMALL_TOKENS),
+        rows=TOKENS if size == 1 else TOKENS_PER_RANK,
+        drawn_rows=(1, 8192, 1),
+        drawn_sizes={
+            "hidden": (1024, 8192, 128),
+            "inner": (256, 4096, 64),
+            "experts": (8, 128, 8),
+            "top_k": (1, 8, 1),
+        },
+    )
+    return measure_shapes(run, make, shapes)
 
 
-if __name__ == "__main__":
-    sys.exit(command_line())
+TITLE = "Check and time a mixture of experts."
+SUBJECT = Subject(TITLE, measure, add_options, refusal=refusal)

@@ -1,26 +1,28 @@
 """Matrix multiplications one after the other in one program, against cuBLAS.
 
-launch/mpirun -n 1 benchmarks/chain.py --rows-per-rank 1,64,128
-
 Each multiplies the result of the one before: the weights of the next one can be loaded
 while its x is being computed.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.device import Call, Gpu, roofline_ms, wide
-from benchmarks.harness import begin, main, shapes_parser
-from benchmarks.moe_torch import captured, captured_ours
-from benchmarks.workload import BLOCK, WARM_UP, Calls, Rival, Workload, run
+from benchmarks.device import Gpu, captured, roofline_ms, wide
+from benchmarks.harness import Result, Run, Subject, add_shapes
+from benchmarks.protocol import measure_shapes
+from benchmarks.workload import (
+    REPLAYED,
+    Calls,
+    Rival,
+    Shapes,
+    Workload,
+    run_steps,
+)
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import EventTensor, Graph, Tensor, graph_function
 from etc_dist.layers.mlp_policy import combined
@@ -32,19 +34,16 @@ from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
-MODELS: Mapping[str, tuple[int, int]] = {
-    "qwen3-32b": (5120, 25600),
-    "8192x8192": (8192, 8192),
-}
+SIZES = Shapes(
+    models={"qwen3-32b": (5120, 25600), "8192x8192": (8192, 8192)},
+    small=((136, 264), 20),
+    rows=(1, 8, 32, 64, 128),
+    drawn_rows=(1, 512, 1),
+    drawn_sizes={"hidden": (1024, 8192, 8), "inner": (4096, 16384, 8)},
+)
 """Hidden and inner size. All weights together have 2.1 and 1.1 GB."""
 COUNT = 8
 """The matrix multiplications: to the inner size, back to the hidden one, and so on."""
-ROWS = (1, 8, 32, 64, 128)
-SMALL, SMALL_ROWS = (136, 264), 20
-PROTOCOL = (
-    "2 ms device sleep, event, call, event; each call a replayed CUDA graph; median "
-    f"after {WARM_UP} warm-ups; blocks of {BLOCK} take turns"
-)
 
 
 def sizes_of(n: int, hidden: Any, inner: Any) -> tuple[Any, Any]:
@@ -129,7 +128,8 @@ class ChainWorkload(Workload):
     """x [M, N], weights [K, N] and [N, K] in turn -> [M, N]."""
 
     op = "chain"
-    protocol = PROTOCOL
+    protocol = REPLAYED
+    is_replayed = True
     spreads_nan = True
     leeway = baseline_leeway = COUNT**0.5
     """Each result is rounded."""
@@ -149,12 +149,11 @@ class ChainWorkload(Workload):
     def out_shape(self) -> tuple[int, int]:
         return self.rows, self.sizes[0]
 
-    def make(self, schedule: str) -> Operation:
-        self._made = Chain(self.world, schedule)
-        return self._made
+    def make(self, schedule: str, **options: Any) -> Operation:
+        return Chain(self.world, schedule)
 
-    def call(self, operation: Any, number: int) -> Call:
-        return partial(operation, self.xs[number], *self.weights, self.outs[number])
+    def arguments(self, number: int) -> tuple[Any, ...]:
+        return self.xs[number], *self.weights
 
     def reference(self, number: int = 0) -> Any:
         result = wide(self.xs[number])
@@ -169,16 +168,11 @@ class ChainWorkload(Workload):
         pairs = zip(pairwise([*self.xs, *results]), self.weights, strict=True)
         steps = [gpu.matmul(x, w, y) for (x, y), w in pairs]
         named = {f"w{n}": step for n, step in enumerate(steps)}
-        self._baseline = captured(gpu, partial(run, named))
+        self._baseline = captured(gpu, partial(run_steps, named))
         return {"baseline": Rival([self._baseline], results[-1:])}
 
     def parts(self, gpu: Gpu) -> Calls:
         return {"gemm": self._baseline}
-
-    def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
-        calls = super().timed(gpu, ours, rivals)
-        arrays = *self.xs, *self.weights, *self.outs
-        return {**calls, "ours": captured_ours(gpu, ours, *arrays)}
 
     def limits(self, gemm_ms: float) -> tuple[float, float]:
         assert isinstance(self.device, Gpu)
@@ -188,18 +182,19 @@ class ChainWorkload(Workload):
 
     def fields(self) -> dict[str, Any]:
         hidden, inner = self.sizes
-        policy = self._made.policy(self.rows, hidden, inner)
+        policy = self.made["ours"].policy(self.rows, hidden, inner)
         return {"M": self.rows, "N": hidden, "K": inner, "policy": policy}
 
 
-def command_line() -> int:
-    title = "Check and time matrix multiplications one after the other."
-    options = shapes_parser(title, "chain", MODELS).parse_args()
-    device = begin(options.cpu)
-    if device.world.size > 1:
-        raise SystemExit("chain.py: it runs on one rank")
-    return main(device, ChainWorkload, MODELS, (SMALL, SMALL_ROWS), ROWS, options)
+def measure(run: Run) -> Iterator[Result]:
+    if run.device.world.size > 1:
+        raise SystemExit("chain: it runs on one rank")
+    return measure_shapes(run, ChainWorkload, SIZES)
 
 
-if __name__ == "__main__":
-    sys.exit(command_line())
+def add_options(parser: ArgumentParser) -> None:
+    add_shapes(parser, SIZES.models)
+
+
+TITLE = "Check and time matrix multiplications one after the other."
+SUBJECT = Subject(TITLE, measure, add_options)

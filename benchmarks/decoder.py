@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import moe
 from benchmarks.device import DTYPES, Call, Device, Gpu, seed_of
-from benchmarks.workload import DTYPE, SMALL
+from benchmarks.harness import SMALL
+from benchmarks.subjects import moe
+from benchmarks.workload import DTYPE
 from etc_dist import Program, compile
 from etc_dist.models.config import QWEN_MOE, ModelConfig
 from etc_dist.models.decoder import decoder_for

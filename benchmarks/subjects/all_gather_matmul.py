@@ -1,18 +1,11 @@
-"""AllGather + GEMM of column-parallel layers, against NCCL followed by cuBLAS.
-
-launch/mpirun -n 8 benchmarks/all_gather_matmul.py --models llama3-8b,llama3-70b
-"""
+"""AllGather + GEMM of column-parallel layers, against NCCL followed by cuBLAS."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.collective import Collective, main
 from benchmarks.device import Call, Gpu, wide
+from benchmarks.subjects._stepwise import Collective, subject
 from benchmarks.workload import TENSOR_PARALLEL
 from etc_dist import AllGatherMatmul
 
@@ -51,5 +44,4 @@ class AllGatherMatmulWorkload(Collective):
         }
 
 
-if __name__ == "__main__":
-    sys.exit(main(AllGatherMatmulWorkload))
+SUBJECT = subject(AllGatherMatmulWorkload)

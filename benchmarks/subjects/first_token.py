@@ -1,26 +1,23 @@
 """The time from weights in memory to a model's first token, with a bundle.
 
-launch/mpirun -n 1 benchmarks/first_token.py --models qwen3-8b
-
 The bundle is built before, by another process, as
 `.venv/bin/etc-dist build MODEL --bundle` does.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.decode_step import MODELS, PAGE_SIZE, SMALL_MODELS
+from benchmarks.decoder import MODELS, PAGE_SIZE, SMALL_MODELS
 from benchmarks.device import Device, Gpu
-from benchmarks.harness import begin, provenance, report, shapes_parser
-from benchmarks.workload import DTYPE, SMALL
+from benchmarks.harness import SMALL, Result, Run, Subject, add_shapes, provenance
+from benchmarks.workload import DTYPE
 from etc_dist.models import Model
 from etc_dist.models.bundle import WORKERS, build_bundle
 from etc_dist.models.setup import ModelSetup
@@ -61,10 +58,8 @@ def generated(
     return first + ids, seconds, where
 
 
-def benchmark(
-    device: Device, name: str, folder: Path
-) -> tuple[dict[str, Any], list[str]]:
-    """A record's fields, and failed checks: the ids are those without a bundle."""
+def benchmark(device: Device, name: str, folder: Path) -> Result:
+    """The ids must be those without a bundle."""
     config = setup_of(name).config
     weights = {
         n: device.random(shape, DTYPE, f"{name} {n}", shape[-1] ** -0.5)
@@ -80,32 +75,25 @@ def benchmark(
     return values, wrong
 
 
-def main() -> int:
-    parser = shapes_parser(
-        "Time a model's first token.", "first_token", {**MODELS, **SMALL_MODELS}
-    )
-    parser.add_argument("--build", type=Path, help="only build the bundle, here")
-    options = parser.parse_args()
-    if options.build is not None:
-        (name,) = options.models
-        print(build_bundle(setup_of(name), options.build, WORKERS, ARCH))
-        return 0
-    device, failed = begin(options.cpu), False
-    shared: dict[str, Any] = {"op": "first_token", "protocol": PROTOCOL}
-    names = [SMALL]
-    if isinstance(device, Gpu):
-        shared |= device.machine()
-        names = ["qwen3-8b"]
-    for name in options.models or names:
+def build(name: str, folder: Path) -> None:
+    build_bundle(setup_of(name), folder, WORKERS, ARCH)
+
+
+def measure(run: Run) -> Iterator[Result]:
+    device = run.device
+    run.shared["protocol"] = PROTOCOL
+    names = ["qwen3-8b"] if isinstance(device, Gpu) else [SMALL]
+    for name in run.options.models or names:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "bundle"
-            build = [sys.executable, __file__, "--models", name, "--build", str(folder)]
-            subprocess.run(build, check=True)
-            values, wrong = benchmark(device, name, folder)
-        failed |= not report(device, options.record, shared, values, wrong)
-    device.world.close()
-    return int(failed)
+            builder = get_context("spawn").Process(target=build, args=(name, folder))
+            builder.start()
+            builder.join()
+            yield benchmark(device, name, folder)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def add_options(parser: ArgumentParser) -> None:
+    add_shapes(parser, {**MODELS, **SMALL_MODELS})
+
+
+SUBJECT = Subject("Time a model's first token.", measure, add_options)

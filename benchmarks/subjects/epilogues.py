@@ -1,37 +1,25 @@
 """Matrix multiplications with the epilogues of examples/, against the plain store.
 
-launch/mpirun -n 1 benchmarks/epilogues.py --rows 64,4096
-
 Both run on the tiles that are chosen for the plain store.
 """
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.device import Call, Device, Gpu, wide
-from benchmarks.harness import (
-    REPEATS,
-    begin,
-    measure,
-    numbers,
-    parser_for,
-    provenance,
-    report,
-    wrong_results,
-)
-from benchmarks.matmul import PROTOCOL, taking_turns
-from benchmarks.moe_torch import captured_ours
+from benchmarks.device import Call, Device, Gpu, captured_ours, wide
+from benchmarks.harness import REPEATS, Result, Run, Subject, numbers, provenance
+from benchmarks.protocol import measure_times, medians, wrong_results
+from benchmarks.subjects.matmul import PROTOCOL, taking_turns
 from benchmarks.workload import DTYPE, in_turn
 from etc_dist import compile
 from etc_dist.functions.tile_matmul import TileShape
@@ -147,19 +135,16 @@ def replayed(
     gpu: Gpu, program: Program, dims: Mapping[str, int], each: Sequence[Arrays]
 ) -> Call:
     """A CUDA graph for each set of arrays, in turn."""
-
-    def run(arrays: Arrays, *, stream: Any = None) -> None:
-        program.run(**arrays, dims=dims, stream=stream)
-
-    for arrays in each:
-        run(arrays)  # a first call cannot be captured
-    return in_turn([captured_ours(gpu, run, arrays) for arrays in each])
+    calls = [partial(program.run, **arrays, dims=dims) for arrays in each]
+    for call in calls:
+        call()  # a first call cannot be captured
+    return in_turn([captured_ours(gpu, call) for call in calls])
 
 
 def benchmark(
     device: Device, kind: type[Example], sizes: tuple[int, int], m: int, repeats: int
-) -> tuple[dict[str, Any], list[str]]:
-    """The values of a record, and the failures."""
+) -> Result:
+    """Check, then, on a GPU, time one size of an example."""
     world, (n, k) = device.world, sizes
     count = taking_turns(n, k) if isinstance(device, Gpu) else 1
     x = device.random((m, k), DTYPE, "x")
@@ -172,14 +157,9 @@ def benchmark(
         program = stack.enter_context(compile(example.graph(), world))
         own = example.arrays()
         given = [{"x": x, "w": w, **own} for w in weights]
-        values: dict[str, Any] = {
-            "model": example.name,
-            "M": m,
-            "N": n,
-            "K": k,
-            "dtype": DTYPE,
-        }
-        values |= {"policy": str(example.shape), "schedule": program.plan.schedule}
+        values: dict[str, Any] = {"model": example.name, "M": m, "N": n, "K": k}
+        values |= {"dtype": DTYPE, "policy": str(example.shape)}
+        values |= {"schedule": program.plan.schedule}
         values |= check(example, program, given[0])
         if isinstance(device, Gpu):
             stored = [{"x": x, "w": w, "y": y} for w in weights]
@@ -187,34 +167,24 @@ def benchmark(
                 "ours": replayed(device, program, example.dims, given),
                 "store": replayed(device, plain, {"shape": number}, stored),
             }
-            times = measure(device, calls, repeats)
-            ours, store = (median(times[name]) for name in ("ours", "store"))
-            values |= {"ours_ms": round(ours, 5), "store_ms": round(store, 5)}
-            values |= {"of_store": round(ours / store, 4), "repeats": repeats}
-            values |= provenance(program)
+            times = measure_times(device, calls, repeats)
+            of_store = median(times["ours"]) / median(times["store"])
+            values |= {**medians(times), "of_store": round(of_store, 4)}
+            values |= {"repeats": repeats, **provenance(program)}
     return values, wrong_results(values, {"error": example.largest_error})
 
 
-def main() -> int:
-    title = "Check and time the epilogues of the examples."
-    parser = parser_for(title, "epilogue")
+def measure(run: Run) -> Iterator[Result]:
+    run.shared["protocol"] = PROTOCOL
+    sizes, rows = (SIZES, ROWS) if isinstance(run.device, Gpu) else (SMALL, SMALL_ROWS)
+    for kind, m in product(EXAMPLES, run.options.rows or rows):
+        yield benchmark(run.device, kind, sizes, m, run.options.repeats)
+
+
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--rows", type=numbers)
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    options = parser.parse_args()
-    device = begin(options.cpu)
-    shared: dict[str, Any] = {"op": "epilogue"}
-    sizes, rows = SMALL, options.rows or SMALL_ROWS
-    if isinstance(device, Gpu):
-        shared |= {"protocol": PROTOCOL, **device.machine()}
-        sizes, rows = SIZES, options.rows or ROWS
-    failed = False
-    for kind in EXAMPLES:
-        for m in rows:
-            values, wrong = benchmark(device, kind, sizes, m, options.repeats)
-            failed |= not report(device, options.record, shared, values, wrong)
-    device.world.close()
-    return int(failed)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+TITLE = "Check and time the epilogues of the examples."
+SUBJECT = Subject(TITLE, measure, add_options, op="epilogue")

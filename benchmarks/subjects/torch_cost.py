@@ -1,26 +1,17 @@
 """The host's cost of the custom operations of torch, above that of the objects that
-they call.
-
-launch/mpirun -n 1 benchmarks/torch_cost.py
-
-Prints microseconds on either backend, and records them on GPUs.
-"""
+they call, on either backend."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
 from benchmarks.device import Call, Gpu
-from benchmarks.harness import begin, parser_for, provenance, record, say
-from benchmarks.step_cost import fastest_us, without_launches
+from benchmarks.harness import Result, Run, Subject, provenance
+from benchmarks.subjects.step_cost import fastest_us, without_launches
 from etc_dist import AllGatherMatmul, Matmul, MatmulReduceScatter
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.ops.operation import Operation
@@ -87,26 +78,16 @@ def object_us(case: Case) -> float:
         return round(fastest_us(case.object_call, ROUNDS, CALLS), 2)
 
 
-def main() -> int:
-    parser = parser_for("Time the host in calls of torch.ops.etc_dist.", "torch_cost")
-    options = parser.parse_args()
-    device = begin(options.cpu)
-    world = device.world
+def measure(run: Run) -> Iterator[Result]:
+    device, world = run.device, run.device.world
+    run.shared |= {"protocol": PROTOCOL, "torch": torch.__version__}
     where = f"cuda:{world.device}" if isinstance(device, Gpu) else "cpu"
     for case in cases(world, where):
-        added = added_us(world, case)
-        say(world, f"{case.name}: {added:.1f} us above its object")
+        values: dict[str, Any] = {"call": case.name, "added_us": added_us(world, case)}
         if isinstance(device, Gpu):  # NumPy arrays are bound anew in each call
-            facts = {**device.machine(), **provenance(case.operation.program)}
-            facts |= {"op": "torch_cost", "protocol": PROTOCOL, "call": case.name}
-            costs = {"added_us": added, "object_us": object_us(case)}
-            say(world, f"{case.name}: the object {costs['object_us']:.1f} us")
-            record(
-                device, options.record, {**facts, **costs, "torch": torch.__version__}
-            )
-    world.close()
-    return 0
+            values |= provenance(case.operation.program)
+            values["object_us"] = object_us(case)
+        yield values, []
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+SUBJECT = Subject("Time the host in calls of torch.ops.etc_dist.", measure)

@@ -1,21 +1,14 @@
-"""The dense MLP as one program, against the unfused steps of NCCL and cuBLAS.
-
-launch/mpirun -n 4 benchmarks/mlp.py --models llama3-8b,llama3-70b --schedule dynamic
-"""
+"""The dense MLP as one program, against the unfused steps of NCCL and cuBLAS."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.collective import Stepwise, main
 from benchmarks.device import Call, Gpu, wide
-from benchmarks.workload import TENSOR_PARALLEL, Rival, run
+from benchmarks.subjects._stepwise import Stepwise, subject
+from benchmarks.workload import TENSOR_PARALLEL, Rival, run_steps
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.layers.mlp import MLP
 
@@ -61,9 +54,6 @@ class MLPWorkload(Stepwise):
         weights = gate_up[: self.k], gate_up[self.k :], down
         return MLP(*weights, world=self.world, schedule=schedule, **options)
 
-    def call(self, operation: Any, number: int) -> Call:
-        return partial(operation, self.xs[number], self.outs[number])
-
     def reference(self, number: int = 0) -> Any:
         x = wide(self.xs[number])
         total = self.device.xp.zeros(x.shape, x.dtype)
@@ -89,27 +79,20 @@ class MLPWorkload(Stepwise):
         }
 
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
-        """The steps, our two fused collectives one after the other, and, if wanted, the
-        same bits for any M, statically scheduled."""
+        """The steps, and our two fused collectives one after the other."""
         gate_up, down = self.weights
         gather = AllGatherMatmul(world=self.world)
         scatter = MatmulReduceScatter(world=self.world)
         both = gpu.empty((self.m, 2 * self.k), self.dtype)
         active = gpu.empty((self.m, self.k), self.dtype)
-        out = gpu.empty(self.out_shape, self.dtype)
+        outs = self.new_outs()
         steps: dict[str, Call] = {
             "gate_up": partial(gather, self.xs[0], gate_up, both),
             "swiglu": gpu.swiglu(both, active),
-            "down": partial(scatter, active, down, out),
+            "down": partial(scatter, active, down, outs[0]),
         }
-        two = Rival([partial(run, steps)], [out], (gather, scatter))
-        found = {**super().rivals(gpu), "two_ops": two}
-        if self.has_batch:
-            mlp = self.make("static", deterministic="batch")
-            out = gpu.empty(self.out_shape, self.dtype)
-            found["batch"] = Rival([partial(mlp, self.xs[0], out)], [out], (mlp,))
-        return found
+        two = Rival([partial(run_steps, steps)], outs, (gather, scatter))
+        return {**super().rivals(gpu), "two_ops": two}
 
 
-if __name__ == "__main__":
-    sys.exit(main(MLPWorkload, with_batch=True))
+SUBJECT = subject(MLPWorkload, has_batch=True)

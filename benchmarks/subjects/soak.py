@@ -1,8 +1,6 @@
 """Many calls of mixed operations, layers, shapes and schedules in random order: results
 must keep their bits, and memory must not grow.
 
-launch/mpirun -n 4 --mps benchmarks/soak.py --calls 10000
-
 Over several hosts: what runs there, in one dtype.
 """
 
@@ -11,25 +9,22 @@ from __future__ import annotations
 import gc
 import os
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.all_gather_matmul import AllGatherMatmulWorkload
 from benchmarks.device import Device, Gpu, seed_of
-from benchmarks.harness import begin, parser_for, record, say
-from benchmarks.matmul_reduce_scatter import MatmulReduceScatterWorkload
-from benchmarks.mlp import MLPWorkload
-from benchmarks.moe import ROUTINGS, Model, MoEWorkload, routing_bias
+from benchmarks.harness import Result, Run, Subject, provenance
+from benchmarks.subjects.all_gather_matmul import AllGatherMatmulWorkload
+from benchmarks.subjects.matmul_reduce_scatter import MatmulReduceScatterWorkload
+from benchmarks.subjects.mlp import MLPWorkload
+from benchmarks.subjects.moe import ROUTINGS, Model, MoEWorkload, routing_bias
 from benchmarks.workload import DTYPE, TOLERANCE, Workload
 from etc_dist.layers.moe_graph import PARALLEL
 from etc_dist.ops.operation import Operation
@@ -57,9 +52,6 @@ LINES = 10
 HOST_TOLERANCE = 8 << 20
 """The allowed growth of a rank's resident memory: allocators keep some pages. A leak of
 one kilobyte per call is more after 10,000 calls."""
-DIFFERING = """
-if (a != b) flags[number] = 1;
-"""
 
 
 @dataclass
@@ -77,7 +69,9 @@ class Case:
         case = self.workload
         if self.refresh:
             self.refresh(seed_of(self.name))
-        self.calls = [case.call(operation, 0) for operation in self.operations]
+        self.calls = [
+            case.calls(operation, case.outs)[0] for operation in self.operations
+        ]
         for call, operation in zip(self.calls, self.operations, strict=True):
             call()
             operation.synchronize()
@@ -92,23 +86,24 @@ class Case:
             return None
         return f"{self.name}: error {self.error:.2e}, wanted {tolerance:.1e}"
 
-    def run(self, seed: int, differ: Callable[[Any, Any], None]) -> None:
-        """Make the calls, and compare each result with the first bits."""
-        poison, calls = self.workload.device.poison, self.calls
+    def run(self, seed: int, flags: Any, number: int) -> None:
+        """Make the calls, and mark flags[number] if a result has other bits than the
+        first."""
+        device, calls = self.workload.device, self.calls
         if self.refresh:
             first, *calls = self.calls
             self.refresh(seed)
-            poison(self.out)
+            device.poison(self.out)
             first()
             # NOTE: by a kernel. A soak over tests/far_transport hung once, with a copy
             # by the copy engine here. The copy is suspected to block those of the
             # transport, which the run needs; this was not reproduced.
             bits, kept = self.out.view(np.uint16), self.first.view(np.uint16)
-            self.workload.device.xp.bitwise_or(bits, 0, out=kept)
+            device.xp.bitwise_or(bits, 0, out=kept)
         for call in calls:
-            poison(self.out)
+            device.poison(self.out)
             call()
-            differ(self.out, self.first)
+            device.mark(flags, number, self.out, self.first)
 
 
 def cases_of(device: Device) -> Iterator[Case]:
@@ -216,135 +211,86 @@ class Memory:
         return Memory(*map(max, zip(*every, strict=True)))
 
 
-@dataclass(frozen=True)
-class Result:
-    """The outcome of the calls, the same on all ranks."""
-
-    seconds: float
-    mismatches: int
-    growth: Memory
-
-    def faults(self) -> list[str]:
-        found = []
-        if self.mismatches:
-            found.append(f"{self.mismatches} results differ from the first bits")
-        if self.growth.device > 0:
-            found.append(f"the GPU's memory grew by {self.growth.device} bytes")
-        if self.growth.host > HOST_TOLERANCE:
-            grown = f"a process grew by {self.growth.host} bytes"
-            found.append(f"{grown}, more than {HOST_TOLERANCE}")
-        return found
-
-
-def soak(
-    device: Device, cases: Sequence[Case], order: Sequence[int], seed: int
-) -> Result:
-    """Run the cases in `order`, the same on every rank."""
+def soak(run: Run, cases: Sequence[Case], order: Sequence[int]) -> dict[str, Any]:
+    """Run the cases in `order`, the same on every rank: the seconds, how many results
+    have other bits, and the growth of memory."""
+    device, seed = run.device, run.options.seed
     world, flags = device.world, device.xp.zeros(len(order), "int8")
-    differ = differing_of(device)
 
     def synchronize() -> None:
         for operation in operations_of(cases):
             operation.synchronize()
 
     for case in cases:  # makes all one-time allocations
-        case.run(seed, partial(differ, 0, flags))
+        case.run(seed, flags, 0)
     synchronize()
     flags.fill(0)
     before, started = Memory.now(device), time.perf_counter()
     for done, number in enumerate(order, 1):
         # NOTE: compared on the device, so that the host runs ahead.
-        cases[number].run(seed + done, partial(differ, done - 1, flags))
+        cases[number].run(seed + done, flags, done - 1)
         if done % BATCH == 0:
             synchronize()
         if done % max(BATCH, len(order) // LINES) == 0:
-            say(world, f"soak: {done} calls")
+            run.say(f"soak: {done} calls")
     synchronize()
     device.synchronize()
     seconds = time.perf_counter() - started
     growth = Memory.now(device).growth(device, before)
     counts = cast(list[int], world.gather(int(flags.sum())))
-    return Result(seconds, sum(counts), growth)
-
-
-def operations_of(cases: Sequence[Case]) -> list[Operation]:
-    found = {id(o): o for case in cases for o in case.operations}
-    return list(found.values())
-
-
-def differing_of(device: Device) -> Callable[[int, Any, Any, Any], None]:
-    """A function (number, flags, a, b): flags[number] = 1 if a bit of two 16-bit arrays
-    differs. It allocates nothing on the device."""
-    if not isinstance(device, Gpu):
-
-        def compare(number: int, flags: Any, a: Any, b: Any) -> None:
-            flags[number] |= device.differs(a, b)
-
-        return compare
-    kernel = device.xp.ElementwiseKernel(
-        "uint16 a, uint16 b, int64 number", "raw int8 flags", DIFFERING, "differing"
-    )
-
-    def enqueue(number: int, flags: Any, a: Any, b: Any) -> None:
-        kernel(a.view(np.uint16), b.view(np.uint16), number, flags)
-
-    return enqueue
-
-
-def main() -> int:
-    parser = parser_for("Run mixed calls for long.", "soak")
-    add = parser.add_argument
-    add("--calls", type=int, help="10000, or 100 on the CPU backend")
-    add("--seed", type=int, default=0, help="of the order of the calls")
-    options = parser.parse_args()
-    device = begin(options.cpu)
-    cases = list(cases_of(device))
-    operations = operations_of(cases)
-    error = max(case.error for case in cases)
-    kinds = f"{len(cases)} cases of {len(operations)} operations"
-    say(device.world, f"soak: {kinds}, largest error {error:.2e}")
-    calls = options.calls or (10000 if isinstance(device, Gpu) else 100)
-    order = random.Random(options.seed).choices(range(len(cases)), k=calls)
-    result = soak(device, cases, order, options.seed)
-    faults = [fault for fault in map(Case.fault, cases) if fault] + result.faults()
-    grown = f"{result.growth.device} bytes (GPU) and {result.growth.host} (process)"
-    text = f"{calls} calls, {result.mismatches} mismatches, growth of {grown}"
-    say(device.world, f"soak: {text}")
-    failed = "\n".join(f"FAILED: {fault}" for fault in faults)
-    say(device.world, failed or "soak: passed")
-    if not faults and isinstance(device, Gpu):
-        record(device, options.record, record_of(device, cases, calls, result))
-    for operation in operations:
-        operation.close()
-    device.world.close()
-    return int(bool(faults))
-
-
-def record_of(
-    gpu: Gpu, cases: Sequence[Case], calls: int, result: Result
-) -> dict[str, Any]:
-    world, facts = gpu.world, gpu.machine()
-    operations = operations_of(cases)
     return {
-        "op": "soak" if world.hosts.count == 1 else "soak_hosts",
-        "world_size": world.size,
-        "backend": world.backend,
-        "path": f"{len(operations)} operations and layers, "
-        f"{' and '.join(schedules_of(gpu))} schedules, {world.backend} backend, "
-        f"{operations[0].program.workers} workers",
-        **facts,
-        "cases": len(cases),
-        "runs": calls,
-        "mismatches": result.mismatches,
-        "hangs": 0,  # a hang would have ended in WaitTimeoutError
-        "seconds": round(result.seconds, 3),
-        "error": max(case.error for case in cases),
-        "ranks_per_gpu": world.ranks_per_gpu,
-        "mps": world.mps,
-        "growth_bytes": result.growth.device,
-        "host_growth_bytes": result.growth.host,
+        "mismatches": sum(counts),
+        "seconds": round(seconds, 3),
+        "growth_bytes": growth.device,
+        "host_growth_bytes": growth.host,
     }
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def faults(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a soak."""
+    wrong = []
+    if values["mismatches"]:
+        wrong.append(f"{values['mismatches']} results differ from the first bits")
+    if values["growth_bytes"] > 0:
+        wrong.append(f"the GPU's memory grew by {values['growth_bytes']} bytes")
+    if (growth := values["host_growth_bytes"]) > HOST_TOLERANCE:
+        wrong.append(f"a process grew by {growth} bytes, more than {HOST_TOLERANCE}")
+    return wrong
+
+
+def operations_of(cases: Sequence[Case]) -> list[Operation]:
+    return list({id(o): o for case in cases for o in case.operations}.values())
+
+
+def measure(run: Run) -> Iterator[Result]:
+    device, world = run.device, run.device.world
+    cases = list(cases_of(device))
+    operations = operations_of(cases)
+    calls = run.options.calls or (10000 if isinstance(device, Gpu) else 100)
+    order = random.Random(run.options.seed).choices(range(len(cases)), k=calls)
+    schedules = " and ".join(schedules_of(device))
+    values = {
+        "op": "soak" if world.hosts.count == 1 else "soak_hosts",
+        **provenance(operations[0].program),
+        "path": f"{len(operations)} operations and layers, {schedules} schedules, "
+        f"{world.backend} backend, {operations[0].program.workers} workers",
+        "cases": len(cases),
+        "runs": calls,
+        "error": max(case.error for case in cases),
+        "hangs": 0,  # a hang ends in WaitTimeoutError
+        "ranks_per_gpu": world.ranks_per_gpu,
+        "mps": world.mps,
+        **soak(run, cases, order),
+    }
+    yield values, [fault for fault in map(Case.fault, cases) if fault] + faults(values)
+    for operation in operations:
+        operation.close()
+
+
+def add_options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--calls", type=int, help="10000, or 100 on the CPU backend")
+    add("--seed", type=int, default=0, help="of the order of the calls")
+
+
+SUBJECT = Subject("Run mixed calls for long.", measure, add_options)

@@ -1,22 +1,16 @@
-"""The scheduling cost of a task, measured on almost empty tasks under each schedule.
-
-launch/mpirun -n 1 benchmarks/task_cost.py
-"""
+"""The scheduling cost of a task, measured on almost empty tasks under each schedule."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from benchmarks.device import Call, Device, Gpu
-from benchmarks.harness import begin, parser_for, provenance, record, say
+from benchmarks.harness import Result, Run, Subject, provenance
 from etc_dist import compile
 from etc_dist.ir import (
     DeviceFunction,
@@ -103,26 +97,17 @@ def cost_ns(gpu: Gpu, calls: Sequence[Call]) -> float:
     return round((many - few) * 1e6 / (MANY - FEW) / 2, 1)
 
 
-def main() -> int:
-    options = parser_for("Time the scheduling of tasks.", "task_cost").parse_args()
-    device = begin(options.cpu)
-    world = device.world
+def measure(run: Run) -> Iterator[Result]:
+    device = run.device
+    run.shared["protocol"] = PROTOCOL
     for lane, schedule in product((TENSOR, TRANSFER), SCHEDULES):
-        graph = copy_twice(world.size, lane=lane)
-        with compile(graph, world, schedule=schedule) as program:
+        graph = copy_twice(device.world.size, lane=lane)
+        with compile(graph, device.world, schedule=schedule) as program:
             calls = runs(device, program)
-            text = "rows were copied"
+            values = {"lane": lane, "schedule": schedule, "workers": program.workers}
             if isinstance(device, Gpu):
-                facts, cost = device.machine(), cost_ns(device, calls)
-                values = {"op": "task_cost", "protocol": PROTOCOL, **facts}
-                values |= {"schedule": schedule, "lane": lane, "task_ns": cost}
-                values |= {"workers": program.workers, **provenance(program)}
-                record(device, options.record, values)
-                text = f"{cost:.0f} ns per task and worker"
-        say(world, f"{lane} lane, {schedule}: {text}")
-    world.close()
-    return 0
+                values |= {"task_ns": cost_ns(device, calls), **provenance(program)}
+            yield values, []
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+SUBJECT = Subject("Time the scheduling of tasks.", measure)

@@ -1,41 +1,31 @@
-"""A decode step of a whole model with random weights, split over the ranks.
-
-launch/mpirun -n 1 benchmarks/decode.py --batches 1,8 --models qwen3-14b
-
-Ranks that share a GPU are checked, not timed.
-"""
+"""A decode step of a whole model with random weights, split over the ranks, against
+vLLM's. Ranks that share a GPU are checked, not timed."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeGuard, cast
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from benchmarks import records
-from benchmarks.decode_launches import model_calls, single_launches
-from benchmarks.decode_reference import reference_logits
-from benchmarks.decode_step import MODELS, ROUTINGS, SMALL_MODELS, Decoder
-from benchmarks.decode_torch import torch_logits
-from benchmarks.device import Call, Device, Gpu, wide
+from benchmarks.decoder import MODELS, ROUTINGS, SMALL_MODELS, Decoder
+from benchmarks.decoder_launches import model_calls, single_launches
+from benchmarks.decoder_reference import Fp32, Torch, step_logits
+from benchmarks.device import WARM_UP, Call, Device, Gpu, captured_ours, wide
 from benchmarks.harness import (
+    SMALL,
+    Result,
+    Run,
+    Subject,
     add_batch,
-    begin,
-    described,
-    measure,
+    add_shapes,
     provenance,
-    report,
-    say,
-    shapes_parser,
 )
-from benchmarks.moe_torch import captured_ours
-from benchmarks.soak import differing_of
-from benchmarks.workload import DTYPE, SMALL, WARM_UP
+from benchmarks.protocol import limited, measure_times, medians
+from benchmarks.workload import DTYPE
 from etc_dist.models import Sampling
 
 Shapes = dict[tuple[int, str, int, int], float]
@@ -52,6 +42,9 @@ MOST_OF_TORCH = 1.1
 ROUTER_GAP = 0.06
 """For CHECKED_LAYERS, how far a chosen expert's logit may be below one that was not
 chosen, relative to the root mean square."""
+ON_GPU = {"models": ["qwen3-32b"], "batches": (1, 8, 32), "context": 512, "steps": 1000}
+ON_CPU = {"models": [SMALL], "batches": (1, 3), "context": 70, "steps": 3}
+"""Defaults of options."""
 PROTOCOL = (
     "2 ms device sleep, event, replayed CUDA graph, event; median after "
     f"{WARM_UP} warm-ups"
@@ -73,12 +66,13 @@ def check(
     whole = decoder.whole(batch, layers)
     if decoder.config.mixture is not None:
         whole["experts"] = arrays["experts"]
-    wanted, below = reference_logits(device, decoder.config, whole, decoder.context)
+    wanted, below = step_logits(Fp32(xp), decoder.config, whole, decoder.context)
     error = device.relative_error([logits], [wanted[:, decoder.columns]])
     errors, wrong, most_error = {"error": error}, [], 0.0
     if isinstance(device, Gpu) and device.torch is not None and device.world.size == 1:
         tensors = {name: device.as_torch(array) for name, array in whole.items()}
-        found = torch_logits(device.torch, decoder.config, tensors, decoder.context)
+        math = Torch(device.torch, device.torch.bfloat16)
+        found, _ = step_logits(math, decoder.config, tensors, decoder.context)
         torchs = xp.asarray(found.float())
         theirs = row_error(xp, torchs, wanted)
         errors |= {"row_error": row_error(xp, wide(logits), wanted)}
@@ -132,14 +126,14 @@ def are_best(decoder: Decoder, logits: Any, ids: Any) -> bool:
 
 def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> int:
     """How many of `steps` steps give other bits than `outs` has."""
-    differ, flags = differing_of(device), device.xp.zeros(steps, "int8")
+    flags = device.xp.zeros(steps, "int8")
     firsts = [out.copy() for out in outs]
     for number in range(steps):
         for out in outs:
             device.poison(out)
         call()
         for out, first in zip(outs, firsts, strict=True):
-            differ(number, flags, out, first)
+            device.mark(flags, number, out, first)
     device.synchronize()
     return sum(cast(list[int], device.world.gather(int(flags.sum()))))
 
@@ -149,8 +143,8 @@ def vllm_steps(path: Path, device: str) -> Shapes:
     of today and of this kind of GPU."""
     found: Shapes = {}
     for r in records.read(path):
-        is_own = (r.device, r.date[:10]) == (device, records.now()[:10])
-        if r.op == "decode_vllm" and is_own:
+        is_today = r.date[:10] == records.now()[:10]
+        if r.op == "decode_vllm" and r.device == device and is_today:
             found[r.world_size, r.model, r.context, r.batch] = r.baseline_ms
     return found
 
@@ -159,18 +153,10 @@ def is_timed(device: Device) -> TypeGuard[Gpu]:
     return isinstance(device, Gpu) and device.world.ranks_per_gpu == 1
 
 
-def benchmark(
-    decoder: Decoder,
-    batch: int,
-    repeats: int,
-    steps: int,
-    layers: int,
-    baselines: Shapes,
-    has_batch: bool = False,
-) -> tuple[dict[str, Any], list[str]]:
-    """Check, then, on a GPU, time a step: its part of a record, and its failures.
-    baselines: of plain steps."""
+def benchmark(decoder: Decoder, batch: int, options: Namespace) -> Result:
+    """Check, then, on a GPU, time a step."""
     device, program = decoder.device, decoder.program
+    layers = min(options.checked_layers, decoder.config.layers)
     values: dict[str, Any] = {"model": decoder.name, "batch": batch}
     values |= {"context": decoder.context, "dtype": DTYPE}
     values |= {"schedule": program.plan.schedule, "policy": decoder.policy_text(batch)}
@@ -183,18 +169,17 @@ def benchmark(
     outs = [arrays["logits"], arrays["next_ids"]]
     calls = {"ours": call}
     if decoder.steps > 1:
-        calls["single_launches"], found = single_launches(decoder, arrays)
-        wrong += found
+        calls["single_launches"], faults = single_launches(decoder, arrays)
+        wrong += faults
     if decoder.sampling is not None:
         calls["greedy"] = decoder.call(arrays, is_greedy=True)
         calls["greedy"]()
         call()
         program.synchronize()
-    if has_batch:
+    if options.batch:
         calls["batch"] = decoder.call(arrays, in_order=True)
-    # NOTE: `calls` keep the arrays of their graphs alive.
     timed = {n: captured_ours(device, c) for n, c in calls.items() if is_timed(device)}
-    launches = -(-steps // decoder.steps)
+    launches = -(-(options.steps or default_of(device, "steps")) // decoder.steps)
     different = mismatches(device, {**calls, **timed}["ours"], outs, launches)
     program.synchronize()
     values |= {"steps": launches * decoder.steps, "bitwise_equal": not different}
@@ -205,53 +190,43 @@ def benchmark(
     if different:
         wrong.append(f"the bits of {different} of {launches} launches differ")
     if is_timed(device):
-        measured = measure(device, timed, repeats)
-        of_steps = {n: [t / decoder.steps for t in ts] for n, ts in measured.items()}
-        times = of_steps.pop("ours")
+        measured = measure_times(device, timed, options.repeats)
+        times = {n: [t / decoder.steps for t in ts] for n, ts in measured.items()}
         limit = decoder.bytes_read(arrays) / device.rates[0] * 1e3
-        spread = tuple(round(float(q), 5) for q in np.percentile(times, (25, 75)))
-        values |= {**provenance(program), "repeats": repeats}
-        values |= {"ours_ms": round(median(times), 5), "ours_spread_ms": spread}
-        values |= {"limit_ms": round(limit, 5)}
-        values |= {"of_limit": round(limit / median(times), 4)}
-        values |= {f"{n}_ms": round(median(ts), 5) for n, ts in of_steps.items()}
-        shape = device.world.size, decoder.name, decoder.context, batch
-        if decoder.is_plain and shape in baselines:
-            values |= {"baseline_ms": baselines[shape]}
+        values |= {**provenance(program), "repeats": options.repeats}
+        values |= {**medians(times), **limited(times["ours"], limit)}
     if decoder.steps > 1:
-        found_times, found = model_calls(decoder, batch, repeats)
-        values, wrong = values | found_times, wrong + found
+        of_calls, faults = model_calls(decoder, batch, options.repeats)
+        values, wrong = values | of_calls, wrong + faults
     return values, wrong
 
 
-def main() -> int:
-    parser = shapes_parser(
-        "Check and time a decode step.", "decode", {**MODELS, **SMALL_MODELS}
-    )
-    add = parser.add_argument
-    add("--context", type=int, help="512, or 70 on the CPU backend")
-    add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")
-    add("--sample", action="store_true", help=f"choose ids by {SAMPLING}")
-    add("--per-launch", type=int, default=1, help="steps of a launch; times are of one")
-    add("--checked-layers", type=int, default=CHECKED_LAYERS, help="against fp32")
-    add("--vllm", type=Path, help="file of decode_vllm.py's records on this machine")
-    add_batch(parser)
-    add("--routing", choices=ROUTINGS, default=ROUTINGS[0], help="of models of experts")
-    options = parser.parse_args()
-    device = begin(options.cpu)
+def default_of(device: Device, name: str) -> Any:
+    """The default of an option on this backend."""
     on_gpu = isinstance(device, Gpu)
-    model, batches, context, compared = (
-        ("qwen3-32b", (1, 8, 32), 512, 1000) if on_gpu else (SMALL, (1, 3), 70, 3)
-    )
-    batches, context = options.rows or batches, options.context or context
-    shared: dict[str, Any] = {"op": "decode", "protocol": PROTOCOL}
+    return (ON_GPU if on_gpu else ON_CPU)[name]
+
+
+def groups(run: Run) -> list[tuple[str, int, Sequence[int]]]:
+    """The model, the context and the batches of each program."""
+    device, options = run.device, run.options
+    names = options.models or default_of(device, "models")
+    if options.seeded:
+        drawn = run.draw(batch=(1, 128, 1), context=(64, 8192, 1))
+        return [(names[0], d["context"], [d["batch"]]) for d in drawn]
+    batches = options.rows or default_of(device, "batches")
+    context = options.context or default_of(device, "context")
+    return [(name, context, batches) for name in names]
+
+
+def measure(run: Run) -> Iterator[Result]:
+    device, options = run.device, run.options
+    run.shared["protocol"] = PROTOCOL
+    run.is_timed = is_timed(device)
     baselines: Shapes = {}
-    if isinstance(device, Gpu):
-        shared |= device.machine()
-        if options.vllm is not None:
-            baselines = vllm_steps(options.vllm, shared["device"])
-    failed = False
-    for name in options.models or [model]:
+    if isinstance(device, Gpu) and options.vllm is not None:
+        baselines = vllm_steps(options.vllm, device.machine()["device"])
+    for name, context, batches in groups(run):
         decoder = Decoder(
             *(device, name, max(batches), context, options.schedule),
             *(options.per_launch, options.routing),
@@ -264,21 +239,26 @@ def main() -> int:
                 decoder.call(arrays, in_order=in_order)()
         decoder.program.synchronize()
         for batch in batches:
-            values, wrong = benchmark(
-                *(decoder, batch, options.repeats, options.steps or compared),
-                min(options.checked_layers, decoder.config.layers),
-                *(baselines, options.batch),
-            )
-            if is_timed(device) or not on_gpu:
-                failed |= not report(device, options.record, shared, values, wrong)
-            else:
-                failed |= bool(wrong)
-                say(device.world, "; ".join([f"decode {described(values)}", *wrong]))
+            values, wrong = benchmark(decoder, batch, options)
+            shape = device.world.size, name, context, batch
+            if decoder.is_plain and shape in baselines:
+                values = {**values, "baseline_ms": baselines[shape]}
+            yield values, wrong
         decoder.program.close()
         del decoder  # before the next one is made
-    device.world.close()
-    return int(failed)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def add_options(parser: ArgumentParser) -> None:
+    add_shapes(parser, {**MODELS, **SMALL_MODELS})
+    add = parser.add_argument
+    add("--context", type=int, help="512, or 70 on the CPU backend")
+    add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")
+    add("--sample", action="store_true", help=f"choose ids by {SAMPLING}")
+    add("--per-launch", type=int, default=1, help="steps of a launch; times are of one")
+    add("--checked-layers", type=int, default=CHECKED_LAYERS, help="against fp32")
+    add("--vllm", type=Path, help="file of decode_vllm's records on this machine")
+    add_batch(parser)
+    add("--routing", choices=ROUTINGS, default=ROUTINGS[0], help="of models of experts")
+
+
+SUBJECT = Subject("Check and time a decode step.", measure, add_options)

@@ -7,12 +7,19 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from benchmarks import harness
 from benchmarks.device import Call, Gpu
-from benchmarks.workload import LINK_BYTES_PER_S, MODELS, Rival, Workload, run
+from benchmarks.harness import Subject, add_batch, add_shapes
+from benchmarks.protocol import measure_shapes
+from benchmarks.workload import (
+    LINK_BYTES_PER_S,
+    MODELS,
+    Rival,
+    Shapes,
+    Workload,
+    run_steps,
+)
 from etc_dist.ops.operation import Operation
 
-ROWS = (1024,)
 SMALL_MODEL, SMALL_ROWS = (512, 2048), 64
 
 
@@ -56,18 +63,18 @@ class Stepwise(Workload):
     @cached_property
     def _unfused(self) -> tuple[dict[str, Call], Any]:
         assert isinstance(self.device, Gpu)
-        out = self.device.empty(self.out_shape, self.dtype)
+        (out,) = self.new_outs()
         self.device.poison(out)
         return self.steps(self.device, *self.xs, *self.weights, out), out
 
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
         steps, out = self._unfused
-        return {"baseline": Rival([partial(run, steps)], [out])}
+        return {"baseline": Rival([partial(run_steps, steps)], [out])}
 
     def parts(self, gpu: Gpu) -> dict[str, Call]:
         steps, _ = self._unfused
         return {
-            name: partial(run, {step: steps[step] for step in chosen})
+            name: partial(run_steps, {step: steps[step] for step in chosen})
             for name, chosen in self.alone.items()
         }
 
@@ -87,29 +94,33 @@ class Collective(Stepwise):
     def make_weights(self) -> tuple[Any, ...]:
         return (self.w(self.world.rank),)
 
-    def make(self, schedule: str) -> Operation:
-        made: Operation = self.operation(
-            world=self.world,
-            schedule=schedule,
-        )
+    def make(self, schedule: str, **options: Any) -> Operation:
+        made: Operation = self.operation(world=self.world, schedule=schedule, **options)
         return made
 
-    def call(self, operation: Any, number: int) -> Call:
+    def arguments(self, number: int) -> tuple[Any, ...]:
         (w,) = self.weights
-        if self.layout == "kn":
-            w = self.device.transposed(w)
-        return partial(operation, self.xs[number], w, self.outs[number])
+        is_kn = self.layout == "kn"
+        return self.xs[number], self.device.transposed(w) if is_kn else w
 
 
-def main(workload: type[Stepwise], with_batch: bool = False) -> int:
-    """The command line of one workload's file; the exit code. with_batch: there is an
-    option for `deterministic="batch"`."""
-    title = f"Check and time {workload.op}."
-    parser = harness.shapes_parser(title, workload.op, MODELS)
-    if with_batch:
-        harness.add_batch(parser)
-    options = parser.parse_args()
-    models = {name: workload.sizes_of(*sizes) for name, sizes in MODELS.items()}
-    small = workload.sizes_of(*SMALL_MODEL), SMALL_ROWS
-    device = harness.begin(options.cpu)
-    return harness.main(device, workload, models, small, ROWS, options)
+def subject(workload: type[Stepwise], has_batch: bool = False) -> Subject:
+    """The subject of a workload at the models' sizes. has_batch: there is an option for
+    `deterministic="batch"`."""
+    shapes = Shapes(
+        models={name: workload.sizes_of(*sizes) for name, sizes in MODELS.items()},
+        small=(workload.sizes_of(*SMALL_MODEL), SMALL_ROWS),
+        rows=(1024,),
+        drawn_rows=(1, 2048, 1),
+        drawn_sizes={"N": (512, 16384, 8), "K": (512, 8192, 8)},
+    )
+
+    def add_options(parser: Any) -> None:
+        add_shapes(parser, shapes.models)
+        if has_batch:
+            add_batch(parser)
+
+    title = f"Check and time {workload.op}, against NCCL and cuBLAS."
+    return Subject(
+        title, lambda run: measure_shapes(run, workload, shapes), add_options
+    )

@@ -3,7 +3,7 @@ transport has several delays and rates.
 
 export NVSHMEM_REMOTE_TRANSPORT=ibrc FAR_PLUGIN=.../nvshmem_transport_ibrc.so.3
 launch/mpirun -n 2 --pretend-hosts 2 --mps bash tests/far_transport/rank.sh \\
-    .venv/bin/python benchmarks/predict.py
+    .venv/bin/python benchmarks/run.py predict
 
 The link alone is measured by a graph of messages, the times of tasks by a trace of the
 fastest setting, while both ranks share the GPU. --records compares predictions by the
@@ -12,23 +12,19 @@ model of a GPU with the records of one host, without a GPU.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from benchmarks import records
 from benchmarks.device import Call, Device, Gpu
-from benchmarks.harness import begin, parser_for, record, say
+from benchmarks.harness import Result, Run, Subject
 from etc_dist import compile
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
@@ -147,7 +143,7 @@ def set_transport(device: Device, setting: Setting) -> None:
     device.world.barrier()
 
 
-def measure(device: Device, program: Program, call: Call) -> float:
+def run_us(device: Device, program: Program, call: Call) -> float:
     """Microseconds of a run, the slowest rank's. Collective."""
     call()
     program.synchronize()
@@ -174,7 +170,7 @@ def measure_link(device: Device, machine: Machine) -> Link:
             x = device.random((messages, floats), "float32", "x")
             y = device.xp.zeros_like(x)
             call = partial(program.run, x=x, y=y)
-            times[messages, floats] = measure(device, program, call)
+            times[messages, floats] = run_us(device, program, call)
     message, large = (
         max((times[MANY, n] - times[1, n]) / (MANY - 1), 0.1) for n in (SMALL, LARGE)
     )
@@ -230,7 +226,7 @@ class Case:
 def compare(device: Device, case: Case, own: Link, setting: Setting) -> dict[str, Any]:
     """The fields of a record. Collective."""
     set_transport(device, setting)
-    measured = measure(device, case.program, case.run)
+    measured = run_us(device, case.program, case.run)
     link = with_setting(own, setting)
     found = case.predict(link)
     return {
@@ -249,21 +245,21 @@ def compare(device: Device, case: Case, own: Link, setting: Setting) -> dict[str
         "bounds_us": {name: round(us, 1) for name, us in found.bounds.items()},
         "bound_by": found.bound_by,
         "bitwise_equal": case.repeats(),
-        "protocol": PROTOCOL,
     }
 
 
-def fault(values: Mapping[str, Any]) -> str:
-    """What is wrong with a comparison; empty: nothing."""
+def faults(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a comparison."""
     if not values["bitwise_equal"]:
-        return "the bits differ from the first setting's"
+        return ["the bits differ from the first setting's"]
     wrong = abs(values["ratio"] - 1) > LINK_BOUND_TOLERANCE
     if values["bound_by"] == "far bytes" and wrong:
-        return f"ratio {values['ratio']}, wanted within {LINK_BOUND_TOLERANCE:.0%}"
-    return ""
+        wanted = f"wanted within {LINK_BOUND_TOLERANCE:.0%}"
+        return [f"ratio {values['ratio']}, {wanted}"]
+    return []
 
 
-def compare_records() -> None:
+def compare_records(run: Run) -> None:
     """Print the predictions for the records of the collectives on several GPUs, but
     those of other programs, which few rows have."""
     constants = default_tuning().constants
@@ -276,53 +272,44 @@ def compare_records() -> None:
         dims = {"rows": one.M // one.world_size, "n": one.N, "k": one.K}
         plan = schedule_static(graph)
         us = simulate_run(plan, dims, ModelTimes(constants), Machine()).us
-        print(
+        run.say(
             f"{one.op} on {one.world_size} {one.device} at {one.commit}: "
             f"{one.M} x {one.N} x {one.K}, predicted {us:.1f} us, measured "
             f"{one.ours_ms * 1e3:.1f} us, ratio {us / one.ours_ms / 1e3:.3f}"
         )
 
 
-def main() -> int:
-    parser = parser_for("Compare predicted with measured times.", "predict")
+def measure(run: Run) -> Iterator[Result]:
+    if run.options.records:
+        compare_records(run)
+        return
+    device, world, workers = run.device, run.device.world, run.options.workers
+    is_timed = isinstance(device, Gpu)
+    run.shared["protocol"] = PROTOCOL
+    use_workers(workers)
+    set_transport(device, SETTINGS[0])
+    own = measure_link(device, Machine(workers=workers))
+    run.say(f"the link by itself: {own}")
+    for name, (_, dims) in SHAPES.items():
+        case = Case(device, name, dims if is_timed else CPU_DIMS)
+        plan = case.program.plan
+        hosts = f"{world.hosts.count} pretended hosts"
+        where = {
+            "world_size": world.size,
+            "backend": world.backend,
+            "path": f"{plan.graph.name}, {plan.schedule} schedule, {hosts}",
+        }
+        run.say(f"{name}, traced: {dict(case.times.us)}")
+        for setting in SETTINGS:
+            values = compare(device, case, own, setting)
+            yield {**where, **values}, faults(values) if is_timed else []
+        case.program.close()
+
+
+def add_options(parser: ArgumentParser) -> None:
     text = "compare predictions with the records of one host, and end"
     parser.add_argument("--records", action="store_true", help=text)
     parser.add_argument("--workers", type=int, default=WORKERS, help="of a rank")
-    options: argparse.Namespace = parser.parse_args()
-    if options.records:
-        compare_records()
-        return 0
-    device = begin(options.cpu)
-    world, measures = device.world, isinstance(device, Gpu)
-    use_workers(options.workers)
-    set_transport(device, SETTINGS[0])
-    own = measure_link(device, Machine(workers=options.workers))
-    say(world, f"the link by itself: {own}")
-    wrong = []
-    for name, (_, dims) in SHAPES.items():
-        case = Case(device, name, dims if measures else CPU_DIMS)
-        say(world, f"{name}, traced: {dict(case.times.us)}")
-        for setting in SETTINGS:
-            values = compare(device, case, own, setting)
-            say(world, ", ".join(f"{k} {v}" for k, v in values.items()))
-            if measures and (found := fault(values)):
-                wrong.append(f"FAILED: {name}, {setting.name}: {found}")
-            if isinstance(device, Gpu):
-                plan = case.program.plan
-                shared = {
-                    "op": "predict",
-                    "world_size": world.size,
-                    "backend": world.backend,
-                    "path": f"{plan.graph.name}, {plan.schedule} schedule, "
-                    f"{world.hosts.count} pretended hosts",
-                    **device.machine(),
-                }
-                record(device, options.record, {**shared, **values})
-        case.program.close()
-    say(world, "\n".join(wrong) or "predict: passed")
-    world.close()
-    return int(bool(wrong))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+SUBJECT = Subject("Compare predicted with measured times.", measure, add_options)

@@ -1,18 +1,11 @@
-"""GEMM + Reduce-Scatter of row-parallel layers, against cuBLAS followed by NCCL.
-
-launch/mpirun -n 8 benchmarks/matmul_reduce_scatter.py --models llama3-8b,llama3-70b
-"""
+"""GEMM + Reduce-Scatter of row-parallel layers, against cuBLAS followed by NCCL."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.collective import Collective, main
 from benchmarks.device import Call, Gpu, wide
+from benchmarks.subjects._stepwise import Collective, subject
 from benchmarks.workload import TENSOR_PARALLEL
 from etc_dist import MatmulReduceScatter
 
@@ -45,12 +38,11 @@ class MatmulReduceScatterWorkload(Collective):
         return sum(wide(self.x(r)[own]) @ wide(self.w(r)).T for r in ranks)
 
     def steps(self, gpu: Gpu, x: Any, w: Any, out: Any) -> dict[str, Call]:
-        partial = gpu.empty((self.m, self.n), self.dtype)
+        partial_sum = gpu.empty((self.m, self.n), self.dtype)
         return {
-            "gemm": gpu.matmul(x, w, partial),
-            "collective": gpu.reduce_scatter(partial, out),
+            "gemm": gpu.matmul(x, w, partial_sum),
+            "collective": gpu.reduce_scatter(partial_sum, out),
         }
 
 
-if __name__ == "__main__":
-    sys.exit(main(MatmulReduceScatterWorkload))
+SUBJECT = subject(MatmulReduceScatterWorkload)

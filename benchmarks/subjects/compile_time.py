@@ -1,24 +1,18 @@
-"""The time of each stage from graph to loaded program, without ranks, and of proofs.
-
-.venv/bin/python benchmarks/compile_time.py --world-size 8
-"""
+"""The time of each stage from graph to loaded program, without ranks, and of proofs."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import records
-from benchmarks.decode_step import MODELS, PAGE_SIZE
+from benchmarks.decoder import MODELS, PAGE_SIZE
 from benchmarks.device import driver_version
+from benchmarks.harness import Result, Run, Subject
 from etc_dist.codegen import Source, generate
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.moe_graph import moe_graph
@@ -33,21 +27,21 @@ from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.settings import Settings
 from etc_dist.verify.verify import verify
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 MODEL, MIXTURE = "qwen3-32b", "qwen3-30b-a3b"
 POSITIONS, WORKERS = 4096, 132
 PROVED = ((1, 1), (8, 1), (128, 1), (8, 3))
 """Rows of a step, and steps of a launch."""
 
 
-def timed(stage: Callable[[], Result]) -> tuple[Result, float]:
+def timed(stage: Callable[[], T]) -> tuple[T, float]:
     """The result of a stage, and its milliseconds."""
     started = time.perf_counter()
     result = stage()
     return result, round((time.perf_counter() - started) * 1e3, 3)
 
 
-def measure(
+def stages(
     name: str, graph: GraphFunction, schedule: str, settings: Settings
 ) -> dict[str, Any]:
     """Every stage of one graph; `settings` has an empty cache."""
@@ -58,25 +52,24 @@ def measure(
     cubin, build_ms = timed(lambda: build(source, settings))
     _, cached_ms = timed(lambda: build(source, settings))
     device, load_ms = _load(source, cubin)
-    return dict(
-        op="compile",
-        world_size=graph.world_size,
-        device=device,
-        driver=driver_version(),
-        cuda=f"{major}.{minor}",
-        backend="cuda",
-        path=f"{plan.schedule} schedule, NVRTC, {ARCH}",
-        program=name,
-        schedule_ms=schedule_ms,
-        generate_ms=generate_ms,
-        build_ms=build_ms,
-        cached_ms=cached_ms,
-        load_ms=load_ms,
-        source_lines=len(source.text.splitlines()),
-        cubin_bytes=len(cubin.code),
-        registers=cubin.registers,
-        spill_bytes=cubin.spill_bytes,
-    )
+    return {
+        "world_size": graph.world_size,
+        "device": device,
+        "driver": driver_version(),
+        "cuda": f"{major}.{minor}",
+        "backend": "cuda",
+        "path": f"{plan.schedule} schedule, NVRTC, {ARCH}",
+        "program": name,
+        "schedule_ms": schedule_ms,
+        "generate_ms": generate_ms,
+        "build_ms": build_ms,
+        "cached_ms": cached_ms,
+        "load_ms": load_ms,
+        "source_lines": len(source.text.splitlines()),
+        "cubin_bytes": len(cubin.code),
+        "registers": cubin.registers,
+        "spill_bytes": cubin.spill_bytes,
+    }
 
 
 def decoder(schedule: str = "static") -> GraphFunction:
@@ -103,22 +96,20 @@ def proof(rows: int, steps: int) -> dict[str, Any]:
     chosen = StepPolicy(config, WORKERS).dims(rows, POSITIONS)
     plan = schedule_static(decoder())
     verified = verify(plan, {**sizes, "samples": 0, **chosen}, WORKERS)
-    return dict(
-        op="proof",
-        world_size=1,
-        device="none",
-        driver="none",
-        cuda="none",
-        backend="cpu",
-        path=f"{plan.schedule} schedule",
-        program=plan.graph.name,
-        model=MODEL,
-        rows=rows,
-        steps=steps,
-        positions=POSITIONS,
-        tasks=verified.tasks,
-        proof_ms=round(verified.seconds * 1e3, 1),
-    )
+    return {
+        "op": "proof",
+        "world_size": 1,
+        **dict.fromkeys(("device", "driver", "cuda"), "none"),
+        "backend": "cpu",
+        "path": f"{plan.schedule} schedule",
+        "program": plan.graph.name,
+        "model": MODEL,
+        "rows": rows,
+        "steps": steps,
+        "positions": POSITIONS,
+        "tasks": verified.tasks,
+        "proof_ms": round(verified.seconds * 1e3, 1),
+    }
 
 
 def _load(source: Source, cubin: Cubin) -> tuple[str, float | None]:
@@ -139,17 +130,12 @@ def _load(source: Source, cubin: Cubin) -> tuple[str, float | None]:
     return properties["name"].decode(), timed(load)[1]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Time the stages of a compilation.")
-    add = parser.add_argument
-    add("--world-size", type=int, default=8)
-    add("--record", type=Path, help="default: benchmarks/results/compile.jsonl")
-    options = parser.parse_args()
-    ops = [
-        make(options.world_size)
+def measure(run: Run) -> Iterator[Result]:
+    graphs = [
+        (graph.name, graph, "static")
         for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph)
+        for graph in [make(run.options.world_size)]
     ]
-    graphs = [(graph.name, graph, "static") for graph in ops]
     for schedule in ("static", "dynamic"):
         graphs += [(name, graph, schedule) for name, graph in mixtures()]
         graph = decoder(schedule)
@@ -157,25 +143,17 @@ def main() -> int:
     for name, graph, schedule in graphs:
         with tempfile.TemporaryDirectory() as cache:
             settings = replace(Settings.load(), cache=Path(cache))
-            record = measure(name, graph, schedule, settings)
-        records.append(record, options.record)
-        load_ms = record["load_ms"]
-        load = "no GPU" if load_ms is None else f"{load_ms:.1f} ms"
-        print(
-            f"{name}, {schedule}: schedule {record['schedule_ms']:.1f} ms, source "
-            f"{record['generate_ms']:.1f} ms ({record['source_lines']} lines), cubin "
-            f"{record['build_ms']:.1f} ms, again {record['cached_ms']:.1f} ms, load "
-            f"{load}"
-        )
+            yield stages(name, graph, schedule, settings), []
     for rows, steps in PROVED:
-        proved = proof(rows, steps)
-        records.append(proved, options.record)
-        print(
-            f"proof of {MODEL}, {rows} rows, {steps} steps, {POSITIONS} positions: "
-            f"{proved['proof_ms'] / 1e3:.2f} s ({proved['tasks']} tasks)"
-        )
-    return 0
+        yield proof(rows, steps), []
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--world-size", type=int, default=8)
+
+
+SUBJECT = Subject(
+    *("Time the stages of a compilation.", measure, add_options),
+    op="compile",
+    has_world=False,
+)

@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.decode_step import PAGE_SIZE, Decoder
-from benchmarks.device import Gpu
-from benchmarks.workload import WARM_UP
+from benchmarks.decoder import PAGE_SIZE, Decoder
+from benchmarks.device import WARM_UP, Gpu
 from etc_dist.models import Model
 
 Ids = np.ndarray[Any, Any]

@@ -4,16 +4,13 @@ vLLM's Triton kernel."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.device import SWIGLU, Call, Gpu
-from benchmarks.workload import WARM_UP
-from etc_dist.runtime.stream import stream_for
+from benchmarks.device import Call, Gpu
 
 if TYPE_CHECKING:
-    from benchmarks.moe import MoEWorkload
+    from benchmarks.subjects.moe import MoEWorkload
 
 VLLM = "vllm.model_executor.layers.fused_moe"
 
@@ -33,9 +30,6 @@ class Torch:
         self._experts = self._torch.arange(every, device=self.router.device)
         self._world, self._rank = case.world.size, case.world.rank
         self._own = every // self._world  # experts of a rank, if expert-parallel
-        # NOTE: one kernel, where torch takes two.
-        types = "raw T gate_up, int64 width", "raw T out"
-        self._kernel = gpu.xp.ElementwiseKernel(*types, SWIGLU, "swiglu")
 
     def __call__(self, x: Any, out: Any) -> None:
         weights, ids = self.choose(x)
@@ -87,9 +81,7 @@ class Torch:
 
     def swiglu(self, both: Any) -> Any:
         active = both.new_empty(both.shape[0], both.shape[1] // 2)
-        width, eighths = active.shape[1] // 8, active.numel() // 8
-        source, target = map(self._gpu.from_torch, (both, active))
-        self._kernel(source, width, target, size=eighths)
+        self._gpu.swiglu(*map(self._gpu.from_torch, (both, active)))()
         return active
 
     def reduce_scatter(self, source: Any, out: Any) -> Call:
@@ -228,51 +220,3 @@ class FusedMoE:
         vllm, triton = (import_module(n).__version__ for n in ("vllm", "triton"))
         tiles = f"tuned tiles {file}" if tuned else "default tiles"
         return f"vLLM {vllm} fused_experts, Triton {triton}, {tiles}"
-
-
-# ----------------------------------------------------------------------- CUDA graphs
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A CUDA graph, and the captured call, which owns the memory of its kernels."""
-
-    graph: Any
-    call: Call
-
-    def __call__(self) -> None:
-        self.graph.replay()
-
-
-def captured(gpu: Gpu, call: Call) -> Call:
-    """A call of torch's, replayed."""
-    torch = gpu.torch
-    stream = torch.cuda.Stream()
-    gpu.synchronize()
-    with torch.cuda.stream(stream), as_current(stream):
-        for _ in range(WARM_UP):
-            call()
-    gpu.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream), as_current(stream):
-        call()
-    gpu.synchronize()
-    return Replay(graph, call)
-
-
-def captured_ours(gpu: Gpu, operation: Any, *arrays: Any) -> Call:
-    """A call of ours, replayed."""
-    stream = gpu.xp.cuda.Stream(non_blocking=True)
-    gpu.synchronize()
-    with stream:
-        stream.begin_capture()
-        operation(*arrays, stream=stream)
-        graph = stream.end_capture()
-    gpu.synchronize()
-    launch: Call = graph.launch
-    return launch
-
-
-def as_current(stream: Any) -> Any:
-    """torch's stream as a CuPy stream, which is the current one inside of `with`."""
-    return stream_for("cuda", stream, None)

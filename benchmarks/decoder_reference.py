@@ -1,0 +1,162 @@
+"""The logits of a decode step on the arrays of `decoder_graph`: in fp32, and by torch
+in the model's dtype, as transformers computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.device import wide
+from etc_dist.models.config import ModelConfig
+from etc_dist.models.experts import Mixture
+
+MLP = ("w_gate", "w_up", "w_down")
+
+
+class Fp32:
+    """fp32, on the arrays of NumPy or CuPy."""
+
+    def __init__(self, xp: Any):
+        self.xp = xp
+
+    def rows(self, array: Any, numbers: Any) -> Any:
+        """Some rows of a stored array."""
+        # NOTE: CuPy gathers no bfloat16: take the bits.
+        return wide(array.view(np.uint16)[numbers].view(array.dtype))
+
+    def stored(self, array: Any) -> Any:
+        """A stored array in the dtype of the computation."""
+        return wide(array)
+
+    def norm(self, x: Any, gain: Any, eps: float) -> Any:
+        mean = (x * x).mean(axis=-1, keepdims=True)
+        return x / self.xp.sqrt(mean + np.float32(eps)) * gain
+
+    def attend(self, q: Any, keys: Any, values: Any) -> Any:
+        """q [rows, kv_heads, heads, dim], keys and values [rows, kv_heads, positions,
+        dim] -> as q."""
+        scores = q @ keys.swapaxes(2, 3) / np.float32(np.sqrt(q.shape[-1]))
+        return self._softmax(scores) @ values
+
+    def silu(self, x: Any) -> Any:
+        return x / (1 + self.xp.exp(-x))
+
+    def shares(self, logits: Any, chosen: Any, normalizes: bool) -> Any:
+        """The weights of each row's chosen experts."""
+        shares = self.xp.take_along_axis(self._softmax(logits), chosen, axis=1)
+        return shares / shares.sum(axis=1, keepdims=True) if normalizes else shares
+
+    def gap(self, logits: Any, chosen: Any) -> float:
+        """How far the logit of a chosen expert is below one that was not chosen, at
+        most, relative to the root mean square."""
+        own = self.xp.take_along_axis(logits, chosen, axis=1)
+        best = self.xp.sort(logits, axis=1)[:, -chosen.shape[1] :]
+        below = (best - self.xp.sort(own, axis=1)).max()
+        return float(below / self.xp.sqrt((logits**2).mean()))
+
+    def _softmax(self, logits: Any) -> Any:
+        parts = self.xp.exp(logits - logits.max(axis=-1, keepdims=True))
+        return parts / parts.sum(axis=-1, keepdims=True)
+
+
+class Torch(Fp32):
+    """The model's dtype, on torch's tensors."""
+
+    def __init__(self, torch: Any, dtype: Any):
+        super().__init__(torch)
+        self._functional, self._dtype = torch.nn.functional, dtype
+
+    def rows(self, array: Any, numbers: Any) -> Any:
+        return array[numbers.long()]
+
+    def stored(self, array: Any) -> Any:
+        return array.to(self._dtype)
+
+    def norm(self, x: Any, gain: Any, eps: float) -> Any:
+        mean = x.float().pow(2).mean(-1, keepdim=True)
+        return gain * (x.float() * self.xp.rsqrt(mean + eps)).to(x.dtype)
+
+    def attend(self, q: Any, keys: Any, values: Any) -> Any:
+        return self._functional.scaled_dot_product_attention(q, keys, values)
+
+    def silu(self, x: Any) -> Any:
+        return self._functional.silu(x)
+
+    def shares(self, logits: Any, chosen: Any, normalizes: bool) -> Any:
+        shares = logits.softmax(-1, dtype=self.xp.float32).gather(1, chosen.long())
+        sums = shares.sum(-1, keepdim=True)
+        return (shares / sums if normalizes else shares).to(self._dtype)
+
+    def gap(self, logits: Any, chosen: Any) -> float:
+        return 0.0
+
+
+def step_logits(
+    math: Fp32, config: ModelConfig, arrays: Mapping[str, Any], context: int
+) -> tuple[Any, float]:
+    """Row r is the last of `context` positions of request r. All layers that `arrays`
+    holds. The cache has the positions before the last.
+
+    Rows have the `experts` of `arrays`. Also returns the largest `gap`."""
+    dim, eps = config.head_dim, config.norm_eps
+    heads, kv_heads = config.heads, config.kv_heads
+    rows, last = len(arrays["ids"]), context - 1
+    x, below = math.rows(arrays["embedding"], arrays["ids"]), 0.0
+    cos_sin = math.stored(arrays["cos_sin"][last])
+    cos, sin = cos_sin[: dim // 2], cos_sin[dim // 2 :]
+
+    def rotate(x: Any) -> Any:
+        low, high = x[..., : dim // 2], x[..., dim // 2 :]
+        parts = low * cos - high * sin, high * cos + low * sin
+        return math.xp.concatenate(parts, axis=-1)
+
+    for layer in range(len(arrays["w_qkv"])):
+
+        def stored(name: str, layer: int = layer) -> Any:
+            return math.stored(arrays[name][layer])
+
+        qkv = math.norm(x, stored("norm"), eps) @ stored("w_qkv").T
+        qkv = qkv.reshape(rows, -1, dim)
+        q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
+        q = rotate(math.norm(q, stored("q_norm"), eps))
+        k = rotate(math.norm(k, stored("k_norm"), eps))
+        keys, values = _cached(math, arrays["cache"][layer], arrays["table"][:rows])
+        keys[:, :, last], values[:, :, last] = k, qkv[:, heads + kv_heads :]
+        q = q.reshape(rows, kv_heads, -1, dim)
+        attended = math.attend(q, keys[:, :, :context], values[:, :, :context])
+        x = x + attended.reshape(rows, -1) @ stored("w_o").T
+        y = math.norm(x, stored("mlp_norm"), eps)
+        if config.mixture is None:
+            x = x + _mlp(math, y, *(stored(name) for name in MLP))
+        else:
+            mixed, gap = _mix(math, config.mixture, y, arrays, layer)
+            x, below = x + mixed, max(below, gap)
+    x = math.norm(x, math.stored(arrays["norm"][-1]), eps)
+    return x @ math.stored(arrays["w_head"]).T, below
+
+
+def _cached(math: Fp32, cache: Any, table: Any) -> list[Any]:
+    """Keys and values of each request, [requests, kv_heads, positions, head_dim]."""
+    pages = math.rows(cache, table)  # [.., most_pages, 2, kv_heads, page_size, dim]
+    requests, most_pages, _, kv_heads, page_size, dim = pages.shape
+    shape = requests, kv_heads, most_pages * page_size, dim
+    return [pages[:, :, n].swapaxes(1, 2).reshape(shape) for n in range(2)]
+
+
+def _mlp(math: Fp32, x: Any, w_gate: Any, w_up: Any, w_down: Any) -> Any:
+    return math.silu(x @ w_gate.T) * (x @ w_up.T) @ w_down.T
+
+
+def _mix(
+    math: Fp32, mixture: Mixture, x: Any, arrays: Mapping[str, Any], layer: int
+) -> tuple[Any, float]:
+    chosen = arrays["experts"][layer]
+    logits = x @ math.stored(arrays["router"][layer]).T
+    shares, y = math.shares(logits, chosen, mixture.normalizes), math.xp.zeros_like(x)
+    for expert in math.xp.unique(chosen).tolist():
+        matrices = (math.stored(arrays[name][layer, expert]) for name in MLP)
+        rows, place = math.xp.where(chosen == expert)
+        y[rows] += _mlp(math, x[rows], *matrices) * shares[rows, place][:, None]
+    return y, math.gap(logits, chosen)

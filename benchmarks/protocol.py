@@ -1,0 +1,214 @@
+"""The protocol: how a workload is checked and timed, see README.md."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, cast
+
+import numpy as np
+
+from benchmarks.device import WARM_UP, Call, Device, Gpu
+from benchmarks.harness import SMALL, Result, Run, provenance
+from benchmarks.workload import BLOCK, TOLERANCE, Calls, Make, Shapes, Workload
+from etc_dist.ops.operation import Operation
+
+HOST_CALLS, HOST_ROUNDS = 100, 5
+
+
+# ------------------------------------------------------------------- check, then time
+
+
+def benchmark(case: Workload, schedule: str, repeats: int) -> Result:
+    """Check, then, on a GPU, time one shape."""
+    with case.make(schedule) as ours:
+        case.made["ours"] = ours
+        values, references = check(case, ours)
+        if isinstance(case.device, Gpu):
+            values |= {**provenance(ours.program), "repeats": repeats}
+            values |= compete(case.device, case, ours, references, repeats)
+        shape = {"model": case.name, "dtype": case.dtype, **case.fields()}
+        shape["schedule"] = ours.program.plan.schedule
+    return {"op": case.op, **shape, **values}, failures(values, case)
+
+
+def check(case: Workload, ours: Operation) -> tuple[dict[str, Any], list[Any]]:
+    """Whether three runs on each input give equal bits, the error of the last one, and
+    the references. Collective."""
+    equal = [
+        bitwise_equal(
+            *(case.device, ours, call, case.outs[number]),
+            partial(case.spoil, ours, number),
+        )
+        for number, call in enumerate(case.calls(ours, case.outs))
+    ]
+    references = [case.reference(number) for number in range(case.inputs)]
+    error = case.device.relative_error(case.outs, references)
+    return {"error": error, "bitwise_equal": all(equal)}, references
+
+
+def bitwise_equal(
+    device: Device, operation: Operation, call: Call, out: Any, spoil: Call
+) -> bool:
+    """Whether three runs of a call give equal bits on all ranks; leaves the last in
+    `out`, which the call fills.
+
+    Before each run, the output and the operation's own symmetric memory are poisoned,
+    and its local memory by `spoil`, where it can: an element there that a run does not
+    write or wait for is NaN."""
+    call()  # gives the operation memory of this size
+    operation.synchronize()
+    results = []
+    for _ in range(3):
+        spoil()
+        device.poison(out)
+        device.poison_staging(operation)
+        device.synchronize()
+        device.world.barrier()
+        call()
+        operation.synchronize()
+        results.append(out.copy())
+    same = not any(bool(device.differs(results[0], other)) for other in results[1:])
+    return all(cast(list[bool], device.world.gather(same)))
+
+
+def compete(
+    gpu: Gpu, case: Workload, ours: Operation, references: list[Any], repeats: int
+) -> dict[str, Any]:
+    """Check the rivals, release `references`, then time all."""
+    rivals = case.rivals(gpu)
+    if case.has_batch:
+        rivals["batch"] = case.batch_rival(gpu)
+    for rival in rivals.values():
+        for call in rival.calls:
+            call()
+    gpu.synchronize()
+    errors = {
+        name: gpu.relative_error(rival.outs, references)
+        for name, rival in rivals.items()
+    }
+    references.clear()
+    times = measure_times(gpu, case.timed(gpu, ours, rivals), repeats)
+    named = {name: times.pop(name) for name in case.baselines}
+    times["baseline"] = min(named.values(), key=median)
+    errors["baseline"] = max(errors.pop(name) for name in case.baselines)
+    for operation in (o for rival in rivals.values() for o in rival.operations):
+        operation.close()
+    values = durations(times, *case.limits(median(times["gemm"])))
+    if case.baselines != Workload.baselines:
+        values["baselines_ms"] = {n: round(median(t), 5) for n, t in named.items()}
+    return {**values, **{f"{name}_error": error for name, error in errors.items()}}
+
+
+def measure_times(gpu: Gpu, calls: Calls, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each repeat, the slowest rank's. The calls are timed in blocks
+    that alternate, so that heat slows all equally."""
+    for call in calls.values():
+        for _ in range(WARM_UP):
+            call()
+    gpu.synchronize()
+    mine: dict[str, list[float]] = {name: [] for name in calls}
+    for done in range(0, repeats, BLOCK):
+        for name, call in calls.items():
+            for _ in range(min(BLOCK, repeats - done)):
+                mine[name].append(gpu.time(call))
+    every = cast(list[dict[str, list[float]]], gpu.world.gather(mine))
+    return {
+        name: [max(each) for each in zip(*(rank[name] for rank in every), strict=True)]
+        for name in calls
+    }
+
+
+def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The fields of a record for the milliseconds of its repeats."""
+    return {f"{name}_ms": round(median(samples), 5) for name, samples in times.items()}
+
+
+def limited(ours: Sequence[float], limit_ms: float) -> dict[str, Any]:
+    """The fields of a record for the repeats of ours and their lower bound."""
+    return {
+        "limit_ms": round(limit_ms, 5),
+        "of_limit": round(limit_ms / median(ours), 4),
+        "ours_spread_ms": tuple(
+            round(float(q), 5) for q in np.percentile(ours, (25, 75))
+        ),
+    }
+
+
+def durations(
+    times: Mapping[str, Sequence[float]], busy: float, wire: float
+) -> dict[str, Any]:
+    """The fields of a record for its times and lower bounds."""
+    speedup = median(times["baseline"]) / median(times["ours"])
+    return {
+        "collective_ms": 0.0,
+        **medians(times),
+        "wire_ms": round(wire, 5),
+        **limited(times["ours"], max(busy, wire)),
+        "speedup": round(speedup, 4),
+    }
+
+
+def failures(values: Mapping[str, Any], case: Workload) -> list[str]:
+    """Failed checks, the same on all ranks."""
+    allowed = {}
+    for name in (name for name in values if name.endswith("error")):
+        leeway = case.leeway if name == "error" else case.baseline_leeway
+        allowed[name] = TOLERANCE[case.dtype] * leeway
+    return wrong_results(values, allowed)
+
+
+def wrong_results(values: Mapping[str, Any], allowed: Mapping[str, float]) -> list[str]:
+    """What is wrong with errors and bits. allowed: the largest errors, by name."""
+    wrong = [
+        f"{name} {values[name]:.2e}, wanted {most:.1e}"
+        for name, most in allowed.items()
+        if not values[name] <= most  # also for NaN
+    ]
+    differing = [] if values["bitwise_equal"] else ["the bits of three runs differ"]
+    return wrong + differing
+
+
+def host_cost(device: Device, operation: Operation, call: Call) -> float:
+    """Microseconds of the slowest rank's host for an eager call after the first."""
+    call()
+    rounds = []
+    for _ in range(HOST_ROUNDS):
+        operation.synchronize()
+        device.world.barrier()
+        started = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            call()
+        rounds.append((time.perf_counter() - started) / HOST_CALLS * 1e6)
+    operation.synchronize()
+    return round(max(cast(list[float], device.world.gather(median(rounds)))), 2)
+
+
+def host_costs(gpu: Gpu, made: Workload, schedule: str) -> dict[str, float]:
+    """`host_cost` of a small shape, by array library."""
+    costs = {}
+    for library, convert in gpu.libraries().items():
+        case = made.converted(convert)
+        with case.make(schedule) as operation:
+            (call, *_) = case.calls(operation, case.outs)
+            costs[library] = host_cost(gpu, operation, call)
+    return costs
+
+
+def measure_shapes(run: Run, make: Make, shapes: Shapes) -> Iterator[Result]:
+    """The results of all shapes of the workload that `make` makes."""
+    device, options = run.device, run.options
+    if isinstance(device, Gpu):
+        made = make(device, SMALL, *shapes.small)
+        costs = host_costs(device, made, options.schedule)
+        baseline = made.libraries + device.baseline()
+        run.shared |= {"protocol": made.protocol, "baseline": baseline}
+        run.shared["host_us"] = costs
+        run.say(f"{made.op}: host cost of a call {costs} us")
+    for name, sizes, rows in shapes.of(run):
+        case = make(device, name, sizes, rows)
+        case.has_batch = getattr(options, "batch", False)
+        yield benchmark(case, options.schedule, options.repeats)
+        del case  # before the next one is made

@@ -1,0 +1,94 @@
+"""Each started run is recorded, and seeded sizes follow from the commit."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import run
+from benchmarks.harness import Result, Run, Subject, add_shapes, draw, execute, seed_of
+from benchmarks.records import Record, read
+from tests.benchmarks.conftest import record
+
+RANGES = {"rows": (1, 8192, 1), "N": (512, 16384, 8)}
+
+
+def add_options(parser: ArgumentParser) -> None:
+    add_shapes(parser, ["one"])
+
+
+def subject(*results: Result | Exception) -> Subject:
+    """Without ranks: yields these results, and raises these errors."""
+
+    def measure(run: Run) -> Iterator[Result]:
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+            yield result
+
+    title, op = "Some benchmark.", "first_token"
+    return Subject(title, measure, add_options, op=op, has_world=False)
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    fields = vars(record("first_token", **changes))
+    return {k: v for k, v in fields.items() if k not in ("op", "run", "commit", "date")}
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("BENCH_COMMIT", "0123abc")
+    return ["--record", str(tmp_path / "some.jsonl"), "--seeded", "2"]
+
+
+def recorded(options: list[str]) -> list[Record]:
+    return [*read(Path(options[1]))]
+
+
+def test_a_run_is_recorded_from_its_start_to_its_end(options: list[str]) -> None:
+    results = (values(), []), (values(model="other"), ["wrong bits"])
+    assert execute(subject(*results), "some", options) == 1
+    started, result, ended = recorded(options)
+    assert (started.state, ended.state) == ("started", "ended")
+    assert started.run == result.run == ended.run
+    assert started.subject == "some" and "seeded=2" in started.options
+    assert started.seed == seed_of("0123abc")
+    assert ended.recorded == 1
+    assert re.fullmatch("first_token other, .*: wrong bits", *ended.failed)
+
+
+def test_a_run_that_an_error_ends_is_recorded(options: list[str]) -> None:
+    with pytest.raises(RuntimeError):
+        execute(subject((values(), []), RuntimeError()), "some", options)
+    assert [r.get("state") for r in recorded(options)] == ["started", None, "ended"]
+
+
+def test_sizes_follow_from_the_commit_and_the_subject() -> None:
+    drawn = [draw(seed_of("a"), "matmul", n, RANGES) for n in range(200)]
+    assert drawn[:2] == [draw(seed_of("a"), "matmul", n, RANGES) for n in range(2)]
+    others = seed_of("b"), "matmul", 0, RANGES
+    assert drawn[0] not in (draw(*others), draw(seed_of("a"), "mlp", 0, RANGES))
+    assert all(512 <= d["N"] <= 16384 and d["N"] % 8 == 0 for d in drawn)
+    assert all(1 <= d["rows"] <= 8192 for d in drawn)
+    few = sum(d["rows"] <= 90 for d in drawn)
+    assert 70 < few < 130  # as many below the geometric mean as above
+
+
+def test_named_and_seeded_sizes_exclude_each_other(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        execute(subject(), "some", [*options, "--models", "one"])
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_an_unknown_subject_is_refused_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run.main(["nothing"]) == 2
+    assert "matmul, matmul_reduce_scatter, mlp" in capsys.readouterr().err
