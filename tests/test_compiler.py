@@ -81,6 +81,7 @@ def test_ranks_with_different_graphs_are_refused(world):
     etc_dist.compile(graphs[0], world).close()
 
 
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [

@@ -334,6 +334,7 @@ def test_a_closed_program_says_so(program, inputs, arrays):
             use()
 
 
+@pytest.mark.mpi(ranks=[1])
 def test_a_policy_is_called_once_for_equal_dims():
     calls = []
 

@@ -37,14 +37,16 @@ FUNCTIONS = {
 Call = tuple[Any, Any, Any]
 
 
-@pytest.fixture(params=FUNCTIONS, ids=lambda kind: kind.__name__)
+@pytest.fixture(scope="module", params=FUNCTIONS, ids=lambda kind: kind.__name__)
 def kind(request) -> type[Operation]:
     return request.param
 
 
-@pytest.fixture
-def op(kind, make) -> Operation:
-    return make(kind)
+@pytest.fixture(scope="module")
+def op(kind, world) -> Iterator[Operation]:
+    """One operation for all tests, since each leaves it usable."""
+    with kind(world=world) as op:
+        yield op
 
 
 @pytest.fixture
@@ -245,9 +247,9 @@ FIRST_CALLS = {
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("what", FIRST_CALLS)
 def test_ranks_with_other_first_calls_are_refused_before_compiling(
-    what, op, good, arrays, world, compiled
+    what, kind, make, good, arrays, world, compiled
 ):
-    p = good()
+    op, p = make(kind), good()
     x, w = FIRST_CALLS[what](p, arrays.put_as) if world.rank == 1 else (p.x, p.w)
     with refusal(ArgumentError, "rank 1: "):
         op(x, w)
@@ -294,8 +296,8 @@ def test_an_unknown_option_is_refused(options, error, words, kind, world):
         kind(**{"world": world, **options})
 
 
-def test_a_closed_operation_is_named_in_the_error(op, good):
-    p = good()
+def test_a_closed_operation_is_named_in_the_error(kind, make, good):
+    op, p = make(kind), good()
     works(op, p)
     op.close()
     op.close()
@@ -307,8 +309,9 @@ def test_a_closed_operation_is_named_in_the_error(op, good):
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("kind", [MatmulReduceScatter, AllGatherMatmul])
 def test_exhausted_symmetric_memory_leaves_the_operation_usable(
-    op, kind, good, problem, world, monkeypatch
+    kind, make, good, problem, world, monkeypatch
 ):
+    op = make(kind)
     works(op, good())
     take = world._backend.allocate
     larger = problem(kind, (512 * world.size, 264, 16))
@@ -397,6 +400,7 @@ def test_interrupt_of_all_ranks_at_once_ends_them_soon(own):
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.mpi(ranks=[1])
 def test_threads_that_call_at_once_get_right_results_or_an_error(own):
     op = MatmulReduceScatter(world=own)
     x, w = ones(own)

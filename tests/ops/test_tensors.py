@@ -14,7 +14,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.settings import Settings
 from tests.ops.tensors import LIBRARIES, Tensor
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.mpi(ranks=[1])
 
 
 @pytest.fixture

@@ -93,6 +93,7 @@ def test_smaller_shapes_after_the_largest_keep_nothing(memory):
     assert len(list(memory)) == 1
 
 
+@pytest.mark.mpi(ranks=[1])
 def test_a_part_that_does_not_grow_is_not_doubled_for_ever():
     capacity = Capacity(64, 10_000, 0)
     for events in (65, 1000, 5000, 10_000):

@@ -22,7 +22,6 @@ def test_memory_has_no_file_once_it_is_mapped(own):
     assert list(cpu_memory.FOLDER.glob(f"{own._backend._stem}*")) == []
 
 
-@pytest.mark.mpi(ranks=[1])
 def test_file_is_private_and_never_an_existing_one(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_memory, "FOLDER", tmp_path)
     path = tmp_path / "memory"
