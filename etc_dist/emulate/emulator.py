@@ -20,7 +20,7 @@ from etc_dist.emulate.faults import emulation_error, unfinished
 from etc_dist.emulate.library import compile_library
 from etc_dist.emulate.memory import Array, ProgramMemory, aligned_copy
 from etc_dist.emulate.places import with_names
-from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.graph import expect_graph
@@ -116,9 +116,6 @@ class Emulator:
         graph = self.plan.graph
         runs = expect_range(runs, 1, None, "runs")
         seed = expect_range(seed, 0, MAX_SEED, "seed")
-        expect_type(inputs, (list, tuple), "inputs")
-        for given in inputs:
-            expect_type(given, Mapping, "an item of inputs")
         if len(inputs) != graph.world_size:
             raise _wrong("inputs", f"{graph.world_size} mappings", len(inputs))
         dims = _dims_of(graph, inputs[0]) if dims is None else checked_dims(graph, dims)
@@ -212,7 +209,6 @@ class Emulator:
 
 def _check(graph: Any, schedule: Any, workers: Any) -> None:
     expect_graph(graph)
-    expect_type(schedule, str, "schedule")
     if schedule not in SCHEDULES:
         raise _wrong("schedule", " or ".join(map(repr, SCHEDULES)), schedule)
     expect_range(workers, 1, MAX_WORKERS, "workers")

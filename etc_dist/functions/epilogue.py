@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import GraphError, expect_type
+from etc_dist.errors import GraphError
 from etc_dist.functions.matmul import silu
 from etc_dist.ir import DeviceFunction, Expr, Extent, Operand
 from etc_dist.ir.function import TENSOR
@@ -99,7 +98,6 @@ def epilogue(
     """
 
     def decorate(body: Callable[..., Any]) -> Epilogue:
-        expect_type(body, FunctionType, "@epilogue(...)")
         half = DeviceFunction(
             name=body.__name__,
             body=body,
@@ -113,10 +111,6 @@ def epilogue(
         _check(made)
         return made
 
-    for name, kinds in (("reads", reads), ("writes", writes)):
-        expect_type(kinds, (list, tuple), f"{name}= of epilogue()")
-    expect_type(gated, bool, "gated= of epilogue()")
-    expect_type(dtype, (str, type(None)), "dtype= of epilogue()")
     return decorate
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import GraphError, expect_type
+from etc_dist.errors import GraphError
 from etc_dist.ir import DeviceFunction, Extent, Operand, Region, Tensor, TmaBox
 from etc_dist.ir.function import COMPUTE, FORWARD, LOAD, STORE, TENSOR
 
@@ -122,7 +122,6 @@ def _check(name: str, w_layout: str, dtype: str) -> None:
         ("w_layout", w_layout, W_LAYOUTS),
         ("dtype", dtype, ("bfloat16", "float16", "float32")),  # the last on the CPU
     ):
-        expect_type(value, str, f"{option} of {name}()")
         if value not in known:
             raise GraphError(
                 f"{option} of {name}() is unknown",

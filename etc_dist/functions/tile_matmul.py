@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, GraphError, expect_choice, expect_type
+from etc_dist.errors import ArgumentError, GraphError, expect_choice
 from etc_dist.functions.epilogue import (
     E4M3,
     MOST_E4M3,
@@ -389,8 +389,7 @@ class Tiles:
         For a gated epilogue: gate and up tiles [columns / 2, k] -> y tile [rows,
         columns / 2], for shapes with `may_be_gated`. With the layout "kn" the w tile is
         [k, columns], and no epilogue is gated. Tiles may end at the tensors' edges; the
-        columns of y are a multiple of 8. TypeError for other epilogues."""
-        expect_type(epilogue, Epilogue, "epilogue of Tiles.matmul()")
+        columns of y are a multiple of 8."""
         self._check_gated(epilogue)
         if self.w_layout == "kn":
             box = TmaBox(STAGE_K, CHUNK_COLUMNS)

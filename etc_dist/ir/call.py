@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etc_dist.errors import expect_type
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr, Load, Symbol
 from etc_dist.ir.function import DeviceFunction
@@ -41,11 +40,9 @@ class UpTo:
     count: Load | None
 
 
-def up_to(bound: Expr | int, count: Expr) -> UpTo:
+def up_to(bound: Expr | int, count: Load) -> UpTo:
     """An extent that is known at run time: `count`, as in `counts.load(0)`, and at most
     `bound`, which loads nothing. A count below 0 is one of 0."""
-    expect_type(count, Load, "the count of up_to()", fix="write tensor.load(index)")
-    assert isinstance(count, Load)
     return UpTo(bound, count)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from types import NoneType
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING
 
-from etc_dist.errors import GraphError, expect_range, expect_type
+from etc_dist.errors import GraphError, expect_range
 from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
 from etc_dist.ir.event import EventTensor
-from etc_dist.ir.expr import Const, Expr, Symbol, wrap
+from etc_dist.ir.expr import Const, Expr, Symbol
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.loads import INT32, UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.tensor import Tensor
@@ -154,19 +153,6 @@ def _check_operands(call: Call, where: str) -> None:
             got=f"{given[0]} reads and {given[1]} writes",
             fix="give one region for each operand",
         )
-
-
-def named_values(
-    given: Mapping[str, Expr | int] | None, where: str
-) -> tuple[tuple[str, Expr], ...]:
-    """What keyword-only parameters of a body get."""
-    where = f"{where}: values="
-    expect_type(given, (Mapping, NoneType), where)
-    made = []
-    for name, value in (given or {}).items():
-        expect_type(name, str, where)
-        made.append((name, wrap(value, where)))
-    return tuple(made)
 
 
 def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
@@ -328,7 +314,6 @@ def _check_streams_after(call: Call, where: str) -> None:
     after, streams = call.streams_after, call.function.streams
     if after is None:
         return
-    expect_type(after, int, f"{where}: streams_after=")
     kinds = {call.reads[n].tensor.kind for n in streams}
     if 0 < after < len(call.waits) and not call.loaded_waits and kinds == {"input"}:
         return

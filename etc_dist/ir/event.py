@@ -28,6 +28,8 @@ class EventTensor:
     expects: Expr
     cross_rank: bool
 
+    __iter__ = None  # else Python would index without end
+
     def __getitem__(self, index: Any) -> EventRef:
         return _reference(self, None, index)
 
@@ -62,6 +64,8 @@ class RemoteEvents:
 
     events: EventTensor
     rank: Expr
+
+    __iter__ = None  # else Python would index without end
 
     def __getitem__(self, index: Any) -> EventRef:
         return _reference(self.events, self.rank, index)

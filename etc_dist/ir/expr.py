@@ -12,7 +12,6 @@ minus infinity, as in Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Never
@@ -57,15 +56,6 @@ OPERAND = "a symbolic expression"
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
 
-def _missing(operator: str, fix: str) -> Callable[..., Never]:
-    """A method for an operator that expressions lack."""
-
-    def refuse(self: Expr, *other: Never) -> Never:
-        raise TypeError(f"expression {self} has no operator {operator}: {fix}")
-
-    return refuse
-
-
 @dataclass(frozen=True, eq=False)
 class Expr:
     """Base of all index expressions; immutable, compared by structure."""
@@ -90,7 +80,8 @@ class Expr:
 
     @cached_property
     def _terms(self) -> tuple[object, ...]:
-        return type(self), *(getattr(self, name) for name in self.__match_args__)
+        names: tuple[str, ...] = self.__match_args__
+        return type(self), *(getattr(self, name) for name in names)
 
     def __add__(self, other: Expr | int) -> Expr:
         return op("+", self, other)
@@ -121,10 +112,6 @@ class Expr:
 
     def __rmod__(self, other: int) -> Expr:
         return op("%", other, self)
-
-    __truediv__ = __rtruediv__ = _missing("/", "write //, or ceildiv() to round up")
-    __pow__ = __rpow__ = _missing("**", "write the product out")
-    __neg__ = _missing("unary -", "write 0 - ..., or ceildiv() to round up")
 
     def __lt__(self, other: Expr | int) -> Comparison:
         return Comparison("<", self, wrap(other))
@@ -362,15 +349,7 @@ def wrap(value: Expr | int, where: str = OPERAND) -> Expr:
         return value
     if is_integer(value):
         return Const(int(value))
-    if isinstance(value, Comparison):
-        found = f"the comparison {value}; write select({value}, 1, 0) for a number"
-        raise TypeError(f"{where} expects an int or an expression, got {found}")
-    fixes = {
-        tuple: "; unpack a grid, as in (i,) = g.grid(i=4)",
-        AbstractContextManager: "; write `with g.loop(layer=layers) as layer:`",
-    }
-    fix = next((fix for kind, fix in fixes.items() if isinstance(value, kind)), "")
-    raise TypeError(f"{where} expects an int or an expression, got {value!r}{fix}")
+    raise TypeError(f"{where} expects an int or an expression, got {value!r}")
 
 
 def op(name: str, left: Expr | int, right: Expr | int) -> Expr:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from inspect import Parameter, signature
 from pathlib import Path
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
-from etc_dist.errors import GraphError, expect_type
+from etc_dist.errors import GraphError
 from etc_dist.ir.expr import Expr, wrap
 from etc_dist.ir.operand import Operand
 
@@ -155,11 +154,9 @@ class DeviceFunction:
         )
 
     def __post_init__(self) -> None:
-        _check_types(self)
         _check_operands(self)
         _check_names(self)
         _check_constants(self)
-        _check_body(self)
         for name in ("boxes", "constants", "tile"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
@@ -196,11 +193,10 @@ def device_function(
         last wait is met.
     tile: the regions that the CUDA body supports, by position of the operand.
 
-    Raises GraphError for a body or arguments that do not fit each other, TypeError for
-    an argument of a wrong type. docs/language.md describes both bodies."""
+    Raises GraphError for a body or arguments that do not fit each other.
+    docs/language.md describes both bodies."""
 
     def decorate(body: Callable[..., Any]) -> DeviceFunction:
-        expect_type(body, FunctionType, "@device_function(...)")
         made = DeviceFunction(
             name=body.__name__,
             body=body,
@@ -217,25 +213,6 @@ def device_function(
         return made
 
     return decorate
-
-
-def _check_types(made: DeviceFunction) -> None:
-    expect_type(made.source, (str, Path), f"source= of {made}")
-    for name in ("reads", "writes"):
-        expect_type(getattr(made, name), int, f"{name}= of {made}")
-    for name in ("gathers", "reads_before_wait", "streams"):
-        expect_type(getattr(made, name), Sequence, f"{name}= of {made}")
-        for position in getattr(made, name):
-            expect_type(position, int, f"{name}= of {made}")
-    for name, key_type, value_type in (
-        ("constants", str, (int, float, tuple)),
-        ("boxes", int, TmaBox),
-        ("tile", int, Operand),
-    ):
-        expect_type(getattr(made, name), Mapping, f"{name}= of {made}")
-        for key, value in getattr(made, name).items():
-            expect_type(key, key_type, f"a key in {name}= of {made}")
-            expect_type(value, value_type, f"a value in {name}= of {made}")
 
 
 def _check_operands(made: DeviceFunction) -> None:
@@ -338,28 +315,6 @@ def _check_parameters(made: DeviceFunction) -> None:
             fix="correct reads= and writes=; dims and coordinates are keyword-only "
             "parameters, after a *",
         )
-
-
-def _check_body(made: DeviceFunction) -> None:
-    """Refuses `y = ...` where y is an operand that the body writes, and that it uses
-    nowhere: then the operand stays as it was."""
-    code = getattr(made.body, "__code__", None)
-    if code is None:
-        return
-    written = code.co_varnames[made.reads : code.co_argcount]
-    used: dict[str, set[object]] = {"LOAD": set(), "STORE": set()}
-    for instruction in dis.get_instructions(code):
-        kind, names = instruction.opname.partition("_")[0], instruction.argval
-        used.get(kind, set()).update(names if isinstance(names, tuple) else {names})
-    for name in written:
-        if name in used["STORE"] - used["LOAD"]:
-            raise GraphError(
-                f"the body of {made} does not write its operand {name}",
-                where=str(made),
-                wanted=f"{name}[...] = ..., which fills the operand's elements",
-                got=f"{name} = ..., which makes a new array",
-                fix=f"in {made.name}, assign to {name}[...]",
-            )
 
 
 def _check_lane(made: DeviceFunction) -> None:

@@ -37,7 +37,6 @@ from etc_dist.ir.checks import (
     check_members,
     check_symbols,
     checked_local_size,
-    named_values,
     refuse_loads_of_written_state,
 )
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
@@ -165,7 +164,6 @@ class Graph:
     def dims(self, names: str) -> Any:
         """Symbolic dims by name, separated by spaces; bound when the program runs. One
         name gives its Symbol, several give a tuple of them."""
-        expect_type(names, str, "g.dims()")
         made = tuple(Symbol(self._claim(n), "dim") for n in names.split())
         self._dims += made
         return made[0] if len(made) == 1 else made
@@ -290,28 +288,21 @@ class Graph:
         function streams. queued: if not, a dynamic schedule claims the tasks first, in
         order, and they wait in place, unless the call is in a loop.
 
-        Raises GraphError for a call that cannot be correct, TypeError for an argument
-        of a wrong type."""
-        maker = getattr(function, "__name__", None)  # a DeviceFunction has none
-        fix = f"if {maker} makes one, call it: {maker}(...)" if maker else ""
-        expect_type(function, DeviceFunction, "g.call()", fix=fix)
-        expect_type(grid, Grid, "the grid of g.call()")
-        expect_type(even, bool, "even= of g.call()")
-        expect_type(queued, bool, "queued= of g.call()")
+        Raises GraphError for a call that cannot be correct."""
         name = self._claim(name or function.name)
         where = f"graph {self.name}, call {name}"
         made = Call(
             name,
             function,
             (*self._loops, *grid.axes),
-            _members(reads, Region, f"{where}: reads="),
-            _members(writes, Region, f"{where}: writes="),
-            _elements(waits, f"{where}: waits="),
-            _elements(notifies, f"{where}: notifies="),
+            tuple(reads),
+            tuple(writes),
+            _possible(waits),
+            _possible(notifies),
             task_order(order, self._loops, grid, where),
             wrap(pace, f"{where}: pace="),
             len(self._loops),
-            named_values(values, where),
+            tuple((n, wrap(v, f"{where}: {n}")) for n, v in (values or {}).items()),
             even,
             streams_after,
             queued,
@@ -340,8 +331,6 @@ class Graph:
     def _tensor(
         self, name: str, shape: Sequence[Expr | int], dtype: str, kind: str
     ) -> Tensor:
-        fix = f"it is one of {', '.join(map(repr, DTYPES))}"
-        expect_type(dtype, str, f"the dtype of tensor {name}", fix=fix)
         if dtype not in DTYPES:
             raise GraphError(
                 f"tensor {name} has an unknown dtype",
@@ -361,7 +350,6 @@ class Graph:
     def _shape(
         self, shape: Sequence[Expr | int], what: str, where: str
     ) -> tuple[Expr, ...]:
-        expect_type(shape, (tuple, list), f"the shape of {what}")
         made = tuple(wrap(extent, f"{where}: the shape of {what}") for extent in shape)
         refuse_loads(f"the shape of {what}", where, made, UPPER_BOUND)
         check_symbols(f"the shape of {what}", where, made, self._values())
@@ -374,7 +362,6 @@ class Graph:
 
     def _claim(self, name: str) -> str:
         """Take a name for a dim, a tensor, an event tensor or a call."""
-        expect_type(name, str, f"a name in graph {self.name}")
         self._refuse_taken(name, self._coordinates)
         self._names.add(name)
         return name
@@ -412,9 +399,7 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
 
     For ranks on several hosts the function also takes `local_size`, the ranks on each
     of them. `options` are Python values. Each call of the function runs the body once.
-    Raises the errors of the body: GraphError for a program that cannot be correct,
-    TypeError for an argument of a wrong type."""
-    expect_type(body, FunctionType, "@graph_function")
+    Raises the errors of the body: GraphError for a program that cannot be correct."""
     if isgeneratorfunction(body) or iscoroutinefunction(body):
         raise TypeError(
             f"@graph_function expects a plain function, and {body.__name__} would not "
@@ -434,21 +419,7 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
     return build
 
 
-def _members(
-    given: Sequence[Member], kind: type[Member], name: str
-) -> tuple[Member, ...]:
-    """The regions or elements in a list of a call."""
-    expect_type(given, (list, tuple), name)
-    for member in given:
-        fix = ""
-        if isinstance(member, (Tensor, EventTensor)):
-            fix = f"index each axis of {member.name}, as in {member.name}[...]"
-        expect_type(member, kind, f"each of {name}", fix=fix)
-    return tuple(given)
-
-
-def _elements(given: Sequence[EventRef], name: str) -> tuple[EventRef, ...]:
+def _possible(refs: Sequence[EventRef]) -> tuple[EventRef, ...]:
     """The elements in a list of a call, without those that no task waits for or
     notifies, as their condition is constant."""
-    every = _members(given, EventRef, name)
-    return tuple(ref for ref in every if ref.holds != Const(0))
+    return tuple(ref for ref in refs if ref.holds != Const(0))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from etc_dist.errors import GraphError, expect_range, expect_type
+from etc_dist.errors import GraphError, expect_range
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.tensor import DTYPES
 
@@ -54,6 +54,14 @@ class Extent:
             value = getattr(self, name)
             if value is not None and not isinstance(value, Expr):
                 expect_range(value, low, None, name)
+        if self.name and not self.name.isidentifier():
+            raise GraphError(
+                "an extent of an operand does not have a name",
+                where="Operand(...)",
+                wanted="an identifier",
+                got=repr(self.name),
+                fix="write, for example, Operand((64, 'k'))",
+            )
 
     @property
     def is_exact(self) -> bool:
@@ -147,22 +155,7 @@ class Operand:
 
 def _extent(given: Extent | int | str | None) -> Extent:
     if isinstance(given, Extent):
-        if given.name:
-            _extent(given.name)
         return given
-    expect_type(given, (Extent, int, str, type(None)), "an extent of Operand(...)")
-    if not (given is None or _is_extent(given)):
-        raise GraphError(
-            "an extent of an operand is not a size",
-            where="Operand(...)",
-            wanted="a positive number, a name, None or an Extent",
-            got=repr(given),
-            fix="write, for example, Operand((64, 'k'))",
-        )
     if isinstance(given, str):
         return Extent(name=given)
-    return Extent() if given is None else Extent(size=int(given))
-
-
-def _is_extent(given: int | str) -> bool:
-    return given.isidentifier() if isinstance(given, str) else given > 0
+    return Extent(size=given)

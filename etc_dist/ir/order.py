@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from etc_dist.errors import GraphError, expect_type
+from etc_dist.errors import GraphError
 from etc_dist.ir.call import TASK, Coordinate, Grid, row_major, size_of
 from etc_dist.ir.expr import Expr, substitute, wrap
 
@@ -27,7 +27,6 @@ def task_order(
             fix="omit order=, and give the axes of g.grid() in the order of the tasks",
         )
     parts = order(TASK)
-    expect_type(parts, (tuple, list), f"{where}: the result of order=")
     if len(parts) != len(grid):
         raise GraphError(
             "order= does not return a coordinate of the grid",

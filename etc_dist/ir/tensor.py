@@ -63,6 +63,8 @@ class Tensor:
     dtype: str
     kind: str
 
+    __iter__ = None  # else Python would index without end
+
     def __getitem__(self, index: Any) -> Region:
         return _region(self, None, index)
 
@@ -78,7 +80,7 @@ class Tensor:
             )
         return RemoteTensor(self, wrap(rank, f"{self.name}.on(...)"))
 
-    def load(self, *index: Expr | int) -> Expr:
+    def load(self, *index: Expr | int) -> Load:
         """An element as a symbolic integer, read when the program runs (int32)."""
         if self.dtype != "int32" or self.kind not in LOADABLE:
             raise GraphError(
@@ -125,6 +127,8 @@ class RemoteTensor:
 
     tensor: Tensor
     rank: Expr
+
+    __iter__ = None  # else Python would index without end
 
     def __getitem__(self, index: Any) -> Region:
         return _region(self.tensor, self.rank, index)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from etc_dist.errors import expect_type
 from etc_dist.files import read_object
 from etc_dist.functions.rotary import HEAD_DIMS, rotary_table
 from etc_dist.models.experts import MOST_CHOICES, MOST_EXPERTS, Mixture
@@ -140,7 +139,6 @@ def read_config(folder: str | Path) -> ModelConfig:
 
     Raises ArgumentError for a folder without a model, and for a model of another
     architecture or with a variant that is not implemented."""
-    expect_type(folder, (str, Path), "folder")
     path = Path(folder) / "config.json"
     try:
         given = read_object(path)

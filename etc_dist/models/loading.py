@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import expect_choice, expect_type
+from etc_dist.errors import expect_choice
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.model import Model
@@ -95,13 +94,11 @@ def load(
 
 
 def _read_bundle(folder: Any) -> Bundle | None:
-    expect_type(folder, (str, Path, NoneType), "bundle")
     return None if folder is None else read_bundle(Path(folder).expanduser())
 
 
 def read_model(path: Any, dtype: Any) -> tuple[ModelConfig, ReadWeights]:
     """The configuration of the model in `path`, and what reads its weights."""
-    expect_type(path, (str, Path), "path")
     expect_choice(dtype, DTYPES, "dtype")
     path = Path(path).expanduser()
     if not path.is_dir():

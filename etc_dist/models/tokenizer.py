@@ -50,8 +50,6 @@ class Tokenizer:
         of the model declare.
 
         Raises ArgumentError if the files disagree about those."""
-        expect_type(text, str, "text")
-        expect_type(add_special_tokens, bool, "add_special_tokens")
         if add_special_tokens and self._conflict is not None:
             raise self._conflict
         if not text.isascii():
@@ -97,7 +95,6 @@ class Tokenizer:
         Raises ArgumentError where the template refuses or drops what it is given, and
         TypeError for values that are not JSON data."""
         given = conversation(messages)
-        expect_type(add_generation_prompt, bool, "add_generation_prompt")
         arguments |= {"tools": tools, "documents": documents}
         for name in ("tools", "documents"):
             expect_type(arguments[name], (list, tuple, NoneType), name)
@@ -133,7 +130,6 @@ class TextStream:
     # are decoded together with those of the last complete character.
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        expect_type(tokenizer, Tokenizer, "tokenizer")
         self._tokenizer = tokenizer
         self._context: list[int] = []
         self._pending: list[int] = []

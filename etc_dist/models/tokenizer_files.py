@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.errors import ArgumentError
 from etc_dist.files import read_file
 from etc_dist.models.config import read_config
 from etc_dist.models.extras import extra_module
@@ -34,7 +34,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises ArgumentError for a path without one, for files that are damaged or that
     declare what is not implemented, and for ids that the model does not have."""
-    expect_type(path, (str, Path), "path")
     path = Path(path).expanduser()
     if not path.is_dir():
         file = GgufFile(path)

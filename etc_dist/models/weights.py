@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ARCHITECTURES, ModelConfig
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
@@ -138,8 +138,6 @@ def weight_shapes(
 
     The rows of the embedding, and of w_head, are padded to an equal multiple of 8 on
     each rank. Numbers of the padding have no effect."""
-    expect_type(config, ModelConfig, "config")
-    expect_type(part, Part, "part")
     config = part.config(config)
     layers, hidden, inner = config.layers, config.hidden, config.inner
     heads = config.heads * config.head_dim
@@ -172,7 +170,6 @@ def check_weights(
 ) -> str:
     """The dtype of a model's weights; ArgumentError that names what does not fit.
     are_finite: the numbers are not examined."""
-    expect_type(weights, Mapping, "weights")
     wanted = weight_shapes(config, part)
     faults = [f"{name}: missing" for name in wanted if name not in weights]
     found = {n: inspect(n, weights[n]) for n in wanted if n in weights}

@@ -9,7 +9,6 @@ from typing import Any
 from etc_dist.errors import (
     ArgumentError,
     expect_range,
-    expect_type,
     warn_cpu_only,
 )
 from etc_dist.ir import GraphFunction
@@ -76,7 +75,6 @@ def bind_dims(
 
 
 def _checked(graph: str, names: set[str], chosen: Mapping[str, Any]) -> dict[str, int]:
-    expect_type(chosen, Mapping, "dims")
     for name, value in chosen.items():
         if name not in names:
             raise ArgumentError(

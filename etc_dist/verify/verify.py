@@ -112,7 +112,6 @@ def verify(
     too many tasks to enumerate. All faults of the program are raised at once:
     DeadlockError or RaceError if all are of that kind, else GraphError."""
     began = time.perf_counter()
-    expect_type(plan, Plan, "verify()")
     expect_type(workers, int, "workers")
     dims, tensors = checked_dims(plan.graph, dims), dict(tensors or {})
     _check_arguments(plan, dims, workers, tensors)

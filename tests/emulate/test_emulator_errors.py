@@ -24,6 +24,7 @@ from tests.emulate.cases import mlp
 from tests.emulate.programs import chosen_task, gathered_rows, one_task
 from tests.emulate.test_given_counts import first_rows
 from tests.layers.programs import without
+from tests.refusals import refused
 from tests.runtime.running_sums import inputs, running_sums
 
 X = np.arange(256, dtype=np.int32)
@@ -145,72 +146,42 @@ def test_missing_compiler_is_reported_with_its_install_command(monkeypatch):
         run("race")
 
 
-@pytest.mark.parametrize(
-    "options, text",
-    [
-        ({"schedule": "best"}, "'static' or 'dynamic' or 'auto'"),
-        ({"workers": 0}, "workers: an integer from 1 to 256"),
-        ({"workers": 10_000}, "workers: an integer from 1 to 256"),
-    ],
-)
-def test_option_that_does_not_fit_is_refused(options, text):
-    graph = one_task(1, body="race", dtype="int32", lane="tensor")
-    with pytest.raises(ArgumentError, match=text):
-        Emulator(graph, **options)
-
-
-def test_graph_must_be_a_graph_function():
-    with pytest.raises(TypeError, match="GraphFunction"):
-        Emulator("graph")
-
-
-@pytest.mark.parametrize(
-    "dims, text",
-    [
-        ({"n": 256}, "give every dim"),
-        ({"n": 128, "m": 4}, r"x \[128\]"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_refused(dims, text):
-    with pytest.raises(ArgumentError, match=text):
-        run("race", dims)
-
-
-def test_missing_array_is_named_before_dims_are_taken_from_the_others():
-    emulator = Emulator(gathered_rows(1, row=lambda at, m: at))
-    with pytest.raises(ArgumentError, match="none for x, at"):
-        emulator.run([{}])
-
-
-def test_rows_of_floats_have_a_multiple_of_16_bytes():
+def floats(inputs, n, **options):
     graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
-    inputs = [{"x": np.ones(3, np.float32)}]
-    with pytest.raises(ArgumentError, match="rows of a multiple of 16 bytes"):
-        Emulator(graph).run(inputs, {"n": 3, "m": 32})
+    Emulator(graph).run(inputs, {"n": n, "m": 32}, **options)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64 - 1])
-def test_seed_that_is_out_of_range_is_refused(seed):
-    graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
-    inputs = [{"x": np.ones(4, np.float32)}]
-    with pytest.raises(ArgumentError, match="seed: an integer from 0 to"):
-        Emulator(graph).run(inputs, {"n": 4, "m": 32}, seed=seed)
+ONE = [{"x": np.ones(4, np.float32)}]
+REFUSALS = {
+    "schedule": (
+        lambda: run("race", schedule="best"),
+        "'static' or 'dynamic' or 'auto'",
+    ),
+    "workers": (lambda: run("race", workers=0), "workers: an integer from 1 to 256"),
+    "many workers": (lambda: run("race", workers=10_000), "an integer from 1 to 256"),
+    "graph": (lambda: Emulator("graph"), "expects a GraphFunction"),
+    "missing dim": (lambda: run("race", {"n": 256}), "give every dim"),
+    "shape": (lambda: run("race", {"n": 128, "m": 4}), "x [128]"),
+    "missing array": (
+        lambda: Emulator(gathered_rows(1, row=lambda at, m: at)).run([{}]),
+        "none for x, at",
+    ),
+    "ranks": (lambda: floats([], 4), "wanted: 1 mappings got: 0"),
+    "list": (lambda: floats([{"x": [0.0]}], 4), "x expects a"),
+    "rows": (
+        lambda: floats([{"x": np.ones(3, np.float32)}], 3),
+        "rows of a multiple of 16 bytes",
+    ),
+    "seed below 0": (lambda: floats(ONE, 4, seed=-1), "seed: an integer from 0 to"),
+    "large seed": (lambda: floats(ONE, 4, seed=2**64 - 1), "an integer from 0 to"),
+    "seed": (lambda: floats(ONE, 4, seed="a"), "seed expects an int"),
+    "runs": (lambda: floats(ONE, 4, runs=True), "runs expects an int"),
+}
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options"),
-    [
-        (None, {}),
-        ([[X]], {}),
-        ([{"x": [0.0]}], {}),
-        ([{"x": X}], {"seed": "a"}),
-        ([{"x": X}], {"runs": True}),
-    ],
-)
-def test_wrong_types_of_a_run_are_type_errors(inputs, options):
-    graph = one_task(1, body="race", dtype="int32", lane="tensor")
-    with pytest.raises(TypeError, match=" expects an? "):
-        Emulator(graph).run(inputs, {"n": 256, "m": 4}, **options)
+@pytest.mark.parametrize("name", REFUSALS)
+def test_arguments_that_do_not_fit_are_refused(name):
+    refused(*REFUSALS[name], (ArgumentError, TypeError))
 
 
 @pytest.mark.parametrize(

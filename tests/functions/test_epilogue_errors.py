@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 import etc_dist
@@ -10,9 +13,12 @@ from etc_dist.errors import BuildError, CodegenError, GraphError
 from etc_dist.functions.epilogue import PER_COLUMN, epilogue, residual, store
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, graph_function
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.order import tile_grid
+from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.functions.epilogues import SOURCE, applied
+from tests.refusals import refused
 
 SHAPE = TileShape(64, 64, "k", swapped=True)
 
@@ -25,101 +31,94 @@ def declared(body=scale, **options):
     return epilogue(**{"source": SOURCE, "reads": [PER_COLUMN], **options})(body)
 
 
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        ({"reads": ["column"]}, "reads= of 'per element', 'per column', 'per row'"),
-        ({"writes": ["per column"]}, "writes= of 'per element', 'per row'"),
-        ({"dtype": "int32"}, "dtype= of 'bfloat16', 'float16', 'float32', 'float8"),
-    ],
-)
-def test_kinds_and_dtypes_must_be_known(options, wanted):
-    body = {"writes": lambda sums, factors, y, more: None}.get(next(iter(options)))
-    with pytest.raises(GraphError) as caught:
-        declared(body or scale, **options)
-    assert wanted in caught.value.wanted
+@graph_function
+def product(g: Graph, *, what: Any = store, width: Any = None) -> None:
+    """y of the first columns of x and w. A residual has all columns."""
+    m, n, k = g.dims("m n k")
+    x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
+    more = [g.input("other", (m, n), "bfloat16")] if what is residual else []
+    y, tiles = g.output("y", (m, n), "bfloat16"), Tiles(g, "tile", 0, [SHAPE])
+    of = tile_grid(g, "", (m, n), 64, 64)
+    g.call(
+        tiles.matmul("bfloat16", what),
+        of.grid,
+        reads=[x[of.rows, :width], w[of.columns, :width]]
+        + [other[of.rows, :] for other in more],
+        writes=[y[of.rows, of.columns]],
+        values=tiles.values,
+    )
 
 
-def test_the_body_must_take_all_arrays():
-    with pytest.raises(GraphError) as caught:
-        declared(reads=[])
-    assert caught.value.wanted == "2 positional parameters: sums, y"
-    assert caught.value.got == "(sums, factors, y)"
+def generated(graph: Any) -> None:
+    generate(schedule_static(graph))
+
+
+def replaced(sums, y):
+    y = sums  # noqa: F841
+
+
+def more(sums, factors, y, more): ...
+
+
+def of_scale(**options: Any) -> Any:
+    return applied(1, what=declared(**options), shapes=[SHAPE])
+
+
+REFUSALS = {
+    "reads": (
+        lambda: declared(reads=["column"]),
+        "reads= of 'per element', 'per column', 'per row'",
+    ),
+    "reads as text": (lambda: declared(reads="per column"), "reads= of 'per element'"),
+    "writes": (
+        lambda: declared(more, writes=["per column"]),
+        "writes= of 'per element', 'per row'",
+    ),
+    "dtype": (
+        lambda: declared(dtype="int32"),
+        "dtype= of 'bfloat16', 'float16', 'float32', 'float8",
+    ),
+    "arrays": (
+        lambda: declared(reads=[]),
+        "wanted: 2 positional parameters: sums, y got: (sums, factors, y) to do",
+    ),
+    "constants of the matmul": (
+        lambda: generated(of_scale(constants={"kTiles": 2})),
+        "got: kTiles to do",
+    ),
+    "residual of other columns": (
+        lambda: generated(product(1, what=residual)),
+        "got: axis 1: size n, where another columns is 64 to do",
+    ),
+    "part of k": (
+        lambda: generated(product(1, width=SHAPE.step // 2)),
+        "got: axis 1: size 256|k a multiple of 512",
+    ),
+    "name of the CUDA half": (
+        lambda: etc_dist.build(of_scale(), target="sm_90a"),
+        "scale",
+    ),
+    "dtype of y": (
+        lambda: generated(applied(1, what=store, shapes=[SHAPE], y_dtype="float32")),
+        "got: float32 to do",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_an_epilogue_that_does_not_fit_is_refused(name):
+    refused(*REFUSALS[name], (BuildError, CodegenError, GraphError))
+
+
+def test_a_part_of_k_of_whole_steps_is_taken():
+    generated(product(1, width=SHAPE.step))
 
 
 def test_the_body_must_fill_y():
-    def replaced(sums, factors, y):
-        y = sums * factors  # noqa: F841
-
-    with pytest.raises(GraphError, match="does not write its operand y"):
-        declared(replaced)
-
-
-def test_arguments_have_types():
-    with pytest.raises(TypeError, match="reads= of epilogue"):
-        declared(reads="per column")
-    with pytest.raises(TypeError, match="epilogue of Tiles.matmul"):
-        Tiles(Graph("one", 1), "tile", 0, [SHAPE]).matmul("bfloat16", scale)
-
-
-def test_constants_must_not_replace_those_of_the_matmul():
-    graph = applied(1, what=declared(constants={"kTiles": 2}), shapes=[SHAPE])
-    with pytest.raises(CodegenError) as caught:
-        generate(schedule_static(graph))
-    assert caught.value.got == "kTiles"
-
-
-def test_a_residual_must_have_the_rows_and_columns_of_y():
-    @graph_function
-    def shifted(g: Graph) -> None:
-        m, n, k = g.dims("m n k")
-        x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
-        other = g.input("other", (m, n), "bfloat16")
-        y, tiles = g.output("y", (m, n), "bfloat16"), Tiles(g, "tile", 0, [SHAPE])
-        of = tile_grid(g, "", (m, n), 64, 64)
-        g.call(
-            tiles.matmul("bfloat16", residual),
-            of.grid,
-            reads=[x[of.rows, :], w[of.columns, :], other[of.rows, :]],
-            writes=[y[of.rows, of.columns]],
-            values=tiles.values,
-        )
-
-    with pytest.raises(CodegenError) as caught:
-        generate(schedule_static(shifted(1)))
-    assert caught.value.got == "axis 1: size n, where another columns is 64"
-
-
-def test_a_share_of_k_is_a_multiple_of_a_step():
-    @graph_function
-    def first_columns(g: Graph, *, width: int) -> None:
-        m, n, k = g.dims("m n k")
-        x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
-        y, tiles = g.output("y", (m, n), "bfloat16"), Tiles(g, "tile", 0, [SHAPE])
-        of = tile_grid(g, "", (m, n), 64, 64)
-        g.call(
-            tiles.matmul("bfloat16"),
-            of.grid,
-            reads=[x[of.rows, :width], w[of.columns, :width]],
-            writes=[y[of.rows, of.columns]],
-            values=tiles.values,
-        )
-
-    assert generate(schedule_static(first_columns(1, width=SHAPE.step)))
-    with pytest.raises(CodegenError) as caught:
-        generate(schedule_static(first_columns(1, width=SHAPE.step // 2)))
-    assert caught.value.got == "axis 1: size 256"
-    assert "k a multiple of 512" in caught.value.wanted
-
-
-def test_the_cuda_half_must_have_the_name_of_the_body():
-    graph = applied(1, what=declared(), shapes=[SHAPE])
-    with pytest.raises(BuildError, match="scale"):
-        etc_dist.build(graph, target="sm_90a")
-
-
-def test_y_has_the_dtype_of_the_epilogue():
-    graph = applied(1, what=store, shapes=[SHAPE], y_dtype="float32")
-    with pytest.raises(CodegenError) as caught:
-        generate(schedule_static(graph))
-    assert caught.value.got == "float32"
+    graph = product(1, what=epilogue(source=SOURCE)(replaced))
+    given = {name: np.ones((8, 8), numpy_dtype("bfloat16")) for name in ("x", "w")}
+    words = "leaves elements of an output unwritten"
+    refused(
+        lambda: simulate(schedule_static(graph), [given], {"m": 8, "n": 8, "k": 8}),
+        words,
+    )

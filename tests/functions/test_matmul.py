@@ -26,14 +26,7 @@ def test_gated_results_are_silu_of_gate_times_up():
     np.testing.assert_allclose(y, silu(product) * 2 * product)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (("NK", "bfloat16"), GraphError),
-        (("nk", "int32"), GraphError),
-        (("nk", np.float32), TypeError),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, error):
-    with pytest.raises(error, match=r"(w_layout|dtype) of matmul_store\(\)"):
+@pytest.mark.parametrize("options", [("NK", "bfloat16"), ("nk", "int32")])
+def test_options_that_do_not_fit_are_refused(options):
+    with pytest.raises(GraphError, match=r"(w_layout|dtype) of matmul_store\(\)"):
         matmul_store(*options)

@@ -141,8 +141,6 @@ def test_a_damaged_bundle_is_refused(folder, bundle, one_rank):
     (bundle / "proofs.json").write_text("{}")
     with pytest.raises(ArgumentError, match="proofs.json"):
         load(folder, bundle=bundle, world=one_rank)
-    with pytest.raises(TypeError, match="bundle expects a str or Path or None"):
-        load(folder, bundle=3, world=one_rank)
 
 
 def test_the_command_of_the_documentation_builds_bundles(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
-from etc_dist.models import TextStream, read_config, weight_shapes
 from etc_dist.models.ids import checked_ids, checked_prompt, checked_stop
 from etc_dist.models.pages import PageTable
 from etc_dist.models.sampling import Sampling
@@ -48,20 +47,6 @@ def test_lengths_of_other_types_are_refused(value):
     with pytest.raises(TypeError, match="length expects an int"):
         pages.add(value)
     assert (pages.free_requests, pages.free_pages) == (2, 8)
-
-
-@pytest.mark.parametrize("value", [None, 5, b"x"])
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (read_config, "folder expects a str or Path"),
-        (weight_shapes, "config expects a ModelConfig"),
-        (TextStream, "tokenizer expects a Tokenizer"),
-    ],
-)
-def test_arguments_of_other_types_are_named(call, text, value):
-    with pytest.raises(TypeError, match=text):
-        call(value)
 
 
 @pytest.mark.parametrize("place", range(4))

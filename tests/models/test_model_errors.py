@@ -138,7 +138,7 @@ def test_steps_that_do_not_fit_are_refused(model, step, text):
         ({"page_size": 24}, ArgumentError, "unknown page_size"),
         ({"dtype": "float32"}, ArgumentError, "'bfloat16' or 'float16'"),
         ({"deterministic": "yes"}, ArgumentError, "unknown deterministic"),
-        ({"path": 3}, TypeError, "path expects a str or Path"),
+        ({"path": 3}, TypeError, "os.PathLike"),
         ({"path": "/nowhere"}, ArgumentError, "the folder of a Hugging Face model"),
     ],
 )

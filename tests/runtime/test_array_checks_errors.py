@@ -51,7 +51,6 @@ def test_dims_that_no_axis_gives_may_be_chosen():
         ({"row": 4}, ArgumentError, "wanted: some of n, rows"),
         ({"rows": -1}, ArgumentError, "rows is out of range"),
         ({"rows": 2.0}, TypeError, "rows expects an int, got float"),
-        ([4], TypeError, "dims expects a Mapping, got list"),
     ],
 )
 def test_chosen_dims_that_do_not_fit_are_refused(dims, kind, text):

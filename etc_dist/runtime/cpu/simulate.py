@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import (
-    ArgumentError,
-    DeadlockError,
-    GraphError,
-    WaitRecord,
-    expect_type,
-)
+from etc_dist.errors import ArgumentError, DeadlockError, GraphError, WaitRecord
 from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
@@ -53,11 +47,7 @@ def simulate(
     task can run. With `check` the run is verified with the data that its index
     expressions loaded (see `verify`), and outputs must be complete.
     """
-    expect_type(plan, Plan, "simulate()")
     graph = plan.graph
-    expect_type(inputs, (list, tuple), "inputs")
-    for given in inputs:
-        expect_type(given, Mapping, "an item of inputs")
     if len(inputs) != graph.world_size:
         raise ArgumentError(
             "a simulation needs the inputs of every rank",
