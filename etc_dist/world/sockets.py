@@ -155,6 +155,8 @@ class SocketTransport(Transport):
         return messages.popleft() if messages else None
 
     def find_unsent(self, kind: int) -> set[int]:
+        for connection in self._connections.values():
+            connection.send()
         return {peer for peer, one in self._connections.items() if one.unsent}
 
     def find_closed(self) -> set[int]:
