@@ -60,6 +60,7 @@ struct Worker {
   ThreadBarrier named[16], *pair;
   struct {
     uint32_t turn = 0, arrived = 0, wgmmas = 0, read = 0;  // wgmmas issued and read
+    uint64_t polled = 0;  // the turn in which a thread last read the clock, as each poll does
     const char* what = nullptr;
     Words words[2][32];
     Sum sum;

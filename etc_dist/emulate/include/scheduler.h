@@ -12,6 +12,7 @@ constexpr uint64_t kRunLimit = 2'000'000'000;  // nanoseconds that runs may last
 // Turns without progress after which only the clock can end a wait, and runs fast. After half of
 // them no thread is slow any more.
 constexpr uint32_t kIdleTurns = 128;
+constexpr uint32_t kPollTurns = 64;  // within which a warp that polls reads the clock again
 constexpr size_t kStack = 192 * 1024, kGuard = 4096;  // bytes; the guard is the lowest page
 constexpr size_t kMostGuards = 16384;  // a process may have 65530 mappings
 
@@ -82,7 +83,10 @@ void wait_turn(const uint32_t* turn) {
   while (!next.is_due()) yield();
   next.turn = nullptr;
 }
-uint64_t now() { return clock_ns; }
+uint64_t now() {
+  own->worker->warps[own->id / 32].polled = turns;
+  return clock_ns;
+}
 void note_progress() { made_progress = true; }
 
 void ThreadBarrier::arrive(uint32_t count, bool value) {
@@ -122,6 +126,7 @@ const Words* exchange(const char* what, Words words, bool orders) {
   if (++warp.arrived == 32) {
     if (orders) put(warp.known[this_turn], warp.sum.take());
     warp.arrived = 0, ++warp.turn;
+    if (turns - warp.polled > kPollTurns) note_progress();
   } else {
     wait_turn(&warp.turn);
   }
