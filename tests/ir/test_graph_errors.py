@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from etc_dist.ir import (
-    RANK,
-    DeviceFunction,
-    Graph,
-    Symbol,
-    up_to,
-)
+from etc_dist.ir import RANK, DeviceFunction, Graph, Symbol, up_to
 from etc_dist.ir.expr import Expr
 from tests.refusals import refused
 

@@ -21,6 +21,7 @@ from etc_dist.ir import (
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.schedule.plan import Plan
 from etc_dist.verify.verify import verify
+from tests.refusals import refused
 
 
 @device_function(source="touch.cuh", reads=0, writes=0)
@@ -42,10 +43,8 @@ def build(body: Callable[[Graph], None], world_size: int = 1) -> GraphFunction:
     return graph_function(body)(world_size)
 
 
-def refused(plan: Plan, workers: int = 4, **dims: int) -> GraphError:
-    with pytest.raises(GraphError) as caught:
-        verify(plan, dims, workers)
-    return caught.value
+def fault(plan: Plan, words: str, kind: type[GraphError] = GraphError) -> GraphError:
+    return refused(lambda: verify(plan, {}, 4), words, kind)
 
 
 # ------------------------------------------------------------------- planted faults
@@ -62,21 +61,22 @@ def chain(g: Graph, *, expects: int = 2, notifies: bool = True) -> None:
     g.call(touch, grid, name="second", waits=[done[i]])
 
 
-def test_a_missing_notify_is_found():
-    plan = schedule_dynamic(chain(2, notifies=False))
-    error = refused(plan)
-    assert isinstance(error, DeadlockError)
-    assert "expects 2 notifications and all tasks together make 0" in error.got
+FAULTS = {
+    "no notification": (
+        {"notifies": False},
+        "expects 2 notifications and all tasks together make 0",
+        DeadlockError,
+    ),
+    "high count": ({"expects": 3}, "", DeadlockError),
+    "low count": ({"expects": 1}, "expects 1 notifications and gets 2", GraphError),
+}
 
 
-def test_a_count_that_is_too_high_is_a_deadlock():
-    plan = schedule_dynamic(chain(2, expects=3))
-    assert isinstance(refused(plan), DeadlockError)
-
-
-def test_a_count_that_is_too_low_is_found():
-    plan = schedule_dynamic(chain(2, expects=1))
-    assert "expects 1 notifications and gets 2" in refused(plan).got
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_count_is_found(name):
+    options, words, kind = FAULTS[name]
+    plan = schedule_dynamic(chain(2, **options))
+    fault(plan, words, kind)
 
 
 def test_a_cycle_of_waits_is_found_with_its_steps():
@@ -96,8 +96,7 @@ def test_a_cycle_of_waits_is_found_with_its_steps():
         "a[i=0] on rank 1 waits for back[0] on rank 1, which b[i=0] on rank 1",
         "b[i=0] on rank 1 waits for there[0] on rank 1, which a[i=0] on rank 0",
     ]
-    error = refused(plan)
-    assert "8 tasks can never run" in error.got
+    error = fault(plan, "8 tasks can never run")
     lines = [line.strip() for line in error.got.splitlines()[-4:]]
     assert lines == [f"{step} notifies" for step in steps]
 
@@ -116,9 +115,8 @@ def by_worker(g: Graph) -> None:
 def test_the_order_of_units_does_not_prevent_a_race():
     graph = by_worker(1)
     verify(schedule_static(graph), {}, workers=4)
-    error = refused(schedule_dynamic(graph))
-    assert isinstance(error, RaceError)
-    assert "make[i=0] on rank 0 writes and use[i=0] on rank 0 reads x[0:1]" in error.got
+    words = "make[i=0] on rank 0 writes and use[i=0] on rank 0 reads x[0:1]"
+    fault(schedule_dynamic(graph), words, RaceError)
 
 
 def test_a_plan_whose_groups_are_torn_apart_is_refused():
@@ -128,9 +126,7 @@ def test_a_plan_whose_groups_are_torn_apart_is_refused():
     calls = (lane.calls[0], second)
     lanes = (replace(lane, calls=calls), plan.lanes[1])
     torn = replace(plan, graph=replace(plan.graph, calls=calls), lanes=lanes)
-    assert (
-        "call second: tasks that wait for the same events are not" in refused(torn).got
-    )
+    fault(torn, "call second: tasks that wait for the same events are not")
 
 
 def test_an_element_out_of_range_names_its_task():
@@ -141,54 +137,107 @@ def test_an_element_out_of_range_names_its_task():
         g.call(touch, begin, name="begin", notifies=[done[k]])
         g.call(touch, grid, name="follow", waits=[done[i]])
 
-    plan = schedule_dynamic(build(body))
-    assert "follow[i=2] on rank 0 waits for done[2]" in refused(plan).got
+    fault(schedule_dynamic(build(body)), "follow[i=2] on rank 0 waits for done[2]")
 
 
 # ------------------------------------------------------------------------ refusals
 
 
-def reason(body: Callable[[Graph], None], world_size: int = 2) -> str:
-    with pytest.raises(ScheduleError) as caught:
-        schedule_dynamic(build(body, world_size))
-    assert caught.value.fix.endswith('use schedule="static"')
-    return caught.value.got
+STATIC = '|use schedule="static"'
 
 
-def test_a_graph_without_calls_is_refused():
-    with pytest.raises(ScheduleError, match="has nothing to run"):
-        schedule_dynamic(build(lambda g: None))
+def waits(
+    of: Callable[..., list[Any]],
+    *,
+    extent: Callable[..., Any] = lambda g, counts: 4,
+    peers: bool = False,
+    is_counted: bool = False,
+    **call: Any,
+) -> Callable[[Graph], None]:
+    """A call of `touch` that waits for of(done, counts, i, here, begun)."""
 
-
-def test_a_wait_for_a_loaded_element_is_refused():
-    def body(g: Graph) -> None:
-        to = g.input("to", (4,), "int32")
-        done = g.events("done", (4,), expects=1)
-        (i,) = grid = g.grid(i=4)
-        g.call(touch, grid, waits=[done[to.load(i)]])
-
-    assert reason(body) == "call touch waits for done[to[i]], an element that is loaded"
-
-
-def test_a_loaded_count_of_peers_is_refused():
     def body(g: Graph) -> None:
         counts = g.input("counts", (4,), "int32")
-        done = g.events("done", (4,), expects=counts.load, cross_rank=True)
-        (i,) = grid = g.grid(i=4)
-        g.call(touch, grid, waits=[done[i]])
-
-    assert reason(body) == "done is cross-rank, its expected count is loaded"
-
-
-def test_a_wait_for_peers_and_for_a_loaded_count_is_refused():
-    def body(g: Graph) -> None:
-        counts = g.input("counts", (4,), "int32")
+        expects = counts.load if is_counted else 1
+        done = g.events("done", (4,), expects=expects, cross_rank=peers)
         here = g.events("here", (4,), expects=1, cross_rank=True)
-        done = g.events("done", (4,), expects=counts.load)
-        (i,) = grid = g.grid(i=4)
-        g.call(touch, grid, waits=[here[i], done[i]])
+        begun = g.events("begun", (1,), expects=1)
+        (i,) = grid = g.grid(i=extent(g, counts))
+        g.call(touch, grid, waits=of(done, counts, i, here, begun), **call)
 
-    assert "call touch waits for peers and for done[i], a loaded count" in reason(body)
+    return body
+
+
+def loaded(g: Graph, counts: Any) -> Any:
+    return up_to(4, counts.load(0))
+
+
+NO_COMMON = (
+    "got: call touch has a loaded extent, and its tasks have no first wait in common "
+)
+REFUSALS = {
+    "no calls": (lambda g: None, "has nothing to run"),
+    "loaded element": (
+        waits(lambda done, counts, i, *_: [done[counts.load(i)]]),
+        "got: call touch waits for done[counts[i]], an element that is loaded to do",
+    ),
+    "loaded count of peers": (
+        waits(lambda done, counts, i, *_: [done[i]], peers=True, is_counted=True),
+        "got: done is cross-rank, its expected count is loaded to do",
+    ),
+    "peers and a loaded count": (
+        waits(lambda done, counts, i, here, _: [here[i], done[i]], is_counted=True),
+        "call touch waits for peers and for done[i], a loaded count",
+    ),
+    "grid of the rank": (
+        waits(
+            lambda done, *_: [done[0]],
+            extent=lambda g, counts: 2 * g.let("own", g.rank + 1),
+        ),
+        "got: the grid of call touch, which waits, depends on the rank to do",
+    ),
+    "many waits": (
+        waits(lambda done, *_: [done[k % 4] for k in range(33)]),
+        "got: call touch has 33 waits, more than 32 to do",
+    ),
+    "loaded extent without waits": (waits(lambda *_: [], extent=loaded), NO_COMMON),
+    "loaded extent and done[i]": (
+        waits(lambda done, counts, i, *_: [done[i]], extent=loaded),
+        NO_COMMON,
+    ),
+    "loaded condition of the only wait": (
+        waits(lambda done, counts, i, *_: [done[i].when(counts.load(i))], peers=True),
+        "got: call touch waits for done[i] when counts[i] alone, by a loaded condition",
+    ),
+    "unqueued with a loaded extent": (
+        waits(lambda done, *_: [done[0]], extent=loaded, queued=False),
+        "got: call touch has queued=False, and its extent is loaded to do: omit "
+        "queued=False, or",
+    ),
+    "three reasons": (
+        waits(
+            lambda done, counts, i, *_: [done[counts.load(i)]],
+            extent=lambda g, counts: 4 + g.rank,
+            peers=True,
+            is_counted=True,
+        ),
+        "an element that is loaded|expected count is loaded|depends on the rank",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_graph_that_no_queue_serves_is_refused(name):
+    body, words = REFUSALS[name]
+    words += "" if name == "no calls" else STATIC
+    refused(lambda: schedule_dynamic(build(body, 2)), words, ScheduleError)
+
+
+def test_a_peer_may_load_the_condition_of_a_second_wait():
+    def of(done: Any, counts: Any, i: Any, here: Any, begun: Any) -> list[Any]:
+        return [done[i].when(counts.load(i)), begun[0]]
+
+    schedule_dynamic(build(waits(of, peers=True), 2))
 
 
 @graph_function
@@ -208,28 +257,13 @@ def test_an_unqueued_call_after_a_queued_one_is_refused():
         "call second has queued=False, and waits for done[i], which the queued call "
     )
     expected += "first notifies"
-    with pytest.raises(ScheduleError) as caught:
-        schedule_dynamic(waiting(1))
-    assert caught.value.got == expected
+    refused(lambda: schedule_dynamic(waiting(1)), f"got: {expected} to", ScheduleError)
     plan = schedule_dynamic(waiting(1, first=False))
     queued = replace(plan.graph.calls[1], queued=True)
     calls = (plan.graph.calls[0], queued, plan.graph.calls[2])
     lanes = (replace(plan.lanes[0], calls=calls), plan.lanes[1])
     torn = replace(plan, graph=replace(plan.graph, calls=calls), lanes=lanes)
-    assert expected in refused(torn).got
-
-
-def test_an_unqueued_call_with_a_loaded_extent_is_refused():
-    def body(g: Graph) -> None:
-        counts = g.input("counts", (1,), "int32")
-        done = g.events("done", (1,), expects=1)
-        grid = g.grid(i=up_to(4, counts.load(0)))
-        g.call(touch, grid, waits=[done[0]], queued=False)
-
-    with pytest.raises(ScheduleError) as caught:
-        schedule_dynamic(build(body))
-    assert caught.value.got == "call touch has queued=False, and its extent is loaded"
-    assert caught.value.fix == 'omit queued=False, or use schedule="static"'
+    fault(torn, expected)
 
 
 def test_tasks_in_an_order_that_deadlocks_are_found():
@@ -242,49 +276,8 @@ def test_tasks_in_an_order_that_deadlocks_are_found():
         g.call(touch, g.grid(two=1), name="end", waits=[done[0]])
 
     verify(schedule_dynamic(build(lambda g: body(g, True))), {}, workers=4)
-    error = refused(schedule_dynamic(build(lambda g: body(g, False))))
-    assert isinstance(error, DeadlockError)
-    assert "back[i=0] on rank 0 waits for done[1] on rank 0" in error.got
-
-
-def test_a_grid_that_depends_on_the_rank_is_refused():
-    def body(g: Graph) -> None:
-        own = g.let("own", g.rank + 1)
-        done = g.events("done", (1,), expects=1)
-        g.call(touch, g.grid(i=2 * own), waits=[done[0]])
-
-    assert reason(body) == "the grid of call touch, which waits, depends on the rank"
-
-
-def test_too_many_waits_are_refused():
-    def body(g: Graph) -> None:
-        done = g.events("done", (33,), expects=1)
-        g.call(touch, g.grid(i=1), waits=[done[k] for k in range(33)])
-
-    assert reason(body) == "call touch has 33 waits, more than 32"
-
-
-def test_all_reasons_are_listed():
-    def body(g: Graph) -> None:
-        counts = g.input("counts", (4,), "int32")
-        done = g.events("done", (4,), expects=counts.load, cross_rank=True)
-        (i,) = grid = g.grid(i=4 + g.rank)
-        g.call(touch, grid, waits=[done[counts.load(i)]])
-
-    assert len(reason(body).split("; ")) == 3
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_count_without_a_common_first_wait_is_refused(waits):
-    def body(g: Graph) -> None:
-        counts = g.input("counts", (1,), "int32")
-        done = g.events("done", (4,), expects=1)
-        (i,) = grid = g.grid(i=up_to(4, counts.load(0)))
-        g.call(touch, grid, waits=[done[i]] if waits else [])
-
-    assert reason(body) == (
-        "call touch has a loaded extent, and its tasks have no first wait in common"
-    )
+    plan = schedule_dynamic(build(lambda g: body(g, False)))
+    fault(plan, "back[i=0] on rank 0 waits for done[1] on rank 0", DeadlockError)
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
@@ -297,28 +290,11 @@ def test_unqueued_calls_are_offered_where_they_help(in_loop):
         with g.loop(turn=2) if in_loop else nullcontext():
             g.call(touch, g.grid(k=1), waits=[done[0]], queued=queued)
 
-    with pytest.raises(ScheduleError) as caught:
-        schedule_dynamic(build(body, 2))
     offer = "pass queued=False to each call that waits, or " * (not in_loop)
-    assert caught.value.fix == f'{offer}use schedule="static"'
+    words = f'to do: {offer}use schedule="static"'
+    refused(lambda: schedule_dynamic(build(body, 2)), words, ScheduleError)
     if not in_loop:
         schedule_dynamic(build(lambda g: body(g, queued=False), 2))
-
-
-def test_a_peer_cannot_load_the_condition_of_an_only_wait():
-    def body(g: Graph, waits: int = 1) -> None:
-        counts = g.input("counts", (4,), "int32")
-        begun = g.events("begun", (1,), expects=1)
-        done = g.events("done", (4,), expects=1, cross_rank=True)
-        g.call(touch, g.grid(b=1), name="begin", notifies=[begun[0]])
-        (i,) = grid = g.grid(i=4)
-        wait = done[i].when(counts.load(i))
-        g.call(touch, grid, waits=[wait, begun[0]][:waits])
-
-    assert reason(body) == (
-        "call touch waits for done[i] when counts[i] alone, by a loaded condition"
-    )
-    schedule_dynamic(build(lambda g: body(g, waits=2)))
 
 
 @pytest.mark.parametrize(
@@ -340,6 +316,4 @@ def test_surplus_tasks_that_no_notifier_can_tell_are_refused(kind, reason):
             grid = g.grid(**outer, r=up_to(4, count))
             g.call(touch, grid, waits=[known[0 if kind == "loop" else turn]])
 
-    with pytest.raises(ScheduleError) as caught:
-        schedule_dynamic(build(body))
-    assert reason in caught.value.got
+    refused(lambda: schedule_dynamic(build(body)), reason, ScheduleError)
