@@ -58,8 +58,15 @@ class Subject:
 class Run:
     """One start of a subject with the options of a command line. Collective."""
 
-    def __init__(self, subject: Subject, name: str, options: argparse.Namespace):
+    def __init__(
+        self,
+        subject: Subject,
+        name: str,
+        options: argparse.Namespace,
+        arguments: Sequence[str],
+    ):
         self.subject, self.name, self.options = subject, name, options
+        self.arguments = " ".join(arguments)
         self.op, self.id = subject.op or name, uuid.uuid4().hex[:12]
         self.shared: dict[str, Any] = {}
         """Fields of all results, which are not printed."""
@@ -139,9 +146,11 @@ class Run:
     def _note(self, state: str, **values: Any) -> None:
         """Record that the run has started or ended."""
         if self.is_recorded:
-            named = {"op": "run", "run": self.id, "state": state, "subject": self.name}
-            options = " ".join(f"{k}={v}" for k, v in vars(self.options).items() if v)
-            self._append({**named, "options": options, "seed": self.seed, **values})
+            size = self.device.world.size if self.subject.has_world else 1
+            named = {"op": "run", "run": self.id, "state": state, "world_size": size}
+            named |= {"subject": self.name, "seed": self.seed}
+            named["options"] = self.arguments
+            self._append({**named, **values})
 
     def _append(self, values: Mapping[str, Any]) -> None:
         if self.is_first:
@@ -159,7 +168,7 @@ def execute(subject: Subject, name: str, arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if text := subject.refusal(options):
         parser.error(text)
-    return Run(subject, name, options).execute()
+    return Run(subject, name, options, arguments).execute()
 
 
 def described(values: Mapping[str, Any]) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from statistics import median
 from typing import Any, cast
-
-import numpy as np
 
 from benchmarks.device import WARM_UP, Call, Device, Gpu
 from benchmarks.harness import SMALL, Result, Run, provenance
@@ -45,7 +43,7 @@ def check(case: Workload, ours: Operation) -> tuple[dict[str, Any], list[Any]]:
         for number, call in enumerate(case.calls(ours, case.outs))
     ]
     references = [case.reference(number) for number in range(case.inputs)]
-    error = case.device.relative_error(case.outs, references)
+    error = case.device.relative_error(case.results(), references)
     return {"error": error, "bitwise_equal": all(equal)}, references
 
 
@@ -92,12 +90,13 @@ def compete(
     references.clear()
     times = measure_times(gpu, case.timed(gpu, ours, rivals), repeats)
     named = {name: times.pop(name) for name in case.baselines}
-    times["baseline"] = min(named.values(), key=median)
-    errors["baseline"] = max(errors.pop(name) for name in case.baselines)
+    if named:
+        times["baseline"] = min(named.values(), key=median)
+        errors["baseline"] = max(errors.pop(name) for name in named)
     for operation in (o for rival in rivals.values() for o in rival.operations):
         operation.close()
-    values = durations(times, *case.limits(median(times["gemm"])))
-    if case.baselines != Workload.baselines:
+    values = case.durations(times)
+    if named and case.baselines != Workload.baselines:
         values["baselines_ms"] = {n: round(median(t), 5) for n, t in named.items()}
     return {**values, **{f"{name}_error": error for name, error in errors.items()}}
 
@@ -118,36 +117,6 @@ def measure_times(gpu: Gpu, calls: Calls, repeats: int) -> dict[str, list[float]
     return {
         name: [max(each) for each in zip(*(rank[name] for rank in every), strict=True)]
         for name in calls
-    }
-
-
-def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The fields of a record for the milliseconds of its repeats."""
-    return {f"{name}_ms": round(median(samples), 5) for name, samples in times.items()}
-
-
-def limited(ours: Sequence[float], limit_ms: float) -> dict[str, Any]:
-    """The fields of a record for the repeats of ours and their lower bound."""
-    return {
-        "limit_ms": round(limit_ms, 5),
-        "of_limit": round(limit_ms / median(ours), 4),
-        "ours_spread_ms": tuple(
-            round(float(q), 5) for q in np.percentile(ours, (25, 75))
-        ),
-    }
-
-
-def durations(
-    times: Mapping[str, Sequence[float]], busy: float, wire: float
-) -> dict[str, Any]:
-    """The fields of a record for its times and lower bounds."""
-    speedup = median(times["baseline"]) / median(times["ours"])
-    return {
-        "collective_ms": 0.0,
-        **medians(times),
-        "wire_ms": round(wire, 5),
-        **limited(times["ours"], max(busy, wire)),
-        "speedup": round(speedup, 4),
     }
 
 

@@ -229,7 +229,9 @@ KINDS: Mapping[str, Kind] = {
         "workers measured_us predicted_us ratio bounds_us bound_by bitwise_equal "
         "protocol"
     ),
-    "run": _kind("op commit date state subject options seed", "recorded failed"),
+    "run": _kind(
+        "op world_size commit date state subject options seed", "recorded failed"
+    ),
 }
 FUSED = frozenset(op for op, kind in KINDS.items() if "speedup" in kind.required)
 """The kinds that have an unfused baseline."""

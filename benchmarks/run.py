@@ -13,18 +13,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import Subject, execute
+from benchmarks.harness import execute
+from benchmarks.subjects import MODULES
 
 
 def main(arguments: list[str]) -> int:
-    folder = Path(__file__).parent / "subjects"
-    names = sorted(path.stem for path in folder.glob("[!_]*.py"))
-    if not arguments or arguments[0] not in names:
-        print(f"{__doc__}\nThe subjects: {', '.join(names)}", file=sys.stderr)
+    if not arguments or arguments[0] not in MODULES:
+        print(f"{__doc__}\nThe subjects: {', '.join(MODULES)}", file=sys.stderr)
         return 2
     name, *options = arguments
-    subject: Subject = import_module(f"benchmarks.subjects.{name}").SUBJECT
-    return execute(subject, name, options)
+    module = import_module(f"benchmarks.subjects.{MODULES[name]}")
+    return execute(module.SUBJECTS[name], name, options)
 
 
 if __name__ == "__main__":

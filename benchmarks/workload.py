@@ -8,13 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import cycle
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from benchmarks.device import WARM_UP, Call, Device, Gpu, captured_ours
 from benchmarks.harness import SEEDED, SMALL, Range, Run
+from etc_dist import compile
+from etc_dist.ir import GraphFunction
 from etc_dist.ops.operation import Operation
+from etc_dist.world import World
 
 Calls = dict[str, Call]
 """Calls by the names of their times."""
@@ -45,6 +49,32 @@ REPLAYED = (
     f"after {WARM_UP} warm-ups; blocks of {BLOCK} take turns"
 )
 HOST_CALLS, HOST_ROUNDS = 100, 5
+
+
+class GraphCall:
+    """A compiled graph, called like an operation, with the tensors `names` in order;
+    `dims` are those of all calls."""
+
+    def __init__(
+        self,
+        graph: GraphFunction,
+        world: World,
+        names: Sequence[str],
+        schedule: str = "auto",
+    ):
+        self.names, self.dims = names, dict[str, int]()
+        self.program = compile(graph, world, schedule=schedule)
+        self.synchronize, self.close = self.program.synchronize, self.program.close
+
+    def __call__(self, *arrays: Any, stream: Any = None) -> None:
+        named = dict(zip(self.names, arrays, strict=True))
+        self.program.run(**named, dims=self.dims, stream=stream)
+
+    def __enter__(self) -> GraphCall:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)
@@ -111,7 +141,7 @@ class Workload(ABC):
     def out_shape(self) -> tuple[int, int]: ...
 
     @abstractmethod
-    def make(self, schedule: str, **options: Any) -> Operation:
+    def make(self, schedule: str, **options: Any) -> Any:
         """The operation for this shape. Collective."""
 
     def arguments(self, number: int) -> tuple[Any, ...]:
@@ -122,6 +152,10 @@ class Workload(ABC):
     def reference(self, number: int = 0) -> Any:
         """The result in fp32."""
 
+    def results(self) -> list[Any]:
+        """The results of the last runs, one for each input, as `reference` has them."""
+        return self.outs
+
     @abstractmethod
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
         """Other ways to the same results, by the names of their times. Collective."""
@@ -129,6 +163,17 @@ class Workload(ABC):
     @abstractmethod
     def parts(self, gpu: Gpu) -> Calls:
         """What is timed alone: the GEMMs ("gemm") and the collectives."""
+
+    def durations(self, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+        """The fields of a record for the milliseconds of its repeats, by name."""
+        busy, wire = self.limits(median(times["gemm"]))
+        return {
+            "collective_ms": 0.0,
+            **medians(times),
+            "wire_ms": round(wire, 5),
+            **limited(times["ours"], max(busy, wire)),
+            "speedup": round(median(times["baseline"]) / median(times["ours"]), 4),
+        }
 
     @abstractmethod
     def limits(self, gemm_ms: float) -> tuple[float, float]:
@@ -205,6 +250,21 @@ class Workload(ABC):
         other.xs, other.outs = ([*map(convert, of)] for of in (self.xs, self.outs))
         other.weights = tuple(map(convert, self.weights))
         return other
+
+
+def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The fields of a record for the milliseconds of repeats, by name."""
+    return {f"{name}_ms": round(median(samples), 5) for name, samples in times.items()}
+
+
+def limited(ours: Sequence[float], limit_ms: float) -> dict[str, Any]:
+    """The fields of a record for the repeats of ours and their lower bound."""
+    spread = (round(float(q), 5) for q in np.percentile(ours, (25, 75)))
+    return {
+        "limit_ms": round(limit_ms, 5),
+        "of_limit": round(limit_ms / median(ours), 4),
+        "ours_spread_ms": tuple(spread),
+    }
 
 
 def in_turn(calls: Sequence[Call]) -> Call:

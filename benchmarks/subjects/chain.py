@@ -7,7 +7,7 @@ while its x is being computed.
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from benchmarks.protocol import measure_shapes
 from benchmarks.workload import (
     REPLAYED,
     Calls,
+    GraphCall,
     Rival,
     Shapes,
     Workload,
@@ -26,13 +27,9 @@ from benchmarks.workload import (
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import EventTensor, Graph, Tensor, graph_function
 from etc_dist.layers.mlp_policy import combined
-from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.few_rows import RowBlocks
 from etc_dist.ops.matmul_policy import SHAPES, has_blocks, rate
-from etc_dist.ops.operation import Candidate, Operation
-from etc_dist.ops.tuning import Tuning, tuning_of
-from etc_dist.schedule.plan import Choice
-from etc_dist.world import World
+from etc_dist.ops.tuning import tuning_of
 
 SIZES = Shapes(
     models={"qwen3-32b": (5120, 25600), "8192x8192": (8192, 8192)},
@@ -80,50 +77,6 @@ def chain_graph(
         last = result
 
 
-class Chain(Operation):
-    """op(x, *weights, out, stream=): the chain of all weights."""
-
-    def __init__(self, world: World, schedule: str):
-        axes = [sizes_of(n, "hidden", "inner") for n in range(COUNT)]
-        weights = [f"w{n} [{rows}, {k}]" for n, (rows, k) in enumerate(axes)]
-        inputs = ["x [rows, hidden]", *weights]
-        table = ArgumentTable("Chain", world, inputs, "out [rows, hidden]")
-        candidate = Candidate(chain_graph, w_layouts=("nk",), policy=self._choose)
-        super().__init__(
-            table, [candidate], world, schedule=schedule, trace=None, options={}
-        )
-
-    def __call__(self, *arrays: Any, stream: Any = None) -> Any:
-        *inputs, out = arrays
-        return self._call(inputs, out, stream)
-
-    def policy(self, rows: int, hidden: int, inner: int) -> str:
-        """The two tile shapes, as text."""
-        dims = {"rows": rows, "hidden": hidden, "inner": inner}
-        tuning, workers = tuning_of(self.world), self.program.workers
-        chosen = self._choose(tuning, "nk", dims, workers)
-        return ", then ".join(str(SHAPES[choice.value]) for choice in chosen)
-
-    def _choose(
-        self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
-    ) -> list[Choice]:
-        """As for the MLP, but without its measured pairs of tiles."""
-        hidden, inner = dims["hidden"], dims["inner"]
-        ups, downs = (
-            rate(
-                *(dims["rows"], *sizes_of(n, hidden, inner), workers),
-                in_blocks=has_blocks(dims["rows"], self.world.size),
-                tuning=tuning,
-            )
-            for n in range(2)
-        )
-        best = combined(ups, downs, SHAPES)[0]
-        return [
-            Choice("up_shape", best.up.number, list),
-            Choice("down_shape", best.down.number, list),
-        ]
-
-
 class ChainWorkload(Workload):
     """x [M, N], weights [K, N] and [N, K] in turn -> [M, N]."""
 
@@ -149,8 +102,22 @@ class ChainWorkload(Workload):
     def out_shape(self) -> tuple[int, int]:
         return self.rows, self.sizes[0]
 
-    def make(self, schedule: str, **options: Any) -> Operation:
-        return Chain(self.world, schedule)
+    def make(self, schedule: str, **options: Any) -> GraphCall:
+        names = ["x", *(f"w{n}" for n in range(COUNT)), "y"]
+        made = GraphCall(chain_graph(1), self.world, names, schedule)
+        ups, downs = (
+            rate(
+                *(self.rows, *sizes_of(n, *self.sizes), made.program.workers),
+                in_blocks=has_blocks(self.rows, 1),
+                tuning=tuning_of(self.world),
+            )
+            for n in range(2)
+        )
+        best = combined(ups, downs, SHAPES)[0]
+        numbers = best.up.number, best.down.number
+        made.dims = dict(zip(("up_shape", "down_shape"), numbers, strict=True))
+        self._policy = ", then ".join(str(SHAPES[number]) for number in numbers)
+        return made
 
     def arguments(self, number: int) -> tuple[Any, ...]:
         return self.xs[number], *self.weights
@@ -182,8 +149,7 @@ class ChainWorkload(Workload):
 
     def fields(self) -> dict[str, Any]:
         hidden, inner = self.sizes
-        policy = self.made["ours"].policy(self.rows, hidden, inner)
-        return {"M": self.rows, "N": hidden, "K": inner, "policy": policy}
+        return {"M": self.rows, "N": hidden, "K": inner, "policy": self._policy}
 
 
 def measure(run: Run) -> Iterator[Result]:
@@ -197,4 +163,4 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 TITLE = "Check and time matrix multiplications one after the other."
-SUBJECT = Subject(TITLE, measure, add_options)
+SUBJECTS = {"chain": Subject(TITLE, measure, add_options)}

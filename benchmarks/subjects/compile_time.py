@@ -152,8 +152,10 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--world-size", type=int, default=8)
 
 
-SUBJECT = Subject(
-    *("Time the stages of a compilation.", measure, add_options),
-    op="compile",
-    has_world=False,
-)
+SUBJECTS = {
+    "compile_time": Subject(
+        *("Time the stages of a compilation.", measure, add_options),
+        op="compile",
+        has_world=False,
+    )
+}

@@ -24,8 +24,8 @@ from benchmarks.harness import (
     add_shapes,
     provenance,
 )
-from benchmarks.protocol import limited, measure_times, medians
-from benchmarks.workload import DTYPE
+from benchmarks.protocol import measure_times
+from benchmarks.workload import DTYPE, limited, medians
 from etc_dist.models import Sampling
 
 Shapes = dict[tuple[int, str, int, int], float]
@@ -261,4 +261,4 @@ def add_options(parser: ArgumentParser) -> None:
     add("--routing", choices=ROUTINGS, default=ROUTINGS[0], help="of models of experts")
 
 
-SUBJECT = Subject("Check and time a decode step.", measure, add_options)
+SUBJECTS = {"decode": Subject("Check and time a decode step.", measure, add_options)}

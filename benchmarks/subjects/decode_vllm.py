@@ -1,20 +1,19 @@
 """vLLM's own decode step, the baseline of `decode`, without a network.
 
-.venv/bin/python benchmarks/run.py decode_vllm --models qwen3-30b-a3b --context 512
+.venv/bin/python benchmarks/run.py decode_vllm --model qwen3-30b-a3b --context 512
 .venv/bin/python benchmarks/run.py decode_vllm --ranks 4    # tensor-parallel
 
-vLLM may be installed, or only be on PYTHONPATH. Each model has a separate process.
+vLLM may be installed, or only be on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -177,9 +176,8 @@ def facts(vllm: Any, torch: Any, ranks: int) -> dict[str, Any]:
     }
 
 
-def time_model(run: Run, name: str, started: float) -> Iterator[Result]:
-    """Time all shapes of a model. started: by the clock of this process."""
-    options = run.options
+def measure(run: Run) -> Iterator[Result]:
+    options, name, started = run.options, run.options.model, time.perf_counter()
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     os.environ["VLLM_PLUGINS"] = ""  # ours would be one
@@ -193,33 +191,15 @@ def time_model(run: Run, name: str, started: float) -> Iterator[Result]:
         run.shared |= {**facts(vllm, torch, options.ranks), "ready_s": ready}
         for context, batch in product(options.context, options.batches):
             shape = {"model": name, "batch": batch, "context": context}
-            if time.perf_counter() - started > options.seconds:
-                yield shape, [f"stopped after {options.seconds:g} s"]
-                return
-            if not fits(llm, batch, context):
-                named = f"{name}, batch {batch}, context {context}"
-                run.say(f"{named}: does not fit vLLM's cache, not timed")
-                continue
-            yield {**shape, **benchmark(vllm, torch, llm, name, batch, context)}, []
-
-
-def names(text: str) -> list[str]:
-    """The type of an option: names of models separated by commas."""
-    unknown = set(text.split(",")) - set(MODELS)
-    if unknown:
-        raise ArgumentTypeError(f"unknown models {sorted(unknown)}")
-    return text.split(",")
-
-
-def contexts(text: str) -> list[int]:
-    """The type of an option: contexts that are longer than half of an output."""
-    found = numbers(text)
-    if prompt_length(min(found)) < 1:
-        raise ArgumentTypeError(f"wanted at least {1 - prompt_length(0)}")
-    return found
+            if fits(llm, batch, context):
+                yield {**shape, **benchmark(vllm, torch, llm, name, batch, context)}, []
+            else:
+                run.say(f"{shape} does not fit vLLM's cache: not timed")
 
 
 def refusal(options: Namespace) -> str:
+    if prompt_length(min(options.context)) < 1:
+        return f"--context: wanted at least {1 - prompt_length(0)}"
     if find_spec("vllm") is not None:
         return ""
     error = ArgumentError(
@@ -232,28 +212,18 @@ def refusal(options: Namespace) -> str:
     return str(error)
 
 
-def measure(run: Run) -> Iterator[Result]:
-    started, models = time.perf_counter(), run.options.models
-    if len(models) == 1:
-        yield from time_model(run, models[0], started)
-        return
-    for name in models:
-        command = [sys.executable, *sys.argv, "--models", name]
-        if subprocess.run(command).returncode:
-            yield {"model": name}, ["its process failed"]
-
-
 def add_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--models", type=names, default=["qwen3-30b-a3b"], help=f"of {[*MODELS]}")
+    add("--model", choices=MODELS, default="qwen3-30b-a3b")
     add("--batches", type=numbers, default=[1, 8, 32, 128])
-    add("--context", type=contexts, default=[512, 4096], help="one or several")
+    add("--context", type=numbers, default=[512, 4096], help="one or several")
     add("--ranks", type=int, default=1, help="GPUs that share each model")
-    add("--seconds", type=float, default=540, help="of a model; no shape begins later")
 
 
-SUBJECT = Subject(
-    *("Time vLLM's own decode step.", measure, add_options),
-    refusal=refusal,
-    has_world=False,
-)
+SUBJECTS = {
+    "decode_vllm": Subject(
+        *("Time vLLM's own decode step.", measure, add_options),
+        refusal=refusal,
+        has_world=False,
+    )
+}

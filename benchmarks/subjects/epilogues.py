@@ -5,10 +5,8 @@ Both run on the tiles that are chosen for the plain store.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from statistics import median
@@ -16,169 +14,137 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.device import Call, Device, Gpu, captured_ours, wide
-from benchmarks.harness import REPEATS, Result, Run, Subject, numbers, provenance
-from benchmarks.protocol import measure_times, medians, wrong_results
-from benchmarks.subjects.matmul import PROTOCOL, taking_turns
-from benchmarks.workload import DTYPE, in_turn
-from etc_dist import compile
-from etc_dist.functions.tile_matmul import TileShape
+from benchmarks.device import Gpu, wide
+from benchmarks.harness import REPEATS, Result, Run, Subject, numbers
+from benchmarks.protocol import benchmark
+from benchmarks.subjects.matmul import PROTOCOL, MatmulWorkload
+from benchmarks.workload import (
+    DTYPE,
+    TOLERANCE,
+    Calls,
+    GraphCall,
+    Rival,
+    in_turn,
+    medians,
+)
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import SHAPES, choose
 from etc_dist.ops.tuning import tuning_of
-from etc_dist.program import Program
 from examples import matmul_bias_gelu, matmul_fp8
 
-SIZES = 5120, 25600
+SIZES, ROWS = (5120, 25600), [64, 4096]
 """N and K."""
 SMALL, SMALL_ROWS = (272, 136), [20]
-ROWS = [64, 4096]
-Arrays = Mapping[str, Any]
 
 
-class Example(ABC):
-    """The program of an example on one tile shape, at one size."""
+class Epilogue(MatmulWorkload):
+    """The program of an example, and that of a plain store, on one tile shape."""
 
-    name: str
-    largest_error: float
-    """Relative Frobenius norm: that of rounding y."""
-
-    def __init__(self, device: Device, shape: TileShape, m: int, n: int):
-        self.device, self.shape, self.m, self.n = device, shape, m, n
-
+    op = "epilogue"
+    baselines = ()
     dims: Mapping[str, int] = {}
 
-    @abstractmethod
-    def graph(self) -> GraphFunction: ...
+    def graph(self) -> GraphFunction:
+        """The example's, on `self.shape`."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def arrays(self) -> dict[str, Any]:
-        """All but x and w."""
+    def more(self) -> dict[str, Any]:
+        """The tensors of an input but x, w and y."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def found(self, arrays: Arrays) -> Any:
-        """The result of a run in fp32."""
+    def make_weights(self) -> tuple[Any, ...]:
+        (n, k), device = self.sizes, self.device
+        names = [f"w {i}" for i in range(self.inputs)]
+        return tuple(device.random((n, k), self.dtype, w, k**-0.5) for w in names)
 
-    @abstractmethod
-    def expected(self, arrays: Arrays, product: Any) -> Any:
-        """The same by x @ w.T in fp32."""
+    def make(self, schedule: str, **options: Any) -> GraphCall:
+        self.plain = GraphCall(matmul_graph(1), self.world, ("x", "w", "y"))
+        workers, tuning = self.plain.program.workers, tuning_of(self.world)
+        number = choose(self.rows, self.n, self.k, workers, tuning=tuning)
+        self.plain.dims, self.shape = {"shape": number}, SHAPES[number]
+        self.tensors = [self.more() for _ in range(self.inputs)]
+        names = "x", "w", *self.tensors[0], "y"
+        made = GraphCall(self.graph(), self.world, names)
+        made.dims = dict(self.dims)
+        return made
+
+    def arguments(self, number: int) -> tuple[Any, ...]:
+        return *super().arguments(number), *self.tensors[number].values()
+
+    def rivals(self, gpu: Gpu) -> dict[str, Rival]:
+        return {}
+
+    def parts(self, gpu: Gpu) -> Calls:
+        """The plain store."""
+        outs = [gpu.empty(self.out_shape, self.dtype) for _ in self.outs]
+        each = zip(self.xs, self.weights, outs, strict=True)
+        calls = self.timed_calls(gpu, [partial(self.plain, *some) for some in each])
+        return {"store": in_turn(calls)}
+
+    def durations(self, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+        of_store = median(times["ours"]) / median(times["store"])
+        return {**medians(times), "of_store": round(of_store, 4)}
+
+    def fields(self) -> dict[str, Any]:
+        sizes = {"M": self.rows, "N": self.n, "K": self.k}
+        return {**sizes, "policy": str(self.shape)}
 
 
-class BiasGelu(Example):
-    name, largest_error = "bias + gelu", 3e-3
+class BiasGelu(Epilogue):
     dims: Mapping[str, int] = {"shape": 0}
 
     def graph(self) -> GraphFunction:
         return matmul_bias_gelu.matmul_bias_gelu(1, shapes=[self.shape])
 
-    def arrays(self) -> dict[str, Any]:
-        bias = self.device.random((self.n,), DTYPE, "bias")
-        return {"bias": bias, "y": self.device.empty((self.m, self.n), DTYPE)}
+    def more(self) -> dict[str, Any]:
+        return {"bias": self.device.random((self.n,), self.dtype, "bias")}
 
-    def found(self, arrays: Arrays) -> Any:
-        return wide(arrays["y"])
-
-    def expected(self, arrays: Arrays, product: Any) -> Any:
-        v = product + wide(arrays["bias"])
+    def reference(self, number: int = 0) -> Any:
+        v = super().reference(number) + wide(self.tensors[number]["bias"])
         return v / 2 * (1 + self.device.xp.tanh(0.7978845608 * (v + 0.044715 * v**3)))
 
 
-class Fp8(Example):
-    name, largest_error = "fp8, scales", 0.04
+class Fp8(Epilogue):
+    leeway = 0.04 / TOLERANCE[DTYPE]
+    """Half of the distance between two numbers."""
 
     def graph(self) -> GraphFunction:
         return matmul_fp8.matmul_fp8(1, shape=self.shape)
 
-    def arrays(self) -> dict[str, Any]:
+    def more(self) -> dict[str, Any]:
         strips = -(-self.n // self.shape.strip_columns(False))
-        y = self.device.xp.empty((self.m, self.n), np.uint8)
-        return {"y": y, "scales": self.device.empty((strips, self.m), "float32")}
+        return {"scales": self.device.empty((strips, self.rows), "float32")}
 
-    def found(self, arrays: Arrays) -> Any:
+    def new_outs(self) -> list[Any]:
+        shape = self.out_shape
+        return [self.device.xp.empty(shape, np.uint8) for _ in range(self.inputs)]
+
+    def spoil(self, operation: Any, number: int) -> None:
+        self.device.poison(self.tensors[number]["scales"])
+
+    def results(self) -> list[Any]:
         # NOTE: by a table, since CuPy has no float8.
         values = np.arange(256, dtype=np.uint8).view(matmul_fp8.FP8)
+        table = self.device.xp.asarray(values.astype(np.float32))
         width = self.shape.strip_columns(False)
-        scales = arrays["scales"].T.repeat(width, axis=1)[:, : self.n]
-        numbers_of = self.device.xp.asarray(values.astype(np.float32))
-        return numbers_of[arrays["y"].astype(np.int32)] * scales
-
-    def expected(self, arrays: Arrays, product: Any) -> Any:
-        return product
-
-
-EXAMPLES: Sequence[type[Example]] = (BiasGelu, Fp8)
+        return [
+            table[y.astype(np.int32)]
+            * more["scales"].T.repeat(width, axis=1)[:, : self.n]
+            for y, more in zip(self.outs, self.tensors, strict=True)
+        ]
 
 
-def check(example: Example, program: Program, arrays: Arrays) -> dict[str, Any]:
-    """The error of a run, and whether three give equal bits; before each one the
-    outputs are filled with NaN."""
-    outputs = [arrays[tensor.name] for tensor in program.plan.graph.outputs()]
-    runs = []
-    for _ in range(3):
-        for output in outputs:
-            example.device.poison(output)
-        program.run(**arrays, dims=example.dims)
-        program.synchronize()
-        runs.append([output.view(np.uint8).copy() for output in outputs])
-    equal = (
-        bool((a == b).all())
-        for run in runs[1:]
-        for a, b in zip(runs[0], run, strict=True)
-    )
-    expected = example.expected(arrays, wide(arrays["x"]) @ wide(arrays["w"]).T)
-    error = example.device.relative_error([example.found(arrays)], [expected])
-    return {"error": error, "bitwise_equal": all(equal)}
-
-
-def replayed(
-    gpu: Gpu, program: Program, dims: Mapping[str, int], each: Sequence[Arrays]
-) -> Call:
-    """A CUDA graph for each set of arrays, in turn."""
-    calls = [partial(program.run, **arrays, dims=dims) for arrays in each]
-    for call in calls:
-        call()  # a first call cannot be captured
-    return in_turn([captured_ours(gpu, call) for call in calls])
-
-
-def benchmark(
-    device: Device, kind: type[Example], sizes: tuple[int, int], m: int, repeats: int
-) -> Result:
-    """Check, then, on a GPU, time one size of an example."""
-    world, (n, k) = device.world, sizes
-    count = taking_turns(n, k) if isinstance(device, Gpu) else 1
-    x = device.random((m, k), DTYPE, "x")
-    weights = [device.random((n, k), DTYPE, f"w {i}", k**-0.5) for i in range(count)]
-    y = device.empty((m, n), DTYPE)
-    with ExitStack() as stack:
-        plain = stack.enter_context(compile(matmul_graph(world.size), world))
-        number = choose(m, n, k, plain.workers, tuning=tuning_of(world))
-        example = kind(device, SHAPES[number], m, n)
-        program = stack.enter_context(compile(example.graph(), world))
-        own = example.arrays()
-        given = [{"x": x, "w": w, **own} for w in weights]
-        values: dict[str, Any] = {"model": example.name, "M": m, "N": n, "K": k}
-        values |= {"dtype": DTYPE, "policy": str(example.shape)}
-        values |= {"schedule": program.plan.schedule}
-        values |= check(example, program, given[0])
-        if isinstance(device, Gpu):
-            stored = [{"x": x, "w": w, "y": y} for w in weights]
-            calls = {
-                "ours": replayed(device, program, example.dims, given),
-                "store": replayed(device, plain, {"shape": number}, stored),
-            }
-            times = measure_times(device, calls, repeats)
-            of_store = median(times["ours"]) / median(times["store"])
-            values |= {**medians(times), "of_store": round(of_store, 4)}
-            values |= {"repeats": repeats, **provenance(program)}
-    return values, wrong_results(values, {"error": example.largest_error})
+EXAMPLES = {"bias + gelu": BiasGelu, "fp8, scales": Fp8}
 
 
 def measure(run: Run) -> Iterator[Result]:
     run.shared["protocol"] = PROTOCOL
     sizes, rows = (SIZES, ROWS) if isinstance(run.device, Gpu) else (SMALL, SMALL_ROWS)
-    for kind, m in product(EXAMPLES, run.options.rows or rows):
-        yield benchmark(run.device, kind, sizes, m, run.options.repeats)
+    for (name, kind), m in product(EXAMPLES.items(), run.options.rows or rows):
+        case = kind(run.device, name, sizes, m)
+        yield benchmark(case, "auto", run.options.repeats)
+        case.plain.close()
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -187,4 +153,4 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 TITLE = "Check and time the epilogues of the examples."
-SUBJECT = Subject(TITLE, measure, add_options, op="epilogue")
+SUBJECTS = {"epilogues": Subject(TITLE, measure, add_options, op="epilogue")}

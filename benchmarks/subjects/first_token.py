@@ -96,4 +96,4 @@ def add_options(parser: ArgumentParser) -> None:
     add_shapes(parser, {**MODELS, **SMALL_MODELS})
 
 
-SUBJECT = Subject("Time a model's first token.", measure, add_options)
+SUBJECTS = {"first_token": Subject("Time a model's first token.", measure, add_options)}

@@ -21,7 +21,6 @@ from benchmarks.workload import (
 )
 from etc_dist import Matmul
 from etc_dist.ops.argument_table import DTYPES
-from etc_dist.ops.operation import Operation
 
 SHAPES = Shapes(
     models={
@@ -80,7 +79,7 @@ class MatmulWorkload(Workload):
     def out_shape(self) -> tuple[int, int]:
         return self.rows, self.n
 
-    def make(self, schedule: str, **options: Any) -> Operation:
+    def make(self, schedule: str, **options: Any) -> Any:
         return Matmul(world=self.world, schedule=schedule, **options)
 
     def arguments(self, number: int) -> tuple[Any, ...]:
@@ -129,4 +128,6 @@ def add_options(parser: ArgumentParser) -> None:
     add_batch(parser)
 
 
-SUBJECT = Subject("Check and time a matrix multiplication.", measure, add_options)
+SUBJECTS = {
+    "matmul": Subject("Check and time a matrix multiplication.", measure, add_options)
+}

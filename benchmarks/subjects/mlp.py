@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.device import Call, Gpu, wide
-from benchmarks.subjects._stepwise import Stepwise, subject
+from benchmarks.subjects.collectives import Stepwise, subject
 from benchmarks.workload import TENSOR_PARALLEL, Rival, run_steps
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.layers.mlp import MLP
@@ -95,4 +95,4 @@ class MLPWorkload(Stepwise):
         return {**super().rivals(gpu), "two_ops": two}
 
 
-SUBJECT = subject(MLPWorkload, has_batch=True)
+SUBJECTS = {"mlp": subject(MLPWorkload, has_batch=True)}

@@ -375,4 +375,4 @@ def measure(run: Run) -> Iterator[Result]:
 
 
 TITLE = "Check and time a mixture of experts."
-SUBJECT = Subject(TITLE, measure, add_options, refusal=refusal)
+SUBJECTS = {"moe": Subject(TITLE, measure, add_options, refusal=refusal)}

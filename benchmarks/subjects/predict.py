@@ -312,4 +312,6 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=WORKERS, help="of a rank")
 
 
-SUBJECT = Subject("Compare predicted with measured times.", measure, add_options)
+SUBJECTS = {
+    "predict": Subject("Compare predicted with measured times.", measure, add_options)
+}

@@ -2,8 +2,8 @@
 
 .venv/bin/python benchmarks/run.py several_gpus [--ranks N] [--seconds 480] [PART ...]
 
-Each part runs on all GPUs, within a time limit. Shapes with a record of this commit
-and number of ranks are not measured again: an interrupted run can be continued.
+Each part runs on all GPUs, within a time limit. A benchmark that ended at this commit
+and number of ranks is not run again: an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -12,147 +12,83 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from typing import Any
 
 from benchmarks import records
-from benchmarks.decoder import MODELS as DECODERS
 from benchmarks.harness import Result, Run, Subject
 from benchmarks.workload import MODELS
-from etc_dist.errors import ArgumentError
-from etc_dist.models.part import check_ranks
 
 PYTEST = "-m pytest -q --color=no"
 COLLECTIVES = ("matmul_reduce_scatter", "all_gather_matmul")
-TWO_MODELS = ("qwen3-32b", "llama3-70b")
+TWO_MODELS = "--models qwen3-32b,llama3-70b"
 FEW_ROWS = (8, 32, 128, 256, 512, 1024, 2048)
 MLP_ROWS = (*FEW_ROWS, 4096, 8192, 16384)
 """Rows of all ranks together."""
-MOE_TOKENS = (128, 512, 2048, 8192)
-"""Tokens of a rank."""
-ROWS = (1024,)
-"""Rows of a rank: 8192 on eight ranks."""
-DECODED, BATCHES = ("qwen3-32b", "qwen3-30b-a3b"), (1, 8, 32, 128)
-Known = Sequence[records.Record]
-"""The records of this commit on this number of ranks."""
+DECODED, BATCHES = ("qwen3-32b", "qwen3-30b-a3b"), "--batches 1,8,32,128"
+RUN = "benchmarks/run.py "
 Job = tuple[str, str]
 """A launcher, of `launchers`, and its command."""
 
 
-def tests(ranks: int, known: Known) -> Iterator[Job]:
-    yield "mpirun", f"python {PYTEST} --timeout-method=thread --with-mpi -m mpi tests"
+def per_rank(totals: Iterable[int], ranks: int) -> str:
+    """The option of so many rows of all ranks."""
+    rows = [total // ranks for total in totals if total % ranks == 0]
+    return f"--rows-per-rank {','.join(map(str, rows))}"
 
 
-def deaths(ranks: int, known: Known) -> Iterator[Job]:
-    # The tests start jobs, and kill one of their ranks.
-    yield "itself", f"{PYTEST} tests/runtime/test_faults.py -k death --durations=3"
-
-
-def soak(ranks: int, known: Known) -> Iterator[Job]:
-    if not any(r.op == "soak" for r in known):
-        yield "mpirun", "benchmarks/run.py soak"
-
-
-def collectives(ranks: int, known: Known) -> Iterator[Job]:
-    for op in COLLECTIVES:
-        yield from sweep(known, op, MODELS, {n: n * ranks for n in ROWS})
-
-
-def few_rows(ranks: int, known: Known) -> Iterator[Job]:
-    for op in COLLECTIVES:
-        yield from sweep(known, op, TWO_MODELS, per_rank(FEW_ROWS, ranks))
-
-
-def mlp(ranks: int, known: Known) -> Iterator[Job]:
-    yield from sweep(known, "mlp", TWO_MODELS, per_rank(MLP_ROWS, ranks))
-
-
-def moe(ranks: int, known: Known) -> Iterator[Job]:
-    for parallel, rows in (("expert", 1), ("tensor", ranks)):
-        for routing in ("uniform", "zipf"):
-            fields = {"op": f"moe_{parallel}_parallel", "routing": routing}
-            options = f"moe --parallel {parallel} --routing {routing} --tokens"
-            if left := missing(known, {n: n * rows for n in MOE_TOKENS}, "M", fields):
-                yield "mpirun", f"benchmarks/run.py {options} {left}"
-
-
-def decode(ranks: int, known: Known) -> Iterator[Job]:
-    by_vllm = records.RESULTS / "decode_vllm.jsonl"
-    for model in DECODED:
-        try:
-            check_ranks(DECODERS[model], ranks)
-        except ArgumentError as error:
-            print(f"{model} is left out: {error}")
-            continue
-        batches = {n: n for n in BATCHES}
-        fields: dict[str, Any] = {"op": "decode_vllm", "model": model}
-        left = missing(known, batches, "batch", fields)
-        if left and find_spec("vllm") is not None:
-            options = f"--models {model} --batches {left} --context 512"
-            script = f"benchmarks/run.py decode_vllm {options} --ranks {ranks}"
-            yield "itself", script
-        fields = {"op": "decode", "model": model, "steps_per_launch": 1}
-        if left := missing(known, batches, "batch", fields):
-            baseline = f" --vllm {by_vllm}" if by_vllm.exists() else ""
-            options = f"--models {model} --batches {left}{baseline}"
-            yield "mpirun", f"benchmarks/run.py decode {options}"
-
-
-def torch(ranks: int, known: Known) -> Iterator[Job]:
-    for script in ("examples/torch_tensor_parallel.py", "tests/torch/on_ranks.py"):
-        yield "torchrun", script
-
-
-def memcheck(ranks: int, known: Known) -> Iterator[Job]:
-    sanitizer = "compute-sanitizer --tool memcheck --report-api-errors no"
-    yield "two", f"{sanitizer} --error-exitcode 9 python examples/mlp.py"
-
-
-PARTS: Mapping[str, Callable[[int, Known], Iterator[Job]]] = {
-    part.__name__: part
-    for part in (
-        *(tests, deaths, soak, collectives, few_rows),
-        *(decode, mlp, moe, torch, memcheck),
-    )
-}
-
-
-def per_rank(totals: Iterable[int], ranks: int) -> dict[int, int]:
-    """The rows of a rank, and those of all."""
-    return {total // ranks: total for total in totals if total % ranks == 0}
-
-
-def missing(
-    known: Known, sizes: Mapping[int, int], field: str, fields: Mapping[str, Any]
-) -> str:
-    """The `sizes` without a record of `fields`, as an option. sizes: the values of
-    the option, with those of the record's `field`."""
-    done = {
-        r.get(field)
-        for r in known
-        if all(r.get(name) == value for name, value in fields.items())
+def parts(ranks: int) -> dict[str, list[Job]]:
+    """The jobs of each part."""
+    measured = {
+        "soak": ["soak"],
+        "collectives": [
+            f"{op} --models {model} --rows-per-rank 1024"
+            for op in COLLECTIVES
+            for model in MODELS
+        ],
+        "few_rows": [
+            f"{op} {TWO_MODELS} {per_rank(FEW_ROWS, ranks)}" for op in COLLECTIVES
+        ],
+        "decode": [f"decode --models {model} {BATCHES}" for model in DECODED],
+        "mlp": [f"mlp {TWO_MODELS} {per_rank(MLP_ROWS, ranks)}"],
+        "moe": [
+            f"moe --parallel {parallel} --routing {routing}"
+            for parallel in ("expert", "tensor")
+            for routing in ("uniform", "zipf")
+        ],
     }
-    return ",".join(str(size) for size, value in sizes.items() if value not in done)
-
-
-def sweep(
-    known: Known, op: str, models: Iterable[str], sizes: Mapping[int, int]
-) -> Iterator[Job]:
-    """Jobs for the shapes without a record; models that lack the same share a job."""
-    jobs: dict[str, list[str]] = {}
-    for model in models:
-        left = missing(known, sizes, "M", {"op": op, "model": model})
-        jobs.setdefault(left, []).append(model)
-    for left, sharing in jobs.items():
-        options = f"--models {','.join(sharing)} --rows-per-rank {left}"
-        if left:
-            yield "mpirun", f"benchmarks/run.py {op} {options}"
+    jobs = {
+        name: [("mpirun", RUN + command) for command in commands]
+        for name, commands in measured.items()
+    }
+    if find_spec("vllm") is not None:
+        baseline = f" --vllm {records.RESULTS / 'decode_vllm.jsonl'}"
+        by_vllm = f"{BATCHES} --context 512 --ranks {ranks}"
+        jobs["decode"] = [
+            job
+            for model in DECODED
+            for job in (
+                ("itself", f"{RUN}decode_vllm --model {model} {by_vllm}"),
+                ("mpirun", f"{RUN}decode --models {model} {BATCHES}{baseline}"),
+            )
+        ]
+    tests = f"python {PYTEST} --timeout-method=thread --with-mpi -m mpi tests"
+    # The tests of deaths start jobs, and kill one of their ranks.
+    deaths = f"{PYTEST} tests/runtime/test_faults.py -k death --durations=3"
+    scripts = "examples/torch_tensor_parallel.py", "tests/torch/on_ranks.py"
+    memcheck = "compute-sanitizer --tool memcheck --report-api-errors no"
+    return {
+        "tests": [("mpirun", tests)],
+        "deaths": [("itself", deaths)],
+        **jobs,
+        "torch": [("torchrun", script) for script in scripts],
+        "memcheck": [("two", f"{memcheck} --error-exitcode 9 python examples/mlp.py")],
+    }
 
 
 def launchers(ranks: int, seconds: float) -> dict[str, list[str]]:
-    """The commands that start a job by the names of launchers. itself: of a command
-    that starts its ranks; two: two ranks."""
+    """The commands that start a job, by name. itself: of a command that starts its
+    ranks; two: two ranks."""
     limit = ["timeout", f"{seconds:.0f}", sys.executable]
     mpirun = [sys.executable, str(records.ROOT / "launch" / "mpirun")]
     mpirun += ["--time-limit", f"{seconds:.0f}", "-n"]
@@ -165,23 +101,31 @@ def launchers(ranks: int, seconds: float) -> dict[str, list[str]]:
     }
 
 
+def ended(ranks: int) -> set[str]:
+    """The commands of the benchmarks that ended without a failure at this commit."""
+    commit = records.commit()
+    return {
+        f"{RUN}{r.subject} {r.options}".rstrip()
+        for r in records.load()
+        if (r.op, r.get("state"), r.commit) == ("run", "ended", commit)
+        and r.world_size == ranks
+        and not r.failed
+    }
+
+
 def measure(run: Run) -> Iterator[Result]:
     options, run.is_timed = run.options, False
-    ranks, commit = options.ranks or count_gpus(), records.commit()
-    for name in options.parts or PARTS:
+    ranks = options.ranks or count_gpus()
+    for name in options.parts or parts(ranks):
         end = time.monotonic() + options.seconds
-        known = [
-            r
-            for r in records.load()
-            if (r.get("world_size"), r.commit) == (ranks, commit)
-        ]
-        for launcher, command in PARTS[name](ranks, known):
-            left = end - time.monotonic()
-            wrong = ["not run, out of time"]
+        for launcher, command in parts(ranks)[name]:
+            if command in ended(ranks):
+                continue
+            left, wrong = end - time.monotonic(), ["not run, out of time"]
             if left > 0:
                 run.say(f"\n=== {command} ===")
-                prefix = launchers(ranks, left)[launcher]
-                done = subprocess.run([*prefix, *command.split()], cwd=records.ROOT)
+                start = launchers(ranks, left)[launcher]
+                done = subprocess.run([*start, *command.split()], cwd=records.ROOT)
                 wrong = [f"exit code {done.returncode}"] if done.returncode else []
             yield {"part": name, "command": command}, wrong
 
@@ -201,13 +145,15 @@ def refusal(options: Namespace) -> str:
 
 def add_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("parts", nargs="*", choices=[*PARTS, []], help="default: all")
+    add("parts", nargs="*", choices=[*parts(1), []], help="default: all")
     add("--ranks", type=int, help="default: the number of GPUs")
     add("--seconds", type=float, default=480.0, help="of a part")
 
 
-SUBJECT = Subject(
-    *("Run what needs several GPUs.", measure, add_options),
-    refusal=refusal,
-    has_world=False,
-)
+SUBJECTS = {
+    "several_gpus": Subject(
+        *("Run what needs several GPUs.", measure, add_options),
+        refusal=refusal,
+        has_world=False,
+    )
+}

@@ -21,8 +21,10 @@ import numpy as np
 
 from benchmarks.device import Device, Gpu, seed_of
 from benchmarks.harness import Result, Run, Subject, provenance
-from benchmarks.subjects.all_gather_matmul import AllGatherMatmulWorkload
-from benchmarks.subjects.matmul_reduce_scatter import MatmulReduceScatterWorkload
+from benchmarks.subjects.collectives import (
+    AllGatherMatmulWorkload,
+    MatmulReduceScatterWorkload,
+)
 from benchmarks.subjects.mlp import MLPWorkload
 from benchmarks.subjects.moe import ROUTINGS, Model, MoEWorkload, routing_bias
 from benchmarks.workload import DTYPE, TOLERANCE, Workload
@@ -293,4 +295,4 @@ def add_options(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the order of the calls")
 
 
-SUBJECT = Subject("Run mixed calls for long.", measure, add_options)
+SUBJECTS = {"soak": Subject("Run mixed calls for long.", measure, add_options)}

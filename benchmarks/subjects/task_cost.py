@@ -110,4 +110,4 @@ def measure(run: Run) -> Iterator[Result]:
             yield values, []
 
 
-SUBJECT = Subject("Time the scheduling of tasks.", measure)
+SUBJECTS = {"task_cost": Subject("Time the scheduling of tasks.", measure)}

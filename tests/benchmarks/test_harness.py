@@ -56,7 +56,7 @@ def test_a_run_is_recorded_from_its_start_to_its_end(options: list[str]) -> None
     started, result, ended = recorded(options)
     assert (started.state, ended.state) == ("started", "ended")
     assert started.run == result.run == ended.run
-    assert started.subject == "some" and "seeded=2" in started.options
+    assert started.subject == "some" and "--seeded 2" in started.options
     assert started.seed == seed_of("0123abc")
     assert ended.recorded == 1
     assert re.fullmatch("first_token other, .*: wrong bits", *ended.failed)

@@ -1,4 +1,5 @@
-"""Workloads with unfused steps on GPUs: the fused collectives and the MLP."""
+"""The fused collectives of column- and of row-parallel layers, against NCCL and cuBLAS
+one after the other; and what they share with the MLP."""
 
 from __future__ import annotations
 
@@ -7,17 +8,19 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from benchmarks.device import Call, Gpu
+from benchmarks.device import Call, Gpu, wide
 from benchmarks.harness import Subject, add_batch, add_shapes
 from benchmarks.protocol import measure_shapes
 from benchmarks.workload import (
     LINK_BYTES_PER_S,
     MODELS,
+    TENSOR_PARALLEL,
     Rival,
     Shapes,
     Workload,
     run_steps,
 )
+from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.ops.operation import Operation
 
 SMALL_MODEL, SMALL_ROWS = (512, 2048), 64
@@ -104,6 +107,75 @@ class Collective(Stepwise):
         return self.xs[number], self.device.transposed(w) if is_kn else w
 
 
+class AllGatherMatmulWorkload(Collective):
+    """x [M / W, K] and w [N, K] on each rank -> all ranks' rows of x times w.T; N holds
+    both halves, gate and up, of a gated layer."""
+
+    op = "all_gather_matmul"
+    operation = AllGatherMatmul
+
+    @staticmethod
+    def sizes_of(hidden: int, intermediate: int) -> tuple[int, int]:
+        return 2 * intermediate // TENSOR_PARALLEL, hidden
+
+    def x(self, rank: int, number: int = 0) -> Any:
+        return self.draw("x", rank, self.rows, self.k)
+
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        return self.m, self.n
+
+    @property
+    def moved(self) -> int:
+        return self.m * self.k
+
+    def reference(self, number: int = 0) -> Any:
+        xs = [wide(self.x(rank)) for rank in range(self.world.size)]
+        return self.device.xp.concatenate(xs) @ wide(self.w(self.world.rank)).T
+
+    def steps(self, gpu: Gpu, x: Any, w: Any, out: Any) -> dict[str, Call]:
+        gathered = gpu.empty((self.m, self.k), self.dtype)
+        return {
+            "collective": gpu.all_gather(x, gathered),
+            "gemm": gpu.matmul(gathered, w, out),
+        }
+
+
+class MatmulReduceScatterWorkload(Collective):
+    """x [M, K] and w [N, K] on each rank -> its M / W rows of the sum over ranks."""
+
+    op = "matmul_reduce_scatter"
+    operation = MatmulReduceScatter
+
+    @staticmethod
+    def sizes_of(hidden: int, intermediate: int) -> tuple[int, int]:
+        return hidden, intermediate // TENSOR_PARALLEL
+
+    def x(self, rank: int, number: int = 0) -> Any:
+        return self.draw("x", rank, self.m, self.k)
+
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        return self.rows, self.n
+
+    @property
+    def moved(self) -> int:
+        return self.m * self.n
+
+    def reference(self, number: int = 0) -> Any:
+        first = self.world.rank * self.rows
+        own = slice(first, first + self.rows)
+        ranks = range(self.world.size)
+        return sum(wide(self.x(r)[own]) @ wide(self.w(r)).T for r in ranks)
+
+    def steps(self, gpu: Gpu, x: Any, w: Any, out: Any) -> dict[str, Call]:
+        partial_sum = gpu.empty((self.m, self.n), self.dtype)
+        return {
+            "gemm": gpu.matmul(x, w, partial_sum),
+            "collective": gpu.reduce_scatter(partial_sum, out),
+        }
+
+
 def subject(workload: type[Stepwise], has_batch: bool = False) -> Subject:
     """The subject of a workload at the models' sizes. has_batch: there is an option for
     `deterministic="batch"`."""
@@ -124,3 +196,9 @@ def subject(workload: type[Stepwise], has_batch: bool = False) -> Subject:
     return Subject(
         title, lambda run: measure_shapes(run, workload, shapes), add_options
     )
+
+
+SUBJECTS = {
+    workload.op: subject(workload)
+    for workload in (AllGatherMatmulWorkload, MatmulReduceScatterWorkload)
+}
