@@ -13,28 +13,33 @@ from launch.command import find_mpirun
 MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
 
 
-TORCH = """
-import os, sys, time
+BEGIN = """
+import os, signal, sys, time
 from etc_dist.errors import EtcDistError, WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import start
-import torch, torch.distributed as dist
 
-dist.init_process_group("gloo")
 CPU = Settings(backend="cpu")
-rank = dist.get_rank()
+tag = ""
 
 def show(*words):
-    print(f"rank {rank}: {' '.join(map(str, words))}\\n", end="", flush=True)
+    print(f"{tag}{' '.join(map(str, words))}\\n", end="", flush=True)
 
 def refused(call):
     try:
         call()
     except Exception as error:
-        text = " ".join(str(error).split())
-        show(f"{type(error).__name__}: {text}")
+        show(f"{type(error).__name__}: {' '.join(str(error).split())}")
 """
-"""The begin of a job of torchrun."""
+"""The begin of all programs."""
+TORCH = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+tag = f"rank {rank}: "
+"""
+"""The begin of those of torchrun, after `BEGIN`."""
 
 
 class Job(NamedTuple):
@@ -45,12 +50,12 @@ class Job(NamedTuple):
 
 
 def run_job(source: str, ranks: int = 2, *options: str, **variables: str) -> Job:
-    """Run a Python program on some ranks, to its end. Ranks that hang, also after
-    another one has failed, end it at the time limit with code 124."""
+    """Run `BEGIN` and a Python program on some ranks, to its end. Ranks that hang, also
+    after another one has failed, end it at the time limit with code 124."""
     limits = ["--time-limit", "40", "--grace", "60"]
     launch = [sys.executable, str(MPIRUN), "-n", str(ranks), *limits, *options]
     done = subprocess.run(
-        [*launch, "python", "-c", source],
+        [*launch, "python", "-c", BEGIN + source],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -70,12 +75,11 @@ def run_on_hosts(source: str, ranks: int = 4, hosts: int = 2, **variables: str) 
 
 
 def run_torch_job(source: str, ranks: int = 2) -> Job:
-    """Run `TORCH` and a Python program by torchrun, to its end. Only the lines that the
-    ranks print are the output."""
+    """Run `BEGIN`, `TORCH` and a Python program by torchrun, to its end."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
     launch += [f"--nproc-per-node={ranks}", "--standalone"]
     done = subprocess.run(
-        [*launch, sys.executable, "-c", TORCH + source],
+        [*launch, sys.executable, "-c", BEGIN + TORCH + source],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

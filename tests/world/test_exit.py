@@ -8,29 +8,15 @@ import time
 
 import pytest
 
-from tests.world.jobs import MPIRUN, run_job, run_on_hosts
+from tests.world.jobs import BEGIN, MPIRUN, run_job, run_on_hosts
 
-IMPORTS = """
-import os, sys, time
-from etc_dist.errors import WorldError
-from etc_dist.settings import Settings
-from etc_dist.world import start
-
-CPU = Settings(backend="cpu")
-"""
-START = (
-    IMPORTS
-    + """
+START = """
 world = start(CPU)
 world.barrier()
 """
-)
-ALONE = (
-    IMPORTS
-    + """
+ALONE = """
 del os.environ["LAUNCH_RANKS"]  # as under another launcher
 """
-)
 
 
 def test_a_world_that_is_not_closed_is_closed_at_exit_in_silence():
@@ -45,7 +31,7 @@ if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
     {end}
 start(CPU)
 """
-    code, output = run_job(IMPORTS + source, 2, "--grace", "0.2")
+    code, output = run_job(source, 2, "--grace", "0.2")
     assert code not in (0, 124)
     assert "[rank 0] WorldError: not all ranks called start" in output
     assert "start of the world, rank 0 of 2" in output
@@ -63,7 +49,7 @@ world = start(CPU)
 subprocess.Popen = popen
 world.barrier()
 """
-    code, output = run_job(IMPORTS + source, 2)
+    code, output = run_job(source, 2)
     assert code == 0
     for rank in range(2):
         note = f"[rank {rank}] etc_dist: the start of rank {rank} waits for its peers"
@@ -167,7 +153,7 @@ with start(CPU) as world:
     time.sleep(30)
 """
     began = time.monotonic()
-    assert run_job(IMPORTS + source).code == expected
+    assert run_job(source).code == expected
     assert time.monotonic() - began < 20
 
 
@@ -181,13 +167,13 @@ with start(CPU) as world:
 
 
 def test_exit_code_is_that_of_the_rank_that_left_not_of_its_peers_errors():
-    code, output = run_job(IMPORTS + LEAVE, 3)
+    code, output = run_job(LEAVE, 3)
     assert "[rank 0] etc_dist.errors.WorldError: the world lost ranks" in output
     assert code == 3
 
 
 def test_exit_code_is_that_of_a_rank_on_another_host():
-    assert run_on_hosts(IMPORTS + LEAVE, 4).code == 3
+    assert run_on_hosts(LEAVE, 4).code == 3
 
 
 def test_first_failure_is_that_of_the_rank_that_raised_on_another_host():
@@ -215,7 +201,7 @@ with start(CPU) as world:
     except WorldError as error:
         print(error.got, flush=True)
 """
-    code, output = run_job(IMPORTS + source)
+    code, output = run_job(source)
     assert "[rank 0] not ended" in output
     assert "[rank 0] rank 1: left the world: an exception left its with block" in output
     assert code == 0
@@ -235,7 +221,7 @@ with start(CPU) as world:
 def test_interrupt_of_the_job_lets_finally_blocks_of_all_ranks_run(default_signals):
     command = [sys.executable, str(MPIRUN), "-n", "2", "python", "-c"]
     with subprocess.Popen(
-        [*command, IMPORTS + INTERRUPTED],
+        [*command, BEGIN + INTERRUPTED],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"LAUNCH_PYTHON": sys.executable},

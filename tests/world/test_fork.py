@@ -4,28 +4,25 @@ from tests.world.jobs import run_job
 
 # Rank 0 forks while the others are in a call; then all make calls.
 FORKS = """
-import atexit, os, sys, time
-from etc_dist.errors import WorldError
-from etc_dist.settings import Settings
-from etc_dist.world import start
+import atexit
 
 world = start(Settings(backend="cpu", world_limit=10.0))
 for number, act in enumerate(CHILDREN):
     world.barrier()
     child = os.fork() if world.rank == 0 else None
     if child == 0:
-        atexit.register(lambda: print(f"handler of child {number}", flush=True))
+        atexit.register(lambda: show(f"handler of child {number}"))
         print(f"child {number}", file=sys.stderr, flush=True)
         exec(act)
         sys.exit(9)
     if child:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(f"child {number} ended with {code}", flush=True)
+        show(f"child {number} ended with {code}")
     for _ in range(30):
         assert world.gather(world.rank) == [0, 1]
         world.allocate(64).free()
 if world.rank == 0:
-    print("parents continue", flush=True)
+    show("parents continue")
 """
 
 

@@ -10,22 +10,7 @@ from etc_dist.errors import WorldError
 from etc_dist.world.hosts import Hosts, arrange
 from tests.world.jobs import run_job, run_on_hosts
 
-START = """
-import os, sys, time
-from etc_dist.errors import EtcDistError
-from etc_dist.settings import Settings
-from etc_dist.world import start
-world = start(Settings.load())
-
-def show(*words):
-    print(*words, flush=True)
-
-def refused(call):
-    try:
-        call()
-    except EtcDistError as error:
-        show(f"{type(error).__name__}: {' '.join(str(error).split())}")
-"""
+START = "world = start(Settings.load())\n"
 
 
 def test_near_ranks_are_those_of_the_host():
@@ -137,9 +122,7 @@ world.barrier()
 
 
 def test_unequal_hosts_are_refused_on_all_ranks():
-    source = START.replace("world = start(Settings.load())", "")
-    source += "refused(lambda: start(Settings.load()))"
-    _, output = run_on_hosts(source, ranks=3)
+    _, output = run_on_hosts("refused(lambda: start(Settings.load()))", ranks=3)
     assert output.count("the hosts have different numbers of ranks") == 3
     assert output.count("ranks 0, 1: host-0 rank 2: host-1 to do:") == 3
 
@@ -180,8 +163,7 @@ world.close()
 def test_bad_input_on_several_hosts_is_named_on_all_ranks(tmp_path):
     # NVSHMEM's transports may have another number than its library.
     shutil.copy(_ctypes.__file__, tmp_path / "nvshmem_transport_ibrc.so.7")
-    source = START.replace("world = start(Settings.load())", "") + BAD_INPUT
-    code, output = run_on_hosts(source.replace("FOLDER", str(tmp_path)))
+    code, output = run_on_hosts(BAD_INPUT.replace("FOLDER", str(tmp_path)))
     assert code == 0, output
     for text in (
         "ArgumentError: the ranks have different settings of symmetric_size",
@@ -204,7 +186,7 @@ exec {Path(__file__).parents[2]}/launch/pretended_host "$@"
 """
     )
     agent.chmod(0o755)
-    source = START.replace("world = start", "Settings.world_limit = 0.5\nstart")
+    source = "Settings.world_limit = 0.5\nstart(Settings.load())"
     launcher = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(agent)}
     hosts = "--hostfile", str(tmp_path / "hosts"), "--grace", "1"
     code, output = run_job(source, 4, *hosts, **launcher)

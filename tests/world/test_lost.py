@@ -6,11 +6,9 @@ from tests.world.jobs import run_job
 NEVER = 60.0
 
 START = """
-import os, signal, sys, time
 import ml_dtypes, numpy as np
 from etc_dist import MatmulReduceScatter
-from etc_dist.settings import Settings
-from etc_dist.world import cpu_memory, start
+from etc_dist.world import cpu_memory
 
 world = start(Settings(backend="cpu", world_limit=LIMIT))
 pids = world.gather(os.getpid())
@@ -21,13 +19,6 @@ op(x, w)
 
 def end(*_):
     os.kill(os.getpid(), SIGNAL)
-
-def refused(call):
-    try:
-        call()
-    except Exception as error:
-        print(f"{type(error).__name__}:", error)
-    sys.stdout.flush()
 """
 
 
@@ -52,8 +43,7 @@ def test_rank_that_is_killed_in_an_allocation_is_named():
 if world.rank == 1:
     cpu_memory._map = end
 refused(lambda: world.allocate(1 << 20))
-print("left in /dev/shm:", list(cpu_memory.FOLDER.glob(f"{world._backend._stem}*")))
-sys.stdout.flush()
+show("left in /dev/shm:", list(cpu_memory.FOLDER.glob(f"{world._backend._stem}*")))
 os._exit(0)
 """
     _, output = run_job(started(NEVER, "9") + source)

@@ -17,11 +17,8 @@ from tests.world.jobs import run_job
 # Rank 1 ends while rank 0 waits for it; each call has a separate world, which a lost
 # rank breaks.
 WAITS = """
-import json, os, signal, sys, time
+import json
 from mpi4py import MPI
-from etc_dist.errors import WorldError
-from etc_dist.settings import Settings
-from etc_dist.world import start
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.mpi import MpiTransport
 
@@ -31,7 +28,7 @@ CALLS = {
     "barrier": lambda world: world.barrier(),
     "agree": lambda world: world.agree(int),
 }
-worlds = {call: start(Settings(backend="cpu")) for call in CALLS}
+worlds = {call: start(CPU) for call in CALLS}
 # Its calls are compared by messages; the limit is longer than the job may take.
 worlds["start"] = Agreement(MpiTransport(MPI, MPI.COMM_WORLD.Dup(), None), 60.0)
 CALLS["start"] = CALLS["match_call"]
@@ -46,7 +43,7 @@ for name, call in CALLS.items():
         call(worlds[name])
     except WorldError as error:
         found[name] = str(error)
-print(json.dumps(found), flush=True)
+show(json.dumps(found))
 os._exit(0)
 """
 
