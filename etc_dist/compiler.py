@@ -18,7 +18,6 @@ from etc_dist.codegen import Source, generate
 from etc_dist.codegen.tiles import tile_errors
 from etc_dist.errors import (
     ScheduleError,
-    WorldError,
     as_refusal,
     expect_type,
     warn_cpu_only,
@@ -33,7 +32,7 @@ from etc_dist.runtime.last_run import Executor
 from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
 from etc_dist.world import World, current
-from etc_dist.world.rank_errors import by_rank
+from etc_dist.world.rank_errors import expect_alike
 
 
 def compile(
@@ -90,14 +89,13 @@ def compile(
         world.free_dropped()
         # An error of one rank is raised on all.
         facts, workers = zip(*world.agree(make), strict=True)
-        for name in DIFFERENT:
-            found = [f"{name} {of_rank[name]}" for of_rank in facts]
-            if len(set(found)) > 1:
-                if name == "graph":
-                    found = first_difference(world.agree(graph.lines))
-                raise _different_programs(graph, name, found)
-        if len(set(workers)) > 1:
-            raise _different_workers(graph, workers)
+        where = f"compile({graph.name})"
+        for name, (what, fix) in DIFFERENT.items():
+            texts = [f"{name} {of_rank[name]}" for of_rank in facts]
+            if name == "graph" and len(set(texts)) > 1:
+                texts = first_difference(world.agree(graph.lines))
+            expect_alike(texts, f"{what} for {graph.name}", where, fix)
+        expect_alike(workers, f"numbers of workers for {graph.name}", where, WORKERS)
         plan, executor, text = parts[0]
         number = next(_numbers.setdefault(world, count(1)))
         proofs = {} if bundle is None else bundle.proofs
@@ -185,19 +183,11 @@ DIFFERENT = {
     ),
 }
 """What makes a program, in the order of comparison: plural and advice."""
-
-
-def _different_programs(
-    graph: GraphFunction, name: str, found: Sequence[str]
-) -> WorldError:
-    what, fix = DIFFERENT[name]
-    return WorldError(
-        f"the ranks have different {what} for {graph.name}",
-        where=f"compile({graph.name})",
-        wanted=f"the same {what} on every rank",
-        got=by_rank(dict(enumerate(found))),
-        fix=fix,
-    )
+WORKERS = (
+    "set ETC_DIST_CPU_WORKERS to one value; on GPUs use GPUs of one model, each with "
+    "the same number of SMs (or MIG slices of one size)"
+)
+"""The advice for different numbers of workers, which a proof assumes to be equal."""
 
 
 def first_difference(texts: Sequence[Sequence[str]]) -> list[str]:
@@ -208,17 +198,6 @@ def first_difference(texts: Sequence[Sequence[str]]) -> list[str]:
     is_inside = any(line.startswith(" ") for line in lines[number])
     call = f"{calls[-1][0]}: " if calls and is_inside else ""
     return [call + (line.strip() or "nothing") for line in lines[number]]
-
-
-def _different_workers(graph: GraphFunction, workers: Sequence[int]) -> WorldError:
-    return WorldError(
-        f"the ranks have different numbers of workers for {graph.name}",
-        where=f"compile({graph.name})",
-        wanted="the same number of workers on every rank, as the proof assumes",
-        got=", ".join(f"rank {rank}: {count}" for rank, count in enumerate(workers)),
-        fix="set ETC_DIST_CPU_WORKERS to one value; on GPUs use GPUs of one model, "
-        "each with the same number of SMs (or MIG slices of one size)",
-    )
 
 
 @contextmanager

@@ -220,20 +220,15 @@ def tuning_of(world: World) -> Tuning:
     """The tuning of a world's GPUs. Collective at its first call. ArgumentError if the
     ranks have different ones: they would choose different tiles."""
     # NOTE: here, since `etc-dist doctor` runs without NumPy.
-    from etc_dist.world.rank_errors import by_rank
+    from etc_dist.world.rank_errors import expect_alike
 
     if KIND not in world.kept:
         cache, setting = Cache(world.settings.cache), world.settings.tuning
         every = world.agree(lambda: find_tuning(setting, cache, device_of(world)))
-        if len({one.checksum for one in every}) > 1:
-            raise ArgumentError(
-                "the ranks have different tunings",
-                where="the choice of tiles",
-                wanted="the same constants and measured tiles on every rank",
-                got=by_rank({rank: one.show() for rank, one in enumerate(every)}),
-                fix="run etc-dist tune on all ranks together, or set ETC_DIST_TUNING "
-                f"to {' or '.join(shipped())} on every rank",
-            )
+        fix = "run etc-dist tune on all ranks together, or set ETC_DIST_TUNING to "
+        fix += f"{' or '.join(shipped())} on every rank"
+        texts = [f"{one.show()}, {one.checksum}" for one in every]
+        expect_alike(texts, "tunings", "the choice of tiles", fix, ArgumentError)
         world.kept[KIND] = every[world.rank]
     found = world.kept[KIND]
     assert isinstance(found, Tuning)

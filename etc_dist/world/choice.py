@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.settings import Settings
 from etc_dist.world.nvshmem import load_library
-from etc_dist.world.rank_errors import by_rank
+from etc_dist.world.rank_errors import by_rank, expect_alike
 
 BACKENDS = ("auto", "cpu", "cuda")
 RANK_LOCAL = {"cache", "timing", "host"}
@@ -129,23 +129,17 @@ def _ranks_of(reports: Sequence[Report], node: int) -> int:
 
 def _common_backend(reports: Sequence[Report]) -> str:
     """The requested backend; ArgumentError unless the settings of all ranks agree."""
-    texts: dict[int, list[str]] = {rank: [] for rank in range(len(reports))}
-    different = []
-    for name in (f.name for f in fields(Settings) if f.name not in RANK_LOCAL):
-        values = [getattr(report.settings, name) for report in reports]
-        if any(value != values[0] for value in values):
-            different.append(name)
-            for rank, value in enumerate(values):
-                texts[rank].append(f"{name} = {value!r}")
-    if different:
-        variables = ", ".join(f"ETC_DIST_{name.upper()}" for name in different)
-        raise ArgumentError(
-            f"the ranks have different settings of {', '.join(different)}",
-            where="start of the world",
-            wanted="the same values on every rank",
-            got=by_rank({rank: ", ".join(parts) for rank, parts in texts.items()}),
-            fix=f"set {variables} to the same value on every rank",
-        )
+    first, *_ = every = [vars(report.settings) for report in reports]
+    names = [f.name for f in fields(Settings) if f.name not in RANK_LOCAL]
+    different = [name for name in names if any(s[name] != first[name] for s in every)]
+    variables = ", ".join(f"ETC_DIST_{name.upper()}" for name in different)
+    expect_alike(
+        [", ".join(f"{name} = {s[name]!r}" for name in different) for s in every],
+        f"settings of {', '.join(different)}",
+        where="start of the world",
+        fix=f"set {variables} to the same value on every rank",
+        kind=ArgumentError,
+    )
     backend = reports[0].settings.backend
     if backend not in BACKENDS:
         raise ArgumentError(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from etc_dist.errors import WorldError
-from etc_dist.world.rank_errors import by_rank
 
 VARIABLE = "NVSHMEM_REMOTE_TRANSPORT"
 DEFAULT, NONE = "ibrc", "none"
@@ -56,15 +55,3 @@ def _fault(name: str, library: str) -> str:
             except OSError as error:
                 fault = str(error)
     return fault
-
-
-def expect_equal(versions: Sequence[str]) -> None:
-    """Refuse ranks with different versions of NVSHMEM, by rank; alike on all ranks."""
-    if len(set(versions)) > 1:
-        raise WorldError(
-            "the ranks have different versions of NVSHMEM",
-            where="start of the world",
-            wanted="one version on every rank",
-            got=by_rank(dict(enumerate(versions))),
-            fix="install the same nvidia-nvshmem package on all hosts",
-        )

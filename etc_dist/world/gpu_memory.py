@@ -19,6 +19,7 @@ from etc_dist.world.agreement import Agreement
 from etc_dist.world.hosts import Hosts
 from etc_dist.world.memory import ALIGNMENT, Backend, Block
 from etc_dist.world.nvshmem import NvshmemLibrary, load_library
+from etc_dist.world.rank_errors import expect_alike
 
 # Bytes of the heap for NVSHMEM itself and for gaps between blocks, in addition to the
 # setting's.
@@ -65,7 +66,12 @@ class GpuMemory(Backend):
         self._thread = threading.local()
         agreement.agree(self._bind)
         names = agreement.agree(socket.gethostname)
-        far_transport.expect_equal(agreement.agree(self._library.version))
+        expect_alike(
+            agreement.agree(self._library.version),
+            "versions of NVSHMEM",
+            where="start of the world",
+            fix="install the same nvidia-nvshmem package on all hosts",
+        )
         library = self._path
         self._transport = agreement.agree(
             lambda: far_transport.prepare(names, library)

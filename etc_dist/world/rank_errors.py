@@ -39,6 +39,25 @@ def by_rank(texts: Mapping[int, str]) -> str:
     return _NEXT_LINE.join(f"{name_ranks(r)}: {text}" for text, r in groups.items())
 
 
+def expect_alike(
+    values: Sequence[object],
+    what: str,
+    where: str,
+    fix: str,
+    kind: type[EtcDistError] = WorldError,
+) -> None:
+    """Raise an error on all ranks unless their `values` have the same text."""
+    texts = [str(value) for value in values]
+    if len(set(texts)) > 1:
+        raise kind(
+            f"the ranks have different {what}",
+            where=where,
+            wanted=f"the same {what} on every rank",
+            got=by_rank(dict(enumerate(texts))),
+            fix=fix,
+        )
+
+
 # ------------------------------------------------------------------------------ start
 
 
