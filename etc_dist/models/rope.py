@@ -64,6 +64,8 @@ def _merged(
         raise refused(path, wanted, repr(kind), VARIANT_FIX)
     if rope.pop("type", kind) != kind:
         raise refused(path, f"one type of {name}", repr(given), "correct it")
+    if kind == "default" and rope.get("factor") == 1:
+        del rope["factor"]  # nothing is scaled
     if rope.pop("partial_rotary_factor", 1) != 1:
         raise refused(path, "partial_rotary_factor 1", repr(given), VARIANT_FIX)
     for key in outer.keys() & rope.keys():

@@ -74,66 +74,91 @@ def build(zeros, world, before) -> Iterator[Callable[..., Any]]:
         layer.close()
 
 
-# layer, weights that do not fit, words of the error
-WEIGHTS = {
+def of_experts(count: int) -> dict[str, Any]:
+    return {name: (count, *shape[1:]) for name, shape in SHAPES[MoE].items()}
+
+
+def all_of(layer: Any, dtype: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda zeros: {n: zeros(*s, dtype=dtype) for n, s in SHAPES[layer].items()}
+
+
+def turned(layer: Any) -> Callable[[Any], dict[str, Any]]:
+    *first, rows, columns = SHAPES[layer]["down"]
+    return lambda zeros: {"down": zeros(*first, columns, rows).swapaxes(-1, -2)}
+
+
+# layer, weights that do not fit and options, words of the error
+LAYER_TABLE: dict[str, tuple[Any, ...]] = {
     "other width": (MLP, {"up": (16, 40)}, r"up \[24, 40\] .*got: +up \[16, 40\]"),
     "transposed": (MLP, {"down": (24, 40)}, r"\[40, 24\] .*got: +down \[24, 40\]"),
     "one axis": (MLP, {"gate": (40,)}, r"gate \[inner, hidden\].*got: .*gate \[40\]"),
     "empty": (
-        MLP,
-        {"gate": (0, 40), "up": (0, 40), "down": (40, 0)},
+        *(MLP, {"gate": (0, 40), "up": (0, 40), "down": (40, 0)}),
         r"gate without an axis of length 0.*got: +gate \[0, 40\]",
     ),
     "half": (MoE, {"gate_up": (8, 24, 40)}, r"\[8, 40, 12\].*got: .*\[8, 40, 24\]"),
     "transposed experts": (MoE, {"down": (8, 24, 40)}, r"down \[8, 24, 40\]"),
     "wider router": (MoE, {"router": (8, 48)}, r"gate_up \[8, 48, 48\].*got:"),
-    "router of more experts": (MoE, {"router": (16, 40)}, r"gate_up \[16, 48, 40\]"),
+    "router of more": (MoE, {"router": (16, 40)}, r"gate_up \[16, 48, 40\]"),
     "two axes": (MoE, {"down": (40, 24)}, r"got: .*down \[40, 24\]"),
     "no width": (
-        MoE,
-        {"gate_up": (8, 0, 40), "down": (8, 40, 0)},
-        r"down \[8, 40, 0\]",
+        *(MoE, {"gate_up": (8, 0, 40), "down": (8, 40, 0)}, r"down \[8, 40, 0\]"),
     ),
+    **{
+        f"{name} of {layer.__name__}": (layer, weights, words, *kind)
+        for layer in SHAPES
+        for name, weights, words, *kind in (
+            (
+                "layout",
+                turned(layer),
+                r"down .* contiguous, on.*: +down .*, (not|tran)",
+            ),
+            (
+                "dtype of one",
+                lambda zeros, at=layer: {"down": all_of(at, "float16")(zeros)["down"]},
+                r"wanted: down .* bfloat16.*\n +got: +down .* float16",
+            ),
+            (
+                *("dtype", all_of(layer, "float32")),
+                r"of bfloat16 or float16\n +got: +\w+ .* float32",
+            ),
+            (
+                "list",
+                {"down": [[1.0]]},
+                "down expects a NumPy, .*, got list",
+                TypeError,
+            ),
+            ("schedule", {"schedule": "eager"}, r": 'static'.*'eager'", ScheduleError),
+        )
+    },
+    **{
+        f"{count} experts": (
+            *(MoE, of_experts(count)),
+            rf"8 to 256 experts, a multiple of 8\n.*got: +{count} experts",
+        )
+        for count in (4, 12, 264)
+    },
+    "no choice": (MoE, {"top_k": 0}, "top_k: an integer from 1 to 8"),
+    "9 of 8": (MoE, {"top_k": 9}, "top_k: an integer from 1 to 8"),
+    "17 choices": (
+        *(MoE, of_experts(64) | {"top_k": 17}),
+        r"top_k: an integer from 1 to 16\n.*got: +top_k = 17",
+    ),
+    "normalize": (MoE, {"normalize": 1}, "normalize expects a bool, got in", TypeError),
+    "few_tokens": (MoE, {"few_tokens": -1}, "few_tokens: an integer from 0 on"),
+    "parallel": (MoE, {"parallel": "data"}, "'tensor' or 'expert'"),
 }
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("what", WEIGHTS)
-def test_weights_that_do_not_fit_are_refused(what, build):
-    layer, weights, words = WEIGHTS[what]
-    with refusal("(?s)wanted: .*" + words):
-        build(layer, weights)
-
-
-@pytest.mark.mpi
-@LAYERS
-def test_weights_that_are_not_contiguous_are_refused(layer, build, zeros):
-    *first, rows, columns = SHAPES[layer]["down"]
-    with refusal(r"wanted: down .* contiguous, on.*\n +got: +down .*, (not|transp)"):
-        build(layer, {"down": zeros(*first, columns, rows).swapaxes(-1, -2)})
-
-
-@pytest.mark.mpi
-@LAYERS
-def test_weights_of_two_dtypes_are_refused(layer, build, zeros):
-    wrong = zeros(*SHAPES[layer]["down"], dtype="float16")
-    with refusal(r"wanted: down .* bfloat16.*\n +got: +down .* float16"):
-        build(layer, {"down": wrong})
-
-
-@pytest.mark.mpi
-@LAYERS
-def test_weights_of_a_dtype_that_no_layer_has_are_refused(layer, build, zeros):
-    shapes = SHAPES[layer]
-    with refusal(r"of bfloat16 or float16\n +got: +\w+ .* float32"):
-        build(layer, {n: zeros(*shapes[n], dtype="float32") for n in shapes})
-
-
-@pytest.mark.mpi
-@LAYERS
-def test_a_weight_that_is_not_an_array_is_a_type_error(layer, build):
-    with refusal("down expects a NumPy, .*, got list", TypeError):
-        build(layer, {"down": [[1.0]]})
+@pytest.mark.parametrize("what", LAYER_TABLE)
+def test_weights_and_options_that_do_not_fit_are_refused(what, build, zeros):
+    layer, given, words, *kind = LAYER_TABLE[what]
+    given = given(zeros) if callable(given) else given
+    weights = {n: w for n, w in given.items() if n in SHAPES[layer]}
+    options = {n: w for n, w in given.items() if n not in SHAPES[layer]}
+    with refusal("(?s)" + words, *kind):
+        build(layer, weights, **options)
 
 
 @pytest.mark.mpi
@@ -151,50 +176,10 @@ def test_widths_that_bulk_copies_do_not_support_are_refused_on_gpus(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("experts", [4, 12, 264])
-def test_odd_numbers_of_experts_are_refused(experts, build):
-    shapes = {name: (experts, *shape[1:]) for name, shape in SHAPES[MoE].items()}
-    words = rf"wanted: 8 to 256 experts, a multiple of 8\n.*got: +{experts} experts"
-    with refusal(words):
-        build(MoE, shapes)
-
-
-# layer, an argument, words of the error
-ARGUMENTS = [
-    (MoE, {"top_k": 0}, "top_k: an integer from 1 to 8"),
-    (MoE, {"top_k": 9}, "top_k: an integer from 1 to 8"),
-    (MoE, {"normalize": 1}, "normalize expects a bool, got int"),
-    (MoE, {"few_tokens": -1}, "few_tokens: an integer from 0 on"),
-    (MoE, {"parallel": "data"}, "'tensor' or 'expert'"),
-]
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(("layer", "argument", "words"), ARGUMENTS, ids=str)
-def test_arguments_that_do_not_fit_are_refused(layer, argument, words, build):
-    with refusal(words, TypeError if "expects" in words else ArgumentError):
-        build(layer, **argument)
-
-
-@pytest.mark.mpi
-def test_more_choices_than_a_warp_holds_are_refused(build):
-    shapes = {name: (64, *shape[1:]) for name, shape in SHAPES[MoE].items()}
-    with refusal(r"top_k: an integer from 1 to 16\n.*got: +top_k = 17"):
-        build(MoE, shapes, top_k=17)
-
-
-@pytest.mark.mpi
 @pytest.mark.parametrize("number", [np.uint8, np.int64])
 def test_numbers_may_be_those_of_an_array(number, build):
     layer = build(MoE, top_k=number(2), few_tokens=number(200))
     assert (layer.top_k, type(layer.top_k)) == (2, int)
-
-
-@pytest.mark.mpi
-@LAYERS
-def test_an_unknown_schedule_is_refused(layer, build):
-    with refusal(r"wanted: 'static'.*\n.*'eager'", ScheduleError):
-        build(layer, schedule="eager")
 
 
 def test_tiles_that_cannot_be_cut_are_refused():
@@ -215,6 +200,8 @@ ROWS = {
     "one axis": ((HIDDEN,), "bfloat16", r"x \[40\]"),
     "three axes": ((2, 4, HIDDEN), "bfloat16", r"x \[2, 4, 40\]"),
     "float16": ((8, HIDDEN), "float16", r"x \[8, 40\] float16"),
+    "wider of none": ((0, HIDDEN + 8), "bfloat16", r"x \[0, 48\]"),
+    "float16 of none": ((0, HIDDEN), "float16", r"x \[0, 40\]"),
 }
 
 
@@ -223,17 +210,8 @@ ROWS = {
 @LAYERS
 def test_rows_that_do_not_fit_are_refused(layer, what, build, zeros):
     shape, dtype, words = ROWS[what]
-    with refusal(r"wanted: x \[.*\n.*got: +" + words):
+    with refusal(r"wanted: x (\[|without).*\n.*got: +" + words):
         build(layer)(zeros(*shape, dtype=dtype))
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("width", "dtype"), [(HIDDEN + 8, "bfloat16"), (HIDDEN, "float16")]
-)
-def test_no_tokens_that_do_not_fit_are_refused(width, dtype, build, zeros):
-    with refusal(rf"wanted: x \[0, 40\] bfloat16.*\n.*got: +x \[0, {width}\]"):
-        build(MoE)(zeros(0, width, dtype=dtype))
 
 
 @pytest.mark.mpi
@@ -290,9 +268,10 @@ def test_ranks_with_other_shapes_are_named(build, zeros, world):
         uneven(zeros(8, HIDDEN))
 
 
-# layer, an option that rank 1 alone has
+# layer, an option that rank 1 alone has, or the dtype of its weights
 OTHERS = [
     (MLP, "schedule", "dynamic"),
+    (MLP, "dtype", "float16"),
     (MoE, "top_k", 3),
     (MoE, "normalize", False),
     (MoE, "schedule", "dynamic"),
@@ -302,20 +281,14 @@ OTHERS = [
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize(("layer", "name", "value"), OTHERS, ids=str)
 def test_ranks_with_other_options_make_no_layer(
-    layer, name, value, build, world, compiled
+    layer, name, value, build, zeros, world, compiled
 ):
     words = rf"the ranks do not make the same call[^$]*rank 1: {layer.__name__}"
+    own = {name: value} if world.rank == 1 else {}
+    weights = all_of(layer, own.pop("dtype", "bfloat16"))(zeros)
     with refusal(rf"{words}\(.*{name}={value}"):
-        build(layer, **({name: value} if world.rank == 1 else {}))
+        build(layer, weights, **own)
     assert compiled == []
-
-
-@pytest.mark.mpi(ranks=[2])
-def test_ranks_with_other_dtypes_make_no_layer(build, zeros, world):
-    dtype = "float16" if world.rank == 1 else "bfloat16"
-    shapes = SHAPES[MLP]
-    with refusal(r"rank 1: MLP\(.*dtype=float16, "):
-        build(MLP, {name: zeros(*shapes[name], dtype=dtype) for name in shapes})
 
 
 # ------------------------------------------------------------ experts over many ranks

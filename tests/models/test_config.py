@@ -132,6 +132,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
     ("base", "changes"),
     [
         ({}, {"model_type": "llama"}),
+        ({}, {"rope_scaling": {"type": "default", "factor": 1.0}}),
         ({}, {"is_llama_config": True, "rope_interleaved": False, "pruned_heads": {}}),
         ({}, {"attention_bias": True, "mlp_bias": True}),
         ({}, {"use_sliding_window": True, "sliding_window": None}),

@@ -8,7 +8,7 @@ import pytest
 from etc_dist.errors import ArgumentError
 from etc_dist.models.experts import Mixture
 from etc_dist.models.gguf_file import GgufFile
-from tests.models.test_gguf_file_errors import write
+from tests.models.gguf_bytes import write
 
 EXPERTS = {
     "expert_count": 8,

@@ -11,7 +11,7 @@ from etc_dist.models.gguf_keys import (
     UNUSED,
     WINDOW,
 )
-from tests.models.test_gguf_file_errors import write
+from tests.models.gguf_bytes import write
 
 LINEAR = {"rope.scaling.factor": 4.0, "rope.scaling.type": "linear"}
 EXPERTS = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from etc_dist.models.gguf_split import read_parts
-from tests.models.test_gguf_file_errors import write
+from tests.models.gguf_bytes import write
 
 PARTS = [f"m-{n:05}-of-00003.gguf" for n in (1, 2, 3)]
 

@@ -15,7 +15,7 @@ NAMES = {"bos_token_id": 7, "eos_token_id": 8}
 
 
 def written(folder, split="qwen2", merges=(), templates=None, **metadata):
-    from tests.models.test_gguf_file_errors import write
+    from tests.models.gguf_bytes import write
 
     own = {"model": "gpt2", "pre": split, "tokens": TOKENS, **metadata}
     keys = {f"{PREFIX}{name}": value for name, value in own.items()}
