@@ -20,6 +20,8 @@ from etc_dist.ir.tensor import Region
 
 
 class Condition(NamedTuple):
+    """A condition in CUDA that an index expression is in range."""
+
     text: str
     depth: int
     """Those of smaller depth must be true before it can be evaluated: they check its

@@ -94,6 +94,7 @@ class Source:
 
     @property
     def digest(self) -> str:
+        """16 hex digits that differ between texts."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     @property
@@ -103,6 +104,7 @@ class Source:
 
 
 def title_of(text: str) -> str:
+    """The title of a generated text, from its first line."""
     return text.partition("\n")[0].removeprefix("// ")
 
 

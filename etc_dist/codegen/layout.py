@@ -113,6 +113,7 @@ class Arguments:
 
     @classmethod
     def of(cls, plan: Plan) -> Arguments:
+        """The arguments of a plan's kernel."""
         graph = plan.graph
         integers = ["event_capacity", "trace_capacity", "shape", "rank"]
         integers += [dim_name(s.name) for s in graph.dims]
@@ -131,6 +132,7 @@ class Arguments:
 
     @property
     def divisor_names(self) -> dict[Expr, str]:
+        """The names of the prepared divisors."""
         return {expr: divisor_name(n) for n, expr in enumerate(self.divisors)}
 
     @property
@@ -146,6 +148,7 @@ class Arguments:
         return self.divisor_texts[expr]
 
     def map_of(self, tensor: Tensor, box: TmaBox) -> str:
+        """The name of the TMA descriptor of a tensor with a box."""
         # By hash: == refuses to compare a number of rows with an expression.
         return {(m.tensor, m.box): m.name for m in self.maps}[tensor, box]
 

@@ -15,6 +15,7 @@ def constant(name: str, value: int | float | tuple[int, ...]) -> str:
 
 
 def method(head: str, body: str, extra: str = "") -> str:
+    """A static method of a generated type, of the arguments g and `extra`."""
     parameters = "const Args& g" + (f", {extra}" if extra else "")
     return f"  ETC_DEVICE static {head}({parameters}) {{ return {body}; }}"
 

@@ -52,12 +52,15 @@ def queue_name(owner: str, word: str) -> str:
 
 
 def call_type(call: str) -> str:
+    """The type of a call in generated text."""
     return f"Call_{call}"
 
 
 def loop_type(lane: str, loop: str) -> str:
+    """The type of a lane's loop in generated text."""
     return f"Loop_{lane}_{loop}"
 
 
 def event_type(events: str) -> str:
+    """The type of an event tensor in generated text."""
     return f"Event_{events}"

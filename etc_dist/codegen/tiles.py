@@ -33,14 +33,17 @@ class Axis:
 
     @property
     def is_one(self) -> bool:
+        """Whether the region has one index along the axis."""
         return self.size == ONE
 
     @property
     def is_whole(self) -> bool:
+        """Whether the region covers the axis."""
         return self.start == Const(0) and self.size == self.extent
 
     @property
     def reaches_end(self) -> bool:
+        """Whether the region ends where the axis ends."""
         rest, end = op("-", self.extent, self.start), op("+", self.start, self.size)
         return self.size == rest or end == self.extent
 

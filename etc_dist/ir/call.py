@@ -100,6 +100,7 @@ class Call:
 
     @property
     def loop_names(self) -> tuple[str, ...]:
+        """The names of the coordinates of its loops, the outermost first."""
         return tuple(axis.symbol.name for axis in self.loop_axes)
 
     @property
@@ -175,6 +176,7 @@ class Call:
         return task_label(self.name, self.loop_names, coordinate)
 
     def show(self) -> str:
+        """The call as text, a line for each kind of argument."""
         axes = ", ".join(map(str, self.axes))
         lines = [f"call {self.name}: {self.function.name} [{axes}]"]
         lines.append(f"  lane {self.function.lane}, cluster {self.function.cluster}")

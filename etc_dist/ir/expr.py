@@ -176,6 +176,8 @@ class Expr:
 
 @dataclass(frozen=True, eq=False)
 class Const(Expr):
+    """An integer."""
+
     value: int
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
@@ -204,6 +206,8 @@ class Symbol(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Op(Expr):
+    """An operation of two expressions."""
+
     name: str
     left: Expr
     right: Expr
@@ -285,6 +289,7 @@ class Comparison:
         )
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
+        """Whether it holds, for the values of symbols in `env`."""
         compare = _COMPARISONS[self.name]
         return compare(self.left.evaluate(env), self.right.evaluate(env))
 

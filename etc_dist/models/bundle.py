@@ -43,6 +43,8 @@ def bundle_model(
 
 
 def build_bundle(setup: ModelSetup, folder: Path, workers: int, arch: str) -> str:
+    """Builds the program of `setup` for `workers` workers, proves its shapes,
+    and writes both to `folder`. Returns a line on what was made."""
     settings, started = Settings.load(), time.perf_counter()
     graph = setup.graph()
     plan = SCHEDULES[setup.schedule](graph)

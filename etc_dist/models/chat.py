@@ -29,11 +29,13 @@ class Progress:
         self._stream, self._shows = stream, stream.isatty()
 
     def show(self, text: str) -> None:
+        """Replaces the line by `text`, if the stream is a terminal."""
         if self._shows:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()
 
     def result(self, text: str) -> None:
+        """Prints `text` in a line of its own."""
         self.show("")
         print(text, file=self._stream, flush=True)
 

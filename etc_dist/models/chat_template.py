@@ -151,6 +151,7 @@ def contents(messages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def missing_template(got: str) -> None:
+    """Raises ArgumentError: `got` needs a chat template."""
     raise ArgumentError(
         "the model has no chat template",
         where="Tokenizer.chat",
@@ -170,6 +171,7 @@ def has_parts(message: Mapping[str, Any]) -> bool:
 
 
 def expect_texts(parts: Iterable[Mapping[str, Any]]) -> None:
+    """Raises ArgumentError unless all parts of a message are texts."""
     for part in parts:
         if part["type"] != "text":
             raise _part_refused(part)

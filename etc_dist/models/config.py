@@ -116,6 +116,7 @@ class ModelConfig:
     mixture: Mixture | None = None
 
     def sizes(self, page_size: int, dtype: str = "bfloat16") -> DecoderSizes:
+        """The sizes that `decoder_graph` takes."""
         return DecoderSizes(
             self.heads,
             self.kv_heads,

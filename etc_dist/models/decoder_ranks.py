@@ -45,13 +45,16 @@ class Places:
 
     @property
     def peers(self) -> list[Expr]:
+        """The ranks that get the results, too."""
         return other_ranks(self.g) if self.y.kind == "symmetric" else []
 
     @property
     def epilogue(self) -> Epilogue:
+        """The epilogue that stores tiles in all places."""
         return store_on_ranks(1 + len(self.peers)) if self.peers else store
 
     def regions(self, rows: Tile, columns: Tile) -> list[Region]:
+        """What the epilogue writes: y, and the same part on peers."""
         if not self.peers:
             return [self.y[rows, columns]]
         own = self.g.rank, rows, columns
@@ -65,6 +68,7 @@ class Places:
         return self.g.events(name, shape, expects=expects, cross_rank=is_sent)
 
     def elements(self, events: EventTensor, turn: tuple[Expr, ...]) -> list[EventRef]:
+        """The events of `turn` on this rank and on peers."""
         return [events[turn], *(events.on(peer)[turn] for peer in self.peers)]
 
 

@@ -68,6 +68,7 @@ class Mixture:
     normalizes: bool
 
     def routing(self, dtype: str) -> Routing:
+        """The routing of tokens of a model of `dtype`."""
         return Routing(self.experts, self.top_k, self.normalizes, dtype)
 
 

@@ -143,6 +143,7 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 
 def refused(path: Path, wanted: str, got: str, fix: str) -> ArgumentError:
+    """The error for the file `path` of a model."""
     return ArgumentError(
         "the model cannot be loaded", where=str(path), wanted=wanted, got=got, fix=fix
     )

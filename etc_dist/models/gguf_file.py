@@ -96,6 +96,7 @@ class GgufFile:
         return tuple(self._content.metadata)
 
     def config(self) -> ModelConfig:
+        """The configuration of the model. ArgumentError if it is not supported."""
         if self.get(TYPE, "model") != "model":
             fix = "give the file of a model, into which adapters are merged"
             got = f"{TYPE} = {self.get(TYPE)!r}"
@@ -159,6 +160,7 @@ class GgufFile:
         return {"rope_type": kind, "factor": factor}
 
     def tensors(self, config: ModelConfig) -> Iterator[tuple[str, Any]]:
+        """The tensors by their names in safetensors files."""
         paired = self.get(ARCHITECTURE) in PAIRED
         heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
         for tensor in self._content.tensors:

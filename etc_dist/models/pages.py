@@ -35,6 +35,7 @@ class UsedPages:
 
     @cached_property
     def digest(self) -> bytes:
+        """16 bytes that differ between tables."""
         return blake2b(self.table.tobytes(), digest_size=16).digest()
 
 
@@ -76,10 +77,12 @@ class PageTable:
 
     @property
     def free_requests(self) -> int:
+        """The number of requests that may be added."""
         return len(self.table) - len(self._owners)
 
     @property
     def free_pages(self) -> int:
+        """The number of pages that no request has."""
         if not self._is_settled:
             self._settle()
         return self.count - self._fresh + len(self._pages)

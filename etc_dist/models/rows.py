@@ -57,6 +57,7 @@ class StepRows(NamedTuple):
         return int.from_bytes(digest.digest(), "little") >> 1
 
     def describe(self) -> str:
+        """The numbers as text, for errors."""
         named = dict(zip(NAMES, self.numbers, strict=True))
         named |= {"table": self.used.table.ravel()}
         for name in ("stops", "sampling"):

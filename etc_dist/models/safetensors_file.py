@@ -25,6 +25,7 @@ DTYPES = f"tensors in {', '.join(STORED.values())}"
 
 
 def weights_error(path: Path, wanted: str, got: str, fix: str = FIX) -> ArgumentError:
+    """The error for the file `path` with weights."""
     return refused(path, wanted, got, fix)
 
 

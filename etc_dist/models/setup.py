@@ -110,6 +110,7 @@ class ModelSetup:
 
     @property
     def cache_shape(self) -> tuple[int, ...]:
+        """The shape of the cache of a rank."""
         pages = self.config.layers, self.all_pages, 2, self.own.kv_heads
         return (*pages, self.page_size, self.config.head_dim)
 
@@ -121,6 +122,7 @@ class ModelSetup:
         return f"Model({', '.join(f'{name}={value}' for name, value in named.items())})"
 
     def graph(self) -> GraphFunction:
+        """The graph of the steps."""
         sizes = self.own.sizes(self.page_size, self.dtype)
         return decoder_for(self.schedule, self.ranks, sizes)
 

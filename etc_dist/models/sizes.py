@@ -37,9 +37,11 @@ class DecoderSizes:
 
     @property
     def group(self) -> int:
+        """The number of query heads of a KV head."""
         return self.heads // self.kv_heads
 
     @property
     def paged(self) -> PagedCache:
+        """The parameters of the functions of a paged cache."""
         eps = self.norm_eps if self.normalizes_heads else None
         return PagedCache(self.head_dim, self.page_size, self.dtype, eps)

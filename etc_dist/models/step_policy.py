@@ -64,6 +64,7 @@ def step_counts(most: int) -> list[int]:
 
 
 def padded(rows: int) -> int:
+    """The number of rows of the program's call for `rows` rows."""
     return ROWS[bisect_left(ROWS, rows)]
 
 

@@ -69,6 +69,7 @@ class Tokenizer:
         return [(n, text) for n, text in tokens if text and n not in self._invisible]
 
     def largest_id(self) -> int:
+        """The largest id of a token; 0 without tokens."""
         return int(max(self._tokens.get_vocab().values(), default=0))
 
     def chat(

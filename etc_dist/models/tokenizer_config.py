@@ -84,6 +84,7 @@ class SpecialTokens:
     added: Mapping[str, Mapping[str, Any]]
 
     def texts(self) -> dict[str, str]:
+        """The texts of the tokens, by name."""
         return {name: content(token) for name, token in self.named.items()}
 
 
@@ -171,6 +172,7 @@ def is_token(value: Any) -> bool:
 
 
 def content(token: str | Mapping[str, Any]) -> str:
+    """The text of a token, which may be an object with flags."""
     return token if isinstance(token, str) else str(token["content"])
 
 
@@ -185,6 +187,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def refused(path: Path, wanted: str, got: str, fix: str) -> ArgumentError:
+    """The error for the file `path` of a tokenizer."""
     return ArgumentError(
         "the tokenizer cannot be used", where=str(path), wanted=wanted, got=got, fix=fix
     )

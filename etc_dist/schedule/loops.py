@@ -19,6 +19,7 @@ class Loop:
 
     @property
     def name(self) -> str:
+        """The name of its coordinate."""
         return self.axis.symbol.name
 
 

@@ -89,6 +89,7 @@ class Lane:
 
     @property
     def has_loops(self) -> bool:
+        """Whether any of its calls is in a loop."""
         return any(isinstance(item, Loop) for item in self.items)
 
     def gating(self, call: Call) -> tuple[Coordinate, ...]:
@@ -262,6 +263,7 @@ class Plan:
         return max((lane.cluster for lane in self.lanes), default=1)
 
     def lane(self, name: str) -> Lane:
+        """The lane of this name."""
         return next(lane for lane in self.lanes if lane.name == name)
 
     def unit(

@@ -32,14 +32,17 @@ class Boxes:
 
     @property
     def write(self) -> Mask:
+        """Of each box, whether it is written."""
         return np.array([a.write for a in self.accesses], bool)[self.operand]
 
     @property
     def phase(self) -> Array:
+        """Of each box, the phase of a task that accesses it."""
         return np.array([a.phase for a in self.accesses], np.int64)[self.operand]
 
     @property
     def gathered(self) -> Mask:
+        """Of each box, whether other data select its elements."""
         return np.array([a.gathered for a in self.accesses], bool)[self.operand]
 
     def of(self, some: Array | Mask) -> Boxes:
@@ -92,6 +95,7 @@ class Cut:
 
     @property
     def shape(self) -> list[int]:
+        """The number of cells along each axis."""
         return [len(low) for low in self.low]
 
     @property

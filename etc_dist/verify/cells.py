@@ -39,14 +39,17 @@ class Cells:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The number of cells along each axis."""
         return tuple(len(low) for low in self.low)
 
     def verb(self, entry: int) -> str:
+        """What a task does with the cells of an entry, for errors."""
         if self.write[entry]:
             return "writes"
         return {BODY: "reads", EARLY: "reads early"}.get(self.phase[entry], "loads")
 
     def name(self, cell: int) -> str:
+        """A cell as a region of its tensor, for errors."""
         parts = [
             f"{low[i]}:{high[i]}"
             for low, high, i in zip(

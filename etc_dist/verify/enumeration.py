@@ -54,6 +54,7 @@ class Block:
 
     @property
     def tasks(self) -> Array:
+        """The numbers of its tasks."""
         return np.arange(self.base, self.base + self.count)
 
     def values(self, expr: Expr) -> Array:
@@ -103,6 +104,7 @@ class Elements:
     total: int
 
     def name(self, element: int) -> str:
+        """An element by its event tensor, index and rank, for errors."""
         for event, first in self.first.items():
             sizes = self.shape[event].prod(axis=1)
             for rank in np.flatnonzero((first <= element) & (element < first + sizes)):
@@ -175,6 +177,7 @@ class Enumeration:
 
     @property
     def tasks(self) -> int:
+        """The number of tasks of all ranks."""
         return len(self.rank)
 
     @cached_property
@@ -216,6 +219,7 @@ class Enumeration:
         return later
 
     def block(self, task: int) -> Block:
+        """The block of a task."""
         bases = [b.base for b in self.blocks]
         return self.blocks[int(np.searchsorted(bases, task, side="right")) - 1]
 
@@ -226,6 +230,7 @@ class Enumeration:
 
 
 def task_name(block: Block, t: int) -> str:
+    """Task t of a block by its call, coordinate and rank, for errors."""
     at = ", ".join(
         f"{a.symbol}={int(np.broadcast_to(block.env[a.symbol.name], block.count)[t])}"
         for a in block.call.axes

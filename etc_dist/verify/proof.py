@@ -90,6 +90,7 @@ def _from_record(record: Mapping[str, Any]) -> Verified:
 
 
 def proof_key(plan: Plan, dims: Mapping[str, int], workers: int) -> str:
+    """The name of a proof on record, from the verifier, plan, dims and workers."""
     sizes = sorted(checked_dims(plan.graph, dims).items())
     digest = hashlib.sha256(verifier_digest())
     digest.update(repr((plan.graph.digest(), plan.show(), sizes, workers)).encode())

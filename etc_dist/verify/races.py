@@ -55,6 +55,7 @@ class Races:
             self.unwritten.append((cells, read[needed], write[needed]))
 
     def faults(self) -> list[Fault]:
+        """All races that were found."""
         tally = Tally()
         for cells, first, second, ordered in self._searched(self.suspects):
             self._add_races(cells, first[~ordered], second[~ordered], tally)

@@ -32,6 +32,7 @@ class Tally:
     found: dict[object, Fault] = field(default_factory=dict)
 
     def add(self, cause: object, fault: Fault) -> None:
+        """Counts a fault with the first one of the same cause."""
         first = self.found.get(cause)
         if first is not None:
             total = first.count + fault.count
@@ -39,6 +40,7 @@ class Tally:
         self.found[cause] = fault
 
     def faults(self) -> list[Fault]:
+        """The first fault of each cause, with the number of all."""
         return list(self.found.values())
 
 
