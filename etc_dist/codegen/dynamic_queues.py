@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from etc_dist.codegen.expression import linear, text
-from etc_dist.codegen.layout import notification_unit
+from etc_dist.codegen.layout import has_states, notification_unit
 from etc_dist.codegen.members import indexed, method
 from etc_dist.codegen.names import (
     axis_name,
@@ -19,14 +19,13 @@ from etc_dist.codegen.names import (
     events_name,
     queue_name,
 )
-from etc_dist.ir.call import RANK, Call, row_major, size_of
+from etc_dist.ir.call import RANK, Call, row_major
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import (
     Const,
     Expr,
     Op,
     Symbol,
-    ceildiv,
     maximum,
     minimum,
     substitute,
@@ -81,8 +80,6 @@ def call_members(lane: Lane, call: Call) -> list[str]:
         maybe_zero = sum(1 << n for n in zeros)
     lines = [f"  using Queue = {QUEUES[lane.name]};"]
     lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
-    has_limit = call.limited in gating
-    lines.append(f"  static constexpr int kLimitsGroups = {int(has_limit)};")
     for_peers = any(r.events.cross_rank for r in waits)
     lines.append(f"  static constexpr int kWaitsForPeers = {int(for_peers)};")
     lines.append(f"  static constexpr int kGating = {len(gating)};")
@@ -92,14 +89,14 @@ def call_members(lane: Lane, call: Call) -> list[str]:
     lines.append(method("i32 group_units", text(lane.group_units(call))))
     lines.append(method("i32 first_unit", text(lane.first_unit(call))))
     if lane.queued(call):
-        state = f"u32(g.{queue_name(call.name, 'states')} + group)"
         at = dict(zip(gating, row_major(gating, _GROUP), strict=True))
         place = ", ".join(text(at.get(axis, Const(0))) for axis in call.axes)
-        lines.append(method("u32 state", state, "i32 group"))
+        if has_states(lane, call):
+            state = f"u32(g.{queue_name(call.name, 'states')} + group)"
+            lines.append(method("u32 state", state, "i32 group"))
         lines.append(method("Coord group_at", f"{{{place}}}", "i32 group"))
         extents = [text(axis.extent) for axis in gating]
         lines += indexed("i32 extent", extents, "const Args& g, int n")
-    lines += _surplus(lane, call)
     lines.append("  template <int n, class F>")
     lines.append("  ETC_DEVICE static void notified(const Args& g, Coord c, F&& f) {")
     for n, ref in enumerate(call.notifies):
@@ -111,29 +108,6 @@ def call_members(lane: Lane, call: Call) -> list[str]:
             call_f = f"if ({text(ref.holds)}) {call_f}"
         lines.append(f"    if constexpr (n == {n}) {call_f}")
     return [*lines, "  }"]
-
-
-def _surplus(lane: Lane, call: Call) -> Iterator[str]:
-    """Members of a call with a loaded extent: the word with the count of a turn, groups
-    of a turn, and units of a turn, or of a group of it, that exist for a count."""
-    if call.limited is None:
-        return
-    loops, gating = call.loop_axes, lane.gating(call)
-    turn = [axis.symbol for axis in loops]
-    place = linear(turn, [axis.extent for axis in loops])
-    yield method(
-        "u32 known", f"u32(g.{queue_name(call.name, 'known')} + {place})", "Coord c"
-    )
-    inside = [axis for axis in gating if axis not in loops]
-    yield method("i32 turn_groups", text(size_of(inside)))
-    yield method("i32 bound", text(call.limited.extent))
-    count = Symbol("count", "task")
-    if inside:
-        others = size_of([axis for axis in inside if axis != call.limited])
-        units = count * others * lane.group_units(call)
-    else:
-        units = ceildiv(count * call.block[0], lane.share(call))
-    yield method("i32 units_of", text(units), "i32 count")
 
 
 @dataclass(frozen=True)

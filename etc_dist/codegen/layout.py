@@ -23,7 +23,7 @@ from etc_dist.codegen.names import (
     tensor_name,
     units_name,
 )
-from etc_dist.ir.call import size_of
+from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import SCRATCH_BYTES, TENSOR, TmaBox
@@ -244,14 +244,19 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
     for lane in plan.lanes:
         if lane.policy != QUEUE:
             continue
-        limited = [call for call in lane.calls if call.limited is not None]
-        for part in ("head", "tail", *(["surplus"] if limited else [])):
+        is_limited = any(call.limited is not None for call in lane.calls)
+        for part in ("head", "tail", *["surplus"] * is_limited):
             yield queue_name(lane.name, part), one
         yield queue_name(lane.name, "slots"), lane.total - lane.initial
-        for call in filter(lane.queued, lane.calls):
-            yield queue_name(call.name, "states"), lane.groups(call)
-        for call in limited:
-            yield queue_name(call.name, "known"), size_of(call.loop_axes)
+        for call in lane.calls:
+            if has_states(lane, call):
+                yield queue_name(call.name, "states"), lane.groups(call)
+
+
+def has_states(lane: Lane, call: Call) -> bool:
+    """Whether each group of `call` has a word with a bit for each wait that is met. The
+    groups of a single wait are ready at once."""
+    return lane.queued(call) and len(call.waits) > 1
 
 
 def shared_memory(plan: Plan) -> tuple[int, int]:

@@ -46,8 +46,7 @@ def pace_name(call: str) -> str:
 
 def queue_name(owner: str, word: str) -> str:
     """The argument for the position of a queue's words among the counters: the `head`,
-    `tail`, `surplus` or `slots` of a lane, the `states` of a call's groups, or its
-    `known` counts."""
+    `tail`, `surplus` or `slots` of a lane, or the `states` of a call's groups."""
     return f"{word}_{owner}"
 
 

@@ -131,20 +131,14 @@ def _may_be_unqueued(graph: GraphFunction) -> bool:
 
 
 def _surplus_obstacles(call: Call) -> Iterator[str]:
-    """The reasons why a notifier cannot derive which tasks of a group are surplus."""
-    limited, gating = call.limited, gating_axes(call)
-    if limited is None or not call.waits_for_count:
+    """The reason why the notifier of a call's first wait cannot leave out the groups
+    that do not exist."""
+    if call.limited is None or not call.waits_for_count:
         return
     first = call.waits[0]
     if first.events.cross_rank or not is_positive(first):
         after = f"{first.events.name}, after which it is known, may expect 0 or peers"
         yield f"call {call.name} has a loaded extent, and {after}"
-    if gating[: call.loops] != call.loop_axes:
-        yield f"call {call.name} has a loaded extent, and no wait names all its loops"
-    is_whole = gating == call.loop_axes and call.axes[call.loops] == limited
-    if limited not in gating and not is_whole:
-        what = f"a loaded extent of {limited.symbol}"
-        yield f"call {call.name} has {what}, which no wait names, after other axes"
 
 
 def _decides_alone(call: Call, ref: EventRef) -> bool:

@@ -13,9 +13,10 @@ calls that are not queued: without waits, then with `queued=False`; at last all 
 in the order in which they become ready. Its calls are sorted accordingly.
 
 The tasks of a call in a queue lane form *groups* that wait for the same events and so
-become ready together: one group for each value of the coordinates in the waits. A unit
-never spans two groups. In other lanes, and if it is not queued, all tasks of a call are
-one group, or those of each turn of the loops around it.
+become ready together: one group for each value of the coordinates in the waits, and of
+an axis with a loaded count. A unit never spans two groups. In other lanes, and if it is
+not queued, all tasks of a call are one group, or those of each turn of the loops around
+it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ STRIDED, TICKET, QUEUE = "strided", "ticket", "queue"
 
 
 def gating_axes(call: Call) -> tuple[Coordinate, ...]:
-    """The axes whose coordinates select the events that a task waits for."""
+    """The axes whose coordinates select the events that a task waits for, and those
+    that decide whether it exists."""
     parts = [part for ref in call.waits for part in ref.parts]
     names = {symbol.name for part in parts for symbol in part.symbols()}
+    if call.limited is not None:
+        names |= {call.limited.symbol.name, *call.loop_names}
     return tuple(axis for axis in call.axes if axis.symbol.name in names)
 
 

@@ -78,11 +78,11 @@ struct WorkQueue {
         const i32 groups = Call::group_units(run.g) > 0 ? Call::groups(run.g) : 0;
         for (i32 group = 0; group < groups; ++group) {
           const auto c = Call::group_at(run.g, group);
-          if constexpr (Call::kLimit > 0) {
-            const i32 count = known_count<Call>(run, run.g.rank, c);
-            if (Call::kLimitsGroups && count >= 0 && Call::is_surplus(c, count)) continue;
-          }
           if (!find_unmet<Call>(run, c, event)) continue;
+          if constexpr (Call::kLimit > 0) {  // the count is known after the first wait
+            const bool is_known = event.index != Call::wait(run.g, c, 0).index;
+            if (is_known && Call::is_surplus(c, Call::count(run.g, c))) continue;
+          }
           who = group_waiter<Call>(run, group);
           return;
         }

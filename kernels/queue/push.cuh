@@ -33,36 +33,39 @@ ETC_DEVICE void fence_groups() {
   ptx::fence_acq_rel<Call::kWaitsForPeers>();
 }
 
-// The count of a call's loaded extent in the turn of the task at `c`; -1 while it is not known.
-template <class Call, class Program>
-ETC_DEVICE i32 known_count(
-    const Run<Program>& run, i32 owner, const typename Call::Coord& c) {
-  return i32(ptx::load_relaxed(run.event_address(owner, Call::known(run.g, c)))) - 1;
-}
-
-// One lane, before it marks the first wait of the first group of a turn: makes the count known.
-template <class Call, class Program>
-ETC_DEVICE void publish_count(const Run<Program>& run, i32 group) {
+// One lane, for the groups whose bits are set, after the event that makes a call's loaded count known:
+// leaves out those that do not exist, and counts their units, so that as many last slots of the
+// queue stay empty. The bits of the others.
+template <class Call, int kCount, class Program>
+ETC_DEVICE u32 without_surplus(const Run<Program>& run, u32 bits, const i32 (&group)[kCount]) {
   const auto& g = run.g;
-  const auto c = Call::group_at(g, group);
-  const i32 bound = Call::bound(g), count = minimum(maximum(Call::count(g, c), 0), bound);
-  ptx::store_relaxed(run.event_address(g.rank, Call::known(g, c)), u32(count) + 1);
-  const u32 surplus = u32(Call::units_of(g, bound) - Call::units_of(g, count));
-  if (surplus > 0) ptx::fetch_add<false>(run.event_address(g.rank, Call::Queue::surplus(g)), surplus);
+  u32 surplus = 0;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    if ((bits >> j & 1) == 0) continue;
+    const auto c = Call::group_at(g, group[j]);
+    if (!Call::is_surplus(c, Call::count(g, c))) continue;
+    bits &= ~(1u << j);
+    surplus += u32(Call::group_units(g));
+  }
+  if (surplus > 0) {
+    ptx::fetch_add<false>(run.event_address(g.rank, Call::Queue::surplus(g)), surplus);
+  }
+  return bits;
 }
 
 // Up to this number of units of a group are stored by one lane, more by the whole warp.
 constexpr u32 kFewUnits = 8;
 
-// A whole warp fills slots of a lane of `owner`, from slot `at` on, with the first `units` units of
-// each group whose lane's bit is set in `lanes[j]`.
+// A whole warp fills slots of a lane of `owner`, from slot `at` on, with the `units` units of each
+// group whose lane's bit is set in `lanes[j]`.
 template <class Call, int kCount, class Program>
 ETC_DEVICE void fill_slots(
     const Run<Program>& run, i32 owner, u32 at, u32 units, const u32 (&lanes)[kCount],
     const i32 (&group)[kCount]) {
   using Queue = typename Call::Queue;
   const auto& g = run.g;
-  const u32 lane = ptx::lane(), each = u32(Call::group_units(g));
+  const u32 lane = ptx::lane();
   const u64 slots = run.event_address(owner, Queue::slots(g));
   // NOTE: slots are numbered from the first queued unit. This number is the same on every rank; the
   // number of initial units may differ.
@@ -74,7 +77,7 @@ ETC_DEVICE void fill_slots(
         const u32 own = at + __popc(lanes[j] & ((1u << lane) - 1)) * units;
 #pragma unroll 1
         for (u32 k = 0; k < units; ++k) {
-          ptx::store_relaxed(slots + u64(own + k) * 4, first + u32(group[j]) * each + k);
+          ptx::store_relaxed(slots + u64(own + k) * 4, first + u32(group[j]) * units + k);
         }
       }
       at += __popc(lanes[j]) * units;
@@ -83,7 +86,7 @@ ETC_DEVICE void fill_slots(
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       for (u32 left = lanes[j]; left != 0; left &= left - 1, at += units) {
-        const u32 unit = first + u32(__shfl_sync(~0u, group[j], __ffs(left) - 1)) * each;
+        const u32 unit = first + u32(__shfl_sync(~0u, group[j], __ffs(left) - 1)) * units;
 #pragma unroll 4
         for (u32 k = lane; k < units; k += 32) {
           ptx::store_relaxed(slots + u64(at + k) * 4, unit + k);
@@ -111,60 +114,25 @@ ETC_DEVICE u32 reserve(const Run<Program>& run, i32 owner, u32 count) {
   return first <= u32(Queue::units(g) - Queue::initial(g)) - count ? first : kNoRoom;
 }
 
-// A whole warp pushes the tasks that exist of each group in `lanes`, whose extent is loaded.
-template <class Call, int kCount, class Program>
-ETC_DEVICE void push_parts(
-    const Run<Program>& run, i32 owner, const u32 (&lanes)[kCount], const i32 (&group)[kCount]) {
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    for (u32 left = lanes[j]; left != 0; left &= left - 1) {
-      const i32 one = __shfl_sync(~0u, group[j], __ffs(left) - 1);
-      const i32 count = known_count<Call>(run, owner, Call::group_at(run.g, one));
-      const u32 units = u32(Call::units_of(run.g, maximum(count, 0)));
-      if (units == 0) continue;
-      const u32 at = reserve<typename Call::Queue>(run, owner, units);
-      if (at == kNoRoom) return;
-      const u32 first[1] = {left & (0u - left)};
-      const i32 ones[1] = {one};
-      fill_slots<Call>(run, owner, at, units, first, ones);
-    }
-  }
-}
-
-// A whole warp pushes group[j] of each lane with bit j in `bits`, but no surplus ones. Every lane has
-// fenced.
+// A whole warp pushes group[j] of each lane with bit j in `bits`. Every lane has fenced.
 template <class Call, int kCount, class Program>
 ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&group)[kCount]) {
-  const auto& g = run.g;
   u32 lanes[kCount], groups = 0;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
-    bool has_one = bits >> j & 1;
-    if constexpr (Call::kLimitsGroups) {
-      const auto c = Call::group_at(g, group[j]);
-      if (has_one) has_one = !Call::is_surplus(c, known_count<Call>(run, owner, c));
-    }
-    lanes[j] = __ballot_sync(~0u, has_one);
+    lanes[j] = __ballot_sync(~0u, bits >> j & 1);
     groups += __popc(lanes[j]);
   }
   if (groups == 0) return;
-  const u32 units = u32(Call::group_units(g));
-  constexpr bool kInParts = Call::kLimit > 0 && !Call::kLimitsGroups;
-  u32 at = 0;
-  if constexpr (!kInParts) {
-    at = reserve<typename Call::Queue>(run, owner, groups * units);
-    if (at == kNoRoom) return;
-  }
+  const u32 units = u32(Call::group_units(run.g));
+  const u32 at = reserve<typename Call::Queue>(run, owner, groups * units);
+  if (at == kNoRoom) return;
   if (Call::kWaits > 1 && units > kFewUnits) {
     // NOTE: lanes store for each other, so each needs the acquires of the others.
     __syncwarp();
     fence_groups<Call>();
   }
-  if constexpr (kInParts) {
-    push_parts<Call>(run, owner, lanes, group);
-  } else {
-    fill_slots<Call>(run, owner, at, units, lanes, group);
-  }
+  fill_slots<Call>(run, owner, at, units, lanes, group);
 }
 
 // The waits in [from, to) of a group of this rank that expect no notification, as bits. None if a

@@ -77,13 +77,7 @@ ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element
       if (R::element(run.g, owner, group[j]) == index) waiting |= 1u << j;
     }
     if constexpr (Call::kLimit > 0 && R::kWait == 0) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        const bool is_first = waiting >> j & 1 && group[j] % Call::turn_groups(run.g) == 0;
-        if (is_first) publish_count<Call>(run, group[j]);
-      }
-      __syncwarp();
-      fence_groups<Call>();
+      waiting = without_surplus<Call>(run, waiting, group);
     }
     mark_groups<Call>(run, owner, waiting, group, 1u << R::kWait);
   }

@@ -51,18 +51,16 @@ class TensorLane {
   // Whether the producer thread passes from one unit of a call to its own next one.
   template <class Call>
   static constexpr bool kRepeats = has_role<Call>(kLoadRole) && !kByTicket;
-  // Whether the producer thread may get units of tasks that do not exist: none is queued, but a task
-  // that exists may come with one.
+  // Whether the producer thread may get units of tasks that do not exist: none is queued.
   template <class Call>
-  static constexpr bool kMayBeSurplus =
-      Call::kLimit > 0 && (!kIsQueued<Call> || Call::kCluster != Program::kTensorCluster);
+  static constexpr bool kMayBeSurplus = Call::kLimit > 0 && !kIsQueued<Call>;
   // Whether the count is known without a wait.
   template <class Call>
   static constexpr bool kCountIsGiven = requires { Call::kCountIsGiven; };
   // Whether all that such a task loads is known with the count.
   template <class Call>
   static constexpr bool kLoadsWithCount =
-      kMayBeSurplus<Call> && !kIsQueued<Call> && Call::kWaits == int(!kCountIsGiven<Call>);
+      kMayBeSurplus<Call> && Call::kWaits == int(!kCountIsGiven<Call>);
 
  public:
   // NOTE: by warp_max(), so that the compiler does not compute the address again where a body uses
@@ -151,7 +149,7 @@ class TensorLane {
           who = Waiter{kTensorLane, Call::kCall, u32(t)};
           bool fits = true;
           if constexpr (kMayBeSurplus<Call>) {
-            if constexpr (!kIsQueued<Call> && !kCountIsGiven<Call>) {
+            if constexpr (!kCountIsGiven<Call>) {
               going = wait_event_once<Program, Call>(run_, c, 0, who, seen);
               if (!going) return;
             }
@@ -159,7 +157,7 @@ class TensorLane {
             // NOTE: before the count is used, so that its load and the others overlap.
             if constexpr (kLoadsWithCount<Call>) fits = Call::in_range(run_.g, c);
             if (Call::is_surplus(c, count)) {
-              if constexpr (!kIsQueued<Call> && Call::kCluster == Program::kTensorCluster) {
+              if constexpr (Call::kCluster == Program::kTensorCluster) {
                 const i32 others = skip_block<Call>(t, next);
                 if constexpr (kRepeats<Call>) u += others, unit += others, left -= others;
               }

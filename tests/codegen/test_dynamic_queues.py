@@ -167,12 +167,9 @@ def test_queues_follow_the_events_on_separate_lines():
         "head_tensor": 1,
         "tail_tensor": 1,
         "slots_tensor": 56 + 128,
-        "states_gate_up_peer": 4,
-        "states_down_projection": 8,
         "head_transfer": 1,
         "tail_transfer": 1,
         "slots_transfer": 2048,
-        "states_sum_slots": 64,
     }
     assert list(memory.queue_bases) == list(sizes)
     end = static.event_count

@@ -219,6 +219,28 @@ def test_tasks_beyond_a_loaded_count_are_left_out():
 
 
 @graph_function
+def inner_rows(g: Graph) -> None:
+    """In each of two turns, rows of two columns: as many as one number says, which is
+    known before all turns. No wait names a turn or a row."""
+    rows = g.input("rows", (1,), "int32")
+    known = g.events("known", (1,), expects=1)
+    g.call(touch(), g.grid(one=1), name="know", notifies=[known[0]])
+    with g.loop(turn=2):
+        grid = g.grid(column=2, row=up_to(3, rows.load(0)))
+        g.call(touch(), grid, name="go", waits=[known[0]])
+
+
+def test_groups_are_apart_by_turns_and_rows_that_may_not_exist():
+    plan = schedule_dynamic(inner_rows(1))
+    verify(plan, {}, 2)
+    assert "go: 12 units, 6 groups by (turn, row)" in plan.show()
+    for rows in range(5):
+        run = simulate(plan, [{"rows": np.array([rows], np.int32)}], {}, seed=rows)
+        names = [record.call for record in run.tasks]
+        assert names.count("go") == 4 * min(rows, 3)
+
+
+@graph_function
 def steps(g: Graph, *, queued: bool, turns: int = 0) -> None:
     """`begin`, `middle` and `end`, each after all tasks of the one before. The graph
     has them in reverse, since the plan sorts them."""

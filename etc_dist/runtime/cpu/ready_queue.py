@@ -48,9 +48,7 @@ class ReadyQueue:
         """Find the units that have become ready, or turned out to be surplus."""
         for pending in self._pending:
             self.left -= pending.drop(self._counts)
-            ready, surplus = pending.release(self._counts)
-            self._ready += ready
-            self.left -= surplus
+            self._ready += pending.release(self._counts)
 
     def take(self) -> int | None:
         """The number of a unit in the lane, which is ready, or comes first in order;
@@ -102,7 +100,7 @@ class _Pending:
     def drop(self, counts: Counts) -> int:
         """Drop surplus groups whose first wait is met; the number of their units."""
         limited = self.call.limited
-        if limited not in self._gating or not self.groups.size:
+        if limited is None or not self.groups.size:
             return 0
         known = self._free[0].is_met(self.groups, counts)
         at = self._inner[limited.symbol.name][self.groups]
@@ -118,21 +116,10 @@ class _Pending:
         env = {**self._env, **{n: self._inner[n][groups] for n in names}}
         return np.broadcast_to(self.call.count.evaluate(env), groups.shape)
 
-    def _units_of(self, groups: Array) -> Array:
-        """The units of each group that have a task."""
-        if self.call.limited is None or self.call.limited in self._gating:
-            return np.full(groups.shape, self._units)
-        each = int(self.call.block[0].evaluate(self._env))
-        bound = int(self.call.limited.extent.evaluate(self._env))
-        tasks = np.clip(self._counts_of(groups), 0, bound) * each
-        made: Array = -(-tasks // self._lane.share(self.call))
-        return made
-
-    def release(self, counts: Counts) -> tuple[list[int], int]:
-        """The units of the groups that have become ready since the last call, and how
-        many others they have."""
+    def release(self, counts: Counts) -> list[int]:
+        """The units of the groups that have become ready since the last call."""
         if not self.groups.size:
-            return [], 0
+            return []
         met: Array = np.ones(self.groups.size, np.bool_)
         for wait in self._free:
             met = met & wait.is_met(self.groups, counts)
@@ -141,10 +128,8 @@ class _Pending:
                 group = int(self.groups[at])
                 met[at] = self._is_met(ref, group, index[:, group], counts)
         ready, self.groups = self.groups[met], self.groups[~met]
-        first, count = self._first + ready * self._units, self._units_of(ready)
-        units = [range(at, at + n) for at, n in zip(first.tolist(), count, strict=True)]
-        surplus = ready.size * self._units - int(count.sum())
-        return [*chain.from_iterable(units)], surplus
+        first = (self._first + ready * self._units).tolist()
+        return [*chain.from_iterable(range(at, at + self._units) for at in first)]
 
     def _is_met(self, ref: EventRef, group: int, index: Array, counts: Counts) -> bool:
         at = tuple(int(i) for i in index)
