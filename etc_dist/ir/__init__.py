@@ -13,7 +13,7 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
 
     Call(name, function: DeviceFunction, axes: Coordinate*, reads: Region*,
          writes: Region*, waits: EventRef*, notifies: EventRef*, order: Expr*,
-         pace: Expr, loops, values: (name, Expr)*, even, streams_after?, queued)
+         pace: Expr, loops, values: (name, Expr)*, even, streams_after?)
         The first `loops` axes are those of loops. A task is a coordinate of the axes.
     Coordinate(symbol: Symbol, extent: Expr, count: Load?)
     Region(tensor: Tensor, rank: Expr?, start: Expr*, size: Expr*, kept*)

@@ -89,9 +89,6 @@ class Call:
     streams_after: int | None = None
     """The number of waits after which the indices are valid that a task loads, and its
     streamed operands may be loaded; None: all."""
-    queued: bool = True
-    """Whether a dynamic schedule queues tasks that wait, once they are ready. If not,
-    they are claimed before, in order."""
 
     @property
     def loop_axes(self) -> tuple[Coordinate, ...]:
@@ -188,8 +185,6 @@ class Call:
             lines.append(f"  pace {self.pace} ns")
         if self.even:
             lines.append("  even")
-        if not self.queued:
-            lines.append("  not queued")
         if self.streams_after is not None:
             lines.append(f"  streams after {self.streams_after} of its waits")
         for n, region in enumerate(self.reads):

@@ -274,7 +274,6 @@ class Graph:
         values: Mapping[str, Expr | int] | None = None,
         even: bool = False,
         streams_after: int | None = None,
-        queued: bool = True,
     ) -> Call:
         """Add `function` over `grid`, one task for each coordinate. A task waits for
         all `waits`, runs on the regions `reads` and `writes`, then notifies all
@@ -285,8 +284,7 @@ class Graph:
         function's. values: the numbers that parameters of the body get. even: tasks of
         equal work come first, then those that write nothing. streams_after: the number
         of waits after which a task that loads may begin with the operands that its
-        function streams. queued: if not, a dynamic schedule claims the tasks first, in
-        order, and they wait in place, unless the call is in a loop.
+        function streams.
 
         Raises GraphError for a call that cannot be correct."""
         name = self._claim(name or function.name)
@@ -305,7 +303,6 @@ class Graph:
             tuple((n, wrap(v, f"{where}: {n}")) for n, v in (values or {}).items()),
             even,
             streams_after,
-            queued,
         )
         check_members(made, where, self._tensors, self._events)
         check_call(made, where, self._values())

@@ -59,8 +59,8 @@ class MoE(Operation):
     few_tokens: up to so many tokens on one rank (at most 16, and fewer if a token's
     experts are large; 0 for none) use a program that computes each token separately,
     and keeps its experts' results in fp32 until they are summed. schedule, trace: as
-    for `etc_dist.compile`. deterministic="batch": a token has the same bits for any M;
-    few_tokens is then 0.
+    for `etc_dist.compile`; the program for few tokens is static. deterministic="batch":
+    a token has the same bits for any M; few_tokens is then 0.
     """
 
     packed_inner = PACKED_INNER
@@ -241,6 +241,7 @@ def _candidates(
         routing,
         serves=lambda dims: dims["tokens"] <= few_tokens,
         capacity=shapes_up_to("tokens", few_tokens),
+        schedule="static",  # the order in which its tasks become ready is known
     )
     return [few, rest]
 

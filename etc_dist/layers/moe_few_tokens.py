@@ -54,7 +54,7 @@ def moe_few_tokens_graph(
     each expert that its token picks; those of down come in pairs. If there is one token
     and L2 holds its rows of down, tasks of `gate_up_token` prefetch those of half of
     its experts, a share each, and tasks of `down_token` their own rows of the
-    others. Tasks become ready in order, so none is queued."""
+    others."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
     routing = Routing(experts, top_k, normalize, dtype)
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
@@ -89,7 +89,6 @@ def moe_few_tokens_graph(
         writes=[ids[token, :], weights[token, :]],
         waits=[routed[m]],
         notifies=[picked[m]],
-        queued=False,
     )
 
     active = g.local("active", (tokens, top_k, inner), dtype)
@@ -117,7 +116,6 @@ def moe_few_tokens_graph(
         writes=[active[token, :, span(first, left)]],
         waits=[routed[m]],
         notifies=[activated[m]],
-        queued=False,
     )
 
     width = g.let("down_columns", 2 * ceildiv(hidden, 2 * of_token))
@@ -137,5 +135,4 @@ def moe_few_tokens_graph(
         ],
         writes=[y[token, of_block]],
         waits=[picked[m], activated[m]],
-        queued=False,
     )

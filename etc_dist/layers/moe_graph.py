@@ -104,8 +104,6 @@ def moe_graph(
 
     packs: rows of x are first copied to their tiles, for experts that are wide.
 
-    Calls up to the plan of the tiles have queued=False: nothing else is ready before.
-
     The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
     are free, but block is at most 32 and a multiple of group_tokens.
     """
@@ -187,7 +185,6 @@ def chosen_experts_graph(
         reads=[choices.ids[tile(b, block), :]],
         writes=[choices.chosen[:, b], wrong[span(b, 1)]],
         notifies=[marked[0]],
-        queued=False,
     )
     (b,) = grid = g.grid(b=blocks)
     g.call(
@@ -371,7 +368,6 @@ def _exchange(g: Graph, to: Exchange) -> None:
         ],
         waits=[to.routed[b]],
         notifies=[to.shared.on(at)[0]],
-        queued=False,
     )
 
     def in_turn(t: Expr) -> tuple[Expr, Expr, Expr]:
@@ -395,7 +391,6 @@ def _exchange(g: Graph, to: Exchange) -> None:
         waits=[to.routed[b]],
         notifies=[to.arrived.on(at)[0]],
         order=in_turn,
-        queued=False,
     )
 
 

@@ -159,7 +159,6 @@ def _send_to_hosts(
         ],
         waits=[to.routed[b]],
         notifies=[staged[b]],
-        queued=False,
     )
     s, b = grid = g.grid(s=steps, b=blocks)
     partner = (g.rank + (s + 1) * near) % world
@@ -186,7 +185,6 @@ def _send_to_hosts(
             writes=[target.on(partner)[regions[1], :]],
             waits=[ready[b]],
             notifies=[event.on(partner)[s, b]],
-            queued=False,
         )
     return came_x, came, known, here
 
@@ -226,7 +224,6 @@ def _share(
         ],
         waits=waits,
         notifies=[to.shared.on(at)[0]],
-        queued=False,
     )
 
 
@@ -251,7 +248,6 @@ def _push(
         writes=[to.all_x.on(at)[part, :]],
         waits=waits,
         notifies=[to.arrived.on(at)[0]],
-        queued=False,
     )
 
 

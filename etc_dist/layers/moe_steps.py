@@ -194,7 +194,6 @@ def add_choices(
         writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, this]],
         waits=[scored[n - (tiled - whole) * (n - n // TILE_BLOCKS)]],
         notifies=[routed[this if each else 0]],
-        queued=False,
     )
     return Choices(ids, weights, chosen)
 
@@ -233,7 +232,6 @@ def add_tiles(
         writes=[before[e, :], tokens[tile(e, most)], counts[e]],
         waits=waits,
         notifies=[listed[0]],
-        queued=False,
     )
     g.call(
         plan_tiles(routing),
@@ -242,7 +240,6 @@ def add_tiles(
         writes=[t[:] for t in (expert_row, expert, row, rows, first, needed)],
         waits=[listed[0]],
         notifies=[planned[0]],
-        queued=False,
     )
     lists = expert, row, rows, first, before, expert_row, tokens, needed
     return Tiles(*lists, total, routing.tile_rows, planned[0])
@@ -410,6 +407,5 @@ def add_places(
         writes=[place[of_block, :]],
         waits=[tiles.planned, *waits],
         notifies=[located[0]],
-        queued=bool(waits),
     )
     return place, located[0]

@@ -110,9 +110,8 @@ def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
     for world_size in (1, 4):
         yield f"mlp_tiles_graph {world_size}", mlp_tiles_graph(world_size)
     model, (experts, top_k, _) = next(iter(MIXTURES.items()))
-    for make in (moe_graph, moe_few_tokens_graph):
-        graph = make(1, experts=experts, top_k=top_k)
-        yield f"{graph.name} {model}", graph
+    graph = moe_graph(1, experts=experts, top_k=top_k)
+    yield f"{graph.name} {model}", graph
     for parallel in PARALLEL:
         graph = moe_graph(4, experts=experts, top_k=top_k, parallel=parallel)
         yield f"{graph.name} {model} {parallel} 4", graph

@@ -55,6 +55,8 @@ class Candidate:
     layout of the weights, the other dims, and the workers of a GPU."""
     over_hosts: bool = False
     """Whether the graph can be made for ranks on several hosts."""
+    schedule: str | None = None
+    """The program's schedule, if it is not the operation's."""
 
     def accepts(self, dims: Mapping[str, int], w_layout: str) -> bool:
         return w_layout in self.w_layouts and self.serves(dims)
@@ -249,7 +251,8 @@ class Operation:
         if candidate.policy is not None:
             tuning = tuning_of(self.world)
             policy = partial(candidate.policy, tuning, kind.w_layout)
-        program = compile(graph, self.world, schedule=self._schedule, trace=self._trace)
+        schedule = candidate.schedule or self._schedule
+        program = compile(graph, self.world, schedule=schedule, trace=self._trace)
         if candidate.capacity is not None:
             set_capacity_hint(program, candidate.capacity)
         if policy is not None:

@@ -3,9 +3,8 @@ others are claimed before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from itertools import chain
 
 from etc_dist.errors import ScheduleError
 from etc_dist.ir.call import RANK, TASK, Call, row_major
@@ -18,8 +17,6 @@ from etc_dist.schedule.plan import (
     Lane,
     Plan,
     gating_axes,
-    is_claimed_early,
-    is_queued,
 )
 from etc_dist.schedule.static import require_calls
 
@@ -31,38 +28,75 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
     """The dynamic plan of `graph`: both lanes take tasks from a queue. The task that
     makes the last notification of an event pushes the queued tasks that wait for it.
 
-    Unqueued calls keep their order. Tasks of other calls are ordered by group, since
-    groups become ready as a whole. Raises ScheduleError for a graph without calls, for
-    one whose ready tasks cannot be found on the GPU, and for an unqueued call that
-    waits for a queued one or has a loaded extent."""
+    Calls that are not queued keep their order. Tasks of other calls are ordered by
+    group, since groups become ready as a whole. Raises ScheduleError for a graph
+    without calls, and for one whose ready tasks cannot be found on the GPU."""
     require_calls(graph)
-    unqueued = list(unqueued_obstacles(graph))
-    reasons = [*unqueued, *_obstacles(graph)]
-    if reasons:
-        change = "omit queued=False, or " * bool(unqueued)
-        if not unqueued and _may_be_unqueued(graph):
-            change = "pass queued=False to each call that waits, or "
+    return plan_dynamic(graph, leading_calls(graph))
+
+
+def plan_dynamic(graph: GraphFunction, claimed: Collection[str]) -> Plan:
+    """The dynamic plan of `graph` in which the calls `claimed` are not queued, although
+    they wait."""
+    if reasons := [*claimed_obstacles(graph, claimed), *_obstacles(graph, claimed)]:
         raise ScheduleError(
             f"graph {graph.name} cannot be scheduled dynamically",
             where=f"graph {graph.name}",
-            wanted="waits that determine without loads which tasks an event releases, "
-            "and no call with queued=False after a queued one or with a loaded extent",
+            wanted="waits that determine without loads which tasks an event releases",
             got="; ".join(reasons),
-            fix=f'{change}use schedule="static"',
+            fix='use schedule="static"',
         )
-    graph = replace(graph, calls=tuple(map(_in_groups, graph.calls)))
+    calls = (c if c.name in claimed else _in_groups(c) for c in graph.calls)
+    graph = replace(graph, calls=tuple(calls))
     lanes = []
     for name in (TENSOR, TRANSFER):
         mine = [c for c in graph.calls if c.function.lane == name]
-        mine.sort(key=lambda c: (is_queued(c), bool(c.waits)))
+        mine.sort(key=lambda c: (bool(c.waits), c.name not in claimed))
         cluster = max((c.function.cluster for c in mine), default=1)
-        lanes.append(Lane(name, tuple(mine), QUEUE, cluster))
+        first = tuple(c.name for c in mine if c.name in claimed)
+        lanes.append(Lane(name, tuple(mine), QUEUE, cluster, first))
     return Plan(graph, "dynamic", tuple(lanes))
+
+
+def leading_calls(graph: GraphFunction) -> tuple[str, ...]:
+    """The calls at the start of a graph before which no other task is ready, so that
+    they need no queue: each notifies one element, which all other calls follow."""
+    leading: list[str] = []
+    waiting = [call for call in graph.calls if call.waits]
+    for n, call in enumerate(waiting[:-1]):
+        rest = {other.name for other in waiting[n + 1 :]}
+        is_single = all(map(_is_one_element, call.notifies))
+        if call.loops or call.limited is not None or not is_single:
+            break
+        if _followers(graph, call) != rest:
+            break
+        leading.append(call.name)
+    return tuple(leading)
+
+
+def _is_one_element(ref: EventRef) -> bool:
+    """Whether all tasks of a call notify the same element of their rank."""
+    symbols = (symbol for part in ref.parts for symbol in part.symbols())
+    moves = any(symbol.kind == "coordinate" for symbol in symbols)
+    return not (moves or ref.guards or ref.events.cross_rank)
+
+
+def _followers(graph: GraphFunction, call: Call) -> set[str]:
+    """The names of the calls that depend on `call`, directly or not."""
+    names, following = set[str](), [call]
+    while following:
+        events = {ref.events.name for ref in following.pop().notifies}
+        for other in graph.calls:
+            awaits = any(ref.events.name in events for ref in other.waits)
+            if awaits and other.name not in names:
+                names.add(other.name)
+                following.append(other)
+    return names
 
 
 def _in_groups(call: Call) -> Call:
     """`call` in the order of its groups, if it has several in a queue."""
-    if not is_queued(call) or not gating_axes(call):
+    if not call.waits or not gating_axes(call):
         return call
     return replace(call, order=group_order(call))
 
@@ -78,14 +112,16 @@ def group_order(call: Call) -> tuple[Expr, ...]:
     return tuple(found[axis] for axis in call.axes)
 
 
-def _obstacles(graph: GraphFunction) -> Iterator[str]:
+def _obstacles(graph: GraphFunction, claimed: Collection[str]) -> Iterator[str]:
     """The reasons why a notifier cannot derive the groups that an event releases."""
     own = _of_rank(graph)
     for call in graph.calls:
         if call.limited is not None and not call.waits_for_count:
             what = f"call {call.name} has a loaded extent"
             yield f"{what}, and its tasks have no first wait in common"
-    for call in filter(is_queued, graph.calls):
+    for call in graph.calls:
+        if not call.waits or call.name in claimed:
+            continue
         if len(call.waits) > MOST_WAITS:
             excess = f"{len(call.waits)} waits, more than {MOST_WAITS}"
             yield f"call {call.name} has {excess}"
@@ -108,26 +144,21 @@ def _obstacles(graph: GraphFunction) -> Iterator[str]:
             yield f"call {call.name} waits for peers and for {loaded}, a loaded count"
 
 
-def unqueued_obstacles(graph: GraphFunction) -> Iterator[str]:
-    """The reasons why unqueued calls are refused: all workers could hold tasks that
-    wait for a queued one, and claimed tickets of surplus tasks cannot be skipped."""
-    for call in filter(is_claimed_early, graph.calls):
-        if call.limited is not None:
-            yield f"call {call.name} has queued=False, and its extent is loaded"
+def claimed_obstacles(graph: GraphFunction, claimed: Collection[str]) -> Iterator[str]:
+    """The reasons why the calls `claimed` cannot be claimed before their waits are met:
+    all workers could hold tasks that wait for a queued one, and claimed tickets of
+    surplus tasks cannot be skipped."""
+    for call in graph.calls:
+        if call.name not in claimed:
+            continue
+        if call.limited is not None or call.loops:
+            yield f"call {call.name} is claimed first, in a loop or a loaded extent"
         for ref in call.waits:
-            for other in filter(is_queued, graph.calls):
-                if any(made.events.name == ref.events.name for made in other.notifies):
-                    yield (
-                        f"call {call.name} has queued=False, and waits for {ref}, "
-                        f"which the queued call {other.name} notifies"
-                    )
-
-
-def _may_be_unqueued(graph: GraphFunction) -> bool:
-    """Whether `graph` has a dynamic plan if no call is queued."""
-    calls = tuple(replace(call, queued=False) for call in graph.calls)
-    graph = replace(graph, calls=calls)
-    return not any(chain(unqueued_obstacles(graph), _obstacles(graph)))
+            for other in graph.calls:
+                made = any(one.events.name == ref.events.name for one in other.notifies)
+                if made and other.waits and other.name not in claimed:
+                    after = f"{ref}, which the queued call {other.name} notifies"
+                    yield f"call {call.name} is claimed first, and waits for {after}"
 
 
 def _surplus_obstacles(call: Call) -> Iterator[str]:

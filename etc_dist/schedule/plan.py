@@ -9,8 +9,9 @@ A strided lane assigns unit u to cluster u % clusters. Units of a ticket lane ar
 claimed in order with an atomic ticket: on the tensor lane by clusters, on the transfer
 lane by several warps of every worker, and by the warps of the tensor lane once that is
 empty. Units of a queue lane are claimed in the same way: first, in order, those of
-calls that are not queued: without waits, then with `queued=False`; at last all others
-in the order in which they become ready. Its calls are sorted accordingly.
+calls that are not queued: without waits, then those that no other task can precede; at
+last all others in the order in which they become ready. Its calls are sorted
+accordingly.
 
 The tasks of a call in a queue lane form *groups* that wait for the same events and so
 become ready together: one group for each value of the coordinates in the waits, and of
@@ -45,17 +46,6 @@ def gating_axes(call: Call) -> tuple[Coordinate, ...]:
     return tuple(axis for axis in call.axes if axis.symbol.name in names)
 
 
-def is_queued(call: Call) -> bool:
-    """Whether a dynamic schedule claims the tasks of `call` when they are ready."""
-    return bool(call.waits) and (call.queued or bool(call.loops))
-
-
-def is_claimed_early(call: Call) -> bool:
-    """Whether a dynamic schedule claims the tasks of `call` before their waits are
-    met."""
-    return bool(call.waits) and not is_queued(call)
-
-
 Part = TypeVar("Part", bound=Item)
 
 
@@ -80,10 +70,13 @@ class Lane:
     calls: tuple[Call, ...]
     policy: str
     cluster: int
+    claimed: tuple[str, ...] = ()
+    """In a queue lane, the names of the calls with waits that are not queued."""
 
     def queued(self, call: Call) -> bool:
         """Whether the units of `call` pass through the lane's queue."""
-        return self.policy == QUEUE and is_queued(call)
+        waits = bool(call.waits) and call.name not in self.claimed
+        return self.policy == QUEUE and waits
 
     @cached_property
     def items(self) -> tuple[Item, ...]:

@@ -19,7 +19,7 @@ from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.tensor import Region
-from etc_dist.schedule.plan import QUEUE, STRIDED, Lane, Plan, is_claimed_early
+from etc_dist.schedule.plan import QUEUE, STRIDED, Lane, Plan
 
 Array = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -270,7 +270,7 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
         unit, member = lane.place(block.call, block.index, block.env)
         if lane.share(block.call) > 1:
             slot[here], whole[here] = member, False
-        if lane.policy == QUEUE and not is_claimed_early(block.call):
+        if lane.policy == QUEUE and block.call.name not in lane.claimed:
             queue[here] = np.arange(len(names), len(names) + block.count)
             names += [f"the {lane.name} lane of rank {block.rank}"] * block.count
             continue

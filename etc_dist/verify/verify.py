@@ -15,8 +15,8 @@ from etc_dist.errors import ArgumentError, GraphError, expect_type
 from etc_dist.ir.call import Call
 from etc_dist.ir.dims import checked_dims, refuse_undefined
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.schedule.dynamic import group_order, unqueued_obstacles
-from etc_dist.schedule.plan import QUEUE, Lane, Plan
+from etc_dist.schedule.dynamic import claimed_obstacles, group_order
+from etc_dist.schedule.plan import Lane, Plan
 from etc_dist.settings import MAX_WORKERS
 from etc_dist.verify.cells import Cells, all_cells, merged
 from etc_dist.verify.coverage import (
@@ -293,8 +293,8 @@ def _check_structure(plan: Plan) -> list[Fault]:
             texts += [
                 f"call {call.name}: {text}" for text in _mismatches(plan, lane, call)
             ]
-    if any(lane.policy == QUEUE for lane in plan.lanes):
-        texts += unqueued_obstacles(graph)
+    claimed = [name for lane in plan.lanes for name in lane.claimed]
+    texts += claimed_obstacles(graph, claimed)
     fix = "build graphs by graph_function and plans by a function of etc_dist.schedule"
     return [Fault(GraphError, text, fix) for text in texts] + _check_loaded(graph)
 

@@ -151,13 +151,13 @@ def check_skipped(program: Emulator) -> None:
 @graph_function
 def copied_in_vain(g: Graph, *, lane: str) -> None:
     """y is x, by three copies, of which the second one, on `lane`, waits for a
-    notification too many. It is not queued, the third one is."""
+    notification too many. It is claimed first, the third one is queued."""
     n = g.dims("n")
     x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
     a, b = (g.local(name, (n,), "bfloat16") for name in "ab")
     parts = g.let("parts", n // PART)
     begun = g.events("begun", (1,), expects=parts + 1)
-    copied = g.events("copied", (parts,), expects=1)
+    copied = g.events("copied", (1,), expects=parts)
     (i,) = grid = g.grid(i=parts)
     part, copy = tile(i, PART), copy_on("tensor")
     g.call(
@@ -173,7 +173,6 @@ def copied_in_vain(g: Graph, *, lane: str) -> None:
         reads=[a[part]],
         writes=[b[part]],
         waits=[begun[0]],
-        notifies=[copied[i]],
-        queued=False,
+        notifies=[copied[0]],
     )
-    g.call(copy, grid, name="end", reads=[b[part]], writes=[y[part]], waits=[copied[i]])
+    g.call(copy, grid, name="end", reads=[b[part]], writes=[y[part]], waits=[copied[0]])

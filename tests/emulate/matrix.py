@@ -78,7 +78,7 @@ def few(tokens: int, hidden: int, tasks: int, always: tuple[str, ...]) -> Case:
     options = {"experts": 16, "top_k": 3, "product_tasks": tasks}
     graph = partial(moe_few_tokens_graph, 1, **options)
     given = partial(moe, tokens, 16, 3, hidden, 56, "bfloat16")
-    return Case(graph, given, always, schedule="dynamic")
+    return Case(graph, given, always)
 
 
 def experts_of_two(
@@ -120,7 +120,7 @@ CASES = {
         NEVER,
         dtype="float16",
     ),
-    "few": few(3, 104, 8, DYNAMIC),
+    "few": few(3, 104, 8, STATIC),
     "wide": few(1, 1000, 1, NEVER),  # more pairs than scratch has room for
     "few, many tasks": few(1, 200, 132, NEVER),
     "moe of two, by expert": experts_of_two("expert", 20, STATIC, workers=2),

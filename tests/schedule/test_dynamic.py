@@ -241,19 +241,25 @@ def test_groups_are_apart_by_turns_and_rows_that_may_not_exist():
 
 
 @graph_function
-def steps(g: Graph, *, queued: bool, turns: int = 0) -> None:
-    """`begin`, `middle` and `end`, each after all tasks of the one before. The graph
-    has them in reverse, since the plan sorts them."""
+def steps(
+    g: Graph, *, apart: bool = False, beside: bool = False, turns: int = 0
+) -> None:
+    """`begin`, `middle` and `end`, each after all tasks of the one before. apart: a
+    task of `end` waits for one of `middle`. beside: another call follows `begin`."""
     n = g.dims("n")
-    events = [g.events(name, (turns + 1,), expects=n) for name in ("begun", "half")]
+    begun, half = (
+        g.events(name, (turns + 1,), expects=n) for name in ("begun", "half")
+    )
+    each = g.events("each", (n,), expects=1)
 
     def add(turn: Any) -> None:
-        begun, half = (one[turn] for one in events)
-        grid = g.grid(i=n)
-        g.call(touch(), grid, name="end", waits=[half])
-        passed = {"waits": [begun], "notifies": [half], "queued": queued}
-        g.call(touch(), grid, name="middle", **passed)
-        g.call(touch(), grid, name="begin", notifies=[begun])
+        (i,) = grid = g.grid(i=n)
+        made = each[i] if apart else half[turn]
+        g.call(touch(), grid, name="begin", notifies=[begun[turn]])
+        g.call(touch(), grid, name="middle", waits=[begun[turn]], notifies=[made])
+        g.call(touch(), grid, name="end", waits=[made])
+        if beside:
+            g.call(touch(), grid, name="beside", waits=[begun[turn]])
 
     if turns:
         with g.loop(turn=turns) as turn:
@@ -262,22 +268,29 @@ def steps(g: Graph, *, queued: bool, turns: int = 0) -> None:
         add(0)
 
 
-def test_unqueued_calls_are_claimed_first():
-    for queued, order, initial in (
-        (True, ["begin", "end", "middle"], 7),
-        (False, ["begin", "middle", "end"], 14),
-    ):
-        plan = schedule_dynamic(steps(1, queued=queued))
-        lane = plan.lane("tensor")
-        assert [call.name for call in lane.calls] == order
-        assert int(lane.initial.evaluate({"n": 7, "rank": 0})) == initial
-        verify(plan, {"n": 7}, 4)
-
-
-def test_in_a_loop_every_call_that_waits_is_queued():
-    plan = schedule_dynamic(steps(1, queued=False, turns=3))
-    assert int(plan.lane("tensor").initial.evaluate({"n": 7, "rank": 0})) == 21
+@pytest.mark.parametrize(
+    ("options", "claimed"),
+    [
+        ({}, ("middle",)),
+        ({"apart": True}, ()),
+        ({"beside": True}, ()),
+        ({"turns": 3}, ()),
+    ],
+)
+def test_calls_that_no_other_can_precede_are_claimed_first(options, claimed):
+    plan = schedule_dynamic(steps(1, **options))
+    lane = plan.lane("tensor")
+    assert lane.claimed == claimed
+    assert [call.name for call in lane.calls][:3] == ["begin", "middle", "end"]
+    units = 7 * (1 + len(claimed)) * max(1, options.get("turns", 0))
+    assert int(lane.initial.evaluate({"n": 7, "rank": 0})) == units
     verify(plan, {"n": 7}, 4)
+    simulate(plan, [{}], {"n": 7}, workers=4)
+
+
+def test_experts_are_planned_before_the_queue():
+    lane = schedule_dynamic(moe_graph(1, experts=8, top_k=2)).lane("tensor")
+    assert lane.claimed == ("choose_experts", "list_rows", "plan_tiles")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])

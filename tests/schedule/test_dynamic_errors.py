@@ -19,6 +19,7 @@ from etc_dist.ir import (
     up_to,
 )
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from etc_dist.schedule.dynamic import plan_dynamic
 from etc_dist.schedule.plan import Plan
 from etc_dist.verify.verify import verify
 from tests.refusals import refused
@@ -209,11 +210,6 @@ REFUSALS = {
         waits(lambda done, counts, i, *_: [done[i].when(counts.load(i))], peers=True),
         "got: call touch waits for done[i] when counts[i] alone, by a loaded condition",
     ),
-    "unqueued with a loaded extent": (
-        waits(lambda done, *_: [done[0]], extent=loaded, queued=False),
-        "got: call touch has queued=False, and its extent is loaded to do: omit "
-        "queued=False, or",
-    ),
     "three reasons": (
         waits(
             lambda done, counts, i, *_: [done[counts.load(i)]],
@@ -241,60 +237,54 @@ def test_a_peer_may_load_the_condition_of_a_second_wait():
 
 
 @graph_function
-def waiting(g: Graph, *, first: bool = True) -> None:
-    """Two calls that wait, of which the second one is not queued."""
+def waiting(g: Graph) -> None:
+    """Two calls that wait, one after the other."""
     events = [g.events(name, (4,), expects=1) for name in ("begun", "done")]
     (i,) = grid = g.grid(i=4)
     made = [name[i] for name in events]
     g.call(touch, grid, name="begin", notifies=[made[0]])
-    waits = {"waits": [made[0]], "notifies": [made[1]], "queued": first}
-    g.call(touch, grid, name="first", **waits)
-    g.call(touch, grid, name="second", waits=[made[1]], queued=False)
+    g.call(touch, grid, name="first", waits=[made[0]], notifies=[made[1]])
+    g.call(touch, grid, name="second", waits=[made[1]])
 
 
-def test_an_unqueued_call_after_a_queued_one_is_refused():
+def test_a_call_that_is_claimed_before_a_queued_one_is_refused():
     expected = (
-        "call second has queued=False, and waits for done[i], which the queued call "
+        "call second is claimed first, and waits for done[i], which the queued call "
+        "first notifies"
     )
-    expected += "first notifies"
-    refused(lambda: schedule_dynamic(waiting(1)), f"got: {expected} to", ScheduleError)
-    plan = schedule_dynamic(waiting(1, first=False))
-    queued = replace(plan.graph.calls[1], queued=True)
-    calls = (plan.graph.calls[0], queued, plan.graph.calls[2])
-    lanes = (replace(plan.lanes[0], calls=calls), plan.lanes[1])
-    torn = replace(plan, graph=replace(plan.graph, calls=calls), lanes=lanes)
-    fault(torn, expected)
+    words = f"got: {expected} to"
+    refused(lambda: plan_dynamic(waiting(1), ["second"]), words, ScheduleError)
+    plan = plan_dynamic(waiting(1), ["first", "second"])
+    verify(plan, {}, workers=4)
+    lanes = (replace(plan.lanes[0], claimed=("second",)), plan.lanes[1])
+    fault(replace(plan, lanes=lanes), expected)
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_calls_in_loops_and_of_loaded_extents_are_not_claimed_first(in_loop):
+    def body(g: Graph) -> None:
+        count = g.input("count", (1,), "int32").load(0)
+        done = g.events("done", (1,), expects=1)
+        with g.loop(turn=2) if in_loop else nullcontext():
+            grid = g.grid(i=4 if in_loop else up_to(4, count))
+            g.call(touch, grid, waits=[done[0]])
+
+    words = "got: call touch is claimed first, in a loop or a loaded extent to"
+    refused(lambda: plan_dynamic(build(body), ["touch"]), words, ScheduleError)
 
 
 def test_tasks_in_an_order_that_deadlocks_are_found():
-    def body(g: Graph, queued: bool) -> None:
+    def body(g: Graph) -> None:
         done = g.events("done", (9,), expects=1)
         g.call(touch, g.grid(one=1), name="begin", notifies=[done[8]])
         (i,) = grid = g.grid(i=8)
         events = {"waits": [done[i + 1]], "notifies": [done[i]]}
-        g.call(touch, grid, name="back", queued=queued, **events)
+        g.call(touch, grid, name="back", **events)
         g.call(touch, g.grid(two=1), name="end", waits=[done[0]])
 
-    verify(schedule_dynamic(build(lambda g: body(g, True))), {}, workers=4)
-    plan = schedule_dynamic(build(lambda g: body(g, False)))
+    verify(schedule_dynamic(build(body)), {}, workers=4)
+    plan = plan_dynamic(build(body), ["back"])
     fault(plan, "back[i=0] on rank 0 waits for done[1] on rank 0", DeadlockError)
-
-
-@pytest.mark.parametrize("in_loop", [False, True])
-def test_unqueued_calls_are_offered_where_they_help(in_loop):
-    def body(g: Graph, queued: bool = True) -> None:
-        counts = g.input("counts", (4,), "int32")
-        done = g.events("done", (4,), expects=counts.load, cross_rank=True)
-        (d,) = grid = g.grid(d=2)
-        g.call(touch, grid, name="first", notifies=[done.on(d)[0]])
-        with g.loop(turn=2) if in_loop else nullcontext():
-            g.call(touch, g.grid(k=1), waits=[done[0]], queued=queued)
-
-    offer = "pass queued=False to each call that waits, or " * (not in_loop)
-    words = f'to do: {offer}use schedule="static"'
-    refused(lambda: schedule_dynamic(build(body, 2)), words, ScheduleError)
-    if not in_loop:
-        schedule_dynamic(build(lambda g: body(g, queued=False), 2))
 
 
 def test_a_count_after_an_event_that_may_expect_nothing_is_refused():

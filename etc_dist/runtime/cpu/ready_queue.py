@@ -18,7 +18,7 @@ import numpy as np
 from etc_dist.ir.call import TASK, Call, row_major
 from etc_dist.ir.event import EventRef
 from etc_dist.runtime.cpu.arrays import Array
-from etc_dist.schedule.plan import Lane, is_claimed_early
+from etc_dist.schedule.plan import Lane
 
 Counts = Callable[[str], Array]
 """Event tensor name -> this rank's counters, in the tensor's shape."""
@@ -36,9 +36,8 @@ class ReadyQueue:
         """The number of units that are not taken, ready or not, without those that are
         known to be surplus."""
         initial = range(int(lane.initial.evaluate(env)))
-        some_wait = any(map(is_claimed_early, lane.calls))
-        self._ready = [] if some_wait else list(initial)
-        self._initial = iter(initial if some_wait else ())
+        self._ready = [] if lane.claimed else list(initial)
+        self._initial = iter(initial if lane.claimed else ())
         self._chance, self._counts = chance, counts
         self._pending = [
             _Pending(lane, c, env) for c in filter(lane.queued, lane.calls)

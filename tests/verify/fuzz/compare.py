@@ -7,20 +7,22 @@ from contextlib import suppress
 from pprint import pformat
 
 from etc_dist.errors import GraphError, ScheduleError
-from etc_dist.ir import GraphFunction
-from etc_dist.schedule import schedule_dynamic, schedule_static
+from etc_dist.schedule import schedule_static
+from etc_dist.schedule.dynamic import plan_dynamic
 from etc_dist.schedule.plan import Plan
 from etc_dist.verify.verify import verify
 from tests.verify.fuzz.oracle import ACCEPTED, judge
-from tests.verify.fuzz.program import Program, build
+from tests.verify.fuzz.program import Body, Program, build
 from tests.verify.fuzz.shrink import shrink
+from tests.verify.fuzz.tasks import is_queued
 
 
-def plans(graph: GraphFunction) -> Iterator[Plan]:
+def plans(program: Program, body: Body | None = None) -> Iterator[Plan]:
     """The static plan, and the dynamic one if there is one."""
-    yield schedule_static(graph)
+    yield schedule_static(graph := build(program, body))
+    claimed = [c.name for c in program.calls if c.waits and not is_queued(c)]
     with suppress(ScheduleError):
-        yield schedule_dynamic(graph)
+        yield plan_dynamic(graph, claimed)
 
 
 def verdict(program: Program, plan: Plan) -> str:
@@ -36,7 +38,7 @@ def verdicts(program: Program) -> list[tuple[str, frozenset[str]]]:
     """The verdict on each plan of `program`, and the oracle's possible ones."""
     return [
         (verdict(program, plan), judge(program, plan.schedule == "dynamic"))
-        for plan in plans(build(program))
+        for plan in plans(program)
     ]
 
 

@@ -246,7 +246,6 @@ class _Builder:
             waits=places(call.waits),
             notifies=places(call.notifies),
             order=order if call.order else None,
-            queued=call.queued,
             even=call.even,
             streams_after=call.streams_after,
         )

@@ -85,6 +85,7 @@ def loads_of_ref(program: Program, ref: Place) -> frozenset[str]:
 
 
 def is_queued(call: Call) -> bool:
+    """Whether tasks of a dynamic plan are claimed once they are ready."""
     return bool(call.waits) and (call.queued or bool(call.loops))
 
 

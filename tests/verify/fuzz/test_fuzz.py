@@ -12,7 +12,6 @@ from tests.verify.fuzz.execute import body, check_numbers
 from tests.verify.fuzz.faults import FAULTS, Fault, planted
 from tests.verify.fuzz.generate import generate
 from tests.verify.fuzz.oracle import ACCEPTED, judge
-from tests.verify.fuzz.program import build
 
 PROGRAMS, CHUNK = 20_000, 50
 CHUNKS = first_always([(first,) for first in range(0, PROGRAMS, CHUNK)], 6)
@@ -43,7 +42,7 @@ def test_accepted_programs_compute_the_right_numbers(first):
     ran = 0
     for number in range(first, first + 50):
         program = generate(number)
-        for plan in plans(build(program, body)):
+        for plan in plans(program, body):
             ran += check_numbers(program, plan, number)
     assert ran > 10
 
