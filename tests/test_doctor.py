@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,14 @@ class CDLL:
 """
 
 
+RUN_PYTHON = cache(doctor._run_python)
+"""Looks for each library once, as the tests change none."""
+
+
 @pytest.fixture
 def no_gpu(tmp_path, monkeypatch):
     """An nvidia-smi that finds no driver, as the first in PATH."""
+    monkeypatch.setattr(doctor, "_run_python", RUN_PYTHON)
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho no driver\nexit 9\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -127,10 +133,11 @@ def test_the_tuning_of_this_kind_of_gpu_is_shown(tmp_path):
     assert doctor._tuning(replace(settings, tuning="/no/file"), "").fix
 
 
-def test_full_output_ends_with_an_error(no_gpu):
+def test_full_output_ends_with_an_error(tmp_path):
+    command = "etc_dist.cli", "new-function", "scale", "--folder", str(tmp_path)
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "etc_dist.cli", "doctor"],
+            [sys.executable, "-m", *command],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

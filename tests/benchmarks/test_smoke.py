@@ -115,7 +115,7 @@ def test_a_benchmark_is_a_script(tmp_path: Path) -> None:
 def test_the_cost_of_a_step_is_measured_without_a_gpu(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert run_subject("step_cost --rows 1,8", capfd).count("host_us") == 2
+    assert run_subject("step_cost --rows 8", capfd).count("host_us") == 1
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,6 @@ def test_other_ids_of_single_launches_are_a_failure(
         arrays["next_ids"][1, 0] += 1
         _, wrong = decoder_launches.single_launches(made, arrays)
         assert wrong == [decoder_launches.OTHER_IDS]
-        assert decoder_launches.model_calls(made, 2, 1) == ({}, [])
         steps = Model.steps
 
         def changed(model: Model, *given: Any, count: int, **options: Any) -> Any:

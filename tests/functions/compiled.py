@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import etc_dist
+from etc_dist.ahead import Binary
 from etc_dist.ir import GraphFunction
 
 
-def check_compiled(graph: GraphFunction, schedule: str = "static") -> bytes:
+def check_compiled(graph: GraphFunction, schedule: str = "static") -> Binary:
     """The CUDA bodies of `graph` compile without spills and warnings."""
     binary = etc_dist.build(graph, target="sm_90a", schedule=schedule)
     assert (binary.spill_bytes, binary.stack_bytes, binary.remarks) == (0, 0, ())
-    return binary.cubin
+    return binary
 
 
 def check_wgmmas(cubin: bytes) -> None:

@@ -257,6 +257,6 @@ LARGE = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
     ("sizes", "schedule"), [(LARGE, "static"), (LARGE, "dynamic"), (LLAMA, "static")]
 )
 def test_a_program_of_all_tiles_is_small_without_spills(sizes, schedule):
-    cubin = check_compiled(decoder_for(schedule, 1, sizes), schedule)
+    cubin = check_compiled(decoder_for(schedule, 1, sizes), schedule).cubin
     check_wgmmas(cubin)
     assert len(cubin) <= 10**6

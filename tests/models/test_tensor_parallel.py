@@ -292,7 +292,7 @@ def test_the_arguments_of_eight_ranks_are_few(schedule):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_programs_of_all_tiles_compile_without_spills(ranks):
-    cubin = check_compiled(graph_of_32b(ranks))
+    cubin = check_compiled(graph_of_32b(ranks)).cubin
     check_wgmmas(cubin)
     assert len(cubin) <= 2**20
 
