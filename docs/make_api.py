@@ -181,16 +181,20 @@ def fields(classes: Iterable[ast.ClassDef]) -> Iterator[tuple[ast.AnnAssign, str
                 yield node, text
 
 
+def is_public(text: str) -> bool:
+    return bool(text) and not text.startswith("Internal: ")
+
+
 def members(classes: Sequence[ast.ClassDef]) -> Iterator[str]:
     """The documented fields and public methods of a class."""
     yield "\n".join(
         f"* `{ast.unparse(node.target)}`: {escaped(' '.join(text.split()))}"
         for node, text in fields(classes)
-        if text and not text.startswith("Internal")
+        if is_public(text)
     )
     for name, node in methods(classes).items():
-        text = ast.get_docstring(node)
-        if text and not name.startswith("_"):
+        text = ast.get_docstring(node) or ""
+        if is_public(text) and not name.startswith("_"):
             yield code(method_signature(f"{classes[-1].name}.", node))
             yield markdown(text)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from etc_dist.compiler import world_or_current
@@ -15,7 +14,6 @@ from etc_dist.layers.mlp_policy import choose_shapes
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.all_gather_matmul import push_packets, source_of
-from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
 from etc_dist.ops.matmul_policy import SHAPES
@@ -103,7 +101,43 @@ def mlp_graph(
     add_sum_slots(g, slots, y, piece)
 
 
-class MLP(Operation):
+class SharedMLP(Operation):
+    """`MLP` with the weights as arguments, so that layers of one shape share a program
+    and its buffers: `call((x, gate, up, down), out, stream)`."""
+
+    inputs = (
+        "x [rows, hidden]",
+        "gate [inner, hidden]",
+        "up [inner, hidden]",
+        "down [hidden, inner]",
+    )
+    output = "out [rows, hidden]"
+    most_gathered = MOST_ROWS
+    """Internal: the rows of all ranks that the first program serves, on several."""
+
+    def candidates(self) -> list[Candidate]:
+        """Internal: the programs for up to `most_gathered` rows of all ranks, and for
+        more on several ranks. Over several hosts the latter serves all."""
+        overlapped = Candidate(mlp_graph, over_hosts=True)
+        if self.world.hosts.count > 1:
+            return [overlapped]
+        ranks, most = self.world.size, self.most_gathered
+        shapes, in_order = self.sizes.get("shapes", SHAPES), self.deterministic == BATCH
+        tiles = Candidate(
+            mlp_tiles_graph,
+            self.sizes,
+            serves=lambda dims: ranks == 1 or has_few_rows(dims["rows"], ranks, most),
+            capacity=lambda dims: capacity_dims(
+                dims, most // ranks, shapes, ["gate_up_shape", "down_shape"]
+            ),
+            policy=lambda tuning, w_layout, dims, workers: choose_shapes(
+                dims, ranks, workers, shapes, in_order=in_order, tuning=tuning
+            ),
+        )
+        return [tiles] if ranks == 1 else [tiles, overlapped]
+
+
+class MLP(SharedMLP):
     """y = (silu(x @ gate.T) * (x @ up.T)) @ down.T over all ranks, one kernel a rank.
 
     gate, up [I / world_size, H] and down [H, I / world_size]: this rank's shard of the
@@ -122,9 +156,6 @@ class MLP(Operation):
     trace: as for `etc_dist.compile`. deterministic: as for `Matmul`.
     """
 
-    most_gathered = MOST_ROWS
-    """Internal: the rows of all ranks that the first program serves, on several."""
-
     def __init__(
         self,
         gate: Any,
@@ -137,98 +168,13 @@ class MLP(Operation):
         deterministic: str = "run",
     ):
         world = world_or_current(world)
-        self.weights = gate, up, down
-        table = _table("MLP", world)
-        with world.refusing("the arguments of MLP"):
-            known = table.hold(self.weights)
-        self.dtype = known.dtype
+        self._hold(world, gate, up, down)
+        self.dtype = self.known.dtype
+        self.options = {"dtype": self.dtype}
         super().__init__(
-            table,
-            _candidates(
-                self.sizes,
-                self.most_gathered,
-                world,
-                in_order=deterministic == BATCH,
-            ),
-            world,
-            schedule=schedule,
-            trace=trace,
-            deterministic=deterministic,
-            options={"dtype": known.dtype},
-            held=self.weights,
-            known=known,
+            world=world, schedule=schedule, trace=trace, deterministic=deterministic
         )
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
-        return self._call((x,), out, stream)
-
-
-class SharedMLP(Operation):
-    """`MLP` with the weights as arguments, so that layers of one shape share a program
-    and its buffers: op(x, gate, up, down, out=None, stream=None)."""
-
-    def __init__(
-        self,
-        *,
-        world: World | None = None,
-        schedule: str = "static",
-        trace: bool | None = None,
-        deterministic: str = "run",
-    ):
-        world = world_or_current(world)
-        super().__init__(
-            _table(type(self).__name__, world),
-            _candidates(
-                self.sizes,
-                MLP.most_gathered,
-                world,
-                in_order=deterministic == BATCH,
-            ),
-            world,
-            schedule=schedule,
-            trace=trace,
-            deterministic=deterministic,
-            options={},
-        )
-
-    def __call__(
-        self,
-        x: Any,
-        gate: Any,
-        up: Any,
-        down: Any,
-        out: Any = None,
-        *,
-        stream: Any = None,
-    ) -> Any:
-        return self._call((x, gate, up, down), out, stream)
-
-
-def _table(name: str, world: World) -> ArgumentTable:
-    weights = "gate [inner, hidden]", "up [inner, hidden]", "down [hidden, inner]"
-    inputs = ["x [rows, hidden]", *weights]
-    return ArgumentTable(name, world, inputs, "out [rows, hidden]")
-
-
-def _candidates(
-    sizes: Mapping[str, Any], most: int, world: World, *, in_order: bool = False
-) -> list[Candidate]:
-    """The programs for up to `most` rows of all ranks, and for more on several ranks.
-    Over several hosts the latter serves all."""
-    overlapped = Candidate(mlp_graph, over_hosts=True)
-    if world.hosts.count > 1:
-        return [overlapped]
-    ranks = world.size
-    shapes = sizes.get("shapes", SHAPES)
-    tiles = Candidate(
-        mlp_tiles_graph,
-        sizes,
-        serves=lambda dims: ranks == 1 or has_few_rows(dims["rows"], ranks, most),
-        capacity=lambda dims: capacity_dims(
-            dims, most // ranks, shapes, ["gate_up_shape", "down_shape"]
-        ),
-        policy=lambda tuning, w_layout, dims, workers: choose_shapes(
-            dims, ranks, workers, shapes, in_order=in_order, tuning=tuning
-        ),
-    )
-    return [tiles] if ranks == 1 else [tiles, overlapped]
+        """Run on x; returns `out`, or a new array. Collective."""
+        return self.call((x,), out, stream)

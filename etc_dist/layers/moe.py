@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from etc_dist.compiler import world_or_current
@@ -14,7 +13,7 @@ from etc_dist.layers.moe_few_tokens import (
 )
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.layers.sparse_block import read_sparse_block
-from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.argument_table import ArgumentTable, Known
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.operation import (
     Candidate,
@@ -32,7 +31,89 @@ PACKED_INNER = 4096
 The cost of the copies does not depend on the width, and the gain grows with it."""
 
 
-class MoE(Operation):
+class SharedMoE(Operation):
+    """`MoE` with the weights as arguments, so that layers of one shape share a program
+    and its buffers: `call((x, router, gate_up, down), out, stream)`. experts, hidden,
+    inner: of gate_up [experts, 2 * inner, hidden], a rank's own."""
+
+    packed_inner = PACKED_INNER
+    """The smallest inner width for copies of rows."""
+
+    def __init__(
+        self,
+        *,
+        experts: int,
+        hidden: int,
+        inner: int,
+        top_k: int,
+        normalize: bool,
+        parallel: str,
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+        few_tokens: int = FEW_TOKENS,
+        deterministic: str = "run",
+    ):
+        world = world_or_current(world)
+        dims = {"experts": experts, "hidden": hidden, "inner": inner}
+        self.known = Known(dims, self.known.dtype)
+        with world.refusing(f"the arguments of {type(self).__name__}"):
+            expect_choice(parallel, PARALLEL, "parallel")
+            experts *= world.size if parallel == "expert" else 1
+            _check_routing(self.table(world.size, parallel=parallel), experts, top_k)
+            expect_type(normalize, bool, "normalize")
+            few_tokens = expect_range(few_tokens, 0, None, "few_tokens")
+        self.top_k, self.normalize, self.parallel = int(top_k), normalize, parallel
+        most = most_tokens(self.top_k, hidden, inner) if world.size == 1 else 0
+        self.few_tokens = 0 if deterministic == BATCH else min(few_tokens, most)
+        self.routing = {"experts": experts, "top_k": self.top_k, "normalize": normalize}
+        self.options = {
+            **self.routing,
+            "parallel": parallel,
+            "dtype": self.known.dtype,
+            "few_tokens": self.few_tokens,
+        }
+        super().__init__(
+            world=world, schedule=schedule, trace=trace, deterministic=deterministic
+        )
+
+    @classmethod
+    def table(cls, ranks: int, *, parallel: str = "", **options: Any) -> ArgumentTable:
+        is_shared = parallel == "tensor" and ranks > 1  # all ranks have all tokens
+        tokens = "shard" if is_shared else "tokens"
+        experts = "ranks * experts" if parallel == "expert" else "experts"
+        inputs = [
+            f"x [ranks * {tokens}, hidden]" if is_shared else f"x [{tokens}, hidden]",
+            f"router [{experts}, hidden]",
+            "gate_up [experts, 2 * inner, hidden]",
+            "down [experts, hidden, inner]",
+        ]
+        output = f"out [{tokens}, hidden]"
+        return ArgumentTable(cls.__name__, ranks, inputs, output, empty=tokens)
+
+    def candidates(self) -> list[Candidate]:
+        """Internal: the programs for up to `few_tokens`, and for more."""
+        routing, few_tokens = self.routing, self.few_tokens
+        packs = self.known.dims["inner"] >= self.packed_inner
+        options = {"parallel": self.parallel, "packs": packs, **self.sizes}
+        if self.deterministic == BATCH:
+            options["tiles_logits"] = False
+        rest = Candidate(
+            moe_graph, {**routing, **options}, over_hosts=self.parallel == "expert"
+        )
+        if few_tokens <= 0:
+            return [rest]
+        few = Candidate(
+            moe_few_tokens_graph,
+            routing,
+            serves=lambda dims: dims["tokens"] <= few_tokens,
+            capacity=shapes_up_to("tokens", few_tokens),
+            schedule="static",  # the order in which its tasks become ready is known
+        )
+        return [few, rest]
+
+
+class MoE(SharedMoE):
     """Each token through the top_k experts with its largest router logits, one kernel.
 
     y = sum over k of weight_k * (silu(x @ gate_k.T) * (x @ up_k.T)) @ down_k.T.
@@ -63,9 +144,6 @@ class MoE(Operation):
     a token has the same bits for any M; few_tokens is then 0.
     """
 
-    packed_inner = PACKED_INNER
-    """The smallest inner width for copies of rows."""
-
     def __init__(
         self,
         router: Any,
@@ -82,40 +160,18 @@ class MoE(Operation):
         deterministic: str = "run",
     ):
         world = world_or_current(world)
-        self.weights = router, gate_up, down
-        with world.refusing("the arguments of MoE"):
-            expect_choice(parallel, PARALLEL, "parallel")
-            table = _table(world, parallel)
-            known = table.hold(self.weights)
-            experts = known.dims["experts"]
-            if parallel == "expert":
-                experts *= world.size
-            _check_routing(table, experts, top_k, normalize)
-            self.top_k = int(top_k)
-            few_tokens = expect_range(few_tokens, 0, None, "few_tokens")
-        self.dtype, self.normalize, self.parallel = known.dtype, normalize, parallel
-        routing = {"experts": experts, "top_k": self.top_k, "normalize": normalize}
-        few_tokens = _most_tokens(few_tokens, self.top_k, known.dims, world.size)
-        if deterministic == BATCH:
-            few_tokens, routing["tiles_logits"] = 0, False
+        self._hold(world, router, gate_up, down, parallel=parallel)
+        self.dtype = self.known.dtype
         super().__init__(
-            table,
-            _candidates(
-                *(routing, parallel, few_tokens, self.sizes),
-                packs=known.dims["inner"] >= self.packed_inner,
-            ),
-            world,
+            **self.known.dims,
+            top_k=top_k,
+            normalize=normalize,
+            parallel=parallel,
+            world=world,
             schedule=schedule,
             trace=trace,
+            few_tokens=few_tokens,
             deterministic=deterministic,
-            options={
-                **routing,
-                "parallel": parallel,
-                "dtype": known.dtype,
-                "few_tokens": few_tokens,
-            },
-            held=self.weights,
-            known=known,
         )
 
     @classmethod
@@ -157,119 +213,12 @@ class MoE(Operation):
         )
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
-        return self._call((x,), out, stream)
+        """Run on x; returns `out`, or a new array. Collective."""
+        return self.call((x,), out, stream)
 
 
-class SharedMoE(Operation):
-    """`MoE` with the weights as arguments, so that layers of one shape share a program
-    and its buffers: op(x, router, gate_up, down, out=None, stream=None). experts: those
-    of all ranks; hidden, inner: H, and the inner width of this rank."""
-
-    def __init__(
-        self,
-        *,
-        experts: int,
-        hidden: int,
-        inner: int,
-        top_k: int,
-        normalize: bool,
-        parallel: str,
-        world: World | None = None,
-        deterministic: str = "run",
-    ):
-        world = world_or_current(world)
-        with world.refusing("the arguments of SharedMoE"):
-            expect_choice(parallel, PARALLEL, "parallel")
-            table = _table(world, parallel)
-            _check_routing(table, experts, top_k, normalize)
-        routing = {"experts": experts, "top_k": top_k, "normalize": normalize}
-        dims = {"hidden": hidden, "inner": inner}
-        few_tokens = _most_tokens(FEW_TOKENS, top_k, dims, world.size)
-        if deterministic == BATCH:
-            few_tokens, routing["tiles_logits"] = 0, False
-        super().__init__(
-            table,
-            _candidates(
-                *(routing, parallel, few_tokens, self.sizes),
-                packs=inner >= MoE.packed_inner,
-            ),
-            world,
-            schedule="static",
-            trace=None,
-            deterministic=deterministic,
-            options={**routing, **dims, "parallel": parallel},
-        )
-
-    def __call__(
-        self,
-        x: Any,
-        router: Any,
-        gate_up: Any,
-        down: Any,
-        out: Any = None,
-        *,
-        stream: Any = None,
-    ) -> Any:
-        return self._call((x, router, gate_up, down), out, stream)
-
-
-def _most_tokens(
-    few_tokens: int, top_k: int, dims: Mapping[str, int], ranks: int
-) -> int:
-    """The tokens up to which the program for few tokens is used."""
-    most = most_tokens(top_k, dims["hidden"], dims["inner"]) if ranks == 1 else 0
-    return min(few_tokens, most)
-
-
-def _candidates(
-    routing: Mapping[str, Any],
-    parallel: str,
-    few_tokens: int,
-    sizes: Mapping[str, Any],
-    packs: bool,
-) -> list[Candidate]:
-    """The programs for up to `few_tokens`, and for more."""
-    rest = Candidate(
-        moe_graph,
-        {**routing, "parallel": parallel, "packs": packs, **sizes},
-        over_hosts=parallel == "expert",
-    )
-    if few_tokens <= 0:
-        return [rest]
-    few = Candidate(
-        moe_few_tokens_graph,
-        routing,
-        serves=lambda dims: dims["tokens"] <= few_tokens,
-        capacity=shapes_up_to("tokens", few_tokens),
-        schedule="static",  # the order in which its tasks become ready is known
-    )
-    return [few, rest]
-
-
-def _check_routing(
-    table: ArgumentTable, experts: int, top_k: Any, normalize: Any
-) -> None:
+def _check_routing(table: ArgumentTable, experts: int, top_k: Any) -> None:
     if experts not in EXPERTS:
         limits = f"{EXPERTS[0]} to {EXPERTS[-1]} experts, a multiple of 8"
         raise table.error(limits, f"{experts} experts")
     expect_range(top_k, 1, min(experts, MAX_CHOICES), "top_k")
-    expect_type(normalize, bool, "normalize")
-
-
-def _table(world: World, parallel: str) -> ArgumentTable:
-    """The arguments by the graph's dims; `experts` and `inner` are a rank's own."""
-    is_shared = parallel == "tensor" and world.size > 1  # all ranks have all tokens
-    tokens = "shard" if is_shared else "tokens"
-    experts = "ranks * experts" if parallel == "expert" else "experts"
-    return ArgumentTable(
-        "MoE",
-        world,
-        [
-            f"x [ranks * {tokens}, hidden]" if is_shared else f"x [{tokens}, hidden]",
-            f"router [{experts}, hidden]",
-            "gate_up [experts, 2 * inner, hidden]",
-            "down [experts, hidden, inner]",
-        ],
-        f"out [{tokens}, hidden]",
-        empty=tokens,
-    )

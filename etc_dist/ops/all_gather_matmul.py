@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from etc_dist.compiler import world_or_current
 from etc_dist.functions.matmul import TILE, matmul_store, weight_columns, weight_shape
 from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
 from etc_dist.functions.tile_matmul import TileShape
@@ -20,14 +18,12 @@ from etc_dist.ir import (
     minimum,
     tile,
 )
-from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.few_rows import RowBlocks, with_few_rows
 from etc_dist.ops.host_rows import Packets, pass_on_rows, send_rows
 from etc_dist.ops.host_sums import near_rank
 from etc_dist.ops.matmul_policy import SHAPES
-from etc_dist.ops.operation import Candidate, Operation
+from etc_dist.ops.operation import Candidate, WeightOperation
 from etc_dist.ops.order import ROW_GROUP, grouped_rows, shards_in_turn
-from etc_dist.world import World
 
 PUSH_BYTES_PER_NS = 250
 """The limit of the push rate: faster stores delay the loads of the tensor lane."""
@@ -162,7 +158,7 @@ def gathered_matmul_graph(
     blocks.multiply("matmul", tiles, function, (all_x, [w], y), tiles.columns, arrived)
 
 
-class AllGatherMatmul(Operation):
+class AllGatherMatmul(WeightOperation):
     """AllGather + GEMM as a reusable object.
 
     op(x, w, out=None, stream=None): x [M / world_size, K] and w [N, K] on every rank;
@@ -172,37 +168,10 @@ class AllGatherMatmul(Operation):
     also has the same bits for any number of ranks and hosts.
     """
 
-    def __init__(
-        self,
-        *,
-        world: World | None = None,
-        schedule: str = "static",
-        trace: bool | None = None,
-        deterministic: str = "run",
-    ):
-        world = world_or_current(world)
-        table = ArgumentTable(
-            type(self).__name__,
-            world,
-            ["x [rows, k]", "w [n, k]"],
-            "out [ranks * rows, n]",
-            transposable="w",
-        )
-        super().__init__(
-            table,
-            with_few_rows(
-                gathered_matmul_graph,
-                Candidate(all_gather_matmul_graph, self.sizes, over_hosts=True),
-                world,
-                deterministic,
-            ),
-            world,
-            schedule=schedule,
-            trace=trace,
-            deterministic=deterministic,
-            options={},
-            transposes=True,
-        )
+    inputs = "x [rows, k]", "w [n, k]"
+    output = "out [ranks * rows, n]"
 
-    def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
-        return self._call((x, w), out, stream)
+    def candidates(self) -> list[Candidate]:
+        many = Candidate(all_gather_matmul_graph, self.sizes, over_hosts=True)
+        given = many, self.world, self.deterministic
+        return with_few_rows(gathered_matmul_graph, *given)

@@ -11,7 +11,6 @@ from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
 from etc_dist.runtime.array_checks import Expected, check_arrays
 from etc_dist.runtime.arrays import Array, described, empty_like, inspect
-from etc_dist.world import World
 
 DTYPES = ("bfloat16", "float16")
 _AXIS = re.compile(r"(?:(\w+) \* )?(\w+)")
@@ -53,7 +52,8 @@ class Shape:
         if len(shape) != len(self.axes):
             return False
         for axis, extent in zip(self.axes, shape, strict=True):
-            if extent % axis.factor:
+            # NOTE: torch.compile keeps each remainder of a symbolic extent as a guard.
+            if axis.factor > 1 and extent % axis.factor:
                 return False
             dims.setdefault(axis.dim, extent // axis.factor)
         return True
@@ -100,7 +100,7 @@ class Arguments:
 
 
 class ArgumentTable:
-    """The inputs of the operation `name` and its output `out`, by shape.
+    """The inputs of the operation `name` on `ranks` ranks and its output, by shape.
 
     transposable: the input that may be a transposed view. empty: the dim that may be 0.
     """
@@ -108,30 +108,44 @@ class ArgumentTable:
     def __init__(
         self,
         name: str,
-        world: World,
+        ranks: int,
         inputs: Sequence[str],
         output: str,
         *,
         transposable: str = "",
         empty: str = "",
     ):
-        self.name, self._world = name, world
-        self.inputs = [Shape.parse(text, world.size) for text in inputs]
-        self.output = Shape.parse(output, world.size)
-        self._transposable, self._empty = transposable, empty
+        self.name, self.ranks = name, ranks
+        self.inputs = [Shape.parse(text, ranks) for text in inputs]
+        self.output = Shape.parse(output, ranks)
+        self.transposable, self._empty = transposable, empty
 
-    def hold(self, values: Sequence[Any]) -> Known:
+    def output_shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The shape of the output for inputs of these shapes. ArgumentError for another
+        number of axes, and for an axis that is not a multiple of its factor."""
+        dims: dict[str, int] = {}
+        if not all([e.bind(s, dims) for e, s in zip(self.inputs, shapes, strict=True)]):
+            wanted = ", ".join(one.show({}) for one in self.inputs)
+            raise self.error(wanted, ", ".join(str(list(shape)) for shape in shapes))
+        return self.output.at(dims)
+
+    def hold(self, values: Sequence[Any], device: int | str) -> Known:
         """Check the last inputs, which stay the same in every call."""
         shapes = self.inputs[-len(values) :]
         arrays = _inspect(shapes, values)
         dims: dict[str, int] = {}
         self._bind(shapes, arrays, dims)
         dtype = self._dtype(next(iter(arrays.values())))
-        self._check(shapes, arrays, dims, dtype)
+        self._check(shapes, arrays, dims, dtype, device)
         return Known(dims, dtype)
 
     def bind(
-        self, values: Sequence[Any], out: Any, known: Known, stream: Any
+        self,
+        values: Sequence[Any],
+        out: Any,
+        known: Known,
+        stream: Any,
+        device: int | str,
     ) -> Arguments:
         """Inspect and check the arrays of a call, and make its output if `out` is None.
         Local."""
@@ -145,8 +159,9 @@ class ArgumentTable:
         if out is not None:
             arrays["out"] = inspect("out", out)
         is_empty = dims.get(self._empty) == 0
-        self._check([*self.inputs, self.output], arrays, dims, dtype, is_empty)
-        w = arrays.get(self._transposable)
+        shapes = [*self.inputs, self.output]
+        self._check(shapes, arrays, dims, dtype, device, is_empty)
+        w = arrays.get(self.transposable)
         layout = "kn" if w is not None and w.order == "F" else "nk"
         return Arguments(arrays, dims, dtype, layout, out, is_empty)
 
@@ -161,7 +176,7 @@ class ArgumentTable:
     def error(self, wanted: str, got: str) -> ArgumentError:
         return ArgumentError(
             f"the arguments do not fit {self.name}",
-            where=f"{self.name} on {self._world.size} ranks",
+            where=f"{self.name} on {self.ranks} ranks",
             wanted=wanted,
             got=got,
             fix="correct the arguments; nothing was launched on any rank",
@@ -189,6 +204,7 @@ class ArgumentTable:
         arrays: Mapping[str, Array],
         dims: Mapping[str, int],
         dtype: str,
+        device: int | str,
         may_be_empty: bool = False,
     ) -> None:
         expected = [
@@ -197,13 +213,11 @@ class ArgumentTable:
                 shape.at(dims),
                 dtype,
                 written=shape is self.output,
-                orders="CF" if shape.name == self._transposable else "C",
+                orders="CF" if shape.name == self.transposable else "C",
             )
             for shape in shapes
         ]
-        check_arrays(
-            self.name, expected, arrays, self._world.device, may_be_empty=may_be_empty
-        )
+        check_arrays(self.name, expected, arrays, device, may_be_empty=may_be_empty)
 
 
 def _inspect(shapes: Sequence[Shape], values: Sequence[Any]) -> dict[str, Array]:

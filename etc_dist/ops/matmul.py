@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
 
-from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_range
 from etc_dist.functions.matmul import weight_shape
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
-from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul_policy import SHAPES, explained
-from etc_dist.ops.operation import Candidate, Operation
+from etc_dist.ops.operation import Candidate, WeightOperation
 from etc_dist.ops.order import tile_grid
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.schedule.plan import Choice
-from etc_dist.world import World
 
 
 @graph_function
@@ -49,7 +44,7 @@ def matmul_graph(
     )
 
 
-class Matmul(Operation):
+class Matmul(WeightOperation):
     """y = x @ w.T on each rank, as a reusable object.
 
     op(x, w, out=None, stream=None): x [M, K], w [N, K] -> out [M, N]. w may be a
@@ -62,38 +57,11 @@ class Matmul(Operation):
     about 256 rows, since fewer tile shapes add over K in order.
     """
 
-    def __init__(
-        self,
-        *,
-        world: World | None = None,
-        schedule: str = "static",
-        trace: bool | None = None,
-        deterministic: str = "run",
-    ):
-        world = world_or_current(world)
-        in_order = deterministic == BATCH
-        self._shapes = self.sizes.get("shapes", SHAPES)
-        self._choose = partial(_choose, self._shapes, in_order)
-        table = ArgumentTable(
-            type(self).__name__,
-            world,
-            ["x [m, k]", "w [n, k]"],
-            "out [m, n]",
-            transposable="w",
-        )
-        super().__init__(
-            table,
-            [Candidate(matmul_graph, self.sizes, policy=self._choose)],
-            world,
-            schedule=schedule,
-            trace=trace,
-            deterministic=deterministic,
-            options={},
-            transposes=True,
-        )
+    inputs = "x [m, k]", "w [n, k]"
+    output = "out [m, n]"
 
-    def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
-        return self._call((x, w), out, stream)
+    def candidates(self) -> list[Candidate]:
+        return [Candidate(matmul_graph, self.sizes, policy=self._choose)]
 
     def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:
         """The tile shape for x [m, k] and w [n, k], as text. transposed: w is the
@@ -103,17 +71,14 @@ class Matmul(Operation):
         workers, dims = self.program.workers, {"m": m, "n": n, "k": k}
         layout = "kn" if transposed else "nk"
         choice = self._choose(tuning_of(self.world), layout, dims, workers)[0]
-        return str(shapes_for(layout, self._shapes)[choice.value])
+        return str(self._shapes(layout)[choice.value])
 
+    def _shapes(self, w_layout: str) -> Sequence[TileShape]:
+        return shapes_for(w_layout, self.sizes.get("shapes", SHAPES))
 
-def _choose(
-    shapes: Sequence[TileShape],
-    in_order: bool,
-    tuning: Tuning,
-    w_layout: str,
-    dims: Mapping[str, int],
-    workers: int,
-) -> list[Choice]:
-    sizes = dims["m"], dims["n"], dims["k"]
-    given = sizes, workers, shapes_for(w_layout, shapes), tuning
-    return [explained("shape", *given, in_order=in_order)]
+    def _choose(
+        self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Choice]:
+        sizes, in_order = (dims["m"], dims["n"], dims["k"]), self.deterministic == BATCH
+        given = sizes, workers, self._shapes(w_layout), tuning
+        return [explained("shape", *given, in_order=in_order)]

@@ -15,7 +15,7 @@ from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.few_rows import RowBlocks, with_few_rows
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul_policy import SHAPES
-from etc_dist.ops.operation import Candidate, Operation
+from etc_dist.ops.operation import Candidate, WeightOperation
 from etc_dist.ops.slots import add_sum_slots, make_slots
 from etc_dist.world import World
 
@@ -82,7 +82,7 @@ def returned_matmul_graph(
     blocks.multiply_and_return("matmul", tiles, (x, w, y), None)
 
 
-class MatmulReduceScatter(Operation):
+class MatmulReduceScatter(WeightOperation):
     """GEMM + Reduce-Scatter as a reusable object.
 
     op(x, w, out=None, stream=None): x [M, K] and w [N, K] on every rank, each rank with
@@ -108,6 +108,9 @@ class MatmulReduceScatter(Operation):
     shapes differ, TypeError if an argument of any rank has a wrong type.
     """
 
+    inputs = "x [ranks * rows, k]", "w [n, k]"
+    output = "out [rows, n]"
+
     def __init__(
         self,
         *,
@@ -118,33 +121,26 @@ class MatmulReduceScatter(Operation):
         deterministic: str = "run",
     ):
         world = world_or_current(world)
-        name = type(self).__name__
-        with world.refusing(f"the options of {name}"):
+        with world.refusing(f"the options of {type(self).__name__}"):
             if partials is not None:
                 expect_choice(partials, ["float32"], "partials")
-        graph = float_partials_graph if partials else matmul_reduce_scatter_graph
-        candidates = [Candidate(graph, self.sizes, over_hosts=True)]
-        if not partials:
-            given = candidates[0], world, deterministic
-            candidates = with_few_rows(returned_matmul_graph, *given)
-        table = ArgumentTable(
-            name,
-            world,
-            ["x [ranks * rows, k]", "w [n, k]"],
-            "out [rows, n]",
-            transposable="" if partials else "w",
-        )
+        self.partials, self.options = partials, {"partials": partials}
         super().__init__(
-            table,
-            candidates,
-            world,
-            schedule=schedule,
-            trace=trace,
-            deterministic=deterministic,
-            options={"partials": partials},
-            transposes=not partials,
+            world=world, schedule=schedule, trace=trace, deterministic=deterministic
         )
-        self.partials = partials
 
-    def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
-        return self._call((x, w), out, stream)
+    def candidates(self) -> list[Candidate]:
+        if self.partials:
+            return [Candidate(float_partials_graph, self.sizes, over_hosts=True)]
+        many = Candidate(matmul_reduce_scatter_graph, self.sizes, over_hosts=True)
+        given = many, self.world, self.deterministic
+        return with_few_rows(returned_matmul_graph, *given)
+
+    @classmethod
+    def table(
+        cls, ranks: int, *, partials: Any = None, **options: Any
+    ) -> ArgumentTable:
+        w = "" if partials else "w"
+        return ArgumentTable(
+            cls.__name__, ranks, cls.inputs, cls.output, transposable=w
+        )

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn, Self, TypeVar, cast
 
-from etc_dist.compiler import check_options, compile
+from etc_dist.compiler import check_options, compile, world_or_current
 from etc_dist.errors import WorldError, as_refusal
 from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known
-from etc_dist.ops.deterministic import GUARANTEES, check_deterministic
+from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.program import (
     Bound,
@@ -77,48 +77,73 @@ class Operation:
 
     Owns its programs and their buffers. Making, calling and closing one is collective.
     A context manager that closes it, unless an exception leaves the block.
+
+    A subclass names the shapes of its arrays and overrides `candidates`. Its
+    constructor sets `options`, and `weights` by `_hold`, before it calls this one.
     """
 
+    inputs: Sequence[str] = ()
+    """Internal: name and shape of each input, the weights' last: "x [rows, k]"."""
+    output = ""
+    """Internal: the same of the output."""
+    transposable = ""
+    """Internal: the input that may be a transposed view."""
     sizes: Mapping[str, Any] = {}
     """Internal: tile sizes of the main graph, see `with_sizes`."""
+    options: Mapping[str, Any] = {}
+    """Internal: equal on all ranks, beside those that all operations have."""
+    weights: tuple[Any, ...] = ()
+    """Internal: the last inputs of each call, if the operation holds them. All
+    candidates are then compiled at once, otherwise each at its first call."""
+    known = Known()
+    """Internal: dims and dtype that are the same in each call."""
 
     def __init__(
         self,
-        table: ArgumentTable,
-        candidates: Sequence[Candidate],
-        world: World,
         *,
-        schedule: str,
-        trace: bool | None,
-        deterministic: str = GUARANTEES[0],
-        options: Mapping[str, Any],
-        held: Sequence[Any] = (),
-        known: Known | None = None,
-        transposes: bool = False,
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+        deterministic: str = "run",
     ):
-        """`options` must be equal on all ranks. `held`: the last inputs of each call,
-        with the dims and dtype `known`. All candidates are then compiled at once,
-        otherwise each at its first call."""
-        self.world = world
-        self._table, self._candidates = table, candidates
+        self.world = world = world_or_current(world)
         self._schedule, self._trace = schedule, trace
-        self._held, self._known = tuple(held), known or Known()
-        self._transposes = transposes
+        self.deterministic = deterministic
         self._programs: dict[Kind, Program] = {}
         self._last: Program | None = None
         self._closed = False
         self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
         self._output_shapes: dict[Any, tuple[int, ...]] = {}
-        agreed = {**options, **self.sizes, "schedule": schedule}
+        agreed = {**self.options, **self.sizes, "schedule": schedule}
         agreed["deterministic"] = deterministic
+        name = type(self).__name__
         with world.exclusive:
-            with world.refusing(f"the options of {table.name}"):
-                check_options(schedule, trace, table.name)
+            with world.refusing(f"the options of {name}"):
+                check_options(schedule, trace, name)
                 check_deterministic(deterministic)
+                self._table = self.table(world.size, **self.options)
+                self._candidates = self.candidates()
             self._agree(_listed({name: agreed[name] for name in sorted(agreed)}))
-            if known is not None:
-                for place in reversed(range(len(candidates))):
-                    self._compile(Kind(place, known.dtype, "nk"))
+            if self.weights:
+                for place in reversed(range(len(self._candidates))):
+                    self._compile(Kind(place, self.known.dtype, "nk"))
+
+    @classmethod
+    def table(cls, ranks: int, **options: Any) -> ArgumentTable:
+        """Internal: the arguments on `ranks` ranks, with options of the operation."""
+        return ArgumentTable(
+            cls.__name__, ranks, cls.inputs, cls.output, transposable=cls.transposable
+        )
+
+    def candidates(self) -> Sequence[Candidate]:
+        """Internal: the programs of which the first that serves a call runs it."""
+        raise NotImplementedError
+
+    def _hold(self, world: World, *weights: Any, **options: Any) -> None:
+        """Check and keep the last inputs of each call. Raises on all ranks."""
+        with world.refusing(f"the arguments of {type(self).__name__}"):
+            table = self.table(world.size, **options)
+            self.known, self.weights = table.hold(weights, world.device), weights
 
     @property
     def program(self) -> Program:
@@ -134,7 +159,7 @@ class Operation:
         a call has compiled it."""
         if not dims:
             return self.program.show()
-        dims = {**self._known.dims, **dims}
+        dims = {**self.known.dims, **dims}
         self._table.check_dims(dims)
         programs = self._programs.items()
         found = (
@@ -171,9 +196,10 @@ class Operation:
         if kind is None:
             self.close()
 
-    def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
-        """Run on these inputs, followed by those that are held."""
-        world, inputs = self.world, (*inputs, *self._held)
+    def call(self, inputs: Sequence[Any], out: Any = None, stream: Any = None) -> Any:
+        """Internal: run on these inputs, followed by the weights; returns the output.
+        Arrays and errors as for `MatmulReduceScatter`."""
+        world, inputs = self.world, (*inputs, *self.weights)
         with world.exclusive:
             try:
                 self._check_open()
@@ -185,7 +211,9 @@ class Operation:
                         out = empty_like(inputs[0], shape, stream)
                 found = self._calls.get((key, identity(out)))
                 if found is None:
-                    arguments = self._table.bind(inputs, out, self._known, stream)
+                    arguments = self._table.bind(
+                        inputs, out, self.known, stream, world.device
+                    )
             except Exception as error:
                 world.refuse(as_refusal(error, f"the arguments of {self._table.name}"))
             if found is not None:
@@ -241,7 +269,7 @@ class Operation:
         """Compile a candidate; collective."""
         candidate = self._candidates[kind.candidate]
         options = {**candidate.options, "dtype": kind.dtype}
-        if self._transposes and len(candidate.w_layouts) > 1:
+        if self._table.transposable and len(candidate.w_layouts) > 1:
             options["w_layout"] = kind.w_layout
         if candidate.over_hosts:
             options["local_size"] = self.world.local_size
@@ -278,6 +306,16 @@ class Operation:
                 got="a call after close()",
                 fix=f"make a new {self._table.name}, or call it before close()",
             )
+
+
+class WeightOperation(Operation):
+    """An operation on x and the weight w [N, K], which may be a transposed view."""
+
+    transposable = "w"
+
+    def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
+        """Run on x and w; returns `out`, or a new array. Collective."""
+        return self.call((x, w), out, stream)
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -10,9 +10,8 @@ Files, from the user down:
     blocks.py       the blocks of transformers and linear layers that are known
     modules.py      tensor-parallel linear layers, the MLP, the mixture of experts
     experts.py      experts whose router is elsewhere, for transformers
-    ops.py          the operations and their schemas
+    ops.py          the operations: what runs, and the results' shapes for tracing
     gradients.py    the gradients of the collectives: each is the adjoint of the other
-    fakes.py        shapes and strides of the results, for tracing
     tensors.py      tensors as arrays of the backend
 """
 

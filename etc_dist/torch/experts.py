@@ -157,26 +157,8 @@ def _program(
     return cast(Program, found)
 
 
-def fake(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    group_name: str = "",
-) -> Tensor:
+def _fake(x: Tensor, *others: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _register() -> None:
-    schema = (
-        "moe_experts(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, "
-        'Tensor down, str group_name="") -> Tensor'
-    )
-    ops.LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides,))
-    for device in ("CPU", "CUDA"):
-        ops.LIBRARY.impl("moe_experts", moe_experts, device)
-    torch.library.register_fake("etc_dist::moe_experts", fake, lib=ops.LIBRARY)
-
-
-_register()
+ops.register(moe_experts, _fake)

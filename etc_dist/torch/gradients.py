@@ -13,7 +13,7 @@ from torch.autograd import Function, forward_ad
 
 from etc_dist.errors import ArgumentError
 from etc_dist.torch import experts, ops
-from etc_dist.torch.fakes import size_of
+from etc_dist.torch.ops import size_of
 from etc_dist.torch.tensors import as_rows, from_rows
 
 OPS = torch.ops.etc_dist

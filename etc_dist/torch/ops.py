@@ -10,18 +10,24 @@ which no world was started raises WorldError. W is the number of ranks.
 deterministic="batch": a row has the same bits for any M. The collectives and
 moe_experts always have them.
 
+A function below describes a call: what runs on which tensors. The operation launches
+it; traced without data, the results have the shapes of its table of arguments.
+
 NOTE: registered by torch.library.Library, since a call of a function that the decorator
 `custom_op` has registered takes longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import _get_group_size_by_name
 
 from etc_dist.errors import ArgumentError, as_refusal
 from etc_dist.layers.mlp import SharedMLP
@@ -31,29 +37,18 @@ from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul import Matmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.operation import Operation
-from etc_dist.torch.tensors import as_array, as_rows, as_weight, from_rows
+from etc_dist.torch.tensors import as_array, as_rows, as_tensor, as_weight, from_rows
 from etc_dist.world import World, current, of_group
 from etc_dist.world.agreement import sign
 
 Kept = TypeVar("Kept", bound=Operation)
 
 REDUCTIONS = ("sum", "avg")
+IN_BATCHES = {"deterministic": BATCH}
 LIBRARY = torch.library.Library("etc_dist", "DEF")
-SCHEMAS = (
-    "fused_matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, "
-    "str group_name) -> Tensor",
-    "fused_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, "
-    "bool return_A=True) -> (Tensor?, Tensor[])",
-    'matmul(Tensor A, Tensor B, str group_name="", *, str deterministic="run") '
-    "-> Tensor",
-    'mlp(Tensor x, Tensor gate, Tensor up, Tensor down, str group_name="", *, '
-    'str deterministic="run") -> Tensor',
-    "moe(Tensor x, Tensor router, Tensor gate_up, Tensor down, int top_k, "
-    'bool normalize=True, str parallel="tensor", str group_name="", *, '
-    'str deterministic="run") -> Tensor',
-    "gather_rows(Tensor rows, str group_name) -> Tensor",
-    "scatter_rows(Tensor rows, str group_name) -> Tensor",
-)
+DEVICES = ("CPU", "CUDA")
+SCHEMA_TYPES = {"Sequence[Tensor]": "Tensor[]"}
+"""Annotations that are written in another way in a schema."""
 # The names that replace the other ones, where torch has them.
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -61,9 +56,85 @@ _open: dict[str, World] = {}
 """The worlds of the last calls, by the name of their group."""
 
 
+class Call(NamedTuple):
+    """What a call of an operation runs: `kind` with `options` on each of `inputs`, then
+    `finish` on the results. agreed: options that no program has, alike on all ranks; as
+    text, empty for the defaults."""
+
+    group_name: str
+    kind: type[Operation]
+    options: Mapping[str, Any]
+    inputs: Sequence[tuple[Tensor, ...]]
+    finish: Callable[..., Any]
+    agreed: str = ""
+
+    def launch(self) -> Any:
+        """Run it, and return what the operation returns. Collective."""
+        world = world_of(self.group_name)
+        if self.agreed:
+            world.match_call(sign(self.agreed), lambda: self.agreed)
+        run = kept(world, self.kind, self.options).call
+        results = [run([*map(as_array, tensors)]) for tensors in self.inputs]
+        return self.finish(*map(as_tensor, results))
+
+    def trace(self) -> Any:
+        """The same from the shapes alone."""
+        table = self.kind.table(size_of(self.group_name), **self.options)
+        shapes = [table.output_shape([t.shape for t in one]) for one in self.inputs]
+        made = zip(self.inputs, shapes, strict=True)
+        return self.finish(*(tensors[0].new_empty(shape) for tensors, shape in made))
+
+
+def register(
+    function: Callable[..., Any], fake: Callable[..., Any], returns: str = "Tensor"
+) -> None:
+    """Define an operation of the library by the signature of `function`, of which
+    `fake` gives results without data. returns: their type in the schema."""
+    parts: list[str] = []
+    for one in inspect.signature(function).parameters.values():
+        if one.kind is one.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        text = f"{SCHEMA_TYPES.get(one.annotation, one.annotation)} {one.name}"
+        if one.default is not one.empty:
+            text += "=" + repr(one.default).replace("'", '"')
+        parts.append(text)
+    name = function.__name__
+    schema = f"{name}({', '.join(parts)}) -> {returns}"
+    LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides,))
+    for device in DEVICES:
+        LIBRARY.impl(name, function, device)
+    torch.library.register_fake(f"{LIBRARY.ns}::{name}", fake, lib=LIBRARY)
+
+
+def _operation(
+    returns: str = "Tensor",
+) -> Callable[[Callable[..., Call]], Callable[..., Any]]:
+    """Make an operation of the library of a function that describes its calls."""
+
+    def make(describe: Callable[..., Call]) -> Callable[..., Any]:
+        @wraps(describe)
+        def launch(*arguments: Any, **options: Any) -> Any:
+            try:
+                call = describe(*arguments, **options)
+            except Exception as error:
+                given = inspect.signature(describe).bind(*arguments, **options)
+                world = world_of(given.arguments.get("group_name", ""))
+                refuse(world, error, describe.__name__)
+            return call.launch()
+
+        def trace(*arguments: Any, **options: Any) -> Any:
+            return describe(*arguments, **options).trace()
+
+        register(launch, trace, returns)
+        return launch
+
+    return make
+
+
+@_operation()
 def fused_matmul_reduce_scatter(
     A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str
-) -> Tensor:
+) -> Call:
     """A [..., K] @ B [K, N], summed over the ranks ("sum") or averaged ("avg"). Returns
     this rank's part along `scatter_dim`, an axis of A but the last, in a multiple of W:
     A [M, K] and scatter_dim 0 give [M / W, N]. With gradients.
@@ -73,29 +144,26 @@ def fused_matmul_reduce_scatter(
     dtype; the products are added in fp32, in rank order. "avg" divides the rounded sum:
     in float16 that must be within +-65504."""
     op = "fused_matmul_reduce_scatter"
-    world = world_of(group_name)
-    try:
-        _check_dims(op, A, B, scatter_dim, "scatter_dim")
-        if reduce_op not in REDUCTIONS:
-            wanted = " or ".join(REDUCTIONS)
-            raise refusal(op, "reduce_op", wanted, repr(reduce_op))
-        x, w = as_rows(A, scatter_dim), as_weight(B)
-        if A.shape[scatter_dim] % world.size:
-            got = str(A.shape[scatter_dim])
-            wanted = f"a multiple of {world.size}, the number of ranks"
-            raise refusal(op, "A.shape[scatter_dim]", wanted, got)
-        out = A.new_empty(x.shape[0] // world.size, w.shape[0])
-    except Exception as error:
-        refuse(world, error, op)
-    agree_on(world, op, scatter_dim, reduce_op)
-    kept(world, MatmulReduceScatter, deterministic=BATCH)(
-        as_array(x), as_array(w), as_array(out)
-    )
-    if reduce_op == "avg":
-        out /= world.size
-    return from_rows(out, A.shape, scatter_dim)
+    ranks = size_of(group_name)
+    _check_dims(op, A, B, scatter_dim, "scatter_dim")
+    if reduce_op not in REDUCTIONS:
+        raise refusal(op, "reduce_op", " or ".join(REDUCTIONS), repr(reduce_op))
+    if A.shape[scatter_dim] % ranks:
+        got = str(A.shape[scatter_dim])
+        wanted = f"a multiple of {ranks}, the number of ranks"
+        raise refusal(op, "A.shape[scatter_dim]", wanted, got)
+
+    def finish(out: Tensor) -> Tensor:
+        if reduce_op == "avg":
+            out /= ranks
+        return from_rows(out, A.shape, scatter_dim)
+
+    inputs = [(as_rows(A, scatter_dim), as_weight(B))]
+    agreed = _agreed(op, scatter_dim, reduce_op)
+    return Call(group_name, MatmulReduceScatter, IN_BATCHES, inputs, finish, agreed)
 
 
+@_operation("(Tensor?, Tensor[])")
 def fused_all_gather_matmul(
     A: Tensor,
     Bs: Sequence[Tensor],
@@ -103,7 +171,7 @@ def fused_all_gather_matmul(
     group_name: str,
     *,
     return_A: bool = True,
-) -> tuple[Tensor | None, list[Tensor]]:
+) -> Call:
     """The A [..., K] of all ranks, joined along `gather_dim` in rank order, @ each B
     [K, N] of Bs. Returns (joined A, products): A [M, K] and gather_dim 0 give products
     [W M, N]. `gather_dim` is an axis of A but the last. With gradients.
@@ -112,44 +180,40 @@ def fused_all_gather_matmul(
     torch.distributed; without `return_A` it is None. Copies as for
     `fused_matmul_reduce_scatter`; accumulated in fp32, rounded once."""
     op = "fused_all_gather_matmul"
-    world = world_of(group_name)
-    try:
-        for B in Bs:
-            _check_dims(op, A, B, gather_dim, "gather_dim")
-        x, ws = as_rows(A, gather_dim), [as_weight(B) for B in Bs]
-        rows = x.shape[0] * world.size
-        outs = [A.new_empty(rows, w.shape[0]) for w in ws]
-    except Exception as error:
-        refuse(world, error, op)
-    agree_on(world, op, gather_dim)
-    multiply, source = kept(world, AllGatherMatmul, deterministic=BATCH), as_array(x)
-    for w, out in zip(ws, outs, strict=True):
-        multiply(source, as_array(w), as_array(out))
-    joined = None
-    if return_A:
-        joined = from_rows(gather_rows(x, group_name), A.shape, gather_dim)
-    return joined, [from_rows(out, A.shape, gather_dim) for out in outs]
+    for B in Bs:
+        _check_dims(op, A, B, gather_dim, "gather_dim")
+    x, shape = as_rows(A, gather_dim), A.shape
+
+    def finish(*outs: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        joined = None
+        if return_A:
+            rows = torch.ops.etc_dist.gather_rows(x, group_name)
+            joined = from_rows(rows, shape, gather_dim)
+        return joined, [from_rows(out, shape, gather_dim) for out in outs]
+
+    inputs = [(x, as_weight(B)) for B in Bs]
+    agreed = _agreed(op, gather_dim)
+    return Call(group_name, AllGatherMatmul, IN_BATCHES, inputs, finish, agreed)
 
 
+@_operation()
 def matmul(
     A: Tensor, B: Tensor, group_name: str = "", *, deterministic: str = "run"
-) -> Tensor:
+) -> Call:
     """A [..., K] @ B [K, N] -> [..., N] on each rank, without communication. With
     gradients. Copies as for `fused_matmul_reduce_scatter`; accumulated in fp32, rounded
     once."""
-    op = "matmul"
-    world = world_of(group_name)
-    try:
-        _check_dims(op, A, B, 0, "A")
-        x, w = as_rows(A, 0), as_weight(B)
-        out = A.new_empty(x.shape[0], w.shape[0])
-    except Exception as error:
-        refuse(world, error, op)
-    multiply = kept(world, Matmul, deterministic=deterministic)
-    multiply(as_array(x), as_array(w), as_array(out))
-    return from_rows(out, A.shape, 0)
+    _check_dims("matmul", A, B, 0, "A")
+    return Call(
+        group_name,
+        Matmul,
+        {"deterministic": deterministic},
+        [(as_rows(A, 0), as_weight(B))],
+        lambda out: from_rows(out, A.shape, 0),
+    )
 
 
+@_operation()
 def mlp(
     x: Tensor,
     gate: Tensor,
@@ -158,22 +222,21 @@ def mlp(
     group_name: str = "",
     *,
     deterministic: str = "run",
-) -> Tensor:
+) -> Call:
     """(silu(x @ gate.T) * (x @ up.T)) @ down.T of the rows of all ranks, as
     `etc_dist.MLP`. x [..., H]: this rank's rows, equally many on all ranks; gate and up
     [I / W, H], down [H, I / W]: its shards, contiguous. Returns [..., H], for the same
     rows. No gradients. Calls of one shape share a program and its buffers."""
-    world = world_of(group_name)
-    try:
-        rows = as_rows(x, 0)
-        out = torch.empty_like(rows)
-    except Exception as error:
-        refuse(world, error, "mlp")
-    arrays = map(as_array, (rows, gate, up, down, out))
-    kept(world, SharedMLP, deterministic=deterministic)(*arrays)
-    return out.view(x.shape)
+    return Call(
+        group_name,
+        SharedMLP,
+        {"deterministic": deterministic},
+        [(as_rows(x, 0), gate, up, down)],
+        lambda out: out.view(x.shape),
+    )
 
 
+@_operation()
 def moe(
     x: Tensor,
     router: Tensor,
@@ -185,7 +248,7 @@ def moe(
     group_name: str = "",
     *,
     deterministic: str = "run",
-) -> Tensor:
+) -> Call:
     """A mixture of experts with its router, as `etc_dist.MoE`: router [E, H]. No
     gradients. Calls of one shape share a program and its buffers.
 
@@ -195,27 +258,23 @@ def moe(
     and down [E / W, H, I] are this rank's experts; x [..., H] are its tokens, equally
     many on all ranks, and the result has the shape of x. On one rank both give the
     shape of x. top_k, normalize and limits: as for `etc_dist.MoE`."""
-    world = world_of(group_name)
-    try:
-        rows = as_rows(x, 0)
-        is_part = parallel == "tensor" and world.size > 1
-        out = rows.new_empty(
-            rows.shape[0] // (world.size if is_part else 1), rows.shape[1]
-        )
-        options = {
-            "experts": router.shape[0],
-            "hidden": gate_up.shape[2],
-            "inner": gate_up.shape[1] // 2,
-            "top_k": top_k,
-            "normalize": normalize,
-            "parallel": parallel,
-            "deterministic": deterministic,
-        }
-    except Exception as error:
-        refuse(world, error, "moe")
-    layer = kept(world, SharedMoE, **options)
-    layer(*map(as_array, (rows, router, gate_up, down, out)))
-    return out if is_part else out.view(x.shape)
+    is_part = parallel == "tensor" and size_of(group_name) > 1
+    options = {
+        "experts": gate_up.shape[0],
+        "hidden": gate_up.shape[2],
+        "inner": gate_up.shape[1] // 2,
+        "top_k": top_k,
+        "normalize": normalize,
+        "parallel": parallel,
+        "deterministic": deterministic,
+    }
+    return Call(
+        group_name,
+        SharedMoE,
+        options,
+        [(as_rows(x, 0), router, gate_up, down)],
+        lambda out: out if is_part else out.view(x.shape),
+    )
 
 
 def world_of(group_name: str) -> World:
@@ -227,7 +286,15 @@ def world_of(group_name: str) -> World:
     return world
 
 
-def kept(world: World, kind: type[Kept], **options: Any) -> Kept:
+def size_of(group_name: str) -> int:
+    """The ranks of a group, by its name; "" for the current world."""
+    world = _open.get(group_name)  # takes less time than torch's registry
+    if world is not None and not world.broken:
+        return world.size
+    return _get_group_size_by_name(group_name) if group_name else current().size
+
+
+def kept(world: World, kind: type[Kept], options: Mapping[str, Any]) -> Kept:
     """The operation of `world` with these options, made at the first use."""
     key = "torch", kind, *options.values()
     found = world.kept.get(key)
@@ -236,12 +303,11 @@ def kept(world: World, kind: type[Kept], **options: Any) -> Kept:
     return cast(Kept, found)
 
 
-def agree_on(world: World, op: str, dim: int, reduce_op: str = REDUCTIONS[0]) -> None:
-    """Compare options that no program has. ArgumentError on all ranks if they differ:
-    a rank with the defaults goes on to the launch, which is another call."""
-    if (dim, reduce_op) != (0, REDUCTIONS[0]):
-        text = f"{op}(along axis {dim}, {reduce_op})"
-        world.match_call(sign(text), lambda: text)
+def _agreed(op: str, dim: int, reduce_op: str = REDUCTIONS[0]) -> str:
+    """Options that no program has, as text. Empty for the defaults: a rank with these
+    goes on to the launch, which is another call."""
+    is_default = (dim, reduce_op) == (0, REDUCTIONS[0])
+    return "" if is_default else f"{op}(along axis {dim}, {reduce_op})"
 
 
 def gather_rows(rows: Tensor, group_name: str) -> Tensor:
@@ -275,6 +341,18 @@ def _exchange(
     return out
 
 
+def _fake_gather(rows: Tensor, group_name: str) -> Tensor:
+    return rows.new_empty(rows.shape[0] * size_of(group_name), *rows.shape[1:])
+
+
+def _fake_scatter(rows: Tensor, group_name: str) -> Tensor:
+    return rows.new_empty(rows.shape[0] // size_of(group_name), *rows.shape[1:])
+
+
+register(gather_rows, _fake_gather)
+register(scatter_rows, _fake_scatter)
+
+
 def _check_dims(op: str, A: Tensor, B: Tensor, dim: int, name: str) -> None:
     axes = A.dim()
     if axes < 2 or B.dim() != 2:
@@ -299,24 +377,3 @@ def refusal(op: str, name: str, wanted: str, got: str) -> ArgumentError:
         got=got,
         fix=f"correct {name}; nothing was launched on any rank",
     )
-
-
-FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    fused_matmul_reduce_scatter,
-    fused_all_gather_matmul,
-    matmul,
-    mlp,
-    moe,
-    gather_rows,
-    scatter_rows,
-)
-
-
-def _register() -> None:
-    for schema, function in zip(SCHEMAS, FUNCTIONS, strict=True):
-        LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides,))
-        for device in ("CPU", "CUDA"):
-            LIBRARY.impl(function.__name__, function, device)
-
-
-_register()

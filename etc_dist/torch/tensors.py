@@ -26,6 +26,15 @@ def as_array(tensor: Tensor) -> Any:
     return plain.view(_INTEGERS[tensor.element_size()]).numpy().view(bits)
 
 
+def as_tensor(array: Any) -> Tensor:
+    """The same memory as a tensor: the reverse of `as_array`."""
+    if isinstance(array, Tensor):
+        return array
+    dtype: torch.dtype = getattr(torch, array.dtype.name)
+    bits = np.dtype(f"i{array.itemsize}")
+    return torch.from_numpy(array.view(bits)).view(dtype)
+
+
 def dtype_name(tensor: Tensor) -> str:
     """The name of the dtype, as in graphs."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -341,7 +341,8 @@ class ThreeRanks(World):
     """Rank 1 of three, for a layer that is refused."""
 
     def __init__(self) -> None:
-        self.rank, self.size, self.backend = 1, 3, "cpu"
+        self.rank, self.size = 1, 3
+        self.backend = self.device = "cpu"
 
     def refuse(self, error: EtcDistError) -> NoReturn:
         raise error

@@ -42,7 +42,7 @@ def test_all_tiles_sum_small_integers_exactly(
     w_layout, shape, m, n, k, make, problem, monkeypatch
 ):
     chosen = [Choice("shape", shape, list)]
-    monkeypatch.setattr("etc_dist.ops.matmul._choose", lambda *arguments: chosen)
+    monkeypatch.setattr("etc_dist.ops.matmul.Matmul._choose", lambda *arguments: chosen)
     op = make(Matmul)
     p = problem(Matmul, (m, n, k), w_layout=w_layout)
     op(p.x, p.w, p.out)
