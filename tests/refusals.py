@@ -10,7 +10,9 @@ from etc_dist.errors import GraphError
 
 
 def refused(
-    act: Callable[[], object], words: str, kind: type[Exception] = GraphError
+    act: Callable[[], object],
+    words: str,
+    kind: type[Exception] | tuple[type[Exception], ...] = GraphError,
 ) -> Exception:
     """The error of `act`, whose message has all `words`, separated by "|"; "got: 3 to
     do" has all of what was got."""

@@ -181,9 +181,16 @@ def test_a_program_shows_its_graph_its_plan_and_numbers(program):
 # --------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("dims", [{"row": 8}, {"rows": -8}, {"rows": "8"}])
-def test_a_program_shows_no_numbers_at_dims_that_do_not_fit(dims, program):
-    with pytest.raises(ArgumentError, match="wanted: integers of at least 0 for rows"):
+@pytest.mark.parametrize(
+    ("dims", "kind", "words"),
+    [
+        ({"row": 8}, ArgumentError, "wanted: integers of at least 0 for rows"),
+        ({"rows": -8}, ArgumentError, "rows is out of range"),
+        ({"rows": "8"}, TypeError, "rows expects an int"),
+    ],
+)
+def test_a_program_shows_no_numbers_at_dims_that_do_not_fit(dims, kind, words, program):
+    with pytest.raises(kind, match=words):
         program.show(**dims)
 
 

@@ -5,33 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.ir.call import RANK
 from etc_dist.ir.expr import Expr, Symbol
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.tensor import Tensor
 
 
-def checked_dims(graph: GraphFunction, dims: Any) -> dict[str, int]:
+def checked_dims(graph: GraphFunction, dims: Mapping[str, Any]) -> dict[str, int]:
     """`dims` as ints, in the graph's order. ArgumentError unless there is one integer
     of at least 0 for each dim of the graph, and no other."""
-    wanted = [symbol.name for symbol in graph.dims]
-    given = dims if isinstance(dims, Mapping) else {}
-    good = all(isinstance(n, (int, np.integer)) and n >= 0 for n in given.values())
-    if given is not dims or given.keys() != set(wanted) or not good:
-        named = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ArgumentError(
-            f"the dims do not fit graph {graph.name}",
-            where=f"graph {graph.name}",
-            wanted=f"integers of at least 0 for {', '.join(wanted) or 'no dims'}",
-            got=(named or "none") if given is dims else repr(dims),
-            fix="give every dim of the graph and no other",
-        )
-    whole = {name: int(given[name]) for name in wanted}
+    whole = named_dims(graph, dims)
+    if missing := [symbol.name for symbol in graph.dims if symbol.name not in dims]:
+        raise _unfit(graph, f"none for {', '.join(missing)}", "give every dim")
     refuse_negative_extents(graph, whole)
     return whole
+
+
+def named_dims(graph: GraphFunction, dims: Mapping[str, Any]) -> dict[str, int]:
+    """Some dims as ints, in the graph's order. ArgumentError for other names, and for
+    numbers below 0; TypeError for others than integers."""
+    names = [symbol.name for symbol in graph.dims]
+    if unknown := [name for name in dims if name not in names]:
+        raise _unfit(graph, ", ".join(map(str, unknown)), "correct the name")
+    return {n: expect_range(dims[n], 0, None, n) for n in names if n in dims}
+
+
+def _unfit(graph: GraphFunction, got: str, fix: str) -> ArgumentError:
+    names = ", ".join(symbol.name for symbol in graph.dims)
+    return ArgumentError(
+        f"the dims do not fit graph {graph.name}",
+        where=f"graph {graph.name}",
+        wanted=f"integers of at least 0 for {names or 'no dims'}",
+        got=got,
+        fix=fix,
+    )
 
 
 def refuse_negative_extents(graph: GraphFunction, dims: Mapping[str, int]) -> None:

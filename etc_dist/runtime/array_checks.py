@@ -8,11 +8,10 @@ from typing import Any
 
 from etc_dist.errors import (
     ArgumentError,
-    expect_range,
     warn_cpu_only,
 )
 from etc_dist.ir import GraphFunction
-from etc_dist.ir.dims import refuse_negative_extents
+from etc_dist.ir.dims import named_dims, refuse_negative_extents
 from etc_dist.runtime.arrays import Array, described
 
 
@@ -42,7 +41,7 @@ def bind_dims(
     """The dims that the shapes of `arrays` give, and those `chosen`. `check_arrays` at
     these dims finds shapes that contradict each other."""
     names = {d.name for d in graph.dims}
-    dims = _checked(graph.name, names, {} if chosen is None else chosen)
+    dims = named_dims(graph, chosen or {})
     for tensor in graph.arguments():
         array = arrays.get(tensor.name)
         if array is None or len(array.shape) != len(tensor.shape):
@@ -72,20 +71,6 @@ def bind_dims(
     bound = {d.name: dims[d.name] for d in graph.dims}
     refuse_negative_extents(graph, bound)
     return bound
-
-
-def _checked(graph: str, names: set[str], chosen: Mapping[str, Any]) -> dict[str, int]:
-    for name, value in chosen.items():
-        if name not in names:
-            raise ArgumentError(
-                f"the dims do not fit {graph}",
-                where=graph,
-                wanted=f"some of {', '.join(sorted(names)) or 'no dims'}",
-                got=f"{name}={value!r}",
-                fix="correct the name",
-            )
-        expect_range(value, 0, None, name)
-    return {name: int(value) for name, value in chosen.items()}
 
 
 def check_arrays(

@@ -43,7 +43,10 @@ SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
             ["mlp", "rows"],
             "dims of a prediction cannot be read.*as in rows=256.*'rows'.*correct it",
         ),
-        (["mlp", "rows=8"], "dims do not fit.*rows, hidden, inner.*got:    rows=8"),
+        (
+            ["mlp", "rows=8"],
+            "dims do not fit.*rows, hidden, inner.*got:    none for hidden",
+        ),
         (["mlp", "rows=8", "rows=16"], "each name once.*got:    'rows=16'"),
         (["mlp", "rows=0"], "rows is out of range.*from 1 to .*rows = 0"),
         (["mlp", f"rows={10**20}"], f"rows is out of range.*rows = {10**20}"),

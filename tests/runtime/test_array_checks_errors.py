@@ -48,7 +48,7 @@ def test_dims_that_no_axis_gives_may_be_chosen():
 @pytest.mark.parametrize(
     ("dims", "kind", "text"),
     [
-        ({"row": 4}, ArgumentError, "wanted: some of n, rows"),
+        ({"row": 4}, ArgumentError, "wanted: integers of at least 0 for rows, n"),
         ({"rows": -1}, ArgumentError, "rows is out of range"),
         ({"rows": 2.0}, TypeError, "rows expects an int, got float"),
     ],
