@@ -27,11 +27,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
+from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import Call, Coordinate, size_of
 from etc_dist.ir.dims import checked_dims, refuse_undefined
 from etc_dist.ir.expr import Const, Expr, ceildiv
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.loops import Item, Loop, nest
+from etc_dist.settings import MAX_WORKERS
 
 STRIDED, TICKET, QUEUE = "strided", "ticket", "queue"
 
@@ -272,6 +274,18 @@ class Plan:
             call, unit = found
             for t in lane.tasks(call, unit, env):
                 yield call, t
+
+    def expect_workers(self, workers: int) -> None:
+        """ArgumentError for a number of workers that cannot run the plan."""
+        if not 1 <= workers <= MAX_WORKERS or workers % self.cluster:
+            raise ArgumentError(
+                "the number of workers does not fit the plan",
+                where=f"plan of graph {self.graph.name}",
+                wanted=f"a multiple of {self.cluster}, the workers of a cluster, from "
+                f"1 to {MAX_WORKERS}",
+                got=f"{workers} workers",
+                fix="choose another number of workers (ETC_DIST_CPU_WORKERS)",
+            )
 
     def chosen(self, dims: Mapping[str, int], workers: int) -> dict[str, int]:
         """All dims of a run, of which the policy chooses those that are not given."""

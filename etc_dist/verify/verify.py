@@ -17,7 +17,6 @@ from etc_dist.ir.dims import checked_dims, refuse_undefined
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.dynamic import claimed_obstacles, group_order
 from etc_dist.schedule.plan import Lane, Plan
-from etc_dist.settings import MAX_WORKERS
 from etc_dist.verify.cells import Cells, all_cells, merged
 from etc_dist.verify.coverage import (
     check_complete,
@@ -227,18 +226,9 @@ def _check_arguments(
     workers: int,
     tensors: Mapping[str, Sequence[npt.NDArray[Any]]],
 ) -> None:
-    graph, cluster = plan.graph, plan.cluster
-    where = f"verify of graph {graph.name}"
+    graph, where = plan.graph, f"verify of graph {plan.graph.name}"
     refuse_undefined(graph, dims)
-    if not 1 <= workers <= MAX_WORKERS or workers % cluster:
-        raise ArgumentError(
-            "the number of workers does not fit the plan",
-            where=where,
-            wanted=f"a multiple of {cluster}, the workers of a cluster, at most "
-            f"{MAX_WORKERS}",
-            got=str(workers),
-            fix="give another number of workers",
-        )
+    plan.expect_workers(workers)
     loadable = [t.name for t in graph.tensors if t.dtype == "int32"]
     for name, values in tensors.items():
         if name not in loadable:

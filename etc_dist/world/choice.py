@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.errors import ArgumentError, WorldError, expect_choice
 from etc_dist.settings import Settings
 from etc_dist.world.nvshmem import load_library
 from etc_dist.world.rank_errors import by_rank, expect_alike
@@ -141,14 +141,7 @@ def _common_backend(reports: Sequence[Report]) -> str:
         kind=ArgumentError,
     )
     backend = reports[0].settings.backend
-    if backend not in BACKENDS:
-        raise ArgumentError(
-            "the backend is unknown",
-            where="start of the world",
-            wanted=" or ".join(f'"{name}"' for name in BACKENDS),
-            got=repr(backend),
-            fix="correct ETC_DIST_BACKEND or Settings.backend",
-        )
+    expect_choice(backend, BACKENDS, "backend")
     return backend
 
 

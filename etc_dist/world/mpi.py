@@ -104,7 +104,7 @@ def connect(comm: object, limit: float) -> MpiTransport:
     keep_children_out_of_mpi()
     if isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL:
         # Its peers are in a communicator that does not contain this rank.
-        raise rank_errors.null_communicator()
+        raise rank_errors.not_a_member("comm", "MPI.COMM_NULL")
     is_good = isinstance(comm, mpi.Intracomm)
     source = cast("MPI.Intracomm", comm if is_good else mpi.COMM_WORLD)
     ranks, request = source.Idup()

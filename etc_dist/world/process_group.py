@@ -60,7 +60,8 @@ def connect(argument: object, comm: object, limit: float) -> GroupTransport:
     distributed = import_distributed()
     if argument is distributed.GroupMember.NON_GROUP_MEMBER:
         # Its peers are in a group that does not contain this rank.
-        raise rank_errors.not_a_member()
+        value = "GroupMember.NON_GROUP_MEMBER"
+        raise rank_errors.not_a_member("process_group", value)
     is_good = isinstance(argument, distributed.ProcessGroup)
     group: Any = argument if is_good else distributed.group.WORLD
     rank, size = group.rank(), group.size()

@@ -61,25 +61,14 @@ def expect_alike(
 # ------------------------------------------------------------------------------ start
 
 
-def null_communicator() -> ArgumentError:
-    """`start` was called on a rank that its communicator does not contain."""
+def not_a_member(name: str, value: str) -> ArgumentError:
+    """`start` was called on a rank that its argument does not contain."""
     return ArgumentError(
-        "the argument comm is the null communicator",
+        f"the argument {name} does not contain this rank",
         where="start of the world",
-        wanted="comm: a communicator that contains this rank, or None",
-        got="comm = MPI.COMM_NULL",
-        fix="call start only on the ranks of the communicator",
-    )
-
-
-def not_a_member() -> ArgumentError:
-    """`start` was called on a rank that its process group does not contain."""
-    return ArgumentError(
-        "the argument process_group does not contain this rank",
-        where="start of the world",
-        wanted="process_group: a group that contains this rank",
-        got="process_group = GroupMember.NON_GROUP_MEMBER",
-        fix="call start only on the ranks of the group",
+        wanted=f"{name}: one that contains this rank, or None",
+        got=f"{name} = {value}",
+        fix="call start only on the ranks of the argument",
     )
 
 

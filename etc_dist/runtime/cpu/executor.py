@@ -58,16 +58,8 @@ class CpuExecutor(Executor):
     """
 
     def __init__(self, plan: Plan, world: World):
-        if plan.graph.world_size != world.size:
-            raise ArgumentError(
-                f"graph {plan.graph.name} is for another number of ranks",
-                where=f"rank {world.rank}",
-                wanted=f"a graph for {world.size} ranks",
-                got=f"a graph for {plan.graph.world_size}",
-                fix="build the graph with world.size",
-            )
         self.workers = world.settings.cpu_workers
-        make_lane_workers(plan, self.workers)  # refuses workers that do not fit
+        plan.expect_workers(self.workers)
         self._plan, self._world = plan, world
         self._prepared: set[tuple[int, ...]] = set()
         self._state = RunState(plan, world)

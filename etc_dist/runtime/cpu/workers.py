@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, WaitRecord
+from etc_dist.errors import WaitRecord
 from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.loads import notifier_counts
@@ -91,14 +91,7 @@ class LaneWorker:
 
 def make_lane_workers(plan: Plan, workers: int) -> list[LaneWorker]:
     """The lane workers of one rank; all ranks have the same."""
-    if workers < 1 or workers % plan.cluster:
-        raise ArgumentError(
-            "this number of workers cannot run the plan",
-            where=f"plan of graph {plan.graph.name}",
-            wanted=f"a positive multiple of {plan.cluster}, the plan's cluster",
-            got=f"{workers} workers",
-            fix="choose another number of workers (ETC_DIST_CPU_WORKERS)",
-        )
+    plan.expect_workers(workers)
     return [
         LaneWorker(worker, plan.lanes[place:])
         for place, lane in enumerate(plan.lanes)
