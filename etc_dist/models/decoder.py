@@ -58,7 +58,8 @@ MANY_ROWS = 32
 
 def decoder_for(schedule: str, ranks: int, sizes: DecoderSizes) -> GraphFunction:
     """The graph of a model under a schedule. A dynamic program has more code per call:
-    so it has fewer tile shapes, and its tasks read nothing before their last wait."""
+    so it has fewer tile shapes. Its tasks begin with all waits met, so they read
+    nothing before the last one, and need no wait for what they would read."""
     early = schedule == "static"
     return decoder_graph(ranks, sizes=sizes, shapes=shapes_of(schedule), early=early)
 
