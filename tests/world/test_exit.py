@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.conftest import first_always
 from tests.world.jobs import BEGIN, MPIRUN, run_job, run_on_hosts
 
 START = """
@@ -17,10 +18,6 @@ world.barrier()
 ALONE = """
 del os.environ["LAUNCH_RANKS"]  # as under another launcher
 """
-
-
-def test_a_world_that_is_not_closed_is_closed_at_exit_in_silence():
-    assert run_job(START) == (0, "")
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "time.sleep(30)"])
@@ -37,7 +34,7 @@ start(CPU)
     assert "start of the world, rank 0 of 2" in output
 
 
-def test_a_start_that_cannot_be_limited_says_so():
+def test_a_start_without_a_limit_says_so_and_its_world_is_closed_in_silence():
     source = """
 import subprocess
 
@@ -51,10 +48,10 @@ world.barrier()
 """
     code, output = run_job(source, 2)
     assert code == 0
-    for rank in range(2):
+    for rank, line in enumerate(sorted(output.splitlines())):
         note = f"[rank {rank}] etc_dist: the start of rank {rank} waits for its peers"
-        assert f"{note} without a limit" in output
-    assert "Cannot allocate memory" in output
+        assert line.startswith(f"{note} without a limit")
+        assert "Cannot allocate memory" in line
 
 
 def test_a_call_that_one_rank_makes_alone_ends_all_with_its_error():
@@ -141,7 +138,7 @@ time.sleep(1)
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"), [("3", 3), ("256 + 4", 4), ("'a text'", 1)]
+    ("code", "expected"), first_always([("256 + 4", 4), ("3", 3), ("'a text'", 1)], 1)
 )
 def test_exit_code_of_the_rank_that_left_its_with_block_is_that_of_the_job(
     code, expected
@@ -173,7 +170,7 @@ def test_exit_code_is_that_of_the_rank_that_left_not_of_its_peers_errors():
 
 
 def test_exit_code_is_that_of_a_rank_on_another_host():
-    assert run_on_hosts(LEAVE, 4).code == 3
+    assert run_on_hosts(LEAVE, 2).code == 3
 
 
 def test_first_failure_is_that_of_the_rank_that_raised_on_another_host():

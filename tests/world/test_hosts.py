@@ -38,8 +38,7 @@ def test_one_host_of_many_ranks():
     assert arrange(3, [0] * 4096, ["a"] * 4096) == Hosts(3, 1, 4096)
 
 
-def test_ranks_on_two_hosts_agree_until_one_leaves():
-    source = """
+AGREE = """
 show(world.show())
 show(world.agree(lambda: world.rank))
 near = world.allocate(8)
@@ -61,18 +60,14 @@ except EtcDistError as error:
     show(error.got)
 except KeyError:
     pass
+
+world, tag = start(Settings(backend="cpu", world_limit=1.0)), "silent: "
+if world.rank == 3:
+    time.sleep(2)
+refused(world.barrier)
+
+world, tag = start(CPU), "killed: "
 """
-    _, output = run_on_hosts(START + source)
-    assert "rank 3 of 4, backend cpu" in output
-    assert output.count("host host-1 (2 of 2 hosts of 2 ranks, connected by MPI)") == 2
-    assert output.count("[0, 1, 2, 3]") == 4
-    assert output.count("[1, 1, 0, 0, 0, 0, 0, 0]") == 4
-    assert output.count("[True, True, False, False]") == 2
-    assert output.count("rank 2: call 2 rank 3: call 3 to do:") == 4
-    assert output.count("rank 2: world.agree") == 4
-    assert output.count("rank 1: left the world: an exception left its with block") == 3
-
-
 END = """
 if world.rank in DEAD:
     os.kill(os.getpid(), 9)
@@ -82,29 +77,34 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize(
-    "dead", ["[2]", pytest.param("[2, 3]", marks=pytest.mark.exhaustive)]
-)
-def test_ranks_that_are_killed_are_named_on_the_other_host(dead):
-    limit = {"ETC_DIST_WORLD_LIMIT": "2" if "3" in dead else "30"}
-    _, output = run_on_hosts(START + END.replace("DEAD", dead), **limit)
-    named = "rank 2" if dead == "[2]" else "ranks 2, 3"
-    first = "not all ranks made the same call"
-    alive = 4 - (1 + ("3" in dead))
+def expect_dead(output: str, named: str, alive: int) -> None:
     assert output.count(f"got: {named} did not take part") == alive
     assert output.count("WorldError: the world cannot be used") == alive
-    assert output.count(f"WorldError: {first}") == alive
+    assert output.count("WorldError: not all ranks made the same call") == alive
 
 
-def test_rank_that_does_not_call_is_named_on_the_other_host():
-    source = """
-if world.rank == 3:
-    time.sleep(4)
-refused(world.barrier)
-os._exit(0)
-"""
-    _, output = run_on_hosts(START + source, ETC_DIST_WORLD_LIMIT="1")
-    assert output.count("rank 3 did not take part") == 3
+def test_ranks_on_two_hosts_agree_until_one_leaves_is_silent_or_dies():
+    _, output = run_on_hosts(START + AGREE + END.replace("DEAD", "[2]"))
+    assert "rank 3 of 4, backend cpu" in output
+    assert output.count("host host-1 (2 of 2 hosts of 2 ranks, connected by MPI)") == 2
+    assert output.count("[0, 1, 2, 3]") == 4
+    assert output.count("[1, 1, 0, 0, 0, 0, 0, 0]") == 4
+    assert output.count("[True, True, False, False]") == 2
+    assert output.count("rank 2: call 2 rank 3: call 3 to do:") == 4
+    assert output.count("rank 2: world.agree") == 4
+    assert output.count("rank 1: left the world: an exception left its with block") == 3
+
+    assert output.count("silent: WorldError: not all ranks made the same call") == 3
+    assert output.count("got: rank 3 did not take part") == 3
+    killed = [line for line in output.splitlines() if "killed: " in line]
+    expect_dead("\n".join(killed), "rank 2", 3)
+
+
+@pytest.mark.exhaustive
+def test_two_ranks_that_are_killed_are_named_on_the_other_host():
+    source = START + END.replace("DEAD", "[2, 3]")
+    _, output = run_on_hosts(source, ETC_DIST_WORLD_LIMIT="2")
+    expect_dead(output, "ranks 2, 3", 2)
 
 
 def test_an_uncaught_exception_ends_all_hosts():
@@ -115,7 +115,7 @@ if world.rank == 1:
     raise KeyError("x")
 world.barrier()
 """
-    code, output = run_on_hosts(START + source)
+    code, output = run_on_hosts(START + source, 2)
     assert code not in (0, 124)
     assert "KeyError: 'x'" in output
     assert "rank 1, host a" not in output
