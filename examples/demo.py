@@ -112,8 +112,8 @@ class OnGpu:
 class OnCpu:
     """Arrays, clock and the unfused baseline of a rank without a GPU."""
 
-    rows_in_all, n, k = 2048, 512, 1024
-    n_gathered, k_gathered = 512, 1024
+    rows_in_all, n, k = 1024, 512, 256
+    n_gathered, k_gathered = 512, 256
     tile_size, piece = 128, (128, 128)  # free to choose, where there is no kernel
     baseline = "NumPy and MPI, fp32"
     remark = (

@@ -7,6 +7,7 @@ world needs only errors, messages and settings, functions only ir
 """
 
 import ast
+import functools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -51,8 +52,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def imported(path: Path) -> list[str]:
     """Full names of what a file imports from the package, wherever it does so."""
+    return list(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package.pop()
