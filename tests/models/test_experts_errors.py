@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from etc_dist.errors import GraphError
 from etc_dist.functions.route_rows import route_rows
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.ir import equal, select
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import DecoderSizes
-from etc_dist.schedule import SCHEDULES
-from etc_dist.verify.verify import verify
-from tests.verify.test_verify_errors import change
+from tests.verify.waits import Proved
 
 EXPERTS, TOP_K, STEPS, LAYERS, TURN = 16, 4, 2, 5, 3
 FEW, MANY = 3, 20
@@ -97,21 +92,8 @@ def data_of(rows: int) -> dict[str, Any]:
     return {name: [array] for name, array in found.items()}
 
 
-def check(
-    schedule: str, rows: int, graph: Any = GRAPH, is_for_all_data: bool = False
-) -> None:
-    data = None if is_for_all_data else data_of(rows)
-    verify(SCHEDULES[schedule](graph), dims_of(rows), 4, tensors=data)
-
-
-def refused(schedule: str, rows: int, name: str, **fields: Any) -> str:
-    with pytest.raises(GraphError) as caught:
-        check(schedule, rows, change(GRAPH, name, **fields))
-    return caught.value.got
-
-
-def call_of(name: str) -> Any:
-    return next(call for call in GRAPH.calls if call.name == name)
+def proved(rows: int, graph: Any = GRAPH, is_for_all_data: bool = False) -> Proved:
+    return Proved(graph, dims_of(rows), None if is_for_all_data else data_of(rows))
 
 
 @BOTH
@@ -120,16 +102,14 @@ def call_of(name: str) -> Any:
 @pytest.mark.parametrize("is_for_all_data", [False, True])
 def test_a_mixture_is_proved(is_for_all_data, rows, early, schedule):
     graph = decoder_graph(1, **OPTIONS, early=early)
-    check(schedule, rows, graph, is_for_all_data)
+    proved(rows, graph, is_for_all_data).check(schedule)
 
 
 @BOTH
 def test_gathered_rows_are_awaited_where_no_expert_has_any(schedule):
     name, number, rows = NO_EXPERTS
-    waits = call_of(name).waits
-    graph = change(GRAPH, name, waits=waits[:number] + waits[number + 1 :])
-    with pytest.raises(GraphError, match="gathered.* for which no task waits"):
-        check(schedule, rows, graph, is_for_all_data=True)
+    got = proved(rows, is_for_all_data=True).lacks(schedule, name, number)
+    assert "gathered" in got and "for which no task waits" in got
 
 
 def test_a_program_that_begins_no_task_early_waits_twice_where_it_loads_counts():
@@ -151,19 +131,12 @@ def with_schedules(waits):
 
 @with_schedules([wait for wait in WAITS if wait != STREAMS])
 def test_each_wait_is_needed(name, number, rows, schedule):
-    waits = call_of(name).waits
-    got = refused(schedule, rows, name, waits=waits[:number] + waits[number + 1 :])
-    assert f"{name}[" in got or waits[number].events.name in got
-    assert ", layer=" in got
+    assert ", layer=" in proved(rows).lacks(schedule, name, number)
 
 
 @with_schedules(WAITS)
 def test_a_wait_for_the_layer_before_is_refused_with_the_layer(
     name, number, rows, schedule
 ):
-    waits = list(call_of(name).waits)
-    step, layer, *others = waits[number].index
-    before = select(equal(layer, TURN), TURN - 1, layer)
-    waits[number] = replace(waits[number], index=(step, before, *others))
-    got = refused(schedule, rows, name, waits=tuple(waits))
+    got = proved(rows).before(schedule, name, number, 1, TURN)
     assert f", layer={TURN}" in got

@@ -7,19 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from etc_dist.errors import ArgumentError, GraphError
+from etc_dist.errors import ArgumentError
 from etc_dist.models import load
 from etc_dist.models.config import read_config
 from etc_dist.models.decoder import DecoderSizes, decoder_graph
 from etc_dist.models.part import check_ranks
-from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.races import MOST_SUSPECTS
-from etc_dist.verify.verify import verify
 from tests.models.conftest import SHAPES
 from tests.models.small import make_model
 from tests.models.test_decoder_sizes import dims_of
 from tests.models.test_tensor_parallel import PAGE, POSITIONS, split_model
-from tests.verify.test_verify_errors import change
+from tests.refusals import refused
+from tests.verify.waits import Proved, change
 
 GRAPH = decoder_graph(
     2,
@@ -29,6 +28,7 @@ GRAPH = decoder_graph(
 )
 DIMS = {**dims_of(layers=5, rows=3), "slices": 2, "steps": 2}
 DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520, "all_ids": 1040, "samples": 1}
+PROVED = Proved(GRAPH, DIMS)
 SENT = [
     (call.name, n)
     for call in GRAPH.calls
@@ -62,11 +62,8 @@ def test_sizes_that_ranks_cannot_split_are_named(ranks, changes, text, tmp_path,
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize(("name", "number"), WAITS)
 def test_a_missing_wait_for_peers_is_refused_with_its_layer(name, number, schedule):
-    waits = call_of(name).waits
-    kept = waits[:number] + waits[number + 1 :]
-    error = refused(SCHEDULES[schedule](change(GRAPH, name, waits=kept)))
-    assert waits[number].events.name in error.got or f"{name}[" in error.got
-    assert ("layer=" if call_of(name).loops == 2 else "step=") in error.got
+    loop = "layer=" if PROVED.call(name).loops == 2 else "step="
+    assert loop in PROVED.lacks(schedule, name, number)
 
 
 @pytest.mark.parametrize("most", [0, MOST_SUSPECTS])
@@ -76,7 +73,7 @@ def test_a_buffer_that_peers_may_still_read_is_refused_with_its_layer(
 ):
     """Both sums of a layer in one buffer. most: pairs that the proof keeps."""
     monkeypatch.setattr("etc_dist.verify.races.MOST_SUSPECTS", most)
-    verify(SCHEDULES[schedule](GRAPH), DIMS, 4)
+    PROVED.check(schedule)
     one = GRAPH.tensor("o_parts")
 
     def moved(regions):
@@ -87,20 +84,11 @@ def test_a_buffer_that_peers_may_still_read_is_refused_with_its_layer(
             for region in regions
         )
 
-    graph = change(GRAPH, "down_matmul", writes=moved(call_of("down_matmul").writes))
-    graph = change(graph, "add_norm", reads=moved(call_of("add_norm").reads))
-    error = refused(SCHEDULES[schedule](graph))
-    assert "o_parts" in error.got and "layer=" in error.got
-
-
-def call_of(name):
-    return next(call for call in GRAPH.calls if call.name == name)
-
-
-def refused(plan):
-    with pytest.raises(GraphError) as caught:
-        verify(plan, DIMS, 4)
-    return caught.value
+    graph = change(
+        GRAPH, "down_matmul", writes=moved(PROVED.call("down_matmul").writes)
+    )
+    graph = change(graph, "add_norm", reads=moved(PROVED.call("add_norm").reads))
+    refused(lambda: PROVED.check(schedule, graph), "o_parts|layer=")
 
 
 @pytest.mark.mpi(ranks=[2])

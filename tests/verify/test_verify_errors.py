@@ -28,6 +28,7 @@ from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify import cells, races
 from etc_dist.verify.verify import verify
 from tests.refusals import refused
+from tests.verify.waits import change
 
 DIMS = {"rows": 20, "n": 20, "k": 4}
 
@@ -48,12 +49,6 @@ def scatter(world: int = 2) -> GraphFunction:
 
 def gather(world: int = 2) -> GraphFunction:
     return all_gather_matmul_graph(world, tile_size=16, packet_bytes=64)
-
-
-def change(graph: GraphFunction, name: str, **fields: Any) -> GraphFunction:
-    """`graph` with other `fields` in the call `name`."""
-    calls = (replace(c, **fields) if c.name == name else c for c in graph.calls)
-    return replace(graph, calls=tuple(calls))
 
 
 ROW = Symbol("i", "coordinate")
