@@ -118,7 +118,8 @@ class Values(dict[str, Any]):
 @dataclass(frozen=True)
 class Table:
     """A section with the last record of each key, a row each, sorted by key. columns:
-    "title: format | ...", where formats name fields and CELLS."""
+    "title: format | ...", where formats name fields and CELLS. A title alone is a
+    name, too."""
 
     title: str
     ops: str
@@ -127,7 +128,8 @@ class Table:
     where: Callable[[Record], Any] = lambda r: True
     """Which of the records are shown."""
     pivot: str = ""
-    """More columns, "{title}: format"; the rows of the same `columns` are one."""
+    """More columns, "{title}: format", in place of the commit; the rows of the same
+    `columns` are one."""
     after: Callable[[Sequence[Record]], str] = lambda records: ""
     """The text that follows the rows, of all records."""
 
@@ -144,14 +146,18 @@ class Table:
         for number, r in enumerate(latest(shown, self.key)):
             cells = cells_of(self.columns, r)
             name = tuple(cells.values()) if self.pivot else number
-            rows.setdefault(name, cells).update(cells_of(self.pivot, r))
+            more = cells_of(self.pivot or "commit", r)
+            rows.setdefault(name, cells).update(more)
         return list(rows.values())
 
 
 def cells_of(columns: str, r: Record) -> dict[str, str]:
     values = Values(r)
-    pairs = (column.split(": ") for column in columns.split(" | ") if column)
-    return {title.format_map(values): cell.format_map(values) for title, cell in pairs}
+    cells = {}
+    for column in columns.split(" | ") if columns else []:
+        title, _, cell = column.partition(": ")
+        cells[title.format_map(values)] = (cell or f"{{{title}}}").format_map(values)
+    return cells
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -193,10 +199,7 @@ def decode_pictures(records: Sequence[Record]) -> str:
     return "".join(text for on_ranks, text in pictures if greedy(records, on_ranks))
 
 
-STEP = (
-    "device: {device} | ranks: {ranks} | schedule: {schedule} | batch: {batch} | "
-    "context: {context}"
-)
+STEP = "device | ranks | schedule | batch | context"
 """The columns that name a decode step, after the model."""
 STEP_KEY = by(
     "model world_size device schedule routing context batch steps_per_launch sampling"
@@ -206,70 +209,65 @@ TABLES = (
         "Decode step",
         "decode",
         lambda r: (decoder_name(r), *by("world_size device schedule context batch")(r)),
-        f"model: {{decoder}} | {STEP} | limit: {{limit_ms:.3f}} | "
-        "ours: {ours_ms:.3f} | % of limit: {of_limit:.0%} | vLLM: {vllm} | "
-        "vLLM / ours: {vllm_of_ours} | commit: {commit}",
+        f"model: {{decoder}} | {STEP} | limit: {{limit_ms:.3f}} | ours: "
+        f"{{ours_ms:.3f}} | % of limit: {{of_limit:.0%}} | vLLM: {{vllm}} | vLLM / "
+        f"ours: {{vllm_of_ours}}",
         after=decode_pictures,
     ),
     Table(
         "Several steps in a launch, against single launches: ms per step",
         "decode",
         STEP_KEY,
-        f"model: {{model}} | {STEP} | steps: {{steps_per_launch}} | "
-        "one launch: {ours_ms:.3f} | single launches: {single_launches_ms:.3f} | "
-        "one call: {call_ms:.3f} | single calls: {single_calls_ms:.3f} | "
-        "commit: {commit}",
+        f"model | {STEP} | steps: {{steps_per_launch}} | one launch: {{ours_ms:.3f}} "
+        f"| single launches: {{single_launches_ms:.3f}} | one call: {{call_ms:.3f}} | "
+        f"single calls: {{single_calls_ms:.3f}}",
         where=lambda r: r.single_launches_ms is not None,
     ),
     Table(
         "Sampling: ms per step",
         "decode",
         STEP_KEY,
-        f"model: {{model}} | {STEP} | with sampling: {{ours_ms:.3f}} | "
-        "greedy: {greedy_ms:.3f} | sampling: {sampling} | commit: {commit}",
+        f"model | {STEP} | with sampling: {{ours_ms:.3f}} | greedy: {{greedy_ms:.3f}} "
+        "| sampling",
         where=lambda r: r.greedy_ms is not None,
     ),
     Table(
         "From weights in memory to the first token, with a bundle",
         "first_token",
         by("model device"),
-        "model: {model} | device: {device} | first token: {first_token_s:.2f} s | "
-        "commit: {commit}",
+        "model | device | first token: {first_token_s:.2f} s",
     ),
     Table(
         "Eight matrix multiplications one after the other in one program",
         "chain",
         by_size,
-        "model: {model} | device: {device} | M: {M} | limit: {limit_ms:.3f} | "
-        "cuBLAS: {baseline_ms:.3f} | ours: {ours_ms:.3f} | "
-        "% of limit: {of_limit:.0%} | tiles: {policy} | schedule: {schedule} | "
-        "commit: {commit}",
+        "model | device | M | limit: {limit_ms:.3f} | cuBLAS: {baseline_ms:.3f} | "
+        "ours: {ours_ms:.3f} | % of limit: {of_limit:.0%} | tiles: {policy} | "
+        "schedule",
     ),
     Table(
         "Many tokens on few experts",
         "moe",
         by_size,
-        "model: {model} | device: {device} | tokens: {M} | "
-        "all choose from: {routing} | limit: {limit_ms:.3f} | "
-        "baseline: {baseline_ms:.3f} | ours: {ours_ms:.3f} | "
-        "ours / limit: {of_roofline:.2f} | schedule: {schedule} | commit: {commit}",
+        "model | device | tokens: {M} | all choose from: {routing} | limit: "
+        "{limit_ms:.3f} | baseline: {baseline_ms:.3f} | ours: {ours_ms:.3f} | ours / "
+        "limit: {of_roofline:.2f} | schedule",
         where=lambda r: r.routing.endswith(FEW) and H200 in r.device,  # as the limit
     ),
     Table(
         "Epilogues of the examples",
         "epilogue",
         by("model device M N K"),
-        "epilogue: {model} | device: {device} | M: {M} | NxK: {N}x{K} | "
-        "store: {store_ms:.4f} | ours: {ours_ms:.4f} | ours / store: {of_store:.3f} | "
-        "tiles: {policy} | commit: {commit}",
+        "epilogue: {model} | device | M | NxK: {N}x{K} | store: {store_ms:.4f} | "
+        "ours: {ours_ms:.4f} | ours / store: {of_store:.3f} | tiles: {policy}",
     ),
     Table(
         "The same bits for any number of rows",
         " ".join({*FUSED, "decode"} - MEANS),
         lambda r: (*by("op model device")(r), num_rows(r)),
-        "operation: {op} {model} | device: {device} | rows: {num_rows} | "
-        f"ours: {{ours_ms:.3f}} ms | {BATCH}: {{batch_ms:.3f}} ms | "
-        "cost: x {batch_cost:.2f} | commit: {commit}",
+        f"operation: {{op}} {{model}} | device | rows: {{num_rows}} | ours: "
+        f"{{ours_ms:.3f}} ms | {BATCH}: {{batch_ms:.3f}} ms | cost: x "
+        f"{{batch_cost:.2f}}",
         where=lambda r: r.batch_ms and r.is_uniform,
         after=lambda records: SCHEDULES_PICTURE,
     ),
@@ -277,37 +275,36 @@ TABLES = (
         "Soak",
         "soak soak_hosts routings",
         by("op device world_size ranks_per_gpu"),
-        "soak: {op} | device: {device} | ranks: {world_size} | calls: {runs} | "
-        "wrong bits: {mismatches} | hangs: {hangs} | commit: {commit}",
+        "soak: {op} | device | ranks: {world_size} | calls: {runs} | wrong bits: "
+        "{mismatches} | hangs",
         where=lambda r: r.backend == "cuda",
     ),
     Table(
         "Cost of a task",
         "task_cost",
         by("device lane schedule"),
-        "lane: {lane} | device: {device}",
+        "lane | device",
         pivot="{schedule}: {task_us:.2f} us",
     ),
     Table(
         "Cost of a model's step on the host, without the launch",
         "step_cost",
         by("device rows"),
-        "rows: {rows} | device: {device} | host: {host_us:.1f} us | commit: {commit}",
+        "rows | device | host: {host_us:.1f} us",
     ),
     Table(
         "Cost of a custom operation of torch on the host, without the launch",
         "torch_cost",
         by("device call"),
-        "operation: `{call}` | device: {device} | its object: {object_us:.1f} us | "
-        "added: {added_us:.1f} us | commit: {commit}",
+        "operation: `{call}` | device | its object: {object_us:.1f} us | added: "
+        "{added_us:.1f} us",
     ),
     Table(
         "Compilation",
         "compile",
         by("device program path"),
-        "program: {program} | device: {compiled_for} | "
-        "schedule: {compiled_schedule} | build: {build_s:.1f} s | "
-        "from the cache: {cached_ms:.0f} ms | cubin: {cubin_kib} KiB | "
-        "registers: {registers} | spills: {spill_bytes} B | commit: {commit}",
+        "program | device: {compiled_for} | schedule: {compiled_schedule} | build: "
+        "{build_s:.1f} s | from the cache: {cached_ms:.0f} ms | cubin: {cubin_kib} "
+        "KiB | registers | spills: {spill_bytes} B",
     ),
 )

@@ -10,15 +10,7 @@ from typing import Any
 from benchmarks.device import WARM_UP, Call, Gpu, captured, roofline_ms, wide
 from benchmarks.harness import Result, Run, Subject, add_batch, add_shapes
 from benchmarks.protocol import measure_shapes
-from benchmarks.workload import (
-    BLOCK,
-    DTYPE,
-    Calls,
-    Rival,
-    Shapes,
-    Workload,
-    in_turn,
-)
+from benchmarks.workload import BLOCK, DTYPE, Calls, Rival, Shapes, Workload, in_turn
 from etc_dist import Matmul
 from etc_dist.ops.argument_table import DTYPES
 

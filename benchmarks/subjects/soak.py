@@ -185,32 +185,19 @@ def router_of(case: MoEWorkload) -> Callable[[int], None]:
     return refresh
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes in use: of the GPU by all of its processes, and of this rank's process."""
-
-    device: int
-    host: int
-
-    @classmethod
-    def now(cls, device: Device) -> Memory:
-        """Collective."""
-        device.synchronize()
-        gc.collect()
-        device.world.barrier()
-        used = 0
-        if isinstance(device, Gpu):
-            free, total = device.xp.cuda.runtime.memGetInfo()
-            used = int(total - free)
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        device.world.barrier()
-        return cls(used, pages * os.sysconf("SC_PAGE_SIZE"))
-
-    def growth(self, device: Device, before: Memory) -> Memory:
-        """Since `before`, the largest of all ranks. Collective."""
-        mine = self.device - before.device, self.host - before.host
-        every = cast(list[tuple[int, int]], device.world.gather(mine))
-        return Memory(*map(max, zip(*every, strict=True)))
+def memory(device: Device) -> Any:
+    """Bytes in use: of the GPU by all of its processes, and of this rank's process.
+    Collective."""
+    device.synchronize()
+    gc.collect()
+    device.world.barrier()
+    used = 0
+    if isinstance(device, Gpu):
+        free, total = device.xp.cuda.runtime.memGetInfo()
+        used = int(total - free)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    device.world.barrier()
+    return np.array([used, pages * os.sysconf("SC_PAGE_SIZE")])
 
 
 def soak(run: Run, cases: Sequence[Case], order: Sequence[int]) -> dict[str, Any]:
@@ -227,7 +214,7 @@ def soak(run: Run, cases: Sequence[Case], order: Sequence[int]) -> dict[str, Any
         case.run(seed, flags, 0)
     synchronize()
     flags.fill(0)
-    before, started = Memory.now(device), time.perf_counter()
+    before, started = memory(device), time.perf_counter()
     for done, number in enumerate(order, 1):
         # NOTE: compared on the device, so that the host runs ahead.
         cases[number].run(seed + done, flags, done - 1)
@@ -238,13 +225,14 @@ def soak(run: Run, cases: Sequence[Case], order: Sequence[int]) -> dict[str, Any
     synchronize()
     device.synchronize()
     seconds = time.perf_counter() - started
-    growth = Memory.now(device).growth(device, before)
-    counts = cast(list[int], world.gather(int(flags.sum())))
+    grown = memory(device) - before
+    every = world.gather((int(flags.sum()), *grown.tolist()))
+    counts, on_gpu, in_process = zip(*cast(list[Any], every), strict=True)
     return {
         "mismatches": sum(counts),
         "seconds": round(seconds, 3),
-        "growth_bytes": growth.device,
-        "host_growth_bytes": growth.host,
+        "growth_bytes": max(on_gpu),
+        "host_growth_bytes": max(in_process),
     }
 
 

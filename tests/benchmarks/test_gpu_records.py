@@ -1,0 +1,109 @@
+"""On a stand-in of a GPU, each benchmark compares with its rivals, and its results are
+records of their kinds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import harness, protocol, run, workload
+from benchmarks.device import Device, Gpu, wide
+from benchmarks.records import Record, read
+from benchmarks.subjects import chain, epilogues, matmul
+from etc_dist.world import World
+
+
+class StandIn(Gpu):
+    """NumPy arrays; each call takes 1 ms."""
+
+    def __init__(self, world: World):
+        Device.__init__(self, world)
+        self.xp, self.torch = np, None
+
+    normal, mark, poison_staging = Device.normal, Device.mark, Device.poison_staging
+    synchronize, rates = Device.synchronize, (4e12, 7e14)
+
+    def matmul(self, x: Any, w: Any, out: Any) -> Callable[[], Any]:
+        return lambda: out.__setitem__(..., wide(x) @ wide(w).T)
+
+    def swiglu(self, both: Any, out: Any) -> Callable[[], Any]:
+        gate, up = np.split(both, 2, axis=1)
+
+        def call() -> None:
+            out[...] = wide(gate) / (1 + np.exp(-wide(gate))) * wide(up)
+
+        return call
+
+    def all_gather(self, source: Any, out: Any) -> Callable[[], Any]:
+        return lambda: out.__setitem__(..., source)
+
+    reduce_scatter = all_gather
+
+    def time(self, call: Callable[[], Any]) -> float:
+        call()
+        return 1.0
+
+    def machine(self) -> dict[str, Any]:
+        return {"device": "NVIDIA H200", "driver": "580", "cuda": "13.0"}
+
+    def baseline(self) -> str:
+        return "NumPy"
+
+    def libraries(self) -> dict[str, Any]:
+        return {"numpy": lambda array: array}
+
+
+@pytest.fixture
+def results(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], list[Record]]:
+    """Runs a subject; its records."""
+    monkeypatch.setenv("BENCH_COMMIT", "0123abc")
+    monkeypatch.setattr(harness, "open_device", StandIn)
+    monkeypatch.setattr(protocol, "HOST_CALLS", 1)
+    monkeypatch.setattr(protocol, "HOST_ROUNDS", 1)
+    monkeypatch.setattr(matmul, "ROTATED_BYTES", 2.0)
+    monkeypatch.setattr(epilogues, "SIZES", epilogues.SMALL)
+    monkeypatch.setattr(epilogues, "ROWS", epilogues.SMALL_ROWS)
+    monkeypatch.setattr(workload, "captured_ours", lambda gpu, call: call)
+    for module in (matmul, chain):
+        monkeypatch.setattr(module, "captured", lambda gpu, call: call)
+
+    def results(command: str) -> list[Record]:
+        path = tmp_path / "some.jsonl"
+        assert run.main([*command.split(), "--cpu", "--record", str(path)]) == 0
+        return [r for r in read(path) if r.op != "run"]
+
+    return results
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        ("matmul --batch", {"batch_ms": 1.0, "speedup": 1.0, "gemm_ms": 1.0}),
+        ("matmul_reduce_scatter", {"baseline_ms": 1.0, "collective_ms": 1.0}),
+        ("mlp --batch", {"two_ops_ms": 1.0, "batch_ms": 1.0, "limit_ms": 1.0}),
+        ("chain", {"N": 136, "K": 264, "baseline_ms": 1.0}),
+    ],
+)
+def test_rivals_are_checked_and_recorded(
+    command: str, fields: dict[str, Any], results: Callable[[str], list[Record]]
+) -> None:
+    options = "--models small --rows-per-rank 3 --repeats 2"
+    (result,) = results(f"{command} {options}")
+    errors = {k: v for k, v in vars(result).items() if k.endswith("error") and v}
+    assert len(errors) >= 2 and max(errors.values()) < 0.02
+    assert {name: result.get(name) for name in fields} == fields
+    assert result.commit == "0123abc" and json.dumps(vars(result))
+
+
+def test_epilogues_are_recorded_beside_the_plain_store(
+    results: Callable[[str], list[Record]],
+) -> None:
+    names = [(r.model, r.of_store, r.store_ms) for r in results("epilogues")]
+    assert names == [("bias + gelu", 1.0, 1.0), ("fp8, scales", 1.0, 1.0)]
