@@ -18,12 +18,13 @@ _AXIS = re.compile(r"(?:(\w+) \* )?(\w+)")
 
 @dataclass(frozen=True)
 class Axis:
-    """`factor` times a dim."""
+    """`factor` times a dim: an axis of an array has so many elements."""
 
     factor: int
     dim: str
 
     def show(self, dims: Mapping[str, int]) -> str:
+        """The extent for these dims; of another dim, its name and factor."""
         if self.dim in dims:
             return str(self.factor * dims[self.dim])
         return self.dim if self.factor == 1 else f"{self.factor} * {self.dim}"
@@ -59,9 +60,11 @@ class Shape:
         return True
 
     def at(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+        """The extents for these dims, which are all of the array's."""
         return tuple(axis.factor * dims[axis.dim] for axis in self.axes)
 
     def show(self, dims: Mapping[str, int]) -> str:
+        """As `parse` reads it, with numbers in place of these dims."""
         return f"{self.name} [{', '.join(axis.show(dims) for axis in self.axes)}]"
 
 
@@ -96,6 +99,7 @@ class Arguments:
         return tensors
 
     def graph_dims(self, graph: GraphFunction) -> dict[str, int]:
+        """The values of the dims of `graph`, by name."""
         return {dim.name: self.dims[dim.name] for dim in graph.dims}
 
 
@@ -174,6 +178,7 @@ class ArgumentTable:
             raise self.error(f"the dims {', '.join(names)}, of at least 1", got)
 
     def error(self, wanted: str, got: str) -> ArgumentError:
+        """The error for arguments of the operation that do not fit."""
         return ArgumentError(
             f"the arguments do not fit {self.name}",
             where=f"{self.name} on {self.ranks} ranks",

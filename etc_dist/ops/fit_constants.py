@@ -44,6 +44,7 @@ class Time:
         return self.tile, str(row_class(self.sizes[0]))
 
     def by_model(self, tuning: Tuning) -> float:
+        """Microseconds of the same matmul by the model."""
         factor = tuning.factor(self.tile, self.sizes[0])
         return self.work.us(tuning.constants) * factor
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.matmul import Matmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
-from etc_dist.ops.operation import Operation
-from etc_dist.world import World, current
-
-Kept = TypeVar("Kept", bound=Operation)
+from etc_dist.ops.operation import kept
+from etc_dist.world import current
 
 
 def matmul_reduce_scatter(
@@ -33,7 +31,7 @@ def matmul_reduce_scatter(
     arrays, precision and errors."""
     world = current()
     with world.exclusive:
-        operation = _kept(
+        operation = kept(
             world, MatmulReduceScatter, partials=partials, deterministic=deterministic
         )
         return operation(x, w, out, stream=stream)
@@ -52,7 +50,7 @@ def all_gather_matmul(
     and errors."""
     world = current()
     with world.exclusive:
-        operation = _kept(world, AllGatherMatmul, deterministic=deterministic)
+        operation = kept(world, AllGatherMatmul, deterministic=deterministic)
         return operation(x, w, out, stream=stream)
 
 
@@ -68,16 +66,5 @@ def matmul(
     arrays and errors."""
     world = current()
     with world.exclusive:
-        operation = _kept(world, Matmul, deterministic=deterministic)
+        operation = kept(world, Matmul, deterministic=deterministic)
         return operation(x, w, out, stream=stream)
-
-
-def _kept(world: World, kind: type[Kept], **options: Any) -> Kept:
-    """The operation of `world` with these options, made at the first use."""
-    # By repr: options that cannot be hashed are refused by the operation, on all ranks.
-    key = kind, *map(repr, options.values())
-    kept = cast("dict[object, Kept]", world.kept)
-    operation = kept.get(key)
-    if operation is None:
-        operation = kept[key] = kind(world=world, **options)
-    return operation

@@ -316,6 +316,7 @@ def nearest(
 
 
 def waves_of(shape: TileShape, sizes: Sizes, workers: int, in_blocks: bool) -> int:
+    """The most tiles that a worker computes one after the other."""
     return work_of(shape, *sizes, workers, in_blocks).waves
 
 

@@ -59,6 +59,7 @@ class Candidate:
     """The program's schedule, if it is not the operation's."""
 
     def accepts(self, dims: Mapping[str, int], w_layout: str) -> bool:
+        """Whether it may run a call with these dims and this layout of w."""
         return w_layout in self.w_layouts and self.serves(dims)
 
 
@@ -323,6 +324,17 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 
 Kept = TypeVar("Kept", bound=Operation)
+
+
+def kept(world: World, kind: type[Kept], **options: Any) -> Kept:
+    """The operation of `world` with these options, made at the first use."""
+    # By repr: options that cannot be hashed are refused by the operation, on all ranks.
+    key = kind, *map(repr, options.values())
+    operations = cast("dict[object, Kept]", world.kept)
+    operation = operations.get(key)
+    if operation is None:
+        operation = operations[key] = kind(world=world, **options)
+    return operation
 
 
 def with_sizes(kind: type[Kept], **sizes: Any) -> type[Kept]:

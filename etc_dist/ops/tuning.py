@@ -111,9 +111,11 @@ class Tuning:
 
     @property
     def checksum(self) -> str:
+        """That of the document, which names the tuning in records."""
         return str(self.document()["checksum"])
 
     def show(self) -> str:
+        """Where it is from, and its checksum."""
         return f"{self.origin}, checksum {self.checksum}"
 
 
@@ -178,6 +180,7 @@ def shipped() -> Mapping[str, Tuning]:
 
 
 def default_tuning() -> Tuning:
+    """The shipped one that is used without a GPU, and on GPUs of other kinds."""
     return shipped()[DEFAULT]
 
 

@@ -38,6 +38,7 @@ PLOTS = (".pdf", ".png", ".svg")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command, with units and defaults."""
     add = parser.add_argument
     add("operation", metavar="OPERATION", help=", ".join(OPERATIONS))
     text = "of each rank, such as rows=256 n=8192 k=3584"

@@ -42,6 +42,7 @@ class Link:
 
     @property
     def bytes_per_us(self) -> float:
+        """The bandwidth in bytes a microsecond."""
         return 1e3 * self.gbs
 
     def service_us(self, nbytes: float) -> float:

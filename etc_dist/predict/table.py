@@ -75,11 +75,13 @@ def show_machine(machine: Machine, origin: str) -> str:
 
 
 def show_heading() -> str:
+    """The titles over `show_line`. share: the largest bound over the predicted time."""
     titles = ("predicted us", "GEMM us", "near us", "far us", "bound us", "share")
     return f"{'hosts':>5}  {'ranks':>5}" + "".join(f"{t:>14}" for t in titles)
 
 
 def show_line(one: Prediction) -> str:
+    """A prediction as a line, in microseconds."""
     numbers = (one.us, one.tensor_us, one.near_us, one.far_us, one.bound_us)
     texts = "".join(f"{us:>14.1f}" for us in numbers)
     return f"{one.hosts:>5}  {one.ranks:>5}{texts}{one.bound_us / one.us:>14.1%}"

@@ -25,13 +25,14 @@ WARP_BYTES_PER_US, TASK_US = 3000.0, 1.0
 class TracedTimes:
     """The mean times of a trace of the same graph with the same sizes of tiles; the
     number of hosts may be another one. us: microseconds by call, and by forwarding
-    call. ArgumentError for a trace of another graph."""
+    call. Times of other calls are refused with an ArgumentError."""
 
     graph: GraphFunction
     us: Mapping[str, float]
 
     @classmethod
     def of(cls, graph: GraphFunction, trace: Trace) -> TracedTimes:
+        """The means of `trace`; ArgumentError if it has a call that `graph` lacks."""
         found: dict[str, list[int]] = defaultdict(list)
         for record in trace.records:
             found[record.call].append(record.end_ns - record.start_ns)
@@ -45,9 +46,11 @@ class TracedTimes:
         return times
 
     def task_us(self, task: Task) -> float:
+        """Microseconds of any task of its call."""
         return self._mean(task.call.name)
 
     def forward_us(self, task: Task) -> float:
+        """Microseconds of a warp that forwards a part of any tile of the call."""
         return self._mean(task.call.name + FORWARDED)
 
     def _mean(self, name: str) -> float:
@@ -73,6 +76,7 @@ class ModelTimes:
     constants: Constants
 
     def task_us(self, task: Task) -> float:
+        """Microseconds of a matmul, or of a warp that reads the task's bytes."""
         function = task.call.function
         if function.lane == TENSOR:
             if COMPUTE not in function.roles or function.cluster != 2:
@@ -90,5 +94,6 @@ class ModelTimes:
         return TASK_US + nbytes / WARP_BYTES_PER_US
 
     def forward_us(self, task: Task) -> float:
+        """Microseconds of a warp that forwards a quarter of a tile."""
         tile = TILE * TILE * task.writes[0].tensor.itemsize
         return TASK_US + tile / 4 / WARP_BYTES_PER_US

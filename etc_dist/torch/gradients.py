@@ -86,30 +86,19 @@ class AllGather(Function):
         return grad_a, None, None, None, *grad_bs
 
 
-class GatherRows(Function):
-    """`gather_rows` with gradients."""
+class ExchangeRows(Function):
+    """`gather_rows` or `scatter_rows` with gradients."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: str) -> Tensor:
-        ctx.group = group
-        return cast(Tensor, OPS.gather_rows(rows, group))
+    def forward(ctx: Any, rows: Tensor, group: str, gathers: bool) -> Tensor:
+        ctx.group, ctx.gathers = group, gathers
+        op = OPS.gather_rows if gathers else OPS.scatter_rows
+        return cast(Tensor, op(rows, group))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _scatter(grad, 0, ctx.group), None
-
-
-class ScatterRows(Function):
-    """`scatter_rows` with gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: str) -> Tensor:
-        ctx.group = group
-        return cast(Tensor, OPS.scatter_rows(whole, group))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _gather(grad, 0, ctx.group), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        adjoint = _scatter if ctx.gathers else _gather
+        return adjoint(grad, 0, ctx.group), None, None
 
 
 class Matmul(Function):
@@ -238,8 +227,8 @@ def _register() -> None:
         (ops.matmul, _apply_matmul),
         (ops.mlp, partial(_apply_without_gradient, OPS.mlp)),
         (ops.moe, partial(_apply_without_gradient, OPS.moe)),
-        (ops.gather_rows, GatherRows.apply),
-        (ops.scatter_rows, ScatterRows.apply),
+        (ops.gather_rows, lambda *given: ExchangeRows.apply(*given, True)),
+        (ops.scatter_rows, lambda *given: ExchangeRows.apply(*given, False)),
         (experts.moe_experts, partial(_apply_without_gradient, OPS.moe_experts)),
     ):
         kernel = _kernel(function, apply)

@@ -107,6 +107,7 @@ class ColumnParallelLinear(_ParallelLinear):
         return cls(weight, bias, group=group, dim=dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., K], a part along `dim`, to y [..., N / W] of all. Collective."""
         weights, dim, name = [self.weight.t()], self.dim, self.ranks.name
         _, (y,) = OPS.fused_all_gather_matmul(x, weights, dim, name, return_A=False)
         return y if self.bias is None else y + self.bias
@@ -135,6 +136,7 @@ class RowParallelLinear(_ParallelLinear):
         return cls(weight, linear.bias, group=group, dim=dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., K / W] to y [..., N], a part along `dim`. Collective."""
         y = OPS.fused_matmul_reduce_scatter(
             x, self.weight.t(), "sum", self.dim, self.ranks.name
         )
@@ -212,6 +214,7 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] to the result of the same shape and dtype. Collective."""
         rows = _own_rows(x, self.ranks) if self.replicated else x.flatten(0, -2)
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
@@ -296,6 +299,7 @@ class MoE(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] to the result: of the same shape, or [M / W, H]. Collective."""
         routing = self.top_k, self.normalize, self.parallel
         rows = x.flatten(0, -2)
         if self.replicated:

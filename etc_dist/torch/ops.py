@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -36,12 +36,10 @@ from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul import Matmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
-from etc_dist.ops.operation import Operation
+from etc_dist.ops.operation import Operation, kept
 from etc_dist.torch.tensors import as_array, as_rows, as_tensor, as_weight, from_rows
 from etc_dist.world import World, current, of_group
 from etc_dist.world.agreement import sign
-
-Kept = TypeVar("Kept", bound=Operation)
 
 REDUCTIONS = ("sum", "avg")
 IN_BATCHES = {"deterministic": BATCH}
@@ -73,7 +71,7 @@ class Call(NamedTuple):
         world = world_of(self.group_name)
         if self.agreed:
             world.match_call(sign(self.agreed), lambda: self.agreed)
-        run = kept(world, self.kind, self.options).call
+        run = kept(world, self.kind, **self.options).call
         results = [run([*map(as_array, tensors)]) for tensors in self.inputs]
         return self.finish(*map(as_tensor, results))
 
@@ -294,15 +292,6 @@ def size_of(group_name: str) -> int:
     return _get_group_size_by_name(group_name) if group_name else current().size
 
 
-def kept(world: World, kind: type[Kept], options: Mapping[str, Any]) -> Kept:
-    """The operation of `world` with these options, made at the first use."""
-    key = "torch", kind, *options.values()
-    found = world.kept.get(key)
-    if found is None:
-        found = world.kept[key] = kind(world=world, **options)
-    return cast(Kept, found)
-
-
 def _agreed(op: str, dim: int, reduce_op: str = REDUCTIONS[0]) -> str:
     """Options that no program has, as text. Empty for the defaults: a rank with these
     goes on to the launch, which is another call."""
@@ -370,6 +359,7 @@ def refuse(world: World, error: Exception, name: str) -> NoReturn:
 
 
 def refusal(op: str, name: str, wanted: str, got: str) -> ArgumentError:
+    """The error for the argument `name` of the operation `op`."""
     return ArgumentError(
         f"the argument {name} cannot be used",
         where=f"torch.ops.etc_dist.{op}",
