@@ -61,16 +61,13 @@ from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_static
 from tests.functions.summed import summed
+from tests.refusals import refused
+
+ALL = slice(None)
 
 
 def source_of(graph: Any) -> str:
     return generate(schedule_static(graph)).text
-
-
-def refused(graph: Any) -> CodegenError:
-    with pytest.raises(CodegenError) as caught:
-        source_of(graph)
-    return caught.value
 
 
 def one_call(
@@ -97,33 +94,9 @@ def one_call(
     return graph(world)
 
 
-@pytest.mark.parametrize("size", [128, 512])
-def test_the_tile_of_a_matmul_is_fixed(size):
-    error = refused(matmul_reduce_scatter_graph(2, tile_size=size))
-    assert error.what == (
-        "call matmul_send: operand 0 does not fit the tile of matmul_send on a GPU"
-    )
-    assert error.where == f"call matmul_send reads x[d, i * {size} +: {size}, :]"
-    assert "256 rows clipped at the edge, k a multiple of 64 not" in error.wanted
-    assert error.got == f"axis 1: size {size}"
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        mlp_graph(2, tile_size=128),
-        moe_graph(1, experts=8, top_k=2, block=16),
-        moe_graph(1, experts=8, top_k=2, tile_rows=320),
-        moe_graph(1, experts=8, top_k=2, tile_columns=528),
-        matmul_reduce_scatter_graph(2, piece=(64, 64)),
-    ],
-    ids=lambda graph: graph.name,
-)
-def test_sizes_for_the_cpu_backend_are_refused(graph):
-    assert "does not fit the tile of" in refused(graph).what
-
-
-def stored(size: Any, x: Any = (None, 72), depth: Any = slice(None)) -> Any:
+def stored(
+    size: Any, x: Any = (None, 72), depth: Any = slice(None), **more: Any
+) -> Any:
     def index(i: Any, m: Any, x: Tensor, w: Tensor, y: Tensor) -> list[Region]:
         return [
             x[tile(i, size), depth],
@@ -132,108 +105,36 @@ def stored(size: Any, x: Any = (None, 72), depth: Any = slice(None)) -> Any:
         ]
 
     shapes = (x, (None, 72), (None, None))
-    return one_call(matmul_store("nk", "bfloat16"), shapes, index)
+    return one_call(matmul_store("nk", "bfloat16"), shapes, index, **more)
 
 
-@pytest.mark.parametrize(
-    "graph, got",
-    [
-        (stored(64), "axis 0: size 64"),
-        (stored(64, x=(64, 72)), "axis 0: size 64"),
-        (stored(256, depth=span(0, 24)), "axis 1: size 24"),
-        (stored(256, depth=span(8, 64)), ""),
-        (stored(256, depth=span(8, minimum(64, 72 - 8))), ""),
-        (stored(256), ""),
-    ],
-)
-def test_a_users_matmul_has_tiles_of_256(graph, got):
-    if got:
-        assert refused(graph).got == got
-    else:
-        assert "matmul_store" in source_of(graph)
+def pushed(index: Any) -> Any:
+    return one_call(push_rows(), ((None, None, 64), (None, 64)), index)
 
 
-def test_a_matmul_of_another_dtype_is_refused():
+def summed_slots(
+    function: Any, slots: Any, columns: Any, *size: Any, **more: Any
+) -> Any:
+    """slots: of the ranks; columns: of all."""
+
     def index(i: Any, m: Any, x: Tensor, y: Tensor) -> list[Region]:
-        return [x[tile(i, 256), :], x[tile(i, 256), :], y[tile(i, 256), tile(i, 256)]]
+        return [x[slots, tile(i, 32), columns], y[tile(i, 32), columns]]
 
-    shapes = (None, 64), (None, None)
-    multiply = matmul_store("nk", "bfloat16")
-    assert refused(one_call(multiply, shapes, index, "float32")).got == "float32"
+    return one_call(function, ((*size, None, 64), (None, 64)), index, **more)
 
 
-PUSHES = {
-    "a tile of a stack": lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 8), :]],
-    "whole rows": lambda i, m, x, y: [x[tile(i, 8), :, :], x[tile(i, 8), :, :]],
-    "a part of a row": lambda i, m, x, y: [x[0, i, span(8, 16)], y[i, tile(i, 16)]],
-    "a row on a row": lambda i, m, x, y: [x[0, i, :], y[span(i, 1), :]],
-}
-REFUSED_PUSHES = {
-    "columns": lambda i, m, x, y: [x[1, tile(i, 8), 0:16], y[tile(i, 8), 0:16]],
-    "a plane": lambda i, m, x, y: [x[:, i, :], y[tile(i, 8), :]],
-    "another size": lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 4), :]],
-}
-
-
-@pytest.mark.parametrize("name", [*PUSHES, *REFUSED_PUSHES])
-def test_push_rows_needs_contiguous_regions_of_equal_sizes(name):
-    index = {**PUSHES, **REFUSED_PUSHES}[name]
-    graph = one_call(push_rows(), ((None, None, 64), (None, 64)), index)
-    if name in PUSHES:
-        assert "push_rows" in source_of(graph)
-    else:
-        assert "does not fit the tile of push_rows" in refused(graph).what
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_sum_slots_reads_only_what_matmul_send_wrote(dtype):
-    def index(i: Any, m: Any, slots: Tensor, y: Tensor) -> list[Region]:
-        return [slots[:, tile(i, 32), 0:64], y[tile(i, 32), 0:64]]
-
-    shapes = (2, None, 64), (None, 64)
-    error = refused(one_call(sum_slots(dtype), shapes, index, dtype, world=2))
-    assert "3 axes" in error.got
-    assert "sum_ranks" in sum_slots.__doc__
-    assert "sum_ranks" in source_of(
-        one_call(sum_ranks("bfloat16"), shapes, index, world=2)
-    )
-
-
-def test_slots_must_be_those_of_all_ranks():
-    def index(i: Any, m: Any, slots: Tensor, y: Tensor) -> list[Region]:
-        return [slots[1:3, tile(i, 32), :], y[tile(i, 32), :]]
-
-    graph = one_call(sum_ranks("float16"), ((4, None, 64), (None, 64)), index)
-    assert refused(graph).got == "bfloat16; axis 0: size 2, where another world is 1"
-
-
-def test_slots_of_fewer_ranks_are_refused():
-    def index(i: Any, m: Any, slots: Tensor, y: Tensor) -> list[Region]:
-        return [slots[1:3, tile(i, 32), :], y[tile(i, 32), :]]
-
-    shapes = (2, None, 64), (None, 64)
-    graph = one_call(sum_ranks("bfloat16"), shapes, index, world=2)
-    assert refused(graph).got == "axis 0: size 2 from 1, clipped at 2"
-
-
-def test_a_users_function_declares_its_tile():
+def declared(rows: int, columns: Any) -> Any:
+    """A call of a function of a user, with its tile."""
     tile_of_f = {
         0: Operand((Extent(most=64), "n"), "float32"),
         1: Operand((None, "n"), ("float32", "bfloat16"), leading=True),
     }
     f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 1, tile=tile_of_f)
 
-    def graph(rows: int, columns: Any) -> Any:
-        def index(i: Any, m: Any, x: Tensor, y: Tensor) -> list[Region]:
-            return [x[tile(i, rows), :], y[0, tile(i, rows), columns]]
+    def index(i: Any, m: Any, x: Tensor, y: Tensor) -> list[Region]:
+        return [x[tile(i, rows), :], y[0, tile(i, rows), columns]]
 
-        return one_call(f, ((None, 8), (2, None, 8)), index, "float32")
-
-    assert "f<Task>" in source_of(graph(64, slice(None)))
-    assert refused(graph(65, slice(None))).got == "axis 0: size 65"
-    error = refused(graph(64, span(0, 4)))
-    assert error.got == "axis 2: size 4, where another n is 8"
-    assert error.wanted == "operand 1: [one index each, any, n], float32 or bfloat16"
+    return one_call(f, ((None, 8), (2, None, 8)), index, "float32")
 
 
 @graph_function
@@ -264,18 +165,6 @@ def rows_of_slots(g: Graph) -> None:
     row = span(i, 1)
     reads, writes = [slots[:, row, :]], [y[row, :]]
     g.call(sum_ranks("bfloat16"), grid, reads=reads, writes=writes)
-
-
-@pytest.mark.parametrize("graph", [slots_of_rows, rows_of_slots])
-def test_all_calls_order_the_elements_of_a_tensor_alike(graph):
-    error = refused(graph(2))
-    assert "tensor slots has another layout" in error.what
-    assert "row-major" in str(error) and "the layout of matmul_send" in str(error)
-
-
-def test_a_copy_at_another_place_of_a_peer_is_refused():
-    error = refused(summed(3, shapes=[TileShape(128, 128)], shift=1))
-    assert "the place of operand 2 on another rank" in error.wanted
 
 
 def tiles_of(epilogue: Any) -> Any:
@@ -316,11 +205,7 @@ ALIKE = {
     "kept": (least_kept("bfloat16"), "1,c 1,5 1", {}),
     "pick": (pick_token(OF_8), "1,8 1,2 1,2", {}),
     "choose rows": (choose_rows(OF_8), "m,8 m m,2 m,2", {"m": 8}),
-    "route": (
-        route_rows(OF_8),
-        "m,8 m n,2 m,2 m,2 n,2 t,2 1",
-        {"m": 16, "n": 128},
-    ),
+    "route": (route_rows(OF_8), "m,8 m n,2 m,2 m,2 n,2 t,2 1", {"m": 16, "n": 128}),
     "scatter": (scatter_row(2, "bfloat16"), "1,n 1,n 1,n", {}),
     "share": (share_choices(OF_8), "8,1 m,2 m,2 8,1 m,2 m,2", {}),
     "locate": (locate_rows(OF_8), "m,2 8,1 8,1 8 m,2", {"m": 32}),
@@ -426,14 +311,116 @@ def picks(g: Graph, *, place: str, experts: int = 8) -> None:
     g.call(pick_token(OF_8), grid, name="call", reads=reads, writes=writes)
 
 
-@pytest.mark.parametrize(
-    "graph, got",
-    [
-        (picks(1, place="tile", experts=4), "size 8 from 0, clipped at 4"),
-        (picks(1, place="dim"), "size e"),
-        (picks(1, place="loaded", experts=16), "as its place is loaded"),
-    ],
-)
-def test_a_region_that_may_be_clipped_has_no_size_of_a_constant(graph, got):
-    assert refused(graph).got.endswith(got)
-    assert "pick_token" in source_of(picks(1, place="tile"))
+TAKEN = {
+    "depth": (stored(256, depth=span(8, 64)), "matmul_store"),
+    "depth to the end": (
+        stored(256, depth=span(8, minimum(64, 72 - 8))),
+        "matmul_store",
+    ),
+    "whole": (stored(256), "matmul_store"),
+    "a tile of a stack": (
+        pushed(lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 8), :]]),
+        "push_rows",
+    ),
+    "whole rows": (
+        pushed(lambda i, m, x, y: [x[tile(i, 8), :, :], x[tile(i, 8), :, :]]),
+        "push_rows",
+    ),
+    "a part of a row": (
+        pushed(lambda i, m, x, y: [x[0, i, span(8, 16)], y[i, tile(i, 16)]]),
+        "push_rows",
+    ),
+    "a row on a row": (
+        pushed(lambda i, m, x, y: [x[0, i, :], y[span(i, 1), :]]),
+        "push_rows",
+    ),
+    "slots": (
+        summed_slots(sum_ranks("bfloat16"), ALL, slice(0, 64), 2, world=2),
+        "sum_ranks",
+    ),
+    "declared": (declared(64, ALL), "f<Task>"),
+    "tile of a constant": (picks(1, place="tile"), "pick_token"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_region_of_the_tile_is_taken(name):
+    graph, words = TAKEN[name]
+    assert words in source_of(graph)
+
+
+UNFIT = "does not fit the tile of "
+REFUSED = {
+    **{
+        f"matmul_send {size}": (
+            matmul_reduce_scatter_graph(2, tile_size=size),
+            f"call matmul_send: operand 0 {UNFIT}matmul_send on a GPU|call matmul_send "
+            f"reads x[d, i * {size} +: {size}, :]|256 rows clipped at the edge, k a "
+            f"multiple of 64 not|got: axis 1: size {size} to do",
+        )
+        for size in (128, 512)
+    },
+    "mlp": (mlp_graph(2, tile_size=128), UNFIT),
+    "block": (moe_graph(1, experts=8, top_k=2, block=16), UNFIT),
+    "rows": (moe_graph(1, experts=8, top_k=2, tile_rows=320), UNFIT),
+    "columns": (moe_graph(1, experts=8, top_k=2, tile_columns=528), UNFIT),
+    "piece": (matmul_reduce_scatter_graph(2, piece=(64, 64)), UNFIT),
+    "64 rows": (stored(64), "got: axis 0: size 64 to do"),
+    "64 of 64": (stored(64, x=(64, 72)), "got: axis 0: size 64 to do"),
+    "24 of k": (stored(256, depth=span(0, 24)), "got: axis 1: size 24 to do"),
+    "dtype": (stored(256, dtype="float32"), "got: float32 to do"),
+    "part of rows": (
+        pushed(lambda i, m, x, y: [x[1, tile(i, 8), 0:16], y[tile(i, 8), 0:16]]),
+        UNFIT + "push_rows",
+    ),
+    "a plane": (
+        pushed(lambda i, m, x, y: [x[:, i, :], y[tile(i, 8), :]]),
+        UNFIT + "push_rows",
+    ),
+    "another size": (
+        pushed(lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 4), :]]),
+        UNFIT + "push_rows",
+    ),
+    **{
+        f"slots as rows, {dtype}": (
+            summed_slots(sum_slots(dtype), ALL, slice(0, 64), 2, dtype=dtype, world=2),
+            "3 axes",
+        )
+        for dtype in ("bfloat16", "float32")
+    },
+    "slots of some ranks": (
+        summed_slots(sum_ranks("float16"), slice(1, 3), ALL, 4),
+        "got: bfloat16; axis 0: size 2, where another world is 1 to do",
+    ),
+    "slots of fewer ranks": (
+        summed_slots(sum_ranks("bfloat16"), slice(1, 3), ALL, 2, world=2),
+        "got: axis 0: size 2 from 1, clipped at 2 to do",
+    ),
+    "65 rows": (declared(65, ALL), "got: axis 0: size 65 to do"),
+    "columns of two": (
+        declared(64, span(0, 4)),
+        "wanted: operand 1: [one index each, any, n], float32 or bfloat16 got: axis 2: "
+        "size 4, where another n is 8 to do",
+    ),
+    "layout of slots": (
+        slots_of_rows(2),
+        "tensor slots has another layout|row-major|the layout of matmul_send",
+    ),
+    "layout of rows": (
+        rows_of_slots(2),
+        "tensor slots has another layout|row-major|the layout of matmul_send",
+    ),
+    "place on a peer": (
+        summed(3, shapes=[TileShape(128, 128)], shift=1),
+        "the place of operand 2 on another rank",
+    ),
+    "clipped": (picks(1, place="tile", experts=4), "size 8 from 0, clipped at 4 to do"),
+    "dim": (picks(1, place="dim"), "size e to do"),
+    "loaded": (picks(1, place="loaded", experts=16), "as its place is loaded to do"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_region_that_is_no_tile_is_refused(name):
+    graph, words = REFUSED[name]
+    refused(lambda: source_of(graph), words, CodegenError)

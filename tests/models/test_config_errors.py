@@ -1,12 +1,16 @@
-"""Configurations that are refused."""
+"""Configurations that are refused, and fields by their names."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import read_config
+from etc_dist.models.fields import NEUTRAL
 from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
+from tests.refusals import refused
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
@@ -54,16 +58,6 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         ),
         (QWEN | {"layer_types": ["sliding_attention"] * 30}, "layer_types full"),
         (QWEN | {"use_qk_norm": False}, "use_qk_norm true"),
-    ],
-)
-def test_models_that_are_not_implemented_are_refused(changes, text, tmp_path):
-    with pytest.raises(ArgumentError, match=text):
-        write(tmp_path, **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
         (EXPERTS | {"num_experts": 12}, "experts in a multiple of 8"),
         (EXPERTS | {"num_experts": 512}, "num_experts: an integer from 1 to 256"),
         (EXPERTS | {"num_experts_per_tok": 33}, "num_experts_per_tok: an integer"),
@@ -79,7 +73,7 @@ def test_models_that_are_not_implemented_are_refused(changes, text, tmp_path):
         (MIXTRAL | {"norm_topk_prob": False}, "norm_topk_prob true"),
     ],
 )
-def test_mixtures_that_are_not_implemented_are_refused(changes, text, tmp_path):
+def test_models_that_are_not_implemented_are_refused(changes, text, tmp_path):
     with pytest.raises(ArgumentError, match=text):
         write(tmp_path, **changes)
 
@@ -100,11 +94,34 @@ def test_a_folder_without_a_model_is_refused(text, tmp_path):
         (b'{"eos_token_id": [2, 7],', "a JSON object"),
         ('{"eos_token_id": [2, 7]'.encode("utf-16"), "a JSON object"),
         (b"[2, 7]", "a JSON object"),
-        (b'{"suppress_tokens": [2]}', r"suppress_tokens \[\] or null"),
+        (b'{"suppress_tokens": [2]}', "suppress_tokens [] or null"),
+        (
+            b'{"forced_bos_token_id": 3, "other": 1}',
+            "forced_bos_token_id null|got: forced_bos_token_id = 3; other = 1 to do",
+        ),
     ],
 )
 def test_a_wrong_generation_config_is_refused_by_name(content, text, tmp_path):
     (tmp_path / "generation_config.json").write_bytes(content)
-    with pytest.raises(ArgumentError, match=text) as caught:
-        write(tmp_path)
-    assert caught.value.where == str(tmp_path / "generation_config.json")
+    where = f"where: {tmp_path / 'generation_config.json'} wanted|"
+    refused(lambda: write(tmp_path), where + text, ArgumentError)
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_a_value_that_is_not_neutral_is_refused(name, tmp_path):
+    words = f"wanted: {name} |got: {name} = 12345 to do"
+    refused(lambda: write(tmp_path, **{name: 12345}), words, ArgumentError)
+
+
+@pytest.mark.parametrize("value", [0, 1, True, "sigmoid", [0], {"a": 0}])
+def test_a_field_that_is_unknown_is_refused(value, tmp_path):
+    words = f"no unknown field logit_scale got: logit_scale = {json.dumps(value)} to do"
+    refused(lambda: write(tmp_path, logit_scale=value), words, ArgumentError)
+
+
+def test_all_fields_are_named_at_once(tmp_path):
+    changes = {"is_causal": False, "embedding_multiplier": 12, "scale": "x" * 100}
+    words = "wanted: embedding_multiplier 1 or null; is_causal true or null; no "
+    words += "unknown field scale got: embedding_multiplier = 12; is_causal = false;|"
+    words += "... to do"
+    refused(lambda: write(tmp_path, **changes), words, ArgumentError)

@@ -1,4 +1,4 @@
-"""Folders in which files of the model are missing, or are not known."""
+"""Folders in which files of the model are missing, not known, or no files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import pytest
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load_tokenizer
 from etc_dist.models.loading import read_model
+from etc_dist.models.part import WHOLE
 from etc_dist.models.weight_files import INDEX, read_folder
 from tests.models.references import save
+from tests.models.small import make_model
+from tests.models.test_tokenizer import made as make_tokenizer
 from tests.models.test_weight_files import SHARDS, TENSORS, write, write_index
+from tests.refusals import refused
 
 
 def refusal(folder, where=""):
@@ -110,3 +114,27 @@ def test_a_tensor_of_another_dtype_is_named(tmp_path):
     assert wanted in refusal(tmp_path, "model.safetensors")
     write_index(tmp_path, {"a": "model.safetensors"})
     assert len(read_folder(tmp_path)) == 1
+
+
+def read_all(folder):
+    _, read_weights = read_model(folder, "bfloat16")
+    load_tokenizer(folder)
+    read_weights("bfloat16", WHOLE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *("added_tokens.json", "chat_template.jinja"),
+    ],
+)
+def test_a_fifo_in_place_of_a_file_is_refused_by_name(tmp_path, rng, name):
+    make_tokenizer(tmp_path)
+    folder = make_model(tmp_path, rng)
+    read_all(folder)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    words = f"where: {folder / name} wanted|not a regular file"
+    refused(lambda: read_all(folder), words, ArgumentError)
