@@ -155,7 +155,10 @@ def test_interrupted_call_of_one_rank_leaves_its_world_usable(place, run, own):
 
 
 @pytest.mark.mpi(ranks=[1])
-def test_interrupted_recovery_is_made_again(own, monkeypatch):
+def test_interrupted_recovery_is_made_again(monkeypatch):
+    from mpi4py import MPI
+
+    own = start(Settings(backend="cpu"), MPI.COMM_SELF)
     with pytest.raises(KeyboardInterrupt):
         own.agree(interrupt)
     with monkeypatch.context() as patch:
@@ -166,6 +169,7 @@ def test_interrupted_recovery_is_made_again(own, monkeypatch):
     monkeypatch.setattr(own.exclusive, "_recover", lambda: recovered.append(1))
     own.barrier()
     assert recovered == [1]
+    own.close()
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -47,7 +47,10 @@ def test_show_names_rank_backend_host_and_mpi(world):
 
 @pytest.mark.mpi(ranks=[1])
 def test_block_that_an_exception_leaves_closes_a_world_of_one_rank():
-    with pytest.raises(ZeroDivisionError), start(Settings(backend="cpu")) as own:
+    from mpi4py import MPI
+
+    own = start(Settings(backend="cpu"), MPI.COMM_SELF)
+    with pytest.raises(ZeroDivisionError), own:
         own.allocate(8)
         raise ZeroDivisionError
     assert own.closed
