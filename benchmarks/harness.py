@@ -215,9 +215,9 @@ def draw(
 # ----------------------------------------------------------------- options of subjects
 
 
-def add_shapes(parser: argparse.ArgumentParser, models: Iterable[str]) -> None:
-    """The options of a benchmark of models."""
-    add, known = parser.add_argument, (*models, SMALL)
+def add_models(parser: Any, models: Iterable[str]) -> None:
+    """The option of some models. parser: or a group of one."""
+    known = (*models, SMALL)
 
     def names(text: str) -> list[str]:
         unknown = set(text.split(",")) - set(known)
@@ -225,8 +225,16 @@ def add_shapes(parser: argparse.ArgumentParser, models: Iterable[str]) -> None:
             raise argparse.ArgumentTypeError(f"unknown models {sorted(unknown)}")
         return text.split(",")
 
-    shapes = parser.add_mutually_exclusive_group()
-    shapes.add_argument("--models", type=names, help=f"some of {','.join(known)}")
+    parser.add_argument("--models", type=names, help=f"some of {','.join(known)}")
+
+
+def add_shapes(
+    parser: argparse.ArgumentParser, models: Iterable[str], draws_models: bool = True
+) -> None:
+    """The options of a benchmark of models. draws_models: a seed gives their sizes."""
+    add = parser.add_argument
+    shapes = parser.add_mutually_exclusive_group() if draws_models else parser
+    add_models(shapes, models)
     text = "so many shapes, whose sizes follow from the commit"
     shapes.add_argument("--seeded", type=int, metavar="SHAPES", help=text)
     add("--rows-per-rank", "--tokens", "--batches", type=numbers, dest="rows")

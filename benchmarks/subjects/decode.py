@@ -249,7 +249,7 @@ def measure(run: Run) -> Iterator[Result]:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    add_shapes(parser, {**MODELS, **SMALL_MODELS})
+    add_shapes(parser, {**MODELS, **SMALL_MODELS}, draws_models=False)
     add = parser.add_argument
     add("--context", type=int, help="512, or 70 on the CPU backend")
     add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.decoder import MODELS, PAGE_SIZE, SMALL_MODELS
 from benchmarks.device import Device, Gpu
-from benchmarks.harness import SMALL, Result, Run, Subject, add_shapes, provenance
+from benchmarks.harness import SMALL, Result, Run, Subject, add_models, provenance
 from benchmarks.workload import DTYPE
 from etc_dist.models import Model
 from etc_dist.models.bundle import WORKERS, build_bundle
@@ -93,7 +93,7 @@ def measure(run: Run) -> Iterator[Result]:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    add_shapes(parser, {**MODELS, **SMALL_MODELS})
+    add_models(parser, {**MODELS, **SMALL_MODELS})
 
 
 SUBJECTS = {"first_token": Subject("Time a model's first token.", measure, add_options)}

@@ -17,10 +17,9 @@ import os
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from benchmarks import records
 from benchmarks.device import Call, Device, Gpu
@@ -56,8 +55,7 @@ PROTOCOL = (
 )
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """What the transport adds to its own delay, and its largest rate; 0: no limit."""
 
     name: str
@@ -65,20 +63,14 @@ class Setting:
     gbs: float
 
 
-SETTINGS = (
-    Setting("fast", 0, 0),
-    Setting("even", 200, 0.45),
-    Setting("slow", 1000, 0.1),
-)
-SHAPES: Mapping[str, tuple[Callable[..., GraphFunction], dict[str, int]]] = {
-    "matmul_reduce_scatter": (
-        matmul_reduce_scatter_graph,
-        {"rows": 1024, "n": 2048, "k": 32768},
-    ),
-    "all_gather_matmul": (
-        all_gather_matmul_graph,
-        {"rows": 1024, "n": 32768, "k": 4096},
-    ),
+SETTINGS = Setting("fast", 0, 0), Setting("even", 200, 0.45), Setting("slow", 1000, 0.1)
+GRAPHS: Mapping[str, Callable[..., GraphFunction]] = {
+    "matmul_reduce_scatter": matmul_reduce_scatter_graph,
+    "all_gather_matmul": all_gather_matmul_graph,
+}
+DIMS: Mapping[str, Mapping[str, int]] = {
+    "matmul_reduce_scatter": {"rows": 1024, "n": 2048, "k": 32768},
+    "all_gather_matmul": {"rows": 1024, "n": 32768, "k": 4096},
 }
 CPU_DIMS = {"rows": 264, "n": 520, "k": 72}
 
@@ -191,7 +183,7 @@ class Case:
     def __init__(self, device: Device, name: str, dims: Mapping[str, int]):
         self.name, self.dims, self.device = name, dict(dims), device
         world = device.world
-        graph = SHAPES[name][0](world.size, local_size=1)
+        graph = GRAPHS[name](world.size, local_size=1)
         env = graph.environment(self.dims, world.rank)
         self.arrays = {}
         for tensor in (*graph.inputs(), *graph.outputs()):
@@ -264,9 +256,9 @@ def compare_records(run: Run) -> None:
     those of other programs, which few rows have."""
     constants = default_tuning().constants
     for one in records.load():
-        if one.op not in SHAPES:
+        if one.op not in GRAPHS:
             continue
-        graph = SHAPES[one.op][0](one.world_size)
+        graph = GRAPHS[one.op](one.world_size)
         if not one.path.startswith(f"{graph.name},"):
             continue
         dims = {"rows": one.M // one.world_size, "n": one.N, "k": one.K}
@@ -290,7 +282,7 @@ def measure(run: Run) -> Iterator[Result]:
     set_transport(device, SETTINGS[0])
     own = measure_link(device, Machine(workers=workers))
     run.say(f"the link by itself: {own}")
-    for name, (_, dims) in SHAPES.items():
+    for name, dims in DIMS.items():
         case = Case(device, name, dims if is_timed else CPU_DIMS)
         plan = case.program.plan
         hosts = f"{world.hosts.count} pretended hosts"

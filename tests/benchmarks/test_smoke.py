@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -155,24 +155,33 @@ def test_steps_of_other_bits_or_without_a_result_are_counted() -> None:
     assert decode.mismatches(device, step, [out], 4) == 2
 
 
+def choose_the_worst_expert(arrays: dict[str, Any]) -> None:
+    experts = arrays["experts"]
+    experts[0, 0, 0] = next(n for n in range(16) if n not in experts[0, 0])
+
+
 @pytest.mark.parametrize(
-    ("name", "change", "text"),
+    ("model", "change", "text"),
     [
-        ("logits", 0.0, "error 1.00e+00, wanted 1.6e-02"),
-        ("next_ids", 1, "an id is not that of the largest logit"),
-        ("next_ids", -1, "an id whose logit is "),
+        (SMALL, lambda a: a["logits"].fill(0), "error 1.00e+00, wanted 1.6e-02"),
+        (SMALL, lambda a: a["next_ids"].fill(1), "an id is not that of the largest"),
+        (SMALL, lambda a: a["next_ids"].fill(-1), "an id whose logit is "),
+        ("small-experts", choose_the_worst_expert, "an expert whose logit"),
     ],
 )
-def test_wrong_logits_or_ids_of_a_step_are_failures(
-    name: str, change: float, text: str, monkeypatch: pytest.MonkeyPatch
+def test_wrong_results_of_a_step_are_failures(
+    model: str,
+    change: Callable[[dict[str, Any]], None],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with device_of_cpu() as device:
-        made = Decoder(device, SMALL, 2, 70, "static")
+        made = Decoder(device, model, 2, 70, "static")
         run_program = made.program.run
 
         def changed(**arguments: Any) -> None:
             run_program(**arguments)
-            arguments[name][...] = change
+            change(arguments)
 
         monkeypatch.setattr(made.program, "run", changed)
         _, wrong = decode.check(made, 2)
@@ -188,24 +197,6 @@ def test_the_error_of_a_step_may_grow_with_its_layers(
         made = Decoder(device, SMALL, 2, 20, "static")
         errors, wrong = decode.check(made, 2, 16)
         assert wrong == [] and errors["error"] > decode.ERROR
-
-
-def test_experts_other_than_the_best_are_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with device_of_cpu() as device:
-        made = Decoder(device, "small-experts", 2, 70, "static")
-        run_program = made.program.run
-
-        def changed(**arguments: Any) -> None:
-            run_program(**arguments)
-            experts = arguments["experts"]
-            worst = next(n for n in range(16) if n not in experts[0, 0])
-            experts[0, 0, 0] = worst
-
-        monkeypatch.setattr(made.program, "run", changed)
-        _, wrong = decode.check(made, 2)
-        assert any(each.startswith("an expert whose logit") for each in wrong)
 
 
 def test_differing_bits_and_growth_are_faults_of_a_soak() -> None:
