@@ -60,7 +60,7 @@ def decoder_for(schedule: str, ranks: int, sizes: DecoderSizes) -> GraphFunction
     """The graph of a model under a schedule. A dynamic program has more code per call:
     so it has fewer tile shapes. Its tasks begin with all waits met, so they read
     nothing before the last one, and need no wait for what they would read."""
-    early = schedule == "static"
+    early = schedule != "dynamic"
     return decoder_graph(ranks, sizes=sizes, shapes=shapes_of(schedule), early=early)
 
 

@@ -53,6 +53,14 @@ def dims_of(
     }
 
 
+def test_auto_gives_the_program_of_the_static_schedule():
+    auto, static, dynamic = (
+        SCHEDULES[name](decoder_for(name, 1, MIXED)).show()
+        for name in ("auto", "static", "dynamic")
+    )
+    assert auto == static != dynamic
+
+
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("sizes", [QWEN_32B, MIXED], ids=["dense", "experts"])
 def test_sizes_are_numbers_in_the_arguments(sizes, schedule):
