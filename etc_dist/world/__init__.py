@@ -12,8 +12,8 @@ Files, from the user down:
     choice.py       the visible GPUs of a rank; the backend of all ranks
     memory.py       SymmetricMemory, and the interface of a backend
     gpu_memory.py   backend "cuda": NVSHMEM's symmetric heap
-    nvshmem.py      NVSHMEM's host library; far_transport.py: its transport between
-                    hosts; exit_notice.py: the error where it ends the process
+    nvshmem.py      NVSHMEM's host library
+    far_transport.py    its transport between hosts, and the error where that fails
     cpu_memory.py   backend "cpu": shared memory of a host
     hosts.py        Hosts: near and far ranks
     agreement.py    Agreement: all ranks make the same call, or raise the same error

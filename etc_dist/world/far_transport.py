@@ -1,7 +1,10 @@
-"""NVSHMEM's transport between hosts: one of its plug-ins, named by a variable."""
+"""NVSHMEM's transport between hosts: one of its plug-ins, named by a variable; and the
+error where it fails: NVSHMEM then ends the process by exit(), in a separate thread, in
+which no Python code can run safely. So C's printf prints the text."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 from collections.abc import Sequence
@@ -13,6 +16,9 @@ VARIABLE = "NVSHMEM_REMOTE_TRANSPORT"
 DEFAULT, NONE = "ibrc", "none"
 """NVSHMEM's default; the value for no transport."""
 MAPPED = "mapped memory"
+_text = 0
+"""The address of what is printed when C ends the process: C's memory, since Python's
+is gone by then. It stays registered, possibly empty."""
 
 
 def prepare(names: Sequence[str], library: str) -> str:
@@ -55,3 +61,31 @@ def _fault(name: str, library: str) -> str:
             except OSError as error:
                 fault = str(error)
     return fault
+
+
+def announce(rank: int, host: str, transport: str) -> None:
+    """From now on, print an error if the process is ended other than by Python."""
+    global _text
+    error = WorldError(
+        "the process of this rank was ended by exit() in native code",
+        where=f"rank {rank}, host {host}",
+        wanted=f"a transport to other hosts that works ({transport})",
+        got="exit(), by NVSHMEM where its transport fails, or by MPI where another "
+        "rank has ended the job; see the messages before",
+        fix="look for a rank that ended before; else set NVSHMEM_DEBUG=WARN, and check "
+        "the network",
+    )
+    text = f"etc_dist: WorldError: {error}\n".encode().replace(b"%", b"%%")
+    libc, address = ctypes.CDLL(None), ctypes.c_void_p
+    libc.strdup.restype = address
+    _text = libc.strdup(text)
+    register = getattr(libc, "__cxa_atexit")
+    register.argtypes = [address] * 3
+    register(ctypes.cast(libc.printf, address), _text, None)
+    atexit.register(withdraw)
+
+
+def withdraw() -> None:
+    """Print nothing at the end of the process."""
+    if _text:
+        ctypes.memset(_text, 0, 1)

@@ -14,7 +14,7 @@ from typing import Any
 
 from etc_dist.errors import ArgumentError, SymmetricMemoryError, WorldError
 from etc_dist.settings import describe_sharing
-from etc_dist.world import exit_notice, far_transport
+from etc_dist.world import far_transport
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.hosts import Hosts
 from etc_dist.world.memory import ALIGNMENT, Backend, Block
@@ -79,7 +79,9 @@ class GpuMemory(Backend):
         ids = agreement.agree(self._new_id)
         before = agreement.agree(self._free_memory)[agreement.rank]
         if hosts.count > 1:
-            exit_notice.announce(agreement.rank, names[agreement.rank], self._transport)
+            far_transport.announce(
+                agreement.rank, names[agreement.rank], self._transport
+            )
         agreement.agree(lambda: self._start(ids[0]))
         # Bytes of GPU memory that the heap holds already; ranks on one GPU share them.
         self._taken = max(0, before - self._free_memory()) // ranks_per_gpu
@@ -202,7 +204,7 @@ class GpuMemory(Backend):
     def _finalize(self) -> None:
         global _owner
         self._library.finalize()
-        exit_notice.withdraw()
+        far_transport.withdraw()
         _owner = None
 
     def _require_mapped_peers(self) -> None:

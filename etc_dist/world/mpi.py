@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from etc_dist.errors import WorldError, expect_type
 from etc_dist.messages import flush_output, show_message
-from etc_dist.world import exit_notice, launcher, rank_errors
+from etc_dist.world import far_transport, launcher, rank_errors
 from etc_dist.world.processes import LAUNCHED, Backoff
 from etc_dist.world.transport import CALL, Transport
 
@@ -194,7 +194,7 @@ class MpiTransport(Transport):
         flush_output()
         # NOTE: MPI also ends the processes that forward the output.
         time.sleep(READ_SECONDS)
-        exit_notice.withdraw()
+        far_transport.withdraw()
         if LAUNCHED in os.environ:
             # NOTE: launch/mpirun ends the other ranks. MPI_Abort would end those of
             # other hosts first, with an exit code that looks like a failure there.

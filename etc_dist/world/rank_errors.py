@@ -148,25 +148,22 @@ def missing_ranks(
 
     If processes of missing ranks have ended, only these are named: they are the cause.
     """
-    what = "not all ranks made the same call"
+    got = f"{name_ranks(ended or missing)} did not take part"
+    fix = "check those ranks for an error, or another path through the program; "
+    fix += "raise ETC_DIST_WORLD_LIMIT if they are only slow"
     if ended:
-        processes = "its process has" if len(ended) == 1 else "their processes have"
-        return WorldError(
-            what,
-            where=where,
-            wanted="every rank to take part",
-            got=f"{name_ranks(ended)} did not take part: {processes} ended",
-            fix="see the last output there, and whether a signal or a lack of memory "
-            "ended it; then end all ranks and start again",
-        )
+        got += ": its process has" if len(ended) == 1 else ": their processes have"
+        got += " ended"
+        fix = "see the last output there, and whether a signal or a lack of memory "
+        fix += "ended it; then end all ranks and start again"
+    elif stopped:
+        got += f"; stopped by a signal or a debugger: {name_ranks(stopped)}"
     return WorldError(
-        what,
+        "not all ranks made the same call",
         where=where,
-        wanted=f"every rank within {limit:g} s",
-        got=f"{name_ranks(missing)} did not take part"
-        + f"; stopped by a signal or a debugger: {name_ranks(stopped)}" * bool(stopped),
-        fix="check those ranks for an error, or another path through the program; "
-        "raise ETC_DIST_WORLD_LIMIT if they are only slow",
+        wanted="every rank to take part" if ended else f"every rank within {limit:g} s",
+        got=got,
+        fix=fix,
     )
 
 

@@ -107,8 +107,7 @@ def current() -> World:
     call raises instead of hanging, until it is closed or another one is started.
     """
     _forget_closed()
-    usable = [world for world in _worlds if not world.broken]
-    return next(iter(usable or _worlds), None) or start()
+    return _first(_worlds) if _worlds else start()
 
 
 def of_group(name: str) -> World:
@@ -117,7 +116,7 @@ def of_group(name: str) -> World:
     _forget_closed()
     found = [world for world in _worlds if world.group_name == name]
     if found:
-        return next((world for world in found if not world.broken), found[0])
+        return _first(found)
     raise WorldError(
         "there is no world over this process group",
         where="an operation of torch",
@@ -126,6 +125,11 @@ def of_group(name: str) -> World:
         f"{[world.group_name for world in _worlds if world.group_name]}",
         fix="start a world over the group, once, on all of its ranks",
     )
+
+
+def _first(worlds: list[World]) -> World:
+    """The first world that is not broken, if there is any."""
+    return next((world for world in worlds if not world.broken), worlds[0])
 
 
 def _forget_closed() -> None:

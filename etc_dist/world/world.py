@@ -81,9 +81,9 @@ class World:
         self._agreement, self._backend, self._reason = agreement, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}
         self._allocations = 0
-        self._held: dict[int, Runs] = {}
-        self._dropped: dict[int, Runs] = {}
-        """By number, until all ranks have dropped them."""
+        self._runs: dict[int, Runs] = {}
+        self._dropped: set[int] = set()
+        """The numbers of runs that not all ranks have dropped yet."""
         self._errors: list[EtcDistError] = []
         """Of the last runs of programs that were dropped."""
         self.kept: dict[object, object] = {}
@@ -245,17 +245,18 @@ class World:
 
         Needed for objects that a running kernel uses, also if they are temporaries.
         """
-        self._held[id(runs)] = runs
+        self._runs[runs.number] = runs
 
     def release(self, runs: Runs) -> None:
         """End `hold`; no effect on other objects."""
-        self._held.pop(id(runs), None)
+        self._runs.pop(runs.number, None)
+        self._dropped.discard(runs.number)
 
     def drop(self, runs: Runs) -> None:
         """Free `runs` once all ranks have dropped it. Local, for finalizers: ranks
         collect garbage at different times, also during a call or a capture."""
         if not self._closed:
-            self._dropped[runs.number] = runs
+            self._dropped.add(runs.number)
         if self.size == 1 and self.backend == "cpu" and not self.broken:
             self.exclusive.run_if_free(self.free_dropped)
 
@@ -268,12 +269,11 @@ class World:
         with self.exclusive:
             numbers = self._agreement.agree(lambda: list(self._dropped))
             for number in sorted(set(numbers[0]).intersection(*numbers)):
-                runs = self._dropped[number]
+                runs = self._runs[number]
                 error = runs.await_end()
                 if error is not None:
                     self._errors.append(error)
                 runs.close()
-                del self._dropped[number]
 
     def leave(self, reason: str) -> None:
         """Break the world after a failure of this rank alone: later calls raise
@@ -302,13 +302,13 @@ class World:
 
     def _await_end(self) -> EtcDistError | None:
         errors: list[EtcDistError | None] = [*self._errors]
-        errors += [runs.await_end() for runs in list(self._held.values())]
+        errors += [runs.await_end() for runs in list(self._runs.values())]
         self._errors.clear()
         return next(filter(None, errors), None)
 
     def _recover(self) -> None:
         """After an interrupted call, on one rank: end its run, clear its counters."""
-        for runs in list(self._held.values()):
+        for runs in list(self._runs.values()):
             runs.recover()
 
     def _free(self) -> None:
@@ -321,7 +321,7 @@ class World:
             self._hook.remove()
             self.transport.close()
         self._closed = True
-        self._held.clear()
+        self._runs.clear()
         self._dropped.clear()
         self.kept.clear()
         if not broken:

@@ -63,14 +63,14 @@ def test_memory_and_descriptors_of_dropped_objects_are_freed(make, own):
     drop()
     gc.collect()
     own.synchronize()
-    before = descriptors(), len(own._memories), len(own._held)
+    before = descriptors(), len(own._memories), len(own._runs)
     alive = drop()
     gc.collect()
     assert [one() for one in alive] == [None] * len(alive)
     if own.size > 1:  # its memory waits for all ranks
-        assert len(own._held) > before[2]
+        assert len(own._runs) > before[2]
         own.synchronize()
-    assert (descriptors(), len(own._memories), len(own._held)) == before
+    assert (descriptors(), len(own._memories), len(own._runs)) == before
 
 
 @pytest.mark.mpi
@@ -87,12 +87,12 @@ def test_arrays_of_a_call_are_not_kept_by_the_operation(own):
 def test_program_is_freed_once_all_ranks_have_dropped_it(call, own):
     kept = program(own)
     for rank in range(own.size):
-        assert 1 in [runs.number for runs in own._held.values()]
+        assert 1 in [runs.number for runs in own._runs.values()]
         if own.rank == rank:
             kept.clear()
             gc.collect()
         call(own)
-    assert 1 not in [runs.number for runs in own._held.values()]
+    assert 1 not in [runs.number for runs in own._runs.values()]
 
 
 @pytest.mark.mpi
@@ -114,7 +114,7 @@ def test_captured_program_that_is_dropped_is_not_freed(own, monkeypatch):
     program(own)
     gc.collect()
     own.free_dropped()
-    assert len(own._held) == 1
+    assert len(own._runs) == 1
 
 
 FUNCTIONS: list[Callable[..., Any]] = [

@@ -56,7 +56,7 @@ def test_nvshmem_that_reaches_no_far_rank_did_not_start(status):
     ("end", "is_named"),
     [
         ("Thread(target=libc.exit, args=(-1,)).start(); time.sleep(60)", True),
-        ("exit_notice.withdraw(); libc.exit(-1)", False),
+        ("far_transport.withdraw(); libc.exit(-1)", False),
         ("sys.exit(255)", False),
     ],
 )
@@ -64,9 +64,9 @@ def test_a_process_that_native_code_ends_names_the_error(end, is_named):
     program = f"""
 import ctypes, sys, time
 from threading import Thread
-from etc_dist.world import exit_notice
+from etc_dist.world import far_transport
 libc = ctypes.CDLL(None)
-exit_notice.announce(3, "host-1", "100% of ibrc")
+far_transport.announce(3, "host-1", "100% of ibrc")
 {end}
 """
     done = subprocess.run(

@@ -109,8 +109,8 @@ def test_two_ranks_that_are_killed_are_named_on_the_other_host():
 
 def test_an_uncaught_exception_ends_all_hosts():
     source = """
-from etc_dist.world import exit_notice
-exit_notice.announce(world.rank, "a", "ibrc")  # as with NVSHMEM
+from etc_dist.world import far_transport
+far_transport.announce(world.rank, "a", "ibrc")  # as with NVSHMEM
 if world.rank == 1:
     raise KeyError("x")
 world.barrier()
