@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,8 @@ from etc_dist.errors import EtcDistError, ScheduleError, WorldError
 from etc_dist.ir import graph_function
 from etc_dist.schedule import schedule_static
 from examples.add_row_sum import add_row_sum
-from tests.ops.ring import ring
+from tests.graphs.ring import ring
+from tests.graphs.whole import whole
 
 pytestmark = pytest.mark.mpi
 
@@ -126,12 +128,7 @@ def fill_with(value, text="y[...] = value"):
         names,
     )
 
-    @graph_function
-    def filled(g):
-        y = g.output("y", (1,), "float32")
-        g.call(names["make"](value), g.grid(i=1), writes=[y[:]])
-
-    return filled
+    return partial(whole, function=names["make"](value), y=(1,))
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -15,6 +15,7 @@ from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from etc_dist.world import start
 from tests.emulate.test_users_graphs import split_of_k
+from tests.graphs.whole import whole
 from tests.runtime.programs import send
 
 ROWS = 4
@@ -78,16 +79,9 @@ def test_each_call_is_warned_of_alone(cpu):
     assert [str(w.message).partition(":")[0] for w in caught] == ["call bad"]
 
 
-@graph_function
-def copied(g: Graph) -> None:
-    n = g.dims("n")
-    x, y = g.input("x", (n,), "float32"), g.output("y", (n,), "float32")
-    g.call(send, g.grid(i=1), reads=[x[:]], writes=[y[:]])
-
-
 @pytest.mark.parametrize("n", [1, 3])
 def test_rows_that_gpus_cannot_copy_are_warned_of_once(n, cpu):
-    program = etc_dist.compile(copied(1), cpu)
+    program = etc_dist.compile(whole(1, function=send), cpu)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(3):
@@ -101,7 +95,7 @@ def test_rows_that_gpus_cannot_copy_are_warned_of_once(n, cpu):
 
 
 def test_rows_that_gpus_copy_are_not_warned_of(cpu):
-    program = etc_dist.compile(copied(1), cpu)
+    program = etc_dist.compile(whole(1, function=send), cpu)
     program.run(x=np.ones(4, np.float32))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,9 @@ from etc_dist.program import set_policy
 from etc_dist.schedule import schedule_static
 from etc_dist.schedule.plan import Choice
 from etc_dist.verify.proof import prove
+from tests.graphs.ring import ring
+from tests.graphs.whole import whole
 from tests.ops.arrays import Arrays
-from tests.ops.ring import ring
 
 pytestmark = pytest.mark.mpi
 
@@ -34,12 +36,6 @@ pytestmark = pytest.mark.mpi
 )
 def fill_ones(y: Any) -> None:
     y[...] = 1
-
-
-@graph_function
-def ones(g: Graph) -> None:
-    y = g.output("y", (g.dims("n"),), "float32")
-    g.call(fill_ones, g.grid(i=1), writes=[y[:]])
 
 
 @graph_function
@@ -285,7 +281,7 @@ def test_an_output_of_a_dtype_that_no_input_has_is_allocated(compiled, arrays):
 
 
 def test_an_output_of_a_graph_without_inputs_is_allocated(compiled, arrays):
-    program = compiled(ones)
+    program = compiled(partial(whole, function=fill_ones))
     y = program.run(dims={"n": 8})["y"]
     program.synchronize()
     np.testing.assert_array_equal(arrays.get(y), np.ones(8, np.float32))

@@ -18,8 +18,8 @@ from etc_dist.errors import ArgumentError, WaitRecord, WaitTimeoutError, WorldEr
 from etc_dist.ir.graph import RESERVED
 from etc_dist.schedule import Plan
 from etc_dist.settings import Settings
+from tests.graphs.ring import ring
 from tests.ops.arrays import Arrays
-from tests.ops.ring import ring
 
 
 class Ended:

@@ -26,8 +26,8 @@ from etc_dist.ir import (
 from etc_dist.runtime.cpu.task import Resolver, Task, place
 from etc_dist.schedule import schedule_static
 from tests.codegen.as_python import as_python
-from tests.codegen.graphs import GRAPHS, scattered
-from tests.runtime.permute import permute
+from tests.graphs.permute import permute
+from tests.graphs.written import GRAPHS, scattered
 
 WORLD, ROWS = 2, 3
 

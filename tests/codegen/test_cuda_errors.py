@@ -14,9 +14,9 @@ from etc_dist.functions.matmul import matmul_store
 from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, span, tile
 from etc_dist.ir.function import TmaBox
 from etc_dist.schedule import schedule_dynamic, schedule_static
-from tests.codegen.graphs import GRAPHS, three_matmuls
+from tests.graphs.exchange_hosts import exchange_hosts
+from tests.graphs.written import GRAPHS, three_matmuls
 from tests.refusals import refused
-from tests.runtime.exchange_hosts import exchange_hosts
 
 
 def of_function(graph: GraphFunction, name: str = "", **fields: Any) -> GraphFunction:

@@ -21,7 +21,7 @@ from etc_dist.codegen.layout import (
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import MAX_SECONDS
-from tests.codegen.graphs import GRAPHS
+from tests.graphs.written import GRAPHS
 
 # Sizes and alignments of the members on the device.
 TYPES = {

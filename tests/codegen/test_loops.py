@@ -9,7 +9,7 @@ import pytest
 from etc_dist.codegen import generate
 from etc_dist.ir import DeviceFunction, Graph, graph_function, tile
 from etc_dist.schedule import SCHEDULES
-from tests.verify.decoder import decoder
+from tests.graphs.decode_steps import decoder
 
 F = DeviceFunction("f", print, "f.cuh", "tensor", 1, 1)
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])

@@ -13,7 +13,7 @@ import pytest
 from etc_dist.codegen import generate
 from etc_dist.codegen.names import dim_name
 from etc_dist.schedule import schedule_static
-from tests.codegen.graphs import DIMS, GRAPHS
+from tests.graphs.written import DIMS, GRAPHS
 
 NAMES = sorted(GRAPHS)
 WORKERS = 132

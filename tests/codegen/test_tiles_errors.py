@@ -60,7 +60,7 @@ from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_static
-from tests.functions.summed import summed
+from tests.graphs.summed import summed
 from tests.refusals import refused
 
 ALL = slice(None)

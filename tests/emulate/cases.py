@@ -21,6 +21,8 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from tests.graphs.running_sums import inputs
+from tests.graphs.running_sums import reference as reference_sums
 from tests.layers.reference import (
     TOLERANCE,
     Answer,
@@ -31,8 +33,6 @@ from tests.layers.reference import (
     own_experts,
     reference,
 )
-from tests.runtime.running_sums import inputs
-from tests.runtime.running_sums import reference as reference_sums
 
 SEEDS = [0, 1]
 """Orders of events; one more with --all."""

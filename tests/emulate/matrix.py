@@ -16,7 +16,6 @@ from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from tests.codegen.graphs import three_matmuls
 from tests.emulate.cases import (
     Given,
     all_gather_matmul,
@@ -38,10 +37,11 @@ from tests.emulate.cases import (
     sums_of_ranks,
     tiles,
 )
-from tests.emulate.stages import SIZES, copied_twice, copies, gathered, gathered_last
-from tests.emulate.turned_layers import turned, turned_layers
-from tests.functions.epilogues import all_kinds, applied, applied_given
-from tests.runtime.running_sums import running_sums, sums_over_ranks
+from tests.graphs.epilogues import all_kinds, applied, applied_given
+from tests.graphs.running_sums import running_sums, sums_over_ranks
+from tests.graphs.stages import SIZES, copied_twice, copies, gathered, gathered_last
+from tests.graphs.turned_layers import turned, turned_layers
+from tests.graphs.written import three_matmuls
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,19 @@ from etc_dist.ir import (
     DeviceFunction,
     Expr,
     Graph,
+    GraphFunction,
     device_function,
     graph_function,
     maximum,
 )
+from tests.graphs.whole import whole
 
 FOLDER = Path(__file__).parent
 
 
-@graph_function
-def one_task(g: Graph, *, body: str, dtype: str, lane: str) -> None:
+def one_task(body: str, dtype: str, lane: str = "tensor") -> GraphFunction:
     """y [m] is what `body` makes of x [n]."""
-    n, m = g.dims("n m")
-    x, y = g.input("x", (n,), dtype), g.output("y", (m,), dtype)
-    g.call(_function(body, lane), g.grid(i=1), reads=[x[:]], writes=[y[:]])
+    return whole(1, function=_function(body, lane), dtype=dtype, y=("m",))
 
 
 @graph_function

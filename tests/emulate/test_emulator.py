@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -16,12 +15,13 @@ from etc_dist.codegen import generate
 from etc_dist.emulate import Emulator, library
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import DeviceFunction, Expr, Graph, graph_function, select
+from etc_dist.ir import DeviceFunction, Expr, select
 from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_static
 from tests.emulate.programs import gathered_rows, one_task
+from tests.graphs.whole import whole
 
 V = 2.6
 SET_ALL = """#pragma once
@@ -38,23 +38,8 @@ struct set_all {
 """
 
 
-@graph_function
-def set_all_graph(g: Graph, *, source: Path) -> None:
-    n = g.dims("n")
-    y = g.output("y", (n,), "int32")
-    set_all = DeviceFunction("set_all", print, source, "tensor", 0, 1)
-    g.call(set_all, g.grid(i=1), writes=[y[:]])
-
-
-@graph_function
-def copies(g: Graph) -> None:
-    n = g.dims("n")
-    x, y = g.input("x", (n,), "float32"), g.output("y", (n,), "float32")
-    g.call(push_rows(), g.grid(i=1), reads=[x[:]], writes=[y[:]])
-
-
 def test_bodies_call_functions_of_cuda_math():
-    graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
+    graph = one_task("math_functions", "float32")
     exp, log = math.exp(V), math.log(V)
     expected = [V**-0.5, exp, 2**V, exp, log, math.log2(V), log, math.tanh(V)]
     expected += [V**0.5, math.erf(V), V, V, 1, 1 / V, V, 1, exp, V**0.5, V**-0.5, 1 / V]
@@ -66,7 +51,7 @@ def test_bodies_call_functions_of_cuda_math():
 
 
 def test_bodies_call_functions_of_a_warp():
-    graph = one_task(1, body="warp_functions", dtype="int32", lane="transfer")
+    graph = one_task("warp_functions", "int32", "transfer")
     x = np.arange(32, dtype=np.int32)
     [found] = Emulator(graph).run([{"x": x}], {"n": 32, "m": 32})
     of_pair = (x ^ 1) + x // 2 * 2
@@ -74,7 +59,7 @@ def test_bodies_call_functions_of_a_warp():
 
 
 def test_same_seed_repeats_a_run_and_inputs_stay_as_they_are():
-    graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
+    graph = one_task("math_functions", "float32")
     emulator = Emulator(graph, workers=1)
     inputs, dims = [{"x": np.ones(4, np.float32)}], {"n": 4, "m": 32}
     found, again = (emulator.run(inputs, dims, seed=3, runs=2) for _ in range(2))
@@ -83,18 +68,18 @@ def test_same_seed_repeats_a_run_and_inputs_stay_as_they_are():
 
 
 def test_elements_that_no_task_writes_are_nan():
-    graph = one_task(1, body="write_first", dtype="float32", lane="tensor")
+    graph = one_task("write_first", "float32")
     x = np.ones(4, np.float32)
     [found] = Emulator(graph).run([{"x": x}], {"n": 4, "m": 4})
     assert found["y"][0] == 1 and np.isnan(found["y"][1:]).all()
 
 
 def test_dims_are_those_of_the_arrays_unless_given():
-    graph = one_task(1, body="write_first", dtype="float32", lane="tensor")
+    graph = one_task("write_first", "float32")
     inputs = [{"x": np.ones(4, np.float32)}]
     with pytest.raises(ArgumentError, match="an axis that is just m"):
         Emulator(graph).run(inputs)
-    copied = Emulator(copies(1)).run(inputs)
+    copied = Emulator(whole(1, function=push_rows())).run(inputs)
     assert copied[0]["y"].tolist() == [1] * 4
 
 
@@ -112,7 +97,8 @@ def compilations(monkeypatch, tmp_path):
 
 def test_another_process_loads_the_kept_library(compilations, monkeypatch):
     for _ in range(2):
-        [found] = Emulator(copies(1)).run([{"x": np.ones(4, np.float32)}])
+        emulator = Emulator(whole(1, function=push_rows()))
+        [found] = emulator.run([{"x": np.ones(4, np.float32)}])
         assert found["y"].tolist() == [1] * 4
         library._loaded.clear()
     assert len(compilations) == 2  # of the program and of run.cpp
@@ -128,7 +114,8 @@ def test_a_library_has_another_key_after_a_change(changed, monkeypatch, tmp_path
     monkeypatch.setattr(library, "INCLUDE", tmp_path / "include")
     body = tmp_path / "set_all.cuh"
     body.write_text(SET_ALL)
-    source = generate(schedule_static(set_all_graph(1, source=body)))
+    set_all = DeviceFunction("set_all", print, body, "tensor", 0, 1)
+    source = generate(schedule_static(whole(1, function=set_all, dtype="int32")))
     before = library._key(source, tmp_path / "kernels")
     if changed == "flags":
         monkeypatch.setattr(library, "PROGRAM_FLAGS", library.FLAGS)
@@ -143,12 +130,12 @@ def test_headers_that_the_emulator_includes_are_part_of_each_program():
     own = [*library.INCLUDE.rglob("*.*h")]
     included = {name for path in own for name in names.findall(path.read_text())}
     included -= {str(path.relative_to(library.INCLUDE)) for path in own}
-    source = generate(schedule_static(copies(1)))
+    source = generate(schedule_static(whole(1, function=push_rows())))
     assert included and included <= headers(source, kernels_folder()).keys()
 
 
 def test_threads_run_one_after_another():
-    graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
+    graph = one_task("math_functions", "float32")
     emulators = [Emulator(graph) for _ in range(2)]  # of one library
     inputs, dims = [{"x": np.full(4, V, np.float32)}], {"n": 4, "m": 32}
     expected = emulators[0].run(inputs, dims)[0]["y"].tobytes()

@@ -23,15 +23,15 @@ from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import mlp
 from tests.emulate.programs import chosen_task, gathered_rows, one_task
 from tests.emulate.test_given_counts import first_rows
+from tests.graphs.running_sums import inputs, running_sums
 from tests.layers.programs import without
 from tests.refusals import refused
-from tests.runtime.running_sums import inputs, running_sums
 
 X = np.arange(256, dtype=np.int32)
 
 
 def run(body, dims=None, **options):
-    graph = one_task(1, body=body, dtype="int32", lane="tensor")
+    graph = one_task(body, "int32")
     program = Emulator(graph, **options)
     program.run([{"x": X}], dims or {"n": 256, "m": 4}, seed=1)
 
@@ -147,7 +147,7 @@ def test_missing_compiler_is_reported_with_its_install_command(monkeypatch):
 
 
 def floats(inputs, n, **options):
-    graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
+    graph = one_task("math_functions", "float32")
     Emulator(graph).run(inputs, {"n": n, "m": 32}, **options)
 
 

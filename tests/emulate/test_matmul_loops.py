@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from tests.emulate.turned_layers import layers_to_turn, products_of, turned_layers
+from tests.graphs.turned_layers import layers_to_turn, products_of, turned_layers
 
 
 @pytest.mark.parametrize(("layers", "schedule"), [(1, "dynamic"), (3, "static")])

@@ -10,7 +10,7 @@ from etc_dist.errors import GraphError
 from etc_dist.functions.append_kv import PagedCache
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
-from tests.functions.paged import attention, dims_of, draw_step
+from tests.graphs.paged import attention, dims_of, draw_step
 
 PAGED = PagedCache(64, 16)
 

@@ -11,7 +11,7 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.conftest import some_of
 from tests.functions.compiled import check_compiled
-from tests.functions.paged import EPS, attention, dims_of, draw_step, expected
+from tests.graphs.paged import EPS, attention, dims_of, draw_step, expected
 
 RAGGED = [[0], [15], [16], [40, 41, 42], [63, 64], [130]]
 """Positions of the rows of each request: decoding, and parts of prompts."""

@@ -15,7 +15,8 @@ from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.functions.compiled import check_compiled
-from tests.functions.epilogues import (
+from tests.functions.sizes import odd_sizes
+from tests.graphs.epilogues import (
     all_kinds,
     applied,
     applied_given,
@@ -25,8 +26,7 @@ from tests.functions.epilogues import (
     only_rounded,
     unchanged,
 )
-from tests.functions.sizes import odd_sizes
-from tests.functions.summed import summed, summed_given
+from tests.graphs.summed import summed, summed_given
 
 FEW = (
     TileShape(64, 64, "k", swapped=True),

@@ -17,7 +17,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.order import tile_grid
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
-from tests.functions.epilogues import SOURCE, applied
+from tests.graphs.epilogues import SOURCE, applied
 from tests.refusals import refused
 
 SHAPE = TileShape(64, 64, "k", swapped=True)

@@ -9,7 +9,7 @@ from etc_dist.emulate import Emulator
 from etc_dist.errors import GraphError
 from etc_dist.functions.push_far import push_far
 from etc_dist.ir import Graph
-from tests.runtime.exchange_hosts import exchange_hosts, rows_of
+from tests.graphs.exchange_hosts import exchange_hosts, rows_of
 
 
 def test_rows_are_copied():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.functions.rotary import frequencies, rotary_table, rotated
-from tests.functions.paged import BASE, EPS, turned
+from tests.graphs.paged import BASE, EPS, turned
 
 
 def test_heads_are_normalized_and_rotated(rng):

@@ -7,19 +7,15 @@ import runpy
 
 import pytest
 
-from etc_dist.ir import device_function, graph_function
+from etc_dist.ir import device_function
 from etc_dist.ir.bodies import digest_bodies
+from tests.graphs.whole import whole
 
 
 def digest_of(body):
     filled = device_function(source="fill.cuh", reads=0, writes=1)(body)
 
-    @graph_function
-    def fill(g):
-        y = g.output("y", (1,), "float32")
-        g.call(filled, g.grid(i=1), writes=[y[:]])
-
-    return digest_bodies(fill(1))
+    return digest_bodies(whole(1, function=filled, y=(1,)))
 
 
 def enclosing_each_other(value, number=9):

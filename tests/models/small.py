@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.functions.paged import BASE
+from tests.graphs.paged import BASE
 from tests.models.test_weights import save
 
 CONFIG = {

@@ -17,7 +17,7 @@ from etc_dist.models.sizes import MATMULS, DecoderSizes
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from tests.functions.compiled import check_compiled, check_wgmmas
-from tests.functions.paged import BASE
+from tests.graphs.paged import BASE
 from tests.layers.reference import draw
 from tests.models.steps import row_arrays
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import pytest
 import etc_dist
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
-from etc_dist.ir import Graph, device_function, graph_function
+from etc_dist.ir import device_function
 from etc_dist.ops import functional
 from etc_dist.world import start
+from tests.graphs.whole import whole
 from tests.ops.arrays import ones
 
 pytestmark = pytest.mark.mpi
@@ -25,13 +27,7 @@ def copying(body: Callable[..., None]) -> Any:
     """A graph of one task on each rank, which makes y [n] of x by this body."""
     made = device_function(source="", reads=1, writes=1)(body)
 
-    @graph_function
-    def copies(g: Graph) -> None:
-        n = g.dims("n")
-        x, y = g.input("x", (n,), "float32"), g.output("y", (n,), "float32")
-        g.call(made, g.grid(i=1), reads=[x[:]], writes=[y[:]])
-
-    return copies
+    return partial(whole, function=made)
 
 
 # name: a call inside another one; `own` is its world, `op` an operation there

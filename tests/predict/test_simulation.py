@@ -141,7 +141,7 @@ def test_a_traced_run_over_hosts_has_the_times_of_far_tasks():
     source = """
 import numpy as np, etc_dist
 from etc_dist.predict.times import TracedTimes
-from tests.runtime.exchange_hosts import exchange_hosts, rows_of
+from tests.graphs.exchange_hosts import exchange_hosts, rows_of
 
 world = etc_dist.start()
 graph = exchange_hosts(2, local_size=1)

@@ -13,7 +13,7 @@ import pytest
 
 from etc_dist.codegen import Source, generate
 from etc_dist.errors import BuildError
-from etc_dist.ir import DeviceFunction, Graph, graph_function
+from etc_dist.ir import DeviceFunction
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
@@ -24,9 +24,10 @@ from etc_dist.runtime.build import build, compile_cubin, kernels_folder
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_static
 from etc_dist.settings import Settings
-from tests.codegen.graphs import three_matmuls
 from tests.conftest import first_always
 from tests.functions.compiled import check_compiled, check_wgmmas
+from tests.graphs.whole import whole
+from tests.graphs.written import three_matmuls
 
 ROOT = Path(__file__).parents[2]
 OPS = {
@@ -59,14 +60,8 @@ def filling(folder: Path, value: str = "7.0f", includes: str = "") -> Source:
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
 
-    @graph_function
-    def filled(g: Graph) -> None:
-        n = g.dims("n")
-        y = g.output("y", (n,), "float32")
-        fill = DeviceFunction("fill", print, path, "tensor", 0, 1)
-        g.call(fill, g.grid(i=1), writes=[y[:]])
-
-    return generate(schedule_static(filled(1)))
+    fill = DeviceFunction("fill", print, path, "tensor", 0, 1)
+    return generate(schedule_static(whole(1, function=fill)))
 
 
 # ------------------------------------------------------------------------ programs
@@ -250,7 +245,7 @@ def test_a_fault_in_the_users_body_is_shown_with_file_and_line(tmp_path, setting
         build(source, settings)
     assert f"{tmp_path}/fill.cuh(8): error:" in caught.value.got
     assert '"seven" is undefined' in caught.value.got
-    assert caught.value.where == "filled on 1 ranks, static schedule"
+    assert caught.value.where == "whole on 1 ranks, static schedule"
     assert list((settings.cache / "programs").iterdir()) == []
 
 
@@ -271,7 +266,7 @@ def test_a_build_error_carries_the_numbered_source(tmp_path):
         compile_cubin(broken, headers(source, kernels_folder()))
     assert caught.value.source == broken
     lines = caught.value.numbered().splitlines()
-    assert lines[0] == "   1  // filled on 1 ranks, static schedule"
+    assert lines[0] == "   1  // whole on 1 ranks, static schedule"
     at = next(n for n, line in enumerate(broken.splitlines(), 1) if "oops" in line)
     assert lines[at - 1] == f"{at:4d}  struct Program {{ oops;"
     assert f"program.cu({at}): error" in caught.value.got

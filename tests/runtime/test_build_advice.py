@@ -9,10 +9,11 @@ import pytest
 from etc_dist.codegen import generate
 from etc_dist.emulate import Emulator
 from etc_dist.errors import BuildError
-from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
+from etc_dist.ir import DeviceFunction, GraphFunction
 from etc_dist.runtime.build import build
 from etc_dist.schedule import schedule_static
 from etc_dist.settings import Settings
+from tests.graphs.whole import whole
 
 HEAD = '#pragma once\n#include "worker/task.cuh"\nnamespace etc {\n'
 WRONG = {
@@ -35,11 +36,9 @@ BODIES = {
 }
 
 
-@graph_function
-def one_call(g: Graph, *, source, lane="tensor"):
-    y = g.output("y", (8,), "bfloat16")
+def one_call(source: Path, lane: str = "tensor") -> GraphFunction:
     relu = DeviceFunction("relu", print, source, lane, 0, 1)
-    g.call(relu, g.grid(i=1), writes=[y[:]])
+    return whole(1, function=relu, dtype="bfloat16", y=(8,))
 
 
 def refusal(compiler: str, graph: GraphFunction, folder: Path) -> BuildError:
@@ -56,7 +55,7 @@ def refusal(compiler: str, graph: GraphFunction, folder: Path) -> BuildError:
 def test_missing_struct_is_named_with_its_file(compiler, body, tmp_path):
     path = tmp_path / "activation.cuh"
     path.write_text(f"{HEAD}{body}\n}}  // namespace etc\n")
-    caught = refusal(compiler, one_call(1, source=path), tmp_path)
+    caught = refusal(compiler, one_call(path), tmp_path)
     wanted = f"{path} must define, in namespace etc: template <class Task> struct relu"
     assert caught.fix.startswith(wanted)
 
@@ -70,9 +69,9 @@ def test_mistake_in_a_body_is_named_with_what_to_write(compiler, line, tmp_path)
         f"{{ const auto y = task.template operand<0>();\n{line}\n}} }};\n}}\n"
     )
     lane = "transfer" if "scratch)" in line else "tensor"
-    caught = refusal(compiler, one_call(1, source=path, lane=lane), tmp_path)
+    caught = refusal(compiler, one_call(path, lane), tmp_path)
     assert BODIES[line] in caught.fix + caught.got
-    assert caught.where == "one_call on 1 ranks, static schedule"
+    assert caught.where == "whole on 1 ranks, static schedule"
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "emulator"])
@@ -82,7 +81,7 @@ def test_mistake_in_a_body_is_shown_without_the_headers_that_use_it(compiler, tm
         f"{HEAD}template <class Task> struct relu {{ static void run(const Task& task) "
         "{\nconst auto x = task.template operand<1>();\nfloat y = no_such;\n} };\n}\n"
     )
-    got = refusal(compiler, one_call(1, source=path), tmp_path).got
+    got = refusal(compiler, one_call(path), tmp_path).got
     assert "no_such" in got and "tensor_lane" not in got and "Call::visit" not in got
     at = {"nvrtc": f"at line 5 of {path}", "emulator": f"{path}:5:"}[compiler]
     assert "the call has fewer operands" in got and at in got
@@ -91,7 +90,7 @@ def test_mistake_in_a_body_is_shown_without_the_headers_that_use_it(compiler, tm
 @pytest.mark.parametrize("compiler", ["nvrtc", "emulator"])
 @pytest.mark.parametrize("source", ["mine.cuh", Path("/no/such/mine.cuh")])
 def test_source_that_does_not_exist_is_named(compiler, source, tmp_path):
-    caught = refusal(compiler, one_call(1, source=source), tmp_path)
+    caught = refusal(compiler, one_call(source), tmp_path)
     assert caught.what == "the source of a device function does not exist"
     assert caught.got == f"no file {source}"
     assert "Path(__file__).with_name" in caught.fix

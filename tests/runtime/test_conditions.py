@@ -17,14 +17,14 @@ from etc_dist.ir import (
 )
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
-from tests.ops.arrays import Arrays
-from tests.runtime.running_sums import (
+from tests.graphs.running_sums import (
     KINDS,
     inputs,
     reference,
     running_sums,
     sums_over_ranks,
 )
+from tests.ops.arrays import Arrays
 
 
 @device_function(source="", reads=2, writes=1)

@@ -24,7 +24,7 @@ from etc_dist.runtime.cpu import CpuExecutor
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.world import World, start
-from tests.runtime.permute import inputs, permute
+from tests.graphs.permute import inputs, permute
 from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs, with_call
 
 pytestmark = pytest.mark.mpi

@@ -10,8 +10,8 @@ import pytest
 import etc_dist
 from etc_dist import Program, World
 from etc_dist.errors import WaitTimeoutError
+from tests.graphs.early import early, inputs, reference
 from tests.ops.arrays import Arrays
-from tests.runtime.early import early, inputs, reference
 
 
 def program_of(world: World, schedule: str, **options: Any) -> Program:

@@ -11,7 +11,7 @@ from etc_dist.codegen import generate
 from etc_dist.errors import BuildError
 from etc_dist.runtime import far_link, gpu
 from etc_dist.schedule import schedule_static
-from tests.runtime.exchange_hosts import exchange_hosts
+from tests.graphs.exchange_hosts import exchange_hosts
 
 
 def test_missing_headers_are_named(monkeypatch):

@@ -21,8 +21,8 @@ import etc_dist
 from etc_dist import Program, World
 from etc_dist.errors import WaitRecord, WaitTimeoutError
 from tests.conftest import LIMIT, has_gpu
+from tests.graphs.ring import ring
 from tests.ops.arrays import Arrays
-from tests.ops.ring import ring
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,7 +156,7 @@ import etc_dist
 from etc_dist.functions import sum_slots
 from etc_dist.ops.operation import with_sizes
 from tests.ops.arrays import Arrays
-from tests.ops.ring import ring
+from tests.graphs.ring import ring
 import numpy as np
 
 world = etc_dist.start()

@@ -19,7 +19,7 @@ from etc_dist.runtime import gpu
 from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.gpu import GpuExecutor, Launch
 from etc_dist.schedule import schedule_static
-from tests.ops.ring import ring
+from tests.graphs.ring import ring
 
 pytestmark = pytest.mark.mpi(ranks=[1])
 CAPTURING = SimpleNamespace(ptr=5, is_capturing=lambda: True)

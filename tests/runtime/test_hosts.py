@@ -14,7 +14,7 @@ from etc_dist.runtime.argument_block import far_senders
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
-from tests.runtime.exchange_hosts import exchange_hosts, rows_of
+from tests.graphs.exchange_hosts import exchange_hosts, rows_of
 from tests.world.jobs import run_on_hosts
 from tests.world.test_hosts import START
 
@@ -25,7 +25,7 @@ PROGRAM = (
 import numpy as np
 from dataclasses import replace
 import etc_dist
-from tests.runtime.exchange_hosts import exchange_hosts, rows_of
+from tests.graphs.exchange_hosts import exchange_hosts, rows_of
 
 expected = np.concatenate([rows_of(rank) for rank in range(4)])
 def compiled(schedule="static", **options):

@@ -18,8 +18,8 @@ from etc_dist.program import Program
 from etc_dist.runtime.cpu.executor import CpuExecutor
 from etc_dist.runtime.cpu.run_state import RunState
 from etc_dist.settings import Settings
+from tests.graphs.ring import ring
 from tests.interrupts import interrupted
-from tests.ops.ring import ring
 from tests.test_program_errors import ended, run
 
 

@@ -23,8 +23,8 @@ import etc_dist
 from etc_dist import Program
 from etc_dist.errors import WaitTimeoutError
 from tests.conftest import LIMIT
+from tests.graphs.ring import ring
 from tests.ops.arrays import Arrays
-from tests.ops.ring import ring
 
 LATE = 2 * LIMIT
 """Seconds."""

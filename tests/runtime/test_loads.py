@@ -12,8 +12,8 @@ from etc_dist.ir import Graph, device_function, graph_function, span
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.emulate.cases import set_some, some_numbers
+from tests.graphs.permute import EXPERTS, inputs, permute, reference
 from tests.ops.arrays import Arrays
-from tests.runtime.permute import EXPERTS, inputs, permute, reference
 from tests.runtime.programs import send
 
 SCHEDULES = {"static": schedule_static, "dynamic": schedule_dynamic}

@@ -25,8 +25,8 @@ from etc_dist.ir.expr import Expr
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.device_faults import Record, decode, out_of_range
 from etc_dist.schedule import schedule_static
+from tests.graphs.permute import inputs, permute, reference
 from tests.ops.arrays import Arrays
-from tests.runtime.permute import inputs, permute, reference
 from tests.runtime.programs import send
 from tests.runtime.test_loads import deal, deal_inputs
 

@@ -21,8 +21,7 @@ from etc_dist.ir import (
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import SCHEDULES, schedule_static
-from tests.ops.arrays import Arrays
-from tests.runtime.looped import (
+from tests.graphs.looped import (
     count_up,
     dims_of,
     double_up,
@@ -32,6 +31,7 @@ from tests.runtime.looped import (
     stepped,
     steps_of_layers,
 )
+from tests.ops.arrays import Arrays
 
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 LAYERS = 4

@@ -16,10 +16,10 @@ from etc_dist.runtime import run_check
 from etc_dist.runtime.gpu import GpuExecutor
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
+from tests.graphs.permute import inputs, permute
+from tests.graphs.ragged import attended, attention, scatter, scattered, sequences
+from tests.graphs.ring import ring
 from tests.ops.arrays import Arrays
-from tests.ops.ring import ring
-from tests.runtime.permute import inputs, permute
-from tests.runtime.ragged import attended, attention, scatter, scattered, sequences
 
 pytestmark = pytest.mark.mpi
 

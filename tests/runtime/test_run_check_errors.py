@@ -8,7 +8,7 @@ import pytest
 
 from etc_dist import Program
 from etc_dist.errors import GraphError, RaceError, WorldError
-from tests.runtime.ragged import attention, scatter, scattered, sequences
+from tests.graphs.ragged import attention, scatter, scattered, sequences
 from tests.runtime.test_run_check import run
 
 pytestmark = pytest.mark.mpi

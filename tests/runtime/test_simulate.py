@@ -12,8 +12,8 @@ from etc_dist.ir import ceildiv, device_function, graph_function, span, tile, up
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.cpu.simulate import ProcessMemory
 from etc_dist.schedule import schedule_dynamic, schedule_static
-from tests.codegen.graphs import three_matmuls
 from tests.emulate.cases import four_matmuls
+from tests.graphs.written import three_matmuls
 from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError, DeadlockError, GraphError
-from etc_dist.ir import RANK, device_function, graph_function
+from etc_dist.ir import RANK, device_function
 from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
+from tests.graphs.whole import whole
 from tests.runtime.programs import ring, ring_inputs, with_call
 
 
@@ -80,9 +81,4 @@ def plan_of_x():
     def copy(x, y):
         y[...] = x
 
-    @graph_function
-    def graph(g):
-        x, y = g.input("x", (), "float32"), g.output("y", (), "float32")
-        g.call(copy, g.grid(i=1), reads=[x[()]], writes=[y[()]])
-
-    return schedule_static(graph(1))
+    return schedule_static(whole(1, function=copy, x=(), y=()))

@@ -9,8 +9,8 @@ from etc_dist.emulate import Emulator
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
+from tests.graphs.accumulate import accumulate, arrays, expected
 from tests.ops.arrays import Arrays
-from tests.runtime.accumulate import accumulate, arrays, expected
 
 DIMS = {"n": 4, "rows": 6}
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])

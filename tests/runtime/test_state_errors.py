@@ -17,8 +17,8 @@ from etc_dist.runtime.array_checks import Expected, check_arrays
 from etc_dist.runtime.arrays import inspect
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
+from tests.graphs.accumulate import WIDTH, accumulate, arrays
 from tests.ops.arrays import Arrays
-from tests.runtime.accumulate import WIDTH, accumulate, arrays
 
 DIMS = {"n": 4, "rows": 6}
 

@@ -15,8 +15,8 @@ from etc_dist.verify.boxes import Boxes, Cut, boxes_of
 from etc_dist.verify.enumeration import BODY, EARLY, Access
 from etc_dist.verify.happens_before import HappensBefore
 from etc_dist.verify.verify import verify
-from tests.verify.decoder import decoder
-from tests.verify.work_list import decode_list
+from tests.graphs.decode_list import decode_list
+from tests.graphs.decode_steps import decoder
 
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 AXES, EXTENT, TASKS, CLASSES = 2, 4, 5, 2

@@ -12,9 +12,9 @@ from etc_dist.ir import Graph, equal, select, span
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify import cells
 from etc_dist.verify.verify import verify
+from tests.graphs.decode_list import decode_list
 from tests.refusals import refused
 from tests.verify.test_verify import build, touch
-from tests.verify.work_list import decode_list
 
 
 def one_race(body: Callable[[Graph], None], schedule: str, words: str) -> None:

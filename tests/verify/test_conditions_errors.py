@@ -9,8 +9,8 @@ from etc_dist.errors import DeadlockError, GraphError, RaceError
 from etc_dist.ir import Graph, graph_function
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
+from tests.graphs.running_sums import running_sums
 from tests.runtime.programs import send
-from tests.runtime.running_sums import running_sums
 
 both = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 JOINS = np.array([0, 1, 1, 0, 1], np.int32)

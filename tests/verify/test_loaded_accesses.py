@@ -28,7 +28,7 @@ from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import Settings
 from etc_dist.verify.proof import prove
 from etc_dist.verify.verify import Verified, verify
-from tests.runtime.permute import EXPERTS, computed, permute
+from tests.graphs.permute import EXPERTS, computed, permute
 from tests.verify.test_verify import touch
 
 ROUTING = [0, 2, 1, 1]

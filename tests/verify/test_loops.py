@@ -6,7 +6,7 @@ import pytest
 
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
-from tests.verify.decoder import decoder
+from tests.graphs.decode_steps import decoder
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])

@@ -8,7 +8,7 @@ from etc_dist.errors import DeadlockError, GraphError, RaceError
 from etc_dist.ir import Expr, Graph, equal, graph_function, select
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
-from tests.runtime.looped import dims_of, residual_layers
+from tests.graphs.looped import dims_of, residual_layers
 from tests.verify.test_verify import build, touch
 
 LAYERS = 20

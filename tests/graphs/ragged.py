@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.ir import Graph, device_function, graph_function, span, tile
-from tests.runtime.permute import move_row
+from tests.graphs.permute import move_row
 
 Array = np.ndarray[Any, Any]
 WIDTH, SEQUENCES, ROWS = 4, 4, 10
