@@ -7,6 +7,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import Sampling, load
+from tests.conftest import some_of
 from tests.models.small import make_model
 from tests.models.test_tensor_parallel import DRAWN, ids_of_one_rank, split_model
 
@@ -105,7 +106,7 @@ def test_one_sampling_for_each_prompt_is_expected(folder, one_rank):
 
 
 @RANKS
-@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+@pytest.mark.parametrize("schedule", some_of(["static", "dynamic"], 2))
 def test_ranks_draw_the_ids_of_one_rank(schedule, world, tmp_path, rng):
     folder = split_model(tmp_path, rng, 2)
     ids, count = rng.integers(576, size=len(DRAWN)), len(DRAWN)

@@ -81,7 +81,7 @@ def test_a_text_has_the_same_bits_at_any_number_of_steps(model_folder, rng, one_
             model_folder, batch=3, positions=64, steps_per_launch=steps, world=one_rank
         ) as model:
             model._arrays["cache"][...] = 0
-            texts.append(model.generate(prompts, max_new_tokens=12))
+            texts.append(model.generate(prompts, max_new_tokens=8))
             caches.append(cache_of(model))
     assert texts[0] == texts[1] == texts[2]
     for cache in caches[1:]:
@@ -111,7 +111,7 @@ def test_a_stop_token_ends_one_request_and_its_cache(model_folder, rng, one_rank
     ("options", "text"),
     [
         ({"count": 5}, "count is out of range"),
-        ({"count": 4, "ends": [65]}, "ends of 0 .. 64"),
+        ({"count": 4, "ends": [65]}, "ends from 0, below 65"),
         ({"count": 4, "ends": [1, 2]}, "equally many"),
         ({"count": 4, "stops": [range(9)]}, "at most 8 stops of each row"),
         ({"count": 4, "stops": []}, "stops of 1 rows"),
@@ -122,7 +122,7 @@ def test_steps_that_do_not_fit_are_refused(model_folder, one_rank, options, text
         table = np.array([[0]])
         with pytest.raises(ArgumentError, match=text):
             model.steps([1], [0], [0], table, **options)
-        with pytest.raises(ArgumentError, match="ends: 65"):
+        with pytest.raises(ArgumentError, match=r"ends\[0\] = 65"):
             model.steps([1], [0], [61], table, count=4)
         assert model.steps([1], [0], [0], table, count=4).shape == (4, 1)
 
