@@ -159,7 +159,7 @@ class _Run:
         lane_workers = [*self._clusters, *self._warps]
         self._workers = Workers(plan, env, 0, 1, lane_workers, self._memory)
         self._running: dict[LaneWorker, int] = defaultdict(int)
-        self._waiting: dict[Element | int, dict[LaneWorker, None]] = defaultdict(dict)
+        self._waiting: dict[Element | int, dict[LaneWorker, int]] = defaultdict(dict)
         self._forwards: dict[LaneWorker, deque[Task]] = defaultdict(deque)
         self._parts: dict[Task, int] = {}
         self._end_us = self._tensor_us = 0.0
@@ -206,16 +206,18 @@ class _Run:
     def _start(self, peers: Sequence[int], now: float) -> None:
         for rank in peers:
             self._memory.epochs[rank] = 1
-            self._wake(rank, now)
+            self._wake(rank, 1, now)
 
     def _notify(self, elements: Sequence[Element], now: float) -> None:
         for element in elements:
             self._memory.notify(element)
-            self._wake(element, now)
+            self._wake(element, self._memory.have(element), now)
 
-    def _wake(self, cause: Element | int, now: float) -> None:
+    def _wake(self, cause: Element | int, have: int, now: float) -> None:
         """Continue the lane workers that wait for an element, or for a rank."""
-        for worker in self._waiting.pop(cause, {}):
+        waiting = self._waiting[cause]
+        for worker in [w for w, want in waiting.items() if want <= have]:
+            del waiting[worker]
             self._advance(worker, now)
 
     # ------------------------------------------------------------------------ tasks
@@ -241,7 +243,7 @@ class _Run:
         for task in worker.unit:
             if task.unmet is not None:
                 cause = task.unmet.element or task.unmet.peer
-                self._waiting[cause][worker] = None
+                self._waiting[cause][worker] = task.unmet.want
         if worker.done and worker.lane.name == TENSOR:
             self._join(worker, now)
 

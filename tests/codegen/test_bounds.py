@@ -146,8 +146,7 @@ def host_says(
 ) -> bool:
     env = graph.environment({"n": ROWS}, 0)
     env |= {f"@{name}": array for name, array in tensors.items()}
-    shapes = {"free": (ROWS,), "counted": (ROWS, 2), "here": (ROWS,)}
-    resolver = Resolver(0, graph, shapes)
+    resolver = Resolver(0, graph, env)
     task = Task(0, 0, "tensor", call, i, 1, place(call, i, env))
     try:
         for region in (*call.reads, *call.writes):

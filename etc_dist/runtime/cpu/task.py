@@ -9,11 +9,12 @@ from typing import Any
 
 from etc_dist.errors import EtcDistError, GraphError, RangeRecord, WaitRecord
 from etc_dist.ir.call import Call
-from etc_dist.ir.event import EventRef
+from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.loads import INT32, overflowing
 from etc_dist.ir.tensor import Region, Tensor
+from etc_dist.runtime.cpu.arrays import shape_of
 from etc_dist.runtime.device_faults import out_of_range
 
 
@@ -136,20 +137,21 @@ class Task:
         return WaitRecord(*row, self.unmet.label, have, want)
 
 
-def place(call: Call, t: int, env: Mapping[str, Any]) -> dict[str, Any]:
+def place(call: Call, t: int, env: dict[str, Any]) -> dict[str, Any]:
     """`env` with the coordinate of task `t`."""
-    tile = call.coordinates(t, dict(env))
+    tile = call.coordinates(t, env)
     return {**env, **{name: int(value) for name, value in tile.items()}}
 
 
 class Resolver:
     """Evaluates the symbolic references of a rank's tasks."""
 
-    def __init__(self, rank: int, graph: GraphFunction, shapes: Mapping[str, Any]):
+    def __init__(self, rank: int, graph: GraphFunction, env: Mapping[str, Any]):
         self._rank, self._world_size = rank, graph.world_size
         size = graph.local_size
         self._near = range(rank - rank % size, rank - rank % size + size)
-        self._shapes = shapes
+        shaped: list[EventTensor | Tensor] = [*graph.events, *graph.tensors]
+        self._shapes = {each.name: shape_of(each, env) for each in shaped}
 
     def holds(self, ref: EventRef, task: Task) -> bool:
         """Whether the task waits for `ref`, or notifies it."""
@@ -175,10 +177,11 @@ class Resolver:
         NOTE: only a start without loads may be beyond the edge."""
         rank = self._on(region.rank, task, region)
         index: list[slice | int] = []
-        for start, size, extent, kept in zip(
-            region.start, region.size, region.tensor.shape, region.kept, strict=True
+        shape = self._shapes[region.tensor.name]
+        for start, size, end, kept in zip(
+            region.start, region.size, shape, region.kept, strict=True
         ):
-            low, end = _value(start, task, region), int(extent.evaluate(task.env))
+            low = _value(start, task, region)
             loaded = start.is_loaded
             if low < 0 or (low > end - (not kept) and (loaded or not kept)):
                 wanted = f"a start of 0 .. {end - (not kept)}"
@@ -207,16 +210,16 @@ class Resolver:
 def _value(expr: Expr, task: Task, what: EventRef | Region, of: str = "") -> int:
     """The value of `expr` in `what`; ArgumentError for a load out of range, and for
     arithmetic on loaded numbers that exceeds the 32 bits that it has on GPUs."""
+    if not expr.is_loaded:
+        return int(expr.evaluate(task.env))
     try:
-        for part in overflowing(expr, task.env) if expr.is_loaded else ():
+        for part in overflowing(expr, task.env):
             value = int(part.evaluate(task.env))
             if not INT32[0] <= value <= INT32[1]:
                 wanted = f"index arithmetic within 32 bits, in {of}{what}"
                 raise range_error(task, wanted, f"{part} = {value}")
         return int(expr.evaluate(task.env))
     except (IndexError, ZeroDivisionError) as error:
-        if not expr.is_loaded:
-            raise
         raise range_error(task, f"loads in range, in {of}{what}", str(error)) from error
 
 

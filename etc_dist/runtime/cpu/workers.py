@@ -124,11 +124,7 @@ class Workers:
         self._memory = memory
         self._tickets = {lane.name: 0 for lane in plan.lanes}
         self._units = {worker: self._units_of(worker) for worker in lane_workers}
-        shapes = {
-            events.name: tuple(int(n.evaluate(self.env)) for n in events.shape)
-            for events in plan.graph.events
-        }
-        self._resolver = Resolver(rank, plan.graph, shapes)
+        self._resolver = Resolver(rank, plan.graph, self.env)
         chance = random.Random(f"{seed} {rank} {epoch}")
 
         def counts(name: str) -> Array:
