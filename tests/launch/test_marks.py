@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import check_marks, runs_here
 
 ROOT = Path(__file__).parents[2]
-MARKERS = ("gpu", "gpu(devices=2)", "exhaustive")
+MARKERS = ("gpu", "gpu(devices=2)", "exhaustive", "mpi(ranks=[4])")
 TESTS = "import pytest\n" + "".join(
     f"@pytest.mark.{marker}\ndef test_{number}(): pass\n"
     for number, marker in enumerate(MARKERS)
@@ -22,7 +22,15 @@ TESTS = "import pytest\n" + "".join(
 @pytest.mark.parametrize(
     ("options", "gpus", "words"),
     [
-        ([], 0, ["left out, there is no GPU: 2 tests", "left out, for --all only: 1"]),
+        (
+            [],
+            0,
+            [
+                "left out, there is no GPU: 2 tests",
+                "left out, for other numbers of ranks: 1 tests",
+                "left out, for --all only: 1",
+            ],
+        ),
         (["--all"], 1, ["needs 2 GPUs, and 1 can be used", "2 passed, 1 skipped"]),
         (["--all"], 2, ["3 passed"]),
     ],

@@ -106,7 +106,7 @@ def test_rows_of_one_rank_are_one_block_that_tiles_divide(rows, blocks):
     assert -(-rows // env["tile_even_rows"]) == down
 
 
-@pytest.mark.mpi(ranks=[1, 2, 4])
+@pytest.mark.mpi(ranks=[1, 2])
 @kinds
 def test_few_rows_whole_blocks_and_transposed_weights_take_turns(
     kind, world, make, problem, compiled
