@@ -329,30 +329,35 @@ def canonical(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True).encode()
 
 
+def signed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its own SHA-256, as `unsigned` expects it."""
+    return {**document, "digest": sha256(canonical(document))}
+
+
+def unsigned(document: Any, **expected: object) -> dict[str, Any]:
+    """A signed document; ValueError for one that is damaged, or has other values than
+    `expected`."""
+    if isinstance(document, dict):
+        digest = document.pop("digest", None)
+        found = {name: document.get(name) for name in expected}
+        if found == expected and digest == sha256(canonical(document)):
+            return document
+    raise ValueError(f"not a document with {expected} and its own SHA-256")
+
+
 def _manifest(kind: str, key: str, entry: Entry) -> bytes:
-    document = {
-        "format": FORMAT,
-        "kind": kind,
-        "key": key,
-        "facts": dict(entry.facts),
-        "files": {name: sha256(content) for name, content in entry.files.items()},
-    }
-    digest = sha256(canonical(document))
-    return canonical({**document, "digest": digest}) + b"\n"
+    files = {name: sha256(content) for name, content in entry.files.items()}
+    document = {"facts": dict(entry.facts), "files": files}
+    whole = signed({"format": FORMAT, "kind": kind, "key": key, **document})
+    return canonical(whole) + b"\n"
 
 
 def _checked(kind: str, key: str, content: bytes) -> dict[str, Any]:
     """The manifest of this very entry; ValueError for anything else."""
-    document = json.loads(content)
-    if isinstance(document, dict):
-        digest = document.pop("digest", None)
-        own = {"format": FORMAT, "kind": kind, "key": key}.items() <= {
-            name: document.get(name) for name in ("format", "kind", "key")
-        }.items()
-        own &= all(isinstance(document.get(name), dict) for name in ("facts", "files"))
-        if own and digest == sha256(canonical(document)):
-            return document
-    raise ValueError("not the manifest of this entry")
+    document = unsigned(json.loads(content), format=FORMAT, kind=kind, key=key)
+    if all(isinstance(document.get(name), dict) for name in ("facts", "files")):
+        return document
+    raise ValueError("not the manifest of an entry")
 
 
 # ---------------------------------------------------------------------------- memory

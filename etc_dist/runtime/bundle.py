@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.cache import Entry, canonical, sha256
+from etc_dist.cache import Entry, canonical, sha256, signed, unsigned
 from etc_dist.errors import ArgumentError
 from etc_dist.files import parse_object, read_file, read_object
 from etc_dist.verify.proof import is_record, is_texts, verifier_digest
@@ -158,13 +158,12 @@ def write_bundle(bundle: Bundle) -> None:
         "programs": programs,
         "files": {name: sha256(content) for name, content in files.items()},
     }
-    document["digest"] = sha256(canonical(document))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_older(folder)
         folder.chmod(folder.stat().st_mode & ~OF_OTHERS)
         # First: a folder in which a file is missing can be written again.
-        manifest = json.dumps(document, indent=1).encode()
+        manifest = json.dumps(signed(document), indent=1).encode()
         for name, content in {MANIFEST: manifest, **files}.items():
             (folder / name).write_bytes(content)
             (folder / name).chmod(0o644)
@@ -209,14 +208,9 @@ def _refuse_of_others(folder: Path, path: Path) -> None:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path, wanted = folder / MANIFEST, f"a manifest of format {FORMAT}, not damaged"
     try:
-        document = read_object(path)
+        return unsigned(read_object(path), format=FORMAT)
     except (OSError, ValueError) as error:
         raise _refused(path, wanted, str(error), BUILD) from error
-    digest = document.pop("digest", None)
-    if document.get("format") != FORMAT or digest != sha256(canonical(document)):
-        got = f"format {document.get('format')}, SHA-256 {digest}"
-        raise _refused(path, wanted, got, BUILD)
-    return document
 
 
 def _read(path: Path, digest: str) -> bytes:
