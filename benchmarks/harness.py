@@ -126,10 +126,13 @@ class Run:
         try:
             for values, wrong in self.subject.measure(self):
                 self.report(values, wrong)
+        except BaseException as error:
+            self.failed.append(f"{type(error).__name__}: {error}")
+            raise
         finally:
             self._note("ended", recorded=self.recorded, failed=self.failed)
-            if self.subject.has_world:
-                self.device.world.close()
+        if self.subject.has_world:
+            self.device.world.close()
         return int(bool(self.failed))
 
     def report(self, values: Mapping[str, Any], wrong: Sequence[str] = ()) -> None:

@@ -126,6 +126,7 @@ class Workload(ABC):
         weight: "nk" for w as it is, "kn" for a transposed view of [K, N]."""
         self.device, self.world, self.layout = device, device.world, layout
         self.name, self.sizes, self.rows, self.dtype = name, sizes, rows, dtype
+        self.m, (self.n, self.k, *_) = rows * device.world.size, sizes
         self.made: dict[str, Any] = {}
         """Our operations that `make` has made, by the names of their times."""
 
@@ -156,13 +157,17 @@ class Workload(ABC):
         """The results of the last runs, one for each input, as `reference` has them."""
         return self.outs
 
+    baseline: Call
+    """Of rivals that are one call."""
+
     @abstractmethod
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
         """Other ways to the same results, by the names of their times. Collective."""
 
-    @abstractmethod
     def parts(self, gpu: Gpu) -> Calls:
-        """What is timed alone: the GEMMs ("gemm") and the collectives."""
+        """What is timed alone: the GEMMs ("gemm") and the collectives. Here, the
+        baseline has only GEMMs."""
+        return {"gemm": self.baseline}
 
     def durations(self, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         """The fields of a record for the milliseconds of its repeats, by name."""
@@ -179,9 +184,9 @@ class Workload(ABC):
     def limits(self, gemm_ms: float) -> tuple[float, float]:
         """Lower bounds in milliseconds: of the busiest chip and of its wire."""
 
-    @abstractmethod
     def fields(self) -> dict[str, Any]:
         """The shape as a record has it: M, N, K and more."""
+        return {"M": self.m, "N": self.n, "K": self.k}
 
     @cached_property
     def xs(self) -> list[Any]:

@@ -17,7 +17,6 @@ from benchmarks.harness import Result, Run, Subject, add_shapes
 from benchmarks.protocol import measure_shapes
 from benchmarks.workload import (
     REPLAYED,
-    Calls,
     GraphCall,
     Rival,
     Shapes,
@@ -135,11 +134,8 @@ class ChainWorkload(Workload):
         pairs = zip(pairwise([*self.xs, *results]), self.weights, strict=True)
         steps = [gpu.matmul(x, w, y) for (x, y), w in pairs]
         named = {f"w{n}": step for n, step in enumerate(steps)}
-        self._baseline = captured(gpu, partial(run_steps, named))
-        return {"baseline": Rival([self._baseline], results[-1:])}
-
-    def parts(self, gpu: Gpu) -> Calls:
-        return {"gemm": self._baseline}
+        self.baseline = captured(gpu, partial(run_steps, named))
+        return {"baseline": Rival([self.baseline], results[-1:])}
 
     def limits(self, gemm_ms: float) -> tuple[float, float]:
         assert isinstance(self.device, Gpu)
@@ -148,8 +144,7 @@ class ChainWorkload(Workload):
         return roofline_ms(2 * elements, flops, self.device.rates), 0.0
 
     def fields(self) -> dict[str, Any]:
-        hidden, inner = self.sizes
-        return {"M": self.rows, "N": hidden, "K": inner, "policy": self._policy}
+        return {**super().fields(), "policy": self._policy}
 
 
 def measure(run: Run) -> Iterator[Result]:

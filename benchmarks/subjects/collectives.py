@@ -48,21 +48,6 @@ class Stepwise(Workload):
     steps: Any
     """steps(gpu, x, *weights, out): the unfused steps by name, in their order."""
 
-    @property
-    def m(self) -> int:
-        return self.rows * self.world.size
-
-    @property
-    def n(self) -> int:
-        return self.sizes[0]
-
-    @property
-    def k(self) -> int:
-        return self.sizes[1]
-
-    def fields(self) -> dict[str, Any]:
-        return {"M": self.m, "N": self.n, "K": self.k}
-
     @cached_property
     def _unfused(self) -> tuple[dict[str, Call], Any]:
         assert isinstance(self.device, Gpu)

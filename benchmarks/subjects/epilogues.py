@@ -24,6 +24,7 @@ from benchmarks.workload import (
     Calls,
     GraphCall,
     Rival,
+    Workload,
     in_turn,
     medians,
 )
@@ -87,8 +88,7 @@ class Epilogue(MatmulWorkload):
         return {**medians(times), "of_store": round(of_store, 4)}
 
     def fields(self) -> dict[str, Any]:
-        sizes = {"M": self.rows, "N": self.n, "K": self.k}
-        return {**sizes, "policy": str(self.shape)}
+        return {**Workload.fields(self), "policy": str(self.shape)}
 
 
 class BiasGelu(Epilogue):

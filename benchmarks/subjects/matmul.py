@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks.device import WARM_UP, Call, Gpu, captured, roofline_ms, wide
+from benchmarks.device import WARM_UP, Gpu, captured, roofline_ms, wide
 from benchmarks.harness import Result, Run, Subject, add_batch, add_shapes
 from benchmarks.protocol import measure_shapes
-from benchmarks.workload import BLOCK, DTYPE, Calls, Rival, Shapes, Workload, in_turn
+from benchmarks.workload import BLOCK, DTYPE, Rival, Shapes, Workload, in_turn
 from etc_dist import Matmul
 from etc_dist.ops.argument_table import DTYPES
 
@@ -54,7 +54,6 @@ class MatmulWorkload(Workload):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.n, self.k = self.sizes
         if isinstance(self.device, Gpu):
             self.inputs = taking_turns(self.n, self.k)
 
@@ -84,11 +83,8 @@ class MatmulWorkload(Workload):
         outs = self.new_outs()
         arrays = zip(self.xs, self.weights, outs, strict=True)
         calls = [captured(gpu, gpu.matmul(*each)) for each in arrays]
-        self._baseline: Call = in_turn(calls)
+        self.baseline = in_turn(calls)
         return {"baseline": Rival(calls, outs)}
-
-    def parts(self, gpu: Gpu) -> Calls:
-        return {"gemm": self._baseline}
 
     def limits(self, gemm_ms: float) -> tuple[float, float]:
         assert isinstance(self.device, Gpu)
@@ -103,8 +99,7 @@ class MatmulWorkload(Workload):
             for name, prefix in (("ours", ""), ("batch", "batch_"))
             if name in self.made
         }
-        shape = {"M": self.rows, "N": self.n, "K": self.k, "w_layout": self.layout}
-        return {**shape, **policies}
+        return {**super().fields(), "w_layout": self.layout, **policies}
 
 
 def measure(run: Run) -> Iterator[Result]:

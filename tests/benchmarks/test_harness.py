@@ -64,8 +64,9 @@ def test_a_run_is_recorded_from_its_start_to_its_end(options: list[str]) -> None
 
 def test_a_run_that_an_error_ends_is_recorded(options: list[str]) -> None:
     with pytest.raises(RuntimeError):
-        execute(subject((values(), []), RuntimeError()), "some", options)
+        execute(subject((values(), []), RuntimeError("out of GPUs")), "some", options)
     assert [r.get("state") for r in recorded(options)] == ["started", None, "ended"]
+    assert recorded(options)[-1].failed == ["RuntimeError: out of GPUs"]
 
 
 def test_sizes_follow_from_the_commit_and_the_subject() -> None:
