@@ -111,7 +111,7 @@ CASES = {
     "moe, half as many columns": experts(300, 64, 72, NEVER),
     "moe": experts(300, 320, 264, NEVER),
     "moe, long tiles of two turns": experts(680, 640, 200, NEVER),
-    "moe, packed": experts(300, 136, 200, STATIC + DYNAMIC, True, 16),
+    "moe, packed": experts(100, 72, 72, STATIC, True, 16),
     "moe, more blocks of tokens than lanes": experts(1100, 8, 8, NEVER),
     "moe, many tokens": experts(8200, 8, 8, NEVER),  # more blocks than threads
     "moe, logits in tiles": Case(

@@ -114,7 +114,7 @@ def two_matmuls(g: Graph) -> None:
     "schedule", ["dynamic", pytest.param("static", marks=exhaustive)]
 )
 def test_groups_of_empty_tasks_notify_what_is_loaded(schedule):
-    count, k, n = 40, 64, 600
+    count, k, n = 40, 64, 264
     rng = np.random.default_rng(6)
     sizes = np.zeros(count, np.int32)
     sizes[:2] = 5, 6
@@ -125,7 +125,7 @@ def test_groups_of_empty_tasks_notify_what_is_loaded(schedule):
     w, v = np.sign(w), np.sign(v)
     program = Emulator(two_matmuls(1), schedule=schedule)
     inputs = {"sizes": sizes, "given": given, "x": x, "w": w, "v": v}
-    for seed in range(3):
+    for seed in range(2):
         dims = {"count": count, "k": k, "n": n}
         [found] = program.run([inputs], dims, seed=seed, runs=2)
         y, seen = found["y"], found["seen"]

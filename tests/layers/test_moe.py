@@ -125,7 +125,7 @@ def test_logits_may_be_added_in_one_order_for_any_number_of_tokens(make):
 
 def test_a_token_has_the_same_bits_beside_any_others(rng):
     """In the CUDA bodies, where neighbouring rows share instructions."""
-    dims = {"tokens": 64, "hidden": 128, "inner": 256}
+    dims = {"tokens": 32, "hidden": 72, "inner": 72}
     options = {"experts": 8, "top_k": 8, "dtype": "float16", "tiles_logits": False}
     emulator = Emulator(moe_graph(1, packs=True, **options))
     weights = draw_experts(rng, 8, dims["hidden"], dims["inner"], "float16")

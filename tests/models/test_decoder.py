@@ -190,21 +190,14 @@ def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
     assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
 
 
-@pytest.mark.parametrize(
-    ("schedule", "steps"),
-    [
-        ("static", EMULATED[::2]),
-        *(
-            pytest.param(schedule, EMULATED, marks=pytest.mark.exhaustive)
-            for schedule in ("static", "dynamic")
-        ),
-    ],
-)
-def test_the_cuda_bodies_agree_in_any_order(schedule, steps, rng, kernels):
+# Without --all, test_steps.py runs them.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_the_cuda_bodies_agree_in_any_order(schedule, rng, kernels):
     options = {"schedule": schedule, "kernels": kernels}
     emulator = Emulator(decoder(), workers=2, **options)
     model = draw_model(rng, QWEN, 2)
-    for seed, counts in enumerate(steps):
+    for seed, counts in enumerate(EMULATED):
         rows = [(r, at) for r, count in enumerate(counts) for at in range(count)]
         request, position = rng.permutation(np.array(rows, np.int32)).T
         ids = rng.integers(VOCABULARY, size=len(rows), dtype=np.int32)

@@ -203,13 +203,10 @@ def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
     assert len(bits) == 2
 
 
+# Without --all, test_experts.py runs the bodies on two ranks.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("ranks", "schedule"),
-    [
-        (2, "static"),
-        pytest.param(2, "dynamic", marks=pytest.mark.exhaustive),
-        pytest.param(3, "static", marks=pytest.mark.exhaustive),
-    ],
+    ("ranks", "schedule"), [(2, "static"), (2, "dynamic"), (3, "static")]
 )
 def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng):
     """Of ids of the largest logits, and of ids by chance."""
