@@ -16,6 +16,7 @@ must be in bounds, aligned, and ordered with all conflicting accesses.
     include/      CUDA C++ and PTX for the host compiler, and the checks:
                   fibers.h, scheduler.h    threads, and which of them runs next
                   async_copies.h           bulk copies, stores and mbarriers
+                  tensor_cores.h           the multiplications of wgmma
                   memory.h                 arrays, and every access to them
                   happens_before.h         vector clocks: which accesses are ordered
                   cuda.h, cuda_math.h      built-in variables and functions

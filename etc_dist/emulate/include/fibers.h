@@ -162,6 +162,9 @@ bool is_written(uint64_t address);  // whether the program may write there
 // The 128-byte swizzle of bulk copies and the tensor cores.
 inline uint32_t swizzled(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
 
+// The running thread's part of a wgmma.
+void multiply(const WgmmaOp& op);
+
 // An mbarrier, 8 bytes as on the GPU.
 struct Barrier {
   int16_t pending;

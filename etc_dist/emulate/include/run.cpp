@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "async_copies.h"
+#include "tensor_cores.h"
 
 BEGIN_UNTRACKED
 

@@ -14,70 +14,6 @@ inline void wgmma_commit() {
   self.ends[self.groups++] = self.count;
 }
 
-// The address of an element of an operand: in 128-byte rows along k, or along the other axis if it
-// is KN; groups of eight rows are contiguous.
-inline u32 place_of(u64 descriptor, u32 row, u32 k, bool is_kn) {
-  const auto field = [&](u32 bit) { return u32(descriptor >> bit & 0x3fff) << 4; };
-  const u32 first = field(0), apart = field(16), eight_rows = field(32);
-  const u32 of_kn = first + row / 64 * apart + k / 8 * eight_rows + k % 8 * 128 + row % 64 * 2;
-  const u32 of_nk = first + row / 8 * eight_rows + row % 8 * 128 + k * 2;
-  return emulation::swizzled(is_kn ? of_kn : of_nk);
-}
-typedef u16 Short8 __attribute__((vector_size(16)));
-typedef u32 Word8 __attribute__((vector_size(32)));
-template <bool kIsHalf>
-void read_row(float (&to)[16], u64 descriptor, u32 row, bool is_kn) {
-  const u32 step = is_kn ? 1 : 8;  // adjacent in memory
-  for (u32 k = 0; k < 16; k += step) {
-    const u32 bytes = step * sizeof(u16);
-    Short8 bits;
-    __builtin_memcpy(&bits, emulation::at(place_of(descriptor, row, k, is_kn), bytes, bytes), bytes);
-    if (kIsHalf || is_kn) {
-      for (u32 i = 0; i < step; ++i) to[k + i] = element<kIsHalf>(bits[i], 0);
-    } else {  // the same, all at once
-      const Word8 eight = __builtin_convertvector(bits, Word8) << 16;
-      __builtin_memcpy(to + k, &eight, sizeof eight);
-    }
-  }
-}
-// A warp reads 16 rows of a, from `first` on, and all of b, when it waits for the wgmma.
-// NOTE: each of the four warps checks a different quarter of b, which suffices to detect races.
-inline void check_operands(const emulation::WgmmaOp& p, u32 first) {
-  emulation::Worker& worker = *emulation::own->worker;
-  const u32 count = ++worker.warps[threadIdx.x / 32].read;
-  const emulation::Access read{&p.known, p.known.wgmmas(), count, emulation::kAsync, false};
-  for (u32 i = 0; i < 32; ++i) {  // eight elements each
-    const u32 row = first + (p.a_is_kn ? i / 16 * 8 : i / 2), k = p.a_is_kn ? i % 16 : i % 2 * 8;
-    if (row < u32(p.rows)) access_shared(worker, place_of(p.a, row, k, p.a_is_kn), 16, read);
-  }
-  for (u32 i = threadIdx.x / 32 % 4; i < u32(p.columns) * 2; i += 4) {  // eight elements each
-    const u32 row = p.b_is_kn ? i / 16 * 8 : i / 2, k = p.b_is_kn ? i % 16 : i % 2 * 8;
-    access_shared(worker, place_of(p.b, row, k, p.b_is_kn), 16, read);
-  }
-}
-template <bool kIsHalf>
-UNTRACKED void multiply(const emulation::WgmmaOp& p) {
-  const u32 thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
-  float a[2][16], b[16];
-  for (u32 half = 0; half < 2; ++half) {
-    if (row + half * 8 < u32(p.rows)) {
-      read_row<kIsHalf>(a[half], p.a, row + half * 8, p.a_is_kn);
-    } else {
-      for (float& unknown : a[half]) unknown = __builtin_nanf("");
-    }
-  }
-  if (threadIdx.x % 32 == 0) check_operands(p, row);
-  for (i32 i = 0; i < p.columns / 4; ++i) {
-    const u32 column = u32(i) / 2 * 8 + thread % 4 * 2 + u32(i) % 2;
-    read_row<kIsHalf>(b, p.b, column, p.b_is_kn);
-    for (i32 half = 0; half < 2; ++half) {
-      float& sum = p.sums[i / 2 * 4 + half * 2 + i % 2];
-      float v = p.adds ? sum : 0.0f;
-      for (u32 k = 0; k < 16; ++k) v += a[half][k] * b[k];
-      sum = v;
-    }
-  }
-}
 // By whole warpgroups: computes after all of its warps have issued the wgmmas. By whole warps:
 // returns after all lanes have computed.
 template <int kPending>
@@ -92,7 +28,7 @@ UNTRACKED void wgmma_wait() {
     }
     for (u32 i = 0; i < end; ++i) {
       const emulation::WgmmaOp& p = self.wgmmas[i];
-      p.is_half ? multiply<true>(p) : multiply<false>(p);
+      emulation::multiply(p);
       emulation::drop(p.known.view);
     }
     memmove(self.wgmmas, self.wgmmas + end, (self.count - end) * sizeof *self.wgmmas);
