@@ -256,6 +256,8 @@ class Load(Expr):
         index = tuple(i.evaluate(env) for i in self.index)
         # NOTE: NumPy counts a negative index from the end; the device does not.
         for i, extent in zip(index, values.shape, strict=True):
+            if isinstance(i, int) and 0 <= i < extent:
+                continue
             outside = np.less(i, 0) | np.greater_equal(i, extent)
             if np.any(outside):
                 first = int(np.asarray(i)[outside][0])

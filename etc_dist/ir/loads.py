@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from etc_dist.errors import GraphError
@@ -48,6 +49,7 @@ def _guarded(
         yield from _guarded(child, guards)
 
 
+@lru_cache(1 << 14)  # simulations evaluate the same expressions for each task
 def may_overflow(expr: Expr) -> bool:
     """Whether `expr` is an operation on loaded numbers whose result may exceed 32 bits,
     although those of its operands do not. Runs check such results."""
