@@ -72,7 +72,7 @@ def parts(ranks: int) -> dict[str, list[Job]]:
                 ("mpirun", f"{RUN}decode --models {model} {BATCHES}{baseline}"),
             )
         ]
-    tests = f"python {PYTEST} --timeout-method=thread --with-mpi -m mpi tests"
+    tests = f"python {PYTEST} --timeout-method=thread --with-mpi --all -m mpi tests"
     # The tests of deaths start jobs, and kill one of their ranks.
     deaths = f"{PYTEST} tests/runtime/test_faults.py -k death --durations=3"
     scripts = "examples/torch_tensor_parallel.py", "tests/torch/on_ranks.py"
