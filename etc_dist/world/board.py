@@ -179,6 +179,8 @@ class HostsBoard:
         """The ranks that have left or did not answer, and why."""
         while (message := self._transport.receive(LEFT)) is not None:
             self._learn(pickle.loads(message[1]))
+        for rank in self._transport.find_closed().difference(self._hosts.near):
+            self._far.setdefault(rank, ENDED)
         near = self._near.left()
         return {self._hosts.near[local]: why for local, why in near.items()} | self._far
 

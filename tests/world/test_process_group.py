@@ -69,21 +69,22 @@ start(CPU).close()
     assert {text: output.count(text) for text in counts} == counts
 
 
-def test_killed_rank_is_named_and_its_peers_fail():
-    source = """
-import signal
+@pytest.mark.parametrize("per_host", [4, 2])
+def test_killed_rank_is_named_and_its_peers_fail(per_host):
+    source = f"""
+from dataclasses import replace
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, once it sees the end
-world = start(CPU)
+world = start(replace(CPU, host=f"host-{{rank // {per_host}}}"))
 world.barrier()
 if rank == 1:
     os.kill(os.getpid(), 9)
 refused(lambda: world.agree(lambda: rank) if rank else world.barrier())
 """
-    code, output = run_torch_job(source, 3)
+    code, output = run_torch_job(source, 4)
     assert code != 0
-    for rank in (0, 2):
+    for rank in (0, 2, 3):
         assert f"rank {rank}: WorldError" in output
-    assert output.count("rank 1 did not take part: its process has ended") == 2
+    assert output.count("got: rank 1 did not take part: its process has ended") == 3
 
 
 def test_torchrun_without_a_process_group_is_refused(monkeypatch):
