@@ -95,7 +95,7 @@ def simulate_run(
     for symbol, value in plan.graph.derived:
         of_ranks[symbol.name] = value.evaluate(of_ranks)
     for call in plan.graph.calls:
-        _check_count(plan, call, np.unique(call.tasks.evaluate(of_ranks)))
+        _refuse_counts(plan, call, np.unique(call.tasks.evaluate(of_ranks)))
     return _Run(plan, dims, of_ranks, times, machine).finish()
 
 
@@ -325,35 +325,31 @@ class _Run:
         return np.broadcast_to(value, self._plan.graph.world_size)
 
 
-def _check_count(plan: Plan, call: Call, counts: np.ndarray[Any, Any]) -> None:
+def _refuse_data(plan: Plan) -> None:
+    loaded = [call.name for call in plan.graph.calls if call.is_loaded]
+    if loaded or any(lane.policy == QUEUE for lane in plan.lanes):
+        raise _refusal(
+            plan,
+            f"graph {plan.graph.name}",
+            "a static schedule, and tasks that depend on no data",
+            f"loads in {', '.join(loaded)}" if loaded else "a dynamic schedule",
+            "predict one of the collectives or the MLP, statically scheduled",
+        )
+
+
+def _refuse_counts(plan: Plan, call: Call, counts: np.ndarray[Any, Any]) -> None:
     """Raise ArgumentError unless all ranks have as many tasks, and not too many."""
+    wanted, got, fix = "", f"{counts[0]} tasks", "choose smaller dims, or fewer hosts"
     if len(counts) > 1:
         wanted = "as many tasks on each rank: one rank stands for all"
         got = f"{counts[0]} to {counts[-1]} tasks"
         fix = "choose dims for which ranks do the same work"
     elif counts[0] > MOST_TASKS:
         wanted = f"at most {MOST_TASKS} tasks of a call on a rank"
-        got, fix = f"{counts[0]} tasks", "choose smaller dims, or fewer hosts"
-    else:
-        return
-    raise ArgumentError(
-        f"the run of {plan.graph.name} cannot be predicted",
-        where=f"call {call.name}",
-        wanted=wanted,
-        got=got,
-        fix=fix,
-    )
+    if wanted:
+        raise _refusal(plan, f"call {call.name}", wanted, got, fix)
 
 
-def _refuse_data(plan: Plan) -> None:
-    loaded = [call.name for call in plan.graph.calls if call.is_loaded]
-    queued = [lane.name for lane in plan.lanes if lane.policy == QUEUE]
-    if loaded or queued:
-        got = f"loads in {', '.join(loaded)}" if loaded else "a dynamic schedule"
-        raise ArgumentError(
-            f"the run of {plan.graph.name} cannot be predicted",
-            where=f"graph {plan.graph.name}",
-            wanted="a static schedule, and tasks that depend on no data",
-            got=got,
-            fix="predict one of the collectives or the MLP, statically scheduled",
-        )
+def _refusal(plan: Plan, where: str, wanted: str, got: str, fix: str) -> ArgumentError:
+    what = f"the run of {plan.graph.name} cannot be predicted"
+    return ArgumentError(what, where=where, wanted=wanted, got=got, fix=fix)

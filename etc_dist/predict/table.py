@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etc_dist.codegen.cuda import MAX_NEAR
-from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.errors import expect_choice, expect_range
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
@@ -28,19 +28,6 @@ OPERATIONS: Mapping[str, Callable[..., GraphFunction]] = {
 HOSTS = (2, 4, 8, 16, 32, 64, 128)
 
 
-def find_operation(name: str) -> Callable[..., GraphFunction]:
-    """The graph of an operation; ArgumentError for an unknown name."""
-    if name not in OPERATIONS:
-        raise ArgumentError(
-            f"{name!r} cannot be predicted",
-            where="etc-dist predict",
-            wanted=" or ".join(OPERATIONS),
-            got=repr(name),
-            fix="choose one of these",
-        )
-    return OPERATIONS[name]
-
-
 def predict_hosts(
     name: str,
     dims: Mapping[str, int],
@@ -52,12 +39,12 @@ def predict_hosts(
     """A prediction for each number of hosts of `local_size` ranks. trace: of the times
     of tasks; default: a model of the GPU. Errors as for `simulate_run` and
     `TracedTimes`; ArgumentError for more ranks than a world can have."""
-    make = find_operation(name)
+    expect_choice(name, [*OPERATIONS], "OPERATION")
     expect_range(local_size, 1, MAX_NEAR, "local_size")
     for count in hosts:
         expect_range(count * local_size, 1, MOST_RANKS, "hosts * local_size")
     for count in hosts:
-        graph = make(count * local_size, local_size=local_size)
+        graph = OPERATIONS[name](count * local_size, local_size=local_size)
         times: Times = ModelTimes(default_tuning().constants)
         if trace is not None:
             times = TracedTimes.of(graph, trace)

@@ -8,6 +8,8 @@ import pytest
 
 from etc_dist import cli
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.ir import Graph, graph_function, minimum, span
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.tuning import default_tuning
@@ -37,7 +39,7 @@ SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
         ([*SUMS, "--far-latency-us", "1e308"], "latency_us = 1e.308"),
         (
             ["conv", "rows=8"],
-            "'conv' cannot be predicted.*wanted: all_gather_matmul or.*choose one",
+            "unknown OPERATION.*wanted: 'all_gather_matmul' or.*'conv'.*choose one",
         ),
         (
             ["mlp", "rows"],
@@ -116,3 +118,18 @@ def test_the_model_knows_matmuls_alone():
     plan = schedule_static(send_rows(2, local_size=1))
     with pytest.raises(ArgumentError, match="time of call fill is not known"):
         simulate_run(plan, {"rows": 3, "n": 8}, MODEL, Machine())
+
+
+@graph_function
+def more_on_later_ranks(g: Graph) -> None:
+    rows = g.dims("rows")
+    x, y = g.input("x", (rows,), "float32"), g.output("y", (rows,), "float32")
+    (i,) = grid = g.grid(i=g.let("own", minimum(rows, g.rank + 1)))
+    g.call(push_rows(), grid, reads=[x[span(i, 1)]], writes=[y[span(i, 1)]])
+
+
+def test_ranks_with_different_numbers_of_tasks_are_refused():
+    plan = schedule_static(more_on_later_ranks(3))
+    with pytest.raises(ArgumentError, match="one rank stands for all") as error:
+        simulate_run(plan, {"rows": 8}, MODEL, Machine())
+    assert error.value.got == "1 to 3 tasks"

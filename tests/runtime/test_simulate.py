@@ -180,12 +180,6 @@ def test_dims_that_do_not_fit_are_refused(rng):
         simulate(c.plan, c.inputs, {"rows": 32, "n": 32})
 
 
-def test_only_a_plan_can_be_simulated(rng):
-    c = case("matmul_reduce_scatter", 2, rng)
-    with pytest.raises(TypeError, match="expects a Plan, got GraphFunction"):
-        simulate(c.plan.graph, c.inputs, c.dims)
-
-
 def test_workers_must_form_whole_clusters(rng):
     c = case("matmul_reduce_scatter", 2, rng)
     with pytest.raises(ArgumentError, match="3 workers"):
