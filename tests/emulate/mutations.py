@@ -217,7 +217,7 @@ BROKEN = {
     },
     "queue/release": {"queue, mlp": {"  fence_groups<Call>();": ""}},
     "queue/push": {
-        "queue": {"surplus > 0": "false"},
+        "queue": {"surplus > 0": "false", "bits &= ~(1u << j);": ""},
         "counts": {"        ptx::fence_acq_rel<false>();": ""},
         "queue, conditions": {"Call::wait(run.g, c, n).target == 0": "false"},
     },
