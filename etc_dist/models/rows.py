@@ -185,8 +185,14 @@ class RowChecks:
         self._expect_below(numbers, limits, given)
         if not limits.are_apart:
             self._expect_apart(numbers, limits.used.table)
-        if not self._pages.written.has(limits, requests, of_rows):
-            self._refuse_gap(requests, of_rows, limits.used.table)
+        gap = self._pages.written.gap(limits, requests, of_rows)
+        if gap is not None:
+            row, missing = gap
+            raise unfit(
+                "rows whose earlier positions were written, by earlier steps or this",
+                f"row {row} at position {of_rows[row]} of request {requests[row]}, "
+                f"whose position {missing} was never written",
+            )
         longest = _largest(of_rows) + 1
         if steps != 1 or ends is not None:
             longest = max(longest, _largest(last))
@@ -242,15 +248,6 @@ class RowChecks:
         if row is not None:
             wanted = "another position of the cache for each row"
             raise unfit(wanted, f"row {row} and one before it with one place")
-
-    def _refuse_gap(self, requests: Array, positions: Array, table: Array) -> None:
-        found = self._pages.written.missing(table, requests, positions)
-        row, request, position, missing = found
-        raise unfit(
-            "rows whose earlier positions were written, by earlier steps or by this",
-            f"row {row} at position {position} of request {request}, whose position "
-            f"{missing} was never written",
-        )
 
     def _read_stops(self, stops: Sequence[Collection[int]], count: int) -> Array:
         """The stop tokens of each row, int32 [count, MOST_STOPS]."""

@@ -30,9 +30,12 @@ class WrittenPositions:
         """Of each of the last rows: the pages, the request, a lower bound of the number
         of written positions, and those of them that `_of_pages` has."""
 
-    def has(self, known: RowLimits, requests: Array, positions: Array) -> bool:
-        """Whether all positions up to those of a step's rows are written, or are those
-        of other rows. No two rows have one place."""
+    def gap(
+        self, known: RowLimits, requests: Array, positions: Array
+    ) -> tuple[int, int] | None:
+        """A row of a step, and a position before it that no step has written and that
+        is none of the rows'; None if there is no such row. No two rows have one
+        place."""
         if known is not self._known:
             self._store()
             self._count(known, requests)
@@ -41,8 +44,8 @@ class WrittenPositions:
             new = requests[positions >= most]
             most = most + np.bincount(new, minlength=requests.max() + 1)[requests] - 1
         if 1 not in np.greater(positions, most).tobytes():  # takes less than `all`
-            return True
-        return self._has_exactly(known, requests, positions)
+            return None
+        return self._exact_gap(known, requests, positions)
 
     def add(self, ends: Array) -> None:
         """The last rows wrote all positions below their end."""
@@ -57,21 +60,6 @@ class WrittenPositions:
         self._store()
         self._known = None
         self._of_pages[pages] = 0
-
-    def missing(self, table: Array, requests: Array, positions: Array) -> list[Any]:
-        """Of rows that a step may not have: the first one, its request, its position,
-        and the first position that it lacks."""
-        self._store()
-        size = self._page_size
-        rows = list(zip(requests.tolist(), positions.tolist(), strict=True))
-        new = {(table[q, p // size], p % size) for q, p in rows}
-        for row, (request, position) in enumerate(rows):
-            earlier = np.arange(position)
-            pages = table[request, earlier // size]
-            for at in np.flatnonzero(earlier % size >= self._of_pages[pages]).tolist():
-                if (pages[at], at % size) not in new:
-                    return [row, request, position, at]
-        raise AssertionError("no position is missing")
 
     def _count(self, known: RowLimits, requests: Array) -> None:
         self._known = None  # also if an interrupt follows
@@ -102,7 +90,9 @@ class WrittenPositions:
         pages = self._pages[rows, places]
         np.maximum.at(self._of_pages, pages, np.minimum(counts, self._page_size))
 
-    def _has_exactly(self, known: RowLimits, requests: Array, positions: Array) -> bool:
+    def _exact_gap(
+        self, known: RowLimits, requests: Array, positions: Array
+    ) -> tuple[int, int] | None:
         """The same from the counts of the pages, of which other rows may have written
         some."""
         self._store()
@@ -110,10 +100,15 @@ class WrittenPositions:
         pages = known.used.table[requests, positions // self._page_size]
         slots, counts = positions % self._page_size, self._of_pages[pages]
         new = np.bincount(pages[slots >= counts], minlength=len(self._of_pages))
-        if np.any(slots >= counts + new[pages]):
-            return False
+        rows = np.flatnonzero(slots >= counts + new[pages])
+        if len(rows):  # a slot of its page is left out
+            row, slot = int(rows[0]), slots[rows[0]]
+            taken = slots[pages == pages[row]]
+            (first, *_) = np.setdiff1d(np.arange(counts[row], slot), taken)
+            return row, int(positions[row] - slot + first)
         lengths = self._lengths_of(self._pages, self._of_pages + new)
-        return bool(np.all(positions < lengths))
+        rows = np.flatnonzero(positions >= lengths)
+        return (int(rows[0]), int(lengths[rows[0]])) if len(rows) else None
 
 
 def ranges(begins: Array, counts: Array) -> tuple[Array, Array]:

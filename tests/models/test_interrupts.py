@@ -20,7 +20,7 @@ FUNCTIONS = [
     *(PageTable.add, PageTable.remove, PageTable.examine),
     *(rows.RowArrays.fill, rows.RowSections.write, rows._update),
     *(mirror.Mirror.send, Model.steps, RowChecks.add_written),
-    *(WrittenPositions.has, WrittenPositions.add, WrittenPositions.forget),
+    *(WrittenPositions.gap, WrittenPositions.add, WrittenPositions.forget),
     *(WrittenPositions._count, WrittenPositions._store),
 ]
 GIVEN = "ids", "position", "end", "stop", "sampling"
