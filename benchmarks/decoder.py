@@ -132,9 +132,9 @@ class Decoder:
     def arrays(self, batch: int, layers: int, steps: int = 1) -> dict[str, Any]:
         """The arguments of steps of the first layers."""
         config, xp = self.config, self.device.xp
-        found = {**self.weights, "cache": self.cache}
-        for name in found.keys() - {"embedding", "w_head"}:
-            found[name] = found[name][: layers + (name == "norm")]
+        arrays = {**self.weights, "cache": self.cache}
+        for name in arrays.keys() - {"embedding", "w_head"}:
+            arrays[name] = arrays[name][: layers + (name == "norm")]
         rows = np.arange(batch, dtype=np.int32)
         position = np.full(batch, self.context - 1, np.int32)
         of_rows = {
@@ -145,13 +145,13 @@ class Decoder:
             "stop": np.full((batch, 1), -1, np.int32),
             "sampling": row_sampling(batch, [self.sampling] * batch),
         }
-        found |= self.given | {n: xp.asarray(a) for n, a in of_rows.items()}
+        arrays |= self.given | {n: xp.asarray(a) for n, a in of_rows.items()}
         columns = self.columns.stop - self.columns.start
-        found["logits"] = self.device.empty((batch, columns), DTYPE)
+        arrays["logits"] = self.device.empty((batch, columns), DTYPE)
         if config.mixture is not None:
             chosen = layers, batch, config.mixture.top_k
-            found["experts"] = xp.full(chosen, -1, np.int32)
-        return {**found, "next_ids": xp.empty((steps, batch), np.int32)}
+            arrays["experts"] = xp.full(chosen, -1, np.int32)
+        return {**arrays, "next_ids": xp.empty((steps, batch), np.int32)}
 
     def call(
         self, arrays: Mapping[str, Any], is_greedy: bool = False, in_order: bool = False

@@ -42,8 +42,8 @@ def single_launches(
     call()
     decoder.program.synchronize()
     xp, wrong = decoder.device.xp, []
-    found = xp.concatenate([own["next_ids"] for own in of_steps])
-    if not bool((found == arrays["next_ids"]).all()):
+    ids = xp.concatenate([own["next_ids"] for own in of_steps])
+    if not bool((ids == arrays["next_ids"]).all()):
         wrong.append(OTHER_IDS)
     last, logits = (a["logits"].view("int16") for a in (of_steps[-1], arrays))
     if not bool((last == logits).all()):
@@ -63,7 +63,8 @@ def model_calls(
         decoder.config.vocabulary, size=(batch, context)
     )
     with Model(
-        *(decoder.config, decoder.weights),
+        decoder.config,
+        decoder.weights,
         batch=batch,
         positions=context + steps - 1,
         page_size=PAGE_SIZE,
@@ -84,10 +85,10 @@ def model_calls(
             return run(prompts[:, -1], last, steps)
 
         def separately() -> Ids:
-            found = [prompts[:, -1]]
+            ids = [prompts[:, -1]]
             for number in range(steps):
-                found.append(run(found[-1], last + number, 1)[0])
-            return np.stack(found[1:])
+                ids.append(run(ids[-1], last + number, 1)[0])
+            return np.stack(ids[1:])
 
         calls = {"call_ms": together, "single_calls_ms": separately}
         first, same = together(), True
@@ -96,9 +97,9 @@ def model_calls(
             for name, call in calls.items():
                 world.barrier()
                 started = time.perf_counter()
-                found = call()
+                ids = call()
                 seconds = time.perf_counter() - started
-                same &= bool((found == first).all())
+                same &= bool((ids == first).all())
                 if number >= WARM_UP:
                     times[name].append(seconds * 1e3 / steps)
     every = cast(list[tuple[bool, Any]], world.gather((same, times)))

@@ -252,10 +252,10 @@ class Gpu(Device):
 
     def libraries(self) -> Mapping[str, Callable[[Any], Any]]:
         """Array libraries, each with the conversion of a CuPy array to it."""
-        found: dict[str, Callable[[Any], Any]] = {"cupy": lambda array: array}
+        libraries: dict[str, Callable[[Any], Any]] = {"cupy": lambda array: array}
         if self.torch is not None:
-            found["torch"] = self.as_torch
-        return found
+            libraries["torch"] = self.as_torch
+        return libraries
 
     def as_torch(self, array: Any) -> Any:
         """The same memory as a torch tensor: a contiguous array or its transpose."""
@@ -292,10 +292,10 @@ class Gpu(Device):
         the best of cuBLAS, measured now."""
         if "H200" in self.machine()["device"]:
             return MEMORY_BYTES_PER_S, FLOP_PER_S
-        data, found = self.xp.empty(1 << 28, np.float32), self.xp.zeros(1, np.uint32)
+        data, sink = self.xp.empty(1 << 28, np.float32), self.xp.zeros(1, np.uint32)
         read = [
             self.time(
-                lambda: self._read((1056,), (256,), (data, np.uint64(1 << 26), found))
+                lambda: self._read((1056,), (256,), (data, np.uint64(1 << 26), sink))
             )
             for _ in range(REPEATS)
         ]

@@ -253,7 +253,7 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
 
 def numbers(text: str) -> list[int]:
     """The type of an option: positive numbers separated by commas."""
-    found = [int(number) for number in text.split(",")]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{min(found)} is not positive")
-    return found
+    values = [int(number) for number in text.split(",")]
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError(f"{min(values)} is not positive")
+    return values

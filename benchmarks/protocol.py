@@ -37,8 +37,11 @@ def check(case: Workload, ours: Operation) -> tuple[dict[str, Any], list[Any]]:
     the references. Collective."""
     equal = [
         bitwise_equal(
-            *(case.device, ours, call, case.outs[number]),
-            partial(case.spoil, ours, number),
+            case.device,
+            operation=ours,
+            call=call,
+            out=case.outs[number],
+            spoil=partial(case.spoil, ours, number),
         )
         for number, call in enumerate(case.calls(ours, case.outs))
     ]

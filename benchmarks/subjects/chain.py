@@ -70,7 +70,12 @@ def chain_graph(
         tiles = blocks.tiles(name, selected[n % 2], shapes)
         operands = last, [weight], result
         events = blocks.multiply(
-            *(name, tiles, tiles.matmul(dtype), operands, tiles.columns, events),
+            name,
+            tiles,
+            tiles.matmul(dtype),
+            operands,
+            tiles.columns,
+            events,
             notifies=None if ends else f"{name}_done",
         )
         last = result
@@ -106,7 +111,9 @@ class ChainWorkload(Workload):
         made = GraphCall(chain_graph(1), self.world, names, schedule)
         ups, downs = (
             rate(
-                *(self.rows, *sizes_of(n, *self.sizes), made.program.workers),
+                self.rows,
+                *sizes_of(n, *self.sizes),
+                made.program.workers,
                 in_blocks=has_blocks(self.rows, 1),
                 tuning=tuning_of(self.world),
             )

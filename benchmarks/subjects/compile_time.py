@@ -154,7 +154,9 @@ def add_options(parser: ArgumentParser) -> None:
 
 SUBJECTS = {
     "compile_time": Subject(
-        *("Time the stages of a compilation.", measure, add_options),
+        "Time the stages of a compilation.",
+        measure,
+        add_options,
         op="compile",
         has_world=False,
     )

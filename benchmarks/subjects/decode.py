@@ -72,13 +72,12 @@ def check(
     if isinstance(device, Gpu) and device.torch is not None and device.world.size == 1:
         tensors = {name: device.as_torch(array) for name, array in whole.items()}
         math = Torch(device.torch, device.torch.bfloat16)
-        found, _ = step_logits(math, decoder.config, tensors, decoder.context)
-        torchs = xp.asarray(found.float())
-        theirs = row_error(xp, torchs, wanted)
-        errors |= {"row_error": row_error(xp, wide(logits), wanted)}
-        errors |= {"torch_row_error": theirs}
-        if not errors["row_error"] <= MOST_OF_TORCH * theirs:
-            wrong.append(f"the median error of a row is above torch's, {theirs:.2e}")
+        theirs, _ = step_logits(math, decoder.config, tensors, decoder.context)
+        torchs = xp.asarray(theirs.float())
+        errors["row_error"] = row_error(xp, wide(logits), wanted)
+        allowed = errors["torch_row_error"] = row_error(xp, torchs, wanted)
+        if not errors["row_error"] <= MOST_OF_TORCH * allowed:
+            wrong.append(f"the median error of a row is above torch's, {allowed:.2e}")
         most_error = MOST_OF_TORCH * device.relative_error([torchs], [wanted])
     del whole
     gap = float(
@@ -120,8 +119,8 @@ def are_best(decoder: Decoder, logits: Any, ids: Any) -> bool:
     ]
     mine = logits.max(axis=1).tolist(), own, chosen
     every = cast(list[Any], decoder.device.world.gather(mine))
-    best, found = (np.max([rank[n] for rank in every], axis=0) for n in range(2))
-    return bool((best == found).all()) and all(rank[2] == chosen for rank in every)
+    best, own = (np.max([rank[n] for rank in every], axis=0) for n in range(2))
+    return bool((best == own).all()) and all(rank[2] == chosen for rank in every)
 
 
 def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> int:
@@ -141,12 +140,12 @@ def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> i
 def vllm_steps(path: Path, device: str) -> Shapes:
     """Milliseconds of vLLM's last step of each shape, of the records in `path` that are
     of today and of this kind of GPU."""
-    found: Shapes = {}
+    steps_ms: Shapes = {}
     for r in records.read(path):
         is_today = r.date[:10] == records.now()[:10]
         if r.op == "decode_vllm" and r.device == device and is_today:
-            found[r.world_size, r.model, r.context, r.batch] = r.baseline_ms
-    return found
+            steps_ms[r.world_size, r.model, r.context, r.batch] = r.baseline_ms
+    return steps_ms
 
 
 def is_timed(device: Device) -> TypeGuard[Gpu]:
@@ -228,8 +227,13 @@ def measure(run: Run) -> Iterator[Result]:
         baselines = vllm_steps(options.vllm, device.machine()["device"])
     for name, context, batches in groups(run):
         decoder = Decoder(
-            *(device, name, max(batches), context, options.schedule),
-            *(options.per_launch, options.routing),
+            device,
+            name,
+            most=max(batches),
+            context=context,
+            schedule=options.schedule,
+            steps=options.per_launch,
+            routing=options.routing,
             sampling=SAMPLING if options.sample else None,
         )
         # NOTE: memory that was captured is kept: first run each batch once.

@@ -56,7 +56,7 @@ PROTOCOL = (
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
     """The config.json of a model."""
-    found = {
+    fields = {
         "architectures": [config.architecture],
         "model_type": MODEL_TYPES[config.architecture],
         "hidden_size": config.hidden,
@@ -76,8 +76,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "eos_token_id": 151645,
     }
     if config.mixture is None:
-        return found | {"intermediate_size": config.inner}
-    return found | {
+        return fields | {"intermediate_size": config.inner}
+    return fields | {
         "moe_intermediate_size": config.inner,
         "num_experts": config.mixture.experts,
         "num_experts_per_tok": config.mixture.top_k,
@@ -154,10 +154,10 @@ def benchmark(
         llm.generate(prompts, sampling, use_tqdm=False)
         return time.perf_counter() - started
 
-    found = slopes(seconds)
+    sorted_ms = slopes(seconds)
     return {
-        "baseline_ms": round(median(found), 5),
-        "slopes_ms": tuple(round(ms, 5) for ms in found),
+        "baseline_ms": round(median(sorted_ms), 5),
+        "slopes_ms": tuple(round(ms, 5) for ms in sorted_ms),
     }
 
 
@@ -222,7 +222,9 @@ def add_options(parser: ArgumentParser) -> None:
 
 SUBJECTS = {
     "decode_vllm": Subject(
-        *("Time vLLM's own decode step.", measure, add_options),
+        "Time vLLM's own decode step.",
+        measure,
+        add_options,
         refusal=refusal,
         has_world=False,
     )

@@ -44,7 +44,8 @@ def generated(
     """The first id, then several, the seconds until the first, and where it ran."""
     setup, started = setup_of(name), time.perf_counter()
     with Model(
-        *(setup.config, weights),
+        setup.config,
+        weights,
         batch=BATCH,
         positions=POSITIONS,
         page_size=PAGE_SIZE,

@@ -141,9 +141,9 @@ def added_us(world: World, case: Case) -> float:
     [key] = (key for key, one in world.kept.items() if one is case.operation)
     result = case.object_call()
     world.kept[key] = SimpleNamespace(call=lambda inputs: result)
-    found = fastest_us(case.call, TORCH_ROUNDS, STEPS)
+    added = fastest_us(case.call, TORCH_ROUNDS, STEPS)
     world.kept[key] = case.operation
-    return round(found, 2)
+    return round(added, 2)
 
 
 def object_us(case: Case) -> float:
@@ -181,7 +181,9 @@ def add_options(parser: ArgumentParser) -> None:
 
 SUBJECTS = {
     "step_cost": Subject(
-        *("Time the host in a model's step.", measure_step, add_options),
+        "Time the host in a model's step.",
+        measure_step,
+        add_options,
         settings={"verify": 0},  # without checks of the data
     ),
     "torch_cost": Subject(

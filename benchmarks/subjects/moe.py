@@ -230,7 +230,7 @@ class MoEWorkload(Workload):
     def loads(self) -> tuple[float, float, float]:
         """Means over the inputs: milliseconds of the busiest rank's GEMMs or reads of
         weights, tokens on its links, and experts with at least one token."""
-        size, found = self.world.size, []
+        size, loads = self.world.size, []
         for number in range(self.inputs):
             every = [self.choose(self.tokens(r, number))[0] for r in range(size)]
             ids = np.concatenate([np.array(each.tolist()) for each in every])
@@ -240,8 +240,8 @@ class MoEWorkload(Workload):
                 moved = len(ids) * (size - 1) / size
             else:
                 busy, moved = self._busiest(ids, active)
-            found.append((busy, moved, float(len(active))))
-        busy, moved, used = np.mean(found, axis=0)
+            loads.append((busy, moved, float(len(active))))
+        busy, moved, used = np.mean(loads, axis=0)
         return float(busy), float(moved), float(used)
 
     def _busiest(self, ids: Any, active: Any) -> tuple[float, float]:

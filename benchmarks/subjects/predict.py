@@ -220,7 +220,7 @@ def compare(device: Device, case: Case, own: Link, setting: Setting) -> dict[str
     set_transport(device, setting)
     measured = run_us(device, case.program, case.run)
     link = with_setting(own, setting)
-    found = case.predict(link)
+    predicted = case.predict(link)
     return {
         "program": case.name,
         "dims": dict(case.dims),
@@ -232,10 +232,10 @@ def compare(device: Device, case: Case, own: Link, setting: Setting) -> dict[str
         "message_us": round(link.message_us, 1),
         "workers": case.program.workers,
         "measured_us": round(measured, 1),
-        "predicted_us": round(found.us, 1),
-        "ratio": round(found.us / measured, 4),
-        "bounds_us": {name: round(us, 1) for name, us in found.bounds.items()},
-        "bound_by": found.bound_by,
+        "predicted_us": round(predicted.us, 1),
+        "ratio": round(predicted.us / measured, 4),
+        "bounds_us": {name: round(us, 1) for name, us in predicted.bounds.items()},
+        "bound_by": predicted.bound_by,
         "bitwise_equal": case.repeats(),
     }
 

@@ -152,7 +152,9 @@ def add_options(parser: ArgumentParser) -> None:
 
 SUBJECTS = {
     "several_gpus": Subject(
-        *("Run what needs several GPUs.", measure, add_options),
+        "Run what needs several GPUs.",
+        measure,
+        add_options,
         refusal=refusal,
         has_world=False,
     )

@@ -78,17 +78,17 @@ def copy_twice(g: Graph, *, lane: str) -> None:
 
 def runs(device: Device, program: Program) -> list[Call]:
     """Checked calls: FEW tasks, and MANY tasks, a worker."""
-    found: list[Call] = []
+    calls: list[Call] = []
     for each in (FEW, MANY):
         rows = each * program.workers
         x = device.normal(device.empty((rows, WIDTH), "float32"), each)
         y = device.xp.zeros_like(x)
-        found.append(partial(program.run, x=x, y=y))
-        found[-1]()
+        calls.append(partial(program.run, x=x, y=y))
+        calls[-1]()
         program.synchronize()
         if not bool((x == y).all()):
             raise SystemExit(f"FAILED: {rows} rows were not copied")
-    return found
+    return calls
 
 
 def cost_ns(gpu: Gpu, calls: Sequence[Call]) -> float:
