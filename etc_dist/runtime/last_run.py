@@ -34,16 +34,19 @@ class RunEnd(NamedTuple):
 
 
 class Executor(Protocol):
-    """The interface of a backend: `runtime/gpu.py` and `runtime/cpu`."""
+    """The interface of a backend: `runtime/gpu.py` and `runtime/cpu`. Methods with a
+    body here are those of a backend that ends each run in `launch`."""
 
     workers: int
 
     @property
     def is_captured(self) -> bool:
         """Whether CUDA graphs may refer to the program's memory."""
+        return False
 
     def grow(self, *shapes: Mapping[str, int]) -> None:
         """Allocate memory for runs at these dims. Collective; no run is in flight."""
+        return None
 
     def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Any:
         """What `launch` needs for a run; None if the program must `grow` for it, which
@@ -51,12 +54,14 @@ class Executor(Protocol):
 
     def is_current(self, launch: Any) -> bool:
         """False for a launch made before the program's memory moved."""
+        return True
 
     def launch(self, launch: Any, stream: Any = None) -> None:
         """Start a run, after all earlier runs of this world."""
 
     def failure(self) -> list[Record] | None:
         """This rank's records, if a run on it has been ended, else None."""
+        return None
 
     def loaded(self, launch: Any, names: Sequence[str]) -> Loaded:
         """These inputs, states and local tensors after the last run."""
@@ -70,15 +75,18 @@ class Executor(Protocol):
 
     def synchronize(self) -> None:
         """Wait for the last run."""
+        return None
 
     def finish(self) -> None:
         """Wait for all work of this rank's device."""
+        return None
 
     def trace(self) -> Trace:
         """The tasks of the last run on this rank."""
 
     def show(self) -> str:
         """The memory that is kept for captured graphs."""
+        return ""
 
     def symmetric(self, name: str) -> Any:
         """This rank's bytes of a symmetric tensor, as laid out for the last run."""

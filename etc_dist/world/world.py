@@ -255,7 +255,7 @@ class World:
     def drop(self, runs: Runs) -> None:
         """Free `runs` once all ranks have dropped it. Local, for finalizers: ranks
         collect garbage at different times, also during a call or a capture."""
-        if not self._closed:
+        if self._runs.get(runs.number) is runs:
             self._dropped.add(runs.number)
         if self.size == 1 and self.backend == "cpu" and not self.broken:
             self.exclusive.run_if_free(self.free_dropped)

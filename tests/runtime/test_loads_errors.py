@@ -24,6 +24,7 @@ from etc_dist.ir import Graph, GraphFunction, graph_function, maximum, minimum
 from etc_dist.ir.expr import Expr
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.device_faults import Record, decode, out_of_range
+from etc_dist.runtime.last_run import Executor
 from etc_dist.schedule import schedule_static
 from tests.graphs.permute import inputs, permute, reference
 from tests.ops.arrays import Arrays
@@ -178,40 +179,26 @@ def test_bad_data_of_one_rank_is_an_error_on_all_and_the_next_run_works(
     program.close()
 
 
-class Ended:
+class Ended(Executor):
     """A backend that ends runs like a GPU: the host reads the failure later."""
 
-    workers, is_captured = 4, False
+    workers = 4
 
     def __init__(self, world: World, records: list[Record]):
         self.ends, self._failed = False, False
         self._records, self._rank = records, world.rank
 
-    def grow(self, dims: Any) -> None: ...
     def prepare(self, arrays: Any, dims: Any) -> Any:
         return arrays
 
-    def is_current(self, launch: Any) -> bool:
-        return True
-
     def launch(self, launch: Any, stream: Any = None) -> None:
         self._failed = self.ends
-
-    def loaded(self, launch: Any, names: Any) -> Any: ...
 
     def failure(self) -> list[Record] | None:
         return self._records if self._failed else None
 
     def reset(self) -> None:
         self._failed = False
-
-    def synchronize(self) -> None: ...
-    def finish(self) -> None: ...
-    def recover(self) -> None: ...
-    def trace(self) -> Any: ...
-    def show(self) -> str: ...
-    def symmetric(self, name: str) -> Any: ...
-    def close(self) -> None: ...
 
 
 @pytest.mark.mpi

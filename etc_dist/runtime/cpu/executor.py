@@ -26,7 +26,6 @@ from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.run_state import RunState
 from etc_dist.runtime.cpu.workers import Workers, make_lane_workers
-from etc_dist.runtime.device_faults import Record
 from etc_dist.runtime.last_run import Executor, RunEnd, end_failed_run, timeout_error
 from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.runtime.trace import TaskRecord, Trace
@@ -70,10 +69,6 @@ class CpuExecutor(Executor):
         """The tasks of the last run on this rank; all ranks of a host share a clock."""
         return Trace.of(self._records, _notes(self._plan), self.workers)
 
-    def show(self) -> str:
-        """Nothing: no memory is kept for captured graphs."""
-        return ""
-
     def prepare(
         self, arrays: Mapping[str, Argument], dims: Mapping[str, int]
     ) -> Launch:
@@ -93,28 +88,9 @@ class CpuExecutor(Executor):
         except ArgumentError as error:
             warn_cpu_only(error)
 
-    def is_current(self, launch: Launch) -> bool:
-        return True
-
-    @property
-    def is_captured(self) -> bool:
-        return False
-
-    def grow(self, *shapes: Mapping[str, int]) -> None:
-        """Does nothing: each run allocates the memory that it needs."""
-
     def launch(self, launch: Launch, stream: Any = None) -> None:
         """Run to the end, see `run`."""
         self.run(launch.arrays, launch.dims)
-
-    def synchronize(self) -> None:
-        """Does nothing, as `launch` waits."""
-
-    finish = synchronize
-
-    def failure(self) -> list[Record] | None:
-        """Always None: `launch` raises the error of its run."""
-        return None
 
     def loaded(self, launch: Launch, names: Sequence[str]) -> dict[str, Array]:
         own = {**launch.arrays, **self._state.own}
