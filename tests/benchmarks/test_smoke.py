@@ -210,7 +210,7 @@ def test_other_ids_of_single_launches_are_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with device_of_cpu() as device:
-        made = Decoder(device, SMALL, 2, 20, "static", steps=2)
+        made = Decoder(device, SMALL, 2, 4, "static", steps=2)
         arrays = made.arrays(2, made.config.layers, made.steps)
         made.call(arrays)()
         _, wrong = decoder_launches.single_launches(made, arrays)

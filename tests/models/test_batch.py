@@ -155,9 +155,9 @@ def test_a_model_that_is_left_gives_its_memory_back(leave, tmp_path, rng):
         gc.collect()
         assert [one() for one in alive] == [None] * 4
         own.synchronize()
-        counts.append((len(os.listdir("/proc/self/fd")), len(own._held)))
+        counts.append((len(os.listdir("/proc/self/fd")), len(own._runs)))
     assert counts[0] == counts[1]
-    assert own._held == {} and own._memories == {}
+    assert own._runs == {} and own._memories == {}
     own.close()
 
 

@@ -77,6 +77,8 @@ def test_a_timeout_names_how_many_workers_had_begun(begun, text, short_timeout):
         program.synchronize()
     assert "if workers had not begun, end other work on that GPU" in caught.value.fix
     assert len(caught.value.records) == short_timeout.size
+    executor.ends = False
+    program.close()
 
 
 SPIN = """extern "C" __global__ void spin(long long nanoseconds) {

@@ -229,6 +229,7 @@ def test_the_next_call_reports_a_run_that_data_ended_on_one_rank(
         executor.ends = False
         program.run(**given)
         program.synchronize()
+    program.close()
 
 
 # --------------------------------------------------------------------- device's records
