@@ -137,9 +137,6 @@ class SocketTransport(Transport):
         # NOTE: handlers run in the reverse order, so those of later users before this.
         atexit.register(self._exit)
 
-    def check(self) -> None:
-        pass
-
     def send(self, rank: int, kind: int, data: bytes) -> None:
         connection = self._connections[rank]
         connection.unsent += _HEADER.pack(kind, len(data)) + data

@@ -30,10 +30,10 @@ class Transport(ABC):
     group_name = ""
     """The name of a process group of torch; empty if there is none."""
 
-    @abstractmethod
     def check(self) -> None:
         """TypeError if the argument of `start` that names the ranks is wrong. The ranks
         are then all of the job, so that the error reaches every one."""
+        return None
 
     def device(self) -> int | None:
         """The CUDA device that this process uses already; None if it has not chosen."""
