@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from etc_dist.world import current
 
 OPS = torch.ops.etc_dist
 Group: TypeAlias = ProcessGroup | str | None
+Map: TypeAlias = "Callable[[Tensor, Ranks], Tensor]"
 
 
 class Ranks(NamedTuple):
@@ -142,9 +144,9 @@ class RowParallelLinear(_ParallelLinear):
         )
         if self.bias is None:
             return y
-        shared = self.ranks.size > 1
-        bias = _OfAllRanks.apply(self.bias, self.ranks) if shared else self.bias
-        return y + bias
+        if self.ranks.size == 1:
+            return y + self.bias
+        return y + _Linked.apply(self.bias, self.ranks, _same, _sum)
 
 
 class _Linear(nn.Module):
@@ -323,62 +325,46 @@ def _own_rows(x: Tensor, ranks: Ranks) -> Tensor:
     rows = x.flatten(0, -2)
     if ranks.size == 1:
         return rows
-    part: Tensor = _Part.apply(_padded(rows, ranks), ranks)
+    part: Tensor = _Linked.apply(_padded(rows, ranks), ranks, _part, _whole)
     return part
 
 
 def _all_rows(part: Tensor, x: Tensor, ranks: Ranks) -> Tensor:
     """The parts of all ranks as a result for x."""
     if ranks.size > 1:
-        part = _Whole.apply(part, ranks)
+        part = _Linked.apply(part, ranks, _whole, _part)
     return part[: x.shape[:-1].numel()].view(x.shape)
 
 
-class _OfAllRanks(torch.autograd.Function):
-    """A vector that all ranks use for rows of their own: its gradient is the sum."""
+class _Linked(torch.autograd.Function):
+    """A linear map `one` and its adjoint `other`: each is the gradient of the other."""
 
     @staticmethod
-    def forward(ctx: Any, vector: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return vector.view_as(vector)
+    def forward(ctx: Any, given: Tensor, ranks: Ranks, one: Map, other: Map) -> Tensor:
+        ctx.adjoint = ranks, other, one
+        return one(given, ranks)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _whole(grad[None], ctx.ranks).sum(0), None
-
-
-class _Part(torch.autograd.Function):
-    """This rank's part of rows that are the same on all ranks, and so are their
-    gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return _part(rows, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Whole.apply(grad, ctx.ranks), None
-
-
-class _Whole(torch.autograd.Function):
-    """The reverse of `_Part`."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return _whole(part, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Part.apply(grad, ctx.ranks), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Linked.apply(grad, *ctx.adjoint), None, None, None
 
 
 def _part(rows: Tensor, ranks: Ranks) -> Tensor:
+    """This rank's part of rows that are the same on all ranks, as their gradients."""
     each = rows.shape[0] // ranks.size
     return rows.narrow(0, ranks.rank * each, each).clone()
 
 
 def _whole(part: Tensor, ranks: Ranks) -> Tensor:
+    """The parts of all ranks."""
     whole: Tensor = OPS.gather_rows(part, ranks.name)
     return whole
+
+
+def _same(vector: Tensor, ranks: Ranks) -> Tensor:
+    """A vector that all ranks use for rows of their own: its gradient is `_sum`."""
+    return vector.view_as(vector)
+
+
+def _sum(vector: Tensor, ranks: Ranks) -> Tensor:
+    return _whole(vector[None], ranks).sum(0)
