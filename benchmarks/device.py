@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,21 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait for the device; a call on the CPU backend has ended when it returns."""
+
+    def host_us(self, call: Call, rounds: int, calls: int, waits: bool = False) -> Any:
+        """Microseconds of a call by the host's clock, the slowest rank's, of each
+        round of `calls` in a row. waits: for the device at the end of a round."""
+        mine = []
+        for _ in range(rounds):
+            self.synchronize()
+            self.world.barrier()
+            started = time.perf_counter()
+            for _ in range(calls):
+                call()
+            if waits:
+                self.synchronize()
+            mine.append((time.perf_counter() - started) / calls * 1e6)
+        return np.max(cast(list[Any], self.world.gather(mine)), axis=0)
 
     def poison_staging(self, operation: Operation) -> None:
         """Fill the symmetric tensors of the operation's last shape with 0xFF bytes; the

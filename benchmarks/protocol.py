@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from statistics import median
@@ -143,29 +142,18 @@ def wrong_results(values: Mapping[str, Any], allowed: Mapping[str, float]) -> li
     return wrong + differing
 
 
-def host_cost(device: Device, operation: Operation, call: Call) -> float:
-    """Microseconds of the slowest rank's host for an eager call after the first."""
-    call()
-    rounds = []
-    for _ in range(HOST_ROUNDS):
-        operation.synchronize()
-        device.world.barrier()
-        started = time.perf_counter()
-        for _ in range(HOST_CALLS):
-            call()
-        rounds.append((time.perf_counter() - started) / HOST_CALLS * 1e6)
-    operation.synchronize()
-    return round(max(cast(list[float], device.world.gather(median(rounds)))), 2)
-
-
 def host_costs(gpu: Gpu, made: Workload, schedule: str) -> dict[str, float]:
-    """`host_cost` of a small shape, by array library."""
+    """Microseconds of the host for an eager call of a small shape after the first, by
+    array library."""
     costs = {}
     for library, convert in gpu.libraries().items():
         case = made.converted(convert)
         with case.make(schedule) as operation:
             (call, *_) = case.calls(operation, case.outs)
-            costs[library] = host_cost(gpu, operation, call)
+            call()
+            rounds = gpu.host_us(call, HOST_ROUNDS, HOST_CALLS)
+            operation.synchronize()
+            costs[library] = round(float(median(rounds)), 2)
     return costs
 
 

@@ -48,7 +48,6 @@ REPLAYED = (
     "2 ms device sleep, event, call, event; each call a replayed CUDA graph; median "
     f"after {WARM_UP} warm-ups; blocks of {BLOCK} take turns"
 )
-HOST_CALLS, HOST_ROUNDS = 100, 5
 
 
 class GraphCall:

@@ -3,7 +3,6 @@ without the launch, which takes about 3 microseconds more on GPUs."""
 
 from __future__ import annotations
 
-import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -58,16 +57,10 @@ def without_launches(program: Program) -> AbstractContextManager[Any]:
     return patch.object(program._executor, "launch", lambda *_: None)
 
 
-def fastest_us(call: Call, rounds: int, calls: int) -> float:
+def fastest_us(device: Device, call: Call, rounds: int) -> float:
     """Microseconds of a call in the fastest round, since others are those of a busy
     machine."""
-    times = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - started) / calls * 1e6)
-    return min(times)
+    return round(float(device.host_us(call, rounds, STEPS).min()), 2)
 
 
 def step_cost(
@@ -84,7 +77,7 @@ def step_cost(
         given = [1] * rows, list(range(rows)), [PROMPT] * rows
         model.step(*given, table)
         with without_launches(model.program):
-            cost = fastest_us(lambda: model.step(*given, table), rounds, STEPS)
+            cost = fastest_us(device, lambda: model.step(*given, table), rounds)
         return cost, provenance(model.program)
 
 
@@ -136,21 +129,22 @@ def torch_cases(torch: Any, world: World, where: str) -> Iterator[Case]:
         yield Case(call.func.__name__, call, operation, object_call)
 
 
-def added_us(world: World, case: Case) -> float:
+def added_us(device: Device, case: Case) -> float:
     """Microseconds of the operation, whose object returns one result."""
-    [key] = (key for key, one in world.kept.items() if one is case.operation)
+    kept = device.world.kept
+    [key] = (key for key, one in kept.items() if one is case.operation)
     result = case.object_call()
-    world.kept[key] = SimpleNamespace(call=lambda inputs: result)
-    added = fastest_us(case.call, TORCH_ROUNDS, STEPS)
-    world.kept[key] = case.operation
-    return round(added, 2)
+    kept[key] = SimpleNamespace(call=lambda inputs: result)
+    added = fastest_us(device, case.call, TORCH_ROUNDS)
+    kept[key] = case.operation
+    return added
 
 
-def object_us(case: Case) -> float:
+def object_us(device: Device, case: Case) -> float:
     """Microseconds of the object, without the launch."""
     case.object_call()
     with without_launches(case.operation.program):
-        return round(fastest_us(case.object_call, TORCH_ROUNDS, STEPS), 2)
+        return fastest_us(device, case.object_call, TORCH_ROUNDS)
 
 
 def measure_torch(run: Run) -> Iterator[Result]:
@@ -159,10 +153,10 @@ def measure_torch(run: Run) -> Iterator[Result]:
     run.shared |= {"protocol": TORCH_PROTOCOL, "torch": torch.__version__}
     where = f"cuda:{world.device}" if isinstance(device, Gpu) else "cpu"
     for case in torch_cases(torch, world, where):
-        values: dict[str, Any] = {"call": case.name, "added_us": added_us(world, case)}
+        values: dict[str, Any] = {"call": case.name, "added_us": added_us(device, case)}
         if isinstance(device, Gpu):  # NumPy arrays are bound anew in each call
             values |= provenance(case.operation.program)
-            values["object_us"] = object_us(case)
+            values["object_us"] = object_us(device, case)
         yield values, []
 
 
@@ -172,7 +166,7 @@ def measure_step(run: Run) -> Iterator[Result]:
     weights = {name: np.zeros(s, element) for name, s in weight_shapes(CONFIG).items()}
     for rows in run.options.rows:
         cost, where = step_cost(run.device, weights, rows)
-        yield {"rows": rows, "host_us": round(cost, 2), **where}, []
+        yield {"rows": rows, "host_us": cost, **where}, []
 
 
 def add_options(parser: ArgumentParser) -> None:

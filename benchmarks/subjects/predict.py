@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from statistics import median
 from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from benchmarks import records
 from benchmarks.device import Call, Device, Gpu
@@ -139,18 +139,10 @@ def run_us(device: Device, program: Program, call: Call) -> float:
     """Microseconds of a run, the slowest rank's. Collective."""
     call()
     program.synchronize()
-    blocks = []
-    for _ in range(BLOCKS if isinstance(device, Gpu) else 1):
-        device.synchronize()
-        device.world.barrier()
-        begun = time.perf_counter()
-        for _ in range(RUNS):
-            call()
-        device.synchronize()
-        mine = (time.perf_counter() - begun) / RUNS * 1e6
-        program.synchronize()
-        blocks.append(max(cast(list[float], device.world.gather(mine))))
-    return median(blocks)
+    blocks = BLOCKS if isinstance(device, Gpu) else 1
+    times = device.host_us(call, blocks, RUNS, waits=True)
+    program.synchronize()
+    return float(np.median(times))
 
 
 def measure_link(device: Device, machine: Machine) -> Link:
