@@ -172,6 +172,7 @@ class AllGatherMatmul(WeightOperation):
     output = "out [ranks * rows, n]"
 
     def candidates(self) -> list[Candidate]:
+        """Internal: rows that are gathered first, or multiplied as they arrive."""
         many = Candidate(all_gather_matmul_graph, self.sizes, over_hosts=True)
         given = many, self.world, self.deterministic
         return with_few_rows(gathered_matmul_graph, *given)

@@ -61,6 +61,7 @@ class Matmul(WeightOperation):
     output = "out [m, n]"
 
     def candidates(self) -> list[Candidate]:
+        """Internal: one graph, whose tile shape is chosen for each call."""
         return [Candidate(matmul_graph, self.sizes, policy=self._choose)]
 
     def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:

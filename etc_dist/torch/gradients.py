@@ -22,7 +22,7 @@ _BELOW = _AFTER.remove(torch._C.DispatchKey.ADInplaceOrView)
 _DEVICES = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
 
 
-class ReduceScatter(Function):
+class _ReduceScatter(Function):
     """`fused_matmul_reduce_scatter` with gradients."""
 
     @staticmethod
@@ -49,7 +49,7 @@ class ReduceScatter(Function):
         return grad_a if needs_a else None, grad_b, None, None, None
 
 
-class AllGather(Function):
+class _AllGather(Function):
     """`fused_all_gather_matmul` with gradients; returns the joined A, if it is wanted,
     and then the results."""
 
@@ -86,7 +86,7 @@ class AllGather(Function):
         return grad_a, None, None, None, *grad_bs
 
 
-class ExchangeRows(Function):
+class _ExchangeRows(Function):
     """`gather_rows` or `scatter_rows` with gradients."""
 
     @staticmethod
@@ -101,7 +101,7 @@ class ExchangeRows(Function):
         return adjoint(grad, 0, ctx.group), None, None
 
 
-class Matmul(Function):
+class _Matmul(Function):
     """`matmul` with gradients."""
 
     @staticmethod
@@ -124,7 +124,7 @@ class Matmul(Function):
         return grad_a, grad_b, None, None
 
 
-class NoGradient(Function):
+class _NoGradient(Function):
     """A layer without gradients: its backward pass is an error."""
 
     @staticmethod
@@ -147,18 +147,18 @@ class NoGradient(Function):
 def _apply_all_gather(
     A: Tensor, Bs: Sequence[Tensor], dim: int, group: str, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    found = AllGather.apply(A, dim, group, return_A, *Bs)
+    found = _AllGather.apply(A, dim, group, return_A, *Bs)
     return (found[0], list(found[1:])) if return_A else (None, list(found))
 
 
 def _apply_matmul(
     A: Tensor, B: Tensor, group: str = "", *, deterministic: str = "run"
 ) -> Tensor:
-    return cast(Tensor, Matmul.apply(A, B, group, deterministic))
+    return cast(Tensor, _Matmul.apply(A, B, group, deterministic))
 
 
 def _apply_without_gradient(op: Any, *arguments: Any, **options: Any) -> Tensor:
-    return cast(Tensor, NoGradient.apply(op, options, *arguments))
+    return cast(Tensor, _NoGradient.apply(op, options, *arguments))
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -222,13 +222,13 @@ def _kernel(
 
 def _register() -> None:
     for function, apply in (
-        (ops.fused_matmul_reduce_scatter, ReduceScatter.apply),
+        (ops.fused_matmul_reduce_scatter, _ReduceScatter.apply),
         (ops.fused_all_gather_matmul, _apply_all_gather),
         (ops.matmul, _apply_matmul),
         (ops.mlp, partial(_apply_without_gradient, OPS.mlp)),
         (ops.moe, partial(_apply_without_gradient, OPS.moe)),
-        (ops.gather_rows, lambda *given: ExchangeRows.apply(*given, True)),
-        (ops.scatter_rows, lambda *given: ExchangeRows.apply(*given, False)),
+        (ops.gather_rows, lambda *given: _ExchangeRows.apply(*given, True)),
+        (ops.scatter_rows, lambda *given: _ExchangeRows.apply(*given, False)),
         (experts.moe_experts, partial(_apply_without_gradient, OPS.moe_experts)),
     ):
         kernel = _kernel(function, apply)
