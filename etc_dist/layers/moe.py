@@ -79,6 +79,7 @@ class SharedMoE(Operation):
 
     @classmethod
     def table(cls, ranks: int, *, parallel: str = "", **options: Any) -> ArgumentTable:
+        """Internal: a rank's own tokens, or those of all, and its own experts."""
         is_shared = parallel == "tensor" and ranks > 1  # all ranks have all tokens
         tokens = "shard" if is_shared else "tokens"
         experts = "ranks * experts" if parallel == "expert" else "experts"

@@ -130,6 +130,7 @@ class MatmulReduceScatter(WeightOperation):
         )
 
     def candidates(self) -> list[Candidate]:
+        """Internal: tiles that are sent at once, or whole rows where they are few."""
         if self.partials:
             return [Candidate(float_partials_graph, self.sizes, over_hosts=True)]
         many = Candidate(matmul_reduce_scatter_graph, self.sizes, over_hosts=True)
@@ -140,6 +141,7 @@ class MatmulReduceScatter(WeightOperation):
     def table(
         cls, ranks: int, *, partials: Any = None, **options: Any
     ) -> ArgumentTable:
+        """Internal: with partial sums in fp32, w cannot be a transposed view."""
         w = "" if partials else "w"
         return ArgumentTable(
             cls.__name__, ranks, cls.inputs, cls.output, transposable=w
