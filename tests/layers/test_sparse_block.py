@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from types import SimpleNamespace as Part
 from typing import Any
 
@@ -149,27 +148,25 @@ def test_layer_of_a_block_gives_the_reference(name, weights, one_rank, arrays, r
         moe.close()
 
 
-# NOTE: not a skip: the suite refuses tests that are skipped in every run.
-if find_spec("torch") and find_spec("transformers"):
+@pytest.mark.torch
+@pytest.mark.mpi(ranks=[1])
+@pytest.mark.parametrize("model", ["qwen3", "mixtral"])
+def test_layer_of_a_real_block_gives_what_it_gives(model, weights, one_rank, rng):
+    import torch
 
-    @pytest.mark.mpi(ranks=[1])
-    @pytest.mark.parametrize("model", ["qwen3", "mixtral"])
-    def test_layer_of_a_real_block_gives_what_it_gives(model, weights, one_rank, rng):
-        import torch
-
-        device = "cpu" if one_rank.backend == "cpu" else f"cuda:{one_rank.device}"
-        block = of_transformers(model, weights).to(device)
-        x = torch.tensor(rng.standard_normal((37, HIDDEN))).to(device, torch.bfloat16)
-        moe = MoE.from_torch(block, world=one_rank)
-        y = moe(x)
-        moe.synchronize()
-        moe.close()
-        with torch.no_grad():
-            theirs = block.float()(x.float()[None])
-        theirs = theirs[0] if isinstance(theirs, tuple) else theirs
-        error = (y.float() - theirs.reshape(y.shape)).norm() / theirs.norm()
-        assert type(y) is torch.Tensor
-        assert float(error) < 2 * TOLERANCE["bfloat16"]
+    device = "cpu" if one_rank.backend == "cpu" else f"cuda:{one_rank.device}"
+    block = of_transformers(model, weights).to(device)
+    x = torch.tensor(rng.standard_normal((37, HIDDEN))).to(device, torch.bfloat16)
+    moe = MoE.from_torch(block, world=one_rank)
+    y = moe(x)
+    moe.synchronize()
+    moe.close()
+    with torch.no_grad():
+        theirs = block.float()(x.float()[None])
+    theirs = theirs[0] if isinstance(theirs, tuple) else theirs
+    error = (y.float() - theirs.reshape(y.shape)).norm() / theirs.norm()
+    assert type(y) is torch.Tensor
+    assert float(error) < 2 * TOLERANCE["bfloat16"]
 
 
 # ---------------------------------------------------------------------- the refusals

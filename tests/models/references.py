@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
@@ -328,6 +327,4 @@ def _read(file: Path) -> dict[str, Array]:
     return tensors
 
 
-REFERENCES: dict[str, type[Any]] = {"numpy": Plain}
-if find_spec("torch") and find_spec("transformers"):
-    REFERENCES["transformers"] = Transformers
+REFERENCES: dict[str, type[Any]] = {"numpy": Plain, "transformers": Transformers}

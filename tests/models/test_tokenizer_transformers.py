@@ -1,11 +1,11 @@
-"""Texts and conversations as ids, as transformers makes them, where it is installed."""
+"""Texts and conversations as ids, as transformers makes them."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import json
-from importlib.util import find_spec
+from importlib import import_module
 from textwrap import dedent
 
 import pytest
@@ -16,6 +16,7 @@ from tests.models.small import CONFIG
 from tests.models.test_tokenizer_config import write
 
 tokenizers = pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.torch
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 TEXTS = ["a b", "<s>a", " <im> <snd>b", "", "a</s> <end>"]
 EACH = "{% for m in messages %}{{ m.role }} {{ m.content }} {{ eos_token }}{% endfor %}"
@@ -69,95 +70,105 @@ def surround(single):
     return change
 
 
-if find_spec("transformers"):
-    import transformers
+def both(folder, template, config, surrounding="$A", **files):
+    from transformers import PreTrainedTokenizerFast
+
+    own = {"clean_up_tokenization_spaces": False, "chat_template": template}
+    write(folder, surround(surrounding), tokenizer_config=own | config, **files)
+    return load_tokenizer(folder), PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("files", FILES)
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("around", SURROUNDINGS)
+def test_texts_have_the_ids_of_transformers(tmp_path, around, config, files):
+    around, own = SURROUNDINGS[around], dict(CONFIGS[config])
+    if around != "$A":
+        own.pop("add_bos_token", None)
+    ours, theirs = both(tmp_path, EACH, own, around, **FILES[files])
+    for text in TEXTS:
+        for flag in (True, False):
+            ids = theirs.encode(text, add_special_tokens=flag)
+            assert ours.encode(text, add_special_tokens=flag) == ids
+            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("prefix", [None, False])
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "Qwen2Tokenizer"])
+def test_tokenizers_that_transformers_saves_are_its_own(tmp_path, kind, prefix):
+    words = ["<s>", "</s>", "<unk>", "<|endoftext|>", "\u2581", "\u2581a", "b"]
+    words += sorted({*tokenizers.pre_tokenizers.ByteLevel.alphabet()} - {"b"})
+    words += [f"<0x{number:02X}>" for number in range(256)]
+    known = {word: number for number, word in enumerate(words)}
+    saved = getattr(import_module("transformers"), kind)(
+        known, [], add_prefix_space=prefix
+    )
+    saved.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 1024}))
+    ours = load_tokenizer(tmp_path)
+    assert read_config(tmp_path).stop_tokens == (saved.eos_token_id,)
+    for text in [*TEXTS, "é 🙂", "  b"]:
+        assert ours.encode(text) == saved.encode(text)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_conversations_have_the_ids_of_transformers(tmp_path, template, config):
+    own = CONFIGS[config].copy()
+    own.pop("add_bos_token", None)
+    ours, theirs = both(tmp_path, TEMPLATES[template], own, "<s> $A")
+    assert ours.chat(MESSAGES) == ids_of(theirs, MESSAGES)
+
+
+def ids_of(tokenizer, messages, **given):
+    given = {"add_generation_prompt": True, "return_dict": False} | given
+    return tokenizer.apply_chat_template(messages, **given)
+
+
+def test_templates_get_what_transformers_gives(tmp_path):
+    ours, theirs = both(tmp_path, TAKES, NAMES)
+    parts = [{"role": "a", "content": [{"type": "text", "text": "a"}] * 2}]
+    given = {"tools": [{"b": 1}], "documents": [{"text": "b"}]}
+    for messages in (MESSAGES, parts):
+        for more in ({}, given, {"enable_thinking": False}):
+            for flag in (True, False):
+                more = {**more, "add_generation_prompt": flag}
+                ids = ids_of(theirs, messages, **more)
+                assert ours.chat(messages, **more) == ids
+
+
+def test_named_templates_are_chosen_as_by_transformers(tmp_path):
+    named = {"default": "a", "tool_use": "b", "rag": "<s>"}
+    named = [{"name": name, "template": text} for name, text in named.items()]
+    ours, theirs = both(tmp_path, named, {})
+    assert ours.chat("a") == ids_of(theirs, MESSAGES) == [0]
+    assert ours.chat("a", chat_template="rag") == [2]
+    assert ids_of(theirs, MESSAGES, tools=[]) == [1]
+    named[1]["template"] = "b{{ tools }}"
+    ours, theirs = both(tmp_path, named, {})
+    assert ours.chat("a", tools=[]) == ids_of(theirs, MESSAGES, tools=[])
+
+
+def fields_of_transformers():
+    """Fields that the classes of tokenizers read."""
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-    def both(folder, template, config, surrounding="$A", **files):
-        own = {"clean_up_tokenization_spaces": False, "chat_template": template}
-        write(folder, surround(surrounding), tokenizer_config=own | config, **files)
-        return load_tokenizer(folder), PreTrainedTokenizerFast.from_pretrained(folder)
+    for function in (
+        PreTrainedTokenizerBase.__init__,
+        PreTrainedTokenizerBase._from_pretrained,
+        PreTrainedTokenizerFast.__init__,
+    ):
+        for node in ast.walk(ast.parse(dedent(inspect.getsource(function)))):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            first, called = node.args[0], ast.unparse(node.func)
+            if called.startswith(("kwargs.", "init_kwargs.")) and isinstance(
+                getattr(first, "value", None), str
+            ):
+                yield first.value
 
-    @pytest.mark.parametrize("files", FILES)
-    @pytest.mark.parametrize("config", CONFIGS)
-    @pytest.mark.parametrize("around", SURROUNDINGS)
-    def test_texts_have_the_ids_of_transformers(tmp_path, around, config, files):
-        around, own = SURROUNDINGS[around], dict(CONFIGS[config])
-        if around != "$A":
-            own.pop("add_bos_token", None)
-        ours, theirs = both(tmp_path, EACH, own, around, **FILES[files])
-        for text in TEXTS:
-            for flag in (True, False):
-                ids = theirs.encode(text, add_special_tokens=flag)
-                assert ours.encode(text, add_special_tokens=flag) == ids
-                assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
-    @pytest.mark.parametrize("prefix", [None, False])
-    @pytest.mark.parametrize("kind", ["LlamaTokenizer", "Qwen2Tokenizer"])
-    def test_tokenizers_that_transformers_saves_are_its_own(tmp_path, kind, prefix):
-        words = ["<s>", "</s>", "<unk>", "<|endoftext|>", "\u2581", "\u2581a", "b"]
-        words += sorted({*tokenizers.pre_tokenizers.ByteLevel.alphabet()} - {"b"})
-        words += [f"<0x{number:02X}>" for number in range(256)]
-        known = {word: number for number, word in enumerate(words)}
-        saved = getattr(transformers, kind)(known, [], add_prefix_space=prefix)
-        saved.save_pretrained(tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 1024}))
-        ours = load_tokenizer(tmp_path)
-        assert read_config(tmp_path).stop_tokens == (saved.eos_token_id,)
-        for text in [*TEXTS, "é 🙂", "  b"]:
-            assert ours.encode(text) == saved.encode(text)
-
-    @pytest.mark.parametrize("template", TEMPLATES)
-    @pytest.mark.parametrize("config", CONFIGS)
-    def test_conversations_have_the_ids_of_transformers(tmp_path, template, config):
-        own = CONFIGS[config].copy()
-        own.pop("add_bos_token", None)
-        ours, theirs = both(tmp_path, TEMPLATES[template], own, "<s> $A")
-        assert ours.chat(MESSAGES) == ids_of(theirs, MESSAGES)
-
-    def ids_of(tokenizer, messages, **given):
-        given = {"add_generation_prompt": True, "return_dict": False} | given
-        return tokenizer.apply_chat_template(messages, **given)
-
-    def test_templates_get_what_transformers_gives(tmp_path):
-        ours, theirs = both(tmp_path, TAKES, NAMES)
-        parts = [{"role": "a", "content": [{"type": "text", "text": "a"}] * 2}]
-        given = {"tools": [{"b": 1}], "documents": [{"text": "b"}]}
-        for messages in (MESSAGES, parts):
-            for more in ({}, given, {"enable_thinking": False}):
-                for flag in (True, False):
-                    more = {**more, "add_generation_prompt": flag}
-                    ids = ids_of(theirs, messages, **more)
-                    assert ours.chat(messages, **more) == ids
-
-    def test_named_templates_are_chosen_as_by_transformers(tmp_path):
-        named = {"default": "a", "tool_use": "b", "rag": "<s>"}
-        named = [{"name": name, "template": text} for name, text in named.items()]
-        ours, theirs = both(tmp_path, named, {})
-        assert ours.chat("a") == ids_of(theirs, MESSAGES) == [0]
-        assert ours.chat("a", chat_template="rag") == [2]
-        assert ids_of(theirs, MESSAGES, tools=[]) == [1]
-        named[1]["template"] = "b{{ tools }}"
-        ours, theirs = both(tmp_path, named, {})
-        assert ours.chat("a", tools=[]) == ids_of(theirs, MESSAGES, tools=[])
-
-    def fields_of_transformers():
-        """Fields that the classes of tokenizers read."""
-        for function in (
-            PreTrainedTokenizerBase.__init__,
-            PreTrainedTokenizerBase._from_pretrained,
-            PreTrainedTokenizerFast.__init__,
-        ):
-            for node in ast.walk(ast.parse(dedent(inspect.getsource(function)))):
-                if not isinstance(node, ast.Call) or not node.args:
-                    continue
-                first, called = node.args[0], ast.unparse(node.func)
-                if called.startswith(("kwargs.", "init_kwargs.")) and isinstance(
-                    getattr(first, "value", None), str
-                ):
-                    yield first.value
-
-    def test_all_fields_of_transformers_are_known():
-        names = set(fields_of_transformers())
-        assert len(names) > 30
-        assert names - HONOURED - NEUTRAL.keys() - UNUSED == set()
+def test_all_fields_of_transformers_are_known():
+    names = set(fields_of_transformers())
+    assert len(names) > 30
+    assert names - HONOURED - NEUTRAL.keys() - UNUSED == set()

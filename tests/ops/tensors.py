@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +60,6 @@ def _of_torch(tensor: Any) -> Host:
 
 LIBRARIES: dict[str, tuple[Callable[[Host], Any], Callable[[Any], Host]]] = {
     "stand-in": (Tensor, lambda tensor: tensor.array.astype(np.float32)),
+    "torch": (_as_torch, _of_torch),
 }
 """By name: bfloat16 arrays as tensors in the same memory, and tensors as float32."""
-if find_spec("torch"):
-    LIBRARIES["torch"] = _as_torch, _of_torch
