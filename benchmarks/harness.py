@@ -143,7 +143,8 @@ class Run:
         if self.is_recorded and self.is_timed and not wrong:
             self.recorded += 1
             machine = self.device.machine() if isinstance(self.device, Gpu) else {}
-            named = {"op": self.op, "run": self.id, **machine, **self.shared}
+            named = {"op": self.op, "run": self.id, "seed": self.seed}
+            named |= {**machine, **self.shared}
             self._append({**named, **values})
 
     def _note(self, state: str, **values: Any) -> None:

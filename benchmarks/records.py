@@ -28,6 +28,7 @@ FIELDS: Mapping[str, str] = {
     "commit": "BENCH_COMMIT, or git's",
     "date": "UTC, ISO 8601",
     "run": "the id of the run that measured it",
+    "seed": "of the sizes, from the commit; None: they were named",
     # What ran.
     "model": "or the sizes' name, or the example's",
     "M": "rows of x on all ranks; expert-parallel, on one",
@@ -109,7 +110,6 @@ FIELDS: Mapping[str, str] = {
     # A run of a benchmark: a record when it starts, and one when it ends.
     "state": "started, or ended",
     "options": "of its command line",
-    "seed": "of the sizes, from the commit; None: they were named",
     "recorded": "shapes with a record",
     "failed": "shapes whose check failed, and how",
 }
@@ -126,7 +126,7 @@ class Kind:
 
 def _kind(required: str, optional: str = "", **defaults: Any) -> Kind:
     """optional: fields whose default is None."""
-    absent = dict.fromkeys([*optional.split(), "run"])
+    absent = dict.fromkeys([*optional.split(), "run", "seed"])
     return Kind(tuple(required.split()), {**absent, **defaults})
 
 
@@ -192,9 +192,7 @@ KINDS: Mapping[str, Kind] = {
         "workers measured_us predicted_us ratio bounds_us bound_by bitwise_equal "
         "protocol"
     ),
-    "run": _kind(
-        "op world_size commit date state subject options seed", "recorded failed"
-    ),
+    "run": _kind("op world_size commit date state subject options", "recorded failed"),
 }
 FUSED = frozenset(op for op, kind in KINDS.items() if "speedup" in kind.required)
 """The kinds that have an unfused baseline."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.figures import draw_decode, draw_schedules
-from benchmarks.records import ROOT, Record, append, load, now
+from benchmarks.records import RESULTS, ROOT, Record, append, load, now
 from benchmarks.subjects.decode import vllm_steps
 from benchmarks.table import decode_summary, main, rows_of, section, summary
 from benchmarks.tables import TABLES, newest
@@ -202,10 +202,15 @@ def test_steps_on_several_ranks_have_a_picture_of_their_own(tmp_path: Path) -> N
 def test_check_fails_until_the_results_are_written(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "README.md", tmp_path)
-    arguments = ["--root", str(tmp_path)]
+    shutil.copytree(RESULTS, tmp_path / "results")
+    seeded = record("matmul", model="seeded", seed=1, M=77)
+    append(vars(seeded), tmp_path / "results" / "matmul.jsonl")
+    arguments = ["--root", str(tmp_path), "--results", str(tmp_path / "results")]
     assert main([*arguments, "--check"]) == 1
     assert main(arguments) == 0
     assert main([*arguments, "--check"]) == 0
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert page == (ROOT / "docs" / "results.md").read_text()  # without the seeded one
 
 
 def test_operation_without_records_is_refused_by_name(
