@@ -1,11 +1,10 @@
-"""The origins of the bulk copies of a call's operands."""
+"""The tensor maps of the bulk copies of a call's operands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 
-from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import Arguments
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import Call
@@ -13,33 +12,30 @@ from etc_dist.ir.expr import Const, Expr, Op
 from etc_dist.ir.tensor import Region
 
 
-def boxes(call: Call, arguments: Arguments, large: bool = False) -> Iterator[str]:
-    """The box, or the large box, of each operand as CUDA text; empty if none."""
-    for n, region in enumerate((*call.reads, *call.writes)):
-        box = call.function.boxes.get(n)
-        if box is None or (large and not box.large):
-            yield ""
-            continue
-        if len(region.start) < 2 or any(size != Const(1) for size in region.size[:-2]):
-            raise CodegenError(
-                f"call {call.name}: operand {n} cannot be copied in bulk",
-                where=f"call {call.name}: operand {n}",
-                wanted="a part of a matrix, or of one matrix of a stack",
-                got=f"{region}",
-                fix="index all axes but the last two by one number each",
-            )
-        if box.halves and not _is_other_half(region, call.reads[n + 1 :]):
-            raise CodegenError(
-                f"call {call.name}: operand {n + 1} is not the other half of {n}",
-                where=f"{region} and the next operand",
-                wanted=f"in a tensor of 2 * h rows, the rows h after {region}",
-                got=f"a tensor of {region.tensor.shape[-2]} rows",
-                fix="stack both matrices in one tensor; write the row as h + start",
-            )
-        *stack, y, x = region.start
-        z = linear(stack, region.tensor.shape[: len(stack)])
-        name = arguments.map_of(region.tensor, box.small_and_large[large])
-        yield f"{{&g.{name}, {text(x)}, {text(y)}, {z}}}"
+def bulk_maps(call: Call, n: int, arguments: Arguments) -> list[str]:
+    """The names of the maps that copy operand n, which has the large one second; none
+    without bulk copies."""
+    box = call.function.boxes.get(n)
+    if box is None:
+        return []
+    region = (*call.reads, *call.writes)[n]
+    if len(region.start) < 2 or any(size != Const(1) for size in region.size[:-2]):
+        raise CodegenError(
+            f"call {call.name}: operand {n} cannot be copied in bulk",
+            where=f"call {call.name}: operand {n}",
+            wanted="a part of a matrix, or of one matrix of a stack",
+            got=f"{region}",
+            fix="index all axes but the last two by one number each",
+        )
+    if box.halves and not _is_other_half(region, call.reads[n + 1 :]):
+        raise CodegenError(
+            f"call {call.name}: operand {n + 1} is not the other half of {n}",
+            where=f"{region} and the next operand",
+            wanted=f"in a tensor of 2 * h rows, the rows h after {region}",
+            got=f"a tensor of {region.tensor.shape[-2]} rows",
+            fix="stack both matrices in one tensor; write the row as h + start",
+        )
+    return [arguments.map_of(region.tensor, b) for b in box.small_and_large]
 
 
 def _is_other_half(region: Region, following: Sequence[Region]) -> bool:

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import has_states, notification_unit
-from etc_dist.codegen.members import indexed, method
+from etc_dist.codegen.members import (
+    COORD,
+    GROUP,
+    function,
+    indexed,
+    method,
+    wrapped,
+)
 from etc_dist.codegen.names import (
     axis_name,
     call_type,
@@ -43,71 +50,69 @@ _GROUP = Symbol("group", "task")
 def lane_queue(lane: Lane) -> str:
     """The struct of a lane's queue: its number of units and its position."""
     lines = [f"struct {QUEUES[lane.name]} {{"]
-    lines.append(method("i32 units", text(lane.total)))
-    lines.append(method("i32 initial", text(lane.initial)))
-    for word in ("head", "tail", "slots"):
-        lines.append(method(f"u32 {word}", f"u32(g.{queue_name(lane.name, word)})"))
-    has_surplus = any(call.limited is not None for call in lane.calls)
-    lines.append(f"  static constexpr int kHasSurplus = {int(has_surplus)};")
-    if has_surplus:
-        surplus = f"u32(g.{queue_name(lane.name, 'surplus')})"
-        lines.append(method("u32 surplus", surplus))
+    words = ["head", "tail", "slots"]
+    if any(call.limited is not None for call in lane.calls):
+        words.append("surplus")
+    has_surplus = int("surplus" in words)
+    lines.append(f"  static constexpr int kHasSurplus = {has_surplus};")
+    for name, count in (("units", "total"), ("initial", "initial")):
+        lines += method(f"i32 {name}", f"g.{queue_name(lane.name, count)}")
+    for word in words:
+        lines += method(f"u32 {word}", f"u32(g.{queue_name(lane.name, word)})")
     return "\n".join([*lines, "};"])
 
 
 def event_struct(plan: Plan, events: EventTensor) -> str:
-    """The struct of an event tensor: the position of an element's counter, and the
-    count that meets it, on the rank that owns it."""
+    """The struct of an event tensor: the count that meets an element, on the rank that
+    owns it."""
     expects = text(_on_owner(plan.graph, events.expects))
     target = f"u32({expects}) * {notification_unit(plan, events)}u"
-    axes = (
-        f" i32 {', '.join(axis_name(a.name) for a in events.axes)};"
-        if events.axes
-        else ""
-    )
-    lines = [f"struct {event_type(events.name)} {{", f"  struct Coord {{{axes} }};"]
-    lines.append(method("u32 index", _index(events, events.axes), "Coord c"))
-    lines.append(method("u32 target", target, "i32 owner, Coord c"))
+    axes = ", ".join(axis_name(axis.name) for axis in events.axes)
+    lines = [f"struct {event_type(events.name)} {{"]
+    lines.append(f"  struct Coord {{ {f'i32 {axes};' if axes else ''} }};")
+    lines += method("u32 target", target, "const Args& g, i32 owner, Coord c")
     return "\n".join([*lines, "};"])
 
 
-def call_members(lane: Lane, call: Call) -> list[str]:
+def queue_numbers(lane: Lane, call: Call) -> dict[str, int]:
+    """The constants of a call that a queue needs; 0 if they are not given."""
+    waits, is_queued = _waits(call), lane.queued(call)
+    zeros = sum(1 << n for n, ref in enumerate(waits) if not is_positive(ref))
+    return {
+        "kQueued": int(is_queued),
+        "kGating": len(lane.gating(call)),
+        # Others may have more waits than a word has bits.
+        "kMaybeZero": (zeros + 2**31) % 2**32 - 2**31 if is_queued else 0,
+        "kWaitsForPeers": int(any(ref.events.cross_rank for ref in waits)),
+    }
+
+
+def call_members(lane: Lane, call: Call) -> Iterator[str]:
     """The members of a call's struct that a queue needs."""
-    gating, waits = lane.gating(call), _waits(call)
-    maybe_zero = 0
-    if lane.queued(call):  # others may have more waits than a word has bits
-        zeros = (n for n, r in enumerate(waits) if not is_positive(r))
-        maybe_zero = sum(1 << n for n in zeros)
-    lines = [f"  using Queue = {QUEUES[lane.name]};"]
-    lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
-    for_peers = any(r.events.cross_rank for r in waits)
-    lines.append(f"  static constexpr int kWaitsForPeers = {int(for_peers)};")
-    lines.append(f"  static constexpr int kGating = {len(gating)};")
-    lines.append(f"  static constexpr u32 kMaybeZero = {maybe_zero}u;")
-    lines.append(method("i32 groups", text(lane.groups(call))))
-    lines.append(method("i32 group_size", text(lane.group_size(call))))
-    lines.append(method("i32 group_units", text(lane.group_units(call))))
-    lines.append(method("i32 first_unit", text(lane.first_unit(call))))
     if lane.queued(call):
+        gating = lane.gating(call)
         at = dict(zip(gating, row_major(gating, _GROUP), strict=True))
         place = ", ".join(text(at.get(axis, Const(0))) for axis in call.axes)
         if has_states(lane, call):
             state = f"u32(g.{queue_name(call.name, 'states')} + group)"
-            lines.append(method("u32 state", state, "i32 group"))
-        lines.append(method("Coord group_at", f"{{{place}}}", "i32 group"))
-        extents = [text(axis.extent) for axis in gating]
-        lines += indexed("i32 extent", extents, "const Args& g, int n")
-    lines.append("  template <int n, class F>")
-    lines.append("  ETC_DEVICE static void notified(const Args& g, Coord c, F&& f) {")
-    for n, ref in enumerate(call.notifies):
-        rank = "g.rank" if ref.rank is None else text(ref.rank)
-        index = ", ".join(text(part) for part in ref.index)
-        event = event_type(ref.events.name)
-        call_f = f"f({event}{{}}, {rank}, {event}::Coord{{{index}}});"
-        if ref.guards:
-            call_f = f"if ({text(ref.holds)}) {call_f}"
-        lines.append(f"    if constexpr (n == {n}) {call_f}")
-    return [*lines, "  }"]
+            yield from method("u32 state", state, GROUP)
+        yield from method("Coord group_at", f"{{{place}}}", GROUP)
+        if extents := [text(axis.extent) for axis in gating]:
+            yield from indexed("i32 extent", extents, "const Args& g, int n")
+    if call.notifies:
+        place = f"{COORD}, F&& f"
+        yield f"  template <int n, class F> ETC_DEVICE static void notified({place}) {{"
+        for n, ref in enumerate(call.notifies):
+            yield from wrapped(f"    if constexpr (n == {n}) {_notified(ref)}")
+        yield "  }"
+
+
+def _notified(ref: EventRef) -> str:
+    rank = "g.rank" if ref.rank is None else text(ref.rank)
+    index = ", ".join(text(part) for part in ref.index)
+    event = event_type(ref.events.name)
+    visit = f"f({event}{{}}, {rank}, {event}::Coord{{{index}}});"
+    return f"if ({text(ref.holds)}) {visit}" if ref.guards else visit
 
 
 @dataclass(frozen=True)
@@ -135,10 +140,12 @@ def releases(plan: Plan) -> Iterator[str]:
     ]
     for release in found:
         yield _release_struct(plan.graph, release)
+    lists = []
     for events in plan.graph.events:
         names = ", ".join(r.name for r in found if r.events == events)
         head = f"template <> struct Releases<{event_type(events.name)}>"
-        yield f"{head} : ReleaseList<{names}> {{}};"
+        lists += wrapped(f"{head} : ReleaseList<{names}> {{}};")
+    yield "\n".join(lists)
 
 
 def _release_struct(graph: GraphFunction, release: _Release) -> str:
@@ -148,25 +155,25 @@ def _release_struct(graph: GraphFunction, release: _Release) -> str:
     extents = {axis.symbol.name: axis.extent for axis in gating}
     spans = released(index, release.events.axes, extents)
     single = all(count == Const(1) for _, count in spans.values())
-    lines = [f"struct {release.name} {{"]
-    lines.append(f"  using Call = {call_type(release.call.name)};")
-    lines.append(f"  static constexpr int kWait = {release.number};")
-    lines.append(f"  static constexpr int kInvertible = {int(single)};")
+    base = f"{call_type(release.call.name)}, {release.number}, {int(single)}"
+    lines = [f"struct {release.name} : ReleaseDefaults<{base}> {{"]
     texts = [f"{{{text(low)}, {text(count)}}}" for low, count in spans.values()]
     place = f"const Args& g, i32 owner, {event}::Coord c, int n"
     lines += indexed("Span span", texts, place)
-    lines.append(
-        "  ETC_DEVICE static u32 element(const Args& g, i32 owner, i32 group) {"
-    )
-    lines.append("    const auto c = Call::group_at(g, group);")
-    element = _index(release.events, index)
-    # NOTE: a loaded condition may not be known yet. Then a group for which it does not
-    # hold is marked as well, which changes nothing: its wait is met.
-    has_state = len(release.call.waits) > 1
-    if ref.guards and not (ref.holds.is_loaded and has_state):
-        element = f"{text(_on_owner(graph, ref.holds))} ? {element} : kNoElement"
-    lines.append(f"    return {element};")
-    return "\n".join([*lines, "  }", "};"])
+    holds = _on_owner(graph, ref.holds)
+    is_alike = [*index, holds] == [*ref.index, ref.holds]
+    if not is_alike or ref.is_loaded or ref.expects.is_loaded:
+        element = f"u32(g.{events_name(release.events.name)} + "
+        element += f"{linear(index, release.events.shape, level=2)})"
+        # NOTE: a loaded condition may not be known yet. Then a group for which it does
+        # not hold is marked as well, which changes nothing: its wait is met.
+        has_state = len(release.call.waits) > 1
+        if ref.guards and not (ref.holds.is_loaded and has_state):
+            element = f"{text(holds)} ? {element} : kNoElement"
+        at = "    const auto c = Call::group_at(g, group);"
+        rows = [at, *wrapped(f"    return {element};")]
+        lines += function("u32 element", rows, "const Args& g, i32 owner, i32 group")
+    return "\n".join([*lines, "};"])
 
 
 Spans = dict[str, tuple[Expr, Expr]]
@@ -260,7 +267,3 @@ def _on_owner(graph: GraphFunction, expr: Expr) -> Expr:
         if any(s.name in values for s in value.symbols()):
             values[symbol.name] = substitute(value, values)
     return substitute(expr, values)
-
-
-def _index(events: EventTensor, index: tuple[Expr, ...] | list[Expr]) -> str:
-    return f"u32(g.{events_name(events.name)} + {linear(index, events.shape)})"

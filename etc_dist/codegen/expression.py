@@ -3,50 +3,121 @@ the task's coordinate `c`, the task index is `t`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
-from etc_dist.codegen.names import axis_name, dim_name, tensor_name
+from etc_dist.codegen.names import axis_name, dim_name, tensor_function
 from etc_dist.ir.call import Call
 from etc_dist.ir.expr import Comparison, Const, Expr, Load, Op, Select, Symbol
 
 _CALLS = {"//": "floordiv", "%": "floormod", "min": "minimum", "max": "maximum"}
 _NATURAL = {"//": "div_natural", "%": "mod_natural"}
 """For numbers that are not negative."""
+_LEVELS = {"+": 1, "-": 1, "*": 2}
+"""How strongly operators bind."""
+_FEW_SIGNS = 20
+"""A text that is at most so long is repeated rather than named."""
 
 
-def text(
-    expr: Expr,
-    naturals: Set[str] | None = None,
-    divisors: Mapping[Expr, str] | None = None,
-) -> str:
-    """`expr` as an i32 expression. naturals: the numbers of `g.let` in it that are not
-    negative where it is evaluated; None for unknown ones. divisors: the C++ text of
-    those that the host prepares."""
-    if isinstance(expr, Const):
-        return str(expr.value)
-    if isinstance(expr, Symbol):
-        return _symbol(expr)
-    if isinstance(expr, Load):
-        place = text(_place(expr.index, expr.shape), naturals, divisors)
-        return f"load_index(g.{tensor_name(expr.tensor)}, {place})"
-    if isinstance(expr, Select):
-        sides = (text(side, naturals, divisors) for side in (expr.then, expr.other))
-        chosen = " : ".join(sides)
-        condition = condition_text(expr.condition, naturals, divisors)
-        return f"({condition} ? {chosen})"
-    assert isinstance(expr, Op)
-    left = text(expr.left, naturals, divisors)
-    right = text(expr.right, naturals, divisors)
-    if _divides_naturals(expr, naturals):
-        if divisors and expr.right in divisors:
-            by = divisors[expr.right]
+@dataclass(frozen=True)
+class Writer:
+    """Writes expressions as they are written in one place of the text."""
+
+    naturals: Set[str] | None = None
+    """The numbers of `g.let` that are not negative where expressions are evaluated;
+    None for unknown ones."""
+    divisors: Mapping[Expr, str] = field(default_factory=dict)
+    """The texts of divisors that the host prepares."""
+    names: Mapping[Expr, str] = field(default_factory=dict)
+    """The texts of expressions that have a name."""
+
+    def text(self, expr: Expr, level: int = 0) -> str:
+        """`expr` as an i32 expression, in parentheses if it binds less than `level`."""
+        if expr in self.names:
+            return self.names[expr]
+        if isinstance(expr, Const):
+            return str(expr.value)
+        if isinstance(expr, Symbol):
+            return _symbol(expr)
+        if isinstance(expr, Load):
+            index = ", ".join(map(self.text, expr.index))
+            return f"{tensor_function(expr.tensor)}(g).load({index})"
+        if isinstance(expr, Select):
+            then, other = self.text(expr.then), self.text(expr.other)
+            return f"({self.condition(expr.condition)} ? {then} : {other})"
+        assert isinstance(expr, Op)
+        if expr.name in _LEVELS:
+            own = _LEVELS[expr.name]
+            left, right = self.text(expr.left, own), self.text(expr.right, own + 1)
+            whole = f"{left} {expr.name} {right}"
+            return f"({whole})" if own < level else whole
+        left, right = self.text(expr.left), self.text(expr.right)
+        if self._is_prepared(expr):
+            by = self.divisors[expr.right]
             if expr.name == "//":
                 return f"div_by({left}, {by})"
             return f"mod_by({left}, {right}, {by})"
-        return f"{_NATURAL[expr.name]}({left}, {right})"
-    if expr.name in _CALLS:
-        return f"{_CALLS[expr.name]}({left}, {right})"
-    return f"({left} {expr.name} {right})"
+        calls = _NATURAL if _divides_naturals(expr, self.naturals) else _CALLS
+        return f"{calls[expr.name]}({left}, {right})"
+
+    def condition(self, condition: Comparison) -> str:
+        """`condition` as a bool expression."""
+        left, right = self.text(condition.left), self.text(condition.right)
+        return f"{left} {condition.name} {right}"
+
+    def wide(self, expr: Op) -> str:
+        """`expr` as an i64 expression that is exact if its operands have 32 bits."""
+        if expr.name in ("min", "max", "%"):  # its result has 32 bits, too
+            return f"i64({self.text(expr)})"
+        left = f"i64({self.text(expr.left)})"
+        if expr.name == "//":
+            return f"floordiv({left}, i64({self.text(expr.right)}))"
+        return f"{left} {expr.name} {self.text(expr.right, _LEVELS[expr.name] + 1)}"
+
+    def linear(
+        self, index: Sequence[Expr], shape: Sequence[Expr], level: int = 0
+    ) -> str:
+        """The row-major position of an element."""
+        at: Expr = Const(0)
+        for i, extent in zip(index, shape, strict=True):
+            at = at * extent + i
+        return self.text(at, level)
+
+    def named(self, exprs: Sequence[Expr], name: str) -> tuple[list[str], Writer]:
+        """The texts of long operations that `exprs` repeat, inner ones first, and a
+        writer that calls the n-th one `name`_n."""
+        uses: Counter[Expr] = Counter()
+        operations: list[Expr] = []
+
+        def visit(expr: Expr) -> None:
+            uses[expr] += 1
+            if uses[expr] > 1 or not isinstance(expr, Op | Select):
+                return
+            children = expr.children()
+            if isinstance(expr, Op) and expr.name == "//" and self._is_prepared(expr):
+                children = children[:1]
+            for child in children:
+                visit(child)
+            operations.append(expr)
+
+        for expr in exprs:
+            visit(expr)
+        writer, texts = self, list[str]()
+        for expr in operations:
+            long = writer.text(expr) if uses[expr] > 1 else ""
+            if len(long) > _FEW_SIGNS:
+                names = {**writer.names, expr: f"{name}_{len(texts)}"}
+                texts.append(long)
+                writer = replace(writer, names=names)
+        return texts, writer
+
+    def _is_prepared(self, expr: Op) -> bool:
+        return expr.right in self.divisors and _divides_naturals(expr, self.naturals)
+
+
+PLAIN = Writer()
+text, linear = PLAIN.text, PLAIN.linear
 
 
 def fixed_divisors(call: Call) -> Iterator[Expr]:
@@ -88,42 +159,9 @@ def _is_natural(expr: Expr, naturals: Set[str]) -> bool:
     return any(both) if expr.name == "max" else all(both)
 
 
-def condition_text(
-    condition: Comparison,
-    naturals: Set[str] | None = None,
-    divisors: Mapping[Expr, str] | None = None,
-) -> str:
-    """`condition` as a bool expression; for the rest see `text`."""
-    left = text(condition.left, naturals, divisors)
-    right = text(condition.right, naturals, divisors)
-    return f"({left} {condition.name} {right})"
-
-
 def _symbol(symbol: Symbol) -> str:
     if symbol.kind == "coordinate":
         return f"c.{axis_name(symbol.name)}"
     if symbol.kind in ("dim", "derived"):
         return f"g.{dim_name(symbol.name)}"
     return "g.rank" if symbol.kind == "rank" else symbol.name
-
-
-def wide(expr: Op) -> str:
-    """`expr` as an i64 expression that is exact if its operands have 32 bits."""
-    left, right = f"i64({text(expr.left)})", f"i64({text(expr.right)})"
-    if expr.name == "//":
-        return f"floordiv({left}, {right})"
-    if expr.name in _CALLS:  # its result has 32 bits, too
-        return f"i64({text(expr)})"
-    return f"({left} {expr.name} {right})"
-
-
-def linear(index: Sequence[Expr], shape: Sequence[Expr]) -> str:
-    """The row-major position of an element."""
-    return text(_place(index, shape))
-
-
-def _place(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
-    at: Expr = Const(0)
-    for i, extent in zip(index, shape, strict=True):
-        at = at * extent + i
-    return at

@@ -6,24 +6,24 @@ generated source asserts the sizes of the argument block and of shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
 
 from etc_dist.codegen.expression import fixed_divisors
+from etc_dist.codegen.members import wrapped
 from etc_dist.codegen.names import (
+    address_name,
     dim_name,
-    divisor_name,
     events_name,
     pace_name,
     period_name,
     queue_name,
-    tensor_name,
-    units_name,
 )
-from etc_dist.ir.call import Call
+from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import SCRATCH_BYTES, TENSOR, TmaBox
@@ -78,8 +78,11 @@ FAR_SENDERS = "far_senders"
 """The argument with a bit for each host whose partner may send to this rank."""
 FIRST_NEAR = "first_near"
 """The argument for the lowest rank of this host."""
+PLACES = ("control", "status", "workspace", "trace", "wait_limit")
 UNSIGNED = ("event_capacity", "trace_capacity", "shape")
-"""Arguments of type u32."""
+UNITS, FIRST_UNITS, DIVISORS = "units", "first_units", "divisor"
+"""The arrays of the units of each call, in a loop in one turn, of the numbers of the
+first ones in a queue, and of the divisors."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,17 @@ class Map:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The argument block of a program: tensor maps, then addresses, integers and
-    divisors."""
+    """The argument block of a program: tensor maps, addresses, integers, and numbers
+    that the host prepares."""
 
     maps: tuple[Map, ...]
     addresses: tuple[str, ...]
     integers: tuple[str, ...]
     divisors: tuple[Expr, ...]
     """Numbers that the host prepares to divide by, see `prepared_divisor`."""
+    has_queues: bool
+    num_calls: int
+    world_size: int
     near: int
     """The number of ranks that map each other's memory."""
     far_hosts: int
@@ -115,36 +121,32 @@ class Arguments:
     def of(cls, plan: Plan) -> Arguments:
         """The arguments of a plan's kernel."""
         graph = plan.graph
-        integers = ["event_capacity", "trace_capacity", "shape", "rank"]
-        integers += [dim_name(s.name) for s in graph.dims]
+        integers = [RANK.name, *(dim_name(s.name) for s in graph.dims)]
         integers += [dim_name(s.name) for s, _ in graph.derived]
         integers += [events_name(events.name) for events in graph.events]
-        calls = [c.name for lane in plan.lanes for c in lane.calls]
-        integers += [name(call) for name in (units_name, pace_name) for call in calls]
         integers += [name for name, _, _ in periods(plan)]
         integers += [name for name, _ in queue_words(plan)]
-        addresses = ["control", "status", "workspace", "trace", "wait_limit"]
-        addresses += [tensor_name(t.name) for t in graph.tensors]
-        hosts = plan.near, plan.far_hosts
+        integers += [pace_name(c.name) for c in graph.calls if c.pace != Const(0)]
+        addresses = [address_name(t.name) for t in graph.tensors]
+        queued = [lane for lane in plan.lanes if lane.policy == QUEUE]
+        for lane in queued:
+            integers += [queue_name(lane.name, count) for count in ("total", "initial")]
+        sizes = len(graph.calls), graph.world_size, plan.near, plan.far_hosts
         divisors = [e for e in _divisors(plan) if not isinstance(e, Const)]
         unique = tuple(dict.fromkeys(divisors))
-        return cls(_maps(plan), tuple(addresses), tuple(integers), unique, *hosts)
-
-    @property
-    def divisor_names(self) -> dict[Expr, str]:
-        """The names of the prepared divisors."""
-        return {expr: divisor_name(n) for n, expr in enumerate(self.divisors)}
+        names = tuple(addresses), tuple(integers)
+        return cls(_maps(plan), *names, unique, bool(queued), *sizes)
 
     @property
     def divisor_texts(self) -> dict[Expr, str]:
         """The C++ text of each."""
-        return {expr: f"g.{name}" for expr, name in self.divisor_names.items()}
+        return {expr: f"g.divisor[{n}]" for n, expr in enumerate(self.divisors)}
 
     def divisor_text(self, expr: Expr) -> str:
         """The C++ text of a prepared divisor: an argument, or for a Const a literal."""
         if isinstance(expr, Const):
             factor, shift = prepared_divisor(expr.value)
-            return f"Divisor{{{factor}, {shift}}}"
+            return f"{{{factor}, {shift}}}"
         return self.divisor_texts[expr]
 
     def map_of(self, tensor: Tensor, box: TmaBox) -> str:
@@ -152,58 +154,55 @@ class Arguments:
         # By hash: == refuses to compare a number of rows with an expression.
         return {(m.tensor, m.box): m.name for m in self.maps}[tensor, box]
 
+    def _rows(self) -> Iterator[tuple[str, list[Any]]]:
+        """The declarations of the C++ struct, each with its fields in NumPy."""
+
+        def row(kind: str, names: Iterable[str], *field: Any) -> tuple[str, list[Any]]:
+            return f"{kind} {', '.join(names)}", [(name, *field) for name in names]
+
+        yield row("TensorMap", [m.name for m in self.maps], "u1", MAP_BYTES)
+        peers = ("peer", "u8", (self.near,))
+        if self.far_hosts:
+            yield f"NearBlocks<{self.near}> peer", [peers, (FIRST_NEAR, "u8")]
+        else:
+            yield "u64 peer[kWorld]", [peers]
+        yield row("u64", PLACES, "u8")
+        yield row("u64", self.addresses, "u8")
+        yield row("u32", UNSIGNED, "i4")
+        for _, names in groupby(self.integers, lambda name: name.partition("_")[0]):
+            yield row("i32", [*names], "i4")
+        for name in (UNITS, *([FIRST_UNITS] if self.has_queues else [])):
+            yield f"i32 {name}[{self.num_calls}]", [(name, "i4", (self.num_calls,))]
+        if number := len(self.divisors):
+            yield f"Divisor {DIVISORS}[{number}]", [(DIVISORS, "u4", (number, 2))]
+        if number := self.sender_words:
+            yield f"u32 {FAR_SENDERS}[{number}]", [(FAR_SENDERS, "u4", (number,))]
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """The block as a structured NumPy dtype, as CuPy passes it by value."""
-        names: list[str] = []
-        formats: list[Any] = []
-        offsets: list[int] = []
-        at = 0
-        for m in self.maps:
-            names.append(m.name)
-            formats.append(("u1", MAP_BYTES))
-            offsets.append(at)
-            at += MAP_BYTES
-        senders = self.sender_words
-        groups: list[tuple[Any, Sequence[str]]] = [
-            (("u8", self.near), ["peer"]),
-            ("u8", [FIRST_NEAR] if senders else []),
-            ("u8", self.addresses),
-            ("i4", self.integers),
-            (("u4", 2), list(self.divisor_names.values())),
-            (("u4", senders), [FAR_SENDERS] if senders else []),
-        ]
-        for kind, group in groups:
-            for name in group:
+        names, formats, sizes = [], [], [0]
+        for _, fields in self._rows():
+            for name, *kind in fields:
                 names.append(name)
-                formats.append(kind)
-                offsets.append(at)
-                at += np.dtype(kind).itemsize
+                formats.append(tuple(kind) if len(kind) > 1 else kind[0])
+                sizes.append(np.dtype(formats[-1]).itemsize)
+        *offsets, end = accumulate(sizes)
         unit = MAP_BYTES if self.maps else 8
         return np.dtype(
             {
                 "names": names,
                 "formats": formats,
                 "offsets": offsets,
-                "itemsize": -(-at // unit) * unit,
+                "itemsize": -(-end // unit) * unit,
             }
         )
 
     def text(self) -> str:
         """The same block as a C++ struct."""
-        lines = ["struct Args {"]
-        lines += [f"  TensorMap {m.name};" for m in self.maps]
-        senders = self.sender_words
-        lines.append(
-            f"  {'NearBlocks<kNear> peer' if senders else 'u64 peer[kWorld]'};"
-        )
-        lines += [f"  u64 {name};" for name in self.addresses]
-        for name in self.integers:
-            kind = "u32" if name in UNSIGNED else "i32"
-            lines.append(f"  {kind} {name};")
-        lines += [f"  Divisor {name};" for name in self.divisor_names.values()]
-        if senders:
-            lines.append(f"  u32 {FAR_SENDERS}[{senders}];")
+        lines = ["struct Args {", f"  static constexpr int kWorld = {self.world_size};"]
+        for declaration, fields in self._rows():
+            lines += wrapped(f"  {declaration};") if fields else []
         lines += ["};", f"static_assert(sizeof(Args) == {self.dtype.itemsize});"]
         return "\n".join(lines)
 

@@ -4,8 +4,12 @@ name clashes with C++ keywords or the library's names."""
 from __future__ import annotations
 
 
-def tensor_name(tensor: str) -> str:
+def address_name(tensor: str) -> str:
     """The argument for a tensor's address."""
+    return f"address_{tensor}"
+
+
+def tensor_function(tensor: str) -> str:
     return f"tensor_{tensor}"
 
 
@@ -24,19 +28,9 @@ def events_name(events: str) -> str:
     return f"events_{events}"
 
 
-def units_name(call: str) -> str:
-    """The argument for the number of units of a call, in a loop in one turn."""
-    return f"units_{call}"
-
-
 def period_name(lane: str, loop: str) -> str:
     """The argument for the number of units of one turn of a loop."""
     return f"period_{lane}_{loop}"
-
-
-def divisor_name(number: int) -> str:
-    """The argument for a number that the host has prepared to divide by."""
-    return f"divisor_{number}"
 
 
 def pace_name(call: str) -> str:
@@ -46,7 +40,8 @@ def pace_name(call: str) -> str:
 
 def queue_name(owner: str, word: str) -> str:
     """The argument for the position of a queue's words among the counters: the `head`,
-    `tail`, `surplus` or `slots` of a lane, or the `states` of a call's groups."""
+    `tail`, `surplus` or `slots` of a lane, or the `states` of a call's groups; for the
+    `total` and the `initial` units of a lane."""
     return f"{word}_{owner}"
 
 
@@ -58,6 +53,10 @@ def call_type(call: str) -> str:
 def loop_type(lane: str, loop: str) -> str:
     """The type of a lane's loop in generated text."""
     return f"Loop_{lane}_{loop}"
+
+
+def event_function(events: str) -> str:
+    return f"event_{events}"
 
 
 def event_type(events: str) -> str:

@@ -10,25 +10,30 @@ import numpy as np
 
 from etc_dist.codegen import Source
 from etc_dist.codegen.layout import (
+    DIVISORS,
     FAR_SENDERS,
     FIRST_NEAR,
+    FIRST_UNITS,
+    PLACES,
+    UNITS,
     periods,
     prepared_divisor,
 )
 from etc_dist.codegen.names import (
+    address_name,
     dim_name,
     events_name,
     pace_name,
-    tensor_name,
-    units_name,
+    queue_name,
 )
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import RANK
-from etc_dist.ir.expr import Expr
+from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import TmaBox
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.schedule import Plan
+from etc_dist.schedule.plan import QUEUE
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Encode = Callable[[int, Sequence[int], str, int, TmaBox], Any]
@@ -68,7 +73,7 @@ def fill(
     a = np.zeros((), source.arguments.dtype)
     first = rank - rank % plan.near
     a["peer"] = places.peers[first : first + plan.near]
-    for name in ("control", "status", "workspace", "trace", "wait_limit"):
+    for name in PLACES:
         a[name] = getattr(places, name)
     integers = {
         "event_capacity": capacity.events,
@@ -83,23 +88,36 @@ def fill(
         a[FIRST_NEAR] = first
         for host in far_senders(plan, rank):
             a[FAR_SENDERS][host // 32] |= np.uint32(1 << host % 32)
-    for lane in plan.lanes:
-        for call in lane.calls:
-            integers[units_name(call.name)] = int(lane.turn_units(call).evaluate(env))
-            integers[pace_name(call.name)] = int(call.pace.evaluate(env))
+    paced = (call for call in graph.calls if call.pace != Const(0))
+    integers |= {pace_name(c.name): int(c.pace.evaluate(env)) for c in paced}
+    units = {
+        f"units_{call.name}": int(lane.turn_units(call).evaluate(env))
+        for lane in plan.lanes
+        for call in lane.calls
+    }
     for name, lane, loop in periods(plan):
         integers[name] = int(lane.period(loop).evaluate(env))
-    large = {n: v for n, v in integers.items() if not -(2**31) <= v < 2**31}
+    queues = [lane for lane in plan.lanes if lane.policy == QUEUE]
+    for lane in queues:
+        for word, count in (("total", lane.total), ("initial", lane.initial)):
+            integers[queue_name(lane.name, word)] = int(count.evaluate(env))
+    numbers = {**integers, **units}.items()
+    large = {n: v for n, v in numbers if not -(2**31) <= v < 2**31}
     if large:
         raise _too_large(plan, dims, large)
     for name, value in integers.items():
         a[name] = value
-    for divisor, name in source.arguments.divisor_names.items():
-        a[name] = prepared_divisor(_divisor_value(divisor, env))
+    a[UNITS] = [units[f"units_{call.name}"] for call in graph.calls]
+    for lane in queues:
+        for call in lane.calls:
+            first = int(lane.first_unit(call).evaluate(env))
+            a[FIRST_UNITS][graph.calls.index(call)] = first
+    for n, divisor in enumerate(source.arguments.divisors):
+        a[DIVISORS][n] = prepared_divisor(_divisor_value(divisor, env))
     for name, offset in memory.symmetric.items():
-        a[tensor_name(name)] = capacity.tensors_offset + offset
+        a[address_name(name)] = capacity.tensors_offset + offset
     for name, offset in memory.local.items():
-        a[tensor_name(name)] = places.local + offset
+        a[address_name(name)] = places.local + offset
     return a
 
 
@@ -155,10 +173,10 @@ def bind(
 ) -> None:
     """Add the caller's arrays, and the tensor maps of all bulk copies."""
     for name, pointer in pointers.items():
-        block[tensor_name(name)] = pointer
+        block[address_name(name)] = pointer
     env = plan.graph.environment(dims, rank)
     for m in source.arguments.maps:
-        tensor, pointer = m.tensor, int(block[tensor_name(m.tensor.name)])
+        tensor, pointer = m.tensor, int(block[address_name(m.tensor.name)])
         if tensor.kind == "symmetric":
             pointer += int(block["peer"][rank % source.arguments.near])
         shape = [int(s.evaluate(env)) for s in tensor.shape]

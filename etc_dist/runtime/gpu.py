@@ -24,7 +24,7 @@ from etc_dist.codegen.layout import (
     TRACE_RECORD,
     TRACE_WARPS,
 )
-from etc_dist.codegen.names import tensor_name
+from etc_dist.codegen.names import address_name
 from etc_dist.errors import BuildError, WorldError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.argument_block import Places, bind, fill
@@ -225,7 +225,7 @@ class GpuExecutor(Executor):
             tensor = self.plan.graph.tensor(name)
             shape = [int(n.evaluate(env)) for n in tensor.shape]
             array = np.empty(shape, numpy_dtype(tensor.dtype))
-            place = int(launch.arguments[tensor_name(name)])
+            place = int(launch.arguments[address_name(name)])
             to_host = runtime.memcpyDeviceToHost
             runtime.memcpy(array.ctypes.data, place, array.nbytes, to_host)
             found[name] = array

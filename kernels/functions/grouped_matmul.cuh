@@ -51,10 +51,10 @@ struct GroupedRoles : Roles, GroupedTile {
     if (packed == 0) return true;
     const Size size = Size::of(packed);
     // NOTE: before the loop: otherwise runtime tensors are loaded for each stage.
-    const Box w = Call::template box<1>(run.g, c);
+    const Box w = Call::template operand<1>(run.g, c).box();
     Box x{}, large_x{};
     if constexpr (!kIsGathered) {
-      x = Call::template box<0>(run.g, c), large_x = Call::template large_box<0>(run.g, c);
+      x = Call::template operand<0>(run.g, c).box(), large_x = Call::template operand<0>(run.g, c).large_box();
     }
     for (u32 turn = 0; turn < size.turns(); ++turn) {
       for (u32 k = 0; k < size.steps; ++k) {
@@ -77,7 +77,7 @@ struct GroupedRoles : Roles, GroupedTile {
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 packed, u32 n) {
     const Size size = Size::of(packed);
     const u32 turn = n / size.steps;
-    const Box w = Call::template box<1>(run.g, c);
+    const Box w = Call::template operand<1>(run.g, c).box();
     Stage stage;
     return begin_stage(run, stages, size, turn, n - turn * size.steps, w, stage);
   }
@@ -136,7 +136,7 @@ struct GroupedRoles : Roles, GroupedTile {
       stages.skip({size.steps, kStageBytes});
       return true;
     }
-    const Box x = Call::template box<0>(run.g, c);
+    const Box x = Call::template operand<0>(run.g, c).box();
     const auto tokens = Call::template operand<Call::kReads - 1>(run.g, c);
     const u32 lane = ptx::lane();
     const i32 token = lane < size.few ? i32(ptx::load4_l2(u64(tokens.at(lane)))) : 0;

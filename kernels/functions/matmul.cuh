@@ -172,11 +172,11 @@ struct MatmulRoles : Roles {
       Publish publish, Loaded loaded) {
     publish();
     const u32 half = blockIdx.x & 1;
-    Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
+    Box x = Call::template operand<0>(run.g, c).box(), w = Call::template operand<1>(run.g, c).box();
     x.y += half * Compute::kRows;
     if constexpr (Call::kGated) {
       // Columns 0..127 of the tile are the gate's, 128..255 those of the other weight.
-      if (half == 1) w = Call::template box<2>(run.g, c);
+      if (half == 1) w = Call::template operand<2>(run.g, c).box();
     }
     for (u32 k = 0; k < steps; ++k) {
       Stage stage;
@@ -210,7 +210,7 @@ struct matmul_store : MatmulRoles<Call> {
   ETC_DEVICE static bool store(
       const Run<Program>& run, const Compute& matmul, const typename Call::Coord& c, u32,
       typename Compute::Counters& counters, u32& entered, Waiter who) {
-    Box y = Call::template box<Call::kReads>(run.g, c);
+    Box y = Call::template operand<Call::kReads>(run.g, c).box();
     y.y += (blockIdx.x & 1) * Compute::kRows;
     constexpr u32 kCount = Call::kGated ? Compute::kRounds / 2 : Compute::kRounds;
     const bool done = matmul.drain_tile(run, kCount, counters.round, [&](u32 wg, u32 h) {

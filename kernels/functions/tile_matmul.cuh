@@ -125,9 +125,9 @@ struct tile_matmul : Roles {
   template <class Program>
   ETC_DEVICE static void prefetch_maps(const Run<Program>& run) {
     const auto c = Call::at(run.g, 0);
-    ptx::prefetch_map(Call::template box<0>(run.g, c));
-    ptx::prefetch_map(Call::template box<1>(run.g, c));
-    if constexpr (Call::kGated) ptx::prefetch_map(Call::template box<2>(run.g, c));
+    ptx::prefetch_map(Call::template operand<0>(run.g, c).box());
+    ptx::prefetch_map(Call::template operand<1>(run.g, c).box());
+    if constexpr (Call::kGated) ptx::prefetch_map(Call::template operand<2>(run.g, c).box());
   }
 
   // The number of stages of a worker; 0 for a task with nothing to write.
@@ -284,7 +284,7 @@ struct tile_matmul : Roles {
   template <class Program>
   ETC_DEVICE static Box first_x(
       const Run<Program>& run, const typename Call::Coord& c, const TileShape& shape, u32 size) {
-    Box x = Call::template box<0>(run.g, c);
+    Box x = Call::template operand<0>(run.g, c).box();
     if (shape.split == kSplitRows) x.y += half() * i32(shape.loaded);
     x.x += first_k(shape, size);
     return x;
@@ -296,10 +296,10 @@ struct tile_matmul : Roles {
     template <class Program>
     ETC_DEVICE Weights(
         const Run<Program>& run, const typename Call::Coord& c, const TileShape& shape, u32 size)
-        : first(Call::template box<1>(run.g, c)), up(first) {
+        : first(Call::template operand<1>(run.g, c).box()), up(first) {
       const i32 own = shape.split == kSplitColumns ? half() * i32(shape.columns) : 0;
       if constexpr (Call::kGated) {
-        up = Call::template box<2>(run.g, c);
+        up = Call::template operand<2>(run.g, c).box();
         if (shape.split == kSplitRows && half() == 1) first = up;
         first.y += own / 2, up.y += own / 2;
         up.x += first_k(shape, size);

@@ -75,7 +75,7 @@ struct WorkQueue {
       using Call = decltype(call);
       if (Call::kCall > who.call) return;
       if constexpr (kIsQueued<Call>) {
-        const i32 groups = Call::group_units(run.g) > 0 ? Call::groups(run.g) : 0;
+        const i32 groups = group_units<Call>(run.g) > 0 ? num_groups<Call>(run.g) : 0;
         for (i32 group = 0; group < groups; ++group) {
           const auto c = Call::group_at(run.g, group);
           if (!find_unmet<Call>(run, c, event)) continue;

@@ -23,7 +23,7 @@ constexpr u32 kFirstBits = kCount == 32 ? ~0u : (1u << kCount) - 1;
 template <class Call, class Program>
 ETC_DEVICE Waiter group_waiter(const Run<Program>& run, i32 group) {
   constexpr u32 kLane = kLaneOf<Program, typename Call::Queue>;
-  return {kLane, Call::kCall, u32(group * Call::group_size(run.g))};
+  return {kLane, Call::kCall, u32(group * Call::group(run.g).tasks)};
 }
 
 // Orders this thread's reads before its writes to the words and slots of a call's groups. At system
@@ -46,7 +46,7 @@ ETC_DEVICE u32 without_surplus(const Run<Program>& run, u32 bits, const i32 (&gr
     const auto c = Call::group_at(g, group[j]);
     if (!Call::is_surplus(c, Call::count(g, c))) continue;
     bits &= ~(1u << j);
-    surplus += u32(Call::group_units(g));
+    surplus += u32(group_units<Call>(g));
   }
   if (surplus > 0) {
     ptx::fetch_add<false>(run.event_address(g.rank, Call::Queue::surplus(g)), surplus);
@@ -124,7 +124,7 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
     groups += __popc(lanes[j]);
   }
   if (groups == 0) return;
-  const u32 units = u32(Call::group_units(run.g));
+  const u32 units = u32(group_units<Call>(run.g));
   const u32 at = reserve<typename Call::Queue>(run, owner, groups * units);
   if (at == kNoRoom) return;
   if (Call::kWaits > 1 && units > kFewUnits) {
@@ -183,7 +183,7 @@ template <class Call, int kCount, class Program>
 ETC_DEVICE void mark_groups(
     const Run<Program>& run, i32 owner, u32 waiting, const i32 (&group)[kCount], u32 marks) {
   // NOTE: nothing waits for groups without units, so their words might be written after the run.
-  if (Call::group_units(run.g) == 0) return;
+  if (group_units<Call>(run.g) == 0) return;
   u32 last = 0;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {  // unrolled, so that many atomics are in flight

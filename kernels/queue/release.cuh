@@ -22,6 +22,20 @@ struct ReleaseList {
 template <class Event>
 struct Releases;
 
+// What a generated release inherits: an element may meet wait kNumber of groups of Call_, of at most
+// one if kHasOne.
+template <class Call_, int kNumber, int kHasOne>
+struct ReleaseDefaults {
+  using Call = Call_;
+  static constexpr int kWait = kNumber, kInvertible = kHasOne;
+
+  // The element that a group waits for.
+  template <class Args>
+  ETC_DEVICE static u32 element(const Args& g, i32, i32 group) {
+    return Call::wait(g, Call::group_at(g, group), kWait).index;
+  }
+};
+
 // A box of group coordinates that includes all groups that wait for an element.
 template <class Call>
 struct GroupBox {
@@ -154,7 +168,7 @@ ETC_DEVICE void notify_and_release(
 // Whether all notifications of a call are for the same element, on several ranks.
 template <class Call>
 constexpr bool notifies_ranks() {
-  return requires { Call::kNotifiesRanks; };
+  return Call::kNotifiesRanks;
 }
 
 // The same for such a call, including the fence: a lane for each rank, so that the atomics overlap.
@@ -189,8 +203,8 @@ ETC_DEVICE void release_empty(const Run<Program>& run) {
   Program::WaitingCalls::each([&](auto call) ETC_INLINE {
     using Call = decltype(call);
     constexpr int kTo = Call::kFreeWaits > 0 ? Call::kFreeWaits : Call::kWaits;
-    if constexpr ((Call::kMaybeZero & kFirstBits<kTo>) != 0) {
-      const i32 groups = Call::groups(run.g);
+    if constexpr ((u32(Call::kMaybeZero) & kFirstBits<kTo>) != 0) {
+      const i32 groups = num_groups<Call>(run.g);
       // NOTE: by ptx::warp(), as in all branches of whole warps in which lanes meet.
       const i32 warp = i32(blockIdx.x * (kThreads / 32) + ptx::warp());
 #pragma unroll 1

@@ -6,7 +6,32 @@ namespace etc {
 
 // Whether the units of a call come from a queue, once all their waits are met.
 template <class Call>
-constexpr bool kIsQueued = requires { requires Call::kQueued != 0; };
+constexpr bool kIsQueued = Call::kQueued != 0;
+
+// The tasks of a call that become ready together, or those of a turn of the loops around it.
+struct Group {
+  i32 tasks;
+  Divisor by_units;
+
+  // Units of kShare tasks each; the last one may have fewer.
+  template <int kShare>
+  ETC_DEVICE i32 units() const {
+    return kShare == 1 ? tasks : floordiv(tasks + (kShare - 1), kShare);
+  }
+};
+
+template <class Call, class Args>
+ETC_DEVICE i32 group_units(const Args& g) {
+  return Call::group(g).template units<Call::kShare>();
+}
+// Groups are numbered row-major over the axes that distinguish them.
+template <class Call, class Args>
+ETC_DEVICE i32 num_groups(const Args& g) {
+  i32 count = 1;
+#pragma unroll
+  for (int axis = 0; axis < Call::kGating; ++axis) count *= Call::extent(g, axis);
+  return count;
+}
 
 template <class... Calls>
 struct CallList {
@@ -68,19 +93,41 @@ struct CallList {
   }
 };
 
+// The turns of a loop: their number, and the units of each.
+struct Turns {
+  i32 number, units;
+  Divisor by_units;
+};
+
 // A loop of a lane over `Items`, calls and loops: in each turn the units of the first item, then
-// those of the second, and so on. `Turns` is generated: the number of turns, the units of a turn.
-template <class Turns, class... Items>
+// those of the second, and so on. `Own` is generated: Own::turns(g).
+template <class Own, class... Items>
 struct Loop {
   template <class Args>
   ETC_DEVICE static i32 units(const Args& g) {
-    return Turns::turns(g) * Turns::period(g);
+    return Own::turns(g).number * Own::turns(g).units;
   }
 };
 
+// The calls of calls and loops.
+template <class... First, class... Second>
+ETC_DEVICE constexpr auto operator+(CallList<First...>, CallList<Second...>) {
+  return CallList<First..., Second...>{};
+}
+template <class Call>
+struct CallsOf {
+  using List = CallList<Call>;
+};
+template <class... Items>
+using CallsIn = decltype((CallList<>{} + ... + typename CallsOf<Items>::List{}));
+template <class Own, class... Items>
+struct CallsOf<Loop<Own, Items...>> {
+  using List = CallsIn<Items...>;
+};
+
 // The calls of a lane that has loops; Call::units are those of one turn.
-template <class List, class... Items>
-struct LoopedCalls : List {
+template <class... Items>
+struct LoopedCalls : CallsIn<Items...> {
   static constexpr bool kHasLoops = true;
 
   template <class Args>
@@ -97,7 +144,7 @@ struct LoopedCalls : List {
   template <class Call, class Args>
   ETC_DEVICE static i32 left(const Args& g, i32 unit) {
     const i32 units = Call::units(g);
-    return units - mod_by(unit, units, Call::by_group_units(g));
+    return units - mod_by(unit, units, Call::group(g).by_units);
   }
 
  private:
@@ -115,11 +162,12 @@ struct LoopedCalls : List {
   ETC_DEVICE static void enter(Call call, const Args& g, i32 unit, i32 turn, F& f) {
     f(call, turn * Call::units(g) + unit);
   }
-  template <class Turns, class... Inner, class Args, class F>
+  template <class Own, class... Inner, class Args, class F>
   ETC_DEVICE static void enter(
-      Loop<Turns, Inner...>, const Args& g, i32 unit, i32 turn, F& f) {
-    const i32 period = Turns::period(g), inner = div_by(unit, Turns::by_period(g));
-    visit_items<Inner...>(g, unit - inner * period, turn * Turns::turns(g) + inner, f);
+      Loop<Own, Inner...>, const Args& g, i32 unit, i32 turn, F& f) {
+    const Turns turns = Own::turns(g);
+    const i32 inner = div_by(unit, turns.by_units);
+    visit_items<Inner...>(g, unit - inner * turns.units, turn * turns.number + inner, f);
   }
   template <class Item, class Args>
   ETC_DEVICE static bool in_item(const Args& g, i32& unit) {

@@ -224,12 +224,6 @@ ETC_DEVICE bool peers_have_started(
   return true;
 }
 
-// Whether some notifications of a call have conditions.
-template <class Call>
-constexpr bool notifies_when() {
-  return requires { Call::kNotifiesWhen; };
-}
-
 // By a whole warp, after a barrier of all threads that wrote the task's data.
 template <class Program, class Call>
 ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
@@ -245,7 +239,7 @@ ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& 
       for (int n = 0; n < Call::kNotifies; ++n) {
         const u32 step = parts * Call::notify_step(n);
         const EventRef event = Call::notify(run.g, c, n);
-        if (notifies_when<Call>() && event.index == kNoElement) continue;
+        if (Call::kNotifiesWhen && event.index == kNoElement) continue;
         notify_event(run, event, step);
       }
     }

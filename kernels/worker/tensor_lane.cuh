@@ -54,13 +54,10 @@ class TensorLane {
   // Whether the producer thread may get units of tasks that do not exist: none is queued.
   template <class Call>
   static constexpr bool kMayBeSurplus = Call::kLimit > 0 && !kIsQueued<Call>;
-  // Whether the count is known without a wait.
-  template <class Call>
-  static constexpr bool kCountIsGiven = requires { Call::kCountIsGiven; };
   // Whether all that such a task loads is known with the count.
   template <class Call>
   static constexpr bool kLoadsWithCount =
-      kMayBeSurplus<Call> && Call::kWaits == int(!kCountIsGiven<Call>);
+      kMayBeSurplus<Call> && Call::kWaits == int(!Call::kCountIsGiven);
 
  public:
   // NOTE: by warp_max(), so that the compiler does not compute the address again where a body uses
@@ -149,7 +146,7 @@ class TensorLane {
           who = Waiter{kTensorLane, Call::kCall, u32(t)};
           bool fits = true;
           if constexpr (kMayBeSurplus<Call>) {
-            if constexpr (!kCountIsGiven<Call>) {
+            if constexpr (!Call::kCountIsGiven) {
               going = wait_event_once<Program, Call>(run_, c, 0, who, seen);
               if (!going) return;
             }
@@ -491,11 +488,11 @@ class TensorLane {
     if constexpr (Call::kCluster == Program::kTensorCluster) {
       return unit;
     } else if constexpr (Program::kDynamic || Calls::kHasLoops) {
-      constexpr i32 kShare = Program::kTensorCluster / Call::kCluster;
-      const i32 size = Call::group_size(run_.g), units = Call::group_units(run_.g);
-      const i32 group = div_by(unit, Call::by_group_units(run_.g));
-      const i32 member = (unit - group * units) * kShare + i32(ptx::worker()) % kShare;
-      return member < size ? group * size + member : -1;
+      constexpr i32 kShare = Call::kShare;
+      const Group all = Call::group(run_.g);
+      const i32 group = div_by(unit, all.by_units);
+      const i32 member = (unit - group * all.units<kShare>()) * kShare + i32(ptx::worker()) % kShare;
+      return member < all.tasks ? group * all.tasks + member : -1;
     } else {
       const i32 t = unit * Program::kTensorCluster + i32(ptx::worker()) % Program::kTensorCluster;
       return t < Call::tasks(run_.g) ? t : -1;

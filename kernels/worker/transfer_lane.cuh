@@ -164,7 +164,7 @@ class TransferLane {
 
   // Whether tasks may send to a far rank.
   template <class Call>
-  static constexpr bool kSendsFar = kHasFar<Program> && requires { Call::kFar; };
+  static constexpr bool kSendsFar = kHasFar<Program> && Call::kFar;
   // If the task's rank is far, sends its region and its notification in one message.
   template <class Call>
   ETC_DEVICE bool send_far(const typename Call::Coord& c) const {

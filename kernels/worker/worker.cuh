@@ -6,6 +6,7 @@
 // Which of them a device function uses: worker/roles.cuh.
 #pragma once
 #include "ptx/registers.cuh"
+#include "worker/defaults.cuh"
 #include "worker/tensor_lane.cuh"
 
 namespace etc {

@@ -27,22 +27,26 @@ DEVICE = {
     "floormod": lambda a, b: a % b,
     "minimum": min,
     "maximum": max,
-    "load_index": lambda tensor, index: int(tensor[index]),
+    "tensor_table": lambda g: SimpleNamespace(load=lambda index: int(TABLE[index])),
 }
 
 
 @pytest.mark.parametrize(
     ("expr", "expected"),
     [
-        (N + I * 2, "(g.dim_n + (c.axis_i * 2))"),
+        (
+            (N - I) * 2 - (N - (I + 1)),
+            "(g.dim_n - c.axis_i) * 2 - (g.dim_n - (c.axis_i + 1))",
+        ),
+        (N + I * 2, "g.dim_n + c.axis_i * 2"),
         (TASK // BLOCKS % 4, "floormod(floordiv(t, g.dim_blocks), 4)"),
-        (minimum(N, RANK) - 1, "(minimum(g.dim_n, g.rank) - 1)"),
+        (minimum(N, RANK) - 1, "minimum(g.dim_n, g.rank) - 1"),
         (maximum(I, -3), "maximum(c.axis_i, -3)"),
-        (select(I < N, I, 0), "((c.axis_i < g.dim_n) ? c.axis_i : 0)"),
-        (select(equal(I, 2), N, 0), "((c.axis_i == 2) ? g.dim_n : 0)"),
+        (select(I < N, I, 0), "(c.axis_i < g.dim_n ? c.axis_i : 0)"),
+        (select(equal(I, 2), N, 0), "(c.axis_i == 2 ? g.dim_n : 0)"),
         (
             Load("table", (Const(8),), (I + 1,)),
-            "load_index(g.tensor_table, (c.axis_i + 1))",
+            "tensor_table(g).load(c.axis_i + 1)",
         ),
     ],
 )
@@ -58,7 +62,7 @@ def test_the_place_of_an_element_is_row_major():
 def value_of(cuda: str, env: dict[str, int]) -> int:
     """The value of the CUDA text; Python and C++ have the same precedence rules."""
     dims = {dim_name(name): value for name, value in env.items()}
-    g = SimpleNamespace(tensor_table=TABLE, rank=env["rank"], **dims)
+    g = SimpleNamespace(rank=env["rank"], **dims)
     names = {"g": g, "c": SimpleNamespace(axis_i=env["i"]), "t": env["t"]}
     found = eval(as_python(cuda), {**DEVICE, **names})
     assert isinstance(found, int)

@@ -44,7 +44,7 @@ def test_two_and_64_turns_have_the_same_text_but_for_numbers(schedule):
 def test_a_number_of_turns_that_is_a_dim_is_not_in_the_text(schedule):
     source = generate(SCHEDULES[schedule](decoder(1)), check=False)
     assert source.arguments.dtype.itemsize < 1024
-    assert "turns(const Args& g) { return g.dim_layers; }" in source.text or (
+    assert "Turns turns(const Args& g) { return {g.dim_layers, " in source.text or (
         schedule == "dynamic"
     )
     assert not re.search(r"\b64\b", source.text)
@@ -52,7 +52,5 @@ def test_a_number_of_turns_that_is_a_dim_is_not_in_the_text(schedule):
 
 def test_a_loop_is_a_part_of_the_list_of_calls():
     source = generate(SCHEDULES["static"](layers(1, turns=2))).text
-    assert (
-        "CallList<Call_a, Call_b>, Loop<Loop_tensor_layer, Call_a, Call_b>>;" in source
-    )
-    assert "i32 period(const Args& g) { return g.period_tensor_layer; }" in source
+    assert "= LoopedCalls<Loop<Loop_tensor_layer, Call_a, Call_b>>;" in source
+    assert "Turns turns(const Args& g) { return {2, g.period_tensor_layer, " in source

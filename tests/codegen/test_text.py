@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,7 +71,8 @@ def test_every_dim_is_an_argument_of_the_source(name):
     symbols = (*graph.dims, *(s for s, _ in graph.derived))
     names = [dim_name(s.name) for s in symbols]
     assert set(names) <= set(source.arguments.integers)
-    assert all(f"  i32 {name};\n" in source.text for name in names)
+    struct = source.text[: source.text.index("static_assert")]
+    assert all(re.search(rf"\b{name}[,;]", struct) for name in names)
 
 
 def test_a_plan_that_was_shown_at_a_shape_gives_the_same_source():
@@ -85,6 +87,5 @@ def test_a_plan_that_was_shown_at_a_shape_gives_the_same_source():
 def test_tracing_changes_one_constant():
     plan = schedule_static(GRAPHS["user"])
     plain, traced = (generate(plan, trace=t) for t in (False, True))
-    assert traced.text == plain.text.replace("int kTrace = 0;", "int kTrace = 1;")
-    assert traced.text != plain.text
+    assert traced.text.replace(", kTrace = 1", "") == plain.text != traced.text
     assert (plain.traced, traced.traced) == (False, True)

@@ -52,13 +52,15 @@ BROKEN = {
     "worker/calls": {
         "loops": {
             "turn * Call::units(g) + unit": "unit",
-            "unit - inner * period": "unit",
-            "turn * Turns::turns(g) + inner": "turn",
+            "unit - inner * turns.units": "unit",
+            "turn * turns.number + inner": "turn",
         },
     },
     "worker/tensor_lane": {
         "loops": {
-            "member < size ? group * size + member : -1": "group * size + member"
+            "member < all.tasks ? group * all.tasks + member : -1": (
+                "group * all.tasks + member"
+            )
         },
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
         "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
@@ -173,7 +175,7 @@ BROKEN = {
     "worker/task": {
         "moe": {"      ptx::fence_acq_rel<Call::kNotifiesPeers>();": ""},
         "conditions of dims": {
-            "notifies_when<Call>() && event.index == kNoElement": "false",
+            "Call::kNotifiesWhen && event.index == kNoElement": "false",
         },
         "queue": {
             "if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();": "",

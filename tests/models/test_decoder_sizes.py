@@ -26,8 +26,8 @@ from tests.models.steps import Steps
 QWEN_32B = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
 MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=Mixture(128, 8, True))
 MOST_BYTES = 4096
-NUMBERS = {"dim", "events", "head", "period", "slots", "states", "tail", "tensor"}
-NUMBERS |= {"units", "known", "surplus", "divisor"}
+NUMBERS = {"dim", "events", "head", "period", "slots", "states", "tail", "address"}
+NUMBERS |= {"units", "surplus", "divisor", "first", "initial", "total"}
 """Of an argument block: dims, and places and counts that follow from them."""
 
 

@@ -66,12 +66,12 @@ def test_a_divisor_that_no_task_divides_by_is_zero():
 
     plan = schedule_static(scattered(1))
     source = generate(plan)
-    names = source.arguments.divisor_names
-    (name,) = (name for expr, name in names.items() if expr.depth > 0)
+    divisors = enumerate(source.arguments.divisors)
+    (number,) = (number for number, expr in divisors if expr.depth > 0)
     places = Places((0,), control=0, status=0, workspace=0, local=0, wait_limit=1)
     for n, prepared in ((0, [0, 0]), (8, [2**31, 0])):
         block = fill(plan, source, {"m": 8, "n": n}, 0, Capacity(), places)
-        assert list(block[name]) == prepared
+        assert list(block["divisor"][number]) == prepared
 
 
 def test_events_beyond_32_bits_are_refused():

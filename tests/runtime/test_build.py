@@ -261,12 +261,12 @@ def test_a_missing_source_is_named_by_its_path(tmp_path, settings):
 
 def test_a_build_error_carries_the_numbered_source(tmp_path):
     source = filling(tmp_path)
-    broken = source.text.replace("struct Program {", "struct Program { oops;")
+    broken = source.text.replace("struct Args {", "struct Args { oops;")
     with pytest.raises(BuildError) as caught:
         compile_cubin(broken, headers(source, kernels_folder()))
     assert caught.value.source == broken
     lines = caught.value.numbered().splitlines()
     assert lines[0] == "   1  // whole on 1 ranks, static schedule"
     at = next(n for n, line in enumerate(broken.splitlines(), 1) if "oops" in line)
-    assert lines[at - 1] == f"{at:4d}  struct Program {{ oops;"
+    assert lines[at - 1] == f"{at:4d}  struct Args {{ oops;"
     assert f"program.cu({at}): error" in caught.value.got

@@ -14,7 +14,7 @@ import pytest
 from etc_dist import World
 from etc_dist.codegen import generate
 from etc_dist.codegen.layout import CONTROL, EVENT_WAIT
-from etc_dist.codegen.names import tensor_name
+from etc_dist.codegen.names import address_name
 from etc_dist.runtime import gpu
 from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.gpu import GpuExecutor, Launch
@@ -81,7 +81,7 @@ def ready(executor: GpuExecutor, rows: int) -> Launch:
 
 
 def places(launch: Launch) -> list[int]:
-    names = "control", tensor_name("box")
+    names = "control", address_name("box")
     return [
         *launch.arguments["peer"].tolist(),
         *(int(launch.arguments[n]) for n in names),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from etc_dist import Program
-from etc_dist.codegen.names import tensor_name
+from etc_dist.codegen.names import address_name
 from etc_dist.runtime import run_check
 from etc_dist.runtime.gpu import GpuExecutor
 from etc_dist.schedule import schedule_static
@@ -131,9 +131,9 @@ def test_a_program_whose_runs_are_not_checked_says_so_once(
 
 def test_a_gpu_copies_what_was_loaded_from_the_addresses_of_the_launch(world):
     given = {"expert": np.array([2, 0], np.int32), "count": np.arange(4, dtype="i4")}
-    block = np.zeros((), [(tensor_name(name), np.uint64) for name in given])
+    block = np.zeros((), [(address_name(name), np.uint64) for name in given])
     for name, array in given.items():
-        block[tensor_name(name)] = array.ctypes.data
+        block[address_name(name)] = array.ctypes.data
 
     def memcpy(to: int, place: int, size: int, kind: int) -> None:
         ctypes.memmove(to, place, size)

@@ -1,0 +1,389 @@
+"""The struct of a call as CUDA text: what differs from `CallDefaults` of
+kernels/worker/defaults.cuh, and the tensors and events that the rows of its tables
+name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from etc_dist.codegen.bounds import conjunction, in_range, waits_in_range
+from etc_dist.codegen.boxes import bulk_maps
+from etc_dist.codegen.dynamic_queues import QUEUES, call_members, queue_numbers
+from etc_dist.codegen.expression import Writer, extent_names, linear, text
+from etc_dist.codegen.layout import Arguments, notification_unit
+from etc_dist.codegen.members import (
+    COORD,
+    Constant,
+    constants,
+    free_function,
+    function,
+    indexed,
+    method,
+    select,
+    wrapped,
+)
+from etc_dist.codegen.names import (
+    address_name,
+    axis_name,
+    call_type,
+    dim_name,
+    event_function,
+    events_name,
+    pace_name,
+    tensor_function,
+)
+from etc_dist.errors import CodegenError
+from etc_dist.ir.call import (
+    RANK,
+    TASK,
+    Call,
+    row_major,
+    waiting_exprs,
+    working_exprs,
+)
+from etc_dist.ir.event import EventRef, EventTensor
+from etc_dist.ir.expr import Const, Expr, Op, Symbol
+from etc_dist.ir.loads import loads_of
+from etc_dist.ir.tensor import Region, Tensor
+from etc_dist.schedule.plan import QUEUE, Lane, Plan
+
+ELEMENTS = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "float",
+    "int32": "i32",
+    "float8_e4m3fn": "e4m3",
+}
+OTHER_MEMBERS = {
+    *("kCall", "kWorld", "kRoles"),
+    *("Coord", "c", "g", "running", "scratch", "sync", "thread", "threads"),
+}
+"""The other names of a call that a body, or its text, uses."""
+FEW_NUMBERS = 8
+"""A longer array is generated once."""
+
+
+def tensor_text(tensor: Tensor) -> str:
+    """The function that returns a tensor, that of rank `rank` if it is symmetric."""
+    shape = ", ".join(map(text, tensor.shape))
+    rank, address = "g.rank", f"g.{address_name(tensor.name)}"
+    parameters = "const Args& g"
+    if tensor.kind == "symmetric":
+        rank, address = "rank", f"g.peer[rank] + {address}"
+        parameters += ", i32 rank"
+    kind = f"Tensor<{ELEMENTS[tensor.dtype]}, {len(tensor.shape)}>"
+    value = f"{kind}{{{rank}, {address}, {{{shape}}}}}"
+    return free_function(f"auto {tensor_function(tensor.name)}", value, parameters)
+
+
+def event_text(events: EventTensor) -> str:
+    """The function that returns an element, that of rank `rank` if it is cross-rank."""
+    axes = [Symbol(f"i{n}", "task") for n in range(len(events.axes))]
+    parameters = ["const Args& g", *["i32 rank"] * events.cross_rank]
+    parameters += [f"i32 {axis.name}" for axis in axes]
+    place = f"g.{events_name(events.name)} + {linear(axes, events.shape, level=2)}"
+    value = f"event(g.rank, {place})"
+    if events.cross_rank:
+        value = f"cross_rank_event(rank, {place})"
+    head = f"EventRef {event_function(events.name)}"
+    return free_function(head, value, ", ".join(parameters))
+
+
+def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
+    """The struct of a call."""
+    body, epilogue = call.function, call.function.epilogue
+    writer, loaded = _loaded(call)
+    number = plan.graph.calls.index(call)
+    base = f"Args, {number}"
+    if lane.policy == QUEUE:
+        base += f", {QUEUES[lane.name]}"
+    lines = [f"struct {call_type(call.name)} : CallDefaults<{base}> {{"]
+    lines.append(f"  template <class Task> using Function = {body.name}<Task>;")
+    if epilogue is not None:
+        lines.append(f"  template <class Task> using Epilogue = {epilogue.name}<Task>;")
+    numbers = numbers_of(plan, lane, call)
+    _check_names(call, numbers)
+    lines += constants({k: v for k, v in numbers.items() if v != default(k)})
+    lines += _own_constants(plan, call)
+    if body.roles:
+        roles = " | ".join(f"k{role.capitalize()}Role" for role in body.roles)
+        lines.append(f"  static constexpr u32 kRoles = {roles};")
+    axes = ", ".join(axis_name(a.symbol.name) for a in call.axes)
+    lines.append(f"  struct Coord {{ i32 {axes}; }};")
+    lines += _order(call, arguments)
+    lines += _units(lane, call, arguments)
+    lines += _keywords(plan, call)
+    lines += _surplus(call)
+    lines += loaded
+    lines += _tables(plan, call, arguments, writer)
+    lines += _checks(plan, call, writer)
+    if lane.policy == QUEUE:
+        lines += call_members(lane, call)
+    return "\n".join([*lines, "};"])
+
+
+def default(name: str) -> int:
+    """The value of a constant that is generated where it differs."""
+    return int(name in ("kCluster", "kShare"))
+
+
+def numbers_of(plan: Plan, lane: Lane, call: Call) -> dict[str, int]:
+    """The constants of a call that have defaults."""
+    of_queue = queue_numbers(lane, call)
+    if lane.policy != QUEUE:
+        of_queue = dict.fromkeys(of_queue, 0)
+    return {
+        "kCluster": call.function.cluster,
+        "kReads": len(call.reads),
+        "kWrites": len(call.writes),
+        "kWaits": len(call.waits),
+        "kFreeWaits": len(call.free_waits),
+        "kNotifies": len(call.notifies),
+        "kPeers": len(_peers(call)),
+        "kLoads": int(call.is_loaded),
+        "kLimit": limit(plan, call),
+        "kCountIsGiven": int(call.limited is not None and not call.waits_for_count),
+        "kMayBeIdle": int(_may_be_idle(call)),
+        "kLoadsAhead": int(_loads_ahead(lane, call)),
+        "kWaitsAhead": call.streams_after or 0,
+        "kReadsBeforeWait": int(bool(call.function.reads_before_wait)),
+        "kNotifiesPeers": int(any(r.events.cross_rank for r in call.notifies)),
+        "kNotifiesRanks": int(_notifies_ranks(call)),
+        "kNotifiesWhen": int(any(r.guards for r in call.notifies)),
+        "kFar": int(plan.has_far and call.function.far),
+        "kShare": lane.share(call),
+        **of_queue,
+    }
+
+
+def _tables(
+    plan: Plan, call: Call, arguments: Arguments, writer: Writer
+) -> Iterator[str]:
+    """The rows of operands, waits, notifications and peers."""
+    operands = [
+        _operand(region, bulk_maps(call, n, arguments), writer)
+        for n, region in enumerate((*call.reads, *call.writes))
+    ]
+    yield from select("auto operand", operands)
+    if waits := [*call.free_waits, *call.loaded_waits]:
+        yield from indexed("EventRef wait", [_wait(plan, r, writer) for r in waits])
+    if notifies := call.notifies:
+        yield from indexed("EventRef notify", [_element(r, writer) for r in notifies])
+    parts = call.function.parts
+    steps = [notification_unit(plan, ref.events) // parts for ref in notifies]
+    if any(step != 1 for step in steps):
+        yield from indexed("u32 notify_step", [*map(str, steps)], "int n")
+    if peers := [*map(writer.text, _peers(call))]:
+        yield from indexed("i32 peer", peers)
+
+
+def _checks(plan: Plan, call: Call, writer: Writer) -> Iterator[str]:
+    """The range checks of loaded values."""
+    checks = {
+        "waits_in_range": waits_in_range(call, writer),
+        "in_range": in_range(call, plan.graph.world_size, plan.has_far, writer),
+    }
+    for name, conditions in checks.items():
+        if condition := conjunction(conditions):
+            yield from method(f"bool {name}", condition, COORD)
+
+
+def _check_names(call: Call, numbers: dict[str, int]) -> None:
+    """Refuse constants of a device function, or of its epilogue, that would replace
+    others."""
+    known = {*numbers, *OTHER_MEMBERS}
+    for body in (call.function, call.function.epilogue):
+        if body is None:
+            continue
+        if taken := [name for name in body.constants if name in known]:
+            raise CodegenError(
+                f"constants= of {body} has names that generated code uses",
+                where=f"call {call.name}",
+                wanted=f"names other than {', '.join(sorted(known))}",
+                got=", ".join(taken),
+                fix="rename these constants",
+            )
+        known |= set(body.constants)
+
+
+def _own_constants(plan: Plan, call: Call) -> list[str]:
+    """Those of a device function and its epilogue. A long array is that of the first
+    call that has it."""
+    own, lines = _constants_of(call), list[str]()
+    for name, value in tuple(own.items()):
+        if isinstance(value, tuple) and len(value) > FEW_NUMBERS:
+            calls = (other for lane in plan.lanes for other in lane.calls)
+            first = next(c for c in calls if _constants_of(c).get(name) == value)
+            if first is not call:
+                del own[name]
+                place = f"{call_type(first.name)}::{name}"
+                lines.append(f"  static constexpr auto& {name} = {place};")
+    return constants(own) + lines
+
+
+def _constants_of(call: Call) -> dict[str, Constant]:
+    functions = (call.function, call.function.epilogue)
+    return {k: v for f in functions if f is not None for k, v in f.constants.items()}
+
+
+def _loaded(call: Call) -> tuple[Writer, list[str]]:
+    """The table of the values that a task loads, and a writer of its rows' names."""
+    loads = loads_of([*waiting_exprs(call), *working_exprs(call)])
+    names: dict[Expr, str] = {
+        load: f"loaded<{n}>(g, c)" for n, load in enumerate(loads)
+    }
+    rows = (
+        Writer(names={k: v for k, v in names.items() if k != load}).text(load)
+        for load in loads
+    )
+    return Writer(names=names), select("i32 loaded", rows) if loads else []
+
+
+def _order(call: Call, arguments: Arguments) -> list[str]:
+    """The coordinate of task t."""
+    extents = [_extent(axis.extent, arguments) for axis in call.axes[1:]]
+    if all(extents) and call.order == row_major(call.axes, TASK):
+        value = f"row_major<Coord>({', '.join(['t', *extents])})"
+        return method("Coord at", value, "const Args& g, i32 t")
+    writer = Writer(extent_names(call), arguments.divisor_texts)
+    parts, writer = writer.named(call.order, "part")
+    value = f"{{{', '.join(writer.text(e) for e in call.order)}}}"
+    if not parts:
+        return method("Coord at", value, "const Args& g, i32 t")
+    declared = [f"    const i32 part_{n} = {part};" for n, part in enumerate(parts)]
+    rows = [
+        line for row in (*declared, f"    return {value};") for line in wrapped(row)
+    ]
+    return function("Coord at", rows, "const Args& g, i32 t")
+
+
+def _extent(extent: Expr, arguments: Arguments) -> str:
+    """A constant, or an extent that the host prepares to divide by; else empty."""
+    if isinstance(extent, Const):
+        return f"Number<{extent.value}>{{}}" if extent.value > 0 else ""
+    divisor = arguments.divisor_texts.get(extent)
+    return f"Extent{{{text(extent)}, {divisor}}}" if divisor else ""
+
+
+def _units(lane: Lane, call: Call, arguments: Arguments) -> Iterator[str]:
+    """Members by which a worker finds its task of a unit, and begins it in time."""
+    if call.pace != Const(0):
+        yield from method("i32 pace", f"g.{pace_name(call.name)}")
+    is_queued, share = lane.policy == QUEUE, lane.share(call)
+    is_early = bool(call.waits) if is_queued else share > 1 and not lane.has_loops
+    if is_early and not lane.queued(call):
+        yield from method("i32 tasks", text(call.tasks))
+    if is_queued or (lane.has_loops and (share > 1 or call.function.roles)):
+        tasks = text(lane.group_size(call))
+        divisor = arguments.divisor_text(lane.group_units(call))
+        yield from method("Group group", f"{{{tasks}, {divisor}}}")
+
+
+def _keywords(plan: Plan, call: Call) -> Iterator[str]:
+    """The keyword-only parameters of the body that are dims or values of the call."""
+    dims = {symbol.name for symbol in plan.graph.dims}
+    dims |= {symbol.name for symbol, _ in plan.graph.derived}
+    values = {n: f"g.{dim_name(n)}" for n in call.function.keywords if n in dims}
+    values |= {name: text(value) for name, value in call.values}
+    for name, value in values.items():
+        yield from method(f"i32 number_{name}", value)
+
+
+def _surplus(call: Call) -> Iterator[str]:
+    """Members for the tasks that do not exist: the place of the count, and its value;
+    the end of the block that task t is in."""
+    if call.limited is None or call.count is None:
+        return
+    place = linear(call.count.index, call.count.shape)
+    yield from method("i32 count_place", place, COORD)
+    yield from method("i32 count", text(call.count), COORD)
+    along, block = axis_name(call.limited.symbol.name), call.block[1]
+    yield from method("bool is_surplus", f"c.{along} >= count", "Coord c, i32 count")
+    end = Writer(set()).text((TASK // block + 1) * block)
+    yield from method("i32 block_end", end, "const Args& g, i32 t")
+
+
+def _operand(region: Region, maps: list[str], writer: Writer) -> str:
+    tensor = region.tensor
+    rank = "g.rank" if region.rank is None else writer.text(region.rank)
+    place = f"g, {rank}" if tensor.kind == "symmetric" else "g"
+    axes = zip(region.start, region.size, tensor.shape, strict=True)
+    parts = [_part(start, size, extent, writer) for start, size, extent in axes]
+    if maps:
+        parts.insert(0, f"{{{', '.join(f'&g.{name}' for name in maps)}}}")
+    verb = "bulk" if maps else "region"
+    return f"{tensor_function(tensor.name)}({place}).{verb}({', '.join(parts)})"
+
+
+def _part(start: Expr, size: Expr, extent: Expr, writer: Writer) -> str:
+    """The part of an axis."""
+    if start == Const(0) and size == extent:
+        return "kAll"
+    if size == Const(1):
+        return writer.text(start)
+    if isinstance(start, Op) and start.name == "*" and start.right == size:
+        return f"tile_of({writer.text(start.left)}, {writer.text(size)})"
+    return f"span_of({writer.text(start)}, {writer.text(size)})"
+
+
+def _peers(call: Call) -> list[Expr]:
+    """The ranks that a task writes to or notifies."""
+    ranks = [region.rank for region in call.writes if region.rank is not None]
+    for ref in call.notifies:
+        ranks += [] if ref.rank is None else [ref.guarded(ref.rank, RANK)]
+    return list(dict.fromkeys(ranks))
+
+
+def _wait(plan: Plan, ref: EventRef, writer: Writer) -> str:
+    unit = notification_unit(plan, ref.events)
+    count = writer.text(ref.expects) + (f", {unit}" if unit > 1 else "")
+    return _element(ref, writer, f".expects({count})")
+
+
+def _element(ref: EventRef, writer: Writer, expects: str = "") -> str:
+    """An element, for tasks that wait for it or notify it."""
+    index = [writer.text(part) for part in ref.index]
+    if ref.events.cross_rank:
+        index.insert(0, "g.rank" if ref.rank is None else writer.text(ref.rank))
+    element = f"{event_function(ref.events.name)}({', '.join(['g', *index])}){expects}"
+    if not ref.guards:
+        return element
+    return f"{writer.text(ref.holds)} ? {element} : no_event()"
+
+
+def _may_be_idle(call: Call) -> bool:
+    """Whether data may leave a task without anything to write, to be checked before the
+    body runs. Functions with roles have their own check."""
+    loaded = [any(e.is_loaded for e in (*r.start, *r.size)) for r in call.writes]
+    return bool(loaded) and all(loaded) and not call.function.roles
+
+
+def _loads_ahead(lane: Lane, call: Call) -> bool:
+    """Whether streamed operands can be loaded before a task's waits are met, or but the
+    first ones: no task writes them, and which part of them a task reads depends on no
+    data, or on some that is known by then."""
+    # NOTE: nor in an unqueued call of a dynamic plan, although the proof allows for it.
+    streams = call.function.streams
+    if not streams or lane.policy == QUEUE or not call.waits:
+        return False
+    if call.is_loaded and call.streams_after is None:
+        return False
+    return all(call.reads[n].tensor.kind == "input" for n in streams)
+
+
+def _notifies_ranks(call: Call) -> bool:
+    """Whether all notifications are for the same element, on several ranks."""
+    elements = {(r.events.name, r.index) for r in call.notifies}
+    is_conditional = any(r.guards for r in call.notifies)
+    return len(call.notifies) > 1 and len(elements) == 1 and not is_conditional
+
+
+def limit(plan: Plan, call: Call) -> int:
+    """A number for the tensor that the call's loaded extent is from; 0 without one."""
+    return 0 if call.count is None else 1 + limits(plan).index(call.count.tensor)
+
+
+def limits(plan: Plan) -> list[str]:
+    """The tensors that loaded extents are from."""
+    counts = (call.count for call in plan.graph.calls)
+    return [*dict.fromkeys(count.tensor for count in counts if count is not None)]

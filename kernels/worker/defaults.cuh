@@ -1,0 +1,89 @@
+// What the generated structs of a program inherit: their text has only what differs.
+#pragma once
+#include "common/operand.cuh"
+#include "worker/calls.cuh"
+
+namespace etc {
+
+// Call kNumber of a graph. A derived struct has `Function`, `Coord` and `at(g, t)`, the coordinate
+// of task t, and for an `Epilogue` that of its tiles. What it declares replaces members of this one:
+// as many rows of operand(), wait(), notify() and peer() as it has constants for.
+template <class Args, int kNumber, class LaneQueue = void>
+struct CallDefaults {
+  using Queue = LaneQueue;  // of a dynamic program: see queue/README.md
+  static constexpr int kCall = kNumber;
+  static constexpr int kWorld = Args::kWorld;
+  static constexpr int kCluster = 1;  // workers that run a task together
+  static constexpr u32 kRoles = 0;
+  static constexpr int kReads = 0;
+  static constexpr int kWrites = 0;
+  static constexpr int kWaits = 0;
+  static constexpr int kFreeWaits = 0;  // the first waits, which load nothing
+  static constexpr int kNotifies = 0;
+  static constexpr int kPeers = 0;  // ranks that a task writes to or notifies
+  static constexpr int kLoads = 0;  // whether data selects what a task accesses or waits for
+  static constexpr int kLimit = 0;  // a number for the tensor with the count of the tasks, or 0
+  static constexpr int kCountIsGiven = 0;  // whether that count is known without a wait
+  static constexpr int kMayBeIdle = 0;     // whether all regions that a task writes may be empty
+  static constexpr int kLoadsAhead = 0;    // whether streams may be loaded before the waits are met
+  static constexpr int kWaitsAhead = 0;    // but for the first ones, so many
+  static constexpr int kReadsBeforeWait = 0;
+  static constexpr int kNotifiesPeers = 0;
+  static constexpr int kNotifiesRanks = 0;  // whether all notify one element, on several ranks
+  static constexpr int kNotifiesWhen = 0;   // whether some notifications have conditions
+  static constexpr int kFar = 0;            // whether a task may send to a rank of another host
+  static constexpr int kShare = 1;          // tasks of a unit
+  static constexpr int kQueued = 0;
+  static constexpr int kGating = 0;
+  static constexpr int kMaybeZero = 0;
+  static constexpr int kWaitsForPeers = 0;
+
+  // Units in one turn of the loops around the call; nanoseconds per task.
+  ETC_DEVICE static i32 units(const Args& g) { return g.units[kCall]; }
+  ETC_DEVICE static i32 pace(const Args&) { return 0; }
+  // In a dynamic program, the lane's number of the first unit.
+  ETC_DEVICE static i32 first_unit(const Args& g) { return g.first_units[kCall]; }
+
+  template <class Coord>
+  ETC_DEVICE static EventRef wait(const Args&, const Coord&, int) {
+    return {};
+  }
+  template <class Coord>
+  ETC_DEVICE static EventRef notify(const Args&, const Coord&, int) {
+    return {};
+  }
+  // The increments of a notification.
+  ETC_DEVICE static u32 notify_step(int) { return 1; }
+  template <class Coord>
+  ETC_DEVICE static i32 peer(const Args&, const Coord&, int) {
+    return 0;
+  }
+  ETC_DEVICE static i32 extent(const Args&, int) { return 1; }
+  template <int n, class Coord, class F>
+  ETC_DEVICE static void notified(const Args&, const Coord&, F&&) {}
+  // Whether what the waits load is in range; the same of accesses and notifications.
+  template <class Coord>
+  ETC_DEVICE static bool waits_in_range(const Args&, const Coord&) {
+    return true;
+  }
+  template <class Coord>
+  ETC_DEVICE static bool in_range(const Args&, const Coord&) {
+    return true;
+  }
+};
+
+template <class ProgramArgs>
+struct ProgramDefaults {
+  using Args = ProgramArgs;
+  using TensorCalls = CallList<>;
+  using TransferCalls = CallList<>;
+  static constexpr int kWorld = Args::kWorld;
+  static constexpr int kCluster = 1;        // workers of a cluster
+  static constexpr int kTensorCluster = 1;  // of the tensor lane
+  static constexpr int kTensorTickets = 0;  // whether its units are claimed by tickets
+  static constexpr int kDynamic = 0;
+  static constexpr int kLimits = 0;  // tensors with counts of tasks
+  static constexpr int kTrace = 0;
+};
+
+}  // namespace etc

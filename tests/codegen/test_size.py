@@ -1,0 +1,53 @@
+"""The size of generated text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from etc_dist.codegen import generate
+from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.models.decoder import decoder_for
+from etc_dist.models.library import DECODERS, library_programs
+from etc_dist.ops.matmul import matmul_graph
+from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
+
+LIMITS = {"matmul_graph": 100, "static": 900, "dynamic": 1500}
+"""The most lines of a graph's text, or of texts of a schedule."""
+LONGEST_LINE = 200
+EXPERTS = {"experts": 128, "top_k": 8, "parallel": "expert"}
+
+
+def check_size(plan: Plan) -> None:
+    """Fail if the text of a plan exceeds a limit."""
+    name, lines = plan.graph.name, generate(plan).text.splitlines()
+    assert len(lines) <= LIMITS.get(name, LIMITS[plan.schedule]), name
+    assert max(map(len, lines)) <= LONGEST_LINE, name
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-32b of 4"])
+def test_texts_of_decoders_are_short(model, schedule):
+    check_size(SCHEDULES[schedule](decoder_for(schedule, *DECODERS[model])))
+
+
+def test_texts_of_operations_are_short():
+    check_size(schedule_static(matmul_graph(1)))
+    check_size(schedule_dynamic(moe_graph(4, **EXPERTS)))
+
+
+@pytest.mark.exhaustive
+def test_texts_of_the_library_are_short():
+    for _, plan in library_programs():
+        check_size(plan)
+
+
+def test_the_text_has_no_loops_and_selects_by_number_alone():
+    text = generate(schedule_dynamic(moe_graph(4, **EXPERTS))).text
+    assert not re.search(r"\b(for|while|switch|goto)\b", text)
+    conditions = re.findall(r"\bif\b[^\n]*", text)
+    assert len(conditions) > 50
+    assert [
+        c for c in conditions if not re.match(r"if (constexpr )?\(n == \d", c)
+    ] == []
