@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import run as script
 from benchmarks.decoder import MODELS
-from benchmarks.records import Record, load
+from benchmarks.records import load
 from benchmarks.subjects import decode_vllm
 from etc_dist.models.config import parse_config
 
@@ -56,10 +56,10 @@ class StandIn(ModuleType):
 def vllm(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     stand_in, torch = StandIn(), ModuleType("torch")
     properties = SimpleNamespace(name="NVIDIA H200")
-    torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+    torch.cuda = SimpleNamespace(
         synchronize=lambda: None, get_device_properties=lambda _: properties
     )
-    torch.version = SimpleNamespace(cuda="13.0")  # type: ignore[attr-defined]
+    torch.version = SimpleNamespace(cuda="13.0")
     monkeypatch.setitem(sys.modules, "vllm", stand_in)
     monkeypatch.setitem(sys.modules, "torch", torch)
     clock = SimpleNamespace(perf_counter=lambda: stand_in.now)
@@ -70,56 +70,41 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return stand_in
 
 
-def run(*options: str) -> int:
-    return script.main(["decode_vllm", *options])
-
-
-def timed(folder: Path) -> list[Record]:
-    return [r for r in load(folder) if r.op == "decode_vllm"]
-
-
-@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-32b"])
+@pytest.mark.parametrize(("model", "ranks"), [("qwen3-30b-a3b", 1), ("qwen3-32b", 2)])
 def test_slope_of_each_shape_that_fits_is_recorded(
     model: str,
+    ranks: int,
     vllm: StandIn,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.delenv("VLLM_ALLREDUCE_USE_SYMM_MEM")
     where = "--record", str(tmp_path / "some.jsonl")
-    shapes = "--batches", "1,2", "--context", "512,1024"
-    assert run("--model", model, *shapes, *where) == 0
+    options = "--batches", "1,2", "--context", "512,1024", "--ranks", str(ranks)
+    assert script.main(["decode_vllm", "--model", model, *options, *where]) == 0
     assert replace(vllm.config, rope={}, stop_tokens=()) == MODELS[model]
-    assert vllm.arguments["max_model_len"] == 1280
-    graphs = {"cudagraph_capture_sizes": [1, 2], "cudagraph_mode": "FULL_AND_PIECEWISE"}
-    assert vllm.arguments["compilation_config"] == graphs
+    arguments = vllm.arguments
+    assert (arguments["max_model_len"], arguments["tensor_parallel_size"]) == (
+        1280,
+        ranks,
+    )
+    graphs = arguments["compilation_config"]
+    assert graphs["cudagraph_capture_sizes"] == [1, 2]
+    multicast = {"fuse_allreduce_rms": False} if ranks > 1 else None
+    assert graphs.get("pass_config") == multicast
+    assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
+    assert os.environ["VLLM_PLUGINS"] == ""
     outputs = [8, 104, 8, 104, 8, 104, 8]
     fitting = [(1, 456), (2, 456), (1, 968)]
     assert vllm.tokens == [(*shape, n) for shape in fitting for n in outputs]
     assert "'batch': 2, 'context': 1024} does not fit" in capsys.readouterr().out
-    found = timed(tmp_path)
+    found = [r for r in load(tmp_path) if r.op == "decode_vllm"]
     assert [(r.batch, r.context) for r in found] == [(1, 512), (2, 512), (1, 1024)]
     assert [r.baseline_ms for r in found] == [1.0, 2.0, 1.0]
-    assert {(r.model, r.device, r.ready_s) for r in found} == {
-        (model, "NVIDIA H200", START_S)
-    }
     engine = "vLLM 0.24.0 FLASH_ATTN, CUDA graphs FULL_AND_PIECEWISE"
-    assert {r.engine for r in found} == {engine}
-    assert os.environ["VLLM_PLUGINS"] == ""
-
-
-def test_ranks_share_a_model_without_multicast(
-    vllm: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = "--context", "512", "--batches", "1", "--ranks", "2"
-    monkeypatch.delenv("VLLM_ALLREDUCE_USE_SYMM_MEM")
-    assert run(*options, "--record", str(tmp_path / "some.jsonl")) == 0
-    assert vllm.arguments["tensor_parallel_size"] == 2
-    passes = vllm.arguments["compilation_config"]["pass_config"]
-    assert passes == {"fuse_allreduce_rms": False}
-    assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
-    (record,) = timed(tmp_path)
-    assert record.world_size == 2
+    shared = {(r.model, r.device, r.ready_s, r.engine, r.world_size) for r in found}
+    assert shared == {(model, "NVIDIA H200", START_S, engine, ranks)}
 
 
 def test_missing_vllm_and_a_short_context_are_refused_by_name(
@@ -128,5 +113,5 @@ def test_missing_vllm_and_a_short_context_are_refused_by_name(
     monkeypatch.setitem(sys.modules, "vllm", None)
     for options, text in (((), "the package vllm"), (("--context", "56"), "least 57")):
         with pytest.raises(SystemExit):
-            run(*options)
+            script.main(["decode_vllm", *options])
         assert text in capsys.readouterr().err
