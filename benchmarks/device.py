@@ -283,6 +283,7 @@ class Gpu(Device):
         assert tensor.data_ptr() == array.data.ptr, "torch copied a CuPy array"
         return tensor.view(getattr(self.torch, array.dtype.name))
 
+    @cached_property
     def machine(self) -> dict[str, Any]:
         """device, driver and cuda, for the records."""
         cuda = self.xp.cuda.runtime
@@ -306,7 +307,7 @@ class Gpu(Device):
         """Bytes a second of its memory and FLOP a second of its tensor cores that a
         limit assumes: for an H200 as measured once, else 94 % of reading a gigabyte and
         the best of cuBLAS, measured now."""
-        if "H200" in self.machine()["device"]:
+        if "H200" in self.machine["device"]:
             return MEMORY_BYTES_PER_S, FLOP_PER_S
         data, sink = self.xp.empty(1 << 28, np.float32), self.xp.zeros(1, np.uint32)
         read = [

@@ -142,7 +142,7 @@ class Run:
         self.say("".join([shape, *(f"\n  FAILED: {each}" for each in wrong)]))
         if self.is_recorded and self.is_timed and not wrong:
             self.recorded += 1
-            machine = self.device.machine() if isinstance(self.device, Gpu) else {}
+            machine = self.device.machine if isinstance(self.device, Gpu) else {}
             named = {"op": self.op, "run": self.id, "seed": self.seed}
             named |= {**machine, **self.shared}
             self._append({**named, **values})

@@ -224,7 +224,7 @@ def measure(run: Run) -> Iterator[Result]:
     run.is_timed = is_timed(device)
     baselines: Shapes = {}
     if isinstance(device, Gpu) and options.vllm is not None:
-        baselines = vllm_steps(options.vllm, device.machine()["device"])
+        baselines = vllm_steps(options.vllm, device.machine["device"])
     for name, context, batches in groups(run):
         decoder = Decoder(
             device,

@@ -24,6 +24,7 @@ class StandIn(Gpu):
     def __init__(self, world: World):
         Device.__init__(self, world)
         self.xp, self.torch = np, None
+        self.machine = {"device": "NVIDIA H200", "driver": "580", "cuda": "13.0"}
 
     normal, mark, poison_staging = Device.normal, Device.mark, Device.poison_staging
     synchronize, rates = Device.synchronize, (4e12, 7e14)
@@ -47,9 +48,6 @@ class StandIn(Gpu):
     def time(self, call: Callable[[], Any]) -> float:
         call()
         return 1.0
-
-    def machine(self) -> dict[str, Any]:
-        return {"device": "NVIDIA H200", "driver": "580", "cuda": "13.0"}
 
     def baseline(self) -> str:
         return "NumPy"
