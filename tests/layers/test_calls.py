@@ -159,7 +159,10 @@ def test_both_schedules_and_repeats_give_the_same_bits(kind, make, arrays):
             layer.layer(x, out)
             layer.layer.synchronize()
             bits.add(arrays.get(out).tobytes())
-        assert layer.layer.program.plan.schedule == schedule
+        is_static = kind == "moe few tokens"  # under any schedule
+        assert layer.layer.program.plan.schedule == (
+            "static" if is_static else schedule
+        )
         answer.check(arrays.get(out))
     assert len(bits) == 1
 

@@ -120,10 +120,10 @@ def test_a_step_that_fails_leaves_the_model_usable(folder, one_rank, steps):
             batch.step()
             table, tokens = model.pages.table, request.tokens[-1]
             page, table[0, 0] = table[0, 0], model.pages.count
-            with pytest.raises(ArgumentError, match="pages: 12"):
+            with pytest.raises(ArgumentError, match="on pages of the table"):
                 batch.step()
             table[0, 0], request.tokens[-1] = page, 520
-            with pytest.raises(ArgumentError, match="ids: 520"):
+            with pytest.raises(ArgumentError, match=r"ids\[0\] = 520"):
                 batch.step()
             request.tokens[-1] = tokens
             while not batch.is_done:
