@@ -60,7 +60,7 @@ struct Worker {
   ThreadBarrier named[16], *pair;
   struct {
     uint32_t turn = 0, arrived = 0, wgmmas = 0, read = 0;  // wgmmas issued and read
-    uint64_t polled = 0;  // the turn in which a thread last read the clock, as each poll does
+    uint64_t polled = 0;  // the turn of its last poll()
     const char* what = nullptr;
     Words words[2][32];
     Sum sum;
@@ -131,6 +131,8 @@ extern Thread* own;
 void yield();
 // Yields sometimes.
 void may_yield();
+// As yield(), by a thread that may read the same memory again until others have written it.
+void poll();
 void wait_turn(const uint32_t* turn);
 [[noreturn]] void fail(const char* what);
 // With a global address, which places.py names.

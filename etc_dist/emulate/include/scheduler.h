@@ -12,7 +12,7 @@ constexpr uint64_t kRunLimit = 2'000'000'000;  // nanoseconds that runs may last
 // Turns without progress after which only the clock can end a wait, and runs fast. After half of
 // them no thread is slow any more.
 constexpr uint32_t kIdleTurns = 128;
-constexpr uint32_t kPollTurns = 64;  // within which a warp that polls reads the clock again
+constexpr uint32_t kPollTurns = 64;  // within which a warp that polls does so again
 constexpr size_t kStack = 192 * 1024, kGuard = 4096;  // bytes; the guard is the lowest page
 constexpr size_t kMostGuards = 16384;  // a process may have 65530 mappings
 
@@ -77,16 +77,17 @@ void yield() {
 void may_yield() {
   if (draw(8) == 0) yield();
 }
+void poll() {
+  own->worker->warps[own->id / 32].polled = turns;
+  yield();
+}
 void wait_turn(const uint32_t* turn) {
   Turn& next = *own->next;
   next.turn = turn, next.seen = *turn;
   while (!next.is_due()) yield();
   next.turn = nullptr;
 }
-uint64_t now() {
-  own->worker->warps[own->id / 32].polled = turns;
-  return clock_ns;
-}
+uint64_t now() { return clock_ns; }
 void note_progress() { made_progress = true; }
 
 void ThreadBarrier::arrive(uint32_t count, bool value) {

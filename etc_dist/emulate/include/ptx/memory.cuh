@@ -33,15 +33,15 @@ T load_shared_as(u32 address) {
 }
 
 inline u64 global_timer() {
-  emulation::yield();
+  emulation::poll();
   return emulation::now();
 }
-inline void nanosleep(u32) { emulation::yield(); }
+inline void nanosleep(u32) { emulation::poll(); }
 
 constexpr bool kReads = true, kWrites = true, kAdds = true, kAcquires = true, kReleases = true;
 
 inline u32 load_word(u64 address, bool system, bool acquires) {
-  emulation::yield();
+  emulation::poll();
   return emulation::change_word(
       address, {system, kReads, !kWrites, !kAdds, acquires}, [](u32 v) { return v; });
 }
