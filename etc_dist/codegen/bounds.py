@@ -1,8 +1,8 @@
 """Range checks of loaded values, and of 32-bit arithmetic on them, as CUDA expressions
 that must all be true.
 
-NOTE: each `load_index` in the text is a load. So a value is compared once, as an
-unsigned number: a negative one is too large.
+NOTE: each `load` in the text is one. So a value is compared once, as an unsigned
+number: a negative one is too large.
 """
 
 from __future__ import annotations

@@ -114,10 +114,29 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
     _check_sources(functions)
     own = sorted({str(function.source) for function in functions})
     users = tuple(Path(s) for s in own if Path(s).is_absolute())
+    return Source(
+        text="\n\n".join(_blocks(plan, trace, arguments, own)) + "\n",
+        entry=ENTRY,
+        arguments=arguments,
+        cluster=plan.cluster,
+        shared_bytes=shared_memory(plan)[0],
+        workspace=FORWARD_BYTES * any(FORWARD in c.function.roles for c in calls),
+        sources=users,
+        traced=trace,
+        has_far=plan.has_far,
+        row_multiples=row_multiples(graph),
+    )
+
+
+def _blocks(
+    plan: Plan, trace: bool, arguments: Arguments, sources: Sequence[str]
+) -> list[str]:
+    """The parts of the text."""
+    graph, is_dynamic = plan.graph, _is_dynamic(plan)
     headers = (*([FAR_HEADER] if plan.has_far else []), "worker/worker.cuh")
     blocks = [
         f"// {graph.name} on {graph.world_size} ranks, {plan.schedule} schedule",
-        "\n".join(f'#include "{name}"' for name in (*headers, *own)),
+        "\n".join(f'#include "{name}"' for name in (*headers, *sources)),
         "namespace etc {",
         arguments.text(),
     ]
@@ -132,26 +151,14 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
         blocks.append("\n".join(map(tensor_text, used)))
     if graph.events:
         blocks.append("\n".join(map(event_text, graph.events)))
-    if _is_dynamic(plan):
+    if is_dynamic:
         blocks += [lane_queue(lane) for lane in plan.lanes]
         blocks += [event_struct(plan, events) for events in graph.events]
     blocks += structs
-    if _is_dynamic(plan):
+    if is_dynamic:
         blocks += releases(plan)
     blocks += [_loop(*member, arguments) for member in periods(plan)]
-    blocks += [_program(plan, trace), "}  // namespace etc", _entry(plan)]
-    return Source(
-        text="\n\n".join(blocks) + "\n",
-        entry=ENTRY,
-        arguments=arguments,
-        cluster=plan.cluster,
-        shared_bytes=shared_memory(plan)[0],
-        workspace=FORWARD_BYTES * any(FORWARD in c.function.roles for c in calls),
-        sources=users,
-        traced=trace,
-        has_far=plan.has_far,
-        row_multiples=row_multiples(graph),
-    )
+    return [*blocks, _program(plan, trace), "}  // namespace etc", _entry(plan)]
 
 
 def _check_roles(plan: Plan) -> None:

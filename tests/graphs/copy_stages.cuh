@@ -67,7 +67,7 @@ struct copy_stages : Roles {
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 rows,
       Publish publish, Loaded loaded) {
     publish();
-    const Box x = Call::template box<0>(run.g, c);
+    const Box x = Call::template operand<0>(run.g, c).box();
     for (u32 n = 0; n * Call::kRows < rows; ++n) {
       Stage stage;
       if (!stages.begin(run, Compute::kStageBytes, Compute::kStageBytes, false, stage)) return false;
