@@ -59,7 +59,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(1, "task_cost", marks=ONE),
         pytest.param(
             1,
-            "decode --models small-experts --batches 2 --context 20 --routing zipf "
+            "decode --models small-experts --batches 2 --context 4 --routing zipf "
             "--per-launch 2",
             marks=ONE,
         ),
@@ -70,7 +70,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(2, "moe --parallel expert --routing zipf", marks=TWO),
         pytest.param(
             2,
-            "decode --models small --batches 2 --context 20 --per-launch 2 --sample",
+            "decode --models small --batches 2 --context 4 --per-launch 2 --sample",
             marks=TWO,
         ),
         pytest.param(

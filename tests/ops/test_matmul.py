@@ -10,7 +10,7 @@ from etc_dist.functions.tile_matmul import shapes_for
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.tuning import tuning_of
 from etc_dist.schedule.plan import Choice
-from tests.conftest import first_always
+from tests.conftest import first_always, some_of
 
 pytestmark = pytest.mark.mpi(ranks=[1])
 
@@ -33,18 +33,19 @@ SIZES = first_always([(70, 520, 200), (3, 8, 8), (300, 1304, 584)], 2)
 
 
 # All tiles of the program, at sizes with several of them and tails of M, N and K.
+@pytest.mark.parametrize("first", some_of(range(4), 4))
 @pytest.mark.parametrize("w_layout", ["nk", "kn"])
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_all_tiles_sum_small_integers_exactly(
-    w_layout, m, n, k, make, problem, monkeypatch
+    first, w_layout, m, n, k, make, problem, monkeypatch
 ):
-    """Of one program, at as many numbers of rows."""
+    """One program has each fourth of them, at as many numbers of rows."""
     choose = lambda op, tuning, layout, dims, workers: [  # noqa: E731
         Choice("shape", dims["m"] - m, list)
     ]
     monkeypatch.setattr(Matmul, "_choose", choose)
     op = make(Matmul)
-    for number in range(len(shapes_for(w_layout, SHAPES))):
+    for number in range(first, len(shapes_for(w_layout, SHAPES)), 4):
         p = problem(Matmul, (m + number, n, k), w_layout=w_layout)
         op(p.x, p.w, p.out)
         op.synchronize()
