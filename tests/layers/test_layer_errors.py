@@ -150,7 +150,7 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("what", LAYER_TABLE)
 def test_weights_and_options_that_do_not_fit_are_refused(what, build, zeros):
     layer, given, words, *kind = LAYER_TABLE[what]
@@ -161,7 +161,7 @@ def test_weights_and_options_that_do_not_fit_are_refused(what, build, zeros):
         build(layer, weights, **options)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("widths", [(INNER + 4, HIDDEN), (INNER, 36)])
 def test_widths_that_bulk_copies_do_not_support_are_refused_on_gpus(
     widths, build, world
@@ -175,7 +175,7 @@ def test_widths_that_bulk_copies_do_not_support_are_refused_on_gpus(
             build(MLP, shapes)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("number", [np.uint8, np.int64])
 def test_numbers_may_be_those_of_an_array(number, build):
     layer = build(MoE, top_k=number(2), few_tokens=number(200))
@@ -205,7 +205,7 @@ ROWS = {
 }
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("what", ROWS)
 @LAYERS
 def test_rows_that_do_not_fit_are_refused(layer, what, build, zeros):
@@ -214,7 +214,7 @@ def test_rows_that_do_not_fit_are_refused(layer, what, build, zeros):
         build(layer)(zeros(*shape, dtype=dtype))
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 def test_an_output_that_does_not_fit_is_refused(build, zeros, world):
     mlp, moe = build(MLP), build(MoE)
     x, all_x = zeros(8, HIDDEN), zeros(8 * world.size, HIDDEN)
@@ -231,7 +231,7 @@ def test_an_output_that_does_not_fit_is_refused(build, zeros, world):
             layer(rows, out)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(ranks=[1])
 @LAYERS
 def test_a_closed_layer_is_named_in_the_error(layer, build, zeros, world):
     closed = build(layer)

@@ -26,7 +26,7 @@ from etc_dist.ops.operation import Operation
 from tests.ops.arrays import ones
 from tests.ops.rank_errors import of_rank_zero
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.mpi(ranks=[1])
 
 FUNCTIONS = {
     MatmulReduceScatter: etc_dist.matmul_reduce_scatter,
@@ -400,7 +400,6 @@ def test_interrupt_of_all_ranks_at_once_ends_them_soon(own):
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.mpi(ranks=[1])
 def test_threads_that_call_at_once_get_right_results_or_an_error(own):
     op = MatmulReduceScatter(world=own)
     x, w = ones(own)
