@@ -14,17 +14,15 @@ import pytest
 from ml_dtypes import bfloat16
 
 import etc_dist
-from etc_dist.codegen import generate
 from etc_dist.emulate import Emulator
 from etc_dist.errors import GraphError
 from etc_dist.ops.matmul_policy import SHAPES
-from etc_dist.runtime.build import compile_cubin, kernels_folder
 from etc_dist.runtime.cpu import simulate
-from etc_dist.runtime.includes import headers
 from etc_dist.runtime.region_checks import refuse_empty
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.conftest import expect_cpu_ranks
+from tests.functions.compiled import check_compiled
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -228,10 +226,7 @@ def check_epilogue(made, emulator, rows):
     ],
 )
 def test_kernel_compiles_without_spills(name):
-    source = generate(schedule_static(graph(name, 1 if "matmul_" in name else 2)))
-    cubin, log = compile_cubin(source.text, headers(source, kernels_folder()))
-    assert cubin
-    assert "0 bytes spill stores" in log
+    check_compiled(graph(name, 1 if "matmul_" in name else 2))
 
 
 @pytest.mark.mpi
