@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.codegen.layout import ABORT_OFFSET, CONTROL, HEAD_BYTES
+from etc_dist.codegen.names import address_name
 from etc_dist.emulate import Emulator
 from etc_dist.emulate.memory import ProgramMemory
 from etc_dist.functions.push_far import push_far
@@ -120,7 +121,7 @@ class Aborted:
         for rank, control in enumerate(self.memory.control):
             control[:] = np.zeros(1, CONTROL)
             control["epoch"] = 1
-            first_tensor = int(self.memory._arguments[rank]["tensor_box"])
+            first_tensor = int(self.memory._arguments[rank][address_name("box")])
             self.words(rank)[: first_tensor // 4] = 0
 
 
