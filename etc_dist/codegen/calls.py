@@ -82,7 +82,7 @@ def event_text(events: EventTensor) -> str:
     parameters = ["const Args& g", *["i32 rank"] * events.cross_rank]
     parameters += [f"i32 {axis.name}" for axis in axes]
     place = f"g.{events_name(events.name)} + {linear(axes, events.shape, level=2)}"
-    value = f"event(g.rank, {place})"
+    value = f"local_event(g.rank, {place})"
     if events.cross_rank:
         value = f"cross_rank_event(rank, {place})"
     head = f"EventRef {event_function(events.name)}"
@@ -260,7 +260,7 @@ def _order(call: Call, arguments: Arguments) -> list[str]:
 def _extent(extent: Expr, arguments: Arguments) -> str:
     """A constant, or an extent that the host prepares to divide by; else empty."""
     if isinstance(extent, Const):
-        return f"Number<{extent.value}>{{}}" if extent.value > 0 else ""
+        return f"FixedExtent<{extent.value}>{{}}" if extent.value > 0 else ""
     divisor = arguments.divisor_texts.get(extent)
     return f"Extent{{{text(extent)}, {divisor}}}" if divisor else ""
 
