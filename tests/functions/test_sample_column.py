@@ -69,7 +69,7 @@ GRAPH = sampled(1, width=64)
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    return Emulator(GRAPH, workers=12)
+    return Emulator(GRAPH, workers=2)
 
 
 def sampled_given(x, sampling, position=None, padding=0):
