@@ -16,6 +16,7 @@ from etc_dist.functions.append_kv import append_kv
 from etc_dist.functions.attend import HEADS, TOGETHER, attend
 from etc_dist.functions.best_column import best_column, next_token, unpadded_tile
 from etc_dist.functions.combine_slices import combine_slices
+from etc_dist.functions.copy_rows import copy_rows
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import add_rms_norm, embed_norm
@@ -30,7 +31,6 @@ from etc_dist.ir import (
     Region,
     Tensor,
     ceildiv,
-    equal,
     graph_function,
     maximum,
     minimum,
@@ -203,12 +203,8 @@ class _Calls:
         shape = rows, sizes.heads, self.slices
         self.sums = g.local("sums", (*shape, sizes.head_dim), "float32")
         self.stats = g.local("stats", (*shape, 2), "float32")
-        # The rows of each step: those of the first one are given, as four arrays.
-        self.begun = g.events(
-            "begun",
-            (self.steps + 1,),
-            expects=lambda s: select(equal(s, 0), len(self.given), 1),
-        )
+        # The rows of each step: those of the first one are given.
+        self.begun = g.events("begun", (self.steps + 1,), expects=1)
         turns = self.steps, self.layers + 1
         self.ready = g.events("ready", turns, expects=rows)
         self.middle = g.events("middle", (self.steps, self.layers), expects=rows)
@@ -216,15 +212,13 @@ class _Calls:
     def take_rows(self) -> None:
         """Copies the given rows, which are read once."""
         copies = self.request[:], self.position[0, :], self.end[:], self.ids[0, :]
-        for rows, copy in zip(self.given, copies, strict=True):
-            self.g.call(
-                push_rows(TENSOR),
-                self.g.grid(one=1),
-                name=f"take_{rows.name}",
-                reads=[rows[:]],
-                writes=[copy],
-                notifies=[self.begun[0]],
-            )
+        self.g.call(
+            copy_rows(),
+            self.g.grid(one=1),
+            reads=[rows[:] for rows in self.given],
+            writes=copies,
+            notifies=[self.begun[0]],
+        )
 
     def _places(self, step: Expr | int, rows: Any = slice(None)) -> list[Region]:
         of_rows = self.request[rows], self.position[step, rows]
