@@ -10,6 +10,7 @@ def address_name(tensor: str) -> str:
 
 
 def tensor_function(tensor: str) -> str:
+    """The name of the function that makes tiles of a tensor."""
     return f"tensor_{tensor}"
 
 
@@ -56,6 +57,7 @@ def loop_type(lane: str, loop: str) -> str:
 
 
 def event_function(events: str) -> str:
+    """The name of the function that makes references to an event's elements."""
     return f"event_{events}"
 
 
