@@ -135,7 +135,8 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     if options.command == "new-function":
         paths = write_function(options.name, options.folder)
-        print(*paths, f"try: python -m pytest {paths[-1]}", sep="\n")
+        test = f"{sys.executable} -m pytest {paths[-1]}"
+        print(*paths, f"try: {test}, after pip install -e '.[test,compile]'", sep="\n")
         return 0
     if options.command == "trace":
         print(show_sums(read_trace(options.file)), end="")

@@ -51,7 +51,7 @@ namespace etc {
 
 template <class Task>
 struct $name {
-  ETC_DEVICE static void run(const Task& task) {
+  static void run(const Task& task) {
     const auto x = task.template operand<0>();
     const auto y = task.template operand<1>();
     for (i32 column = task.thread; column < x.size[1]; column += Task::threads) {

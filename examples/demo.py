@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 import etc_dist
+from etc_dist.errors import CpuOnlyWarning
 from etc_dist.ops.operation import with_sizes
 from etc_dist.verify.verify import verify
 
@@ -114,7 +116,7 @@ class OnCpu:
 
     rows_in_all, n, k = 1024, 512, 256
     n_gathered, k_gathered = 512, 256
-    tile_size, piece = 128, (128, 128)  # free to choose, where there is no kernel
+    tile_size, piece = 128, (128, 128)  # of which the kernels have none
     baseline = "NumPy and MPI, fp32"
     remark = (
         "The CPU backend is not fast: it simulates the GPU's workers, one task at a "
@@ -123,6 +125,8 @@ class OnCpu:
 
     def __init__(self, world: etc_dist.World):
         from mpi4py import MPI
+
+        warnings.simplefilter("ignore", CpuOnlyWarning)  # of these tile sizes
 
         self.xp, self._world, self._comm = np, world, MPI.COMM_WORLD
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
@@ -157,6 +158,7 @@ class DeviceFunction:
         _check_operands(self)
         _check_names(self)
         _check_constants(self)
+        _check_body(self)
         for name in ("boxes", "constants", "tile"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
@@ -315,6 +317,28 @@ def _check_parameters(made: DeviceFunction) -> None:
             fix="correct reads= and writes=; dims and coordinates are keyword-only "
             "parameters, after a *",
         )
+
+
+def _check_body(made: DeviceFunction) -> None:
+    """Refuses `y = ...` where y is an operand that the body writes, and that it uses
+    nowhere: then the operand stays as it was."""
+    code = getattr(made.body, "__code__", None)
+    if code is None:
+        return
+    written = code.co_varnames[made.reads : code.co_argcount]
+    used: dict[str, set[object]] = {"LOAD": set(), "STORE": set()}
+    for instruction in dis.get_instructions(code):
+        kind, names = instruction.opname.partition("_")[0], instruction.argval
+        used.get(kind, set()).update(names if isinstance(names, tuple) else {names})
+    for name in written:
+        if name in used["STORE"] - used["LOAD"]:
+            raise GraphError(
+                f"the body of {made} does not write its operand {name}",
+                where=str(made),
+                wanted=f"{name}[...] = ..., which fills the operand's elements",
+                got=f"{name} = ..., which makes a new array",
+                fix=f"in {made.name}, assign to {name}[...]",
+            )
 
 
 def _check_lane(made: DeviceFunction) -> None:

@@ -52,7 +52,7 @@ def test_demo_reports_errors_proofs_and_timelines(tmp_path):
     output = launch(str(EXAMPLES / "demo.py"), cwd=tmp_path)
     assert "nothing can be written to demo-output: File exists." in output
     folder = Path(re.search(r"The pictures will be in (\S+)\.", output)[1])
-    assert "backend cpu" in output
+    assert "backend cpu" in output and "Warning" not in output
     assert output.count(" same ") == 2
     assert output.count("proved free of deadlocks") == 2
     assert output.count("What to see: ") == 2

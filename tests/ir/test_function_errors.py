@@ -45,6 +45,10 @@ def copy(x: Any, y: Any) -> None:
     y[...] = x
 
 
+def renamed(x: Any, y: Any) -> None:
+    y = x  # noqa: F841
+
+
 def made(body: Any = copy, **terms: Any) -> DeviceFunction:
     return device_function(**{"source": "", "reads": 1, "writes": 1, **terms})(body)
 
@@ -55,6 +59,7 @@ CPP = "wanted: ASCII identifiers without a leading underscore|got: "
 HOLD = "numbers that its CUDA body cannot hold"
 TAKE = "a parameter for each operand|wanted: 2 positional parameters: 1 reads, then 1 w"
 FUNCTIONS = {
+    "new array": (lambda: made(renamed), "renamed does not write its operand y"),
     "lane": (lambda: work(lane="vector"), LANE + "lane 'vector', cluster 1"),
     "cluster": (lambda: work(cluster=3), LANE + "lane 'tensor', cluster 3"),
     "pair": (
