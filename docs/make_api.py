@@ -19,7 +19,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
-PACKAGES = "etc_dist", "etc_dist.models", "etc_dist.torch", "etc_dist.ir"
+PACKAGES = (
+    "etc_dist",
+    "etc_dist.models",
+    "etc_dist.torch",
+    "etc_dist.ir",
+    "etc_dist.emulate",
+    "etc_dist.errors",
+)
 WIDTH = 88
 PREFACE = """\
 # The API
@@ -81,13 +88,24 @@ def find(module: str, name: str) -> Definition | None:
 
 
 def public_names(package: str) -> list[str]:
-    """`__all__`, and of the main package also `compile`."""
+    """`__all__`, and of the main package also `compile`; of a module without it, the
+    classes of errors and warnings."""
     values = {
         node.targets[0].id: node.value
         for node in statements(package)
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    names = ast.literal_eval(values.get("_PLACES", values["__all__"]))
+    listed = values.get("_PLACES", values.get("__all__"))
+    names = (
+        [
+            node.name
+            for node in statements(package)
+            if isinstance(node, ast.ClassDef)
+            and node.name.endswith(("Error", "Warning"))
+        ]
+        if listed is None
+        else list(ast.literal_eval(listed))
+    )
     return sorted(names, key=str.lower)
 
 
