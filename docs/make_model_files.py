@@ -37,7 +37,7 @@ def _neutral(values: Any) -> str:
 
 def tables() -> list[str]:
     """In the order of the page."""
-    ggml = {key.removeprefix("tokenizer.") for key in tokenizer_gguf.UNUSED}
+    unused = (key.removeprefix("tokenizer.") for key in tokenizer_gguf.UNUSED)
     templates = {"chat_template", "chat_template.NAME"}
     return [
         table(
@@ -71,7 +71,7 @@ def tables() -> list[str]:
                 "Honoured": {*tokenizer_gguf.HONOURED, *tokenizer_gguf.ENDS}
                 | templates,
                 OF_NEUTRAL: tokenizer_gguf.NEUTRAL,
-                "Without influence": {key.removeprefix("ggml.") for key in ggml},
+                "Without influence": {key.removeprefix("ggml.") for key in unused},
             },
             "refused",
         ),
