@@ -1,15 +1,23 @@
 """launch/environment.sh: what it installs into .venv, and what it keeps."""
 
 import os
+import re
 import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from launch import get_pip
 
-LAUNCH = Path(__file__).parents[2] / "launch"
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launch"
+FOLDERS = ("benchmarks", "etc_dist", "examples", "launch", "tests")
+FOR_GPUS = {"cuda", "cupy", "cupy_backends", "cupyx"}
+FOR_TORCH = {"torch", "transformers", "vllm"}
+"""Modules of tests that `launch/test` leaves out here."""
 
 # Stands for every Python: makes a .venv with itself inside, and notes what pip does.
 PYTHON = """#!/bin/sh
@@ -86,3 +94,38 @@ def test_pip_with_another_hash_is_not_installed(tmp_path):
     (tmp_path / "pip.whl").write_bytes(b"something else")
     with pytest.raises(SystemExit, match="is not installed: its SHA-256 is"):
         get_pip.main((tmp_path / "pip.whl").as_uri())
+
+
+def extra(name: str) -> set[str]:
+    """The packages of an extra of pyproject.toml, and of the extras that it names."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*extras["dependencies"], *extras["optional-dependencies"][name]]
+    packages = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines}
+    named = [re.match(r"etc-dist\[(.*)\]", line) for line in lines]
+    inner = [part for match in named if match for part in match[1].split(",")]
+    return packages.union(*map(extra, inner))
+
+
+def modules_of_others() -> set[str]:
+    """The modules that the checkout imports, without its own and Python's."""
+    pattern = re.compile(
+        r"^ *import (\w+)|^ *from (\w+)[\w.]* import|extra_module\(\"(\w+)",
+        re.MULTILINE,
+    )
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    texts = [path.read_text() for path in paths]
+    modules = {max(found) for text in texts for found in pattern.findall(text)}
+    own = {*FOLDERS, *(path.stem for path in LAUNCH.glob("*.py"))}
+    return modules - sys.stdlib_module_names - own
+
+
+def test_extra_test_has_all_packages_of_the_tests():
+    modules = modules_of_others()
+    assert {"numpy", "tokenizers", "pytest"} <= modules
+    assert modules - extra("test") - FOR_GPUS - FOR_TORCH == set()
+
+
+def test_no_test_is_skipped_for_a_package_that_is_not_installed():
+    skip = "importor" + "skip"
+    tests = (ROOT / "tests").rglob("*.py")
+    assert [path.name for path in tests if skip in path.read_text()] == []

@@ -6,7 +6,6 @@ import pytest
 
 from etc_dist.models.chat_template import ChatTemplate, contents, conversation
 
-pytest.importorskip("jinja2")
 EACH = "{% for m in messages %}"
 WRITES = {
     "text": EACH + "{{ m.content }}|{% endfor %}",

@@ -8,8 +8,6 @@ from etc_dist.errors import ArgumentError
 from etc_dist.models.chat_template import contents, conversation
 from tests.models.test_chat_template import CALL, WRITES, chat, text
 
-pytest.importorskip("jinja2")
-
 
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("kind", ["image", "image_url"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load_tokenizer
 from tests.models.small import CONFIG
 
-tokenizers = pytest.importorskip("tokenizers")
 WORDS = {
     word: number
     for number, word in enumerate(["a", "b", "c", "d", "user", "é", "[UNK]", "[PAD]"])

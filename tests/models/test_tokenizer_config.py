@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load_tokenizer, read_config
 from tests.models.small import CONFIG
 
-tokenizers = pytest.importorskip("tokenizers")
 WORDS = ["a", "b", "<s>", "</s>", "<im>", "<snd>", "<end>"]
 SPECIAL = ["<s>", "</s>"]
 LISTED = {"additional_special_tokens": ["<im>", "<snd>"]}

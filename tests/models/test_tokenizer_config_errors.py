@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load_tokenizer, read_config
 from etc_dist.models.chat import prompt_ids
 from etc_dist.models.tokenizer_config import NEUTRAL
 from tests.models.test_tokenizer_config import write
-
-tokenizers = pytest.importorskip("tokenizers")
 
 
 @pytest.mark.parametrize(

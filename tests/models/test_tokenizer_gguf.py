@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import gguf
 import pytest
 
 from etc_dist.models import load_tokenizer
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.tokenizer_gguf import ENDS, HONOURED, NEUTRAL, PREFIX, UNUSED
 
-gguf = pytest.importorskip("gguf")
-pytest.importorskip("tokenizers")
 TOKENS = ["h", "l", "o", "e", "hello", "he", "\u00c3\u00a9", "\u00c3", "\u00a9"]
 NAMES = {"bos_token_id": 7, "eos_token_id": 8}
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
+from tokenizers import decoders, normalizers, pre_tokenizers
 
 from etc_dist.models.tokenizer import MOST_BYTES, TextStream, Tokenizer
 
-tokenizers = pytest.importorskip("tokenizers")
-decoders, normalizers, pre_tokenizers = (
-    tokenizers.decoders,
-    tokenizers.normalizers,
-    tokenizers.pre_tokenizers,
-)
 SPECIAL = ["<s>", "</s>"]
 PIECES = [
     "a",

@@ -9,13 +9,13 @@ from importlib import import_module
 from textwrap import dedent
 
 import pytest
+import tokenizers
 
 from etc_dist.models import load_tokenizer, read_config
 from etc_dist.models.tokenizer_config import HONOURED, NEUTRAL, UNUSED
 from tests.models.small import CONFIG
 from tests.models.test_tokenizer_config import write
 
-tokenizers = pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.torch
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 TEXTS = ["a b", "<s>a", " <im> <snd>b", "", "a</s> <end>"]
