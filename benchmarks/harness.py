@@ -1,20 +1,16 @@
-"""What all benchmarks share: the command line, sizes from a seed, the records of each
-result, and the record of each run."""
+"""What all benchmarks share: the command line, the records of each result, and the
+record of each run."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import etc_dist
 from benchmarks import records
@@ -26,15 +22,11 @@ SCHEDULES = ("static", "dynamic", "auto")
 REPEATS = 21
 SMALL = "small"
 """The name of the model that the CPU backend checks."""
-SEEDED = "seeded"
-"""The name of the model whose sizes follow from a seed."""
 HIDDEN = {"op", "model", "path", "world_size", "backend", "repeats", "ours_spread_ms"}
 HIDDEN |= {"device", "driver", "cuda"}
 """Fields that are recorded and not printed."""
 Result = tuple[Mapping[str, Any], Sequence[str]]
 """The fields of a record that one shape has, and its checks that failed."""
-Range = tuple[int, int, int]
-"""The least and the largest size, and what divides it."""
 
 
 @dataclass(frozen=True)
@@ -98,26 +90,6 @@ class Run:
         if self.is_first:
             print(text, flush=True)
 
-    # ------------------------------------------------------------------- the sizes
-
-    @cached_property
-    def seed(self) -> int | None:
-        """Of the sizes; None if they are named."""
-        return seed_of(records.commit()) if self.options.seeded else None
-
-    def draw(self, **ranges: Range) -> list[dict[str, int]]:
-        """The sizes of each of the `--seeded` shapes, by name."""
-        assert self.seed is not None
-        if not isinstance(self.device, Gpu):  # NumPy is slow
-            ranges = {
-                name: (least, min(most, least + 16 * multiple), multiple)
-                for name, (least, most, multiple) in ranges.items()
-            }
-        return [
-            draw(self.seed, self.name, number, ranges)
-            for number in range(self.options.seeded)
-        ]
-
     # ----------------------------------------------------------------- the records
 
     def execute(self) -> int:
@@ -143,8 +115,7 @@ class Run:
         if self.is_recorded and self.is_timed and not wrong:
             self.recorded += 1
             machine = self.device.machine if isinstance(self.device, Gpu) else {}
-            named = {"op": self.op, "run": self.id, "seed": self.seed}
-            named |= {**machine, **self.shared}
+            named = {"op": self.op, "run": self.id, **machine, **self.shared}
             self._append({**named, **values})
 
     def _note(self, state: str, **values: Any) -> None:
@@ -152,8 +123,7 @@ class Run:
         if self.is_recorded:
             size = self.device.world.size if self.subject.has_world else 1
             named = {"op": "run", "run": self.id, "state": state, "world_size": size}
-            named |= {"subject": self.name, "seed": self.seed}
-            named["options"] = self.arguments
+            named |= {"subject": self.name, "options": self.arguments}
             self._append({**named, **values})
 
     def _append(self, values: Mapping[str, Any]) -> None:
@@ -167,7 +137,6 @@ def execute(subject: Subject, name: str, arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("--record", type=Path, help="default: benchmarks/results/<op>.jsonl")
     add("--cpu", action="store_true", help="only check results, on the CPU backend")
-    parser.set_defaults(seeded=None)
     subject.add_options(parser)
     options = parser.parse_args(arguments)
     if text := subject.refusal(options):
@@ -196,31 +165,11 @@ def provenance(program: Program) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------- sizes from a seed
-
-
-def seed_of(commit: str) -> int:
-    """The seed of a commit: nobody chooses its sizes."""
-    return int.from_bytes(sha256(commit.encode()).digest()[:8])
-
-
-def draw(
-    seed: int, name: str, number: int, ranges: Mapping[str, Range]
-) -> dict[str, int]:
-    """The sizes of a shape of the subject `name`, uniform in their logarithms."""
-    words = seed, number, *name.encode()
-    rng, sizes = np.random.default_rng(words), {}
-    for size, (least, most, multiple) in ranges.items():
-        drawn = math.exp(rng.uniform(math.log(least), math.log(most)))
-        sizes[size] = max(least, round(drawn / multiple) * multiple)
-    return sizes
-
-
 # ----------------------------------------------------------------- options of subjects
 
 
-def add_models(parser: Any, models: Iterable[str]) -> None:
-    """The option of some models. parser: or a group of one."""
+def add_models(parser: argparse.ArgumentParser, models: Iterable[str]) -> None:
+    """The option of some models."""
     known = (*models, SMALL)
 
     def names(text: str) -> list[str]:
@@ -232,15 +181,10 @@ def add_models(parser: Any, models: Iterable[str]) -> None:
     parser.add_argument("--models", type=names, help=f"some of {','.join(known)}")
 
 
-def add_shapes(
-    parser: argparse.ArgumentParser, models: Iterable[str], draws_models: bool = True
-) -> None:
-    """The options of a benchmark of models. draws_models: a seed gives their sizes."""
+def add_shapes(parser: argparse.ArgumentParser, models: Iterable[str]) -> None:
+    """The options of a benchmark of models."""
     add = parser.add_argument
-    shapes = parser.add_mutually_exclusive_group() if draws_models else parser
-    add_models(shapes, models)
-    text = "so many shapes, whose sizes follow from the commit"
-    shapes.add_argument("--seeded", type=int, metavar="SHAPES", help=text)
+    add_models(parser, models)
     add("--rows-per-rank", "--tokens", "--batches", type=numbers, dest="rows")
     add("--schedule", choices=SCHEDULES, default="static")
     add("--repeats", type=int, default=REPEATS)

@@ -266,8 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     readme, results = options.root / "README.md", options.root / "docs" / "results.md"
     try:
-        # Seeded shapes are of one commit each: they are no series.
-        records = [r for r in load(options.results) if r.seed is None]
+        records = list(load(options.results))
         fresh = {readme: render(readme.read_text(), records), results: page(records)}
     except ValueError as error:
         parser.error(str(error))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device import WARM_UP, Call, Device, Gpu, captured_ours
-from benchmarks.harness import SEEDED, SMALL, Range, Run
+from benchmarks.harness import SMALL, Run
 from etc_dist import compile
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.operation import Operation
@@ -288,23 +288,18 @@ Make = Callable[[Device, str, Any, int], Workload]
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes that a subject measures by default, and those that a seed may give."""
+    """The shapes that a subject measures by default."""
 
     models: Mapping[str, Sequence[int]]
     small: tuple[Sequence[int], int]
     """The sizes and rows of `SMALL`."""
     rows: Sequence[int]
     """Of a rank, for each model."""
-    drawn_rows: Range
-    drawn_sizes: Mapping[str, Range]
 
     def of(self, run: Run) -> list[tuple[str, Sequence[int], int]]:
         """The model, its sizes and the rows of each shape. The CPU backend checks
         `small` by default."""
         options, on_gpu = run.options, isinstance(run.device, Gpu)
-        if options.seeded:
-            drawn = run.draw(rows=self.drawn_rows, **self.drawn_sizes)
-            return [(SEEDED, [*d.values()][1:], d["rows"]) for d in drawn]
         models = options.models or (self.models if on_gpu else [SMALL])
         counts = options.rows or (self.rows if on_gpu else [self.small[1]])
         sizes = {**self.models, SMALL: self.small[0]}

@@ -34,8 +34,6 @@ SIZES = Shapes(
     models={"qwen3-32b": (5120, 25600), "8192x8192": (8192, 8192)},
     small=((136, 264), 20),
     rows=(1, 8, 32, 64, 128),
-    drawn_rows=(1, 512, 1),
-    drawn_sizes={"hidden": (1024, 8192, 8), "inner": (4096, 16384, 8)},
 )
 """Hidden and inner size. All weights together have 2.1 and 1.1 GB."""
 COUNT = 8

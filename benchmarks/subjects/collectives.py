@@ -168,8 +168,6 @@ def subject(workload: type[Stepwise], has_batch: bool = False) -> Subject:
         models={name: workload.sizes_of(*sizes) for name, sizes in MODELS.items()},
         small=(workload.sizes_of(*SMALL_MODEL), SMALL_ROWS),
         rows=(1024,),
-        drawn_rows=(1, 2048, 1),
-        drawn_sizes={"N": (512, 16384, 8), "K": (512, 8192, 8)},
     )
 
     def add_options(parser: Any) -> None:

@@ -206,18 +206,6 @@ def default_of(device: Device, name: str) -> Any:
     return (ON_GPU if on_gpu else ON_CPU)[name]
 
 
-def groups(run: Run) -> list[tuple[str, int, Sequence[int]]]:
-    """The model, the context and the batches of each program."""
-    device, options = run.device, run.options
-    names = options.models or default_of(device, "models")
-    if options.seeded:
-        drawn = run.draw(batch=(1, 128, 1), context=(64, 8192, 1))
-        return [(names[0], d["context"], [d["batch"]]) for d in drawn]
-    batches = options.rows or default_of(device, "batches")
-    context = options.context or default_of(device, "context")
-    return [(name, context, batches) for name in names]
-
-
 def measure(run: Run) -> Iterator[Result]:
     device, options = run.device, run.options
     run.shared["protocol"] = PROTOCOL
@@ -225,7 +213,9 @@ def measure(run: Run) -> Iterator[Result]:
     baselines: Shapes = {}
     if isinstance(device, Gpu) and options.vllm is not None:
         baselines = vllm_steps(options.vllm, device.machine["device"])
-    for name, context, batches in groups(run):
+    batches = options.rows or default_of(device, "batches")
+    context = options.context or default_of(device, "context")
+    for name in options.models or default_of(device, "models"):
         decoder = Decoder(
             device,
             name,
@@ -253,7 +243,7 @@ def measure(run: Run) -> Iterator[Result]:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    add_shapes(parser, {**MODELS, **SMALL_MODELS}, draws_models=False)
+    add_shapes(parser, {**MODELS, **SMALL_MODELS})
     add = parser.add_argument
     add("--context", type=int, help="512, or 70 on the CPU backend")
     add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")

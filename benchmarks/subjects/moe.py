@@ -363,13 +363,6 @@ def measure(run: Run) -> Iterator[Result]:
         models={**MODELS, **OTHERS} if options.models else MODELS,
         small=(SMALL_MODEL, SMALL_TOKENS),
         rows=TOKENS if size == 1 else TOKENS_PER_RANK,
-        drawn_rows=(1, 8192, 1),
-        drawn_sizes={
-            "hidden": (1024, 8192, 128),
-            "inner": (256, 4096, 64),
-            "experts": (8, 128, 8),
-            "top_k": (1, 8, 1),
-        },
     )
     return measure_shapes(run, make, shapes)
 

@@ -1,4 +1,4 @@
-"""Each started run is recorded, and seeded sizes follow from the commit."""
+"""Each started run is recorded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from benchmarks import run
-from benchmarks.harness import Result, Run, Subject, add_shapes, draw, execute, seed_of
+from benchmarks.harness import Result, Run, Subject, add_shapes, execute
 from benchmarks.records import Record, read
 from tests.benchmarks.conftest import record
-
-RANGES = {"rows": (1, 8192, 1), "N": (512, 16384, 8)}
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -47,7 +45,7 @@ def values(**changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("BENCH_COMMIT", "0123abc")
-    return ["--record", str(tmp_path / "some.jsonl"), "--seeded", "2"]
+    return ["--record", str(tmp_path / "some.jsonl"), "--repeats", "2"]
 
 
 def recorded(options: list[str]) -> list[Record]:
@@ -60,8 +58,7 @@ def test_a_run_is_recorded_from_its_start_to_its_end(options: list[str]) -> None
     started, result, ended = recorded(options)
     assert (started.state, ended.state) == ("started", "ended")
     assert started.run == result.run == ended.run
-    assert started.subject == "some" and "--seeded 2" in started.options
-    assert started.seed == result.seed == seed_of("0123abc")
+    assert started.subject == "some" and "--repeats 2" in started.options
     assert ended.recorded == 1
     assert re.fullmatch("first_token other, .*: wrong bits", *ended.failed)
 
@@ -71,25 +68,6 @@ def test_a_run_that_an_error_ends_is_recorded(options: list[str]) -> None:
         execute(subject((values(), []), RuntimeError("out of GPUs")), "some", options)
     assert [r.get("state") for r in recorded(options)] == ["started", None, "ended"]
     assert recorded(options)[-1].failed == ["RuntimeError: out of GPUs"]
-
-
-def test_sizes_follow_from_the_commit_and_the_subject() -> None:
-    drawn = [draw(seed_of("a"), "matmul", n, RANGES) for n in range(200)]
-    assert drawn[:2] == [draw(seed_of("a"), "matmul", n, RANGES) for n in range(2)]
-    others = seed_of("b"), "matmul", 0, RANGES
-    assert drawn[0] not in (draw(*others), draw(seed_of("a"), "mlp", 0, RANGES))
-    assert all(512 <= d["N"] <= 16384 and d["N"] % 8 == 0 for d in drawn)
-    assert all(1 <= d["rows"] <= 8192 for d in drawn)
-    few = sum(d["rows"] <= 90 for d in drawn)
-    assert 70 < few < 130  # as many below the geometric mean as above
-
-
-def test_named_and_seeded_sizes_exclude_each_other(
-    options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        execute(subject(), "some", [*options, "--models", "one"])
-    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_an_unknown_subject_is_refused_with_the_known_ones(
