@@ -1,5 +1,9 @@
 """A decode step of a whole model with random weights, split over the ranks, against
-vLLM's. Ranks that share a GPU are checked, not timed."""
+vLLM's. Ranks that share a GPU are checked, not timed.
+
+Its ids are compared with fp32, with torch in the same dtype, and 1000 times bit by bit.
+The limit is one read of the cache and of the weights that the step used. --vllm FILE
+adds times of vLLM of the same day and kind of GPU as baseline_ms."""
 
 from __future__ import annotations
 
