@@ -1,8 +1,7 @@
 """etc_dist: fused computation and communication across GPUs, from event tensors.
 
 Importing starts nothing: no CUDA, no MPI, no NVSHMEM. Names and submodules load on
-first use. See README.md for the first steps.
-"""
+first use. See README.md for the first steps."""
 
 from __future__ import annotations
 
@@ -22,11 +21,7 @@ if TYPE_CHECKING:
     from etc_dist.layers.mlp import MLP
     from etc_dist.layers.moe import MoE
     from etc_dist.ops.all_gather_matmul import AllGatherMatmul
-    from etc_dist.ops.functional import (
-        all_gather_matmul,
-        matmul,
-        matmul_reduce_scatter,
-    )
+    from etc_dist.ops.functional import all_gather_matmul, matmul, matmul_reduce_scatter
     from etc_dist.ops.matmul import Matmul
     from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
     from etc_dist.program import Program

@@ -4,8 +4,7 @@ An entry is a manifest `KEY.json` and its files `KEY.NAME`. Each is written to a
 temporary file and renamed. The manifest, which holds the SHA-256 of all, is last. So a
 reader finds a complete entry or none. A damaged entry, or one whose facts have other
 names or types than wanted, is made again. If the cache cannot be used, there is one
-warning, and each process makes everything itself.
-"""
+warning, and each process makes everything itself."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A report on this machine, and the backend that will be used on it.
 
 Each library is loaded in a separate process, so that one that crashes or hangs costs a
-line of the report and no more.
-"""
+line of the report and no more."""
 
 from __future__ import annotations
 

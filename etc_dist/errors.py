@@ -18,8 +18,7 @@ EtcDistError
 Warnings: CpuOnlyWarning, for what only the CPU backend runs.
 
 A message has four parts: what failed, where, what was wanted and got, what to do.
-A wrong Python type is a plain TypeError, raised by `expect_type`.
-"""
+A wrong Python type is a plain TypeError, raised by `expect_type`."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ class CodegenError(EtcDistError):
 class BuildError(EtcDistError):
     """The generated source did not compile or load.
 
-    `source` is the whole text; `numbered()` prints it with line numbers.
-    """
+    `source` is the whole text; `numbered()` prints it with line numbers."""
 
     source: str = ""
 
@@ -144,8 +142,7 @@ def expect_type(
 ) -> None:
     """Raise TypeError("name expects a str, got int; fix") unless `value` is a `kind`.
 
-    NumPy's integers count as int and its floats as float; a bool does not.
-    """
+    NumPy's integers count as int and its floats as float; a bool does not."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     accepted = tuple({int: Integral, float: Real}.get(k, k) for k in kinds)
     is_bool = isinstance(value, bool) and bool not in kinds
@@ -255,8 +252,7 @@ class RangeRecord:
 class WaitTimeoutError(EtcDistError, TimeoutError):
     """A wait was not met within the time limit; every rank's run was ended.
 
-    `records` lists the waits of all ranks that still responded.
-    """
+    `records` lists the waits of all ranks that still responded."""
 
     records: tuple[WaitRecord, ...] = ()
 
@@ -264,7 +260,6 @@ class WaitTimeoutError(EtcDistError, TimeoutError):
 class NotFiniteError(EtcDistError, ArithmeticError):
     """Logits of a step are NaN or +inf, or a row has no finite one.
 
-    `requests` lists the numbers of the requests with such logits.
-    """
+    `requests` lists the numbers of the requests with such logits."""
 
     requests: tuple[int, ...] = ()

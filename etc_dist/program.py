@@ -11,12 +11,7 @@ from weakref import finalize
 import numpy as np
 
 from etc_dist.cache import Recent
-from etc_dist.errors import (
-    ArgumentError,
-    WaitTimeoutError,
-    WorldError,
-    as_refusal,
-)
+from etc_dist.errors import ArgumentError, WaitTimeoutError, WorldError, as_refusal
 from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
 from etc_dist.runtime.arrays import Array, empty_like, inspect
 from etc_dist.runtime.last_run import Executor, LastRun
@@ -68,8 +63,7 @@ class Program:
     manager it closes at the end of the block, unless an exception leaves it. A program
     that all ranks have dropped is freed by `World.free_dropped`.
 
-    plan, world: what it runs, and where. source: the generated CUDA.
-    """
+    plan, world: what it runs, and where. source: the generated CUDA."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """All settings, each from one environment variable, read once by `Settings.load`.
 
-Nothing else in the package reads the environment for its own behaviour.
-"""
+Nothing else in the package reads the environment for its own behaviour."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ bounds.py           the limits of loaded values
 boxes.py            the tensor maps of bulk copies
 tiles.py            regions against the tiles that device functions declare
 ranges.py           bounds and divisors of expressions
-layout.py           argument, symmetric and control block, on host and device
-"""
+layout.py           argument, symmetric and control block, on host and device"""
 
 from etc_dist.codegen.cuda import Source, generate, title_of
 from etc_dist.codegen.layout import Arguments

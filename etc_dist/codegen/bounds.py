@@ -2,8 +2,7 @@
 that must all be true.
 
 NOTE: each `load` in the text is one. So a value is compared once, as an unsigned
-number: a negative one is too large.
-"""
+number: a negative one is too large."""
 
 from __future__ import annotations
 

@@ -33,14 +33,7 @@ from etc_dist.codegen.names import (
     tensor_function,
 )
 from etc_dist.errors import CodegenError
-from etc_dist.ir.call import (
-    RANK,
-    TASK,
-    Call,
-    row_major,
-    waiting_exprs,
-    working_exprs,
-)
+from etc_dist.ir.call import RANK, TASK, Call, row_major, waiting_exprs, working_exprs
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import Const, Expr, Op, Symbol
 from etc_dist.ir.loads import loads_of

@@ -1,7 +1,6 @@
 """Plan -> CUDA source: includes, named constants, index maps and lists of calls.
 
-No logic is generated: all control flow is in `kernels/`.
-"""
+No logic is generated: all control flow is in `kernels/`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The index maps of a dynamic program's queues, as CUDA text: the groups of each call,
 the elements that a task notifies, and the groups that an element releases.
 
-docs/protocol.md, "Dynamic schedules", describes their use on the device.
-"""
+docs/protocol.md, "Dynamic schedules", describes their use on the device."""
 
 from __future__ import annotations
 
@@ -11,14 +10,7 @@ from dataclasses import dataclass
 
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import has_states, notification_unit
-from etc_dist.codegen.members import (
-    COORD,
-    GROUP,
-    function,
-    indexed,
-    method,
-    wrapped,
-)
+from etc_dist.codegen.members import COORD, GROUP, function, indexed, method, wrapped
 from etc_dist.codegen.names import (
     axis_name,
     call_type,
@@ -28,15 +20,7 @@ from etc_dist.codegen.names import (
 )
 from etc_dist.ir.call import RANK, Call, row_major
 from etc_dist.ir.event import EventRef, EventTensor
-from etc_dist.ir.expr import (
-    Const,
-    Expr,
-    Op,
-    Symbol,
-    maximum,
-    minimum,
-    substitute,
-)
+from etc_dist.ir.expr import Const, Expr, Op, Symbol, maximum, minimum, substitute
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.dynamic import is_positive

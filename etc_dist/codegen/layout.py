@@ -1,8 +1,7 @@
 """The layouts that host and device share: argument, symmetric and control block.
 
 `kernels/event/layout.cuh` and `kernels/worker/trace.cuh` have the same layouts. The
-generated source asserts the sizes of the argument block and of shared memory.
-"""
+generated source asserts the sizes of the argument block and of shared memory."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ must be in bounds, aligned, and ordered with all conflicting accesses.
                   happens_before.h         vector clocks: which accesses are ordered
                   cuda.h, cuda_math.h      built-in variables and functions
                   ptx/                     PTX instructions
-                  entry.h, run.cpp         the entry points of program and library
-"""
+                  entry.h, run.cpp         the entry points of program and library"""
 
 from etc_dist.emulate.emulator import Emulator
 

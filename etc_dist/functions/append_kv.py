@@ -6,8 +6,7 @@ Several rows may belong to one request. A row with a position below 0 belongs to
 The cache of a layer is [pages, 2, heads, page_size, head_dim], keys and then values.
 Position p of request q is in page table[q, p // page_size], at p % page_size.
 
-Every function ignores rows and pages that are out of range.
-"""
+Every function ignores rows and pages that are out of range."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ of slices that a row uses depends on its length, so that its sums have the same 
 each batch with enough slices.
 
 Sources: slices as in Flash-Decoding (Dao et al., 2023), pages as in PagedAttention
-(Kwon et al., SOSP 2023).
-"""
+(Kwon et al., SOSP 2023)."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 Rows are divided into tiles of columns, each a task of `best_column`; `next_token` takes
 the best of these, and prepares the rows for their next step. Of equal numbers the first
 one counts. A NaN is larger than all numbers, so that the largest number of a row is
-finite if and only if the row has a finite number, no NaN and no +inf.
-"""
+finite if and only if the row has a finite number, no NaN and no +inf."""
 
 from __future__ import annotations
 

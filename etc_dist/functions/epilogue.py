@@ -3,8 +3,7 @@
 
 An epilogue is a device function in two halves. The NumPy half gets the sums of a tile
 in fp32, then views of further arrays. The CUDA half gets eight neighbouring columns of
-a row.
-"""
+a row."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ def epilogue(
         then the body is called for each strip of the tile, `Tiles.strip_columns` wide.
     dtype: the elements of y; None: those of x. For float8_e4m3fn the body gets y in
         fp32. Then it is rounded; numbers beyond +-448 become +-448, NaN stays.
-    constants: named numbers for the CUDA half, as those of `device_function`.
-    """
+    constants: named numbers for the CUDA half, as those of `device_function`."""
 
     def decorate(body: Callable[..., Any]) -> Epilogue:
         half = DeviceFunction(

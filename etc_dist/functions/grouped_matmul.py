@@ -3,8 +3,7 @@
 
 Weights are stored [experts, n, k]. A tile has up to 288 rows; one without rows is not
 computed. A cluster of two workers computes a tile with fp32 accumulation; each notifies
-for its part, hence two parts.
-"""
+for its part, hence two parts."""
 
 from __future__ import annotations
 

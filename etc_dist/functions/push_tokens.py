@@ -2,8 +2,7 @@
 `kernels/functions/push_tokens.cuh`.
 
 Experts are numbered over all ranks, each of which has equally many. A token is sent
-once to each rank that has experts of its choice, which returns one sum.
-"""
+once to each rank that has experts of its choice, which returns one sum."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ The rotary embedding rotates elements i and i + head_dim / 2 of a head by an ang
 depends on the position and on i. A table [positions, head_dim] in fp32 has the cosines
 of a position's angles, then their sines; scaled variants differ in the table alone.
 
-Source: Su et al., "RoFormer", 2021.
-"""
+Source: Su et al., "RoFormer", 2021."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 A row chooses `top_k` experts by `best_experts`. Few rows choose in this task, which
 saves an event; otherwise tasks of `choose_rows` have chosen before. The rows of an
 expert are divided into tiles, and tiles are numbered in the order of experts. Tile t
-has the `stride` places from t * stride on, and uses at most the first `tile_rows`.
-"""
+has the `stride` places from t * stride on, and uses at most the first `tile_rows`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A token picks `top_k` experts. An expert's tokens are numbered in the order of their
 indices and divided into as few tiles as possible, all of one size except the last. Its
-rows of activations and results begin at a multiple of PADDING.
-"""
+rows of activations and results begin at a multiple of PADDING."""
 
 from __future__ import annotations
 

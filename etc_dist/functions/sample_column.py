@@ -9,8 +9,7 @@ first number is 0 gets the column of the largest logit. As in `best_column.py`, 
 larger than all sums.
 
 `least_kept` runs before, and finds the smallest logit that top_k and top_p keep. All
-logits equal to it are kept. A top_k of 0 and a top_p of 1 keep all columns.
-"""
+logits equal to it are kept. A top_k of 0 and a top_p of 1 keep all columns."""
 
 from __future__ import annotations
 

@@ -24,10 +24,7 @@ def sum_pieces(dtype: str, result: str) -> DeviceFunction:
 
     dtype: bfloat16, float16 or float32; result: the same, or another where dtype is
     float32."""
-    piece = (
-        Extent(most=PIECE_ROWS),
-        Extent(most=PIECE_COLUMNS, multiple=8, begins=8),
-    )
+    piece = (Extent(most=PIECE_ROWS), Extent(most=PIECE_COLUMNS, multiple=8, begins=8))
     return DeviceFunction(
         name="sum_pieces",
         body=_sum_pieces,

@@ -30,10 +30,7 @@ def sum_ranks(dtype: str) -> DeviceFunction:
         reads=1,
         writes=1,
         constants={"kIsHalf": int(dtype == "float16"), "kSplit": 0},
-        tile={
-            0: _partials(dtype),
-            1: Operand(("rows", vector_columns(dtype)), dtype),
-        },
+        tile={0: _partials(dtype), 1: Operand(("rows", vector_columns(dtype)), dtype)},
     )
 
 

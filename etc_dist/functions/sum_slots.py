@@ -33,10 +33,7 @@ def sum_slots(dtype: str, slots: int | None = None) -> DeviceFunction:
     constants = {} if slots is None else {"kSlots": slots}
     rows = Extent(PIECE_ROWS, begins=PIECE_ROWS)
     columns = Extent(PIECE_COLUMNS, begins=PIECE_COLUMNS)
-    piece = (
-        Extent(most=PIECE_ROWS),
-        Extent(PIECE_COLUMNS, begins=8, clipped=True),
-    )
+    piece = (Extent(most=PIECE_ROWS), Extent(PIECE_COLUMNS, begins=8, clipped=True))
     return DeviceFunction(
         name="sum_slots",
         body=_sum_slots,

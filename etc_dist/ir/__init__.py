@@ -47,20 +47,11 @@ event.py      event tensors
 expr.py       symbolic integers; loads.py: loads in them; interval.py: their bounds
 guard.py      conditions of expressions, and of waits and notifications
 dims.py       the numbers given for dims
-checks.py     refusals of calls that are not correct
-"""
+checks.py     refusals of calls that are not correct"""
 
 from etc_dist.ir.call import RANK, TASK, Call, up_to
 from etc_dist.ir.event import EventRef, EventTensor
-from etc_dist.ir.expr import (
-    Expr,
-    Symbol,
-    ceildiv,
-    equal,
-    maximum,
-    minimum,
-    select,
-)
+from etc_dist.ir.expr import Expr, Symbol, ceildiv, equal, maximum, minimum, select
 from etc_dist.ir.function import DeviceFunction, TmaBox, device_function
 from etc_dist.ir.graph import Graph, GraphFunction, graph_function
 from etc_dist.ir.operand import Extent, Operand

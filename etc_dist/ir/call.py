@@ -68,8 +68,7 @@ class Call:
 
     If an axis has a count, tasks at coordinates from there on are *surplus*: they do
     not exist. The count is known once the first wait is met, or, from an array of the
-    caller, at once.
-    """
+    caller, at once."""
 
     name: str
     function: DeviceFunction

@@ -19,8 +19,7 @@ class EventTensor:
 
     `expects` is an expression of the element's coordinates `axes`; it may load from a
     runtime tensor of the rank that waits. Peers may notify a cross-rank event tensor
-    through `on(rank)`. A task waits only for elements of its rank.
-    """
+    through `on(rank)`. A task waits only for elements of its rank."""
 
     name: str
     shape: tuple[Expr, ...]

@@ -6,8 +6,7 @@
 
 `evaluate` computes a value, from integers or from NumPy arrays (the CPU backend, the
 verifier); `codegen` writes an expression as CUDA text. Division and remainder round to
-minus infinity, as in Python.
-"""
+minus infinity, as in Python."""
 
 from __future__ import annotations
 

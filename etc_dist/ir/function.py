@@ -91,8 +91,7 @@ class DeviceFunction:
     last wait is met (early reads). Only on the tensor lane. The CUDA body then gets a
     second argument: a function that waits for the last event, and returns false after
     an abort.
-    far: a task may write and notify a rank of another host: one region, one element.
-    """
+    far: a task may write and notify a rank of another host: one region, one element."""
 
     name: str
     body: Callable[..., None]

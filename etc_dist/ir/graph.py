@@ -7,8 +7,7 @@ def add_rows(g):
     ...
     g.call(add, g.grid(i=ceildiv(m, 64)), reads=[...], writes=[...], ...)
 
-graph = add_rows(world_size=4)      # a GraphFunction; print(graph.show())
-"""
+graph = add_rows(world_size=4)      # a GraphFunction; print(graph.show())"""
 
 from __future__ import annotations
 

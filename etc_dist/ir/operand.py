@@ -2,8 +2,7 @@
 
 NumPy bodies take regions of any shape; a CUDA body is written for a tile. Code
 generation checks the declaration (`codegen/tiles.py`), the CPU backend does not: it can
-run the same graph with small tiles.
-"""
+run the same graph with small tiles."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class Extent:
     the dims of a run.
     whole: the region covers the axis.
     not_empty: the region has elements, unless the task writes nothing. This is checked
-    at the dims of a run.
-    """
+    at the dims of a run."""
 
     size: int | None = None
     most: int | None = None
@@ -104,8 +102,7 @@ class Operand:
     that access the tensor must declare the same.
     apart: no region that the task writes shares memory with this one.
     mirrors: the operand, by position, of whose region this one is the same place in the
-    memory of another rank.
-    """
+    memory of another rank."""
 
     size: Sequence[Extent | int | str | None] | None = None
     dtype: str | Sequence[str] = ()

@@ -55,8 +55,7 @@ class Tensor:
 
     `kind`: "input", "state" and "output" are the caller's arrays, "local" is scratch of
     one rank, "symmetric" exists on every rank at the same place and may be written by
-    peers through `on(rank)`.
-    """
+    peers through `on(rank)`."""
 
     name: str
     shape: tuple[Expr, ...]
@@ -139,8 +138,7 @@ class Region:
     """A box of a tensor: per axis a start and a size, cut off at the edge.
 
     `rank` is None for the running rank's own memory. `kept[axis]` is False where the
-    axis was indexed by one integer; such an axis is dropped from the NumPy view.
-    """
+    axis was indexed by one integer; such an axis is dropped from the NumPy view."""
 
     tensor: Tensor
     rank: Expr | None

@@ -33,8 +33,7 @@ sizes.py        the sizes that its program is compiled for
 experts.py      the mixture of experts in it
 sampling.py     how a token is chosen
 library.py      the programs of the library, for building ahead of time
-extras.py       packages that only models need
-"""
+extras.py       packages that only models need"""
 
 from etc_dist.models.batch import Batch as Batch
 from etc_dist.models.batch import Request as Request

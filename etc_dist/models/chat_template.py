@@ -1,8 +1,7 @@
 """Conversations as text, by the chat template of a model.
 
 A template has the variables that transformers gives to it. What a template would drop
-is refused: parts of messages, tools, documents and arguments.
-"""
+is refused: parts of messages, tools, documents and arguments."""
 
 from __future__ import annotations
 

@@ -26,12 +26,7 @@ LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
 QWEN_MOE, MIXTRAL = "Qwen3MoeForCausalLM", "MixtralForCausalLM"
 ARCHITECTURES = {LLAMA: False, QWEN: True, QWEN_MOE: True, MIXTRAL: False}
 """The models, and whether they normalize each query and key."""
-MODEL_TYPES = {
-    LLAMA: "llama",
-    QWEN: "qwen3",
-    QWEN_MOE: "qwen3_moe",
-    MIXTRAL: "mixtral",
-}
+MODEL_TYPES = {LLAMA: "llama", QWEN: "qwen3", QWEN_MOE: "qwen3_moe", MIXTRAL: "mixtral"}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     LLAMA: {
         "vocab_size": 32000,

@@ -3,8 +3,7 @@
 Rows are positions of requests (`functions/append_kv.py`): those of a prompt, of
 requests that are being decoded, or a mixture. The layers are the turns of a loop over
 stacked weights, so that one program serves every depth. Steps are the turns of a loop
-around it: each continues the rows of the one before, until they end.
-"""
+around it: each continues the rows of the one before, until they end."""
 
 from __future__ import annotations
 
@@ -253,12 +252,7 @@ class _Calls:
             self.mix(self.mixture, turn)
 
     def multiply(
-        self,
-        name: str,
-        x: Tensor,
-        y: Tensor,
-        wait: EventRef,
-        turn: tuple[Expr] | Turn,
+        self, name: str, x: Tensor, y: Tensor, wait: EventRef, turn: tuple[Expr] | Turn
     ) -> None:
         """y = x @ w.T; the events `done[name]` are met once it is complete. A symmetric
         y [ranks, ...] gets the result of each rank, on all ranks. turn: the step, and

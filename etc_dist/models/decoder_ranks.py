@@ -3,8 +3,7 @@
 Each rank stores its part of a sum on all ranks, and each adds the parts in rank order,
 so that all have the same bits. The two sums of a layer have separate buffers. A rank
 overwrites a buffer only after the other sum, to which every rank contributes only after
-it has read the first buffer. So no further event is needed.
-"""
+it has read the first buffer. So no further event is needed."""
 
 from __future__ import annotations
 

@@ -18,11 +18,7 @@ from etc_dist.models.gguf_split import read_parts
 from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.weights import stack_weights
 
-ARCHITECTURES = {
-    "llama": LLAMA,
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": QWEN_MOE,
-}
+ARCHITECTURES = {"llama": LLAMA, "qwen3": "Qwen3ForCausalLM", "qwen3moe": QWEN_MOE}
 PAIRED = ("llama",)
 """Architectures whose queries and keys are stored with the two elements that the
 rotary embedding rotates next to each other."""

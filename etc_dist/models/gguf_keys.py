@@ -2,8 +2,7 @@
 
 Keys without a prefix follow that of the architecture, such as `llama.`. A key is
 honoured, refused unless its value is neutral, or without influence. Any other
-key of the architecture is refused. docs/model_files.md is made of these tables.
-"""
+key of the architecture is refused. docs/model_files.md is made of these tables."""
 
 from __future__ import annotations
 
@@ -33,11 +32,7 @@ FIELDS = {
     "vocab_size": "vocab_size",
 }
 """The field of config.json that a key is."""
-EACH_LAYER = (
-    "attention.head_count",
-    "attention.head_count_kv",
-    "feed_forward_length",
-)
+EACH_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 """The keys that may have an array, with a number for each layer."""
 ROPE = frozenset({"rope.scaling.factor", "rope.scaling.type"})
 HONOURED = frozenset(FIELDS) | ROPE

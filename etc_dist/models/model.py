@@ -47,8 +47,7 @@ class Model:
 
     batch: the most concurrent requests. positions: the most positions of a request,
     its prompt included. most_rows: the most rows of a step, 128. pages: the `PageTable`
-    of the cache.
-    """
+    of the cache."""
 
     def __init__(
         self,

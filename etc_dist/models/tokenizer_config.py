@@ -3,8 +3,7 @@
 Where files disagree, the precedence is that of transformers: tokenizer.json decides how
 texts are split, special_tokens_map.json names special tokens unless
 tokenizer_config.json has added_tokens_decoder, and templates in files of their own
-replace all others. docs/model_files.md is made of these tables.
-"""
+replace all others. docs/model_files.md is made of these tables."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 All ranks do the same, so rank 0 stands for every rank: when a task of rank 0 sends to
 another rank, the same task of other ranks sends to rank 0, and both arrive at the same
 time. Each rank has one network card. All far ranks count as started when the last of
-their messages of the handshake has arrived.
-"""
+their messages of the handshake has arrived."""
 
 from __future__ import annotations
 

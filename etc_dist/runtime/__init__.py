@@ -20,5 +20,4 @@ device_faults.py    fault records of the device, as errors
 run_check.py        runs verified with their data
 trace.py            traces; timeline.py: their picture; trace_sums.py: the time by call;
                     trace_file.py: traces from files
-cpu/                the same plan in NumPy
-"""
+cpu/                the same plan in NumPy"""

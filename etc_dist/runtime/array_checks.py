@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etc_dist.errors import (
-    ArgumentError,
-    warn_cpu_only,
-)
+from etc_dist.errors import ArgumentError, warn_cpu_only
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.dims import named_dims, refuse_negative_extents
 from etc_dist.runtime.arrays import Array, described

@@ -76,10 +76,7 @@ def kernels_folder() -> Path:
 
 
 def build(
-    source: Source,
-    settings: Settings,
-    arch: str = ARCH,
-    bundle: Bundle | None = None,
+    source: Source, settings: Settings, arch: str = ARCH, bundle: Bundle | None = None
 ) -> Cubin:
     """The cubin of `source`, compiled once for each content of source, headers, options
     and compiler. If several ranks build it, one of them compiles. With a bundle, that

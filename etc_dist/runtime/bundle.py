@@ -2,8 +2,7 @@
 
 The folder has `manifest.json`, a cubin of each program, and `proofs.json`. The manifest
 holds the SHA-256 of each file and its own, who made it, and for what. A bundle is read
-as a whole, and checked before anything of it is used.
-"""
+as a whole, and checked before anything of it is used."""
 
 from __future__ import annotations
 

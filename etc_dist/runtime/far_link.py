@@ -2,8 +2,7 @@
 
 The code of the transport, `kernels/far/nvshmem.cu`, takes seconds to compile: once
 for each version of NVSHMEM and of the compiler, to LTO-IR, which the cache keeps. The
-link optimizes it and the program as a whole.
-"""
+link optimizes it and the program as a whole."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A program owns, per rank: symmetric blocks (head, event counters, symmetric tensors)
 with a control block and local scratch each, a status word in pinned memory that the
 host can read at any time, and the workers' workspace. No call copies, resets or
-synchronises anything.
-"""
+synchronises anything."""
 
 from __future__ import annotations
 
@@ -19,11 +18,7 @@ import numpy as np
 from etc_dist.cache import Recent
 from etc_dist.codegen import Source
 from etc_dist.codegen.cuda import QUIET
-from etc_dist.codegen.layout import (
-    CONTROL,
-    TRACE_RECORD,
-    TRACE_WARPS,
-)
+from etc_dist.codegen.layout import CONTROL, TRACE_RECORD, TRACE_WARPS
 from etc_dist.codegen.names import address_name
 from etc_dist.errors import BuildError, WorldError
 from etc_dist.ir.tensor import numpy_dtype

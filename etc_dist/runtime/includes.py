@@ -6,8 +6,7 @@ headers, and the compilation fails if it needs any other file.
 
 NOTE: NVRTC opens absolute paths itself. So it gets exactly the text that is searched
 for includes, without comments and line splices. Includes in another form than `#include
-"NAME"` or `#include <NAME>` are refused.
-"""
+"NAME"` or `#include <NAME>` are refused."""
 
 from __future__ import annotations
 

@@ -206,10 +206,7 @@ def end_failed_run(
 
 
 def run_error(
-    world: World,
-    graph: str,
-    ends: Sequence[RunEnd | None],
-    silent: Iterable[int] = (),
+    world: World, graph: str, ends: Sequence[RunEnd | None], silent: Iterable[int] = ()
 ) -> EtcDistError:
     """The error of a run with these ends, by rank; `silent` ranks did not answer."""
     present = [end or RunEnd() for end in ends]

@@ -1,8 +1,7 @@
 """The number of workers of a program on a GPU.
 
 Workers wait for each other, so the workers of all ranks that share a GPU must be
-resident at the same time.
-"""
+resident at the same time."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Memory that a CUDA graph may refer to is kept; later runs use larger memory. Each has
 counters, epochs and symmetric tensors of its own, so replays and later runs are as
-independent as those of two programs.
-"""
+independent as those of two programs."""
 
 from __future__ import annotations
 

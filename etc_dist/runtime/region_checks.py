@@ -1,7 +1,6 @@
 """Rows and regions that GPUs do not take, at the dims of a run.
 
-A matmul body waits for a first stage of k, so an empty k would never end its task.
-"""
+A matmul body waits for a first stage of k, so an empty k would never end its task."""
 
 from __future__ import annotations
 

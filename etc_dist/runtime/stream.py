@@ -82,8 +82,7 @@ class LaunchOrder:
 
     A program's workers take whole SMs and wait for peers. Two concurrent programs, each
     on half of the SMs or in another order on another rank, would deadlock. Ranks make
-    their calls in the same order, so this order is safe with any streams.
-    """
+    their calls in the same order, so this order is safe with any streams."""
 
     def __init__(self) -> None:
         import cupy

@@ -55,8 +55,7 @@ class Trace:
 
     Clocks of ranks are taken as they are; make them comparable before merging.
     notes: sentences about the clock and the rows, for the picture's caption. workers:
-    of a rank; 0 if unknown.
-    """
+    of a rank; 0 if unknown."""
 
     records: tuple[TaskRecord, ...] = ()
     notes: tuple[str, ...] = ()
@@ -85,8 +84,7 @@ class Trace:
 
         A warp's slot 0 bears the count of its tasks as `begin`; those that found no
         room are lost. A tensor lane's warps run each task together: one row a worker;
-        warps of the transfer lane are rows of their own, "transfer.0" and so on.
-        """
+        warps of the transfer lane are rows of their own, "transfer.0" and so on."""
         notes = [_GPU_CLOCK]
         lost = np.count_nonzero(per_warp["begin"][:, :, 0] >= per_warp.shape[2])
         if lost:
@@ -188,8 +186,7 @@ class Trace:
     ) -> None:
         """Draw the timeline: a row for each worker and lane, a colour for each call.
 
-        caption: text below the picture. meanings: call name -> text of the legend.
-        """
+        caption: text below the picture. meanings: call name -> text of the legend."""
         # Imported here, as Matplotlib is slow to import.
         from etc_dist.runtime.timeline import draw
 

@@ -12,14 +12,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.files import open_file
 from etc_dist.runtime.trace import TaskRecord, Trace
 
-OTHER_FILE = (
-    AttributeError,
-    KeyError,
-    OSError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+OTHER_FILE = (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError)
 """What reading a file of another kind raises."""
 ROW = re.compile(r"worker (\d+) · (\w+) lane(?:, warp (\d+))?")
 LOOP = re.compile(r"(\w+)=\d+[,\]]")

@@ -2,8 +2,7 @@
 
 plan.py      lanes, units and policies, as arithmetic; loops.py: the loops of a lane
 static.py    the static plan
-dynamic.py   the dynamic plan
-"""
+dynamic.py   the dynamic plan"""
 
 from etc_dist.schedule.dynamic import schedule_dynamic
 from etc_dist.schedule.plan import Lane, Plan
@@ -17,10 +16,4 @@ SCHEDULES = {
 """What `schedule=` may be. No record of a recent commit shows a program that is faster
 under the dynamic schedule."""
 
-__all__ = [
-    "SCHEDULES",
-    "Lane",
-    "Plan",
-    "schedule_dynamic",
-    "schedule_static",
-]
+__all__ = ["SCHEDULES", "Lane", "Plan", "schedule_dynamic", "schedule_static"]

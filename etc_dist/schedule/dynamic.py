@@ -12,12 +12,7 @@ from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.schedule.plan import (
-    QUEUE,
-    Lane,
-    Plan,
-    gating_axes,
-)
+from etc_dist.schedule.plan import QUEUE, Lane, Plan, gating_axes
 from etc_dist.schedule.static import require_calls
 
 MOST_WAITS = 32

@@ -17,8 +17,7 @@ The tasks of a call in a queue lane form *groups* that wait for the same events 
 become ready together: one group for each value of the coordinates in the waits, and of
 an axis with a loaded count. A unit never spans two groups. In other lanes, and if it is
 not queued, all tasks of a call are one group, or those of each turn of the loops around
-it.
-"""
+it."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ Files, from the user down:
     experts.py      experts whose router is elsewhere, for transformers
     ops.py          the operations: what runs, and the results' shapes for tracing
     gradients.py    the gradients of the collectives: each is the adjoint of the other
-    tensors.py      tensors as arrays of the backend
-"""
+    tensors.py      tensors as arrays of the backend"""
 
 from etc_dist.torch import gradients as gradients  # registers them
 from etc_dist.torch.experts import register_experts

@@ -59,11 +59,7 @@ def _experts_forward(
     return cast(
         Tensor,
         torch.ops.etc_dist.moe_experts(
-            hidden_states,
-            top_k_index,
-            top_k_weights,
-            self.gate_up_proj,
-            self.down_proj,
+            hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj
         ),
     )
 

@@ -32,8 +32,7 @@ class _ReduceScatter(Function):
         ctx.save_for_backward(A, B)
         ctx.reduce_op, ctx.dim, ctx.group = reduce_op, scatter_dim, group
         return cast(
-            Tensor,
-            OPS.fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group),
+            Tensor, OPS.fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group)
         )
 
     @staticmethod

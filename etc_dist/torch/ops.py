@@ -14,8 +14,7 @@ A function below describes a call: what runs on which tensors. The operation lau
 it; traced without data, the results have the shapes of its table of arguments.
 
 NOTE: registered by torch.library.Library, since a call of a function that the decorator
-`custom_op` has registered takes longer.
-"""
+`custom_op` has registered takes longer."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ group vllm.general_plugins.
 In the graphs of vLLM's AsyncTP pass, the two fused operations of torch.ops.symm_mem
 become those of torch.ops.etc_dist. The experts of unquantised models run as
 `torch.ops.etc_dist.moe_experts`. What neither serves stays as vLLM has it, and the
-reason is printed on stderr, once.
-"""
+reason is printed on stderr, once."""
 
 from __future__ import annotations
 

@@ -13,5 +13,4 @@ coverage.py         elements written twice or never
 loaded_accesses.py  loads in index expressions, as reads
 unchecked.py        the parts that a proof leaves out
 violations.py       all violations of a plan, as one error
-proof.py            proofs on record
-"""
+proof.py            proofs on record"""

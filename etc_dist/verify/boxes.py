@@ -2,8 +2,7 @@
 
 A tensor is cut along every start and end of a box that some task accesses. The slices
 of an axis lie between its cuts. Two slices are equal if boxes of the same kinds cover
-them, in the same slices of the other axes: it suffices to check one of them.
-"""
+them, in the same slices of the other axes: it suffices to check one of them."""
 
 from __future__ import annotations
 

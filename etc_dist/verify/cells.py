@@ -1,7 +1,6 @@
 """Accesses by cell: the parts of a tensor that every access covers entirely or not.
 
-The cells lie between the cuts of all axes (see `boxes.py`).
-"""
+The cells lie between the cuts of all axes (see `boxes.py`)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Tasks are numbered rank by rank, lane by lane, call by call, in each call's order.
 Elements of event tensors are numbered tensor by tensor, rank by rank. All later checks
-use these numbers; only fault texts need names.
-"""
+use these numbers; only fault texts need names."""
 
 from __future__ import annotations
 

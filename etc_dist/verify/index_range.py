@@ -1,8 +1,7 @@
 """Index arithmetic that may exceed the 32 bits that it has on GPUs.
 
 The verifier and the CPU backend compute with wider integers, so a program could be
-correct there and wrong on a GPU. The check is interval arithmetic at the given dims.
-"""
+correct there and wrong on a GPU. The check is interval arithmetic at the given dims."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 If the index is known, the box is one element. If the index, or the condition of a
 `select` around it, depends on unknown loads, the task may load any element: the box is
-the whole tensor.
-"""
+the whole tensor."""
 
 from __future__ import annotations
 

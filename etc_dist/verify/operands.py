@@ -2,8 +2,7 @@
 be apart.
 
 Code generation compares sizes as expressions (`codegen/tiles.py`). A region that the
-edge of its tensor clips is smaller, which only the numbers of a shape show.
-"""
+edge of its tensor clips is smaller, which only the numbers of a shape show."""
 
 from __future__ import annotations
 

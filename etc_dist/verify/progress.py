@@ -143,10 +143,7 @@ def suppose_events(tasks: Enumeration) -> tuple[Enumeration, Array]:
     wait, notify = tasks.wait.copy(), tasks.notify.copy()
     for block in tasks.blocks:
         here = slice(block.base, block.base + block.count)
-        for table, refs in (
-            (wait, block.call.waits),
-            (notify, block.call.notifies),
-        ):
+        for table, refs in ((wait, block.call.waits), (notify, block.call.notifies)):
             for k, ref in enumerate(refs):
                 if ref.events.name in names:
                     element = first + names.index(ref.events.name)

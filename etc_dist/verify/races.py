@@ -3,8 +3,7 @@
 The accesses of a cell are sorted consistently with happens-before. It suffices to check
 neighbours: each access with the write before it, each read with the write after it.
 The relation is transitive, so if all neighbours are ordered, all pairs are; neighbours
-that are not ordered are a race. The cost of a cell is linear in its accesses.
-"""
+that are not ordered are a race. The cost of a cell is linear in its accesses."""
 
 from __future__ import annotations
 

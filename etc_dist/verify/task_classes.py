@@ -2,8 +2,7 @@
 
 Two tasks of a class are of the same call, in the same turn of its loops, and wait for
 and notify the same elements. Each is ordered with any third task as the other one is,
-and nothing orders the two: one of them represents both.
-"""
+and nothing orders the two: one of them represents both."""
 
 from __future__ import annotations
 

@@ -31,11 +31,7 @@ from etc_dist.verify.happens_before import order_classes
 from etc_dist.verify.index_range import check_index_range
 from etc_dist.verify.loaded_accesses import check_own_writes
 from etc_dist.verify.operands import check_operands
-from etc_dist.verify.progress import (
-    count_notifications,
-    run_queues,
-    suppose_events,
-)
+from etc_dist.verify.progress import count_notifications, run_queues, suppose_events
 from etc_dist.verify.races import Races
 from etc_dist.verify.surplus import check_surplus
 from etc_dist.verify.unchecked import list_unchecked

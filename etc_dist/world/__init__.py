@@ -26,8 +26,7 @@ Files, from the user down:
     process_group.py    Transport for a process group of torch; all use of
                     torch.distributed
     sockets.py      its messages, over Unix sockets
-    processes.py    Backoff, ProcessMonitor, threads, forks, uncaught exceptions
-"""
+    processes.py    Backoff, ProcessMonitor, threads, forks, uncaught exceptions"""
 
 from etc_dist.world.memory import SymmetricMemory
 from etc_dist.world.startup import current, of_group, start

@@ -1,8 +1,7 @@
 """Agreement of ranks: all make the same call, or all raise the same error.
 
 A rank that does not make a call breaks the world: the ranks that waited raise
-`WorldError`, and every later call raises at once instead of hanging.
-"""
+`WorldError`, and every later call raises at once instead of hanging."""
 
 from __future__ import annotations
 

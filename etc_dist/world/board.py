@@ -47,8 +47,7 @@ class SignatureBoard:
     of this call: a mixture of new and old passes only if both signatures are equal
     (then it is right), or with probability 2**-63. Reads of call n precede the writes
     of call n + 1 on both, since a branch on the read value lies between. Nothing else
-    is ordered: for data in symmetric memory use `World.barrier`.
-    """
+    is ordered: for data in symmetric memory use `World.barrier`."""
 
     def __init__(
         self,
@@ -74,8 +73,7 @@ class SignatureBoard:
         """None if every rank has `signature` (63 bits). Collective.
 
         Otherwise each rank's signature, None for a rank that did not call within
-        `limit` seconds or has ended, or the negative reason why it left.
-        """
+        `limit` seconds or has ended, or the negative reason why it left."""
         self._mark = mark = (self._mark + _STEP) & MASK
         self._parity = parity = 1 - self._parity
         words, own, token = self._words, self._own + 2 * parity, signature ^ mark
@@ -131,8 +129,7 @@ class HostsBoard:
 
     Each rank first compares with its near ranks, then exchanges their signatures with
     its partners. A rank that leaves sends a message to all far ranks, also of the near
-    ranks that it misses.
-    """
+    ranks that it misses."""
 
     def __init__(
         self,

@@ -48,8 +48,7 @@ class Report:
 
         A single visible GPU is the launcher's choice for this rank
         (CUDA_VISIBLE_DEVICES); else ranks of a host take the GPUs in order, and with
-        `share_gpu` in turn.
-        """
+        `share_gpu` in turn."""
         if self.chosen is not None:
             return self.chosen
         count = len(self.gpus.pci_ids)
@@ -77,8 +76,7 @@ def choose(reports: Sequence[Report]) -> Choice:
     """The backend for these ranks (reports by rank); the same answer on each.
 
     Raises ArgumentError for settings that are unknown or differ between ranks, and
-    WorldError for "cuda" where a rank cannot use it.
-    """
+    WorldError for "cuda" where a rank cannot use it."""
     backend = _common_backend(reports)
     if backend == "cpu":
         return Choice("cpu", "requested")

@@ -1,7 +1,6 @@
 """Memory that all ranks of a host map: a file that is unlinked once it is mapped.
 
-It is the symmetric memory of the backend "cpu", and holds the SignatureBoard.
-"""
+It is the symmetric memory of the backend "cpu", and holds the SignatureBoard."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class CpuMemory(Backend):
         """Zeroed memory, the same on every rank of the host; it begins with a page.
 
         It is freed with the last array over it, on any rank. SymmetricMemoryError on
-        every rank where the host does not have enough memory.
-        """
+        every rank where the host does not have enough memory."""
         self._files += 1
         path = FOLDER / f"{self._stem}-{self._files}"
         mapped: list[npt.NDArray[np.uint8]] = []

@@ -26,8 +26,7 @@ def prepare(names: Sequence[str], library: str) -> str:
     `library`: the path of NVSHMEM's host library. Returns its description.
 
     NVSHMEM maps the memory of ranks with the same host name, so pretended hosts need no
-    transport. Raises WorldError where one is needed and missing.
-    """
+    transport. Raises WorldError where one is needed and missing."""
     if len(set(names)) == 1:
         os.environ.setdefault(VARIABLE, NONE)
         return MAPPED

@@ -2,8 +2,7 @@
 other's memory.
 
 NVSHMEM is initialised with a unique id from rank 0, since its MPI bootstrap supports
-only Open MPI.
-"""
+only Open MPI."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class GpuMemory(Backend):
 
     NOTE: NVSHMEM may end the process when its heap or the GPU is full, instead of
     returning NULL. So allocated bytes are counted here, and larger requests are
-    refused before NVSHMEM is called.
-    """
+    refused before NVSHMEM is called."""
 
     name = "cuda"
 
@@ -55,8 +53,7 @@ class GpuMemory(Backend):
         """Bind this rank to CUDA `device` and start NVSHMEM; collective.
 
         Raises WorldError on every rank where any step fails on any rank, ArgumentError
-        where a heap is larger than its GPU.
-        """
+        where a heap is larger than its GPU."""
         self._agreement, self._hosts, self._heap_size = agreement, hosts, heap_size
         self._device = device
         self.device: int | str = device
@@ -179,8 +176,7 @@ class GpuMemory(Backend):
 
         NOTE: by default the size is address space: NVSHMEM takes GPU memory as blocks
         are allocated, and `_require` counts it. So heaps of ranks that share a GPU may
-        together be larger than it, unless NVSHMEM takes them at its start.
-        """
+        together be larger than it, unless NVSHMEM takes them at its start."""
         total = int(self._cupy.cuda.runtime.memGetInfo()[1])
         ranks = self.ranks_per_gpu if _is_taken_at_start() else 1
         if self._heap_size * ranks > total:
@@ -252,8 +248,7 @@ class GpuMemory(Backend):
     def _view(self, address: int, nbytes: int) -> Any:
         """uint8 [nbytes] at `address`.
 
-        A peer's memory is also labelled with this GPU: CuPy then launches here.
-        """
+        A peer's memory is also labelled with this GPU: CuPy then launches here."""
         cupy = self._cupy
         memory = cupy.cuda.UnownedMemory(address, max(nbytes, 1), self, self._device)
         pointer = cupy.cuda.MemoryPointer(memory, 0)

@@ -18,8 +18,7 @@ class Hosts:
     """`count` hosts of `local_size` ranks each: rank = host * local_size + local rank.
 
     Ranks of one host are *near*: they map each other's memory. All others are *far*.
-    The *partners* of a rank are the far ranks with its local rank.
-    """
+    The *partners* of a rank are the far ranks with its local rank."""
 
     rank: int
     count: int

@@ -30,8 +30,7 @@ class Backend(ABC):
     """An allocator of symmetric memory; its methods are collective, but for `enter`,
     `restore` and `free_bytes`. Those with a body here do nothing without GPUs.
 
-    Callers agree on each call first, so all ranks take part.
-    """
+    Callers agree on each call first, so all ranks take part."""
 
     name: str
     device: int | str
@@ -76,8 +75,7 @@ class SymmetricMemory:
     """One block of `nbytes` bytes on each rank, made by `World.allocate`.
 
     NOTE: garbage collection does not free it: `free` is collective, and ranks collect
-    garbage at different times. `World.close` frees the rest.
-    """
+    garbage at different times. `World.close` frees the rest."""
 
     def __init__(
         self,
@@ -127,8 +125,7 @@ class SymmetricMemory:
     def free(self) -> None:
         """Free the block on every rank. Collective, idempotent.
 
-        Arrays over it must not be used afterwards.
-        """
+        Arrays over it must not be used afterwards."""
         if self._block is not None:
             self._release(self)
             self._block = None

@@ -96,8 +96,7 @@ def connect(comm: object, limit: float) -> MpiTransport:
     """Connect the ranks of `comm`, by default those of the job. Collective.
 
     A rank with a wrong `comm` takes part with all ranks of the job, so that its error
-    reaches every rank.
-    """
+    reaches every rank."""
     mpi = import_mpi(limit)
     if comm is None and mpi.COMM_WORLD.size == 1:
         launcher.refuse_alone()
@@ -138,8 +137,7 @@ class MpiTransport(Transport):
     """`Transport` by MPI's messages.
 
     MPI's collectives fail for all ranks if one is dead. A message between two ranks
-    needs only these.
-    """
+    needs only these."""
 
     name = "MPI"
 
@@ -220,8 +218,7 @@ def keep_children_out_of_mpi() -> None:
     attribute at its exit, with a callback in C, since Python has ended by then.
     `getpid` serves as one: it never returns MPI_SUCCESS, which is 0.
 
-    NOTE: MPICH returns that error; Open MPI ignores it.
-    """
+    NOTE: MPICH returns that error; Open MPI ignores it."""
     from mpi4py import MPI
 
     library = ctypes.CDLL(MPI.__file__)

@@ -69,8 +69,7 @@ def load_library() -> str:
 
     NVLink multicast (NVLS) is switched off before, unless the user has set it: it is
     not used here, and multicast objects cost start-up time and fail on hosts that
-    forbid them.
-    """
+    forbid them."""
     os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
     from cuda import pathfinder
 

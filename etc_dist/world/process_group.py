@@ -55,8 +55,7 @@ def connect(argument: object, comm: object, limit: float) -> GroupTransport:
     Collective.
 
     A rank with wrong arguments takes part with all ranks of the job, so that its error
-    reaches every rank.
-    """
+    reaches every rank."""
     distributed = import_distributed()
     if argument is distributed.GroupMember.NON_GROUP_MEMBER:
         # Its peers are in a group that does not contain this rank.

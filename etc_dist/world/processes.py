@@ -48,8 +48,7 @@ class Backoff:
 
     `find_lost` returns the ranks that will never answer. It is called from time to
     time; its result is in `lost`. `pause` ignores it, since only some ranks may be
-    needed.
-    """
+    needed."""
 
     def __init__(
         self,
@@ -137,8 +136,7 @@ class Process:
 class ProcessMonitor:
     """Finds the ranks whose processes have ended or are stopped.
 
-    Without it, only the time limit ends a wait for a killed peer.
-    """
+    Without it, only the time limit ends a wait for a killed peer."""
 
     def __init__(self, processes: Sequence[Process | None]):
         """`processes` by rank, while all of them are alive; None where unknown."""
@@ -208,8 +206,7 @@ class Exclusive:
     WorldError, without any effect. An exception that leaves a call breaks the world
     through `leave`, as the ranks would pair different calls, except for an EtcDistError
     of this package: all ranks raise it. Where there are no other ranks, the next call
-    begins with `recover` instead. During a call the world's GPU is current.
-    """
+    begins with `recover` instead. During a call the world's GPU is current."""
 
     def __init__(
         self,
@@ -377,8 +374,7 @@ class AbortOnUncaught:
     """An exception hook that ends all ranks, since peers would wait for this one.
 
     At a Python prompt, in a forked child and once removed, it only calls the previous
-    hook. Test runners catch exceptions before any hook.
-    """
+    hook. Test runners catch exceptions before any hook."""
 
     def __init__(self, rank: int, abort: Callable[[], object]):
         """`abort` ends all ranks."""

@@ -121,8 +121,7 @@ class SocketTransport(Transport):
     """`Transport` over one connection to each peer.
 
     The kernel orders memory between a send and its receive. It closes the connections
-    of a process that ends, after it has delivered their messages.
-    """
+    of a process that ends, after it has delivered their messages."""
 
     name = "Unix sockets"
 

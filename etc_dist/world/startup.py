@@ -61,8 +61,7 @@ def start(
     different. WorldError also in a process that a rank has started.
     Ranks that pass another communicator or group, do not call `start`, or call it
     inside another call, raise alone; their peers within the default world_limit.
-    The first world that is open is also `current`.
-    """
+    The first world that is open is also `current`."""
     with _starting:
         for world in _worlds:
             world.exclusive.refuse_nested()
@@ -104,8 +103,7 @@ def current() -> World:
     """The open world that was started first; starts one if none is open.
 
     Collective where it starts one. A broken world stays current, so that its next
-    call raises instead of hanging, until it is closed or another one is started.
-    """
+    call raises instead of hanging, until it is closed or another one is started."""
     _forget_closed()
     return _first(_worlds) if _worlds else start()
 

@@ -18,8 +18,7 @@ the world, and messages of a run."""
 class Transport(ABC):
     """The ranks of a job, connected by the library that has started them.
 
-    Messages arrive in order for each pair of ranks and kind.
-    """
+    Messages arrive in order for each pair of ranks and kind."""
 
     rank: int
     size: int
@@ -98,8 +97,7 @@ class Exchange:
         Collective; orders memory between the ranks. Returns after `limit` seconds, or
         once this rank and all living ones have each other's value; with `need_all`,
         also once a missing rank is known to be lost. After a missing rank no further
-        exchange is possible.
-        """
+        exchange is possible."""
         transport, data = self._transport, pickle.dumps(value)
         for peer in self._arrived:
             transport.send(peer, self._kind, data)

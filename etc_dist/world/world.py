@@ -56,8 +56,7 @@ class World:
     A context manager: `with etc_dist.start() as world:` closes the world at the end of
     the block. If an exception leaves the block, this rank leaves the world instead:
     calls of its peers raise a WorldError that names it, and the exception continues.
-    Where there are no peers, the world is closed.
-    """
+    Where there are no peers, the world is closed."""
 
     def __init__(
         self,
@@ -133,8 +132,7 @@ class World:
 
         Collective. Raises SymmetricMemoryError on every rank if any rank does not have
         the memory (the program may continue), TypeError if `nbytes` is not an integer,
-        ArgumentError if it is negative or differs between ranks.
-        """
+        ArgumentError if it is negative or differs between ranks."""
         with self.exclusive:
             with self.refusing("the argument nbytes"):
                 count = expect_range(nbytes, 0, None, "nbytes")
@@ -162,8 +160,7 @@ class World:
         Collective; about a microsecond on one host. `signature` is a 63-bit digest of
         the call (the same in every process, so not from `hash` of a str);
         `describe()` gives the call in words and is called only on a mismatch, which
-        raises ArgumentError on every rank. Orders no memory: see `barrier`.
-        """
+        raises ArgumentError on every rank. Orders no memory: see `barrier`."""
         with self.exclusive:
             self._agreement.match_call(signature, describe)
 
@@ -172,8 +169,7 @@ class World:
 
         Collective with the peers' `match_call`, or their own `refuse`. Every rank
         raises an error of the lowest refusing rank's class that names the refusing
-        ranks and their errors; on a rank that refused, its cause is that of `error`.
-        """
+        ranks and their errors; on a rank that refused, its cause is that of `error`."""
         with self.exclusive:
             self._agreement.refuse(error)
 
@@ -205,8 +201,7 @@ class World:
 
         Collective. Returns within the world limit, also when peers are stuck: living
         ranks receive each other's values, and do not wait for ranks that have ended.
-        If any rank did not answer, the world is broken afterwards.
-        """
+        If any rank did not answer, the world is broken afterwards."""
         with self.exclusive:
             return self._agreement.gather(value)
 
@@ -214,8 +209,7 @@ class World:
         """Wait for all ranks; their earlier writes are visible after it. Collective.
 
         Orders writes of the CPU; work on GPUs must be synchronised before. Raises
-        WorldError after the world limit, or once a rank is known to have ended.
-        """
+        WorldError after the world limit, or once a rank is known to have ended."""
         with self.exclusive:
             self._agreement.barrier()
 
@@ -231,8 +225,7 @@ class World:
         """Wait for the last run of every program of this world, on every rank.
 
         Collective. Raises the error of a failed run on all ranks: WaitTimeoutError for
-        a wait that was not met, ArgumentError for data out of range.
-        """
+        a wait that was not met, ArgumentError for data out of range."""
         with self.exclusive:
             self._agreement.call("world.synchronize()")
             error = self._await_end()
@@ -243,8 +236,7 @@ class World:
     def hold(self, runs: Runs) -> None:
         """Keep `runs` alive until `release` or `close`; `close` waits for its last run.
 
-        Needed for objects that a running kernel uses, also if they are temporaries.
-        """
+        Needed for objects that a running kernel uses, also if they are temporaries."""
         self._runs[runs.number] = runs
 
     def release(self, runs: Runs) -> None:
@@ -264,8 +256,7 @@ class World:
         """Free the programs that all ranks have dropped. Collective.
 
         `allocate`, `synchronize`, `close` and `etc_dist.compile` do it, too. The error
-        of such a program's last run is raised by `synchronize` or `close`.
-        """
+        of such a program's last run is raised by `synchronize` or `close`."""
         with self.exclusive:
             numbers = self._agreement.agree(lambda: list(self._dropped))
             for number in sorted(set(numbers[0]).intersection(*numbers)):
@@ -288,8 +279,7 @@ class World:
         """Free symmetric memory and end the backend. Collective, idempotent.
 
         Then raises the error of a failed run, as `synchronize` does. On a broken world
-        nothing is freed, since that needs every rank.
-        """
+        nothing is freed, since that needs every rank."""
         if self._closed:
             return
         with self.exclusive:

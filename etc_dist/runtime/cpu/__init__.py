@@ -11,8 +11,7 @@ verifier finds races, not this backend (`runtime/run_check.py`).
     body.py         the NumPy body of a task
     arrays.py       the arrays of one rank
     far_run.py      messages of a run between hosts
-    run_state.py    the shared state of a run: words, counters, symmetric tensors
-"""
+    run_state.py    the shared state of a run: words, counters, symmetric tensors"""
 
 from etc_dist.runtime.cpu.executor import CpuExecutor
 from etc_dist.runtime.cpu.simulate import Simulation, simulate

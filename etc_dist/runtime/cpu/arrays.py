@@ -39,8 +39,7 @@ def poison(array: Array) -> None:
 def still_poisoned(array: Array) -> Array:
     """A mask of the elements that have the bits of `poisoned`.
 
-    NOTE: arithmetic gives NaNs with other bits.
-    """
+    NOTE: arithmetic gives NaNs with other bits."""
     bits = array.view(np.dtype(f"u{array.itemsize}"))
     full: Array = bits == np.iinfo(bits.dtype).max
     return full

@@ -53,8 +53,7 @@ class CpuExecutor(Executor):
     """Runs `plan` with `settings.cpu_workers` simulated workers on each rank.
 
     Collective: all ranks of `world` create, run and close it alike. A run ends on all
-    ranks together, so it can raise the same error on all of them.
-    """
+    ranks together, so it can raise the same error on all of them."""
 
     def __init__(self, plan: Plan, world: World):
         self.workers = world.settings.cpu_workers
@@ -106,8 +105,7 @@ class CpuExecutor(Executor):
         WaitTimeoutError after `settings.wait_limit` seconds without progress on any
         rank, ArgumentError where arrays or their data do not fit on some rank, and
         WorldError where a task failed on a peer; that peer raises the task's own error.
-        After any of these it can run again.
-        """
+        After any of these it can run again."""
         graph, rank = self._plan.graph, self._world.rank
         env = graph.environment(dims, rank)
         self._state.prepare(dims, env)

@@ -1,8 +1,7 @@
 """The messages of a run between ranks of different hosts.
 
 A message belongs to one epoch of one program. A rank keeps it until it has started that
-epoch, so nobody waits for the start of a far rank.
-"""
+epoch, so nobody waits for the start of a far rank."""
 
 from __future__ import annotations
 
@@ -101,10 +100,7 @@ class FarRun:
     else with its partners. Does nothing where no rank is far."""
 
     def __init__(
-        self,
-        world: World,
-        arrive: Callable[[Put], None],
-        end_near: Callable[[], None],
+        self, world: World, arrive: Callable[[Put], None], end_near: Callable[[], None]
     ):
         """`arrive` takes a put; `end_near` ends the waits of the near ranks."""
         self._hosts, self._mailbox = world.hosts, Mailbox.of(world)

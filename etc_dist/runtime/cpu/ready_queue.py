@@ -2,8 +2,7 @@
 
 It is not first-in-first-out: a worker takes a random ready unit, so that no program
 relies on the order in which units become ready. Initial units are taken in order if any
-of them waits, else at random.
-"""
+of them waits, else at random."""
 
 from __future__ import annotations
 

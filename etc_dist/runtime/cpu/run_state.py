@@ -5,8 +5,7 @@ A rank's block: its words, two event areas, its symmetric tensors.
 NOTE: NumPy has no atomic addition, so every counter has one column per near rank:
 only that rank writes it, and the value is the sum. This relies on the order of plain
 stores on x86: data first, then the column. A rank counts what far ranks send in its
-own column, once it has copied the data.
-"""
+own column, once it has copied the data."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class RunState(Memory):
 
     Epoch e counts in event area e % 2. A rank clears its other area, for epoch e + 1,
     before it publishes its start of e: all notifications of e - 1 have arrived by then,
-    and those of e + 1 come only after its start of e + 1.
-    """
+    and those of e + 1 come only after its start of e + 1."""
 
     def __init__(self, plan: Plan, world: World):
         self._plan, self._world = plan, world
@@ -61,8 +59,7 @@ class RunState(Memory):
     def prepare(self, dims: Mapping[str, int], env: Mapping[str, Any]) -> None:
         """Lay out this shape, in a larger block if necessary.
 
-        Collective, with the same dims on every rank; the last run has ended on all.
-        """
+        Collective, with the same dims on every rank; the last run has ended on all."""
         memory, graph = plan_memory(self._plan, dims), self._plan.graph
         if self._block is None or not self._capacity.holds(memory):
             self._allocate(self._capacity.grown(memory))

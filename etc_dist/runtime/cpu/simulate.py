@@ -45,8 +45,7 @@ def simulate(
 
     Raises ArgumentError for inputs or data that do not fit, and DeadlockError if no
     task can run. With `check` the run is verified with the data that its index
-    expressions loaded (see `verify`), and outputs must be complete.
-    """
+    expressions loaded (see `verify`), and outputs must be complete."""
     graph = plan.graph
     if len(inputs) != graph.world_size:
         raise ArgumentError(

@@ -81,8 +81,7 @@ class Task:
 
     Index expressions may load results of other tasks. So loaded waits are evaluated
     after all other waits (`knows_waits`), accesses and notifications after all waits
-    (`begun`). `worker` is -1 in an error about a task that no worker has taken.
-    """
+    (`begun`). `worker` is -1 in an error about a task that no worker has taken."""
 
     rank: int
     worker: int

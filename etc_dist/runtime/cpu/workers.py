@@ -3,8 +3,7 @@
 A `LaneWorker` runs the tasks of one lane, one at a time: it is a cluster of workers in
 the tensor lane, one worker in the transfer lane. It keeps a unit of the plan until all
 tasks of the unit have run. `step` runs a task at once; a prediction takes its units and
-ready tasks, and ends each one later.
-"""
+ready tasks, and ends each one later."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ class Workers:
 
     `env` has the rank's dims, derived numbers and the arrays that expressions load
     from. `seed` determines the order in which units of a queue lane are taken, if
-    the plan does not.
-    """
+    the plan does not."""
 
     def __init__(
         self,
