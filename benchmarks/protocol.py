@@ -21,13 +21,18 @@ HOST_CALLS, HOST_ROUNDS = 100, 5
 def benchmark(case: Workload, schedule: str, repeats: int) -> Result:
     """Check, then, on a GPU, time one shape."""
     with case.make(schedule) as ours:
-        case.made["ours"] = ours
-        values, references = check(case, ours)
-        if isinstance(case.device, Gpu):
-            values |= {**provenance(ours.program), "repeats": repeats}
-            values |= compete(case.device, case, ours, references, repeats)
-        shape = {"model": case.name, "dtype": case.dtype, **case.fields()}
-        shape["schedule"] = ours.program.plan.schedule
+        return compared(case, ours, repeats)
+
+
+def compared(case: Workload, ours: Operation, repeats: int) -> Result:
+    """`benchmark` with an operation of `case.make`, which stays open."""
+    case.made["ours"] = ours
+    values, references = check(case, ours)
+    if isinstance(case.device, Gpu):
+        values |= {**provenance(ours.program), "repeats": repeats}
+        values |= compete(case.device, case, ours, references, repeats)
+    shape = {"model": case.name, "dtype": case.dtype, **case.fields()}
+    shape["schedule"] = ours.program.plan.schedule
     return {"op": case.op, **shape, **values}, failures(values, case)
 
 
@@ -90,7 +95,9 @@ def compete(
         for name, rival in rivals.items()
     }
     references.clear()
-    times = measure_times(gpu, case.timed(gpu, ours, rivals), repeats)
+    times = measure_times(
+        gpu, case.timed(gpu, ours, rivals), repeats, is_cold=case.is_cold
+    )
     named = {name: times.pop(name) for name in case.baselines}
     if named:
         times["baseline"] = min(named.values(), key=median)
@@ -103,9 +110,12 @@ def compete(
     return {**values, **{f"{name}_error": error for name, error in errors.items()}}
 
 
-def measure_times(gpu: Gpu, calls: Calls, repeats: int) -> dict[str, list[float]]:
+def measure_times(
+    gpu: Gpu, calls: Calls, repeats: int, is_cold: bool = False
+) -> dict[str, list[float]]:
     """Milliseconds of each repeat, the slowest rank's. The calls are timed in blocks
-    that alternate, so that heat slows all equally."""
+    that alternate, so that heat slows all equally. is_cold: without operands in the L2
+    cache."""
     for call in calls.values():
         for _ in range(WARM_UP):
             call()
@@ -114,6 +124,8 @@ def measure_times(gpu: Gpu, calls: Calls, repeats: int) -> dict[str, list[float]
     for done in range(0, repeats, BLOCK):
         for name, call in calls.items():
             for _ in range(min(BLOCK, repeats - done)):
+                if is_cold:
+                    gpu.evict()
                 mine[name].append(gpu.time(call))
     every = cast(list[dict[str, list[float]]], gpu.world.gather(mine))
     return {

@@ -28,7 +28,7 @@ FIELDS: Mapping[str, str] = {
     "commit": "BENCH_COMMIT, or git's",
     "date": "UTC, ISO 8601",
     "run": "the id of the run that measured it",
-    "seed": "of the sizes, from the commit; None: they were named",
+    "seed": "of random sizes, from the commit",
     # What ran.
     "model": "or the sizes' name, or the example's",
     "M": "rows of x on all ranks; expert-parallel, on one",
@@ -36,6 +36,10 @@ FIELDS: Mapping[str, str] = {
     "K": "columns of x; of a layer or chain one rank's inner size",
     "policy": "tile shapes, and for decoders slices and KV heads a task",
     "w_layout": "nk, or kn for a transposed view",
+    "gated": "whether N columns are gate and up, and the result has N / 2",
+    "compared": "tiles that were timed for the regret",
+    "regret": "how much longer the chosen tiles take than best_policy, as a share",
+    "best_policy": "the fastest tiles of those within 1.5 times the least prediction",
     "protocol": "how a time is measured",
     "baseline": "the unfused libraries and their versions",
     "repeats": "timed calls",
@@ -136,6 +140,10 @@ _FUSED = _BASE + (
     "limit_ms of_limit speedup error baseline_error bitwise_equal repeats "
     "ours_spread_ms host_us protocol baseline "
 )
+_RANDOM = _BASE + (
+    "seed model M N K dtype w_layout schedule ours_ms baseline_ms speedup error "
+    "baseline_error bitwise_equal repeats protocol baseline "
+)
 _BATCH = "batch_ms batch_error "
 _MOE = _FUSED + "experts top_k active_experts "
 _COLLECTIVE = _kind(_FUSED, _BATCH)
@@ -175,6 +183,18 @@ KINDS: Mapping[str, Kind] = {
         _BASE + "model batch context dtype baseline_ms slopes_ms engine ready_s "
         "protocol"
     ),
+    "random_matmul": _kind(
+        _RANDOM + "gated", "policy predicted_us regret best_policy compared"
+    ),
+    **dict.fromkeys(
+        (
+            "random_mlp",
+            "random_reduce_scatter",
+            "random_all_gather",
+            "random_mlp_ranks",
+        ),
+        _kind(_RANDOM, "policy predicted_us"),
+    ),
     "first_token": _kind(_BASE + "model batch positions first_token_s protocol"),
     "soak": _SOAK,
     "soak_hosts": _SOAK,
@@ -194,8 +214,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "run": _kind("op world_size commit date state subject options", "recorded failed"),
 }
-FUSED = frozenset(op for op, kind in KINDS.items() if "speedup" in kind.required)
-"""The kinds that have an unfused baseline."""
+FUSED = frozenset(op for op, kind in KINDS.items() if "gemm_ms" in kind.required)
+"""The kinds that have an unfused baseline at named sizes."""
 
 
 class Record(SimpleNamespace):

@@ -1,6 +1,7 @@
 """Run a benchmark, a subject of `subjects/`, on all ranks:
 
 launch/mpirun -n 1 benchmarks/run.py matmul --rows-per-rank 1,64,4096
+launch/mpirun -n 1 benchmarks/run.py random_matmul    # sizes from the commit
 launch/mpirun -n 1 benchmarks/run.py matmul --help
 """
 

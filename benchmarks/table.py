@@ -22,6 +22,7 @@ from statistics import geometric_mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import random_sizes
 from benchmarks.records import RESULTS, ROOT, Record, load
 from benchmarks.tables import (
     BATCH,
@@ -227,7 +228,7 @@ def decode_summary(records: Sequence[Record]) -> str:
 
 def page(records: Sequence[Record]) -> str:
     """docs/results.md."""
-    parts = [PREFACE]
+    parts = [PREFACE, random_sizes.tables(records)]
     for op, title in SECTIONS.items():
         parts += [f"\n## {title}\n", section(op, records)]
     parts.append(decode_summary(records))

@@ -105,6 +105,8 @@ class Workload(ABC):
     the arrays' dtype, and each step stores its result."""
     baselines: tuple[str, ...] = ("baseline",)
     """Rivals of which the fastest is the baseline."""
+    is_cold = False
+    """Whether other data is read before each timed call, instead of inputs in turn."""
     is_replayed = False
     """Whether our calls are timed as CUDA graphs."""
     spreads_nan = False

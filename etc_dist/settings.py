@@ -51,7 +51,8 @@ class Settings:
     private to a user."""
     tuning: str = AUTO
     """ETC_DIST_TUNING: "auto" (of `etc-dist tune`, else of the package for this kind of
-    GPU), the name of one of the package, such as "h200", or a file."""
+    GPU), "package" (never of `etc-dist tune`), the name of one of the package, such as
+    "h200", or a file."""
     verify: bool | Literal[0, 1, "data"] = 1
     """ETC_DIST_VERIFY: 1 proves a program before its first run at a shape, and what
     depends on data after each run on the CPU backend; "data" on GPUs, too; 0 none."""

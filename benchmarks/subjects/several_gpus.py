@@ -21,6 +21,7 @@ from benchmarks.workload import MODELS
 
 PYTEST = "-m pytest -q --color=no"
 COLLECTIVES = ("matmul_reduce_scatter", "all_gather_matmul")
+RANDOM = ("random_reduce_scatter", "random_all_gather", "random_mlp_ranks")
 TWO_MODELS = "--models qwen3-32b,llama3-70b"
 FEW_ROWS = (8, 32, 128, 256, 512, 1024, 2048)
 MLP_ROWS = (*FEW_ROWS, 4096, 8192, 16384)
@@ -49,6 +50,7 @@ def parts(ranks: int) -> dict[str, list[Job]]:
         "few_rows": [
             f"{op} {TWO_MODELS} {per_rank(FEW_ROWS, ranks)}" for op in COLLECTIVES
         ],
+        "random": list(RANDOM),
         "decode": [f"decode --models {model} {BATCHES}" for model in DECODED],
         "mlp": [f"mlp {TWO_MODELS} {per_rank(MLP_ROWS, ranks)}"],
         "moe": [

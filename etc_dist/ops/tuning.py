@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 FORMAT = 2
 KIND = "tunings"
 """The kind of entries of the cache."""
+PACKAGE = "package"
+"""The setting that takes the package's, and reads none of the cache."""
 DEFAULT = "h200"
 """The tuning of GPUs without one of their own."""
 AGAIN = "measure it again: etc-dist tune"
@@ -187,6 +189,8 @@ def default_tuning() -> Tuning:
 def find_tuning(setting: str, cache: Cache, device: str) -> Tuning:
     """The tuning for GPUs of the kind `device`; empty without a GPU. ArgumentError for
     a damaged one, and for a file of another kind of GPU."""
+    if setting == PACKAGE:
+        return shipped_for(device)
     if setting in shipped():
         return shipped()[setting]
     if setting != AUTO:

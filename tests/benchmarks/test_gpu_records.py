@@ -13,8 +13,9 @@ import pytest
 
 from benchmarks import harness, protocol, run, workload
 from benchmarks.device import Device, Gpu, wide
+from benchmarks.random_sizes import SIZES, seed_of
 from benchmarks.records import Record, read
-from benchmarks.subjects import chain, epilogues, matmul
+from benchmarks.subjects import chain, epilogues, matmul, random_sizes
 from etc_dist.world import World
 
 
@@ -39,6 +40,11 @@ class StandIn(Gpu):
             out[...] = wide(gate) / (1 + np.exp(-wide(gate))) * wide(up)
 
         return call
+
+    compiled_swiglu = swiglu
+
+    def evict(self) -> None:
+        pass
 
     def all_gather(self, source: Any, out: Any) -> Callable[[], Any]:
         return lambda: out.__setitem__(..., source)
@@ -69,13 +75,19 @@ def results(
     monkeypatch.setattr(epilogues, "SIZES", epilogues.SMALL)
     monkeypatch.setattr(epilogues, "ROWS", epilogues.SMALL_ROWS)
     monkeypatch.setattr(workload, "captured_ours", lambda gpu, call: call)
-    for module in (matmul, chain):
+    for module in (matmul, chain, random_sizes):
         monkeypatch.setattr(module, "captured", lambda gpu, call: call)
+
+    small = {op: sizes.small for op, sizes in random_sizes.SIZES.items()}
+    monkeypatch.setattr(random_sizes, "SIZES", small)
+    monkeypatch.setattr(random_sizes, "REPEATS", 2)
 
     def results(command: str) -> list[Record]:
         path = tmp_path / "some.jsonl"
-        assert run.main([*command.split(), "--cpu", "--record", str(path)]) == 0
-        return [r for r in read(path) if r.op != "run"]
+        code = run.main([*command.split(), "--cpu", "--record", str(path)])
+        *some, last = read(path)
+        assert code == bool(last.failed)
+        return [*(r for r in some if r.op != "run"), last]
 
     return results
 
@@ -93,7 +105,8 @@ def test_rivals_are_checked_and_recorded(
     command: str, fields: dict[str, Any], results: Callable[[str], list[Record]]
 ) -> None:
     options = "--models small --rows-per-rank 3 --repeats 2"
-    (result,) = results(f"{command} {options}")
+    result, last = results(f"{command} {options}")
+    assert last.failed == []
     errors = {k: v for k, v in vars(result).items() if k.endswith("error") and v}
     assert len(errors) >= 2 and max(errors.values()) < 0.02
     assert {name: result.get(name) for name in fields} == fields
@@ -103,5 +116,31 @@ def test_rivals_are_checked_and_recorded(
 def test_epilogues_are_recorded_beside_the_plain_store(
     results: Callable[[str], list[Record]],
 ) -> None:
-    names = [(r.model, r.of_store, r.store_ms) for r in results("epilogues")]
+    names = [(r.model, r.of_store, r.store_ms) for r in results("epilogues")[:-1]]
     assert names == [("bias + gelu", 1.0, 1.0), ("fp8, scales", 1.0, 1.0)]
+
+
+def test_random_sizes_are_recorded_with_the_gates_that_are_not_met(
+    results: Callable[[str], list[Record]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gated, transposed, last = results("random_matmul --seeds 2 --draws 2 --regret")
+    assert (gated.gated, transposed.w_layout) == (True, "kn")
+    seed = seed_of("0123abc", "random_matmul", 2)
+    for number, r in enumerate((gated, transposed)):
+        assert (r.seed, r.model) == (seed, f"draw {number}")
+        assert r.policy and r.compared > 1 and r.regret == 0 and r.speedup == 1
+        assert 0 < r.error < 3e-3 and 0 < r.baseline_error < 6e-3
+    assert last.failed == ["geometric mean, M below 32 2 1.000 1.03 no"]
+    assert (
+        "| geometric mean, M below 32 | 2 | 1.000 | 1.03 | no |"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("op", [op for op in SIZES if op != "random_matmul"])
+def test_every_random_operation_has_a_rival(
+    op: str, results: Callable[[str], list[Record]]
+) -> None:
+    result, _ = results(f"{op} --seeds 1 --draws 1")
+    assert (result.op, result.speedup) == (op, 1.0)
+    assert result.seed == seed_of("0123abc", op, 1)

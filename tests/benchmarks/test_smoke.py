@@ -52,6 +52,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
     ("ranks", "command"),
     [
         pytest.param(1, "matmul --layout kn", marks=ONE),
+        pytest.param(1, "random_matmul --seeds 1", marks=ONE),
         pytest.param(1, "moe --tokens 1,50", marks=ONE),
         pytest.param(1, "moe --models small --tokens 40,50 --experts 5", marks=ONE),
         pytest.param(1, "soak --calls 8", marks=ONE),
@@ -66,6 +67,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(2, "matmul_reduce_scatter", marks=TWO),
         pytest.param(2, "all_gather_matmul", marks=TWO),
         pytest.param(2, "mlp --schedule dynamic", marks=TWO),
+        pytest.param(2, "random_mlp_ranks --seeds 1", marks=TWO),
         pytest.param(2, "moe --parallel tensor", marks=TWO),
         pytest.param(2, "moe --parallel expert --routing zipf", marks=TWO),
         pytest.param(

@@ -12,6 +12,7 @@ from etc_dist.cache import Cache, Entry
 from etc_dist.errors import ArgumentError
 from etc_dist.ops import tuning as module
 from etc_dist.ops.tuning import (
+    PACKAGE,
     Measured,
     default_tuning,
     find_tuning,
@@ -43,7 +44,8 @@ def test_own_tuning_comes_before_that_of_the_package(cache):
     made = replace(default_tuning(), measured=MEASURED)
     save_tuning(cache, made)
     assert find_tuning(AUTO, cache, H200) == made
-    assert find_tuning("h200", cache, H200) == default_tuning()
+    for setting in ("h200", PACKAGE):
+        assert find_tuning(setting, cache, H200) == default_tuning()
     assert find_tuning(AUTO, cache, "").show() == default_tuning().show()
 
 

@@ -1,0 +1,332 @@
+"""Sizes that nobody chose, since they follow from the commit, and the gates for the
+ratios at them.
+
+A seed is the first 8 hex digits of sha256(commit hash + op + "1"), "2" or "3". It gives
+60 matmuls, 20 MLPs, or 24 of an operation on ranks. The rows of a rank are log-uniform
+and not rounded. N and K are uniform multiples of 64, drawn again until N K and M N K
+are within their limits. For an MLP they are its hidden size and a rank's inner size.
+
+A seed also gives 4 matmuls that have gates of their own: N or K, either as often, is
+below 768 and uniform; the other one and M are drawn as above.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import groupby
+from statistics import fmean, geometric_mean, median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.records import Record
+from benchmarks.tables import Row, by, latest, markdown
+
+SEEDS = (1, 2, 3)
+"""The numbers of the seeds of a commit."""
+STEP, LEAST = 64, 768
+"""N and K are multiples of STEP, from LEAST on."""
+MOST_ELEMENTS, MOST_PRODUCTS = 2e8, 1.2e11
+"""Of N K, and of M N K for the rows M of all ranks."""
+
+
+class Variant(NamedTuple):
+    """gated: of a matmul, N columns are gate and up, and the result has N / 2."""
+
+    dtype: str = "bfloat16"
+    w_layout: str = "nk"
+    gated: bool = False
+
+
+GATED, KN, FLOAT16 = (
+    Variant(gated=True),
+    Variant(w_layout="kn"),
+    Variant("float16"),
+)
+PLAIN = Variant()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of an operation that a seed gives. rows: the range for a rank. narrow:
+    further draws with N or K below LEAST. variants: they take turns."""
+
+    count: int
+    rows: tuple[int, int]
+    variants: Sequence[Variant]
+    narrow: int = 0
+    most_n: int = 20480
+    most_k: int = 16640
+
+    @property
+    def small(self) -> Sizes:
+        """For the CPU backend."""
+        most = LEAST + 2 * STEP
+        return replace(self, rows=(1, 20), most_n=most, most_k=most)
+
+
+ON_ONE, ON_RANKS = (1, 8192), (8, 3000)
+OF_WEIGHTS = (KN, FLOAT16, PLAIN, PLAIN)
+OF_MLPS = (FLOAT16, PLAIN, PLAIN, PLAIN)
+SIZES: Mapping[str, Sizes] = {
+    "random_matmul": Sizes(60, ON_ONE, (GATED, KN, FLOAT16, PLAIN), narrow=4),
+    "random_mlp": Sizes(20, ON_ONE, OF_MLPS),
+    "random_reduce_scatter": Sizes(24, ON_RANKS, OF_WEIGHTS),
+    "random_all_gather": Sizes(24, ON_RANKS, OF_WEIGHTS),
+    "random_mlp_ranks": Sizes(24, ON_RANKS, OF_MLPS),
+}
+"""By the kind of record. N and K of an MLP are hidden and inner size of a rank."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A shape. rows: of a rank."""
+
+    seed: str
+    number: int
+    rows: int
+    n: int
+    k: int
+    variant: Variant
+
+
+def seed_of(commit: str, op: str, number: int) -> str:
+    """8 hex digits that nobody chooses; of a commit with changes, those of its head."""
+    head = commit.partition("-")[0]
+    return sha256(f"{head}{op}{number}".encode()).hexdigest()[:8]
+
+
+def draws(sizes: Sizes, seed: str, ranks: int = 1) -> Iterator[Draw]:
+    """The shapes that a seed gives, narrow ones last."""
+    rng = np.random.default_rng(int(seed, 16))
+    for number in range(sizes.count + sizes.narrow):
+        rows, n, k = _drawn(rng, sizes, ranks, is_narrow=number >= sizes.count)
+        variant = sizes.variants[number % len(sizes.variants)]
+        yield Draw(seed, number, rows, n, k, variant)
+
+
+def _drawn(
+    rng: np.random.Generator, sizes: Sizes, ranks: int, is_narrow: bool
+) -> tuple[int, int, int]:
+    """Rows, uniform in their logarithm, then N and K, uniform, until they are within
+    the limits. is_narrow: N or K, either as often, is below LEAST."""
+    low, high = map(math.log, sizes.rows)
+    rows = round(math.exp(rng.uniform(low, high)))
+    while True:
+        n, k = (_multiple(rng, LEAST, most) for most in (sizes.most_n, sizes.most_k))
+        if is_narrow:
+            narrow = _multiple(rng, STEP, LEAST - STEP)
+            n, k = (narrow, k) if rng.integers(2) else (n, narrow)
+        if n * k <= MOST_ELEMENTS and ranks * rows * n * k <= MOST_PRODUCTS:
+            return rows, n, k
+
+
+def _multiple(rng: np.random.Generator, least: int, most: int) -> int:
+    """A multiple of STEP, uniform from `least` to `most`."""
+    return STEP * int(rng.integers(least // STEP, most // STEP + 1))
+
+
+# -------------------------------------------------------------------------- gates
+
+
+Where = Callable[[Record], Any]
+Values = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A number of the draws that `where` selects. wanted: its limit as text, "-" if it
+    has none."""
+
+    title: str
+    where: Where
+    text: Callable[[Values], str]
+    wanted: str = "-"
+    is_met: Callable[[Values], bool] | None = None
+    of: Callable[[Record], float] = lambda r: float(r.speedup)
+
+    def row(self, records: Sequence[Record]) -> Row | None:
+        """The gate's row in the table; None without a draw."""
+        values = [self.of(r) for r in records if self.where(r)]
+        if not values:
+            return None
+        met = "-" if self.is_met is None else "yes" if self.is_met(values) else "no"
+        row = {"number": self.title, "draws": f"{len(values)}"}
+        return row | {"value": self.text(values), "gate": self.wanted, "met": met}
+
+
+def _at_least(
+    title: str, number: Callable[[Values], float], gate: float, where: Where
+) -> Gate:
+    return Gate(
+        title,
+        where,
+        lambda values: f"{number(values):.3f}",
+        f"{gate:.2f}",
+        lambda values: number(values) >= gate,
+    )
+
+
+def _few_below(bound: float, one_in: float, where: Where, title: str = "") -> Gate:
+    """At most one in so many draws may have a lower ratio; none for infinity."""
+
+    def count(values: Values) -> int:
+        return sum(value < bound for value in values)
+
+    return Gate(
+        f"{title}below {bound:.2f}",
+        where,
+        lambda values: f"{count(values)}",
+        "none" if one_in == math.inf else f"1 in {one_in:.0f}",
+        lambda values: count(values) <= len(values) / one_in,
+    )
+
+
+def _is_wide(r: Record) -> bool:
+    return bool(min(r.N, r.K) >= LEAST)
+
+
+def _rows(least: float, most: float) -> Where:
+    """Wide draws with so many rows."""
+    return lambda r: _is_wide(r) and least <= r.M <= most
+
+
+def _is_long(r: Record) -> bool:
+    """Whether the baseline takes more than 30 us for at least 128 rows."""
+    return _is_wide(r) and r.M >= 128 and r.baseline_ms > 0.030
+
+
+def _has_regret(r: Record) -> bool:
+    return _is_wide(r) and r.get("regret") is not None
+
+
+def _regret(r: Record) -> float:
+    return float(r.regret)
+
+
+def _percent(number: Callable[[Values], float]) -> Callable[[Values], str]:
+    return lambda values: f"{number(values):.1%}"
+
+
+def _slow(values: Values) -> int:
+    """The draws whose chosen tiles take more than 8 % longer than the best."""
+    return sum(value > 0.08 for value in values)
+
+
+def _on_ranks(mean: float) -> Sequence[Gate]:
+    """mean: the gate with more than 128 rows a rank."""
+
+    def few(r: Record) -> bool:
+        return bool(r.M / r.world_size <= 128)
+
+    def many(r: Record) -> bool:
+        return not few(r)
+
+    mean_of, least_of = "geometric mean, ", "least, "
+    titles = "more than 128 rows a rank", "at most 128 rows a rank"
+    return [
+        _at_least(mean_of + titles[0], geometric_mean, mean, many),
+        _at_least(least_of + titles[0], min, 1.0, many),
+        _at_least(mean_of + titles[1], geometric_mean, 1.05, few),
+        _at_least(least_of + titles[1], min, 0.94, few),
+    ]
+
+
+LONG = "cuBLAS above 30 us, M from 128 on: "
+GATES: Mapping[str, Sequence[Gate]] = {
+    "random_matmul": [
+        _at_least("geometric mean, M below 32", geometric_mean, 1.03, _rows(1, 31)),
+        _at_least(
+            "geometric mean, M 32 to 1,550", geometric_mean, 0.98, _rows(32, 1550)
+        ),
+        _at_least(
+            "geometric mean, M above 1,550", geometric_mean, 0.98, _rows(1551, math.inf)
+        ),
+        Gate("least", _is_wide, lambda values: f"{min(values):.3f}"),
+        _few_below(0.85, 12, _is_wide),
+        _few_below(0.75, math.inf, _is_wide),
+        _few_below(0.92, 20, _is_long, LONG),
+        _few_below(0.80, math.inf, _is_long, LONG),
+        _at_least("N or K below 768: least", min, 0.85, lambda r: not _is_wide(r)),
+        Gate(
+            "regret: mean",
+            _has_regret,
+            _percent(fmean),
+            "3 %",
+            lambda values: fmean(values) <= 0.03,
+            _regret,
+        ),
+        Gate("regret: median", _has_regret, _percent(median), of=_regret),
+        Gate("regret: worst", _has_regret, _percent(max), of=_regret),
+        Gate(
+            "regret: above 8 %",
+            _has_regret,
+            lambda values: f"{_slow(values)}",
+            "1 in 12",
+            lambda values: 12 * _slow(values) <= len(values),
+            _regret,
+        ),
+    ],
+    "random_mlp": [
+        _at_least("geometric mean", geometric_mean, 1.02, _is_wide),
+        _at_least("least", min, 0.90, _is_wide),
+    ],
+    "random_reduce_scatter": _on_ranks(1.2),
+    "random_all_gather": _on_ranks(1.12),
+    "random_mlp_ranks": _on_ranks(1.15),
+}
+"""By the kind of record: the numbers of its summary."""
+
+
+def summary(op: str, records: Sequence[Record]) -> list[Row]:
+    """A row for each number of the draws of an operation."""
+    rows = [gate.row(records) for gate in GATES[op]]
+    return [row for row in rows if row is not None]
+
+
+TITLES = {
+    "random_matmul": "Matrix multiplication against cuBLAS",
+    "random_mlp": "MLP against torch (cuBLAS and compiled SwiGLU, in a CUDA graph)",
+    "random_reduce_scatter": "GEMM + Reduce-Scatter against cuBLAS + NCCL",
+    "random_all_gather": "AllGather + GEMM against cuBLAS + NCCL",
+    "random_mlp_ranks": "MLP on several GPUs against cuBLAS + NCCL",
+}
+PREFACE = """
+## Random sizes
+
+Nobody chose these sizes: they follow from the commit. Ratios are baseline / ours, all \
+numbers of the newest commit that was measured. *Regret*: how much longer the chosen \
+tiles take than the best ones whose prediction is within 1.5 times the best.
+"""
+
+
+def tables(records: Sequence[Record]) -> str:
+    """The section of docs/results.md; "" without draws."""
+    parts = []
+    for op, title in TITLES.items():
+        of_op = [r for r in records if r.op == op and r.backend == "cuda"]
+        machine = by("device world_size")
+        for _, some in groupby(sorted(of_op, key=machine), machine):
+            shown = newest_draws(list(some))
+            parts += [f"\n### {title}\n{markdown(summary(op, shown))}", origin(shown)]
+    return "".join([PREFACE, *parts]) if parts else ""
+
+
+def newest_draws(records: Sequence[Record]) -> list[Record]:
+    """The last record of each draw of the commit that was measured last."""
+    commit = max(records, key=lambda r: str(r.date)).commit
+    of_commit = (r for r in records if r.commit == commit)
+    return latest(of_commit, by("seed model"))
+
+
+def origin(shown: Sequence[Record]) -> str:
+    """The machine, the commit and the seeds of some draws."""
+    last = max(shown, key=lambda r: str(r.date))
+    seeds = ", ".join(dict.fromkeys(r.seed for r in shown))
+    return (
+        f"\n{last.world_size} x {last.device}; {last.date[:10]}; commit {last.code}; "
+        f"seeds {seeds}; baseline: {last.baseline}.\n"
+    )

@@ -1,0 +1,347 @@
+"""Matmuls, MLPs and collectives at the sizes of `benchmarks/random_sizes.py`, each in
+one program for all sizes of a dtype and a layout of the weights.
+
+The baseline is cuBLAS. For an MLP or a gated matmul on one GPU it is cuBLAS and the
+SwiGLU that torch.compile makes for these sizes, in one CUDA graph; on several, cuBLAS
+and NCCL. Its weights have the layout of ours.
+
+Instead of weights of 1 GB in turn, 1 GiB of other data is read before each call, so
+that at no size x or weights are in the L2 cache. Tunings in the user's cache are not
+read. A gate that is not met is recorded as a failure of the run.
+
+--regret also times all tiles whose prediction is within 1.5 times the least one.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple, cast
+
+from benchmarks import records
+from benchmarks.device import WARM_UP, Call, Device, Gpu, captured
+from benchmarks.harness import REPEATS, Result, Run, Subject, numbers
+from benchmarks.protocol import compared, measure_times
+from benchmarks.random_sizes import SEEDS, SIZES, Draw, draws, seed_of, summary
+from benchmarks.records import Record
+from benchmarks.subjects.collectives import (
+    AllGatherMatmulWorkload,
+    Collective,
+    MatmulReduceScatterWorkload,
+    Stepwise,
+)
+from benchmarks.subjects.matmul import MatmulWorkload
+from benchmarks.subjects.mlp import MLPWorkload
+from benchmarks.tables import markdown
+from benchmarks.workload import (
+    BLOCK,
+    GraphCall,
+    Rival,
+    Workload,
+    medians,
+    run_steps,
+)
+from etc_dist import Matmul
+from etc_dist.functions.epilogue import swiglu
+from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.ir import Graph, graph_function
+from etc_dist.layers.mlp import SharedMLP
+from etc_dist.layers.mlp_policy import rate_pairs
+from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.matmul_policy import SHAPES, rate
+from etc_dist.ops.operation import kept
+from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tuning import PACKAGE, tuning_of
+
+PROTOCOL = (
+    "1 GiB of other data read, 2 ms device sleep, event, call, event; {calls}; median "
+    f"after {WARM_UP} warm-ups; blocks of {BLOCK} take turns"
+)
+NEAR = 1.5
+"""Times the least prediction: the tiles whose times `--regret` compares."""
+CPU_DRAWS = 2
+
+
+@graph_function
+def gated_matmul_graph(
+    g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = SHAPES
+) -> None:
+    """x [m, k], gate and up [n, k] -> y [m, n] = silu(x gate.T) * (x up.T)."""
+    m, n, k, shape = g.dims("m n k shape")
+    x = g.input("x", (m, k), dtype)
+    weights = [g.input(name, (n, k), dtype) for name in ("gate", "up")]
+    y = g.output("y", (m, n), dtype)
+    tiles = Tiles(g, "tile", shape, shapes, m)
+    of = tile_grid(g, "", (m, n), tiles.rows, tiles.half_columns())
+    g.call(
+        tiles.matmul(dtype, swiglu),
+        of.grid,
+        reads=[x[of.rows, :], *(tiles.of(w, of.columns) for w in weights)],
+        writes=[y[of.rows, of.columns]],
+        order=of.order,
+        values=tiles.values,
+    )
+
+
+class Choice(NamedTuple):
+    """Tiles: the dims that select them in a call, their text, the predicted time."""
+
+    dims: Mapping[str, int]
+    text: str
+    us: float
+
+
+class Random(Workload):
+    """An operation at a draw's sizes. Of the first class of its bases."""
+
+    is_cold = True
+    protocol = PROTOCOL.format(calls="each rank's call by its host")
+
+    def __init__(self, device: Device, drawn: Draw):
+        sizes, kind = (drawn.n, drawn.k), drawn.variant
+        name = f"draw {drawn.number}"
+        super().__init__(device, name, sizes, drawn.rows, kind.dtype, kind.w_layout)
+        self.drawn, self.inputs = drawn, 1
+
+    def choices(self) -> list[Choice]:
+        """The tiles that the policy may choose, its choice first; none if the program
+        has no policy."""
+        return []
+
+    def parts(self, gpu: Gpu) -> dict[str, Call]:
+        return {}
+
+    def durations(self, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+        speedup = median(times["baseline"]) / median(times["ours"])
+        return {**medians(times), "speedup": round(speedup, 4)}
+
+    def fields(self) -> dict[str, Any]:
+        (chosen, *_) = self.choices() or [Choice({}, "", 0.0)]
+        return {
+            **Workload.fields(self),
+            "w_layout": self.layout,
+            "policy": chosen.text or None,
+            "predicted_us": round(chosen.us, 2) or None,
+            "seed": self.drawn.seed,
+        }
+
+
+class RandomMatmul(Random, MatmulWorkload):
+    op = "random_matmul"
+    protocol = PROTOCOL.format(calls="each call a replayed CUDA graph")
+
+    def __init__(self, device: Device, drawn: Draw):
+        super().__init__(device, drawn)
+        self.is_gated = drawn.variant.gated
+        if self.is_gated:
+            self.baseline_leeway = 2.0  # it rounds gate and up, too
+
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        return self.rows, self.n // 2 if self.is_gated else self.n
+
+    @property
+    def program(self) -> GraphCall:
+        """That runs on any tiles, for all draws of this dtype and layout."""
+        made = cast("dict[object, GraphCall]", self.world.kept)
+        if self.drawn.variant not in made:
+            graph = partial(matmul_graph, w_layout=self.layout)
+            names = ["x", "w", "y"]
+            if self.is_gated:
+                graph, names = partial(gated_matmul_graph), ["x", "gate", "up", "y"]
+            size = self.world.size
+            program = GraphCall(graph(size, dtype=self.dtype), self.world, names)
+            made[self.drawn.variant] = program
+        return made[self.drawn.variant]
+
+    def make(self, schedule: str, **options: Any) -> Any:
+        if not self.is_gated:
+            return kept(self.world, Matmul, schedule=schedule)
+        self.made["ours"] = self.program
+        self.program.dims = {**self.choices()[0].dims}
+        return self.program
+
+    def arguments(self, number: int) -> tuple[Any, ...]:
+        x, w = super().arguments(number)
+        half = self.n // 2
+        return (x, w[:half], w[half:]) if self.is_gated else (x, w)
+
+    def reference(self, number: int = 0) -> Any:
+        both = super().reference(number)
+        if not self.is_gated:
+            return both
+        gate, up = both[:, : self.n // 2], both[:, self.n // 2 :]
+        return gate / (1 + self.device.xp.exp(-gate)) * up
+
+    def rivals(self, gpu: Gpu) -> dict[str, Rival]:
+        (x, w), outs = super().arguments(0), self.new_outs()
+        call = gpu.matmul(x, w, outs[0])
+        if self.is_gated:
+            both = gpu.empty((self.rows, self.n), self.dtype)
+            steps = {"gate_up": gpu.matmul(x, w, both)}
+            steps["swiglu"] = gpu.compiled_swiglu(both, outs[0])
+            call = partial(run_steps, steps)
+        return {"baseline": Rival([captured(gpu, call)], outs)}
+
+    def choices(self) -> list[Choice]:
+        shapes = shapes_for(self.layout, SHAPES)
+        ratings = rate(
+            *(self.rows, self.n, self.k, self.made["ours"].program.workers, shapes),
+            gated=self.is_gated,
+            tuning=tuning_of(self.world),
+        )
+        return [
+            Choice({"shape": one.number}, str(shapes[one.number]), one.us)
+            for one in ratings
+        ]
+
+    def fields(self) -> dict[str, Any]:
+        return {**Random.fields(self), "gated": self.is_gated}
+
+    def regret(self, gpu: Gpu) -> dict[str, Any]:
+        """How much longer the choice takes than the best of all likely tiles."""
+        choices = self.choices()
+        most = NEAR * min(one.us for one in choices)
+        likely = [one for one in choices if one.us <= most or one == choices[0]]
+        x, w = super().arguments(0)
+        given = (x, w.T) if self.layout == "kn" else self.arguments(0)
+        calls: dict[str, Call] = {}
+        for one in likely:
+            self.program.dims = {**one.dims}
+            call = partial(self.program, *given, self.outs[0])
+            (calls[one.text],) = self.timed_calls(gpu, [call])
+        times = measure_times(gpu, calls, BLOCK, is_cold=True)
+        ms = {text: median(each) for text, each in times.items()}
+        best = min(ms, key=lambda text: ms[text])
+        regret = round(ms[likely[0].text] / ms[best] - 1, 4)
+        return {"regret": regret, "best_policy": best, "compared": len(likely)}
+
+
+class RandomMLPRanks(Random, MLPWorkload):
+    op = "random_mlp_ranks"
+
+    def make(self, schedule: str, **options: Any) -> Any:
+        return kept(self.world, SharedMLP, schedule=schedule)
+
+    def calls(self, operation: Any, outs: Sequence[Any]) -> list[Call]:
+        gate_up, down = self.weights
+        inputs = self.xs[0], gate_up[: self.k], gate_up[self.k :], down
+        return [partial(operation.call, inputs, out) for out in outs]
+
+    def rivals(self, gpu: Gpu) -> dict[str, Rival]:
+        return Stepwise.rivals(self, gpu)
+
+    def choices(self) -> list[Choice]:
+        program, size = self.made["ours"].program, self.world.size
+        if program.plan.policy is None:
+            return []
+        given = (self.m, self.n, self.k, program.workers, SHAPES)
+        pairs = rate_pairs(*given, world_size=size, tuning=tuning_of(self.world))
+        return [
+            Choice(
+                {"gate_up_shape": one.up.number, "down_shape": one.down.number},
+                f"{SHAPES[one.up.number]} + {SHAPES[one.down.number]}",
+                one.us,
+            )
+            for one in pairs
+        ]
+
+
+class RandomMLP(RandomMLPRanks):
+    op = "random_mlp"
+    protocol = RandomMatmul.protocol
+    is_replayed = True
+
+    def rivals(self, gpu: Gpu) -> dict[str, Rival]:
+        """torch on one GPU."""
+        (x,), (gate_up, down), outs = self.xs, self.weights, self.new_outs()
+        both = gpu.empty((self.m, 2 * self.k), self.dtype)
+        active = gpu.empty((self.m, self.k), self.dtype)
+        steps = {
+            "gate_up": gpu.matmul(x, gate_up, both),
+            "swiglu": gpu.compiled_swiglu(both, active),
+            "down": gpu.matmul(active, down, outs[0]),
+        }
+        return {"baseline": Rival([captured(gpu, partial(run_steps, steps))], outs)}
+
+
+class RandomCollective(Random, Collective):
+    """The baseline has the weight in the same layout."""
+
+    def make_weights(self) -> tuple[Any, ...]:
+        w = self.w(self.world.rank)
+        return (self.device.transposed(w) if self.layout == "kn" else w,)
+
+    def make(self, schedule: str, **options: Any) -> Any:
+        return kept(self.world, self.operation, schedule=schedule)
+
+    def arguments(self, number: int) -> tuple[Any, ...]:
+        return self.xs[number], *self.weights
+
+
+class RandomReduceScatter(RandomCollective, MatmulReduceScatterWorkload):
+    op = "random_reduce_scatter"
+
+
+class RandomAllGather(RandomCollective, AllGatherMatmulWorkload):
+    op = "random_all_gather"
+
+
+def measure(kind: type[Random], run: Run) -> Iterator[Result]:
+    """The results of all draws, then the summary; a gate that is not met is a failure
+    of the run."""
+    device, options, sizes = run.device, run.options, SIZES[run.op]
+    is_timed = isinstance(device, Gpu)
+    if isinstance(device, Gpu):
+        run.shared |= {"baseline": device.baseline(), "protocol": kind.protocol}
+    else:
+        sizes = sizes.small
+    results: list[Record] = []
+    for turn in options.seeds:
+        seed = seed_of(records.commit(), run.op, turn)
+        drawn = list(draws(sizes, seed, device.world.size))
+        for one in drawn[: options.draws or (None if is_timed else CPU_DRAWS)]:
+            case = kind(device, one)
+            values, wrong = compared(case, case.make("static"), REPEATS)
+            if isinstance(device, Gpu) and getattr(options, "regret", False):
+                values = {**values, **cast(RandomMatmul, case).regret(device)}
+            results.append(Record(**values))
+            yield values, wrong
+            del case  # before the next one is made
+    if is_timed:
+        rows = summary(run.op, results)
+        run.say(markdown(rows))
+        run.failed += [" ".join(row.values()) for row in rows if row["met"] == "no"]
+
+
+def refusal(options: Namespace) -> str:
+    is_known = records.commit() != "unknown"
+    return "" if is_known else "the sizes follow from the commit: set BENCH_COMMIT"
+
+
+def add_options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--seeds", type=numbers, default=SEEDS, help=f"some of {SEEDS}")
+    add("--draws", type=int, help="only the first draws of each seed")
+
+
+def add_matmul_options(parser: ArgumentParser) -> None:
+    add_options(parser)
+    text = f"also time all tiles within {NEAR} times the least prediction"
+    parser.add_argument("--regret", action="store_true", help=text)
+
+
+def subject(kind: type[Random]) -> Subject:
+    return Subject(
+        f"Check and time {kind.op} at sizes that follow from the commit.",
+        partial(measure, kind),
+        add_matmul_options if kind is RandomMatmul else add_options,
+        refusal=refusal,
+        settings={"tuning": PACKAGE},
+    )
+
+
+KINDS = (RandomMatmul, RandomMLP, RandomReduceScatter, RandomAllGather, RandomMLPRanks)
+SUBJECTS = {kind.op: subject(kind) for kind in KINDS}

@@ -1,0 +1,116 @@
+"""Random sizes follow from the commit, and their ratios have gates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.random_sizes import (
+    LEAST,
+    SIZES,
+    draws,
+    newest_draws,
+    seed_of,
+    summary,
+    tables,
+)
+from benchmarks.records import Record
+from tests.benchmarks.conftest import record
+
+
+def test_seeds_follow_from_commit_operation_and_number() -> None:
+    assert seed_of("a", "random_mlp", 1) == "e6ee18ad"  # of sha256("arandom_mlp1")
+    assert seed_of("a-dirty", "random_mlp", 1) == "e6ee18ad"
+    others = ("b", "random_mlp", 1), ("a", "random_matmul", 1), ("a", "random_mlp", 2)
+    assert len({seed_of(*each) for each in others} | {"e6ee18ad"}) == 4
+
+
+@pytest.mark.parametrize("op", SIZES)
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_draws_are_within_the_limits(op: str, ranks: int, seed: int) -> None:
+    sizes = replace(SIZES[op], count=400, narrow=100)
+    drawn = list(draws(sizes, f"{seed % 2**32:08x}", ranks))
+    least, most = sizes.rows
+    for one in drawn:
+        assert one.n % 64 == one.k % 64 == 0
+        assert one.n <= 20480 and one.k <= 16640 and least <= one.rows <= most
+        assert one.n * one.k <= 2e8 and ranks * one.rows * one.n * one.k <= 1.2e11
+        assert (min(one.n, one.k) < LEAST) == (one.number >= 400)
+        assert max(one.n, one.k) >= LEAST
+    few = sum(one.rows**2 <= least * most for one in drawn[:400])
+    assert 150 < few < 250  # as many below the geometric mean as above
+    shares = [one.variant for one in drawn[:400]]
+    assert all(shares.count(one) % 100 == 0 for one in shares)
+
+
+def test_the_same_seed_gives_the_same_draws() -> None:
+    sizes = SIZES["random_matmul"]
+    first, other = draws(sizes, "0123abcd"), draws(sizes, "0123abce")
+    assert list(first) == list(draws(sizes, "0123abcd")) != list(other)
+
+
+def matmul(number: int, **changes: Any) -> Record:
+    given = {"N": 4096, "K": 4096, "M": 200, "baseline_ms": 0.05, "seed": "0123abcd"}
+    return record("random_matmul", **{**given, "model": f"draw {number}", **changes})
+
+
+def met(op: str, records: list[Record]) -> dict[str, str]:
+    return {row["number"]: row["met"] for row in summary(op, records)}
+
+
+@pytest.mark.parametrize(
+    ("speedups", "changes", "number", "text"),
+    [
+        ([1.0, 0.97], {}, "geometric mean, M 32 to 1,550", "yes"),
+        ([1.0, 0.95], {}, "geometric mean, M 32 to 1,550", "no"),
+        ([1.02], {"M": 31}, "geometric mean, M below 32", "no"),
+        ([0.99], {"M": 1551}, "geometric mean, M above 1,550", "yes"),
+        ([1.0] * 11 + [0.84], {}, "below 0.85", "yes"),
+        ([1.0] * 10 + [0.84], {}, "below 0.85", "no"),
+        ([1.0] * 99 + [0.74], {}, "below 0.75", "no"),
+        ([0.84], {"N": 704}, "N or K below 768: least", "no"),
+    ],
+)
+def test_gates_are_met_or_not(
+    speedups: list[float], changes: dict[str, Any], number: str, text: str
+) -> None:
+    records = [matmul(n, speedup=s, **changes) for n, s in enumerate(speedups)]
+    assert met("random_matmul", records)[number] == text
+
+
+def test_short_calls_and_few_rows_have_no_gate_of_long_ones() -> None:
+    slow = {"speedup": 0.79}
+    records = [matmul(0, baseline_ms=0.03, **slow), matmul(1, M=127, **slow)]
+    assert not any("30 us" in number for number in met("random_matmul", records))
+    long = met("random_matmul", [*records, matmul(2, **slow)])
+    assert long["cuBLAS above 30 us, M from 128 on: below 0.80"] == "no"
+
+
+def test_the_regret_has_gates() -> None:
+    records = [matmul(n, regret=0.0, speedup=1.0) for n in range(11)]
+    records.append(matmul(11, regret=0.2, speedup=1.0))
+    rows = {row["number"]: row for row in summary("random_matmul", records)}
+    assert rows["regret: mean"]["value"] == "1.7%"
+    assert rows["regret: above 8 %"]["met"] == rows["regret: mean"]["met"] == "yes"
+    assert met("random_matmul", records[1:])["regret: above 8 %"] == "no"
+
+
+def test_rows_of_a_rank_select_the_gate_of_a_collective() -> None:
+    few = record("random_all_gather", world_size=4, M=4 * 128, speedup=0.95)
+    many = record("random_all_gather", world_size=4, M=4 * 129, speedup=1.15)
+    numbers = met("random_all_gather", [few, many])
+    assert list(numbers.values()) == ["yes", "yes", "no", "yes"]
+
+
+def test_the_page_has_the_draws_of_the_newest_commit() -> None:
+    old = matmul(0, commit="old", date="2025-01-01", speedup=0.5)
+    first, again = matmul(0, speedup=0.6), matmul(0, date="2026-02-01", speedup=1.0)
+    assert newest_draws([again, old, first]) == [again]
+    text = tables([old, first, again, matmul(1, backend="cpu")])
+    assert "| least | 1 | 1.000 | - | - |" in text
+    assert (
+        "8 x NVIDIA H200; 2026-02-01; commit 0123456789-dirty; seeds 0123abcd" in text
+    )
+    assert tables([]) == ""
