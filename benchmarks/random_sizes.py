@@ -138,50 +138,43 @@ Values = Sequence[float]
 
 @dataclass(frozen=True)
 class Gate:
-    """A number of the draws that `where` selects. wanted: its limit as text, "-" if it
-    has none."""
+    """A number of the draws that `where` selects, and its limit, if it has one."""
 
     title: str
     where: Where
-    text: Callable[[Values], str]
-    wanted: str = "-"
-    is_met: Callable[[Values], bool] | None = None
-    of: Callable[[Record], float] = lambda r: float(r.speedup)
+    number: Callable[[Values], float]
+    least: float | None = None
+    most: Callable[[int], float] | None = None
+    """For a number of draws."""
+    form: str = ".3f"
+    of: str = "speedup"
 
     def row(self, records: Sequence[Record]) -> Row | None:
         """The gate's row in the table; None without a draw."""
-        values = [self.of(r) for r in records if self.where(r)]
+        values = [r.get(self.of) for r in records if self.where(r)]
         if not values:
             return None
-        met = "-" if self.is_met is None else "yes" if self.is_met(values) else "no"
+        number = self.number(values)
+        limit, is_met = self.least, self.least is not None and number >= self.least
+        if self.most is not None:
+            limit = self.most(len(values))
+            is_met = number <= limit
         row = {"number": self.title, "draws": f"{len(values)}"}
-        return row | {"value": self.text(values), "gate": self.wanted, "met": met}
+        row["value"] = format(number, self.form)
+        row["gate"] = "-" if limit is None else format(limit, self.form)
+        return row | {"met": "-" if limit is None else "yes" if is_met else "no"}
 
 
-def _at_least(
-    title: str, number: Callable[[Values], float], gate: float, where: Where
+def _below(
+    bound: float, where: Where, one_in: float = math.inf, title: str = ""
 ) -> Gate:
-    return Gate(
-        title,
-        where,
-        lambda values: f"{number(values):.3f}",
-        f"{gate:.2f}",
-        lambda values: number(values) >= gate,
-    )
-
-
-def _few_below(bound: float, one_in: float, where: Where, title: str = "") -> Gate:
-    """At most one in so many draws may have a lower ratio; none for infinity."""
-
-    def count(values: Values) -> int:
-        return sum(value < bound for value in values)
-
+    """How many draws have a lower ratio: at most one in so many."""
     return Gate(
         f"{title}below {bound:.2f}",
         where,
-        lambda values: f"{count(values)}",
-        "none" if one_in == math.inf else f"1 in {one_in:.0f}",
-        lambda values: count(values) <= len(values) / one_in,
+        lambda values: sum(value < bound for value in values),
+        most=lambda count: count // one_in,
+        form=".0f",
     )
 
 
@@ -199,21 +192,16 @@ def _is_long(r: Record) -> bool:
     return _is_wide(r) and r.M >= 128 and r.baseline_ms > 0.030
 
 
+def _regret(
+    title: str, number: Callable[[Values], float], most: float | None = None
+) -> Gate:
+    limit = None if most is None else (lambda count: most)
+    where = _has_regret
+    return Gate(f"regret: {title}", where, number, None, limit, ".1%", "regret")
+
+
 def _has_regret(r: Record) -> bool:
     return _is_wide(r) and r.get("regret") is not None
-
-
-def _regret(r: Record) -> float:
-    return float(r.regret)
-
-
-def _percent(number: Callable[[Values], float]) -> Callable[[Values], str]:
-    return lambda values: f"{number(values):.1%}"
-
-
-def _slow(values: Values) -> int:
-    """The draws whose chosen tiles take more than 8 % longer than the best."""
-    return sum(value > 0.08 for value in values)
 
 
 def _on_ranks(mean: float) -> Sequence[Gate]:
@@ -225,54 +213,34 @@ def _on_ranks(mean: float) -> Sequence[Gate]:
     def many(r: Record) -> bool:
         return not few(r)
 
-    mean_of, least_of = "geometric mean, ", "least, "
-    titles = "more than 128 rows a rank", "at most 128 rows a rank"
     return [
-        _at_least(mean_of + titles[0], geometric_mean, mean, many),
-        _at_least(least_of + titles[0], min, 1.0, many),
-        _at_least(mean_of + titles[1], geometric_mean, 1.05, few),
-        _at_least(least_of + titles[1], min, 0.94, few),
+        Gate("more than 128 rows a rank: geometric mean", many, geometric_mean, mean),
+        Gate("more than 128 rows a rank: least", many, min, 1.0),
+        Gate("at most 128 rows a rank: geometric mean", few, geometric_mean, 1.05),
+        Gate("at most 128 rows a rank: least", few, min, 0.94),
     ]
 
 
 LONG = "cuBLAS above 30 us, M from 128 on: "
 GATES: Mapping[str, Sequence[Gate]] = {
     "random_matmul": [
-        _at_least("geometric mean, M below 32", geometric_mean, 1.03, _rows(1, 31)),
-        _at_least(
-            "geometric mean, M 32 to 1,550", geometric_mean, 0.98, _rows(32, 1550)
-        ),
-        _at_least(
-            "geometric mean, M above 1,550", geometric_mean, 0.98, _rows(1551, math.inf)
-        ),
-        Gate("least", _is_wide, lambda values: f"{min(values):.3f}"),
-        _few_below(0.85, 12, _is_wide),
-        _few_below(0.75, math.inf, _is_wide),
-        _few_below(0.92, 20, _is_long, LONG),
-        _few_below(0.80, math.inf, _is_long, LONG),
-        _at_least("N or K below 768: least", min, 0.85, lambda r: not _is_wide(r)),
-        Gate(
-            "regret: mean",
-            _has_regret,
-            _percent(fmean),
-            "3 %",
-            lambda values: fmean(values) <= 0.03,
-            _regret,
-        ),
-        Gate("regret: median", _has_regret, _percent(median), of=_regret),
-        Gate("regret: worst", _has_regret, _percent(max), of=_regret),
-        Gate(
-            "regret: above 8 %",
-            _has_regret,
-            lambda values: f"{_slow(values)}",
-            "1 in 12",
-            lambda values: 12 * _slow(values) <= len(values),
-            _regret,
-        ),
+        Gate("M below 32: geometric mean", _rows(1, 31), geometric_mean, 1.03),
+        Gate("M 32 to 1,550: geometric mean", _rows(32, 1550), geometric_mean, 0.98),
+        Gate("M above 1,550: geometric mean", _rows(1551, 8192), geometric_mean, 0.98),
+        Gate("least", _is_wide, min),
+        _below(0.85, _is_wide, one_in=12),
+        _below(0.75, _is_wide),
+        _below(0.92, _is_long, one_in=20, title=LONG),
+        _below(0.80, _is_long, title=LONG),
+        Gate("N or K below 768: least", lambda r: not _is_wide(r), min, 0.85),
+        _regret("mean", fmean, 0.03),
+        _regret("median", median),
+        _regret("worst", max),
+        _regret("above 8 %", lambda values: fmean(v > 0.08 for v in values), 1 / 12),
     ],
     "random_mlp": [
-        _at_least("geometric mean", geometric_mean, 1.02, _is_wide),
-        _at_least("least", min, 0.90, _is_wide),
+        Gate("geometric mean", _is_wide, geometric_mean, 1.02),
+        Gate("least", _is_wide, min, 0.90),
     ],
     "random_reduce_scatter": _on_ranks(1.2),
     "random_all_gather": _on_ranks(1.12),

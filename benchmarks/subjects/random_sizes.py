@@ -130,6 +130,7 @@ class Random(Workload):
 
 class RandomMatmul(Random, MatmulWorkload):
     op = "random_matmul"
+    libraries = "SwiGLU of gated ones by torch.compile; "
     protocol = PROTOCOL.format(calls="each call a replayed CUDA graph")
 
     def __init__(self, device: Device, drawn: Draw):
@@ -251,6 +252,7 @@ class RandomMLPRanks(Random, MLPWorkload):
 
 class RandomMLP(RandomMLPRanks):
     op = "random_mlp"
+    libraries = "SwiGLU by torch.compile; "
     protocol = RandomMatmul.protocol
     is_replayed = True
 
@@ -295,7 +297,8 @@ def measure(kind: type[Random], run: Run) -> Iterator[Result]:
     device, options, sizes = run.device, run.options, SIZES[run.op]
     is_timed = isinstance(device, Gpu)
     if isinstance(device, Gpu):
-        run.shared |= {"baseline": device.baseline(), "protocol": kind.protocol}
+        run.shared["baseline"] = kind.libraries + device.baseline()
+        run.shared["protocol"] = kind.protocol
     else:
         sizes = sizes.small
     results: list[Record] = []
@@ -307,7 +310,8 @@ def measure(kind: type[Random], run: Run) -> Iterator[Result]:
             values, wrong = compared(case, case.make("static"), REPEATS)
             if isinstance(device, Gpu) and getattr(options, "regret", False):
                 values = {**values, **cast(RandomMatmul, case).regret(device)}
-            results.append(Record(**values))
+            if not wrong:
+                results.append(Record(**values))
             yield values, wrong
             del case  # before the next one is made
     if is_timed:

@@ -130,9 +130,9 @@ def test_random_sizes_are_recorded_with_the_gates_that_are_not_met(
         assert (r.seed, r.model) == (seed, f"draw {number}")
         assert r.policy and r.compared > 1 and r.regret == 0 and r.speedup == 1
         assert 0 < r.error < 3e-3 and 0 < r.baseline_error < 6e-3
-    assert last.failed == ["geometric mean, M below 32 2 1.000 1.03 no"]
+    assert last.failed == ["M below 32: geometric mean 2 1.000 1.030 no"]
     assert (
-        "| geometric mean, M below 32 | 2 | 1.000 | 1.03 | no |"
+        "| M below 32: geometric mean | 2 | 1.000 | 1.030 | no |"
         in capsys.readouterr().out
     )
 

@@ -63,10 +63,10 @@ def met(op: str, records: list[Record]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("speedups", "changes", "number", "text"),
     [
-        ([1.0, 0.97], {}, "geometric mean, M 32 to 1,550", "yes"),
-        ([1.0, 0.95], {}, "geometric mean, M 32 to 1,550", "no"),
-        ([1.02], {"M": 31}, "geometric mean, M below 32", "no"),
-        ([0.99], {"M": 1551}, "geometric mean, M above 1,550", "yes"),
+        ([1.0, 0.97], {}, "M 32 to 1,550: geometric mean", "yes"),
+        ([1.0, 0.95], {}, "M 32 to 1,550: geometric mean", "no"),
+        ([1.02], {"M": 31}, "M below 32: geometric mean", "no"),
+        ([0.99], {"M": 1551}, "M above 1,550: geometric mean", "yes"),
         ([1.0] * 11 + [0.84], {}, "below 0.85", "yes"),
         ([1.0] * 10 + [0.84], {}, "below 0.85", "no"),
         ([1.0] * 99 + [0.74], {}, "below 0.75", "no"),
