@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.protocol import measure_times
 from benchmarks.random_sizes import (
     LEAST,
     SIZES,
@@ -114,3 +116,15 @@ def test_the_page_has_the_draws_of_the_newest_commit() -> None:
         "8 x NVIDIA H200; 2026-02-01; commit 0123456789-dirty; seeds 0123abcd" in text
     )
     assert tables([]) == ""
+
+
+def test_other_data_is_read_before_each_timed_call() -> None:
+    steps: list[str] = []
+    gpu: Any = SimpleNamespace(
+        evict=lambda: steps.append("evict"),
+        time=lambda call: steps.append("time") or 1.0,
+        synchronize=lambda: None,
+        world=SimpleNamespace(gather=lambda own: [own]),
+    )
+    times = measure_times(gpu, {"ours": lambda: None}, 2, is_cold=True)
+    assert times == {"ours": [1.0, 1.0]} and steps == ["evict", "time"] * 2
