@@ -149,6 +149,20 @@ class Call:
         return tuple(w for w in self.waits if w.is_loaded or w.expects.is_loaded)
 
     @functools.cached_property
+    def known_after(self) -> tuple[EventRef, ...]:
+        """The wait after which tasks know the count, if there is one."""
+        return self.waits[:1] if self.waits_for_count else ()
+
+    @functools.cached_property
+    def limited_notifies(self) -> tuple[EventRef, ...]:
+        """The notifications of elements whose expected count is loaded."""
+        return tuple(
+            ref
+            for ref in self.notifies
+            if any(count.is_loaded for count in notifier_counts(ref))
+        )
+
+    @functools.cached_property
     def is_loaded(self) -> bool:
         """Whether waits, accesses or notifications of a task depend on loads."""
         return bool(waiting_loads(self) or working_loads(self))

@@ -7,9 +7,11 @@ their messages of the handshake has arrived."""
 
 from __future__ import annotations
 
+import gc
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -23,7 +25,7 @@ from etc_dist.ir.expr import Expr
 from etc_dist.ir.function import FORWARD, TENSOR
 from etc_dist.predict.machine import Link, Machine
 from etc_dist.runtime.cpu.simulate import ProcessMemory, deadlock
-from etc_dist.runtime.cpu.task import Element, Task
+from etc_dist.runtime.cpu.task import Block, Element, Task
 from etc_dist.runtime.cpu.workers import LaneWorker, Workers
 from etc_dist.schedule.plan import QUEUE, Plan
 from etc_dist.settings import MAX_WORKERS
@@ -177,9 +179,10 @@ class _Run:
         for worker in range(self._machine.workers):
             for warp in self._transfer_warps(worker):
                 self._at(0.0, partial(self._advance, warp))
-        while self._heap:
-            now, _, act = heapq.heappop(self._heap)
-            act(now)
+        with _paused_collections():
+            while self._heap:
+                now, _, act = heapq.heappop(self._heap)
+                act(now)
         if not self._workers.done:
             raise deadlock(self._plan, self._workers.unmet_waits())
         return Prediction(
@@ -214,10 +217,12 @@ class _Run:
 
     def _wake(self, cause: Element | int, have: int, now: float) -> None:
         """Continue the lane workers that wait for an element, or for a rank."""
-        waiting = self._waiting[cause]
-        for worker in [w for w, want in waiting.items() if want <= have]:
-            del waiting[worker]
-            self._advance(worker, now)
+        waiting = self._waiting.pop(cause, {})
+        for worker, want in waiting.items():
+            if want <= have:
+                self._advance(worker, now)
+            else:
+                self._waiting[cause][worker] = want
 
     # ------------------------------------------------------------------------ tasks
 
@@ -227,23 +232,23 @@ class _Run:
             task = self._forwards[worker].popleft()
             end = now + self._times.forward_us(task)
             self._begin(worker, end, partial(self._end_forward, task))
-        shares = worker.lane.cluster > 1
-        while not self._running[worker] or (shares and worker.unit):
+        lane = worker.lane
+        while not self._running[worker] or (lane.cluster > 1 and worker.unit):
             if not worker.unit:
                 self._workers.take(worker)
             ready = self._workers.next_task(worker)
             if ready is None:
                 break
             us = 0.0 if ready.idle else self._times.task_us(ready)
-            due = ready.t * int(ready.call.pace.evaluate(ready.env)) / 1e3
+            due = ready.t * int(ready.call.pace.evaluate(self._workers.env)) / 1e3
             self._begin(worker, max(now, due) + us, partial(self._end, worker, ready))
-            if worker.lane.name == TENSOR:
+            if lane.name == TENSOR:
                 self._tensor_us += us
         for task in worker.unit:
             if task.unmet is not None:
                 cause = task.unmet.element or task.unmet.peer
                 self._waiting[cause][worker] = task.unmet.want
-        if worker.done and worker.lane.name == TENSOR:
+        if worker.done and lane.name == TENSOR:
             self._join(worker, now)
 
     def _begin(
@@ -283,6 +288,7 @@ class _Run:
     def _end_forward(self, task: Task, now: float) -> None:
         self._parts[task] -= 1
         if self._parts[task] == 0:
+            del self._parts[task]
             self._complete(task, now)
 
     def _complete(self, task: Task, now: float) -> None:
@@ -297,31 +303,58 @@ class _Run:
             arrived = self._near.send(now, nbytes)
         self._end_us = max(self._end_us, end)
         own = [element for element in task.notifies if element.rank == 0]
-        for when, elements in ((now, own), (arrived, [*self._mirrored(task)])):
+        for when, elements in ((now, own), (arrived, self._mirrored(task))):
             if elements:
                 act = partial(self._notify, elements)
                 self._at(when + self._machine.poll_us, act)
 
-    def _mirrored(self, task: Task) -> Iterator[Element]:
+    def _mirrored(self, task: Task) -> Sequence[Element]:
         """The elements of rank 0 that this task of other ranks notifies."""
-        refs = [ref for ref in task.call.notifies if ref.rank is not None]
-        if not refs:
-            return
-        env = self._of_ranks
-        env = {**env, **task.call.coordinates(task.t, env)}
-        for ref in refs:
-            assert ref.rank is not None
-            to = self._values(ref.guarded(ref.rank), env)
-            holds = (self._values(ref.holds, env) != 0) & (to == 0)
-            holds[0] = False
-            index = [self._values(ref.guarded(part), env)[holds] for part in ref.index]
-            for place in zip(*index, strict=True):
-                yield Element(ref.events.name, 0, tuple(map(int, place)))
+        block = task.block
+        if "mirrored" not in block.found:
+            block.found["mirrored"] = self._mirror(task.call, block)
+        elements: Sequence[Element] = block.found["mirrored"][task.t - block.first]
+        return elements
 
-    def _values(self, expr: Expr, env: dict[str, Any]) -> np.ndarray[Any, Any]:
-        """The value of `expr` on each rank."""
-        value = np.asarray(expr.evaluate(env), np.int64)
-        return np.broadcast_to(value, self._plan.graph.world_size)
+    def _mirror(self, call: Call, block: Block) -> Sequence[Sequence[Element]]:
+        """For each task of a block, the elements that `_mirrored` finds."""
+        found: list[list[Element]] = [[] for _ in range(block.count)]
+        graph = self._plan.graph
+        ranks = [*range(1, graph.local_size)]
+        if call.function.far:
+            ranks += range(graph.local_size, graph.world_size, graph.local_size)
+        env = {
+            name: value[ranks] if np.ndim(value) else value
+            for name, value in self._of_ranks.items()
+        }
+        tasks = np.arange(block.first, block.first + block.count)[:, None]
+        env |= call.coordinates(tasks, env)
+        shape = block.count, len(ranks)
+
+        def values(expr: Expr) -> np.ndarray[Any, Any]:
+            return np.broadcast_to(np.asarray(expr.evaluate(env), np.int64), shape)
+
+        for ref in call.notifies:
+            if ref.rank is None:
+                continue
+            chosen = (values(ref.holds) != 0) & (values(ref.guarded(ref.rank)) == 0)
+            index = [values(ref.guarded(part))[chosen].tolist() for part in ref.index]
+            rows = np.nonzero(chosen)[0].tolist()
+            for row, *place in zip(rows, *index, strict=True):
+                found[row].append(Element(ref.events.name, 0, tuple(place)))
+        return found
+
+
+@contextmanager
+def _paused_collections() -> Iterator[None]:
+    """Tasks are in no cycles, and collections would visit them again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _refuse_data(plan: Plan) -> None:

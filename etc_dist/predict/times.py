@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean
 
 from etc_dist.errors import ArgumentError
@@ -88,8 +89,7 @@ class ModelTimes:
                     fix="give the times of a traced run (--trace)",
                 )
             depth = int(task.reads[0].tensor.shape[-1].evaluate(task.env))
-            work = work_of(TileShape(TILE, TILE, "rows"), TILE, TILE, depth, 2)
-            return work.stages * max(work.stage_us(self.constants))
+            return _matmul_us(depth, self.constants)
         nbytes = 0 if function.far else sum(read.nbytes for read in task.reads)
         return TASK_US + nbytes / WARP_BYTES_PER_US
 
@@ -97,3 +97,9 @@ class ModelTimes:
         """Microseconds of a warp that forwards a quarter of a tile."""
         tile = TILE * TILE * task.writes[0].tensor.itemsize
         return TASK_US + tile / 4 / WARP_BYTES_PER_US
+
+
+@cache
+def _matmul_us(depth: int, constants: Constants) -> float:
+    work = work_of(TileShape(TILE, TILE, "rows"), TILE, TILE, depth, 2)
+    return work.stages * max(work.stage_us(constants))

@@ -22,7 +22,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from etc_dist.ir.call import Call, Coordinate, size_of
 from etc_dist.ir.dims import checked_dims, refuse_undefined
 from etc_dist.ir.expr import Const, Expr, ceildiv
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.schedule.loops import Item, Loop, nest
+from etc_dist.schedule.loops import Item, Loop, loops_in, nest
 from etc_dist.settings import MAX_WORKERS
 
 STRIDED, TICKET, QUEUE = "strided", "ticket", "queue"
@@ -134,6 +134,22 @@ class Lane:
         """Units of one turn of `loop`."""
         return self._turn(loop.items)
 
+    def at(self, env: dict[str, Any]) -> Lane:
+        """The lane with numbers of units at `env`, which are evaluated once."""
+        lane, loops = replace(self), [*loops_in(self.items)]
+        counts: list[tuple[Any, Sequence[Item]]] = [
+            (Lane.group_size, self.calls),
+            (Lane.group_units, self.calls),
+            (Lane.period, loops),
+            (Lane.turn_units, [*self.calls, *loops]),
+        ]
+        for method, items in counts:
+            lane.__dict__[f"_{method.__name__}"] = {
+                item.name: Const(int(method(self, item).evaluate(env)))
+                for item in items
+            }
+        return lane
+
     def first_unit(self, call: Call) -> Expr:
         """Units of the calls before `call` in the lane."""
         names = [c.name for c in self.calls]
@@ -159,8 +175,8 @@ class Lane:
 
     def tasks(self, call: Call, unit: int, env: dict[str, Any]) -> range:
         """The tasks of a unit of the call."""
-        share, size = self.share(call), int(self.group_size(call).evaluate(env))
-        group, part = divmod(unit, int(self.group_units(call).evaluate(env)))
+        share, size = self.share(call), self._number(self.group_size(call), env)
+        group, part = divmod(unit, self._number(self.group_units(call), env))
         first = part * share
         return range(group * size + first, group * size + min(first + share, size))
 
@@ -204,7 +220,7 @@ class Lane:
             items = item.items
 
     def _number(self, expr: Expr, env: dict[str, Any]) -> int:
-        return int(expr.evaluate(env))
+        return expr.value if type(expr) is Const else int(expr.evaluate(env))
 
     def _turn(self, items: Sequence[Item]) -> Expr:
         count: Expr = Const(0)

@@ -23,7 +23,7 @@ from etc_dist.ir import (
     select,
     tile,
 )
-from etc_dist.runtime.cpu.task import Resolver, Task, place
+from etc_dist.runtime.cpu.task import Block, Resolver, Task
 from etc_dist.schedule import schedule_static
 from tests.codegen.as_python import as_python
 from tests.graphs.permute import permute
@@ -150,14 +150,10 @@ def host_says(
     env = graph.environment({"n": ROWS}, 0)
     env |= {f"@{name}": array for name, array in tensors.items()}
     resolver = Resolver(0, graph, env)
-    task = Task(0, 0, "tensor", call, i, 1, place(call, i, env))
+    task = Task(0, 0, "tensor", call, i, 1, Block(call, i, 1, env))
     try:
-        for region in (*call.reads, *call.writes):
-            resolver.access(region, task)
-        for ref in (*call.waits, *call.notifies):
-            if resolver.holds(ref, task):
-                resolver.element(ref, task)
-                resolver.expected(ref, task)
+        resolver.accesses((*call.reads, *call.writes), task)
+        resolver.waits((*call.waits, *call.notifies), task)
     except ArgumentError:
         return False
     return True

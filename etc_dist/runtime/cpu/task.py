@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from etc_dist.errors import EtcDistError, GraphError, RangeRecord, WaitRecord
 from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef, EventTensor
-from etc_dist.ir.expr import Expr
+from etc_dist.ir.expr import ZERO, Expr
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.loads import INT32, overflowing
 from etc_dist.ir.tensor import Region, Tensor
 from etc_dist.runtime.cpu.arrays import shape_of
 from etc_dist.runtime.device_faults import out_of_range
 
+T = TypeVar("T", EventRef, Region)
+R = TypeVar("R")
+ALL = "all"
+"""What a block has found for whole tasks."""
+Values = Callable[..., list[int]]
+"""(expression, its part of a reference as text): its values in the tasks of a block."""
+Resolve = Callable[[T, "Task", Values], Sequence[R | None]]
+"""(reference, task, values): what it names in the tasks of a block; None: nothing."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Element:
     """An element of an event tensor on a rank."""
 
@@ -35,7 +48,7 @@ class Element:
         return f"{self.label} of rank {self.rank}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Access:
     """A region of a tensor in a rank's memory, as a NumPy index."""
 
@@ -59,7 +72,7 @@ class Access:
         return prod(self.shape) * self.tensor.itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class UnmetWait:
     """A wait of a task, with the current and the expected count. `element` is None for
     the handshake: rank `peer` must have started the epoch."""
@@ -73,6 +86,34 @@ class UnmetWait:
     def label(self) -> str:
         """The event, as text."""
         return self.element.label if self.element else f"the start of rank {self.peer}"
+
+
+class Block:
+    """`count` tasks of `call`, from `first` on, which are resolved together. found: the
+    results for all of them, by the id of a tuple of references; [] where each task is
+    resolved alone."""
+
+    def __init__(self, call: Call, first: int, count: int, env: dict[str, Any]):
+        self.first, self.count, self._own = first, count, env
+        tasks: Any = np.arange(first, first + count) if count > 1 else first
+        tiles = call.coordinates(tasks, env)
+        self._env = {**env, **tiles}
+        columns = zip(*map(self._spread, tiles.values()), strict=True)
+        self._tiles = [dict(zip(tiles, tile, strict=True)) for tile in columns] or [{}]
+        self.found: dict[Hashable, Sequence[Any]] = {}
+
+    def env_of(self, t: int) -> dict[str, Any]:
+        """The environment with the coordinate of task `t`."""
+        return {**self._own, **self._tiles[t - self.first]}
+
+    def values(self, expr: Expr, of: str = "") -> list[int]:
+        """The value of `expr` in each task; ArithmeticError if some divides by zero."""
+        with np.errstate(divide="raise"):
+            return self._spread(expr.evaluate(self._env))
+
+    def _spread(self, value: Any) -> list[int]:
+        is_array = isinstance(value, np.ndarray)
+        return value.tolist() if is_array else [int(value)] * self.count
 
 
 @dataclass(eq=False)
@@ -89,16 +130,21 @@ class Task:
     call: Call
     t: int
     epoch: int
-    env: dict[str, Any]
-    waits: tuple[tuple[Element, int], ...] | None = None
+    block: Block
+    waits: Sequence[tuple[Element, int]] | None = None
     knows_waits: bool = False
     begun: bool = False
-    reads: tuple[Access, ...] = ()
-    writes: tuple[Access, ...] = ()
-    notifies: tuple[Element, ...] = ()
+    reads: Sequence[Access] = ()
+    writes: Sequence[Access] = ()
+    notifies: Sequence[Element] = ()
     most: Mapping[Element, int] = field(default_factory=dict)
     """The expected count of each element where that count is loaded."""
     unmet: UnmetWait | None = field(default=None, repr=False)
+
+    @cached_property
+    def env(self) -> dict[str, Any]:
+        """The values of all symbols, and the arrays that expressions load from."""
+        return self.block.env_of(self.t)
 
     @property
     def coordinate(self) -> tuple[int, ...]:
@@ -120,7 +166,7 @@ class Task:
         """Whether all its writes are empty: then it only waits and notifies."""
         return bool(self.writes) and all(access.empty for access in self.writes)
 
-    @property
+    @cached_property
     def peers(self) -> set[int]:
         """Other ranks whose memory this task writes or whose events it notifies."""
         ranks = {access.rank for access in self.writes}
@@ -136,12 +182,6 @@ class Task:
         return WaitRecord(*row, self.unmet.label, have, want)
 
 
-def place(call: Call, t: int, env: dict[str, Any]) -> dict[str, Any]:
-    """`env` with the coordinate of task `t`."""
-    tile = call.coordinates(t, env)
-    return {**env, **{name: int(value) for name, value in tile.items()}}
-
-
 class Resolver:
     """Evaluates the symbolic references of a rank's tasks."""
 
@@ -152,58 +192,145 @@ class Resolver:
         shaped: list[EventTensor | Tensor] = [*graph.events, *graph.tensors]
         self._shapes = {each.name: shape_of(each, env) for each in shaped}
 
-    def holds(self, ref: EventRef, task: Task) -> bool:
-        """Whether the task waits for `ref`, or notifies it."""
-        return _value(ref.holds, task, ref, "the condition of ") != 0
+    def waits(
+        self, refs: Sequence[EventRef], task: Task
+    ) -> Sequence[tuple[Element, int]]:
+        """The elements that the task waits for, with the notifications that each needs.
+        If one is out of range: ArgumentError for a loaded index, else GraphError."""
+        return self._resolve(refs, task, self._waits)
 
-    def element(self, ref: EventRef, task: Task) -> Element:
-        """The element `ref`. If it is out of range: ArgumentError for a loaded index,
-        else GraphError."""
-        rank = self._on(ref.rank, task, ref)
-        index = tuple(_value(part, task, ref) for part in ref.index)
-        shape = self._shapes[ref.events.name]
-        if any(not 0 <= i < n for i, n in zip(index, shape, strict=True)):
-            wanted = f"an index within {list(shape)}"
-            raise _outside(task, ref, wanted, index, ref.is_loaded)
-        return Element(ref.events.name, rank, index)
+    def elements(self, refs: Sequence[EventRef], task: Task) -> Sequence[Element]:
+        """The elements of `refs` that the task notifies; errors as for `waits`."""
+        return self._resolve(refs, task, self._elements)
 
-    def expected(self, ref: EventRef, task: Task) -> int:
-        """The notifications that the element needs."""
-        return _value(ref.expects, task, ref, "the expected count of ")
-
-    def access(self, region: Region, task: Task) -> Access:
-        """The region, clipped at the tensor's edge; errors as for `element`.
+    def accesses(self, regions: Sequence[Region], task: Task) -> Sequence[Access]:
+        """The regions, clipped at the tensor's edge; errors as for `waits`.
         NOTE: only a start without loads may be beyond the edge."""
-        rank = self._on(region.rank, task, region)
-        index: list[slice | int] = []
+        return self._resolve(regions, task, self._accesses)
+
+    def complete(self, task: Task) -> None:
+        """Fill in a task of a call without loads, unless a reference is faulty in some
+        task of its block."""
+        call, block = task.call, task.block
+        if ALL not in block.found:
+            columns = [
+                self._together(call.free_waits, task, self._waits),
+                self._together(call.reads, task, self._accesses),
+                self._together(call.writes, task, self._accesses),
+                self._together(call.notifies, task, self._elements),
+            ]
+            block.found[ALL] = [*zip(*columns, strict=all(columns))]
+        if rows := block.found[ALL]:
+            parts = rows[task.t - block.first]
+            task.waits, task.reads, task.writes, task.notifies = parts
+            task.knows_waits = task.begun = True
+
+    def _resolve(
+        self, refs: Sequence[T], task: Task, resolve: Resolve[T, R]
+    ) -> Sequence[R]:
+        """What `resolve` finds for `refs`, a tuple of the call: with the block, or in
+        the task alone."""
+        found = task.block.found.get(id(refs))
+        if found is None:
+            found = task.block.found[id(refs)] = self._together(refs, task, resolve)
+        if found:
+            return found[task.t - task.block.first]
+        return _rows([resolve(ref, task, _alone(ref, task)) for ref in refs], 1)[0]
+
+    def _together(
+        self, refs: Sequence[T], task: Task, resolve: Resolve[T, R]
+    ) -> Sequence[tuple[R, ...]]:
+        """What `resolve` finds in each task of a block; [] if any of `refs` depends on
+        loads, or is faulty in some task."""
+        if any(ref.is_loaded for ref in refs):
+            return []
+        with suppress(ArithmeticError, GraphError):
+            columns = [resolve(ref, task, task.block.values) for ref in refs]
+            return _rows(columns, task.block.count)
+        return []
+
+    def _waits(
+        self, ref: EventRef, task: Task, values: Values
+    ) -> Sequence[tuple[Element, int] | None]:
+        elements = self._elements(ref, task, values)
+        wanted = [0] * len(elements)
+        if any(elements):
+            wanted = values(ref.expects, "the expected count of ")
+        pairs = zip(elements, wanted, strict=True)
+        return [(element, want) if element else None for element, want in pairs]
+
+    def _elements(
+        self, ref: EventRef, task: Task, values: Values
+    ) -> Sequence[Element | None]:
+        holds = values(ref.holds, "the condition of ")
+        if not any(holds):
+            return [None] * len(holds)
+        rank, shape = ref.rank, self._shapes[ref.events.name]
+        columns = [values(ref.guarded(part)) for part in ref.index]
+        for column, extent in zip(columns, shape, strict=True):
+            if min(column) < 0 or max(column) >= extent:
+                wanted = f"an index within {list(shape)}"
+                index = tuple(column[0] for column in columns)
+                raise _outside(task, ref, wanted, index, ref.is_loaded)
+        rank = None if rank is None else ref.guarded(rank)
+        ranks = self._ranks(rank, task, ref, values)
+        places = _rows(columns, len(holds))
+        return [
+            Element(ref.events.name, rank, place) if held else None
+            for held, rank, place in zip(holds, ranks, places, strict=True)
+        ]
+
+    def _accesses(self, region: Region, task: Task, values: Values) -> Sequence[Access]:
+        axes: list[Sequence[Any]] = []
         shape = self._shapes[region.tensor.name]
         for start, size, end, kept in zip(
             region.start, region.size, shape, region.kept, strict=True
         ):
-            low = _value(start, task, region)
-            loaded = start.is_loaded
-            if low < 0 or (low > end - (not kept) and (loaded or not kept)):
-                wanted = f"a start of 0 .. {end - (not kept)}"
-                raise _outside(task, region, wanted, (low,), loaded)
-            low = min(low, end)
-            high = min(low + _value(size, task, region), end)
-            index.append(slice(low, max(low, high)) if kept else low)
-        return Access(region.tensor, rank, tuple(index))
+            lows, loaded = values(start), start.is_loaded
+            most = end - (not kept)
+            if min(lows) < 0 or (max(lows) > most and (loaded or not kept)):
+                wanted = f"a start of 0 .. {most}"
+                raise _outside(task, region, wanted, (lows[0],), loaded)
+            pairs = [*zip(lows, values(size), strict=True)]
+            clipped = {pair: _clipped(*pair, end) for pair in {*pairs}}
+            axes.append([clipped[pair] for pair in pairs] if kept else lows)
+        ranks = self._ranks(region.rank, task, region, values)
+        places = zip(ranks, _rows(axes, len(ranks)), strict=True)
+        return [Access(region.tensor, rank, place) for rank, place in places]
 
-    def _on(self, rank: Expr | None, task: Task, what: EventRef | Region) -> int:
+    def _ranks(
+        self, rank: Expr | None, task: Task, what: EventRef | Region, values: Values
+    ) -> Sequence[int]:
         if rank is None:
-            return self._rank
-        number = _value(rank, task, what)
-        if not 0 <= number < self._world_size:
-            wanted = f"a rank of 0 .. {self._world_size - 1}"
-            raise _outside(task, what, wanted, (number,), rank.is_loaded)
-        if number not in self._near:
-            far = task.call.function.far
-            if not far or (number - self._rank) % len(self._near):
+            return [self._rank] * len(values(ZERO))
+        numbers, far, size = values(rank), task.call.function.far, len(self._near)
+        for number in {*numbers}:
+            if not 0 <= number < self._world_size:
+                wanted = f"a rank of 0 .. {self._world_size - 1}"
+            elif number in self._near or (far and (number - self._rank) % size == 0):
+                continue
+            else:
                 wanted = f"a rank of this host, {self._near[0]} .. {self._near[-1]}"
                 wanted += ", or a partner" * far
-                raise _outside(task, what, wanted, (number,), rank.is_loaded)
-        return number
+            raise _outside(task, what, wanted, (number,), rank.is_loaded)
+        return numbers
+
+
+def _rows(columns: Sequence[Sequence[R | None]], count: int) -> list[tuple[R, ...]]:
+    """The `count` rows of `columns`, without the elements that are None."""
+    if not columns:
+        return [()] * count
+    rows = zip(*columns, strict=True)
+    return [tuple(part for part in row if part is not None) for row in rows]
+
+
+def _alone(what: EventRef | Region, task: Task) -> Values:
+    return lambda expr, of="": [_value(expr, task, what, of)]
+
+
+def _clipped(low: int, size: int, end: int) -> slice:
+    low = min(low, end)
+    return slice(low, max(low, min(low + size, end)))
 
 
 def _value(expr: Expr, task: Task, what: EventRef | Region, of: str = "") -> int:

@@ -18,19 +18,17 @@ import numpy as np
 
 from etc_dist.errors import WaitRecord
 from etc_dist.ir.call import Call
-from etc_dist.ir.event import EventRef
-from etc_dist.ir.loads import notifier_counts
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.body import run_body
 from etc_dist.runtime.cpu.ready_queue import ReadyQueue
 from etc_dist.runtime.cpu.task import (
     Access,
+    Block,
     Element,
     Resolver,
     Task,
     UnmetWait,
-    place,
     range_error,
 )
 from etc_dist.runtime.trace import TaskRecord
@@ -38,6 +36,8 @@ from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
 SHOWN = 16
 """The number of groups of a rank that an error names."""
+BLOCK, MOST_BLOCKS = 128, 32
+"""Tasks of a call that are evaluated together, and the blocks that a rank keeps."""
 
 
 class Memory(Protocol):
@@ -123,6 +123,8 @@ class Workers:
         self._tickets = {lane.name: 0 for lane in plan.lanes}
         self._units = {worker: self._units_of(worker) for worker in lane_workers}
         self._resolver = Resolver(rank, plan.graph, self.env)
+        self._lanes = {lane.name: lane.at(self.env) for lane in plan.lanes}
+        self._blocks: dict[tuple[str, int], Block] = {}
         chance = random.Random(f"{seed} {rank} {epoch}")
 
         def counts(name: str) -> Array:
@@ -223,16 +225,35 @@ class Workers:
                 call,
                 t,
                 self.epoch,
-                place(call, t, self.env),
+                self._block(call, t),
             )
-            for member, (call, t) in enumerate(self.plan.unit(lane, index, self.env))
+            for member, (call, t) in enumerate(
+                self.plan.unit(self._lanes[lane.name], index, self.env)
+            )
         ]
+
+    def _block(self, call: Call, t: int) -> Block:
+        """The block of tasks that has task `t`."""
+        number = t // BLOCK
+        block = self._blocks.get((call.name, number))
+        if block is None:
+            if len(self._blocks) == MOST_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            first = number * BLOCK
+            count = min(BLOCK, int(call.tasks.evaluate(self.env)) - first)
+            block = Block(call, first, count, self.env)
+            self._blocks[call.name, number] = block
+        return block
 
     def _pending_task(self, lane: Lane, call: Call, t: int) -> Task:
         """A task of a group that is not ready, with its first unmet wait."""
-        env = place(call, t, self.env)
-        task = Task(self.rank, -1, lane.name, call, t, self.epoch, env)
-        task.waits = tuple(self._waits(task, (*call.free_waits, *call.loaded_waits)))
+        block = Block(call, t, 1, self.env)
+        task = Task(self.rank, -1, lane.name, call, t, self.epoch, block)
+        free, loaded = call.free_waits, call.loaded_waits
+        task.waits = (
+            *self._resolver.waits(free, task),
+            *self._resolver.waits(loaded, task),
+        )
         self._met(task)
         return task
 
@@ -242,21 +263,22 @@ class Workers:
         limited, count = task.call.limited, task.call.count
         if limited is None or count is None or task.begun:
             return False
-        known_after = task.call.waits[:1] if task.call.waits_for_count else ()
-        for element, want in self._waits(task, known_after):
+        for element, want in self._resolver.waits(task.call.known_after, task):
             if self._memory.have(element) < want:
                 return False
         return int(task.env[limited.symbol.name]) >= int(count.evaluate(task.env))
 
     def _ready(self, task: Task) -> bool:
         """Whether `task` may run now; if not, `task.unmet` is its first unmet wait."""
+        if task.waits is None and not task.call.is_loaded:
+            self._resolver.complete(task)
         if task.waits is None:
-            task.waits = tuple(self._waits(task, task.call.free_waits))
+            task.waits = self._resolver.waits(task.call.free_waits, task)
         if not self._met(task):
             return False
         if not task.knows_waits:
-            task.knows_waits = True
-            task.waits += tuple(self._waits(task, task.call.loaded_waits))
+            task.knows_waits, loaded = True, task.call.loaded_waits
+            task.waits = (*task.waits, *self._resolver.waits(loaded, task))
             if not self._met(task):
                 return False
         if not task.begun:
@@ -277,26 +299,12 @@ class Workers:
                 return False
         return True
 
-    def _waits(
-        self, task: Task, refs: Sequence[EventRef]
-    ) -> Iterator[tuple[Element, int]]:
-        resolver = self._resolver
-        for ref in refs:
-            if resolver.holds(ref, task):
-                yield resolver.element(ref, task), resolver.expected(ref, task)
-
     def _begin(self, task: Task) -> None:
-        task.begun = True
-        access, call = self._resolver.access, task.call
-        task.reads = tuple(access(region, task) for region in call.reads)
-        task.writes = tuple(access(region, task) for region in call.writes)
-        notified = [r for r in call.notifies if self._resolver.holds(r, task)]
-        task.notifies = tuple(self._resolver.element(ref, task) for ref in notified)
-        task.most = {
-            element: self._resolver.expected(ref, task)
-            for ref, element in zip(notified, task.notifies, strict=True)
-            if any(count.is_loaded for count in notifier_counts(ref))
-        }
+        task.begun, call, resolver = True, task.call, self._resolver
+        task.reads = resolver.accesses(call.reads, task)
+        task.writes = resolver.accesses(call.writes, task)
+        task.notifies = resolver.elements(call.notifies, task)
+        task.most = dict(resolver.waits(call.limited_notifies, task))
 
     def _run(self, task: Task) -> None:
         if any(self._memory.is_far(access.rank) for access in task.writes):
