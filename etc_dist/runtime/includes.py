@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from etc_dist.codegen import Source
@@ -63,7 +64,7 @@ class _Included:
 
     def renamed(self, path: Path) -> str:
         """The text of a file with renamed includes; adds these to `waiting`."""
-        text = _normalized(_read(path), path)
+        text, directives = _scanned(_read(path), path)
 
         def rename(found: re.Match[str]) -> str:
             name = _NAME.match(found["name"]) if found["word"] == "include" else None
@@ -77,7 +78,11 @@ class _Included:
             start = found.start("name") - found.start()
             return f'{found[0][:start]}"{known}"{found["name"][name.end() :]}'
 
-        return _DIRECTIVE.sub(rename, text)
+        parts, end = [], 0
+        for found in directives:
+            parts += [text[end : found.start()], rename(found)]
+            end = found.end()
+        return "".join([*parts, text[end:]])
 
     def find(self, name: str, user: Path, quote: str) -> Path | None:
         """The file that an include in `user` refers to, in any folder."""
@@ -94,6 +99,13 @@ class _Included:
         if path.is_relative_to(self.kernels):
             return str(path.relative_to(self.kernels))
         return self.names.get(path, str(path))
+
+
+@lru_cache(maxsize=1024)  # programs share most of their headers
+def _scanned(text: str, path: Path) -> tuple[str, list[re.Match[str]]]:
+    """The normalized `text` of a file, and its directives."""
+    normalized = _normalized(text, path)
+    return normalized, [*_DIRECTIVE.finditer(normalized)]
 
 
 def _normalized(text: str, path: Path) -> str:
