@@ -45,13 +45,8 @@ class EtcDistError(Exception):
         **details: object,
     ):
         assert all(hasattr(type(self), name) for name in details), details
-        self.what, self.where, self.wanted, self.got, self.fix = (
-            what,
-            where,
-            wanted,
-            got,
-            fix,
-        )
+        self.what, self.where = what, where
+        self.wanted, self.got, self.fix = wanted, got, fix
         vars(self).update(details)
         super().__init__(
             f"{what}\n  where:  {where}\n  wanted: {wanted}\n  got:    {got}\n"

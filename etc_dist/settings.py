@@ -148,22 +148,10 @@ def _parse_flag(text: str) -> bool:
     return flags[text.lower()]
 
 
-def _parse_verify(text: str) -> bool | str:
-    return text if text == "data" else _parse_flag(text)
-
-
 def _in_range(is_good: bool, value: Any) -> Any:
     if not is_good:
         raise ValueError(value)
     return value
-
-
-def _seconds(value: float) -> float:
-    return float(_in_range(0 < value <= MAX_SECONDS, value))
-
-
-def _workers(value: int) -> int:
-    return int(_in_range(1 <= value <= MAX_WORKERS, value))
 
 
 def _verify(value: int | str) -> int | str:
@@ -206,7 +194,7 @@ def _folder(name: str | Path) -> Path:
 _SECONDS = _Rule(
     (int, float),
     lambda text: float(_plain(text)),
-    _seconds,
+    lambda value: float(_in_range(0 < value <= MAX_SECONDS, value)),
     f"a number of seconds above 0 and at most {MAX_SECONDS:.0f}",
 )
 _FLAG = _Rule(bool, _parse_flag, bool, "0, 1, true or false")
@@ -229,13 +217,18 @@ _RULES = {
     "tuning": _Rule(
         str, str, _name, "auto, a name of the package, or a file; ~ is the home folder"
     ),
-    "verify": _Rule((bool, int, str), _parse_verify, _verify, '0, 1 or "data"'),
+    "verify": _Rule(
+        (bool, int, str),
+        lambda text: text if text == "data" else _parse_flag(text),
+        _verify,
+        '0, 1 or "data"',
+    ),
     "trace": _FLAG,
     "timing": _FLAG,
     "cpu_workers": _Rule(
         int,
         lambda text: int(_plain(text)),
-        _workers,
+        lambda value: int(_in_range(1 <= value <= MAX_WORKERS, value)),
         f"an integer from 1 to {MAX_WORKERS}",
     ),
     "share_gpu": _FLAG,

@@ -15,11 +15,12 @@ from typing import Any
 from etc_dist.errors import ArgumentError
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
-HONOURED = _names(
+HONOURED = names(
     """
     architectures eos_token_id head_dim hidden_size intermediate_size layer_types
     max_position_embeddings max_window_layers model_type moe_intermediate_size
@@ -72,7 +73,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "watermarking_config": (),
 }
 """Refused unless null or one of these values."""
-DECODING = _names(
+DECODING = names(
     """
     assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight
     assistant_lookbehind diversity_penalty do_sample dola_layers early_stopping
@@ -86,7 +87,7 @@ DECODING = _names(
     """
 )
 """Not applied: how tokens are chosen is an argument of `generate`."""
-UNUSED = _names(
+UNUSED = names(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal
     _commit_hash _experts_implementation _experts_implementation_internal

@@ -11,7 +11,7 @@ import numpy as np
 
 from etc_dist.models.config import LLAMA, QWEN_MOE, ModelConfig, parse_config
 from etc_dist.models.extras import extra_module
-from etc_dist.models.fields import refused
+from etc_dist.models.fields import names, refused
 from etc_dist.models.gguf_keys import ARCHITECTURE, TYPE, fields_of, refuse_keys
 from etc_dist.models.gguf_reader import GgufTensor
 from etc_dist.models.gguf_split import read_parts
@@ -43,19 +43,12 @@ LAYER_TENSORS = {
 }
 """Those of experts are stacked; {} stands for the number of one."""
 STOPS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-STOP_TEXTS = {
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<end_of_turn>",
-    "<EOT>",
-    "_<EOT>",
-}
+STOP_TEXTS = names(
+    """
+    <|endoftext|> <|end_of_text|> <|im_end|> <|eot_id|> <|eom_id|> <|end|>
+    <|return|> <|call|> <end_of_turn> <EOT> _<EOT>
+    """
+)
 """Tokens that end a text: by their role, and by their text, as in llama.cpp. A file
 has one id of a role, where the folder of the same model may have several."""
 NO_TOKEN = 2**32 - 1

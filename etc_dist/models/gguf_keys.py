@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.fields import VARIANT_FIX, refused
+from etc_dist.models.fields import VARIANT_FIX, names, refused
 
 ARCHITECTURE, TYPE = "general.architecture", "general.type"
 FIELDS = {
@@ -83,18 +83,13 @@ OWN_SIZES: Mapping[str, Values] = {
     "rope.dimension_count": lambda c: (c.head_dim,),
 }
 """Refused unless the value that follows from others."""
-UNUSED = frozenset(
-    {
-        "attention.group_norm_epsilon",
-        "attention.group_norm_groups",
-        "attention.layer_norm_epsilon",
-        "pooling_type",
-        "rope.scaling.finetuned",
-        "rope.scaling.original_context_length",
-        "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
-        "tensor_data_layout",
-    }
+UNUSED = names(
+    """
+    attention.group_norm_epsilon attention.group_norm_groups
+    attention.layer_norm_epsilon pooling_type rope.scaling.finetuned
+    rope.scaling.original_context_length rope.scaling.yarn_beta_fast
+    rope.scaling.yarn_beta_slow tensor_data_layout
+    """
 )
 """Notes, numbers of layers that these models do not have, and of a scaling that is
 refused."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from etc_dist.errors import ArgumentError
 from etc_dist.files import read_file, read_object
+from etc_dist.models.fields import names
 
 SPECIAL = tuple(
     f"{n}_token" for n in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
@@ -24,21 +25,11 @@ FURTHER = "model_specific_special_tokens", "additional_special_tokens", EXTRA
 """Further special tokens: objects of those with names, or lists."""
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-HONOURED = frozenset(
-    (
-        *SPECIAL,
-        *FURTHER,
-        "add_bos_token",
-        "add_eos_token",
-        "add_prefix_space",
-        "added_tokens_decoder",
-        "chat_template",
-        "clean_up_tokenization_spaces",
-    )
+HONOURED = frozenset((*SPECIAL, *FURTHER)) | names(
+    """
+    add_bos_token add_eos_token add_prefix_space added_tokens_decoder chat_template
+    clean_up_tokenization_spaces
+    """
 )
 CLEANS_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -49,7 +40,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "split_special_tokens": (None, False),
 }
 """Refused unless absent or one of these values."""
-UNUSED = _names(
+UNUSED = names(
     """
     _json_padding _json_truncation _spm_precompiled_charsmap backend
     chat_control_tokens device_map errors extra_ids files_loaded from_slow gguf_file

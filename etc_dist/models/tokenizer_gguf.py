@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etc_dist.models.extras import extra_module
+from etc_dist.models.fields import names
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.tokenizer import Tokenizer
 from etc_dist.models.tokenizer_config import DEFAULT, refused
@@ -60,19 +61,15 @@ NEUTRAL: Mapping[str, Any] = {
     "precompiled_charsmap": [],
 }
 """Refused unless absent or of this value."""
-UNUSED = frozenset(
-    f"{PREFIX}{name}"
-    for name in (
-        "scores",
-        "token_type_count",
-        "fim_pre_token_id",
-        "fim_suf_token_id",
-        "fim_mid_token_id",
-        "prefix_token_id",
-        "suffix_token_id",
-        "middle_token_id",
-    )
-) | {"tokenizer.chat_templates", "tokenizer.huggingface.json", "tokenizer.rwkv.world"}
+UNUSED = names(
+    """
+    tokenizer.chat_templates tokenizer.huggingface.json tokenizer.rwkv.world
+    tokenizer.ggml.scores tokenizer.ggml.token_type_count
+    tokenizer.ggml.fim_pre_token_id tokenizer.ggml.fim_suf_token_id
+    tokenizer.ggml.fim_mid_token_id tokenizer.ggml.prefix_token_id
+    tokenizer.ggml.suffix_token_id tokenizer.ggml.middle_token_id
+    """
+)
 """Without influence on how a text is split by merges."""
 
 

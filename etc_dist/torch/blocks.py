@@ -9,28 +9,13 @@ from etc_dist.errors import ArgumentError
 from etc_dist.layers.plain import odd_activation, oddity
 
 PROJECTIONS = "gate_proj", "up_proj", "down_proj"
-MLPS = (
-    "Cohere2MLP",
-    "CohereMLP",
-    "Ernie4_5MLP",
-    "Exaone4MLP",
-    "GraniteMLP",
-    "HeliumMLP",
-    "HunYuanDenseV1MLP",
-    "LlamaMLP",
-    "Ministral3MLP",
-    "MinistralMLP",
-    "MistralMLP",
-    "Olmo2MLP",
-    "Olmo3MLP",
-    "OlmoMLP",
-    "Qwen2MLP",
-    "Qwen3MLP",
-    "Qwen3MoeMLP",
-    "Qwen3VLTextMLP",
-    "SmolLM3MLP",
-    "StableLmMLP",
-)
+_MLPS = """
+Cohere2MLP CohereMLP Ernie4_5MLP Exaone4MLP GraniteMLP HeliumMLP
+HunYuanDenseV1MLP LlamaMLP Ministral3MLP MinistralMLP MistralMLP Olmo2MLP
+Olmo3MLP OlmoMLP Qwen2MLP Qwen3MLP Qwen3MoeMLP Qwen3VLTextMLP SmolLM3MLP
+StableLmMLP
+"""
+MLPS = tuple(_MLPS.split())
 """Classes of transformers with down_proj(act_fn(gate_proj(x)) * up_proj(x))."""
 
 

@@ -70,6 +70,9 @@ class _ParallelLinear(nn.Module):
     default: torch's default group. dim: the axis of x and y that is gathered or
     scattered, not the last, counted from 0."""
 
+    _features: str
+    """The size of an nn.Linear that the ranks split."""
+
     def __init__(
         self,
         weight: Tensor,
@@ -83,6 +86,22 @@ class _ParallelLinear(nn.Module):
         self.bias = None if bias is None else _parameter(bias)
         self.ranks, self.dim = ranks_of(group), dim
 
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, group: Group = None, dim: int = 0
+    ) -> Self:
+        """This rank's shard of a whole nn.Linear: on several ranks a copy, but for a
+        bias that each rank has whole. ArgumentError for other modules, adapters and
+        hooks, and unless the number of ranks divides the size that is split."""
+        check_linear(linear)
+        weight, bias = linear.weight, linear.bias
+        is_row = cls._features == "in_features"
+        own = _split(weight.shape[is_row], ranks_of(group), cls._features)
+        part = _parameter(weight, weight[:, own] if is_row else weight[own])
+        if bias is not None and not is_row:
+            bias = _parameter(bias, bias[own])
+        return cls(part, bias, group=group, dim=dim)
+
 
 class ColumnParallelLinear(_ParallelLinear):
     """AllGather + GEMM, as Megatron-LM's with sequence parallelism: each rank has its
@@ -92,21 +111,7 @@ class ColumnParallelLinear(_ParallelLinear):
 
     weight [N / W, K] and bias [N / W] are kept by reference."""
 
-    @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, *, group: Group = None, dim: int = 0
-    ) -> Self:
-        """This rank's shard of a whole nn.Linear: a copy on several ranks.
-        ArgumentError for other modules, adapters and hooks, and unless the number of
-        ranks divides out_features."""
-        check_linear(linear)
-        ranks = ranks_of(group)
-        own = _split(linear.weight.shape[0], ranks, "out_features")
-        bias = linear.bias
-        if bias is not None:
-            bias = _parameter(bias, bias[own])
-        weight = _parameter(linear.weight, linear.weight[own])
-        return cls(weight, bias, group=group, dim=dim)
+    _features = "out_features"
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., K], a part along `dim`, to y [..., N / W] of all. Collective."""
@@ -124,18 +129,7 @@ class RowParallelLinear(_ParallelLinear):
 
     weight [N, K / W] and the whole bias [N] are kept by reference."""
 
-    @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, *, group: Group = None, dim: int = 0
-    ) -> Self:
-        """This rank's shard of a whole nn.Linear, and its bias: on several ranks the
-        weight is a copy. ArgumentError for other modules, adapters and hooks, and
-        unless the number of ranks divides in_features."""
-        check_linear(linear)
-        ranks = ranks_of(group)
-        own = _split(linear.weight.shape[1], ranks, "in_features")
-        weight = _parameter(linear.weight, linear.weight[:, own])
-        return cls(weight, linear.bias, group=group, dim=dim)
+    _features = "in_features"
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., K / W] to y [..., N], a part along `dim`. Collective."""
