@@ -62,8 +62,7 @@ def roofline_ms(moved: float, flops: float, rates: tuple[float, float]) -> float
 class Device:
     """One rank's arrays. `xp` is the array library: NumPy here, CuPy on GPUs.
 
-    The CPU backend checks results and measures nothing.
-    """
+    The CPU backend checks results and measures nothing."""
 
     xp: Any = np
 

@@ -7,8 +7,7 @@ and not rounded. N and K are uniform multiples of 64, drawn again until N K and 
 are within their limits. For an MLP they are its hidden size and a rank's inner size.
 
 A seed also gives 4 matmuls that have gates of their own: N or K, either as often, is
-below 768 and uniform; the other one and M are drawn as above.
-"""
+below 768 and uniform; the other one and M are drawn as above."""
 
 from __future__ import annotations
 
@@ -41,11 +40,7 @@ class Variant(NamedTuple):
     gated: bool = False
 
 
-GATED, KN, FLOAT16 = (
-    Variant(gated=True),
-    Variant(w_layout="kn"),
-    Variant("float16"),
-)
+GATED, KN, FLOAT16 = (Variant(gated=True), Variant(w_layout="kn"), Variant("float16"))
 PLAIN = Variant()
 
 

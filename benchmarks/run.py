@@ -2,8 +2,7 @@
 
 launch/mpirun -n 1 benchmarks/run.py matmul --rows-per-rank 1,64,4096
 launch/mpirun -n 1 benchmarks/run.py random_matmul    # sizes from the commit
-launch/mpirun -n 1 benchmarks/run.py matmul --help
-"""
+launch/mpirun -n 1 benchmarks/run.py matmul --help"""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@
 In the README, the summary of all operations lies between two lines:
 
     <!-- table: summary -->
-    <!-- end -->
-"""
+    <!-- end -->"""
 
 from __future__ import annotations
 

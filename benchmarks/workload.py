@@ -91,8 +91,7 @@ class Workload(ABC):
     reference, and the calls to time on GPUs.
 
     Inputs follow from names, so a rank can draw those of all ranks. No reference needs
-    a collective, which NCCL does not allow on ranks that share a GPU.
-    """
+    a collective, which NCCL does not allow on ranks that share a GPU."""
 
     op: str
     protocol = PROTOCOL

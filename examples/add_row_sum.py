@@ -16,14 +16,7 @@ from typing import Any
 import numpy as np
 
 import etc_dist
-from etc_dist.ir import (
-    Graph,
-    ceildiv,
-    device_function,
-    graph_function,
-    minimum,
-    tile,
-)
+from etc_dist.ir import Graph, ceildiv, device_function, graph_function, minimum, tile
 
 CUDA = Path(__file__).with_suffix(".cuh")
 TILE = 64

@@ -3,8 +3,7 @@
 `python -m pytest tests` runs the tests without ranks. `mpi` tests are ordinary tests
 that every rank runs:
 
-    launch/mpirun -n 4 python -m pytest --with-mpi -m mpi tests
-"""
+    launch/mpirun -n 4 python -m pytest --with-mpi -m mpi tests"""
 
 from __future__ import annotations
 
@@ -397,8 +396,7 @@ class Agreement:
 
     After the call (or a set-up that did not pass) and after the tear-down, the ranks
     compare outcomes: what failed on one rank fails on all, with that rank's traceback.
-    A failed rank whose peers do not answer, since they wait for it, ends the job.
-    """
+    A failed rank whose peers do not answer, since they wait for it, ends the job."""
 
     def __init__(self, world: Any) -> None:
         self.world = world

@@ -134,10 +134,7 @@ def fill_with(value, text="y[...] = value"):
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize(
     "graphs",
-    [
-        (fill_with(1), fill_with(2)),
-        (fill_with(1), fill_with(1, "y[...] = value + 1")),
-    ],
+    [(fill_with(1), fill_with(2)), (fill_with(1), fill_with(1, "y[...] = value + 1"))],
     ids=["enclosed value", "text"],
 )
 def test_ranks_with_different_bodies_are_refused(graphs, world):

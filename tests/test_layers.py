@@ -3,8 +3,7 @@
 errors, files, messages, settings <- cache <- ir <- schedule <- verify <- codegen
                  <- runtime <- compiler, program, ahead, emulate <- functions <- ops
                  <- layers <- models, torch, predict <- cli, doctor, new_function;
-world needs only errors, messages and settings, functions only ir
-"""
+world needs only errors, messages and settings, functions only ir"""
 
 import ast
 import functools

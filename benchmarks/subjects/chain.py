@@ -1,8 +1,7 @@
 """Matrix multiplications one after the other in one program, against cuBLAS.
 
 Each multiplies the result of the one before: the weights of the next one can be loaded
-while its x is being computed.
-"""
+while its x is being computed."""
 
 from __future__ import annotations
 
@@ -15,14 +14,7 @@ from typing import Any
 from benchmarks.device import Gpu, captured, roofline_ms, wide
 from benchmarks.harness import Result, Run, Subject, add_shapes
 from benchmarks.protocol import measure_shapes
-from benchmarks.workload import (
-    REPLAYED,
-    GraphCall,
-    Rival,
-    Shapes,
-    Workload,
-    run_steps,
-)
+from benchmarks.workload import REPLAYED, GraphCall, Rival, Shapes, Workload, run_steps
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import EventTensor, Graph, Tensor, graph_function
 from etc_dist.layers.mlp_policy import combined

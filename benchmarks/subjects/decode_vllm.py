@@ -4,8 +4,7 @@ between outputs of 8 and 104 tokens.
 .venv/bin/python benchmarks/run.py decode_vllm --model qwen3-30b-a3b --context 512
 .venv/bin/python benchmarks/run.py decode_vllm --ranks 4    # tensor-parallel
 
-vLLM may be installed, or only be on PYTHONPATH.
-"""
+vLLM may be installed, or only be on PYTHONPATH."""
 
 from __future__ import annotations
 

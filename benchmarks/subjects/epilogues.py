@@ -1,7 +1,6 @@
 """Matrix multiplications with the epilogues of examples/, against the plain store.
 
-Both run on the tiles that are chosen for the plain store.
-"""
+Both run on the tiles that are chosen for the plain store."""
 
 from __future__ import annotations
 

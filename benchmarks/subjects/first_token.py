@@ -1,8 +1,7 @@
 """The time from weights in memory to a model's first token, with a bundle.
 
 The bundle is built before, by another process, as
-`.venv/bin/etc-dist build MODEL --bundle` does.
-"""
+`.venv/bin/etc-dist build MODEL --bundle` does."""
 
 from __future__ import annotations
 

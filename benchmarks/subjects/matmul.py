@@ -2,8 +2,7 @@
 
 Weights of over 1 GB are used in turn. The limit is the roofline: 4.3 TB/s and 780
 TFLOP/s on an H200, elsewhere 94 % of a read of 1 GiB and cuBLAS's best rate in the run.
---batch also times deterministic="batch", here and in mlp, moe and decode.
-"""
+--batch also times deterministic="batch", here and in mlp, moe and decode."""
 
 from __future__ import annotations
 

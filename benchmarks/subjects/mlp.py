@@ -1,8 +1,7 @@
 """The dense MLP as one program, against the five unfused steps of NCCL and cuBLAS.
 
 two_ops_ms: our two collectives with SwiGLU between them. A model's inner size is
-divided by 8 on any number of ranks.
-"""
+divided by 8 on any number of ranks."""
 
 from __future__ import annotations
 

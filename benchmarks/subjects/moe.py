@@ -2,8 +2,7 @@
 
 --triton adds vLLM's kernel. Three inputs alternate, so that few tokens do not find
 their experts in L2. On several ranks, the baseline is the faster of an all-to-all and
-of gathering all tokens.
-"""
+of gathering all tokens."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ launch/mpirun -n 2 --pretend-hosts 2 --mps bash tests/far_transport/rank.sh \\
 The link alone is measured by a graph of messages, the times of tasks by a trace of the
 fastest setting, while both ranks share the GPU. --records compares predictions by the
 model of a GPU with the records of one host, without a GPU. Predictions must be within
-15 % where the bytes bound a run.
-"""
+15 % where the bytes bound a run."""
 
 from __future__ import annotations
 

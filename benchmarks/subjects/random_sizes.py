@@ -9,8 +9,7 @@ Instead of weights of 1 GB in turn, 1 GiB of other data is read before each call
 that at no size x or weights are in the L2 cache. Tunings in the user's cache are not
 read. A gate that is not met is recorded as a failure of the run.
 
---regret also times all tiles whose prediction is within 1.5 times the least one.
-"""
+--regret also times all tiles whose prediction is within 1.5 times the least one."""
 
 from __future__ import annotations
 
@@ -35,14 +34,7 @@ from benchmarks.subjects.collectives import (
 from benchmarks.subjects.matmul import MatmulWorkload
 from benchmarks.subjects.mlp import MLPWorkload
 from benchmarks.tables import markdown
-from benchmarks.workload import (
-    BLOCK,
-    GraphCall,
-    Rival,
-    Workload,
-    medians,
-    run_steps,
-)
+from benchmarks.workload import BLOCK, GraphCall, Rival, Workload, medians, run_steps
 from etc_dist import Matmul
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for

@@ -3,8 +3,7 @@
 .venv/bin/python benchmarks/run.py several_gpus [--ranks N] [--seconds 480] [PART ...]
 
 Each part runs on all GPUs, within a time limit. A benchmark that ended at this commit
-and number of ranks is not run again: an interrupted run can be continued.
-"""
+and number of ranks is not run again: an interrupted run can be continued."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Many calls of mixed operations, layers, shapes and schedules in random order: results
 must keep their bits, and memory must not grow by 8 MiB.
 
-Over several hosts: what runs there, in one dtype.
-"""
+Over several hosts: what runs there, in one dtype."""
 
 from __future__ import annotations
 

@@ -225,8 +225,5 @@ def test_what_is_not_chosen_is_not_checked(graph, at, table, i):
 @pytest.mark.parametrize(("at", "fits"), [(0, True), (1, True), (2, False)])
 def test_loaded_ranks_are_below_the_world_size(at, fits):
     graph = scattered(WORLD)
-    tensors = {
-        "at": np.array([[0, at]] * ROWS),
-        "table": np.ones(ROWS, np.int64),
-    }
+    tensors = {"at": np.array([[0, at]] * ROWS), "table": np.ones(ROWS, np.int64)}
     assert device_says(call_of(graph, "scatter"), 0, tensors) is fits

@@ -80,10 +80,7 @@ REFUSALS = {
         name: (of_function(USER, constants={"kMine": 1, name: 0}), f"got: {name} to do")
         for name in ("kFreeWaits", "threads")
     },
-    "two functions": (
-        twice(USER),
-        "two device functions are named ",
-    ),
+    "two functions": (twice(USER), "two device functions are named "),
     "peer": (far(2, store=matmul_store("nk", "bfloat16")), PEER),
     "peer of floats": (far(2, store=thin_float("bfloat16")), PEER),
     "cluster": (

@@ -44,10 +44,7 @@ DEVICE = {
         (maximum(I, -3), "maximum(c.axis_i, -3)"),
         (select(I < N, I, 0), "(c.axis_i < g.dim_n ? c.axis_i : 0)"),
         (select(equal(I, 2), N, 0), "(c.axis_i == 2 ? g.dim_n : 0)"),
-        (
-            Load("table", (Const(8),), (I + 1,)),
-            "tensor_table(g).load(c.axis_i + 1)",
-        ),
+        (Load("table", (Const(8),), (I + 1,)), "tensor_table(g).load(c.axis_i + 1)"),
     ],
 )
 def test_symbols_are_arguments_or_coordinates(expr, expected):

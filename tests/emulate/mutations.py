@@ -27,13 +27,10 @@ BROKEN = {
             "multiply(at, k);": "if (k != 2 || threadIdx.x / 32 != 1) multiply(at, k);",
             "ptx::fence_proxy_async_shared();": "",
             "stages.count() - 2": "stages.count() - 1",
-        },
+        }
     },
     "worker/stage_ring": {
-        "moe": {
-            LOADER_WAITS: "true",
-            GATHERER_WAITS: "true",
-        },
+        "moe": {LOADER_WAITS: "true", GATHERER_WAITS: "true"},
         "stages": {
             "tail < head_ ? is_after || is_before : is_after && is_before": "true",
             "minimum(Ring::kBytes / bytes, Ring::kSlots)": "Ring::kBytes / bytes",
@@ -41,9 +38,7 @@ BROKEN = {
         "short stages": {"n_ - oldest_ < Ring::kSlots": "true"},
         "mixed": {"head + bytes <= kBytes ? head : 0": "head"},
         "shared": {"Ring::multicasts(run)": "false"},
-        "exchanged often": {
-            "!placer_.pass(exchange_, wait_empty(run))": "false",
-        },
+        "exchanged often": {"!placer_.pass(exchange_, wait_empty(run))": "false"},
         "exchanged rows": {
             "if (full_ > 0) tail_ = begins_.get(oldest_);": "",
             "ptx::mbarrier_arrive_cluster_release": "ptx::mbarrier_arrive_cluster",
@@ -54,7 +49,7 @@ BROKEN = {
             "turn * Call::units(g) + unit": "unit",
             "unit - inner * turns.units": "unit",
             "turn * turns.number + inner": "turn",
-        },
+        }
     },
     "worker/tensor_lane": {
         "loops": {
@@ -64,9 +59,7 @@ BROKEN = {
         },
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
         "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
-        "shared": {
-            "!stages.wait_released(run_)": "false",
-        },
+        "shared": {"!stages.wait_released(run_)": "false"},
         "moe": {
             "ptx::fence_proxy_async_global();": "",
             "    ptx::named_barrier<kComputeThreads>(1);": "",
@@ -77,14 +70,12 @@ BROKEN = {
         "sent": {"wait_peers<Program, Call>(run_, c, who, entered) && going": "going"},
     },
     "functions/grouped_compute": {
-        "moe": {"      ptx::named_barrier<128>(2 + wg);": ""},
+        "moe": {"      ptx::named_barrier<128>(2 + wg);": ""}
     },
     "functions/grouped_matmul": {
-        "moe": {"wait_mbarrier(run, matmul.stored(0), round & 1)": "true"},
+        "moe": {"wait_mbarrier(run, matmul.stored(0), round & 1)": "true"}
     },
-    "functions/tile_matmul": {
-        "ahead": {"loader.is_begun()": "false"},
-    },
+    "functions/tile_matmul": {"ahead": {"loader.is_begun()": "false"}},
     "functions/tile_sums": {
         "pairs": {"!wait_mbarrier<true>(run, ready(), n & 1)": "false"},
         "exchanged": {
@@ -92,7 +83,7 @@ BROKEN = {
             "ptx::mbarrier_arrive_cluster_release": "ptx::mbarrier_arrive_cluster",
         },
         "gated pairs": {
-            "return ptx::named_barrier_any<128>(2 + wg, lost);": "return lost;",
+            "return ptx::named_barrier_any<128>(2 + wg, lost);": "return lost;"
         },
         "exchanged columns": {
             "!wait_mbarrier<true>(run, ready(), n & 1)": "false",
@@ -100,7 +91,7 @@ BROKEN = {
             "return ptx::named_barrier_any<128>(2 + wg, lost);": "return lost;",
         },
         "mlp, multicast, then exchanged": {
-            "ptx::fence_proxy_async_shared();  // before copies that reuse it": "",
+            "ptx::fence_proxy_async_shared();  // before copies that reuse it": ""
         },
         "exchanged rows": {
             "__syncwarp();  // the sums have been read": "",
@@ -112,7 +103,7 @@ BROKEN = {
         "epilogue": {
             "__syncwarp();  // the rows are complete": "",
             "__syncwarp();  // the rows have been read": "",
-        },
+        }
     },
     "functions/swapped_tile": {
         "swapped epilogue": {
@@ -127,10 +118,10 @@ BROKEN = {
         "tall": {f"if (f > 0) {ROWS_ARE_READ}": ""},
         "exchanged tall": {"if (!exchange.finishes(wg)) end = 0;": ""},
         "gated pairs": {
-            "ptx::named_barrier<128>(2);  // up's sums are in the buffer": "",
+            "ptx::named_barrier<128>(2);  // up's sums are in the buffer": ""
         },
         "gated warps": {
-            "ptx::named_barrier<128>(2);  // up's sums are in the buffer": "",
+            "ptx::named_barrier<128>(2);  // up's sums are in the buffer": ""
         },
         "gated groups": {
             "if (wg == 0 && !exchanges) ptx::named_barrier<128>(2);": "",
@@ -142,80 +133,73 @@ BROKEN = {
         "shared": {
             "!ptx::mbarrier_try_wait(barrier_, 0)": "false",
             "!ptx::mbarrier_try_wait(initialized(), 0)": "false",
-        },
+        }
     },
     "functions/rms_norm": {"decoder": {"task.sync();": ""}},
-    "functions/attend": {
-        "decoder": {"task.sync();": "", "        task.sync();\n": ""},
-    },
+    "functions/attend": {"decoder": {"task.sync();": "", "        task.sync();\n": ""}},
     "worker/worker": {
         "few": {"ptx::named_barrier<kWorkerThreads>(kInitBarrier);": ""},
-        "sum, few rows": {
-            RELEASE: RELEASE.replace("release", "relaxed"),
-        },
+        "sum, few rows": {RELEASE: RELEASE.replace("release", "relaxed")},
         "aborted": {
             "ptx::named_barrier_any<kOtherWarps * 32>(kAgreeBarrier, is_aborted)": (
                 "false"
-            ),
+            )
         },
     },
     "functions/choose_experts": {
-        "moe": {
-            "task.sync();  // scratch is cleared": "",
-            "    task.sync();\n": "",
-        },
+        "moe": {"task.sync();  // scratch is cleared": "", "    task.sync();\n": ""}
     },
     "worker/ticket_channel": {
         "moe": {
             "wait(run, empty(), (n & 1) ^ 1)": "true",
             "ptx::mbarrier_arrive_cluster(empty(), 0);": "",
             "base_ + 16 + 4 * (n & 1)": "base_ + 16",
-        },
+        }
     },
     "worker/task": {
         "moe": {"      ptx::fence_acq_rel<Call::kNotifiesPeers>();": ""},
         "conditions of dims": {
-            "Call::kNotifiesWhen && event.index == kNoElement": "false",
+            "Call::kNotifiesWhen && event.index == kNoElement": "false"
         },
         "queue": {
-            "if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();": "",
+            "if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();": ""
         },
     },
     "worker/transfer_lane": {
-        "moe": {"    __syncwarp();  // lane 0's acquire covers the whole warp": ""},
+        "moe": {"    __syncwarp();  // lane 0's acquire covers the whole warp": ""}
     },
     "functions/list_rows": {
         "moe": {
-            "task.sync();  // before it is written again": "if (warp) task.sync();",
+            "task.sync();  // before it is written again": "if (warp) task.sync();"
         },
         "moe, many tokens": {"if (w < warp) row += of_warp;": ""},
     },
     "functions/combine_rows": {
-        "moe": {"ptx::load16_last(from)": "ptx::load16_once_if(true, from)"},
+        "moe": {"ptx::load16_last(from)": "ptx::load16_once_if(true, from)"}
     },
     "worker/work_ring": {
-        "moe": {"ptx::mbarrier_try_wait(full(n), n / kEntries & 1)": "true"},
+        "moe": {"ptx::mbarrier_try_wait(full(n), n / kEntries & 1)": "true"}
     },
     "functions/route_rows": {"routes": {"task.sync();": ""}},
     "functions/sample_column": {
         "samples": {
             "task.sync();": "",
             "best.note_nan(pair.x), best.note_nan(pair.y);": "",
-        },
+        }
     },
     "functions/mark_experts": {"marked": {"task.sync();": ""}},
     "functions/best_column": {
         "spoiled": {
             "has_nan || v != v": "false",
             "ptx::named_barrier_any<Task::threads>(1, all_end)": "all_end",
-        },
+        }
     },
     "functions/plan_tiles": {"moe": {"    task.sync();": ""}},
     "functions/score_experts": {"moe": {"    task.sync();": ""}},
     "queue/pop": {
         "queue": {
-            "ptx::load_acquire<kPeersPush<Program>>(slot)": "ptx::load_relaxed(slot)",
-        },
+            "ptx::load_acquire<kPeersPush<Program>>(slot)": "ptx::load_relaxed(slot)"
+        }
     },
     "queue/release": {"queue, mlp": {"  fence_groups<Call>();": ""}},
     "queue/push": {

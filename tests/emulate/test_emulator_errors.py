@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator, emulator, library
-from etc_dist.errors import (
-    ArgumentError,
-    BuildError,
-    EmulationError,
-    WaitTimeoutError,
-)
+from etc_dist.errors import ArgumentError, BuildError, EmulationError, WaitTimeoutError
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import maximum, minimum
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph

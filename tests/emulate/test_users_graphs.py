@@ -206,10 +206,7 @@ def sums_of_products(g: Graph, *, dtype: str, w_layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "w_layout"),
-    [
-        ("bfloat16", "nk"),
-        pytest.param("float16", "kn", marks=exhaustive),
-    ],
+    [("bfloat16", "nk"), pytest.param("float16", "kn", marks=exhaustive)],
 )
 def test_products_of_ranks_are_sent_and_added(dtype, w_layout):
     rng, (rows, n, k) = np.random.default_rng(6), (40, 264, 72)

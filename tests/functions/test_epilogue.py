@@ -111,8 +111,7 @@ def test_arrays_may_be_matrices_of_stacks(shape):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "schedule"),
-    [(3, "static"), pytest.param(2, "dynamic", marks=exhaustive)],
+    ("ranks", "schedule"), [(3, "static"), pytest.param(2, "dynamic", marks=exhaustive)]
 )
 def test_a_tile_is_stored_on_all_ranks(ranks, schedule):
     graph = summed(ranks, shapes=FEW)

@@ -1,7 +1,6 @@
 """A graph with loaded dependencies: rows sorted by their experts.
 
-Both backends can run it; the widths suit them.
-"""
+Both backends can run it; the widths suit them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Graphs with loaded regions: correct for some data, and wrong for others.
 
-Both backends can run them; the widths suit them.
-"""
+Both backends can run them; the widths suit them."""
 
 from __future__ import annotations
 
@@ -77,11 +76,7 @@ def sequences(seed: int = 0) -> dict[str, Array]:
     decides."""
     rng = np.random.default_rng(seed)
     count = rng.permutation([1, 2, 3, 4]).astype(np.int32)
-    floats = {
-        "query": (1, WIDTH),
-        "keys": (ROWS, WIDTH),
-        "values": (ROWS, WIDTH),
-    }
+    floats = {"query": (1, WIDTH), "keys": (ROWS, WIDTH), "values": (ROWS, WIDTH)}
     given = {n: rng.integers(-9, 9, s).astype("f4") for n, s in floats.items()}
     return {"first": np.cumsum(count, dtype="i4") - count, "count": count, **given}
 

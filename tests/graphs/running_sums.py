@@ -1,7 +1,6 @@
 """A graph with conditional waits and notifications: running sums in segments.
 
-Both backends can run it; the widths suit them.
-"""
+Both backends can run it; the widths suit them."""
 
 from __future__ import annotations
 

@@ -60,10 +60,7 @@ def test_marked_tests_run_where_they_can(options, gpus, words, tmp_path):
     [
         (pytest.mark.gpu(device=2), "the gpu marker takes devices= only, not device"),
         (pytest.mark.gpu(2), "the gpu marker takes devices= only, not 2"),
-        (
-            pytest.mark.mpi(size=2),
-            "the mpi marker takes ranks= only, not size",
-        ),
+        (pytest.mark.mpi(size=2), "the mpi marker takes ranks= only, not size"),
         (pytest.mark.mpi(ranks=[2, 3]), r"ranks= takes .* of 1, 2, 4, not \[2, 3\]"),
         (pytest.mark.exhaustive(2), "the exhaustive marker takes nothing, not 2"),
     ],

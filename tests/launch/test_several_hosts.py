@@ -1,7 +1,6 @@
 """Jobs on several hosts: what the scheduler's tools and Open MPI's mpirun are given.
 
-Commands of the tests stand for those of a cluster.
-"""
+Commands of the tests stand for those of a cluster."""
 
 from __future__ import annotations
 

@@ -7,12 +7,7 @@ from dataclasses import replace
 import pytest
 
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.layers.mlp_policy import (
-    MOST_SLOWER,
-    choose_shapes,
-    pair_key,
-    rate_pairs,
-)
+from etc_dist.layers.mlp_policy import MOST_SLOWER, choose_shapes, pair_key, rate_pairs
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.tuning import MeasuredPair, default_tuning, shipped

@@ -180,10 +180,7 @@ class Plain:
         return [[empty, empty] for _ in range(self.config.layers)]
 
     def logits(
-        self,
-        ids: Sequence[int],
-        kept: list[list[Array]],
-        experts: Array | None = None,
+        self, ids: Sequence[int], kept: list[list[Array]], experts: Array | None = None
     ) -> Array:
         x = self._weight("model.embed_tokens")[ids]
         for layer, keys_values in enumerate(kept):

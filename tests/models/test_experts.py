@@ -19,13 +19,7 @@ from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.weights import load_weights
 from tests.functions.compiled import check_wgmmas
 from tests.models.references import MIXTRAL, QWEN_MOE, Plain, draw_folder
-from tests.models.test_decoder import (
-    MOST_PAGES,
-    PAGES,
-    REQUESTS,
-    VOCABULARY,
-    rows_of,
-)
+from tests.models.test_decoder import MOST_PAGES, PAGES, REQUESTS, VOCABULARY, rows_of
 
 SHAPES = (
     TileShape(8, 128, swapped=True),

@@ -14,11 +14,7 @@ from etc_dist.models.gguf_keys import (
 from tests.models.gguf_bytes import write
 
 LINEAR = {"rope.scaling.factor": 4.0, "rope.scaling.type": "linear"}
-EXPERTS = {
-    "expert_count": 8,
-    "expert_feed_forward_length": 24,
-    "expert_used_count": 2,
-}
+EXPERTS = {"expert_count": 8, "expert_feed_forward_length": 24, "expert_used_count": 2}
 CHANGES = {
     "attention.head_count": 2,
     "attention.head_count_kv": 2,

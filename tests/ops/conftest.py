@@ -50,8 +50,7 @@ class Problem:
     """This rank's inputs of one operation at a shape, and the expected result.
 
     `m`, `n`, `k` are those of the whole product, as in the docstrings of the ops: x is
-    [m / ranks, k] for an all-gather, else [m, k].
-    """
+    [m / ranks, k] for an all-gather, else [m, k]."""
 
     def __init__(
         self,

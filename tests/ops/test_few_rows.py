@@ -11,12 +11,7 @@ from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
 from etc_dist.functions.tile_matmul import LEAST_ROWS, TileShape, shapes_for
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
-from etc_dist.ops.few_rows import (
-    MOST_ROWS,
-    capacity_dims,
-    has_few_rows,
-    with_few_rows,
-)
+from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows, with_few_rows
 from etc_dist.ops.matmul_policy import (
     BLOCK,
     SHAPES,

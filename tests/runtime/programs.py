@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import (
-    DeviceFunction,
-    Graph,
-    device_function,
-    graph_function,
-    tile,
-)
+from etc_dist.ir import DeviceFunction, Graph, device_function, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
@@ -106,11 +100,7 @@ def double(box: Array, y: Array) -> None:
 
 @graph_function
 def ring(
-    g: Graph,
-    *,
-    expects: int = 1,
-    loaded: bool = False,
-    function: DeviceFunction = send,
+    g: Graph, *, expects: int = 1, loaded: bool = False, function: DeviceFunction = send
 ) -> None:
     """y = 2 * the previous rank's x, which travels by `box`, four elements a tile.
 
@@ -134,11 +124,7 @@ def ring(
         notifies=[here.on(following)[i]],
     )
     g.call(
-        double,
-        grid,
-        reads=[box[tile(i, 4)]],
-        writes=[y[tile(i, 4)]],
-        waits=[here[i]],
+        double, grid, reads=[box[tile(i, 4)]], writes=[y[tile(i, 4)]], waits=[here[i]]
     )
 
 

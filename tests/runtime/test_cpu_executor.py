@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etc_dist.errors import (
-    ArgumentError,
-    EtcDistError,
-    WaitTimeoutError,
-    WorldError,
-)
+from etc_dist.errors import ArgumentError, EtcDistError, WaitTimeoutError, WorldError
 from etc_dist.ir import device_function
 from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.cpu import CpuExecutor

@@ -1,8 +1,7 @@
 """Failed runs: every rank raises the same kind of error, and the next run works.
 
 The same tests run on both backends. On the CPU a failed run raises; on GPUs the next
-agreement of the ranks does.
-"""
+agreement of the ranks does."""
 
 from __future__ import annotations
 

@@ -141,12 +141,7 @@ def gathering_in_turns(g: Graph, *, reader: Any = gather) -> None:
         )
     (one,) = grid = g.grid(one=1)
     g.call(
-        double,
-        grid,
-        name="copy",
-        reads=[x[one, :]],
-        writes=[end[:]],
-        waits=[read[3]],
+        double, grid, name="copy", reads=[x[one, :]], writes=[end[:]], waits=[read[3]]
     )
 
 

@@ -139,12 +139,7 @@ def chosen_rank(g: Graph, *, far: bool) -> None:
         notifies=[here.on(to)[0]],
     )
     g.call(
-        push_rows(),
-        one,
-        name="take",
-        reads=[box[0, :]],
-        writes=[y[:]],
-        waits=[here[0]],
+        push_rows(), one, name="take", reads=[box[0, :]], writes=[y[:]], waits=[here[0]]
     )
 
 

@@ -2,8 +2,7 @@
 WaitTimeoutError, and the next run is correct.
 
 The agreement on a call waits for late ranks. So here a rank is late between the
-agreement and its launch.
-"""
+agreement and its launch."""
 
 from __future__ import annotations
 

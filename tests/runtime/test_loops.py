@@ -10,14 +10,7 @@ import pytest
 from etc_dist.codegen.layout import TRACE_RECORD, TRACE_WARPS
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, DeadlockError, WaitTimeoutError
-from etc_dist.ir import (
-    Expr,
-    Graph,
-    device_function,
-    equal,
-    graph_function,
-    select,
-)
+from etc_dist.ir import Expr, Graph, device_function, equal, graph_function, select
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import SCHEDULES, schedule_static

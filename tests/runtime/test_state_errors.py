@@ -96,10 +96,7 @@ CHANGES: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
         lambda total: {"total": total.repeat(2, axis=1)[:, ::2]},
         "got: .*, not contiguous",
     ),
-    "transposed": (
-        lambda total: {"total": total.T.copy().T},
-        "got: .*, transposed",
-    ),
+    "transposed": (lambda total: {"total": total.T.copy().T}, "got: .*, transposed"),
     "over an input": (
         lambda total: {"x": total[:4], "total": total},
         "wanted: .*total apart from x\n +got: +.*total overlaps x",

@@ -27,10 +27,7 @@ def proved(read=lambda i, n: i, order=None):
     ("read", "text"),
     [
         (lambda i, n: i * 2654435761 % n, "2654435761 in .* may be 2654435761 to"),
-        (
-            lambda i, n: (i * 5000000 + 7) % n,
-            "5000000 in .* may be 0 to 2495000000",
-        ),
+        (lambda i, n: (i * 5000000 + 7) % n, "5000000 in .* may be 0 to 2495000000"),
         (lambda i, n: (0 - i) * 5000000 % n, "may be -2495000000 to 0"),
     ],
 )

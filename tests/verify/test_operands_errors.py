@@ -111,10 +111,7 @@ def combined(g: Graph) -> None:
     j, *_ = grid = g.grid(j=ceildiv(h, 2))
     reads = [sums[:, tile(j, 2), :, :], stats[:, tile(j, 2), :, :]]
     g.call(
-        combine_slices(64, "bfloat16"),
-        grid,
-        reads=reads,
-        writes=[y[:, tile(j, 128)]],
+        combine_slices(64, "bfloat16"), grid, reads=reads, writes=[y[:, tile(j, 128)]]
     )
 
 

@@ -1,7 +1,6 @@
 """Faults that are planted in the verifier, each a statement of one function changed.
 
-A fault that no longer fits is to be planted again where the statement went.
-"""
+A fault that no longer fits is to be planted again where the statement went."""
 
 from __future__ import annotations
 

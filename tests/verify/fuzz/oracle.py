@@ -1,8 +1,7 @@
 """The verdict on a program, by brute force: it shares no code with `etc_dist.verify`.
 
 All tasks are run in the order of their queues, each pair of accesses of each element is
-compared, and each loaded count that is unknown is tried with every value.
-"""
+compared, and each loaded count that is unknown is tried with every value."""
 
 from __future__ import annotations
 

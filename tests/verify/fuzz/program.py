@@ -2,8 +2,7 @@
 
 All expressions are texts in Python, such as "tile(i, 4)" or "counts.load(b) - 1". Their
 names are dims, `rank`, `world`, loops and coordinates, and the tensors of the program.
-In `expects` of an event tensor, `e0` and `e1` are the coordinates of the element.
-"""
+In `expects` of an event tensor, `e0` and `e1` are the coordinates of the element."""
 
 from __future__ import annotations
 
@@ -172,12 +171,7 @@ def build(program: Program, body: Body | None = None) -> GraphFunction:
 
 
 class _Builder:
-    def __init__(
-        self,
-        program: Program,
-        g: Graph,
-        body: Body | None,
-    ):
+    def __init__(self, program: Program, g: Graph, body: Body | None):
         self.program, self.g, self.body = program, g, body
         self.names: dict[str, Any] = {"rank": g.rank, "world": program.world}
 

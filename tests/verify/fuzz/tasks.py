@@ -1,8 +1,7 @@
 """All tasks of a program on all ranks, with what each waits for, notifies and accesses.
 
 It evaluates the texts of the program one task at a time, and refuses what no number
-can be found for, or what is out of range.
-"""
+can be found for, or what is out of range."""
 
 from __future__ import annotations
 
