@@ -27,6 +27,7 @@ from etc_dist.verify.proof import prove
 from tests.graphs.ring import ring
 from tests.graphs.whole import whole
 from tests.ops.arrays import Arrays
+from tests.refusals import refused
 
 pytestmark = pytest.mark.mpi
 
@@ -198,6 +199,25 @@ def test_a_wrong_graph_is_refused_before_it_runs(compiled, inputs, arrays, monke
         with pytest.raises(RaceError, match=r"box\[0:4, 0:8\].*no event orders them"):
             bad.run(**inputs())
     assert fits(good, inputs(), arrays)
+
+
+@graph_function
+def unwaited(g: Graph) -> None:
+    """y is x, by way of z: of four workers, each reads what it has written itself."""
+    n = g.dims("n")
+    x, y = g.input("x", (4, n), "float32"), g.output("y", (4, n), "float32")
+    z = g.local("z", (4, n), "float32")
+    for name, source, to in (("write", x, z), ("read", z, y)):
+        (i,) = grid = g.grid(i=4)
+        copied = {"reads": [source[i, :]], "writes": [to[i, :]]}
+        g.call(push_rows(lane="tensor"), grid, name=name, **copied)
+
+
+def test_a_race_that_four_workers_hide_is_refused(world, arrays):
+    program = etc_dist.compile(unwaited(world.size), world)
+    x = arrays.put(np.ones((4, 8), np.float32))
+    words = "132 workers each|write[i=0]|read[i=0]|no event orders them"
+    refused(lambda: program.run(x=x), words, RaceError)
 
 
 @pytest.mark.parametrize(

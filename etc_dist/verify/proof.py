@@ -73,6 +73,7 @@ def is_record(record: Any, key: str) -> bool:
         are_sizes
         and all(type(count) is int for count in counts)
         and type(record["seconds"]) is float
+        and type(record["by_events"]) is bool
         and is_texts([record["graph"]])
         and is_texts(record["unchecked"])
     )

@@ -46,7 +46,8 @@ tensors."""
 class Verified:
     """What was proved, over all ranks: the numbers of tasks, of event elements that
     tasks wait for, and of accesses (boxes of tensors), and the seconds it took.
-    `unchecked` names what was not proved, as it depends on runtime tensors."""
+    `unchecked` names what was not proved, as it depends on runtime tensors. by_events:
+    events order all accesses, with any number of workers."""
 
     graph: str
     dims: tuple[tuple[str, int], ...]
@@ -56,6 +57,7 @@ class Verified:
     accesses: int
     seconds: float
     unchecked: tuple[str, ...]
+    by_events: bool
 
     def show(self) -> str:
         """A summary; stable except for the seconds."""
@@ -122,7 +124,8 @@ def verify(
         faults += check_operands(tasks, tensors)
         counts, found = count_notifications(tasks)
         faults += found + check_surplus(tasks, tensors)
-        faults += _check_tasks(tasks, *run_queues(tasks, counts))
+        found, by_events = _check_tasks(tasks, *run_queues(tasks, counts))
+    faults += found
     refuse(subject, where, faults)
     return Verified(
         plan.graph.name,
@@ -133,6 +136,7 @@ def verify(
         sum(a.task.size for a in tasks.accesses),
         time.perf_counter() - began,
         list_unchecked(plan, tensors),
+        by_events,
     )
 
 
@@ -161,8 +165,11 @@ def _check_size(plan: Plan, dims: Mapping[str, int]) -> None:
             )
 
 
-def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[Fault]:
-    """Check the accesses of tasks, given the round in which each one runs.
+def _check_tasks(
+    tasks: Enumeration, rounds: Array, stuck: list[Fault]
+) -> tuple[list[Fault], bool]:
+    """Check the accesses of tasks, given the round in which each one runs, and whether
+    events alone order them.
 
     If some task never runs, tasks have no order: only coverage is checked."""
     supposed = tasks
@@ -170,15 +177,16 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
         # They order more than the plan does: a pair without an order is a race.
         supposed, rounds = suppose_events(tasks)
     has_order = not stuck and bool((rounds != NONE).all())
-    faults = stuck + _check_accesses(tasks, supposed, rounds, has_order=has_order)
+    found, by_events = _check_accesses(tasks, supposed, rounds, has_order=has_order)
+    faults = stuck + found
     if not tasks.unknown_events:
         faults += check_remote_writes(tasks)
-    return faults + check_far(tasks)
+    return faults + check_far(tasks), by_events
 
 
 def _check_accesses(
     tasks: Enumeration, supposed: Enumeration, rounds: Array, *, has_order: bool
-) -> list[Fault]:
+) -> tuple[list[Fault], bool]:
     """Check the accesses that differ, where events alone order tasks. That is less than
     the order of the plan: without a fault there, there is none. Otherwise check all
     accesses, in the order of the plan."""
@@ -189,7 +197,7 @@ def _check_accesses(
         faults = _check_cells(tasks, every, Races(tasks, order) if has_order else None)
         if not faults:
             break
-    return faults
+    return faults, not by_program
 
 
 def _check_cells(
