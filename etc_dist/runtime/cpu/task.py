@@ -242,7 +242,7 @@ class Resolver:
     ) -> Sequence[tuple[R, ...]]:
         """What `resolve` finds in each task of a block; [] if any of `refs` depends on
         loads, or is faulty in some task."""
-        if any(ref.is_loaded for ref in refs):
+        if any(map(_depends_on_loads, refs)):
             return []
         with suppress(ArithmeticError, GraphError):
             columns = [resolve(ref, task, task.block.values) for ref in refs]
@@ -314,6 +314,11 @@ class Resolver:
                 wanted += ", or a partner" * far
             raise _outside(task, what, wanted, (number,), rank.is_loaded)
         return numbers
+
+
+def _depends_on_loads(ref: EventRef | Region) -> bool:
+    """Whether loads select the element or region, or count its notifications."""
+    return ref.is_loaded or (isinstance(ref, EventRef) and ref.expects.is_loaded)
 
 
 def _rows(columns: Sequence[Sequence[R | None]], count: int) -> list[tuple[R, ...]]:
