@@ -56,8 +56,7 @@ class Cache:
     def load(
         self, kind: str, key: str, fits: Callable[[Entry], bool] = lambda entry: True
     ) -> Entry | None:
-        """The entry, or None if it is missing, damaged, another user's or does not
-        fit."""
+        """The entry, or None if it is missing, damaged, another's or does not fit."""
         try:
             folder = self._folder(kind)
             manifest = _checked(kind, key, _read(folder / f"{key}.json"))
@@ -101,8 +100,7 @@ class Cache:
         limit: float,
     ) -> tuple[Entry, bool]:
         """The entry, and whether it was found, as by `load`. If not, one process makes
-        and stores it. Others wait up to `limit` seconds for that one, then make it
-        themselves."""
+        and stores it. Others wait up to `limit` seconds, then make it themselves."""
         entry = self.load(kind, key, fits)
         if entry is not None:
             return entry, True
@@ -201,8 +199,7 @@ class _Unusable(OSError):
 
 def require_private(folder: Path, *, links: bool) -> int:
     """The mode of a folder of this user's that no other user can write; OSError for
-    anything else. With `links`, a symbolic link of this user's or of root may lead to
-    it."""
+    anything else. links: a link of this user's or of root may lead to it."""
     found = folder.lstat()
     user = os.geteuid()
     if links and stat.S_ISLNK(found.st_mode) and found.st_uid in (user, 0):
@@ -334,8 +331,7 @@ def signed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsigned(document: Any, **expected: object) -> dict[str, Any]:
-    """A signed document; ValueError for one that is damaged, or has other values than
-    `expected`."""
+    """A signed document; ValueError if it is damaged, or has others than `expected`."""
     if isinstance(document, dict):
         digest = document.pop("digest", None)
         found = {name: document.get(name) for name in expected}

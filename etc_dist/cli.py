@@ -289,8 +289,7 @@ def build_model(
 
 def build_programs(names: Sequence[str], arch: str) -> int:
     """Compile the library's programs, those of `names` if there are any; 1 if one
-    spills or loses a property, such as warpgroup registers or asynchronous
-    wgmma."""
+    spills or loses a property, such as asynchronous wgmma."""
     failed = []
     for name, plan in select_programs(names):
         facts = report(name, plan, arch)

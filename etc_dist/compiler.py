@@ -1,5 +1,4 @@
-"""The compiler: graph function -> plan -> source -> cubin -> program, one line a
-stage."""
+"""The compiler: graph function -> plan -> source -> cubin -> program."""
 
 from __future__ import annotations
 

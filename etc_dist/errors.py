@@ -116,8 +116,7 @@ class CpuOnlyWarning(UserWarning):
 
 
 def warn_cpu_only(error: EtcDistError) -> None:
-    """Warn of the `error` that GPUs give, at the caller's line outside of this
-    package."""
+    """Warn of the `error` that GPUs give, at the line that calls this package."""
     frame, level = sys._getframe(), 1
     while frame.f_back and frame.f_globals["__name__"].startswith(__package__):
         frame, level = frame.f_back, level + 1

@@ -144,8 +144,7 @@ class Program:
     def bind_arrays(
         self, arrays: Mapping[str, Any], dims: Mapping[str, int] | None, stream: Any
     ) -> tuple[Bound, dict[str, Any]]:
-        """A call on arrays that are not checked yet, as in `run`, and its outputs.
-        Local."""
+        """A call on arrays as of `run`, which it checks, and its outputs. Local."""
         graph = self.plan.graph
         required = [t.name for t in graph.given()]
         names = {t.name for t in graph.arguments()}

@@ -1,6 +1,5 @@
 """The struct of a call as CUDA text: what differs from `CallDefaults` of
-kernels/worker/defaults.cuh, and the tensors and events that the rows of its tables
-name."""
+kernels/worker/defaults.cuh, and the tensors and events in its tables."""
 
 from __future__ import annotations
 
@@ -182,8 +181,7 @@ def _checks(plan: Plan, call: Call, writer: Writer) -> Iterator[str]:
 
 
 def _check_names(call: Call, numbers: dict[str, int]) -> None:
-    """Refuse constants of a device function, or of its epilogue, that would replace
-    others."""
+    """Refuse constants of a device function or its epilogue that replace others."""
     known = {*numbers, *OTHER_MEMBERS}
     for body in (call.function, call.function.epilogue):
         if body is None:

@@ -37,8 +37,7 @@ from etc_dist.schedule.loops import Item, Loop
 from etc_dist.schedule.plan import QUEUE, TICKET, Lane, Plan
 
 MAX_NEAR = 32
-"""The most ranks of a host: a worker has one word with a bit for each that has
-started."""
+"""The most ranks of a host: a worker has one word with a bit for each."""
 ENTRY, QUIET = "etc_dist_program", "etc_dist_quiet"
 """The kernel; that of programs with far ranks which waits until all messages of this
 rank have arrived."""

@@ -147,8 +147,7 @@ def _divides_naturals(expr: Op, naturals: Set[str] | None) -> bool:
 
 
 def _is_natural(expr: Expr, naturals: Set[str]) -> bool:
-    """Whether `expr` is not negative: dims, coordinates, ranks and task indices are
-    not."""
+    """Whether `expr` is at least 0, as dims, coordinates, ranks, task indices are."""
     if isinstance(expr, Const):
         return expr.value >= 0
     if isinstance(expr, Symbol):

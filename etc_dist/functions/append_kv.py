@@ -111,8 +111,7 @@ class PagedCache:
         return Operand(sizes, self.element, leading=True)
 
     def lengths(self, cos_sin: Any, request: Any, position: Any, table: Any) -> Any:
-        """For each row, the number of positions up to its own; 0 for rows that are out
-        of range."""
+        """For each row, the number of positions up to its own; 0 if out of range."""
         most = min(len(cos_sin), table.shape[1] * self.page_size)
         here = (request >= 0) & (request < len(table))
         here &= (position >= 0) & (position < most)

@@ -79,8 +79,7 @@ def next_token(columns: int) -> DeviceFunction:
 
 def best_on_rank(columns: int) -> DeviceFunction:
     """values and ids [rows, tiles] of tiles of `columns` -> the largest number of each
-    row, and its column [rows] (int32), to which the dim or named number `first` is
-    added."""
+    row, and its column [rows] (int32), plus the dim or number `first`."""
 
     def body(values: Any, ids: Any, best: Any, best_ids: Any, *, first: int) -> None:
         tiles, best[...] = largest(values)

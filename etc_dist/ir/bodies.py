@@ -58,8 +58,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(code: CodeType) -> str:
-    """The source text, or the instructions where there is none: its file may have
-    changed since."""
+    """The source text, or the instructions: its file may have changed since."""
     try:
         return inspect.getsource(code)
     except (OSError, SyntaxError, TokenError, TypeError):

@@ -244,8 +244,7 @@ def waiting_loads(call: Call) -> tuple[Load, ...]:
 
 
 def working_loads(call: Call) -> tuple[Load, ...]:
-    """The loads that determine a task's accesses and notifications; valid after all
-    its waits."""
+    """The loads of a task's accesses and notifications; valid after all its waits."""
     return loads_of(working_exprs(call))
 
 

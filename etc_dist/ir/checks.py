@@ -264,8 +264,7 @@ def _check_ranks(call: Call, where: str) -> None:
 
 
 def _check_far(call: Call, where: str) -> None:
-    """A far function sends one region of symmetric memory and one notification, in one
-    message."""
+    """A far function sends one region of symmetric memory and one notification."""
     if not call.function.far:
         return
     ranks = [region.rank for region in call.writes]
@@ -294,8 +293,7 @@ def _check_far(call: Call, where: str) -> None:
 
 
 def _check_reads_before_wait(call: Call, where: str) -> None:
-    """Early reads need at least one wait, and no load but of the expected count of the
-    last wait."""
+    """Early reads need a wait, and no load but of the last wait's expected count."""
     others = [r for r in call.loaded_waits if r.is_loaded or r is not call.waits[-1]]
     loads = bool(others or working_loads(call)) or call.limited is not None
     if call.function.reads_before_wait and (loads or not call.waits):
@@ -309,8 +307,7 @@ def _check_reads_before_wait(call: Call, where: str) -> None:
 
 
 def _check_streams_after(call: Call, where: str) -> None:
-    """Operands that are streamed before the last waits are inputs, and no wait is
-    loaded."""
+    """Operands streamed before the last waits are inputs, and no wait is loaded."""
     after, streams = call.streams_after, call.function.streams
     if after is None:
         return

@@ -48,8 +48,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": lambda a, b: a == b,
 }
 MOST_DEPTH = 200
-"""The most nested operations of an expression in a graph: they are visited by
-recursion."""
+"""The most nested operations of an expression, which recursion visits."""
 OPERAND = "a symbolic expression"
 """A part of an expression, as a place in messages."""
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
@@ -270,8 +269,7 @@ class Load(Expr):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A condition of `select` or `when`: not a number, and without a truth value in
-    Python."""
+    """A condition of `select` or `when`: not a number, and without a truth value."""
 
     name: str  # "<" | "<=" | "=="
     left: Expr

@@ -183,8 +183,7 @@ class Graph:
 
     def input(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
         """An array of the caller, [dims] of a dtype: "bfloat16", "float16", "float32",
-        "int32" or "float8_e4m3fn". Each dim must be an axis of some array of the
-        caller."""
+        "int32" or "float8_e4m3fn". Each dim is an axis of some array."""
         return self._tensor(name, shape, dtype, "input")
 
     def state(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:

@@ -48,9 +48,8 @@ class ChatTemplate:
         arguments: Mapping[str, Any],
         special: Mapping[str, str],
     ) -> str:
-        """A conversation as text. messages: of `conversation`. arguments: what the
-        caller gives to the template, tools and documents included. special: tokens by
-        name."""
+        """A conversation as text. messages: of `conversation`. arguments: of the
+        template, tools and documents included. special: tokens by name."""
         for name, value in arguments.items():
             if name not in self.variables and is_left_out(name, value):
                 raise ArgumentError(
@@ -75,8 +74,7 @@ class ChatTemplate:
     def _fit_parts(
         self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
     ) -> Sequence[Mapping[str, Any]]:
-        """The messages, with text in place of parts where the template does not take
-        lists of them."""
+        """The messages, with text in place of parts that the template does not take."""
         parts = {n: m["content"] for n, m in enumerate(messages) if has_parts(m)}
         if not parts:
             return messages
@@ -113,8 +111,7 @@ def conversation(messages: Any) -> list[dict[str, Any]]:
     """The messages that a template gets: without fields that are None, and with all
     names of a reasoning.
 
-    Raises TypeError for messages without a role, and without content and other
-    fields."""
+    Raises TypeError for messages without a role, or without all other fields."""
     expect_type(messages, (str, list, tuple), "messages")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -177,8 +174,7 @@ def expect_texts(parts: Iterable[Mapping[str, Any]]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A copy of JSON data; TypeError for anything else, since a template could call
-    it."""
+    """A copy of JSON data; TypeError for others, which a template could call."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):

@@ -412,8 +412,7 @@ class _Calls:
         y: Tensor,
     ) -> None:
         """Adds the result of matmul `of` to the residual, and normalizes the sum into y
-        with gain `number` of `name`. ended: the event after which the residual can be
-        read."""
+        with gain `number` of `name`. ended: after it the residual can be read."""
         g, delta = self.g, self.deltas[of]
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)

@@ -60,8 +60,7 @@ class Places:
         return [self.y[own], *(self.y.on(peer)[own] for peer in self.peers)]
 
     def events(self, name: str, shape: Sequence[Expr], tiles: Expr) -> EventTensor:
-        """An element is met once all ranks that store into this y have stored `tiles`
-        tiles."""
+        """An element is met once each rank that stores into y has stored `tiles`."""
         expects = tiles * (1 + len(self.peers)) if self.peers else tiles
         is_sent = bool(self.peers)
         return self.g.events(name, shape, expects=expects, cross_rank=is_sent)

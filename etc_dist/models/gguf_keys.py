@@ -91,8 +91,7 @@ UNUSED = names(
     rope.scaling.yarn_beta_slow tensor_data_layout
     """
 )
-"""Notes, numbers of layers that these models do not have, and of a scaling that is
-refused."""
+"""Notes, numbers of layers that no model here has, and of a refused scaling."""
 
 
 def fields_of(kind: str, metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -43,8 +43,7 @@ OTHER_ORDER = "a file for machines of the other byte order"
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """data: bytes [.., bytes of a row], mapped from disk, of `kind`, a type of the
-    package gguf."""
+    """data: bytes [.., bytes of a row], mapped from disk. kind: a type of gguf."""
 
     name: str
     kind: Any
@@ -116,8 +115,7 @@ class _Header:
         return int.from_bytes(self.take(size), "little")
 
     def expect_count(self, count: int, size: int, name: str) -> None:
-        """ValueError if there is no space for `count` values of at least `size`
-        bytes."""
+        """ValueError if there is no space for `count` values of `size` bytes."""
         left = len(self._content) - self.at
         if count * size > left:
             raise ValueError(

@@ -51,8 +51,7 @@ def read_rope(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _merged(
     given: Any, name: str, outer: Mapping[str, Any], path: Path
 ) -> dict[str, Any]:
-    """The object `given` of the field `name`, with the `outer` fields of the
-    configuration."""
+    """The object `given` of the field `name`, with `outer` fields of the file."""
     if not isinstance(given, Mapping):
         raise refused(path, f"{name}: an object", repr(given), "correct it")
     if any(isinstance(value, Mapping) for value in given.values()):

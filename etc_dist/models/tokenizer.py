@@ -63,8 +63,7 @@ class Tokenizer:
         return str(self._tokens.decode(checked_ids(ids), skip_special_tokens=True))
 
     def visible(self, ids: Iterable[int]) -> list[tuple[int, str]]:
-        """Ids and their tokens, without those that `decode` leaves out: special and
-        unknown ones."""
+        """Ids and their tokens, without those that `decode` leaves out."""
         tokens = [(n, self._tokens.id_to_token(n)) for n in checked_ids(ids)]
         return [(n, text) for n, text in tokens if text and n not in self._invisible]
 

@@ -24,8 +24,7 @@ def read_folder(folder: Path) -> list[tuple[str, Any]]:
     without an index those of `model.safetensors`, of a complete set of shards, or of
     all files that are neither consolidated nor of an adapter.
 
-    Raises ArgumentError that names files that are missing, and for files that cannot be
-    read."""
+    Raises ArgumentError for files that are missing or cannot be read."""
     if os.path.lexists(folder / INDEX):
         shards = _index(folder)
         return [

@@ -17,8 +17,7 @@ class WrittenPositions:
 
     A row attends to all positions up to its own. So the written positions of a page are
     its first ones, and those of a request, too: their number describes them. Those of
-    the last rows are counted by row, and added to their pages before other rows are
-    checked."""
+    the last rows are counted by row, and later added to their pages."""
 
     # NOTE: a step takes microseconds: rows of the same requests need few operations.
 
@@ -34,8 +33,7 @@ class WrittenPositions:
         self, known: RowLimits, requests: Array, positions: Array
     ) -> tuple[int, int] | None:
         """A row of a step, and a position before it that no step has written and that
-        is none of the rows'; None if there is no such row. No two rows have one
-        place."""
+        is none of the rows'; None if there is none. No two rows have one place."""
         if known is not self._known:
             self._store()
             self._count(known, requests)
@@ -93,8 +91,7 @@ class WrittenPositions:
     def _exact_gap(
         self, known: RowLimits, requests: Array, positions: Array
     ) -> tuple[int, int] | None:
-        """The same from the counts of the pages, of which other rows may have written
-        some."""
+        """The same from the counts of the pages, which other rows may write."""
         self._store()
         self._count(known, requests)
         pages = known.used.table[requests, positions // self._page_size]
@@ -112,8 +109,7 @@ class WrittenPositions:
 
 
 def ranges(begins: Array, counts: Array) -> tuple[Array, Array]:
-    """The i of all numbers, and the numbers, of `counts[i]` numbers from `begins[i]` on
-    for each i."""
+    """The i and the numbers of `counts[i]` numbers from `begins[i]` on for each i."""
     of = np.repeat(np.arange(len(counts)), counts)
     first = np.cumsum(counts) - counts
     return of, begins[of] + np.arange(len(of)) - first[of]

@@ -44,8 +44,7 @@ class Times(Protocol):
         """The time of a task that writes something."""
 
     def forward_us(self, task: Task) -> float:
-        """The time of a warp that sends its part of a tile of the tensor lane to
-        another rank."""
+        """The time of a warp that sends its part of a tensor lane's tile."""
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,7 @@ def _array_faults(
 def _overlaps(
     expected: Sequence[Expected], arrays: Mapping[str, Array]
 ) -> list[tuple[str, str]]:
-    """Written arrays that share memory with another one. Those that are only read are
-    listed first."""
+    """Written arrays that share memory with one before; read ones come first."""
     seen = [arrays[one.name] for one in expected]
     return [
         (f"{y.name} apart from {x.name}", f"{y.name} overlaps {x.name}")

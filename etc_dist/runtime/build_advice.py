@@ -61,8 +61,7 @@ def errors_of(text: str, log: str) -> str:
 
 
 def advice(text: str, log: str) -> str:
-    """The fix for the compiler errors in `log`, of NVRTC or clang, about the generated
-    `text`."""
+    """The fix for errors in `log`, of NVRTC or clang, about the generated `text`."""
     for pattern in (_NO_STRUCT, _NO_RUN):
         match = pattern.search(log)
         name = match and next(filter(None, match.groups()))

@@ -97,8 +97,7 @@ class Executor(Protocol):
 
 class LastRun:
     """Owns the executor of a program, and outlives a program that is dropped: a run may
-    still use the memory, and freeing it is collective. number: of the program, equal on
-    all ranks."""
+    still use the memory, and freeing it is collective. number: equal on all ranks."""
 
     def __init__(self, graph: str, number: int, world: World, executor: Executor):
         self.number, self.executor = number, executor
@@ -180,8 +179,7 @@ class LastRun:
         return run_error(self._world, self._graph, [RunEnd(records)])
 
     def _recover(self) -> EtcDistError:
-        """All ranks: exchange the records and clear the counters. Returns the error of
-        the run."""
+        """All ranks: exchange the records, clear the counters. Returns the error."""
         self._is_reported = True
         own = RunEnd(self.executor.failure() or ())
         return end_failed_run(self._world, self.executor, self._graph, own)

@@ -34,8 +34,7 @@ class MemoryPlan:
 
 
 def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
-    """The memory of `plan` at `dims`; symmetric offsets count from the first
-    tensor."""
+    """The memory of `plan` at `dims`; symmetric offsets: from the first tensor."""
     graph = plan.graph
     env = graph.environment(dims, 0)
     bases, count = {}, 0

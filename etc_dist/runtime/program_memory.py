@@ -56,8 +56,7 @@ class ProgramMemory:
         """Allocate memory for `needed`, and keep the latest one if it is captured on
         any rank. Collective; no run is in flight on any rank.
 
-        Raises SymmetricMemoryError on all ranks if it does not fit; what is captured
-        stays usable."""
+        Raises SymmetricMemoryError on all ranks if too large; captures stay usable."""
         latest = self.latest
         self.generation += 1
         if latest is None:

@@ -49,8 +49,7 @@ class RunCheck:
         self, read: Callable[[Sequence[str]], Loaded], dims: Mapping[str, int]
     ) -> None:
         """Verify the run that has just ended on all ranks; `read` returns this rank's
-        data by name. Collective. Raises the same RaceError, DeadlockError or GraphError
-        on every rank."""
+        data by name. Collective. Raises RaceError, DeadlockError or GraphError."""
         loaded: dict[str, np.ndarray[Any, Any]] = {}
 
         def digest() -> bytes:

@@ -68,8 +68,7 @@ def _no_stream(stream: Any, wanted: str) -> ArgumentError:
 
 
 def is_capturing(backend: str, stream: Any | None) -> bool:
-    """Whether a run on `stream`, as `stream_for` returns it, would become part of a
-    CUDA graph."""
+    """Whether a run on `stream`, as `stream_for` returns it, would be captured."""
     if backend == "cpu":
         return False
     import cupy
@@ -121,8 +120,7 @@ class LaunchOrder:
         self._last = None
 
     def is_done(self, stream: Any) -> bool:
-        """Whether the last launch on `stream` has ended; raises CuPy's error if it
-        failed."""
+        """Whether the last launch on `stream` has ended; raises its error."""
         runtime = self._cupy.cuda.runtime
         if self._keeps(stream):
             status = runtime.streamQuery(stream.ptr)

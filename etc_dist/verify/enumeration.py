@@ -94,8 +94,7 @@ class Queues:
 
 @dataclass(frozen=True)
 class Elements:
-    """The numbering of all event elements: tensor name -> first number and shape on
-    each rank."""
+    """The numbers of event elements: tensor -> first number and shape on each rank."""
 
     first: dict[str, Array]
     shape: dict[str, Array]

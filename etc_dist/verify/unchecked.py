@@ -30,8 +30,7 @@ def list_unchecked(plan: Plan, given: Container[str] = ()) -> tuple[str, ...]:
 
 
 def _parts(plan: Plan) -> Iterator[tuple[str, Iterable[Expr]]]:
-    """All parts with expressions: loaded extents, expected counts, event elements,
-    regions."""
+    """All parts with expressions: extents, counts, event elements, regions."""
     calls = [call for lane in plan.lanes for call in lane.calls]
     for call in calls:
         if call.count is not None:

@@ -105,8 +105,7 @@ class SymmetricMemory:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Each rank's block as an address valid on this rank, by rank; 0 for ranks on
-        other hosts."""
+        """Each rank's block as an address on this rank, by rank; 0 for other hosts."""
         return self.block.addresses
 
     @property

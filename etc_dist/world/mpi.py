@@ -65,8 +65,7 @@ def _ends_after(limit: float) -> Iterator[None]:
     """Show an error and end this process after `limit` seconds; without this limit
     where no further process can be started.
 
-    NOTE: by another process, since mpi4py keeps Python's lock while MPI_Init waits for
-    all ranks."""
+    NOTE: by another process, since mpi4py keeps Python's lock while MPI_Init waits."""
     place = launcher.mpi_place()
     if place is None or place[1] == "1" or "mpi4py.MPI" in sys.modules:
         yield

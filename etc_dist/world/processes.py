@@ -23,8 +23,7 @@ from etc_dist.world.memory import Backend
 YIELDING = 5e-3
 """Seconds for which a waiting rank yields before its first sleep."""
 YIELDING_TO_GPU = 1.0
-"""The same of a wait for a GPU: the sleeps would make a model's steps longer by up to a
-fiftieth."""
+"""The same of a wait for a GPU: sleeps would make a model's steps longer."""
 LONGEST_SLEEP = 1e-3
 """Seconds; bounds the delay of a waiting rank."""
 LAUNCHED = "LAUNCH_RANKS"
@@ -47,8 +46,7 @@ class Backoff:
     """One wait of at most `limit` seconds, counted from the first `pause`.
 
     `find_lost` returns the ranks that will never answer. It is called from time to
-    time; its result is in `lost`. `pause` ignores it, since only some ranks may be
-    needed."""
+    time; its result is in `lost`. `pause` ignores it: only some ranks may be needed."""
 
     def __init__(
         self,
@@ -214,8 +212,7 @@ class Exclusive:
         backend: Backend | None,
         recover: Callable[[], None] | None = None,
     ):
-        """`backend`: None before there is one. `recover`: None where there are other
-        ranks."""
+        """`backend`: None before there is one. `recover`: None for several ranks."""
         self._leave, self._backend, self._recover = leave, backend, recover
         self._was_interrupted = False
         self._device: int | None = None  # that was current before the call
@@ -352,8 +349,7 @@ def is_of_user(error: BaseException) -> bool:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether the frame is of this package, or of a module through which it calls
-    itself."""
+    """Whether the frame is of this package, or of one through which it calls itself."""
     module = _module(frame)
     return module.startswith("etc_dist.") or module in _PASSING
 

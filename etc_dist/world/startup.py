@@ -1,5 +1,4 @@
-"""Starting the world: from a communicator or a process group to ranks that agree on a
-backend."""
+"""Starting the world: from a communicator or a process group to a backend."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ class Transport(ABC):
 
     @abstractmethod
     def find_unsent(self, kind: int) -> set[int]:
-        """Continue to send. The living ranks to which messages of a kind are not sent
-        yet."""
+        """Continue to send. The living ranks to which some of a kind are not sent."""
 
     def find_closed(self) -> set[int]:
         """Ranks that have ended, of which all messages were received. A transport may

@@ -50,8 +50,7 @@ class Memory(Protocol):
         """Notifications of an element of this rank in this epoch."""
 
     def counts(self, name: str, rank: int) -> Array:
-        """The same for all elements of an event tensor, in its shape; `rank` is this
-        rank."""
+        """The same for all elements of an event tensor, in its shape, on this rank."""
 
     def notify(self, element: Element) -> None:
         """Add one to an element of any rank."""
@@ -142,8 +141,7 @@ class Workers:
         return all(worker.done for worker in self.lane_workers)
 
     def unmet_waits(self) -> list[WaitRecord]:
-        """The waits of tasks in current units, and of the first groups that are not
-        ready."""
+        """The waits of tasks in current units, and of the first unready groups."""
         tasks = [task for worker in self.lane_workers for task in worker.unit]
         groups = (
             (self.plan.lane(name), call, t)
@@ -196,8 +194,7 @@ class Workers:
         return []
 
     def _units_of(self, worker: LaneWorker) -> Iterator[list[Task]]:
-        """The units of `worker` in lanes without queues, each computed when it is
-        taken."""
+        """The units of `worker` in lanes without queues, computed as they are taken."""
         own = worker.lane
         if own.policy == STRIDED:
             clusters = sum(other.lane is own for other in self.lane_workers)
