@@ -351,8 +351,7 @@ def disabled_by(environ: Mapping[str, str]) -> list[str]:
 
 
 def _sharing(listing: str, environ: Mapping[str, str]) -> Finding:
-    """How ranks share GPUs under ETC_DIST_SHARE_GPU; LAUNCH_RANKS is the number of
-    ranks under launch/mpirun."""
+    """How ranks share GPUs under ETC_DIST_SHARE_GPU; LAUNCH_RANKS: of launch/mpirun."""
     topic, gpus = "shared GPUs", len(_gpu_rows(listing))
     if not gpus:
         return Finding(topic, "allowed, but there are no GPUs")

@@ -178,8 +178,7 @@ def expect_choice(value: object, choices: Sequence[object], name: str) -> None:
 
 
 def as_refusal(error: Exception, what: str) -> EtcDistError:
-    """The error that all ranks raise for `error` on one of them: with four parts, and
-    a TypeError if it is one."""
+    """The four-part error of all ranks for `error` on one; a TypeError if it is one."""
     if isinstance(error, EtcDistError):
         return error
     kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError

@@ -13,8 +13,7 @@ from etc_dist.ir.tensor import Region
 
 
 def bulk_maps(call: Call, n: int, arguments: Arguments) -> list[str]:
-    """The names of the maps that copy operand n, which has the large one second; none
-    without bulk copies."""
+    """The names of the maps that copy operand n, the large one second, if any do."""
     box = call.function.boxes.get(n)
     if box is None:
         return []

@@ -95,8 +95,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The argument block of a program: tensor maps, addresses, integers, and numbers
-    that the host prepares."""
+    """The argument block of a program: tensor maps, addresses, and integers."""
 
     maps: tuple[Map, ...]
     addresses: tuple[str, ...]

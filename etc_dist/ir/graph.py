@@ -125,8 +125,7 @@ class GraphFunction:
         return any(rank is not None for rank in ranks)
 
     def digest(self) -> str:
-        """A hash of the graph and its device functions: equal on all ranks that have
-        the same program."""
+        """A hash of the graph and its device functions: equal for the same program."""
         terms = [call.function.terms for call in self.calls]
         return hashlib.sha256(f"{self.show()}{terms}".encode()).hexdigest()[:16]
 

@@ -85,8 +85,7 @@ def is_number(value: Any) -> bool:
 
 
 def rope_rates(rope: Mapping[str, Any], head_dim: int, base: float) -> Any:
-    """The rotations of each pair of elements from a position to the next, in radians,
-    float64 [head_dim / 2]."""
+    """The rotation of each pair of elements per position, radians, [head_dim / 2]."""
     plain = frequencies(head_dim, base)
     match rope.get("rope_type"):
         case "linear":

@@ -16,8 +16,7 @@ from etc_dist.ops.matmul_policy import SHAPES, choose, estimate
 from etc_dist.ops.tuning import Tuning, default_tuning
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""The numbers of rows of a step. Others are padded to the next one, so that there are
-few shapes to prove."""
+"""The rows of a step; others are padded to the next one: few shapes to prove."""
 STEP_SHAPES = tuple(
     replace(shape, deep=not shape.swapped)
     for shape in SHAPES
@@ -59,8 +58,7 @@ def shapes_of(schedule: str) -> Sequence[TileShape]:
 
 
 def step_counts(most: int) -> list[int]:
-    """The numbers of steps of a launch: powers of two and `most`, so that there are few
-    shapes to prove."""
+    """The numbers of steps of a launch: powers of two and `most`."""
     return [*(1 << n for n in range((most - 1).bit_length())), most]
 
 

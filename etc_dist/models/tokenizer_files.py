@@ -90,8 +90,7 @@ def _begins_with_space(tokens: Any) -> bool:
 
 
 def _expect_added(tokens: Any, special: SpecialTokens) -> None:
-    """Refuse added tokens that tokenizer.json lacks or has with other flags, since
-    transformers adds those."""
+    """Refuse added tokens that tokenizer.json lacks or has with other flags."""
     known = {str(n): t for n, t in tokens.get_added_tokens_decoder().items()}
     for number, token in special.added.items():
         own = known.get(number)

@@ -35,8 +35,7 @@ class Array:
 
     @cached_property
     def end(self) -> int:
-        """The address after its last byte; for contiguous or transposed arrays of a
-        supported dtype."""
+        """The address after its last byte; if it is contiguous or transposed."""
         return self.pointer + prod(self.shape) * SIZES[self.dtype]
 
     @property

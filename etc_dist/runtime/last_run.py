@@ -67,8 +67,7 @@ class Executor(Protocol):
         """These inputs, states and local tensors after the last run."""
 
     def reset(self) -> None:
-        """Clear the state of a failed run. All ranks call it between two barriers, with
-        no run in flight."""
+        """Clear the state of a failed run. Collective, between two barriers."""
 
     def recover(self) -> None:
         """Begin anew after an interrupted call, on one rank."""

@@ -46,8 +46,7 @@ def resident_workers(
 def most_resident(
     function: int, cluster: int, multiprocessors: int, threads: int, shared_bytes: int
 ) -> int:
-    """Workers of a loaded kernel that the GPU can hold at once, by the driver's
-    occupancy calculation."""
+    """Workers of a loaded kernel that the GPU can hold at once, by the driver."""
     driver = ctypes.CDLL("libcuda.so.1")
     found = c_int()
     if cluster == 1:

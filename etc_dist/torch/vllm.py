@@ -63,8 +63,7 @@ def _say(text: str) -> None:
 
 
 def _world_over(group: Any) -> World | None:
-    """The world over a process group, started at the first use; collective. None if
-    there can be none."""
+    """The world over a process group, started if need be, or None. Collective."""
     try:
         return of_group(group.group_name)
     except WorldError:

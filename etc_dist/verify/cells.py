@@ -22,8 +22,7 @@ cells are left out, and after that."""
 
 @dataclass(frozen=True)
 class Cells:
-    """All accesses of one tensor in one rank's memory, sorted by cell, then by level
-    (see `HappensBefore`)."""
+    """All accesses of one tensor in one rank's memory, by cell, then by level."""
 
     tensor: Tensor
     rank: int

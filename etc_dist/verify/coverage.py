@@ -1,5 +1,4 @@
-"""Coverage: elements that are written twice or never, and writes to peers that no
-notification follows."""
+"""Coverage: elements written twice or never, writes to peers without a notification."""
 
 from __future__ import annotations
 

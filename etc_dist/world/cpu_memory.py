@@ -92,8 +92,7 @@ class CpuMemory(Backend):
 
 
 def _create(path: Path, nbytes: int) -> None:
-    """Create a file with all its pages: a write to a missing page raises SIGBUS if no
-    memory is left."""
+    """Create a file with all its pages: writes to missing ones may raise SIGBUS."""
     status = os.statvfs(FOLDER)
     available = status.f_bavail * status.f_frsize
     if nbytes > available:

@@ -51,8 +51,7 @@ class Transport(ABC):
         """Continue to send. The living ranks to which some of a kind are not sent."""
 
     def find_closed(self) -> set[int]:
-        """Ranks that have ended, of which all messages were received. A transport may
-        not know of any."""
+        """Ranks known to have ended, of which all messages were received."""
         return set()
 
     @abstractmethod

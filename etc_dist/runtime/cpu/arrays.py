@@ -80,8 +80,7 @@ def bind(
 
 
 def view_of(argument: Argument) -> Array:
-    """A NumPy view of a caller's contiguous CPU array of any library. The caller keeps
-    the memory alive."""
+    """A NumPy view of a caller's contiguous CPU array, which the caller keeps alive."""
     dtype = numpy_dtype(argument.dtype)
     if isinstance(argument.owner, np.ndarray):
         # As a plain array: indexing of a subclass may keep integer axes.

@@ -71,8 +71,7 @@ class CpuExecutor(Executor):
     def prepare(
         self, arrays: Mapping[str, Argument], dims: Mapping[str, int]
     ) -> Launch:
-        """Views of the arrays of a run; local. Warns once at dims at which GPUs refuse
-        rows or regions."""
+        """Views of the arrays of a run; local. Warns once of dims that GPUs refuse."""
         if (at := tuple(dims.values())) not in self._prepared:
             self._prepared.add(at)
             self._warn(self._plan.graph.environment(dims, self._world.rank))

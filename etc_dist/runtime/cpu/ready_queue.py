@@ -32,8 +32,7 @@ class ReadyQueue:
     ):
         env = dict(env)
         self.left = int(lane.total.evaluate(env))
-        """The number of units that are not taken, ready or not, without those that are
-        known to be surplus."""
+        """The number of units that are not taken, without those known to be surplus."""
         initial = range(int(lane.initial.evaluate(env)))
         self._ready = [] if lane.claimed else list(initial)
         self._initial = iter(initial if lane.claimed else ())
