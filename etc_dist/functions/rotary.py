@@ -18,12 +18,11 @@ from etc_dist.functions.rms_norm import normalized
 HEAD_DIMS = (64, 128)
 
 
-def rotary_table(positions: int, frequencies: Any, scale: float = 1.0) -> Any:
-    """The table for angles position * frequencies, of head_dim / 2 frequencies; cosines
-    and sines are multiplied by `scale`."""
+def rotary_table(positions: int, frequencies: Any) -> Any:
+    """Cosines and sines of position * frequencies, of head_dim / 2 frequencies."""
     angles = np.outer(np.arange(positions), np.asarray(frequencies, np.float64))
     both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    return (both * scale).astype(np.float32)
+    return both.astype(np.float32)
 
 
 def frequencies(head_dim: int, base: float) -> Any:

@@ -1,5 +1,6 @@
 """Models of random weights in Hugging Face folders, and references for their logits: in
-plain NumPy, and by transformers where it is installed."""
+plain NumPy, and by transformers where it is installed. `start` gives what a request
+keeps between calls; experts [layers, positions, top_k]: those to choose."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -64,16 +65,6 @@ MIXTRAL = LLAMA | {
     "sliding_window": None,
     "tie_word_embeddings": False,
 }
-
-
-class Reference(Protocol):
-    """The logits of one request's next positions, in fp32; `start` gives what a request
-    keeps between calls. experts [layers, positions, top_k]: those to choose."""
-
-    def start(self) -> Any: ...
-    def logits(
-        self, ids: Sequence[int], kept: Any, experts: Array | None = None
-    ) -> Array: ...
 
 
 def draw_folder(
