@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Never
 
 import numpy as np
@@ -63,12 +63,17 @@ class Expr:
         _ = self.depth
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, NUMBERS):
-            return bool(self)
-        same = self is other
-        return same or (isinstance(other, Expr) and self._terms == other._terms)
+        if self is other:
+            return True
+        if isinstance(other, Expr):
+            return self._hash == other._hash and self._terms == other._terms
+        return isinstance(other, NUMBERS) and bool(self)
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash(self._terms)
 
     @cached_property
@@ -152,24 +157,27 @@ class Expr:
                 yield node
             stack.extend(reversed(node.children()))
 
-    def loads(self) -> Iterator[Load]:
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
         """All loads, outer ones first."""
+        found: list[Load] = []
         stack: list[Expr] = [self]
         while stack:
             node = stack.pop()
             if isinstance(node, Load):
-                yield node
+                found.append(node)
             stack.extend(reversed(node.children()))
+        return tuple(found)
 
     @cached_property
     def symbol_names(self) -> frozenset[str]:
         """The names of all symbols."""
         return frozenset(symbol.name for symbol in self.symbols())
 
-    @cached_property
+    @property
     def is_loaded(self) -> bool:
         """Whether the value depends on a runtime tensor."""
-        return next(self.loads(), None) is not None
+        return bool(self.loads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +269,8 @@ class Load(Expr):
                 first = int(np.asarray(i)[outside][0])
                 raise IndexError(f"{self}: index {first} is outside of [0, {extent})")
         found = values[index]
-        return int(found) if np.ndim(found) == 0 else np.asarray(found, np.int64)
+        is_array = isinstance(found, np.ndarray) and found.ndim > 0
+        return np.asarray(found, np.int64) if is_array else int(found)
 
     def __str__(self) -> str:
         return f"{self.tensor}[{', '.join(map(str, self.index))}]"
@@ -316,7 +325,7 @@ class Select(Expr):
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
         holds = self.condition.evaluate(env)
-        if np.ndim(holds) == 0:
+        if not isinstance(holds, np.ndarray) or holds.ndim == 0:
             return (self.then if holds else self.other).evaluate(env)
         arrays = {s.name: env[s.name] for s in self.symbols() if np.ndim(env[s.name])}
         shape = np.broadcast_shapes(*(a.shape for a in (holds, *arrays.values())))
@@ -352,8 +361,15 @@ def wrap(value: Expr | int, where: str = OPERAND) -> Expr:
             )
         return value
     if is_integer(value):
-        return Const(int(value))
+        return _const(int(value))
     raise TypeError(f"{where} expects an int or an expression, got {value!r}")
+
+
+_const = lru_cache(1024)(Const)
+
+
+def _is(expr: Expr, value: int) -> bool:
+    return isinstance(expr, Const) and expr.value == value
 
 
 def op(name: str, left: Expr | int, right: Expr | int) -> Expr:
@@ -382,11 +398,11 @@ def op(name: str, left: Expr | int, right: Expr | int) -> Expr:
         return op("+", a.left, total) if total >= 0 else op("-", a.left, -total)
     if name in ("min", "max") and a == b:
         return a
-    if (name == "+" and a == ZERO) or (name == "*" and a == ONE):
+    if (name == "+" and _is(a, 0)) or (name == "*" and _is(a, 1)):
         return b
-    if (name in ("+", "-") and b == ZERO) or (name in ("*", "//") and b == ONE):
+    if (name in ("+", "-") and _is(b, 0)) or (name in ("*", "//") and _is(b, 1)):
         return a
-    if (name == "*" and ZERO in (a, b)) or (name == "%" and b == ONE):
+    if (name == "*" and (_is(a, 0) or _is(b, 0))) or (name == "%" and _is(b, 1)):
         return ZERO
     return Op(name, a, b)
 

@@ -24,7 +24,7 @@ UPPER_BOUND = (
 
 def loads_of(exprs: Iterable[Expr]) -> tuple[Load, ...]:
     """The loads in `exprs`, inner ones included, each once."""
-    return tuple(dict.fromkeys(load for e in exprs for load in e.loads()))
+    return tuple(dict.fromkeys(load for e in exprs for load in e.loads))
 
 
 def guarded_loads(exprs: Iterable[Expr]) -> Iterator[tuple[Load, tuple[Guard, ...]]]:
@@ -62,6 +62,8 @@ def may_overflow(expr: Expr) -> bool:
 def overflowing(expr: Expr, env: Mapping[str, Any]) -> Iterator[Expr]:
     """The operations in `expr` that `may_overflow`, inner ones first, without those
     that `select` does not choose under `env`."""
+    if not expr.is_loaded:
+        return
     if isinstance(expr, Select):
         for part in (expr.condition.left, expr.condition.right):
             yield from overflowing(part, env)
@@ -69,7 +71,7 @@ def overflowing(expr: Expr, env: Mapping[str, Any]) -> Iterator[Expr]:
         return
     for child in expr.children():
         yield from overflowing(child, env)
-    if may_overflow(expr):
+    if isinstance(expr, Op) and may_overflow(expr):
         yield expr
 
 

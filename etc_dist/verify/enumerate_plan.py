@@ -254,7 +254,7 @@ class _Reader:
         self, block: Block, elements: Elements, verb: str, ref: EventRef
     ) -> Array:
         does = "waits for" if verb == "waits" else "notifies"
-        where = f"{block.call.name} {does} {ref}"
+        cause = block.call.name, verb, ref
         try:
             holds = block.values(ref.holds) != 0
             rank = np.full(block.count, block.rank)
@@ -265,16 +265,16 @@ class _Reader:
             return np.full(block.count, NONE)
         except ArithmeticError as error:
             fix = "correct the index expression"
-            self.fail((verb, where), f"{where}: {error}", fix)
+            self.fail(cause, f"{block.call.name} {does} {ref}: {error}", fix)
             return np.full(block.count, NONE)
-        self.check_rank(block, where, rank)
+        self.check_rank(block, (block.call.name, does, ref), rank)
         foreign = (rank < 0) | (rank >= self.world)
         shape = elements.shape[ref.events.name][np.where(foreign, block.rank, rank)]
         outside = ((index < 0) | (index >= shape)).any(axis=1) & ~foreign & holds
         if outside.any():
             t = int(np.flatnonzero(outside)[0])
             self.fail(
-                ("element", where),
+                ("element", *cause),
                 f"{task_name(block, t)} {does} {ref.events.name}{index[t].tolist()} on "
                 f"rank {rank[t]}, outside of {shape[t].tolist()}",
                 f"keep the index of {ref} inside of the event tensor",
@@ -287,9 +287,10 @@ class _Reader:
         first = elements.first[ref.events.name][np.where(foreign, 0, rank)]
         return np.where(wrong, NONE, element + first)
 
-    def check_rank(self, block: Block, where: str, rank: Array) -> None:
+    def check_rank(self, block: Block, what: tuple[object, ...], rank: Array) -> None:
         foreign = (rank < 0) | (rank >= self.world)
         if foreign.any():
+            where = " ".join(map(str, what))
             t = int(np.flatnonzero(foreign)[0])
             self.fail(
                 ("rank", where),
@@ -335,7 +336,6 @@ class _Reader:
     ) -> Access | None:
         """The boxes of `region` that the running tasks access; None if unknown. Known
         starts are checked in both cases."""
-        where = f"call {block.call.name}, {region}"
         # A region that starts beyond the edge is empty. This is an error if the task
         # reads it and writes something.
         strict = np.zeros(block.count, bool) if write else active
@@ -353,9 +353,10 @@ class _Reader:
         except IndexError:  # reported for the load itself
             return None
         except ArithmeticError as error:
+            where = f"call {block.call.name}, {region}"
             self.fail(where, f"{where}: {error}", "correct the index expression")
             return None
-        self.check_rank(block, where, rank)
+        self.check_rank(block, (f"call {block.call.name},", region), rank)
         high = np.minimum(low + size, extent)
         keep = runs & ~wrong & (high > low).all(axis=0)
         keep &= (rank >= 0) & (rank < self.world)
@@ -372,7 +373,7 @@ class _Reader:
             region.start, region.tensor.shape, region.kept, strict=True
         ):
             starts.append(block.values(start) if self.known([start]) else None)
-            at, end = starts[-1], block.values(extent)
+            at, end = starts[-1], extent.evaluate(block.env)
             if at is not None:
                 beyond = (at > end) & (strict | start.is_loaded) if kept else at >= end
                 wrong |= (at < 0) | beyond

@@ -238,14 +238,17 @@ def task_name(block: Block, t: int) -> str:
 
 def evaluate(expr: Expr, env: dict[str, Any], count: int) -> Array:
     """`expr` as `count` numbers; IndexError for a load out of range."""
-    return np.broadcast_to(np.asarray(expr.evaluate(env), np.int64), (count,))
+    value = expr.evaluate(env)
+    if isinstance(value, int):
+        return np.full(count, value, np.int64)
+    return np.broadcast_to(np.asarray(value, np.int64), (count,))
 
 
 def rows(block: Block, exprs: Sequence[Expr]) -> Array:
     """The values of `exprs`: [expressions, tasks]."""
     made = np.empty((len(exprs), block.count), np.int64)
     for row, expr in enumerate(exprs):
-        made[row] = block.values(expr)
+        made[row] = expr.evaluate(block.env)
     return made
 
 

@@ -14,7 +14,7 @@ from etc_dist.ir import RANK
 from etc_dist.ir.call import TASK, Call
 from etc_dist.ir.expr import Const, Expr, Load, Op, wrap
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.ir.interval import Interval, interval
+from etc_dist.ir.interval import Interval, combine, interval
 from etc_dist.ir.loads import INT32
 from etc_dist.verify.violations import Fault
 
@@ -41,13 +41,14 @@ def _check_call(call: Call, known: Mapping[str, Interval]) -> Iterator[Fault]:
         tasks *= extent
     ranges[TASK.name] = 0, tasks - 1
     for expr in _expressions(call):
-        wide = next(_too_wide(expr, ranges), None)
-        if wide is not None:
-            low, high = interval(wide, ranges)
+        wide: list[Expr] = []
+        _find_wide(expr, ranges, wide)
+        if wide:
+            low, high = interval(wide[0], ranges)
             yield Fault(
                 GraphError,
-                f"call {call.name}: {wide} in {expr} may be {low} to {high}, and index "
-                "arithmetic has 32 bits on GPUs",
+                f"call {call.name}: {wide[0]} in {expr} may be {low} to {high}, and "
+                "index arithmetic has 32 bits on GPUs",
                 "use smaller numbers, name those of dims alone by g.let, or compute "
                 "the index in an int32 tensor and load it",
             )
@@ -65,16 +66,24 @@ def _expressions(call: Call) -> Iterator[Expr]:
         yield from (*ref.events.shape, *ref.parts, ref.expects)
 
 
-def _too_wide(expr: Expr, ranges: Mapping[str, Interval]) -> Iterator[Expr]:
-    """Sub-expressions without loads that may not fit, innermost first, and sizes of
-    tensors that are loaded from. Those with loads are checked at run time."""
-    for child in expr.children():
-        yield from _too_wide(child, ranges)
+def _find_wide(
+    expr: Expr, ranges: Mapping[str, Interval], wide: list[Expr]
+) -> Interval:
+    """The interval of `expr`. Adds to `wide` sub-expressions without loads that may not
+    fit, innermost first, and sizes of tensors that are loaded from. Those with loads
+    are checked at run time."""
+    if isinstance(expr, Op):
+        left, right = (_find_wide(e, ranges, wide) for e in (expr.left, expr.right))
+        bounds = combine(expr.name, left, right)
+    else:
+        for child in expr.children():
+            _find_wide(child, ranges, wide)
+        bounds = interval(expr, ranges)
     if isinstance(expr, Load):
         size = reduce(lambda a, b: a * b, expr.shape, wrap(1))
         if interval(size, ranges)[1] > INT32[1] + 1:
-            yield size
-    if isinstance(expr, (Const, Op)) and not expr.is_loaded:
-        low, high = interval(expr, ranges)
-        if low < INT32[0] or high > INT32[1]:
-            yield expr
+            wide.append(size)
+    is_wide = bounds[0] < INT32[0] or bounds[1] > INT32[1]
+    if is_wide and isinstance(expr, (Const, Op)) and not expr.is_loaded:
+        wide.append(expr)
+    return bounds

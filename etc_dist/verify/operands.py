@@ -21,7 +21,7 @@ from etc_dist.verify.enumeration import Array, Block, Enumeration, Mask, rows, t
 from etc_dist.verify.unchecked import missing
 from etc_dist.verify.violations import Fault, Tally
 
-ONE, EQUAL = Const(1), Extent()
+ONE, EQUAL, INDEX = Const(1), Extent(), Extent(1)
 Axis = tuple[int, int]
 """An operand by position, and one of its axes."""
 
@@ -75,7 +75,7 @@ class _Operands:
             if operand.extents is None:
                 continue
             front = len(self.regions[n].start) - len(operand.extents)
-            extents = (Extent(1),) * front + operand.extents
+            extents = (INDEX,) * front + operand.extents
             for k, extent in enumerate(extents) if front >= 0 else ():
                 yield (n, k), extent
 

@@ -10,7 +10,7 @@ from etc_dist.schedule.plan import Plan
 
 def missing(exprs: Iterable[Expr], given: Container[str]) -> list[str]:
     """The tensors that `exprs` load from and that are not `given`."""
-    names = {load.tensor for e in exprs for load in e.loads()}
+    names = {load.tensor for e in exprs for load in e.loads}
     return sorted(name for name in names if name not in given)
 
 
@@ -21,7 +21,7 @@ def list_unchecked(plan: Plan, given: Container[str] = ()) -> tuple[str, ...]:
     for what, exprs in _parts(plan):
         absent = missing(exprs, given)
         if absent:
-            found[f"{what} (loads from {', '.join(absent)})"] = None
+            found[f"{''.join(map(str, what))} (loads from {', '.join(absent)})"] = None
     calls = [call for lane in plan.lanes for call in lane.calls]
     refs = [ref for call in calls for ref in (*call.waits, *call.notifies)]
     if any(missing(ref.parts, given) for ref in refs):
@@ -29,18 +29,19 @@ def list_unchecked(plan: Plan, given: Container[str] = ()) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _parts(plan: Plan) -> Iterator[tuple[str, Iterable[Expr]]]:
-    """All parts with expressions: extents, counts, event elements, regions."""
+def _parts(plan: Plan) -> Iterator[tuple[tuple[object, ...], Iterable[Expr]]]:
+    """All parts with expressions, each with the parts of its name: extents, counts,
+    event elements, regions."""
     calls = [call for lane in plan.lanes for call in lane.calls]
     for call in calls:
         if call.count is not None:
             what = f"the tasks of {call.name}, all taken to exist, and orders by them"
-            yield what, (call.count,)
+            yield (what,), (call.count,)
     for event in plan.graph.events:
-        yield f"the expected count of {event.name}", (event.expects,)
+        yield ("the expected count of ", event.name), (event.expects,)
     for call in calls:
         for ref in (*call.waits, *call.notifies):
-            yield f"call {call.name}, {ref}", ref.parts
+            yield ("call ", call.name, ", ", ref), ref.parts
     for call in calls:
         for region in (*call.writes, *call.reads):
-            yield f"call {call.name}, {region}", region.parts
+            yield ("call ", call.name, ", ", region), region.parts

@@ -114,7 +114,7 @@ def test_symbols_and_loads_come_once_in_order_of_appearance():
     load = Load("table", (N,), (M,))
     expr = (T + load) * (N - T) + M
     assert [str(s) for s in expr.symbols()] == ["t", "m", "n"]
-    assert list(expr.loads()) == [load]
+    assert expr.loads == (load,)
 
 
 def test_equal_structure_is_equal():

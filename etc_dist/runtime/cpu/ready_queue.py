@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -38,14 +39,15 @@ class ReadyQueue:
         self._initial = iter(initial if lane.claimed else ())
         self._chance, self._counts = chance, counts
         self._pending = [
-            _Pending(lane, c, env) for c in filter(lane.queued, lane.calls)
+            _Pending(lane, c, env, counts) for c in filter(lane.queued, lane.calls)
         ]
 
     def release(self) -> None:
         """Find the units that have become ready, or turned out to be surplus."""
+        counts = cache(self._counts)  # many calls wait for the same events
         for pending in self._pending:
-            self.left -= pending.drop(self._counts)
-            self._ready += pending.release(self._counts)
+            self.left -= pending.drop(counts)
+            self._ready += pending.release(counts)
 
     def take(self) -> int | None:
         """The number of a unit in the lane, which is ready, or comes first in order;
@@ -71,7 +73,7 @@ class ReadyQueue:
 class _Pending:
     """The groups of a call that are not ready."""
 
-    def __init__(self, lane: Lane, call: Call, env: dict[str, Any]):
+    def __init__(self, lane: Lane, call: Call, env: dict[str, Any], counts: Counts):
         self.call, self._env, self._lane = call, env, lane
         self.size = int(lane.group_size(call).evaluate(env))
         self._units = int(lane.group_units(call).evaluate(env))
@@ -89,7 +91,10 @@ class _Pending:
         # NOTE: waits depend on no other coordinates. A group with a division by zero
         # counts as ready: its tasks report it.
         with np.errstate(divide="ignore"):
-            self._free = [_Wait.of(ref, inner, count) for ref in call.free_waits]
+            self._free = [
+                _Wait.of(ref, inner, count, counts(ref.events.name).shape)
+                for ref in call.free_waits
+            ]
             self._loaded = [
                 (ref, _index(ref, inner, count)) for ref in call.loaded_waits
             ]
@@ -146,28 +151,35 @@ class _Pending:
 class _Wait:
     """A wait without loads, of all groups of a call."""
 
-    ref: EventRef
-    index: Array  # [axes, groups]
+    name: str
+    element: Array
+    """Of the event tensor, in row-major order; 0 for a group outside of it."""
     want: Array
+    """0 for a group outside of the tensor: its task reports it, unless its condition
+    does not hold."""
 
     @classmethod
-    def of(cls, ref: EventRef, env: dict[str, Any], count: int) -> _Wait:
+    def of(
+        cls, ref: EventRef, env: dict[str, Any], count: int, shape: tuple[int, ...]
+    ) -> _Wait:
         index = _index(ref, env, count)
+        limits = np.array(shape, np.int64)[:, None]
+        outside = ((index < 0) | (index >= limits)).any(axis=0)
+        element = np.zeros(count, np.int64)
+        for extent, part in zip(shape, index, strict=True):
+            element = element * extent + part
         try:
             want = ref.expects.evaluate(env)
         except ArithmeticError:
             want = 0
-        return cls(ref, index, np.broadcast_to(want, count))
+        element, want = (np.where(outside, 0, part) for part in (element, want))
+        return cls(ref.events.name, element, want)
 
     def is_met(self, groups: Array, counts: Counts) -> Array:
-        have = counts(self.ref.events.name)
-        index, want = self.index[:, groups], self.want[groups]
-        limits = np.array(have.shape, np.int64)[:, None]
-        wrong = (index < 0) | (index >= limits)
-        outside: Array = np.logical_or.reduce(wrong, axis=0)
-        met = outside.copy()  # the task reports it, unless its condition does not hold
-        inside = tuple(index[:, ~outside])
-        met[~outside] = have[inside] >= want[~outside]
+        have = counts(self.name).reshape(-1)
+        if not have.size:
+            return np.ones(groups.size, np.bool_)
+        met: Array = have[self.element[groups]] >= self.want[groups]
         return met
 
 
