@@ -11,7 +11,13 @@ from weakref import finalize
 import numpy as np
 
 from etc_dist.cache import Recent
-from etc_dist.errors import ArgumentError, WaitTimeoutError, WorldError, as_refusal
+from etc_dist.errors import (
+    ArgumentError,
+    GraphError,
+    WaitTimeoutError,
+    WorldError,
+    as_refusal,
+)
 from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
 from etc_dist.runtime.arrays import Array, empty_like, inspect
 from etc_dist.runtime.last_run import Executor, LastRun
@@ -308,12 +314,22 @@ class Program:
     def _prove(self, dims: Mapping[str, int]) -> None:
         key = tuple(dims.values())
         if self.world.settings.verify and self._proved.get(key) is None:
-            settings = self.world.settings
+            self._proved.put(key, self._proof(dims))
+
+    def _proof(self, dims: Mapping[str, int]) -> Verified:
+        """The proof for the workers that run; on the CPU backend also for those of a
+        GPU, unless events order all accesses: more workers order fewer."""
+        settings = self.world.settings
+        proof = fault = None
+        try:
             proof = prove(self.plan, dims, self.workers, settings, self._known)
-            if self.backend == "cpu" and not proof.by_events:
-                # With more workers, fewer tasks are ordered.
-                prove(self.plan, dims, GPU_WORKERS, settings)
-            self._proved.put(key, proof)
+        except GraphError as error:
+            fault = error
+        if self.backend == "cpu" and (proof is None or not proof.by_events):
+            prove(self.plan, dims, GPU_WORKERS, settings)
+        if proof is None:
+            raise cast(GraphError, fault)
+        return proof
 
     def check_open(self) -> None:
         """Raise WorldError if it is closed."""

@@ -202,22 +202,28 @@ def test_a_wrong_graph_is_refused_before_it_runs(compiled, inputs, arrays, monke
 
 
 @graph_function
-def unwaited(g: Graph) -> None:
+def unwaited(g: Graph, *, notifies: bool) -> None:
     """y is x, by way of z: of four workers, each reads what it has written itself."""
     n = g.dims("n")
     x, y = g.input("x", (4, n), "float32"), g.output("y", (4, n), "float32")
     z = g.local("z", (4, n), "float32")
+    ready = g.events("ready", (4,), expects=1)
     for name, source, to in (("write", x, z), ("read", z, y)):
         (i,) = grid = g.grid(i=4)
         copied = {"reads": [source[i, :]], "writes": [to[i, :]]}
-        g.call(push_rows(lane="tensor"), grid, name=name, **copied)
+        events = {"notifies": [ready[i]]} if notifies and to is z else {}
+        g.call(push_rows(lane="tensor"), grid, name=name, **copied, **events)
 
 
-def test_a_race_that_four_workers_hide_is_refused(world, arrays):
-    program = etc_dist.compile(unwaited(world.size), world)
+@pytest.mark.parametrize(
+    ("notifies", "fault"), [(False, ""), (True, "ready[0] on rank 0 is notified")]
+)
+def test_a_race_that_four_workers_hide_is_refused(notifies, fault, world, arrays):
+    program = etc_dist.compile(unwaited(world.size, notifies=notifies), world)
     x = arrays.put(np.ones((4, 8), np.float32))
-    words = "132 workers each|write[i=0]|read[i=0]|no event orders them"
-    refused(lambda: program.run(x=x), words, RaceError)
+    words = f"132 workers each|{fault}|write[i=0]|read[i=0]|no event orders them"
+    error = refused(lambda: program.run(x=x), words)
+    assert notifies or isinstance(error, RaceError)
 
 
 @pytest.mark.parametrize(

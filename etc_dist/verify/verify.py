@@ -38,7 +38,8 @@ from etc_dist.verify.unchecked import list_unchecked
 from etc_dist.verify.violations import Fault, Tally, refuse
 
 MOST_TASKS, MOST_EVENTS = 20_000_000, 50_000_000
-"""Limits on the memory of a proof, over all ranks: of tasks, and of event elements."""
+"""Limits on the memory of a proof, over all ranks: of tasks, and of elements of event
+tensors."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,7 @@ def verify(
         faults += check_operands(tasks, tensors)
         counts, found = count_notifications(tasks)
         faults += found + check_surplus(tasks, tensors)
-        # An event that no task waits for was to order some: the plan may hide that.
-        is_idle = bool(found) and bool((counts.notified > 0)[counts.awaited == 0].any())
-        runs = run_queues(tasks, counts)
-        found, by_events = _check_tasks(tasks, *runs, by_program=not is_idle)
+        found, by_events = _check_tasks(tasks, *run_queues(tasks, counts))
     faults += found
     refuse(subject, where, faults)
     return Verified(
@@ -168,7 +166,7 @@ def _check_size(plan: Plan, dims: Mapping[str, int]) -> None:
 
 
 def _check_tasks(
-    tasks: Enumeration, rounds: Array, stuck: list[Fault], *, by_program: bool
+    tasks: Enumeration, rounds: Array, stuck: list[Fault]
 ) -> tuple[list[Fault], bool]:
     """Check the accesses of tasks, given the round in which each one runs, and whether
     events alone order them.
@@ -179,8 +177,7 @@ def _check_tasks(
         # They order more than the plan does: a pair without an order is a race.
         supposed, rounds = suppose_events(tasks)
     has_order = not stuck and bool((rounds != NONE).all())
-    orders = (False, True) if by_program else (False,)
-    found, by_events = _check_accesses(tasks, supposed, rounds, orders, has_order)
+    found, by_events = _check_accesses(tasks, supposed, rounds, has_order=has_order)
     faults = stuck + found
     if not tasks.unknown_events:
         faults += check_remote_writes(tasks)
@@ -188,17 +185,13 @@ def _check_tasks(
 
 
 def _check_accesses(
-    tasks: Enumeration,
-    supposed: Enumeration,
-    rounds: Array,
-    orders: Sequence[bool],
-    has_order: bool,
+    tasks: Enumeration, supposed: Enumeration, rounds: Array, *, has_order: bool
 ) -> tuple[list[Fault], bool]:
     """Check the accesses that differ, where events alone order tasks. That is less than
     the order of the plan: without a fault there, there is none. Otherwise check all
-    accesses, in the order of the plan. orders: of these two, those `by_program`."""
+    accesses, in the order of the plan."""
     faults: list[Fault] = []
-    for by_program in orders:
+    for by_program in (False, True):
         order = order_classes(supposed, rounds, by_program=by_program)
         every = all_cells(tasks, order, reduced=not by_program)
         faults = _check_cells(tasks, every, Races(tasks, order) if has_order else None)

@@ -45,11 +45,9 @@ class Tally:
 
 
 def refuse(subject: str, where: str, faults: Sequence[Fault]) -> None:
-    """Raise the most specific error that fits all `faults`, races first, or nothing for
-    none."""
+    """Raise the most specific error that fits all `faults`, or nothing for none."""
     if not faults:
         return
-    faults = sorted(faults, key=lambda fault: fault.error is not RaceError)
     kinds = {f.error for f in faults}
     error = kinds.pop() if len(kinds) == 1 else GraphError
     wanted = {

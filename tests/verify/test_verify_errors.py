@@ -183,15 +183,6 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "ready[0, 0] on rank 0 is notified 2 times, and no task "
         "waits|matmul_send[|sum_slots[|no event orders them",
     ),
-    "no wait of the worker that wrote": (
-        lambda g: (
-            g.do("write", writes=[g.x(8)[:]], notifies=[g.event()[0]]),
-            g.do("read", reads=[g.x()[:]]),
-        )[0],
-        "no event orders them - ready[0] on rank 0 is notified 1 times, and no task",
-        GraphError,
-        ONE,
-    ),
     "no wait for peers": (
         lambda g: change(gather(), "matmul_peer", waits=()),
         "push_rows[|matmul_peer[|no event orders them",
