@@ -130,9 +130,8 @@ class Program:
         name = self.plan.graph.name
         with self.world.exclusive:
             try:
-                stream = stream_for(
-                    self.world.backend, stream, next(iter(arrays.values()), None)
-                )
+                first = next(iter(arrays.values()), None)
+                stream = stream_for(self.world.backend, stream, first)
                 bound, outputs = self.bind_arrays(arrays, dims, stream)
             except Exception as error:
                 self.world.refuse(as_refusal(error, f"the arguments of {name}"))

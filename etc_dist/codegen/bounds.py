@@ -89,9 +89,8 @@ class _Checks:
     def region(self, region: Region, world: int) -> Iterator[Condition]:
         """NOTE: a start without loads may lie beyond the edge: then the region is
         empty. The verifier proves that it is not negative."""
-        parts = zip(
-            region.start, region.size, region.tensor.shape, region.kept, strict=True
-        )
+        shape = region.tensor.shape
+        parts = zip(region.start, region.size, shape, region.kept, strict=True)
         for start, size, extent, kept in parts:
             yield from self.loads(start, is_compared=True)
             yield from self.loads(size)

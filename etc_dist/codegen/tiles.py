@@ -172,9 +172,7 @@ def _unlike(
         [str(axis.size) for axis in axes[k] if not axis.is_one] for k in (n, like)
     )
     if own_sizes != sizes:
-        yield (
-            f"[{', '.join(own_sizes)}], where operand {like} is [{', '.join(sizes)}]"
-        )
+        yield f"[{', '.join(own_sizes)}], where operand {like} is [{', '.join(sizes)}]"
 
 
 def _elsewhere(first: Region, other: Region) -> Iterator[str]:

@@ -210,6 +210,10 @@ class Symbol(Expr):
         return self.name
 
 
+def _precedence(expr: Expr) -> int:
+    return _PRECEDENCE.get(expr.name, 9) if isinstance(expr, Op) else 9
+
+
 @dataclass(frozen=True, eq=False)
 class Op(Expr):
     """An operation of two expressions."""
@@ -229,16 +233,10 @@ class Op(Expr):
             return f"{self.name}({self.left}, {self.right})"
         precedence = _PRECEDENCE[self.name]
         left, right = str(self.left), str(self.right)
-        if (
-            isinstance(self.left, Op)
-            and _PRECEDENCE.get(self.left.name, 9) < precedence
-        ):
+        if _precedence(self.left) < precedence:
             left = f"({left})"
         # NOTE: a right operand of equal precedence needs its parentheses: a // (b * c).
-        if (
-            isinstance(self.right, Op)
-            and _PRECEDENCE.get(self.right.name, 9) <= precedence
-        ):
+        if _precedence(self.right) <= precedence:
             right = f"({right})"
         return f"{left} {self.name} {right}"
 

@@ -218,9 +218,8 @@ class Graph:
         axes = make_axes(self._claim(name), len(lengths))
         for axis in axes:
             self._claim_coordinate(axis.name)
-        count = wrap(
-            expects(*axes) if callable(expects) else expects, f"{where}: expects="
-        )
+        expected = expects(*axes) if callable(expects) else expects
+        count = wrap(expected, f"{where}: expects=")
         check_symbols(
             f"expects= of event tensor {name}",
             f"{where}: expects {count}",

@@ -246,9 +246,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
 
 def _experts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """num_experts, which is num_local_experts by another name."""
-    both = {
-        key: given[key] for key in ("num_experts", "num_local_experts") if key in given
-    }
+    both = {k: given[k] for k in ("num_experts", "num_local_experts") if k in given}
     counts = [count for count in both.values() if count is not None]
     if len(counts) == 2 and counts[0] != counts[1]:
         raise refused(path, "one number of experts", repr(both), "correct it")

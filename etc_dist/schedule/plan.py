@@ -333,9 +333,8 @@ class Plan:
             if env is not None and workers and lane.policy == STRIDED:
                 total = int(lane.total.evaluate(env))
                 groups = workers // lane.cluster
-                lines.append(
-                    f"  {total} units = {total / groups:.2f} waves of {groups}"
-                )
+                waves = total / groups
+                lines.append(f"  {total} units = {waves:.2f} waves of {groups}")
         return "\n".join(lines + reasons) + "\n"
 
 

@@ -47,9 +47,8 @@ def enumerate_plan(
     blocks = reader.blocks()
     elements = reader.elements()
     rank = np.repeat([b.rank for b in blocks], [b.count for b in blocks])
-    wait, notify = (
-        reader.references(blocks, elements, verb) for verb in ("waits", "notifies")
-    )
+    wait = reader.references(blocks, elements, "waits")
+    notify = reader.references(blocks, elements, "notifies")
     accesses = [access for block in blocks for access in reader.accesses(block)]
     enumeration = Enumeration(
         plan,

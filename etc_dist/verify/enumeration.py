@@ -292,6 +292,5 @@ def _queue_names(lane: Lane, rank: int, clusters: int) -> list[str]:
     if lane.policy != STRIDED:
         return [f"the {lane.name} lane of rank {rank}"]
     group = "worker" if lane.cluster == 1 else "cluster"
-    return [
-        f"the {lane.name} lane of {group} {c} on rank {rank}" for c in range(clusters)
-    ]
+    name = f"the {lane.name} lane of {group}"
+    return [f"{name} {c} on rank {rank}" for c in range(clusters)]

@@ -55,9 +55,7 @@ def check_kept(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
     read, write = reads_before_writes(cells)
     bad = np.flatnonzero(far[np.searchsorted(bases, cells.task[read], "right") - 1])
     if bad.size:
-        one, two = (
-            tasks.name(int(cells.task[entry[bad[0]]])) for entry in (read, write)
-        )
+        one, two = (tasks.name(int(cells.task[at[bad[0]]])) for at in (read, write))
         cell = cells.name(int(cells.cell[read[bad[0]]]))
         text = f"{two} writes {cell}, which {one} sends to another host in this run"
         fix = "write to other memory, such as one tensor for each turn"

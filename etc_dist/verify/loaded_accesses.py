@@ -66,9 +66,8 @@ def _access(
     conditions = [c for c, _ in guards]
     deciding = (*load.index, *(e for c in conditions for e in (c.left, c.right)))
     if any(inner.tensor not in given for inner in loads_of(deciding)):
-        return Access(
-            region, False, block.tasks, rank, np.zeros_like(extent), extent, phase
-        )
+        none = np.zeros_like(extent)
+        return Access(region, False, block.tasks, rank, none, extent, phase)
     try:
         chosen = block.values(under(guards, Const(1), Const(0))) == 1
         at = rows(block, [under(guards, i, Const(0)) for i in load.index])

@@ -128,9 +128,8 @@ def _without_order(tasks: Enumeration) -> Enumeration:
     """`tasks`, each in a queue with no other task."""
     each = np.arange(tasks.tasks)
     names = ["no queue"] * tasks.tasks
-    queues = replace(
-        tasks.queues, queue=each, position=np.zeros_like(each), names=names
-    )
+    at = np.zeros_like(each)
+    queues = replace(tasks.queues, queue=each, position=at, names=names)
     return replace(tasks, queues=queues)
 
 
@@ -173,9 +172,8 @@ class _Run:
         self.left = counts.notified.copy()
         self.round = np.full(tasks.tasks, NONE)
         self.order = np.lexsort((queues.position, queues.queue))
-        bounds = np.searchsorted(
-            queues.queue[self.order], np.arange(len(queues.names) + 1)
-        )
+        numbers = np.arange(len(queues.names) + 1)
+        bounds = np.searchsorted(queues.queue[self.order], numbers)
         self.at, self.end = bounds[:-1].copy(), bounds[1:]
         """By queue: where in `order` its tasks that have not run begin and end."""
         self.active = np.arange(len(queues.names))
@@ -185,9 +183,8 @@ class _Run:
         by_element = np.argsort(element, kind="stable")
         self.waiters = waiter[by_element]
         self.span = np.concatenate(([0], np.cumsum(counts.awaited)))
-        self.missing = np.bincount(
-            waiter[self.left[element] > 0], minlength=tasks.tasks
-        )
+        missing = waiter[self.left[element] > 0]
+        self.missing = np.bincount(missing, minlength=tasks.tasks)
 
     def finish(self) -> None:
         """Run all tasks that can ever run."""

@@ -76,9 +76,8 @@ class GpuMemory(Backend):
         ids = agreement.agree(self._new_id)
         before = agreement.agree(self._free_memory)[agreement.rank]
         if hosts.count > 1:
-            far_transport.announce(
-                agreement.rank, names[agreement.rank], self._transport
-            )
+            own = agreement.rank
+            far_transport.announce(own, names[own], self._transport)
         agreement.agree(lambda: self._start(ids[0]))
         # Bytes of GPU memory that the heap holds already; ranks on one GPU share them.
         self._taken = max(0, before - self._free_memory()) // ranks_per_gpu

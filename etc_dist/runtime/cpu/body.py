@@ -96,9 +96,7 @@ def _returned(task: Task, returned: object) -> GraphError:
 def _unwritten(task: Task, access: Access, left: Array) -> GraphError:
     call, name = task.call, access.tensor.name
     inside = iter(left[0].tolist())
-    index = [
-        i.start + next(inside) if isinstance(i, slice) else i for i in access.index
-    ]
+    index = [i.start + next(inside) if type(i) is slice else i for i in access.index]
     region, place = call.writes[task.writes.index(access)], ", ".join(map(str, index))
     return GraphError(
         f"the body of call {call.name} leaves elements of an output unwritten",

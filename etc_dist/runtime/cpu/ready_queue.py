@@ -38,9 +38,8 @@ class ReadyQueue:
         self._ready = [] if lane.claimed else list(initial)
         self._initial = iter(initial if lane.claimed else ())
         self._chance, self._counts = chance, counts
-        self._pending = [
-            _Pending(lane, c, env, counts) for c in filter(lane.queued, lane.calls)
-        ]
+        queued = filter(lane.queued, lane.calls)
+        self._pending = [_Pending(lane, call, env, counts) for call in queued]
 
     def release(self) -> None:
         """Find the units that have become ready, or turned out to be surplus."""
