@@ -38,8 +38,7 @@ from etc_dist.verify.unchecked import list_unchecked
 from etc_dist.verify.violations import Fault, Tally, refuse
 
 MOST_TASKS, MOST_EVENTS = 20_000_000, 50_000_000
-"""Limits on the memory of a proof, over all ranks: of tasks, and of elements of event
-tensors."""
+"""Limits on the memory of a proof, over all ranks: of tasks, and of event elements."""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,37 @@ def test_an_element_that_a_body_leaves_unwritten_is_named(dtype):
     assert error.fix == "in forgets, assign to all of it: y[...] = ..."
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", ["local", "symmetric"])
+def test_a_tensor_that_no_body_fills_is_named_once(kind, world, capsys):
+    @device_function(source="", reads=1, writes=1)
+    def returns_early(x: Any, z: Any) -> None:
+        return
+
+    @graph_function
+    def graph(g: Graph) -> None:
+        n = g.dims("n")
+        x, y = g.input("x", (2, n), "float32"), g.output("y", (2, n), "float32")
+        z = getattr(g, kind)("z", (2, n), "float32")
+        (i,) = grid = g.grid(i=2)
+        ready = g.events("ready", (2,), expects=1)
+        write = {"writes": [z[i, :]], "notifies": [ready[i]]}
+        g.call(returns_early, grid, reads=[x[i, :]], **write)
+        copy = device_function(source="", reads=1, writes=1)(copies)
+        g.call(copy, grid, reads=[z[i, :]], writes=[y[i, :]], waits=[ready[i]])
+
+    cpu_world = start(replace(world.settings, backend="cpu"))
+    executor = CpuExecutor(schedule_static(graph(cpu_world.size)), cpu_world)
+    arrays = {name: np.ones((2, 4), np.float32) for name in "xy"}
+    for _ in range(2):
+        executor.run(arrays, {"n": 4})
+    assert np.isnan(arrays["y"]).all()
+    named = f"no body has filled z, a {kind} tensor of graph, on rank {world.rank}:"
+    assert capsys.readouterr().err.count(named) == 1
+    executor.close()
+    cpu_world.close()
+
+
 def test_a_body_that_reads_its_output_is_refused():
     with pytest.raises(GraphError, match="leaves elements of an output unwritten"):
         run(accumulates, "float32", np.ones((8, 3), np.float32))

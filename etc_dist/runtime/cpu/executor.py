@@ -21,6 +21,7 @@ from etc_dist.errors import (
     WorldError,
     warn_cpu_only,
 )
+from etc_dist.messages import show_message
 from etc_dist.runtime.arrays import Array as Argument
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
@@ -63,6 +64,8 @@ class CpuExecutor(Executor):
         self._state = RunState(plan, world)
         self._runs = 0
         self._records: list[TaskRecord] = []
+        self._read: set[str] = set()
+        self._unfilled: set[str] = set()
 
     def trace(self) -> Trace:
         """The tasks of the last run on this rank; all ranks of a host share a clock."""
@@ -110,6 +113,9 @@ class CpuExecutor(Executor):
         self._state.prepare(dims, env)
         self._runs += 1
         self._records = []
+        for tensor in graph.tensors:
+            if tensor.kind == "symmetric":
+                storage.poison(self._state.array(tensor.name, rank))
         self._state.start()
         try:
             unmet = self._drive(self._make_workers(env, arrays))
@@ -127,6 +133,25 @@ class CpuExecutor(Executor):
             self._state.forget_arguments()
         if unmet is not None and not self._completed():
             self._fail(RunEnd(records=tuple(unmet)))
+        self._show_unfilled()
+
+    def _show_unfilled(self) -> None:
+        """Name, once, local and symmetric tensors of floats that bodies have read, and
+        of which none has filled an element."""
+        graph = self._plan.graph
+        for tensor in map(graph.tensor, sorted(self._read - self._unfilled)):
+            if tensor.kind not in ("local", "symmetric"):
+                continue
+            array = self._state.array(tensor.name, self._world.rank)
+            if array.dtype.kind in "iu":
+                continue
+            if all(storage.still_poisoned(a).all() for a in (array.flat[:1], array)):
+                self._unfilled.add(tensor.name)
+                show_message(
+                    f"etc_dist: no body has filled {tensor.name}, a {tensor.kind} "
+                    f"tensor of {graph.name}, on rank {self._world.rank}: it is read "
+                    "as NaN. In the bodies of calls that write it, assign to y[...]\n"
+                )
 
     def symmetric(self, name: str) -> Array:
         tensor = self._state.array(name, self._world.rank)
@@ -152,7 +177,7 @@ class CpuExecutor(Executor):
         env = {**env, **storage.loads(graph, own)}
         place = rank, self._state.epoch, make_lane_workers(self._plan, self.workers)
         workers = Workers(self._plan, env, *place, self._state, seed=self._runs)
-        self._records = workers.records
+        self._records, self._read = workers.records, workers.read
         return workers
 
     def _drive(self, workers: Workers) -> list[WaitRecord] | None:

@@ -118,6 +118,8 @@ class Workers:
         self.lane_workers = lane_workers
         self.records: list[TaskRecord] = []
         """The tasks that have run, in this order."""
+        self.read: set[str] = set()
+        """The names of the tensors that their bodies have read."""
         self._memory = memory
         self._tickets = {lane.name: 0 for lane in plan.lanes}
         self._units = {worker: self._units_of(worker) for worker in lane_workers}
@@ -324,6 +326,7 @@ class Workers:
         place of memory of a far rank."""
         began, cpu_time = time.monotonic_ns(), time.thread_time_ns()
         if not task.idle:
+            self.read.update(a.tensor.name for a in task.reads if not a.empty)
             views = [
                 # NOTE: the ellipsis keeps a view where every axis is one integer.
                 self._memory.array(a.tensor.name, a.rank)[(*a.index, ...)]
