@@ -275,7 +275,10 @@ class Program:
         for tensor in graph.arguments():
             shape = tuple(int(extent.evaluate(env)) for extent in tensor.shape)
             written = tensor.kind != "input"
-            expected[tensor.name] = Expected(tensor.name, shape, tensor.dtype, written)
+            axes = tuple(map(str, tensor.shape))
+            expected[tensor.name] = Expected(
+                tensor.name, shape, tensor.dtype, written, axes=axes
+            )
         return expected
 
     def _like(self, dtype: str, arrays: Mapping[str, Array]) -> tuple[Any, str]:

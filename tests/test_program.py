@@ -260,9 +260,9 @@ def bad_array(what: str, put: Callable[..., Any]) -> dict[str, Any]:
 
 WORDS = {
     "one axis": r"dims of ring cannot be found[^$]*got: +\{'x': \[8\]",
-    "other columns": r"wanted: x \[8, 8\] float32[^$]*got: +x \[8, 16\] float32",
-    "other dtype": r"wanted: x \[8, 8\] float32[^$]*got: +x \[8, 8\] float16",
-    "other rows than y": r"wanted: y \[8, 8\] float32[^$]*got: +y \[4, 8\] float32",
+    "other columns": r"wanted: x \[rows = 8, 8\] float32[^$]*got: +x \[8, 16\] float32",
+    "other dtype": r"wanted: x \[rows = 8, 8\] float32[^$]*got: +x \[8, 8\] float16",
+    "other rows than y": r"y \[rows = 8, 8\] float32[^$]*got: +y \[4, 8\] float32",
     "count too short": r"wanted: count \[4\] int32[^$]*got: +count \[1\] int32",
     "y overlaps x": r"wanted: y apart from x\n +got: +y overlaps x\n",
     "y is x": r"wanted: y apart from x\n",

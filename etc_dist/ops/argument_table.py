@@ -219,6 +219,7 @@ class ArgumentTable:
                 dtype,
                 written=shape is self.output,
                 orders="CF" if shape.name == self.transposable else "C",
+                axes=tuple(axis.show({}) for axis in shape.axes),
             )
             for shape in shapes
         ]

@@ -15,19 +15,25 @@ from etc_dist.runtime.arrays import Array, described
 @dataclass(frozen=True)
 class Expected:
     """The requirements on an array of a call; `name` is the caller's. `orders` are the
-    accepted memory orders, see `Array.order`."""
+    accepted memory orders, see `Array.order`; `axes` the extents by their dims."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     written: bool = False
     orders: str = "C"
+    axes: tuple[str, ...] = ()
 
     def describe(self, device: int | str) -> str:
         """The requirements as text, for errors."""
         layout = "contiguous or transposed" if "F" in self.orders else "contiguous"
         place = "the CPU" if device == "cpu" else f"cuda:{device}"
-        return f"{self.name} {list(self.shape)} {self.dtype}, {layout}, on {place}"
+        axes = self.axes or [*map(str, self.shape)]
+        shape = ", ".join(
+            str(extent) if axis == str(extent) else f"{axis} = {extent}"
+            for axis, extent in zip(axes, self.shape, strict=True)
+        )
+        return f"{self.name} [{shape}] {self.dtype}, {layout}, on {place}"
 
 
 def bind_dims(
