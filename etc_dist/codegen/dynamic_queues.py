@@ -236,7 +236,7 @@ def _at_most(extent: Expr, modulus: Expr) -> bool:
 
 def _is_fixed(expr: Expr) -> bool:
     """Whether `expr` has no coordinate of the call."""
-    return not any(s.kind == "coordinate" for s in expr.symbols())
+    return not any(s.kind == "coordinate" for s in expr.symbols)
 
 
 def _waits(call: Call) -> tuple[EventRef, ...]:
@@ -248,6 +248,6 @@ def _on_owner(graph: GraphFunction, expr: Expr) -> Expr:
     """`expr` on the rank `owner`, whose named numbers may differ."""
     values: dict[str, Expr] = {RANK.name: _OWNER}
     for symbol, value in graph.derived:
-        if any(s.name in values for s in value.symbols()):
+        if any(s.name in values for s in value.symbols):
             values[symbol.name] = substitute(value, values)
     return substitute(expr, values)

@@ -129,7 +129,7 @@ def fixed_divisors(call: Call) -> Iterator[Expr]:
         stack.extend(reversed(node.children()))
         if not isinstance(node, Op) or not _divides_naturals(node, naturals):
             continue
-        kinds = {symbol.kind for symbol in node.right.symbols()}
+        kinds = {symbol.kind for symbol in node.right.symbols}
         if kinds and kinds <= {"dim", "derived"} and not node.right.is_loaded:
             yield node.right
 

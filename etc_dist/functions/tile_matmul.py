@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ class TileShape:
         others = ", swapped" * self.swapped + ", deep" * self.deep
         return f"{self.rows} x {self.columns}, split {self.split}{others}"
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name in a Tuning: deep tiles have the times of the others."""
         return str(replace(self, deep=False))

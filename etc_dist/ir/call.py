@@ -121,7 +121,7 @@ class Call:
         if self.limited is None:
             return False
         first, own = self.waits[:1], {a.symbol.name for a in self.axes[self.loops :]}
-        names = {s.name for ref in first for part in ref.parts for s in part.symbols()}
+        names = {s.name for ref in first for part in ref.parts for s in part.symbols}
         return bool(first) and first[0] in self.free_waits and not names & own
 
     @property

@@ -103,7 +103,7 @@ def check_extents(
     what: str, where: str, shape: Sequence[Expr], ranked: Set[str]
 ) -> None:
     """Refuse a shape that differs between ranks: by a symbol in `ranked`."""
-    found = [str(n) for n in shape if any(s.name in ranked for s in n.symbols())]
+    found = [str(n) for n in shape if any(s.name in ranked for s in n.symbols)]
     if found:
         raise GraphError(
             f"the shape of {what} depends on the rank",
@@ -124,7 +124,7 @@ def check_symbols(
     fix: str = "use dims of this graph, and no coordinates of a grid",
 ) -> None:
     """Refuse symbols that are not `known`, whose names are `wanted` by default."""
-    unknown = [s.name for e in exprs for s in e.symbols() if s.name not in known]
+    unknown = [s.name for e in exprs for s in e.symbols if s.name not in known]
     if unknown:
         raise GraphError(
             f"{what} uses unknown symbols",
@@ -332,7 +332,7 @@ def _check_count(call: Call, where: str, known: Set[str]) -> None:
     counts = [axis.count for axis in call.axes if axis.count is not None]
     if not counts:
         return
-    symbols = {s.name for i in counts[0].index for s in i.symbols()}
+    symbols = {s.name for i in counts[0].index for s in i.symbols}
     is_plain = symbols <= known | {*call.loop_names} and not loads_of(counts[0].index)
     is_known = len(counts) == 1 and call.knows_count
     if is_known and is_plain and call.function.lane == TENSOR:

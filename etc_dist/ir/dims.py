@@ -106,7 +106,7 @@ def _place(graph: GraphFunction, dims: Mapping[str, int]) -> str:
 
 
 def _symbols(tensor: Tensor) -> Iterator[Symbol]:
-    return (symbol for extent in tensor.shape for symbol in extent.symbols())
+    return (symbol for extent in tensor.shape for symbol in extent.symbols)
 
 
 def _lengths(

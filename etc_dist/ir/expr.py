@@ -10,7 +10,7 @@ minus infinity, as in Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Never
@@ -146,16 +146,17 @@ class Expr:
         `env["@" + tensor name]`."""
         raise NotImplementedError
 
-    def symbols(self) -> Iterator[Symbol]:
+    @cached_property
+    def symbols(self) -> tuple[Symbol, ...]:
         """All symbols, each once, in order of first appearance."""
-        seen: set[str] = set()
+        found: dict[str, Symbol] = {}
         stack: list[Expr] = [self]
         while stack:
             node = stack.pop()
-            if isinstance(node, Symbol) and node.name not in seen:
-                seen.add(node.name)
-                yield node
+            if isinstance(node, Symbol):
+                found.setdefault(node.name, node)
             stack.extend(reversed(node.children()))
+        return tuple(found.values())
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:
@@ -172,7 +173,7 @@ class Expr:
     @cached_property
     def symbol_names(self) -> frozenset[str]:
         """The names of all symbols."""
-        return frozenset(symbol.name for symbol in self.symbols())
+        return frozenset(symbol.name for symbol in self.symbols)
 
     @property
     def is_loaded(self) -> bool:
@@ -325,7 +326,7 @@ class Select(Expr):
         holds = self.condition.evaluate(env)
         if not isinstance(holds, np.ndarray) or holds.ndim == 0:
             return (self.then if holds else self.other).evaluate(env)
-        arrays = {s.name: env[s.name] for s in self.symbols() if np.ndim(env[s.name])}
+        arrays = {s.name: env[s.name] for s in self.symbols if np.ndim(env[s.name])}
         shape = np.broadcast_shapes(*(a.shape for a in (holds, *arrays.values())))
         found = np.empty(shape, np.int64)
         holds = np.broadcast_to(holds, shape)

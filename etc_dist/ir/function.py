@@ -5,10 +5,10 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from inspect import Parameter, signature
 from pathlib import Path
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 from etc_dist.errors import GraphError
@@ -123,10 +123,18 @@ class DeviceFunction:
         return text if self.epilogue is None else f"{text}; {self.epilogue.terms}"
 
     @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameters of the body."""
+        try:
+            return tuple(signature(self.body).parameters.values())
+        except (TypeError, ValueError):  # a built-in function without a signature
+            return (Parameter("operands", Parameter.VAR_POSITIONAL),)
+
+    @cached_property
     def keywords(self) -> tuple[str, ...]:
         """The keyword-only parameters of the body."""
         return tuple(
-            p.name for p in _parameters(self.body) if p.kind is Parameter.KEYWORD_ONLY
+            p.name for p in self.parameters if p.kind is Parameter.KEYWORD_ONLY
         )
 
     @cached_property
@@ -134,7 +142,7 @@ class DeviceFunction:
         """The keyword-only parameters that need no value."""
         return frozenset(
             p.name
-            for p in _parameters(self.body)
+            for p in self.parameters
             if p.name in self.keywords and p.default is not Parameter.empty
         )
 
@@ -291,20 +299,12 @@ def _check_constants(made: DeviceFunction) -> None:
         )
 
 
-def _parameters(body: Callable[..., Any]) -> tuple[Parameter, ...]:
-    try:
-        return tuple(signature(body).parameters.values())
-    except (TypeError, ValueError):  # a built-in function without a signature
-        return (Parameter("operands", Parameter.VAR_POSITIONAL),)
-
-
 def _check_parameters(made: DeviceFunction) -> None:
     """Refuses a body that cannot be called with all operands of a call."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = _parameters(made.body)
-    named = [p for p in parameters if p.kind in kinds]
+    named = [p for p in made.parameters if p.kind in kinds]
     required = sum(p.default is Parameter.empty for p in named)
-    takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
+    takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in made.parameters)
     operands = made.reads + made.writes
     if required > operands or (len(named) < operands and not takes_more):
         raise GraphError(
@@ -325,12 +325,8 @@ def _check_body(made: DeviceFunction) -> None:
     if code is None:
         return
     written = code.co_varnames[made.reads : code.co_argcount]
-    used: dict[str, set[object]] = {"LOAD": set(), "STORE": set()}
-    for instruction in dis.get_instructions(code):
-        kind, names = instruction.opname.partition("_")[0], instruction.argval
-        used.get(kind, set()).update(names if isinstance(names, tuple) else {names})
     for name in written:
-        if name in used["STORE"] - used["LOAD"]:
+        if name in _only_stored(code):
             raise GraphError(
                 f"the body of {made} does not write its operand {name}",
                 where=str(made),
@@ -338,6 +334,16 @@ def _check_body(made: DeviceFunction) -> None:
                 got=f"{name} = ..., which makes a new array",
                 fix=f"in {made.name}, assign to {name}[...]",
             )
+
+
+@lru_cache(1024)  # factories make many functions of one body
+def _only_stored(code: CodeType) -> set[object]:
+    """The names that the code assigns to, and does not load."""
+    used: dict[str, set[object]] = {"LOAD": set(), "STORE": set()}
+    for instruction in dis.get_instructions(code):
+        kind, names = instruction.opname.partition("_")[0], instruction.argval
+        used.get(kind, set()).update(names if isinstance(names, tuple) else {names})
+    return used["STORE"] - used["LOAD"]
 
 
 def _check_lane(made: DeviceFunction) -> None:

@@ -175,7 +175,7 @@ class Graph:
         check_symbols(what, where, [value], self._values())
         symbol = Symbol(self._claim(name), "derived")
         self._derived.append((symbol, value))
-        if any(s.name in self._ranked for s in value.symbols()):
+        if any(s.name in self._ranked for s in value.symbols):
             self._ranked.add(name)
         # A constant stays one in expressions; bodies get it by its name.
         return value if isinstance(value, Const) else symbol

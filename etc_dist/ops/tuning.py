@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,7 @@ class Tuning:
             return 1.0
         return known[min((rows for rows in known if rows >= m), default=max(known))]
 
-    @property
+    @cached_property
     def checksum(self) -> str:
         """That of the document, which names the tuning in records."""
         return str(self.document()["checksum"])

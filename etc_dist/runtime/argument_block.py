@@ -142,7 +142,7 @@ def far_senders(plan: Plan, rank: int) -> list[int]:
         env = {RANK.name: host * near + rank % near}
         for one in to:
             assert one is not None
-            known = all(symbol.name in env for symbol in one.symbols())
+            known = all(symbol.name in env for symbol in one.symbols)
             if not known or one.is_loaded or one.evaluate(env) == rank:
                 found.append(host)
                 break

@@ -71,7 +71,7 @@ def leading_calls(graph: GraphFunction) -> tuple[str, ...]:
 
 def _is_one_element(ref: EventRef) -> bool:
     """Whether all tasks of a call notify the same element of their rank."""
-    symbols = (symbol for part in ref.parts for symbol in part.symbols())
+    symbols = (symbol for part in ref.parts for symbol in part.symbols)
     moves = any(symbol.kind == "coordinate" for symbol in symbols)
     return not (moves or ref.guards or ref.events.cross_rank)
 
@@ -121,7 +121,7 @@ def _obstacles(graph: GraphFunction, claimed: Collection[str]) -> Iterator[str]:
             excess = f"{len(call.waits)} waits, more than {MOST_WAITS}"
             yield f"call {call.name} has {excess}"
         for axis in call.axes:
-            if any(symbol.name in own for symbol in axis.extent.symbols()):
+            if any(symbol.name in own for symbol in axis.extent.symbols):
                 yield f"the grid of call {call.name}, which waits, depends on the rank"
         for ref in call.waits:
             if any(part.is_loaded for part in ref.index):
@@ -182,6 +182,6 @@ def _of_rank(graph: GraphFunction) -> set[str]:
     """The names of the rank and of all named numbers that depend on it."""
     names = {RANK.name}
     for symbol, value in graph.derived:
-        if any(s.name in names for s in value.symbols()):
+        if any(s.name in names for s in value.symbols):
             names.add(symbol.name)
     return names

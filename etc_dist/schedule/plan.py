@@ -41,7 +41,7 @@ def gating_axes(call: Call) -> tuple[Coordinate, ...]:
     """The axes whose coordinates select the events that a task waits for, and those
     that decide whether it exists."""
     parts = [part for ref in call.waits for part in ref.parts]
-    names = {symbol.name for part in parts for symbol in part.symbols()}
+    names = {symbol.name for part in parts for symbol in part.symbols}
     if call.limited is not None:
         names |= {call.limited.symbol.name, *call.loop_names}
     return tuple(axis for axis in call.axes if axis.symbol.name in names)

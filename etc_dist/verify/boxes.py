@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from etc_dist.verify.enumeration import NONE, PARTLY_WAITED, Access, Array, Mask
 from etc_dist.verify.happens_before import HappensBefore
 from etc_dist.verify.rows import first_rows, row_numbers
+
+FEW = 4096
+"""Kinds of boxes whose random bits are kept."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,7 @@ class Cut:
         columns = self.boxes.kind, *self.begin[others], *self.end[others]
         number = row_numbers(columns)
         # A slice is identified by the sum of 128 random bits of each of its boxes.
-        shape = 2, int(number.max()) + 1
-        random = np.random.default_rng(0).integers(2**64, size=shape, dtype=np.uint64)
+        random = _random_bits(int(number.max()) + 1)
         count = self.shape[axis]
         sums = np.zeros((2, count + 1), np.uint64)
         for row, bits in zip(sums, random[:, number], strict=True):
@@ -126,8 +129,10 @@ class Cut:
             np.subtract.at(row, self.end[axis], bits)
         sums = np.cumsum(sums, axis=1, dtype=np.uint64)[:, :count]
         order = np.lexsort(sums)
-        is_new = (np.diff(sums[:, order], axis=1) != 0).any(axis=0)
-        return np.sort(order[np.concatenate(([True], is_new))])
+        sums = sums[:, order]
+        is_new = np.ones(count, bool)
+        is_new[1:] = (sums[:, 1:] != sums[:, :-1]).any(axis=0)
+        return np.sort(order[is_new])
 
     def _only(self, axis: int, slices: Array) -> Cut:
         if len(slices) == self.shape[axis]:
@@ -136,6 +141,21 @@ class Cut:
         low[axis], high[axis] = low[axis][slices], high[axis][slices]
         found = Cut(self.boxes, low, high)
         return Cut(self.boxes.of(found.end[axis] > found.begin[axis]), low, high)
+
+
+def _random_bits(count: int) -> npt.NDArray[np.uint64]:
+    """128 random bits of each number: [2, at least count]."""
+    return _few_random_bits() if count <= FEW else _new_random_bits(count)
+
+
+def _new_random_bits(count: int) -> npt.NDArray[np.uint64]:
+    shape = 2, count
+    return np.random.default_rng(0).integers(2**64, size=shape, dtype=np.uint64)
+
+
+@cache
+def _few_random_bits() -> npt.NDArray[np.uint64]:
+    return _new_random_bits(FEW)
 
 
 def boxes_of(

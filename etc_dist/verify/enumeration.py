@@ -141,12 +141,15 @@ class Access:
         here = self.rank == rank
         if here.all():
             return self
-        return replace(
-            self,
-            task=self.task[here],
-            rank=self.rank[here],
-            low=self.low[:, here],
-            high=self.high[:, here],
+        return Access(
+            self.region,
+            self.write,
+            self.task[here],
+            self.rank[here],
+            self.low[:, here],
+            self.high[:, here],
+            self.phase,
+            self.gathered,
         )
 
 

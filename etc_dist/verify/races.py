@@ -140,7 +140,9 @@ class Races:
 def _is_early(cells: Cells, first: Array, second: Array) -> Mask:
     """Pairs of which the second access may come before some waits of its task: after a
     write. What comes after a read is a write, which no task makes that early."""
-    return cells.write[first] & np.isin(cells.phase[second], PARTLY_WAITED)
+    phase = cells.phase[second]
+    is_early: Mask = np.logical_or.reduce([phase == p for p in PARTLY_WAITED])
+    return cells.write[first] & is_early
 
 
 def reads_before_writes(cells: Cells) -> tuple[Array, Array]:

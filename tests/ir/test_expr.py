@@ -113,7 +113,7 @@ def test_only_the_chosen_expression_is_evaluated():
 def test_symbols_and_loads_come_once_in_order_of_appearance():
     load = Load("table", (N,), (M,))
     expr = (T + load) * (N - T) + M
-    assert [str(s) for s in expr.symbols()] == ["t", "m", "n"]
+    assert [str(s) for s in expr.symbols] == ["t", "m", "n"]
     assert expr.loads == (load,)
 
 
