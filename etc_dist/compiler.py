@@ -15,7 +15,13 @@ from weakref import WeakKeyDictionary
 from etc_dist.cache import sha256
 from etc_dist.codegen import Source, generate
 from etc_dist.codegen.tiles import tile_errors
-from etc_dist.errors import ScheduleError, as_refusal, expect_type, warn_cpu_only
+from etc_dist.errors import (
+    ScheduleError,
+    as_refusal,
+    expect_type,
+    names_options,
+    warn_cpu_only,
+)
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.bodies import digest_bodies
 from etc_dist.ir.graph import expect_graph
@@ -29,6 +35,7 @@ from etc_dist.world import World, current
 from etc_dist.world.rank_errors import expect_alike
 
 
+@names_options
 def compile(
     graph: GraphFunction,
     world: World | None = None,

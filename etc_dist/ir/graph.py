@@ -19,7 +19,7 @@ from inspect import iscoroutinefunction, isgeneratorfunction
 from types import FunctionType
 from typing import Any, TypeVar
 
-from etc_dist.errors import GraphError, expect_range, expect_type
+from etc_dist.errors import GraphError, expect_range, expect_type, names_options
 from etc_dist.ir.call import (
     RANK,
     TASK,
@@ -201,6 +201,7 @@ class Graph:
         """A tensor on every rank; `tensor.on(rank)` is a peer's, to be written."""
         return self._tensor(name, shape, dtype, "symmetric")
 
+    @names_options
     def events(
         self,
         name: str,
@@ -255,6 +256,7 @@ class Graph:
         loop = Coordinate(Symbol(name, "coordinate"), extent)
         return LoopBlock(loop, where, self._loops, self._calls, self._claim)
 
+    @names_options
     def call(
         self,
         function: DeviceFunction,
@@ -406,7 +408,7 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
         ranks = expect_range(world_size, 1, None, "world_size")
         near = checked_local_size(local_size, ranks, body.__name__)
         graph = Graph(body.__name__, ranks, near)
-        body(graph, **options)
+        names_options(body)(graph, **options)
         return graph.finish()
 
     return build

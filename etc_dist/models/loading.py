@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import expect_choice
+from etc_dist.errors import expect_choice, names_options
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.model import Model
@@ -33,6 +33,7 @@ DEFAULTS = {
 ReadWeights = Callable[[str, Part], dict[str, Any]]
 
 
+@names_options
 def load(
     path: str | Path,
     *,

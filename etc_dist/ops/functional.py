@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from etc_dist.errors import names_options
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.matmul import Matmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
@@ -11,6 +12,7 @@ from etc_dist.ops.operation import kept
 from etc_dist.world import current
 
 
+@names_options
 def matmul_reduce_scatter(
     x: Any,
     w: Any,
@@ -37,6 +39,7 @@ def matmul_reduce_scatter(
         return operation(x, w, out, stream=stream)
 
 
+@names_options
 def all_gather_matmul(
     x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
 ) -> Any:
@@ -54,6 +57,7 @@ def all_gather_matmul(
         return operation(x, w, out, stream=stream)
 
 
+@names_options
 def matmul(
     x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
 ) -> Any:

@@ -7,7 +7,13 @@ import socket
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from etc_dist.errors import EtcDistError, WorldError, as_refusal, expect_type
+from etc_dist.errors import (
+    EtcDistError,
+    WorldError,
+    as_refusal,
+    expect_type,
+    names_options,
+)
 from etc_dist.settings import Settings
 from etc_dist.world import mpi, processes, rank_errors
 from etc_dist.world import process_group as process_groups
@@ -32,6 +38,7 @@ _starting = processes.Exclusive(lambda reason: None, None, recover=lambda: None)
 """Held by the thread that starts a world."""
 
 
+@names_options
 def start(
     settings: Settings | None = None,
     comm: MPI.Intracomm | None = None,
