@@ -35,6 +35,8 @@ LIMITS = {
     "tunings": 1 << 20,
 }
 """The kinds of entries, and the bytes on disk that each kind may take."""
+FILE_BYTES = 4096
+"""What a file takes on disk besides its content, at most."""
 ABANDONED_SECONDS = 3600.0
 """An unfinished file that is older than this was left by a process that ended."""
 
@@ -76,8 +78,8 @@ class Cache:
         return None
 
     def store(self, kind: str, key: str, entry: Entry) -> None:
-        """Keep `entry`, in place of a damaged one, and remove the oldest entries of
-        its kind that are beyond its limit."""
+        """Keep `entry`, in place of a damaged one. Now and then, remove the oldest
+        entries of its kind that are beyond its limit."""
         try:
             folder = self._folder(kind)
             files = {**entry.files, "json": _manifest(kind, key, entry)}
@@ -87,7 +89,8 @@ class Cache:
             except OSError:
                 _remove([str(folder / f"{key}.{name}") for name in files])
                 raise
-            _trim(folder, LIMITS[kind], key)
+            size = sum(FILE_BYTES + len(content) for content in files.values())
+            _trim_when_due(folder, LIMITS[kind], key, size)
         except OSError as error:
             self._warn(str(error))
 
@@ -237,6 +240,19 @@ def _entries(folder: Path) -> dict[str, _Use]:
                 use.size += found.st_blocks * 512
                 use.used = max(use.used, found.st_mtime)
     return entries
+
+
+_stored: dict[Path, int] = {}
+"""The bytes that this process has stored in a folder since it has trimmed it."""
+
+
+def _trim_when_due(folder: Path, limit: int, kept: str, stored: int) -> None:
+    """Trim by the first entry of this process, then by each 64th part of the limit: to
+    look at all entries takes longer than to store one."""
+    total = _stored.get(folder, limit) + stored
+    _stored[folder] = total if total < limit // 64 else 0
+    if not _stored[folder]:
+        _trim(folder, limit, kept)
 
 
 def _trim(folder: Path, limit: int, kept: str) -> None:

@@ -141,8 +141,21 @@ def test_the_entries_used_longest_ago_are_removed(cache, monkeypatch):
     assert cache.sizes()["programs"] == (2, 4 * 4096)
 
 
-def test_unfinished_files_of_ended_processes_are_removed(cache):
+def test_the_entries_are_counted_once_for_many_small_ones(cache, monkeypatch):
+    counted = []
+    count = caching._entries
+    monkeypatch.setattr(caching, "_entries", lambda f: counted.append(f) or count(f))
+    for number in range(60):
+        cache.store("proofs", f"{number}", Entry({}))
+    assert len(counted) == 1
+    monkeypatch.setitem(caching.LIMITS, "proofs", 10 * 4096)
+    cache.store("proofs", "more", Entry({}))
+    assert len(counted) == 2
+
+
+def test_unfinished_files_of_ended_processes_are_removed(cache, monkeypatch):
     cache.store("programs", KEY, ENTRY)
+    monkeypatch.setattr(caching, "_stored", {})  # as in another process
     for name, age in (("old", caching.ABANDONED_SECONDS + 1), ("young", 0.0)):
         path = cache.root / "programs" / f"{name}.cubin.x.part"
         path.write_bytes(b"half")
