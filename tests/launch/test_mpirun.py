@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,25 @@ def test_lines_bear_their_rank_and_are_never_mixed():
     assert code == 0
     assert len(lines) == 400
     assert all(re.fullmatch(r"\[rank [01]\] \d+ x{2000}", line) for line in lines)
+
+
+def test_the_traceback_of_each_rank_is_printed_whole_and_equal_ones_once():
+    source = """
+def fail(n):
+    if n == 0: raise ValueError(f'seen by rank {rank}' + ' alone' * (rank == 2))
+    fail(n - 1)
+fail(2)
+"""
+    code, output = launch(source, ranks=3)
+    traces = [line for line in output.splitlines() if not line.startswith("[mpirun]")]
+    ranks = [line[6] for line in traces]
+    assert code == 1
+    assert len([1 for one, two in pairwise(ranks) if one != two]) == 2
+    last = {line[1:7]: line[9:] for line in traces}
+    like = [r for r in (0, 1) if "the same traceback as" in last[f"rank {r}"]]
+    assert len(like) == 1 and ranks.count(str(like[0])) == 1
+    assert last[f"rank {1 - like[0]}"] == f"ValueError: seen by rank {1 - like[0]}"
+    assert last["rank 2"] == "ValueError: seen by rank 2 alone"
 
 
 def test_lines_of_another_encoding_arrive_as_they_are(monkeypatch):
