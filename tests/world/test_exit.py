@@ -165,7 +165,7 @@ with start(CPU) as world:
 
 def test_exit_code_is_that_of_the_rank_that_left_not_of_its_peers_errors():
     code, output = run_job(LEAVE, 3)
-    assert "[rank 0] etc_dist.errors.WorldError: the world lost ranks" in output
+    assert "] etc_dist.errors.WorldError: the world lost ranks" in output
     assert code == 3
 
 
@@ -182,8 +182,8 @@ world.barrier()
     code, output = run_on_hosts(START + source, 4)
     assert code == 1
     assert "[mpirun] rank 3 ended with exit code 1; ranks 0, 1, 2 may" in output
-    for rank in range(3):
-        assert f"[rank {rank}]   got:    rank 3 did not take part: its pro" in output
+    texts = "]   got:    rank 3 did not take part: its pro", "] the same traceback as"
+    assert sum(map(output.count, texts)) == 3
 
 
 def test_exit_with_code_0_in_a_with_block_does_not_end_the_others():
