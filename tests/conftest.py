@@ -8,6 +8,7 @@ that every rank runs:
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import io
 import itertools
@@ -366,6 +367,9 @@ def _mpi_world() -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    # Python's own thresholds make it visit all collected tests again and again, which
+    # costs a twentieth of the time.
+    gc.set_threshold(20_000, 20, 20)
     hypothesis.settings.load_profile("many" if config.getoption("--all") else "few")
     under_mpi = config.getoption("--with-mpi", False) and _mpi_world() is not None
     if under_mpi and _mpi_world().size > 1:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "etc_dist"
 Definition = ast.ClassDef | ast.FunctionDef
-TREES = {
-    path.relative_to(PACKAGE): ast.parse(path.read_text())
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-CLASSES = {
-    node.name: node
-    for tree in TREES.values()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.ClassDef)
-}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {
+        path.relative_to(PACKAGE): ast.parse(path.read_text())
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+@cache
+def classes() -> dict[str, ast.ClassDef]:
+    nodes = (node for tree in trees().values() for node in ast.walk(tree))
+    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def definitions(body: list[ast.stmt]) -> Iterator[Definition]:
@@ -33,8 +38,8 @@ def bases(node: ast.ClassDef) -> Iterator[ast.ClassDef]:
     yield node
     for base in node.bases:
         name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
-        if name in CLASSES and CLASSES[name] is not node:
-            yield from bases(CLASSES[name])
+        if name in classes() and classes()[name] is not node:
+            yield from bases(classes()[name])
 
 
 def is_described(owner: ast.ClassDef, method: str) -> bool:
@@ -45,7 +50,7 @@ def is_described(owner: ast.ClassDef, method: str) -> bool:
 
 def test_each_public_definition_has_a_docstring():
     lacking = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in definitions(tree.body):
             if not ast.get_docstring(node):
                 lacking.append(f"{path}:{node.lineno} {node.name}")
