@@ -53,12 +53,15 @@ Part = TypeVar("Part", bound=Item)
 def _once(method: Callable[[Lane, Part], Expr]) -> Callable[[Lane, Part], Expr]:
     """Keep what `method` returns for each call or loop of the lane, by its name."""
 
+    key = f"_{method.__name__}"
+
     @wraps(method)
     def kept(self: Lane, part: Part) -> Expr:
-        made: dict[str, Expr] = self.__dict__.setdefault(f"_{method.__name__}", {})
-        if part.name not in made:
-            made[part.name] = method(self, part)
-        return made[part.name]
+        made: dict[str, Expr] = self.__dict__.setdefault(key, {})
+        expr = made.get(part.name)
+        if expr is None:
+            expr = made[part.name] = method(self, part)
+        return expr
 
     return kept
 

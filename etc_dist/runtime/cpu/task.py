@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +31,8 @@ Resolve = Callable[[T, "Task", Values], Sequence[R | None]]
 """(reference, task, values): what it names in the tasks of a block; None: nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+# NOTE: not frozen: creating one would take twice as long.
+@dataclass(slots=True, unsafe_hash=True)
 class Element:
     """An element of an event tensor on a rank."""
 
@@ -48,7 +49,7 @@ class Element:
         return f"{self.label} of rank {self.rank}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Access:
     """A region of a tensor in a rank's memory, as a NumPy index."""
 
@@ -325,7 +326,9 @@ def _rows(columns: Sequence[Sequence[R | None]], count: int) -> list[tuple[R, ..
     """The `count` rows of `columns`, without the elements that are None."""
     if not columns:
         return [()] * count
-    rows = zip(*columns, strict=True)
+    rows: Iterable[tuple[Any, ...]] = zip(*columns, strict=True)
+    if all(map(all, columns)):  # none is None
+        return [*rows]
     return [tuple(part for part in row if part is not None) for row in rows]
 
 
