@@ -176,10 +176,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("file", metavar="FILE", help=text)
     text = "predict the time of an operation on several hosts, by simulation"
     add_predict_options(commands.add_parser("predict", help=text, description=text))
-    text = "measure on the GPUs of all ranks which tiles of matmuls are fast; later "
-    text += "worlds of this user choose tiles by the result"
+    text = "measure the constants of the GPUs of all ranks by which later worlds of "
+    text += "this user choose tiles of matmuls"
     command = commands.add_parser("tune", help=text, description=text)
-    text = "N and K of weights, as in 5120x25600,4096x4096; default: those of decoders"
+    text = "N and K of weights, as in 5120x25600,4096x4096, for which to keep tiles "
+    text += "that are faster than those of the model"
     command.add_argument("--sizes", metavar="SIZES", help=text)
     text = "write the result to this file, not to the cache"
     command.add_argument("--output", type=Path, metavar="FILE", help=text)
@@ -228,10 +229,10 @@ def tune_gpus(options: argparse.Namespace) -> int:
     """Measure a tuning, and save it. Collective."""
     # NOTE: here, since the other commands start no world.
     from etc_dist.layers.tune_mlp import tune_mlp
-    from etc_dist.ops.tune import SIZES, parse_sizes, tune_world
+    from etc_dist.ops.tune import parse_sizes, tune_world
     from etc_dist.world import start
 
-    sizes = SIZES if options.sizes is None else parse_sizes(options.sizes)
+    sizes = [] if options.sizes is None else parse_sizes(options.sizes)
     _expect_place(options.output)
     with start(replace(Settings.load(), verify=0)) as world:
         say = print if world.rank == 0 else lambda text: None

@@ -1,6 +1,7 @@
 """Matrix multiplications with the epilogues of examples/, against the plain store.
 
-Both run on the tiles that are chosen for the plain store."""
+Both run on the same tiles: of those with all columns of their shape and all of k, the
+fastest ones by the model."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from benchmarks.workload import (
 )
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.matmul_policy import SHAPES, choose
+from etc_dist.ops.tile_model import FAMILY, dims_of, predictions
 from etc_dist.ops.tuning import tuning_of
 from examples import matmul_bias_gelu, matmul_fp8
 
@@ -61,8 +62,14 @@ class Epilogue(MatmulWorkload):
     def make(self, schedule: str, **options: Any) -> GraphCall:
         self.plain = GraphCall(matmul_graph(1), self.world, ("x", "w", "y"))
         workers, tuning = self.plain.program.workers, tuning_of(self.world)
-        number = choose(self.rows, self.n, self.k, workers, tuning=tuning)
-        self.plain.dims, self.shape = {"shape": number}, SHAPES[number]
+        sizes = self.rows, self.n, self.k
+        chosen = next(
+            one.tiling
+            for one in predictions(FAMILY, sizes, workers, tuning.tiles)
+            if one.tiling.parts == 1
+            and one.tiling.columns == FAMILY[one.tiling.shape].columns
+        )
+        self.plain.dims, self.shape = dims_of(chosen), FAMILY[chosen.shape]
         self.tensors = [self.more() for _ in range(self.inputs)]
         names = "x", "w", *self.tensors[0], "y"
         made = GraphCall(self.graph(), self.world, names)

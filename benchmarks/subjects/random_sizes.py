@@ -42,9 +42,10 @@ from etc_dist.ir import Graph, graph_function
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.layers.mlp_policy import rate_pairs
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.matmul_policy import SHAPES, rate
+from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.multiply import add_matmul
 from etc_dist.ops.operation import kept
-from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tile_model import FAMILY, dims_of, predictions, text_of
 from etc_dist.ops.tuning import PACKAGE, tuning_of
 
 PROTOCOL = (
@@ -58,23 +59,15 @@ CPU_DRAWS = 2
 
 @graph_function
 def gated_matmul_graph(
-    g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = SHAPES
+    g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = FAMILY
 ) -> None:
     """x [m, k], gate and up [n, k] -> y [m, n] = silu(x gate.T) * (x up.T)."""
-    m, n, k, shape = g.dims("m n k shape")
+    m, n, k, shape, eights = g.dims("m n k shape eights")
     x = g.input("x", (m, k), dtype)
     weights = [g.input(name, (n, k), dtype) for name in ("gate", "up")]
     y = g.output("y", (m, n), dtype)
-    tiles = Tiles(g, "tile", shape, shapes, m)
-    of = tile_grid(g, "", (m, n), tiles.rows, tiles.half_columns())
-    g.call(
-        tiles.matmul(dtype, swiglu),
-        of.grid,
-        reads=[x[of.rows, :], *(tiles.of(w, of.columns) for w in weights)],
-        writes=[y[of.rows, of.columns]],
-        order=of.order,
-        values=tiles.values,
-    )
+    tiles = Tiles(g, "tile", shape, shapes, m, columns=8 * eights)
+    add_matmul(g, "", tiles, dtype, x, weights, y, swiglu)
 
 
 class Choice(NamedTuple):
@@ -179,15 +172,16 @@ class RandomMatmul(Random, MatmulWorkload):
         return {"baseline": Rival([captured(gpu, call)], outs)}
 
     def choices(self) -> list[Choice]:
-        shapes = shapes_for(self.layout, SHAPES)
-        ratings = rate(
-            *(self.rows, self.n, self.k, self.made["ours"].program.workers, shapes),
+        shapes = shapes_for(self.layout, FAMILY)
+        n, workers = self.out_shape[1], self.made["ours"].program.workers
+        found = predictions(
+            *(shapes, (self.rows, n, self.k), workers, tuning_of(self.world).tiles),
             gated=self.is_gated,
-            tuning=tuning_of(self.world),
+            w_layout=self.layout,
         )
         return [
-            Choice({"shape": one.number}, str(shapes[one.number]), one.us)
-            for one in ratings
+            Choice(dims_of(each.tiling), text_of(shapes, each.tiling), each.us)
+            for each in found
         ]
 
     def fields(self) -> dict[str, Any]:

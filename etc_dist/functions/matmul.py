@@ -39,9 +39,11 @@ def weight_shape(w_layout: str, n: Any, k: Any) -> tuple[Any, Any]:
     return (n, k) if w_layout == "nk" else (k, n)
 
 
-def weight_columns(w_layout: str, w: Tensor, columns: Any) -> Region:
-    """The part of w that some columns of x @ w.T need."""
-    return w[columns, :] if w_layout == "nk" else w[:, columns]
+def weight_columns(
+    w_layout: str, w: Tensor, columns: Any, depth: Any = slice(None)
+) -> Region:
+    """The part of w that some columns of x @ w.T need, of all k or a part of it."""
+    return w[columns, depth] if w_layout == "nk" else w[depth, columns]
 
 
 def silu(values: Any) -> Any:

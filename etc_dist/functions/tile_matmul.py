@@ -3,8 +3,8 @@
 
 All compute x @ w.T with fp32 accumulators and w stored [n, k] or [k, n], or two such
 products (gate and up). An epilogue computes what is stored from the sums: see
-`functions/epilogue.py`. A cluster of two workers runs one task. The fastest shape
-depends on the sizes: see `ops/matmul_policy.py`.
+`functions/epilogue.py`. One worker runs a task, or a cluster of two. The fastest shape
+depends on the sizes: see `ops/tile_model.py`, and for clusters `ops/matmul_policy.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError, GraphError, expect_choice
+from etc_dist.functions.add_partials import sum_in_order
 from etc_dist.functions.epilogue import (
     E4M3,
     MOST_E4M3,
@@ -24,6 +25,7 @@ from etc_dist.functions.epilogue import (
     PER_ELEMENT,
     Epilogue,
     store,
+    swiglu,
 )
 from etc_dist.functions.matmul import (
     CHUNK_COLUMNS,
@@ -37,6 +39,7 @@ from etc_dist.functions.matmul import (
 from etc_dist.ir import (
     DeviceFunction,
     Expr,
+    Extent,
     Graph,
     Operand,
     Region,
@@ -65,11 +68,19 @@ MOST_TALL_ROWS, TALL_COLUMNS = 256, 128
 """In swapped tiles for more rows, the most of them, and the columns of a worker."""
 LEAST_ROWS = 16
 """Rows of tiles that cannot divide a block evenly."""
-SPLITS = ("columns", "rows", "k")
-"""What the two workers of a task may divide, as `TileSplit` in the CUDA half."""
-LOADED_BIT = 24
-"""In the number that the CUDA half reads, the lowest bit of the rows of x that a worker
-loads, in units of 8. The packed shape is in the bits below."""
+SPLITS = ("columns", "rows", "k", "none")
+"""What the two workers of a task may divide, as `TileSplit` in the CUDA half; "none":
+one worker runs a task."""
+SLICE = 64
+"""Rows of the N of wgmma whose parts one task adds."""
+GROUP_WORDS = 1024
+"""The sums of eight of these rows."""
+SLICE_WORDS = SLICE // 8 * GROUP_WORDS
+PART = Extent(multiple=GROUP_WORDS)
+COLUMNS_BIT, LOADED_BIT = 18, 24
+"""In the number that the CUDA half reads, the lowest bits of a worker's columns and of
+the rows of x that it loads, in units of 8. The packed shape has the bits below the
+latter."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,8 @@ class TileShape:
     """A task's tile of y: `rows` of x by `columns` rows of w.
 
     split: what the two workers divide: "columns"; "rows", where each worker loads half
-    of w for both (TMA multicast); or "k", where their sums are added.
+    of w for both (TMA multicast); or "k", where their sums are added. "none": a task
+    has one worker.
     swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, or
     for a number of rows between two multiples of 128, which then need little padding.
     deep: only of tiles that are not swapped: stages of 128 elements of k. By default
@@ -94,7 +106,7 @@ class TileShape:
     deep: bool = False
 
     def __post_init__(self) -> None:
-        rows = {"columns": 128, "rows": 256, "k": 128}.get(self.split, 0)
+        rows = {"columns": 128, "rows": 256, "k": 128, "none": 128}.get(self.split, 0)
         fits = self.rows == rows and self.columns % 16 == 0
         most = 256
         if self.swapped:
@@ -114,12 +126,12 @@ class TileShape:
             raise ArgumentError(
                 f"GPUs have no tiles of {self}",
                 where="TileShape",
-                wanted="(1) not swapped: 128 rows with split 'columns' or 'k', or 256 "
-                "with 'rows', and columns in steps of 16, up to 256 of a worker; (2) "
-                "swapped, not deep: of a worker 8 to 64 rows in steps of 8, and "
-                "columns in steps of 8 up to 64 (not with split 'rows') or of 16 from "
-                "80 to 128; (3) swapped, not deep, split 'columns' or 'k': of a worker "
-                "128 columns, and 80 to 256 rows in steps of 16",
+                wanted="(1) not swapped: 128 rows, or 256 with split 'rows', and "
+                "columns in steps of 16, up to 256 of a worker; (2) swapped, not deep: "
+                "of a worker 8 to 64 rows in steps of 8, and columns in steps of 8 up "
+                "to 64 (not with split 'rows') or of 16 from 80 to 128; (3) swapped, "
+                "not deep, not with split 'rows': of a worker 128 columns, and 80 to "
+                "256 rows in steps of 16",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
             )
@@ -161,7 +173,12 @@ class TileShape:
     @property
     def loaded_columns(self) -> int:
         """Rows of w in one TMA box of a worker."""
-        return self.columns if self.split == "k" else self.columns // 2
+        return self.columns if self.split in ("k", "none") else self.columns // 2
+
+    @property
+    def cluster(self) -> int:
+        """Workers that run a task together."""
+        return 1 if self.split == "none" else 2
 
     @property
     def gated_columns(self) -> int:
@@ -176,6 +193,20 @@ class TileShape:
         is_narrow = self.swapped and self.worker_columns < 64
         apart = self.swapped and self.split == "k" and self.worker_columns > 64
         return not (self.worker_columns % 16 == 8 or is_narrow or apart)
+
+    def serves_columns(self, columns: int, *, gated: bool, w_layout: str) -> bool:
+        """Whether a tile of one worker may have so many columns: fewer than the shape
+        only if it is swapped and has few rows."""
+        is_free = self.swapped and not self.is_tall
+        least = 8 if self.columns <= TURNS_COLUMNS else TURNS_COLUMNS + 16
+        unit = 8 if self.columns <= TURNS_COLUMNS else 16
+        unit *= 2 if gated else 1
+        if w_layout == "kn":
+            unit = CHUNK_COLUMNS
+        fits = columns % unit == 0 and least <= columns <= self.columns
+        if gated and self.columns <= TURNS_COLUMNS:
+            fits = columns == self.columns
+        return fits if is_free else columns == self.columns
 
     @property
     def may_be_transposed(self) -> bool:
@@ -199,6 +230,9 @@ class TileShape:
     def depth(self) -> int:
         """Elements of k in a stage. Wide stages stream weights faster, but several
         stages must fit in shared memory."""
+        if self.cluster == 1:
+            rows = self.rows + self.columns
+            return (4 if rows <= 128 else 2 if rows <= 208 else 1) * STAGE_K
         if self.is_tall:
             return STAGE_K
         if self.swapped:
@@ -232,7 +266,7 @@ class TileShape:
         of its code in a program."""
         fields = (
             (number, 6),
-            (SPLITS.index(self.split), 2),
+            (SPLITS.index(self.split) % 3, 2),
             (int(self.swapped), 1),
             (self.depth // STAGE_K, 3),
             (self.worker_rows // 8, 6),
@@ -290,6 +324,30 @@ def _multiply(epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int) -
         _apply(epilogue, [s[:, part] for s in sums], arrays_of_strip)
 
 
+def _multiply_part(
+    epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int
+) -> None:
+    x, *weights, part = arrays
+    is_swapped, columns = bool(packed_tile >> 8 & 1), (packed_tile >> 18 & 63) * 8
+    apart = SLICE_WORDS if is_swapped else columns * GROUP_WORDS // 8
+    for number, w in enumerate(weights):
+        sums = x.astype(np.float32) @ (w if is_kn else w.T).astype(np.float32)
+        places = part[number * apart // 2 :]
+        for n in range(0, sums.shape[1 - is_swapped], SLICE):
+            each = sums[n : n + SLICE] if is_swapped else sums[:, n : n + SLICE]
+            places[n // SLICE * SLICE_WORDS :][: each.size] = each.ravel()
+
+
+def _sum_parts(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
+    *all_parts, y = arrays
+    apart = SLICE_WORDS // 2 if packed_tile >> 8 & 1 else 0
+    sums = []
+    for number, parts in enumerate(all_parts):
+        places = parts[:, number * apart :][:, : y.size]
+        sums.append(sum_in_order(places).reshape(y.shape))
+    _apply(epilogue, sums, [y])
+
+
 def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> None:
     """Call the epilogue's NumPy half. A float8 y is passed in fp32, then rounded as on
     GPUs: clamped to the largest numbers."""
@@ -345,7 +403,10 @@ class Tiles:
 
     blocks: the number of blocks. If there are several, `all_rows` is a multiple of
     LEAST_ROWS, and no tile is in two blocks: of a shape that cannot divide a block
-    evenly, tiles have LEAST_ROWS."""
+    evenly, tiles have LEAST_ROWS.
+
+    columns: of each tile, in place of the shape's: a multiple of 8 that serves it, see
+    `TileShape.serves_columns`."""
 
     def __init__(
         self,
@@ -356,10 +417,12 @@ class Tiles:
         all_rows: Expr | None = None,
         w_layout: str = "nk",
         blocks: Expr | int = 1,
+        columns: Expr | None = None,
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
         self.w_layout = w_layout
         self._shapes = shapes = tuple(shapes_for(w_layout, shapes))
+        self._check_clusters(columns is not None)
         self._numbers: dict[str, Expr] = {}
         self._packed = _packed(self._shapes)
         most = self._number("rows", [s.rows for s in shapes])
@@ -374,36 +437,120 @@ class Tiles:
             own = g.let(f"{name}_own_rows", even)
             self.rows = g.let(f"{name}_even_rows", own * workers)
         self._x_box = own
-        self.columns = self._number("columns", [s.columns for s in shapes])
+        self._given = columns is not None
+        if columns is None:
+            columns = self._number("columns", [s.columns for s in shapes])
+        self.columns = columns
         """Rows of w in a tile."""
         self.step = max(s.step for s in shapes)
         """A task's part of k is a multiple of this, or ends where k ends."""
-        packed = self._number("packed", self._packed)
+        mask = ~(63 << COLUMNS_BIT) if self._given else ~0
+        packed = self._number("packed", [each & mask for each in self._packed])
+        if self._given:
+            packed += columns // 8 * (1 << COLUMNS_BIT)
         loaded = own // 8 * (1 << LOADED_BIT)
         self.values = {"packed_tile": g.let(f"{name}_tile", packed + loaded)}
         """Pass as `values=` of `g.call`."""
 
-    def matmul(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:
+    def matmul(
+        self, dtype: str, epilogue: Epilogue = store, *, is_part: bool = False
+    ) -> DeviceFunction:
         """x tile [rows, k], w tile [columns, k] in `dtype`, and the epilogue's reads ->
         y tile [rows, columns] in this rank's memory, and the epilogue's other writes.
         For a gated epilogue: gate and up tiles [columns / 2, k] -> y tile [rows,
         columns / 2], for shapes with `may_be_gated`. With the layout "kn" the w tile is
         [k, columns], and no epilogue is gated. Tiles may end at the tensors' edges; the
-        columns of y are a multiple of 8."""
+        columns of y are a multiple of 8.
+
+        is_part: a task has a part of k, and writes its sums [words] in fp32 as
+        `sum_parts` of this epilogue reads them."""
         self._check_gated(epilogue)
+        if is_part:
+            self._check_parts(epilogue)
         if self.w_layout == "kn":
             box = TmaBox(STAGE_K, CHUNK_COLUMNS)
         elif epilogue.gated:
             gated = [s.gated_columns for s in self._shapes]
-            box = TmaBox(self._number("gated_box", gated), STAGE_K)
+            if self._given:
+                box = TmaBox(self.half_columns(), STAGE_K)
+            else:
+                box = TmaBox(self._number("gated_box", gated), STAGE_K)
         else:
             loaded = [s.loaded_columns for s in self._shapes]
-            box = TmaBox(self._number("w_box", loaded), STAGE_K)
-        return self._function(dtype, epilogue, [box] * epilogue.weights)
+            if self._given:
+                box = TmaBox(self._made("w_box", self.columns), STAGE_K)
+            else:
+                box = TmaBox(self._number("w_box", loaded), STAGE_K)
+        return self._function(dtype, epilogue, [box] * epilogue.weights, is_part)
 
-    def of(self, w: Tensor, columns: Any) -> Region:
-        """The region of the weights for some columns of y."""
-        return weight_columns(self.w_layout, w, columns)
+    def sum_parts(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:
+        """Parts [parts, words] of a slice of a tile, of a gated one those of gate and
+        those of up -> y [rows, columns] of the slice, of a function of this epilogue:
+        the parts added in order, in fp32."""
+        self._check_parts(epilogue)
+        element = two_byte(dtype)
+        parts = Operand((None, PART), "float32", leading=True)
+        _, writes = epilogue.operands(element)
+        return DeviceFunction(
+            name="sum_tile_parts",
+            body=partial(_sum_parts, epilogue),
+            source="functions/sum_tile_parts.cuh",
+            lane=TENSOR,
+            reads=epilogue.weights,
+            writes=1,
+            roles=(LOAD, COMPUTE),
+            shared=BUFFER_BYTES,
+            tile=dict(enumerate([parts] * epilogue.weights + writes)),
+            epilogue=epilogue.half,
+            constants=self._constants(dtype, epilogue, (2,)),
+        )
+
+    def _constants(
+        self, dtype: str, epilogue: Epilogue, axes: tuple[int, ...]
+    ) -> dict[str, Any]:
+        return {
+            "kIsHalf": int(dtype == "float16"),
+            "kGated": int(epilogue.gated),
+            "kReduces": int(epilogue.reduces),
+            "kWeights": epilogue.weights,
+            "kWeightIsKN": int(self.w_layout == "kn"),
+            "kAxes": axes,
+            "kTiles": _codes(self._packed),
+        }
+
+    @property
+    def is_swapped(self) -> Expr:
+        """1 if the tiles are swapped, else 0."""
+        return self._number("is_swapped", [int(s.swapped) for s in self._shapes])
+
+    @property
+    def part_words(self) -> Expr:
+        """The fp32 words of a part of a tile."""
+        wide = [s.rows if s.swapped else s.columns for s in self._shapes]
+        return self._number("part_words", [-(-w // SLICE) * SLICE_WORDS for w in wide])
+
+    @property
+    def k_boxes(self) -> Expr:
+        """A task's part of k is a multiple of this, times STAGE_K, or ends where k
+        ends."""
+        return self._number("k_boxes", [s.step // STAGE_K for s in self._shapes])
+
+    def of(self, w: Tensor, columns: Any, depth: Any = slice(None)) -> Region:
+        """The region of the weights for some columns of y; of all k, or a part."""
+        return weight_columns(self.w_layout, w, columns, depth)
+
+    def _check_clusters(self, has_columns: bool) -> None:
+        clusters = {shape.cluster for shape in self._shapes}
+        if len(clusters) > 1 or (has_columns and clusters != {1}):
+            given = " with columns=" if has_columns else ""
+            raise GraphError(
+                "one program cannot have the tiles",
+                where=f"Tiles({self._name!r}){given}",
+                wanted="shapes of one worker, with split 'none', or all of two; only "
+                "those of one worker with columns=",
+                got=", ".join(map(str, self._shapes)),
+                fix="choose shapes with the same .cluster",
+            )
 
     def _check_gated(self, epilogue: Epilogue) -> None:
         if epilogue.gated and self.w_layout == "kn":
@@ -413,6 +560,16 @@ class Tiles:
                 wanted="an epilogue of one weight",
                 got=str(epilogue),
                 fix="store gate and up as [n, k]",
+            )
+
+    def _check_parts(self, epilogue: Epilogue) -> None:
+        if epilogue not in (store, swiglu):
+            raise GraphError(
+                "parts of a tile do not have the epilogue",
+                where=f"Tiles({self._name!r})",
+                wanted="store or swiglu",
+                got=str(epilogue),
+                fix="apply the epilogue to whole tiles, by matmul(dtype, epilogue)",
             )
 
     def strip_columns(self, *, gated: bool = False) -> Expr:
@@ -428,7 +585,14 @@ class Tiles:
 
     def half_columns(self) -> Expr:
         """Rows of gate, and of up, of a gated tile."""
+        if self._given:
+            return self._made("half_columns", self.columns // 16 * 8)
         return self._number("half_columns", [s.columns // 2 for s in self._shapes])
+
+    def _made(self, name: str, value: Expr) -> Expr:
+        if name not in self._numbers:
+            self._numbers[name] = self._g.let(f"{self._name}_{name}", value)
+        return self._numbers[name]
 
     def _number(self, name: str, values: Sequence[int]) -> Expr:
         """values[shape], as a number of the graph that is made once per name."""
@@ -438,10 +602,15 @@ class Tiles:
         return self._numbers[name]
 
     def _function(
-        self, dtype: str, epilogue: Epilogue, weights: Sequence[TmaBox]
+        self,
+        dtype: str,
+        epilogue: Epilogue,
+        weights: Sequence[TmaBox],
+        is_part: bool,
     ) -> DeviceFunction:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
-        depth = replace(DEPTH, multiple=self.step)
+        is_alone = self._shapes[0].cluster == 1
+        depth = DEPTH if is_alone else replace(DEPTH, multiple=self.step)
         is_kn = self.w_layout == "kn"
         x, w = (
             Operand(size, element, leading=True, apart=True)
@@ -453,16 +622,20 @@ class Tiles:
         gated = epilogue.gated
         strip = self.strip_columns(gated=gated) if epilogue.reduces else None
         reads, writes = epilogue.operands(element, strip)
+        body = _multiply
+        if is_part:
+            body, writes = _multiply_part, [Operand((PART,), "float32", leading=True)]
         operands = [x, *[w] * len(weights), *reads, *writes]
+        axes = tuple(len(each.extents or ()) for each in (*reads, *writes))
         return DeviceFunction(
             name="tile_matmul",
-            body=partial(_multiply, epilogue, is_kn),
+            body=partial(body, epilogue, is_kn),
             source="functions/tile_matmul.cuh",
             lane=TENSOR,
             reads=1 + len(weights) + len(reads),
             writes=len(writes),
-            cluster=2,
-            parts=2,
+            cluster=self._shapes[0].cluster,
+            parts=self._shapes[0].cluster,
             roles=(LOAD, COMPUTE),
             streams=tuple(streams),
             shared=BUFFER_BYTES,
@@ -473,13 +646,8 @@ class Tiles:
             tile=dict(enumerate(operands)),
             epilogue=epilogue.half,
             constants={
-                "kIsHalf": int(dtype == "float16"),
-                "kGated": int(epilogue.gated),
-                "kReduces": int(epilogue.reduces),
-                "kWeights": epilogue.weights,
-                "kWeightIsKN": int(is_kn),
-                "kAxes": tuple(len(each.extents or ()) for each in (*reads, *writes)),
-                "kTiles": _codes(self._packed),
+                **self._constants(dtype, epilogue, axes),
+                "kIsPart": int(is_part),
             },
         )
 

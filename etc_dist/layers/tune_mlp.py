@@ -75,9 +75,9 @@ def tune_mlp(
     """`made` with measured pairs for the MLPs in `sizes`, pairs of N and K. Only on one
     rank: on several, the time of communication would be part of the times."""
     mlps = mlp_sizes(sizes)
-    if world.size > 1:
+    if mlps and world.size > 1:
         say("pairs of tiles of the MLP are measured on one rank only")
-    if world.size > 1 or not mlps:
+    if not mlps or world.size > 1:
         return made
     with compile(mlp_tiles_graph(1), world, trace=False) as program:
         most = max(ROW_CLASSES)

@@ -7,9 +7,11 @@ few_rows.py                both for few rows: gathered first, returned at the en
 slots.py                   tiles of partial sums, sent to their owners, and their sum
 host_sums.py               that sum over several hosts; host_rows.py: gathering there
 matmul.py                  a matrix multiplication on each rank
-matmul_policy.py           which tiles it uses: a model of their times
-tuning.py                  the constants of the model, by kind of GPU: tuned/
-tune.py                    measuring them; fit_constants.py: solving for them
+multiply.py                it in a graph, with k divided for a wave that is not full
+tile_model.py              which tiles of one worker it has: a model of their times
+matmul_policy.py           the same for tiles of pairs of workers
+tuning.py                  the constants of the models, by kind of GPU: tuned/
+tune.py                    measuring those of one worker; fit_constants.py: their fit
 functional.py              the operations as functions
 operation.py               Operation: which program runs a call
 argument_table.py          names and shapes of an operation's arrays

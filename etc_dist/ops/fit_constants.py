@@ -1,154 +1,117 @@
-"""The constants and factors of the model of matmul times, from measured times."""
+"""The constants of the model of matmul times, from measured times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from itertools import product
-from math import exp, log
-from statistics import fmean
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
 
 import numpy as np
 
-from etc_dist.ops.matmul_policy import Work, row_class
-from etc_dist.ops.tuning import Constants, Tuning
+from etc_dist.ops.tile_model import Sizes, TileWork
+from etc_dist.ops.tuning import TileConstants
 
-ROUNDS = 40
-"""Solutions for one beginning, at most."""
-SCALES = (0.7, 1.4)
-"""Of one of the first rates, of SMs, memory or tensor cores."""
-PRIOR = 1e-5
+SLOWER = 5.0
+"""A time that is longer than the shortest at its size by a share s has the weight
+exp(-SLOWER s): what counts is the order of the fastest."""
+ERRORS = (1.0, 0.5, 0.25, 0.12)
+"""Of logarithms. A solution for each begins at the one before; larger errors count as
+much as these, so that a few tilings that the model does not describe change little."""
+PULL = 0.01
 """The weight of the first constants, for those that no time depends on."""
-ERROR_SHARE = 0.25
-"""The weight of the model's error against the time that its choices lose."""
-RATES = (2, 3, 5)
-"""Places of the rates in `_numbers`."""
-LEAST, MOST = 0.05, 20.0
-"""Bounds of each constant, as multiples of the first one."""
+ROUNDS = 40
+"""Steps to a solution, at most."""
+MOST_STEP = 0.5
+"""Of the logarithm of a constant."""
+LEAST_GAIN = 1e-6
+"""The share of the squares by which the last step to a solution improves it at most."""
+SLOPE_STEP = 1e-4
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
 class Time:
-    """A measured time. sizes: m, n and k. tile: the text of the tiles."""
+    """A measured time of a tiling. sizes: m, n and k."""
 
-    sizes: tuple[int, int, int]
-    tile: str
-    work: Work
+    sizes: Sizes
+    work: TileWork
     us: float
 
-    @property
-    def kind(self) -> tuple[str, str]:
-        """Times of one kind have a common factor."""
-        return self.tile, str(row_class(self.sizes[0]))
 
-    def by_model(self, tuning: Tuning) -> float:
-        """Microseconds of the same matmul by the model."""
-        factor = tuning.factor(self.tile, self.sizes[0])
-        return self.work.us(tuning.constants) * factor
+def fit(times: Sequence[Time], first: TileConstants) -> TileConstants:
+    """The constants whose times come closest to the measured ones, above all to the
+    shortest at each size: least squares of the errors of logarithms."""
+    works, measured = _works(times), _measured(times)
+    weights = np.empty(len(times))
+    for group in _groups(times):
+        slower = measured[group] / measured[group].min() - 1
+        weights[group] = np.exp(-SLOWER * slower) / len(group)
+    roots = np.sqrt(weights / weights.sum())
+    start = np.log(astuple(first))
 
+    def errors(logs: Numbers, most: float) -> Numbers:
+        us = np.asarray(works.us(TileConstants(*np.exp(logs))))
+        clipped = np.clip(np.log(us / measured), -most, most)
+        return np.concatenate([roots * clipped, PULL * (logs - start)])
 
-def fit(times: Sequence[Time], first: Tuning) -> Tuning:
-    """The constants and factors that choose the fastest tiles and come close to the
-    times: of several solutions of least squares, and with the constants of `first`."""
-    constants = first.constants
-    candidates = [constants, *_improved(times, constants)]
-    for place, scale in product(RATES, SCALES):
-        numbers = _numbers(constants)
-        numbers[place] *= scale
-        candidates += _improved(times, _constants(numbers))
-    rounded = [Constants(*map(_rounded, astuple(one))) for one in candidates]
-    fitted = [
-        replace(first, constants=one, factors=_factors(times, one)) for one in rounded
-    ]
-    return min(
-        fitted,
-        key=lambda one: (
-            fmean(lost_by_choice(times, one)) + ERROR_SHARE * model_error(times, one)
-        ),
-    )
+    logs = start
+    for most in ERRORS:
+        logs = _least_squares(partial(errors, most=most), logs)
+    return TileConstants(*(float(f"{one:.4g}") for one in np.exp(logs)))
 
 
-def model_error(times: Sequence[Time], tuning: Tuning) -> float:
+def model_error(times: Sequence[Time], constants: TileConstants) -> float:
     """The mean relative error of the model."""
-    return fmean(abs(one.by_model(tuning) / one.us - 1) for one in times)
+    us = _works(times).us(constants)
+    return float(np.mean(np.abs(us / _measured(times) - 1)))
 
 
-def lost_by_choice(times: Sequence[Time], tuning: Tuning) -> list[float]:
-    """How much longer the model's tiles take than the fastest ones, as a share, for
-    each m, n and k."""
-    groups: dict[tuple[int, int, int], list[Time]] = {}
-    for one in times:
-        groups.setdefault(one.sizes, []).append(one)
+def lost_by_choice(times: Sequence[Time], constants: TileConstants) -> list[float]:
+    """How much longer the model's tiles take than the fastest ones, as a share, at each
+    size."""
+    us, measured = np.asarray(_works(times).us(constants)), _measured(times)
     return [
-        min(group, key=lambda one: one.by_model(tuning)).us
-        / min(one.us for one in group)
-        - 1
-        for group in groups.values()
+        float(measured[group[us[group].argmin()]] / measured[group].min() - 1)
+        for group in _groups(times)
     ]
 
 
-def _factors(
-    times: Sequence[Time], constants: Constants
-) -> Mapping[str, Mapping[str, float]]:
-    """The mean of measured times, divided by the model's, of each kind; closer to 1 if
-    there are few."""
-    kinds: dict[tuple[str, str], list[float]] = {}
-    for one in times:
-        kinds.setdefault(one.kind, []).append(log(one.us / one.work.us(constants)))
-    factors: dict[str, dict[str, float]] = {}
-    for (tile, rows), logs in kinds.items():
-        factor = _rounded(exp(sum(logs) / (len(logs) + 1)))
-        factors.setdefault(tile, {})[rows] = factor
-    return factors
+def _works(times: Sequence[Time]) -> TileWork:
+    """Of all times, as arrays."""
+    return TileWork(*np.array([astuple(one.work) for one in times]).T)
 
 
-def _improved(times: Sequence[Time], first: Constants) -> Iterator[Constants]:
-    """Solutions of linear least squares. The model is linear in these numbers, given
-    what bounds the stages of each time, which follows from the last solution."""
-    constants, before = first, None
+def _measured(times: Sequence[Time]) -> Numbers:
+    return np.array([one.us for one in times])
+
+
+def _groups(times: Sequence[Time]) -> list[np.ndarray[tuple[int], np.dtype[np.intp]]]:
+    """The positions of the times at each size."""
+    found: dict[Sizes, list[int]] = {}
+    for place, one in enumerate(times):
+        found.setdefault(one.sizes, []).append(place)
+    return [np.array(places) for places in found.values()]
+
+
+def _least_squares(errors: Callable[[Numbers], Numbers], first: Numbers) -> Numbers:
+    """Where the sum of the squares of `errors` is least, by the method of Levenberg and
+    Marquardt, beginning at `first`."""
+    place, found, damping = first, errors(first), 1e-2
     for _ in range(ROUNDS):
-        bounds = [int(np.argmax(one.work.stage_us(constants))) for one in times]
-        ends = [one.work.ends(constants) for one in times]
-        if (bounds, ends) == before:
-            return
-        before = bounds, ends
-        rows = [_row(*each) for each in zip(times, bounds, ends, strict=True)]
-        unit = _numbers(constants)
-        matrix = np.array(rows) * unit
-        pull = PRIOR * len(times) ** 0.5 * np.eye(len(unit))
-        wanted = np.concatenate([np.ones(len(rows)), pull.diagonal()])
-        found = np.linalg.lstsq(np.concatenate([matrix, pull]), wanted, rcond=None)[0]
-        first_unit = _numbers(first)
-        numbers = np.clip(found * unit, LEAST * first_unit, MOST * first_unit)
-        constants = _constants(numbers)
-        yield constants
-
-
-def _row(one: Time, bound: int, ends: int) -> list[float]:
-    """The multiples of `_numbers` in the model's time, relative to the measured one."""
-    work = one.work
-    copied, read, cycles = (
-        work.stages * size * (bound == place)
-        for place, size in enumerate((work.copied, work.read, work.cycles))
-    )
-    ended = ends * work.swapped, ends * work.exchanged
-    row = [1, work.started, copied, read, read * work.idle, cycles, *ended]
-    return [value / one.us for value in row]
-
-
-def _numbers(of: Constants) -> Numbers:
-    launch, start, sm, memory, idle, cycles, *ends = astuple(of)
-    return np.array(
-        [launch, start, 1 / sm, 1 / memory, idle / memory, 1 / cycles, *ends]
-    )
-
-
-def _constants(numbers: Numbers) -> Constants:
-    launch, start, copied, read, idle, cycle, *ends = map(float, numbers)
-    return Constants(launch, start, 1 / copied, 1 / read, idle / read, 1 / cycle, *ends)
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.4g}")
+        moved = [errors(place + SLOPE_STEP * one) for one in np.eye(place.size)]
+        slopes = (np.array(moved) - found) / SLOPE_STEP
+        squares = slopes @ slopes.T
+        least = found @ found
+        while damping < 1e6:
+            damped = squares + damping * np.diag(squares.diagonal())
+            step = np.linalg.solve(damped, -slopes @ found)
+            there = place + np.clip(step, -MOST_STEP, MOST_STEP)
+            reached = errors(there)
+            if reached @ reached < least:
+                place, found, damping = there, reached, damping / 4
+                break
+            damping *= 4
+        if least - found @ found < LEAST_GAIN * least:
+            break
+    return place

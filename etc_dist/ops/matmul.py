@@ -9,9 +9,9 @@ from etc_dist.functions.matmul import weight_shape
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.deterministic import BATCH
-from etc_dist.ops.matmul_policy import SHAPES, explained
+from etc_dist.ops.multiply import add_matmul
 from etc_dist.ops.operation import Candidate, WeightOperation
-from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tile_model import FAMILY, Tiling, choose, text_of
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.schedule.plan import Choice
 
@@ -22,26 +22,18 @@ def matmul_graph(
     *,
     dtype: str = "bfloat16",
     w_layout: str = "nk",
-    shapes: Sequence[TileShape] = SHAPES,
+    shapes: Sequence[TileShape] = FAMILY,
 ) -> None:
     """x [m, k], w [n, k] or [k, n] -> y [m, n] in `dtype`, on each rank its own.
 
-    The dim `shape` selects one of `shapes_for(w_layout, shapes)`, by position."""
-    m, n, k, shape = g.dims("m n k shape")
+    The dim `shape` selects one of `shapes_for(w_layout, shapes)`, by position; a tile
+    has 8 * `eights` columns. `split_columns`, `parts`: see `add_matmul`."""
+    m, n, k, shape, eights = g.dims("m n k shape eights")
     x = g.input("x", (m, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (m, n), dtype)
-    tiles = Tiles(g, "tile", shape, shapes, m, w_layout)
-    function, values = tiles.matmul(dtype), tiles.values
-    of = tile_grid(g, "", (m, n), tiles.rows, tiles.columns)
-    g.call(
-        function,
-        of.grid,
-        reads=[x[of.rows, :], tiles.of(w, of.columns)],
-        writes=[y[of.rows, of.columns]],
-        order=of.order,
-        values=values,
-    )
+    tiles = Tiles(g, "tile", shape, shapes, m, w_layout, columns=8 * eights)
+    add_matmul(g, "", tiles, dtype, x, [w], y)
 
 
 class Matmul(WeightOperation):
@@ -65,21 +57,22 @@ class Matmul(WeightOperation):
         return [Candidate(matmul_graph, self.sizes, policy=self._choose)]
 
     def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:
-        """The tile shape for x [m, k] and w [n, k], as text. transposed: w is the
+        """The tiles for x [m, k] and w [n, k], as text. transposed: w is the
         transposed view of a [k, n] array. Raises WorldError before a first call."""
         for name, size in zip("mnk", (m, n, k), strict=True):
             expect_range(size, 1, None, name)
         workers, dims = self.program.workers, {"m": m, "n": n, "k": k}
         layout = "kn" if transposed else "nk"
-        choice = self._choose(tuning_of(self.world), layout, dims, workers)[0]
-        return str(self._shapes(layout)[choice.value])
+        chosen = self._choose(tuning_of(self.world), layout, dims, workers)
+        shape, eights, split, parts = (each.value for each in chosen)
+        return text_of(self._shapes(layout), Tiling(shape, 8 * eights, split, parts))
 
     def _shapes(self, w_layout: str) -> Sequence[TileShape]:
-        return shapes_for(w_layout, self.sizes.get("shapes", SHAPES))
+        return shapes_for(w_layout, self.sizes.get("shapes", FAMILY))
 
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Choice]:
         sizes, in_order = (dims["m"], dims["n"], dims["k"]), self.deterministic == BATCH
         given = sizes, workers, self._shapes(w_layout), tuning
-        return [explained("shape", *given, in_order=in_order)]
+        return choose(*given, in_order=in_order, w_layout=w_layout)

@@ -1,4 +1,4 @@
-"""The choice of a matrix multiplication's tile shape, by a model of its time."""
+"""The choice of the shape of tiles of pairs of workers, by a model of their times."""
 
 from __future__ import annotations
 

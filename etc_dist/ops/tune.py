@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean, median
@@ -16,52 +17,32 @@ from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.fit_constants import Time, fit, lost_by_choice, model_error
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.matmul_policy import ROW_CLASSES, SHAPES, rate, serving, work_of
-from etc_dist.ops.tuning import (
-    Measured,
-    Tuning,
-    device_of,
-    parse,
-    shipped_for,
+from etc_dist.ops.tile_model import (
+    FAMILY,
+    Prediction,
+    Sizes,
+    Tiling,
+    dims_of,
+    predictions,
+    text_of,
 )
+from etc_dist.ops.tuning import Kept, Tuning, device_of, parse, shipped_for
 from etc_dist.world import World
 
-SIZES = (
-    (3584, 4096),
-    (1280, 8192),
-    (2048, 4096),
-    (4096, 1792),
-    (4096, 4096),
-    (4096, 14336),
-    (5120, 2048),
-    (5120, 3200),
-    (5120, 8192),
-    (5120, 25600),
-    (6144, 4096),
-    (6400, 5120),
-    (7168, 8192),
-    (8192, 1024),
-    (8192, 3584),
-    (10240, 5120),
-    (12288, 6144),
-    (12288, 12288),
-    (13312, 16384),
-    (16384, 6656),
-    (28672, 4096),
-    (51200, 5120),
-)
-"""N and K: of decoders, whole or split over ranks."""
-FITTED_SIZES = (
-    (3584, 4096),
-    (4096, 4096),
-    (5120, 25600),
-    (12288, 6144),
-    (16384, 6656),
-)
-"""The sizes at which all tile shapes are measured."""
-FITTED_ROWS = (1, *ROW_CLASSES)
-BEST = 6
-"""Tile shapes that are measured at other sizes: the fastest ones by the model."""
+STEP, LEAST = 64, 768
+"""N and K at which constants are fitted are multiples of STEP, from LEAST on."""
+MOST_N, MOST_K, MOST_ROWS = 20480, 16640, 8192
+MOST_WEIGHTS, MOST_PRODUCTS = 2e8, 8e10
+"""Of N K, and of M N K."""
+NUM_SIZES = 48
+LIKELY = 1.35
+"""Times the least prediction: the tilings that are measured for a fit."""
+MOST_LIKELY = 24
+"""The most of them at one size."""
+ROWS = tuple(1 << number for number in range(14))
+"""For which `--sizes` looks for faster tilings."""
+BEST = 3
+"""Tilings that it measures: the fastest ones by the model."""
 LEAST_GAIN = 0.02
 """The share of a time by which measured tiles have to be faster than the model's."""
 WARM_UP, REPEATS = 2, 11
@@ -74,16 +55,16 @@ BEYOND_CACHE = 1 << 28
 
 
 class Sample(NamedTuple):
-    """x [m, k] @ w [n, k].T on the tiles SHAPES[number]."""
+    """x [m, k] @ w [n, k].T on tiles of FAMILY."""
 
     m: int
     n: int
     k: int
-    number: int
+    tiling: Tiling
 
 
-Chosen = TypeVar("Chosen", bound=tuple[int, ...])
-"""A sample: numbers of sizes and of tiles."""
+Chosen = TypeVar("Chosen", bound=tuple[object, ...])
+"""A sample: sizes and tiles."""
 Timer = Callable[[Sequence[Sample]], list[float]]
 """The microseconds of each sample, equal on all ranks: of the slowest one."""
 
@@ -91,44 +72,68 @@ Timer = Callable[[Sequence[Sample]], list[float]]
 def tune(
     measure: Timer,
     before: Tuning,
-    sizes: Sequence[tuple[int, int]] = SIZES,
+    sizes: Sequence[tuple[int, int]] = (),
     say: Callable[[str], object] = print,
 ) -> Tuning:
-    """The tuning that `measure` gives, for GPUs as those of `before`. `sizes`: pairs
-    of N and K at which measured tiles are preferred."""
-    known: dict[Sample, float] = {}
-
-    def times(samples: Sequence[Sample]) -> list[float]:
-        new = [one for one in dict.fromkeys(samples) if one not in known]
-        known.update(zip(new, measure(new), strict=True))
-        return [known[one] for one in samples]
-
-    fitted: list[Time] = []
-    for (n, k), m in product(FITTED_SIZES, FITTED_ROWS):
-        samples = [Sample(m, n, k, number) for number in serving(m)]
-        for one, us in zip(samples, times(samples), strict=True):
-            shape = SHAPES[one.number]
-            work = work_of(shape, m, n, k, before.workers)
-            fitted.append(Time((m, n, k), str(shape), work, us))
-    made = fit(fitted, replace(before, measured=(), factors={}))
-    for title, each in (("before", before), ("measured", made)):
-        lost = lost_by_choice(fitted, each)
+    """The tuning that `measure` gives, for GPUs as those of `before`, whose constants
+    of pairs of workers it keeps. `sizes`: pairs of N and K for which it also keeps the
+    tiles that are faster than the model's."""
+    times: list[Time] = []
+    for drawn in drawn_sizes():
+        found = likely(before, drawn)
+        measured = measure([Sample(*drawn, one.tiling) for one in found])
+        times += [
+            Time(drawn, one.work, us) for one, us in zip(found, measured, strict=True)
+        ]
+    made = replace(before, tiles=fit(times, before.tiles), kept=())
+    for title, each in (("before", before.tiles), ("fitted", made.tiles)):
+        lost = lost_by_choice(times, each)
         say(
-            f"{title}: {each.constants}\n  mean error "
-            f"{model_error(fitted, each):.1%} of {len(fitted)} times; its tiles take "
-            f"{fmean(lost):.2%} more than the fastest ones, at most {max(lost):.1%}"
+            f"{title}: {each}\n  mean error {model_error(times, each):.1%} of "
+            f"{len(times)} times; its tiles take {fmean(lost):.2%} more than the "
+            f"fastest ones, at most {max(lost):.1%}"
         )
-    measured = []
-    for (n, k), m in product(sizes, ROW_CLASSES):
-        samples = _samples(made, m, n, k)[:BEST]
-        fast = confirm(measure, samples, times(samples))
+    return replace(made, kept=tuple(_faster(measure, made, sizes, say)))
+
+
+def drawn_sizes() -> list[Sizes]:
+    """M, N and K at which constants are fitted, the same at each call: M uniform in its
+    logarithm, then N and K, uniform, until they are within the limits."""
+    rng, found = np.random.default_rng(0), list[Sizes]()
+    for _ in range(NUM_SIZES):
+        m = round(math.exp(rng.uniform(0, math.log(MOST_ROWS))))
+        n, k = MOST_N, MOST_K
+        while n * k > MOST_WEIGHTS or m * n * k > MOST_PRODUCTS:
+            n, k = (
+                STEP * int(rng.integers(LEAST // STEP, most // STEP + 1))
+                for most in (MOST_N, MOST_K)
+            )
+        found.append((m, n, k))
+    return found
+
+
+def likely(tuning: Tuning, sizes: Sizes) -> list[Prediction]:
+    """The tilings that may be the fastest, by the model."""
+    found = predictions(FAMILY, sizes, tuning.workers, tuning.tiles)
+    return [one for one in found[:MOST_LIKELY] if one.us <= LIKELY * found[0].us]
+
+
+def _faster(
+    measure: Timer,
+    tuning: Tuning,
+    sizes: Sequence[tuple[int, int]],
+    say: Callable[[str], object],
+) -> Iterator[Kept]:
+    """The tiles that `measure` finds to be faster than the model's, of its best ones,
+    for ROWS of each pair of N and K."""
+    for (n, k), m in product(sizes, ROWS):
+        found = predictions(FAMILY, (m, n, k), tuning.workers, tuning.tiles)
+        samples = [Sample(m, n, k, each.tiling) for each in found[:BEST]]
+        fast = confirm(measure, samples, measure(samples))
         if fast:
-            named = {str(SHAPES[one.number]): us for us, one in fast}
-            measured.append(Measured(m, n, k, named))
+            named = {text_of(FAMILY, one.tiling): us for us, one in fast}
             say(f"{m} x {n} x {k}: {shown(fast, named)}")
-    every = len(sizes) * len(ROW_CLASSES)
-    say(f"other tiles than the model's at {len(measured)} of {every}")
-    return replace(made, measured=tuple(measured))
+            yield Kept(m, n, k, next(iter(named)))
 
 
 def tune_world(
@@ -144,8 +149,8 @@ def tune_world(
         # NOTE: not the user's own, which may be damaged.
         known = shipped_for(every[0])
         before = replace(known, device=every[0], workers=program.workers)
-        if before != known:  # pairs of another GPU
-            before = replace(before, pairs=())
+        if before != known:  # times of another GPU
+            before = replace(before, measured=(), pairs=())
         timer = MatmulTimer(world, program, _most_elements(sizes))
         made = tune(timer, before, sizes, say)
     # One rank's, since other hosts may round a solution in another way.
@@ -172,7 +177,9 @@ class CallTimer(ABC):
         self._events = [cupy.cuda.Event() for _ in range(2)]
 
     def __call__(self, samples: Sequence[Any]) -> list[float]:
-        mine = [self._time(one) for one in samples]
+        # NOTE: the first one once more, since calls after other work of the host are
+        # slower.
+        mine = [self._time(one) for one in (*samples[:1], *samples)][1:]
         every = cast(list[list[float]], self._world.gather(mine))
         return [max(each) for each in zip(*every, strict=True)]
 
@@ -215,9 +222,9 @@ class MatmulTimer(CallTimer):
     """Times matmuls."""
 
     def _time(self, sample: Sample) -> float:
-        m, n, k, number = sample
+        m, n, k, tiling = sample
         sizes = {"x": (m, k), "w": (n, k)}
-        return self.time_call(sizes, ("y", m, n), {"shape": number})
+        return self.time_call(sizes, ("y", m, n), dims_of(tiling))
 
 
 def _matrix(flat: Any, rows: int, columns: int) -> Any:
@@ -253,18 +260,10 @@ def _gain(times: Sequence[float]) -> float:
     return times[0] / min(times) - 1
 
 
-def _samples(tuning: Tuning, m: int, n: int, k: int) -> list[Sample]:
-    """All tiles that may serve these sizes, the fastest ones by the model first."""
-    model = replace(tuning, measured=())
-    found = rate(m, n, k, tuning.workers, tuning=model)
-    return [Sample(m, n, k, one.number) for one in found]
-
-
 def _most_elements(sizes: Sequence[tuple[int, int]]) -> int:
     """The most elements of an input or an output of one call."""
-    rows = max(ROW_CLASSES)
-    every = (*sizes, *FITTED_SIZES)
-    return max(max(rows * k + n * k, rows * n) for n, k in every)
+    every = [*drawn_sizes(), *((max(ROWS), n, k) for n, k in sizes)]
+    return max(max(m * k + n * k, m * n) for m, n, k in every)
 
 
 def _check_world(world: World) -> None:

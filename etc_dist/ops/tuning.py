@@ -1,8 +1,10 @@
 """Tunings: what is measured on a kind of GPU to choose the tiles of matmuls.
 
-A tuning has the constants of the model in `matmul_policy.py`, and sizes at which other
-tiles were faster than those of the model, and MLPs at which other pairs of tiles were.
-Those in `tuned/` belong to the package; `etc-dist tune` measures one and saves it in
+A tuning has the constants of the model in `tile_model.py`, and after `etc-dist tune
+--sizes` tiles that were faster than the model's. For programs whose tasks are run by
+pairs of workers it has the constants of the model in `matmul_policy.py`, and sizes at
+which other tiles, or other pairs of tiles of an MLP, were faster than the model's.
+Those in `tuned/` belong to the package; `etc-dist tune` measures one, and saves it in
 the cache.
 """
 
@@ -25,7 +27,7 @@ from etc_dist.settings import AUTO
 if TYPE_CHECKING:
     from etc_dist.world import World
 
-FORMAT = 2
+FORMAT = 3
 KIND = "tunings"
 """The kind of entries of the cache."""
 PACKAGE = "package"
@@ -60,6 +62,35 @@ class Constants:
 
 
 @dataclass(frozen=True)
+class TileConstants:
+    """The constants of the model of a matmul's time on tiles of one worker. Times are
+    in microseconds. A block is 64 elements of k of a tile."""
+
+    call_us: float
+    """Launch, the first loads, and what follows the last tile."""
+    cycles_per_us: float
+    """The rate of the tensor cores, which multiply 32 elements of a block a cycle."""
+    fill_bytes_per_us: float
+    """Into the shared memory of one SM."""
+    shared_ratio: float
+    """The rate at which wgmma reads shared memory, in 128 bytes a cycle."""
+    latency_us: float
+    """Of a load."""
+    stage_us: float
+    """The synchronisation of a stage."""
+    memory_bytes_per_us: float
+    """Of the GPU."""
+    worker_bytes_per_us: float
+    """From memory to one SM."""
+    end_us: float
+    """The end of a tile of 128 x 256."""
+    parts_us: float
+    """A division of k, apart from the bytes of its sums."""
+    sums_bytes_per_us: float
+    """At which one SM stores and reads sums of parts."""
+
+
+@dataclass(frozen=True)
 class Measured:
     """Microseconds of x [m, k] @ w [n, k].T, by the text of its tiles."""
 
@@ -81,6 +112,17 @@ class MeasuredPair:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The text of the tiles of one worker that were measured as faster than the model's
+    choice for x [m, k] @ w [n, k].T."""
+
+    m: int
+    n: int
+    k: int
+    tiles: str
+
+
+@dataclass(frozen=True)
 class Tuning:
     """workers: of a GPU of the kind `device`. factors: the mean of measured times,
     divided by the model's, by the text of tiles and a class of rows. origin: for
@@ -88,17 +130,19 @@ class Tuning:
 
     device: str
     workers: int
+    tiles: TileConstants
     constants: Constants
     measured: tuple[Measured, ...] = ()
     factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     pairs: tuple[MeasuredPair, ...] = ()
+    kept: tuple[Kept, ...] = ()
     origin: str = field(default="", compare=False)
 
     def document(self) -> dict[str, Any]:
         """For JSON, with a checksum."""
         found = {"format": FORMAT, **asdict(self)}
         del found["origin"]
-        for name in ("measured", "pairs"):
+        for name in ("measured", "pairs", "kept"):
             found[name] = list(found[name])
         return {**found, "checksum": sha256(canonical(found))[:16]}
 
@@ -110,6 +154,13 @@ class Tuning:
         if not known:
             return 1.0
         return known[min((rows for rows in known if rows >= m), default=max(known))]
+
+    def kept_tiles(self, sizes: tuple[int, int, int]) -> str:
+        """The tiles that are kept for exactly these m, n and k; empty if there are
+        none."""
+        return next(
+            (one.tiles for one in self.kept if (one.m, one.n, one.k) == sizes), ""
+        )
 
     @cached_property
     def checksum(self) -> str:
@@ -126,21 +177,25 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
     try:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
-        numbers = document["constants"]
+        numbers, tiles = document["constants"], document["tiles"]
         made = Tuning(
             document["device"],
             document["workers"],
+            TileConstants(**tiles),
             Constants(**numbers),
             tuple(Measured(**one) for one in document["measured"]),
             document["factors"],
             tuple(MeasuredPair(**one) for one in document["pairs"]),
+            tuple(Kept(**one) for one in document["kept"]),
             origin,
         )
         constants = [numbers[one.name] for one in fields(Constants)]
+        constants += [tiles[one.name] for one in fields(TileConstants)]
         times = [us for one in made.measured for us in one.us.values()]
         times += [us for one in made.pairs for us in one.us.values()]
         times += [one for each in made.factors.values() for one in each.values()]
         sizes = [n for one in made.measured for n in (one.m, one.n, one.k)]
+        sizes += [n for one in made.kept for n in (one.m, one.n, one.k)]
         sizes += [n for one in made.pairs for n in (one.m, one.hidden, one.inner)]
         positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
         named = all(

@@ -240,7 +240,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen value of a dim that no array has; `reasons()` are lines of text."""
+    """The chosen value of a dim that no array has; `reasons()` are lines of text, none
+    if those of another choice say all."""
 
     dim: str
     value: int
@@ -317,8 +318,9 @@ class Plan:
         if dims and workers and self.policy is not None:
             for one in self.policy(dims, workers):
                 if one.dim not in dims:
-                    reasons += [f"{one.dim} = {one.value}: {one.reasons()[0]}"]
-                    reasons += one.reasons()[1:]
+                    found = one.reasons()
+                    first = ": ".join([f"{one.dim} = {one.value}", *found[:1]])
+                    reasons += [first, *found[1:]]
             dims = self.chosen(dims, workers)
         env = None
         if dims:

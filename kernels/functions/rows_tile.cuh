@@ -1,6 +1,7 @@
 // Tiles with 128 rows of x per worker.
 #pragma once
 #include "functions/tile_epilogue.cuh"
+#include "functions/tile_parts.cuh"
 #include "functions/tile_sums.cuh"
 
 namespace etc {
@@ -12,23 +13,46 @@ namespace etc {
 template <bool kIsHalf, bool kIsKN, class Epilogue, class Tiles>
 struct RowsTiles {
   static_assert(Tiles::kFirst.rows == 128);
-  static constexpr u32 kMost = Tiles::most_columns();  // of a worker's tile
+  // The most columns of a worker's tile; of gate's and up's slices that it adds.
+  static constexpr u32 kMost = maximum(i32(Tiles::most_columns()), 2 * 8 * i32(kSliceGroups));
   static constexpr bool kExchanges = Tiles::any([](TileShape s) { return s.may_split(kSplitK); });
   u32 control, buffer;
 
-  template <bool kMayBeGated, class Program>
+  template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
-      bool is_gated, u32& exchanged) const {
+      u32 variant, u32& exchanged) const {
+    constexpr bool kMayBeGated = (kVariants & kGatedTile) != 0;
+    const bool is_gated = (variant & kGatedTile) != 0;
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     // NOTE: all of them, though a tile may have fewer columns: undefined registers would be live
     // throughout the lane's loop.
     float d[kMost / 2];
     clear(d);
     bool lost = false;
-    Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
-      lost = multiply<decltype(tile)::value>(run, stages, count, wg, d);
-    });
+    const bool is_sum = (kVariants & variant & kSumOfParts) != 0;
+    if (is_sum) {
+      if constexpr ((kVariants & kSumOfParts) != 0) {
+        const auto parts = TileParts::read(at_shape + 4);
+        const u32 groups = (u32(Epilogue::Place::read(words).columns) + 7) / 8;
+        add_parts<0>(d, parts.at, parts.bytes, count, groups);
+        if constexpr (kMayBeGated) {
+          if (is_gated) {
+            add_parts<kSliceGroups>(d, parts.at + parts.up, parts.bytes, count, groups);
+            combine<2 * 8 * kSliceGroups>(d);
+          }
+        }
+      }
+    } else {
+      Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
+        lost = multiply<decltype(tile)::value>(run, stages, count, wg, d);
+      });
+    }
+    if constexpr ((kVariants & kPartOfTile) != 0) {
+      // NOTE: all sums in one place, whatever the mainloop: else the compiler spills some of them.
+#pragma unroll
+      for (float& v : d) ptx::keep_order(v);
+    }
     bool finishes = true;
     if constexpr (kExchanges) {
       const TileShape shape = read_shape(at_shape);
@@ -38,12 +62,17 @@ struct RowsTiles {
         finishes = exchange.finishes(wg);
       }
     }
+    const bool is_part = (kVariants & variant & kPartOfTile) != 0;
     if constexpr (kMayBeGated) {
-      if (is_gated) {
+      if (is_gated && !is_part && !is_sum) {
         Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
           combine<TileShape::of(decltype(tile)::value).columns>(d);
         });
       }
+    }
+    if (is_part && !lost) {
+      store_part(part_address(words), d, read_shape(at_shape).columns / 8);
+      finishes = false;
     }
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
     if (!lost && finishes) {

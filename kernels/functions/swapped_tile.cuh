@@ -1,6 +1,7 @@
 // Swapped tiles: rows of w are the M of wgmma, rows of x its N.
 #pragma once
 #include "functions/tile_epilogue.cuh"
+#include "functions/tile_parts.cuh"
 #include "functions/tile_sums.cuh"
 
 namespace etc {
@@ -21,22 +22,41 @@ struct SwappedTiles {
   static constexpr bool kSplitHalves =
       Tiles::any([](TileShape s) { return s.halves() == 1 && s.may_split(kSplitK); });
   static constexpr bool kExchanges = kSplitTurns || kSplitHalves;
-  static constexpr bool kFour =
-      Tiles::any([](TileShape s) { return s.warpgroup_boxes() == 4; });
+  // Whether a warpgroup multiplies so many boxes of a stage of any: 1 and 2, or 2 and 4.
+  template <u32 kBoxes>
+  static constexpr bool kHas =
+      Tiles::any([](TileShape s) { return s.warpgroup_boxes() == kBoxes; });
+
+  static_assert(!(kHas<1> && kHas<4>));
 
   u32 control, buffer;
 
   // Called by the 256 compute threads. `at_shape`: the shared address of the packed shape.
   // `exchanged` counts tiles with split k. In a gated tile, the first half of the rows of w are
   // those of gate.
-  template <bool kMayBeGated, class Program>
+  template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
-      bool is_gated, u32& exchanged) const {
+      u32 variant, u32& exchanged) const {
+    constexpr bool kMayBeGated = (kVariants & kGatedTile) != 0;
+    const bool is_gated = (variant & kGatedTile) != 0;
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     float d[kRows / 2];
     clear(d);
-    bool lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
+    const bool is_sum = (kVariants & variant & kSumOfParts) != 0;
+    const bool is_part = (kVariants & variant & kPartOfTile) != 0;
+    bool lost = false;
+    if constexpr ((kVariants & kSumOfParts) != 0) {
+      if (is_sum) {
+        const auto parts = TileParts::read(at_shape + 4);
+        const u32 rows = u32(Epilogue::Place::read(words).rows);
+        add_parts<0>(d, parts.at, parts.bytes, count, (rows + 7) / 8);
+      } else {
+        lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
+      }
+    } else {
+      lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
+    }
     const TileShape shape = read_shape(at_shape);
     const bool exchanges = kExchanges && shape.split == kSplitK;
     u32 first = 0, end = kEights;  // groups of eight rows that this warpgroup finishes
@@ -46,10 +66,12 @@ struct SwappedTiles {
       lost = ptx::named_barrier_any<128>(2 + wg, lost);
       if (!exchange.finishes(wg)) end = 0;
     } else if (kTurns && (!kHalves || shape.halves() == 0)) {
-      lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
+      if (!is_sum) {
+        lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
+      }
       if (wg == 1) {
         end = 0;
-      } else {
+      } else if (!is_part) {
         if (kSplitTurns && exchanges) {
           const PairExchange<kEights, false> pair{{control}};
           lost = pair.add(run, d, wg, buffer + kHalfBuffer, exchanged, lost);
@@ -62,13 +84,19 @@ struct SwappedTiles {
       const PairExchange<kEights, true> pair{{control}};
       lost = pair.add(run, d, wg, buffer, exchanged, lost);
       end = pair.end(wg);
-    } else if (kMayBeGated && is_gated) {
+    } else if (kMayBeGated && is_gated && !is_part) {
       lost = combine(d, wg, false, lost, [](float& sum, float up) { gate(sum, up); });
       if (wg == 1) end = 0;
     } else {
       lost = ptx::named_barrier_any<128>(2 + wg, lost);
     }
     if (exchanges) ++exchanged;
+    if constexpr ((kVariants & kPartOfTile) != 0) {
+      if (is_part && end > 0 && !lost) {
+        store_part(part_address(words), d, shape.loaded / 8);
+        end = 0;
+      }
+    }
     if (end > 0 && !lost) finish(run, words, shape, d, wg, first, end);
     return !lost;
   }
@@ -100,10 +128,16 @@ struct SwappedTiles {
       lost = multiply_boxes<kIsHalf, kIsKN, true, decltype(number)::value, kRows>(
           run, stages, count, boxes, d);
     };
-    if constexpr (kIsTall) {
+    if constexpr (kHas<1> && kHas<2>) {
+      if (shape.warpgroup_boxes() == 2) {
+        multiply_by(Number<2u>{});
+      } else {
+        multiply_by(Number<1u>{});
+      }
+    } else if constexpr (kHas<1>) {
       multiply_by(Number<1u>{});
-    } else if (kFour && shape.warpgroup_boxes() == 4) {
-      if constexpr (kFour) multiply_by(Number<4u>{});
+    } else if (kHas<4> && shape.warpgroup_boxes() == 4) {
+      if constexpr (kHas<4>) multiply_by(Number<4u>{});
     } else {
       multiply_by(Number<2u>{});
     }

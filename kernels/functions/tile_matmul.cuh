@@ -1,4 +1,4 @@
-// Dense matrix multiplication y = x @ w.T on tiles of many shapes, by clusters of two workers; or
+// Dense matrix multiplication y = x @ w.T on tiles of many shapes, by single workers or pairs; or
 // gated: silu(x @ gate.T) * (x @ up.T), where half of a tile's columns are rows of gate, followed
 // by the same rows of up.
 //
@@ -12,7 +12,8 @@
 // needs little padding. With up to 64 rows of w, the warpgroups multiply alternate boxes along k,
 // and their sums are added; with more, each has half of the rows of w.
 // RowsTiles: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w.
-// In both, the rows of w are chosen so that the number of tiles fits the number of workers.
+// In both, the rows of w are chosen so that the number of tiles fits the number of workers. k of a
+// tile may be divided among several tasks: functions/tile_parts.cuh.
 #pragma once
 #include "functions/rows_tile.cuh"
 #include "functions/swapped_tile.cuh"
@@ -77,13 +78,13 @@ struct TileFamily {
       const Run<Program>& run, StageReader<Program>& stages, const Work& work,
       Counters& counters) const {
     static_assert(2 * kHalfBuffer <= Program::kBufferBytes);
-    const bool is_gated = __shfl_sync(~0u, kVariants & work.variant, 0) != 0;
+    const u32 variant = __shfl_sync(~0u, kVariants & work.variant, 0);
     bool going = true;
     const u32 at_shape = work.data + 4 * Epilogue::kWords;
     TileList<kTiles...>::with_alike(ptx::load_shared(at_shape) & 63, [&](auto tiles) ETC_INLINE {
       going = TilesOf<kIsHalf, kIsKN, Epilogue, decltype(tiles)>{{control, buffer}}
-                  .template compute<kVariants != 0>(
-                      run, stages, work.size, at_shape, work.data, is_gated,
+                  .template compute<kVariants>(
+                      run, stages, work.size, at_shape, work.data, variant,
                       counters.exchanged[decltype(tiles)::kFirst.uses_stage()]);
     });
     return going;
@@ -114,7 +115,7 @@ struct tile_matmul : Roles {
   using Compute = typename FamilyOf<Call, sizeof(Call::kTiles) / sizeof(int)>::Family;
   using Epilogue = typename EpilogueOf<Call>::Type;
   static constexpr u32 kDataWords = Epilogue::kWords + 1;  // then the shape
-  static constexpr u32 kVariant = Call::kGated;
+  static constexpr u32 kVariant = Call::kGated * kGatedTile | Call::kIsPart * kPartOfTile;
   static constexpr bool kWritesPeers = Epilogue::kOnlyRounds && Call::kWrites > 1;
   static constexpr bool kMulticast = Compute::kMulticast;
   template <class Program>
@@ -154,6 +155,11 @@ struct tile_matmul : Roles {
       u32 (&words)[kDataWords]) {
     words[Epilogue::kWords] = packed_shape(run);
     const TileShape shape = shape_of(run);
+    if constexpr (Call::kIsPart) {
+      const u64 at = u64(last_axes<1>(Call::template operand<Call::kReads>(run.g, c)).at(0));
+      words[0] = u32(at), words[1] = u32(at >> 32);
+      return;
+    }
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
     const i32 wide = i32(Call::kGated ? shape.columns / 2 : shape.columns);
     const i32 row = shape.split == kSplitRows ? half() * i32(shape.loaded) : 0;
@@ -270,7 +276,7 @@ struct tile_matmul : Roles {
   ETC_DEVICE static TileShape shape_of(const Run<Program>& run) {
     return TileShape::of(packed_shape(run));
   }
-  ETC_DEVICE static i32 half() { return i32(blockIdx.x & 1); }
+  ETC_DEVICE static i32 half() { return Call::kCluster == 1 ? 0 : i32(blockIdx.x & 1); }
   // The first k of this worker.
   ETC_DEVICE static i32 first_k(const TileShape& shape, u32 size) {
     if (shape.split != kSplitK) return 0;

@@ -50,6 +50,10 @@ constexpr bool first_loads_at_once(CallList<First, Others...>) {
   return kLoadsAtOnce<First>;
 }
 constexpr bool first_loads_at_once(CallList<>) { return false; }
+template <class... Calls>
+constexpr int num_loading_at_once(CallList<Calls...>) {
+  return (0 + ... + int(kLoadsAtOnce<Calls>));
+}
 // Whether the first loads of a launch begin before it is known whether the launch is skipped.
 template <class Program>
 constexpr bool kLoadsEarly = !kDrawsTickets<Program> && !Program::TensorCalls::kHasLoops &&

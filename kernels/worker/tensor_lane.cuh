@@ -384,15 +384,23 @@ class TensorLane {
   // first stages of a task that waits for nothing.
   ETC_DEVICE void begin_first(StageLoader<Program>& stages) const {
     if constexpr (kLoadsEarly<Program>) {
-      Calls::first([&](auto call) ETC_INLINE {
+      const auto ready = [&]() ETC_INLINE { Admission(base_).wait_initialized(); };
+      const i32 first = i32(blockIdx.x) / Program::kTensorCluster;
+      bool is_found = false;
+      const auto load_first = [&](auto call, i32 unit) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (kLoadsAtOnce<Call>) {
-          const auto ready = [&]() ETC_INLINE { Admission(base_).wait_initialized(); };
-          const i32 unit = i32(blockIdx.x) / Program::kTensorCluster;
+          is_found = true;
           if (unit >= Call::units(run_.g)) return ready();
           FunctionOf<Call>::load_first(run_, stages, Call::at(run_.g, unit), ready);
         }
-      });
+      };
+      if constexpr (num_loading_at_once(Calls{}) == 1) {
+        Calls::first([&](auto call) ETC_INLINE { load_first(call, first); });
+      } else {
+        Calls::visit(run_.g, first, load_first);
+        if (!is_found) ready();
+      }
     }
   }
 

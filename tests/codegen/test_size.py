@@ -13,8 +13,10 @@ from etc_dist.models.library import DECODERS, library_programs
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
 
-LIMITS = {"matmul_graph": 100, "static": 900, "dynamic": 1500}
-"""The most lines of a graph's text, or of texts of a schedule."""
+LIMITS = {"matmul_graph": 130, "static": 900, "dynamic": 1500}
+"""The most lines of a graph's text, or of texts of a schedule. A matmul has three calls
+of about 25 lines: parts of k, whole tiles and sums of parts."""
+LONGEST_LINES = {"matmul_graph": 130}
 LONGEST_LINE = 200
 EXPERTS = {"experts": 128, "top_k": 8, "parallel": "expert"}
 
@@ -23,7 +25,7 @@ def check_size(plan: Plan) -> None:
     """Fail if the text of a plan exceeds a limit."""
     name, lines = plan.graph.name, generate(plan).text.splitlines()
     assert len(lines) <= LIMITS.get(name, LIMITS[plan.schedule]), name
-    assert max(map(len, lines)) <= LONGEST_LINE, name
+    assert max(map(len, lines)) <= LONGEST_LINES.get(name, LONGEST_LINE), name
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])

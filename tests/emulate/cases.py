@@ -10,7 +10,7 @@ import numpy as np
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.epilogue import swiglu
-from etc_dist.functions.matmul import TILE, matmul_store, silu
+from etc_dist.functions.matmul import TILE, matmul_store, silu, weight_shape
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     DeviceFunction,
@@ -21,6 +21,7 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.ops.order import tile_grid
 from tests.graphs.running_sums import inputs
 from tests.graphs.running_sums import reference as reference_sums
 from tests.layers.reference import (
@@ -328,6 +329,31 @@ def square_tiles_and_pairs(g: Graph) -> None:
 
 
 @graph_function
+def tiled(
+    g: Graph,
+    *,
+    shapes: Sequence[TileShape],
+    dtype: str = "bfloat16",
+    w_layout: str = "nk",
+) -> None:
+    """y = x @ w.T by one call, on tiles of any cluster."""
+    m, n, k, shape = g.dims("m n k shape")
+    x = g.input("x", (m, k), dtype)
+    w = g.input("w", weight_shape(w_layout, n, k), dtype)
+    y = g.output("y", (m, n), dtype)
+    tiles = Tiles(g, "tile", shape, shapes, m, w_layout)
+    of = tile_grid(g, "", (m, n), tiles.rows, tiles.columns)
+    g.call(
+        tiles.matmul(dtype),
+        of.grid,
+        reads=[x[of.rows, :], tiles.of(w, of.columns)],
+        writes=[y[of.rows, of.columns]],
+        order=of.order,
+        values=tiles.values,
+    )
+
+
+@graph_function
 def gated_tiles(g: Graph, *, shapes: Sequence[TileShape]) -> None:
     """y = silu(x @ gate.T) * (x @ up.T)."""
     m, n, k, shape = g.dims("m n k shape")
@@ -353,15 +379,15 @@ def matmul(rows: int, n: int, k: int) -> Given:
 
 
 def tiles(m: int, n: int, k: int) -> Given:
-    """For matmul_graph with one shape of tiles."""
+    """For `tiled` with one shape of tiles."""
     inputs, answers, _ = matmul(m, n, k)
     return inputs, answers, {"m": m, "n": n, "k": k, "shape": 0}
 
 
-def gated(m: int, n: int, k: int) -> Given:
+def gated(m: int, n: int, k: int, dtype: str = "bfloat16") -> Given:
     """For gated_tiles with one shape of tiles."""
     rng = np.random.default_rng(9)
-    x, gate, up = (draw(rng, (r, k), "bfloat16", k**-0.25) for r in (m, n, n))
+    x, gate, up = (draw(rng, (r, k), dtype, k**-0.25) for r in (m, n, n))
     active, linear = silu(matmul_of(x, gate).expected), matmul_of(x, up)
     answer = Answer(active * linear.expected, np.abs(active) * linear.magnitude)
     inputs = {"x": x, "gate": gate, "up": up}

@@ -14,7 +14,6 @@ from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.float_partials import float_partials_graph
-from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from tests.emulate.cases import (
     Given,
@@ -35,9 +34,12 @@ from tests.emulate.cases import (
     square_tiles_and_pairs,
     sums,
     sums_of_ranks,
+    tiled,
     tiles,
 )
 from tests.graphs.epilogues import all_kinds, applied, applied_given
+from tests.graphs.parts import BY_KIND, chained, given_to, graph_of, signs
+from tests.graphs.parts import TALL as LONE
 from tests.graphs.running_sums import running_sums, sums_over_ranks
 from tests.graphs.stages import SIZES, copied_twice, copies, gathered, gathered_last
 from tests.graphs.turned_layers import turned, turned_layers
@@ -90,7 +92,15 @@ def experts_of_two(
 
 def shaped(shape: TileShape, *sizes: int) -> Case:
     """One of the shapes of tests/functions/test_tile_matmul.py."""
-    return Case(partial(matmul_graph, 1, shapes=[shape]), lambda: tiles(*sizes), NEVER)
+    return Case(partial(tiled, 1, shapes=[shape]), lambda: tiles(*sizes), NEVER)
+
+
+def divided(kind: str, name: str) -> Case:
+    """One of the divisions into parts of tests/graphs/parts.py."""
+    division = BY_KIND[kind][name]
+    options = {"shapes": (division.shape,)}
+    graph = partial(graph_of, kind, **options)
+    return Case(graph, lambda: given_to(kind, division, **options), NEVER, workers=3)
 
 
 def applied_to(shape: TileShape) -> Case:
@@ -242,6 +252,15 @@ CASES = {
     "shared": shaped(TileShape(256, 64, "rows"), 300, 264, 200),
     "shared, swapped": shaped(TileShape(64, 80, "rows", swapped=True), 200, 328, 600),
     "shared, swapped, gated": gated_by(TileShape(128, 128, "rows", swapped=True)),
+    "parts, turns": divided("nk", "turns"),
+    "parts, halves": divided("nk", "halves"),
+    "parts, narrow": divided("nk", "halves, narrow"),
+    "parts, tall": divided("nk", "two tall"),
+    "parts, wide": divided("nk", "wide"),
+    "gated parts, turns": divided("gated", "turns"),
+    "gated parts, halves": divided("gated", "halves"),
+    "gated parts, rows": divided("gated", "rows"),
+    "chained": Case(partial(chained, 1, shapes=[LONE]), lambda: signs(141, 264), NEVER),
     "swapped epilogue": applied_to(PAIRS),
     "epilogue": applied_to(TileShape(128, 160)),
 }

@@ -99,6 +99,15 @@ BROKEN = {
             "!wait_mbarrier<true>(run, room(), n & 1)": "false",
         },
     },
+    "functions/tile_parts": {
+        "parts, tall": {
+            "part < count": "part + 1 < count",
+            "j * kGroupBytes": "(j ^ 1) * kGroupBytes",
+        },
+    },
+    "functions/sum_tile_parts": {
+        "gated parts, rows": {"u32(up - at)": "0u"},
+    },
     "functions/rows_tile": {
         "epilogue": {
             "__syncwarp();  // the rows are complete": "",

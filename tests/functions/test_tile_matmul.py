@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, GraphError
-from etc_dist.functions.epilogue import store, swiglu
+from etc_dist.functions.epilogue import residual, store, swiglu
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.argument_table import DTYPES
-from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.ops.order import tile_grid
-from tests.emulate.cases import gated, gated_tiles, matmul_of, tiles
+from tests.emulate.cases import gated, gated_tiles, matmul_of, tiled, tiles
 from tests.functions.sizes import odd_sizes
 from tests.layers.reference import draw
 from tests.ops.arrays import cancelling
+from tests.refusals import refused
 
 exhaustive = pytest.mark.exhaustive
 KINDS = (
@@ -103,7 +103,7 @@ def test_each_shape_gives_x_times_w_transposed_in_both_dtypes(shapes):
 @some_shapes
 def test_each_shape_for_transposed_weights_multiplies_by_them(shapes, dtype):
     shapes = shapes_for("kn", shapes)
-    graph = matmul_graph(1, dtype=dtype, w_layout="kn", shapes=shapes)
+    graph = tiled(1, dtype=dtype, w_layout="kn", shapes=shapes)
     kn, rng = Emulator(graph, workers=2), np.random.default_rng(8)
     for number, shape in enumerate(shapes):
         m, n, k = odd_sizes(shape)
@@ -121,10 +121,11 @@ def test_each_shape_for_transposed_weights_multiplies_by_them(shapes, dtype):
         (1000, TileShape(256, 256, "rows"), 128, 256),
         (400, TileShape(256, 160, "rows"), 104, 208),
         (3, TileShape(8, 64, "k", swapped=True), 8, 8),
+        (300, TileShape(144, 128, "none", swapped=True), 104, 104),
     ],
 )
 def test_rows_are_divided_evenly_into_tiles(rows, tile, own, each):
-    graph = matmul_graph(1, shapes=[tile])
+    graph = tiled(1, shapes=[tile])
     env = graph.environment({"m": rows, "n": 512, "k": 64, "shape": 0}, 0)
     assert env["tile_own_rows"] == own
     assert env["tile_even_rows"] == each
@@ -186,6 +187,15 @@ def test_each_shape_gates_its_columns(number, gated_program):
         (152, 256, "columns", True),
         (144, 128, "columns", True),
         (272, 256, "columns", True),
+        (64, 128, "none"),
+        (256, 128, "none"),
+        (128, 272, "none"),
+        (128, 120, "none"),
+        (8, 72, "none", True),
+        (8, 144, "none", True),
+        (88, 128, "none", True),
+        (144, 64, "none", True),
+        (272, 128, "none", True),
     ],
 )
 def test_shapes_that_gpus_do_not_have_are_refused(shape):
@@ -212,9 +222,60 @@ def test_layouts_and_shapes_without_tiles_are_refused():
         tiles.matmul("bfloat16", swiglu)
 
 
+ALONE, PAIR = TileShape(64, 128, "none", swapped=True), TileShape(128, 128)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "columns", "got"),
+    [
+        ([ALONE, PAIR], None, f"{ALONE}, {PAIR}"),
+        ([PAIR], 96, f"{PAIR}"),
+    ],
+)
+def test_tiles_of_other_clusters_are_refused(shapes, columns, got):
+    g = Graph("one", 1)
+    given = None if columns is None else 8 * g.dims("eights")
+    where = "Tiles('tile')" + " with columns=" * (columns is not None)
+    words = (
+        f"one program cannot have the tiles|where: {where} wanted: |got: {got} to do"
+    )
+    refused(lambda: Tiles(g, "tile", 0, shapes, columns=given), words)
+
+
+FEW, HALVES = (TileShape(64, c, "none", swapped=True) for c in (64, 128))
+TALL, ROWS = TileShape(144, 128, "none", swapped=True), TileShape(128, 160, "none")
+
+
+@pytest.mark.parametrize(
+    ("shape", "gated", "w_layout", "served"),
+    [
+        (FEW, False, "nk", {8, 16, 24, 32, 40, 48, 56, 64}),
+        (FEW, True, "nk", {64}),
+        (FEW, False, "kn", {64}),
+        (HALVES, False, "nk", {80, 96, 112, 128}),
+        (HALVES, True, "nk", {96, 128}),
+        (HALVES, False, "kn", {128}),
+        (TALL, False, "nk", {128}),
+        (ROWS, False, "nk", {160}),
+    ],
+)
+def test_few_rows_may_have_fewer_columns(shape, gated, w_layout, served):
+    options = {"gated": gated, "w_layout": w_layout}
+    found = {c for c in range(4, 264, 4) if shape.serves_columns(c, **options)}
+    assert found == served
+
+
+def test_parts_with_other_epilogues_are_refused():
+    tiles = Tiles(Graph("one", 1), "tile", 0, [ALONE])
+    words = "parts of a tile do not have the epilogue|got: epilogue residual to do"
+    for call in (partial(tiles.matmul, is_part=True), tiles.sum_parts):
+        call("bfloat16", swiglu)
+        refused(partial(call, "bfloat16", residual), words)
+
+
 @exhaustive
 def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed():
-    graph = matmul_graph(1, shapes=EXTREME)
+    graph = tiled(1, shapes=EXTREME)
     program = Emulator(graph, workers=2)
     inputs, [answer], dims = tiles(70, 88, 136)
     for number in range(len(EXTREME)):

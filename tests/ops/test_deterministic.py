@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import etc_dist.ops.matmul as module
 from etc_dist import MLP, AllGatherMatmul, Matmul, MatmulReduceScatter, MoE
 from etc_dist.errors import ArgumentError
-from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
 from etc_dist.schedule.plan import Choice
 from tests.ops.arrays import cancelling
 
@@ -59,13 +58,14 @@ def test_all_tiles_that_add_k_in_its_order_give_the_same_bits(
 ):
     x, w = map(arrays.put, cancelling(rng, 300, HIDDEN, 1000))
     op, found = make(Matmul), {}
-    for number, shape in enumerate(SHAPES):
-        chosen = Choice("shape", number, list)
-        monkeypatch.setattr(module, "explained", lambda *_, c=chosen, in_order: c)
+    for number, shape in enumerate(FAMILY):
+        dims = dims_of(Tiling(number, shape.columns)).items()
+        chosen = [Choice(dim, value, list) for dim, value in dims]
+        monkeypatch.setattr(Matmul, "_choose", lambda *_, c=chosen: c)
         rows = x[: 300 - number].copy()  # another call, which chooses again
         if shape.k_parts == 1:
             found[str(shape)] = arrays.get(op(rows, w))
-    least = 300 - len(SHAPES)
+    least = 300 - len(FAMILY)
     [first, *others] = found
     for name in others:
         same = found[name][:least] == found[first][:least]
@@ -75,9 +75,9 @@ def test_all_tiles_that_add_k_in_its_order_give_the_same_bits(
 @pytest.mark.gpu
 @pytest.mark.mpi(ranks=[1])
 def test_without_the_option_tiles_for_few_rows_round_in_other_ways(arrays, rng, make):
-    x, w = map(arrays.put, cancelling(rng, 300, HIDDEN, 1024))
+    x, w = map(arrays.put, cancelling(rng, 1100, HIDDEN, 1024))
     op = make(Matmul)
-    few, many = (arrays.get(op(x[:rows].copy(), w))[0] for rows in (1, 300))
+    few, many = (arrays.get(op(x[:rows].copy(), w))[0] for rows in (1, 1100))
     assert (few != many).any()
 
 

@@ -7,7 +7,7 @@ import pytest
 from etc_dist import Matmul
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.functions.tile_matmul import shapes_for
-from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
 from etc_dist.ops.tuning import tuning_of
 from etc_dist.schedule.plan import Choice
 from tests.conftest import first_always, some_of
@@ -32,20 +32,27 @@ def test_random_values_come_close_to_fp32(m, dtype, w_layout, make, problem, rng
 SIZES = first_always([(70, 520, 200), (3, 8, 8), (300, 1304, 584)], 2)
 
 
-# All tiles of the program, at sizes with several of them and tails of M, N and K.
+# All tiles of the program, at sizes with several of them and tails of M, N and K, whole
+# and with k of the last column divided.
 @pytest.mark.parametrize("first", some_of(range(4), 4))
 @pytest.mark.parametrize("w_layout", ["nk", "kn"])
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_all_tiles_sum_small_integers_exactly(
     first, w_layout, m, n, k, make, problem, monkeypatch
 ):
-    """One program has each fourth of them, at as many numbers of rows."""
-    choose = lambda op, tuning, layout, dims, workers: [  # noqa: E731
-        Choice("shape", dims["m"] - m, list)
-    ]
+    """Each fourth of them, at as many numbers of rows."""
+    shapes, tilings = shapes_for(w_layout, FAMILY), []
+    for number, shape in enumerate(shapes):
+        split = number % 3 > 0 and k > shape.depth
+        tilings.append(Tiling(number, shape.columns, int(split), 1 + split))
+
+    def choose(op, tuning, layout, dims, workers):
+        chosen = dims_of(tilings[dims["m"] - m])
+        return [Choice(dim, value, list) for dim, value in chosen.items()]
+
     monkeypatch.setattr(Matmul, "_choose", choose)
     op = make(Matmul)
-    for number in range(first, len(shapes_for(w_layout, SHAPES)), 4):
+    for number in range(first, len(shapes), 4):
         p = problem(Matmul, (m + number, n, k), w_layout=w_layout)
         op(p.x, p.w, p.out)
         op.synchronize()
@@ -67,17 +74,18 @@ def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
     assert text == op.program.show(m=64, n=264, k=136)
     shown = op.program.plan.show(132, m=64, n=5120, k=12800)
     assert shown.endswith(
-        "shape = 2: tiles of 64 x 80, split k, swapped: 34.4 us predicted for "
-        "64 x 5120 x 12800\n"
-        "  pairs of workers, 64 tiles, 1 wave of 66 pairs, 8 tiles down first\n"
-        "  50 stages of 0.49 us, bound by reads from memory; 36 KB, 256 of k\n"
-        "  next: 64 x 112, split k, swapped: 37.2 us predicted\n"
-        "  next: 64 x 80, split rows, swapped: 37.7 us predicted\n"
-        "  next: 128 x 80, split k: 39.5 us predicted\n"
-        f"  tuning: {tuning_of(world).show()}, measured with weights [n, k]\n"
+        "shape = 6: tiles of 64 x 40, swapped: 39.8 us predicted for "
+        "64 x 5120 x 12800, bound by the memory's rate\n"
+        "  128 tiles on 132 workers, 8 down first; stages of 64 KB and 256 of k\n"
+        "  next: 64 x 48, swapped: 40.1 us\n"
+        "  next: 32 x 80, swapped: 40.4 us\n"
+        "  next: 64 x 128, swapped, 40 across in 3 parts of k: 41.1 us\n"
+        f"  tuning: {tuning_of(world).show()}\n"
+        "eights = 5\nsplit_columns = 0\nparts = 1\n"
     )
-    given = op.program.plan.show(132, m=64, n=5120, k=25600, shape=3)
-    assert "tiles of" not in given and "320 units" in given
+    dims = {"shape": 3, "eights": 2, "split_columns": 0, "parts": 1}
+    given = op.program.plan.show(132, m=64, n=5120, k=25600, **dims)
+    assert "tiles of" not in given and "1280 units" in given
     p = problem(Matmul, (64, 264, 136), w_layout="kn")
     op(p.x, p.w, p.out)
     shown = op.show(m=64, n=264, k=136)

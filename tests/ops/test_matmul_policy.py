@@ -1,4 +1,4 @@
-"""The choice of tiles."""
+"""The choice of tiles of pairs of workers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import pytest
 
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ops.matmul_policy import SHAPES, choose, estimate, explained, rate
-from etc_dist.ops.tuning import Constants, Measured, Tuning
+from etc_dist.ops.tuning import Constants, Measured, Tuning, default_tuning
 
 WORKERS = 132
 MODEL = Tuning(
-    "a GPU", WORKERS, Constants(8.6, 0.01, 78000, 5350000, 0.15, 1700, 1.7, 4.0)
+    "a GPU",
+    WORKERS,
+    default_tuning().tiles,
+    Constants(8.6, 0.01, 78000, 5350000, 0.15, 1700, 1.7, 4.0),
 )
 """Without measured times."""
 

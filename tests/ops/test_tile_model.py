@@ -1,0 +1,165 @@
+"""The choice of tiles of one worker, by the model of their times."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etc_dist.functions.matmul import CHUNK_COLUMNS
+from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.ops.tile_model import (
+    FAMILY,
+    TileWork,
+    Tiling,
+    choose,
+    predictions,
+    text_of,
+    tilings,
+    work_of,
+)
+from etc_dist.ops.tuning import Kept, TileConstants, default_tuning
+
+WORKERS = 132
+TUNING = replace(default_tuning(), kept=())
+EIGHTS = st.integers(1, 2600).map(lambda n: 8 * n)
+SIZES = st.tuples(st.integers(1, 9000), EIGHTS, EIGHTS)
+SOME = [(m, n, k) for m in (1, 30, 300, 3000) for n, k in ((1536, 9024), (7168, 2048))]
+IN_PARTS = 600, 4608, 16384
+"""Sizes whose tiles are divided along k."""
+
+
+def first(sizes, tuning=TUNING, **kinds):
+    """The text of the chosen tiles, and the reasons."""
+    layout = kinds.get("w_layout", "nk")
+    shapes = shapes_for(layout, FAMILY)
+    workers = kinds.pop("workers", WORKERS)
+    chosen = choose(sizes, workers, shapes, tuning, **kinds)
+    shape, eights, split, parts = (one.value for one in chosen)
+    tiling = Tiling(shape, 8 * eights, split, parts)
+    return text_of(shapes, tiling), chosen[0].reasons()
+
+
+@given(SIZES, st.integers(1, 140))
+def test_parts_are_not_empty_and_fit_in_the_last_wave(sizes, workers):
+    m, n, k = sizes
+    for each in tilings(FAMILY, sizes, workers):
+        shape = FAMILY[each.shape]
+        down, across = -(-m // shape.rows), -(-n // each.columns)
+        stages = -(-k // shape.depth)
+        part = -(-stages // each.parts)
+        assert (each.parts - 1) * part < stages
+        assert (each.parts == 1) == (each.split_columns == 0)
+        assert each.split_columns <= across
+        whole = down * (across - each.split_columns)
+        if each.parts > 1:  # the columns hold at most one more tile for each row
+            most = -(-whole // workers) * workers + workers + down
+            assert whole + down * each.split_columns * each.parts < most
+
+
+@given(SIZES, st.booleans(), st.sampled_from(["nk", "kn"]))
+def test_a_choice_is_there_for_all_sizes(sizes, gated, w_layout):
+    """With columns that the layout and gate and up allow."""
+    shapes = shapes_for(w_layout, FAMILY)
+    found = list(tilings(shapes, sizes, WORKERS, gated=gated, w_layout=w_layout))
+    assert found
+    for each in found:
+        shape = shapes[each.shape]
+        assert shape.may_be_gated or not gated
+        assert each.columns % (16 if gated else 8) == 0
+        assert each.columns % CHUNK_COLUMNS == 0 or w_layout == "nk"
+        assert each.columns == shape.columns or (shape.swapped and shape.rows <= 64)
+
+
+@given(SIZES)
+def test_in_order_no_sum_over_k_is_divided(sizes):
+    found = list(tilings(FAMILY, sizes, WORKERS, in_order=True))
+    assert found
+    assert all(FAMILY[each.shape].k_parts == each.parts == 1 for each in found)
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(TileConstants)])
+def test_the_choice_follows_each_constant(name):
+    constants, changed = TUNING.tiles, []
+    for factor in (1 / 30, 30):
+        value = factor * getattr(constants, name)
+        changed.append(replace(constants, **{name: value}))
+    is_rate = not name.endswith("_us") or "per_us" in name
+    chosen = set()
+    for sizes in (*SOME, IN_PARTS):
+        found = [
+            predictions(FAMILY, sizes, WORKERS, each) for each in (constants, *changed)
+        ]
+        usual, less, more = ({each.tiling: each.us for each in one} for one in found)
+        for tiling, us in usual.items():
+            low, high = less[tiling], more[tiling]
+            low, high = (high, low) if is_rate else (low, high)
+            assert low <= us <= high
+        chosen.update(sizes for one in found[1:] if one[0].tiling != found[0][0].tiling)
+    assert bool(chosen) == (name != "call_us")  # which all tilings have
+
+
+def test_times_of_many_tilings_at_once_are_those_of_each():
+    for sizes in SOME:
+        found = predictions(FAMILY, sizes, WORKERS, TUNING.tiles)
+        works = TileWork(*np.array([astuple(each.work) for each in found]).T)
+        us = [each.us for each in found]
+        np.testing.assert_allclose(works.us(TUNING.tiles), us, rtol=1e-12)
+
+
+def test_one_more_tile_than_workers_takes_another_wave():
+    shape = TileShape(128, 256, "none")
+    times = [
+        work_of(shape, Tiling(0, 256), (128 * tiles, 256, 4096), WORKERS)
+        for tiles in (WORKERS, WORKERS + 1, 2 * WORKERS)
+    ]
+    one, two, full = (each.us(TUNING.tiles) for each in times)
+    assert two > 1.8 * one and full < 1.04 * two
+
+
+def test_the_work_of_a_tiling_in_parts():
+    """Of a wave and 12 tiles, the last 12 columns in 11 parts of six stages each."""
+    shape, sizes = TileShape(128, 256, "none"), (128, 144 * 256, 4096)
+    whole = work_of(shape, Tiling(0, 256), sizes, WORKERS)
+    parts = work_of(shape, Tiling(0, 256, 12, 11), sizes, WORKERS)
+    assert (whole.blocks, whole.ends, whole.scratch) == (128, 2, 0)
+    assert (parts.blocks, parts.ends) == (64 + 6, 2)
+    assert parts.scratch == 12 * 11 * 128 * 256 * 4
+    assert parts.us(TUNING.tiles) < whole.us(TUNING.tiles)
+
+
+def test_the_reasons_name_bound_scratch_and_the_next_tiles():
+    text, reasons = first(IN_PARTS)
+    assert " across in " in text and text in reasons[0]
+    assert "us predicted for 600 x 4608 x 16384, bound by " in reasons[0]
+    assert " tiles on 132 workers" in reasons[1] and "MiB of sums" in reasons[1]
+    assert sum("  next: " in line for line in reasons) == 3
+    assert reasons[-1] == f"  tuning: {TUNING.show()}"
+
+
+WHOLE, DIVIDED = "128 x 128, swapped", "128 x 128, swapped, 10 across in 2 parts of k"
+
+
+@pytest.mark.parametrize(
+    ("tiles", "sizes", "kinds", "counts"),
+    [
+        (WHOLE, IN_PARTS, {}, True),
+        (WHOLE, (601, *IN_PARTS[1:]), {}, False),
+        (WHOLE, IN_PARTS, {"workers": 78}, False),
+        (WHOLE, IN_PARTS, {"gated": True}, False),
+        (WHOLE, IN_PARTS, {"w_layout": "kn"}, False),
+        (WHOLE, IN_PARTS, {"in_order": True}, True),
+        (DIVIDED, IN_PARTS, {"in_order": True}, False),
+        (DIVIDED, IN_PARTS, {}, True),
+    ],
+)
+def test_tiles_are_kept_for_exactly_the_sizes_of_the_measurement(
+    tiles, sizes, kinds, counts
+):
+    tuning = replace(TUNING, kept=(Kept(*IN_PARTS, tiles),))
+    model, (text, reasons) = first(sizes, **kinds), first(sizes, tuning, **kinds)
+    assert model[0] != tiles and text == (tiles if counts else model[0])
+    assert any("etc-dist tune --sizes" in line for line in reasons) == counts
