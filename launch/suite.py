@@ -135,7 +135,8 @@ def plan(
     gpus: int, shared_ranks: Iterable[int] = SHARED_RANKS, sharing: str = "--share-gpu"
 ) -> list[Run]:
     """The runs for a machine with this many GPUs."""
-    workers = 1 if gpus else min(max(os.cpu_count() or 1, 2), MOST_WORKERS)
+    # One more than the cores, which idles while others wait for ranks or compilers.
+    workers = 1 if gpus else min((os.cpu_count() or 1) + 1, MOST_WORKERS)
     runs = [Run("one process", workers=workers)]
     least = 1 if workers == 1 else 2
     runs += [Run(f"{rank_word(n)}, cpu", n, "cpu") for n in CPU_RANKS if n >= least]
