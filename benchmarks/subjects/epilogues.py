@@ -67,9 +67,9 @@ class Epilogue(MatmulWorkload):
             one.tiling
             for one in predictions(FAMILY, sizes, workers, tuning.tiles)
             if one.tiling.parts == 1
-            and one.tiling.columns == FAMILY[one.tiling.shape].columns
+            and one.tiling.columns == FAMILY[one.tiling.shape_idx].columns
         )
-        self.plain.dims, self.shape = dims_of(chosen), FAMILY[chosen.shape]
+        self.plain.dims, self.shape = dims_of(chosen), FAMILY[chosen.shape_idx]
         self.tensors = [self.more() for _ in range(self.inputs)]
         names = "x", "w", *self.tensors[0], "y"
         made = GraphCall(self.graph(), self.world, names)

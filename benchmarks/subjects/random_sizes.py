@@ -62,11 +62,11 @@ def gated_matmul_graph(
     g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = FAMILY
 ) -> None:
     """x [m, k], gate and up [n, k] -> y [m, n] = silu(x gate.T) * (x up.T)."""
-    m, n, k, shape, eights = g.dims("m n k shape eights")
+    m, n, k, shape, column_groups = g.dims("m n k shape column_groups")
     x = g.input("x", (m, k), dtype)
     weights = [g.input(name, (n, k), dtype) for name in ("gate", "up")]
     y = g.output("y", (m, n), dtype)
-    tiles = Tiles(g, "tile", shape, shapes, m, columns=8 * eights)
+    tiles = Tiles(g, "tile", shape, shapes, m, columns=8 * column_groups)
     add_matmul(g, "", tiles, dtype, x, weights, y, swiglu)
 
 

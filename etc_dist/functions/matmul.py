@@ -40,10 +40,10 @@ def weight_shape(w_layout: str, n: Any, k: Any) -> tuple[Any, Any]:
 
 
 def weight_columns(
-    w_layout: str, w: Tensor, columns: Any, depth: Any = slice(None)
+    w_layout: str, w: Tensor, columns: Any, k_span: Any = slice(None)
 ) -> Region:
     """The part of w that some columns of x @ w.T need, of all k or a part of it."""
-    return w[columns, depth] if w_layout == "nk" else w[depth, columns]
+    return w[columns, k_span] if w_layout == "nk" else w[k_span, columns]
 
 
 def silu(values: Any) -> Any:

@@ -72,11 +72,13 @@ SPLITS = ("columns", "rows", "k", "none")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half; "none":
 one worker runs a task."""
 SLICE = 64
-"""Rows of the N of wgmma whose parts one task adds."""
+"""Of the N of wgmma: a task of `sum_parts` adds so many of a tile's columns, or of the
+rows of a swapped tile."""
 GROUP_WORDS = 1024
-"""The sums of eight of these rows."""
+"""fp32 sums of 8 of the N, by 128 of the M of wgmma."""
 SLICE_WORDS = SLICE // 8 * GROUP_WORDS
 PART = Extent(multiple=GROUP_WORDS)
+"""The words of a part, or of a slice of it."""
 COLUMNS_BIT, LOADED_BIT = 18, 24
 """In the number that the CUDA half reads, the lowest bits of a worker's columns and of
 the rows of x that it loads, in units of 8. The packed shape has the bits below the
@@ -133,7 +135,8 @@ class TileShape:
                 "not deep, not with split 'rows': of a worker 128 columns, and 80 to "
                 "256 rows in steps of 16",
                 got=str(self),
-                fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
+                fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py, or of "
+                "FAMILY in etc_dist/ops/tile_model.py",
             )
 
     def serves(self, *, gated: bool, in_order: bool) -> bool:
@@ -195,18 +198,17 @@ class TileShape:
         return not (self.worker_columns % 16 == 8 or is_narrow or apart)
 
     def serves_columns(self, columns: int, *, gated: bool, w_layout: str) -> bool:
-        """Whether a tile of one worker may have so many columns: fewer than the shape
-        only if it is swapped and has few rows."""
-        is_free = self.swapped and not self.is_tall
-        least = 8 if self.columns <= TURNS_COLUMNS else TURNS_COLUMNS + 16
-        unit = 8 if self.columns <= TURNS_COLUMNS else 16
+        """Whether a tile of one worker may have so many columns: those of the shape, or
+        fewer if it is swapped and for few rows of x. The mainloop of such tiles does
+        not depend on the number of columns."""
+        alternates = self.columns <= TURNS_COLUMNS
+        if not self.swapped or self.is_tall or (gated and alternates):
+            return columns == self.columns
+        least, unit = (8, 8) if alternates else (TURNS_COLUMNS + 16, 16)
         unit *= 2 if gated else 1
         if w_layout == "kn":
             unit = CHUNK_COLUMNS
-        fits = columns % unit == 0 and least <= columns <= self.columns
-        if gated and self.columns <= TURNS_COLUMNS:
-            fits = columns == self.columns
-        return fits if is_free else columns == self.columns
+        return columns % unit == 0 and least <= columns <= self.columns
 
     @property
     def may_be_transposed(self) -> bool:
@@ -327,24 +329,27 @@ def _multiply(epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int) -
 def _multiply_part(
     epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int
 ) -> None:
+    # Slices have the places of the CUDA half; in a slice, sums are row-major. If the
+    # columns are the M of wgmma, each slice has gate and up; else up follows gate.
     x, *weights, part = arrays
     is_swapped, columns = bool(packed_tile >> 8 & 1), (packed_tile >> 18 & 63) * 8
-    apart = SLICE_WORDS if is_swapped else columns * GROUP_WORDS // 8
+    gated_words = SLICE_WORDS if is_swapped else columns * GROUP_WORDS // 8
     for number, w in enumerate(weights):
         sums = x.astype(np.float32) @ (w if is_kn else w.T).astype(np.float32)
-        places = part[number * apart // 2 :]
-        for n in range(0, sums.shape[1 - is_swapped], SLICE):
-            each = sums[n : n + SLICE] if is_swapped else sums[:, n : n + SLICE]
-            places[n // SLICE * SLICE_WORDS :][: each.size] = each.ravel()
+        words = part[number * gated_words // 2 :]
+        for start in range(0, sums.shape[1 - is_swapped], SLICE):
+            end = start + SLICE
+            values = sums[start:end] if is_swapped else sums[:, start:end]
+            words[start // SLICE * SLICE_WORDS :][: values.size] = values.ravel()
 
 
 def _sum_parts(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
     *all_parts, y = arrays
-    apart = SLICE_WORDS // 2 if packed_tile >> 8 & 1 else 0
+    up_words = SLICE_WORDS // 2 if packed_tile >> 8 & 1 else 0
     sums = []
     for number, parts in enumerate(all_parts):
-        places = parts[:, number * apart :][:, : y.size]
-        sums.append(sum_in_order(places).reshape(y.shape))
+        values = parts[:, number * up_words :][:, : y.size]
+        sums.append(sum_in_order(values).reshape(y.shape))
     _apply(epilogue, sums, [y])
 
 
@@ -377,7 +382,8 @@ def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape
             where=where,
             wanted="at least one TileShape",
             got="none",
-            fix="pass SHAPES of etc_dist/ops/matmul_policy.py, or some of them",
+            fix="pass SHAPES of etc_dist/ops/matmul_policy.py or FAMILY of "
+            "etc_dist/ops/tile_model.py, or some of them",
         )
     raise GraphError(
         "no tiles serve the weights",
@@ -405,8 +411,8 @@ class Tiles:
     LEAST_ROWS, and no tile is in two blocks: of a shape that cannot divide a block
     evenly, tiles have LEAST_ROWS.
 
-    columns: of each tile, in place of the shape's: a multiple of 8 that serves it, see
-    `TileShape.serves_columns`."""
+    columns: of each tile, in place of the shape's, for tiles of one worker: a multiple
+    of 8 that the shape allows, see `TileShape.serves_columns`."""
 
     def __init__(
         self,
@@ -437,16 +443,16 @@ class Tiles:
             own = g.let(f"{name}_own_rows", even)
             self.rows = g.let(f"{name}_even_rows", own * workers)
         self._x_box = own
-        self._given = columns is not None
+        self._has_columns = columns is not None
         if columns is None:
             columns = self._number("columns", [s.columns for s in shapes])
         self.columns = columns
         """Rows of w in a tile."""
         self.step = max(s.step for s in shapes)
         """A task's part of k is a multiple of this, or ends where k ends."""
-        mask = ~(63 << COLUMNS_BIT) if self._given else ~0
+        mask = ~(63 << COLUMNS_BIT) if self._has_columns else ~0
         packed = self._number("packed", [each & mask for each in self._packed])
-        if self._given:
+        if self._has_columns:
             packed += columns // 8 * (1 << COLUMNS_BIT)
         loaded = own // 8 * (1 << LOADED_BIT)
         self.values = {"packed_tile": g.let(f"{name}_tile", packed + loaded)}
@@ -462,8 +468,8 @@ class Tiles:
         [k, columns], and no epilogue is gated. Tiles may end at the tensors' edges; the
         columns of y are a multiple of 8.
 
-        is_part: a task has a part of k, and writes its sums [words] in fp32 as
-        `sum_parts` of this epilogue reads them."""
+        is_part: for split-K. A task has a part of k, and writes its sums [words] in
+        fp32, without the epilogue. `sum_parts` with the same epilogue reads them."""
         self._check_gated(epilogue)
         if is_part:
             self._check_parts(epilogue)
@@ -471,22 +477,22 @@ class Tiles:
             box = TmaBox(STAGE_K, CHUNK_COLUMNS)
         elif epilogue.gated:
             gated = [s.gated_columns for s in self._shapes]
-            if self._given:
+            if self._has_columns:
                 box = TmaBox(self.half_columns(), STAGE_K)
             else:
                 box = TmaBox(self._number("gated_box", gated), STAGE_K)
         else:
             loaded = [s.loaded_columns for s in self._shapes]
-            if self._given:
-                box = TmaBox(self._made("w_box", self.columns), STAGE_K)
+            if self._has_columns:
+                box = TmaBox(self._let("w_box", self.columns), STAGE_K)
             else:
                 box = TmaBox(self._number("w_box", loaded), STAGE_K)
         return self._function(dtype, epilogue, [box] * epilogue.weights, is_part)
 
     def sum_parts(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:
-        """Parts [parts, words] of a slice of a tile, of a gated one those of gate and
-        those of up -> y [rows, columns] of the slice, of a function of this epilogue:
-        the parts added in order, in fp32."""
+        """Sums [parts, words] of a slice of a tile -> y [rows, columns] of the slice:
+        parts added in order, in fp32, then the epilogue. For a gated epilogue: those of
+        gate and those of up -> y."""
         self._check_parts(epilogue)
         element = two_byte(dtype)
         parts = Operand((None, PART), "float32", leading=True)
@@ -525,7 +531,7 @@ class Tiles:
 
     @property
     def part_words(self) -> Expr:
-        """The fp32 words of a part of a tile."""
+        """The fp32 sums of a part, in whole slices."""
         wide = [s.rows if s.swapped else s.columns for s in self._shapes]
         return self._number("part_words", [-(-w // SLICE) * SLICE_WORDS for w in wide])
 
@@ -535,17 +541,17 @@ class Tiles:
         ends."""
         return self._number("k_boxes", [s.step // STAGE_K for s in self._shapes])
 
-    def of(self, w: Tensor, columns: Any, depth: Any = slice(None)) -> Region:
+    def weight_tile(self, w: Tensor, columns: Any, k_span: Any = slice(None)) -> Region:
         """The region of the weights for some columns of y; of all k, or a part."""
-        return weight_columns(self.w_layout, w, columns, depth)
+        return weight_columns(self.w_layout, w, columns, k_span)
 
     def _check_clusters(self, has_columns: bool) -> None:
         clusters = {shape.cluster for shape in self._shapes}
         if len(clusters) > 1 or (has_columns and clusters != {1}):
-            given = " with columns=" if has_columns else ""
+            argument = " with columns=" if has_columns else ""
             raise GraphError(
                 "one program cannot have the tiles",
-                where=f"Tiles({self._name!r}){given}",
+                where=f"Tiles({self._name!r}){argument}",
                 wanted="shapes of one worker, with split 'none', or all of two; only "
                 "those of one worker with columns=",
                 got=", ".join(map(str, self._shapes)),
@@ -585,21 +591,19 @@ class Tiles:
 
     def half_columns(self) -> Expr:
         """Rows of gate, and of up, of a gated tile."""
-        if self._given:
-            return self._made("half_columns", self.columns // 16 * 8)
+        if self._has_columns:
+            return self._let("half_columns", self.columns // 16 * 8)
         return self._number("half_columns", [s.columns // 2 for s in self._shapes])
 
-    def _made(self, name: str, value: Expr) -> Expr:
+    def _let(self, name: str, value: Expr) -> Expr:
+        """`value` as a number of the graph, which is made once per name."""
         if name not in self._numbers:
             self._numbers[name] = self._g.let(f"{self._name}_{name}", value)
         return self._numbers[name]
 
     def _number(self, name: str, values: Sequence[int]) -> Expr:
         """values[shape], as a number of the graph that is made once per name."""
-        if name not in self._numbers:
-            value = chosen(self._shape, tuple(values))
-            self._numbers[name] = self._g.let(f"{self._name}_{name}", value)
-        return self._numbers[name]
+        return self._let(name, chosen(self._shape, tuple(values)))
 
     def _function(
         self,

@@ -204,7 +204,7 @@ class RowBlocks:
             name=f"{name}_projection",
             reads=[
                 x[of_task.rows, :],
-                *(tiles.of(w, of_task.columns) for w in weights),
+                *(tiles.weight_tile(w, of_task.columns) for w in weights),
             ],
             writes=[y[of_task.rows, of_task.columns]],
             waits=of(waits),

@@ -26,13 +26,14 @@ def matmul_graph(
 ) -> None:
     """x [m, k], w [n, k] or [k, n] -> y [m, n] in `dtype`, on each rank its own.
 
-    The dim `shape` selects one of `shapes_for(w_layout, shapes)`, by position; a tile
-    has 8 * `eights` columns. `split_columns`, `parts`: see `add_matmul`."""
-    m, n, k, shape, eights = g.dims("m n k shape eights")
+    Dims select the tiles: `shape` one of `shapes_for(w_layout, shapes)`, by position,
+    and `column_groups` the columns of a tile, 8 in each group. `split_tile_columns` and
+    `parts` are those of `add_matmul`."""
+    m, n, k, shape, column_groups = g.dims("m n k shape column_groups")
     x = g.input("x", (m, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (m, n), dtype)
-    tiles = Tiles(g, "tile", shape, shapes, m, w_layout, columns=8 * eights)
+    tiles = Tiles(g, "tile", shape, shapes, m, w_layout, columns=8 * column_groups)
     add_matmul(g, "", tiles, dtype, x, [w], y)
 
 
@@ -42,8 +43,8 @@ class Matmul(WeightOperation):
     op(x, w, out=None, stream=None): x [M, K], w [N, K] -> out [M, N]. w may be a
     transposed view, w.T of a contiguous [K, N] array. On GPUs K and N are multiples of
     8. All are bfloat16 or float16, as x is. Sums are in fp32 and rounded once: the same
-    bits on every run. One program serves all sizes, and selects tile shapes by M, N and
-    K. Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
+    bits on every run. One program serves all sizes, and selects tiles by M, N and K.
+    Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
 
     deterministic="batch": a row of x has the same bits for any M. Slower for up to
     about 256 rows, since fewer tile shapes add over K in order.
@@ -53,7 +54,7 @@ class Matmul(WeightOperation):
     output = "out [m, n]"
 
     def candidates(self) -> list[Candidate]:
-        """Internal: one graph, whose tile shape is chosen for each call."""
+        """Internal: one graph, whose tiles are chosen for each call."""
         return [Candidate(matmul_graph, self.sizes, policy=self._choose)]
 
     def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:
@@ -64,8 +65,9 @@ class Matmul(WeightOperation):
         workers, dims = self.program.workers, {"m": m, "n": n, "k": k}
         layout = "kn" if transposed else "nk"
         chosen = self._choose(tuning_of(self.world), layout, dims, workers)
-        shape, eights, split, parts = (each.value for each in chosen)
-        return text_of(self._shapes(layout), Tiling(shape, 8 * eights, split, parts))
+        shape_idx, column_groups, split, parts = (each.value for each in chosen)
+        tiling = Tiling(shape_idx, 8 * column_groups, split, parts)
+        return text_of(self._shapes(layout), tiling)
 
     def _shapes(self, w_layout: str) -> Sequence[TileShape]:
         return shapes_for(w_layout, self.sizes.get("shapes", FAMILY))
@@ -73,6 +75,11 @@ class Matmul(WeightOperation):
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Choice]:
-        sizes, in_order = (dims["m"], dims["n"], dims["k"]), self.deterministic == BATCH
-        given = sizes, workers, self._shapes(w_layout), tuning
-        return choose(*given, in_order=in_order, w_layout=w_layout)
+        return choose(
+            (dims["m"], dims["n"], dims["k"]),
+            workers,
+            self._shapes(w_layout),
+            tuning,
+            in_order=self.deterministic == BATCH,
+            w_layout=w_layout,
+        )

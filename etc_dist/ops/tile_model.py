@@ -1,9 +1,10 @@
 """The choice of a matrix multiplication's tiles, by a model of its time.
 
-A tile is computed by one worker (an SM). Tiles take turns in waves over all workers. If
-the last wave is not full, k of its tiles may be divided into equal parts, as
-`ops/multiply.py` does. No size is stored: a choice follows from M, N, K, the number of
-workers and the constants of a kind of GPU, which `etc-dist tune` fits.
+A tile is computed by one worker (an SM), and tiles run in waves over all workers. A
+last wave that is not full leaves workers idle. There, tiles may use split-K: several
+tasks multiply equal parts of k, and store fp32 partial sums, which further tasks add
+(`ops/multiply.py`). No size is stored: the choice is a function of M, N, K, the number
+of workers and the constants of a kind of GPU, which `etc-dist tune` fits.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from functools import partial
 from typing import Any
 
 from etc_dist.functions.matmul import STAGE_K
-from etc_dist.functions.tile_matmul import GROUP_WORDS, SLICE, TileShape
+from etc_dist.functions.tile_matmul import (
+    GROUP_WORDS,
+    SLICE,
+    TURNS_COLUMNS,
+    TileShape,
+)
 from etc_dist.ops.order import ROW_GROUP
 from etc_dist.ops.tuning import TileConstants, Tuning
 from etc_dist.schedule.plan import Choice
@@ -31,24 +37,25 @@ FAMILY = (
     ),
     *(TileShape(128, c, "none") for c in (96, 112, 160, 176, 224, 256)),
 )
-"""The tiles that one program has: 128 rows of x, or up to 128 rows of w, are the M of
-wgmma; of the other operand any multiple of 8."""
+"""The tile shapes of one program. The M of wgmma is 128 rows of x; in swapped tiles, 64
+or 128 rows of w. Its N is the size of the tile in the other operand."""
 RING_BYTES = 210_000
 """Shared memory for stages."""
 ROW_BYTES = GROUP_WORDS // 8 * 4
-"""The sums of a row of the N of wgmma, in a part of a tile."""
+"""Bytes of a part's sums for one index of the N of wgmma: 128 of its M, in fp32."""
 REFERENCE_AREA = 128 * 256
-"""Elements of the tile whose end takes `end_us`."""
+"""Elements of the tile whose epilogue takes `end_us`."""
 BOUNDS = (
     "the tensor cores",
     "loads into shared memory",
     "accesses to shared memory",
     "the latency of loads",
 )
+"""What the times of `TileWork.block_us` are limited by, in their order."""
 MOST_PARTS = 12
-JOIN = 8
-"""The exponent by which several bounds of the same time are joined: the time is little
-more than the longest."""
+"""Of k of a tile: more parts need more scratch memory, and more time to add them."""
+NORM = 8
+"""The p of the p-norm of overlapping times: a smooth maximum."""
 NEXT = 3
 """Further tilings that an explanation lists."""
 Sizes = tuple[int, int, int]
@@ -57,72 +64,80 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Tiling:
-    """The tiles of a matmul: a shape, by its number; the columns of a tile; how many
-    columns of tiles are divided along k, and into how many parts."""
+    """The tiles of a matmul.
 
-    shape: int
+    shape_idx: the position of their shape. columns: of each tile. split_tile_columns:
+    the number of columns of tiles, the last ones, that are computed by split-K. parts:
+    of k of each of their tiles, each part one task.
+    """
+
+    shape_idx: int
     columns: int
-    split_columns: int = 0
+    split_tile_columns: int = 0
     parts: int = 1
 
 
 @dataclass(frozen=True)
 class TileWork:
-    """What the most loaded worker does for a tiling, and all workers together.
+    """The work of a tiling: that of the most loaded worker, and of all workers. A block
+    is STAGE_K elements of k of a tile.
 
-    blocks: of its tiles and parts. cycles, filled, read: of a block, the cycles of
-    products, the bytes loaded into shared memory, and those that wgmma reads of it.
-    stage_blocks: blocks of a stage. ahead: blocks that fit in shared memory behind the
-    one in use. area: elements of a tile. ends: tiles and parts. moved: bytes that all
-    workers read or write. streamed: bytes of weights that this worker alone reads.
-    summed: bytes of parts' sums that it stores and reads. scratch: of all of them.
+    num_tiles: of the matmul. num_blocks: of the most loaded worker. block_cycles: of
+    the tensor cores for a block. block_load_bytes: of a block, into shared memory.
+    block_read_bytes: of a block, read from shared memory by wgmma. stage_blocks: blocks
+    of a stage. prefetched_blocks: that fit in shared memory in addition to the stage in
+    use. tile_area: elements of a tile, padding included. num_epilogues: tiles and parts
+    of the most loaded worker. memory_bytes: that all workers read or write once.
+    worker_weight_bytes: that one worker reads. is_split: whether any tile uses split-K.
+    worker_sum_bytes: partial sums that the most loaded worker stores and reads.
+    scratch_bytes: of all partial sums.
 
-    For many tilings at once, all may be arrays; then times are arrays, too.
+    The fields may also be arrays, of many tilings; then times are arrays.
     """
 
-    tiles: int
-    blocks: int
-    cycles: float
-    filled: int
-    read: int
+    num_tiles: int
+    num_blocks: int
+    block_cycles: float
+    block_load_bytes: int
+    block_read_bytes: int
     stage_blocks: int
-    ahead: int
-    area: int
-    ends: int
-    moved: int
-    streamed: float
+    prefetched_blocks: int
+    tile_area: int
+    num_epilogues: int
+    memory_bytes: int
+    worker_weight_bytes: float
     is_split: int
-    summed: int
-    scratch: int
+    worker_sum_bytes: int
+    scratch_bytes: int
 
     def block_us(self, constants: TileConstants) -> tuple[float, float, float, float]:
-        """A block takes about the longest of these: its products, its loads, the
-        accesses to shared memory, and the latency of loads."""
+        """The times of a block that overlap, in the order of BOUNDS. The longest
+        dominates."""
         c = constants
-        shared = 128 * c.shared_ratio * c.cycles_per_us
+        shared_bytes_per_us = 128 * c.shared_ratio * c.cycles_per_us
         return (
-            self.cycles / c.cycles_per_us,
-            self.filled / c.fill_bytes_per_us,
-            (self.read + self.filled) / shared,
-            c.latency_us / self.ahead,
+            self.block_cycles / c.cycles_per_us,
+            self.block_load_bytes / c.fill_bytes_per_us,
+            (self.block_read_bytes + self.block_load_bytes) / shared_bytes_per_us,
+            c.latency_us / self.prefetched_blocks,
         )
 
     def us(self, constants: TileConstants) -> float:
         """The time of the whole matmul."""
         c = constants
-        block = _joined(*self.block_us(c)) + c.stage_us / self.stage_blocks
-        core: float = _joined(
-            self.blocks * block,
-            self.moved / c.memory_bytes_per_us,
-            self.streamed / c.worker_bytes_per_us,
+        block = _norm(*self.block_us(c)) + c.stage_us / self.stage_blocks
+        mainloops: float = _norm(
+            self.num_blocks * block,
+            self.memory_bytes / c.memory_bytes_per_us,
+            self.worker_weight_bytes / c.worker_bytes_per_us,
         )
-        ends = c.end_us * self.ends * self.area / REFERENCE_AREA
-        parts = c.parts_us * self.is_split + self.summed / c.sums_bytes_per_us
-        return c.call_us + core + ends + parts
+        epilogues = c.end_us * self.num_epilogues * self.tile_area / REFERENCE_AREA
+        sums = c.parts_us * self.is_split + self.worker_sum_bytes / c.sums_bytes_per_us
+        return c.call_us + mainloops + epilogues + sums
 
 
-def _joined(*times: float) -> Any:
-    return sum(each**JOIN for each in times) ** (1 / JOIN)
+def _norm(*times: float) -> Any:
+    return sum(each**NORM for each in times) ** (1 / NORM)
 
 
 def work_of(
@@ -131,44 +146,48 @@ def work_of(
     """The work of x [m, k] and weights [n, k], of gate and up if `gated`."""
     m, n, k = sizes
     n *= 2 if gated else 1
-    columns = tiling.columns
+    columns, split = tiling.columns, tiling.split_tile_columns
     down, across = -(-m // shape.rows), -(-n // columns)
-    rows = (m + 8 * down - 1) // (8 * down) * 8
-    is_small = shape.swapped and shape.columns <= 64
-    fixed, free = (
-        64 if is_small else 128,
-        shape.rows if shape.swapped else shape.columns,
-    )
-    stages = -(-k // shape.depth)
-    part = -(-stages // tiling.parts)
-    num_parts = down * tiling.split_columns * tiling.parts
-    every = num_parts + down * (across - tiling.split_columns)
+    rows = (m + 8 * down - 1) // (8 * down) * 8  # of each tile: see `Tiles`
+    # Then the warpgroups multiply alternate blocks, each for all of the tile.
+    alternates = shape.swapped and shape.columns <= TURNS_COLUMNS
+    wgmma_m = 64 if alternates else 128
+    wgmma_n = shape.rows if shape.swapped else shape.columns
+    num_stages = -(-k // shape.depth)
+    part_stages = -(-num_stages // tiling.parts)
+    num_parts = down * split * tiling.parts
+    num_tasks = num_parts + down * (across - split)
+    # Tasks are assigned round-robin, parts first. The most loaded worker is the first
+    # one, that of the last part, or that of the first whole tile.
     loads = []
     for worker in {0, max(num_parts - 1, 0) % workers, num_parts % workers}:
-        of_parts = -(-max(num_parts - worker, 0) // workers)
-        of_all = -(-max(every - worker, 0) // workers)
-        loads.append((of_parts * part + (of_all - of_parts) * stages, of_all, of_parts))
-    most, ends, parts_stored = max(loads)
+        worker_parts = -(-max(num_parts - worker, 0) // workers)
+        worker_tasks = -(-max(num_tasks - worker, 0) // workers)
+        tile_stages = (worker_tasks - worker_parts) * num_stages
+        worker_stages = worker_parts * part_stages + tile_stages
+        loads.append((worker_stages, worker_tasks, worker_parts))
+    worker_stages, worker_tasks, worker_parts = max(loads)
     stage_blocks = shape.depth // STAGE_K
-    used = min(rows, free) if shape.swapped else free
-    slices = -(-down * tiling.split_columns * -(-used // SLICE) // workers)
-    sums = slices * tiling.parts * SLICE + parts_stored * used
-    active = min(workers, every)
+    used_n = min(rows, wgmma_n) if shape.swapped else wgmma_n
+    worker_slices = -(-down * split * -(-used_n // SLICE) // workers)
+    sum_rows = worker_slices * tiling.parts * SLICE + worker_parts * used_n
+    # A block has 4 wgmma of k = 16 for each 64 of M: 64 x 16 and N x 16 elements.
+    block_read_bytes = wgmma_m // 64 * 4 * (2048 + wgmma_n * 32)
     return TileWork(
-        tiles=down * across,
-        blocks=most * stage_blocks,
-        cycles=fixed * free / 32,
-        filled=(rows + columns) * 2 * STAGE_K,
-        read=(1 if is_small else 2) * 4 * (2048 + free * 32),
+        num_tiles=down * across,
+        num_blocks=worker_stages * stage_blocks,
+        block_cycles=wgmma_m * wgmma_n / 32,
+        block_load_bytes=(rows + columns) * 2 * STAGE_K,
+        block_read_bytes=block_read_bytes,
         stage_blocks=stage_blocks,
-        ahead=max(1, RING_BYTES // shape.stage_bytes - 1) * stage_blocks,
-        area=fixed * free,
-        ends=ends,
-        moved=2 * (n * k + m * k + m * n),
-        streamed=2 * n * k / active,
+        prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1) * stage_blocks,
+        tile_area=wgmma_m * wgmma_n,
+        num_epilogues=worker_tasks,
+        memory_bytes=2 * (n * k + m * k + m * n),
+        worker_weight_bytes=2 * n * k / min(workers, num_tasks),
         is_split=int(num_parts > 0),
-        summed=sums * ROW_BYTES if num_parts else 0,
-        scratch=num_parts * -(-free // SLICE) * SLICE * ROW_BYTES,
+        worker_sum_bytes=sum_rows * ROW_BYTES if num_parts else 0,
+        scratch_bytes=num_parts * -(-wgmma_n // SLICE) * SLICE * ROW_BYTES,
     )
 
 
@@ -185,41 +204,46 @@ def tilings(
     that a row has the same bits for any m."""
     m, n, k = sizes
     n *= 2 if gated else 1
-    for number, shape in enumerate(shapes):
+    for shape_idx, shape in enumerate(shapes):
         if not shape.serves(gated=gated, in_order=in_order):
             continue
-        down, stages = -(-m // shape.rows), -(-k // shape.depth)
+        down, num_stages = -(-m // shape.rows), -(-k // shape.depth)
         widths = {shape.columns}
-        for waves in (1, 2, 3):  # as wide as so many waves need
-            most = max(1, waves * workers // down)
-            widths.add(-(-n // (8 * most)) * 8)
-            widths.add(-(-n // (16 * most)) * 16)
+        for waves in (1, 2, 3):  # the narrowest tiles that fit in so many waves
+            most_across = max(1, waves * workers // down)
+            widths.add(-(-n // (8 * most_across)) * 8)
+            widths.add(-(-n // (16 * most_across)) * 16)
         for columns in sorted(widths):
             if not shape.serves_columns(columns, gated=gated, w_layout=w_layout):
                 continue
-            yield Tiling(number, columns)
+            yield Tiling(shape_idx, columns)
             if in_order:
                 continue
-            for split, parts in _divisions(down, -(-n // columns), stages, workers):
-                yield Tiling(number, columns, split, parts)
+            across = -(-n // columns)
+            for split, parts in _divisions(down, across, num_stages, workers):
+                yield Tiling(shape_idx, columns, split, parts)
 
 
 def _divisions(
-    down: int, across: int, stages: int, workers: int
+    down: int, across: int, num_stages: int, workers: int
 ) -> Iterator[tuple[int, int]]:
-    """Numbers of columns of tiles that are divided, and of parts, none of them empty,
-    which fit in one wave."""
-    waves = down * across // workers
-    if down * across == waves * workers:
+    """Pairs of the columns of tiles to split, and of the parts of each of their tiles.
+    All parts together fill at most one wave, and none is empty."""
+    full_waves = down * across // workers
+    if down * across == full_waves * workers:
         return
-    found = set()
-    for whole in {waves, max(waves - 1, 0)}:
-        split = across - whole * workers // down
+    divisions = set()
+    # Split-K for the last wave, or also for the full one before it: then parts are
+    # longer, and fewer.
+    for whole_waves in {full_waves, max(full_waves - 1, 0)}:
+        split = across - whole_waves * workers // down
         most = min((workers + down - 1) // (down * split), MOST_PARTS)
         for parts in {most, most - 1, most // 2, 2}:
-            if 1 < parts <= most and stages // parts >= 2:
-                found.add((split, -(-stages // -(-stages // parts))))
-    yield from sorted(found)
+            if 1 < parts <= most and num_stages // parts >= 2:
+                # Parts have a whole number of stages: fewer parts may be enough.
+                part_stages = -(-num_stages // parts)
+                divisions.add((split, -(-num_stages // part_stages)))
+    yield from sorted(divisions)
 
 
 @dataclass(frozen=True)
@@ -242,12 +266,12 @@ def predictions(
     w_layout: str = "nk",
 ) -> list[Prediction]:
     """All tilings, the fastest first; arguments as for `tilings`."""
-    found = []
+    ranking = []
     kinds = {"gated": gated, "in_order": in_order}
-    for each in tilings(shapes, sizes, workers, w_layout=w_layout, **kinds):
-        work = work_of(shapes[each.shape], each, sizes, workers, gated)
-        found.append(Prediction(each, work, work.us(constants)))
-    return sorted(found, key=lambda each: each.us)
+    for tiling in tilings(shapes, sizes, workers, w_layout=w_layout, **kinds):
+        work = work_of(shapes[tiling.shape_idx], tiling, sizes, workers, gated)
+        ranking.append(Prediction(tiling, work, work.us(constants)))
+    return sorted(ranking, key=lambda each: each.us)
 
 
 def choose(
@@ -261,10 +285,10 @@ def choose(
     in_order: bool = False,
     w_layout: str = "nk",
 ) -> list[Choice]:
-    """The fastest tiling, or the one that the tuning keeps for weights [n, k] of these
-    sizes: the values of the dims of `add_matmul` and of the tiles, whose names begin
-    with `name`. Arguments as for `tilings`."""
-    found = predictions(
+    """The values of the dims of `dims_of`, whose names begin with `name`: for the
+    fastest tiling by the model, or for the measured one that the tuning has for weights
+    [n, k] of exactly these sizes. Arguments as for `tilings`."""
+    ranking = predictions(
         shapes,
         sizes,
         workers,
@@ -273,63 +297,65 @@ def choose(
         in_order=in_order,
         w_layout=w_layout,
     )
-    kept = ""
+    measured = ""
     if workers == tuning.workers and w_layout == "nk" and not gated:
-        kept = tuning.kept_tiles(sizes)
-    if kept:
-        found.sort(key=lambda each: text_of(shapes, each.tiling) != kept)
-    reasons = partial(_explain, sizes, workers, shapes, found, tuning, kept)
+        measured = tuning.kept_tiles(sizes)
+    if measured:
+        ranking.sort(key=lambda each: text_of(shapes, each.tiling) != measured)
+    reasons = partial(_explain, sizes, workers, shapes, ranking, tuning, measured)
     return [
         Choice(f"{name}{dim}", value, reasons if dim == "shape" else list)
-        for dim, value in dims_of(found[0].tiling).items()
+        for dim, value in dims_of(ranking[0].tiling).items()
     ]
 
 
 def dims_of(tiling: Tiling) -> dict[str, int]:
-    """A tiling as dims of a graph."""
+    """A tiling as dims of a graph with `add_matmul`, and with `Tiles` of 8 *
+    column_groups columns."""
     return {
-        "shape": tiling.shape,
-        "eights": tiling.columns // 8,
-        "split_columns": tiling.split_columns,
+        "shape": tiling.shape_idx,
+        "column_groups": tiling.columns // 8,
+        "split_tile_columns": tiling.split_tile_columns,
         "parts": tiling.parts,
     }
 
 
 def text_of(shapes: Sequence[TileShape], tiling: Tiling) -> str:
     """A tiling in words."""
-    shape = shapes[tiling.shape]
+    shape = shapes[tiling.shape_idx]
     words = f"{shape.rows} x {tiling.columns}{', swapped' * shape.swapped}"
     if tiling.parts == 1:
         return words
-    return f"{words}, {tiling.split_columns} across in {tiling.parts} parts of k"
+    split = f"{tiling.split_tile_columns} tile columns"
+    return f"{words}, split-K in {tiling.parts} parts for {split}"
 
 
 def _explain(
     sizes: Sizes,
     workers: int,
     shapes: Sequence[TileShape],
-    found: Sequence[Prediction],
+    ranking: Sequence[Prediction],
     tuning: Tuning,
-    kept: str,
+    measured: str,
 ) -> list[str]:
-    best = found[0]
-    is_kept = text_of(shapes, best.tiling) == kept
-    shape, work = shapes[best.tiling.shape], best.work
+    best = ranking[0]
+    is_measured = text_of(shapes, best.tiling) == measured
+    shape, work = shapes[best.tiling.shape_idx], best.work
     times = work.block_us(tuning.tiles)
     bound = BOUNDS[times.index(max(times))]
-    memory_us = work.moved / tuning.tiles.memory_bytes_per_us
-    if memory_us > work.blocks * max(times):
+    memory_us = work.memory_bytes / tuning.tiles.memory_bytes_per_us
+    if memory_us > work.num_blocks * max(times):
         bound = "the memory's rate"
-    scratch = f"; {work.scratch / 2**20:.1f} MiB of sums" if work.scratch else ""
+    scratch = f"; {work.scratch_bytes / 2**20:.1f} MiB of sums" * work.is_split
     return [
         f"tiles of {text_of(shapes, best.tiling)}: {best.us:.1f} us predicted for "
         f"{' x '.join(map(str, sizes))}, bound by {bound}",
-        *["  measured as faster than the next: etc-dist tune --sizes"] * is_kept,
-        f"  {work.tiles} tiles on {workers} workers, {ROW_GROUP} down first; stages of "
-        f"{shape.stage_bytes >> 10} KB and {shape.depth} of k{scratch}",
+        *["  measured as faster than the next: etc-dist tune --sizes"] * is_measured,
+        f"  {work.num_tiles} tiles on {workers} workers, {ROW_GROUP} down first; "
+        f"stages of {shape.stage_bytes >> 10} KB and {shape.depth} of k{scratch}",
         *(
             f"  next: {text_of(shapes, each.tiling)}: {each.us:.1f} us"
-            for each in found[1 : 1 + NEXT]
+            for each in ranking[1 : 1 + NEXT]
         ),
         f"  tuning: {tuning.show()}",
     ]

@@ -26,7 +26,7 @@ from etc_dist.ops.tile_model import (
     predictions,
     text_of,
 )
-from etc_dist.ops.tuning import Kept, Tuning, device_of, parse, shipped_for
+from etc_dist.ops.tuning import KeptTiles, Tuning, device_of, parse, shipped_for
 from etc_dist.world import World
 
 STEP, LEAST = 64, 768
@@ -123,7 +123,7 @@ def _faster(
     tuning: Tuning,
     sizes: Sequence[tuple[int, int]],
     say: Callable[[str], object],
-) -> Iterator[Kept]:
+) -> Iterator[KeptTiles]:
     """The tiles that `measure` finds to be faster than the model's, of its best ones,
     for ROWS of each pair of N and K."""
     for (n, k), m in product(sizes, ROWS):
@@ -133,7 +133,7 @@ def _faster(
         if fast:
             named = {text_of(FAMILY, one.tiling): us for us, one in fast}
             say(f"{m} x {n} x {k}: {shown(fast, named)}")
-            yield Kept(m, n, k, next(iter(named)))
+            yield KeptTiles(m, n, k, next(iter(named)))
 
 
 def tune_world(

@@ -1,11 +1,15 @@
 """Tunings: what is measured on a kind of GPU to choose the tiles of matmuls.
 
-A tuning has the constants of the model in `tile_model.py`, and after `etc-dist tune
---sizes` tiles that were faster than the model's. For programs whose tasks are run by
-pairs of workers it has the constants of the model in `matmul_policy.py`, and sizes at
-which other tiles, or other pairs of tiles of an MLP, were faster than the model's.
-Those in `tuned/` belong to the package; `etc-dist tune` measures one, and saves it in
-the cache.
+For tiles of one worker, a tuning has the constants of the model in `tile_model.py`.
+After `etc-dist tune --sizes` it also has tiles that were measured as faster than the
+model's choice.
+
+For tiles of pairs of workers, it has the constants of the model in `matmul_policy.py`.
+It also has sizes at which other tiles, or other pairs of tiles of an MLP, were faster
+than the model's choice.
+
+The tunings in `tuned/` belong to the package. `etc-dist tune` measures one, and saves
+it in the cache.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ JOINED = " + "
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of the model of a matmul's time. Times are in microseconds."""
+    """The constants of the model in `matmul_policy.py`, of tiles of pairs of workers.
+    Times are in microseconds."""
 
     launch_us: float
     """Launch, the first loads, and the end of the last tile."""
@@ -63,31 +68,31 @@ class Constants:
 
 @dataclass(frozen=True)
 class TileConstants:
-    """The constants of the model of a matmul's time on tiles of one worker. Times are
+    """The constants of the model in `tile_model.py`, of tiles of one worker. Times are
     in microseconds. A block is 64 elements of k of a tile."""
 
     call_us: float
-    """Launch, the first loads, and what follows the last tile."""
+    """Launch, prologue, and the time after the last tile."""
     cycles_per_us: float
-    """The rate of the tensor cores, which multiply 32 elements of a block a cycle."""
+    """Of the tensor cores of an SM, at 2048 multiply-adds a cycle."""
     fill_bytes_per_us: float
-    """Into the shared memory of one SM."""
+    """The rate of loads into the shared memory of one SM."""
     shared_ratio: float
-    """The rate at which wgmma reads shared memory, in 128 bytes a cycle."""
+    """The rate of accesses to the shared memory of one SM, in 128 bytes a cycle."""
     latency_us: float
-    """Of a load."""
+    """From the issue of a load to its arrival."""
     stage_us: float
     """The synchronisation of a stage."""
     memory_bytes_per_us: float
-    """Of the GPU."""
+    """The rate of the GPU's memory."""
     worker_bytes_per_us: float
-    """From memory to one SM."""
+    """The rate at which one SM reads memory."""
     end_us: float
-    """The end of a tile of 128 x 256."""
+    """The epilogue of a tile of 128 x 256."""
     parts_us: float
-    """A division of k, apart from the bytes of its sums."""
+    """The cost of split-K that does not depend on the bytes of partial sums."""
     sums_bytes_per_us: float
-    """At which one SM stores and reads sums of parts."""
+    """The rate at which one SM stores and reads partial sums."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +117,9 @@ class MeasuredPair:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The text of the tiles of one worker that were measured as faster than the model's
-    choice for x [m, k] @ w [n, k].T."""
+class KeptTiles:
+    """Tiles of one worker that were measured as faster than the model's choice for
+    x [m, k] @ w [n, k].T, as text: see `text_of` in `tile_model.py`."""
 
     m: int
     n: int
@@ -124,9 +129,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Tuning:
-    """workers: of a GPU of the kind `device`. factors: the mean of measured times,
-    divided by the model's, by the text of tiles and a class of rows. origin: for
-    messages."""
+    """workers: of a GPU of the kind `device`. tiles, kept: for tiles of one worker.
+    constants, measured, factors, pairs: for tiles of pairs of workers. factors: the
+    mean of measured times, divided by the model's, by the text of tiles and a class of
+    rows. origin: for messages."""
 
     device: str
     workers: int
@@ -135,7 +141,7 @@ class Tuning:
     measured: tuple[Measured, ...] = ()
     factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     pairs: tuple[MeasuredPair, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptTiles, ...] = ()
     origin: str = field(default="", compare=False)
 
     def document(self) -> dict[str, Any]:
@@ -156,10 +162,9 @@ class Tuning:
         return known[min((rows for rows in known if rows >= m), default=max(known))]
 
     def kept_tiles(self, sizes: tuple[int, int, int]) -> str:
-        """The tiles that are kept for exactly these m, n and k; empty if there are
-        none."""
+        """The text of the measured tiles for exactly these m, n and k, or ""."""
         return next(
-            (one.tiles for one in self.kept if (one.m, one.n, one.k) == sizes), ""
+            (each.tiles for each in self.kept if (each.m, each.n, each.k) == sizes), ""
         )
 
     @cached_property
@@ -186,7 +191,7 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
             tuple(Measured(**one) for one in document["measured"]),
             document["factors"],
             tuple(MeasuredPair(**one) for one in document["pairs"]),
-            tuple(Kept(**one) for one in document["kept"]),
+            tuple(KeptTiles(**one) for one in document["kept"]),
             origin,
         )
         constants = [numbers[one.name] for one in fields(Constants)]

@@ -13,7 +13,7 @@ namespace etc {
 template <bool kIsHalf, bool kIsKN, class Epilogue, class Tiles>
 struct RowsTiles {
   static_assert(Tiles::kFirst.rows == 128);
-  // The most columns of a worker's tile; of gate's and up's slices that it adds.
+  // The columns of accumulators: of the widest tile, or of a slice of gate and one of up.
   static constexpr u32 kMost = maximum(i32(Tiles::most_columns()), 2 * 8 * i32(kSliceGroups));
   static constexpr bool kExchanges = Tiles::any([](TileShape s) { return s.may_split(kSplitK); });
   u32 control, buffer;
@@ -25,8 +25,8 @@ struct RowsTiles {
     constexpr bool kMayBeGated = (kVariants & kGatedTile) != 0;
     const bool is_gated = (variant & kGatedTile) != 0;
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
-    // NOTE: all of them, though a tile may have fewer columns: undefined registers would be live
-    // throughout the lane's loop.
+    // NOTE: this clears all of them, though a tile may have fewer columns: undefined registers
+    // would be live throughout the lane's loop.
     float d[kMost / 2];
     clear(d);
     bool lost = false;
@@ -35,10 +35,11 @@ struct RowsTiles {
       if constexpr ((kVariants & kSumOfParts) != 0) {
         const auto parts = TileParts::read(at_shape + 4);
         const u32 groups = (u32(Epilogue::Place::read(words).columns) + 7) / 8;
-        add_parts<0>(d, parts.at, parts.bytes, count, groups);
+        add_parts<0>(d, parts.first, parts.part_bytes, count, groups);
         if constexpr (kMayBeGated) {
           if (is_gated) {
-            add_parts<kSliceGroups>(d, parts.at + parts.up, parts.bytes, count, groups);
+            const u64 up = parts.first + parts.up_bytes;
+            add_parts<kSliceGroups>(d, up, parts.part_bytes, count, groups);
             combine<2 * 8 * kSliceGroups>(d);
           }
         }
@@ -49,7 +50,8 @@ struct RowsTiles {
       });
     }
     if constexpr ((kVariants & kPartOfTile) != 0) {
-      // NOTE: all sums in one place, whatever the mainloop: else the compiler spills some of them.
+      // NOTE: every mainloop ends with its sums in the same registers. Without this, the compiler
+      // spills some of them.
 #pragma unroll
       for (float& v : d) ptx::keep_order(v);
     }

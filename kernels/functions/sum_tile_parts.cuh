@@ -1,6 +1,6 @@
-// Adds the parts of a slice of a tile, and stores it as tile_matmul stores a tile: see
-// functions/tile_parts.cuh. Operands: the parts [parts, words] of the slice, of a gated tile those
-// of gate and those of up; then y.
+// The final reduction of split-K: adds the parts of a slice of a tile, and applies the epilogue of
+// tile_matmul. See functions/tile_parts.cuh. Operands: the parts [parts, words] of the slice, of a
+// gated tile those of gate and those of up; then y.
 #pragma once
 #include "functions/tile_matmul.cuh"
 
@@ -11,27 +11,28 @@ struct sum_tile_parts : Roles {
   using Compute = typename FamilyOf<Call, sizeof(Call::kTiles) / sizeof(int)>::Family;
   using Place = typename EpilogueOf<Call>::Type::Place;
   static constexpr u32 kVariant = Call::kGated * kGatedTile | kSumOfParts;
+  // The place of y, the shape, and the addresses of the parts.
   static constexpr u32 kDataWords = Place::kWords + 1 + TileParts::kWords;
 
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
-    return u32(last_axes<2>(Call::template operand<0>(run.g, c)).size[0]);
+    return u32(last_axes<2>(Call::template operand<0>(run.g, c)).size[0]);  // parts
   }
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>&, u32) {
-    return {0, 0};
+    return {0, 0};  // the compute warps load parts into registers
   }
   template <class Program>
   ETC_DEVICE static void data(
       const Run<Program>& run, const typename Call::Coord& c, u32, u32 (&words)[kDataWords]) {
     const auto parts = last_axes<2>(Call::template operand<0>(run.g, c));
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
-    const u64 at = u64(parts.at(0, 0));
-    u64 up = at;
+    const u64 first = u64(parts.at(0, 0));
+    u64 up = first;
     if constexpr (Call::kGated) up = u64(last_axes<2>(Call::template operand<1>(run.g, c)).at(0, 0));
     Place{u64(y.at(0, 0)), u32(y.stride[0]) * 2, y.size[0], y.size[1], 0}.write(words);
     words[Place::kWords] = u32(Call::number_packed_tile(run.g));
-    TileParts{at, u32(parts.stride[0]) * 4, u32(up - at)}.write(words + Place::kWords + 1);
+    TileParts{first, u32(parts.stride[0]) * 4, u32(up - first)}.write(words + Place::kWords + 1);
   }
   template <class Program, class Publish, class Loaded>
   ETC_DEVICE static bool load(

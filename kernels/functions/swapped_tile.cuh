@@ -32,8 +32,8 @@ struct SwappedTiles {
   u32 control, buffer;
 
   // Called by the 256 compute threads. `at_shape`: the shared address of the packed shape.
-  // `exchanged` counts tiles with split k. In a gated tile, the first half of the rows of w are
-  // those of gate.
+  // `exchanged` counts tiles whose k a pair splits. In a gated tile, the first half of the rows of w
+  // are those of gate.
   template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
@@ -50,7 +50,7 @@ struct SwappedTiles {
       if (is_sum) {
         const auto parts = TileParts::read(at_shape + 4);
         const u32 rows = u32(Epilogue::Place::read(words).rows);
-        add_parts<0>(d, parts.at, parts.bytes, count, (rows + 7) / 8);
+        add_parts<0>(d, parts.first, parts.part_bytes, count, (rows + 7) / 8);
       } else {
         lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
       }
@@ -66,7 +66,7 @@ struct SwappedTiles {
       lost = ptx::named_barrier_any<128>(2 + wg, lost);
       if (!exchange.finishes(wg)) end = 0;
     } else if (kTurns && (!kHalves || shape.halves() == 0)) {
-      if (!is_sum) {
+      if (!is_sum) {  // parts have the sums of both warpgroups
         lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
       }
       if (wg == 1) {

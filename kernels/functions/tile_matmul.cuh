@@ -12,8 +12,8 @@
 // needs little padding. With up to 64 rows of w, the warpgroups multiply alternate boxes along k,
 // and their sums are added; with more, each has half of the rows of w.
 // RowsTiles: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w.
-// In both, the rows of w are chosen so that the number of tiles fits the number of workers. k of a
-// tile may be divided among several tasks: functions/tile_parts.cuh.
+// In both, the rows of w are chosen so that the number of tiles fits the number of workers. A tile
+// may use split-K among tasks: functions/tile_parts.cuh.
 #pragma once
 #include "functions/rows_tile.cuh"
 #include "functions/swapped_tile.cuh"

@@ -1,29 +1,32 @@
-// Tiles whose k is divided among several tasks: each stores its fp32 sums in a scratch tensor, and
-// further tasks add them in the order of k.
+// Split-K among tasks: each multiplies a part of k, and stores its fp32 sums in a scratch tensor.
+// Further tasks add them in the order of k.
 //
-// The sums of a part lie there as the threads hold them: groups of eight rows of the N of wgmma,
-// each with two times 8 bytes of every compute thread. So a task that adds has the sums of a tile in its
-// registers as if it had multiplied, and stores them by the same code. It adds kSliceGroups groups.
+// A part is stored in the register layout of wgmma's accumulators: groups of eight of the N, each
+// with two times 8 bytes of every compute thread. A task that adds parts then has the accumulators
+// of a mainloop in its registers, and uses the same epilogue. It adds a slice: kSliceGroups groups.
+// In swapped tiles of up to 64 rows of w, one warpgroup has all sums, and the other's half of a group
+// is unused.
 #pragma once
 #include "functions/tile_shape.cuh"
 
 namespace etc {
 
-// What a task does, as Work::variant: bits.
+// Bits of Work::variant: what a task does.
 enum TileVariant : u32 { kGatedTile = 1, kPartOfTile = 2, kSumOfParts = 4 };
 
-constexpr u32 kGroupBytes = 256 * 16;
-constexpr u32 kSliceGroups = 8;
+constexpr u32 kGroupBytes = 256 * 16;  // 4 * GROUP_WORDS in functions/tile_matmul.py
+constexpr u32 kSliceGroups = 8;        // SLICE / 8
 
-// Where the parts of a slice lie, in words of a work item.
+// The addresses of the parts of a slice, in words of a work item.
 struct TileParts {
   static constexpr u32 kWords = 4;
-  u64 at;     // the first group of the first part
-  u32 bytes;  // from one part to the next
-  u32 up;     // of a gated tile: from a group of gate to that of up
+  u64 first;       // the first group of the first part
+  u32 part_bytes;  // from one part to the next
+  u32 up_bytes;    // of a gated tile: from a group of gate to that of up
 
   ETC_DEVICE void write(u32* words) const {
-    words[0] = u32(at), words[1] = u32(at >> 32), words[2] = bytes, words[3] = up;
+    words[0] = u32(first), words[1] = u32(first >> 32), words[2] = part_bytes;
+    words[3] = up_bytes;
   }
   ETC_DEVICE static TileParts read(u32 shared) {
     const u32 low = ptx::load_shared(shared), high = ptx::load_shared(shared + 4);
@@ -32,35 +35,36 @@ struct TileParts {
   }
 };
 
-// The address at which a part is stored, in the first words of its work item.
+// The address of a part that a task stores, in the first words of its work item.
 ETC_DEVICE u64 part_address(u32 words) {
   const uint2 v = ptx::load_shared8(words);
   return u64(v.x) | u64(v.y) << 32;
 }
 
-// A thread stores its sums of the first `groups` groups of a part.
+// A thread stores its sums of the first `groups` groups of a part, at the address `part`.
 // NOTE: two at a time. For four, the compiler would move the sums to other registers, and spill.
 template <u32 kCount>
-ETC_DEVICE void store_part(u64 to, const float (&d)[kCount], u32 groups) {
-  to += ptx::thread() * 8;
+ETC_DEVICE void store_part(u64 part, const float (&d)[kCount], u32 groups) {
+  part += ptx::thread() * 8;
 #pragma unroll
   for (u32 j = 0; j < kCount / 4; ++j) {
     if (j >= groups) break;
-    const u64 at = to + j * kGroupBytes;
+    const u64 at = part + j * kGroupBytes;
     ptx::store8(at, __float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]));
     ptx::store8(
         at + kGroupBytes / 2, __float_as_uint(d[4 * j + 2]), __float_as_uint(d[4 * j + 3]));
   }
 }
 
-// A thread adds `count` parts of its sums to those of group kFirst and the following ones.
+// A thread adds its sums of `count` parts, of the first `groups` groups of a slice, to its
+// accumulators of the groups from kFirst on.
 template <u32 kFirst, u32 kCount>
-ETC_DEVICE void add_parts(float (&d)[kCount], u64 from, u32 bytes, u32 count, u32 groups) {
+ETC_DEVICE void add_parts(float (&d)[kCount], u64 from, u32 part_bytes, u32 count, u32 groups) {
   constexpr u32 kGroups = kCount / 4 - kFirst < kSliceGroups ? kCount / 4 - kFirst : kSliceGroups;
-  constexpr u32 kTogether = kGroups < 4 ? kGroups : 4;  // whose loads are in flight
+  constexpr u32 kTogether = kGroups < 4 ? kGroups : 4;  // groups whose loads are in flight together
   from += ptx::thread() * 8;
 #pragma unroll 1
-  for (u32 part = 0; part < count; ++part, from += bytes) {
+  for (u32 part = 0; part < count; ++part, from += part_bytes) {
 #pragma unroll
     for (u32 first = 0; first < kGroups; first += kTogether) {
       uint2 v[2 * kTogether];

@@ -4,7 +4,7 @@
 
 namespace etc {
 
-// What the two workers of a pair divide.
+// What the two workers of a pair divide. Tiles of one worker have kSplitColumns.
 enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
 
 // The bytes of sums that a worker receives in a stage, for `columns` of wgmma's N.
@@ -29,7 +29,7 @@ struct TileShape {
   // The bytes of a stage in shared memory: boxes of w, then boxes of x.
   ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
   ETC_DEVICE constexpr u32 loaded_bytes() const { return depth * (loaded * 128 + box_w()); }
-  // If k is split: whether the workers exchange sums in a stage of the ring, or in the buffer.
+  // If the pair splits k: whether it exchanges sums in a stage of the ring, or in the buffer.
   ETC_DEVICE constexpr bool uses_stage() const { return rows > 64; }
   // Whether it is swapped, but has more than a few rows of x.
   ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && uses_stage(); }

@@ -106,7 +106,7 @@ BROKEN = {
         },
     },
     "functions/sum_tile_parts": {
-        "gated parts, rows": {"u32(up - at)": "0u"},
+        "gated parts, rows": {"u32(up - first)": "0u"},
     },
     "functions/rows_tile": {
         "epilogue": {

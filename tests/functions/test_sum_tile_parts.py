@@ -115,8 +115,8 @@ def test_tiles_of_several_shapes_follow_one_another(first, second):
         shape = GATED_KINDS[number]
         dims[f"{name}_shape"] = number
         columns = 112 if shape == HALVES and name == "y" else shape.columns
-        dims[f"{name}_eights"] = columns // 8
-        dims[f"{name}_split_columns"] = 1
+        dims[f"{name}_column_groups"] = columns // 8
+        dims[f"{name}_split_tile_columns"] = 1
         dims[f"{name}_parts"] = min(2, -(-264 // shape.step))
     for seed in SEEDS:
         [found] = mixed().run([inputs], dims, seed=seed, runs=2)
@@ -139,7 +139,9 @@ def test_each_rank_divides_its_own_tiles():
 
 
 def test_sums_that_wait_for_no_part_are_reported():
-    graph = without(graph_of("nk", shapes=(HALVES,)), "added", "waits", "notifies")
+    graph = without(
+        graph_of("nk", shapes=(HALVES,)), "parts_stored", "waits", "notifies"
+    )
     division = Division(HALVES, (93, 392, 584), 128, 2, 3)
     inputs, _, dims = given_to("nk", division, shapes=(HALVES,))
     with pytest.raises(EmulationError, match="a data race at sums"):

@@ -234,7 +234,7 @@ ALONE, PAIR = TileShape(64, 128, "none", swapped=True), TileShape(128, 128)
 )
 def test_tiles_of_other_clusters_are_refused(shapes, columns, got):
     g = Graph("one", 1)
-    given = None if columns is None else 8 * g.dims("eights")
+    given = None if columns is None else 8 * g.dims("column_groups")
     where = "Tiles('tile')" + " with columns=" * (columns is not None)
     words = (
         f"one program cannot have the tiles|where: {where} wanted: |got: {got} to do"

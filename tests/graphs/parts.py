@@ -44,8 +44,8 @@ class Division:
         return {
             **dict(zip("mnk", self.sizes, strict=True)),
             "shape": shapes.index(self.shape),
-            "eights": self.columns // 8,
-            "split_columns": self.split,
+            "column_groups": self.columns // 8,
+            "split_tile_columns": self.split,
             "parts": self.parts,
         }
 
@@ -84,10 +84,10 @@ def gated_parts(
     g: Graph, *, shapes: Sequence[TileShape] = GATED_KINDS, dtype: str = "bfloat16"
 ) -> None:
     """y = silu(x @ gate.T) * (x @ up.T)."""
-    m, n, k, shape, eights = g.dims("m n k shape eights")
+    m, n, k, shape, column_groups = g.dims("m n k shape column_groups")
     x, y = g.input("x", (m, k), dtype), g.output("y", (m, n), dtype)
     weights = [g.input(name, (n, k), dtype) for name in ("gate", "up")]
-    tiles = Tiles(g, "tile", shape, shapes, m, columns=8 * eights)
+    tiles = Tiles(g, "tile", shape, shapes, m, columns=8 * column_groups)
     add_matmul(g, "", tiles, dtype, x, weights, y, swiglu)
 
 
@@ -146,8 +146,8 @@ def two_matmuls(g: Graph, *, shapes: Sequence[TileShape] = GATED_KINDS) -> None:
     m, n, k = g.dims("m n k")
     x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     for name in "yz":
-        shape, eights = g.dims(f"{name}_shape {name}_eights")
-        tiles = Tiles(g, f"{name}_tile", shape, shapes, m, columns=8 * eights)
+        shape, column_groups = g.dims(f"{name}_shape {name}_column_groups")
+        tiles = Tiles(g, f"{name}_tile", shape, shapes, m, columns=8 * column_groups)
         result = g.output(name, (m, n), "bfloat16")
         others: dict[str, Any] = {"weights": [w]}
         if name == "z":

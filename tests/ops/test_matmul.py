@@ -79,11 +79,11 @@ def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
         "  128 tiles on 132 workers, 8 down first; stages of 64 KB and 256 of k\n"
         "  next: 64 x 48, swapped: 40.1 us\n"
         "  next: 32 x 80, swapped: 40.4 us\n"
-        "  next: 64 x 128, swapped, 40 across in 3 parts of k: 41.1 us\n"
+        "  next: 64 x 128, swapped, split-K in 3 parts for 40 tile columns: 41.1 us\n"
         f"  tuning: {tuning_of(world).show()}\n"
-        "eights = 5\nsplit_columns = 0\nparts = 1\n"
+        "column_groups = 5\nsplit_tile_columns = 0\nparts = 1\n"
     )
-    dims = {"shape": 3, "eights": 2, "split_columns": 0, "parts": 1}
+    dims = {"shape": 3, "column_groups": 2, "split_tile_columns": 0, "parts": 1}
     given = op.program.plan.show(132, m=64, n=5120, k=25600, **dims)
     assert "tiles of" not in given and "1280 units" in given
     p = problem(Matmul, (64, 264, 136), w_layout="kn")

@@ -61,12 +61,12 @@ def test_parts_are_proved(kind, name, schedule):
 @cases
 def test_sums_need_the_event_of_their_parts(kind, name):
     graph, dims = graph_of(kind), given_to(kind, BY_KIND[kind][name])[2]
-    assert [events.name for events in graph.events] == ["added"]
-    lacking = without(graph, "added", "waits", "notifies")
+    assert [events.name for events in graph.events] == ["parts_stored"]
+    lacking = without(graph, "parts_stored", "waits", "notifies")
     with pytest.raises(RaceError, match=r" sums\b"):
         verify(schedule_static(lacking), dims, 4)
     with pytest.raises(GraphError):
-        verify(schedule_static(without(graph, "added", "waits")), dims, 4)
+        verify(schedule_static(without(graph, "parts_stored", "waits")), dims, 4)
 
 
 @pytest.mark.parametrize(("split", "parts"), [(0, 1), (0, 5), (3, 1), (3, 5)])
@@ -93,5 +93,8 @@ def test_parts_without_any_k_are_refused_for_gpus():
 
 def test_several_matmuls_of_a_graph_have_their_own_names():
     graph = two_matmuls(1)
-    assert {events.name for events in graph.events} == {"y_added", "z_added"}
+    assert {events.name for events in graph.events} == {
+        "y_parts_stored",
+        "z_parts_stored",
+    }
     assert len({call.name for call in graph.calls}) == 6

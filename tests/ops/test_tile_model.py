@@ -21,7 +21,7 @@ from etc_dist.ops.tile_model import (
     tilings,
     work_of,
 )
-from etc_dist.ops.tuning import Kept, TileConstants, default_tuning
+from etc_dist.ops.tuning import KeptTiles, TileConstants, default_tuning
 
 WORKERS = 132
 TUNING = replace(default_tuning(), kept=())
@@ -38,8 +38,8 @@ def first(sizes, tuning=TUNING, **kinds):
     shapes = shapes_for(layout, FAMILY)
     workers = kinds.pop("workers", WORKERS)
     chosen = choose(sizes, workers, shapes, tuning, **kinds)
-    shape, eights, split, parts = (one.value for one in chosen)
-    tiling = Tiling(shape, 8 * eights, split, parts)
+    shape, column_groups, split, parts = (one.value for one in chosen)
+    tiling = Tiling(shape, 8 * column_groups, split, parts)
     return text_of(shapes, tiling), chosen[0].reasons()
 
 
@@ -47,17 +47,17 @@ def first(sizes, tuning=TUNING, **kinds):
 def test_parts_are_not_empty_and_fit_in_the_last_wave(sizes, workers):
     m, n, k = sizes
     for each in tilings(FAMILY, sizes, workers):
-        shape = FAMILY[each.shape]
+        shape = FAMILY[each.shape_idx]
         down, across = -(-m // shape.rows), -(-n // each.columns)
         stages = -(-k // shape.depth)
         part = -(-stages // each.parts)
         assert (each.parts - 1) * part < stages
-        assert (each.parts == 1) == (each.split_columns == 0)
-        assert each.split_columns <= across
-        whole = down * (across - each.split_columns)
+        assert (each.parts == 1) == (each.split_tile_columns == 0)
+        assert each.split_tile_columns <= across
+        whole = down * (across - each.split_tile_columns)
         if each.parts > 1:  # the columns hold at most one more tile for each row
             most = -(-whole // workers) * workers + workers + down
-            assert whole + down * each.split_columns * each.parts < most
+            assert whole + down * each.split_tile_columns * each.parts < most
 
 
 @given(SIZES, st.booleans(), st.sampled_from(["nk", "kn"]))
@@ -67,7 +67,7 @@ def test_a_choice_is_there_for_all_sizes(sizes, gated, w_layout):
     found = list(tilings(shapes, sizes, WORKERS, gated=gated, w_layout=w_layout))
     assert found
     for each in found:
-        shape = shapes[each.shape]
+        shape = shapes[each.shape_idx]
         assert shape.may_be_gated or not gated
         assert each.columns % (16 if gated else 8) == 0
         assert each.columns % CHUNK_COLUMNS == 0 or w_layout == "nk"
@@ -78,7 +78,7 @@ def test_a_choice_is_there_for_all_sizes(sizes, gated, w_layout):
 def test_in_order_no_sum_over_k_is_divided(sizes):
     found = list(tilings(FAMILY, sizes, WORKERS, in_order=True))
     assert found
-    assert all(FAMILY[each.shape].k_parts == each.parts == 1 for each in found)
+    assert all(FAMILY[each.shape_idx].k_parts == each.parts == 1 for each in found)
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(TileConstants)])
@@ -125,22 +125,23 @@ def test_the_work_of_a_tiling_in_parts():
     shape, sizes = TileShape(128, 256, "none"), (128, 144 * 256, 4096)
     whole = work_of(shape, Tiling(0, 256), sizes, WORKERS)
     parts = work_of(shape, Tiling(0, 256, 12, 11), sizes, WORKERS)
-    assert (whole.blocks, whole.ends, whole.scratch) == (128, 2, 0)
-    assert (parts.blocks, parts.ends) == (64 + 6, 2)
-    assert parts.scratch == 12 * 11 * 128 * 256 * 4
+    assert (whole.num_blocks, whole.num_epilogues, whole.scratch_bytes) == (128, 2, 0)
+    assert (parts.num_blocks, parts.num_epilogues) == (64 + 6, 2)
+    assert parts.scratch_bytes == 12 * 11 * 128 * 256 * 4
     assert parts.us(TUNING.tiles) < whole.us(TUNING.tiles)
 
 
 def test_the_reasons_name_bound_scratch_and_the_next_tiles():
     text, reasons = first(IN_PARTS)
-    assert " across in " in text and text in reasons[0]
+    assert " split-K in " in text and text in reasons[0]
     assert "us predicted for 600 x 4608 x 16384, bound by " in reasons[0]
     assert " tiles on 132 workers" in reasons[1] and "MiB of sums" in reasons[1]
     assert sum("  next: " in line for line in reasons) == 3
     assert reasons[-1] == f"  tuning: {TUNING.show()}"
 
 
-WHOLE, DIVIDED = "128 x 128, swapped", "128 x 128, swapped, 10 across in 2 parts of k"
+WHOLE = "128 x 128, swapped"
+DIVIDED = f"{WHOLE}, split-K in 2 parts for 10 tile columns"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ WHOLE, DIVIDED = "128 x 128, swapped", "128 x 128, swapped, 10 across in 2 parts
 def test_tiles_are_kept_for_exactly_the_sizes_of_the_measurement(
     tiles, sizes, kinds, counts
 ):
-    tuning = replace(TUNING, kept=(Kept(*IN_PARTS, tiles),))
+    tuning = replace(TUNING, kept=(KeptTiles(*IN_PARTS, tiles),))
     model, (text, reasons) = first(sizes, **kinds), first(sizes, tuning, **kinds)
     assert model[0] != tiles and text == (tiles if counts else model[0])
     assert any("etc-dist tune --sizes" in line for line in reasons) == counts

@@ -53,7 +53,7 @@ def timer(constants, faster=None, workers=WORKERS):
 
     def measure(samples):
         works = [
-            work_of(FAMILY[one.tiling.shape], one.tiling, one[:3], workers)
+            work_of(FAMILY[one.tiling.shape_idx], one.tiling, one[:3], workers)
             for one in samples
         ]
         times = [work.us(constants) for work in works]
