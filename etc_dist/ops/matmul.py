@@ -10,9 +10,10 @@ from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.multiply import add_matmul
-from etc_dist.ops.operation import Candidate, WeightOperation
-from etc_dist.ops.tile_model import FAMILY, Tiling, choose, text_of
+from etc_dist.ops.operation import Candidate, Kind, WeightOperation
+from etc_dist.ops.tile_model import FAMILY, Tiling, choose, most_divided, text_of
 from etc_dist.ops.tuning import Tuning, tuning_of
+from etc_dist.program import Program, set_capacity_hint
 from etc_dist.schedule.plan import Choice
 
 
@@ -68,6 +69,15 @@ class Matmul(WeightOperation):
         shape_idx, column_groups, split, parts = (each.value for each in chosen)
         tiling = Tiling(shape_idx, 8 * column_groups, split, parts)
         return text_of(self._shapes(layout), tiling)
+
+    def _compile(self, kind: Kind) -> Program:
+        """With memory for the parts of all sizes at once: fewer rows may need more of
+        it than many, and it cannot grow in a capture."""
+        program = super()._compile(kind)
+        if self.deterministic != BATCH:  # k is never divided
+            most = most_divided(self._shapes(kind.w_layout), program.workers)
+            set_capacity_hint(program, lambda dims: (dims, {**dims, **most}))
+        return program
 
     def _shapes(self, w_layout: str) -> Sequence[TileShape]:
         return shapes_for(w_layout, self.sizes.get("shapes", FAMILY))

@@ -246,6 +246,18 @@ def _divisions(
     yield from sorted(divisions)
 
 
+def most_divided(shapes: Sequence[TileShape], workers: int) -> dict[str, int]:
+    """Dims of `matmul_graph`, for any n and k, whose parts take at least as much memory
+    as those of each of the `tilings`, at all sizes.
+
+    With `down` tiles in a column, a wave has at most workers + down - 1 parts, and two
+    of each tile: so down < workers, and there are at most 2 (workers - 1) parts."""
+    wide = [shape.rows if shape.swapped else shape.columns for shape in shapes]
+    number = wide.index(max(wide))
+    shape, down = shapes[number], max(1, workers - 1)
+    return {"m": down * shape.rows, **dims_of(Tiling(number, shape.columns, 1, 2))}
+
+
 @dataclass(frozen=True)
 class Prediction:
     """A tiling, its work and its time in microseconds."""

@@ -59,6 +59,16 @@ def test_all_tiles_sum_small_integers_exactly(
         p.check_exact(p.out)
 
 
+@pytest.mark.parametrize(("option", "parts"), [("run", [1, 2]), ("batch", [1])])
+def test_the_first_call_allocates_memory_for_the_parts_of_others(
+    option, parts, make, problem
+):
+    p, op = problem(Matmul, (8, 8, 8)), make(Matmul, deterministic=option)
+    op(p.x, p.w, p.out)
+    found = op.program._capacity_hint({"m": 8, "n": 8, "k": 8, "parts": 1})
+    assert [one["parts"] for one in found] == parts
+
+
 def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
     op = make(Matmul)
     with pytest.raises(WorldError, match="no program yet"):

@@ -6,24 +6,30 @@ from dataclasses import astuple, fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from etc_dist.functions.matmul import CHUNK_COLUMNS
 from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import (
     FAMILY,
     TileWork,
     Tiling,
     choose,
+    dims_of,
+    most_divided,
     predictions,
     text_of,
     tilings,
     work_of,
 )
 from etc_dist.ops.tuning import KeptTiles, TileConstants, default_tuning
+from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.schedule import schedule_static
 
 WORKERS = 132
+PLANS = {one: schedule_static(matmul_graph(1, w_layout=one)) for one in ("nk", "kn")}
 TUNING = replace(default_tuning(), kept=())
 EIGHTS = st.integers(1, 2600).map(lambda n: 8 * n)
 SIZES = st.tuples(st.integers(1, 9000), EIGHTS, EIGHTS)
@@ -58,6 +64,18 @@ def test_parts_are_not_empty_and_fit_in_the_last_wave(sizes, workers):
         if each.parts > 1:  # the columns hold at most one more tile for each row
             most = -(-whole // workers) * workers + workers + down
             assert whole + down * each.split_tile_columns * each.parts < most
+
+
+@given(SIZES, st.integers(1, 150), st.sampled_from(["nk", "kn"]))
+@example((37486, 136, 10840), 144, "nk")
+def test_the_memory_of_most_parts_holds_those_of_all_tilings(sizes, workers, w_layout):
+    shapes, plan = shapes_for(w_layout, FAMILY), PLANS[w_layout]
+    most = {"n": 8, "k": 8, **most_divided(shapes, workers)}
+    capacity = Capacity().grown(plan_memory(plan, most))
+    assert capacity.local <= 2**18 * max(1, workers - 1)
+    for each in tilings(shapes, sizes, workers, w_layout=w_layout):
+        dims = dict(zip("mnk", sizes, strict=True)) | dims_of(each)
+        assert capacity.holds(plan_memory(plan, dims))
 
 
 @given(SIZES, st.booleans(), st.sampled_from(["nk", "kn"]))
