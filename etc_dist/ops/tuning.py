@@ -146,20 +146,21 @@ class Tuning:
 
     def document(self) -> dict[str, Any]:
         """For JSON, with a checksum."""
-        found = {"format": FORMAT, **asdict(self)}
-        del found["origin"]
+        content = {"format": FORMAT, **asdict(self)}
+        del content["origin"]
         for name in ("measured", "pairs", "kept"):
-            found[name] = list(found[name])
-        return {**found, "checksum": sha256(canonical(found))[:16]}
+            content[name] = list(content[name])
+        return {**content, "checksum": sha256(canonical(content))[:16]}
 
     def factor(self, tile: str, m: int) -> float:
         """The factor of the class of m rows, or of the nearest measured class."""
-        known = {
+        factors = {
             int(rows): factor for rows, factor in self.factors.get(tile, {}).items()
         }
-        if not known:
+        if not factors:
             return 1.0
-        return known[min((rows for rows in known if rows >= m), default=max(known))]
+        rows = min((rows for rows in factors if rows >= m), default=max(factors))
+        return factors[rows]
 
     def kept_tiles(self, sizes: tuple[int, int, int]) -> str:
         """The text of the measured tiles for exactly these m, n and k, or ""."""
@@ -183,34 +184,36 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
         numbers, tiles = document["constants"], document["tiles"]
-        made = Tuning(
+        tuning = Tuning(
             document["device"],
             document["workers"],
             TileConstants(**tiles),
             Constants(**numbers),
-            tuple(Measured(**one) for one in document["measured"]),
+            tuple(Measured(**each) for each in document["measured"]),
             document["factors"],
-            tuple(MeasuredPair(**one) for one in document["pairs"]),
-            tuple(KeptTiles(**one) for one in document["kept"]),
+            tuple(MeasuredPair(**each) for each in document["pairs"]),
+            tuple(KeptTiles(**each) for each in document["kept"]),
             origin,
         )
-        constants = [numbers[one.name] for one in fields(Constants)]
-        constants += [tiles[one.name] for one in fields(TileConstants)]
-        times = [us for one in made.measured for us in one.us.values()]
-        times += [us for one in made.pairs for us in one.us.values()]
-        times += [one for each in made.factors.values() for one in each.values()]
-        sizes = [n for one in made.measured for n in (one.m, one.n, one.k)]
-        sizes += [n for one in made.kept for n in (one.m, one.n, one.k)]
-        sizes += [n for one in made.pairs for n in (one.m, one.hidden, one.inner)]
-        positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
-        named = all(
-            one.us and all(key.count(JOINED) == 1 for key in one.us)
-            for one in made.pairs
+        constants = [numbers[each.name] for each in fields(Constants)]
+        constants += [tiles[each.name] for each in fields(TileConstants)]
+        times = [us for each in tuning.measured for us in each.us.values()]
+        times += [us for each in tuning.pairs for us in each.us.values()]
+        times += [
+            factor for each in tuning.factors.values() for factor in each.values()
+        ]
+        sizes = [n for each in tuning.measured for n in (each.m, each.n, each.k)]
+        sizes += [n for each in tuning.kept for n in (each.m, each.n, each.k)]
+        sizes += [n for each in tuning.pairs for n in (each.m, each.hidden, each.inner)]
+        is_positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
+        is_named = all(
+            each.us and all(key.count(JOINED) == 1 for key in each.us)
+            for each in tuning.pairs
         )
-        whole = all(type(n) is int and n > 0 for n in (made.workers, *sizes))
-        if positive and whole and named and document == made.document():
-            return made
-        got = f"checksum {document.get('checksum')}, {made.checksum} of its content"
+        is_whole = all(type(n) is int and n > 0 for n in (tuning.workers, *sizes))
+        if is_positive and is_whole and is_named and document == tuning.document():
+            return tuning
+        got = f"checksum {document.get('checksum')}, {tuning.checksum} of its content"
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         got = repr(error)
     except (RecursionError, ValueError) as error:
