@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -246,7 +247,7 @@ def confirm(
         found = [round(fmean(both), 2) for both in again]
     if _gain(found) <= LEAST_GAIN:
         return []
-    fast = sorted((us, one) for us, one in zip(found, samples, strict=True))
+    fast = sorted(zip(found, samples, strict=True), key=itemgetter(0))
     return [(us, one) for us, one in fast if us <= found[0]]
 
 

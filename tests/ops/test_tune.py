@@ -26,7 +26,15 @@ from etc_dist.ops.tile_model import (
     text_of,
     work_of,
 )
-from etc_dist.ops.tune import MatmulTimer, Sample, drawn_sizes, likely, tune, tune_world
+from etc_dist.ops.tune import (
+    MatmulTimer,
+    Sample,
+    confirm,
+    drawn_sizes,
+    likely,
+    tune,
+    tune_world,
+)
 from etc_dist.ops.tuning import TileConstants, default_tuning
 
 WORKERS = 132
@@ -159,6 +167,14 @@ def test_tiles_that_are_faster_than_by_the_model_are_kept():
     assert any(f"512 x 7168 x 2048: {kept.tiles}, " in text for text in said)
     again = tune(timer(MODEL.tiles, fourth), made, [sizes[1:]], str)
     assert again.kept == ()  # only the best three are measured
+
+
+def test_of_tiles_with_equal_times_the_first_ones_are_kept():
+    found = predictions(FAMILY, (512, 7168, 2048), WORKERS, MODEL.tiles)
+    first, *others = (Sample(512, 7168, 2048, each.tiling) for each in found[:3])
+    times = [30.0, 20.0, 20.0]
+    fast = confirm(lambda _: times, [first, *others], times)
+    assert fast == [(20.0, others[0]), (20.0, others[1]), (30.0, first)]
 
 
 @pytest.fixture
