@@ -79,10 +79,10 @@ GROUP_WORDS = 1024
 SLICE_WORDS = SLICE // 8 * GROUP_WORDS
 PART = Extent(multiple=GROUP_WORDS)
 """The words of a part, or of a slice of it."""
-COLUMNS_BIT, LOADED_BIT = 18, 24
-"""In the number that the CUDA half reads, the lowest bits of a worker's columns and of
-the rows of x that it loads, in units of 8. The packed shape has the bits below the
-latter."""
+SWAPPED_BIT, COLUMNS_BIT, LOADED_BIT = 8, 18, 24
+"""In the number that the CUDA half reads: the bit of swapped tiles, and the lowest bits
+of a worker's columns and of the rows of x that it loads, in units of 8. The packed
+shape has the bits below the last."""
 
 
 @dataclass(frozen=True)
@@ -201,14 +201,23 @@ class TileShape:
         """Whether a tile of one worker may have so many columns: those of the shape, or
         fewer if it is swapped and for few rows of x. The mainloop of such tiles does
         not depend on the number of columns."""
-        alternates = self.columns <= TURNS_COLUMNS
-        if not self.swapped or self.is_tall or (gated and alternates):
+        if not self.swapped or self.is_tall or (gated and self.alternates):
             return columns == self.columns
-        least, unit = (8, 8) if alternates else (TURNS_COLUMNS + 16, 16)
+        least, unit = (8, 8) if self.alternates else (TURNS_COLUMNS + 16, 16)
         unit *= 2 if gated else 1
         if w_layout == "kn":
             unit = CHUNK_COLUMNS
         return columns % unit == 0 and least <= columns <= self.columns
+
+    @property
+    def alternates(self) -> bool:
+        """Whether the two warpgroups multiply alternate boxes along k."""
+        return self.swapped and self.worker_columns <= TURNS_COLUMNS
+
+    @property
+    def wgmma_n(self) -> int:
+        """The N of a worker's wgmma."""
+        return self.worker_rows if self.swapped else self.worker_columns
 
     @property
     def may_be_transposed(self) -> bool:
@@ -220,8 +229,7 @@ class TileShape:
     def k_parts(self) -> int:
         """The number of partial sums over k of an element of y. If it is 1, the sum
         over k is in order: it has the same bits on all such tiles."""
-        turns = 2 if self.swapped and self.worker_columns <= TURNS_COLUMNS else 1
-        return turns * (2 if self.split == "k" else 1)
+        return (2 if self.alternates else 1) * (2 if self.split == "k" else 1)
 
     def strip_columns(self, gated: bool) -> int:
         """Columns of y in a strip, over which an epilogue may reduce a row: those that
@@ -300,6 +308,11 @@ def _strip_columns(worker_columns: int, swapped: bool, gated: bool) -> int:
     return own // 2 if swapped and own > 64 else own
 
 
+def _unpacked(packed_tile: int) -> tuple[bool, int]:
+    """Whether a packed shape is swapped, and the columns of a worker."""
+    return bool(packed_tile >> SWAPPED_BIT & 1), (packed_tile >> COLUMNS_BIT & 63) * 8
+
+
 def _multiply(epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int) -> None:
     x, *rest = arrays
     weights, rest = rest[: epilogue.weights], rest[epilogue.weights :]
@@ -310,7 +323,7 @@ def _multiply(epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int) -
         _apply(epilogue, sums, rest)
         return
     columns = sums[0].shape[1]
-    own, swapped = (packed_tile >> 18 & 63) * 8, bool(packed_tile >> 8 & 1)
+    swapped, own = _unpacked(packed_tile)
     width = _strip_columns(own, swapped, epilogue.gated)
     kinds = (*epilogue.reads, PER_ELEMENT, *epilogue.writes)
     first_write = len(epilogue.reads)
@@ -332,7 +345,7 @@ def _multiply_part(
     # Slices have the places of the CUDA half; in a slice, sums are row-major. If the
     # columns are the M of wgmma, each slice has gate and up; else up follows gate.
     x, *weights, part = arrays
-    is_swapped, columns = bool(packed_tile >> 8 & 1), (packed_tile >> 18 & 63) * 8
+    is_swapped, columns = _unpacked(packed_tile)
     gated_words = SLICE_WORDS if is_swapped else columns * GROUP_WORDS // 8
     for number, w in enumerate(weights):
         sums = x.astype(np.float32) @ (w if is_kn else w.T).astype(np.float32)
@@ -345,7 +358,8 @@ def _multiply_part(
 
 def _sum_parts(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
     *all_parts, y = arrays
-    up_words = SLICE_WORDS // 2 if packed_tile >> 8 & 1 else 0
+    is_swapped, _ = _unpacked(packed_tile)
+    up_words = SLICE_WORDS // 2 if is_swapped else 0
     sums = []
     for number, parts in enumerate(all_parts):
         values = parts[:, number * up_words :][:, : y.size]
@@ -475,18 +489,8 @@ class Tiles:
             self._check_parts(epilogue)
         if self.w_layout == "kn":
             box = TmaBox(STAGE_K, CHUNK_COLUMNS)
-        elif epilogue.gated:
-            gated = [s.gated_columns for s in self._shapes]
-            if self._has_columns:
-                box = TmaBox(self.half_columns(), STAGE_K)
-            else:
-                box = TmaBox(self._number("gated_box", gated), STAGE_K)
         else:
-            loaded = [s.loaded_columns for s in self._shapes]
-            if self._has_columns:
-                box = TmaBox(self._let("w_box", self.columns), STAGE_K)
-            else:
-                box = TmaBox(self._number("w_box", loaded), STAGE_K)
+            box = TmaBox(self._weight_box_rows(epilogue.gated), STAGE_K)
         return self._function(dtype, epilogue, [box] * epilogue.weights, is_part)
 
     def sum_parts(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:
@@ -532,8 +536,8 @@ class Tiles:
     @property
     def part_words(self) -> Expr:
         """The fp32 sums of a part, in whole slices."""
-        wide = [s.rows if s.swapped else s.columns for s in self._shapes]
-        return self._number("part_words", [-(-w // SLICE) * SLICE_WORDS for w in wide])
+        slices = [-(-s.wgmma_n // SLICE) for s in self._shapes]
+        return self._number("part_words", [n * SLICE_WORDS for n in slices])
 
     @property
     def k_boxes(self) -> Expr:
@@ -594,6 +598,14 @@ class Tiles:
         if self._has_columns:
             return self._let("half_columns", self.columns // 16 * 8)
         return self._number("half_columns", [s.columns // 2 for s in self._shapes])
+
+    def _weight_box_rows(self, gated: bool) -> Expr:
+        """Rows of w, or of gate and of up, in one TMA box of a worker."""
+        if self._has_columns:
+            return self.half_columns() if gated else self._let("w_box", self.columns)
+        if gated:
+            return self._number("gated_box", [s.gated_columns for s in self._shapes])
+        return self._number("w_box", [s.loaded_columns for s in self._shapes])
 
     def _let(self, name: str, value: Expr) -> Expr:
         """`value` as a number of the graph, which is made once per name."""

@@ -18,7 +18,6 @@ from etc_dist.functions.matmul import STAGE_K
 from etc_dist.functions.tile_matmul import (
     GROUP_WORDS,
     SLICE,
-    TURNS_COLUMNS,
     TileShape,
 )
 from etc_dist.ops.order import ROW_GROUP
@@ -149,10 +148,8 @@ def work_of(
     columns, split = tiling.columns, tiling.split_tile_columns
     down, across = -(-m // shape.rows), -(-n // columns)
     rows = (m + 8 * down - 1) // (8 * down) * 8  # of each tile: see `Tiles`
-    # Then the warpgroups multiply alternate blocks, each for all of the tile.
-    alternates = shape.swapped and shape.columns <= TURNS_COLUMNS
-    wgmma_m = 64 if alternates else 128
-    wgmma_n = shape.rows if shape.swapped else shape.columns
+    # If they alternate, each warpgroup multiplies for all of the tile.
+    wgmma_m, wgmma_n = 64 if shape.alternates else 128, shape.wgmma_n
     num_stages = -(-k // shape.depth)
     part_stages = -(-num_stages // tiling.parts)
     num_parts = down * split * tiling.parts
@@ -252,10 +249,9 @@ def most_divided(shapes: Sequence[TileShape], workers: int) -> dict[str, int]:
 
     With `down` tiles in a column, a wave has at most workers + down - 1 parts, and two
     of each tile: so down < workers, and there are at most 2 (workers - 1) parts."""
-    wide = [shape.rows if shape.swapped else shape.columns for shape in shapes]
-    number = wide.index(max(wide))
-    shape, down = shapes[number], max(1, workers - 1)
-    return {"m": down * shape.rows, **dims_of(Tiling(number, shape.columns, 1, 2))}
+    widest = max(range(len(shapes)), key=lambda shape_idx: shapes[shape_idx].wgmma_n)
+    shape, down = shapes[widest], max(1, workers - 1)
+    return {"m": down * shape.rows, **dims_of(Tiling(widest, shape.columns, 1, 2))}
 
 
 @dataclass(frozen=True)

@@ -46,13 +46,11 @@ struct SwappedTiles {
     const bool is_sum = (kVariants & variant & kSumOfParts) != 0;
     const bool is_part = (kVariants & variant & kPartOfTile) != 0;
     bool lost = false;
-    if constexpr ((kVariants & kSumOfParts) != 0) {
-      if (is_sum) {
+    if (is_sum) {
+      if constexpr ((kVariants & kSumOfParts) != 0) {
         const auto parts = TileParts::read(at_shape + 4);
         const u32 rows = u32(Epilogue::Place::read(words).rows);
         add_parts<0>(d, parts.first, parts.part_bytes, count, (rows + 7) / 8);
-      } else {
-        lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
       }
     } else {
       lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
