@@ -63,6 +63,8 @@ class SignatureBoard:
         self._words = lines.data.cast("q")
         self._mark = 0
         self._parity = 0
+        self._is_complete = True
+        """Whether all ranks took part in the last call."""
         self._own = self._rank * _WORDS
         others = [rank for rank in range(self._size) if rank != self._rank]
         self._others = tuple(
@@ -88,13 +90,19 @@ class SignatureBoard:
         return None
 
     def leave(self, reason: int) -> None:
-        """Publish the reason why this rank makes no further call."""
-        self._words[self._own] = self._words[self._own + 2] = reason
+        """Publish the reason why this rank makes no further call. Slow ranks may still
+        read its last call, if all took part in that."""
+        words, last = self._words, self._own + 2 * self._parity
+        is_published = words[last] ^ words[last + 1] == self._mark
+        words[self._own + 2 * (1 - self._parity)] = reason
+        if not (is_published and self._is_complete):
+            words[last] = reason
 
     def left(self) -> dict[int, int]:
         """The ranks that have left, and why."""
-        tokens = self._words[::_WORDS].tolist()
-        return {rank: token for rank, token in enumerate(tokens) if token < 0}
+        pairs = (self._words[first::_WORDS].tolist() for first in (0, 2))
+        tokens = enumerate(map(min, *pairs))
+        return {rank: token for rank, token in tokens if token < 0}
 
     def close(self) -> None:
         """End the comparisons."""
@@ -114,6 +122,7 @@ class SignatureBoard:
             lost = any(found[rank] is None for rank in backoff.lost)
             if lost or not backoff.pause():
                 break
+        self._is_complete = _is_complete(found)
         return None if found == [signature] * self._size else found
 
     def _read(self, rank: int) -> int | None:
@@ -122,6 +131,11 @@ class SignatureBoard:
         if token < 0:
             return token
         return signature if token ^ signature == self._mark else None
+
+
+def _is_complete(found: list[int | None]) -> bool:
+    """Whether all ranks have a signature: none is late or has left."""
+    return all(one is not None and one >= 0 for one in found)
 
 
 class HostsBoard:
@@ -140,6 +154,12 @@ class HostsBoard:
     ):
         self._hosts, self._near, self._transport = hosts, near, transport
         self._monitor = monitor
+        self._calls = 0
+        self._is_complete = True
+        """Whether all ranks took part in the last call."""
+        self._last_calls: dict[int, int] = {}
+        """Far ranks that make no further call, and the last one in which they took
+        part, as far as is known."""
         self._silent: set[int] = set()
         """Near ranks that did not make the last call."""
         self._far: dict[int, int] = {}
@@ -150,6 +170,8 @@ class HostsBoard:
     def compare(self, signature: int, limit: float) -> list[int | None] | None:
         """As `SignatureBoard.compare`, for all ranks of the world."""
         hosts = self._hosts
+        self._calls += 1
+        self._is_complete = False
         near = self._near.compare(signature, limit) or [signature] * hosts.local_size
         # Ranks that nothing is known of count as alike: others are the cause.
         found: list[int | None] = [signature] * hosts.size
@@ -157,8 +179,9 @@ class HostsBoard:
         self._silent = {
             rank for rank, one in zip(hosts.near, near, strict=True) if one is None
         }
-        if all(one is not None and one >= 0 for one in near):
+        if _is_complete(near):
             self._receive_calls(found, near, limit)
+        self._is_complete = _is_complete(found)
         return None if found.count(signature) == hosts.size else found
 
     def leave(self, reason: int) -> None:
@@ -167,7 +190,8 @@ class HostsBoard:
         hosts = self._hosts
         reasons = {rank: SILENT for rank in self._silent}
         reasons |= dict.fromkeys(self._monitor.find_ended(), ENDED)
-        message = pickle.dumps(reasons | {hosts.rank: reason})
+        last_call = self._calls if self._is_complete else self._calls - 1
+        message = pickle.dumps((reasons | {hosts.rank: reason}, last_call))
         for rank in range(hosts.size):
             if not hosts.is_near(rank) and rank not in self._far:
                 self._transport.send(rank, LEFT, message)
@@ -175,9 +199,10 @@ class HostsBoard:
     def left(self) -> dict[int, int]:
         """The ranks that have left or did not answer, and why."""
         while (message := self._transport.receive(LEFT)) is not None:
-            self._learn(pickle.loads(message[1]))
+            self._learn(*pickle.loads(message[1]))
         for rank in self._transport.find_closed().difference(self._hosts.near):
             self._far.setdefault(rank, ENDED)
+            self._last_calls.setdefault(rank, 0)
         near = self._near.left()
         return {self._hosts.near[local]: why for local, why in near.items()} | self._far
 
@@ -185,8 +210,9 @@ class HostsBoard:
         """End the comparisons."""
         self._near.close()
 
-    def _learn(self, reasons: dict[int, int]) -> None:
-        """Add the reasons of the ranks of one far host."""
+    def _learn(self, reasons: dict[int, int], last_call: int) -> None:
+        """Add the reasons of the ranks of one far host, and their last call."""
+        self._last_calls |= dict.fromkeys(reasons, last_call)
         host = {self._hosts.host(rank) for rank in reasons}
         # The cause first: a rank that was lost because of another one is not named.
         for rank, reason in sorted(reasons.items(), key=lambda one: one[1]):
@@ -195,8 +221,13 @@ class HostsBoard:
                 self._far[rank] = min(reason, self._far.get(rank, reason))
 
     def _find_lost(self) -> frozenset[int]:
-        """All ranks of the hosts with a rank that is lost."""
-        hosts = {self._hosts.host(rank) for rank in self.left()}
+        """All ranks of the hosts with a rank that does not take part in this call."""
+        self.left()
+        hosts = {
+            self._hosts.host(rank)
+            for rank, last_call in self._last_calls.items()
+            if last_call < self._calls
+        }
         return frozenset(rank for host in hosts for rank in self._hosts.ranks(host))
 
     def _receive_calls(
