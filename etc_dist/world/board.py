@@ -64,7 +64,7 @@ class SignatureBoard:
         self._mark = 0
         self._parity = 0
         self._is_complete = True
-        """Whether all ranks took part in the last call."""
+        """Whether all ranks took part in the last call, which is not under way."""
         self._own = self._rank * _WORDS
         others = [rank for rank in range(self._size) if rank != self._rank]
         self._others = tuple(
@@ -76,6 +76,7 @@ class SignatureBoard:
 
         Otherwise each rank's signature, None for a rank that did not call within
         `limit` seconds or has ended, or the negative reason why it left."""
+        self._is_complete = False
         self._mark = mark = (self._mark + _STEP) & MASK
         self._parity = parity = 1 - self._parity
         words, own, token = self._words, self._own + 2 * parity, signature ^ mark
@@ -87,16 +88,15 @@ class SignatureBoard:
                 spins -= 1
                 if not spins:
                     return self._wait(signature, limit)
+        self._is_complete = True
         return None
 
-    def leave(self, reason: int) -> None:
+    def leave(self, reason: int, is_complete: bool = True) -> None:
         """Publish the reason why this rank makes no further call. Slow ranks may still
-        read its last call, if all took part in that."""
-        words, last = self._words, self._own + 2 * self._parity
-        is_published = words[last] ^ words[last + 1] == self._mark
-        words[self._own + 2 * (1 - self._parity)] = reason
-        if not (is_published and self._is_complete):
-            words[last] = reason
+        read its last call, if that is complete, here and by `is_complete`."""
+        self._words[self._own + 2 * (1 - self._parity)] = reason
+        if not (self._is_complete and is_complete):
+            self._words[self._own + 2 * self._parity] = reason
 
     def left(self) -> dict[int, int]:
         """The ranks that have left, and why."""
@@ -156,7 +156,7 @@ class HostsBoard:
         self._monitor = monitor
         self._calls = 0
         self._is_complete = True
-        """Whether all ranks took part in the last call."""
+        """Whether all ranks took part in the last call, which is not under way."""
         self._last_calls: dict[int, int] = {}
         """Far ranks that make no further call, and the last one in which they took
         part, as far as is known."""
@@ -186,7 +186,7 @@ class HostsBoard:
 
     def leave(self, reason: int) -> None:
         """Publish the reason why this rank makes no further call."""
-        self._near.leave(reason)
+        self._near.leave(reason, self._is_complete)
         hosts = self._hosts
         reasons = {rank: SILENT for rank in self._silent}
         reasons |= dict.fromkeys(self._monitor.find_ended(), ENDED)
