@@ -20,6 +20,7 @@ class Driver:
     def cuTensorMapEncodeTiled(self, *given: Any) -> int:
         _, _, axes, _, extents, pitches, sides = given[:7]
         self.axes = axes.value
+        self.promotion = given[10].value
         # The innermost axis has no pitch.
         self.encoded = [*extents], [*pitches][: self.axes - 1], [*sides]
         return self.code
@@ -40,6 +41,14 @@ def test_a_matrix_has_three_axes_and_a_stack_of_one(driver: Driver) -> None:
     assert encode((40, 64), TmaBox(16, 32)).size == tensor_map.MAP_BYTES
     assert driver.axes == 3
     assert driver.encoded == ([64, 40, 1], [128, 40 * 128], [32, 16, 1])
+
+
+@pytest.mark.parametrize(("columns", "promotion"), [(64, 3), (72, 2), (3696, 2)])
+def test_l2_fetches_lines_of_128_bytes_for_rows_across_them(
+    driver: Driver, columns: int, promotion: int
+) -> None:
+    encode((40, columns), TmaBox(16, 64))
+    assert driver.promotion == promotion
 
 
 def test_the_axes_of_stacks_are_one(driver: Driver) -> None:
