@@ -37,13 +37,13 @@ from benchmarks.tables import markdown
 from benchmarks.workload import BLOCK, GraphCall, Rival, Workload, medians, run_steps
 from etc_dist import Matmul
 from etc_dist.functions.epilogue import swiglu
-from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.layers.mlp_policy import rate_pairs
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import SHAPES
-from etc_dist.ops.multiply import add_matmul
+from etc_dist.ops.multiply import add_matmul, tiles_of_dims
 from etc_dist.ops.operation import kept
 from etc_dist.ops.tile_model import FAMILY, dims_of, predictions, text_of
 from etc_dist.ops.tuning import PACKAGE, tuning_of
@@ -62,11 +62,11 @@ def gated_matmul_graph(
     g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = FAMILY
 ) -> None:
     """x [m, k], gate and up [n, k] -> y [m, n] = silu(x gate.T) * (x up.T)."""
-    m, n, k, shape, column_groups = g.dims("m n k shape column_groups")
+    m, n, k = g.dims("m n k")
     x = g.input("x", (m, k), dtype)
     weights = [g.input(name, (n, k), dtype) for name in ("gate", "up")]
     y = g.output("y", (m, n), dtype)
-    tiles = Tiles(g, "tile", shape, shapes, m, columns=8 * column_groups)
+    tiles = tiles_of_dims(g, "", shapes, m)
     add_matmul(g, "", tiles, dtype, x, weights, y, swiglu)
 
 

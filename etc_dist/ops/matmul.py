@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 
 from etc_dist.errors import expect_range
 from etc_dist.functions.matmul import weight_shape
-from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.deterministic import BATCH
-from etc_dist.ops.multiply import add_matmul
+from etc_dist.ops.multiply import add_matmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, Kind, WeightOperation
-from etc_dist.ops.tile_model import FAMILY, Tiling, choose, most_divided, text_of
+from etc_dist.ops.tile_model import (
+    FAMILY,
+    Tiling,
+    choose,
+    dims_of,
+    most_divided,
+    text_of,
+)
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.program import Program, set_capacity_hint
 from etc_dist.schedule.plan import Choice
@@ -27,14 +34,12 @@ def matmul_graph(
 ) -> None:
     """x [m, k], w [n, k] or [k, n] -> y [m, n] in `dtype`, on each rank its own.
 
-    Dims select the tiles: `shape` one of `shapes_for(w_layout, shapes)`, by position,
-    and `column_groups` the columns of a tile, 8 in each group. `split_tile_columns` and
-    `parts` are those of `add_matmul`."""
-    m, n, k, shape, column_groups = g.dims("m n k shape column_groups")
+    Dims select the tiles: see `tiles_of_dims` and `TiledMatmul`."""
+    m, n, k = g.dims("m n k")
     x = g.input("x", (m, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (m, n), dtype)
-    tiles = Tiles(g, "tile", shape, shapes, m, w_layout, columns=8 * column_groups)
+    tiles = tiles_of_dims(g, "", shapes, m, w_layout)
     add_matmul(g, "", tiles, dtype, x, [w], y)
 
 
@@ -75,7 +80,8 @@ class Matmul(WeightOperation):
         it than many, and it cannot grow in a capture."""
         program = super()._compile(kind)
         if self.deterministic != BATCH:  # k is never divided
-            most = most_divided(self._shapes(kind.w_layout), program.workers)
+            n, tiling = most_divided(self._shapes(kind.w_layout), program.workers)
+            most = {"m": 1, "n": n, **dims_of(tiling)}
             set_capacity_hint(program, lambda dims: (dims, {**dims, **most}))
         return program
 

@@ -243,15 +243,15 @@ def _divisions(
     yield from sorted(divisions)
 
 
-def most_divided(shapes: Sequence[TileShape], workers: int) -> dict[str, int]:
-    """Dims of `matmul_graph`, for any n and k, whose parts take at least as much memory
-    as those of each of the `tilings`, at all sizes.
+def most_divided(shapes: Sequence[TileShape], workers: int) -> tuple[int, Tiling]:
+    """N, and a tiling of one row of tiles, whose parts take at least as much memory as
+    those of each of the `tilings`, at all sizes.
 
     With `down` tiles in a column, a wave has at most workers + down - 1 parts, and two
     of each tile: so down < workers, and there are at most 2 (workers - 1) parts."""
     widest = max(range(len(shapes)), key=lambda shape_idx: shapes[shape_idx].wgmma_n)
-    shape, down = shapes[widest], max(1, workers - 1)
-    return {"m": down * shape.rows, **dims_of(Tiling(widest, shape.columns, 1, 2))}
+    columns, across = shapes[widest].columns, max(1, workers - 1)
+    return across * columns, Tiling(widest, columns, across, 2)
 
 
 @dataclass(frozen=True)
@@ -288,44 +288,55 @@ def choose(
     shapes: Sequence[TileShape],
     tuning: Tuning,
     *,
-    name: str = "",
-    gated: bool = False,
     in_order: bool = False,
     w_layout: str = "nk",
 ) -> list[Choice]:
-    """The values of the dims of `dims_of`, whose names begin with `name`: for the
-    fastest tiling by the model, or for the measured one that the tuning has for weights
-    [n, k] of exactly these sizes. Arguments as for `tilings`."""
+    """The values of the dims of `dims_of`: for the fastest tiling by the model, or for
+    the measured one that the tuning has for weights [n, k] of exactly these sizes.
+    Arguments as for `tilings`."""
+    kinds = {"in_order": in_order}
     ranking = predictions(
-        shapes,
-        sizes,
-        workers,
-        tuning.tiles,
-        gated=gated,
-        in_order=in_order,
-        w_layout=w_layout,
+        shapes, sizes, workers, tuning.tiles, w_layout=w_layout, **kinds
     )
     measured = ""
-    if workers == tuning.workers and w_layout == "nk" and not gated:
+    if workers == tuning.workers and w_layout == "nk":
         measured = tuning.kept_tiles(sizes)
     if measured:
         ranking.sort(key=lambda each: text_of(shapes, each.tiling) != measured)
-    reasons = partial(_explain, sizes, workers, shapes, ranking, tuning, measured)
+    note = []
+    if text_of(shapes, ranking[0].tiling) == measured:
+        note = ["measured as faster than the next: etc-dist tune --sizes"]
+    return choices("", sizes, workers, shapes, ranking, tuning, note)
+
+
+def choices(
+    name: str,
+    sizes: Sizes,
+    workers: int,
+    shapes: Sequence[TileShape],
+    ranking: Sequence[Prediction],
+    tuning: Tuning,
+    notes: Sequence[str] = (),
+) -> list[Choice]:
+    """The dims of the first one of `ranking`, whose names begin with `name`, with the
+    reasons. notes: lines to add to these."""
+    reasons = partial(_explain, sizes, workers, shapes, ranking, tuning, notes)
     return [
-        Choice(f"{name}{dim}", value, reasons if dim == "shape" else list)
-        for dim, value in dims_of(ranking[0].tiling).items()
+        Choice(dim, value, reasons if dim == f"{name}shape" else list)
+        for dim, value in dims_of(ranking[0].tiling, name).items()
     ]
 
 
-def dims_of(tiling: Tiling) -> dict[str, int]:
-    """A tiling as dims of a graph with `add_matmul`, and with `Tiles` of 8 *
-    column_groups columns."""
-    return {
+def dims_of(tiling: Tiling, name: str = "") -> dict[str, int]:
+    """A tiling as dims of a graph with `tiles_of_dims` and a `TiledMatmul`, whose names
+    begin with `name`."""
+    values = {
         "shape": tiling.shape_idx,
         "column_groups": tiling.columns // 8,
         "split_tile_columns": tiling.split_tile_columns,
         "parts": tiling.parts,
     }
+    return {f"{name}{dim}": value for dim, value in values.items()}
 
 
 def text_of(shapes: Sequence[TileShape], tiling: Tiling) -> str:
@@ -344,10 +355,9 @@ def _explain(
     shapes: Sequence[TileShape],
     ranking: Sequence[Prediction],
     tuning: Tuning,
-    measured: str,
+    notes: Sequence[str],
 ) -> list[str]:
     best = ranking[0]
-    is_measured = text_of(shapes, best.tiling) == measured
     shape, work = shapes[best.tiling.shape_idx], best.work
     times = work.block_us(tuning.tiles)
     bound = BOUNDS[times.index(max(times))]
@@ -358,7 +368,7 @@ def _explain(
     return [
         f"tiles of {text_of(shapes, best.tiling)}: {best.us:.1f} us predicted for "
         f"{' x '.join(map(str, sizes))}, bound by {bound}",
-        *["  measured as faster than the next: etc-dist tune --sizes"] * is_measured,
+        *(f"  {note}" for note in notes),
         f"  {work.num_tiles} tiles on {workers} workers, {ROW_GROUP} down first; "
         f"stages of {shape.stage_bytes >> 10} KB and {shape.depth} of k{scratch}",
         *(

@@ -13,7 +13,7 @@ from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.multiply import add_matmul
+from etc_dist.ops.multiply import TiledMatmul, add_matmul, tiles_of_dims
 from tests.emulate.cases import Given, gated, matmul_of
 from tests.layers.reference import Answer, draw
 
@@ -84,10 +84,10 @@ def gated_parts(
     g: Graph, *, shapes: Sequence[TileShape] = GATED_KINDS, dtype: str = "bfloat16"
 ) -> None:
     """y = silu(x @ gate.T) * (x @ up.T)."""
-    m, n, k, shape, column_groups = g.dims("m n k shape column_groups")
+    m, n, k = g.dims("m n k")
     x, y = g.input("x", (m, k), dtype), g.output("y", (m, n), dtype)
     weights = [g.input(name, (n, k), dtype) for name in ("gate", "up")]
-    tiles = Tiles(g, "tile", shape, shapes, m, columns=8 * column_groups)
+    tiles = tiles_of_dims(g, "", shapes, m)
     add_matmul(g, "", tiles, dtype, x, weights, y, swiglu)
 
 
@@ -146,13 +146,27 @@ def two_matmuls(g: Graph, *, shapes: Sequence[TileShape] = GATED_KINDS) -> None:
     m, n, k = g.dims("m n k")
     x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     for name in "yz":
-        shape, column_groups = g.dims(f"{name}_shape {name}_column_groups")
-        tiles = Tiles(g, f"{name}_tile", shape, shapes, m, columns=8 * column_groups)
+        tiles = tiles_of_dims(g, f"{name}_", shapes, m)
         result = g.output(name, (m, n), "bfloat16")
         others: dict[str, Any] = {"weights": [w]}
         if name == "z":
             others = {"weights": [w, w], "epilogue": swiglu}
         add_matmul(g, f"{name}_", tiles, "bfloat16", x, y=result, **others)
+
+
+@graph_function
+def in_blocks(g: Graph, *, shapes: Sequence[TileShape], blocks: bool = True) -> None:
+    """y = (x @ w.T) @ v.T, on the same tiles of rows. blocks: whether each of them has
+    an event of its own."""
+    m, n, k = g.dims("m n k")
+    x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
+    v, y = g.input("v", (k, n), "bfloat16"), g.output("y", (m, k), "bfloat16")
+    between = g.local("between", (m, n), "bfloat16")
+    first, second = (tiles_of_dims(g, f"{name}_", shapes, m) for name in ("w", "v"))
+    matmul = TiledMatmul(g, "w_", first, "bfloat16", x, [w], between)
+    done = matmul.complete("done", first.rows if blocks else m)
+    matmul.add()
+    TiledMatmul(g, "v_", second, "bfloat16", between, [v], y).add(done)
 
 
 @graph_function

@@ -7,21 +7,26 @@ import pytest
 
 from etc_dist.errors import ArgumentError, GraphError, RaceError
 from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.tile_model import Tiling, dims_of
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.region_checks import refuse_empty
 from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
+from tests.emulate.cases import matmul_of
 from tests.graphs.parts import (
     BY_KIND,
+    DIVISIONS,
     EVERY,
     KINDS,
     Division,
     given_to,
     graph_of,
+    in_blocks,
     in_order,
     two_matmuls,
 )
 from tests.layers.programs import without
+from tests.layers.reference import draw
 from tests.refusals import refused
 
 cases = pytest.mark.parametrize(("kind", "name"), EVERY)
@@ -98,3 +103,30 @@ def test_several_matmuls_of_a_graph_have_their_own_names():
         "z_parts_stored",
     }
     assert len({call.name for call in graph.calls}) == 6
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize("name", ["turns", "tall", "two tall", "rows", "wide"])
+def test_a_matmul_waits_for_the_rows_of_another_one(name, blocks, rng):
+    """Rows of whole tiles, and of tiles whose parts are added in slices."""
+    division = DIVISIONS[name]
+    m, n, k = sizes = division.sizes
+    graph = in_blocks(1, shapes=[division.shape], blocks=blocks)
+    dims = dict(zip("mnk", sizes, strict=True))
+    split = int(n > division.shape.depth)  # parts of n must not be empty
+    for prefix, divided in (
+        ("w_", (division.split, division.parts)),
+        ("v_", (split, 1 + split)),
+    ):
+        dims |= dims_of(Tiling(0, division.columns, *divided), prefix)
+    shapes = {"x": (m, k), "w": (n, k), "v": (k, n)}
+    inputs = {each: draw(rng, shape, "bfloat16") for each, shape in shapes.items()}
+    between = matmul_of(inputs["x"], inputs["w"]).expected.astype(inputs["x"].dtype)
+    plan = schedule_static(graph)
+    assert verify(plan, dims, 4).unchecked == ()
+    [found] = simulate(plan, [inputs], dims).outputs
+    matmul_of(between, inputs["v"]).check(found["y"])
+    for verbs in (["waits"], ["waits", "notifies"]):
+        lacking = schedule_static(without(graph, "done", *verbs))
+        with pytest.raises(RaceError if len(verbs) > 1 else GraphError):
+            verify(lacking, dims, 4)

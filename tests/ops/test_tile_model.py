@@ -70,7 +70,8 @@ def test_parts_are_not_empty_and_fit_in_the_last_wave(sizes, workers):
 @example((37486, 136, 10840), 144, "nk")
 def test_the_memory_of_most_parts_holds_those_of_all_tilings(sizes, workers, w_layout):
     shapes, plan = shapes_for(w_layout, FAMILY), PLANS[w_layout]
-    most = {"n": 8, "k": 8, **most_divided(shapes, workers)}
+    n, tiling = most_divided(shapes, workers)
+    most = {"m": 1, "n": n, "k": 8, **dims_of(tiling)}
     capacity = Capacity().grown(plan_memory(plan, most))
     assert capacity.local <= 2**18 * max(1, workers - 1)
     for each in tilings(shapes, sizes, workers, w_layout=w_layout):
@@ -168,7 +169,6 @@ DIVIDED = f"{WHOLE}, split-K in 2 parts for 10 tile columns"
         (WHOLE, IN_PARTS, {}, True),
         (WHOLE, (601, *IN_PARTS[1:]), {}, False),
         (WHOLE, IN_PARTS, {"workers": 78}, False),
-        (WHOLE, IN_PARTS, {"gated": True}, False),
         (WHOLE, IN_PARTS, {"w_layout": "kn"}, False),
         (WHOLE, IN_PARTS, {"in_order": True}, True),
         (DIVIDED, IN_PARTS, {"in_order": True}, False),
