@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from etc_dist.layers.mlp import MLP
     from etc_dist.layers.moe import MoE
     from etc_dist.ops.all_gather_matmul import AllGatherMatmul
-    from etc_dist.ops.functional import all_gather_matmul, matmul, matmul_reduce_scatter
+    from etc_dist.ops.all_reduce import AllReduce
+    from etc_dist.ops.functional import (
+        all_gather_matmul,
+        all_reduce,
+        matmul,
+        matmul_reduce_scatter,
+    )
     from etc_dist.ops.matmul import Matmul
     from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
     from etc_dist.program import Program
@@ -32,6 +38,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "AllGatherMatmul": "ops.all_gather_matmul",
+    "AllReduce": "ops.all_reduce",
     "Binary": "ahead",
     "EtcDistError": "errors",
     "MLP": "layers.mlp",
@@ -42,6 +49,7 @@ _PLACES = {
     "Settings": "settings",
     "World": "world",
     "all_gather_matmul": "ops.functional",
+    "all_reduce": "ops.functional",
     "build": "ahead",
     "compile": "compiler",
     "current": "world",
@@ -59,6 +67,7 @@ _SUBMODULES = {"emulate", "errors", "ir", "models", "torch"}
 __all__ = [
     "MLP",
     "AllGatherMatmul",
+    "AllReduce",
     "Binary",
     "EtcDistError",
     "Matmul",
@@ -68,6 +77,7 @@ __all__ = [
     "Settings",
     "World",
     "all_gather_matmul",
+    "all_reduce",
     "build",
     "current",
     "device_function",

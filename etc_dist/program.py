@@ -277,7 +277,7 @@ class Program:
             written = tensor.kind != "input"
             axes = tuple(map(str, tensor.shape))
             expected[tensor.name] = Expected(
-                tensor.name, shape, tensor.dtype, written, axes=axes
+                tensor.name, shape, tensor.dtype, written, axes=axes, over=tensor.over
             )
         return expected
 

@@ -95,6 +95,7 @@ class Emulator:
         *,
         seed: int = 0,
         runs: int = 1,
+        in_place: bool = False,
     ) -> list[dict[str, Array]]:
         """Run on each rank's inputs and states, NumPy arrays by tensor name. Returns
         each rank's outputs, and its states after the run, by name. Elements of an
@@ -106,6 +107,8 @@ class Emulator:
         seed: decides which thread runs next, and when copies complete; the same seed
             repeats a run. Test with several.
         runs: the number of runs in a row; no rank waits for the others in between.
+        in_place: outputs have the memory of the inputs over which they may be written;
+            a second run reads the results of the first.
 
         Several threads may call it; their runs follow one another.
 
@@ -121,6 +124,9 @@ class Emulator:
         dims = _dims_of(graph, inputs[0]) if dims is None else checked_dims(graph, dims)
         ranks = range(graph.world_size)
         arrays = [self._arrays(rank, inputs[rank], dims) for rank in ranks]
+        if in_place:
+            for held in arrays:
+                held |= {t.name: held[t.over] for t in graph.outputs() if t.over}
         with _running:
             report, records = self._locked_run(arrays, dims, seed, runs)
         name = f"{graph.name}, {self.plan.schedule} schedule, seed {seed}"
@@ -187,7 +193,9 @@ class Emulator:
         ranges = [(array, True) for array in memory.arrays]
         ranges += [(block, False) for block in blocks]
         for held in arrays:
-            ranges += [(array, name in written) for name, array in held.items()]
+            results = [id(array) for name, array in held.items() if name in written]
+            distinct = {id(array): array for array in held.values()}
+            ranges += [(array, key in results) for key, array in distinct.items()]
         # Address, end, whether it may be written, and a word for the run.
         rows = sorted(
             (a.ctypes.data, a.ctypes.data + a.nbytes, writes, 0) for a, writes in ranges

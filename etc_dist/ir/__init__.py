@@ -6,7 +6,7 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
     GraphFunction(name, world_size, dims: Symbol*, derived: (Symbol, Expr)*,
                   tensors: Tensor*, events: EventTensor*, calls: Call*, local_size)
 
-    Tensor(name, shape: Expr*, dtype, kind)
+    Tensor(name, shape: Expr*, dtype, kind, over)
         kind   "input" | "output" | "state" | "local" | "symmetric"
         dtype  "bfloat16" | "float16" | "float32" | "int32" | "float8_e4m3fn"
     EventTensor(name, shape: Expr*, axes: Symbol*, expects: Expr, cross_rank)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction, isgeneratorfunction
 from types import FunctionType
 from typing import Any, TypeVar
@@ -189,9 +189,32 @@ class Graph:
         """An array of the caller that tasks read and write in place, any part of it."""
         return self._tensor(name, shape, dtype, "state")
 
-    def output(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
-        """An array of the caller that tasks write, each element once."""
-        return self._tensor(name, shape, dtype, "output")
+    @names_options
+    def output(
+        self,
+        name: str,
+        shape: Sequence[Expr | int],
+        dtype: str,
+        *,
+        over: Tensor | None = None,
+    ) -> Tensor:
+        """An array of the caller that tasks write, each element once. over: an input of
+        the same shape and dtype, in place of which the caller may have it written: each
+        read of the input is then proved to come before the write there."""
+        made = self._tensor(name, shape, dtype, "output")
+        if over is None:
+            return made
+        like = over.kind, over.shape, over.dtype
+        if over not in self._tensors or like != ("input", made.shape, dtype):
+            raise GraphError(
+                f"output {name} cannot be written over {over.name}",
+                where=f"graph {self.name}",
+                wanted=f"an input of this graph like {made}",
+                got=str(over),
+                fix="pass over= an input of the same shape and dtype",
+            )
+        self._tensors[-1] = replace(made, over=over.name)
+        return self._tensors[-1]
 
     def local(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
         """Scratch of each rank, owned by the program; undefined until written."""

@@ -55,12 +55,13 @@ class Tensor:
 
     `kind`: "input", "state" and "output" are the caller's arrays, "local" is scratch of
     one rank, "symmetric" exists on every rank at the same place and may be written by
-    peers through `on(rank)`."""
+    peers through `on(rank)`. `over`: the input whose memory an output may have."""
 
     name: str
     shape: tuple[Expr, ...]
     dtype: str
     kind: str
+    over: str = ""
 
     __iter__ = None  # else Python would index without end
 
@@ -117,7 +118,12 @@ class Tensor:
 
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
-        return f"{self.kind} {self.name} [{shape}] {self.dtype}"
+        text = f"{self.kind} {self.name} [{shape}] {self.dtype}"
+        return f"{text}, may be {self.over}" if self.over else text
+
+    def may_be(self, other: Tensor) -> bool:
+        """Whether both may have the same memory."""
+        return self == other or self.over == other.name or other.over == self.name
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from etc_dist.ops.all_gather_matmul import (
     all_gather_matmul_graph,
     gathered_matmul_graph,
 )
+from etc_dist.ops.all_reduce import all_reduce_graph
 from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul import matmul_graph
@@ -74,6 +75,10 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         for world_size, w_layout in ((4, "nk"), (4, "kn"), (8, "nk")):
             graph = make(world_size, w_layout=w_layout)
             yield f"{graph.name} {world_size} {DTYPES[0]} {w_layout}", graph
+    for world_size in WORLD_SIZES:
+        for dtype in DTYPES:
+            graph = all_reduce_graph(world_size, dtype=dtype)
+            yield f"{graph.name} {world_size} {dtype}", graph
     for world_size in WORLD_SIZES[1:]:
         for dtype in DTYPES:
             graph = mlp_graph(world_size, dtype=dtype)

@@ -107,6 +107,7 @@ class ArgumentTable:
     """The inputs of the operation `name` on `ranks` ranks and its output, by shape.
 
     transposable: the input that may be a transposed view. empty: the dim that may be 0.
+    over: of outputs, the input that may be the same array.
     """
 
     def __init__(
@@ -118,11 +119,12 @@ class ArgumentTable:
         *,
         transposable: str = "",
         empty: str = "",
+        over: Mapping[str, str] | None = None,
     ):
         self.name, self.ranks = name, ranks
         self.inputs = [Shape.parse(text, ranks) for text in inputs]
         self.output = Shape.parse(output, ranks)
-        self.transposable, self._empty = transposable, empty
+        self.transposable, self._empty, self._over = transposable, empty, over or {}
 
     def output_shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """The shape of the output for inputs of these shapes. ArgumentError for another
@@ -220,6 +222,7 @@ class ArgumentTable:
                 written=shape is self.output,
                 orders="CF" if shape.name == self.transposable else "C",
                 axes=tuple(axis.show({}) for axis in shape.axes),
+                over=self._over.get(shape.name, ""),
             )
             for shape in shapes
         ]

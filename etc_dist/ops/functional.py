@@ -6,6 +6,7 @@ from typing import Any
 
 from etc_dist.errors import names_options
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
+from etc_dist.ops.all_reduce import AllReduce
 from etc_dist.ops.matmul import Matmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.operation import kept
@@ -55,6 +56,24 @@ def all_gather_matmul(
     with world.exclusive:
         operation = kept(world, AllGatherMatmul, deterministic=deterministic)
         return operation(x, w, out, stream=stream)
+
+
+@names_options
+def all_reduce(
+    x: Any, *, reduction: str = "sum", out: Any = None, stream: Any = None
+) -> Any:
+    """The sum over ranks of x, on each rank.
+
+    x [M, H] -> [M, H], bfloat16 or float16; H is a multiple of 8. reduction: "sum", the
+    only one. out: the array to write, which may be x. stream: the stream to run on, by
+    default the current one.
+
+    Collective, on the current world. See `AllReduce` for precision, arrays and
+    errors."""
+    world = current()
+    with world.exclusive:
+        operation = kept(world, AllReduce, reduction=reduction)
+        return operation(x, out, stream=stream)
 
 
 @names_options

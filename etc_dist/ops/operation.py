@@ -89,6 +89,8 @@ class Operation:
     """Internal: the same of the output."""
     transposable = ""
     """Internal: the input that may be a transposed view."""
+    over: Mapping[str, str] = {}
+    """Internal: the input that an output may be."""
     sizes: Mapping[str, Any] = {}
     """Internal: tile sizes of the main graph, see `with_sizes`."""
     options: Mapping[str, Any] = {}
@@ -138,7 +140,12 @@ class Operation:
     def table(cls, ranks: int, **options: Any) -> ArgumentTable:
         """Internal: the arguments on `ranks` ranks, with options of the operation."""
         return ArgumentTable(
-            cls.__name__, ranks, cls.inputs, cls.output, transposable=cls.transposable
+            cls.__name__,
+            ranks,
+            cls.inputs,
+            cls.output,
+            transposable=cls.transposable,
+            over=cls.over,
         )
 
     def candidates(self) -> Sequence[Candidate]:

@@ -15,7 +15,8 @@ from etc_dist.runtime.arrays import Array, described
 @dataclass(frozen=True)
 class Expected:
     """The requirements on an array of a call; `name` is the caller's. `orders` are the
-    accepted memory orders, see `Array.order`; `axes` the extents by their dims."""
+    accepted memory orders, see `Array.order`; `axes` the extents by their dims; `over`
+    the array that it may be."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,6 +24,7 @@ class Expected:
     written: bool = False
     orders: str = "C"
     axes: tuple[str, ...] = ()
+    over: str = ""
 
     def describe(self, device: int | str) -> str:
         """The requirements as text, for errors."""
@@ -140,12 +142,16 @@ def _array_faults(
 def _overlaps(
     expected: Sequence[Expected], arrays: Mapping[str, Array]
 ) -> list[tuple[str, str]]:
-    """Written arrays that share memory with one before; read ones come first."""
+    """Written arrays that share memory with one before, unless they may be that one;
+    read ones come first."""
     seen = [arrays[one.name] for one in expected]
-    return [
-        (f"{y.name} apart from {x.name}", f"{y.name} overlaps {x.name}")
-        for place, y in enumerate(seen)
-        if expected[place].written
-        for x in seen[:place]
-        if y.overlaps(x)
-    ]
+    faults = []
+    for place, y in enumerate(seen):
+        over = expected[place].over
+        for x in seen[:place] if expected[place].written else ():
+            is_same = over == x.name and (y.pointer, y.end) == (x.pointer, x.end)
+            if y.overlaps(x) and not is_same:
+                wanted = f"{y.name} apart from {x.name}"
+                wanted += ", or the same array" if over == x.name else ""
+                faults.append((wanted, f"{y.name} overlaps {x.name}"))
+    return faults

@@ -61,12 +61,19 @@ def all_cells(
     tasks: Enumeration, order: HappensBefore, *, reduced: bool
 ) -> Iterator[Cells]:
     """The cells of every tensor on every rank, except those with values before the run
-    that no task writes. Where cells are `reduced`, or many, those are left out that are
-    equal to others in this order."""
+    that no task writes; and of each input with the output that may be in its place, as
+    a state. Where cells are `reduced`, or many, those are left out that are equal to
+    others in this order."""
     place = np.empty(tasks.tasks, np.int64)
     place[np.argsort(order.level[order.node], kind="stable")] = np.arange(tasks.tasks)
-    for tensor in tasks.plan.graph.tensors:
-        mine = [a for a in tasks.accesses if a.region.tensor.name == tensor.name]
+    groups = [(t, {t.name}) for t in tasks.plan.graph.tensors]
+    groups += [
+        (replace(output, name=output.over, kind="state"), {output.name, output.over})
+        for output, _ in groups
+        if output.over
+    ]
+    for tensor, names in groups:
+        mine = [a for a in tasks.accesses if a.region.tensor.name in names]
         if tensor.is_given and not any(a.write for a in mine):
             continue
         for rank, env in enumerate(tasks.environments):

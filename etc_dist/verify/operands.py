@@ -58,7 +58,7 @@ class _Operands:
         writes = range(len(self.call.reads), len(self.regions))
         for n in (n for n, operand in self.tile.items() if operand.apart):
             for write in writes:
-                same = self.regions[n].tensor == self.regions[write].tensor
+                same = self.regions[n].tensor.may_be(self.regions[write].tensor)
                 if same and n != write and self.known(n, write):
                     self.separate(n, write, tally)
 

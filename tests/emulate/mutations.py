@@ -144,6 +144,15 @@ BROKEN = {
             "!ptx::mbarrier_try_wait(initialized(), 0)": "false",
         }
     },
+    "functions/add_parts": {
+        "reduced": {
+            "from + p * stride": "from + (p ^ 1) * stride",
+            "first += kUnroll * kStep": "first += 2 * kUnroll * kStep",
+            "if (column >= columns) break;": "if (column > columns) break;",
+            "each_copy<c + 1>(task, to);": "if (c > 0) each_copy<c + 1>(task, to);",
+            "sum[2 * i] += pair.x, sum[2 * i + 1] += pair.y;": "sum[2 * i] += pair.x;",
+        }
+    },
     "functions/rms_norm": {"decoder": {"task.sync();": ""}},
     "functions/attend": {"decoder": {"task.sync();": "", "        task.sync();\n": ""}},
     "worker/worker": {

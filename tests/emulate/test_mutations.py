@@ -15,7 +15,10 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import EtcDistError
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.sampling import Sampling
+from etc_dist.ops.all_reduce import all_reduce_graph
+from etc_dist.ops.exchange_model import TWO_SHOT
 from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.aborted import check_skipped, sent_in_vain
@@ -65,8 +68,23 @@ def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
+def reduced() -> Any:
+    """x of three ranks, in pieces of three vectors of a thread, by two exchanges."""
+    xs = np.random.default_rng(5).standard_normal((3, 8 * 1900))
+    given = [{"x": x.astype(numpy_dtype("bfloat16"))} for x in xs]
+    return given, {"rows": 1, "vectors": 1900, "algorithm": TWO_SHOT, "piece": 600}
+
+
+def check_ranks(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    """As `check_equal`, on several ranks."""
+    expected = simulate(program.plan, given, dims).outputs
+    for found, y in zip(program.run(given, dims), expected, strict=True):
+        np.testing.assert_array_equal(found["y"], y["y"])
+
+
 MUTATED = {
     **CASES,
+    "reduced": Case(partial(all_reduce_graph, 3), reduced),
     "queue": replace(CASES["moe"], schedule="dynamic"),
     "queue, mlp": replace(CASES["mlp"], schedule="dynamic"),
     "queue, conditions": replace(CASES["conditions"], schedule="dynamic"),
@@ -84,6 +102,7 @@ CHECKS = {
     "samples": check_equal,
     "marked": check_equal,
     "spoiled": check_equal,
+    "reduced": check_ranks,
 }
 HANDS_OVER = re.compile(
     r"\b(task\.sync|__syncwarp|named_barrier\w*|cluster_(barrier|arrive|wait)|"
@@ -132,7 +151,7 @@ def run(name: str, program: Emulator, number: int) -> None:
         mutation.value = 0  # for other tests of this library
 
 
-@pytest.mark.parametrize("name", ["decoder", "routes", "samples", "spoiled", "marked"])
+@pytest.mark.parametrize("name", sorted(CHECKS.keys() - {"aborted"}))
 def test_what_is_not_broken_gives_the_reference(name, kernels):
     run(name, program_of(name, kernels), 0)
 

@@ -1,0 +1,121 @@
+"""All-reduce: each rank gets the sum over ranks of x."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etc_dist.compiler import world_or_current
+from etc_dist.errors import expect_choice
+from etc_dist.functions.add_parts import add_parts
+from etc_dist.ir import Expr, Graph, ceildiv, equal, graph_function, select, tile
+from etc_dist.ops.exchange_model import (
+    LEAST_PIECE,
+    ONE_SHOT,
+    TWO_SHOT,
+    choose_algorithm,
+    largest_sizes,
+)
+from etc_dist.ops.operation import Candidate, Operation
+from etc_dist.ops.sum_steps import Shares, add_one_shot, add_two_shot
+from etc_dist.ops.tuning import Tuning
+from etc_dist.schedule.plan import Choice
+from etc_dist.world import World
+
+
+@graph_function
+def all_reduce_graph(g: Graph, *, dtype: str = "bfloat16") -> None:
+    """x [8 * rows * vectors] on each rank -> y, the sum over ranks; y may be x.
+
+    The dim `algorithm` selects one or two exchanges, by its position in ALGORITHMS;
+    `piece` are the vectors of a task. Over several hosts there are always two."""
+    rows, vectors, algorithm, piece = g.dims("rows vectors algorithm piece")
+    total = g.let("total", rows * vectors)
+    x = g.input("x", (8 * total,), dtype)
+    y = g.output("y", (8 * total,), dtype, over=x)
+    if g.world_size == 1:
+        (i,) = grid = g.grid(i=ceildiv(total, piece))
+        own = tile(i, 8 * piece)
+        g.call(add_parts(dtype, 1), grid, name="copy", reads=[x[own]], writes=[y[own]])
+        return
+
+    def uses(number: int) -> Expr:
+        return g.let(f"uses_{number}", select(equal(algorithm, number), 1, 0))
+
+    if g.local_size < g.world_size:
+        add_two_shot(g, x, y, Shares.of(g, total, piece, 1))
+        return
+    add_one_shot(g, x, y, piece, uses(ONE_SHOT))
+    add_two_shot(g, x, y, Shares.of(g, total, piece, uses(TWO_SHOT)))
+
+
+class AllReduce(Operation):
+    """All-reduce as a reusable object.
+
+    op(x, out=None, stream=None): x [M, H] on every rank, each with its own values;
+    returns out [M, H], the sum over ranks, the same bits on all ranks. out may be x. M
+    is at least 1, H a multiple of 8.
+
+    The dtype is that of x, bfloat16 or float16. Sums are in fp32 in rank order, and
+    rounded once: the same bits on every run. Over several hosts the ranks of a host are
+    added first, in fp32, and then the sums of hosts, in their order.
+
+    Few bytes are exchanged once: each rank stores x on all ranks, and adds. More are
+    exchanged twice: each rank adds a share, and stores the sum on all ranks. `show`
+    prints the choice with the predicted times, and the memory.
+
+    reduction: "sum", the only one. Arrays, other options and errors as for
+    `MatmulReduceScatter`.
+    """
+
+    inputs = ("x [rows, 8 * vectors]",)
+    output = "out [rows, 8 * vectors]"
+    over: Mapping[str, str] = {"out": "x"}
+
+    def __init__(
+        self,
+        *,
+        reduction: str = "sum",
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+        deterministic: str = "run",
+    ):
+        world = world_or_current(world)
+        with world.refusing(f"the options of {type(self).__name__}"):
+            expect_choice(reduction, ["sum"], "reduction")
+        super().__init__(
+            world=world, schedule=schedule, trace=trace, deterministic=deterministic
+        )
+
+    def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
+        """Run on x; returns `out`, or a new array. Collective."""
+        return self.call((x,), out, stream)
+
+    def candidates(self) -> list[Candidate]:
+        """Internal: one graph, with the algorithm chosen for each call."""
+        return [
+            Candidate(
+                all_reduce_graph,
+                capacity=self._capacity,
+                policy=self._choose,
+                over_hosts=True,
+            )
+        ]
+
+    def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
+        """For all sizes up to this one: a smaller one may use more memory by another
+        algorithm, or more events by smaller pieces."""
+        vectors, world = dims["rows"] * dims["vectors"], self.world
+        return [
+            {"rows": 1, "vectors": n, "algorithm": algorithm, "piece": LEAST_PIECE}
+            for algorithm, n in largest_sizes(vectors, world.size, world.local_size)
+        ]
+
+    def _choose(
+        self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> Sequence[Choice]:
+        vectors = dims["rows"] * dims["vectors"]
+        return choose_algorithm(
+            vectors, self.world.size, self.world.local_size, workers
+        )

@@ -1,0 +1,217 @@
+"""Steps of sums over ranks that every rank gets: the parts of an all-reduce.
+
+All arrays are flat, in vectors of eight elements. A piece is what one task transfers or
+adds; each has an event. What is written over x comes after all that this rank sends of
+it, since a rank also sends its part to itself, by the same task or to the same sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from etc_dist.functions.add_parts import add_parts
+from etc_dist.functions.push_far import push_far
+from etc_dist.ir import (
+    EventTensor,
+    Expr,
+    Graph,
+    Region,
+    Tensor,
+    ceildiv,
+    maximum,
+    minimum,
+    span,
+    tile,
+)
+from etc_dist.ir.tensor import Tile
+from etc_dist.ops.host_sums import near_rank
+
+
+def every_rank(g: Graph) -> list[Expr]:
+    """The ranks of this host, the next one first, this one last."""
+    near = g.local_size
+    return [near_rank(g, (g.rank + n) % near) for n in range(1, near + 1)]
+
+
+def local_rank(g: Graph) -> Expr:
+    """The number of this rank on its host."""
+    return g.rank if g.local_size == g.world_size else g.rank % g.local_size
+
+
+@dataclass(frozen=True)
+class Shares:
+    """`total` elements, divided over the ranks of a host into shares of `size`
+    elements, the last ones smaller or empty, and each share into `count` pieces."""
+
+    total: Expr
+    size: Expr
+    piece: Expr
+    count: Expr
+
+    @classmethod
+    def of(cls, g: Graph, total: Expr, piece: Expr, used: Expr | int) -> Shares:
+        """Those of `total` vectors, in pieces of `piece` vectors. used: 1, or 0: then
+        there is nothing to do."""
+        size = g.let("share", used * ceildiv(total, g.local_size))
+        return cls(
+            8 * total, 8 * size, 8 * piece, g.let("pieces", ceildiv(size, piece))
+        )
+
+    def place(self, owner: Expr, i: Expr) -> Tile:
+        """Piece i of the share of local rank `owner`, in all elements."""
+        return span(owner * self.size + i * self.piece, self._length(owner, i))
+
+    def inside(self, owner: Expr, i: Expr) -> Tile:
+        """The same in a share."""
+        return span(i * self.piece, self._length(owner, i))
+
+    def _length(self, owner: Expr, i: Expr) -> Expr:
+        start = i * self.piece
+        in_share = minimum(self.piece, self.size - start)
+        return maximum(0, minimum(in_share, self.total - owner * self.size - start))
+
+
+def add_one_shot(g: Graph, x: Tensor, y: Tensor, piece: Expr, used: Expr | int) -> None:
+    """Add an all-reduce of x [8 * total] into y by one exchange: each rank stores its
+    part on all ranks, and adds all parts. used: as for `Shares.of`."""
+    (length,) = x.shape
+    slots = g.symmetric("slots", (g.world_size, used * length), x.dtype)
+    count = g.let("slot_pieces", used * ceildiv(length, 8 * piece))
+    arrived = g.events("arrived", (count,), expects=g.world_size, cross_rank=True)
+    (i,) = grid = g.grid(i=count)
+    own, ranks = tile(i, 8 * piece), every_rank(g)
+    g.call(
+        add_parts(x.dtype, 1, g.world_size),
+        grid,
+        name="push_parts",
+        reads=[x[own]],
+        writes=[slots.on(rank)[g.rank, own] for rank in ranks],
+        notifies=[arrived.on(rank)[i] for rank in ranks],
+    )
+    g.call(
+        add_parts(x.dtype, g.world_size),
+        grid,
+        name="add_slots",
+        reads=[slots[:, own]],
+        writes=[y[own]],
+        waits=[arrived[i]],
+    )
+
+
+def add_two_shot(g: Graph, x: Tensor, y: Tensor, shares: Shares) -> None:
+    """Add an all-reduce of x [8 * total] into y by two exchanges: each rank of a host
+    adds a share of the elements, and stores the sum on all ranks of the host. Over
+    several hosts the sums of hosts, in fp32, are added in between."""
+    parts, scattered = _scatter(g, x, shares)
+    sums, ready = parts, scattered
+    dtype = x.dtype
+    if g.local_size < g.world_size:
+        dtype = "float32"
+        sums, ready = _exchange_hosts(g, parts, scattered, shares)
+    _gather(g, sums, ready, y, shares, dtype)
+
+
+def _whole(parts: Tensor, own: Tile) -> Region:
+    """A piece of all parts; without their axis if there is one."""
+    return parts[:, own] if str(parts.shape[0]) != "1" else parts[0, own]
+
+
+def _scatter(g: Graph, x: Tensor, shares: Shares) -> tuple[Tensor, EventTensor]:
+    """Each rank of the host gets the parts [near, share] of its share."""
+    near = g.local_size
+    parts = g.symmetric("parts", (near, shares.size), x.dtype)
+    scattered = g.events("scattered", (shares.count,), expects=near, cross_rank=True)
+    i, p = grid = g.grid(i=shares.count, p=near)
+    owner = (g.rank + 1 + p) % near
+    to = near_rank(g, owner)
+    g.call(
+        add_parts(x.dtype, 1),
+        grid,
+        name="scatter_parts",
+        reads=[x[shares.place(owner, i)]],
+        writes=[parts.on(to)[local_rank(g), shares.inside(owner, i)]],
+        notifies=[scattered.on(to)[i]],
+    )
+    return parts, scattered
+
+
+def _exchange_hosts(
+    g: Graph, parts: Tensor, scattered: EventTensor, shares: Shares
+) -> tuple[Tensor, EventTensor]:
+    """Each rank gets the sums [hosts, share] of all hosts for its share, in fp32."""
+    near, hosts = g.local_size, g.world_size // g.local_size
+    own_host, local = g.rank // near, local_rank(g)
+    sums = g.symmetric("sums", (hosts, shares.size), "float32")
+    count = shares.count
+    summed = g.events("summed", (count,), expects=1)
+    complete = g.events("complete", (count,), expects=hosts, cross_rank=True)
+    (i,) = grid = g.grid(i=count)
+    own = shares.inside(local, i)
+    g.call(
+        add_parts(parts.dtype, near, result="float32"),
+        grid,
+        name="add_near",
+        reads=[_whole(parts, own)],
+        writes=[sums[own_host, own]],
+        waits=[scattered[i]],
+        notifies=[summed[i], complete[i]],
+    )
+    i, s = grid = g.grid(i=count, s=hosts - 1)
+    partner = (g.rank + (s + 1) * near) % g.world_size
+    own = shares.inside(local, i)
+    g.call(
+        push_far(),
+        grid,
+        name="send_sums",
+        reads=[sums[own_host, own]],
+        writes=[sums.on(partner)[own_host, own]],
+        waits=[summed[i]],
+        notifies=[complete.on(partner)[i]],
+    )
+    return sums, complete
+
+
+def _gather(
+    g: Graph,
+    sums: Tensor,
+    ready: EventTensor,
+    y: Tensor,
+    shares: Shares,
+    dtype: str,
+) -> None:
+    """Add the sums [n, share] of this rank's share; all ranks of the host get them."""
+    near, local = g.local_size, local_rank(g)
+    *peers, _ = every_rank(g)
+    (count,) = ready.shape
+    gathered = arrived = None
+    if peers:
+        gathered = g.symmetric("gathered", (near, shares.size), y.dtype)
+        arrived = g.events("gathered_piece", (near, count), expects=1, cross_rank=True)
+    (i,) = grid = g.grid(i=count)
+    own = shares.inside(local, i)
+    copies = [gathered.on(peer)[local, own] for peer in peers] if gathered else []
+    g.call(
+        add_parts(dtype, sums_of(sums), 1 + len(peers), result=y.dtype),
+        grid,
+        name="add_share",
+        reads=[_whole(sums, own)],
+        writes=[y[shares.place(local, i)], *copies],
+        waits=[ready[i]],
+        notifies=[arrived.on(peer)[local, i] for peer in peers] if arrived else [],
+    )
+    if gathered is None or arrived is None:
+        return
+    i, p = grid = g.grid(i=count, p=near - 1)
+    owner = (g.rank + 1 + p) % near
+    g.call(
+        add_parts(y.dtype, 1),
+        grid,
+        name="copy_share",
+        reads=[gathered[owner, shares.inside(owner, i)]],
+        writes=[y[shares.place(owner, i)]],
+        waits=[arrived[owner, i]],
+    )
+
+
+def sums_of(parts: Tensor) -> int:
+    """The number of parts, a constant."""
+    return int(parts.shape[0].evaluate({}))

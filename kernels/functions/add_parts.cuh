@@ -1,0 +1,98 @@
+// Sums of parts, in order, in float, into the memory of several ranks.
+#pragma once
+#include "functions/add_partials.cuh"
+
+namespace etc {
+
+template <class Task>
+struct add_parts {
+  static constexpr int kReads = Task::kReads, kCopies = Task::kCopies, kParts = Task::kParts;
+  static constexpr bool kIsHalf = Task::kIsHalf;
+
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const auto y = task.template operand<kReads>();
+    constexpr i32 kBytes = sizeof(*x.base), kResultBytes = sizeof(*y.base);
+    constexpr int kWords = kBytes / 2;  // loads for eight columns of a part
+    constexpr int kUnroll = maximum(1, Task::kThreadBytes / (kParts * kWords * 16));
+    constexpr i32 kStep = Task::threads * 8;
+    const i32 columns = y.size[decltype(y)::kRank - 1];
+    u64 to[kCopies], residual = 0;
+    each_copy(task, to);
+    if constexpr (kReads > 1) residual = u64(task.template operand<1>().at());
+    const u64 from = u64(x.at());
+    u64 stride = 0;
+    if constexpr (kParts > 1) stride = u64(x.stride[decltype(x)::kRank - 2]) * kBytes;
+#pragma unroll 1
+    for (i32 first = task.thread * 8; first < columns; first += kUnroll * kStep) {
+      uint4 part[kUnroll][kParts][kWords], last[kUnroll][kResultBytes / 2];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const i32 column = first + u * kStep;
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
+          fetch<kWords>(column < columns, from + p * stride + u64(column) * kBytes, part[u][p]);
+        }
+        if constexpr (kReads > 1) {
+          const u64 at = residual + u64(column) * kResultBytes;
+          fetch<kResultBytes / 2>(column < columns, at, last[u]);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const i32 column = first + u * kStep;
+        if (column >= columns) break;
+        const u64 offset = u64(column) * kResultBytes;
+        if constexpr (Task::kIsCopy) {
+#pragma unroll
+          for (int c = 0; c < kCopies; ++c) {
+#pragma unroll
+            for (int w = 0; w < kWords; ++w) ptx::store16(to[c] + offset + w * 16, part[u][0][w]);
+          }
+        } else {
+          typename Partials<Task>::Sum sum = {};
+#pragma unroll
+          for (int p = 0; p < kParts; ++p) add<kWords>(part[u][p], sum);
+          if constexpr (kReads > 1) add<kResultBytes / 2>(last[u], sum);
+#pragma unroll
+          for (int c = 0; c < kCopies; ++c) {
+            Partials<Task>::template store<kResultBytes>(to[c] + offset, sum);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  template <int c = 0>
+  ETC_DEVICE static void each_copy(const Task& task, u64 (&to)[kCopies]) {
+    to[c] = u64(task.template operand<kReads + c>().at());
+    if constexpr (c + 1 < kCopies) each_copy<c + 1>(task, to);
+  }
+  template <int kWords>
+  ETC_DEVICE static void fetch(bool wanted, u64 from, uint4 (&v)[kWords]) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) v[w] = ptx::load16_l2_if(wanted, from + w * 16);
+  }
+  // Adds eight columns: one vector of two-byte elements, or two of floats.
+  template <int kWords>
+  ETC_DEVICE static void add(const uint4 (&v)[kWords], float (&sum)[8]) {
+    if constexpr (kWords == 1) {
+      const u32 word[4] = {v[0].x, v[0].y, v[0].z, v[0].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack<kIsHalf>(word[i]);
+        sum[2 * i] += pair.x, sum[2 * i + 1] += pair.y;
+      }
+    } else {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const u32 word[4] = {v[w].x, v[w].y, v[w].z, v[w].w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[w * 4 + i] += __uint_as_float(word[i]);
+      }
+    }
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,281 @@
+"""All-reduce: its graph in every backend, its choice, and calls on ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import AllReduce
+from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops import exchange_model
+from etc_dist.ops.all_reduce import all_reduce_graph
+from etc_dist.ops.exchange_model import (
+    ALGORITHMS,
+    ONE_SHOT,
+    TWO_SHOT,
+    choose_algorithm,
+    fastest,
+    largest_sizes,
+    predicted_us,
+)
+from etc_dist.runtime.cpu import simulate
+from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.schedule import SCHEDULES, schedule_static
+from etc_dist.verify.verify import verify
+from tests.functions.compiled import check_compiled
+from tests.ops.test_operation_errors import refusal
+from tests.verify.waits import Proved
+from tests.world.jobs import run_job, run_on_hosts
+
+exhaustive = pytest.mark.exhaustive
+KINDS = pytest.mark.parametrize(
+    ("ranks", "local_size", "algorithm"),
+    [
+        (1, 1, ONE_SHOT),
+        (2, 2, ONE_SHOT),
+        (3, 3, TWO_SHOT),
+        (4, 2, TWO_SHOT),
+        *(
+            pytest.param(*kind, marks=exhaustive)
+            for kind in [(8, 8, ONE_SHOT), (8, 8, TWO_SHOT), (2, 1, TWO_SHOT)]
+        ),
+    ],
+)
+
+
+def example(graph: Any, vectors: int, dtype: str, rng: Any) -> tuple[Any, Any]:
+    """Each rank's input, of other magnitudes, and the sum in fp32 by host, in order."""
+    world, near, element = graph.world_size, graph.local_size, numpy_dtype(dtype)
+    shape = (world, 8 * vectors)
+    xs = (rng.standard_normal(shape) * 2.0 ** rng.integers(-8, 8, shape)).astype(
+        element
+    )
+    hosts = []
+    for first in range(0, world, near):
+        hosts.append(np.zeros(8 * vectors, np.float32))
+        for x in xs[first : first + near]:
+            hosts[-1] += x.astype(np.float32)
+    total = np.zeros(8 * vectors, np.float32)
+    for host in hosts:
+        total += host
+    return [{"x": x} for x in xs], total.astype(element)
+
+
+def dims_of(rows: int, vectors: int, algorithm: int, piece: int) -> dict[str, int]:
+    return {"rows": rows, "vectors": vectors, "algorithm": algorithm, "piece": piece}
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "schedule", ["static", pytest.param("dynamic", marks=exhaustive)]
+)
+def test_sums_are_proved_and_in_rank_order(ranks, local_size, algorithm, schedule, rng):
+    graph = all_reduce_graph(ranks, local_size=local_size)
+    plan, dims = SCHEDULES[schedule](graph), dims_of(3, 7, algorithm, 2)
+    assert verify(plan, dims, 4).by_events
+    inputs, total = example(graph, 21, "bfloat16", rng)
+    for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
+        np.testing.assert_array_equal(found["y"], total)
+
+
+# With a thread that has several vectors, and a last piece that is not full.
+@KINDS
+@pytest.mark.parametrize("in_place", [False, True])
+def test_kernels_give_the_same_bits(ranks, local_size, algorithm, in_place, rng):
+    dtype = "float16" if ranks == 3 else "bfloat16"
+    graph = all_reduce_graph(ranks, local_size=local_size, dtype=dtype)
+    inputs, total = example(graph, 3 * 300, dtype, rng)
+    program = Emulator(graph, has_far=local_size < ranks)
+    runs, dims = 1 if in_place else 2, dims_of(3, 300, algorithm, 280)
+    for found in program.run(inputs, dims, seed=2, runs=runs, in_place=in_place):
+        np.testing.assert_array_equal(found["y"], total)
+
+
+@pytest.mark.parametrize(
+    "ranks", [8, *(pytest.param(n, marks=exhaustive) for n in (1, 2, 5))]
+)
+def test_kernels_compile_without_spills(ranks):
+    check_compiled(all_reduce_graph(ranks))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name", "words"),
+    [
+        (ONE_SHOT, "add_slots", "add_slots[i=0] on rank 0 reads slots"),
+        (TWO_SHOT, "add_share", "add_share[i=0] on rank 0 reads parts"),
+        (TWO_SHOT, "copy_share", "copy_share[i=0, p=0] on rank 0 reads gathered"),
+    ],
+)
+def test_no_wait_is_needless(algorithm, name, words):
+    proved = Proved(all_reduce_graph(3), dims_of(3, 7, algorithm, 2))
+    assert words in proved.lacks("static", name, 0)
+
+
+# -------------------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_times_are_equal_where_the_choice_changes(ranks):
+    sizes = [16 * n for n in range(1, 100_000, 7)]
+    chosen = [fastest(size, ranks, ranks) for size in sizes]
+    assert chosen == sorted(chosen)
+    assert (TWO_SHOT in chosen) == (ranks > 2)
+    for size, before, after in zip(sizes[1:], chosen, chosen[1:], strict=False):
+        if before != after:
+            one, two = (predicted_us(n, size, ranks) for n in (before, after))
+            assert abs(one - two) < 0.1 * one
+
+
+@pytest.mark.parametrize(("ranks", "local"), [(1, 1), (4, 4), (8, 8), (4, 2)])
+def test_memory_for_a_size_suffices_for_all_smaller_ones(ranks, local):
+    graph = all_reduce_graph(ranks, local_size=local)
+    plan, most = schedule_static(graph), 70_000
+    capacity = Capacity()
+    for algorithm, n in largest_sizes(most, ranks, local):
+        dims = dims_of(1, n, algorithm, exchange_model.LEAST_PIECE)
+        capacity = capacity.grown(plan_memory(plan, dims))
+    for n in range(1, most + 1, 997):
+        made = choose_algorithm(n, ranks, local, 132)
+        dims = {"rows": 1, "vectors": n, **{c.dim: c.value for c in made}}
+        assert capacity.holds(plan_memory(plan, dims))
+
+
+# --------------------------------------------------------------------------- on ranks
+
+
+def own_x(world: Any, arrays: Any, shape: tuple[int, int], dtype: str) -> Any:
+    every = np.random.default_rng(7).standard_normal((world.size, *shape))
+    every = every.astype(numpy_dtype(dtype))
+    total = np.zeros(shape, np.float32)
+    for x in every:
+        total += x.astype(np.float32)
+    return arrays.put(every[world.rank].copy()), total.astype(every.dtype)
+
+
+@pytest.mark.mpi(ranks=[1, 2, 4])
+@pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_all_ranks_get_the_sum(algorithm, dtype, world, make, arrays, monkeypatch):
+    monkeypatch.setattr(exchange_model, "fastest", lambda *_: algorithm)
+    op = make(AllReduce)
+    for shape in ((1, 8), (5, 24), (3, 6000)):
+        x, total = own_x(world, arrays, shape, dtype)
+        out = op(x)
+        op.synchronize()
+        np.testing.assert_array_equal(arrays.get(out), total.astype(np.float32))
+        assert op(x, x) is x
+        op.synchronize()
+        np.testing.assert_array_equal(arrays.get(x), total.astype(np.float32))
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_show_has_the_choice_the_prediction_and_the_memory(world, arrays, make):
+    op = make(AllReduce)
+    x, _ = own_x(world, arrays, (5, 24), "bfloat16")
+    op(x)
+    text = op.show(rows=5, vectors=3)
+    assert f"algorithm = 0: one exchange of 240 bytes among {world.size} ranks" in text
+    for name in ALGORITHMS:
+        assert f"  {name}: predicted " in text
+    assert f" us, {world.size * 240} bytes of symmetric memory" in text
+
+
+# what: out, x and the words of the error
+def wrong(what: str, put: Any) -> tuple[Any, Any]:
+    both = put(np.zeros(4 * 16 + 8), "bfloat16")
+    x = put(np.zeros((4, 16)), "bfloat16")
+    return {
+        "out overlaps a part of x": (both[:64].reshape(4, 16), both[8:].reshape(4, 16)),
+        "out has another shape": (x, put(np.zeros((4, 24)), "bfloat16")),
+        "out is float16": (x, put(np.zeros((4, 16)), "float16")),
+        "x is float32": (put(np.zeros((4, 16)), "float32"), None),
+        "x has one axis": (x[0], None),
+        "H is 12": (put(np.zeros((4, 12)), "bfloat16"), None),
+        "x is transposed": (put(np.zeros((16, 4)), "bfloat16").T, None),
+    }[what]
+
+
+WORDS = {
+    "out overlaps a part of x": r"wanted: out apart from x, or the same array\n",
+    "out has another shape": r"got: +out \[4, 24\] bfloat16",
+    "out is float16": r"got: +out \[4, 16\] float16",
+    "x is float32": r"wanted: x of bfloat16 or float16\n",
+    "x has one axis": r"wanted: x \[rows, 8 \* vectors\]\n *got: +x \[16\]",
+    "H is 12": r"wanted: x \[rows, 8 \* vectors\]\n *got: +x \[4, 12\]",
+    "x is transposed": r"(got: +x .*, transposed)|(wanted: x \[rows, 8 \* vectors\])",
+}
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.parametrize("what", WORDS)
+def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, make):
+    op = make(AllReduce)
+    x, total = own_x(world, arrays, (4, 16), "bfloat16")
+    given = wrong(what, arrays.put_as) if world.rank == world.size - 1 else (x, None)
+    with refusal(ArgumentError, WORDS[what]):
+        op(*given)
+    np.testing.assert_array_equal(arrays.get(op(x)), total.astype(np.float32))
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_other_reductions_are_refused_by_name(world, arrays):
+    x, _ = own_x(world, arrays, (4, 16), "bfloat16")
+    with refusal(ArgumentError, r"wanted: 'sum'\n *got: +reduction = 'max'"):
+        AllReduce(reduction="max", world=world)
+    with refusal(ArgumentError, r"reduction = 'avg'"):
+        etc_dist.all_reduce(x, reduction="avg")
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_ranks_with_other_shapes_are_named(world, arrays, make):
+    op = make(AllReduce)
+    x, _ = own_x(world, arrays, (4 + world.rank, 16), "bfloat16")
+    with refusal(ArgumentError, r"rank 1: AllReduce\(first call, rows=5, vectors=2"):
+        op(x)
+
+
+def test_a_rank_that_is_killed_in_a_run_is_named():
+    source = """
+import ml_dtypes, numpy as np
+from etc_dist import AllReduce
+
+world = start(CPU)
+x = np.ones((8, 8), np.float32).astype(ml_dtypes.bfloat16)
+op = AllReduce(world=world)
+op(x)
+if world.rank == 1:
+    op.program._executor._drive = lambda _: os.kill(os.getpid(), 9)
+refused(lambda: op(x))
+os._exit(0)
+"""
+    _, output = run_job(source, ranks=3)
+    assert output.count("WaitTimeoutError:") == 2
+    assert output.count("rank 1: its process has ended") == 2
+
+
+def test_sums_over_two_hosts():
+    source = """
+import numpy as np, etc_dist
+from mpi4py import MPI
+from etc_dist.ir.tensor import numpy_dtype
+
+world = etc_dist.start()
+x = np.random.default_rng(world.rank).integers(-9, 9, (3, 64))
+total = sum(MPI.COMM_WORLD.allgather(x))
+x = x.astype(numpy_dtype("bfloat16"))
+for turn in range(3):
+    y = etc_dist.all_reduce(x)
+    assert (y.astype(int) == total).all()
+etc_dist.all_reduce(x, out=x)
+assert (x.astype(int) == total).all()
+print("right on", world.hosts.count, "hosts", flush=True)
+world.close()
+"""
+    code, output = run_on_hosts(source)
+    assert code == 0, output
+    assert output.count("right on 2 hosts") == 4
