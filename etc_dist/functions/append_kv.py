@@ -29,12 +29,14 @@ PAGE_SIZES = (16, 32, 64, 128)
 class PagedCache:
     """The parameters that the functions of a paged cache share.
 
-    norm_eps: the epsilon of the RMSNorm of each query and key; None: there is none."""
+    norm_eps: the epsilon of the RMSNorm of each query and key; None: there is none.
+    has_bias: queries, keys and values get a bias before all else."""
 
     head_dim: int
     page_size: int
     dtype: str = "bfloat16"
     norm_eps: float | None = None
+    has_bias: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):
@@ -62,9 +64,8 @@ class PagedCache:
         constants: Mapping[str, float] | None = None,
         **fields: Any,
     ) -> DeviceFunction:
-        """reads: operand `gain`, that of the RMSNorm, is left out without a norm.
-        constants: in addition to those of the cache."""
-        tile = [o for n, o in reads.items() if n != "gain" or self.norm_eps is not None]
+        """reads: those of `present`. constants: in addition to those of the cache."""
+        tile = list(self.present(reads).values())
         count = len(tile)
         return DeviceFunction(
             name=name,
@@ -79,11 +80,18 @@ class PagedCache:
                 "kIsHalf": int(self.dtype == "float16"),
                 "kNormalizes": int(self.norm_eps is not None),
                 "kPageSize": self.page_size,
+                **({"kHasBias": 1} if self.has_bias else {}),
                 **(constants or {}),
             },
             tile=dict(enumerate([*tile, *writes.values()])),
             **fields,
         )
+
+    def present(self, reads: Mapping[str, Operand]) -> dict[str, Operand]:
+        """Without `gain`, that of the RMSNorm, and biases, if there are none."""
+        missing = {"gain": self.norm_eps is None}
+        missing |= dict.fromkeys(("bias", "v_bias"), not self.has_bias)
+        return {n: operand for n, operand in reads.items() if not missing.get(n)}
 
     def rotated(self, heads: Any, gain: Any, cos_sin: Any) -> Any:
         """Heads [..., head_dim], normalised and rotated, in the cache's dtype."""
@@ -102,8 +110,14 @@ class PagedCache:
         }
 
     def before_wait(self, first: int) -> tuple[int, ...]:
-        """The positions of `operands`, from `first` on."""
-        return tuple(range(first, first + 4 + (self.norm_eps is not None)))
+        """The positions of biases and of `operands`. first: the reads before these."""
+        count = 4 + (self.norm_eps is not None) + self.has_bias * first
+        return tuple(range(first, first + count))
+
+    def biased(self, heads: Any, bias: Any) -> Any:
+        """The sum, rounded to the cache's dtype."""
+        sums = heads.astype(np.float32) + bias.astype(np.float32)
+        return sums.astype(heads.dtype)
 
     def pages(self, heads: Extent | int = 1) -> Operand:
         """All pages of some heads."""
@@ -119,12 +133,16 @@ class PagedCache:
 
 
 def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
-    """k and v [rows, head_dim] of one KV head, and `PagedCache.operands` of the rows ->
-    the rows' places in the head's cache [pages, 2, page_size, head_dim]. Keys are
-    normalized, if there is a norm, and rotated. k, v and cache are in the cache's
-    dtype. early: all reads but k and v may come before the last wait is met."""
+    """k and v [rows, head_dim] of one KV head, with biases also those of k and of v
+    [head_dim], and `PagedCache.operands` of the rows -> the rows' places in the head's
+    cache [pages, 2, page_size, head_dim]. Keys are normalized, if there is a norm, and
+    rotated. k, v and cache are in the cache's dtype. early: all reads but k and v may
+    come before the last wait is met."""
 
     def body(k: Any, v: Any, *others: Any) -> None:
+        if paged.has_bias:
+            (k_bias, v_bias), others = others[:2], others[2:]
+            k, v = paged.biased(k, k_bias), paged.biased(v, v_bias)
         *gain, cos_sin, request, position, table, cache = others
         lengths = paged.lengths(cos_sin, request, position, table)
         for row in np.flatnonzero(lengths):
@@ -136,7 +154,9 @@ def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
                 cache[number, :, slot] = key, v[row]
 
     row = Operand(("rows", Extent(paged.head_dim, begins=8)), paged.element)
-    reads = {"k": row, "v": row, **paged.operands("rows")}
+    bias = Operand((Extent(paged.head_dim, begins=8),), paged.element, leading=True)
+    biases = {"bias": bias, "v_bias": bias}
+    reads = {"k": row, "v": row, **biases, **paged.operands("rows")}
     writes = {"cache": paged.pages()}
     before = paged.before_wait(2) if early else ()
     return paged.function(*("append_kv", body, reads, writes), reads_before_wait=before)

@@ -36,9 +36,10 @@ def attend(
     group: int = HEADS,
     early: bool = False,
 ) -> DeviceFunction:
-    """q [rows, heads * head_dim], `PagedCache.operands` of the rows, and cache [pages,
-    2, KV heads, page_size, head_dim] -> the results of slice `s` (a coordinate) of
-    `slices` (a dim or named number):
+    """q [rows, heads * head_dim], with biases also that of q [heads * head_dim],
+    `PagedCache.operands` of the rows, and cache [pages, 2, KV heads, page_size,
+    head_dim] -> the results of slice `s` (a coordinate) of `slices` (a dim or named
+    number):
 
     * sums [rows, heads, 1, head_dim] in fp32: the values, weighted by 2 ** (score -
       largest score), with scores in units of log 2.
@@ -58,6 +59,8 @@ def attend(
     dim, scale = paged.head_dim, score_scale(paged.head_dim)
 
     def body(q: Any, *others: Any, s: int, slices: int) -> None:
+        if paged.has_bias:
+            q, others = paged.biased(q, others[0]), others[1:]
         *gain, cos_sin, request, position, table, cache, sums, stats, y = others
         total = np.zeros((len(q), q.shape[1] // dim, dim), np.float32)
         most, weight = np.full(total.shape[:2], -np.inf), np.zeros(total.shape[:2])
@@ -94,6 +97,7 @@ def attend(
     heads = Extent(most=TOGETHER, name="heads", per=group)
     reads = {
         "q": Operand((1, queries), paged.element),
+        "bias": Operand((queries,), paged.element, leading=True),
         **paged.operands(1),
         "cache": paged.pages(heads),
     }
@@ -102,7 +106,7 @@ def attend(
         "stats": Operand((1, "heads", Extent(most=1), 2), "float32"),
         "y": Operand((Extent(most=1), columns), paged.element),
     }
-    cache = len(reads) - 1 - (paged.norm_eps is None)
+    cache = len(paged.present(reads)) - 1
     constants = {
         "kGroup": group,
         "kScale": float(scale),

@@ -30,18 +30,39 @@ def rms_norm(dtype: str, eps: float) -> DeviceFunction:
     return _function("rms_norm", dtype, eps, body, reads=2, writes=1)
 
 
-def add_rms_norm(dtype: str, eps: float, *, early: bool = False) -> DeviceFunction:
-    """x and residual [rows, columns], gain [columns] -> their sum, rounded, and its
-    RMSNorm, both [rows, columns]. The sum may be written in place of x or residual. On
-    GPUs one row. early: all but x may be read before the last wait."""
+def add_rms_norm(
+    dtype: str, eps: float, *, has_bias: bool = False, early: bool = False
+) -> DeviceFunction:
+    """x [rows, columns], with `has_bias` also a bias [columns], residual [rows,
+    columns], gain [columns] -> their sum, rounded, and its RMSNorm, both [rows,
+    columns]. The sum may be written in place of x or residual. On GPUs one row. early:
+    all but x may be read before the last wait."""
 
-    def body(x: Any, residual: Any, gain: Any, total: Any, y: Any) -> None:
-        sums = x.astype(np.float32) + residual.astype(np.float32)
+    def body(x: Any, *others: Any) -> None:
+        *bias, residual, gain, total, y = others
+        sums = x.astype(np.float32)
+        for each in (*bias, residual):
+            sums = sums + each.astype(np.float32)
         total[...] = sums.astype(total.dtype)
         y[...] = normalized(total, gain, eps).astype(y.dtype)
 
-    before = (1, 2) if early else ()
-    return _function("add_rms_norm", dtype, eps, body, reads=3, writes=2, before=before)
+    reads = 3 + has_bias
+    return _function(
+        "add_rms_norm",
+        *(dtype, eps, body),
+        reads=reads,
+        writes=2,
+        others={1: column_operand(dtype)} if has_bias else None,
+        before=tuple(range(1, reads)) if early else (),
+        constants={"kHasBias": 1} if has_bias else None,
+    )
+
+
+def column_operand(dtype: str) -> Operand:
+    """A number for each column: a gain or a bias."""
+    return Operand(
+        (Extent(name="columns", multiple=8, begins=8),), two_byte(dtype), leading=True
+    )
 
 
 def embed_norm(dtype: str, eps: float) -> DeviceFunction:
@@ -71,12 +92,13 @@ def _function(
     writes: int,
     others: Mapping[int, Operand] | None = None,
     before: tuple[int, ...] = (),
+    constants: Mapping[str, int] | None = None,
 ) -> DeviceFunction:
     """others: the operands that are not rows."""
     columns = Extent(name="columns", multiple=8, begins=8)
     row = Operand((1, columns), two_byte(dtype), leading=True)
     tile = dict.fromkeys(range(reads + writes), row)
-    tile[reads - 1] = Operand((columns,), two_byte(dtype), leading=True)
+    tile[reads - 1] = column_operand(dtype)
     tile |= others or {}
     return DeviceFunction(
         name=name,
@@ -85,7 +107,11 @@ def _function(
         lane=TENSOR,
         reads=reads,
         writes=writes,
-        constants={"kEps": float(eps), "kIsHalf": int(dtype == "float16")},
+        constants={
+            "kEps": float(eps),
+            "kIsHalf": int(dtype == "float16"),
+            **(constants or {}),
+        },
         reads_before_wait=before,
         tile=tile,
     )

@@ -10,6 +10,14 @@ from typing import Any
 from etc_dist.files import read_object
 from etc_dist.functions.rotary import HEAD_DIMS, rotary_table
 from etc_dist.models.experts import MOST_CHOICES, MOST_EXPERTS, Mixture
+from etc_dist.models.families import (
+    FAMILIES,
+    MIXTRAL,
+    MODEL_TYPES,
+    QWEN,
+    QWEN_2,
+    QWEN_MOE,
+)
 from etc_dist.models.fields import VARIANT_FIX, refuse_fields, refused
 from etc_dist.models.rope import (
     MOST_NUMBER,
@@ -18,69 +26,10 @@ from etc_dist.models.rope import (
     read_rope,
     rope_rates,
 )
-from etc_dist.models.sizes import DecoderSizes
+from etc_dist.models.sizes import PLAIN, DecoderSizes, Features
 from etc_dist.models.tokenizer_config import end_tokens
 from etc_dist.models.weight_files import refuse_adapter
 
-LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
-QWEN_MOE, MIXTRAL = "Qwen3MoeForCausalLM", "MixtralForCausalLM"
-ARCHITECTURES = {LLAMA: False, QWEN: True, QWEN_MOE: True, MIXTRAL: False}
-"""The models, and whether they normalize each query and key."""
-MODEL_TYPES = {LLAMA: "llama", QWEN: "qwen3", QWEN_MOE: "qwen3_moe", MIXTRAL: "mixtral"}
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    LLAMA: {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "eos_token_id": 2,
-    },
-    QWEN: {
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
-    QWEN_MOE: {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": 4096,
-    },
-    MIXTRAL: {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 2,
-    },
-}
-"""The values of fields that a file does not have, as in transformers."""
-THETAS = {MIXTRAL: 1e6}
-"""The default of rope_theta, where it is not 10000."""
 MOST_LAYERS, MOST_SIZE = 4096, 2**24
 
 
@@ -92,7 +41,8 @@ class ModelConfig:
     each expert. vocabulary: number of ids. heads, kv_heads: of queries, and of keys and
     values. positions: the longest text. rope_base, rope: of the rotary embedding, its
     theta and its scaling as config.json has it. is_tied: the embedding is the output
-    head. stop_tokens: the ids that end a text. mixture: its experts."""
+    head. stop_tokens: the ids that end a text. mixture: its experts. features: of its
+    layers."""
 
     architecture: str
     layers: int
@@ -109,6 +59,7 @@ class ModelConfig:
     is_tied: bool
     stop_tokens: tuple[int, ...]
     mixture: Mixture | None = None
+    features: Features = PLAIN
 
     def sizes(self, page_size: int, dtype: str = "bfloat16") -> DecoderSizes:
         """The sizes that `decoder_graph` takes."""
@@ -117,11 +68,17 @@ class ModelConfig:
             self.kv_heads,
             self.head_dim,
             self.norm_eps,
-            ARCHITECTURES[self.architecture],
+            FAMILIES[self.architecture].normalizes_heads,
             page_size,
             dtype,
             self.mixture,
+            self.features,
         )
+
+    def tables(self, positions: int) -> dict[str, Any]:
+        """The inputs of `decoder_graph` that follow from the configuration, for so many
+        positions of a request."""
+        return {"cos_sin": self.cos_sin(positions)}
 
     def cos_sin(self, positions: int) -> Any:
         """The table of the rotary embedding, [positions, head_dim]."""
@@ -186,10 +143,10 @@ def _architecture(given: Mapping[str, Any], path: Path) -> str:
     if not names:
         names = [name for name, own in MODEL_TYPES.items() if own == kind]
     name = ", ".join(map(str, names)) if isinstance(names, list) else str(names)
-    if name not in ARCHITECTURES:
+    if name not in FAMILIES:
         fix = "use a model of one of these architectures"
         got = repr(name) if name else f"no name, and model_type {kind!r}"
-        raise refused(path, " or ".join(ARCHITECTURES), got, fix)
+        raise refused(path, " or ".join(FAMILIES), got, fix)
     if kind not in (None, MODEL_TYPES[name]):
         wanted = f"model_type {MODEL_TYPES[name]!r} of {name}"
         raise refused(path, wanted, repr(kind), VARIANT_FIX)
@@ -217,9 +174,10 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
 
     name = _architecture(given, path)
     refuse_fields(given, path)
-    given = {**DEFAULTS[name], **given, **_experts(given, path)}
+    family = FAMILIES[name]
+    given = {**family.defaults, **given, **_experts(given, path)}
     rope = read_rope(given, path)
-    base = rope.pop("rope_theta", THETAS.get(name, 1e4))
+    base = rope.pop("rope_theta", family.theta)
     heads = size("num_attention_heads")
     config = ModelConfig(
         architecture=name,
@@ -239,6 +197,9 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         is_tied=given.get("tie_word_embeddings") is True,
         stop_tokens=_stop_tokens(given.get("eos_token_id"), path),
         mixture=_mixture(name, given, size),
+        features=Features(
+            qkv_bias=family.has_bias("qkv", given), o_bias=family.has_bias("o", given)
+        ),
     )
     _check_variants(given, config, path)
     return config
@@ -257,7 +218,7 @@ def _mixture(
     architecture: str, given: Mapping[str, Any], size: Callable[..., int]
 ) -> Mixture | None:
     """size(key, default, most): a number of config.json, checked."""
-    if architecture not in (QWEN_MOE, MIXTRAL):
+    if not FAMILIES[architecture].has_experts:
         return None
     experts = size("num_experts", most=MOST_EXPERTS)
     top_k = size("num_experts_per_tok", most=min(experts, MOST_CHOICES))
@@ -271,9 +232,13 @@ def _has_window(given: Mapping[str, Any], config: ModelConfig) -> bool:
     name, window = config.architecture, given.get("sliding_window")
     if window is None or (type(window) is int and window >= config.positions):
         return False
-    if name in (QWEN, QWEN_MOE) and not given.get("use_sliding_window"):
+    if FAMILIES[name].model_type.startswith("qwen") and not given.get(
+        "use_sliding_window"
+    ):
         return False
-    if name == QWEN and given["max_window_layers"] in range(config.layers, MOST_SIZE):
+    if name in (QWEN, QWEN_2) and given["max_window_layers"] in range(
+        config.layers, MOST_SIZE
+    ):
         return False
     return name in (QWEN_MOE, MIXTRAL) or given.get("layer_types") is None
 
@@ -281,13 +246,17 @@ def _has_window(given: Mapping[str, Any], config: ModelConfig) -> bool:
 def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -> None:
     full = ["full_attention"] * config.layers
     tied, mixture = given.get("tie_word_embeddings"), config.mixture
-    has_norm = ARCHITECTURES[config.architecture]
+    has_norm = FAMILIES[config.architecture].normalizes_heads
     variants = {
         "head_dim 64 or 128": config.head_dim in HEAD_DIMS,
         "a multiple of num_key_value_heads heads": config.heads % config.kv_heads == 0,
         "no sliding window": not _has_window(given, config),
         "layer_types full_attention": given.get("layer_types") in (None, full),
         "tie_word_embeddings true or false": tied is None or isinstance(tied, bool),
+        **{
+            f"{name} true or false": isinstance(given.get(name), bool | None)
+            for name in ("attention_bias", "attention_out_bias")
+        },
         f"use_qk_norm {str(has_norm).lower()}": given.get("use_qk_norm")
         in (None, has_norm),
         "factors of head_dim / 2 pairs": fits_factors(config.rope, config.head_dim),

@@ -173,6 +173,11 @@ class _Calls:
             )
             if name in sizes.matmuls
         }
+        self.biases = {
+            of: g.input(f"{of}_bias", (layers, size), dtype)
+            for of, size in (("qkv", width), ("o", hidden))
+            if getattr(sizes.features, f"{of}_bias")
+        }
         self.weights["head"] = [g.input("w_head", (self.vocabulary, hidden), dtype)]
         self.cache = g.state(
             "cache", (layers, pages, 2, sizes.kv_heads, sizes.page_size, dim), dtype
@@ -314,6 +319,11 @@ class _Calls:
         def gain(name: str) -> list[Region]:
             return [self.gains[name][layer, :]] if name in self.gains else []
 
+        def bias(*parts: Any) -> list[Region]:
+            if "qkv" not in self.biases:
+                return []
+            return [self.biases["qkv"][layer, part] for part in parts]
+
         (h,) = grid = g.grid(h=heads)
         keys = [sizes.heads + h, sizes.heads + heads + h]
         g.call(
@@ -321,6 +331,7 @@ class _Calls:
             grid,
             reads=[
                 *(self.qkv[:, tile(n, dim)] for n in keys),
+                *bias(*(tile(n, dim) for n in keys)),
                 *gain("k_norm"),
                 *self._places(step),
             ],
@@ -339,6 +350,7 @@ class _Calls:
             grid,
             reads=[
                 self.qkv[own, span(first * dim, queries * dim)],
+                *bias(span(first * dim, queries * dim)),
                 *gain("q_norm"),
                 *self._places(step, own),
                 self.cache[layer, :, :, kv_heads, :, :],
@@ -418,15 +430,18 @@ class _Calls:
         own = span(r, 1), slice(None)
         is_sum = delta.kind == "symmetric"
         of_norm, early = (self.sizes.dtype, self.sizes.norm_eps), self.early
+        bias = [self.biases[of][turn[1], :]] if of in self.biases else []
         if is_sum:
-            function, added = add_ranks_norm(*of_norm), delta[:, *own]
+            function = add_ranks_norm(*of_norm, has_bias=bool(bias))
+            added = delta[:, *own]
         else:
-            function, added = add_rms_norm(*of_norm, early=early), delta[own]
+            function = add_rms_norm(*of_norm, has_bias=bool(bias), early=early)
+            added = delta[own]
         g.call(
             function,
             grid,
             name=f"add_{name}",
-            reads=[added, self.residual[own], self.gains[name][number, :]],
+            reads=[added, *bias, self.residual[own], self.gains[name][number, :]],
             writes=[self.residual[own], y[own]],
             waits=[*([ended] if early and not is_sum else []), self.done[of][turn]],
             notifies=[notify],

@@ -22,10 +22,10 @@ def names(text: str) -> frozenset[str]:
 
 HONOURED = names(
     """
-    architectures eos_token_id head_dim hidden_size intermediate_size layer_types
-    max_position_embeddings max_window_layers model_type moe_intermediate_size
-    norm_topk_prob num_attention_heads num_experts num_experts_per_tok
-    num_hidden_layers num_key_value_heads num_local_experts
+    architectures attention_bias attention_out_bias eos_token_id head_dim hidden_size
+    intermediate_size layer_types max_position_embeddings max_window_layers model_type
+    moe_intermediate_size norm_topk_prob num_attention_heads num_experts
+    num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts
     original_max_position_embeddings rms_norm_eps rope_parameters rope_scaling
     rope_theta sliding_window tie_word_embeddings use_qk_norm use_sliding_window
     vocab_size
@@ -50,6 +50,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "is_causal": (True,),
     "is_encoder_decoder": (False,),
     "logits_scaling": (1,),
+    "mlp_bias": (False,),
     "mlp_only_layers": ([],),
     "moe_layer_freq": (1,),
     "n_group": (1,),
@@ -79,11 +80,11 @@ DECODING = names(
     assistant_lookbehind diversity_penalty do_sample dola_layers early_stopping
     encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff
     is_assistant length_penalty max_length max_matching_ngram_size max_new_tokens
-    max_time min_length min_new_tokens min_p no_repeat_ngram_size
-    num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
-    num_return_sequences penalty_alpha prompt_lookup_num_tokens remove_invalid_values
-    renormalize_logits repetition_penalty speculation_type target_lookbehind
-    temperature top_h top_k top_p typical_p use_mtp
+    max_time min_length min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens
+    num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences
+    penalty_alpha prompt_lookup_num_tokens remove_invalid_values renormalize_logits
+    repetition_penalty speculation_type target_lookbehind temperature top_h top_k top_p
+    typical_p use_mtp
     """
 )
 """Not applied: how tokens are chosen is an argument of `generate`."""
@@ -92,22 +93,21 @@ UNUSED = names(
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal
     _commit_hash _experts_implementation _experts_implementation_internal
     _flash_attn_2_enabled _from_model_config _name_or_path _output_attentions
-    attention_bias attention_dropout attn_implementation auto_map aux_loss_alpha
-    bos_token_id cache_config cache_implementation chunk_size_feed_forward
-    classifier_dropout compile_config continuous_batching_config
-    decoder_start_token_id disable_compile dtype embd_pdrop finetuning_task
-    gradient_checkpointing hidden_dropout id2label initializer_range is_decoder
-    is_llama_config label2id low_memory max_cache_len max_sequence_length mlp_bias
-    model_max_length name_or_path num_labels output_attentions output_hidden_states
-    output_logits output_router_logits output_scores pad_token_id prefill_chunk_size
-    pretraining_tp problem_type resid_pdrop return_dict return_dict_in_generate
-    router_aux_loss_coef router_jitter_noise sep_token_id seq_aux tokenizer_class
-    torch_dtype transformers.js_config transformers_version unsloth_fixed
-    unsloth_version use_bfloat16 use_cache
+    attention_dropout attn_implementation auto_map aux_loss_alpha bos_token_id
+    cache_config cache_implementation chunk_size_feed_forward classifier_dropout
+    compile_config continuous_batching_config decoder_start_token_id disable_compile
+    dtype embd_pdrop finetuning_task gradient_checkpointing hidden_dropout id2label
+    initializer_range is_decoder is_llama_config label2id low_memory max_cache_len
+    max_sequence_length model_max_length name_or_path num_labels output_attentions
+    output_hidden_states output_logits output_router_logits output_scores pad_token_id
+    prefill_chunk_size pretraining_tp problem_type resid_pdrop residual_dropout
+    return_dict return_dict_in_generate router_aux_loss_coef router_jitter_noise
+    sep_token_id seq_aux tokenizer_class torch_dtype transformers.js_config
+    transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
     """
 )
-"""Training, notes, outputs and implementations of other libraries. Whether layers have
-biases is known from the tensors, and dtypes are those of `load`."""
+"""Training, notes, outputs and implementations of other libraries. Dtypes are those of
+`load`."""
 EMPTY: tuple[Any, ...] = (False, "", [], {})
 VARIANT_FIX = "use a model of which each variant is implemented"
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.models.config import LLAMA, QWEN_MOE, ModelConfig, parse_config
+from etc_dist.models.config import ModelConfig, parse_config
 from etc_dist.models.extras import extra_module
+from etc_dist.models.families import FAMILIES
 from etc_dist.models.fields import names, refused
 from etc_dist.models.gguf_keys import ARCHITECTURE, TYPE, fields_of, refuse_keys
 from etc_dist.models.gguf_reader import GgufTensor
@@ -18,7 +19,7 @@ from etc_dist.models.gguf_split import read_parts
 from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.weights import stack_weights
 
-ARCHITECTURES = {"llama": LLAMA, "qwen3": "Qwen3ForCausalLM", "qwen3moe": QWEN_MOE}
+ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 PAIRED = ("llama",)
 """Architectures whose queries and keys are stored with the two elements that the
 rotary embedding rotates next to each other."""
@@ -42,6 +43,8 @@ LAYER_TENSORS = {
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
 """Those of experts are stacked; {} stands for the number of one."""
+OTHER_TENSORS = {"seed_oss": {"post_attention_norm": "post_attention_layernorm"}}
+"""Those of an architecture that differ."""
 STOPS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 STOP_TEXTS = names(
     """
@@ -100,6 +103,8 @@ class GgufFile:
             "eos_token_id": self._stops(tokens),
             "rope_scaling": self._rope(kind),
             "norm_topk_prob": True,
+            "attention_bias": "blk.0.attn_q.bias" in names,
+            "attention_out_bias": "blk.0.attn_output.bias" in names,
         }
         defaults = {"rope_theta": 10000.0, "vocab_size": len(tokens)}
         fields |= {n: v for n, v in defaults.items() if fields[n] is None}
@@ -150,7 +155,11 @@ class GgufFile:
 
     def tensors(self, config: ModelConfig) -> Iterator[tuple[str, Any]]:
         """The tensors by their names in safetensors files."""
-        paired = self.get(ARCHITECTURE) in PAIRED
+        kind = self.get(ARCHITECTURE)
+        paired, layer_tensors = (
+            kind in PAIRED,
+            LAYER_TENSORS | OTHER_TENSORS.get(kind, {}),
+        )
         heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
         for tensor in self._content.tensors:
             if tensor.name == FACTORS:
@@ -158,16 +167,17 @@ class GgufFile:
             values = self._values(tensor)
             _, _, rest = tensor.name.partition("blk.")
             layer, _, name = rest.partition(".")
-            own = LAYER_TENSORS.get(name.removesuffix(".weight"))
-            if own is None or not name.endswith(".weight"):
+            stem, _, suffix = name.rpartition(".")
+            own = layer_tensors.get(stem)
+            if own is None or suffix not in ("weight", "bias"):
                 yield TENSORS.get(tensor.name, tensor.name), values
                 continue
-            count = heads.get(name.removesuffix(".weight"))
+            count = heads.get(stem)
             if paired and count and len(values) % (2 * count) == 0:
                 values = _halves(values, count)
             parts = values if "{}" in own else [values]
             for expert, part in enumerate(parts):
-                yield f"model.layers.{layer}.{own.format(expert)}.weight", part
+                yield f"model.layers.{layer}.{own.format(expert)}.{suffix}", part
 
     def _values(self, tensor: GgufTensor) -> Any:
         try:

@@ -49,7 +49,7 @@ def load(
     world: World | None = None,
 ) -> Model:
     """The model in `path`: a Hugging Face folder with config.json and safetensors
-    files, or a GGUF file. Llama, Qwen3, Qwen3-MoE and Mixtral. Collective; a world of
+    files, or a GGUF file, of a family in docs/models.md. Collective; a world of
     several ranks splits heads, inner width and vocabulary, and each rank loads only its
     part.
 

@@ -313,7 +313,8 @@ class Model:
             if config.is_tied:
                 self._arrays["w_head"] = tied_head(embedding, self.part)
             self._arrays["embedding"] = embedding[: config.vocabulary]
-            self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
+            tables = config.tables(self.positions)
+            self._arrays |= {name: self._put(table) for name, table in tables.items()}
             self._arrays["cache"] = self._empty(setup.cache_shape, dtype)
             self._rows = RowArrays(self.pages.table.shape, self.world.backend)
             vocabulary = self.part.config(config).vocabulary

@@ -12,12 +12,26 @@ MATMULS = ("qkv", "o", "gate_up", "down", "head")
 
 
 @dataclass(frozen=True)
+class Features:
+    """What the layers of a model have that Llama's have not. The program of a model
+    without any does not depend on them.
+
+    qkv_bias, o_bias: the matmul has a bias."""
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+
+
+PLAIN = Features()
+
+
+@dataclass(frozen=True)
 class DecoderSizes:
     """The sizes of a decoder that are fixed when its program is compiled.
 
     norm_eps: the epsilon of each RMSNorm. normalizes_heads: each query and key is
     normalized, too. page_size: positions in a page of the cache. mixture: the experts
-    in place of a dense MLP."""
+    in place of a dense MLP. features: of the layers."""
 
     heads: int
     kv_heads: int
@@ -27,6 +41,7 @@ class DecoderSizes:
     page_size: int = 64
     dtype: str = "bfloat16"
     mixture: Mixture | None = None
+    features: Features = PLAIN
 
     @property
     def matmuls(self) -> tuple[str, ...]:
@@ -44,4 +59,5 @@ class DecoderSizes:
     def paged(self) -> PagedCache:
         """The parameters of the functions of a paged cache."""
         eps = self.norm_eps if self.normalizes_heads else None
-        return PagedCache(self.head_dim, self.page_size, self.dtype, eps)
+        has_bias = self.features.qkv_bias
+        return PagedCache(self.head_dim, self.page_size, self.dtype, eps, has_bias)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from etc_dist.models.config import ARCHITECTURES, MIXTRAL, ModelConfig
+from etc_dist.models.config import ModelConfig
+from etc_dist.models.families import FAMILIES, MIXTRAL
 from etc_dist.models.part import Part
 
-LAYER = "model.layers.{}.{}.weight"
-IN_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)\.weight")
+LAYER = "model.layers.{}.{}"
+IN_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
 MLP_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
 EXPERT_NAMES = {MIXTRAL: ("block_sparse_moe", "w1", "w3", "w2")}
 """The MLP or the block of experts in a layer, and its gate, up and down."""
@@ -79,9 +80,15 @@ def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
             for expert in range(config.mixture.experts)
             for name, to in targets.items()
         }
-    if ARCHITECTURES[config.architecture]:
+    if FAMILIES[config.architecture].normalizes_heads:
         own |= {f"self_attn.{n}": (n, ...) for n in ("q_norm", "k_norm")}
-    return own
+    places = {f"{name}.weight": place for name, place in own.items()}
+    for to, of in (("qkv", "qkv"), ("o", "o")):
+        if getattr(config.features, f"{to}_bias"):
+            for projection in of:
+                name = f"self_attn.{projection}_proj"
+                places[f"{name}.bias"] = f"{to}_bias", own[name][1]
+    return places
 
 
 def of_experts(

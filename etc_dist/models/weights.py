@@ -12,7 +12,8 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.config import ARCHITECTURES, ModelConfig
+from etc_dist.models.config import ModelConfig
+from etc_dist.models.families import FAMILIES
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
 from etc_dist.models.safetensors_file import MOST_LISTED, listed, weights_error
 from etc_dist.models.weight_files import read_folder
@@ -97,7 +98,7 @@ def stack_weights(
             num_faults += 1
     if faults:
         got = listed(faults, num_faults)
-        raise weights_error(path, "the tensors of config.json, without biases", got)
+        raise weights_error(path, "the tensors of config.json", got)
     return held
 
 
@@ -160,7 +161,11 @@ def weight_shapes(
     }
     if not config.is_tied:
         shapes["w_head"] = (config.vocabulary, hidden)
-    if ARCHITECTURES[config.architecture]:
+    if config.features.qkv_bias:
+        shapes["qkv_bias"] = layers, width
+    if config.features.o_bias:
+        shapes["o_bias"] = layers, hidden
+    if FAMILIES[config.architecture].normalizes_heads:
         shapes |= {name: (layers, config.head_dim) for name in ("q_norm", "k_norm")}
     return shapes
 

@@ -7,7 +7,7 @@ namespace etc {
 
 template <class Task>
 struct append_kv {
-  using Rows = PagedRows<Task, 2>;
+  using Rows = PagedRows<Task, Task::kHasBias ? 4 : 2>;
   using Vector = Head<Task::kHeadDim, Task::kIsHalf>;
 
   ETC_DEVICE static void run(const Task& task) {
@@ -38,6 +38,13 @@ struct append_kv {
       Vector key, value;
       key.load(u64(k.at(exists ? n : 0)), c, exists);
       value.load(u64(v.at(exists ? n : 0)), c, exists);
+      if constexpr (Task::kHasBias) {
+        Vector bias;
+        bias.load(u64(task.template operand<2>().at()), c, exists);
+        key.add(bias);
+        bias.load(u64(task.template operand<3>().at()), c, exists);
+        value.add(bias);
+      }
       key.template rotate<Task::kNormalizes>(Rows::gain(task), Task::kEps, angles, c, is_in_range);
       if (page < pages.count) {
         const u64 to = pages.key(page, row.position % Task::kPageSize) + c * 16;

@@ -55,8 +55,8 @@ struct AddedRow {
   }
 };
 
-// The last reads are the residual, if something is added to one, and the gain. The sum, or the row
-// of an id, is stored, too.
+// The last reads are the residual, if something is added to one, and the gain. With kHasBias a
+// further row, operand 1, is added. The sum, or the row of an id, is stored, too.
 template <class Task, class Added>
 struct NormalizedRow {
   using Vectors = RowVectors<Task>;
@@ -117,7 +117,7 @@ struct NormalizedRow {
   // The addresses of one row's operands. `sum`: what the norm is of.
   struct Row {
     static constexpr i32 kReads = Task::kReads;
-    u64 residual, gain, sum, y;
+    u64 bias, residual, gain, sum, y;
     i32 columns;
     Added added;
 
@@ -128,20 +128,23 @@ struct NormalizedRow {
       y = u64(task.template operand<kReads + kStores>().at());
       sum = u64(task.template operand<kStores ? kReads : 0>().at());
       if constexpr (kAdds) residual = u64(task.template operand<kReads - 2>().at());
+      if constexpr (Task::kHasBias) bias = u64(task.template operand<1>().at());
     }
     // first: the first thread's column. Vectors of which no thread has a column are left out.
     template <class Ready>
     ETC_DEVICE bool fetch_sums(
         i32 first, i32 column, Ready ready, uint4 (&v)[kAtOnce]) const {
       if constexpr (kAdds) {
-        uint4 other[kAtOnce];
+        uint4 other[kAtOnce], of_bias[kAtOnce];
         fetch(residual, column, columns, other);
+        if constexpr (Task::kHasBias) fetch(bias, column, columns, of_bias);
         if (!ready()) return false;
         typename Vectors::Sums total = {};
         added.add(column, columns, total);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           if (first + i * kStep >= columns) break;
+          if constexpr (Task::kHasBias) total[i].add(of_bias[i]);
           total[i].add(other[i]);
           v[i] = total[i].rounded();
           const i32 at = column + i * kStep;

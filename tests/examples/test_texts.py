@@ -51,7 +51,7 @@ def test_readme_is_short():
     assert len(TEXTS[0].read_text().split()) <= 750
 
 
-@pytest.mark.parametrize("name", ["api", "model_files"])
+@pytest.mark.parametrize("name", ["api", "model_files", "models"])
 def test_generated_pages_are_fresh(name):
     script = ROOT / f"docs/make_{name}.py"
     fresh = runpy.run_path(str(script))["page"]()

@@ -16,38 +16,41 @@ from tests.layers.reference import draw
 
 
 @graph_function
-def norms(g: Graph, *, dtype: str) -> None:
-    """y: RMSNorm of total = parts[0] + parts[1] + ... + total, which is updated."""
+def norms(g: Graph, *, dtype: str, has_bias: bool) -> None:
+    """y: RMSNorm of total = parts[0] + parts[1] + ... + total, which is updated; with
+    has_bias, of this sum and that."""
     rows, columns = g.dims("rows columns")
     parts = g.input("parts", (g.world_size, rows, columns), dtype)
-    gain = g.input("gain", (columns,), dtype)
+    gain, bias = (g.input(name, (columns,), dtype) for name in ("gain", "bias"))
     total = g.state("total", (rows, columns), dtype)
     y = g.output("y", (rows, columns), dtype)
     (r,) = grid = g.grid(r=rows)
     own = span(r, 1), slice(None)
     g.call(
-        add_ranks_norm(dtype, EPS),
+        add_ranks_norm(dtype, EPS, has_bias=has_bias),
         grid,
-        reads=[parts[:, *own], total[own], gain[:]],
+        reads=[parts[:, *own], *([bias[:]] * has_bias), total[own], gain[:]],
         writes=[total[own], y[own]],
     )
 
 
 # Of the last one a thread has vectors that it loads again.
 @pytest.mark.parametrize(
-    ("ranks", "columns", "dtype"),
+    ("ranks", "columns", "dtype", "has_bias"),
     [
-        (2, 64, "float16"),
-        pytest.param(5, 2120, "bfloat16", marks=pytest.mark.exhaustive),
-        (8, 8264, "bfloat16"),
+        (2, 64, "float16", True),
+        pytest.param(5, 2120, "bfloat16", True, marks=pytest.mark.exhaustive),
+        (8, 8264, "bfloat16", False),
     ],
 )
-def test_parts_are_added_in_rank_order(ranks, columns, dtype, rng):
+def test_parts_are_added_in_rank_order(ranks, columns, dtype, has_bias, rng):
     parts, total = draw(rng, (ranks, 2, columns), dtype), draw(rng, (2, columns), dtype)
     given = {"parts": parts, "total": total, "gain": draw(rng, (columns,), dtype)}
-    graph, dims = norms(ranks, dtype=dtype), {"rows": 2, "columns": columns}
+    given["bias"] = draw(rng, (columns,), dtype)
+    graph = norms(ranks, dtype=dtype, has_bias=has_bias)
+    dims = {"rows": 2, "columns": columns}
     wide = np.zeros((2, columns), np.float32)
-    for array in (*parts, total):
+    for array in (*parts, *([given["bias"]] * has_bias), total):
         wide += array.astype(np.float32)
     sums = wide.astype(total.dtype)
     wanted = expected(sums, given["gain"])
@@ -62,4 +65,4 @@ def test_parts_are_added_in_rank_order(ranks, columns, dtype, rng):
 
 @pytest.mark.parametrize("ranks", [8, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_the_cuda_bodies_compile_without_spills(ranks):
-    check_compiled(norms(ranks, dtype="bfloat16"))
+    check_compiled(norms(ranks, dtype="bfloat16", has_bias=ranks == 8))

@@ -20,11 +20,12 @@ EPS = 1e-5
 
 @graph_function
 def norms(g: Graph, *, dtype: str) -> None:
-    """y and z: RMSNorms of x, and of total = x + residual, which is updated. v: RMSNorm
-    of u, the rows `ids` of x."""
+    """y and z: RMSNorms of x, and of total = x + bias + residual, which is updated. v:
+    RMSNorm of u, the rows `ids` of x."""
     rows, columns = g.dims("rows columns")
     shape = rows, columns
     x, gain = g.input("x", shape, dtype), g.input("gain", (2, columns), dtype)
+    bias = g.input("bias", (2, columns), dtype)
     total = g.state("total", shape, dtype)
     y, z = g.output("y", shape, dtype), g.output("z", shape, dtype)
     ids = g.input("ids", (rows,), "int32")
@@ -33,9 +34,9 @@ def norms(g: Graph, *, dtype: str) -> None:
     own = span(r, 1), slice(None)
     g.call(rms_norm(dtype, EPS), grid, reads=[x[own], gain[0, :]], writes=[y[own]])
     g.call(
-        add_rms_norm(dtype, EPS),
+        add_rms_norm(dtype, EPS, has_bias=True),
         grid,
-        reads=[x[own], total[own], gain[1, :]],
+        reads=[x[own], bias[1, :], total[own], gain[1, :]],
         writes=[total[own], z[own]],
     )
     g.call(
@@ -59,6 +60,7 @@ def expected(x: Any, gain: Any) -> Any:
 def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
     x, total = (draw(rng, (rows, columns), dtype) for _ in range(2))
     given = {"x": x, "total": total, "gain": draw(rng, (2, columns), dtype)}
+    given["bias"] = draw(rng, (2, columns), dtype)
     given["ids"] = np.array([rows - 1, -1, rows][:rows], np.int32)
     looked_up = x[[rows - 1, 0, 0][:rows]]
     graph, dims = norms(1, dtype=dtype), {"rows": rows, "columns": columns}
@@ -66,7 +68,8 @@ def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
         simulate(schedule_static(graph), [given], dims).outputs[0],
         Emulator(graph).run([given], dims)[0],
     ):
-        sums = (x.astype(np.float32) + total.astype(np.float32)).astype(x.dtype)
+        parts = x, given["bias"][1], total
+        sums = sum(part.astype(np.float32) for part in parts).astype(x.dtype)
         np.testing.assert_array_equal(found["total"], sums)
         np.testing.assert_array_equal(found["u"], looked_up)
         for name, of, gain in (("y", x, 0), ("z", sums, 1), ("v", looked_up, 0)):

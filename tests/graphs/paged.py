@@ -43,6 +43,7 @@ def attention(
     heads = group * kv_heads
     qkv = g.input("qkv", (rows, width), dtype)
     gains = [g.input(f"{n}_gain", (2, dim), dtype) for n in "qk"]
+    biases = g.input("bias", (2, width), dtype)
     cos_sin = g.input("cos_sin", (positions, dim), "float32")
     request = g.input("request", (rows,), "int32")
     position = g.input("position", (rows,), "int32")
@@ -62,6 +63,9 @@ def attention(
     def gain(n: int) -> list[Any]:
         return [] if paged.norm_eps is None else [gains[n][layer, :]]
 
+    def bias(*parts: Any) -> list[Any]:
+        return [biases[layer, part] for part in parts] if paged.has_bias else []
+
     (h,) = grid = g.grid(h=kv_heads)
     key = heads * dim + h * dim
     g.call(
@@ -70,6 +74,7 @@ def attention(
         reads=[
             qkv[:, span(key, dim)],
             qkv[:, span(key + kv_heads * dim, dim)],
+            *bias(span(key, dim), span(key + kv_heads * dim, dim)),
             *gain(1),
             *(cos_sin[:, :], request[:], position[:], table[:, :]),
         ],
@@ -86,6 +91,7 @@ def attention(
         grid,
         reads=[
             qkv[own, span(first * dim, count * dim)],
+            *bias(span(first * dim, count * dim)),
             *gain(0),
             *(cos_sin[:, :], request[own], position[own], table[:, :]),
             cache[layer, :, :, h, :, :],
@@ -139,6 +145,7 @@ def draw_step(
         "qkv": draw(rng, (len(order), width), paged.dtype),
         "q_gain": draw(rng, (2, dim), paged.dtype),
         "k_gain": draw(rng, (2, dim), paged.dtype),
+        "bias": draw(rng, (2, width), paged.dtype),
         "cos_sin": rotary_table(most_pages * page, frequencies(dim, BASE)),
         "request": request.copy(),
         "position": position.copy(),
@@ -179,7 +186,11 @@ def expected(
     """y in fp64, and the cache after the step."""
     dim, page = paged.head_dim, paged.page_size
     cache, kv_heads = given["cache"].copy(), given["cache"].shape[3]
-    qkv = given["qkv"].reshape(len(given["qkv"]), -1, dim)
+    qkv = given["qkv"]
+    if paged.has_bias:
+        sums = qkv.astype(np.float32) + given["bias"][layer].astype(np.float32)
+        qkv = sums.astype(qkv.dtype)
+    qkv = qkv.reshape(len(qkv), -1, dim)
     q, k, v = np.split(qkv, [group * kv_heads, (group + 1) * kv_heads], axis=1)
     has_norm = paged.norm_eps is not None
     q_gain, k_gain = (given[f"{n}_gain"][layer] if has_norm else None for n in "qk")

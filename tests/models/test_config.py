@@ -134,7 +134,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         ({}, {"model_type": "llama"}),
         ({}, {"rope_scaling": {"type": "default", "factor": 1.0}}),
         ({}, {"is_llama_config": True, "rope_interleaved": False, "pruned_heads": {}}),
-        ({}, {"attention_bias": True, "mlp_bias": True}),
+        ({}, {"attention_bias": False, "mlp_bias": False}),
         ({}, {"use_sliding_window": True, "sliding_window": None}),
         ({}, {"sliding_window": SMOL["max_position_embeddings"]}),
         ({}, WINDOW | {"layer_types": FULL}),

@@ -19,8 +19,8 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "LlamaForCausalLM or Qwen3"),
-        ({"architectures": []}, "LlamaForCausalLM or Qwen3"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "LlamaForCausalLM or Qwen"),
+        ({"architectures": []}, "LlamaForCausalLM or Qwen"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: an integer from 1"),
         ({"num_hidden_layers": 1.5}, "num_hidden_layers: an integer from 1"),
         ({"vocab_size": None}, "vocab_size: an integer from 1"),
@@ -31,6 +31,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         ({"rope_theta": [1], "rope_parameters": {"rope_theta": 1}}, "one rope_theta"),
         ({"rope_theta": None, "rope_parameters": {"rope_theta": 0}}, "rope_theta: a"),
         ({"eos_token_id": [1, "a"]}, "eos_token_id: ids of tokens"),
+        ({"attention_bias": 1}, "attention_bias true or false"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings true or false"),
         ({"layer_types": ["sliding_attention"]}, "layer_types full_attention"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 1"),

@@ -12,6 +12,8 @@ LINEAR = {"type": "linear", "factor": 4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 CHANGES = {
     "architectures": ({}, ["Qwen3ForCausalLM"]),
+    "attention_bias": ({}, True),
+    "attention_out_bias": ({"architectures": ["SeedOssForCausalLM"]}, True),
     "eos_token_id": ({}, 7),
     "head_dim": ({}, 128),
     "hidden_size": ({}, 1152),

@@ -178,7 +178,7 @@ def test_weights_are_stacked_by_layer(model, tmp_path, stored):
         (
             "model.norm.bias",
             np.zeros(16),
-            "without biases[^$]*model.norm.bias: unknown",
+            "of config.json[^$]*model.norm.bias: unknown",
         ),
         ("model.norm.weight", np.zeros(8), r"\[8\] instead of \[16\]"),
         ("model.norm.weight", np.full(16, np.nan), "not finite"),

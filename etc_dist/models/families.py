@@ -1,0 +1,152 @@
+"""The families of models: names, defaults of fields, and how their layers differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one architecture, which is a name in config.json.
+
+    model_type: its other name there. defaults: the values of fields that a file does
+    not have, as in transformers. theta: the default of rope_theta. normalizes_heads:
+    each query and key is normalized. biases: of the matmuls `qkv` and `o`: True, or the
+    field that says whether there are any. has_experts: in place of an MLP.
+    gguf: general.architecture of its GGUF files. layers: what they have, for users."""
+
+    architecture: str
+    model_type: str
+    defaults: Mapping[str, Any]
+    theta: float = 1e4
+    normalizes_heads: bool = False
+    biases: Mapping[str, str | bool] = field(default_factory=dict)
+    has_experts: bool = False
+    gguf: str = ""
+    layers: str = "plain"
+
+    def has_bias(self, matmul: str, given: Mapping[str, Any]) -> bool:
+        """Whether a matmul has a bias. given: the fields of config.json."""
+        bias = self.biases.get(matmul, False)
+        return given.get(bias) is True if isinstance(bias, str) else bias
+
+
+LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
+QWEN_2 = "Qwen2ForCausalLM"
+QWEN_MOE, MIXTRAL = "Qwen3MoeForCausalLM", "MixtralForCausalLM"
+OPTIONAL_BIASES = {"qkv": "attention_bias", "o": "attention_bias"}
+_OF_QWEN = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_LIST = (
+    Family(
+        LLAMA,
+        "llama",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "eos_token_id": 2,
+        },
+        biases=OPTIONAL_BIASES,
+        gguf="llama",
+        layers="optional biases of q, k, v, o",
+    ),
+    Family(
+        QWEN_2,
+        "qwen2",
+        _OF_QWEN,
+        biases={"qkv": True},
+        gguf="qwen2",
+        layers="biases of q, k, v",
+    ),
+    Family(
+        QWEN,
+        "qwen3",
+        {**_OF_QWEN, "head_dim": 128},
+        normalizes_heads=True,
+        biases=OPTIONAL_BIASES,
+        gguf="qwen3",
+        layers="norm of each query and key; optional biases of q, k, v, o",
+    ),
+    Family(
+        QWEN_MOE,
+        "qwen3_moe",
+        {
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "moe_intermediate_size": 768,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+        },
+        normalizes_heads=True,
+        biases=OPTIONAL_BIASES,
+        has_experts=True,
+        gguf="qwen3moe",
+        layers="as qwen3, with a mixture of experts",
+    ),
+    Family(
+        MIXTRAL,
+        "mixtral",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 2,
+        },
+        theta=1e6,
+        has_experts=True,
+        layers="a mixture of experts",
+    ),
+    Family(
+        "SeedOssForCausalLM",
+        "seed_oss",
+        {
+            "vocab_size": 155136,
+            "hidden_size": 4096,
+            "intermediate_size": 27648,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 80,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 524288,
+            "rms_norm_eps": 1e-6,
+            "eos_token_id": 2,
+            "attention_bias": True,
+        },
+        biases={"qkv": "attention_bias", "o": "attention_out_bias"},
+        gguf="seed_oss",
+        layers="optional biases of q, k, v, and of o",
+    ),
+)
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _LIST}
+"""By architecture."""
+MODEL_TYPES = {family.architecture: family.model_type for family in _LIST}

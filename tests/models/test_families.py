@@ -1,0 +1,133 @@
+"""Each family against transformers: prompts, decoding and ragged steps, on one rank and
+on two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.models.config import ModelConfig, read_config
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.families import FAMILIES
+from etc_dist.models.gguf_file import GgufFile
+from etc_dist.models.part import Part
+from etc_dist.models.weights import load_weights
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.models.conftest import SHAPES
+from tests.models.families import CASES, Case, Tiny
+from tests.models.steps import row_arrays
+
+pytestmark = pytest.mark.torch
+PAGE, PAGES = 16, 2
+MOST_ERROR = 0.02
+"""Of all logits, relative to their root mean square."""
+STEPS = [[18, 2], [1, 3], [1, 1]]
+"""The rows of each request in each step: prompts, one of them in two parts."""
+
+
+class Ranks:
+    """A model on some ranks, in this process."""
+
+    def __init__(self, folder: Any, config: ModelConfig, count: int) -> None:
+        parts = [Part(rank, count) for rank in range(count)]
+        own, requests = parts[0].config(config), len(STEPS[0])
+        sizes = own.sizes(PAGE)
+        self.config, self.lengths = config, [0] * requests
+        graph = decoder_graph(count, sizes=sizes, shapes=SHAPES, best_columns=64)
+        self.plan = schedule_static(graph)
+        rng = np.random.default_rng(3)
+        table = rng.permutation(requests * PAGES).reshape(requests, PAGES)
+        self.given = [load_weights(folder, config, "bfloat16", part) for part in parts]
+        pages = own.layers, requests * PAGES, 2, own.kv_heads, PAGE, own.head_dim
+        for given in self.given:
+            given["embedding"] = given["embedding"][: config.vocabulary]
+            given |= config.tables(PAGE * PAGES)
+            given["table"] = table.astype(np.int32)
+            given["cache"] = np.full(pages, np.nan, given["norm"].dtype)
+        self.dims = {f"{n}_shape": i % 2 for i, n in enumerate(sizes.matmuls)}
+        names = "layers", "hidden", "inner", "vocabulary"
+        self.dims |= {name: getattr(own, name) for name in names}
+        self.dims |= {
+            "all_ids": config.vocabulary,
+            "positions": PAGE * PAGES,
+            "requests": requests,
+            "most_pages": PAGES,
+            "pages": requests * PAGES,
+            "attend_heads": 2,
+            "steps": 1,
+            "stops": 1,
+            "samples": 0,
+        }
+
+    def step(self, rows: list[list[int]], slices: int) -> np.ndarray:
+        """The logits of the next ids of each request."""
+        of = [(r, n) for r, ids in enumerate(rows) for n in range(len(ids))]
+        request = [r for r, _ in of]
+        position = [self.lengths[r] + n for r, n in of]
+        for r, ids in enumerate(rows):
+            self.lengths[r] += len(ids)
+        arrays = row_arrays([rows[r][n] for r, n in of], request, position)
+        for given in self.given:
+            element, width = given["norm"].dtype, self.dims["vocabulary"]
+            given |= arrays
+            given["logits"] = np.full((len(of), width), np.nan, element)
+        dims = self.dims | {"rows": len(of), "slices": slices}
+        found = simulate(self.plan, self.given, dims).outputs
+        for given, one in zip(self.given, found, strict=True):
+            given["cache"] = one["cache"]
+        logits = np.concatenate([one["logits"] for one in found], axis=1)
+        return logits[:, : self.config.vocabulary].astype(np.float32)
+
+
+def test_each_family_has_a_case():
+    """Those with experts are in test_decoder_logits.py."""
+    dense = [family for family in FAMILIES.values() if not family.has_experts]
+    assert {case.kind for case in CASES} == {family.model_type for family in dense}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_logits_are_those_of_transformers(case: Case, tmp_path, rng):
+    reference = Tiny(case, {})
+    reference.save(tmp_path)
+    config = read_config(tmp_path)
+    lengths = [sum(counts) for counts in zip(*STEPS, strict=True)]
+    texts = [rng.integers(config.vocabulary, size=n).tolist() for n in lengths]
+    wanted = [reference.logits(text) for text in texts]
+    scale = np.sqrt(np.mean(np.concatenate(wanted) ** 2))
+    for ranks in (1, 2) if config.heads > 1 else (1,):
+        model, begun = Ranks(tmp_path, config, ranks), [0] * len(texts)
+        for number, counts in enumerate(STEPS):
+            ends = [b + n for b, n in zip(begun, counts, strict=True)]
+            spans = [slice(*span) for span in zip(begun, ends, strict=True)]
+            rows = [text[span] for text, span in zip(texts, spans, strict=True)]
+            found = model.step(rows, 1 + number)
+            of_step = [w[span] for w, span in zip(wanted, spans, strict=True)]
+            off = found - np.concatenate(of_step)
+            assert np.sqrt(np.mean(off**2)) < MOST_ERROR * scale
+            begun = ends
+    for name, changes in case.drops.items():
+        other = Tiny(case, changes, reference.model.state_dict()).logits(texts[0])
+        assert np.sqrt(np.mean((other - wanted[0]) ** 2)) > 5 * MOST_ERROR * scale, name
+
+
+GGUF = [case for case in CASES if case.gguf is not None]
+
+
+@pytest.mark.parametrize("case", GGUF, ids=str)
+def test_gguf_files_have_the_same_weights(case: Case, tmp_path):
+    model = Tiny(case, {})
+    model.save(tmp_path)
+    config = read_config(tmp_path)
+    assert case.gguf is not None
+    path = tmp_path / "model.gguf"
+    model.save_gguf(path, FAMILIES[config.architecture].gguf, case.gguf)
+    file = GgufFile(path)
+    of_file = replace(file.config(), stop_tokens=config.stop_tokens)
+    assert of_file == config
+    weights = file.weights(config, "bfloat16")
+    for name, wanted in load_weights(tmp_path, config, "bfloat16").items():
+        np.testing.assert_array_equal(weights[name], wanted, name)
