@@ -19,7 +19,7 @@ from etc_dist.cache import Cache
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
 from etc_dist.models.bundle import bundle_model
 from etc_dist.models.library import library_programs
-from etc_dist.models.loading import DEFAULTS
+from etc_dist.models.loading import DEFAULTS, add_options_of_load
 from etc_dist.new_function import write_function
 from etc_dist.ops.tuning import Tuning, save_tuning
 from etc_dist.predict.command import add_options as add_predict_options
@@ -28,6 +28,8 @@ from etc_dist.runtime.build import ARCH, expect_arch, report
 from etc_dist.runtime.trace_file import read_trace
 from etc_dist.runtime.trace_sums import show_sums
 from etc_dist.schedule import Plan
+from etc_dist.serve.command import add_options as add_serve_options
+from etc_dist.serve.command import run as serve
 from etc_dist.settings import Settings
 
 SAMPLING = {
@@ -133,6 +135,8 @@ def _run(options: argparse.Namespace) -> int:
         arguments = options.template_argument
         answer(options.model, options.prompt, options.tokens, sampling, arguments)
         return 0
+    if options.command == "serve":
+        return serve(options)
     if options.command == "new-function":
         paths = write_function(options.name, options.folder)
         test = f"{sys.executable} -m pytest {paths[-1]}"
@@ -201,6 +205,8 @@ def _parser() -> argparse.ArgumentParser:
     for name, (kind, help) in SAMPLING.items():
         option = f"--{name.replace('_', '-')}"
         group.add_argument(option, type=kind, metavar="X", help=help)
+    text = "serve a model by OpenAI's HTTP interface"
+    add_serve_options(commands.add_parser("serve", help=text, description=text))
     return parser
 
 
@@ -210,19 +216,10 @@ def _add_bundle(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("bundles of models", text)
     text = "for models.load(..., bundle=FOLDER)"
     group.add_argument("--bundle", type=Path, metavar="FOLDER", help=text)
-    for name, help in (
-        ("batch", "requests at once"),
-        ("positions", "of a request"),
-        ("page-size", "positions of a page"),
-        ("pages", "of the cache"),
-        ("steps-per-launch", "ids of a request that a launch computes"),
-        ("ranks", "GPUs of the model"),
-        ("workers", "SMs of a GPU; default: 132"),
-    ):
-        group.add_argument(f"--{name}", type=int, metavar="N", help=help)
-    group.add_argument("--dtype", metavar="DTYPE")
-    group.add_argument("--schedule", metavar="SCHEDULE")
-    group.add_argument("--deterministic", metavar="GUARANTEE")
+    add_options_of_load(group)
+    group.add_argument("--ranks", type=int, metavar="N", help="GPUs of the model")
+    text = "SMs of a GPU; default: 132"
+    group.add_argument("--workers", type=int, metavar="N", help=text)
 
 
 def tune_gpus(options: argparse.Namespace) -> int:

@@ -2,7 +2,8 @@
 
 errors, files, messages, settings <- cache <- ir <- schedule <- verify <- codegen
                  <- runtime <- compiler, program, ahead, emulate <- functions <- ops
-                 <- layers <- models, torch, predict <- cli, doctor, new_function;
+                 <- layers <- models, torch, predict <- serve
+                 <- cli, doctor, new_function;
 world needs only errors, messages and settings, functions only ir"""
 
 import ast
@@ -27,6 +28,7 @@ LAYERS = [
     {"ops"},
     {"layers"},
     {"models", "torch", "predict"},
+    {"serve"},
     {"cli", "doctor", "new_function"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

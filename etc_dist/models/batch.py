@@ -22,8 +22,9 @@ class Request:
 
     tokens: the ids of its prompt, then the generated ones. cached: how many of them are
     in the cache. limit: the length at which it ends, its prompt included. stop: the ids
-    that end it. number: its row of the page table, which later requests reuse. is_done:
-    whether it has ended."""
+    that end it. number: its row of the page table, which later requests reuse. row: of
+    the last step that gave it an id, that of `Model.logits`. is_done: whether it
+    has ended."""
 
     tokens: list[int]
     prompt_length: int
@@ -32,6 +33,7 @@ class Request:
     number: int
     sampling: Sampling | None = None
     cached: int = 0
+    row: int = 0
     is_done: bool = False
 
     @property
@@ -182,6 +184,7 @@ class Batch:
                 tokens = found[:, end - 1]
                 tokens = tokens[tokens >= 0].tolist()
                 _extend(request, tokens)
+                request.row = end - 1
                 cached += len(tokens) - 1
                 changed.append(request)
                 if request.is_done and request in self._requests:

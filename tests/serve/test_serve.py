@@ -1,0 +1,197 @@
+"""`etc-dist serve`, as clients see it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+
+import numpy as np
+import openai
+import pytest
+
+import etc_dist
+from etc_dist.models import Sampling, load
+from etc_dist.settings import Settings
+from tests.serve.conftest import ROOT, of_bytes
+
+IDS = [65, 300, 7, 411, 30]
+TOKENS = of_bytes()
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def complete(server, prompt, count, **options):
+    options = {"model": server.name, "temperature": 0} | options
+    return server.client.completions.create(prompt=prompt, max_tokens=count, **options)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    with etc_dist.start(Settings(backend="cpu")) as world:
+        yield load(folder, batch=1, positions=96, page_size=16, world=world)
+
+
+@pytest.fixture
+def texts(model):
+    """The text of the model itself after ids, by its sampling."""
+
+    def texts(ids, count, sampling=None):
+        (new,) = model.generate([ids], max_new_tokens=count, sampling=sampling)
+        return TOKENS.decode(new)
+
+    return texts
+
+
+def test_texts_are_those_of_the_model(server, texts):
+    drawn = {"temperature": 2.0, "top_p": 0.8, "seed": 9, "n": 2}
+    with ThreadPoolExecutor(4) as pool:  # more texts than fit the batch at once
+        first = pool.submit(complete, server, IDS, 20)
+        second = pool.submit(complete, server, [IDS, IDS * 6], 5, **drawn)
+        third = pool.submit(complete, server, "a text", 7)
+    assert first.result().choices[0].text == texts(IDS, 20)
+    assert first.result().choices[0].finish_reason == "length"
+    samplings = [Sampling(temperature=2.0, top_p=0.8, seed=seed) for seed in (9, 10)]
+    wanted = [texts(ids, 5, one) for ids in (IDS, IDS * 6) for one in samplings]
+    assert [choice.text for choice in second.result().choices] == wanted
+    usage = second.result().usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (35, 20)
+    assert third.result().choices[0].text == texts(TOKENS.encode("a text").ids, 7)
+
+
+def test_a_stream_has_the_same_text_and_its_usage(server, texts):
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *parts, last = complete(server, IDS, 12, **options)
+    assert len(parts) >= 6
+    assert "".join(part.choices[0].text for part in parts) == texts(IDS, 12)
+    assert [part.choices[0].finish_reason for part in parts[-2:]] == [None, "length"]
+    assert last.choices == [] and last.usage.total_tokens == len(IDS) + 12
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stop_string_ends_a_text_before_it(server, texts, streams):
+    whole = texts(IDS, 20)
+    stop = whole[15:18]
+    found = complete(server, IDS, 20, stop=["\0never", stop], stream=streams)
+    chunks = list(found) if streams else [found]
+    text = "".join(chunk.choices[0].text for chunk in chunks)
+    assert text == whole[: whole.index(stop)] != ""
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_stop_id_ends_a_text(server, texts):
+    ends = {"stop_token_ids": [TOKENS.token_to_id(texts(IDS, 1))]}
+    found = complete(server, IDS, 20, extra_body=ends).choices[0]
+    assert (found.text, found.finish_reason) == ("", "stop")
+
+
+def test_logprobs_are_those_of_the_logits(server, model):
+    found = complete(server, IDS, 3, logprobs=3).choices[0].logprobs
+    (*_, best) = model.step(IDS, [0] * 5, range(5), [[0, 1]])
+    logits = model.logits[4].astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum())
+    assert found.token_logprobs[0] == pytest.approx(logprobs[best], abs=1e-5)
+    order = np.argsort(-logprobs, kind="stable")[:3].tolist()
+    wanted = {TOKENS.decode([n]): logprobs[n] for n in order}
+    assert found.top_logprobs[0] == pytest.approx(wanted, abs=1e-5)
+    assert found.text_offset[:2] == [0, len(found.tokens[0])]
+
+
+def test_a_conversation_has_tools_and_logprobs(server, texts):
+    def chat(**options):
+        return server.client.chat.completions.create(
+            model=server.name,
+            messages=[{"role": "user", "content": "Hi"}],
+            tools=[TOOL],
+            max_tokens=4,
+            temperature=0,
+            **options,
+        )
+
+    prompt = 'Hi[{"type": "function", "function": {"name": "f"}}]'
+    wanted = texts(TOKENS.encode(prompt).ids, 4)
+    whole = chat(logprobs=True, top_logprobs=2).choices[0]
+    assert whole.message.content == wanted
+    assert [len(one.top_logprobs) for one in whole.logprobs.content] == [2] * 4
+    first = whole.logprobs.content[0]
+    assert (first.token, first.logprob) == (
+        first.top_logprobs[0].token,
+        first.top_logprobs[0].logprob,
+    )
+    deltas = [part.choices[0].delta for part in chat(stream=True)]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == wanted
+
+
+def leave(server, limit, number):
+    """Begin a text of 60 tokens, and leave after some tokens or `limit` seconds."""
+    client = server.client.with_options(timeout=limit)
+    options = {"model": server.name, "prompt": IDS * 3, "max_tokens": 60}
+    with suppress(openai.APITimeoutError):
+        if number % 3 == 0:
+            client.completions.create(**options)
+            return
+        with client.completions.create(stream=True, **options) as stream:
+            list(islice(stream, number % 5))
+
+
+def expect_no_page_left(server):
+    until = time.monotonic() + 30
+    while (found := server.metrics())["texts_running"] + found["texts_waiting"]:
+        assert time.monotonic() < until, found
+        time.sleep(0.05)
+    assert found["pages_free"] == found["pages"] > 0
+    return found
+
+
+def test_clients_that_leave_leave_no_page_behind(server, rng):
+    limits = rng.uniform(0.01, 0.4, 30)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda n: leave(server, limits[n], n), range(30)))
+    found = expect_no_page_left(server)
+    assert found['texts_total{reason="left"}'] >= 25
+
+
+def test_sigterm_lets_answers_end_and_takes_no_more(serve, texts):
+    server = serve()
+    with complete(server, IDS, 30, stream=True) as stream:
+        text = next(stream).choices[0].text
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises((openai.APIConnectionError, openai.InternalServerError)):
+            complete(server, IDS, 1)
+        text += "".join(part.choices[0].text for part in stream)
+    assert text == texts(IDS, 30)
+    assert server.process.wait(10) == 0
+
+
+def test_logits_that_are_not_finite_are_an_error_of_their_request(serve, overflowing):
+    server = serve("--dtype", "float16", of=overflowing)
+    for streams in (False, True):
+        with pytest.raises(openai.APIError, match="NotFiniteError: the logits of a"):
+            list(complete(server, IDS, 4, stream=streams))
+    expect_no_page_left(server)
+    assert server.end() == 0
+
+
+LAUNCHER = (str(ROOT / "launch" / "mpirun"), "-n", "2")
+
+
+def test_two_ranks_serve_until_one_is_lost(serve):
+    server = serve(launcher=LAUNCHER)
+    first = complete(server, IDS, 4, logprobs=2).choices[0]
+    again = complete(server, IDS, 4, logprobs=2, stream=True)
+    assert "".join(part.choices[0].text for part in again) == first.text
+    assert first.logprobs.tokens[0] in first.logprobs.top_logprobs[0]
+    leave(server, 5, 1)
+    expect_no_page_left(server)
+    with complete(server, IDS, 80, stream=True) as stream:
+        next(stream)
+        os.kill(server.rank(1), signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="(WorldError|WaitTimeoutError): "):
+            list(stream)
+    assert server.process.wait(20) != 0
+    assert re.search(r"\[rank 0\] W\w+Error: ", server.log.read_text())
