@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from etc_dist.layers.moe import MoE
     from etc_dist.ops.all_gather_matmul import AllGatherMatmul
     from etc_dist.ops.all_reduce import AllReduce
+    from etc_dist.ops.all_reduce_norm import AllReduceNorm
     from etc_dist.ops.functional import (
         all_gather_matmul,
         all_reduce,
+        all_reduce_norm,
         matmul,
         matmul_reduce_scatter,
     )
@@ -39,6 +41,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "AllGatherMatmul": "ops.all_gather_matmul",
     "AllReduce": "ops.all_reduce",
+    "AllReduceNorm": "ops.all_reduce_norm",
     "Binary": "ahead",
     "EtcDistError": "errors",
     "MLP": "layers.mlp",
@@ -50,6 +53,7 @@ _PLACES = {
     "World": "world",
     "all_gather_matmul": "ops.functional",
     "all_reduce": "ops.functional",
+    "all_reduce_norm": "ops.functional",
     "build": "ahead",
     "compile": "compiler",
     "current": "world",
@@ -68,6 +72,7 @@ __all__ = [
     "MLP",
     "AllGatherMatmul",
     "AllReduce",
+    "AllReduceNorm",
     "Binary",
     "EtcDistError",
     "Matmul",
@@ -78,6 +83,7 @@ __all__ = [
     "World",
     "all_gather_matmul",
     "all_reduce",
+    "all_reduce_norm",
     "build",
     "current",
     "device_function",

@@ -82,6 +82,17 @@ def embed_norm(dtype: str, eps: float) -> DeviceFunction:
     return _function("embed_norm", dtype, eps, body, reads=3, writes=2, others=others)
 
 
+def copy_norm(dtype: str, eps: float) -> DeviceFunction:
+    """x [rows, columns], gain [columns] -> a copy of x, and its RMSNorm, both [rows,
+    columns]. On GPUs one row."""
+
+    def body(x: Any, gain: Any, copy: Any, y: Any) -> None:
+        copy[...] = x
+        y[...] = normalized(x, gain, eps).astype(y.dtype)
+
+    return _function("copy_norm", dtype, eps, body, reads=2, writes=2)
+
+
 def _function(
     name: str,
     dtype: str,

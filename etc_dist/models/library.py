@@ -19,6 +19,7 @@ from etc_dist.ops.all_gather_matmul import (
     gathered_matmul_graph,
 )
 from etc_dist.ops.all_reduce import all_reduce_graph
+from etc_dist.ops.all_reduce_norm import all_reduce_norm_graph
 from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul import matmul_graph
@@ -77,8 +78,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
             yield f"{graph.name} {world_size} {DTYPES[0]} {w_layout}", graph
     for world_size in WORLD_SIZES:
         for dtype in DTYPES:
-            graph = all_reduce_graph(world_size, dtype=dtype)
-            yield f"{graph.name} {world_size} {dtype}", graph
+            for make_sum in (all_reduce_graph, all_reduce_norm_graph):
+                graph = make_sum(world_size, dtype=dtype)
+                yield f"{graph.name} {world_size} {dtype}", graph
     for world_size in WORLD_SIZES[1:]:
         for dtype in DTYPES:
             graph = mlp_graph(world_size, dtype=dtype)

@@ -4,8 +4,9 @@ matmul_reduce_scatter.py   GEMM + Reduce-Scatter: the graph and the user's objec
 float_partials.py          its graph with partial sums in fp32
 all_gather_matmul.py       AllGather + GEMM
 all_reduce.py              the sum over ranks on each of them
-sum_steps.py               its parts: one exchange, or two with shares between
-exchange_model.py          which of them it has: a model of their times
+all_reduce_norm.py         the same with residual and RMSNorm
+sum_steps.py               their parts: one exchange, or two with shares between
+exchange_model.py          which of them they have: a model of their times
 few_rows.py                both for few rows: gathered first, returned at the end
 slots.py                   tiles of partial sums, sent to their owners, and their sum
 host_sums.py               that sum over several hosts; host_rows.py: gathering there

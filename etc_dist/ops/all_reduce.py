@@ -13,6 +13,7 @@ from etc_dist.ops.exchange_model import (
     LEAST_PIECE,
     ONE_SHOT,
     TWO_SHOT,
+    Exchange,
     choose_algorithm,
     largest_sizes,
 )
@@ -106,16 +107,16 @@ class AllReduce(Operation):
     def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
         """For all sizes up to this one: a smaller one may use more memory by another
         algorithm, or more events by smaller pieces."""
-        vectors, world = dims["rows"] * dims["vectors"], self.world
         return [
             {"rows": 1, "vectors": n, "algorithm": algorithm, "piece": LEAST_PIECE}
-            for algorithm, n in largest_sizes(vectors, world.size, world.local_size)
+            for algorithm, n in largest_sizes(self._exchange(dims))
         ]
 
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
     ) -> Sequence[Choice]:
-        vectors = dims["rows"] * dims["vectors"]
-        return choose_algorithm(
-            vectors, self.world.size, self.world.local_size, workers
-        )
+        return choose_algorithm(self._exchange(dims), workers)
+
+    def _exchange(self, dims: Mapping[str, int]) -> Exchange:
+        world, vectors = self.world, dims["rows"] * dims["vectors"]
+        return Exchange(vectors, 1, world.size, world.local_size)

@@ -79,21 +79,22 @@ class Known:
 @dataclass(frozen=True)
 class Arguments:
     """The checked arrays of one call. `w_layout` is "kn" if w is a transposed view, so
-    that its memory is [k, n]. `out` is the caller's output, or the one made for it."""
+    that its memory is [k, n]. `outs` are the caller's outputs, or those made for it."""
 
     arrays: Mapping[str, Array]
     dims: Mapping[str, int]
     dtype: str
     w_layout: str
-    out: Any
+    outs: tuple[Any, ...]
     is_empty: bool
 
     def tensors(self, graph: GraphFunction, rank: int) -> dict[str, Array]:
-        """The same memory as the tensors of `graph`, which calls the output y."""
+        """The same memory as the tensors of `graph`, which calls the output `out` y."""
         env = graph.environment(self.graph_dims(graph), rank)
         tensors = {}
         for tensor in (*graph.inputs(), *graph.outputs()):
-            name = "out" if tensor.kind == "output" else tensor.name
+            is_out = tensor.kind == "output" and tensor.name not in self.arrays
+            name = "out" if is_out else tensor.name
             shape = tuple(int(extent.evaluate(env)) for extent in tensor.shape)
             tensors[tensor.name] = self.arrays[name].in_shape(shape)
         return tensors
@@ -104,7 +105,7 @@ class Arguments:
 
 
 class ArgumentTable:
-    """The inputs of the operation `name` on `ranks` ranks and its output, by shape.
+    """The inputs of the operation `name` on `ranks` ranks and its outputs, by shape.
 
     transposable: the input that may be a transposed view. empty: the dim that may be 0.
     over: of outputs, the input that may be the same array.
@@ -123,17 +124,18 @@ class ArgumentTable:
     ):
         self.name, self.ranks = name, ranks
         self.inputs = [Shape.parse(text, ranks) for text in inputs]
-        self.output = Shape.parse(output, ranks)
+        texts = re.findall(r"\w+ \[.*?\]", output)
+        self.outputs = [Shape.parse(text, ranks) for text in texts]
         self.transposable, self._empty, self._over = transposable, empty, over or {}
 
-    def output_shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The shape of the output for inputs of these shapes. ArgumentError for another
-        number of axes, and for an axis that is not a multiple of its factor."""
+    def output_shapes(self, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """The shapes of the outputs for inputs of these shapes. ArgumentError for other
+        numbers of axes, and for an axis that is not a multiple of its factor."""
         dims: dict[str, int] = {}
         if not all([e.bind(s, dims) for e, s in zip(self.inputs, shapes, strict=True)]):
             wanted = ", ".join(one.show({}) for one in self.inputs)
             raise self.error(wanted, ", ".join(str(list(shape)) for shape in shapes))
-        return self.output.at(dims)
+        return [one.at(dims) for one in self.outputs]
 
     def hold(self, values: Sequence[Any], device: int | str) -> Known:
         """Check the last inputs, which stay the same in every call."""
@@ -148,28 +150,31 @@ class ArgumentTable:
     def bind(
         self,
         values: Sequence[Any],
-        out: Any,
+        outs: Sequence[Any],
         known: Known,
         stream: Any,
         device: int | str,
     ) -> Arguments:
-        """Inspect and check the arrays of a call, and make its output if `out` is None.
-        Local."""
+        """Inspect and check the arrays of a call, and make its outputs where `outs` is
+        None. Local."""
         arrays = _inspect(self.inputs, values)
         dims = dict(known.dims)
         self._bind(self.inputs, arrays, dims)
         first = arrays[self.inputs[0].name]
         dtype = known.dtype or self._dtype(first)
-        if out is None and first.dtype == dtype:
-            out = empty_like(first.owner, self.output.at(dims), stream)
-        if out is not None:
-            arrays["out"] = inspect("out", out)
+        results = []
+        for shape, out in zip(self.outputs, outs, strict=True):
+            if out is None and first.dtype == dtype:
+                out = empty_like(first.owner, shape.at(dims), stream)
+            if out is not None:
+                arrays[shape.name] = inspect(shape.name, out)
+            results.append(out)
         is_empty = dims.get(self._empty) == 0
-        shapes = [*self.inputs, self.output]
+        shapes = [*self.inputs, *self.outputs]
         self._check(shapes, arrays, dims, dtype, device, is_empty)
         w = arrays.get(self.transposable)
         layout = "kn" if w is not None and w.order == "F" else "nk"
-        return Arguments(arrays, dims, dtype, layout, out, is_empty)
+        return Arguments(arrays, dims, dtype, layout, tuple(results), is_empty)
 
     def check_dims(self, dims: Mapping[str, int]) -> None:
         """ArgumentError unless there is a number above 0 for each dim of the inputs."""
@@ -219,7 +224,7 @@ class ArgumentTable:
                 shape.name,
                 shape.at(dims),
                 dtype,
-                written=shape is self.output,
+                written=shape in self.outputs,
                 orders="CF" if shape.name == self.transposable else "C",
                 axes=tuple(axis.show({}) for axis in shape.axes),
                 over=self._over.get(shape.name, ""),

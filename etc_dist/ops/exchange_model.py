@@ -7,7 +7,7 @@ the choice is the smaller predicted time, so that both are equal where it change
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from etc_dist.schedule.plan import Choice
 
@@ -37,68 +37,88 @@ class ExchangeConstants:
 H200 = ExchangeConstants()
 
 
-def predicted_us(
-    algorithm: int, num_bytes: int, ranks: int, constants: ExchangeConstants = H200
-) -> float:
-    """Microseconds of an all-reduce of `num_bytes` among `ranks` of a host."""
-    if algorithm == ONE_SHOT:
-        hops, sent, moved = 1, float(ranks - 1), float(ranks + 1)
-    else:
-        hops, sent, moved = 2, 2 * (ranks - 1) / ranks, 4.0
-    link = num_bytes * sent / constants.link_bytes_per_us
-    memory = num_bytes * moved / constants.memory_bytes_per_us
-    return constants.start_us + hops * constants.hop_us + link + memory
+@dataclass(frozen=True)
+class Exchange:
+    """An all-reduce of `count` units of `vectors` vectors, which are not divided, among
+    `ranks`, of which `local_ranks` are on each host."""
+
+    count: int
+    vectors: int
+    ranks: int
+    local_ranks: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of x."""
+        return self.count * self.vectors * VECTOR_BYTES
+
+    @property
+    def share_bytes(self) -> int:
+        """The part of x that a rank adds, where there are two exchanges."""
+        return -(-self.count // self.local_ranks) * self.vectors * VECTOR_BYTES
+
+    def predicted_us(
+        self, algorithm: int, constants: ExchangeConstants = H200
+    ) -> float:
+        """Microseconds, on one host."""
+        peers = self.ranks - 1
+        hops, sent, moved = 1, peers * self.num_bytes, (self.ranks + 1) * self.num_bytes
+        if algorithm == TWO_SHOT:
+            hops, sent, moved = 2, 2 * peers * self.share_bytes, 4 * self.num_bytes
+        link = sent / constants.link_bytes_per_us
+        memory = moved / constants.memory_bytes_per_us
+        return constants.start_us + hops * constants.hop_us + link + memory
+
+    def symmetric_bytes(self, algorithm: int) -> int:
+        """Symmetric memory of the exchanged data on each rank, on one host."""
+        each = self.num_bytes if algorithm == ONE_SHOT else 2 * self.share_bytes
+        return self.ranks * each
+
+    @property
+    def fastest(self) -> int:
+        """The algorithm with the smallest predicted time, by its position."""
+        if self.local_ranks < self.ranks:
+            return TWO_SHOT
+        return min(range(len(ALGORITHMS)), key=self.predicted_us)
 
 
-def symmetric_bytes(algorithm: int, num_bytes: int, ranks: int) -> int:
-    """Symmetric memory of the exchanged data on each rank, over one host."""
-    return (ranks if algorithm == ONE_SHOT else 2) * num_bytes
+def largest_sizes(exchange: Exchange) -> list[tuple[int, int]]:
+    """(algorithm, count): the largest count up to that of `exchange` at which each
+    algorithm is chosen. A size needs at most the memory of larger ones of its
+    algorithm."""
+    last, count = exchange.fastest, exchange.count
+    sizes = [(last, count)]
+    for algorithm in {*range(len(ALGORITHMS))} - {last}:
+        low, high = 0, count
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_chosen = replace(exchange, count=middle).fastest == algorithm
+            low, high = (middle, high) if is_chosen else (low, middle)
+        # NOTE: where rows are not divided evenly, the choice may change several times.
+        near = range(low, min(count, low + 2 * exchange.ranks) + 1)
+        chosen = [n for n in near if n and replace(exchange, count=n).fastest != last]
+        sizes += [(algorithm, max(chosen))] if chosen else []
+    return sizes
 
 
-def fastest(num_bytes: int, ranks: int, local_ranks: int) -> int:
-    """The algorithm with the smallest predicted time, by its position."""
-    if local_ranks < ranks:
-        return TWO_SHOT
-    times = [predicted_us(n, num_bytes, ranks) for n in range(len(ALGORITHMS))]
-    return min(range(len(times)), key=times.__getitem__)
-
-
-def largest_sizes(
-    vectors: int, ranks: int, local_ranks: int
-) -> Sequence[tuple[int, int]]:
-    """(algorithm, vectors): the largest size of up to `vectors` at which each algorithm
-    is chosen. A size needs at most the memory of larger ones of its algorithm."""
-    last = fastest(vectors * VECTOR_BYTES, ranks, local_ranks)
-    sizes = [(last, vectors)]
-    low, high = 1, vectors
-    if fastest(VECTOR_BYTES, ranks, local_ranks) == last:
-        return sizes
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_last = fastest(middle * VECTOR_BYTES, ranks, local_ranks) == last
-        low, high = (low, middle) if is_last else (middle, high)
-    return [(fastest(low * VECTOR_BYTES, ranks, local_ranks), low), *sizes]
-
-
-def choose_algorithm(
-    vectors: int, ranks: int, local_ranks: int, workers: int
-) -> list[Choice]:
-    """The algorithm for `vectors` of eight elements, and the vectors of a task: enough
-    tasks for all workers, where a thread has a vector."""
-    num_bytes = vectors * VECTOR_BYTES
-    chosen = fastest(num_bytes, ranks, local_ranks)
-    shared = vectors if chosen == ONE_SHOT else -(-vectors // local_ranks)
-    piece = min(max(-(-shared // workers), LEAST_PIECE), MOST_PIECE)
+def choose_algorithm(exchange: Exchange, workers: int) -> list[Choice]:
+    """The algorithm, and the vectors of a task: enough tasks for all workers, where a
+    thread has a vector."""
+    chosen, ranks = exchange.fastest, exchange.ranks
+    num_bytes = exchange.num_bytes if chosen == ONE_SHOT else exchange.share_bytes
+    each = -(-num_bytes // (VECTOR_BYTES * workers))
+    piece = min(max(each, LEAST_PIECE), MOST_PIECE)
 
     def reasons() -> Sequence[str]:
         if ranks == 1:
-            return ["a copy"]
-        if local_ranks < ranks:
+            return ["no exchange on one rank"]
+        if exchange.local_ranks < ranks:
             return [f"{ALGORITHMS[TWO_SHOT]} on each host, and sums of hosts between"]
-        lines = [f"{ALGORITHMS[chosen]} of {num_bytes} bytes among {ranks} ranks"]
+        name = ALGORITHMS[chosen]
+        lines = [f"{name} of {exchange.num_bytes} bytes among {ranks} ranks"]
         for number, name in enumerate(ALGORITHMS):
-            us = predicted_us(number, num_bytes, ranks)
-            memory = symmetric_bytes(number, num_bytes, ranks)
+            us = exchange.predicted_us(number)
+            memory = exchange.symmetric_bytes(number)
             lines.append(
                 f"  {name}: predicted {us:.1f} us, {memory} bytes of symmetric memory"
             )

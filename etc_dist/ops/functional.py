@@ -7,6 +7,7 @@ from typing import Any
 from etc_dist.errors import names_options
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.all_reduce import AllReduce
+from etc_dist.ops.all_reduce_norm import EPS, AllReduceNorm
 from etc_dist.ops.matmul import Matmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.operation import kept
@@ -74,6 +75,33 @@ def all_reduce(
     with world.exclusive:
         operation = kept(world, AllReduce, reduction=reduction)
         return operation(x, out, stream=stream)
+
+
+@names_options
+def all_reduce_norm(
+    x: Any,
+    residual: Any,
+    gain: Any,
+    eps: float = EPS,
+    *,
+    out: Any = None,
+    residual_out: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """The RMSNorm of residual and the sum over ranks of x, and that sum: (out,
+    residual_out).
+
+    x [M, H] is each rank's own; residual [M, H] and gain [H] are alike on all ranks ->
+    [M, H] both, bfloat16 or float16; H is a multiple of 8. out, residual_out: the
+    arrays to write, which may be x and residual. stream: the stream to run on, by
+    default the current one.
+
+    Collective, on the current world. See `AllReduceNorm` for precision, arrays and
+    errors."""
+    world = current()
+    with world.exclusive:
+        operation = kept(world, AllReduceNorm, eps=eps)
+        return operation(x, residual, gain, out, residual_out, stream=stream)
 
 
 @names_options

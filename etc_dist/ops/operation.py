@@ -86,7 +86,7 @@ class Operation:
     inputs: Sequence[str] = ()
     """Internal: name and shape of each input, the weights' last: "x [rows, k]"."""
     output = ""
-    """Internal: the same of the output."""
+    """Internal: the same of the output, or of several: "out [m, n], state [m]"."""
     transposable = ""
     """Internal: the input that may be a transposed view."""
     over: Mapping[str, str] = {}
@@ -121,7 +121,7 @@ class Operation:
         self._last: Program | None = None
         self._closed = False
         self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
-        self._output_shapes: dict[Any, tuple[int, ...]] = {}
+        self._output_shapes: dict[Any, Sequence[tuple[int, ...]]] = {}
         agreed = {**self.options, **self.sizes, "schedule": schedule}
         agreed["deterministic"] = deterministic
         name = type(self).__name__
@@ -211,33 +211,38 @@ class Operation:
 
     def call(self, inputs: Sequence[Any], out: Any = None, stream: Any = None) -> Any:
         """Internal: run on these inputs, followed by the weights; returns the output.
+        Of an operation with several, `out` is None or a tuple, and the result a tuple.
         Arrays and errors as for `MatmulReduceScatter`."""
         world, inputs = self.world, (*inputs, *self.weights)
+        count = len(self._table.outputs)
+        outs = out if count > 1 and out is not None else (out,) * count
         with world.exclusive:
             try:
                 self._check_open()
                 stream = stream_for(world.backend, stream, inputs[0])
                 key = tuple(map(identity, inputs))
-                if out is None:
-                    shape = self._output_shapes.get(key)
-                    if shape is not None:
-                        out = empty_like(inputs[0], shape, stream)
-                found = self._calls.get((key, identity(out)))
+                if (shapes := self._output_shapes.get(key)) is not None:
+                    outs = tuple(
+                        empty_like(inputs[0], shape, stream) if out is None else out
+                        for out, shape in zip(outs, shapes, strict=True)
+                    )
+                found = self._calls.get((key, *map(identity, outs)))
                 if found is None:
                     arguments = self._table.bind(
-                        inputs, out, self.known, stream, world.device
+                        inputs, outs, self.known, stream, world.device
                     )
             except Exception as error:
                 world.refuse(as_refusal(error, f"the arguments of {self._table.name}"))
             if found is not None:
                 self._last, bound = found
                 self._last.launch(bound, stream)
-                return out
+                return outs if len(outs) > 1 else outs[0]
             if arguments.is_empty:
                 self._agree("of no rows")
             else:
                 self._run_new(arguments, key, stream)
-            return arguments.out
+            outs = arguments.outs
+            return outs if len(outs) > 1 else outs[0]
 
     def _run_new(self, arguments: Arguments, key: Any, stream: Any) -> None:
         """Run a call that is not remembered, and remember it."""
@@ -258,13 +263,14 @@ class Operation:
         bound = program.bind(tensors, arguments.graph_dims(graph))
         self._last = program
         program.launch(bound, stream)
-        made = identity(arguments.out)
-        if made is UNKNOWN or UNKNOWN in key:
+        made = tuple(map(identity, arguments.outs))
+        if UNKNOWN in (*made, *key):
             return
         if len(self._output_shapes) >= REMEMBERED_CALLS:
             self._output_shapes.clear()
-        self._output_shapes[key] = arguments.arrays["out"].shape
-        self._calls[key, made] = program, bound.without_owners()
+        shapes = [arguments.arrays[one.name].shape for one in self._table.outputs]
+        self._output_shapes[key] = shapes
+        self._calls[key, *made] = program, bound.without_owners()
         if len(self._calls) > REMEMBERED_CALLS:
             self._calls.popitem(last=False)
 

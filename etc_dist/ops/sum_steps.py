@@ -6,7 +6,9 @@ it, since a rank also sends its part to itself, by the same task or to the same 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from etc_dist.functions.add_parts import add_parts
 from etc_dist.functions.push_far import push_far
@@ -35,6 +37,10 @@ def every_rank(g: Graph) -> list[Expr]:
 def local_rank(g: Graph) -> Expr:
     """The number of this rank on its host."""
     return g.rank if g.local_size == g.world_size else g.rank % g.local_size
+
+
+Index = tuple[Any, ...]
+"""Of a region, for the last axes of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +112,18 @@ def add_two_shot(g: Graph, x: Tensor, y: Tensor, shares: Shares) -> None:
     dtype = x.dtype
     if g.local_size < g.world_size:
         dtype = "float32"
-        sums, ready = _exchange_hosts(g, parts, scattered, shares)
+
+        def own(i: Expr, *_: Expr) -> Index:
+            return (shares.inside(local_rank(g), i),)
+
+        units = shares.count, own
+        sums, ready = exchange_hosts(g, parts, scattered, units, (1, own))
     _gather(g, sums, ready, y, shares, dtype)
 
 
-def _whole(parts: Tensor, own: Tile) -> Region:
-    """A piece of all parts; without their axis if there is one."""
-    return parts[:, own] if str(parts.shape[0]) != "1" else parts[0, own]
+def whole(parts: Tensor, *index: Any) -> Region:
+    """An index of all parts; without their axis if there is one."""
+    return parts[:, *index] if sums_of(parts) > 1 else parts[0, *index]
 
 
 def _scatter(g: Graph, x: Tensor, shares: Shares) -> tuple[Tensor, EventTensor]:
@@ -134,36 +145,44 @@ def _scatter(g: Graph, x: Tensor, shares: Shares) -> tuple[Tensor, EventTensor]:
     return parts, scattered
 
 
-def _exchange_hosts(
-    g: Graph, parts: Tensor, scattered: EventTensor, shares: Shares
+def exchange_hosts(
+    g: Graph,
+    parts: Tensor,
+    scattered: EventTensor,
+    units: tuple[Expr, Callable[[Expr], Index]],
+    pieces: tuple[Expr | int, Callable[[Expr, Expr], Index]],
 ) -> tuple[Tensor, EventTensor]:
-    """Each rank gets the sums [hosts, share] of all hosts for its share, in fp32."""
+    """Add the sums of the parts [near, ...] of this host, in fp32; each rank gets those
+    [hosts, ...] of all hosts for its share, with an event for each unit.
+
+    units: their number on this rank, and the index of one in its share, which is sent
+    by one message. pieces: those of a unit, and the index of one, which a task adds."""
     near, hosts = g.local_size, g.world_size // g.local_size
-    own_host, local = g.rank // near, local_rank(g)
-    sums = g.symmetric("sums", (hosts, shares.size), "float32")
-    count = shares.count
-    summed = g.events("summed", (count,), expects=1)
-    complete = g.events("complete", (count,), expects=hosts, cross_rank=True)
-    (i,) = grid = g.grid(i=count)
-    own = shares.inside(local, i)
+    own_host = g.rank // near
+    (num_units, unit), (num_pieces, piece) = units, pieces
+    sums = g.symmetric("sums", (hosts, *parts.shape[1:]), "float32")
+    shape = scattered.shape
+    summed = g.events("summed", shape, expects=num_pieces)
+    expects = hosts - 1 + num_pieces
+    complete = g.events("complete", shape, expects=expects, cross_rank=True)
+    i, c = grid = g.grid(i=num_units, c=num_pieces)
     g.call(
         add_parts(parts.dtype, near, result="float32"),
         grid,
         name="add_near",
-        reads=[_whole(parts, own)],
-        writes=[sums[own_host, own]],
+        reads=[whole(parts, *piece(i, c))],
+        writes=[sums[own_host, *piece(i, c)]],
         waits=[scattered[i]],
         notifies=[summed[i], complete[i]],
     )
-    i, s = grid = g.grid(i=count, s=hosts - 1)
+    i, s = grid = g.grid(i=num_units, s=hosts - 1)
     partner = (g.rank + (s + 1) * near) % g.world_size
-    own = shares.inside(local, i)
     g.call(
         push_far(),
         grid,
         name="send_sums",
-        reads=[sums[own_host, own]],
-        writes=[sums.on(partner)[own_host, own]],
+        reads=[sums[own_host, *unit(i)]],
+        writes=[sums.on(partner)[own_host, *unit(i)]],
         waits=[summed[i]],
         notifies=[complete.on(partner)[i]],
     )
@@ -193,7 +212,7 @@ def _gather(
         add_parts(dtype, sums_of(sums), 1 + len(peers), result=y.dtype),
         grid,
         name="add_share",
-        reads=[_whole(sums, own)],
+        reads=[whole(sums, own)],
         writes=[y[shares.place(local, i)], *copies],
         waits=[ready[i]],
         notifies=[arrived.on(peer)[local, i] for peer in peers] if arrived else [],

@@ -72,14 +72,27 @@ class Call(NamedTuple):
             world.match_call(sign(self.agreed), lambda: self.agreed)
         run = kept(world, self.kind, **self.options).call
         results = [run([*map(as_array, tensors)]) for tensors in self.inputs]
-        return self.finish(*map(as_tensor, results))
+        return self.finish(*map(as_tensor, _flat(results)))
 
     def trace(self) -> Any:
         """The same from the shapes alone."""
         table = self.kind.table(size_of(self.group_name), **self.options)
-        shapes = [table.output_shape([t.shape for t in one]) for one in self.inputs]
-        made = zip(self.inputs, shapes, strict=True)
-        return self.finish(*(tensors[0].new_empty(shape) for tensors, shape in made))
+        return self.finish(
+            *(
+                tensors[0].new_empty(shape)
+                for tensors in self.inputs
+                for shape in table.output_shapes([t.shape for t in tensors])
+            )
+        )
+
+
+def _flat(results: Sequence[Any]) -> list[Any]:
+    """The outputs of all calls, of which each has one or a tuple of them."""
+    return [
+        output
+        for result in results
+        for output in (result if isinstance(result, tuple) else (result,))
+    ]
 
 
 def register(

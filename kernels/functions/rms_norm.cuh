@@ -40,6 +40,14 @@ struct EmbeddedRow {
   }
 };
 
+// Adds nothing to a row that is copied.
+template <class Task>
+struct CopiedRow {
+  u64 x;
+
+  ETC_DEVICE explicit CopiedRow(const Task& task) : x(u64(task.template operand<0>().at())) {}
+};
+
 // Adds x.
 template <class Task>
 struct AddedRow {
@@ -56,13 +64,14 @@ struct AddedRow {
 };
 
 // The last reads are the residual, if something is added to one, and the gain. With kHasBias a
-// further row, operand 1, is added. The sum, or the row of an id, is stored, too.
+// further row, operand 1, is added. The sum, or the row of an id or that is copied, is stored, too.
 template <class Task, class Added>
 struct NormalizedRow {
   using Vectors = RowVectors<Task>;
   static constexpr bool kStores = !kIsSame<Added, NothingAdded>;
-  static constexpr bool kEmbeds = kIsSame<Added, EmbeddedRow<Task>>;
-  static constexpr bool kAdds = kStores && !kEmbeds;
+  static constexpr bool kCopies =
+      kIsSame<Added, EmbeddedRow<Task>> || kIsSame<Added, CopiedRow<Task>>;
+  static constexpr bool kAdds = kStores && !kCopies;
   static constexpr i32 kWarps = Task::threads / 32;
   static constexpr i32 kAtOnce = Vectors::kAtOnce, kStep = Vectors::kStep;
   static constexpr i32 kChunk = kAtOnce * kStep;   // columns that stay in registers
@@ -150,7 +159,7 @@ struct NormalizedRow {
           const i32 at = column + i * kStep;
           if (at < columns) ptx::store16(sum + at * 2, v[i]);
         }
-      } else if constexpr (kEmbeds) {
+      } else if constexpr (kCopies) {
         fetch(added.x, column, columns, v);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
@@ -197,5 +206,8 @@ struct add_rms_norm : NormalizedRow<Task, AddedRow<Task>> {};
 
 template <class Task>
 struct embed_norm : NormalizedRow<Task, EmbeddedRow<Task>> {};
+
+template <class Task>
+struct copy_norm : NormalizedRow<Task, CopiedRow<Task>> {};
 
 }  // namespace etc

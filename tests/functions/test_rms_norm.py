@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.rms_norm import add_rms_norm, embed_norm, rms_norm
+from etc_dist.functions.rms_norm import add_rms_norm, copy_norm, embed_norm, rms_norm
 from etc_dist.ir import Graph, graph_function, span
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
@@ -21,7 +21,7 @@ EPS = 1e-5
 @graph_function
 def norms(g: Graph, *, dtype: str) -> None:
     """y and z: RMSNorms of x, and of total = x + bias + residual, which is updated. v:
-    RMSNorm of u, the rows `ids` of x."""
+    RMSNorm of u, the rows `ids` of x. q: RMSNorm of p, a copy of x."""
     rows, columns = g.dims("rows columns")
     shape = rows, columns
     x, gain = g.input("x", shape, dtype), g.input("gain", (2, columns), dtype)
@@ -30,8 +30,12 @@ def norms(g: Graph, *, dtype: str) -> None:
     y, z = g.output("y", shape, dtype), g.output("z", shape, dtype)
     ids = g.input("ids", (rows,), "int32")
     u, v = g.output("u", shape, dtype), g.output("v", shape, dtype)
+    p, q = g.output("p", shape, dtype), g.output("q", shape, dtype)
     (r,) = grid = g.grid(r=rows)
     own = span(r, 1), slice(None)
+    g.call(
+        copy_norm(dtype, EPS), grid, reads=[x[own], gain[1, :]], writes=[p[own], q[own]]
+    )
     g.call(rms_norm(dtype, EPS), grid, reads=[x[own], gain[0, :]], writes=[y[own]])
     g.call(
         add_rms_norm(dtype, EPS, has_bias=True),
@@ -72,7 +76,9 @@ def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
         sums = sum(part.astype(np.float32) for part in parts).astype(x.dtype)
         np.testing.assert_array_equal(found["total"], sums)
         np.testing.assert_array_equal(found["u"], looked_up)
-        for name, of, gain in (("y", x, 0), ("z", sums, 1), ("v", looked_up, 0)):
+        np.testing.assert_array_equal(found["p"], x)
+        norms_of = {"y": (x, 0), "z": (sums, 1), "v": (looked_up, 0), "q": (x, 1)}
+        for name, (of, gain) in norms_of.items():
             wanted = expected(of, given["gain"][gain])
             error = np.abs(found[name].astype(np.float64) - wanted)
             assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,14 @@ from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops import exchange_model
 from etc_dist.ops.all_reduce import all_reduce_graph
+from etc_dist.ops.all_reduce_norm import all_reduce_norm_graph
 from etc_dist.ops.exchange_model import (
     ALGORITHMS,
     ONE_SHOT,
     TWO_SHOT,
+    Exchange,
     choose_algorithm,
-    fastest,
     largest_sizes,
-    predicted_us,
 )
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
@@ -119,30 +120,37 @@ def test_no_wait_is_needless(algorithm, name, words):
 # -------------------------------------------------------------------------- the choice
 
 
+@pytest.mark.parametrize("vectors", [1, 512])  # flat, and rows that are not divided
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_times_are_equal_where_the_choice_changes(ranks):
-    sizes = [16 * n for n in range(1, 100_000, 7)]
-    chosen = [fastest(size, ranks, ranks) for size in sizes]
-    assert chosen == sorted(chosen)
-    assert (TWO_SHOT in chosen) == (ranks > 2)
-    for size, before, after in zip(sizes[1:], chosen, chosen[1:], strict=False):
+def test_times_are_equal_where_the_choice_changes(ranks, vectors):
+    counts = range(1, 2**17, 61) if vectors == 1 else range(1, 1024)
+    all_sizes = [Exchange(n, vectors, ranks, ranks) for n in counts]
+    chosen = [size.fastest for size in all_sizes]
+    assert chosen[0] == ONE_SHOT and chosen[-1] == (TWO_SHOT if ranks > 2 else ONE_SHOT)
+    for size, before, after in zip(all_sizes[1:], chosen, chosen[1:], strict=False):
         if before != after:
-            one, two = (predicted_us(n, size, ranks) for n in (before, after))
+            one, two = map(size.predicted_us, (before, after))
             assert abs(one - two) < 0.1 * one
 
 
 @pytest.mark.parametrize(("ranks", "local"), [(1, 1), (4, 4), (8, 8), (4, 2)])
 def test_memory_for_a_size_suffices_for_all_smaller_ones(ranks, local):
-    graph = all_reduce_graph(ranks, local_size=local)
-    plan, most = schedule_static(graph), 70_000
-    capacity = Capacity()
-    for algorithm, n in largest_sizes(most, ranks, local):
-        dims = dims_of(1, n, algorithm, exchange_model.LEAST_PIECE)
-        capacity = capacity.grown(plan_memory(plan, dims))
-    for n in range(1, most + 1, 997):
-        made = choose_algorithm(n, ranks, local, 132)
-        dims = {"rows": 1, "vectors": n, **{c.dim: c.value for c in made}}
-        assert capacity.holds(plan_memory(plan, dims))
+    flat = schedule_static(all_reduce_graph(ranks, local_size=local))
+    rows = schedule_static(all_reduce_norm_graph(ranks, local_size=local))
+    for plan, vectors, most, step in ((flat, 1, 70_000, 997), (rows, 512, 400, 7)):
+
+        def dims_at(count: int, algorithm: int, piece: int, vectors: int = vectors):
+            sizes = (1, count) if vectors == 1 else (count, vectors)
+            return dims_of(*sizes, algorithm, piece)
+
+        capacity, largest = Capacity(), Exchange(most, vectors, ranks, local)
+        for algorithm, n in largest_sizes(largest):
+            dims = dims_at(n, algorithm, exchange_model.LEAST_PIECE)
+            capacity = capacity.grown(plan_memory(plan, dims))
+        for n in range(1, most + 1, step):
+            choices = choose_algorithm(replace(largest, count=n), 132)
+            dims = dims_at(n, *(choice.value for choice in choices))
+            assert capacity.holds(plan_memory(plan, dims))
 
 
 # --------------------------------------------------------------------------- on ranks
@@ -161,7 +169,7 @@ def own_x(world: Any, arrays: Any, shape: tuple[int, int], dtype: str) -> Any:
 @pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_all_ranks_get_the_sum(algorithm, dtype, world, make, arrays, monkeypatch):
-    monkeypatch.setattr(exchange_model, "fastest", lambda *_: algorithm)
+    monkeypatch.setattr(Exchange, "fastest", algorithm)
     op = make(AllReduce)
     for shape in ((1, 8), (5, 24), (3, 6000)):
         x, total = own_x(world, arrays, shape, dtype)

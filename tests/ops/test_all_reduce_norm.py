@@ -1,0 +1,181 @@
+"""All-reduce, residual and RMSNorm: its graph in every backend, and calls on ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import AllReduceNorm
+from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.rms_norm import normalized
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops.all_reduce_norm import EPS, all_reduce_norm_graph
+from etc_dist.ops.exchange_model import ONE_SHOT, TWO_SHOT, Exchange
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import SCHEDULES
+from etc_dist.verify.verify import verify
+from tests.functions.compiled import check_compiled
+from tests.ops.test_all_reduce import KINDS, dims_of, example, exhaustive
+from tests.ops.test_operation_errors import refusal
+from tests.verify.waits import Proved
+from tests.world.jobs import run_on_hosts
+
+
+def rows_of(
+    ranks: int, near: int, shape: tuple[int, int], dtype: str, rng: Any
+) -> tuple[list[dict[str, Any]], Any, Any]:
+    """Each rank's inputs, and both results."""
+    graph = all_reduce_norm_graph(ranks, local_size=near)
+    (rows, columns), element = shape, numpy_dtype(dtype)
+    given, _ = example(graph, rows * columns // 8, dtype, rng)
+    inputs = [{"x": one["x"].reshape(shape)} for one in given]
+    residual = rng.standard_normal(shape).astype(element)
+    gain = rng.standard_normal(columns).astype(element)
+    total = np.zeros(shape, np.float32)
+    for first in range(0, ranks, near):
+        host = np.zeros(shape, np.float32)
+        for one in inputs[first : first + near]:
+            host += one["x"].astype(np.float32)
+        total += host
+    total = (total + residual.astype(np.float32)).astype(element)
+    for one in inputs:
+        one |= {"residual": residual, "gain": gain}
+    return inputs, total, normalized(total, gain, EPS)
+
+
+def check(found: Any, total: Any, wanted: Any, dtype: str) -> None:
+    """The sums have the same bits, the norms nearly; alike on all ranks."""
+    for one in found:
+        np.testing.assert_array_equal(one["residual_out"], total)
+        error = np.abs(one["y"].astype(np.float32) - wanted)
+        ulp = 2**-10 if dtype == "float16" else 2**-7
+        assert np.all(error <= ulp * np.abs(wanted) + 1e-6)
+        assert one["y"].tobytes() == found[0]["y"].tobytes()
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "schedule", ["static", pytest.param("dynamic", marks=exhaustive)]
+)
+def test_norms_are_proved_and_right(ranks, local_size, algorithm, schedule, rng):
+    plan = SCHEDULES[schedule](all_reduce_norm_graph(ranks, local_size=local_size))
+    dims = dims_of(4, 7, algorithm, 2)  # shares of two rows, the last ones smaller
+    assert verify(plan, dims, 4).by_events
+    inputs, *wanted = rows_of(ranks, local_size, (4, 56), "bfloat16", rng)
+    found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
+    check(found, *wanted, "bfloat16")
+
+
+@KINDS
+@pytest.mark.parametrize("in_place", [False, True])
+def test_kernels_give_the_same_bits(ranks, local_size, algorithm, in_place, rng):
+    dtype = "float16" if ranks == 3 else "bfloat16"
+    graph = all_reduce_norm_graph(ranks, local_size=local_size, dtype=dtype)
+    inputs, *wanted = rows_of(ranks, local_size, (3, 2400), dtype, rng)
+    program = Emulator(graph, has_far=local_size < ranks)
+    runs, dims = 1 if in_place else 2, dims_of(3, 300, algorithm, 280)
+    found = program.run(inputs, dims, seed=2, runs=runs, in_place=in_place)
+    check(found, *wanted, dtype)
+
+
+@pytest.mark.parametrize("ranks", [8, pytest.param(1, marks=exhaustive)])
+def test_kernels_compile_without_spills(ranks):
+    check_compiled(all_reduce_norm_graph(ranks))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [(ONE_SHOT, "add_ranks_norm"), (TWO_SHOT, "add_share"), (TWO_SHOT, "copy_norm")],
+)
+def test_no_wait_is_needless(algorithm, name):
+    proved = Proved(all_reduce_norm_graph(3), dims_of(4, 7, algorithm, 2))
+    assert f"{name}[" in proved.lacks("static", name, 0)
+
+
+@pytest.mark.mpi(ranks=[1, 2, 4])
+@pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT])
+def test_all_ranks_get_the_norm(algorithm, world, make, arrays, monkeypatch):
+    monkeypatch.setattr(Exchange, "fastest", algorithm)
+    op = make(AllReduceNorm)
+    for shape in ((1, 8), (5, 24), (3, 2400)):
+        rng = np.random.default_rng(7)
+        every, *wanted = rows_of(world.size, world.size, shape, "bfloat16", rng)
+        x, residual, gain = (arrays.put(a) for a in every[world.rank].values())
+        for outs in ((), (x, residual)):
+            out, total = op(x, residual, gain, *outs)
+            op.synchronize()
+            found = {"y": arrays.get(out), "residual_out": arrays.get(total)}
+            check([found], wanted[0].astype(np.float32), wanted[1], "bfloat16")
+        assert (out is x) and (total is residual)
+
+
+WRONG = {
+    "residual is float16": r"got: +residual \[4, 16\] float16",
+    "residual has other rows": r"wanted: [^$]*got: +residual \[5, 16\] bfloat16",
+    "gain has other columns": r"gain \[24\] bfloat16",
+    "out is residual": r"wanted: out apart from residual\n",
+    "residual_out is out": r"residual_out apart from out",
+}
+
+
+def wrong(what: str, p: dict[str, Any], put: Any) -> tuple[list[Any], dict[str, Any]]:
+    x, residual, gain = p.values()
+    return {
+        "residual is float16": ([x, put(np.zeros((4, 16)), "float16"), gain], {}),
+        "residual has other rows": ([x, put(np.zeros((5, 16)), "bfloat16"), gain], {}),
+        "gain has other columns": ([x, residual, put(np.zeros(24), "bfloat16")], {}),
+        "out is residual": ([x, residual, gain], {"out": residual}),
+        "residual_out is out": ([x, residual, gain], {"out": x, "residual_out": x}),
+    }[what]
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, make):
+    op, rng = make(AllReduceNorm), np.random.default_rng(7)
+    every, total, _ = rows_of(world.size, world.size, (4, 16), "bfloat16", rng)
+    own = {name: arrays.put(a) for name, a in every[world.rank].items()}
+    given: tuple[list[Any], dict[str, Any]] = ([*own.values()], {})
+    if world.rank == world.size - 1:
+        given = wrong(what, own, arrays.put_as)
+    with refusal(ArgumentError, WRONG[what]):
+        op(*given[0], **given[1])
+    _, sums = op(*own.values())
+    np.testing.assert_array_equal(arrays.get(sums), total.astype(np.float32))
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.parametrize("eps", [0.0, float("nan"), -1.0])
+def test_an_eps_that_is_not_positive_is_refused(eps, world, arrays):
+    x = arrays.put_as(np.zeros((4, 16)), "bfloat16")
+    gain = arrays.put_as(np.zeros(16), "bfloat16")
+    with refusal(
+        ArgumentError, rf"wanted: eps: a positive number\n *got: +eps = {eps}"
+    ):
+        etc_dist.all_reduce_norm(x, x, gain, eps)
+
+
+@exhaustive
+def test_norms_over_two_hosts():
+    source = """
+import numpy as np, etc_dist
+from mpi4py import MPI
+from etc_dist.ir.tensor import numpy_dtype
+
+world, bf16 = etc_dist.start(), numpy_dtype("bfloat16")
+x = np.random.default_rng(world.rank).integers(-9, 9, (5, 64))
+sums = sum(MPI.COMM_WORLD.allgather(x)) + 1
+one = np.ones((5, 64), bf16)
+for turn in range(3):
+    y, total = etc_dist.all_reduce_norm(x.astype(bf16), one, one[0])
+    assert (total.astype(int) == sums).all()
+print("right on", world.hosts.count, "hosts", flush=True)
+world.close()
+"""
+    code, output = run_on_hosts(source)
+    assert code == 0, output
+    assert output.count("right on 2 hosts") == 4
