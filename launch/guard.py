@@ -26,6 +26,7 @@ HEADER = struct.Struct(">cI")  # kind and length of a message to launch/mpirun
 HELLO, OUT, ERR, EXIT = b"h", b"o", b"e", b"x"  # kinds of message
 SHARED, LEFT = b"s", b"l"  # a file of MPICH's; the rank left without MPI_Finalize
 INTERRUPT, DUMP, KILL, RELEASE = b"I", b"D", b"K", b"R"  # orders from launch/mpirun
+TERMINATE = b"T"  # such an order, too
 INPUT = b"i"  # the answer to rank 0's HELLO, with the standard input as a file
 
 SHARED_PREFIX = "/dev/shm/mpich_shm_"
@@ -129,6 +130,8 @@ class Guard:
         orders = self.receive()
         if INTERRUPT in orders:
             child.send_signal(signal.SIGINT)
+        if TERMINATE in orders:
+            child.send_signal(signal.SIGTERM)
         if DUMP in orders:
             child.send_signal(signal.SIGABRT)  # Python's fault handler shows the stack
         if KILL in orders or not orders:  # no orders: launch/mpirun has ended

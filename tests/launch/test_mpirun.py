@@ -392,6 +392,38 @@ def test_interrupt_gives_ranks_time_and_a_second_one_ends_them(
         assert time.monotonic() - began >= 2.0
 
 
+@pytest.mark.parametrize(
+    ("seconds", "signals", "code"), [(0.3, 1, 0), (60, 1, 143), (60, 2, 143)]
+)
+def test_ranks_that_handle_sigterm_have_time_to_end(seconds, signals, code):
+    source = f"""
+import signal, time
+is_ending = False
+def handle(*_):
+    global is_ending
+    is_ending = True
+signal.signal(signal.SIGTERM, handle)
+print("waits")
+while not is_ending:
+    time.sleep(0.01)
+print("drains")
+time.sleep({seconds})
+"""
+    options = ["-n", "2", "--drain", "1"]
+    command = [sys.executable, str(MPIRUN), *options, "python", "-c", source]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        lines = [launcher.stdout.readline() for _ in range(2)]
+        began = time.monotonic()
+        launcher.send_signal(signal.SIGTERM)
+        lines += [launcher.stdout.readline() for _ in range(2)]
+        if signals == 2:
+            launcher.send_signal(signal.SIGTERM)
+    assert ["drains" in line for line in lines] == [False, False, True, True]
+    assert launcher.returncode == code
+    if code and signals == 1:
+        assert time.monotonic() - began >= 1.0
+
+
 def test_interrupt_before_any_rank_has_begun_ends_the_job_at_once(tmp_path):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo waits; sleep 60; }\n')

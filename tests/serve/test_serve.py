@@ -180,14 +180,22 @@ def test_logits_that_are_not_finite_are_an_error_of_their_request(serve, overflo
 LAUNCHER = (str(ROOT / "launch" / "mpirun"), "-n", "2")
 
 
-def test_two_ranks_serve_until_one_is_lost(serve):
+def test_two_ranks_serve_until_sigterm(serve):
     server = serve(launcher=LAUNCHER)
     first = complete(server, IDS, 4, logprobs=2).choices[0]
-    again = complete(server, IDS, 4, logprobs=2, stream=True)
-    assert "".join(part.choices[0].text for part in again) == first.text
     assert first.logprobs.tokens[0] in first.logprobs.top_logprobs[0]
     leave(server, 5, 1)
     expect_no_page_left(server)
+    with complete(server, IDS, 4, stream=True) as stream:
+        text = next(stream).choices[0].text
+        server.process.send_signal(signal.SIGTERM)
+        text += "".join(part.choices[0].text for part in stream)
+    assert text == first.text
+    assert server.process.wait(20) == 0
+
+
+def test_a_lost_rank_is_an_error_of_all_clients(serve):
+    server = serve(launcher=LAUNCHER)
     with complete(server, IDS, 80, stream=True) as stream:
         next(stream)
         os.kill(server.rank(1), signal.SIGKILL)
