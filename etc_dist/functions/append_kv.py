@@ -30,13 +30,15 @@ class PagedCache:
     """The parameters that the functions of a paged cache share.
 
     norm_eps: the epsilon of the RMSNorm of each query and key; None: there is none.
-    has_bias: queries, keys and values get a bias before all else."""
+    has_bias: queries, keys and values get a bias before all else. score_scale: of
+    attention; None: 1 / sqrt(head_dim)."""
 
     head_dim: int
     page_size: int
     dtype: str = "bfloat16"
     norm_eps: float | None = None
     has_bias: bool = False
+    score_scale: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):

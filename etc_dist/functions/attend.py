@@ -56,7 +56,7 @@ def attend(
     has one row, at most TOGETHER KV heads, which share the warps of a worker, and at
     most HEADS query heads of each. early: all reads but q and the cache may come before
     the last wait is met."""
-    dim, scale = paged.head_dim, score_scale(paged.head_dim)
+    dim, scale = paged.head_dim, score_scale(paged)
 
     def body(q: Any, *others: Any, s: int, slices: int) -> None:
         if paged.has_bias:
@@ -130,6 +130,8 @@ def slice_of(length: int, s: int, slices: int, least: int) -> Any:
     return np.arange(first, min(end, length))
 
 
-def score_scale(head_dim: int) -> np.float32:
+def score_scale(paged: PagedCache) -> np.float32:
     """The scale of scores, in units of log 2."""
-    return np.float32(np.log2(np.e) / np.sqrt(head_dim))
+    if paged.score_scale is not None:
+        return np.float32(np.log2(np.e) * paged.score_scale)
+    return np.float32(np.log2(np.e) / np.sqrt(paged.head_dim))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etc_dist.files import read_object
-from etc_dist.functions.rotary import HEAD_DIMS, rotary_table
+from etc_dist.functions.rotary import HEAD_DIMS
 from etc_dist.models.experts import MOST_CHOICES, MOST_EXPERTS, Mixture
 from etc_dist.models.families import (
     FAMILIES,
@@ -19,18 +19,20 @@ from etc_dist.models.families import (
     QWEN_MOE,
 )
 from etc_dist.models.fields import VARIANT_FIX, refuse_fields, refused
+from etc_dist.models.heads import HeadLayout
 from etc_dist.models.rope import (
     MOST_NUMBER,
+    PARTIAL,
     fits_factors,
+    head_tables,
     is_number,
     read_rope,
-    rope_rates,
 )
 from etc_dist.models.sizes import PLAIN, DecoderSizes, Features
 from etc_dist.models.tokenizer_config import end_tokens
 from etc_dist.models.weight_files import refuse_adapter
 
-MOST_LAYERS, MOST_SIZE = 4096, 2**24
+MOST_LAYERS, MOST_SIZE, MOST_HEAD = 4096, 2**24, HEAD_DIMS[-1]
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class ModelConfig:
 
     architecture: as in config.json. hidden: the width of a row. inner: of an MLP, or of
     each expert. vocabulary: number of ids. heads, kv_heads: of queries, and of keys and
-    values. positions: the longest text. rope_base, rope: of the rotary embedding, its
+    values. head_dim: of the program; `head` describes those in the files. positions:
+    the longest text. rope_base, rope: of the rotary embedding, its
     theta and its scaling as config.json has it. is_tied: the embedding is the output
     head. stop_tokens: the ids that end a text. mixture: its experts. features: of its
     layers."""
@@ -52,6 +55,7 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
+    head: HeadLayout
     positions: int
     norm_eps: float
     rope_base: float
@@ -82,8 +86,8 @@ class ModelConfig:
 
     def cos_sin(self, positions: int) -> Any:
         """The table of the rotary embedding, [positions, head_dim]."""
-        rates = rope_rates(self.rope, self.head_dim, self.rope_base)
-        return rotary_table(positions, rates)
+        of = self.rope, self.head, self.head_dim, self.rope_base
+        return head_tables(*of, positions)
 
 
 def read_config(folder: str | Path) -> ModelConfig:
@@ -176,9 +180,13 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
     refuse_fields(given, path)
     family = FAMILIES[name]
     given = {**family.defaults, **given, **_experts(given, path)}
-    rope = read_rope(given, path)
+    rope = read_rope(given, family, path)
+    partial = rope.pop(PARTIAL, 1)
     base = rope.pop("rope_theta", family.theta)
     heads = size("num_attention_heads")
+    head_size = size("head_dim", size("hidden_size") // heads, most=MOST_HEAD)
+    head = HeadLayout(head_size, int(head_size * partial), family.is_paired)
+    head_dim = min((n for n in HEAD_DIMS if n >= head_size), default=MOST_HEAD)
     config = ModelConfig(
         architecture=name,
         layers=size("num_hidden_layers", most=MOST_LAYERS),
@@ -189,7 +197,8 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         vocabulary=size("vocab_size"),
         heads=heads,
         kv_heads=size("num_key_value_heads", heads),
-        head_dim=size("head_dim", size("hidden_size") // heads),
+        head_dim=head_dim,
+        head=head,
         positions=size("max_position_embeddings"),
         norm_eps=number("rms_norm_eps", given["rms_norm_eps"]),
         rope_base=number("rope_theta", base),
@@ -198,7 +207,9 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         stop_tokens=_stop_tokens(given.get("eos_token_id"), path),
         mixture=_mixture(name, given, size),
         features=Features(
-            qkv_bias=family.has_bias("qkv", given), o_bias=family.has_bias("o", given)
+            qkv_bias=family.has_bias("qkv", given),
+            o_bias=family.has_bias("o", given),
+            score_scale=None if head_size == head_dim else head_size**-0.5,
         ),
     )
     _check_variants(given, config, path)
@@ -246,9 +257,13 @@ def _has_window(given: Mapping[str, Any], config: ModelConfig) -> bool:
 def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -> None:
     full = ["full_attention"] * config.layers
     tied, mixture = given.get("tie_word_embeddings"), config.mixture
+    head, words = config.head, " or ".join(map(str, HEAD_DIMS))
     has_norm = FAMILIES[config.architecture].normalizes_heads
     variants = {
-        "head_dim 64 or 128": config.head_dim in HEAD_DIMS,
+        "an even head_dim, of which an even number of elements is rotated": (
+            head.size % 2 == head.rotated % 2 == 0 and head.rotated > 0
+        ),
+        f"head_dim {words}": not has_norm or head.size in HEAD_DIMS,
         "a multiple of num_key_value_heads heads": config.heads % config.kv_heads == 0,
         "no sliding window": not _has_window(given, config),
         "layer_types full_attention": given.get("layer_types") in (None, full),
@@ -259,7 +274,9 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         },
         f"use_qk_norm {str(has_norm).lower()}": given.get("use_qk_norm")
         in (None, has_norm),
-        "factors of head_dim / 2 pairs": fits_factors(config.rope, config.head_dim),
+        "a factor of each pair that is rotated": fits_factors(
+            config.rope, head.rotated
+        ),
         "sizes that are multiples of 8": not any(
             size % 8 for size in (config.hidden, config.inner)
         ),

@@ -15,7 +15,10 @@ class Family:
     not have, as in transformers. theta: the default of rope_theta. normalizes_heads:
     each query and key is normalized. biases: of the matmuls `qkv` and `o`: True, or the
     field that says whether there are any. has_experts: in place of an MLP.
-    gguf: general.architecture of its GGUF files. layers: what they have, for users."""
+    partial: rotary embeddings may leave out elements of a head. is_paired: neighbours
+    are rotated together. rope_names: other names of kinds of rotary embeddings.
+    is_fused: q, k and v are one matrix in the files, as are gate and up. gguf:
+    general.architecture of its GGUF files. layers: what they have, for users."""
 
     architecture: str
     model_type: str
@@ -24,6 +27,10 @@ class Family:
     normalizes_heads: bool = False
     biases: Mapping[str, str | bool] = field(default_factory=dict)
     has_experts: bool = False
+    partial: bool = False
+    is_paired: bool = False
+    rope_names: Mapping[str, str] = field(default_factory=dict)
+    is_fused: bool = False
     gguf: str = ""
     layers: str = "plain"
 
@@ -125,6 +132,26 @@ _LIST = (
         theta=1e6,
         has_experts=True,
         layers="a mixture of experts",
+    ),
+    Family(
+        "Phi3ForCausalLM",
+        "phi3",
+        {
+            "vocab_size": 32064,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 32000,
+        },
+        partial=True,
+        rope_names={"su": "longrope", "yarn": "longrope"},
+        is_fused=True,
+        gguf="phi3",
+        layers="q, k, v and gate, up in fused matrices; partial rotary embedding",
     ),
     Family(
         "SeedOssForCausalLM",

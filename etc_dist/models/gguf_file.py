@@ -3,7 +3,8 @@ Face folder has. The package `gguf` dequantizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,23 @@ from etc_dist.models.gguf_keys import ARCHITECTURE, TYPE, fields_of, refuse_keys
 from etc_dist.models.gguf_reader import GgufTensor
 from etc_dist.models.gguf_split import read_parts
 from etc_dist.models.part import WHOLE, Part
+from etc_dist.models.rope import LENGTH, is_number
 from etc_dist.models.weights import stack_weights
 
 ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
+PARTIAL_KINDS = [family.gguf for family in FAMILIES.values() if family.partial]
 PAIRED = ("llama",)
 """Architectures whose queries and keys are stored with the two elements that the
 rotary embedding rotates next to each other."""
 FACTORS = "rope_freqs.weight"
 """Divisors of the rotary embedding's rates."""
+LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+"""Those of longrope, for short and for long texts."""
+YARN_KEYS = {
+    LENGTH: "original_context_length",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
 LAYER_TENSORS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -32,6 +42,7 @@ LAYER_TENSORS = {
     "attn_v": "self_attn.v_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -43,7 +54,10 @@ LAYER_TENSORS = {
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
 """Those of experts are stacked; {} stands for the number of one."""
-OTHER_TENSORS = {"seed_oss": {"post_attention_norm": "post_attention_layernorm"}}
+OTHER_TENSORS = {
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+}
 """Those of an architecture that differ."""
 STOPS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 STOP_TEXTS = names(
@@ -103,14 +117,26 @@ class GgufFile:
             "eos_token_id": self._stops(tokens),
             "rope_scaling": self._rope(kind),
             "norm_topk_prob": True,
+            "partial_rotary_factor": self._partial(kind, fields),
             "attention_bias": "blk.0.attn_q.bias" in names,
             "attention_out_bias": "blk.0.attn_output.bias" in names,
         }
         defaults = {"rope_theta": 10000.0, "vocab_size": len(tokens)}
         fields |= {n: v for n, v in defaults.items() if fields[n] is None}
         config = parse_config(fields, self.path)
+        if kind in PAIRED:
+            config = replace(config, head=replace(config.head, is_paired=True))
         refuse_keys(kind, metadata, config, self.path)
         return config
+
+    def _partial(self, kind: str, fields: Mapping[str, Any]) -> float | None:
+        """The share of a head's elements that are rotated."""
+        rotated, size = self.get(f"{kind}.rope.dimension_count"), fields["head_dim"]
+        whole, heads = (fields[f] for f in ("hidden_size", "num_attention_heads"))
+        if size is None and type(whole) is type(heads) is int and heads > 0:
+            size = whole // heads
+        numbers = is_number(rotated) and is_number(size)
+        return rotated / size if numbers and kind in PARTIAL_KINDS else None
 
     def _tokens(self) -> list[str]:
         name = "tokenizer.ggml.tokens"
@@ -136,7 +162,7 @@ class GgufFile:
         self, config: ModelConfig, dtype: str, part: Part = WHOLE
     ) -> dict[str, Any]:
         """As `load_weights`."""
-        return stack_weights(self.tensors(config), config, dtype, self.path, part)
+        return stack_weights(self.tensors(), config, dtype, self.path, part)
 
     def _rope(self, architecture: str) -> dict[str, Any]:
         # As llama.cpp: a factor without a type is a linear one.
@@ -144,25 +170,35 @@ class GgufFile:
         factor = self.get(f"{key}.factor", 1.0)
         is_linear = factor not in (0.0, 1.0)
         kind = self.get(f"{key}.type", "linear" if is_linear else "none")
-        factors = [t for t in self._content.tensors if t.name == FACTORS]
+        named = {t.name: t for t in self._content.tensors}
+        if all(name in named for name in LONG_FACTORS):
+            short, long = (self._values(named[name]) for name in LONG_FACTORS)
+            scale = self.get(f"{key}.attn_factor")
+            length = self.get(f"{key}.original_context_length")
+            rope = {"rope_type": "longrope", "attention_factor": scale, LENGTH: length}
+            return {
+                **rope,
+                "short_factor": short.tolist(),
+                "long_factor": long.tolist(),
+            }
+        factors = [named[FACTORS]] if FACTORS in named else []
         if factors and kind != "none":
             return {"rope_type": f"{kind} with {FACTORS}"}
         if factors:
             return {"rope_type": "factors", "factors": self._values(factors[0])}
         if kind == "none":
             return {"rope_type": "default"}
-        return {"rope_type": kind, "factor": factor}
+        rope = {"rope_type": kind, "factor": factor}
+        if kind == "yarn":
+            rope |= {n: self.get(f"{key}.{of}") for n, of in YARN_KEYS.items()}
+        return rope
 
-    def tensors(self, config: ModelConfig) -> Iterator[tuple[str, Any]]:
+    def tensors(self) -> Iterator[tuple[str, Any]]:
         """The tensors by their names in safetensors files."""
-        kind = self.get(ARCHITECTURE)
-        paired, layer_tensors = (
-            kind in PAIRED,
-            LAYER_TENSORS | OTHER_TENSORS.get(kind, {}),
-        )
-        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
+        of_kind = OTHER_TENSORS.get(str(self.get(ARCHITECTURE)), {})
+        layer_tensors = LAYER_TENSORS | of_kind
         for tensor in self._content.tensors:
-            if tensor.name == FACTORS:
+            if tensor.name in (FACTORS, *LONG_FACTORS):
                 continue
             values = self._values(tensor)
             _, _, rest = tensor.name.partition("blk.")
@@ -172,9 +208,6 @@ class GgufFile:
             if own is None or suffix not in ("weight", "bias"):
                 yield TENSORS.get(tensor.name, tensor.name), values
                 continue
-            count = heads.get(stem)
-            if paired and count and len(values) % (2 * count) == 0:
-                values = _halves(values, count)
             parts = values if "{}" in own else [values]
             for expert, part in enumerate(parts):
                 yield f"model.layers.{layer}.{own.format(expert)}.{suffix}", part
@@ -187,10 +220,3 @@ class GgufFile:
             got = f"{tensor.name}: {tensor.kind.name}"
             fix = "use a file of another quantization"
             raise refused(self.path, wanted, got, fix) from error
-
-
-def _halves(rows: Any, heads: int) -> Any:
-    """Rows of heads in which elements i and i + 1 are rotated together, in the order in
-    which those of the first and the second half are."""
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
-    return np.swapaxes(pairs, 1, 2).reshape(rows.shape)

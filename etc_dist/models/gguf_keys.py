@@ -34,7 +34,12 @@ FIELDS = {
 """The field of config.json that a key is."""
 EACH_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 """The keys that may have an array, with a number for each layer."""
-ROPE = frozenset({"rope.scaling.factor", "rope.scaling.type"})
+ROPE = names(
+    """
+    rope.scaling.factor rope.scaling.original_context_length rope.scaling.type
+    rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow
+    """
+)
 HONOURED = frozenset(FIELDS) | ROPE
 WINDOW = "attention.sliding_window"
 Values = Callable[[ModelConfig], tuple[Any, ...]]
@@ -67,7 +72,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "nextn_predict_layers": (0,),
     "residual_scale": (0, 1),
     "rope.scale_linear": (0, 1),
-    "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_attn_factor": (1,),
     "rope.scaling.yarn_ext_factor": (-1, 0),
     "rope.scaling.yarn_log_multiplier": (0,),
@@ -77,21 +81,20 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Refused unless one of these values."""
 OWN_SIZES: Mapping[str, Values] = {
-    "attention.scale": lambda c: (0, float(np.float32(c.head_dim**-0.5))),
-    "attention.value_length": lambda c: (c.head_dim,),
+    "attention.scale": lambda c: (0, float(np.float32(c.head.size**-0.5))),
+    "attention.value_length": lambda c: (c.head.size,),
+    "rope.scaling.attn_factor": lambda c: (c.rope.get("attention_factor", 1),),
     "embedding_length_out": lambda c: (c.hidden,),
-    "rope.dimension_count": lambda c: (c.head_dim,),
+    "rope.dimension_count": lambda c: (c.head.rotated,),
 }
 """Refused unless the value that follows from others."""
 UNUSED = names(
     """
     attention.group_norm_epsilon attention.group_norm_groups
-    attention.layer_norm_epsilon pooling_type rope.scaling.finetuned
-    rope.scaling.original_context_length rope.scaling.yarn_beta_fast
-    rope.scaling.yarn_beta_slow tensor_data_layout
+    attention.layer_norm_epsilon pooling_type rope.scaling.finetuned tensor_data_layout
     """
 )
-"""Notes, numbers of layers that no model here has, and of a refused scaling."""
+"""Notes, and numbers of layers that no model here has."""
 
 
 def fields_of(kind: str, metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:

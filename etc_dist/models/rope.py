@@ -3,53 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log, pi, sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.rotary import frequencies
+from etc_dist.functions.rotary import frequencies, rotary_table
+from etc_dist.models.families import Family
 from etc_dist.models.fields import VARIANT_FIX, refused
+from etc_dist.models.heads import HeadLayout
 
 LENGTH = "original_max_position_embeddings"
+PARTIAL = "partial_rotary_factor"
 ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", LENGTH),
-    "factors": ("factors",),
+    "yarn": ("factor", LENGTH),
+    "longrope": ("factor", LENGTH),
+    "factors": (),
 }
-"""The kinds of rotary embeddings, and the fields of each. "factors": of a GGUF file."""
-ROPE_FIELDS = ("rope_theta", LENGTH)
+"""The kinds of rotary embeddings, and the numbers that each needs. "factors": of a GGUF
+file. "dynamic" scales nothing up to the length of the model, as in transformers."""
+OPTIONAL_KEYS = {
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    "longrope": ("attention_factor",),
+}
+"""Numbers that it may have."""
+LIST_KEYS = {"longrope": ("short_factor", "long_factor"), "factors": ("factors",)}
+"""Lists with a positive number for each pair of elements."""
+OTHER_KEYS = {"yarn": ("truncate", "max_position_embeddings")}
+"""A Boolean, and a number without influence."""
+ROPE_FIELDS = ("rope_theta", LENGTH, PARTIAL)
 """Fields of rope_scaling and rope_parameters, or of the whole configuration."""
 MOST_NUMBER = 1e12
 
 
-def read_rope(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The theta and the scaling of the rotary embedding, checked."""
+def read_rope(given: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
+    """The theta, the share of elements and the scaling of the rotary embedding,
+    checked. given: the fields of config.json, with defaults."""
     outer = {key: given[key] for key in ROPE_FIELDS if given.get(key) is not None}
     names = [key for key in ("rope_scaling", "rope_parameters") if given.get(key)]
-    ropes = [_merged(given[name], name, outer, path) for name in names]
+    ropes = [_merged(given[name], name, outer, family, path) for name in names]
     if len(ropes) == 2 and ropes[0] != ropes[1]:
         got = f"{given['rope_scaling']!r} and {given['rope_parameters']!r}"
         raise refused(path, "equal rope_scaling, rope_parameters", got, "correct it")
     rope = ropes[0] if ropes else {**outer, "rope_type": "default"}
     kind = rope["rope_type"]
-    if kind == "llama3":
-        rope.setdefault(LENGTH, given.get("max_position_embeddings"))
-    keys = [key for key in ROPE_KEYS[kind] if key != "factors"]
+    _add_defaults(rope, given)
+    optional = [key for key in OPTIONAL_KEYS.get(kind, ()) if key in rope]
+    keys = [*ROPE_KEYS[kind], *optional]
     wrong = {key: rope.get(key) for key in keys if not is_number(rope.get(key))}
     if wrong:
         wanted = f"rope_scaling with {', '.join(wrong)}: positive numbers"
         raise refused(path, wanted, repr(wrong), "correct it")
-    if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
-        wanted = "low_freq_factor below high_freq_factor"
-        raise refused(path, wanted, repr(rope), "correct it")
-    used = "rope_type", "rope_theta", *ROPE_KEYS[kind]
+    _check_values(rope, family, path)
+    others = LIST_KEYS.get(kind, ()), OTHER_KEYS.get(kind, ())[:1]
+    used = "rope_type", "rope_theta", PARTIAL, *keys, *others[0], *others[1]
     return {key: rope[key] for key in used if key in rope}
 
 
+def _add_defaults(rope: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Those that follow from the longest text of the model."""
+    kind, positions = rope["rope_type"], given.get("max_position_embeddings")
+    if LENGTH in ROPE_KEYS[kind]:
+        rope.setdefault(LENGTH, positions)
+    is_ratio = kind in ("yarn", "longrope") and "factor" not in rope
+    if is_ratio and is_number(rope[LENGTH]) and is_number(positions):
+        assert positions is not None
+        rope["factor"] = positions / rope[LENGTH]
+
+
+def _check_values(rope: Mapping[str, Any], family: Family, path: Path) -> None:
+    kind, partial = rope["rope_type"], rope.get(PARTIAL, 1)
+    low, high = rope.get("low_freq_factor", 0), rope.get("high_freq_factor", 1)
+    share = "from 0, at most 1" if family.partial else "1"
+    is_share = is_number(partial) and (partial <= 1 if family.partial else partial == 1)
+    faults = {
+        "low_freq_factor below high_freq_factor": kind == "llama3" and low >= high,
+        f"{PARTIAL} {share}": not is_share,
+        "truncate true or false": not isinstance(rope.get("truncate", True), bool),
+    }
+    if wanted := "; ".join(name for name, is_fault in faults.items() if is_fault):
+        fix = VARIANT_FIX if PARTIAL in wanted else "correct it"
+        raise refused(path, wanted, repr(dict(rope)), fix)
+
+
 def _merged(
-    given: Any, name: str, outer: Mapping[str, Any], path: Path
+    given: Any, name: str, outer: Mapping[str, Any], family: Family, path: Path
 ) -> dict[str, Any]:
     """The object `given` of the field `name`, with `outer` fields of the file."""
     if not isinstance(given, Mapping):
@@ -58,21 +101,22 @@ def _merged(
         raise refused(path, "one scaling for all layers", repr(given), VARIANT_FIX)
     rope = {key: value for key, value in given.items() if value is not None}
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.pop("type", kind) != kind:
+        raise refused(path, f"one type of {name}", repr(given), "correct it")
+    kind = family.rope_names.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in tuple(ROPE_KEYS):
         wanted = f"rope_type {' or '.join(ROPE_KEYS)}"
         raise refused(path, wanted, repr(kind), VARIANT_FIX)
-    if rope.pop("type", kind) != kind:
-        raise refused(path, f"one type of {name}", repr(given), "correct it")
     if kind == "default" and rope.get("factor") == 1:
         del rope["factor"]  # nothing is scaled
-    if rope.pop("partial_rotary_factor", 1) != 1:
-        raise refused(path, "partial_rotary_factor 1", repr(given), VARIANT_FIX)
     for key in outer.keys() & rope.keys():
         if outer[key] != rope[key]:
             got = f"{outer[key]!r}, and {rope[key]!r} of {name}"
             raise refused(path, f"one {key}", got, "correct it")
-    unknown = rope.keys() - {"rope_type", *ROPE_FIELDS, *ROPE_KEYS[kind]}
-    if unknown:
+    known = {"rope_type", *ROPE_FIELDS, *ROPE_KEYS[kind]}
+    for keys in (OPTIONAL_KEYS, LIST_KEYS, OTHER_KEYS):
+        known |= {*keys.get(kind, ())}
+    if unknown := rope.keys() - known:
         wanted = f"{name} of type {kind} without {', '.join(sorted(unknown))}"
         raise refused(path, wanted, repr(given), VARIANT_FIX)
     return {**outer, **rope, "rope_type": kind}
@@ -84,32 +128,88 @@ def is_number(value: Any) -> bool:
     return is_number and 0 < value <= MOST_NUMBER
 
 
-def rope_rates(rope: Mapping[str, Any], head_dim: int, base: float) -> Any:
-    """The rotation of each pair of elements per position, radians, [head_dim / 2]."""
-    plain = frequencies(head_dim, base)
+def head_tables(
+    rope: Mapping[str, Any], head: HeadLayout, head_dim: int, base: float, count: int
+) -> Any:
+    """Cosines, then sines, of all pairs of a head, [count, head_dim], fp32. Pairs that
+    are not rotated are at the end. count: positions of a request."""
+    half, rotated = head_dim // 2, head.rotated // 2
+    rates = np.zeros(half)
+    rates[:rotated] = rope_rates(rope, head.rotated, base, count)
+    table = rotary_table(count, rates).reshape(count, 2, half)
+    table[..., :rotated] *= np.float32(rope_scale(rope))
+    return table.reshape(count, head_dim)
+
+
+def rope_rates(rope: Mapping[str, Any], width: int, base: float, count: int) -> Any:
+    """The rotation of each pair of `width` elements per position, radians, [width / 2].
+    count: positions of a request: if they are more than the original ones, `longrope`
+    has long factors for all texts."""
+    plain = frequencies(width, base)
     match rope.get("rope_type"):
         case "linear":
             return plain / rope["factor"]
         case "llama3":
             return _llama3(plain, rope)
+        case "yarn":
+            return _yarn(plain, rope, base)
+        case "longrope":
+            name = "long_factor" if count > rope[LENGTH] else "short_factor"
+            return plain / np.asarray(rope[name], np.float64)
         case "factors":
             return plain / np.asarray(rope["factors"], np.float64)
     return plain
 
 
-def fits_factors(rope: Mapping[str, Any], head_dim: int) -> bool:
-    """Whether the factors of a GGUF file, if any, are head_dim / 2 positive numbers."""
-    if rope["rope_type"] != "factors":
-        return True
-    factors = rope.get("factors")
-    if not isinstance(factors, np.ndarray) or factors.shape != (head_dim // 2,):
-        return False
-    return all(map(is_number, factors.tolist()))
+def rope_scale(rope: Mapping[str, Any]) -> float:
+    """By which queries and keys are multiplied when they are rotated."""
+    kind, scale = rope.get("rope_type"), rope.get("attention_factor")
+    if scale is not None or kind not in ("yarn", "longrope"):
+        return float(scale or 1)
+    factor = rope["factor"]
+    if kind == "longrope":
+        return sqrt(1 + log(factor) / log(rope[LENGTH])) if factor > 1 else 1.0
+    if {"mscale", "mscale_all_dim"} <= rope.keys():
+        return _magnitude(factor, rope["mscale"]) / _magnitude(
+            factor, rope["mscale_all_dim"]
+        )
+    return _magnitude(factor)
+
+
+def _magnitude(factor: float, weight: float = 1.0) -> float:
+    return 1 + 0.1 * weight * log(factor) if factor > 1 else 1.0
+
+
+def fits_factors(rope: Mapping[str, Any], width: int) -> bool:
+    """Whether each list of factors has width / 2 positive numbers."""
+    for key in LIST_KEYS.get(rope["rope_type"], ()):
+        factors = rope.get(key)
+        if not isinstance(factors, (list, np.ndarray)) or len(factors) != width // 2:
+            return False
+        if not all(map(is_number, np.asarray(factors, object).tolist())):
+            return False
+    return True
 
 
 def _llama3(rates: Any, rope: Mapping[str, Any]) -> Any:
     """Slow rates divided by a factor, with a smooth transition to fast ones."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    turns = rope["original_max_position_embeddings"] * rates / (2 * np.pi)
+    turns = rope[LENGTH] * rates / (2 * np.pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     return rates * (smooth + (1 - smooth) / rope["factor"])
+
+
+def _yarn(rates: Any, rope: Mapping[str, Any], base: float) -> Any:
+    """Slow rates divided by a factor, by their number (Peng et al., YaRN, 2023)."""
+    pairs = len(rates)
+    fast, slow = rope.get("beta_fast", 32), rope.get("beta_slow", 1)
+    low, high = (
+        pairs * log(rope[LENGTH] / (turns * 2 * pi)) / log(base)
+        for turns in (fast, slow)
+    )
+    if rope.get("truncate", True):
+        low, high = np.floor(low), np.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    high += 0.001 if low == high else 0
+    slowed = np.clip((np.arange(pairs) - low) / (high - low), 0, 1)
+    return rates * (1 - slowed) + rates / rope["factor"] * slowed

@@ -36,7 +36,7 @@ from etc_dist.runtime.bundle import Bundle
 DEFAULT_POSITIONS = 2048
 MOST_GPU_BYTES = 144 << 30
 """No GPU that runs the programs has more memory."""
-UNUSED_FIELDS = ("positions", "rope", "rope_base", "is_tied", "stop_tokens")
+UNUSED_FIELDS = ("positions", "head", "rope", "rope_base", "is_tied", "stop_tokens")
 """Of ModelConfig: neither the program nor its proofs depend on them."""
 
 

@@ -16,10 +16,12 @@ class Features:
     """What the layers of a model have that Llama's have not. The program of a model
     without any does not depend on them.
 
-    qkv_bias, o_bias: the matmul has a bias."""
+    qkv_bias, o_bias: the matmul has a bias. score_scale: of attention; None: 1 /
+    sqrt(head_dim)."""
 
     qkv_bias: bool = False
     o_bias: bool = False
+    score_scale: float | None = None
 
 
 PLAIN = Features()
@@ -59,5 +61,12 @@ class DecoderSizes:
     def paged(self) -> PagedCache:
         """The parameters of the functions of a paged cache."""
         eps = self.norm_eps if self.normalizes_heads else None
-        has_bias = self.features.qkv_bias
-        return PagedCache(self.head_dim, self.page_size, self.dtype, eps, has_bias)
+        own = self.features
+        return PagedCache(
+            self.head_dim,
+            self.page_size,
+            self.dtype,
+            eps,
+            has_bias=own.qkv_bias,
+            score_scale=own.score_scale,
+        )

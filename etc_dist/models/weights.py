@@ -3,7 +3,7 @@ layer as `decoder_graph` reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.families import FAMILIES
+from etc_dist.models.heads import arranged, split_fused
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
 from etc_dist.models.safetensors_file import MOST_LISTED, listed, weights_error
 from etc_dist.models.weight_files import read_folder
@@ -61,7 +62,7 @@ def stack_weights(
     rows = part.ids(config.vocabulary)
     _clear_padding(held, config, rows)
     head: Any = None
-    for stored_name, stored in of_experts(tensors, config):
+    for stored_name, stored in _in_order(tensors, config):
         name = places.full_name(stored_name)
         if name.endswith(IGNORED):
             continue
@@ -100,6 +101,17 @@ def stack_weights(
         got = listed(faults, num_faults)
         raise weights_error(path, "the tensors of config.json", got)
     return held
+
+
+def _in_order(
+    tensors: Iterable[tuple[str, Any]], config: ModelConfig
+) -> Iterator[tuple[str, Any]]:
+    """Those of the program: parts of fused matrices, each expert, and heads whose
+    elements are in its order."""
+    tensors = of_experts(tensors, config)
+    if FAMILIES[config.architecture].is_fused:
+        tensors = split_fused(tensors, config.heads, config.kv_heads)
+    return arranged(tensors, config.head, config.head_dim)
 
 
 def _clear_padding(

@@ -34,21 +34,67 @@ SIZES = {
 class Case:
     """kind: the model_type. fields: of its configuration, in addition to SIZES. drops:
     by name, changes to these that a test must notice. gguf: keys of a GGUF file that
-    the fields are, beyond the sizes; None: it is not tested."""
+    the fields are, beyond the sizes; None: it is not tested. name: beside the kind."""
 
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     drops: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gguf: Mapping[str, Any] | None = None
+    name: str = ""
 
     def __str__(self) -> str:
-        return self.kind
+        return "-".join(filter(None, (self.kind, self.name)))
 
 
 BIAS = {"attention_bias": True}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+}
+OTHER = {
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+    "attention_factor": 1.0,
+    "beta_fast": 2.0,
+    "truncate": False,
+}
+MAGNITUDES = {"mscale": 2.0, "mscale_all_dim": 0.5}
+PHI = {
+    "hidden_size": 192,
+    "num_attention_heads": 2,
+    "head_dim": 96,
+    "partial_rotary_factor": 0.5,
+}
+LONG = {
+    "original_max_position_embeddings": 4,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.0] * 24,
+        "long_factor": np.linspace(1, 9, 24).tolist(),
+    },
+}
+SHORT = LONG["rope_parameters"] | {"long_factor": [1.0] * 24}
+PHI_DROPS = {
+    "partial": {"partial_rotary_factor": 1.0, "rope_parameters": None},
+    "factors": {"rope_parameters": SHORT},
+}
 CASES = (
     Case("llama", BIAS, {"biases": {"attention_bias": False}}),
     Case("qwen2", gguf={}),
+    Case(
+        "qwen2",
+        {"rope_parameters": YARN},
+        {"rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}}
+        | {name: {"rope_parameters": YARN | {name: of}} for name, of in OTHER.items()},
+        name="yarn",
+    ),
+    Case("llama", {"rope_parameters": YARN | MAGNITUDES, "head_dim": 96}, name="wide"),
+    Case("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+    Case("phi3", PHI, gguf={"rope.dimension_count": 48}),
+    Case("phi3", PHI | LONG, PHI_DROPS, name="long"),
     Case("qwen3", BIAS, {"biases": {"attention_bias": False}}, {}),
     Case(
         "seed_oss",
@@ -112,10 +158,12 @@ class Tiny:
         rope = config.rope_parameters["rope_theta"]
         write(path, kind, tensors, **of_all, **{"rope.freq_base": float(rope)}, **keys)
 
-    def logits(self, ids: Any) -> Array:
-        """Of all positions of a text."""
+    def logits(self, ids: Any, dtype: str = "float32") -> Array:
+        """Of all positions of a text, computed in `dtype`."""
         import torch
 
+        self.model.to(getattr(torch, dtype))
         with torch.no_grad():
             found = self.model(torch.tensor([list(ids)]), use_cache=False)
-        return found.logits[0].numpy()
+        self.model.float()
+        return found.logits[0].float().numpy()

@@ -12,6 +12,9 @@ from etc_dist.models.fields import NEUTRAL
 from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
 from tests.refusals import refused
 
+PHI = {"architectures": ["Phi3ForCausalLM"]}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONG = {"rope_type": "longrope", "short_factor": [1] * 32, "long_factor": [2] * 32}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
 
@@ -35,15 +38,24 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings true or false"),
         ({"layer_types": ["sliding_attention"]}, "layer_types full_attention"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 1"),
-        ({"rope_scaling": {"type": "factors"}}, "factors of head_dim / 2 pairs"),
+        ({"rope_scaling": {"type": "factors"}}, "a factor of each pair"),
         ({"rope_parameters": {"full_attention": {}}}, "one scaling for all layers"),
         ({"rope_scaling": [1]}, "rope_scaling: an object"),
         ({"rope_scaling": {"type": ["linear"]}}, "rope_type default or linear"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: positive"),
         (LLAMA3 | {"original_max_position_embeddings": 8}, "one original_max_pos"),
-        ({"head_dim": 96}, "head_dim 64 or 128"),
+        ({"head_dim": 130}, "head_dim: an integer from 1 to 128"),
+        ({"head_dim": 95}, "an even head_dim"),
+        (QWEN | {"head_dim": 96}, "head_dim 64 or 128"),
+        (PHI | {"partial_rotary_factor": 1.5}, "partial_rotary_factor from 0, at"),
+        (PHI | {"partial_rotary_factor": 0.01}, "an even number of elements"),
         ({"num_key_value_heads": 2}, "a multiple of num_key_value_heads"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type default or linear"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "rope_type default or linear"),
+        ({"rope_scaling": YARN | {"truncate": 1}}, "truncate true or false"),
+        ({"rope_scaling": YARN | {"beta_fast": 0}}, "with beta_fast: positive"),
+        ({"rope_scaling": YARN | {"rope_theta": 0}}, "one rope_theta"),
+        ({"rope_scaling": LONG | {"short_factor": [1] * 31}}, "a factor of each"),
+        ({"rope_scaling": LONG | {"long_factor": [0] * 32}}, "a factor of each"),
         ({"model_type": "granite"}, "model_type 'llama' of LlamaForCausalLM"),
         ({"architectures": None, "model_type": "gpt2"}, "and model_type 'gpt2'"),
         ({"sliding_window": 4096}, "no sliding window"),

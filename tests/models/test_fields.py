@@ -31,6 +31,7 @@ CHANGES = {
     "num_key_value_heads": ({}, 9),
     "num_local_experts": (MIXTRAL, 16),
     "original_max_position_embeddings": (LLAMA3, 4096),
+    "partial_rotary_factor": ({"architectures": ["Phi3ForCausalLM"]}, 0.5),
     "rms_norm_eps": ({}, 1e-6),
     "rope_parameters": ({}, LINEAR),
     "rope_scaling": ({}, LINEAR),

@@ -69,7 +69,7 @@ MODELS = {
                 *("output_norm.weight", np.full(64, np.nan, "f4"), {}),
                 "model.norm.weight: numbers that are not finite",
             ),
-            ("rope_freqs.weight", np.zeros(32, "f4"), {}, "factors of head_dim"),
+            ("rope_freqs.weight", np.zeros(32, "f4"), {}, "a factor of each"),
             (
                 *("rope_freqs.weight", np.ones(32, "f4")),
                 *({"rope.scaling.type": "linear"}, "linear with rope_freqs.weight"),

@@ -13,7 +13,13 @@ from etc_dist.models.gguf_keys import (
 )
 from tests.models.gguf_bytes import write
 
-LINEAR = {"rope.scaling.factor": 4.0, "rope.scaling.type": "linear"}
+YARN = {
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 16,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+}
 EXPERTS = {"expert_count": 8, "expert_feed_forward_length": 24, "expert_used_count": 2}
 CHANGES = {
     "attention.head_count": 2,
@@ -29,7 +35,10 @@ CHANGES = {
     "feed_forward_length": 72,
     "rope.freq_base": 5e5,
     "rope.scaling.factor": 8.0,
+    "rope.scaling.original_context_length": 64,
     "rope.scaling.type": "none",
+    "rope.scaling.yarn_beta_fast": 16.0,
+    "rope.scaling.yarn_beta_slow": 2.0,
     "vocab_size": 128,
 }
 """Another value of each key that is honoured."""
@@ -44,8 +53,8 @@ def config_of(folder, architecture="llama", metadata=None, **changes):
 def test_each_key_that_is_honoured_changes_the_model(tmp_path):
     assert CHANGES.keys() == HONOURED
     for name, value in CHANGES.items():
-        is_dense = name in ("feed_forward_length", *LINEAR)
-        architecture, more = ("llama", LINEAR) if is_dense else ("qwen3moe", EXPERTS)
+        is_dense = name in ("feed_forward_length", *YARN)
+        architecture, more = ("llama", YARN) if is_dense else ("qwen3moe", EXPERTS)
         before = config_of(tmp_path, architecture, **more)
         changed = more | {name: value}
         assert config_of(tmp_path, architecture, **changed) != before, name

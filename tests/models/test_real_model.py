@@ -16,6 +16,7 @@ import etc_dist
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models import load, load_tokenizer, packaged_model
 from etc_dist.models.gguf_file import GgufFile
+from etc_dist.models.heads import arranged
 from etc_dist.settings import Settings
 from tests.models.references import Plain
 
@@ -34,7 +35,8 @@ def reference_logits(ids):
     """In fp32, of the same weights in bf16."""
     file = GgufFile(packaged_model())
     config = file.config()
-    tensors = {name: rounded(values) for name, values in file.tensors(config)}
+    in_order = arranged(file.tensors(), config.head, config.head_dim)
+    tensors = {name: rounded(values) for name, values in in_order}
     plain = Plain(file.path, config, tensors)
     return plain.logits(ids, plain.start())
 
