@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.models.ids import checked_prompt, checked_stop
+from etc_dist.models.prefixes import PageKeys
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.step_policy import step_counts
@@ -24,7 +25,8 @@ class Request:
     in the cache. limit: the length at which it ends, its prompt included. stop: the ids
     that end it. number: its row of the page table, which later requests reuse. row: of
     the last step that gave it an id, that of `Model.logits`. is_done: whether it
-    has ended."""
+    has ended. reused: positions of the prompt that were in the cache before. keys,
+    num_kept: of its pages, and how many of them later requests can find."""
 
     tokens: list[int]
     prompt_length: int
@@ -35,6 +37,9 @@ class Request:
     cached: int = 0
     row: int = 0
     is_done: bool = False
+    reused: int = 0
+    keys: PageKeys | None = field(default=None, repr=False)
+    num_kept: int = 0
 
     @property
     def new_tokens(self) -> list[int]:
@@ -48,12 +53,15 @@ class Batch:
     decoded, and parts of prompts. A context manager, which ends all requests. Those of
     a batch that all ranks have dropped end where `add` needs their place.
 
+    reuse: requests begin with the pages of others, running or ended, that hold the same
+    ids: full pages of equal first tokens, of whose prompt at least one token is left.
+
     Requests do not change each other's ids, with one exception: a matmul may round
     differently with another number of rows, which matters if two logits are almost
     equal. With `deterministic="batch"` there is no exception."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, *, reuse: bool = False) -> None:
+        self._model, self._reuses = model, reuse
         self._requests: list[Request] = []
 
     def __enter__(self) -> Batch:
@@ -102,14 +110,29 @@ class Batch:
         limit = model.positions if max_new_tokens is None else len(tokens) + count
         if not self._fits(limit):
             self._reclaim()
-        number = model.pages.add(limit, self)
+        keys = PageKeys(model.pages.page_size)
+        prefix = self.prefix(tokens, keys)
+        number = model.pages.add(limit, self, prefix)
         request = Request(tokens, len(tokens), limit, ends, number, chosen)
+        if self._reuses:
+            request.keys, request.num_kept = keys, len(prefix)
+            request.reused = request.cached = len(prefix) * model.pages.page_size
         self._requests.append(request)
         return request
 
+    def prefix(self, prompt: Sequence[int], keys: PageKeys) -> list[int]:
+        """The pages with which a request with this prompt begins; none without
+        `reuse`. keys: of the prompt."""
+        if not self._reuses:
+            return []
+        pages = self._model.pages
+        # The id that follows the prompt is found by a step of its last token.
+        return pages.find(keys.of(prompt, (len(prompt) - 1) // pages.page_size))
+
     def has_room(self, length: int | None = None) -> bool:
         """Whether `add` has a free place and pages for a request of up to `length`
-        tokens, its prompt included; default: the positions of the model."""
+        tokens, its prompt included, that shares none; default: the positions of the
+        model."""
         limit = self._model.positions
         if length is not None:
             limit = expect_range(length, 1, None, "length")
@@ -187,10 +210,21 @@ class Batch:
                 request.row = end - 1
                 cached += len(tokens) - 1
                 changed.append(request)
-                if request.is_done and request in self._requests:
-                    self.remove(request)
             request.cached = cached
+            self._keep(request)
+            if request.is_done and request in self._requests:
+                self.remove(request)
         return changed
+
+    def _keep(self, request: Request) -> None:
+        """Let other requests find the pages that a step has filled."""
+        count = request.cached // self._model.pages.page_size
+        if request.keys is None or count == request.num_kept:
+            return
+        if request in self._requests:  # else another thread has removed it
+            first, keys = request.num_kept, request.keys.of(request.tokens, count)
+            self._model.pages.keep(request.number, first, keys[first:])
+            request.num_kept = count
 
     def _choose_steps(self, parts: Sequence[tuple[Request, int]]) -> int:
         """The steps of the next launch: no more than any request needs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -11,6 +13,7 @@ from weakref import ref
 import numpy as np
 
 from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.models.prefixes import NamedPages
 from etc_dist.models.row_numbers import integers, unfit
 from etc_dist.models.written import WrittenPositions
 
@@ -26,12 +29,23 @@ class UsedPages:
 
     table: Array
     positions: Array
+    page_size: int
 
     @cached_property
     def has_shared(self) -> bool:
         """Whether several places of the table have the same page."""
         pages = self.table[self.table != UNUSED]
         return len(np.unique(pages)) < len(pages)
+
+    @cached_property
+    def own_from(self) -> Array:
+        """The position of each request from which on no other place has its pages."""
+        pages, counts = np.unique(self.table, return_counts=True)
+        shared = np.isin(self.table, pages[(counts > 1) & (pages != UNUSED)])
+        width = shared.shape[1]
+        last = np.where(shared.any(axis=1), width - shared[:, ::-1].argmax(axis=1), 0)
+        own: Array = last.astype(np.int32) * self.page_size
+        return own
 
     @cached_property
     def digest(self) -> bytes:
@@ -42,20 +56,26 @@ class UsedPages:
 class RowLimits(NamedTuple):
     """Of rows of the same requests in each step. limits, uint32 [4, rows]: what ids,
     positions, requests and ends are below. are_apart: whether no two rows can have one
-    place in the cache."""
+    place in the cache. own_from: the positions from which on they cannot, [rows]; None
+    where two rows have one request."""
 
     used: UsedPages
     limits: Array
     are_apart: bool
+    own_from: Array | None = None
 
 
 class PageTable:
     """The pages of a model's cache, `model.pages`: which request has which, and which
     of `count` are free. `Batch` adds and removes requests here.
 
+    Requests can share full pages, which hold the same first ids of their texts. Such a
+    page has a key, by which it is found also after its requests have ended, until other
+    ones need the page: it is free, but its contents are kept.
+
     table [requests, most_pages], int32 on the host: position p of request q is in page
     table[q, p // page_size]; -1 where it has none. written: the positions that steps
-    wrote, without those of free pages."""
+    wrote, without those of free pages that have no key."""
 
     def __init__(
         self, requests: int, most_pages: int, page_size: int, count: int
@@ -71,6 +91,10 @@ class PageTable:
         self._pages: list[int] = []
         self._fresh = 0
         """The first page that no request has had; those below may be in `_pages`."""
+        self._users: Counter[int] = Counter()
+        """The number of requests that have a page."""
+        self._named = NamedPages()
+        self._is_settled = False
         self._given: tuple[Any, UsedPages | None] = None, None
         self.written = WrittenPositions(count, self.page_size)
         self._settle()
@@ -85,19 +109,38 @@ class PageTable:
         """The number of pages that no request has."""
         if not self._is_settled:
             self._settle()
-        return self.count - self._fresh + len(self._pages)
+        return self.count - self._fresh + len(self._pages) + self._named.num_idle
 
-    def needed(self, length: int) -> int:
-        """Pages of `length` positions."""
-        return -(-length // self.page_size)
+    def needed(self, length: int, prefix: Sequence[int] = ()) -> int:
+        """Free pages that a request of `length` positions takes. prefix: of `find`."""
+        shared = sum(page in self._users for page in prefix)
+        return -(-length // self.page_size) - shared
 
-    def add(self, length: int, owner: Any = None) -> int:
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """The pages of the first keys, up to one that no page has."""
+        if not self._is_settled:
+            self._settle()
+        return self._named.find(keys)
+
+    def keep(self, request: int, first: int, keys: Sequence[bytes]) -> None:
+        """Give the pages of a request from its `first` on, whose positions were all
+        written, these keys. A page that has the key already keeps it."""
+        if not self._is_settled:
+            self._settle()
+        self._is_settled = False
+        pages = self.table[request, first : first + len(keys)].tolist()
+        for key, page in zip(keys, pages, strict=True):
+            self._named.add(key, page)
+        self._is_settled = True
+
+    def add(self, length: int, owner: Any = None, prefix: Sequence[int] = ()) -> int:
         """The number of a new request, with pages for `length` positions. `owner`: an
         object that needs them; once it is dropped, the request is one of `ownerless`.
+        prefix: the first of these pages, as `find` returns them.
 
         Raises ArgumentError if all requests or pages are in use."""
         length = expect_range(length, 0, None, "length")
-        needed, free = self.needed(length), self.free_pages
+        needed, free = self.needed(length, prefix), self.free_pages
         if not self.free_requests:
             most = len(self.table)
             raise ArgumentError(
@@ -118,24 +161,43 @@ class PageTable:
             )
         self._is_settled = False
         number = self._requests.pop()
-        reused = [self._pages.pop() for _ in range(min(needed, len(self._pages)))]
-        unused = self._fresh + needed - len(reused)
-        self.table[number, :needed] = [*reused, *range(self._fresh, unused)]
-        self._fresh = unused
+        self._named.use(prefix)
+        whole = -(-length // self.page_size)
+        pages = [*prefix, *self._take(whole - len(prefix))]
+        self.table[number, :whole] = pages
+        self._users.update(pages)
         self._owners[number] = None if owner is None else ref(owner)
         self._is_settled = True
         return number
 
+    def _take(self, count: int) -> list[int]:
+        """Pages that are free: such as have been used and have no key, then such as no
+        request has had, then those that were kept."""
+        taken = [self._pages.pop() for _ in range(min(count, len(self._pages)))]
+        unused = min(self._fresh + count - len(taken), self.count)
+        taken += range(self._fresh, unused)
+        self._fresh = unused
+        kept = self._named.take(count - len(taken))
+        if kept:
+            self.written.forget(kept)
+        return [*taken, *kept]
+
     def remove(self, request: int) -> None:
-        """Free a request and its pages."""
+        """Free a request, and the pages that no other one has."""
         if not self._is_settled:
             self._settle()
         self._is_settled = False
         del self._owners[request]
         row: Any = self.table[request]
-        pages = row[row != UNUSED]
-        self._pages += pages.tolist()
-        self.written.forget(pages)
+        pages = row[row != UNUSED].tolist()
+        self._users.subtract(pages)
+        ended = [page for page in pages if not self._users[page]]
+        for page in ended:
+            del self._users[page]
+        # The last pages first: without them, those before can still be found.
+        unnamed = self._named.release(ended[::-1])[::-1]
+        self._pages += unnamed
+        self.written.forget(unnamed)
         row[...] = UNUSED
         self._requests.append(request)
         self._is_settled = True
@@ -153,6 +215,9 @@ class PageTable:
         free = [n for n in range(len(self.table)) if n not in self._owners]
         self.table[free] = UNUSED
         pages = self.table[self.table != UNUSED]
+        self._users = Counter(pages.tolist())
+        idle = self._named.settle(self._users)
+        pages = np.concatenate([pages, np.array(idle, np.int32)])
         self._fresh = int(pages.max(initial=UNUSED)) + 1
         self._pages = np.setdiff1d(np.arange(self._fresh), pages)[::-1].tolist()
         self.written.forget(self._pages)
@@ -163,6 +228,9 @@ class PageTable:
         """The pages in a table of integers [requests, pages]. The same object for the
         same numbers. ArgumentError for a table that is larger than this one."""
         table = np.asarray(given)
+        if given is not self.table and self._named.pages:  # it may write any page
+            self._is_settled = False
+            self._named.pages.clear()
         key = table.shape, table.dtype, table.tobytes()
         if key == self._given[0] and self._given[1] is not None:
             return self._given[1]
@@ -180,4 +248,4 @@ class PageTable:
         is_page = (whole >= 0) & (whole < self.count)
         first = np.where(is_page.all(axis=1), whole.shape[1], is_page.argmin(axis=1))
         kept = np.where(is_page, whole, UNUSED).astype(np.int32)
-        return UsedPages(kept, first * self.page_size)
+        return UsedPages(kept, first * self.page_size, self.page_size)

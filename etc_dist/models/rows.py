@@ -183,7 +183,7 @@ class RowChecks:
         _, of_rows, requests, last = numbers
         limits = self._limits_of(requests, self._pages.examine(table))
         self._expect_below(numbers, limits, given)
-        if not limits.are_apart:
+        if not (limits.are_apart or _are_own(limits, of_rows)):
             self._expect_apart(numbers, limits.used.table)
         gap = self._pages.written.gap(limits, requests, of_rows)
         if gap is not None:
@@ -217,8 +217,12 @@ class RowChecks:
         limits = np.empty((4, count), np.uint32)
         limits[IDS], limits[REQUESTS] = self._vocabulary, len(used.table)
         limits[POSITIONS], limits[ENDS] = most, most + 1
-        are_apart = len(np.unique(requests)) == count and not used.has_shared
-        found = RowLimits(used, limits, are_apart)
+        own_from, are_apart = None, False
+        if len(np.unique(requests)) == count:
+            are_apart = not used.has_shared
+            if used.has_shared:
+                own_from = used.own_from.take(requests, mode="clip")
+        found = RowLimits(used, limits, are_apart, own_from)
         self._limits[count] = key, found
         return found
 
@@ -270,6 +274,13 @@ def _first_of_each(outside: Array) -> tuple[Array, Array]:
     """The kinds of numbers that are outside, and the first such row of each."""
     kinds = np.flatnonzero(outside.any(axis=1))
     return kinds, outside[kinds].argmax(axis=1)
+
+
+def _are_own(limits: RowLimits, positions: Array) -> bool:
+    """Whether each row has pages that no other place has, from its position on."""
+    if limits.own_from is None:
+        return False
+    return 1 not in np.less(positions, limits.own_from).tobytes()
 
 
 def _largest(numbers: Array) -> Any:

@@ -219,7 +219,7 @@ class Sender:
     ) -> None:
         self._answer, self._exchange = answer, exchange
         self._writers, self._num_prompt = writers, num_prompt
-        self._num_cached = 0
+        self._num_cached = [0] * len(writers)
 
     async def send_whole(self, send: Send) -> None:
         """All texts, when the last one has ended."""
@@ -256,7 +256,7 @@ class Sender:
     async def _next(self) -> tuple[int, Delta]:
         """What comes next, and of which text; nothing more of one that has ended."""
         idx, progress = await self._exchange.next()
-        self._num_cached += progress.num_cached
+        self._num_cached[idx] = progress.num_cached
         writer = self._writers[idx]
         if writer.finish is not None:
             return idx, Delta()
@@ -267,7 +267,7 @@ class Sender:
 
     def _usage(self) -> answers.Json:
         num_ids = sum(writer.num_ids for writer in self._writers)
-        return answers.usage(self._num_prompt, num_ids, self._num_cached)
+        return answers.usage(self._num_prompt, num_ids, sum(self._num_cached))
 
 
 async def _begin(send: Send, media_type: str) -> None:

@@ -42,6 +42,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--body-mib", type=int, default=BODY_MIB, metavar="N", help=text)
     text = "that answers may take after SIGTERM or Ctrl-C; default: %(default)s"
     add("--drain-seconds", type=int, default=DRAIN_SECONDS, metavar="N", help=text)
+    text = (
+        "compute each prompt from its first token on, also where the cache has pages "
+    )
+    text += "of a text with the same beginning"
+    add("--no-prefix-reuse", action="store_true", help=text)
     group = parser.add_argument_group("the model", "the options of models.load")
     add_options_of_load(group)
     group.add_argument("--bundle", type=Path, metavar="FOLDER", help="of the model")
@@ -67,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
             progress.show(f"loading {path}" if world.rank == 0 else "")
             model = load(path, **of_model, world=world)
         with model:
-            stepper = Stepper(model)
+            stepper = Stepper(model, reuse=not options.no_prefix_reuse)
             with drained_by_signals() as when_signalled:
                 if world.rank == 0:
                     lead(model, stepper, options, path, listeners[0], when_signalled)

@@ -48,7 +48,7 @@ class TokenLogprobs:
 @dataclass(frozen=True)
 class Progress:
     """New ids of a job. logprobs: of each, if wanted. finish: "stop" or "length" with
-    the last ones, "error" with an error. num_cached: positions of the prompt that were
+    the last ones, "error" with an error. num_cached: tokens of the prompt that were
     in the cache before."""
 
     number: int

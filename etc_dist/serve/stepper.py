@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from etc_dist.errors import NotFiniteError
 from etc_dist.models import Batch, Model, Request
+from etc_dist.models.prefixes import PageKeys
 from etc_dist.serve.jobs import Job, Progress, TokenLogprobs, Turn
 from etc_dist.serve.logprobs import find_logprobs
 
@@ -23,10 +24,13 @@ class Running:
 class Stepper:
     """The jobs that are generated together. All ranks call `run` with equal turns."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, reuse: bool) -> None:
+        """reuse: as of `Batch`."""
         self._model = model
-        self._batch = Batch(model)
+        self._batch = Batch(model, reuse=reuse)
         self._running: dict[int, Running] = {}
+        self._keys = 0, PageKeys(model.pages.page_size)
+        """Of a waiting job, and its number."""
 
     @property
     def num_running(self) -> int:
@@ -38,11 +42,24 @@ class Stepper:
         pages = self._model.pages
         num_places, num_pages = pages.free_requests, pages.free_pages
         joins = []
-        while waiting and num_places and pages.needed(waiting[0].length) <= num_pages:
+        while waiting and num_places:
+            needed = pages.needed(waiting[0].length)
+            if needed > num_pages:
+                prefix = self._batch.prefix(
+                    waiting[0].prompt, self._keys_of(waiting[0])
+                )
+                needed = pages.needed(waiting[0].length, prefix)
+            if needed > num_pages:
+                break
             num_places -= 1
-            num_pages -= pages.needed(waiting[0].length)
+            num_pages -= needed
             joins.append(waiting.popleft())
         return joins
+
+    def _keys_of(self, job: Job) -> PageKeys:
+        if job.number != self._keys[0]:
+            self._keys = job.number, PageKeys(self._model.pages.page_size)
+        return self._keys[1]
 
     def run(self, turn: Turn) -> list[Progress]:
         """What the turn gives. Collective. A job whose logits are not finite ends with
@@ -94,7 +111,8 @@ class Stepper:
                 finish = "length" if is_full else "stop"
                 del self._running[number]
             logprobs = of_jobs.get(number, [])
-            progress.append(Progress(number, ids, logprobs, finish))
+            news = Progress(number, ids, logprobs, finish, num_cached=request.reused)
+            progress.append(news)
         return progress
 
     def _find_logprobs(

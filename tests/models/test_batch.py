@@ -236,6 +236,82 @@ def test_pages_are_used_again_and_never_twice(rng):
         assert pages.free_requests == 8 - len(numbers)
 
 
+def test_pages_are_found_by_their_keys_until_they_are_needed(rng):
+    pages = PageTable(6, 4, 16, 14)
+    texts: dict[int, list[bytes]] = {}
+    contents: dict[int, bytes] = {}
+    num_reused = 0
+    for _ in range(400):
+        keys = [bytes([n, k]) for n, k in enumerate(rng.integers(2, size=4))]
+        keys = [b"".join(keys[: n + 1]) for n in range(4)]
+        prefix = pages.find(keys[:3])
+        assert [contents[page] for page in prefix] == keys[: len(prefix)]
+        is_free = pages.free_requests and pages.needed(64, prefix) <= pages.free_pages
+        if texts and (rng.random() < 0.4 or not is_free):
+            number = list(texts)[rng.integers(len(texts))]
+            texts.pop(number)
+            pages.remove(number)
+        elif is_free:
+            number = pages.add(64, None, prefix)
+            own = pages.table[number].tolist()
+            assert own[: len(prefix)] == prefix
+            fresh = own[len(prefix) :]
+            assert not {*fresh}.intersection(*(pages.table[n] for n in texts), prefix)
+            num_reused += len(prefix)
+            contents.update(zip(fresh, keys[len(prefix) :], strict=True))
+            texts[number] = keys
+            pages.keep(number, len(prefix), keys[len(prefix) : rng.integers(5)])
+        used = {page for number in texts for page in pages.table[number].tolist()}
+        assert len(used) == 14 - pages.free_pages
+    assert num_reused > 100
+
+
+@ONE_RANK
+@pytest.mark.parametrize("steps", [1, 4])
+def test_requests_begin_with_the_pages_of_others(folder, rng, one_rank, steps):
+    first = rng.integers(520, size=32).tolist()
+    other = rng.integers(520, size=32).tolist()
+    mixed = [*first[:16], *other[16:], 7]  # both pages are known, not in this order
+    waiting = [[*first, 7], [*other, 7], first, mixed, [*first, *first[:9]]]
+    with load(folder, steps_per_launch=steps, world=one_rank, **OPTIONS) as model:
+        wanted = [model.generate([p], max_new_tokens=9)[0] for p in waiting]
+        waiting.append([*waiting[0], *wanted[0][:-1], 3])  # continues an answer
+        wanted += model.generate(waiting[-1:], max_new_tokens=9)
+        requests = []
+        with Batch(model, reuse=True) as batch:
+            while len(requests) < len(waiting) or not batch.is_done:
+                if len(requests) < len(waiting) and batch.has_room(64):
+                    prompt = waiting[len(requests)]
+                    requests.append(batch.add(prompt, max_new_tokens=9))
+                batch.step()
+        assert [request.new_tokens for request in requests] == wanted
+        assert [request.reused for request in requests] == [0, 0, 16, 16, 32, 32]
+        assert model.pages.free_pages == model.pages.count
+        # Steps with another table may write any page.
+        model.step([5], [0], [0], [[0]])
+        with Batch(model, reuse=True) as batch:
+            assert batch.add(waiting[0]).reused == 0
+
+
+# NumPy may round a row's products differently with another number of rows.
+@ONE_RANK
+@pytest.mark.gpu
+def test_pages_of_others_change_no_bit(folder, rng, one_rank):
+    options = {"deterministic": "batch", "world": one_rank} | OPTIONS
+    prompt = rng.integers(520, size=50).tolist()
+    found = []
+    with load(folder, **options) as model:
+        for reuse in (False, True, True):
+            with Batch(model, reuse=reuse) as batch:
+                request = batch.add(prompt, max_new_tokens=1)
+                batch.step()
+                found.append(
+                    (request.reused, model.logits.get()[request.row].tobytes())
+                )
+    assert [reused for reused, _ in found] == [0, 0, 48]
+    assert len({logits for _, logits in found}) == 1
+
+
 def test_free_pages_take_little_memory():
     tracemalloc.start()
     pages = PageTable(128, 8, 16, 10**6)

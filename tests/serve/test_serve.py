@@ -126,6 +126,25 @@ def test_a_conversation_has_tools_and_logprobs(server, texts):
     assert "".join(delta.content or "" for delta in deltas) == wanted
 
 
+def test_prompts_with_one_beginning_share_pages(server, texts):
+    first = complete(server, IDS * 8, 5)
+    again = complete(server, [[*IDS * 8, 9], [*IDS * 7, 9]], 5)
+    assert [first.choices[0].text, *(one.text for one in again.choices)] == [
+        texts(ids, 5) for ids in (IDS * 8, [*IDS * 8, 9], [*IDS * 7, 9])
+    ]
+    cached = [one.usage.prompt_tokens_details.cached_tokens for one in (first, again)]
+    assert cached[0] < 40 and cached[1] == 64  # pages of 16 positions
+    assert server.metrics()["prompt_tokens_cached_total"] >= 64
+
+
+def test_prefix_reuse_can_be_turned_off(serve):
+    server = serve("--no-prefix-reuse")
+    for _ in range(2):
+        found = complete(server, IDS * 8, 1)
+        assert found.usage.prompt_tokens_details.cached_tokens == 0
+    assert server.end() == 0
+
+
 def leave(server, limit, number):
     """Begin a text of 60 tokens, and leave after some tokens or `limit` seconds."""
     client = server.client.with_options(timeout=limit)
