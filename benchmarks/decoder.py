@@ -15,6 +15,7 @@ from benchmarks.harness import SMALL
 from benchmarks.subjects import moe
 from benchmarks.workload import DTYPE
 from etc_dist import Program, compile
+from etc_dist.functions.router import Router
 from etc_dist.models.config import QWEN_MOE, ModelConfig
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.experts import Mixture
@@ -54,7 +55,7 @@ MODELS: Mapping[str, ModelConfig] = {
         qwen3(48, 2048, 768, 32),
         architecture=QWEN_MOE,
         kv_heads=4,
-        mixture=Mixture(128, 8, normalizes=True),
+        mixture=Mixture(128, Router(8)),
     ),
 }
 SMALL_MODEL = replace(
@@ -63,7 +64,7 @@ SMALL_MODEL = replace(
 SMALL_MODELS = {
     SMALL: SMALL_MODEL,
     "small-experts": replace(
-        SMALL_MODEL, inner=48, architecture=QWEN_MOE, mixture=Mixture(16, 4, True)
+        SMALL_MODEL, inner=48, architecture=QWEN_MOE, mixture=Mixture(16, Router(4))
     ),
 }
 """The models that the CPU backend checks."""
@@ -149,7 +150,7 @@ class Decoder:
         columns = self.columns.stop - self.columns.start
         arrays["logits"] = self.device.empty((batch, columns), DTYPE)
         if config.mixture is not None:
-            chosen = layers, batch, config.mixture.top_k
+            chosen = layers, batch, config.mixture.router.top_k
             arrays["experts"] = xp.full(chosen, -1, np.int32)
         return {**arrays, "next_ids": xp.empty((steps, batch), np.int32)}
 
@@ -223,7 +224,7 @@ class Decoder:
         elif name == "router":
             mixture, (experts, hidden) = self.config.mixture, drawn.shape
             assert mixture is not None
-            model = moe.Model(hidden, self.config.inner, experts, mixture.top_k)
+            model = moe.Model(hidden, self.config.inner, experts, mixture.router.top_k)
             column = moe.routing_bias(self.routing, model, layer) * PREFERRED
         else:
             return

@@ -154,7 +154,10 @@ def _mix(
 ) -> tuple[Any, float]:
     chosen = arrays["experts"][layer]
     logits = x @ math.stored(arrays["router"][layer]).T
-    shares, y = math.shares(logits, chosen, mixture.normalizes), math.xp.zeros_like(x)
+    shares, y = (
+        math.shares(logits, chosen, mixture.router.normalize),
+        math.xp.zeros_like(x),
+    )
     for expert in math.xp.unique(chosen).tolist():
         matrices = (math.stored(arrays[name][layer, expert]) for name in MLP)
         rows, place = math.xp.where(chosen == expert)

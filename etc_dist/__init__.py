@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from etc_dist.ahead import Binary, build
     from etc_dist.compiler import compile as compile
     from etc_dist.errors import EtcDistError
+    from etc_dist.functions.router import Router
     from etc_dist.ir import device_function, graph_function, tile
     from etc_dist.layers.mlp import MLP
     from etc_dist.layers.moe import MoE
@@ -49,6 +50,7 @@ _PLACES = {
     "MatmulReduceScatter": "ops.matmul_reduce_scatter",
     "MoE": "layers.moe",
     "Program": "program",
+    "Router": "functions.router",
     "Settings": "settings",
     "World": "world",
     "all_gather_matmul": "ops.functional",
@@ -79,6 +81,7 @@ __all__ = [
     "MatmulReduceScatter",
     "MoE",
     "Program",
+    "Router",
     "Settings",
     "World",
     "all_gather_matmul",

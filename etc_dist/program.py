@@ -271,13 +271,19 @@ class Program:
         """The arrays of a call at `dims`, by name."""
         graph = self.plan.graph
         env = graph.environment(dims, self.world.rank)
-        expected = {}
+        expected, by_element = {}, graph.accessed_by_element()
         for tensor in graph.arguments():
             shape = tuple(int(extent.evaluate(env)) for extent in tensor.shape)
             written = tensor.kind != "input"
             axes = tuple(map(str, tensor.shape))
             expected[tensor.name] = Expected(
-                tensor.name, shape, tensor.dtype, written, axes=axes, over=tensor.over
+                tensor.name,
+                shape,
+                tensor.dtype,
+                written,
+                axes=axes,
+                by_element=tensor.name in by_element,
+                over=tensor.over,
             )
         return expected
 

@@ -80,8 +80,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     return fields | {
         "moe_intermediate_size": config.inner,
         "num_experts": config.mixture.experts,
-        "num_experts_per_tok": config.mixture.top_k,
-        "norm_topk_prob": config.mixture.normalizes,
+        "num_experts_per_tok": config.mixture.router.top_k,
+        "norm_topk_prob": config.mixture.router.normalize,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }

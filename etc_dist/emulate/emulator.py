@@ -176,8 +176,10 @@ class Emulator:
         where = f"graph {graph.name}, rank {rank}"
         held = storage.bind(graph.given(), inputs, env, where)
         held |= {t.name: storage.poisoned(t, env) for t in graph.outputs()}
+        by_element = graph.accessed_by_element()
         for tensor in graph.arguments():
-            _check_rows(tensor, storage.shape_of(tensor, env), where)
+            shape = storage.shape_of(tensor, env)
+            _check_rows(tensor, shape, where, tensor.name in by_element)
         return {name: aligned_copy(array) for name, array in held.items()}
 
     def _call(
@@ -232,9 +234,12 @@ def _dims_of(graph: GraphFunction, inputs: Mapping[str, Array]) -> dict[str, int
     return bind_dims(graph, {name: inspect(name, a) for name, a in inputs.items()})
 
 
-def _check_rows(tensor: Tensor, shape: tuple[int, ...], where: str) -> None:
+def _check_rows(
+    tensor: Tensor, shape: tuple[int, ...], where: str, by_element: bool
+) -> None:
     """Raise ArgumentError for arrays that GPUs cannot copy."""
-    has_odd_rows = prod(shape[-1:]) * tensor.itemsize % 16 and tensor.dtype != "int32"
+    may_be_odd = by_element or tensor.dtype == "int32"
+    has_odd_rows = prod(shape[-1:]) * tensor.itemsize % 16 and not may_be_odd
     if has_odd_rows or not prod(shape):
         raise ArgumentError(
             f"tensor {tensor.name} has rows that GPUs cannot copy",

@@ -1,5 +1,4 @@
-"""The choices of a block of tokens; CUDA half in
-`kernels/functions/choose_experts.cuh`."""
+"""The choices of some tokens; CUDA half in `kernels/functions/choose_experts.cuh`."""
 
 from __future__ import annotations
 
@@ -7,30 +6,73 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.best_experts import best_experts
-from etc_dist.functions.routing import BLOCK, Routing
+from etc_dist.functions.routing import BLOCK, NONE, Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
+CHOSEN_ROWS = 8
+"""Rows of a task that ends soon: one for each warp."""
 
-def choose_experts(routing: Routing) -> DeviceFunction:
-    """logits [32, experts] (fp32) -> ids [32, top_k] (int32) and weights [32, top_k]
-    (fp32), as `best_experts` gives them; chosen [experts] (int32), of which bit i is
-    set if token i chose the expert."""
 
-    def body(logits: Any, ids: Any, weights: Any, chosen: Any) -> None:
-        ids[...], weights[...] = best_experts(logits, routing.top_k, routing.normalize)
-        bits = np.zeros(logits.shape, np.uint32)
-        np.put_along_axis(bits, ids, np.uint32(1), axis=1)
-        token = np.arange(len(bits), dtype=np.uint32)
-        words = np.bitwise_or.reduce(bits << token[:, None], axis=0)
-        chosen[...] = words.view(np.int32)
+def choose_experts(
+    routing: Routing,
+    most: int = BLOCK,
+    *,
+    marks: bool = False,
+    has_position: bool = False,
+    early: bool = False,
+) -> DeviceFunction:
+    """logits [rows, experts] (fp32) of at most `most` tokens, then the router's biases
+    [experts] (fp32) -> ids [rows, top_k] (int32) and weights [rows, top_k] (fp32), as
+    `Router.choose` gives them.
 
-    rows = Extent(BLOCK, name="rows", clipped=True)
-    tile = {
-        0: Operand((rows, routing.experts), "float32"),
-        1: Operand((rows, routing.top_k), "int32"),
-        2: Operand((rows, routing.top_k), "float32"),
-        3: Operand((routing.experts, 1), "int32"),
-    }
-    return routing.function("choose_experts", TENSOR, 1, 3, body, tile=tile)
+    marks: it also writes chosen [experts] (int32), of which bit i is set if token i
+    chose the expert. has_position: it also reads position [rows] (int32), after the
+    logits; a row with a position below 0 has ids NONE and weights 0. early: position
+    may be read before the last wait is met."""
+    reads, writes = 1 + has_position + len(routing.router.bias_names), 2 + marks
+
+    def body(logits: Any, *operands: Any) -> None:
+        inputs, (ids, weights, *chosen) = (
+            operands[: reads - 1],
+            operands[reads - 1 :],
+        )
+        biases = inputs[has_position:]
+        ids[...], weights[...] = routing.router.choose(logits, *biases)
+        if has_position:
+            leave_out(inputs[0], ids, weights)
+        if marks:
+            chosen[0][...] = _bits(ids, routing.experts)
+
+    rows = Extent(most=most, name="rows")
+    tile = [Operand((rows, routing.experts), "float32")]
+    if has_position:
+        tile.append(Operand((rows,), "int32", leading=True))
+    tile += routing.router.operands(routing.experts)
+    tile.append(Operand((rows, routing.top_k), "int32", leading=True))
+    tile.append(Operand((rows, routing.top_k), "float32", leading=True))
+    if marks:
+        tile.append(Operand((routing.experts, 1), "int32"))
+    return routing.function(
+        *("choose_experts", TENSOR, reads, writes, body),
+        reads_before_wait=(1,) if early else (),
+        tile=dict(enumerate(tile)),
+        constants={
+            **routing.choice_constants(has_position),
+            "kMostRows": most,
+            "kMarks": int(marks),
+        },
+    )
+
+
+def leave_out(position: Any, ids: Any, weights: Any) -> None:
+    """A row with a position below 0 has ids NONE and weights 0."""
+    ids[position < 0], weights[position < 0] = NONE, 0
+
+
+def _bits(ids: Any, experts: int) -> Any:
+    """ids [tokens, top_k] -> words [experts] (int32) of which bit i is token i's."""
+    bits = np.zeros((len(ids), experts), np.uint32)
+    np.put_along_axis(bits, ids, np.uint32(1), axis=1)
+    token = np.arange(len(bits), dtype=np.uint32)
+    return np.bitwise_or.reduce(bits << token[:, None], axis=0).view(np.int32)

@@ -34,7 +34,7 @@ def combine_rows(routing: Routing) -> DeviceFunction:
     columns = Extent(name="columns", multiple=8, begins=8)
     tile = {
         0: Operand(("rows", routing.top_k), "int32", leading=True),
-        1: Operand(("rows", routing.top_k), "float32"),
+        1: Operand(("rows", routing.top_k), "float32", by_element=True),
         2: Operand((Extent(begins=0), columns), routing.element),
         3: Operand(("rows", columns), routing.element, leading=True),
     }

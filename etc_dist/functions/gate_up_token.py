@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.best_experts import best_experts
 from etc_dist.functions.matmul import silu
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
@@ -15,29 +14,36 @@ from etc_dist.ir.function import TENSOR
 
 def gate_up_token(routing: Routing) -> DeviceFunction:
     """x [1, hidden], logits [1, experts], gate and up [experts, columns, hidden], down
-    [experts, rows, inner] -> activations [1, top_k, columns], for the experts that the
-    token picks. Rows of down of half of these experts are prefetched into L2 for a
-    later task."""
+    [experts, rows, inner], the router's biases [experts] -> activations [1, top_k,
+    columns], for the experts that the token picks. Rows of down of half of these
+    experts are prefetched into L2 for a later task."""
 
-    def body(x: Any, logits: Any, gate: Any, up: Any, down: Any, active: Any) -> None:
+    def body(
+        x: Any, logits: Any, gate: Any, up: Any, down: Any, *operands: Any
+    ) -> None:
+        *biases, active = operands
         row = x[0].astype(np.float32)
-        ids, _ = best_experts(logits, routing.top_k, routing.normalize)
+        ids, _ = routing.router.choose(logits, *biases)
         for k, expert in enumerate(ids[0]):
             left, right = (w[expert].astype(np.float32) @ row for w in (gate, up))
             active[0, k] = (silu(left) * right).astype(active.dtype)
 
     before_wait = 0, 2, 3, 4
     weight = Operand((routing.experts, "columns", "hidden"), routing.element)
-    tile = {
-        0: Operand((1, "hidden"), routing.element),
-        1: Operand((1, routing.experts), "float32"),
-        2: weight,
-        3: weight,
-        4: prefetched(routing),
-        5: Operand((1, routing.top_k, "columns"), routing.element),
-    }
+    tile = [
+        Operand((1, "hidden"), routing.element),
+        Operand((1, routing.experts), "float32"),
+        weight,
+        weight,
+        prefetched(routing),
+        *routing.router.operands(routing.experts),
+        Operand((1, routing.top_k, "columns"), routing.element),
+    ]
     return routing.function(
-        "gate_up_token", TENSOR, 5, 1, body, reads_before_wait=before_wait, tile=tile
+        *("gate_up_token", TENSOR, len(tile) - 1, 1, body),
+        reads_before_wait=before_wait,
+        tile=dict(enumerate(tile)),
+        constants=routing.choice_constants(),
     )
 
 

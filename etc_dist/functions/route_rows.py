@@ -1,8 +1,8 @@
 """Routing of a step's rows to experts, and the tiles of the experts' rows; CUDA half in
 `kernels/functions/route_rows.cuh`.
 
-A row chooses `top_k` experts by `best_experts`. Few rows choose in this task, which
-saves an event; otherwise tasks of `choose_rows` have chosen before. The rows of an
+A row chooses its experts as the router says. Few rows choose in this task, which
+saves an event; otherwise tasks of `choose_experts` have chosen before. The rows of an
 expert are divided into tiles, and tiles are numbered in the order of experts. Tile t
 has the `stride` places from t * stride on, and uses at most the first `tile_rows`."""
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.choose_rows import choices_of_rows
+from etc_dist.functions.choose_experts import leave_out
 from etc_dist.functions.routing import NONE, Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
@@ -28,10 +28,10 @@ def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
     are known. int32, except logits and weights (fp32):
 
     logits [new, experts] and position [new] of the first rows; ids [rows, top_k], read
-    from row `new` on -> ids and weights [new, top_k] of the first rows, those of
-    `choices_of_rows`; place [rows, top_k], that of each choice, or NONE; tiles [tiles,
-    2], expert and number of rows of each tile, (0, 0) for unused ones; used [1], the
-    number of used tiles.
+    from row `new` on; the router's biases [experts] -> ids and weights [new, top_k] of
+    the first rows, those of `choose_experts`; place [rows, top_k], that of each choice,
+    or NONE; tiles [tiles, 2], expert and number of rows of each tile, (0, 0) for unused
+    ones; used [1], the number of used tiles.
 
     `tile_rows`, `stride`: see above. `gathers`: 1 if a tile has only the rows that
     chose its expert; 0 if each chosen expert has one tile with all rows of the step, in
@@ -41,17 +41,14 @@ def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
         logits: Any,
         position: Any,
         known: Any,
-        new: Any,
-        weights: Any,
-        place: Any,
-        tiles: Any,
-        used: Any,
-        *,
+        *operands: Any,
         tile_rows: int,
         stride: int,
         gathers: int,
     ) -> None:
-        new[...], weights[...] = choices_of_rows(logits, position, routing)
+        *biases, new, weights, place, tiles, used = operands
+        new[...], weights[...] = routing.router.choose(logits, *biases)
+        leave_out(position, new, weights)
         ids = np.concatenate([new, known[len(new) :]])
         tiles[...], place[...] = 0, NONE
         first = 0
@@ -68,17 +65,20 @@ def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
 
     new, top_k = Extent(most=MOST_AT_ONCE, name="new"), routing.top_k
     rows = Extent(most=MOST_ROWS, name="rows")
-    tile = {
-        0: Operand((new, routing.experts), "float32"),
-        1: Operand((new,), "int32", leading=True),
-        2: Operand((rows, top_k), "int32", leading=True),
-        3: Operand((new, top_k), "int32", leading=True),
-        4: Operand((new, top_k), "float32"),
-        5: Operand((rows, top_k), "int32", leading=True),
-        6: Operand(("tiles", 2), "int32", leading=True),
-        7: Operand((1,), "int32", leading=True),
-    }
-    before = (1,) if early else ()
+    tile = [
+        Operand((new, routing.experts), "float32"),
+        Operand((new,), "int32", leading=True),
+        Operand((rows, top_k), "int32", leading=True),
+        *routing.router.operands(routing.experts),
+        Operand((new, top_k), "int32", leading=True),
+        Operand((new, top_k), "float32"),
+        Operand((rows, top_k), "int32", leading=True),
+        Operand(("tiles", 2), "int32", leading=True),
+        Operand((1,), "int32", leading=True),
+    ]
     return routing.function(
-        *("route_rows", TENSOR, 3, 5, body), reads_before_wait=before, tile=tile
+        *("route_rows", TENSOR, 3 + len(routing.router.bias_names), 5, body),
+        reads_before_wait=(1,) if early else (),
+        tile=dict(enumerate(tile)),
+        constants=routing.choice_constants(has_position=True),
     )

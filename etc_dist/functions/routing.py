@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.matmul import two_byte
-from etc_dist.ir import DeviceFunction, Operand
+from etc_dist.functions.router import Router
+from etc_dist.ir import DeviceFunction, Expr, Operand, minimum, span, tile
+from etc_dist.ir.tensor import Tile
 
 BLOCK = 32
 """Tokens that one task routes: the bits of a word of `chosen`; at most 32."""
@@ -31,13 +33,12 @@ class Routing:
     """The parameters of routing, and the sizes that are fixed on GPUs.
 
     experts: the number of experts of this rank. split: other ranks have further
-    experts, which tokens may choose. dtype: of x, weights and y. block: tokens that one
-    task routes. tile_rows: the most rows of a tile. has_none: choices may have the id
-    NONE."""
+    experts, which tokens may choose. router: how they choose. dtype: of x, weights and
+    y. block: tokens that one task routes. tile_rows: the most rows of a tile. has_none:
+    choices may have the id NONE."""
 
     experts: int
-    top_k: int
-    normalize: bool
+    router: Router
     dtype: str
     block: int = BLOCK
     tile_rows: int = TILE_ROWS
@@ -67,7 +68,6 @@ class Routing:
             constants={
                 "kExperts": self.experts,
                 "kIsHalf": int(self.dtype == "float16"),
-                "kNormalize": int(self.normalize),
                 "kSplit": int(self.split),
                 "kTileRows": self.tile_rows,
                 "kTopK": self.top_k,
@@ -77,6 +77,23 @@ class Routing:
             reads_before_wait=reads_before_wait,
             tile={} if tile is None else tile,
         )
+
+    def group(self, number: Expr, size: Expr | int) -> Tile:
+        """Group `number` of so many experts: rows of the router, columns of logits."""
+        if self.experts % 4 == 0:
+            return tile(number, size)
+        # Logits have further columns.
+        return span(number * size, minimum(size, self.experts - number * size))
+
+    @property
+    def top_k(self) -> int:
+        """The experts of a token."""
+        return self.router.top_k
+
+    def choice_constants(self, has_position: bool = False) -> dict[str, int | float]:
+        """The constants of functions that choose. has_position: operand 1 is the
+        position of each row."""
+        return {**self.router.constants(), "kHasPosition": int(has_position)}
 
     @property
     def element(self) -> str:

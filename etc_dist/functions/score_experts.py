@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,15 @@ def score_experts(
     routing: Routing, most: int = GROUP_EXPERTS, *, early: bool = False
 ) -> DeviceFunction:
     """x [32, hidden], router [experts, hidden] of a group of at most `most` (8, 16 or
-    32) -> logits [32, experts] in fp32. early: router may be read before the last
+    32) -> logits [32, experts] in fp32, in a multiple of 4 columns, of which those
+    without an expert have no meaning. early: router may be read before the last
     wait."""
 
     def body(x: Any, router: Any, logits: Any) -> None:
-        logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
+        logits[:, : len(router)] = x.astype(np.float32) @ router.astype(np.float32).T
 
     few, rows = Extent(most=most, name="scored"), Extent(most=BLOCK, name="rows")
-    logits_columns = replace(few, multiple=4, begins=4)
+    logits_columns = Extent(most=most, name="columns", multiple=4, begins=4)
     tile = {
         0: Operand((rows, "hidden"), routing.element, contiguous=True),
         1: Operand((few, "hidden"), routing.element, contiguous=True, leading=True),

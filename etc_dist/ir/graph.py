@@ -115,6 +115,16 @@ class GraphFunction:
         """The caller's arrays that have values before a run: inputs, states."""
         return (*self.inputs(), *self.states())
 
+    def accessed_by_element(self) -> set[str]:
+        """The names of tensors whose rows no CUDA body accesses in units."""
+        names: dict[str, bool] = {}
+        for call in self.calls:
+            for n, region in enumerate((*call.reads, *call.writes)):
+                operand = call.function.tile.get(n)
+                name, is_element = region.tensor.name, operand and operand.by_element
+                names[name] = names.get(name, True) and bool(is_element)
+        return {name for name, is_element in names.items() if is_element}
+
     @property
     def uses_peers(self) -> bool:
         """Whether tasks write the memory of other ranks, or notify their events, other

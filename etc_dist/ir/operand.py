@@ -102,7 +102,9 @@ class Operand:
     that access the tensor must declare the same.
     apart: no region that the task writes shares memory with this one.
     mirrors: the operand, by position, of whose region this one is the same place in the
-    memory of another rank."""
+    memory of another rank.
+    by_element: the CUDA body accesses single elements, so that rows of the tensor may
+    have any number of bytes."""
 
     size: Sequence[Extent | int | str | None] | None = None
     dtype: str | Sequence[str] = ()
@@ -112,6 +114,7 @@ class Operand:
     layout: str = ""
     apart: bool = False
     mirrors: int | None = None
+    by_element: bool = False
 
     def __post_init__(self) -> None:
         dtypes = (self.dtype,) if isinstance(self.dtype, str) else tuple(self.dtype)

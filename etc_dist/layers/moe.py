@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import expect_choice, expect_range, expect_type
+from etc_dist.errors import ArgumentError, expect_choice, expect_range, expect_type
+from etc_dist.functions.router import Router, as_router
 from etc_dist.layers.moe_few_tokens import (
     FEW_TOKENS,
     moe_few_tokens_graph,
@@ -24,7 +27,6 @@ from etc_dist.world import World
 
 __all__ = ["MoE", "moe_graph"]
 
-EXPERTS = tuple(range(8, 257, 8))
 MAX_CHOICES = 16
 PACKED_INNER = 4096
 """The smallest inner width of a rank for which rows are first copied to their tiles.
@@ -33,8 +35,9 @@ The cost of the copies does not depend on the width, and the gain grows with it.
 
 class SharedMoE(Operation):
     """`MoE` with the weights as arguments, so that layers of one shape share a program
-    and its buffers: `call((x, router, gate_up, down), out, stream)`. experts, hidden,
-    inner: of gate_up [experts, 2 * inner, hidden], a rank's own."""
+    and its buffers: `call((x, router, gate_up, down, ...), out, stream)`; the router's
+    biases follow, where it has them. experts, hidden, inner: of gate_up [experts, 2 *
+    inner, hidden], a rank's own."""
 
     packed_inner = PACKED_INNER
     """The smallest inner width for copies of rows."""
@@ -45,8 +48,7 @@ class SharedMoE(Operation):
         experts: int,
         hidden: int,
         inner: int,
-        top_k: int,
-        normalize: bool,
+        router: Router,
         parallel: str,
         world: World | None = None,
         schedule: str = "static",
@@ -60,15 +62,16 @@ class SharedMoE(Operation):
         with world.refusing(f"the arguments of {type(self).__name__}"):
             expect_choice(parallel, PARALLEL, "parallel")
             experts *= world.size if parallel == "expert" else 1
-            _check_routing(self.table(world.size, parallel=parallel), experts, top_k)
-            expect_type(normalize, bool, "normalize")
+            expect_type(router, Router, "router")
+            router.check(experts, MAX_CHOICES)
             few_tokens = expect_range(few_tokens, 0, None, "few_tokens")
-        self.top_k, self.normalize, self.parallel = int(top_k), normalize, parallel
-        most = most_tokens(self.top_k, hidden, inner) if world.size == 1 else 0
+        self.router, self.top_k, self.parallel = router, router.top_k, parallel
+        most = most_tokens(router.top_k, hidden, inner) if world.size == 1 else 0
         self.few_tokens = 0 if deterministic == BATCH else min(few_tokens, most)
-        self.routing = {"experts": experts, "top_k": self.top_k, "normalize": normalize}
+        self.experts = experts
         self.options = {
-            **self.routing,
+            "experts": experts,
+            "router": router,
             "parallel": parallel,
             "dtype": self.known.dtype,
             "few_tokens": self.few_tokens,
@@ -78,8 +81,16 @@ class SharedMoE(Operation):
         )
 
     @classmethod
-    def table(cls, ranks: int, *, parallel: str = "", **options: Any) -> ArgumentTable:
+    def table(
+        cls,
+        ranks: int,
+        *,
+        router: Router | None = None,
+        parallel: str = "",
+        **options: Any,
+    ) -> ArgumentTable:
         """Internal: a rank's own tokens, or those of all, and its own experts."""
+        biases = router.bias_names if router is not None else []
         is_shared = parallel == "tensor" and ranks > 1  # all ranks have all tokens
         tokens = "shard" if is_shared else "tokens"
         experts = "ranks * experts" if parallel == "expert" else "experts"
@@ -88,13 +99,15 @@ class SharedMoE(Operation):
             f"router [{experts}, hidden]",
             "gate_up [experts, 2 * inner, hidden]",
             "down [experts, hidden, inner]",
+            *(f"{name} [{experts}] float32" for name in biases),
         ]
         output = f"out [{tokens}, hidden]"
         return ArgumentTable(cls.__name__, ranks, inputs, output, empty=tokens)
 
     def candidates(self) -> list[Candidate]:
         """Internal: the programs for up to `few_tokens`, and for more."""
-        routing, few_tokens = self.routing, self.few_tokens
+        routing = {"experts": self.experts, "top_k": self.router}
+        few_tokens = self.few_tokens
         packs = self.known.dims["inner"] >= self.packed_inner
         options = {"parallel": self.parallel, "packs": packs, **self.sizes}
         if self.deterministic == BATCH:
@@ -121,9 +134,9 @@ class MoE(SharedMoE):
 
     On one rank: router [E, H]; gate_up [E, 2 I, H], gate's rows first; down [E, H, I],
     all kept by reference. moe(x, out=None, stream=None): x [M, H] -> [M, H]; M may be
-    0. E is a multiple of 8 up to 256, top_k at most 16; on GPUs H and I are multiples
-    of 8. The dtype is that of the weights, bfloat16 or float16. Arrays and errors as
-    for `MatmulReduceScatter`. Making a layer is collective and compiles its programs.
+    0. E is at most 512, top_k at most 16; on GPUs H and I are multiples of 8. The dtype
+    is that of the weights, bfloat16 or float16. Arrays and errors as for
+    `MatmulReduceScatter`. Making a layer is collective and compiles its programs.
 
     On W ranks, each with the whole router:
 
@@ -134,9 +147,11 @@ class MoE(SharedMoE):
     parallel="expert": gate_up [E / W, 2 I, H] and down [E / W, H, I] are the experts of
     this rank, and x [M, H] -> [M, H] its tokens, equally many on all ranks.
 
+    top_k: a number, or an `etc_dist.Router`, which describes the choice. With a number,
     weight_k is the softmax over all E logits, with `normalize` divided by the sum over
-    the top_k. Logits, weights and sums are in fp32, activations and expert results are
-    rounded once each: the same bits on every run.
+    the top_k. router_bias, correction: [E] in float32, the biases of a `Router`, kept
+    by reference. Logits, weights and sums are in fp32, activations and expert results
+    are rounded once each: the same bits on every run.
 
     few_tokens: up to so many tokens on one rank (at most 16, and fewer if a token's
     experts are large; 0 for none) use a program that computes each token separately,
@@ -151,8 +166,10 @@ class MoE(SharedMoE):
         gate_up: Any,
         down: Any,
         *,
-        top_k: int,
+        top_k: int | Router,
         normalize: bool = True,
+        router_bias: Any = None,
+        correction: Any = None,
         parallel: str = "tensor",
         world: World | None = None,
         schedule: str = "static",
@@ -161,12 +178,14 @@ class MoE(SharedMoE):
         deterministic: str = "run",
     ):
         world = world_or_current(world)
-        self._hold(world, router, gate_up, down, parallel=parallel)
+        biases = {"router_bias": router_bias, "correction": correction}
+        choice = _described(world, type(self).__name__, top_k, normalize, biases)
+        held = [router, gate_up, down, *(biases[name] for name in choice.bias_names)]
+        self._hold(world, *held, router=choice, parallel=parallel)
         self.dtype = self.known.dtype
         super().__init__(
             **self.known.dims,
-            top_k=top_k,
-            normalize=normalize,
+            router=choice,
             parallel=parallel,
             world=world,
             schedule=schedule,
@@ -218,8 +237,23 @@ class MoE(SharedMoE):
         return self.call((x,), out, stream)
 
 
-def _check_routing(table: ArgumentTable, experts: int, top_k: Any) -> None:
-    if experts not in EXPERTS:
-        limits = f"{EXPERTS[0]} to {EXPERTS[-1]} experts, a multiple of 8"
-        raise table.error(limits, f"{experts} experts")
-    expect_range(top_k, 1, min(experts, MAX_CHOICES), "top_k")
+def _described(
+    world: World, where: str, top_k: Any, normalize: Any, biases: Mapping[str, Any]
+) -> Router:
+    """The router of these arguments, with those biases that are not None."""
+    with world.refusing(f"the arguments of {where}"):
+        router = as_router(top_k, normalize)
+        missing = [name for name in router.bias_names if biases[name] is None]
+        if missing:
+            raise ArgumentError(
+                f"the arguments do not fit {where}",
+                where=where,
+                wanted=f"{', '.join(missing)}, as the router says",
+                got="None",
+                fix="pass the array, or correct the router",
+            )
+        return replace(
+            router,
+            has_bias=biases["router_bias"] is not None,
+            has_correction=biases["correction"] is not None,
+        )

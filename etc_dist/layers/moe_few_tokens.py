@@ -6,13 +6,14 @@ of 97c7e54 and e2f1a17 in benchmarks/results/moe.jsonl).
 
 from __future__ import annotations
 
+from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.down_token import down_token
 from etc_dist.functions.gate_up_token import gate_up_token
-from etc_dist.functions.pick_token import pick_token
+from etc_dist.functions.router import Router, as_router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.score_token import score_token
 from etc_dist.ir import Graph, ceildiv, graph_function, maximum, minimum, span, tile
-from etc_dist.layers.moe_steps import SCORE_TASKS, add_inputs
+from etc_dist.layers.moe_steps import SCORE_TASKS, add_biases, add_inputs, add_logits
 
 FEW_TOKENS = 16
 """Tokens at most,"""
@@ -40,7 +41,7 @@ def moe_few_tokens_graph(
     g: Graph,
     *,
     experts: int,
-    top_k: int,
+    top_k: int | Router,
     normalize: bool = True,
     dtype: str = "bfloat16",
     product_tasks: int = PRODUCT_TASKS,
@@ -56,19 +57,21 @@ def moe_few_tokens_graph(
     its experts, a share each, and tasks of `down_token` their own rows of the
     others."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
-    routing = Routing(experts, top_k, normalize, dtype)
+    routing = Routing(experts, as_router(top_k, normalize), dtype)
+    top_k = routing.top_k
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
+    biases = add_biases(g, routing)
     y = g.output("y", (tokens, hidden), dtype)
     of_token = g.let("token_tasks", maximum(1, product_tasks // tokens))
 
-    logits = g.local("logits", (tokens, experts), "float32")
+    logits = add_logits(g, routing, tokens)
     scored = g.let(
         "scored", minimum(SCORED, maximum(2, ceildiv(experts * tokens, score_tasks)))
     )
     groups = g.let("groups", ceildiv(experts, scored))
     routed = g.events("routed", (tokens,), expects=groups)
     m, e = grid = g.grid(m=tokens, e=groups)
-    token, of_group = span(m, 1), tile(e, scored)
+    token, of_group = span(m, 1), routing.group(e, scored)
     g.call(
         score_token(routing),
         grid,
@@ -83,9 +86,9 @@ def moe_few_tokens_graph(
     (m,) = grid = g.grid(m=tokens)
     token = span(m, 1)
     g.call(
-        pick_token(routing),
+        choose_experts(routing, 1),
         grid,
-        reads=[logits[token, :]],
+        reads=[logits[token, span(0, experts)], *biases],
         writes=[ids[token, :], weights[token, :]],
         waits=[routed[m]],
         notifies=[picked[m]],
@@ -108,10 +111,11 @@ def moe_few_tokens_graph(
         grid,
         reads=[
             x[token, :],
-            logits[token, :],
+            logits[token, span(0, experts)],
             gate_up[:, span(first, left), :],
             gate_up[:, span(inner + first, left), :],
             down[:, span(minimum(hidden, j * share), share), :],
+            *biases,
         ],
         writes=[active[token, :, span(first, left)]],
         waits=[routed[m]],

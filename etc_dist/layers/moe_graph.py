@@ -11,6 +11,7 @@ from etc_dist.functions.expect_in_range import expect_in_range
 from etc_dist.functions.grouped_matmul import TILE_COLUMNS, UP_COLUMNS
 from etc_dist.functions.mark_experts import mark_experts
 from etc_dist.functions.push_tokens import push_tokens
+from etc_dist.functions.router import Router, as_router
 from etc_dist.functions.routing import BLOCK, TILE_ROWS, Routing
 from etc_dist.functions.share_choices import share_choices
 from etc_dist.functions.sum_ranks import sum_expert_ranks
@@ -72,7 +73,7 @@ def moe_graph(
     g: Graph,
     *,
     experts: int,
-    top_k: int,
+    top_k: int | Router,
     normalize: bool = True,
     dtype: str = "bfloat16",
     parallel: str = "tensor",
@@ -107,7 +108,8 @@ def moe_graph(
     The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
     are free, but block is at most 32 and a multiple of group_tokens.
     """
-    routing = Routing(experts, top_k, normalize, dtype, block, tile_rows)
+    router = as_router(top_k, normalize)
+    routing = Routing(experts, router, dtype, block, tile_rows)
     most_passes, columns = PASSES, TILE_COLUMNS
     if g.world_size > 1:
         most_passes = PARALLEL_PASSES
@@ -153,7 +155,8 @@ def chosen_experts_graph(
     """`moe_graph` on one rank for tokens whose experts are chosen already: ids and
     weights [tokens, top_k]. The ids of a token are all different, except for NONE,
     which stands for no expert. Any other id ends the run with an error."""
-    routing = Routing(experts, top_k, False, dtype, block, tile_rows, has_none=True)
+    router = Router(top_k)
+    routing = Routing(experts, router, dtype, block, tile_rows, has_none=True)
     sizes = Sizes(
         passes,
         up_columns,

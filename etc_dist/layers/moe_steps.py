@@ -131,6 +131,17 @@ def add_inputs(
     )
 
 
+def add_biases(g: Graph, routing: Routing) -> list[Region]:
+    """The inputs router_bias and correction [experts], where the router has them."""
+    names = routing.router.bias_names
+    return [g.input(name, (routing.experts,), "float32")[:] for name in names]
+
+
+def add_logits(g: Graph, routing: Routing, tokens: Expr) -> Tensor:
+    """The logits [tokens, experts], with further columns to a multiple of 4."""
+    return g.local("logits", (tokens, -(-routing.experts // 4) * 4), "float32")
+
+
 def add_choices(
     g: Graph,
     routing: Routing,
@@ -145,7 +156,7 @@ def add_choices(
     each = routed.shape == (blocks,)
     tokens = x.shape[0]
     experts, top_k, block = routing.experts, routing.top_k, routing.block
-    logits = g.local("logits", (tokens, experts), "float32")
+    logits, biases = add_logits(g, routing, tokens), add_biases(g, routing)
     ids = g.local("ids", (tokens, top_k), "int32")
     weights = g.local("weights", (tokens, top_k), "float32")
     chosen = g.local("chosen", (experts, blocks), "int32")
@@ -172,7 +183,8 @@ def add_choices(
     if sizes.tiles_logits:
         tiles = g.let("logit_tiles", tiled * ceildiv(blocks, TILE_BLOCKS))
         n, e = grid = g.grid(n=tiles, e=wide)
-        of_tile, of_group = tile(n, TILE_BLOCKS * block), tile(e, TILE_EXPERTS)
+        of_tile = tile(n, TILE_BLOCKS * block)
+        of_group = routing.group(e, TILE_EXPERTS)
         g.call(
             thin_float(routing.dtype),
             grid,
@@ -188,9 +200,9 @@ def add_choices(
     this = n * together + i
     of_block = tile(this, block)
     g.call(
-        choose_experts(routing),
+        choose_experts(routing, marks=True),
         grid,
-        reads=[logits[of_block, :]],
+        reads=[logits[of_block, span(0, experts)], *biases],
         writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, this]],
         waits=[scored[n - (tiled - whole) * (n - n // TILE_BLOCKS)]],
         notifies=[routed[this if each else 0]],

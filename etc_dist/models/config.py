@@ -9,7 +9,8 @@ from typing import Any
 
 from etc_dist.files import read_object
 from etc_dist.functions.rotary import HEAD_DIMS
-from etc_dist.models.experts import MOST_CHOICES, MOST_EXPERTS, Mixture
+from etc_dist.functions.router import MOST_CHOICES, MOST_EXPERTS, Router
+from etc_dist.models.experts import Mixture
 from etc_dist.models.families import (
     FAMILIES,
     MIXTRAL,
@@ -234,7 +235,7 @@ def _mixture(
     experts = size("num_experts", most=MOST_EXPERTS)
     top_k = size("num_experts_per_tok", most=min(experts, MOST_CHOICES))
     normalizes = architecture == MIXTRAL or given.get("norm_topk_prob") is True
-    return Mixture(experts, top_k, normalizes)
+    return Mixture(experts, Router(top_k, normalizes))
 
 
 def _has_window(given: Mapping[str, Any], config: ModelConfig) -> bool:
@@ -287,7 +288,6 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         normalizes = given.get("norm_topk_prob")
         choices = (True,) if config.architecture == MIXTRAL else (True, False)
         wanted = " or ".join(str(choice).lower() for choice in choices)
-        variants["experts in a multiple of 8"] = mixture.experts % 8 == 0
         variants[f"norm_topk_prob {wanted}"] = normalizes in (None, *choices)
     missing = [wanted for wanted, holds in variants.items() if not holds]
     if missing:

@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from etc_dist.functions.add_experts_norm import add_experts_norm
-from etc_dist.functions.choose_rows import CHOSEN_ROWS, choose_rows
+from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import Epilogue, store, swiglu
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import BLOCK, Routing
 from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.score_experts import score_experts
@@ -54,22 +55,18 @@ PIECES = 2
 """Tasks that copy a row: 256 for 128 rows, and an H200 has 264 transfer warps."""
 Turn = tuple[Expr, Expr]
 """A step, and a layer of it."""
-MOST_EXPERTS, MOST_CHOICES = 256, 32
-"""The most experts, a multiple of 8, and choices of a row, of the CUDA bodies."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """experts: of a layer. top_k: experts of a row. normalizes: whether the weights of
-    a row's experts are divided by their sum."""
+    """experts: of a layer. router: how a row chooses among them."""
 
     experts: int
-    top_k: int
-    normalizes: bool
+    router: Router
 
     def routing(self, dtype: str) -> Routing:
         """The routing of tokens of a model of `dtype`."""
-        return Routing(self.experts, self.top_k, self.normalizes, dtype)
+        return Routing(self.experts, self.router, dtype)
 
 
 class MixtureCalls:
@@ -97,8 +94,12 @@ class MixtureCalls:
         self.up, self.down = (
             Tiles(g, name, g.dims(f"{name}_shape"), shapes) for name in EXPERT_MATMULS
         )
-        experts, top_k = mixture.experts, mixture.top_k
+        experts, top_k = mixture.experts, mixture.router.top_k
         self.router = g.input("router", (layers, experts, hidden), dtype)
+        self.bias_tensors = [
+            g.input(name, (layers, experts), "float32")
+            for name in mixture.router.bias_names
+        ]
         shape = layers, experts, inner, hidden
         self.gate_up = [g.input(name, shape, dtype) for name in ("w_gate", "w_up")]
         self.w_down = g.input("w_down", (layers, experts, hidden, inner), dtype)
@@ -122,12 +123,18 @@ class MixtureCalls:
         places = g.let("expert_places", self.tiles * self.stride)
         self._add_buffers(places)
 
+    def biases(self, layer: Expr) -> list[Region]:
+        """The router's biases of a layer."""
+        return [tensor[layer, :] for tensor in self.bias_tensors]
+
     def _add_buffers(self, places: Expr) -> None:
         g, rows, turns, dtype = self.g, self.rows, self.turns, self.routing.dtype
         choices = rows, self.routing.top_k
         gathered = rows + self.gathers * places
         self.x = g.local("expert_x", (gathered, self.hidden), dtype)
-        self.logits = g.local("router_logits", (rows, self.routing.experts), "float32")
+        self.of_experts = span(0, self.routing.experts)
+        columns = -(-self.routing.experts // 4) * 4  # logits are stored four at a time
+        self.logits = g.local("router_logits", (rows, columns), "float32")
         self.weights = g.local("expert_weights", choices, "float32")
         # NOTE: loaded indices may be written once per run, so each turn has its own.
         self.place = g.local("expert_place", (*turns, *choices), "int32")
@@ -182,9 +189,15 @@ class MixtureCalls:
         (b,) = grid = g.grid(b=self.choosing)
         own = tile(b, CHOSEN_ROWS)
         g.call(
-            choose_rows(self.routing, early=self.early),
+            choose_experts(
+                self.routing, CHOSEN_ROWS, has_position=True, early=self.early
+            ),
             grid,
-            reads=[self.logits[own, :], self.position[step, own]],
+            reads=[
+                self.logits[own, self.of_experts],
+                self.position[step, own],
+                *self.biases(layer),
+            ],
             writes=[self.experts[layer, own, :], self.weights[own, :]],
             waits=[*self._known(ready), scored[*turn, 0]],
             notifies=[scored[*turn, 1]],
@@ -200,9 +213,10 @@ class MixtureCalls:
             route_rows(self.routing, early=self.early),
             g.grid(one=1),
             reads=[
-                self.logits[new, :],
+                self.logits[new, self.of_experts],
                 self.position[step, new],
                 self.experts[layer, every, :],
+                *self.biases(layer),
             ],
             writes=[
                 self.experts[layer, new, :],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from etc_dist.functions.matmul import W_LAYOUTS
+from etc_dist.functions.router import Router
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
@@ -40,7 +41,9 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
     "qwen3-32b of 4": (4, DecoderSizes(16, 2, 128, normalizes_heads=True)),
     "qwen3-30b-a3b": (
         1,
-        DecoderSizes(32, 4, 128, normalizes_heads=True, mixture=Mixture(128, 8, True)),
+        DecoderSizes(
+            32, 4, 128, normalizes_heads=True, mixture=Mixture(128, Router(8))
+        ),
     ),
     "llama3-8b": (1, DecoderSizes(32, 8, 128)),
 }

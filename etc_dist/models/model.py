@@ -300,7 +300,7 @@ class Model:
 
     def _experts(self, rows: int, mixture: Mixture) -> Any:
         """The array of the experts that a step's rows choose."""
-        shape = self.config.layers, rows, mixture.top_k
+        shape = self.config.layers, rows, mixture.router.top_k
         return self._chosen[: prod(shape)].reshape(shape)
 
     def _allocate(self, weights: Mapping[str, Any], setup: ModelSetup) -> None:
@@ -320,7 +320,7 @@ class Model:
             vocabulary = self.part.config(config).vocabulary
             self._logits = self._empty((self.most_rows, vocabulary), dtype)
             if config.mixture is not None:
-                most = config.layers * self.most_rows * config.mixture.top_k
+                most = config.layers * self.most_rows * config.mixture.router.top_k
                 self._chosen = self._empty((most,), "int32")
         except MemoryError as error:
             raise ArgumentError(

@@ -141,12 +141,12 @@ class StepPolicy:
     def _expert_shapes(self, rows: int, mixture: Mixture) -> dict[str, int]:
         """Tiles with the rows that most experts have, and the fastest widths for the
         expected number of chosen experts, if rows choose uniformly."""
-        mean = rows * mixture.top_k / mixture.experts
+        mean = rows * mixture.router.top_k / mixture.experts
         heights = sorted({shape.rows for shape in self.shapes})
         wanted = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * mean)))
         fitting = [n for n in heights if n >= wanted] or heights
         height = min(fitting[0], max(n for n in heights if n <= MOST_FEW_ROWS))
-        unused = (1 - mixture.top_k / mixture.experts) ** rows
+        unused = (1 - mixture.router.top_k / mixture.experts) ** rows
         groups = math.ceil(mixture.experts * (1 - unused))
         config = self.config
         return {

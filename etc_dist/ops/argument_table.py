@@ -32,20 +32,24 @@ class Axis:
 
 @dataclass(frozen=True)
 class Shape:
-    """The axes of the array `name`."""
+    """The axes of the array `name`. dtype: if it is not that of the operation; GPUs
+    read single elements of such an array."""
 
     name: str
     axes: tuple[Axis, ...]
+    dtype: str = ""
 
     @classmethod
     def parse(cls, text: str, ranks: int) -> Shape:
-        """ "x [ranks * rows, k]": each axis is a dim, or a multiple of one."""
-        name, axes = text.removesuffix("]").split(" [")
+        """ "x [ranks * rows, k]": each axis is a dim, or a multiple of one. A dtype may
+        follow."""
+        name, _, rest = text.partition(" [")
+        axes, _, dtype = rest.partition("]")
         factors = {"ranks": ranks, "": 1}
         parsed = []
         for factor, dim in _AXIS.findall(axes):
             parsed.append(Axis(factors.get(factor) or int(factor), dim))
-        return cls(name, tuple(parsed))
+        return cls(name, tuple(parsed), dtype.strip())
 
     def bind(self, shape: Sequence[int], dims: dict[str, int]) -> bool:
         """Add to `dims` those that are not known yet; False if `shape` has another
@@ -65,7 +69,8 @@ class Shape:
 
     def show(self, dims: Mapping[str, int]) -> str:
         """As `parse` reads it, with numbers in place of these dims."""
-        return f"{self.name} [{', '.join(axis.show(dims) for axis in self.axes)}]"
+        axes = ", ".join(axis.show(dims) for axis in self.axes)
+        return f"{self.name} [{axes}]" + f" {self.dtype}" * bool(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -223,11 +228,12 @@ class ArgumentTable:
             Expected(
                 shape.name,
                 shape.at(dims),
-                dtype,
+                shape.dtype or dtype,
                 written=shape in self.outputs,
                 orders="CF" if shape.name == self.transposable else "C",
                 axes=tuple(axis.show({}) for axis in shape.axes),
                 over=self._over.get(shape.name, ""),
+                by_element=bool(shape.dtype),
             )
             for shape in shapes
         ]

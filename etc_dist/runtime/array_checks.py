@@ -16,7 +16,7 @@ from etc_dist.runtime.arrays import Array, described
 class Expected:
     """The requirements on an array of a call; `name` is the caller's. `orders` are the
     accepted memory orders, see `Array.order`; `axes` the extents by their dims; `over`
-    the array that it may be."""
+    the array that it may be; `by_element`: GPUs copy no rows of it in bulk."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,6 +25,7 @@ class Expected:
     orders: str = "C"
     axes: tuple[str, ...] = ()
     over: str = ""
+    by_element: bool = False
 
     def describe(self, device: int | str) -> str:
         """The requirements as text, for errors."""
@@ -100,7 +101,8 @@ def check_arrays(
             fix="correct these arrays; nothing was launched on any rank",
         )
     if device == "cpu":
-        _warn_of_rows(call, [arrays[one.name] for one in expected])
+        rows = [arrays[one.name] for one in expected if not one.by_element]
+        _warn_of_rows(call, rows)
 
 
 def _warn_of_rows(call: str, arrays: Sequence[Array]) -> None:
@@ -133,7 +135,8 @@ def _array_faults(
         return [] if may_be_empty else [(wanted, described(array))]
     if expected.written and array.is_read_only:
         return [(f"{name} that can be written", "a read-only array")]
-    if device != "cpu" and (array.pointer % 16 or array.has_odd_rows):
+    has_odd_rows = array.has_odd_rows and not expected.by_element
+    if device != "cpu" and (array.pointer % 16 or has_odd_rows):
         rows = f"{name} with 16-byte aligned rows of a multiple of 16 bytes"
         return [(rows, f"{array} at {array.pointer:#x}")]
     return []

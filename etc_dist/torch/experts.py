@@ -10,8 +10,9 @@ from torch import Tensor
 
 from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import NONE
-from etc_dist.layers.moe import PACKED_INNER
+from etc_dist.layers.moe import MAX_CHOICES, PACKED_INNER
 from etc_dist.layers.moe_graph import chosen_experts_graph
 from etc_dist.layers.plain import odd_activation
 from etc_dist.program import Program
@@ -98,10 +99,10 @@ def moe_experts(
     ids [M, K], of any integer dtype: from 0 to E - 1, those of a token all different,
     or -1 for no expert. The result of a token without experts is zero. weights [M, K],
     of any dtype: used in fp32. gate_up [E, 2 I, H], rows of gate, then those of up;
-    down [E, H, I]: all experts on each rank. On GPUs K is a multiple of 4. A token has
-    the same bits for any M. Groups and errors: as for the other operations (ops.py),
-    except that GPUs check the values of ids during the run: an id out of range ends it
-    with an ArgumentError of a later call."""
+    down [E, H, I]: all experts on each rank. K is at most 16, E at most 512. A token
+    has the same bits for any M. Groups and errors: as for the other operations
+    (ops.py), except that GPUs check the values of ids during the run: an id out of
+    range ends it with an ArgumentError of a later call."""
     world = ops.world_of(group_name)
     try:
         rows = x.contiguous()
@@ -146,6 +147,7 @@ def _program(
     found = world.kept.get(key)
     if found is None:
         with world.refusing("the arguments of moe_experts"):
+            Router(count).check(experts, MAX_CHOICES)
             graph = chosen_experts_graph(
                 world.size, experts=experts, top_k=count, dtype=dtype, packs=packs
             )

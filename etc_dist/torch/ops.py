@@ -29,6 +29,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import _get_group_size_by_name
 
 from etc_dist.errors import ArgumentError, as_refusal
+from etc_dist.functions.router import as_router
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.layers.moe import SharedMoE
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
@@ -273,8 +274,7 @@ def moe(
         "experts": gate_up.shape[0],
         "hidden": gate_up.shape[2],
         "inner": gate_up.shape[1] // 2,
-        "top_k": top_k,
-        "normalize": normalize,
+        "router": as_router(top_k, normalize),
         "parallel": parallel,
         "deterministic": deterministic,
     }

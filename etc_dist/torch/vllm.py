@@ -19,7 +19,8 @@ import torch.distributed._symmetric_memory  # defines torch.ops.symm_mem
 from torch import Tensor, fx
 
 from etc_dist.errors import EtcDistError, WorldError
-from etc_dist.layers.moe import EXPERTS, MAX_CHOICES
+from etc_dist.functions.router import MOST_EXPERTS
+from etc_dist.layers.moe import MAX_CHOICES
 from etc_dist.messages import show_message
 from etc_dist.settings import Settings
 from etc_dist.torch.ops import REDUCTIONS
@@ -28,8 +29,6 @@ from etc_dist.world import World, of_group, start
 DTYPES = (torch.bfloat16, torch.float16)
 EIGHT = 8
 """K, N, and the sizes of experts, are multiples of this on GPUs."""
-CHOICES = 4
-"""As is the number of a token's experts of this."""
 BACKEND = "TRITON"
 """The backend of vLLM's experts that leaves their weights as they are loaded."""
 _PASSES = "vllm.compilation.passes.pass_manager"
@@ -229,8 +228,8 @@ def experts_obstacle(method: Any, layer: Any) -> str | None:
             for name in ("limit", "alpha", "beta")
         ),
         f"weights of {weight.dtype}": weight.dtype not in DTYPES,
-        f"{experts} experts": experts not in EXPERTS,
-        f"{choices} experts of a token": choices > MAX_CHOICES or choices % CHOICES > 0,
+        f"{experts} experts": experts > MOST_EXPERTS,
+        f"{choices} experts of a token": choices > MAX_CHOICES,
         f"experts of {hidden} x {width // 2}": hidden % EIGHT or width // 2 % EIGHT,
     }
     return next((text for text, is_fault in faults.items() if is_fault), None)

@@ -1,63 +1,64 @@
-// The top-k experts of each of 32 tokens, their weights, and for each expert a word with one bit
-// for each token that chose it.
+// The top-k experts of up to kMostRows tokens, and their weights. With kMarks, also for each expert a
+// word with one bit for each token that chose it.
 #pragma once
-#include "functions/best_experts.cuh"
-#include "worker/task.cuh"
+#include "functions/router.cuh"
 
 namespace etc {
 
 template <class Task>
 struct choose_experts {
-  static constexpr int kTopK = Task::kTopK, kExperts = Task::kExperts;
-  static constexpr int kWarps = Task::threads / 32, kMost = 32 / kWarps;
-  using Best = BestExperts<kExperts, kTopK, Task::kNormalize>;
+  using Choice = ExpertChoice<Task>;
+  static constexpr i32 kExperts = Task::kExperts, kWarps = Task::threads / 32;
+  static constexpr i32 kEach = (Task::kMostRows + kWarps - 1) / kWarps;  // rows of a warp
+  // Rows that a warp chooses for in parallel. NOTE: with more keys, registers are spilled.
+  static constexpr i32 kAtOnce = Choice::kEach > 8 && kEach > 2 ? 2 : kEach;
+  static_assert(!Task::kMarks || Task::kMostRows <= 32);
 
   ETC_DEVICE static void run(const Task& task) {
-    static_assert(kExperts <= Task::threads);
-    task.scratch[task.thread] = 0;
-    if (task.template operand<0>().size[0] > kWarps) {
-      choose<kMost>(task);
-    } else {
-      choose<1>(task);
+    run(task, [] { return true; });
+  }
+  // ready() waits for the logits; false after an abort.
+  template <class Ready>
+  ETC_DEVICE static void run(const Task& task, Ready ready) {
+    if constexpr (Task::kMarks) {
+      each_expert(task, [&](i32 e) { task.scratch[e] = 0; });
     }
-    task.sync();
-    if (task.thread < kExperts) {
-      *task.template operand<3>().at(task.thread) = i32(task.scratch[task.thread]);
+    if (!ready()) return;
+    if constexpr (Task::kMarks) task.sync();  // scratch is cleared
+    const i32 rows = task.template operand<0>().size[0];
+    if (kEach == 1 || rows <= kWarps) {
+      choose<1>(task, 0);
+    } else {
+#pragma unroll
+      for (i32 first = 0; first < kEach * kWarps; first += kAtOnce * kWarps) {
+        choose<kAtOnce>(task, first);
+      }
+    }
+    if constexpr (Task::kMarks) {
+      task.sync();
+      each_expert(task, [&](i32 e) {
+        *task.template operand<Task::kReads + 2>().at(e) = i32(task.scratch[e]);
+      });
     }
   }
 
  private:
-  // A warp chooses for kTokens tokens in parallel.
-  template <int kTokens>
-  ETC_DEVICE static void choose(const Task& task) {
-    const auto logits = task.template operand<0>();
-    const u32 lane = task.thread % 32, warp = task.thread / 32;
-    typename Best::template Picks<kTokens> picks = {};
-    float all[kTokens] = {};
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      // Indices after the last token read the last token again.
-      const i32 token = minimum(warp + t * kWarps, logits.size[0] - 1);
-      Best::read(u64(logits.at(token, lane * Best::kEach)), lane, picks.keys[t]);
-    }
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) all[t] = Best::sum_all(picks.keys[t]);
-    picks.sort_keys();
-    picks.pick(lane, 0, kTopK);
-    task.sync();  // scratch is cleared
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      write(task, lane, warp + t * kWarps, picks.chosen[t],
-            Best::weight(picks.logit[t], all[t]));
-    }
+  template <int kRows>
+  ETC_DEVICE static void choose(const Task& task, i32 first) {
+    Choice::template choose<kRows>(
+        task, first, task.template operand<Task::kReads>(),
+        task.template operand<Task::kReads + 1>(), [&](i32 row, i32, i32 expert) {
+          if constexpr (Task::kMarks) atomicOr(&task.scratch[expert], 1u << row);
+        });
   }
 
-  // Each lane has one choice.
-  ETC_DEVICE static void write(const Task& task, u32 lane, i32 token, u32 expert, float weight) {
-    if (lane < kTopK && token < task.template operand<0>().size[0]) {
-      *task.template operand<1>().at(token, lane) = i32(expert);
-      *task.template operand<2>().at(token, lane) = weight;
-      atomicOr(&task.scratch[expert], 1u << token);
+  template <class F>
+  ETC_DEVICE static void each_expert(const Task& task, F f) {
+    constexpr i32 kSteps = (kExperts + Task::threads - 1) / Task::threads;
+#pragma unroll
+    for (i32 n = 0; n < kSteps; ++n) {
+      const i32 e = task.thread + n * Task::threads;
+      if (e < kExperts) f(e);
     }
   }
 };

@@ -1,14 +1,14 @@
 // Some columns of the activations of one token, for each expert that it picks. Rows of down
 // of some experts are prefetched into L2 after all loads of gate and up.
 #pragma once
-#include "functions/best_experts.cuh"
+#include "functions/router.cuh"
 #include "functions/row_pairs.cuh"
 
 namespace etc {
 
 template <class Task>
 struct gate_up_token {
-  using Best = typename BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>::OneToken;
+  using Best = typename ExpertChoice<Task>::OneToken;
 
   // routed(): the logits are there. What does not need them is worked out before.
   template <class Routed>
@@ -17,7 +17,7 @@ struct gate_up_token {
     const auto gate = task.template operand<2>();
     const auto up = task.template operand<3>();
     const auto down = task.template operand<4>();
-    const auto active = task.template operand<5>();
+    const auto active = task.template operand<Task::kReads>();
     const u64 logits = u64(task.template operand<1>().at());
     const i32 columns = gate.size[1], steps = RowPairs::steps_of(x.size[1]);
     RowPairs pairs{
@@ -41,7 +41,7 @@ struct gate_up_token {
     };
     const i32 first = pairs.first_experts();
     if (!routed()) return;
-    Best best(logits);
+    Best best(task, logits);
     best.pick_first(first);
     pairs.picked = best.expert();
     const auto arrived = [&] {

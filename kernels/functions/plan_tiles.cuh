@@ -13,7 +13,7 @@ struct plan_tiles {
   static constexpr int kPadding = 32;  // alignment of an expert's rows and of its tiles
   static constexpr int kTogether = 2;  // tiles of a group
   static_assert(kTileRows % kPadding == 0);
-  static_assert(kExperts <= 256);
+  static_assert(kExperts <= 512);
 
   ETC_DEVICE static void run(const Task& task) {
     const Layout layout(task.scratch);
@@ -92,7 +92,7 @@ struct plan_tiles {
   ETC_DEVICE static i32 expert_of(const Layout& layout, i32 tile) {
     i32 e = 0;
 #pragma unroll
-    for (i32 step = 128; step > 0; step /= 2) {
+    for (i32 step = kExperts > 256 ? 256 : 128; step > 0; step /= 2) {
       if (e + step < kExperts && i32(layout.tile[e + step]) <= tile) e += step;
     }
     return e;

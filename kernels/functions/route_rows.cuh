@@ -1,7 +1,7 @@
 // Routes up to 128 rows to tiles of their experts. The first rows, at most 16, choose their top-k
 // experts and weights here; the choices of the others are read.
 #pragma once
-#include "functions/row_choices.cuh"
+#include "functions/router.cuh"
 
 namespace etc {
 
@@ -12,7 +12,8 @@ struct route_rows {
   static constexpr i32 kMost = 128, kWords = kMost / 32;  // the most rows; a bit for each
   static constexpr i32 kPerLane = (kExperts + 31) / 32;   // adjacent experts for each lane
   static constexpr u32 kNone = 0xffff;          // the choice of a row without a request
-  using Choices = RowChoices<Task>;
+  static constexpr i32 kPlace = Task::kReads + 2;  // an operand
+  using Choice = ExpertChoice<Task>;
 
   ETC_DEVICE static void run(const Task& task) {
     run(task, [] { return true; });
@@ -20,10 +21,9 @@ struct route_rows {
   // ready() waits for the logits and the known choices; false after an abort.
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
-    static_assert(kExperts <= Task::threads);
     static_assert(Layout::kBytes <= Shared::kScratchBytes);
     const Layout layout(task.scratch);
-    const i32 rows = num_rows(task.template operand<5>());
+    const i32 rows = num_rows(task.template operand<kPlace>());
     for (i32 i = task.thread; i < kExperts * kWords; i += Task::threads) layout.chosen[i] = 0;
     if (!ready()) return;
     task.sync();
@@ -83,9 +83,8 @@ struct route_rows {
 
   template <int kRows>
   ETC_DEVICE static void choose(const Task& task, const Layout& layout) {
-    Choices::template choose<kRows>(
-        task, task.template operand<0>(), task.template operand<1>(), task.template operand<3>(),
-        task.template operand<4>(),
+    Choice::template choose<kRows>(
+        task, 0, task.template operand<Task::kReads>(), task.template operand<Task::kReads + 1>(),
         [&](i32 row, i32 k, i32 expert) { layout.mark(row * kTopK + k, expert); });
   }
 
@@ -133,21 +132,25 @@ struct route_rows {
   // One thread writes the tiles of an expert; then all threads clear the unused tiles.
   ETC_DEVICE static void list_tiles(
       const Task& task, const Layout& layout, i32 most, bool gathers, i32 rows) {
-    const auto listed = task.template operand<6>();
+    const auto listed = task.template operand<Task::kReads + 3>();
     constexpr int kAxis = decltype(listed)::kRank - 2;
     const auto write = [&](i32 tile, i32 expert, i32 count) {
       ptx::store8(u64(listed.at() + 2 * tile), u32(expert), u32(count));
     };
-    if (task.thread < kExperts) {
-      const i32 count = layout.count(task.thread), first = i32(layout.tile[task.thread]);
+    constexpr i32 kSteps = (kExperts + Task::threads - 1) / Task::threads;
+#pragma unroll
+    for (i32 n = 0; n < kSteps; ++n) {
+      const i32 e = task.thread + n * Task::threads;
+      if (e >= kExperts) break;
+      const i32 count = layout.count(e), first = i32(layout.tile[e]);
       const i32 tiles = tiles_of(count, most, gathers);
 #pragma unroll 1
       for (i32 i = 0; i < tiles; ++i) {
-        write(first + i, task.thread, gathers ? minimum(count - i * most, most) : rows);
+        write(first + i, e, gathers ? minimum(count - i * most, most) : rows);
       }
     }
     const i32 used = i32(layout.tile[kExperts]);
-    if (task.thread == 0) *task.template operand<7>().at() = used;
+    if (task.thread == 0) *task.template operand<Task::kReads + 4>().at() = used;
 #pragma unroll 1
     for (i32 tile = used + task.thread; tile < listed.size[kAxis]; tile += Task::threads) {
       write(tile, 0, 0);
@@ -157,7 +160,7 @@ struct route_rows {
   // Writes the place of each choice.
   ETC_DEVICE static void locate(
       const Task& task, const Layout& layout, i32 most, bool gathers, i32 rows) {
-    const auto place = task.template operand<5>();
+    const auto place = task.template operand<kPlace>();
     const i32 stride = task.number_stride(task.g);
 #pragma unroll 1
     for (i32 i = task.thread; i < rows * kTopK; i += Task::threads) {
@@ -168,7 +171,7 @@ struct route_rows {
         const i32 number = gathers ? layout.count(expert, row) : row, tile = number / most;
         found = (i32(layout.tile[expert]) + tile) * stride + number - tile * most;
       }
-      *Choices::at_choice(place, row, i % kTopK) = found;
+      *Choice::at_choice(place, row, i % kTopK) = found;
     }
   }
 };

@@ -16,7 +16,6 @@ from etc_dist.functions.append_kv import PagedCache, append_kv
 from etc_dist.functions.attend import attend
 from etc_dist.functions.best_column import best_column, best_on_rank
 from etc_dist.functions.choose_experts import choose_experts
-from etc_dist.functions.choose_rows import choose_rows
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.down_token import down_token
@@ -31,11 +30,11 @@ from etc_dist.functions.grouped_matmul import (
 from etc_dist.functions.locate_rows import locate_rows
 from etc_dist.functions.matmul import matmul_gated, matmul_send, matmul_store
 from etc_dist.functions.pack_rows import pack_rows
-from etc_dist.functions.pick_token import pick_token
 from etc_dist.functions.plan_tiles import plan_tiles
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.push_tokens import push_tokens
 from etc_dist.functions.route_rows import route_rows
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.sample_column import least_kept, sample_column
 from etc_dist.functions.scatter_row import scatter_row
@@ -175,7 +174,9 @@ def tiles_of(epilogue: Any) -> Any:
     return made
 
 
-OF_8, SPLIT = (Routing(8, 2, True, "bfloat16", split=split) for split in (False, True))
+OF_8, SPLIT = (
+    Routing(8, Router(2), "bfloat16", split=split) for split in (False, True)
+)
 PAGED = PagedCache(64, 16, norm_eps=1e-6)
 # Each function with the sizes of its operands: dims by name, with at most this many
 # elements in a region. A capital letter stands for another dim of the same size.
@@ -196,15 +197,19 @@ ALIKE = {
         {"m": 256, "c": 256},
     ),
     "pack": (pack_rows("bfloat16"), "t,n m m,n", {}),
-    "score": (score_experts(OF_8), "m,k n,k m,n", {"m": 32, "n": 32}),
-    "choose": (choose_experts(OF_8), "m,8 m,2 m,2 8,1", {"m": 32}),
+    "score": (score_experts(OF_8), "m,k c,k m,c", {"m": 32, "c": 32}),
+    "choose": (choose_experts(OF_8, marks=True), "m,8 m,2 m,2 8,1", {"m": 32}),
     "slices": (combine_slices(64, "bfloat16"), "m,h,n,64 m,h,n,2 m,64h", {"m": 8}),
     "best": (best_column("bfloat16"), "m,c m,1 m,1", {}),
     "rank": (best_on_rank(256), "m,n m,n m,1 m,1", {}),
     "sample": (sample_column("bfloat16", 256), "m,c m,5 m m m,1 m,1", {}),
     "kept": (least_kept("bfloat16"), "1,c 1,5 1", {}),
-    "pick": (pick_token(OF_8), "1,8 1,2 1,2", {}),
-    "choose rows": (choose_rows(OF_8), "m,8 m m,2 m,2", {"m": 8}),
+    "pick": (choose_experts(OF_8, 1), "1,8 1,2 1,2", {}),
+    "choose rows": (
+        choose_experts(OF_8, 8, has_position=True),
+        "m,8 m m,2 m,2",
+        {"m": 8},
+    ),
     "route": (route_rows(OF_8), "m,8 m n,2 m,2 m,2 n,2 t,2 1", {"m": 16, "n": 128}),
     "scatter": (scatter_row(2, "bfloat16"), "1,n 1,n 1,n", {}),
     "share": (share_choices(OF_8), "8,1 m,2 m,2 8,1 m,2 m,2", {}),
@@ -308,7 +313,7 @@ def picks(g: Graph, *, place: str, experts: int = 8) -> None:
     (i,) = grid = g.grid(i=m)
     reads = [logits[i, places.get(place, slice(None))]]
     writes = [ids[i, :], weights[i, :]]
-    g.call(pick_token(OF_8), grid, name="call", reads=reads, writes=writes)
+    g.call(choose_experts(OF_8, 1), grid, name="call", reads=reads, writes=writes)
 
 
 TAKEN = {
@@ -339,7 +344,7 @@ TAKEN = {
         "sum_ranks",
     ),
     "declared": (declared(64, ALL), "f<Task>"),
-    "tile of a constant": (picks(1, place="tile"), "pick_token"),
+    "tile of a constant": (picks(1, place="tile"), "choose_experts"),
 }
 
 

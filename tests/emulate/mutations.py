@@ -165,7 +165,19 @@ BROKEN = {
         },
     },
     "functions/choose_experts": {
-        "moe": {"task.sync();  // scratch is cleared": "", "    task.sync();\n": ""}
+        "moe": {"task.sync();  // scratch is cleared": "", "    task.sync();\n": ""},
+        "many experts": {"choose<kAtOnce>(task, first)": "choose<kAtOnce>(task, 0)"},
+    },
+    "functions/router": {
+        "groups": {
+            "(chosen >> group & 1) == 0": "false",
+            "lane == winner ? second : best": "second",
+            "value += __uint_as_float(bits)": "value += 0.0f",
+            "kIsSoftmax ? 0.0f : 1e-20f": "1.0f",
+            "weight * Task::kScale": "weight",
+        },
+        "routes": {"kByLogit ? sum : best + logf(sum)": "sum / 2"},
+        "many experts": {"best + logf(sum)": "best"},
     },
     "worker/ticket_channel": {
         "moe": {

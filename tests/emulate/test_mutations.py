@@ -15,6 +15,8 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import EtcDistError
+from etc_dist.functions.router import Router
+from etc_dist.functions.routing import Routing
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.sampling import Sampling
 from etc_dist.ops.all_reduce import all_reduce_graph
@@ -28,6 +30,7 @@ from tests.emulate.mutations import BROKEN, MUTATIONS
 from tests.functions.test_best_column import argmax, rows_of
 from tests.functions.test_mark_experts import marked
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
+from tests.functions.test_router import DEEPSEEK, check_choices, chosen, drawn
 from tests.functions.test_sample_column import sampled, sampled_given
 from tests.models.test_decoder import check_ids, decoder, decoder_step
 
@@ -58,6 +61,24 @@ def spoiled_rows() -> Any:
 def some_choices() -> Any:
     ids = np.random.default_rng(4).integers(-1, 24, (128, 4)).astype(np.int32)
     return {"ids": ids}, {"tokens": 128}
+
+
+CHOSEN = {
+    "groups": Routing(256, DEEPSEEK, "bfloat16"),
+    "many experts": Routing(512, Router(6, False, has_correction=True), "bfloat16"),
+}
+
+
+def some_logits(routing: Routing) -> Any:
+    given = drawn(np.random.default_rng(5), routing.experts, routing.router)
+    return given, {"tokens": len(given["logits"])}
+
+
+def check_some_choices(
+    routing: Routing, program: Emulator, given: Any, dims: dict[str, int]
+) -> None:
+    [found] = program.run([given], dims)
+    check_choices(found, routing, given)
 
 
 def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
@@ -93,6 +114,10 @@ MUTATED = {
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),
     "samples": Case(partial(sampled, 1, width=64), some_samples),
     "marked": Case(partial(marked, 1), some_choices),
+    **{
+        name: Case(partial(chosen, 1, routing=r), partial(some_logits, r))
+        for name, r in CHOSEN.items()
+    },
     "spoiled": Case(partial(argmax, 1, dtype="float32"), spoiled_rows),
 }
 CHECKS = {
@@ -101,6 +126,7 @@ CHECKS = {
     "routes": check_some_routes,
     "samples": check_equal,
     "marked": check_equal,
+    **{name: partial(check_some_choices, r) for name, r in CHOSEN.items()},
     "spoiled": check_equal,
     "reduced": check_ranks,
 }

@@ -7,6 +7,7 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.add_experts_norm import add_experts_norm
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import Graph, graph_function, span
 from etc_dist.runtime.cpu import simulate
@@ -30,7 +31,7 @@ def mixed(g: Graph, *, top_k: int, dtype: str) -> None:
     (r,) = grid = g.grid(r=rows)
     own = span(r, 1), slice(None)
     g.call(
-        add_experts_norm(Routing(8, top_k, True, dtype), EPS),
+        add_experts_norm(Routing(8, Router(top_k), dtype), EPS),
         grid,
         reads=[place[1, *own], weights[own], outputs[:, :], total[own], gain[:]],
         writes=[total[own], y[own]],

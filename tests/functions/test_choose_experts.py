@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.choose_experts import choose_experts
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 
-ROUTING = Routing(8, 2, True, "float32")
+ROUTING = Routing(8, Router(2), "float32")
 
 
 def choices(logits: Any, routing: Routing) -> list[Any]:
@@ -20,7 +21,7 @@ def choices(logits: Any, routing: Routing) -> list[Any]:
         np.empty((n, k), np.float32),
         np.empty(8, np.int32),
     ]
-    choose_experts(routing).body(logits, *arrays)
+    choose_experts(routing, marks=True).body(logits, *arrays)
     return arrays
 
 
@@ -33,7 +34,7 @@ def test_larger_logits_and_smaller_experts_come_first():
 
 
 def test_weights_are_not_normalised_by_default():
-    routing = Routing(8, 2, False, "float32")
+    routing = Routing(8, Router(2, False), "float32")
     _, weights, _ = choices(np.zeros((1, 8), np.float32), routing)
     assert weights.tolist() == [[0.125, 0.125]]
 
@@ -41,5 +42,15 @@ def test_weights_are_not_normalised_by_default():
 def test_the_last_token_of_a_block_is_the_sign_bit():
     logits = np.zeros((32, 8), np.float32)
     logits[31, 7] = 1
-    *_, chosen = choices(logits, Routing(8, 1, True, "float32"))
+    *_, chosen = choices(logits, Routing(8, Router(1), "float32"))
     assert chosen.tolist() == [2**31 - 1, 0, 0, 0, 0, 0, 0, -(2**31)]
+
+
+def test_a_row_of_no_request_has_no_experts():
+    logits = np.array([[0, 2, 2, 1, 0, 0, 0, 0]] * 2, np.float32)
+    ids, weights = np.full((2, 2), 9, np.int32), np.ones((2, 2), np.float32)
+    position = np.array([-1, 0], np.int32)
+    function = choose_experts(ROUTING, has_position=True)
+    function.body(logits, position, ids, weights)
+    assert ids.tolist() == [[-1, -1], [1, 2]]
+    assert weights.tolist() == [[0, 0], [0.5, 0.5]]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.functions.combine_rows import combine_rows
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 
-ROUTING = Routing(8, 2, True, "float32")
-OWN = Routing(2, 2, True, "float32", split=True)
+ROUTING = Routing(8, Router(2), "float32")
+OWN = Routing(2, Router(2), "float32", split=True)
 
 
 def test_a_product_and_its_sum_are_rounded_once():

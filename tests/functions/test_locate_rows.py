@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.functions.locate_rows import locate_rows
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 
 
@@ -14,13 +15,13 @@ def test_rows_follow_those_of_earlier_tokens():
     before = np.array([0, 3, 0, 2, 2, 0, 1, 0])
     row = np.array([0, 0, 0, 32, 64, 0, 96, 0])
     place = np.zeros((2, 2), np.int32)
-    body = locate_rows(Routing(8, 2, True, "float32")).body
+    body = locate_rows(Routing(8, Router(2), "float32")).body
     body(np.array([[1, 3], [6, 1]]), chosen, before, row, place)
     assert place.tolist() == [[3, 34], [97, 4]]
 
 
 def test_rows_of_other_ranks_have_no_place():
-    own = Routing(2, 2, True, "float32", split=True)  # of four ranks
+    own = Routing(2, Router(2), "float32", split=True)  # of four ranks
     ids = np.array([[7, 4], [0, 1], [5, 3]])
     lower = np.zeros(4)  # the number of experts of ranks 0 and 1
     # Experts 4 and 5: tokens 0 and 2 chose one each, after 3 and 1 of earlier blocks.

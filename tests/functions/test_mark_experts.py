@@ -7,12 +7,13 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.mark_experts import mark_experts
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 
-ROUTING = Routing(24, 4, False, "bfloat16", has_none=True)
+ROUTING = Routing(24, Router(4, False), "bfloat16", has_none=True)
 
 
 @graph_function

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.functions.plan_tiles import plan_tiles
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 
 
 def test_tiles_are_full_but_the_last():
-    routing = Routing(8, 2, True, "float32", tile_rows=4)
+    routing = Routing(8, Router(2), "float32", tile_rows=4)
     expert_row, (expert, row, rows, first) = np.zeros(8, int), np.full((4, 7), -1)
     counts = np.array([0, 5, 0, 0, 0, 0, 2, 0])  # two tiles, and one
     body = plan_tiles(routing).body

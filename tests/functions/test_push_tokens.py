@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.functions.push_tokens import push_tokens
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 
-OWN = Routing(2, 2, True, "float32", split=True)  # experts 4 and 5 of four ranks
+OWN = Routing(2, Router(2), "float32", split=True)  # experts 4 and 5 of four ranks
 IDS = np.array([[7, 4], [0, 1], [5, 3]], np.int32)
 LOWER = np.zeros(4, np.int32)  # the number of experts of ranks 0 and 1
 

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.best_experts import best_experts
-from etc_dist.functions.choose_rows import CHOSEN_ROWS, choose_rows
+from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.functions.compiled import check_compiled
 
-QWEN, FEW = Routing(128, 8, True, "bfloat16"), Routing(24, 4, False, "bfloat16")
+QWEN, FEW = (
+    Routing(128, Router(8), "bfloat16"),
+    Routing(24, Router(4, False), "bfloat16"),
+)
 
 
 @graph_function
@@ -39,7 +42,7 @@ def routed(g: Graph, *, routing: Routing) -> None:
     (b,) = grid = g.grid(b=blocks)
     own = tile(b, CHOSEN_ROWS)
     g.call(
-        choose_rows(routing),
+        choose_experts(routing, CHOSEN_ROWS, has_position=True),
         grid,
         reads=[logits[own, :], position[own]],
         writes=[ids[own, :], weights[own, :]],
@@ -95,7 +98,7 @@ def routed_rows(
 
 
 def check_routes(found: Any, routing: Routing, given: Any, dims: Any) -> None:
-    ids, weights = best_experts(given["logits"], routing.top_k, routing.normalize)
+    ids, weights = routing.router.choose(given["logits"])
     unused = given["position"] < 0
     ids[unused], weights[unused] = -1, 0
     np.testing.assert_array_equal(found["ids"], ids)
@@ -130,6 +133,6 @@ def test_tiles_have_the_rows_of_their_experts(
         check_routes(found, routing, given, dims)
 
 
-@pytest.mark.parametrize("routing", [QWEN, Routing(8, 2, True, "bfloat16")])
+@pytest.mark.parametrize("routing", [QWEN, Routing(8, Router(2), "bfloat16")])
 def test_the_cuda_body_compiles_without_spills(routing):
     check_compiled(routed(1, routing=routing))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.score_token import score_token
 
-ROUTING = Routing(8, 2, True, "float32")
+ROUTING = Routing(8, Router(2), "float32")
 
 
 def test_logits_are_products_of_the_token_and_experts():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_host_experts
 
-OWN = Routing(2, 2, True, "float32", split=True)  # experts 4 and 5 of four ranks
+OWN = Routing(2, Router(2), "float32", split=True)  # experts 4 and 5 of four ranks
 IDS = np.array([[7, 4], [0, 1], [5, 3]], np.int32)
-WHOLE = Routing(8, 2, True, "float32")
+WHOLE = Routing(8, Router(2), "float32")
 
 
 def test_partial_sums_of_all_ranks_are_added():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.functions.router import Router, as_router
 from etc_dist.ir.tensor import numpy_dtype
 
 Host = np.ndarray[Any, Any]
@@ -114,20 +115,21 @@ def aim(x: Host, weights: Weights, ids: Host) -> None:
 
 
 def moe_reference(
-    x: Host, weights: Weights, top_k: int, normalize: bool = True
+    x: Host,
+    weights: Weights,
+    top_k: int | Router,
+    normalize: bool = True,
+    biases: Sequence[Host] = (),
 ) -> Answer:
-    """The expected result: choices in fp64, then expert by expert."""
+    """The expected result: choices of logits in fp64, then expert by expert."""
     router, gate_up, down = (weight.astype(np.float32) for weight in weights)
     rows, inner = x.astype(np.float32), down.shape[2]
     logits = rows.astype(np.float64) @ router.astype(np.float64).T
-    share = np.exp(logits - logits.max(axis=1, keepdims=True))
+    ids, shares = as_router(top_k, normalize).choose(logits, *biases)
     total, magnitude = np.zeros_like(rows), np.zeros_like(rows)
     for token, row in enumerate(rows):
-        falling = sorted(range(len(router)), key=lambda e: (-logits[token, e], e))
-        picked = falling[:top_k]
-        whole = share[token, picked] if normalize else share[token]
-        for expert in picked:
-            weight = np.float32(share[token, expert] / whole.sum())
+        for expert, share in zip(ids[token], shares[token], strict=True):
+            weight = np.float32(share)
             gate, up = (part @ row for part in np.split(gate_up[expert], [inner]))
             active = (gate / (1 + np.exp(-gate)) * up).astype(x.dtype)
             active = active.astype(np.float32)

@@ -8,7 +8,7 @@ import etc_dist
 from etc_dist.codegen import generate
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
-from etc_dist.functions.best_experts import best_experts
+from etc_dist.functions.router import Router
 from etc_dist.layers.moe_graph import chosen_experts_graph
 from etc_dist.runtime.build import compile_cubin, kernels_folder
 from etc_dist.runtime.cpu import simulate
@@ -22,7 +22,7 @@ EXPERTS, TOP_K, HIDDEN, INNER = 8, 4, 24, 16
 def draw(rng: np.random.Generator, tokens: int) -> dict[str, np.ndarray]:
     """The arrays of a run."""
     logits = rng.standard_normal((tokens, EXPERTS)).astype(np.float32)
-    ids, weights = best_experts(logits, TOP_K, True)
+    ids, weights = Router(TOP_K).choose(logits)
     return {
         "x": rng.standard_normal((tokens, HIDDEN)).astype(bfloat16),
         "ids": ids.astype(np.int32),

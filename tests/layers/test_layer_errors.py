@@ -19,6 +19,7 @@ from etc_dist.errors import (
     ScheduleError,
     WorldError,
 )
+from etc_dist.functions.router import Router
 from etc_dist.layers.mlp import MLP, mlp_graph
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_graph import moe_graph
@@ -138,9 +139,9 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
     **{
         f"{count} experts": (
             *(MoE, of_experts(count)),
-            rf"8 to 256 experts, a multiple of 8\n.*got: +{count} experts",
+            rf"experts: an integer from 1 to 512\n.*got: +experts = {count}",
         )
-        for count in (4, 12, 264)
+        for count in (513,)
     },
     "no choice": (MoE, {"top_k": 0}, "top_k: an integer from 1 to 8"),
     "9 of 8": (MoE, {"top_k": 9}, "top_k: an integer from 1 to 8"),
@@ -149,6 +150,11 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
         r"top_k: an integer from 1 to 16\n.*got: +top_k = 17",
     ),
     "normalize": (MoE, {"normalize": 1}, "normalize expects a bool, got in", TypeError),
+    "no such score": (MoE, {"top_k": Router(2, score="tanh")}, "unknown score"),
+    "no correction": (
+        *(MoE, {"top_k": Router(2, has_correction=True)}),
+        "wanted: correction, as the router says",
+    ),
     "few_tokens": (MoE, {"few_tokens": -1}, "few_tokens: an integer from 0 on"),
     "parallel": (MoE, {"parallel": "data"}, "'tensor' or 'expert'"),
 }

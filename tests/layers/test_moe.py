@@ -3,10 +3,13 @@ tokens."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
+from etc_dist.functions.router import Router
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import (
     FEW_TOKENS,
@@ -15,15 +18,21 @@ from etc_dist.layers.moe_few_tokens import (
     most_tokens,
 )
 from etc_dist.layers.moe_graph import moe_graph
-from tests.layers.reference import draw, draw_experts, moe_reference
+from etc_dist.schedule import schedule_static
+from etc_dist.verify.verify import verify
+from tests.layers.reference import draw, draw_experts, moe_reference, own_experts
 
 FEW, MANY = "moe_few_tokens_graph", "moe_graph"
 
 
-def check_both_programs(weights, world, arrays, draw_rows, top_k, **options):
+def check_both_programs(
+    weights, world, arrays, draw_rows, top_k, biases=None, **options
+):
     """Calls with few and then with many tokens."""
     put = [arrays.put(weight) for weight in weights]
-    moe = MoE(*put, top_k=top_k, world=world, **options)
+    given = {name: arrays.put(bias) for name, bias in (biases or {}).items()}
+    moe = MoE(*put, top_k=top_k, world=world, **given, **options)
+    options["biases"] = [*(biases or {}).values()]
     for tokens, name in ((2, FEW), (FEW_TOKENS + 3, MANY)):
         x = draw_rows((tokens, 40)).astype(weights[0].dtype)
         y = moe(arrays.put(x))
@@ -47,6 +56,71 @@ def test_both_programs_route_as_the_arguments_say(one_rank, arrays, rng):
     weights = draw_experts(rng, 8, 40, 24)
     normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
     check_both_programs(weights, one_rank, arrays, normal, 3, normalize=False)
+
+
+CORRECTED = Router(4, score="sigmoid", scale=2.5, has_correction=True)
+ROUTERS = {
+    "groups": (32, replace(CORRECTED, num_groups=4, topk_group=2)),
+    "odd": (37, CORRECTED),
+    "softplus": (8, replace(CORRECTED, score="sqrt_softplus")),
+    "biased": (12, Router(3, score="softmax_chosen", has_bias=True)),
+    "many": (512, replace(CORRECTED, top_k=10, normalize=False)),
+    "one": (1, Router(1, False)),
+}
+
+
+def biases_of(rng, experts, router):
+    biases = {name: rng.standard_normal(experts) for name in router.bias_names}
+    return {name: (bias / 8).astype(np.float32) for name, bias in biases.items()}
+
+
+@pytest.mark.mpi(ranks=[1])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_both_programs_choose_as_the_router_says(name, one_rank, arrays, rng):
+    experts, router = ROUTERS[name]
+    weights = draw_experts(rng, experts, 40, 24)
+    biases = biases_of(rng, experts, router)
+    normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
+    check_both_programs(weights, one_rank, arrays, normal, router, biases)
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("parallel", ["tensor", "expert"])
+def test_ranks_choose_as_the_router_says(parallel, world, arrays, rng):
+    router = replace(CORRECTED, num_groups=2, topk_group=1)
+    weights = draw_experts(rng, 38, 40, 8 * world.size)
+    biases = biases_of(rng, 38, router)
+    x = draw(rng, (5 * world.size, 40), "bfloat16")
+    own = np.split(x, world.size)[world.rank]
+    moe = MoE(
+        *map(arrays.put, own_experts(weights, parallel, world.rank, world.size)),
+        top_k=router,
+        correction=arrays.put(biases["correction"]),
+        parallel=parallel,
+        world=world,
+    )
+    y = moe(arrays.put(x if parallel == "tensor" else own))
+    moe.synchronize()
+    moe.close()
+    moe_reference(own, weights, router, biases=[*biases.values()]).check(arrays.get(y))
+
+
+@pytest.mark.parametrize("graph", [moe_few_tokens_graph, moe_graph])
+def test_the_cuda_bodies_choose_as_the_router_says(graph, rng):
+    experts, router = ROUTERS["odd"]
+    weights, x = draw_experts(rng, experts, 40, 24), draw(rng, (3, 40), "bfloat16")
+    biases = biases_of(rng, experts, router)
+    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True)) | biases
+    dims = {"tokens": 3, "hidden": 40, "inner": 24}
+    program = Emulator(graph(1, experts=experts, top_k=router))
+    [found] = program.run([{"x": x, **inputs}], dims)
+    answer = moe_reference(x, weights, router, biases=[*biases.values()])
+    answer.check(found["y"])
+
+
+def test_512_experts_are_proved_for_all_data():
+    graph = moe_graph(1, experts=512, top_k=10)
+    verify(schedule_static(graph), {"tokens": 4096, "hidden": 2048, "inner": 512}, 132)
 
 
 @pytest.mark.mpi(ranks=[1])

@@ -201,14 +201,14 @@ class Plain:
         )
         assert mixture is not None
         logits = x @ self._weight(f"{name}{block}.gate").T
-        best = np.argsort(-logits, axis=1, kind="stable")[:, : mixture.top_k]
+        best = np.argsort(-logits, axis=1, kind="stable")[:, : mixture.router.top_k]
         chosen = best if chosen is None else chosen
         own, wanted = (np.take_along_axis(logits, c, axis=1) for c in (chosen, best))
         self.gap = max(self.gap, float((wanted - own).max()))
         weights = np.exp(own - logits.max(axis=1, keepdims=True))
         whole = (
             weights
-            if mixture.normalizes
+            if mixture.router.normalize
             else np.exp(logits - logits.max(axis=1, keepdims=True))
         )
         weights = weights / whole.sum(axis=1, keepdims=True)
@@ -287,7 +287,7 @@ class Transformers:
             return found
         chosen = torch.tensor(self.experts[layer], dtype=torch.int64)
         own = torch.softmax(logits.float(), dim=-1).gather(1, chosen)
-        if config.mixture is not None and config.mixture.normalizes:
+        if config.mixture is not None and config.mixture.router.normalize:
             own = own / own.sum(dim=-1, keepdim=True)
         return logits, own.to(weights.dtype), chosen
 

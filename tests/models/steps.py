@@ -117,7 +117,7 @@ class Steps:
         arrays["logits"] = self.arrays.put_as(logits, self.dtype)
         arrays["next_ids"] = self.arrays.put(np.full((1, count), -1, np.int32))
         if self.mixture is not None:
-            chosen = self.dims["layers"], count, self.mixture.top_k
+            chosen = self.dims["layers"], count, self.mixture.router.top_k
             arrays["experts"] = self.arrays.put(np.full(chosen, -9, np.int32))
         dims = self.dims | {"rows": count, "slices": slices, "attend_heads": heads}
         dims |= {f"{name}_shape": shape for name in self.matmuls}

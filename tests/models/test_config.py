@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from etc_dist.functions.router import Router
 from etc_dist.models.config import read_config
 from etc_dist.models.experts import Mixture
 
@@ -108,14 +109,14 @@ MIXTRAL = {
 @pytest.mark.parametrize(
     ("changes", "mixture", "inner"),
     [
-        (EXPERTS, Mixture(128, 8, True), 768),
-        (EXPERTS | {"norm_topk_prob": None}, Mixture(128, 8, False), 768),
+        (EXPERTS, Mixture(128, Router(8)), 768),
+        (EXPERTS | {"norm_topk_prob": None}, Mixture(128, Router(8, False)), 768),
         (
             EXPERTS | {"num_experts": None, "num_local_experts": 16},
-            Mixture(16, 8, True),
+            Mixture(16, Router(8)),
             768,
         ),
-        (MIXTRAL, Mixture(8, 2, True), 1536),
+        (MIXTRAL, Mixture(8, Router(2)), 1536),
     ],
 )
 def test_mixtures_of_experts_are_read(changes, mixture, inner, tmp_path):
@@ -163,7 +164,7 @@ def test_a_field_that_is_missing_has_its_default(tmp_path):
     assert (config.hidden, config.head_dim, config.kv_heads) == (4096, 128, 32)
     (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
     config = read_config(tmp_path)
-    assert (config.norm_eps, config.mixture) == (1e-5, Mixture(8, 2, True))
+    assert (config.norm_eps, config.mixture) == (1e-5, Mixture(8, Router(2)))
 
 
 def test_a_scaling_without_its_length_has_that_of_the_model(tmp_path):
@@ -177,8 +178,8 @@ def test_a_scaling_without_its_length_has_that_of_the_model(tmp_path):
     [
         ("LlamaForCausalLM", (2,), None),
         ("Qwen3ForCausalLM", (), None),
-        ("Qwen3MoeForCausalLM", (), Mixture(128, 8, False)),
-        ("MixtralForCausalLM", (2,), Mixture(8, 2, True)),
+        ("Qwen3MoeForCausalLM", (), Mixture(128, Router(8, False))),
+        ("MixtralForCausalLM", (2,), Mixture(8, Router(2))),
     ],
 )
 def test_files_that_transformers_wrote_are_read(name, stops, mixture, tmp_path):

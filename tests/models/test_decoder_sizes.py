@@ -11,6 +11,7 @@ import pytest
 
 import etc_dist
 from etc_dist.codegen import generate
+from etc_dist.functions.router import Router
 from etc_dist.models.decoder import decoder_for, decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import MATMULS, DecoderSizes
@@ -24,7 +25,7 @@ from tests.models.references import QWEN, QWEN_MOE, Plain, draw_folder
 from tests.models.steps import Steps
 
 QWEN_32B = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
-MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=Mixture(128, 8, True))
+MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=Mixture(128, Router(8)))
 MOST_BYTES = 4096
 NUMBERS = {"dim", "events", "head", "period", "slots", "states", "tail", "address"}
 NUMBERS |= {"units", "surplus", "divisor", "first", "initial", "total"}
@@ -98,7 +99,7 @@ def test_the_rows_of_a_step_are_divided_evenly_into_tiles():
 FEW_LAYERS, MANY_LAYERS = 2, 6
 STEPS = [[1], [2, 1, 2], [63, 1, 64], [1, 1, 90]]
 """Rows of each request in each step."""
-MIXTURE = Mixture(16, 4, normalizes=True)
+MIXTURE = Mixture(16, Router(4))
 EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 72}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import etc_dist
 from etc_dist.emulate import Emulator
+from etc_dist.functions.router import Router
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
@@ -52,7 +53,9 @@ def step_of(
     pages = (config.layers, PAGES, 2, config.kv_heads, 16, config.head_dim)
     table = rng.permutation(PAGES)[: REQUESTS * MOST_PAGES]
     ids = rng.integers(config.vocabulary, size=len(rows))
-    chosen = np.full((config.layers, len(rows), config.mixture.top_k), -9, np.int32)
+    chosen = np.full(
+        (config.layers, len(rows), config.mixture.router.top_k), -9, np.int32
+    )
     logits = np.full((len(rows), config.vocabulary), np.nan, numpy_dtype("bfloat16"))
     given = rows_of(ids, request, position) | {
         "logits": logits,
@@ -127,7 +130,7 @@ def test_the_cuda_bodies_agree_in_any_order(
 @exhaustive
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_a_program_of_all_tiles_has_at_most_a_megabyte(schedule):
-    mixture = Mixture(128, 8, normalizes=True)
+    mixture = Mixture(128, Router(8))
     graph = decoder_for(schedule, 1, DecoderSizes(32, 4, 128, mixture=mixture))
     binary = etc_dist.build(graph, target="sm_90a", schedule=schedule)
     assert len(binary.cubin) <= 10**6

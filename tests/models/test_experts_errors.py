@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.functions.route_rows import route_rows
+from etc_dist.functions.router import Router
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
@@ -18,14 +19,12 @@ EXPERTS, TOP_K, STEPS, LAYERS, TURN = 16, 4, 2, 5, 3
 FEW, MANY = 3, 20
 """Rows that fit a tile of 8, and rows that are gathered."""
 SHAPES = (TileShape(8, 128, swapped=True), TileShape(128, 128))
-SIZES = DecoderSizes(
-    *(6, 2, 64), page_size=16, mixture=Mixture(EXPERTS, TOP_K, normalizes=True)
-)
+SIZES = DecoderSizes(*(6, 2, 64), page_size=16, mixture=Mixture(EXPERTS, Router(TOP_K)))
 OPTIONS = {"sizes": SIZES, "shapes": SHAPES, "best_columns": 64}
 GRAPH = decoder_graph(1, **OPTIONS)
 CALLS = (
     "score_experts",
-    "choose_rows",
+    "choose_experts",
     "route_rows",
     "gather",
     "expert_up_matmul",
@@ -49,7 +48,7 @@ comes after it: it suffices where the first index is loaded, and for a queue's t
 NO_EXPERTS = "add_experts_norm", 1, MANY
 """The wait for gathered rows where no expert has any."""
 WAITS.remove(NO_EXPERTS)
-for routing in ("choose_rows", "route_rows"):
+for routing in ("choose_experts", "route_rows"):
     WAITS.remove((routing, 0, MANY))  # their reads are ordered by that of the embedding
 WAITS.append(("route_rows", 1, FEW))
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])

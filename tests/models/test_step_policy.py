@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from etc_dist.functions.router import Router
 from etc_dist.models import step_policy
 from etc_dist.models.config import read_config
 from etc_dist.models.experts import Mixture
@@ -27,7 +28,7 @@ def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("workers", [None, 132])
-@pytest.mark.parametrize("mixture", [None, Mixture(8, 2, True)])
+@pytest.mark.parametrize("mixture", [None, Mixture(8, Router(2))])
 def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
     tmp_path, rng, mixture, workers, schedule
 ):

@@ -87,8 +87,8 @@ def test_unquantised_experts_are_ours(registered, capfd):
     [
         ({}, {"has_bias": True}, "a bias"),
         ({"activation": SimpleNamespace(value="gelu")}, {}, "the activation gelu"),
-        ({"experts": 12}, {}, "12 experts"),
-        ({}, {"top_k": 2}, "2 experts of a token"),
+        ({"experts": 513}, {}, "513 experts"),
+        ({}, {"top_k": 17}, "17 experts of a token"),
         ({"swiglu_limit": 7.0}, {}, "a limit or a scale of SwiGLU"),
         (
             {},

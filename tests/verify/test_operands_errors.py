@@ -8,12 +8,13 @@ import pytest
 
 from etc_dist.errors import GraphError
 from etc_dist.functions.add_partials import add_partials
+from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.epilogue import row_squares
 from etc_dist.functions.matmul import matmul_store
-from etc_dist.functions.pick_token import pick_token
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import rms_norm
+from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
@@ -87,7 +88,7 @@ def picks(g: Graph) -> None:
     i, j = grid = g.grid(i=n, j=ceildiv(e, 8))
     to = tile(i, 1), tile(j, 2)
     g.call(
-        pick_token(Routing(8, 2, True, "bfloat16")),
+        choose_experts(Routing(8, Router(2), "bfloat16"), 1),
         grid,
         reads=[logits[tile(i, 1), tile(j, 8)]],
         writes=[ids[to], weights[to]],
