@@ -29,9 +29,12 @@ if TYPE_CHECKING:
         all_reduce,
         all_reduce_norm,
         matmul,
+        matmul_all_reduce,
+        matmul_all_reduce_norm,
         matmul_reduce_scatter,
     )
     from etc_dist.ops.matmul import Matmul
+    from etc_dist.ops.matmul_all_reduce import MatmulAllReduce, MatmulAllReduceNorm
     from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
     from etc_dist.program import Program
     from etc_dist.settings import Settings
@@ -47,6 +50,8 @@ _PLACES = {
     "EtcDistError": "errors",
     "MLP": "layers.mlp",
     "Matmul": "ops.matmul",
+    "MatmulAllReduce": "ops.matmul_all_reduce",
+    "MatmulAllReduceNorm": "ops.matmul_all_reduce",
     "MatmulReduceScatter": "ops.matmul_reduce_scatter",
     "MoE": "layers.moe",
     "Program": "program",
@@ -62,6 +67,8 @@ _PLACES = {
     "device_function": "ir",
     "graph_function": "ir",
     "matmul": "ops.functional",
+    "matmul_all_reduce": "ops.functional",
+    "matmul_all_reduce_norm": "ops.functional",
     "matmul_reduce_scatter": "ops.functional",
     "start": "world",
     "tile": "ir",
@@ -78,6 +85,8 @@ __all__ = [
     "Binary",
     "EtcDistError",
     "Matmul",
+    "MatmulAllReduce",
+    "MatmulAllReduceNorm",
     "MatmulReduceScatter",
     "MoE",
     "Program",
@@ -92,6 +101,8 @@ __all__ = [
     "device_function",
     "graph_function",
     "matmul",
+    "matmul_all_reduce",
+    "matmul_all_reduce_norm",
     "matmul_reduce_scatter",
     "start",
     "tile",

@@ -20,10 +20,11 @@ from etc_dist.ops.all_gather_matmul import (
     gathered_matmul_graph,
 )
 from etc_dist.ops.all_reduce import all_reduce_graph
-from etc_dist.ops.all_reduce_norm import all_reduce_norm_graph
+from etc_dist.ops.all_reduce_norm import EPS, all_reduce_norm_graph
 from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.matmul_all_reduce import matmul_all_reduce_graph
 from etc_dist.ops.matmul_reduce_scatter import (
     matmul_reduce_scatter_graph,
     returned_matmul_graph,
@@ -81,6 +82,10 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
             yield f"{graph.name} {world_size} {DTYPES[0]} {w_layout}", graph
     for world_size in WORLD_SIZES:
         for dtype in DTYPES:
+            for eps in (None, EPS) if world_size in (4, 8) else ():
+                graph = matmul_all_reduce_graph(world_size, dtype=dtype, eps=eps)
+                end = "" if eps is None else " norm"
+                yield f"{graph.name}{end} {world_size} {dtype}", graph
             for make_sum in (all_reduce_graph, all_reduce_norm_graph):
                 graph = make_sum(world_size, dtype=dtype)
                 yield f"{graph.name} {world_size} {dtype}", graph

@@ -5,6 +5,8 @@ float_partials.py          its graph with partial sums in fp32
 all_gather_matmul.py       AllGather + GEMM
 all_reduce.py              the sum over ranks on each of them
 all_reduce_norm.py         the same with residual and RMSNorm
+matmul_all_reduce.py       a GEMM before it
+row_sums.py                its rows: the sums, and their norms
 sum_steps.py               their parts: one exchange, or two with shares between
 exchange_model.py          which of them they have: a model of their times
 few_rows.py                both for few rows: gathered first, returned at the end

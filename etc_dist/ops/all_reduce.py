@@ -7,7 +7,7 @@ from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_choice
-from etc_dist.functions.add_parts import add_parts
+from etc_dist.functions.share_sum import share_sum
 from etc_dist.ir import Expr, Graph, ceildiv, equal, graph_function, select, tile
 from etc_dist.ops.exchange_model import (
     LEAST_PIECE,
@@ -37,7 +37,7 @@ def all_reduce_graph(g: Graph, *, dtype: str = "bfloat16") -> None:
     if g.world_size == 1:
         (i,) = grid = g.grid(i=ceildiv(total, piece))
         own = tile(i, 8 * piece)
-        g.call(add_parts(dtype, 1), grid, name="copy", reads=[x[own]], writes=[y[own]])
+        g.call(share_sum(dtype, 1), grid, name="copy", reads=[x[own]], writes=[y[own]])
         return
 
     def uses(number: int) -> Expr:

@@ -8,34 +8,16 @@ from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import ArgumentError, expect_type
-from etc_dist.functions.add_parts import add_parts
-from etc_dist.functions.add_ranks_norm import add_ranks_norm
-from etc_dist.functions.rms_norm import add_rms_norm, copy_norm
-from etc_dist.ir import (
-    Expr,
-    Graph,
-    Tensor,
-    ceildiv,
-    equal,
-    graph_function,
-    maximum,
-    minimum,
-    select,
-    span,
-    tile,
-)
-from etc_dist.ir.tensor import Tile
+from etc_dist.functions.rms_norm import add_rms_norm
+from etc_dist.ir import Graph, graph_function, span
 from etc_dist.ops.exchange_model import (
     LEAST_PIECE,
-    ONE_SHOT,
-    TWO_SHOT,
     Exchange,
     choose_algorithm,
     largest_sizes,
 )
-from etc_dist.ops.host_sums import near_rank
 from etc_dist.ops.operation import Candidate, Operation
-from etc_dist.ops.sum_steps import every_rank, exchange_hosts, local_rank, whole
+from etc_dist.ops.row_sums import Norm, RowSums
 from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
@@ -56,7 +38,6 @@ def all_reduce_norm_graph(
     gain = g.input("gain", (8 * vectors,), dtype)
     total = g.output("residual_out", shape, dtype, over=residual)
     y = g.output("y", shape, dtype, over=x)
-    given, results = (x, residual, gain), (total, y)
     if g.world_size == 1:
         (r,) = grid = g.grid(r=rows)
         own = span(r, 1), slice(None)
@@ -67,125 +48,7 @@ def all_reduce_norm_graph(
             writes=[total[own], y[own]],
         )
         return
-    pieces = g.let("pieces", ceildiv(vectors, piece))
-
-    def used(number: int) -> Expr:
-        return g.let(f"rows_{number}", select(equal(algorithm, number), rows, 0))
-
-    if g.local_size == g.world_size:
-        _add_one_shot(g, given, results, used(ONE_SHOT), (pieces, piece), eps)
-        _add_two_shot(g, given, results, used(TWO_SHOT), (pieces, piece), eps)
-    else:
-        _add_two_shot(g, given, results, rows, (pieces, piece), eps)
-
-
-def _add_one_shot(
-    g: Graph,
-    given: tuple[Tensor, Tensor, Tensor],
-    results: tuple[Tensor, Tensor],
-    rows: Expr,
-    divided: tuple[Expr, Expr],
-    eps: float,
-) -> None:
-    """Each rank stores its rows on all ranks, and adds those of all. divided: the
-    pieces of a row, and the vectors of each."""
-    (x, residual, gain), (total, y), (pieces, piece) = given, results, divided
-    columns, dtype = x.shape[1], x.dtype
-    slots = g.symmetric("slots", (g.world_size, rows, columns), dtype)
-    expects = g.world_size * pieces
-    arrived = g.events("arrived", (rows,), expects=expects, cross_rank=True)
-    r, c = grid = g.grid(r=rows, c=pieces)
-    part, ranks = tile(c, 8 * piece), every_rank(g)
-    g.call(
-        add_parts(dtype, 1, g.world_size),
-        grid,
-        name="push_parts",
-        reads=[x[r, part]],
-        writes=[slots.on(rank)[g.rank, r, part] for rank in ranks],
-        notifies=[arrived.on(rank)[r] for rank in ranks],
-    )
-    (r,) = grid = g.grid(r=rows)
-    own = span(r, 1), slice(None)
-    g.call(
-        add_ranks_norm(dtype, eps),
-        grid,
-        reads=[slots[:, *own], residual[own], gain[:]],
-        writes=[total[own], y[own]],
-        waits=[arrived[r]],
-    )
-
-
-def _add_two_shot(
-    g: Graph,
-    given: tuple[Tensor, Tensor, Tensor],
-    results: tuple[Tensor, Tensor],
-    rows: Expr,
-    divided: tuple[Expr, Expr],
-    eps: float,
-) -> None:
-    """Each rank of a host adds the rows of its share, and the residual, and stores the
-    sums on all ranks of the host, which normalise all rows."""
-    (x, residual, gain), (total, y), (pieces, piece) = given, results, divided
-    near, local, (_, columns), dtype = g.local_size, local_rank(g), x.shape, x.dtype
-    share = g.let("share", ceildiv(rows, near))
-    own_rows = g.let("own_rows", maximum(0, minimum(share, rows - local * share)))
-    width = 8 * piece
-    parts = g.symmetric("parts", (near, share * columns), dtype)
-    expects = near * pieces
-    scattered = g.events("scattered", (share,), expects=expects, cross_rank=True)
-
-    def in_row(c: Expr) -> Tile:
-        return span(c * width, minimum(width, columns - c * width))
-
-    def in_share(i: Expr, c: Expr) -> tuple[Tile]:
-        part = in_row(c)
-        return (span(i * columns + part.start, part.size),)
-
-    i, c = grid = g.grid(i=rows, c=pieces)
-    # The shares of the next ranks first, so that no rank gets all rows at once.
-    r = (i + (local + 1) * share) % rows
-    to = near_rank(g, r // share)
-    g.call(
-        add_parts(dtype, 1),
-        grid,
-        name="scatter_parts",
-        reads=[x[r, in_row(c)]],
-        writes=[parts.on(to)[local, *in_share(r % share, c)]],
-        notifies=[scattered.on(to)[r % share]],
-    )
-    sums, ready, kind = parts, scattered, dtype
-    if near < g.world_size:
-        sums, ready = exchange_hosts(
-            g,
-            parts,
-            scattered,
-            (own_rows, lambda i: (span(i * columns, columns),)),
-            (pieces, in_share),
-        )
-        kind = "float32"
-    gathered = g.symmetric("gathered", (rows, columns), dtype)
-    arrived = g.events("gathered_row", (rows,), expects=pieces, cross_rank=True)
-    i, c = grid = g.grid(i=own_rows, c=pieces)
-    r, ranks = local * share + i, every_rank(g)
-    count = near if kind == dtype else g.world_size // near
-    g.call(
-        add_parts(kind, count, near, result=dtype, has_residual=True),
-        grid,
-        name="add_share",
-        reads=[whole(sums, *in_share(i, c)), residual[r, in_row(c)]],
-        writes=[gathered.on(rank)[r, in_row(c)] for rank in ranks],
-        waits=[ready[i]],
-        notifies=[arrived.on(rank)[r] for rank in ranks],
-    )
-    (r,) = grid = g.grid(r=rows)
-    own = span(r, 1), slice(None)
-    g.call(
-        copy_norm(dtype, eps),
-        grid,
-        reads=[gathered[own], gain[:]],
-        writes=[total[own], y[own]],
-        waits=[arrived[r]],
-    )
+    RowSums(g, x, y, Norm(residual, gain, total, eps), piece).add(algorithm)
 
 
 class AllReduceNorm(Operation):
@@ -224,7 +87,7 @@ class AllReduceNorm(Operation):
     ):
         world = world_or_current(world)
         with world.refusing(f"the options of {type(self).__name__}"):
-            self.eps = _checked(eps)
+            self.eps = checked_eps(eps)
         self.options = {"eps": self.eps}
         super().__init__(
             world=world, schedule=schedule, trace=trace, deterministic=deterministic
@@ -274,7 +137,7 @@ class AllReduceNorm(Operation):
         return Exchange(dims["rows"], dims["vectors"], world.size, world.local_size)
 
 
-def _checked(eps: float) -> float:
+def checked_eps(eps: float) -> float:
     """eps, unless it is no positive number."""
     expect_type(eps, (float, int), "eps")
     if not (math.isfinite(eps) and eps > 0):

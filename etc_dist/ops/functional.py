@@ -9,6 +9,7 @@ from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.all_reduce import AllReduce
 from etc_dist.ops.all_reduce_norm import EPS, AllReduceNorm
 from etc_dist.ops.matmul import Matmul
+from etc_dist.ops.matmul_all_reduce import MatmulAllReduce, MatmulAllReduceNorm
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.operation import kept
 from etc_dist.world import current
@@ -102,6 +103,53 @@ def all_reduce_norm(
     with world.exclusive:
         operation = kept(world, AllReduceNorm, eps=eps)
         return operation(x, residual, gain, out, residual_out, stream=stream)
+
+
+@names_options
+def matmul_all_reduce(
+    x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
+) -> Any:
+    """The sum over ranks of x @ w.T, on each rank.
+
+    x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view. N is
+    a multiple of 8. out: the array to write. stream: the stream to run on, by default
+    the current one.
+
+    Collective, on the current world. See `MatmulAllReduce` for deterministic, arrays,
+    precision and errors."""
+    world = current()
+    with world.exclusive:
+        operation = kept(world, MatmulAllReduce, deterministic=deterministic)
+        return operation(x, w, out, stream=stream)
+
+
+@names_options
+def matmul_all_reduce_norm(
+    x: Any,
+    w: Any,
+    residual: Any,
+    gain: Any,
+    eps: float = EPS,
+    *,
+    deterministic: str = "run",
+    out: Any = None,
+    residual_out: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """The RMSNorm of residual and the sum over ranks of x @ w.T, and that sum: (out,
+    residual_out).
+
+    x [M, K] and w [N, K] as for `matmul_all_reduce`; residual [M, N], gain [N] and eps
+    as for `all_reduce_norm` -> [M, N] both. out, residual_out: the arrays to write;
+    residual_out may be residual. stream: the stream to run on, by default the current
+    one.
+
+    Collective, on the current world. See `MatmulAllReduceNorm`."""
+    world = current()
+    options = {"eps": eps, "deterministic": deterministic}
+    with world.exclusive:
+        operation = kept(world, MatmulAllReduceNorm, **options)
+        return operation(x, w, residual, gain, out, residual_out, stream=stream)
 
 
 @names_options

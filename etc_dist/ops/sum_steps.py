@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from etc_dist.functions.add_parts import add_parts
 from etc_dist.functions.push_far import push_far
+from etc_dist.functions.share_sum import share_sum
 from etc_dist.ir import (
     EventTensor,
     Expr,
@@ -86,7 +86,7 @@ def add_one_shot(g: Graph, x: Tensor, y: Tensor, piece: Expr, used: Expr | int) 
     (i,) = grid = g.grid(i=count)
     own, ranks = tile(i, 8 * piece), every_rank(g)
     g.call(
-        add_parts(x.dtype, 1, g.world_size),
+        share_sum(x.dtype, 1, g.world_size),
         grid,
         name="push_parts",
         reads=[x[own]],
@@ -94,7 +94,7 @@ def add_one_shot(g: Graph, x: Tensor, y: Tensor, piece: Expr, used: Expr | int) 
         notifies=[arrived.on(rank)[i] for rank in ranks],
     )
     g.call(
-        add_parts(x.dtype, g.world_size),
+        share_sum(x.dtype, g.world_size),
         grid,
         name="add_slots",
         reads=[slots[:, own]],
@@ -135,7 +135,7 @@ def _scatter(g: Graph, x: Tensor, shares: Shares) -> tuple[Tensor, EventTensor]:
     owner = (g.rank + 1 + p) % near
     to = near_rank(g, owner)
     g.call(
-        add_parts(x.dtype, 1),
+        share_sum(x.dtype, 1),
         grid,
         name="scatter_parts",
         reads=[x[shares.place(owner, i)]],
@@ -160,14 +160,14 @@ def exchange_hosts(
     near, hosts = g.local_size, g.world_size // g.local_size
     own_host = g.rank // near
     (num_units, unit), (num_pieces, piece) = units, pieces
-    sums = g.symmetric("sums", (hosts, *parts.shape[1:]), "float32")
+    sums = g.symmetric("host_sums", (hosts, *parts.shape[1:]), "float32")
     shape = scattered.shape
     summed = g.events("summed", shape, expects=num_pieces)
     expects = hosts - 1 + num_pieces
     complete = g.events("complete", shape, expects=expects, cross_rank=True)
     i, c = grid = g.grid(i=num_units, c=num_pieces)
     g.call(
-        add_parts(parts.dtype, near, result="float32"),
+        share_sum(parts.dtype, near, result="float32"),
         grid,
         name="add_near",
         reads=[whole(parts, *piece(i, c))],
@@ -209,7 +209,7 @@ def _gather(
     own = shares.inside(local, i)
     copies = [gathered.on(peer)[local, own] for peer in peers] if gathered else []
     g.call(
-        add_parts(dtype, sums_of(sums), 1 + len(peers), result=y.dtype),
+        share_sum(dtype, sums_of(sums), 1 + len(peers), result=y.dtype),
         grid,
         name="add_share",
         reads=[whole(sums, own)],
@@ -222,7 +222,7 @@ def _gather(
     i, p = grid = g.grid(i=count, p=near - 1)
     owner = (g.rank + 1 + p) % near
     g.call(
-        add_parts(y.dtype, 1),
+        share_sum(y.dtype, 1),
         grid,
         name="copy_share",
         reads=[gathered[owner, shares.inside(owner, i)]],

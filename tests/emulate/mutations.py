@@ -144,7 +144,7 @@ BROKEN = {
             "!ptx::mbarrier_try_wait(initialized(), 0)": "false",
         }
     },
-    "functions/add_parts": {
+    "functions/share_sum": {
         "reduced": {
             "from + p * stride": "from + (p ^ 1) * stride",
             "first += kUnroll * kStep": "first += 2 * kUnroll * kStep",

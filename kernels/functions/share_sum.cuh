@@ -5,7 +5,7 @@
 namespace etc {
 
 template <class Task>
-struct add_parts {
+struct share_sum {
   static constexpr int kReads = Task::kReads, kCopies = Task::kCopies, kParts = Task::kParts;
   static constexpr bool kIsHalf = Task::kIsHalf;
 

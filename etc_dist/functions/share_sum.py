@@ -1,5 +1,5 @@
 """Sums of parts into the memory of several ranks; CUDA half in
-`kernels/functions/add_parts.cuh`."""
+`kernels/functions/share_sum.cuh`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ THREAD_BYTES = 128
 """About so many bytes of a thread's loads are in flight."""
 
 
-def add_parts(
+def share_sum(
     dtype: str,
     parts: int,
     copies: int = 1,
     *,
     result: str = "",
     has_residual: bool = False,
+    lane: str = TENSOR,
 ) -> DeviceFunction:
     """parts [parts, columns] of `dtype` -> their sum [columns], in order, in fp32,
     rounded once to `result`, in each of `copies` places: this rank's memory, or peers'.
@@ -51,10 +52,10 @@ def add_parts(
     row = Operand((columns,), _element(result), leading=True)
     tile = {n: row for n in range(1, 1 + has_residual + copies)}
     return DeviceFunction(
-        name="add_parts",
+        name="share_sum",
         body=body,
-        source="functions/add_parts.cuh",
-        lane=TENSOR,
+        source="functions/share_sum.cuh",
+        lane=lane,
         reads=1 + has_residual,
         writes=copies,
         constants={

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.add_parts import add_parts
+from etc_dist.functions.share_sum import share_sum
 from etc_dist.ir import Graph, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
@@ -25,7 +25,7 @@ def sums(g: Graph, *, dtype: str, parts: int, result: str, residual: bool) -> No
     (i,) = grid = g.grid(i=-(-COLUMNS // PIECE))
     own = tile(i, PIECE)
     g.call(
-        add_parts(dtype, parts, 2, result=result, has_residual=residual),
+        share_sum(dtype, parts, 2, result=result, has_residual=residual),
         grid,
         reads=[x[:, own] if parts > 1 else x[0, own], *(r[own] for r in last)],
         writes=[y[own], copy[own]],

@@ -1,0 +1,211 @@
+"""GEMM + All-Reduce: each rank gets the sum over ranks of x @ w.T, also with residual
+and RMSNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from etc_dist.compiler import world_or_current
+from etc_dist.functions.matmul import weight_shape
+from etc_dist.functions.rms_norm import add_rms_norm
+from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.ir import Graph, Tensor, graph_function, span
+from etc_dist.ir.function import TRANSFER
+from etc_dist.ops.all_reduce_norm import EPS, checked_eps
+from etc_dist.ops.deterministic import BATCH
+from etc_dist.ops.exchange_model import (
+    LEAST_PIECE,
+    Exchange,
+    choose_algorithm,
+    largest_sizes,
+)
+from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
+from etc_dist.ops.operation import Candidate, Kind, Operation, WeightOperation
+from etc_dist.ops.row_sums import Norm, RowSums
+from etc_dist.ops.tile_model import FAMILY, choose, dims_of, most_divided
+from etc_dist.ops.tuning import Tuning
+from etc_dist.program import Program, set_capacity_hint
+from etc_dist.schedule.plan import Choice
+from etc_dist.world import World
+
+TILES = "matmul_"
+"""The begin of the names of dims that select tiles."""
+
+
+@graph_function
+def matmul_all_reduce_graph(
+    g: Graph,
+    *,
+    dtype: str = "bfloat16",
+    w_layout: str = "nk",
+    shapes: Sequence[TileShape] = FAMILY,
+    eps: float | None = None,
+) -> None:
+    """x [rows, k], w [8 * vectors, k] or [k, 8 * vectors] on each rank -> y [rows, 8 *
+    vectors], the sum over ranks of x @ w.T. A row is sent once its tiles are computed.
+    With eps also residual [rows, 8 * vectors] and gain [8 * vectors], as for
+    `all_reduce_norm_graph`; residual_out may be written over residual.
+
+    Dims as for `all_reduce_graph`, and those of `tiles_of_dims` and `TiledMatmul`."""
+    rows, vectors, k, algorithm, piece = g.dims("rows vectors k algorithm piece")
+    shape = rows, 8 * vectors
+    x = g.input("x", (rows, k), dtype)
+    w = g.input("w", weight_shape(w_layout, 8 * vectors, k), dtype)
+    norm = None if eps is None else _norm(g, shape, dtype, eps)
+    y = g.output("y", shape, dtype)
+    tiles = tiles_of_dims(g, TILES, shapes, rows, w_layout)
+    if g.world_size == 1 and norm is None:
+        TiledMatmul(g, TILES, tiles, dtype, x, [w], y).add()
+        return
+    product = g.local("product", shape, dtype)
+    matmul = TiledMatmul(g, TILES, tiles, dtype, x, [w], product)
+    produced = matmul.complete("produced", tiles.rows)
+    matmul.add()
+    if g.world_size > 1:
+        RowSums(g, product, y, norm, piece, produced, TRANSFER).add(algorithm)
+    elif norm is not None:
+        (r,) = grid = g.grid(r=rows)
+        own = span(r, 1), slice(None)
+        g.call(
+            add_rms_norm(dtype, norm.eps),
+            grid,
+            reads=[product[own], norm.residual[own], norm.gain[:]],
+            writes=[norm.total[own], y[own]],
+            waits=[produced.at(r)],
+        )
+
+
+def _norm(g: Graph, shape: tuple[Any, Any], dtype: str, eps: float) -> Norm:
+    residual: Tensor = g.input("residual", shape, dtype)
+    gain = g.input("gain", shape[1:], dtype)
+    total = g.output("residual_out", shape, dtype, over=residual)
+    return Norm(residual, gain, total, eps)
+
+
+class _MatmulSums(Operation):
+    """Base: a matmul and an all-reduce of its result. Its graph has the options
+    `graph_options`."""
+
+    transposable = "w"
+    graph_options: Mapping[str, Any] = {}
+
+    def candidates(self) -> list[Candidate]:
+        """Internal: one graph, whose tiles and algorithm are chosen for each call."""
+        options = {**self.graph_options, **self.sizes}
+        return [
+            Candidate(
+                matmul_all_reduce_graph, options, policy=self._choose, over_hosts=True
+            )
+        ]
+
+    def _compile(self, kind: Kind) -> Program:
+        """With memory for all numbers of rows up to that of a call, and for the parts
+        of k of all sizes."""
+        program = super()._compile(kind)
+        columns, tiling = most_divided(self._shapes(kind.w_layout), program.workers)
+        most = {"rows": 1, "vectors": columns // 8, **dims_of(tiling, TILES)}
+
+        def capacity(dims: Mapping[str, int]) -> list[Mapping[str, int]]:
+            exchanges = [
+                {**dims, "rows": n, "algorithm": algorithm, "piece": LEAST_PIECE}
+                for algorithm, n in largest_sizes(self._exchange(dims))
+            ]
+            # k is not divided where rows have the same bits in all batches.
+            divided = [] if self.deterministic == BATCH else [{**dims, **most}]
+            return [dims, *exchanges, *divided]
+
+        set_capacity_hint(program, capacity)
+        return program
+
+    def _shapes(self, w_layout: str) -> Sequence[TileShape]:
+        return shapes_for(w_layout, self.sizes.get("shapes", FAMILY))
+
+    def _exchange(self, dims: Mapping[str, int]) -> Exchange:
+        world = self.world
+        return Exchange(dims["rows"], dims["vectors"], world.size, world.local_size)
+
+    def _choose(
+        self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Choice]:
+        tiles = choose(
+            (dims["rows"], 8 * dims["vectors"], dims["k"]),
+            workers,
+            self._shapes(w_layout),
+            tuning,
+            in_order=self.deterministic == BATCH,
+            w_layout=w_layout,
+        )
+        named = [replace(choice, dim=f"{TILES}{choice.dim}") for choice in tiles]
+        return [*named, *choose_algorithm(self._exchange(dims), workers)]
+
+
+class MatmulAllReduce(_MatmulSums, WeightOperation):
+    """GEMM + All-Reduce as a reusable object.
+
+    op(x, w, out=None, stream=None): x [M, K] and w [N, K] on every rank, each with its
+    own values; returns out [M, N], the sum over ranks of x @ w.T, the same bits on all
+    ranks. w may be a transposed view. N is a multiple of 8, on GPUs also K; M is at
+    least 1.
+
+    The dtype is that of x, bfloat16 or float16. Each rank's product is rounded to the
+    dtype; the products are added as by `AllReduce`. Arrays, options and errors as for
+    `MatmulReduceScatter`; deterministic as for `Matmul`.
+    """
+
+    inputs = "x [rows, k]", "w [8 * vectors, k]"
+    output = "out [rows, 8 * vectors]"
+
+
+class MatmulAllReduceNorm(_MatmulSums):
+    """GEMM + All-Reduce, residual and RMSNorm as a reusable object: a row-parallel
+    layer, and the norm before the next one.
+
+    op(x, w, residual, gain, out=None, residual_out=None, stream=None): x and w as for
+    `MatmulAllReduce`, residual [M, N], gain [N] and the results out and residual_out
+    [M, N] as for `AllReduceNorm`; residual_out may be residual.
+
+    eps: a positive number. Arrays, other options and errors as for `MatmulAllReduce`.
+    """
+
+    inputs = (
+        "x [rows, k]",
+        "w [8 * vectors, k]",
+        "residual [rows, 8 * vectors]",
+        "gain [8 * vectors]",
+    )
+    output = "out [rows, 8 * vectors], residual_out [rows, 8 * vectors]"
+    over: Mapping[str, str] = {"residual_out": "residual"}
+
+    def __init__(
+        self,
+        *,
+        eps: float = EPS,
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+        deterministic: str = "run",
+    ):
+        world = world_or_current(world)
+        with world.refusing(f"the options of {type(self).__name__}"):
+            self.options = self.graph_options = {"eps": checked_eps(eps)}
+        super().__init__(
+            world=world, schedule=schedule, trace=trace, deterministic=deterministic
+        )
+
+    def __call__(
+        self,
+        x: Any,
+        w: Any,
+        residual: Any,
+        gain: Any,
+        out: Any = None,
+        residual_out: Any = None,
+        *,
+        stream: Any = None,
+    ) -> tuple[Any, Any]:
+        """Run; returns `out` and `residual_out`, or new arrays. Collective."""
+        outs = out, residual_out
+        results: tuple[Any, Any] = self.call((x, w, residual, gain), outs, stream)
+        return results

@@ -1,0 +1,238 @@
+"""Sums over ranks of rows that every rank gets: an all-reduce of the rows of a matrix,
+which may be the result of a matmul, and may be followed by residual and RMSNorm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from etc_dist.functions.add_ranks_norm import add_ranks_norm
+from etc_dist.functions.rms_norm import copy_norm
+from etc_dist.functions.share_sum import share_sum
+from etc_dist.ir import (
+    EventRef,
+    EventTensor,
+    Expr,
+    Graph,
+    Tensor,
+    ceildiv,
+    equal,
+    maximum,
+    minimum,
+    select,
+    span,
+)
+from etc_dist.ir.function import TENSOR
+from etc_dist.ir.tensor import Tile
+from etc_dist.ops.exchange_model import ONE_SHOT, TWO_SHOT
+from etc_dist.ops.host_sums import near_rank
+from etc_dist.ops.multiply import RowEvents
+from etc_dist.ops.sum_steps import every_rank, exchange_hosts, local_rank, whole
+
+
+class Norm(NamedTuple):
+    """What follows a sum: residual [rows, columns] is added to it into `total`, whose
+    RMSNorm with `gain` [columns] is the result."""
+
+    residual: Tensor
+    gain: Tensor
+    total: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """y [rows, 8 * vectors]: the sums over ranks of the rows of x, or their norms.
+
+    piece: vectors of a row that a task transfers or adds. ready: the events of blocks
+    of rows of x, unless it is an input. lane: of tasks that transfer and add."""
+
+    g: Graph
+    x: Tensor
+    y: Tensor
+    norm: Norm | None
+    piece: Expr
+    ready: RowEvents | None = None
+    lane: str = TENSOR
+
+    def add(self, algorithm: Expr) -> None:
+        """Add all steps, of the algorithm with this position in ALGORITHMS; over
+        several hosts always of two exchanges."""
+        g, rows = self.g, self.x.shape[0]
+        pieces = g.let("row_pieces", ceildiv(self.columns, self.width))
+        if g.local_size < g.world_size:
+            self._add_two_shot(rows, pieces)
+            return
+        one, two = (
+            g.let(name, select(equal(algorithm, number), rows, 0))
+            for name, number in (("rows_once", ONE_SHOT), ("rows_twice", TWO_SHOT))
+        )
+        self._add_one_shot(one, pieces)
+        self._add_two_shot(two, pieces)
+
+    @property
+    def columns(self) -> Expr:
+        """Of x."""
+        return self.x.shape[1]
+
+    @property
+    def width(self) -> Expr:
+        """The elements of a piece."""
+        return 8 * self.piece
+
+    def _in_row(self, c: Expr) -> Tile:
+        """Piece c of a row."""
+        start = c * self.width
+        return span(start, minimum(self.width, self.columns - start))
+
+    def _flat(self, r: Expr, c: Expr) -> tuple[Tile]:
+        """The same of row r among all elements."""
+        part = self._in_row(c)
+        return (span(r * self.columns + part.start, part.size),)
+
+    def _waits(self, r: Expr) -> list[EventRef]:
+        return [] if self.ready is None else [self.ready.at(r)]
+
+    def _add_one_shot(self, rows: Expr, pieces: Expr) -> None:
+        """Each rank stores its rows on all ranks, and adds those of all."""
+        g, dtype, norm, columns = self.g, self.x.dtype, self.norm, self.columns
+        shape = (rows * columns,) if norm is None else (rows, columns)
+        slots = g.symmetric("slots", (g.world_size, *shape), dtype)
+        expects = g.world_size * pieces
+        arrived = g.events("arrived", (rows,), expects=expects, cross_rank=True)
+
+        def in_slot(r: Expr, c: Expr) -> tuple[Any, ...]:
+            return self._flat(r, c) if norm is None else (r, self._in_row(c))
+
+        r, c = grid = g.grid(r=rows, c=pieces)
+        ranks = every_rank(g)
+        g.call(
+            share_sum(dtype, 1, g.world_size, lane=self.lane),
+            grid,
+            name="push_parts",
+            reads=[self.x[r, self._in_row(c)]],
+            writes=[slots.on(rank)[g.rank, *in_slot(r, c)] for rank in ranks],
+            waits=self._waits(r),
+            notifies=[arrived.on(rank)[r] for rank in ranks],
+        )
+        if norm is None:
+            r, c = grid = g.grid(r=rows, c=pieces)
+            g.call(
+                share_sum(dtype, g.world_size, lane=self.lane),
+                grid,
+                name="add_slots",
+                reads=[slots[:, *self._flat(r, c)]],
+                writes=[self.y[r, self._in_row(c)]],
+                waits=[arrived[r]],
+            )
+            return
+        (r,) = grid = g.grid(r=rows)
+        own = span(r, 1), slice(None)
+        g.call(
+            add_ranks_norm(dtype, norm.eps),
+            grid,
+            reads=[slots[:, *own], norm.residual[own], norm.gain[:]],
+            writes=[norm.total[own], self.y[own]],
+            waits=[arrived[r]],
+        )
+
+    def _add_two_shot(self, rows: Expr, pieces: Expr) -> None:
+        """Each rank of a host adds the rows of its share, and stores the sums on all
+        ranks of the host."""
+        g, near, local = self.g, self.g.local_size, local_rank(self.g)
+        share = g.let("share", ceildiv(rows, near))
+        own_rows = g.let("own_rows", maximum(0, minimum(share, rows - local * share)))
+        sums, ready = self._scatter(rows, share, pieces)
+        dtype = self.x.dtype
+        if near < g.world_size:
+            unit = self.columns
+            sums, ready = exchange_hosts(
+                g,
+                sums,
+                ready,
+                (own_rows, lambda i: (span(i * unit, unit),)),
+                (pieces, self._flat),
+            )
+            dtype = "float32"
+        gathered, arrived = self._gather(rows, pieces)
+        i, c = grid = g.grid(i=own_rows, c=pieces)
+        r, ranks, norm = local * share + i, every_rank(g), self.norm
+        count = near if near == g.world_size else g.world_size // near
+        residual = [] if norm is None else [norm.residual[r, self._in_row(c)]]
+        function = share_sum(
+            dtype,
+            count,
+            near,
+            result=self.x.dtype,
+            has_residual=norm is not None,
+            lane=self.lane,
+        )
+        g.call(
+            function,
+            grid,
+            name="add_share",
+            reads=[whole(sums, *self._flat(i, c)), *residual],
+            writes=[gathered.on(rank)[r, self._in_row(c)] for rank in ranks],
+            waits=[ready[i]],
+            notifies=[arrived.on(rank)[r] for rank in ranks],
+        )
+        self._finish(rows, pieces, gathered, arrived)
+
+    def _scatter(
+        self, rows: Expr, share: Expr, pieces: Expr
+    ) -> tuple[Tensor, EventTensor]:
+        """Each rank of the host gets the parts of the rows of its share."""
+        g, near, local = self.g, self.g.local_size, local_rank(self.g)
+        dtype = self.x.dtype
+        shape = near, share * self.columns
+        parts = g.symmetric("share_parts", shape, dtype)
+        expects = near * pieces
+        scattered = g.events("scattered", (share,), expects=expects, cross_rank=True)
+        i, c = grid = g.grid(i=rows, c=pieces)
+        # The shares of the next ranks first, so that no rank gets all rows at once. But
+        # rows of a matmul are sent in the order in which they are computed.
+        r = i if self.ready is not None else (i + (local + 1) * share) % rows
+        to = near_rank(g, r // share)
+        g.call(
+            share_sum(dtype, 1, lane=self.lane),
+            grid,
+            name="scatter_parts",
+            reads=[self.x[r, self._in_row(c)]],
+            writes=[parts.on(to)[local, *self._flat(r % share, c)]],
+            waits=self._waits(r),
+            notifies=[scattered.on(to)[r % share]],
+        )
+        return parts, scattered
+
+    def _gather(self, rows: Expr, pieces: Expr) -> tuple[Tensor, EventTensor]:
+        """Memory and events for the sums of all rows."""
+        g = self.g
+        gathered = g.symmetric("gathered", (rows, self.columns), self.x.dtype)
+        arrived = g.events("gathered_row", (rows,), expects=pieces, cross_rank=True)
+        return gathered, arrived
+
+    def _finish(
+        self, rows: Expr, pieces: Expr, gathered: Tensor, arrived: EventTensor
+    ) -> None:
+        """Copy, or normalise, the sums of all rows."""
+        g, dtype, norm = self.g, self.x.dtype, self.norm
+        if norm is None:
+            r, c = grid = g.grid(r=rows, c=pieces)
+            g.call(
+                share_sum(dtype, 1, lane=self.lane),
+                grid,
+                name="copy_rows",
+                reads=[gathered[r, self._in_row(c)]],
+                writes=[self.y[r, self._in_row(c)]],
+                waits=[arrived[r]],
+            )
+            return
+        (r,) = grid = g.grid(r=rows)
+        own = span(r, 1), slice(None)
+        g.call(
+            copy_norm(dtype, norm.eps),
+            grid,
+            reads=[gathered[own], norm.gain[:]],
+            writes=[norm.total[own], self.y[own]],
+            waits=[arrived[r]],
+        )

@@ -1,0 +1,173 @@
+"""GEMM + All-Reduce, also with residual and RMSNorm: its graph, and calls on ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import MatmulAllReduce, MatmulAllReduceNorm
+from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.rms_norm import normalized
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops.all_reduce_norm import EPS
+from etc_dist.ops.exchange_model import ONE_SHOT, TWO_SHOT, Exchange
+from etc_dist.ops.matmul_all_reduce import TILES, matmul_all_reduce_graph
+from etc_dist.ops.tile_model import Tiling, dims_of
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from etc_dist.verify.verify import verify
+from tests.functions.compiled import check_compiled
+from tests.ops.test_operation_errors import refusal
+from tests.verify.waits import Proved
+
+exhaustive = pytest.mark.exhaustive
+SHAPES = (TileShape(8, 64, "none", swapped=True),)
+# Three rows of tiles, the last column of which is divided along k.
+DIMS = {"rows": 21, "vectors": 17, "k": 520, "piece": 10}
+DIMS |= dims_of(Tiling(0, 64, 1, 2), TILES)
+ends = pytest.mark.parametrize("eps", [None, EPS])
+KINDS = pytest.mark.parametrize(
+    ("ranks", "near", "algorithm"),
+    [
+        (1, 1, ONE_SHOT),
+        (2, 2, ONE_SHOT),
+        (3, 3, TWO_SHOT),
+        pytest.param(4, 2, TWO_SHOT, marks=exhaustive),
+    ],
+)
+
+
+def given(ranks: int, shape: tuple[int, int, int], dtype: str, rng: Any) -> Any:
+    """Each rank's arrays, whose sums are exact; the total without a residual, that with
+    one, and its norm."""
+    m, n, k = shape
+    element = numpy_dtype(dtype)
+
+    def signs(*extents: int) -> Any:
+        return rng.integers(-1, 2, extents).astype(element)
+
+    xs, ws = [signs(m, k) for _ in range(ranks)], [signs(n, k) for _ in range(ranks)]
+    pairs = zip(xs, ws, strict=True)
+    product = sum(x.astype(np.float32) @ w.astype(np.float32).T for x, w in pairs)
+    residual, gain = signs(m, n), rng.standard_normal(n).astype(element)
+    total = product + residual.astype(np.float32)
+    inputs = [
+        {"x": x, "w": w, "residual": residual, "gain": gain}
+        for x, w in zip(xs, ws, strict=True)
+    ]
+    return inputs, product, total, normalized(total, gain, EPS)
+
+
+def check(found: Any, eps: float | None, product: Any, total: Any, norm: Any) -> None:
+    y = found["y"].astype(np.float32)
+    if eps is None:
+        np.testing.assert_array_equal(y, product)
+    else:
+        np.testing.assert_array_equal(found["residual_out"].astype(np.float32), total)
+        assert np.all(np.abs(y - norm) <= 2**-7 * np.abs(norm) + 1e-6)
+
+
+def graph_and_inputs(ranks: int, near: int, eps: float | None, rng: Any) -> Any:
+    options = {"eps": eps, "shapes": SHAPES, "local_size": near}
+    graph = matmul_all_reduce_graph(ranks, **options)
+    inputs, *wanted = given(ranks, (21, 136, 520), "bfloat16", rng)
+    if eps is None:
+        inputs = [{"x": each["x"], "w": each["w"]} for each in inputs]
+    return graph, inputs, wanted
+
+
+@ends
+@KINDS
+def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
+    graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
+    plan, dims = schedule_static(graph), {**DIMS, "algorithm": algorithm}
+    verify(plan, dims, 4)
+    for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
+        check(found, eps, *wanted)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "near", "algorithm", "eps"),
+    [
+        (2, 2, TWO_SHOT, None),
+        pytest.param(3, 3, ONE_SHOT, EPS, marks=exhaustive),
+        pytest.param(4, 2, TWO_SHOT, EPS, marks=exhaustive),
+    ],
+)
+def test_kernels_give_the_reference(ranks, near, algorithm, eps, rng):
+    graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
+    program = Emulator(graph, has_far=near < ranks)
+    dims = {**DIMS, "algorithm": algorithm}
+    for found in program.run(inputs, dims, seed=1, runs=2):
+        check(found, eps, *wanted)
+
+
+@exhaustive
+@ends
+def test_kernels_compile_without_spills(eps):
+    check_compiled(matmul_all_reduce_graph(8, eps=eps))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"), [(ONE_SHOT, "push_parts"), (TWO_SHOT, "scatter_parts")]
+)
+def test_rows_are_sent_after_they_are_computed(algorithm, name):
+    graph = matmul_all_reduce_graph(2, shapes=SHAPES)
+    proved = Proved(graph, {**DIMS, "algorithm": algorithm})
+    assert f"{name}[" in proved.lacks("static", name, 0)
+
+
+@pytest.mark.mpi(ranks=[1, 2, 4])
+@pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT])
+def test_all_ranks_get_the_sum(algorithm, world, make, arrays, monkeypatch):
+    monkeypatch.setattr(Exchange, "fastest", algorithm)
+    op, norm_op = make(MatmulAllReduce), make(MatmulAllReduceNorm)
+    for shape in ((1, 8, 8), (5, 72, 24), (37, 136, 40)):
+        rng = np.random.default_rng(3)
+        inputs, *wanted = given(world.size, shape, "bfloat16", rng)
+        x, w, residual, gain = map(arrays.put, inputs[world.rank].values())
+        kn = arrays.put(inputs[world.rank]["w"].T.copy()).T
+        for weights in (w, kn):
+            out = op(x, weights)
+            op.synchronize()
+            check({"y": arrays.get(out)}, None, *wanted)
+        out, total = norm_op(x, w, residual, gain, residual_out=residual)
+        norm_op.synchronize()
+        assert total is residual
+        found = {"y": arrays.get(out), "residual_out": arrays.get(total)}
+        check(found, EPS, *wanted)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_functions_share_operations(world, arrays):
+    inputs, *wanted = given(2, (5, 72, 24), "float16", np.random.default_rng(3))
+    x, w, residual, gain = map(arrays.put, inputs[world.rank].values())
+    y = etc_dist.matmul_all_reduce(x, w)
+    check({"y": arrays.get(y)}, None, *wanted)
+    y, total = etc_dist.matmul_all_reduce_norm(x, w, residual, gain, EPS)
+    found = {"y": arrays.get(y), "residual_out": arrays.get(total)}
+    check(found, EPS, *wanted)
+
+
+WRONG = {
+    "N is 12": (((4, 16), (12, 16)), r"wanted: [^$]*w \[8 \* vectors, .*\][^$]*w \[12"),
+    "K differs": (((4, 16), (8, 24)), r"got: +w \[8, 24\]"),
+    "x has one axis": (((16,), (8, 16)), r"got: +x \[16\]"),
+}
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, make):
+    op = make(MatmulAllReduce)
+    shapes, words = WRONG[what]
+    if world.rank != world.size - 1:
+        shapes = (4, 16), (8, 16)
+    x, w = (arrays.put_as(np.zeros(shape), "bfloat16") for shape in shapes)
+    with refusal(ArgumentError, words):
+        op(x, w)
