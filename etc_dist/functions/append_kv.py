@@ -10,7 +10,7 @@ Every function ignores rows and pages that are out of range."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from etc_dist.functions.rotary import HEAD_DIMS, rotated
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
+EVERY_POSITION = 2**30
+"""The window of a layer without one."""
 PAGE_SIZES = (16, 32, 64, 128)
 
 
@@ -31,7 +33,9 @@ class PagedCache:
 
     norm_eps: the epsilon of the RMSNorm of each query and key; None: there is none.
     has_bias: queries, keys and values get a bias before all else. score_scale: of
-    attention; None: 1 / sqrt(head_dim)."""
+    attention; None: 1 / sqrt(head_dim). has_span: rows attend to a window of positions,
+    which the operand `span` has. tables: rotary embeddings in cos_sin, of which `span`
+    has that of the layer; more than one need has_span."""
 
     head_dim: int
     page_size: int
@@ -39,6 +43,8 @@ class PagedCache:
     norm_eps: float | None = None
     has_bias: bool = False
     score_scale: float | None = None
+    has_span: bool = False
+    tables: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):
@@ -83,6 +89,8 @@ class PagedCache:
                 "kNormalizes": int(self.norm_eps is not None),
                 "kPageSize": self.page_size,
                 **({"kHasBias": 1} if self.has_bias else {}),
+                **({"kHasSpan": 1} if self.has_span else {}),
+                **({"kTables": self.tables} if self.tables > 1 else {}),
                 **(constants or {}),
             },
             tile=dict(enumerate([*tile, *writes.values()])),
@@ -90,8 +98,8 @@ class PagedCache:
         )
 
     def present(self, reads: Mapping[str, Operand]) -> dict[str, Operand]:
-        """Without `gain`, that of the RMSNorm, and biases, if there are none."""
-        missing = {"gain": self.norm_eps is None}
+        """Without `gain`, that of the RMSNorm, biases and `span`, if there are none."""
+        missing = {"gain": self.norm_eps is None, "span": not self.has_span}
         missing |= dict.fromkeys(("bias", "v_bias"), not self.has_bias)
         return {n: operand for n, operand in reads.items() if not missing.get(n)}
 
@@ -100,11 +108,15 @@ class PagedCache:
         return rotated(heads, cos_sin, gain, self.norm_eps or 0.0).astype(heads.dtype)
 
     def operands(self, rows: int | str) -> dict[str, Operand]:
-        """What every function reads about its rows: gain [head_dim], cos_sin
-        [positions, head_dim] in fp32, request and position [rows] and table [requests,
-        most_pages] in int32."""
+        """What every function reads about its rows: gain [head_dim], span [2], cos_sin
+        [tables * positions, head_dim] in fp32, request and position [rows] and table
+        [requests, most_pages] in int32.
+
+        span: the number of positions, up to its own, that a row attends to, and the
+        first row of the layer's table in cos_sin."""
         return {
             "gain": Operand((self.head_dim,), self.element, leading=True),
+            "span": Operand((2,), "int32", leading=True),
             "cos_sin": Operand((Extent(begins=0), self.head_dim), "float32"),
             "request": Operand((rows,), "int32"),
             "position": Operand((rows,), "int32", leading=True),
@@ -113,8 +125,14 @@ class PagedCache:
 
     def before_wait(self, first: int) -> tuple[int, ...]:
         """The positions of biases and of `operands`. first: the reads before these."""
-        count = 4 + (self.norm_eps is not None) + self.has_bias * first
+        count = 4 + (self.norm_eps is not None) + self.has_span
+        count += self.has_bias * first
         return tuple(range(first, first + count))
+
+    def split(self, operands: Sequence[Any]) -> tuple[Any, Any]:
+        """Of those before cos_sin: gain, or None, and span."""
+        gain = None if self.norm_eps is None else operands[0]
+        return gain, operands[-1] if self.has_span else (EVERY_POSITION, 0)
 
     def biased(self, heads: Any, bias: Any) -> Any:
         """The sum, rounded to the cache's dtype."""
@@ -128,7 +146,7 @@ class PagedCache:
 
     def lengths(self, cos_sin: Any, request: Any, position: Any, table: Any) -> Any:
         """For each row, the number of positions up to its own; 0 if out of range."""
-        most = min(len(cos_sin), table.shape[1] * self.page_size)
+        most = min(len(cos_sin) // self.tables, table.shape[1] * self.page_size)
         here = (request >= 0) & (request < len(table))
         here &= (position >= 0) & (position < most)
         return np.where(here, position + 1, 0)
@@ -145,14 +163,15 @@ def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
         if paged.has_bias:
             (k_bias, v_bias), others = others[:2], others[2:]
             k, v = paged.biased(k, k_bias), paged.biased(v, v_bias)
-        *gain, cos_sin, request, position, table, cache = others
+        *first, cos_sin, request, position, table, cache = others
+        gain, span = paged.split(first)
         lengths = paged.lengths(cos_sin, request, position, table)
         for row in np.flatnonzero(lengths):
             page, slot = divmod(int(position[row]), paged.page_size)
             number = table[request[row], page]
             if 0 <= number < len(cache):
-                angles = cos_sin[position[row]]
-                key = paged.rotated(k[row], gain[0] if gain else None, angles)
+                angles = cos_sin[position[row] + span[1]]
+                key = paged.rotated(k[row], gain, angles)
                 cache[number, :, slot] = key, v[row]
 
     row = Operand(("rows", Extent(paged.head_dim, begins=8)), paged.element)

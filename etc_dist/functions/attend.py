@@ -1,10 +1,10 @@
 """Attention over a paged cache; CUDA half in `kernels/functions/attend.cuh`.
 
 `append_kv.py` describes rows, pages and the cache. A row attends to all positions of
-its request up to its own. These are divided into slices of whole blocks of BLOCK
-positions. Each slice is a task, and `combine_slices` combines the results. The number
-of slices that a row uses depends on its length, so that its sums have the same bits in
-each batch with enough slices.
+its request up to its own, or to a window, the last ones of these. They are divided into
+slices of whole blocks of BLOCK positions. Each slice is a task, and `combine_slices`
+combines the results. The number of slices that a row uses depends on its length, so
+that its sums have the same bits in each batch with enough slices.
 
 Sources: slices as in Flash-Decoding (Dao et al., 2023), pages as in PagedAttention
 (Kwon et al., SOSP 2023)."""
@@ -61,21 +61,23 @@ def attend(
     def body(q: Any, *others: Any, s: int, slices: int) -> None:
         if paged.has_bias:
             q, others = paged.biased(q, others[0]), others[1:]
-        *gain, cos_sin, request, position, table, cache, sums, stats, y = others
+        *first, cos_sin, request, position, table, cache, sums, stats, y = others
+        gain, (window, of_layer) = paged.split(first)
         total = np.zeros((len(q), q.shape[1] // dim, dim), np.float32)
         most, weight = np.full(total.shape[:2], -np.inf), np.zeros(total.shape[:2])
         cache = cache.reshape(len(cache), 2, -1, paged.page_size, dim)
         lengths = paged.lengths(cos_sin, request, position, table)
         for row in np.flatnonzero(lengths):
-            at = slice_of(int(lengths[row]), s, slices, slice_positions)
+            length = int(lengths[row])
+            at = slice_of(length, s, slices, slice_positions, length - int(window))
             numbers = table[request[row], at // paged.page_size]
             is_page = (numbers >= 0) & (numbers < len(cache))
             numbers, slots = numbers[is_page], at[is_page] % paged.page_size
             if len(numbers) == 0:
                 continue
             heads = q[row].reshape(-1, dim)
-            angles = cos_sin[position[row]]
-            heads = paged.rotated(heads, gain[0] if gain else None, angles)
+            angles = cos_sin[position[row] + of_layer]
+            heads = paged.rotated(heads, gain, angles)
             for n in range(cache.shape[2]):
                 keys, values = (
                     cache[numbers, i, n, slots].astype(np.float32) for i in range(2)
@@ -120,14 +122,15 @@ def attend(
     )
 
 
-def slice_of(length: int, s: int, slices: int, least: int) -> Any:
-    """The positions of slice `s` of a row of `length` positions. least: the fewest
-    positions of a slice."""
-    most = max(1, length // least)
+def slice_of(length: int, s: int, slices: int, least: int, begin: int = 0) -> Any:
+    """The positions of slice `s` of a row of `length` positions, from `begin` on if
+    this is above 0. least: the fewest positions of a slice."""
+    before = max(begin, 0) // BLOCK
+    most = max(1, (length - before * BLOCK) // least)
     used = min(slices, 1 << (most.bit_length() - 1))
-    blocks = -(-length // BLOCK)
-    first, end = (blocks * min(n, used) // used * BLOCK for n in (s, s + 1))
-    return np.arange(first, min(end, length))
+    blocks = -(-length // BLOCK) - before
+    first, end = ((before + blocks * min(n, used) // used) * BLOCK for n in (s, s + 1))
+    return np.arange(max(first, begin), min(end, length))
 
 
 def score_scale(paged: PagedCache) -> np.float32:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from etc_dist.files import read_object
+from etc_dist.functions.append_kv import EVERY_POSITION
 from etc_dist.functions.rotary import HEAD_DIMS
 from etc_dist.functions.router import MOST_CHOICES, MOST_EXPERTS, Router
 from etc_dist.models.experts import Mixture
@@ -15,23 +18,24 @@ from etc_dist.models.families import (
     FAMILIES,
     MIXTRAL,
     MODEL_TYPES,
-    QWEN,
-    QWEN_2,
     QWEN_MOE,
 )
 from etc_dist.models.fields import VARIANT_FIX, refuse_fields, refused
 from etc_dist.models.heads import HeadLayout
 from etc_dist.models.rope import (
+    BETA,
     MOST_NUMBER,
     PARTIAL,
     fits_factors,
     head_tables,
     is_number,
+    query_scale,
     read_rope,
 )
 from etc_dist.models.sizes import PLAIN, DecoderSizes, Features
 from etc_dist.models.tokenizer_config import end_tokens
 from etc_dist.models.weight_files import refuse_adapter
+from etc_dist.models.windows import layer_windows
 
 MOST_LAYERS, MOST_SIZE, MOST_HEAD = 4096, 2**24, HEAD_DIMS[-1]
 
@@ -46,7 +50,7 @@ class ModelConfig:
     the longest text. rope_base, rope: of the rotary embedding, its
     theta and its scaling as config.json has it. is_tied: the embedding is the output
     head. stop_tokens: the ids that end a text. mixture: its experts. features: of its
-    layers."""
+    layers. windows: of each layer, as `layer_windows`."""
 
     architecture: str
     layers: int
@@ -65,6 +69,7 @@ class ModelConfig:
     stop_tokens: tuple[int, ...]
     mixture: Mixture | None = None
     features: Features = PLAIN
+    windows: tuple[int, ...] = ()
 
     def sizes(self, page_size: int, dtype: str = "bfloat16") -> DecoderSizes:
         """The sizes that `decoder_graph` takes."""
@@ -83,7 +88,23 @@ class ModelConfig:
     def tables(self, positions: int) -> dict[str, Any]:
         """The inputs of `decoder_graph` that follow from the configuration, for so many
         positions of a request."""
-        return {"cos_sin": self.cos_sin(positions)}
+        tables = {"cos_sin": self.cos_sin(positions)}
+        scale = query_scale(self.rope, positions)
+        if scale is not None:
+            tables["q_cos_sin"] = tables["cos_sin"] * scale[:, None]
+        if self.windows:
+            spans = [[window or EVERY_POSITION, 0] for window in self.windows]
+            tables["spans"] = np.array(spans, np.int32)
+        return tables
+
+    def table_shapes(self, positions: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of `tables`."""
+        shapes: dict[str, tuple[int, ...]] = {"cos_sin": (positions, self.head_dim)}
+        if self.features.scales_queries:
+            shapes["q_cos_sin"] = shapes["cos_sin"]
+        if self.windows:
+            shapes["spans"] = self.layers, 2
+        return shapes
 
     def cos_sin(self, positions: int) -> Any:
         """The table of the rotary embedding, [positions, head_dim]."""
@@ -214,7 +235,12 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         ),
     )
     _check_variants(given, config, path)
-    return config
+    of = config.layers, config.positions
+    windows = layer_windows(given, family, *of, path)
+    own = replace(
+        config.features, has_span=bool(windows), scales_queries=BETA in config.rope
+    )
+    return replace(config, windows=windows, features=own)
 
 
 def _experts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -238,25 +264,7 @@ def _mixture(
     return Mixture(experts, Router(top_k, normalizes))
 
 
-def _has_window(given: Mapping[str, Any], config: ModelConfig) -> bool:
-    """Whether a layer attends to a part of the positions, with fully attending layers
-    in layer_types: the fields that decide this differ between architectures."""
-    name, window = config.architecture, given.get("sliding_window")
-    if window is None or (type(window) is int and window >= config.positions):
-        return False
-    if FAMILIES[name].model_type.startswith("qwen") and not given.get(
-        "use_sliding_window"
-    ):
-        return False
-    if name in (QWEN, QWEN_2) and given["max_window_layers"] in range(
-        config.layers, MOST_SIZE
-    ):
-        return False
-    return name in (QWEN_MOE, MIXTRAL) or given.get("layer_types") is None
-
-
 def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -> None:
-    full = ["full_attention"] * config.layers
     tied, mixture = given.get("tie_word_embeddings"), config.mixture
     head, words = config.head, " or ".join(map(str, HEAD_DIMS))
     has_norm = FAMILIES[config.architecture].normalizes_heads
@@ -266,8 +274,6 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         ),
         f"head_dim {words}": not has_norm or head.size in HEAD_DIMS,
         "a multiple of num_key_value_heads heads": config.heads % config.kv_heads == 0,
-        "no sliding window": not _has_window(given, config),
-        "layer_types full_attention": given.get("layer_types") in (None, full),
         "tie_word_embeddings true or false": tied is None or isinstance(tied, bool),
         **{
             f"{name} true or false": isinstance(given.get(name), bool | None)

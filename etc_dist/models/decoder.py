@@ -76,8 +76,9 @@ def decoder_graph(
 
     Inputs, int32: ids, position, request and end [rows], which are read once and may be
     in mapped host memory; stop [rows, stops], sampling [rows, 5], table [requests,
-    most_pages]. State: cache. Results: next_ids [steps, rows], int32, and logits
-    [rows, vocabulary] of the last step.
+    most_pages]. Those that depend on a model's configuration are `ModelConfig.tables`.
+    State: cache. Results: next_ids [steps, rows], int32, and logits [rows, vocabulary]
+    of the last step.
 
     The rows are not checked: one out of range reads and writes nothing outside of the
     tensors, and its ids and logits have no meaning. `next_token` describes how rows
@@ -153,6 +154,12 @@ class _Calls:
         self.sampling = g.input("sampling", (self.rows, NUMBERS), "int32")
         self.table = g.input("table", (requests, most_pages), "int32")
         self.cos_sin = g.input("cos_sin", (positions, dim), "float32")
+        self.q_cos_sin = self.cos_sin
+        if sizes.features.scales_queries:
+            self.q_cos_sin = g.input("q_cos_sin", (positions, dim), "float32")
+        self.spans: Tensor | None = None
+        if sizes.features.has_span:
+            self.spans = g.input("spans", (layers, 2), "int32")
         self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
         heads = sizes.heads * dim
         width = heads + 2 * sizes.kv_heads * dim
@@ -224,9 +231,12 @@ class _Calls:
             notifies=[self.begun[0]],
         )
 
-    def _places(self, step: Expr | int, rows: Any = slice(None)) -> list[Region]:
+    def _places(
+        self, cos_sin: Tensor, step: Expr, layer: Expr, rows: Any = slice(None)
+    ) -> list[Region]:
+        span = [] if self.spans is None else [self.spans[layer, :]]
         of_rows = self.request[rows], self.position[step, rows]
-        return [self.cos_sin[:, :], *of_rows, self.table[:, :]]
+        return [*span, cos_sin[:, :], *of_rows, self.table[:, :]]
 
     def embed(self, step: Expr) -> None:
         """The embeddings of the ids, and the first norm."""
@@ -333,7 +343,7 @@ class _Calls:
                 *(self.qkv[:, tile(n, dim)] for n in keys),
                 *bias(*(tile(n, dim) for n in keys)),
                 *gain("k_norm"),
-                *self._places(step),
+                *self._places(self.cos_sin, step, layer),
             ],
             writes=[self.cache[layer, :, :, h, :, :]],
             waits=[*known, self.done["qkv"][step, layer]],
@@ -352,7 +362,7 @@ class _Calls:
                 self.qkv[own, span(first * dim, queries * dim)],
                 *bias(span(first * dim, queries * dim)),
                 *gain("q_norm"),
-                *self._places(step, own),
+                *self._places(self.q_cos_sin, step, layer, own),
                 self.cache[layer, :, :, kv_heads, :, :],
             ],
             writes=[

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+
+def no_layer(number: int, given: Mapping[str, Any]) -> bool:
+    """The layers of a family without sliding windows."""
+    return False
+
+
+def every_layer(number: int, given: Mapping[str, Any]) -> bool:
+    """Those of a family whose layers are alike."""
+    return True
+
+
+def last_layers(number: int, given: Mapping[str, Any]) -> bool:
+    """Those from max_window_layers on."""
+    first = given["max_window_layers"]
+    return type(first) is int and number >= first
 
 
 @dataclass(frozen=True)
@@ -17,8 +33,14 @@ class Family:
     field that says whether there are any. has_experts: in place of an MLP.
     partial: rotary embeddings may leave out elements of a head. is_paired: neighbours
     are rotated together. rope_names: other names of kinds of rotary embeddings.
-    is_fused: q, k and v are one matrix in the files, as are gate and up. gguf:
-    general.architecture of its GGUF files. layers: what they have, for users."""
+    is_fused: q, k and v are one matrix in the files, as are gate and up. rope: the
+    default of rope_parameters.
+
+    slides: whether a layer has a sliding window, if the model has one: by its number
+    and the fields of config.json. reads_layer_types: layer_types decides, if it is
+    given. window_switch: the field without which no layer has one.
+
+    gguf: general.architecture of its GGUF files. layers: what they have, for users."""
 
     architecture: str
     model_type: str
@@ -31,6 +53,10 @@ class Family:
     is_paired: bool = False
     rope_names: Mapping[str, str] = field(default_factory=dict)
     is_fused: bool = False
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    slides: Callable[[int, Mapping[str, Any]], bool] = no_layer
+    reads_layer_types: bool = False
+    window_switch: str = ""
     gguf: str = ""
     layers: str = "plain"
 
@@ -56,6 +82,23 @@ _OF_QWEN = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
+_WINDOWS_OF_QWEN: Mapping[str, Any] = {
+    "slides": last_layers,
+    "reads_layer_types": True,
+    "window_switch": "use_sliding_window",
+}
+_OF_MISTRAL = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "eos_token_id": 2,
+    "sliding_window": 4096,
+}
 _LIST = (
     Family(
         LLAMA,
@@ -79,6 +122,7 @@ _LIST = (
         "qwen2",
         _OF_QWEN,
         biases={"qkv": True},
+        **_WINDOWS_OF_QWEN,
         gguf="qwen2",
         layers="biases of q, k, v",
     ),
@@ -87,6 +131,7 @@ _LIST = (
         "qwen3",
         {**_OF_QWEN, "head_dim": 128},
         normalizes_heads=True,
+        **_WINDOWS_OF_QWEN,
         biases=OPTIONAL_BIASES,
         gguf="qwen3",
         layers="norm of each query and key; optional biases of q, k, v, o",
@@ -110,6 +155,8 @@ _LIST = (
         normalizes_heads=True,
         biases=OPTIONAL_BIASES,
         has_experts=True,
+        slides=every_layer,
+        window_switch="use_sliding_window",
         gguf="qwen3moe",
         layers="as qwen3, with a mixture of experts",
     ),
@@ -117,21 +164,57 @@ _LIST = (
         MIXTRAL,
         "mixtral",
         {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
+            **_OF_MISTRAL,
             "num_experts": 8,
             "num_experts_per_tok": 2,
-            "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5,
-            "eos_token_id": 2,
+            "sliding_window": None,
         },
         theta=1e6,
         has_experts=True,
+        slides=every_layer,
         layers="a mixture of experts",
+    ),
+    Family(
+        "MistralForCausalLM",
+        "mistral",
+        _OF_MISTRAL,
+        slides=every_layer,
+        layers="sliding window",
+    ),
+    Family(
+        "MinistralForCausalLM",
+        "ministral",
+        _OF_MISTRAL,
+        slides=every_layer,
+        reads_layer_types=True,
+        layers="sliding windows of some layers",
+    ),
+    Family(
+        "Ministral3ForCausalLM",
+        "ministral3",
+        {
+            **_OF_MISTRAL,
+            "vocab_size": 131072,
+            "num_hidden_layers": 34,
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+        },
+        rope={
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+        slides=every_layer,
+        layers="sliding window; queries that grow with the position",
     ),
     Family(
         "Phi3ForCausalLM",
@@ -150,8 +233,9 @@ _LIST = (
         partial=True,
         rope_names={"su": "longrope", "yarn": "longrope"},
         is_fused=True,
+        slides=every_layer,
         gguf="phi3",
-        layers="q, k, v and gate, up in fused matrices; partial rotary embedding",
+        layers="fused matrices in the files, partial rotary embedding, sliding window",
     ),
     Family(
         "SeedOssForCausalLM",

@@ -15,6 +15,7 @@ from etc_dist.models.fields import VARIANT_FIX, refused
 from etc_dist.models.heads import HeadLayout
 
 LENGTH = "original_max_position_embeddings"
+BETA = "llama_4_scaling_beta"
 PARTIAL = "partial_rotary_factor"
 ROPE_KEYS = {
     "default": (),
@@ -28,7 +29,10 @@ ROPE_KEYS = {
 """The kinds of rotary embeddings, and the numbers that each needs. "factors": of a GGUF
 file. "dynamic" scales nothing up to the length of the model, as in transformers."""
 OPTIONAL_KEYS = {
-    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    "yarn": (
+        *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        BETA,
+    ),
     "longrope": ("attention_factor",),
 }
 """Numbers that it may have."""
@@ -46,6 +50,8 @@ def read_rope(given: Mapping[str, Any], family: Family, path: Path) -> dict[str,
     checked. given: the fields of config.json, with defaults."""
     outer = {key: given[key] for key in ROPE_FIELDS if given.get(key) is not None}
     names = [key for key in ("rope_scaling", "rope_parameters") if given.get(key)]
+    if not names and family.rope:
+        given, names = {**given, "rope_parameters": family.rope}, ["rope_parameters"]
     ropes = [_merged(given[name], name, outer, family, path) for name in names]
     if len(ropes) == 2 and ropes[0] != ropes[1]:
         got = f"{given['rope_scaling']!r} and {given['rope_parameters']!r}"
@@ -82,12 +88,13 @@ def _check_values(rope: Mapping[str, Any], family: Family, path: Path) -> None:
     share = "from 0, at most 1" if family.partial else "1"
     is_share = is_number(partial) and (partial <= 1 if family.partial else partial == 1)
     faults = {
+        f"no {BETA}": BETA in rope and BETA not in family.rope,
         "low_freq_factor below high_freq_factor": kind == "llama3" and low >= high,
         f"{PARTIAL} {share}": not is_share,
         "truncate true or false": not isinstance(rope.get("truncate", True), bool),
     }
     if wanted := "; ".join(name for name, is_fault in faults.items() if is_fault):
-        fix = VARIANT_FIX if PARTIAL in wanted else "correct it"
+        fix = VARIANT_FIX if PARTIAL in wanted or BETA in wanted else "correct it"
         raise refused(path, wanted, repr(dict(rope)), fix)
 
 
@@ -139,6 +146,15 @@ def head_tables(
     table = rotary_table(count, rates).reshape(count, 2, half)
     table[..., :rotated] *= np.float32(rope_scale(rope))
     return table.reshape(count, head_dim)
+
+
+def query_scale(rope: Mapping[str, Any], count: int) -> Any:
+    """By which the queries of each of `count` positions are multiplied, in addition, as
+    in Llama 4; None for 1."""
+    if BETA not in rope:
+        return None
+    turns = np.floor(np.arange(count) / rope[LENGTH])
+    return (1 + rope[BETA] * np.log1p(turns)).astype(np.float32)
 
 
 def rope_rates(rope: Mapping[str, Any], width: int, base: float, count: int) -> Any:

@@ -36,7 +36,10 @@ from etc_dist.runtime.bundle import Bundle
 DEFAULT_POSITIONS = 2048
 MOST_GPU_BYTES = 144 << 30
 """No GPU that runs the programs has more memory."""
-UNUSED_FIELDS = ("positions", "head", "rope", "rope_base", "is_tied", "stop_tokens")
+UNUSED_FIELDS = (
+    *("positions", "head", "rope", "rope_base", "is_tied", "stop_tokens"),
+    "windows",
+)
 """Of ModelConfig: neither the program nor its proofs depend on them."""
 
 
@@ -156,7 +159,7 @@ class ModelSetup:
             **weight_shapes(self.config, Part(0, self.ranks)),
             "embedding": (self.config.vocabulary, self.own.hidden),
             "w_head": (self.own.vocabulary, self.own.hidden),
-            "cos_sin": (self.most_positions, self.config.head_dim),
+            **self.config.table_shapes(self.most_positions),
             "table": (self.batch, self.most_pages),
             "cache": self.cache_shape,
         }

@@ -17,11 +17,14 @@ class Features:
     without any does not depend on them.
 
     qkv_bias, o_bias: the matmul has a bias. score_scale: of attention; None: 1 /
-    sqrt(head_dim)."""
+    sqrt(head_dim). has_span: layers have sliding windows, which may differ.
+    scales_queries: those of a position are rotated by a table of their own."""
 
     qkv_bias: bool = False
     o_bias: bool = False
     score_scale: float | None = None
+    has_span: bool = False
+    scales_queries: bool = False
 
 
 PLAIN = Features()
@@ -69,4 +72,5 @@ class DecoderSizes:
             eps,
             has_bias=own.qkv_bias,
             score_scale=own.score_scale,
+            has_span=own.has_span,
         )

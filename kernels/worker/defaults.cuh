@@ -39,6 +39,8 @@ struct CallDefaults {
   static constexpr int kWaitsForPeers = 0;
   // Of device functions with variants, which few calls are.
   static constexpr int kHasBias = 0;
+  static constexpr int kHasSpan = 0;
+  static constexpr int kTables = 1;
 
   // Units in one turn of the loops around the call; nanoseconds per task.
   ETC_DEVICE static i32 units(const Args& g) { return g.units[kCall]; }

@@ -18,6 +18,8 @@ from tests.layers.reference import draw
 Array = np.ndarray[Any, Any]
 EPS, BASE = 1e-6, 10000.0
 SLICE_POSITIONS = 16
+WINDOW = 41
+"""Of the layer, if the cache has windows."""
 
 
 @graph_function
@@ -44,6 +46,7 @@ def attention(
     qkv = g.input("qkv", (rows, width), dtype)
     gains = [g.input(f"{n}_gain", (2, dim), dtype) for n in "qk"]
     biases = g.input("bias", (2, width), dtype)
+    spans = g.input("span", (2, 2), "int32")
     cos_sin = g.input("cos_sin", (positions, dim), "float32")
     request = g.input("request", (rows,), "int32")
     position = g.input("position", (rows,), "int32")
@@ -61,7 +64,8 @@ def attention(
     attended = g.events("attended", (rows, tasks), expects=parts * tiles)
 
     def gain(n: int) -> list[Any]:
-        return [] if paged.norm_eps is None else [gains[n][layer, :]]
+        gain = [] if paged.norm_eps is None else [gains[n][layer, :]]
+        return [*gain, *([spans[layer, :]] if paged.has_span else [])]
 
     def bias(*parts: Any) -> list[Any]:
         return [biases[layer, part] for part in parts] if paged.has_bias else []
@@ -146,7 +150,15 @@ def draw_step(
         "q_gain": draw(rng, (2, dim), paged.dtype),
         "k_gain": draw(rng, (2, dim), paged.dtype),
         "bias": draw(rng, (2, width), paged.dtype),
-        "cos_sin": rotary_table(most_pages * page, frequencies(dim, BASE)),
+        "span": np.array(
+            [[0, 0], [WINDOW, (paged.tables - 1) * most_pages * page]], np.int32
+        ),
+        "cos_sin": np.concatenate(
+            [
+                rotary_table(most_pages * page, frequencies(dim, base))
+                for base in [2 * BASE] * (paged.tables - 1) + [BASE]
+            ]
+        ),
         "request": request.copy(),
         "position": position.copy(),
         "table": table.astype(np.int32),
@@ -202,7 +214,8 @@ def expected(
             cache[layer, at[0], :, h, at[1]] = key, v[row, h]
     y = np.zeros((len(rows), group * kv_heads, dim))
     for row, (request, position) in enumerate(rows):
-        at = np.arange(position + 1)
+        begin = position + 1 - WINDOW if paged.has_span else 0
+        at = np.arange(max(begin, 0), position + 1)
         pages, slots = given["table"][request, at // page], at % page
         for head in range(group * kv_heads):
             keys, values = (

@@ -93,9 +93,32 @@ CASES = (
     ),
     Case("llama", {"rope_parameters": YARN | MAGNITUDES, "head_dim": 96}, name="wide"),
     Case("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+    Case("mistral", {"sliding_window": 9}, {"window": {"sliding_window": None}}),
+    Case(
+        "ministral",
+        {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+        {
+            "first": {"layer_types": ["full_attention"] * 2},
+            "last": {"layer_types": ["sliding_attention"] * 2},
+        },
+    ),
+    Case(
+        "ministral3",
+        {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.5}, "sliding_window": 9},
+        {
+            "beta": {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.0}},
+            "window": {"sliding_window": None},
+        },
+    ),
     Case("phi3", PHI, gguf={"rope.dimension_count": 48}),
     Case("phi3", PHI | LONG, PHI_DROPS, name="long"),
     Case("qwen3", BIAS, {"biases": {"attention_bias": False}}, {}),
+    Case(
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+        {"last": {"max_window_layers": 2}, "first": {"max_window_layers": 0}},
+        name="window",
+    ),
     Case(
         "seed_oss",
         {"attention_out_bias": True},

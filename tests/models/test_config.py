@@ -126,6 +126,8 @@ def test_mixtures_of_experts_are_read(changes, mixture, inner, tmp_path):
 
 
 FULL = ["full_attention"] * SMOL["num_hidden_layers"]
+SLIDING = ["sliding_attention"]
+MINISTRAL = {"architectures": ["MinistralForCausalLM"]}
 WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
 
 
@@ -151,6 +153,29 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
 )
 def test_neutral_values_change_nothing(base, changes, tmp_path):
     assert write(tmp_path, **base, **changes) == write(tmp_path, **base)
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        (QWEN | WINDOW, [0] * 28 + [4096] * 2),
+        (QWEN | WINDOW | {"max_window_layers": 1}, [0] + [4096] * 29),
+        (QWEN | WINDOW | {"layer_types": FULL[1:] + SLIDING}, [0] * 29 + [4096]),
+        (QWEN | {"sliding_window": 4096}, []),
+        (EXPERTS | WINDOW | {"max_window_layers": 30}, [4096] * 30),
+        (MIXTRAL | {"sliding_window": 64}, [64] * 30),
+        (MINISTRAL | {"layer_types": SLIDING + FULL[1:]}, [4096] + [0] * 29),
+        (MINISTRAL | {"sliding_window": 8192}, []),
+    ],
+)
+def test_layers_have_windows(changes, windows, tmp_path):
+    config = write(tmp_path, **changes)
+    assert config.windows == tuple(windows)
+    tables = config.tables(8)
+    assert config.table_shapes(8) == {name: t.shape for name, t in tables.items()}
+    if windows:
+        wanted = [window or 2**30 for window in windows]
+        assert tables["spans"][:, 0].tolist() == wanted
 
 
 def test_the_architecture_follows_from_the_model_type(tmp_path):
