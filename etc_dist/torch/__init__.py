@@ -11,6 +11,7 @@ Files, from the user down:
     modules.py      tensor-parallel linear layers, the MLP, the mixture of experts
     experts.py      experts whose router is elsewhere, for transformers
     ops.py          the operations: what runs, and the results' shapes for tracing
+    reductions.py   those that sum over ranks for every rank
     gradients.py    the gradients of the collectives: each is the adjoint of the other
     tensors.py      tensors as arrays of the backend"""
 

@@ -1,5 +1,6 @@
 """The gradients of the operations. The two collectives are each other's adjoint: the
-gradient of a reduce-scatter is gathered, that of a gathered tensor reduced."""
+gradient of a reduce-scatter is gathered, that of a gathered tensor reduced. That of an
+all-reduce is all-reduced."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from etc_dist.errors import ArgumentError
-from etc_dist.torch import experts, ops
-from etc_dist.torch.ops import size_of
+from etc_dist.torch import experts, ops, reductions
+from etc_dist.torch.ops import IN_BATCHES, size_of
 from etc_dist.torch.tensors import as_rows, from_rows
 
 OPS = torch.ops.etc_dist
@@ -123,6 +124,55 @@ class _Matmul(Function):
         return grad_a, grad_b, None, None
 
 
+class _AllReduced(Function):
+    """`all_reduce` with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, op: str = "sum", group: str = "") -> Tensor:
+        ctx.group = group
+        return cast(Tensor, OPS.all_reduce(x, op, group))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return OPS.all_reduce(grad, "sum", ctx.group), None, None
+
+
+class _MatmulAllReduced(Function):
+    """`matmul_all_reduce` with gradients. is_replicated: what follows is the same on
+    all ranks, and so is the gradient, which is not added."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        A: Tensor,
+        B: Tensor,
+        op: str = "sum",
+        group: str = "",
+        is_replicated: bool = False,
+    ) -> Tensor:
+        ctx.save_for_backward(A, B)
+        ctx.group, ctx.is_replicated = group, is_replicated
+        return cast(Tensor, OPS.matmul_all_reduce(A, B, op, group))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        A, B = ctx.saved_tensors
+        needs_a, needs_b = ctx.needs_input_grad[:2]
+        if not ctx.is_replicated:
+            grad = OPS.all_reduce(grad, "sum", ctx.group)
+        grad_a = grad_b = None
+        if needs_a:
+            grad_a = OPS.matmul(grad, B.t(), ctx.group, **IN_BATCHES)
+        if needs_b:
+            grad_b = A.flatten(0, -2).t() @ grad.flatten(0, -2)
+        return grad_a, grad_b, None, None, None
+
+
+def matmul_all_reduce_replicated(A: Tensor, B: Tensor, group: str) -> Tensor:
+    """`matmul_all_reduce`, where what follows is the same on all ranks."""
+    return cast(Tensor, _MatmulAllReduced.apply(A, B, "sum", group, True))
+
+
 class _NoGradient(Function):
     """A layer without gradients: its backward pass is an error."""
 
@@ -224,6 +274,12 @@ def _register() -> None:
         (ops.fused_matmul_reduce_scatter, _ReduceScatter.apply),
         (ops.fused_all_gather_matmul, _apply_all_gather),
         (ops.matmul, _apply_matmul),
+        (reductions.all_reduce, _AllReduced.apply),
+        (reductions.matmul_all_reduce, _MatmulAllReduced.apply),
+        (
+            reductions.all_reduce_norm,
+            partial(_apply_without_gradient, OPS.all_reduce_norm),
+        ),
         (ops.mlp, partial(_apply_without_gradient, OPS.mlp)),
         (ops.moe, partial(_apply_without_gradient, OPS.moe)),
         (ops.gather_rows, lambda *given: _ExchangeRows.apply(*given, True)),

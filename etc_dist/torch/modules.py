@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import ProcessGroup
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, expect_choice
 from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.torch.blocks import check_linear, check_mlp
+from etc_dist.torch.gradients import matmul_all_reduce_replicated
 from etc_dist.world import current
 
 OPS = torch.ops.etc_dist
+REDUCE = ("scatter", "all")
 Group: TypeAlias = ProcessGroup | str | None
 Map: TypeAlias = "Callable[[Tensor, Ranks], Tensor]"
 
@@ -127,12 +129,48 @@ class RowParallelLinear(_ParallelLinear):
     of bias is summed over the ranks, whose rows all use it. A row has the same bits for
     any M.
 
+    reduce: "scatter", or "all" for GEMM + All-Reduce, as Megatron-LM's without sequence
+    parallelism: each rank gets the whole sum [..., N], N a multiple of 8. What follows
+    is the same on all ranks, and so is its gradient, which is not added.
+
     weight [N, K / W] and the whole bias [N] are kept by reference."""
 
     _features = "in_features"
 
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        group: Group = None,
+        dim: int = 0,
+        reduce: str = "scatter",
+    ):
+        expect_choice(reduce, REDUCE, "reduce")
+        super().__init__(weight, bias, group=group, dim=dim)
+        self.reduce = reduce
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        group: Group = None,
+        dim: int = 0,
+        reduce: str = "scatter",
+    ) -> Self:
+        """As of `ColumnParallelLinear`."""
+        expect_choice(reduce, REDUCE, "reduce")
+        made = super().from_linear(linear, group=group, dim=dim)
+        made.reduce = reduce
+        return made
+
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., K / W] to y [..., N], a part along `dim`. Collective."""
+        """x [..., K / W] to y [..., N], a part along `dim` or whole. Collective."""
+        if self.reduce == "all":
+            weight, name = self.weight.t(), self.ranks.name
+            whole = matmul_all_reduce_replicated(x, weight, name)
+            return whole if self.bias is None else whole + self.bias
         y = OPS.fused_matmul_reduce_scatter(
             x, self.weight.t(), "sum", self.dim, self.ranks.name
         )

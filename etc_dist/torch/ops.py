@@ -117,7 +117,7 @@ def register(
     torch.library.register_fake(f"{LIBRARY.ns}::{name}", fake, lib=LIBRARY)
 
 
-def _operation(
+def operation(
     returns: str = "Tensor",
 ) -> Callable[[Callable[..., Call]], Callable[..., Any]]:
     """Make an operation of the library of a function that describes its calls."""
@@ -142,7 +142,7 @@ def _operation(
     return make
 
 
-@_operation()
+@operation()
 def fused_matmul_reduce_scatter(
     A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str
 ) -> Call:
@@ -156,7 +156,7 @@ def fused_matmul_reduce_scatter(
     in float16 that must be within +-65504."""
     op = "fused_matmul_reduce_scatter"
     ranks = size_of(group_name)
-    _check_dims(op, A, B, scatter_dim, "scatter_dim")
+    check_dims(op, A, B, scatter_dim, "scatter_dim")
     if reduce_op not in REDUCTIONS:
         raise refusal(op, "reduce_op", " or ".join(REDUCTIONS), repr(reduce_op))
     if A.shape[scatter_dim] % ranks:
@@ -174,7 +174,7 @@ def fused_matmul_reduce_scatter(
     return Call(group_name, MatmulReduceScatter, IN_BATCHES, inputs, finish, agreed)
 
 
-@_operation("(Tensor?, Tensor[])")
+@operation("(Tensor?, Tensor[])")
 def fused_all_gather_matmul(
     A: Tensor,
     Bs: Sequence[Tensor],
@@ -192,7 +192,7 @@ def fused_all_gather_matmul(
     `fused_matmul_reduce_scatter`; accumulated in fp32, rounded once."""
     op = "fused_all_gather_matmul"
     for B in Bs:
-        _check_dims(op, A, B, gather_dim, "gather_dim")
+        check_dims(op, A, B, gather_dim, "gather_dim")
     x, shape = as_rows(A, gather_dim), A.shape
 
     def finish(*outs: Tensor) -> tuple[Tensor | None, list[Tensor]]:
@@ -207,14 +207,14 @@ def fused_all_gather_matmul(
     return Call(group_name, AllGatherMatmul, IN_BATCHES, inputs, finish, agreed)
 
 
-@_operation()
+@operation()
 def matmul(
     A: Tensor, B: Tensor, group_name: str = "", *, deterministic: str = "run"
 ) -> Call:
     """A [..., K] @ B [K, N] -> [..., N] on each rank, without communication. With
     gradients. Copies as for `fused_matmul_reduce_scatter`; accumulated in fp32, rounded
     once."""
-    _check_dims("matmul", A, B, 0, "A")
+    check_dims("matmul", A, B, 0, "A")
     return Call(
         group_name,
         Matmul,
@@ -224,7 +224,7 @@ def matmul(
     )
 
 
-@_operation()
+@operation()
 def mlp(
     x: Tensor,
     gate: Tensor,
@@ -247,7 +247,7 @@ def mlp(
     )
 
 
-@_operation()
+@operation()
 def moe(
     x: Tensor,
     router: Tensor,
@@ -354,7 +354,8 @@ register(gather_rows, _fake_gather)
 register(scatter_rows, _fake_scatter)
 
 
-def _check_dims(op: str, A: Tensor, B: Tensor, dim: int, name: str) -> None:
+def check_dims(op: str, A: Tensor, B: Tensor, dim: int, name: str) -> None:
+    """Refuse an A without rows, a B that is no matrix, and a dim that A lacks."""
     axes = A.dim()
     if axes < 2 or B.dim() != 2:
         shapes = f"A {list(A.shape)}, B {list(B.shape)}"

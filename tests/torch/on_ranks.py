@@ -136,6 +136,94 @@ def check_gradients_of_all_gather() -> None:
             assert_close(B.grad, rows(joined(A, dim)).t() @ rows(seen[1]))
 
 
+def total(part: Tensor) -> Tensor:
+    """The sum over ranks, in float32."""
+    whole = part.detach().float().contiguous()
+    dist.all_reduce(whole)
+    return whole
+
+
+def check_all_reduce() -> None:
+    for shape in ((8,), (3, 5, 24)):
+        for dtype in (BF16, torch.float16):
+            x = random(*shape, dtype=dtype)
+            y = ops.all_reduce(x, "sum", name)
+            assert_close(y, total(x))
+            seen = random(*shape, dtype=dtype, seed=1).detach()
+            y.backward(seen)
+            assert_close(x.grad, total(seen))
+    parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, y.detach())
+    assert all(torch.equal(part, y) for part in parts)
+
+
+def check_all_reduce_norm() -> None:
+    x, residual, gain = (random(*s).detach() for s in ((2, 3, 24), (2, 3, 24), (24,)))
+    for same in (residual, gain):
+        dist.broadcast(same, 0)
+    y, sums = ops.all_reduce_norm(x, residual, gain, 1e-5, name)
+    assert_close(sums, total(x) + residual.float())
+    wanted = nn.functional.rms_norm(sums.float(), (24,), gain.float(), 1e-5)
+    assert_close(y, wanted)
+
+
+def check_matmul_all_reduce() -> None:
+    for shape in ((5, 16), (2, 3, 16)):
+        A, W, B = random(*shape), random(24, 16, seed=1), random(16, 8, seed=2)
+        for matrix in (W.t(), B):
+            y = ops.matmul_all_reduce(A, matrix, "sum", name)
+            assert_close(y, total(A.float() @ matrix.float()))
+            seen = random(*y.shape, seed=3).detach()
+            A.grad = None
+            y.backward(seen)
+            assert_close(A.grad, total(seen) @ matrix.float().t())
+        assert_close(B.grad, rows(A).t() @ rows(total(seen)))
+
+
+def check_row_parallel_with_all_reduce() -> None:
+    """As one nn.Linear: what follows is the same on all ranks."""
+    narrow = nn.Linear(48, 32, dtype=BF16)
+    for parameter in narrow.parameters():
+        dist.broadcast(parameter.data, 0)
+    row = RowParallelLinear.from_linear(narrow, reduce="all")
+    row.bias = nn.Parameter(row.bias.detach())
+    whole = random(2, 5, 48).detach()
+    dist.broadcast(whole, 0)
+    own = slice(24 * dist.get_rank(), 24 * dist.get_rank() + 24)
+    part = whole[..., own].clone().requires_grad_()
+    compiled = torch.compile(row, fullgraph=True, backend="aot_eager")
+    expected = narrow(whole.requires_grad_())
+    expected.square().sum().backward()
+    for run in (row, compiled):
+        y = run(part)
+        assert_close(y, expected)
+        for one in (part, row.weight, row.bias):
+            one.grad = None
+        y.square().sum().backward()
+        assert_close(part.grad, whole.grad[..., own])
+        assert_close(row.weight.grad, narrow.weight.grad[:, own])
+        assert_close(row.bias.grad, narrow.bias.grad)
+
+
+def check_compiled_reductions() -> None:
+    x, w, gain = random(6, 16), random(24, 16, seed=1), random(24, seed=2).detach()
+    dist.broadcast(gain, 0)
+
+    def layer(x: Tensor) -> Tensor:
+        y = ops.matmul_all_reduce(x, w.t(), "sum", name)
+        with torch.no_grad():
+            norm, sums = ops.all_reduce_norm(y, y * 0, gain, 1e-5, name)
+        return ops.all_reduce(y, "sum", name) + norm + sums
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    wanted = torch.autograd.grad(layer(x).sum(), (x, w))
+    found = torch.autograd.grad(compiled(x).sum(), (x, w))
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other)
+    longer = random(9, 16)
+    assert_close(compiled(longer), layer(longer))
+
+
 def check_gradients_of_gradients() -> None:
     """As of a gradient penalty, summed over the ranks; compared with all ranks' parts
     in one process."""

@@ -59,6 +59,15 @@ CALLS = {
         lambda g: (random(2, 16, 8), [random(8, 24), random(24, 8).t()], 1, g),
     ),
     "matmul": ("matmul", lambda g: (random(5, 8, grad=True), random(24, 8).t())),
+    "all_reduce": ("all_reduce", lambda g: (random(3, 5, 8, grad=True), "sum", g)),
+    "all_reduce_norm": (
+        "all_reduce_norm",
+        lambda g: (random(3, 5, 8), random(3, 5, 8), random(8), 1e-5, g),
+    ),
+    "matmul_all_reduce": (
+        "matmul_all_reduce",
+        lambda g: (random(2, 5, 8, grad=True), random(24, 8).t(), "sum", g),
+    ),
     "mlp": ("mlp", lambda g: (random(2, 3, 8), *[random(16, 8)] * 2, random(8, 16))),
     "moe": (
         "moe",
@@ -94,6 +103,15 @@ def test_wrong_arguments_are_refused(group):
         ops.fused_matmul_reduce_scatter(x, x.t(), "max", 0, name)
     with pytest.raises(ArgumentError, match=r"B \[K, N\]"):
         ops.fused_all_gather_matmul(x, [x[0]], 0, name)
+    for op, given in ((ops.all_reduce, [x]), (ops.matmul_all_reduce, [x, x.t()])):
+        with pytest.raises(ArgumentError, match="wanted: reduce_op: sum\n.*'max'"):
+            op(*given, "max", name)
+    with pytest.raises(ArgumentError, match=r"residual: the shape of x, \[16, 8\]"):
+        ops.all_reduce_norm(x, x[:4], x[0], 1e-6, name)
+    with pytest.raises(ArgumentError, match=r"x \[rows, 8 \* vectors\]"):
+        ops.all_reduce(x[:3, :4], "sum", name)
+    with pytest.raises(ArgumentError, match="unknown reduce"):
+        RowParallelLinear(x, reduce="both")
     with pytest.raises(ArgumentError, match="bfloat16 or float16"):
         ops.matmul(x.float(), x.float().t())
     with pytest.raises(ArgumentError, match="unknown deterministic"):
