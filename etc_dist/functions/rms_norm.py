@@ -74,12 +74,29 @@ def embed_norm(dtype: str, eps: float) -> DeviceFunction:
         x[...] = embedding[np.where((ids >= 0) & (ids < len(embedding)), ids, 0)]
         y[...] = normalized(x, gain, eps).astype(y.dtype)
 
+    of = "embed_norm", dtype, eps, body
+    return _function(*of, reads=3, writes=2, others=_embedding(dtype))
+
+
+def embed_rows(dtype: str) -> DeviceFunction:
+    """embedding [vocabulary, columns], ids [rows] -> the rows of the ids, twice [rows,
+    columns]. An id out of range stands for 0. On GPUs one row."""
+
+    def body(embedding: Any, ids: Any, x: Any, y: Any) -> None:
+        x[...] = embedding[np.where((ids >= 0) & (ids < len(embedding)), ids, 0)]
+        y[...] = x
+
+    of, keeps = ("embed_rows", dtype, 0.0, body), {"kKeeps": 1}
+    others = _embedding(dtype)
+    return _function(*of, reads=2, writes=2, others=others, constants=keeps)
+
+
+def _embedding(dtype: str) -> dict[int, Operand]:
     columns = Extent(name="columns", whole=True)
-    others = {
+    return {
         0: Operand((Extent(whole=True), columns), two_byte(dtype)),
         1: Operand((1,), "int32", leading=True),
     }
-    return _function("embed_norm", dtype, eps, body, reads=3, writes=2, others=others)
 
 
 def copy_norm(dtype: str, eps: float) -> DeviceFunction:

@@ -231,6 +231,8 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         features=Features(
             qkv_bias=family.has_bias("qkv", given),
             o_bias=family.has_bias("o", given),
+            pre_norm="norm" in family.norms.values(),
+            post_norm="post_norm" in family.norms.values(),
             score_scale=None if head_size == head_dim else head_size**-0.5,
         ),
     )

@@ -17,11 +17,18 @@ from etc_dist.functions.best_column import best_column, next_token, unpadded_til
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.copy_rows import copy_rows
 from etc_dist.functions.epilogue import swiglu
+from etc_dist.functions.post_norm import post_norm, post_ranks_norm
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.functions.rms_norm import add_rms_norm, embed_norm
+from etc_dist.functions.rms_norm import (
+    add_rms_norm,
+    embed_norm,
+    embed_rows,
+    rms_norm,
+)
 from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
+    DeviceFunction,
     EventRef,
     EventTensor,
     Expr,
@@ -88,7 +95,8 @@ def decoder_graph(
     task.
 
     Weights have the layer as first axis. `norm` [layers + 1, hidden] has the gains
-    before attention of each layer, then that of the final norm.
+    before attention of each layer, then that of the final norm; [1, hidden] without
+    `pre_norm`.
 
     On several ranks heads, inner width and the vocabulary of logits are split: `sizes`,
     weights, cache and logits are those of a rank. The embedding has all ids, and all
@@ -105,6 +113,20 @@ def decoder_graph(
             calls.add_layer((step, layer))
         calls.pick(step, best_columns)
     calls.finish()
+
+
+def norm_of_sum(
+    sizes: DecoderSizes, is_sum: bool, has_bias: bool, early: bool
+) -> DeviceFunction:
+    """What adds the output of attention or of the MLP to the residual. is_sum: it is a
+    sum over ranks. early: the residual is read before the last wait, if possible."""
+    of, own = (sizes.dtype, sizes.norm_eps), sizes.features
+    if own.post_norm:
+        make = post_ranks_norm if is_sum else post_norm
+        return make(*of, has_bias=has_bias, normalizes_sum=own.pre_norm)
+    if is_sum:
+        return add_ranks_norm(*of, has_bias=has_bias)
+    return add_rms_norm(*of, has_bias=has_bias, early=early)
 
 
 class _Calls:
@@ -163,10 +185,12 @@ class _Calls:
         self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
         heads = sizes.heads * dim
         width = heads + 2 * sizes.kv_heads * dim
-        self.gains = {
-            "norm": g.input("norm", (layers + 1, hidden), dtype),
-            "mlp_norm": g.input("mlp_norm", (layers, hidden), dtype),
-        }
+        own = sizes.features
+        gains = {"norm": layers + 1 if own.pre_norm else 1}
+        of_layers = ["mlp_norm"] * own.pre_norm
+        of_layers += ["post_norm", "post_mlp_norm"] * own.post_norm
+        gains |= dict.fromkeys(of_layers, layers)
+        self.gains = {n: g.input(n, (c, hidden), dtype) for n, c in gains.items()}
         if sizes.normalizes_heads:
             for name in ("q_norm", "k_norm"):
                 self.gains[name] = g.input(name, (layers, dim), dtype)
@@ -243,13 +267,14 @@ class _Calls:
         g = self.g
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
+        has_norm, dtype = self.sizes.features.pre_norm, self.sizes.dtype
         g.call(
-            embed_norm(self.sizes.dtype, self.sizes.norm_eps),
+            embed_norm(dtype, self.sizes.norm_eps) if has_norm else embed_rows(dtype),
             grid,
             reads=[
                 self.embedding[:, :],
                 self.ids[step, span(r, 1)],
-                self.gains["norm"][0, :],
+                *([self.gains["norm"][0, :]] if has_norm else []),
             ],
             writes=[self.residual[own], self.normed[own]],
             waits=[self.begun[step]],
@@ -438,29 +463,49 @@ class _Calls:
         g, delta = self.g, self.deltas[of]
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
-        is_sum = delta.kind == "symmetric"
-        of_norm, early = (self.sizes.dtype, self.sizes.norm_eps), self.early
+        is_sum, features = delta.kind == "symmetric", self.sizes.features
         bias = [self.biases[of][turn[1], :]] if of in self.biases else []
-        if is_sum:
-            function = add_ranks_norm(*of_norm, has_bias=bool(bias))
-            added = delta[:, *own]
-        else:
-            function = add_rms_norm(*of_norm, has_bias=bool(bias), early=early)
-            added = delta[own]
+        gains = [self.gains[name][number, :]] if features.pre_norm else []
+        if features.post_norm:
+            post = {"o": "post_norm", "down": "post_mlp_norm"}[of]
+            gains = [self.gains[post][turn[1], :], *gains]
+        function = norm_of_sum(self.sizes, is_sum, bool(bias), self.early)
+        is_early = bool(function.reads_before_wait)
         g.call(
             function,
             grid,
             name=f"add_{name}",
-            reads=[added, *bias, self.residual[own], self.gains[name][number, :]],
+            reads=[
+                delta[:, *own] if is_sum else delta[own],
+                *(*bias, self.residual[own], *gains),
+            ],
             writes=[self.residual[own], y[own]],
-            waits=[*([ended] if early and not is_sum else []), self.done[of][turn]],
+            waits=[*([ended] if is_early else []), self.done[of][turn]],
             notifies=[notify],
         )
+
+    def normalize_last(self, step: Expr, wait: EventRef) -> EventRef:
+        """The final norm, where the last layer ends without one."""
+        g = self.g
+        last = g.events("last_normed", (self.steps,), expects=self.rows)
+        (r,) = grid = g.grid(r=self.rows)
+        own = span(r, 1), slice(None)
+        g.call(
+            rms_norm(self.sizes.dtype, self.sizes.norm_eps),
+            grid,
+            reads=[self.residual[own], self.gains["norm"][0, :]],
+            writes=[self.normed[own]],
+            waits=[wait],
+            notifies=[last[step]],
+        )
+        return last[step]
 
     def pick(self, step: Expr, best_columns: int) -> None:
         """The logits of each row, their largest one, and the rows of the next step."""
         g = self.g
         ready = self.ready[step, self.layers]
+        if not self.sizes.features.pre_norm:
+            ready = self.normalize_last(step, ready)
         self.multiply("head", self.normed, self.logits, ready, (step,))
         tiles = g.let("best_tiles", ceildiv(self.vocabulary, best_columns))
         values = g.local("best_values", (self.rows, tiles), "float32")

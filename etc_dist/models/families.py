@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+NORMS = {"input_layernorm": "norm", "post_attention_layernorm": "mlp_norm"}
+"""Before attention, and before the MLP."""
+
 
 def no_layer(number: int, given: Mapping[str, Any]) -> bool:
     """The layers of a family without sliding windows."""
@@ -31,10 +34,12 @@ class Family:
     not have, as in transformers. theta: the default of rope_theta. normalizes_heads:
     each query and key is normalized. biases: of the matmuls `qkv` and `o`: True, or the
     field that says whether there are any. has_experts: in place of an MLP.
-    partial: rotary embeddings may leave out elements of a head. is_paired: neighbours
+    partial: the default of partial_rotary_factor; None: it is 1. is_paired: neighbours
     are rotated together. rope_names: other names of kinds of rotary embeddings.
     is_fused: q, k and v are one matrix in the files, as are gate and up. rope: the
     default of rope_parameters.
+
+    norms: the array of each norm of a layer, by its name in the files.
 
     slides: whether a layer has a sliding window, if the model has one: by its number
     and the fields of config.json. reads_layer_types: layer_types decides, if it is
@@ -49,11 +54,12 @@ class Family:
     normalizes_heads: bool = False
     biases: Mapping[str, str | bool] = field(default_factory=dict)
     has_experts: bool = False
-    partial: bool = False
+    partial: float | None = None
     is_paired: bool = False
     rope_names: Mapping[str, str] = field(default_factory=dict)
     is_fused: bool = False
     rope: Mapping[str, Any] = field(default_factory=dict)
+    norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
     slides: Callable[[int, Mapping[str, Any]], bool] = no_layer
     reads_layer_types: bool = False
     window_switch: str = ""
@@ -176,6 +182,34 @@ _LIST = (
         layers="a mixture of experts",
     ),
     Family(
+        "Glm4ForCausalLM",
+        "glm4",
+        {
+            "vocab_size": 151552,
+            "hidden_size": 4096,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1.5625e-07,
+            "eos_token_id": [151329, 151336, 151338],
+            "attention_bias": True,
+        },
+        biases={"qkv": "attention_bias"},
+        partial=0.5,
+        is_paired=True,
+        is_fused=True,
+        norms={
+            **NORMS,
+            "post_self_attn_layernorm": "post_norm",
+            "post_mlp_layernorm": "post_mlp_norm",
+        },
+        gguf="glm4",
+        layers="biases of q, k, v; partial rotary embedding; four norms",
+    ),
+    Family(
         "MistralForCausalLM",
         "mistral",
         _OF_MISTRAL,
@@ -230,7 +264,7 @@ _LIST = (
             "rms_norm_eps": 1e-5,
             "eos_token_id": 32000,
         },
-        partial=True,
+        partial=1.0,
         rope_names={"su": "longrope", "yarn": "longrope"},
         is_fused=True,
         slides=every_layer,

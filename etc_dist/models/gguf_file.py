@@ -22,7 +22,9 @@ from etc_dist.models.rope import LENGTH, is_number
 from etc_dist.models.weights import stack_weights
 
 ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
-PARTIAL_KINDS = [family.gguf for family in FAMILIES.values() if family.partial]
+PARTIAL_KINDS = [
+    family.gguf for family in FAMILIES.values() if family.partial is not None
+]
 PAIRED = ("llama",)
 """Architectures whose queries and keys are stored with the two elements that the
 rotary embedding rotates next to each other."""
@@ -55,6 +57,11 @@ LAYER_TENSORS = {
 }
 """Those of experts are stacked; {} stands for the number of one."""
 OTHER_TENSORS = {
+    "glm4": {
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
 }

@@ -59,6 +59,8 @@ def read_rope(given: Mapping[str, Any], family: Family, path: Path) -> dict[str,
     rope = ropes[0] if ropes else {**outer, "rope_type": "default"}
     kind = rope["rope_type"]
     _add_defaults(rope, given)
+    if family.partial is not None:
+        rope.setdefault(PARTIAL, family.partial)
     optional = [key for key in OPTIONAL_KEYS.get(kind, ()) if key in rope]
     keys = [*ROPE_KEYS[kind], *optional]
     wrong = {key: rope.get(key) for key in keys if not is_number(rope.get(key))}
@@ -85,8 +87,9 @@ def _add_defaults(rope: dict[str, Any], given: Mapping[str, Any]) -> None:
 def _check_values(rope: Mapping[str, Any], family: Family, path: Path) -> None:
     kind, partial = rope["rope_type"], rope.get(PARTIAL, 1)
     low, high = rope.get("low_freq_factor", 0), rope.get("high_freq_factor", 1)
-    share = "from 0, at most 1" if family.partial else "1"
-    is_share = is_number(partial) and (partial <= 1 if family.partial else partial == 1)
+    is_partial = family.partial is not None
+    share = "from 0, at most 1" if is_partial else "1"
+    is_share = is_number(partial) and (partial <= 1 if is_partial else partial == 1)
     faults = {
         f"no {BETA}": BETA in rope and BETA not in family.rope,
         "low_freq_factor below high_freq_factor": kind == "llama3" and low >= high,

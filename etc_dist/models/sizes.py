@@ -18,13 +18,17 @@ class Features:
 
     qkv_bias, o_bias: the matmul has a bias. score_scale: of attention; None: 1 /
     sqrt(head_dim). has_span: layers have sliding windows, which may differ.
-    scales_queries: those of a position are rotated by a table of their own."""
+    scales_queries: those of a position are rotated by a table of their own. pre_norm:
+    the inputs of attention and of the MLP are normalized. post_norm: so are their
+    outputs, before they are added to the residual."""
 
     qkv_bias: bool = False
     o_bias: bool = False
     score_scale: float | None = None
     has_span: bool = False
     scales_queries: bool = False
+    pre_norm: bool = True
+    post_norm: bool = False
 
 
 PLAIN = Features()

@@ -27,7 +27,7 @@ class WeightPlaces:
         self._of_layer = _of_layer(part.config(config))
         self._others: dict[str, tuple[str, Any]] = {
             "model.embed_tokens.weight": ("embedding", slice(vocabulary)),
-            "model.norm.weight": ("norm", config.layers),
+            "model.norm.weight": ("norm", config.layers * config.features.pre_norm),
         }
         if not config.is_tied:
             own = slice(ids.stop - ids.start)
@@ -62,13 +62,13 @@ def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
     """The tensors of a layer: an array, and an index into its part of the layer."""
     heads, width = (n * config.head_dim for n in (config.heads, config.kv_heads))
     own: dict[str, tuple[str, Any]] = {
-        "input_layernorm": ("norm", ...),
-        "post_attention_layernorm": ("mlp_norm", ...),
         "self_attn.q_proj": ("w_qkv", slice(0, heads)),
         "self_attn.k_proj": ("w_qkv", slice(heads, heads + width)),
         "self_attn.v_proj": ("w_qkv", slice(heads + width, None)),
         "self_attn.o_proj": ("w_o", ...),
     }
+    family = FAMILIES[config.architecture]
+    own |= {name: (to, ...) for name, to in family.norms.items()}
     block, *names = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
     targets = dict(zip(names, ("w_gate", "w_up", "w_down"), strict=True))
     if config.mixture is None:
@@ -80,7 +80,7 @@ def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
             for expert in range(config.mixture.experts)
             for name, to in targets.items()
         }
-    if FAMILIES[config.architecture].normalizes_heads:
+    if family.normalizes_heads:
         own |= {f"self_attn.{n}": (n, ...) for n in ("q_norm", "k_norm")}
     places = {f"{name}.weight": place for name, place in own.items()}
     for to, of in (("qkv", "qkv"), ("o", "o")):

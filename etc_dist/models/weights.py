@@ -157,8 +157,7 @@ def weight_shapes(
     width = heads + 2 * config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embedding": (part.count * config.vocabulary, hidden),
-        "norm": (layers + 1, hidden),
-        "mlp_norm": (layers, hidden),
+        "norm": (layers + 1 if config.features.pre_norm else 1, hidden),
         "w_qkv": (layers, width, hidden),
         "w_o": (layers, hidden, heads),
     }
@@ -173,6 +172,9 @@ def weight_shapes(
     }
     if not config.is_tied:
         shapes["w_head"] = (config.vocabulary, hidden)
+    for name in FAMILIES[config.architecture].norms.values():
+        if name != "norm":
+            shapes[name] = layers, hidden
     if config.features.qkv_bias:
         shapes["qkv_bias"] = layers, width
     if config.features.o_bias:

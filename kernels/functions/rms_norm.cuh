@@ -97,7 +97,9 @@ struct NormalizedRow {
         squares += squares_of(v[i]);
       }
     }
-    fetch(row.gain, task.thread * 8 + last, row.columns, gain);  // arrives during the reduction
+    if constexpr (!Task::kKeeps) {
+      fetch(row.gain, task.thread * 8 + last, row.columns, gain);  // arrives during the reduction
+    }
     squares = ptx::warp_sum(squares);
     if (task.thread % 32 == 0) sums[task.thread / 32] = squares;
     task.sync();
@@ -109,14 +111,17 @@ struct NormalizedRow {
 #pragma unroll 1
     for (i32 first = last; first >= 0; first -= kChunk) {
       if (first != last) {
-        fetch(row.gain, task.thread * 8 + first, row.columns, gain);
+        if constexpr (!Task::kKeeps) {
+          fetch(row.gain, task.thread * 8 + first, row.columns, gain);
+        }
         fetch(row.sum, task.thread * 8 + first, row.columns, v);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const i32 column = task.thread * 8 + first + i * kStep;
         if (column < row.columns) {
-          ptx::store16(row.y + column * 2, multiplied(v[i], gain[i], scale));
+          if constexpr (!Task::kKeeps) v[i] = multiplied(v[i], gain[i], scale);
+          ptx::store16(row.y + column * 2, v[i]);
         }
       }
     }
@@ -206,6 +211,10 @@ struct add_rms_norm : NormalizedRow<Task, AddedRow<Task>> {};
 
 template <class Task>
 struct embed_norm : NormalizedRow<Task, EmbeddedRow<Task>> {};
+
+// With kKeeps: without a norm.
+template <class Task>
+struct embed_rows : NormalizedRow<Task, EmbeddedRow<Task>> {};
 
 template <class Task>
 struct copy_norm : NormalizedRow<Task, CopiedRow<Task>> {};

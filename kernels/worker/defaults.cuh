@@ -40,6 +40,7 @@ struct CallDefaults {
   // Of device functions with variants, which few calls are.
   static constexpr int kHasBias = 0;
   static constexpr int kHasSpan = 0;
+  static constexpr int kKeeps = 0;
   static constexpr int kTables = 1;
 
   // Units in one turn of the loops around the call; nanoseconds per task.

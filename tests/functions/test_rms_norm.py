@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.rms_norm import add_rms_norm, copy_norm, embed_norm, rms_norm
+from etc_dist.functions.rms_norm import (
+    add_rms_norm,
+    copy_norm,
+    embed_norm,
+    embed_rows,
+    rms_norm,
+)
 from etc_dist.ir import Graph, graph_function, span
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
@@ -21,7 +27,8 @@ EPS = 1e-5
 @graph_function
 def norms(g: Graph, *, dtype: str) -> None:
     """y and z: RMSNorms of x, and of total = x + bias + residual, which is updated. v:
-    RMSNorm of u, the rows `ids` of x. q: RMSNorm of p, a copy of x."""
+    RMSNorm of u, the rows `ids` of x. q: RMSNorm of p, a copy of x. first,
+    second: u."""
     rows, columns = g.dims("rows columns")
     shape = rows, columns
     x, gain = g.input("x", shape, dtype), g.input("gain", (2, columns), dtype)
@@ -31,6 +38,7 @@ def norms(g: Graph, *, dtype: str) -> None:
     ids = g.input("ids", (rows,), "int32")
     u, v = g.output("u", shape, dtype), g.output("v", shape, dtype)
     p, q = g.output("p", shape, dtype), g.output("q", shape, dtype)
+    s, t = (g.output(name, shape, dtype) for name in ("first", "second"))
     (r,) = grid = g.grid(r=rows)
     own = span(r, 1), slice(None)
     g.call(
@@ -49,6 +57,8 @@ def norms(g: Graph, *, dtype: str) -> None:
         reads=[x[:, :], ids[span(r, 1)], gain[0, :]],
         writes=[u[own], v[own]],
     )
+    reads = [x[:, :], ids[span(r, 1)]]
+    g.call(embed_rows(dtype), grid, reads=reads, writes=[s[own], t[own]])
 
 
 def expected(x: Any, gain: Any) -> Any:
@@ -75,7 +85,8 @@ def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
         parts = x, given["bias"][1], total
         sums = sum(part.astype(np.float32) for part in parts).astype(x.dtype)
         np.testing.assert_array_equal(found["total"], sums)
-        np.testing.assert_array_equal(found["u"], looked_up)
+        for name in ("u", "first", "second"):
+            np.testing.assert_array_equal(found[name], looked_up)
         np.testing.assert_array_equal(found["p"], x)
         norms_of = {"y": (x, 0), "z": (sums, 1), "v": (looked_up, 0), "q": (x, 1)}
         for name, (of, gain) in norms_of.items():

@@ -93,6 +93,12 @@ CASES = (
     ),
     Case("llama", {"rope_parameters": YARN | MAGNITUDES, "head_dim": 96}, name="wide"),
     Case("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+    Case(
+        "glm4",
+        {"partial_rotary_factor": 0.25},
+        {"partial": {"partial_rotary_factor": 0.5}, "bias": {"attention_bias": False}},
+        {"rope.dimension_count": 16},
+    ),
     Case("mistral", {"sliding_window": 9}, {"window": {"sliding_window": None}}),
     Case(
         "ministral",

@@ -37,7 +37,8 @@ def test_each_field_of_a_configuration_is_listed(kind):
     config = cls()
     names = {field.name for field in fields(cls)} | cls.attribute_map.keys()
     names |= vars(config).keys() | config.to_dict().keys()
-    assert names - LISTED == {"_post_init_done"}  # never in a file
+    never = {"_post_init_done", "ignore_keys_at_rope_validation"}  # in a file
+    assert names - LISTED <= never
 
 
 @pytest.mark.parametrize("kind", MODEL_TYPES.values())

@@ -1,0 +1,128 @@
+// A residual plus the RMSNorm of what is added to it, and the RMSNorm of this sum.
+#pragma once
+#include "functions/add_ranks_norm.cuh"
+#include "functions/rms_norm.cuh"
+
+namespace etc {
+
+// One row. `Added` adds x or its parts. The reads after it are the bias, if there is one, the
+// residual, the gain of x and that of the sum, if it is normalized.
+template <class Task, class Added>
+struct PostNormedRow {
+  using Vectors = RowVectors<Task>;
+  static constexpr i32 kReads = Task::kReads, kResidual = 1 + Task::kHasBias;
+  static constexpr i32 kAtOnce = Vectors::kAtOnce, kStep = Vectors::kStep;
+  static constexpr i32 kChunk = kAtOnce * kStep;  // columns that stay in registers
+  static constexpr i32 kWarps = Task::threads / 32;
+
+  // NOTE: of long rows, x is in y until the second loop, and the sum is read again in the third.
+  ETC_DEVICE static void run(const Task& task) {
+    const auto tile = task.template operand<kReads>();
+    const i32 columns = tile.size[decltype(tile)::kRank - 1];
+    const u64 residual = u64(task.template operand<kResidual>().at());
+    const u64 gain = u64(task.template operand<kResidual + 1>().at());
+    const u64 sum = u64(tile.at()), y = u64(task.template operand<kReads + 1>().at());
+    const Added added(task);
+    const i32 last = (columns - 1) / kChunk * kChunk;
+    uint4 v[kAtOnce], by[kAtOnce], other[kAtOnce];
+    float squares = 0.0f;
+#pragma unroll 1
+    for (i32 first = 0; first <= last; first += kChunk) {
+      const i32 column = task.thread * 8 + first;
+      typename Vectors::Sums total = {};
+      added.add(column, columns, total);
+      if constexpr (Task::kHasBias) {
+        Vectors::fetch(u64(task.template operand<1>().at()), column, columns, other);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) total[i].add(other[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) v[i] = total[i].rounded();
+      squares += squares_of(v);
+      if (first != last) store(y, column, columns, v);
+    }
+    const float scale = scale_of(task, squares, columns);
+    squares = 0.0f;
+#pragma unroll 1
+    for (i32 first = last; first >= 0; first -= kChunk) {
+      const i32 column = task.thread * 8 + first;
+      if (first != last) Vectors::fetch(y, column, columns, v);
+      Vectors::fetch(gain, column, columns, by);
+      Vectors::fetch(residual, column, columns, other);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) v[i] = multiplied(v[i], by[i], scale, other[i]);
+      store(sum, column, columns, v);
+      if constexpr (Task::kNormalizesSum) squares += squares_of(v);
+      if constexpr (!Task::kNormalizesSum) store(y, column, columns, v);
+    }
+    if constexpr (Task::kNormalizesSum) {
+      task.sync();  // the sums of warps have been read
+      const float of_sum = scale_of(task, squares, columns);
+      const u64 last_gain = u64(task.template operand<kReads - 1>().at());
+#pragma unroll 1
+      for (i32 first = 0; first <= last; first += kChunk) {
+        const i32 column = task.thread * 8 + first;
+        if (first > 0) Vectors::fetch(sum, column, columns, v);
+        Vectors::fetch(last_gain, column, columns, by);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) v[i] = multiplied(v[i], by[i], of_sum, uint4{});
+        store(y, column, columns, v);
+      }
+    }
+  }
+
+ private:
+  ETC_DEVICE static void store(u64 to, i32 column, i32 columns, const uint4 (&v)[kAtOnce]) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const i32 at = column + i * kStep;
+      if (at < columns) ptx::store16(to + at * 2, v[i]);
+    }
+  }
+  ETC_DEVICE static float squares_of(const uint4 (&v)[kAtOnce]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const u32 word[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 pair = unpack<Task::kIsHalf>(word[j]);
+        sum = __fmaf_rn(pair.y, pair.y, __fmaf_rn(pair.x, pair.x, sum));
+      }
+    }
+    return sum;
+  }
+  // 1 / sqrt(mean + eps) of all threads' squares.
+  ETC_DEVICE static float scale_of(const Task& task, float squares, i32 columns) {
+    float* const sums = reinterpret_cast<float*>(task.scratch);
+    squares = ptx::warp_sum(squares);
+    if (task.thread % 32 == 0) sums[task.thread / 32] = squares;
+    task.sync();
+    float total = 0.0f;
+#pragma unroll
+    for (i32 warp = 0; warp < kWarps; ++warp) total += sums[warp];
+    return rsqrtf(total / float(columns) + Task::kEps);
+  }
+  // v * scale * by + other, rounded once.
+  ETC_DEVICE static uint4 multiplied(uint4 v, uint4 by, float scale, uint4 other) {
+    u32 word[4] = {v.x, v.y, v.z, v.w};
+    const u32 gains[4] = {by.x, by.y, by.z, by.w};
+    const u32 others[4] = {other.x, other.y, other.z, other.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack<Task::kIsHalf>(word[i]);
+      const float2 of = unpack<Task::kIsHalf>(gains[i]), to = unpack<Task::kIsHalf>(others[i]);
+      word[i] = pack<Task::kIsHalf>(
+          pair.x * scale * of.x + to.x, pair.y * scale * of.y + to.y);
+    }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+  }
+};
+
+template <class Task>
+struct post_norm : PostNormedRow<Task, AddedRow<Task>> {};
+
+template <class Task>
+struct post_ranks_norm : PostNormedRow<Task, AddedRanks<Task>> {};
+
+}  // namespace etc
