@@ -22,6 +22,8 @@ from etc_dist.models.library import library_programs
 from etc_dist.models.loading import DEFAULTS, add_options_of_load
 from etc_dist.new_function import write_function
 from etc_dist.ops.tuning import Tuning, save_tuning
+from etc_dist.port.command import add_options as add_port_options
+from etc_dist.port.command import run as port
 from etc_dist.predict.command import add_options as add_predict_options
 from etc_dist.predict.command import run as predict
 from etc_dist.runtime.build import ARCH, expect_arch, report
@@ -135,6 +137,8 @@ def _run(options: argparse.Namespace) -> int:
         arguments = options.template_argument
         answer(options.model, options.prompt, options.tokens, sampling, arguments)
         return 0
+    if options.command == "port":
+        return port(options)
     if options.command == "serve":
         return serve(options)
     if options.command == "new-function":
@@ -205,6 +209,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, (kind, help) in SAMPLING.items():
         option = f"--{name.replace('_', '-')}"
         group.add_argument(option, type=kind, metavar="X", help=help)
+    text = "report what of a model's config.json is supported, check its program, and "
+    text += "predict the time of its steps; without weights and without a GPU"
+    add_port_options(commands.add_parser("port", help=text, description=text))
     text = "serve a model by OpenAI's HTTP interface"
     add_serve_options(commands.add_parser("serve", help=text, description=text))
     return parser

@@ -2,7 +2,7 @@
 
 errors, files, messages, settings <- cache <- ir <- schedule <- verify <- codegen
                  <- runtime <- compiler, program, ahead, emulate <- functions <- ops
-                 <- layers <- models, torch, predict <- serve
+                 <- layers <- models, torch, predict <- port, serve
                  <- cli, doctor, new_function;
 world needs only errors, messages and settings, functions only ir"""
 
@@ -28,7 +28,7 @@ LAYERS = [
     {"ops"},
     {"layers"},
     {"models", "torch", "predict"},
-    {"serve"},
+    {"port", "serve"},
     {"cli", "doctor", "new_function"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
