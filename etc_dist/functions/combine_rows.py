@@ -14,13 +14,21 @@ GROUP_TOKENS = 2
 """Tokens whose rows one warp combines; divides BLOCK."""
 
 
-def combine_rows(routing: Routing) -> DeviceFunction:
+SHARED = PLAIN, GATED = "plain", "gated"
+
+
+def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
     """place and weights [tokens, top_k], outputs [rows, columns] -> y [tokens,
     columns]: the weighted sum of a token's rows of `outputs`, in the order of its
     choices, in fp32. The row of a token without places is zero; if experts are split,
-    it is not written."""
+    it is not written.
 
-    def body(place: Any, weights: Any, outputs: Any, y: Any) -> None:
+    shared: PLAIN if it also reads rows [tokens, columns] of a shared expert, which are
+    added last; GATED if it then reads their weights [tokens, 1]. Not if experts are
+    split."""
+
+    def body(place: Any, weights: Any, outputs: Any, *operands: Any) -> None:
+        *of_shared, y = operands
         total = np.zeros(y.shape, np.float32)
         for k in range(routing.top_k):
             here = place[:, k] >= 0
@@ -28,20 +36,34 @@ def combine_rows(routing: Routing) -> DeviceFunction:
             part = outputs[place[here, k]].astype(np.float64)
             sums = total[here] + weights[here, k, None] * part
             total[here] = sums.astype(np.float32)
+        add_shared_rows(total, *of_shared)
         some = (place >= 0).any(axis=1) | (not routing.split)
         y[some] = total[some].astype(y.dtype)
 
     columns = Extent(name="columns", multiple=8, begins=8)
-    tile = {
-        0: Operand(("rows", routing.top_k), "int32", leading=True),
-        1: Operand(("rows", routing.top_k), "float32", by_element=True),
-        2: Operand((Extent(begins=0), columns), routing.element),
-        3: Operand(("rows", columns), routing.element, leading=True),
-    }
-    constants = {"kHasNone": int(routing.has_none)}
+    tile = [
+        Operand(("rows", routing.top_k), "int32", leading=True),
+        Operand(("rows", routing.top_k), "float32", by_element=True),
+        Operand((Extent(begins=0), columns), routing.element),
+        *shared_operands(routing.element, shared),
+        Operand(("rows", columns), routing.element, leading=True),
+    ]
     return routing.function(
-        *("combine_rows", TRANSFER, 3, 1, body),
+        *("combine_rows", TRANSFER, len(tile) - 1, 1, body),
         gathers=(2,),
-        tile=tile,
-        constants=constants,
+        tile=dict(enumerate(tile)),
+        constants={"kHasNone": int(routing.has_none), "kShared": len(tile) - 4},
     )
+
+
+def shared_operands(element: str, shared: str) -> list[Operand]:
+    """The operands of a shared expert: the last reads of functions that add it."""
+    columns = Extent(name="columns", multiple=8, begins=8)
+    rows, weights = Operand(("rows", columns), element), Operand(("rows", 1), "float32")
+    return [rows, weights][: ("", *SHARED).index(shared)]
+
+
+def add_shared_rows(total: Any, rows: Any = None, weights: Any = 1) -> None:
+    """Add the rows of a shared expert, if there is one, to sums in fp32."""
+    if rows is not None:
+        total[...] = rows.astype(np.float64) * weights + total  # as above

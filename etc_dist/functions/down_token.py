@@ -12,34 +12,40 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 
-def down_token(routing: Routing) -> DeviceFunction:
+def down_token(routing: Routing, *, adds: bool = False) -> DeviceFunction:
     """ids and weights [1, top_k], active [1, top_k, inner], down [experts, columns,
     inner], the same again or without columns -> y [1, columns]: the weighted sum over
     the experts that the token picks, in fp32. The first weights are loaded before the
     activations are complete. Then the rows of operand 4 are prefetched into L2, for the
-    experts of which `gate_up_token` has not prefetched rows."""
+    experts of which `gate_up_token` has not prefetched rows. adds: further rows [1,
+    columns] are read, and added to the sum."""
 
-    def body(
-        ids: Any, weights: Any, active: Any, down: Any, prefetched_rows: Any, y: Any
-    ) -> None:
+    def body(ids: Any, weights: Any, active: Any, down: Any, *operands: Any) -> None:
+        _, *added, y = operands
         total = np.zeros(y.shape[1], np.float32)
         for k, expert in enumerate(ids[0]):
             row = down[expert].astype(np.float32) @ active[0, k].astype(np.float32)
             total += weights[0, k] * row
+        for rows in added:
+            total += rows[0].astype(np.float32)
         y[0] = total.astype(y.dtype)
 
     before_wait = 0, 1, 3, 4
     inner = Extent(name="inner", whole=True)
     # The rows of a weight come in pairs.
     columns = Extent(name="columns", multiple=2)
-    tile = {
-        0: Operand((1, routing.top_k), "int32"),
-        1: Operand((1, routing.top_k), "float32"),
-        2: Operand((1, routing.top_k, inner), routing.element),
-        3: Operand((routing.experts, columns, inner), routing.element),
-        4: prefetched(routing),
-        5: Operand((1, columns), routing.element),
-    }
+    y = Operand((1, columns), routing.element)
+    tile = [
+        Operand((1, routing.top_k), "int32"),
+        Operand((1, routing.top_k), "float32"),
+        Operand((1, routing.top_k, inner), routing.element),
+        Operand((routing.experts, columns, inner), routing.element),
+        prefetched(routing),
+        *[y] * (1 + adds),
+    ]
     return routing.function(
-        "down_token", TENSOR, 5, 1, body, reads_before_wait=before_wait, tile=tile
+        *("down_token", TENSOR, len(tile) - 1, 1, body),
+        reads_before_wait=before_wait,
+        tile=dict(enumerate(tile)),
+        constants={"kAdds": int(adds)},
     )

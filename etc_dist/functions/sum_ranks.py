@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.add_partials import add_partials, sum_in_order, vector_columns
+from etc_dist.functions.combine_rows import add_shared_rows, shared_operands
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import DeviceFunction, Operand
 from etc_dist.ir.function import TRANSFER
@@ -29,39 +30,51 @@ def sum_ranks(dtype: str) -> DeviceFunction:
         lane=TRANSFER,
         reads=1,
         writes=1,
-        constants={"kIsHalf": int(dtype == "float16"), "kSplit": 0},
+        constants={"kIsHalf": int(dtype == "float16"), "kSplit": 0, "kShared": 0},
         tile={0: _partials(dtype), 1: Operand(("rows", vector_columns(dtype)), dtype)},
     )
 
 
-def sum_expert_ranks(routing: Routing) -> DeviceFunction:
+def sum_expert_ranks(routing: Routing, shared: str = "") -> DeviceFunction:
     """partials [world, tokens, columns] -> y [tokens, columns], as `sum_ranks`. Where
     experts are split over ranks, it also reads ids [tokens, top_k] (int32), and adds
-    for each token only the partials of ranks that have experts of its choice."""
-    return _split_sum(routing) if routing.split else sum_ranks(routing.dtype)
+    for each token only the partials of ranks that have experts of its choice. shared:
+    as of `combine_rows`, where experts are split."""
+    return _split_sum(routing, shared) if routing.split else sum_ranks(routing.dtype)
 
 
-def sum_host_experts(routing: Routing, parts: int) -> DeviceFunction:
+def sum_host_experts(routing: Routing, parts: int, shared: str = "") -> DeviceFunction:
     """As `sum_expert_ranks` of split experts, over `parts` ranks or hosts with
     `routing.experts` experts each; it also reads lower, whose length is the number of
     experts before theirs. Rows of y are not written for tokens that chose none."""
-    return _split_sum(routing, parts)
+    return _split_sum(routing, shared, parts)
 
 
-def _split_sum(routing: Routing, parts: int | None = None) -> DeviceFunction:
+def _split_sum(
+    routing: Routing, shared: str, parts: int | None = None
+) -> DeviceFunction:
+    of_shared = shared_operands(routing.element, shared)
+
     def body(partials: Any, ids: Any, *others: Any) -> None:
-        (*lower, y), total = others, np.zeros(others[-1].shape, np.float32)
+        (*inputs, y), total = others, np.zeros(others[-1].shape, np.float32)
+        lower = inputs[: parts is not None]
         own = (ids - sum(map(len, lower))) // routing.experts
         for rank, partial in enumerate(partials):
             here = (own == rank).any(axis=1)
             total[here] += partial[here].astype(np.float32)
+        add_shared_rows(total, *inputs[len(lower) :])
         some = ((own >= 0) & (own < len(partials))).any(axis=1)
         y[some] = total[some].astype(y.dtype)
 
-    reads, constants = (2, {}) if parts is None else (3, {"kParts": parts})
+    constants: dict[str, float] = {"kShared": len(of_shared)}
+    first = 2
+    if parts is not None:
+        first, constants = 3, {**constants, "kParts": parts}
+    reads = first + len(of_shared)
     tile = {
         0: _partials(routing.element, parts),
         1: Operand(("rows", routing.top_k), "int32"),
+        **dict(enumerate(of_shared, first)),
         reads: Operand(("rows", "columns"), routing.element, leading=parts is not None),
     }
     return routing.function(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import ArgumentError, expect_choice, expect_range, expect_type
+from etc_dist.functions.combine_rows import GATED, PLAIN, SHARED
 from etc_dist.functions.router import Router, as_router
 from etc_dist.layers.moe_few_tokens import (
     FEW_TOKENS,
@@ -27,6 +28,11 @@ from etc_dist.world import World
 
 __all__ = ["MoE", "moe_graph"]
 
+SHARED_ARRAYS = (
+    "shared_gate_up [2 * shared_inner, hidden]",
+    "shared_down [hidden, shared_inner]",
+    "shared_gate [hidden]",
+)
 MAX_CHOICES = 16
 PACKED_INNER = 4096
 """The smallest inner width of a rank for which rows are first copied to their tiles.
@@ -37,7 +43,8 @@ class SharedMoE(Operation):
     """`MoE` with the weights as arguments, so that layers of one shape share a program
     and its buffers: `call((x, router, gate_up, down, ...), out, stream)`; the router's
     biases follow, where it has them. experts, hidden, inner: of gate_up [experts, 2 *
-    inner, hidden], a rank's own."""
+    inner, hidden], a rank's own. shared, shared_inner: the kind of the shared expert,
+    whose arrays are the last, and its inner width."""
 
     packed_inner = PACKED_INNER
     """The smallest inner width for copies of rows."""
@@ -50,6 +57,8 @@ class SharedMoE(Operation):
         inner: int,
         router: Router,
         parallel: str,
+        shared: str = "",
+        shared_inner: int = 0,
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
@@ -58,6 +67,8 @@ class SharedMoE(Operation):
     ):
         world = world_or_current(world)
         dims = {"experts": experts, "hidden": hidden, "inner": inner}
+        if shared:
+            dims["shared_inner"] = shared_inner
         self.known = Known(dims, self.known.dtype)
         with world.refusing(f"the arguments of {type(self).__name__}"):
             expect_choice(parallel, PARALLEL, "parallel")
@@ -66,12 +77,14 @@ class SharedMoE(Operation):
             router.check(experts, MAX_CHOICES)
             few_tokens = expect_range(few_tokens, 0, None, "few_tokens")
         self.router, self.top_k, self.parallel = router, router.top_k, parallel
-        most = most_tokens(router.top_k, hidden, inner) if world.size == 1 else 0
+        taken = router.top_k * inner + shared_inner  # inner columns of a token
+        most = most_tokens(1, hidden, taken) if world.size == 1 else 0
         self.few_tokens = 0 if deterministic == BATCH else min(few_tokens, most)
-        self.experts = experts
+        self.experts, self.shared = experts, shared
         self.options = {
             "experts": experts,
             "router": router,
+            "shared": shared,
             "parallel": parallel,
             "dtype": self.known.dtype,
             "few_tokens": self.few_tokens,
@@ -87,6 +100,7 @@ class SharedMoE(Operation):
         *,
         router: Router | None = None,
         parallel: str = "",
+        shared: str = "",
         **options: Any,
     ) -> ArgumentTable:
         """Internal: a rank's own tokens, or those of all, and its own experts."""
@@ -100,6 +114,7 @@ class SharedMoE(Operation):
             "gate_up [experts, 2 * inner, hidden]",
             "down [experts, hidden, inner]",
             *(f"{name} [{experts}] float32" for name in biases),
+            *SHARED_ARRAYS[: ("", "", *SHARED).index(shared)],
         ]
         output = f"out [{tokens}, hidden]"
         return ArgumentTable(cls.__name__, ranks, inputs, output, empty=tokens)
@@ -107,6 +122,7 @@ class SharedMoE(Operation):
     def candidates(self) -> list[Candidate]:
         """Internal: the programs for up to `few_tokens`, and for more."""
         routing = {"experts": self.experts, "top_k": self.router}
+        routing["shared"] = self.shared
         few_tokens = self.few_tokens
         packs = self.known.dims["inner"] >= self.packed_inner
         options = {"parallel": self.parallel, "packs": packs, **self.sizes}
@@ -130,7 +146,8 @@ class SharedMoE(Operation):
 class MoE(SharedMoE):
     """Each token through the top_k experts with its largest router logits, one kernel.
 
-    y = sum over k of weight_k * (silu(x @ gate_k.T) * (x @ up_k.T)) @ down_k.T.
+    y = sum over k of weight_k * (silu(x @ gate_k.T) * (x @ up_k.T)) @ down_k.T, to
+    which a shared expert may be added.
 
     On one rank: router [E, H]; gate_up [E, 2 I, H], gate's rows first; down [E, H, I],
     all kept by reference. moe(x, out=None, stream=None): x [M, H] -> [M, H]; M may be
@@ -150,8 +167,15 @@ class MoE(SharedMoE):
     top_k: a number, or an `etc_dist.Router`, which describes the choice. With a number,
     weight_k is the softmax over all E logits, with `normalize` divided by the sum over
     the top_k. router_bias, correction: [E] in float32, the biases of a `Router`, kept
-    by reference. Logits, weights and sums are in fp32, activations and expert results
-    are rounded once each: the same bits on every run.
+    by reference.
+
+    shared: (gate_up [2 S, H], down [H, S]), an expert that every token takes, whose
+    result is added; several such experts are one, of joined rows and columns. With
+    shared_gate [H], it is multiplied by sigmoid(x @ shared_gate). parallel="tensor":
+    a shard of its inner width, S / W; "expert": the whole expert.
+
+    Logits, weights and sums are in fp32, activations and expert results are rounded
+    once each: the same bits on every run.
 
     few_tokens: up to so many tokens on one rank (at most 16, and fewer if a token's
     experts are large; 0 for none) use a program that computes each token separately,
@@ -170,6 +194,8 @@ class MoE(SharedMoE):
         normalize: bool = True,
         router_bias: Any = None,
         correction: Any = None,
+        shared: Sequence[Any] | None = None,
+        shared_gate: Any = None,
         parallel: str = "tensor",
         world: World | None = None,
         schedule: str = "static",
@@ -180,13 +206,14 @@ class MoE(SharedMoE):
         world = world_or_current(world)
         biases = {"router_bias": router_bias, "correction": correction}
         choice = _described(world, type(self).__name__, top_k, normalize, biases)
+        kind, of_shared = _of_shared(world, type(self).__name__, shared, shared_gate)
         held = [router, gate_up, down, *(biases[name] for name in choice.bias_names)]
-        self._hold(world, *held, router=choice, parallel=parallel)
+        options: dict[str, Any] = {"router": choice, "parallel": parallel}
+        options["shared"] = kind
+        self._hold(world, *held, *of_shared, **options)
         self.dtype = self.known.dtype
         super().__init__(
-            **self.known.dims,
-            router=choice,
-            parallel=parallel,
+            **{**self.known.dims, **options},
             world=world,
             schedule=schedule,
             trace=trace,
@@ -256,4 +283,22 @@ def _described(
             router,
             has_bias=biases["router_bias"] is not None,
             has_correction=biases["correction"] is not None,
+        )
+
+
+def _of_shared(
+    world: World, where: str, shared: Any, gate: Any
+) -> tuple[str, list[Any]]:
+    """The kind of the shared expert, and its arrays."""
+    with world.refusing(f"the arguments of {where}"):
+        is_pair = isinstance(shared, Sequence) and len(shared) == 2
+        if is_pair or (shared is None and gate is None):
+            arrays = [*(shared or ()), *([] if gate is None else [gate])]
+            return ("", "", PLAIN, GATED)[len(arrays)], arrays
+        raise ArgumentError(
+            f"the arguments do not fit {where}",
+            where=where,
+            wanted="shared: a pair of arrays, (gate_up [2 S, H], down [H, S])",
+            got=f"{type(shared).__name__}, shared_gate {type(gate).__name__}",
+            fix="pass both arrays, or neither shared nor shared_gate",
         )

@@ -44,6 +44,7 @@ from etc_dist.layers.moe_steps import (
     add_projections,
     add_tiles,
 )
+from etc_dist.layers.shared_expert import SharedRows, add_shared
 from etc_dist.ops.order import last_between
 
 PARALLEL = ("tensor", "expert")
@@ -89,6 +90,7 @@ def moe_graph(
     combined: int = COMBINED,
     tiles_logits: bool = True,
     packs: bool = False,
+    shared: str = "",
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
 
@@ -103,7 +105,11 @@ def moe_graph(
     world * shard. parallel = "expert": each rank has different tokens, the whole router
     and a shard of the experts.
 
-    packs: rows of x are first copied to their tiles, for experts that are wide.
+    packs: rows of x are first copied to their tiles, for experts that are wide. shared:
+    "plain" or "gated" if there is an expert that every token takes: shared_gate_up [2
+    shared_inner, hidden], shared_down [hidden, shared_inner], and shared_gate [hidden],
+    of which the sigmoid of x @ shared_gate is the weight. parallel="tensor": a shard of
+    its inner width.
 
     The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
     are free, but block is at most 32 and a multiple of group_tokens.
@@ -128,12 +134,12 @@ def moe_graph(
         packs,
     )
     if g.world_size == 1:
-        _one_rank(g, routing, sizes)
+        _one_rank(g, routing, sizes, shared)
     elif parallel == "tensor":
-        _tensor_parallel(g, routing, sizes)
+        _tensor_parallel(g, routing, sizes, shared)
     else:
         expect_choice(parallel, PARALLEL, "parallel")
-        _expert_parallel(g, routing, sizes)
+        _expert_parallel(g, routing, sizes, shared)
 
 
 @graph_function
@@ -202,7 +208,7 @@ def chosen_experts_graph(
     _combine(g, routing, sizes, choices, tiles, outputs, y)
 
 
-def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
+def _one_rank(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:
     tokens, hidden, inner = g.dims("tokens hidden inner")
     blocks = g.let("blocks", ceildiv(tokens, routing.block))
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
@@ -212,8 +218,9 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
+    of_shared = add_shared(g, routing, sizes, x, shared)
     outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
-    _combine(g, routing, sizes, choices, tiles, outputs, y)
+    _combine(g, routing, sizes, choices, tiles, outputs, y, of_shared)
 
 
 def _combine(
@@ -224,6 +231,7 @@ def _combine(
     tiles: Tiles,
     outputs: ExpertOutputs,
     y: Tensor,
+    shared: SharedRows | None = None,
 ) -> None:
     """Add the combination of each token's rows into y, on one rank."""
     tokens = y.shape[0]
@@ -243,19 +251,20 @@ def _combine(
     of_group = tile(q, size)
     of_part = span(s * width + skipped, minimum(part, width - skipped))
     g.call(
-        combine_rows(routing),
+        combine_rows(routing, shared.kind if shared else ""),
         grid,
         reads=[
             place[of_group, :],
             choices.weights[of_group, :],
             outputs.rows[:, of_part],
+            *(shared.of(of_group, of_part) if shared else []),
         ],
         writes=[y[of_group, of_part]],
-        waits=[outputs.produced[s], located],
+        waits=[outputs.produced[s], located, *([shared.done] if shared else [])],
     )
 
 
-def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
+def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:
     """Every rank routes all tokens and multiplies them by its shard of all experts.
     Each token's partial sum goes to the rank that owns it, which adds the ranks'."""
     shard, hidden, inner = g.dims("shard hidden inner")
@@ -269,6 +278,7 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
+    of_shared = add_shared(g, routing, sizes, x, shared)
     outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
     place, located = add_places(
         g, routing, choices, tiles, tokens, waits=outputs.before
@@ -276,10 +286,10 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     sent = Sent(
         place, choices.weights, tokens, lambda p: (g.rank + 1 + p) % world * shard
     )
-    _send_back(g, routing, sizes, sent, outputs, located, y)
+    _send_back(g, routing, sizes, sent, outputs, located, y, of_shared)
 
 
-def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
+def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:
     """Every rank routes its own tokens and sends each to the ranks that have experts of
     its choice. These compute their experts' outputs, and send each token's partial sum
     back to its rank, which adds the ranks'.
@@ -303,7 +313,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         g.symmetric("all_chosen", (own.experts, world * blocks), "int32"),
     )
     all_x = g.symmetric("all_x", (world * padded, hidden), routing.dtype)
-    shared = g.events("shared", (1,), expects=world * blocks, cross_rank=True)
+    exchanged = g.events("shared", (1,), expects=world * blocks, cross_rank=True)
     most = minimum(block, tokens)
     share = maximum(1, ceildiv(world * tokens, sizes.push_tasks))
     pushes = g.let("pushes", ceildiv(most, share))
@@ -321,7 +331,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         routed,
         all_x,
         all_choices,
-        shared,
+        exchanged,
         arrived,
         pushes,
         size,
@@ -330,7 +340,8 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     (exchange_over_hosts if over_hosts else _exchange)(g, exchange)
 
     rows = world * tokens * min(top_k, own.experts)
-    tiles = add_tiles(g, own, all_choices.chosen, rows, [shared[0]])
+    tiles = add_tiles(g, own, all_choices.chosen, rows, [exchanged[0]])
+    of_shared = add_shared(g, own, sizes, x, shared)
     came = [arrived[0]]
     outputs = add_projections(g, own, sizes, all_x, tiles, gate_up, down, came)
     lower = choices.chosen[span(0, g.rank * own.experts), 0]
@@ -339,12 +350,12 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     )
     if over_hosts:
         size = _part_tokens(g, sizes, world * tokens)
-        send_back_over_hosts(g, exchange, place, located, outputs, y, size)
+        send_back_over_hosts(g, exchange, place, located, outputs, y, size, of_shared)
         return
     sent = Sent(
         place, all_choices.weights, world * tokens, lambda p: (p + 1) % world * padded
     )
-    _send_back(g, own, sizes, sent, outputs, located, y, choices.ids)
+    _send_back(g, own, sizes, sent, outputs, located, y, of_shared, choices.ids)
 
 
 def _exchange(g: Graph, to: Exchange) -> None:
@@ -422,11 +433,14 @@ def _send_back(
     outputs: ExpertOutputs,
     located: EventRef,
     y: Tensor,
+    shared: SharedRows | None,
     ids: Tensor | None = None,
 ) -> None:
     """Add the partial sums of all ranks' tokens, each sent to its rank, and their sums
-    over ranks: y [tokens, hidden]. ids: of this rank's tokens, if the experts are split
-    over the ranks."""
+    over ranks: y [tokens, hidden]. shared: of the tokens whose sums are sent, or, if
+    the experts are split over the ranks, of this rank's, whose ids follow."""
+    sent_rows = shared if ids is None else None
+    added_rows = shared if ids is not None else None
     world, (tokens, hidden) = g.world_size, y.shape
     size = _part_tokens(g, sizes, sent.tokens)
     groups = g.let("groups", ceildiv(tokens, size))
@@ -440,25 +454,27 @@ def _send_back(
     of_tokens = span(sent.first(p) + q * size, left)
     of_pass = tile(s, outputs.pass_columns)
     g.call(
-        combine_rows(routing),
+        combine_rows(routing, sent_rows.kind if sent_rows else ""),
         grid,
         reads=[
             *(t[of_tokens, :] for t in (sent.place, sent.weights)),
             outputs.rows[:, of_pass],
+            *(sent_rows.of(of_tokens, of_pass) if sent_rows else []),
         ],
         writes=[partials.on(owner)[g.rank, span(q * size, left), of_pass]],
-        waits=[outputs.produced[s], located],
+        waits=[outputs.produced[s], located, *([sent_rows.done] if sent_rows else [])],
         notifies=[returned.on(owner)[s, q]],
     )
     s, q = grid = g.grid(s=outputs.passes, q=groups)
     of_part, of_pass = tile(q, size), tile(s, outputs.pass_columns)
     g.call(
-        sum_expert_ranks(routing),
+        sum_expert_ranks(routing, added_rows.kind if added_rows else ""),
         grid,
         reads=[
             partials[:, of_part, of_pass],
             *([] if ids is None else [ids[of_part, :]]),
+            *(added_rows.of(of_part, of_pass) if added_rows else []),
         ],
         writes=[y[of_part, of_pass]],
-        waits=[returned[s, q]],
+        waits=[returned[s, q], *([added_rows.done] if added_rows else [])],
     )

@@ -28,6 +28,7 @@ from etc_dist.ir import (
 from etc_dist.ir.call import Grid
 from etc_dist.ir.tensor import Tile
 from etc_dist.layers.moe_steps import Choices, ExpertOutputs
+from etc_dist.layers.shared_expert import SharedRows
 from etc_dist.ops.host_sums import host_after, near_rank
 
 
@@ -259,10 +260,12 @@ def send_back_over_hosts(
     outputs: ExpertOutputs,
     y: Tensor,
     size: Expr,
+    shared: SharedRows | None,
 ) -> None:
     """Add the partial sums of all ranks' tokens, `size` at once, in three steps: each
     is sent to the near rank with the local rank of the token's owner, which adds those
-    of its host; these go to the owner, which adds the hosts': y [tokens, hidden]."""
+    of its host; these go to the owner, which adds the hosts': y [tokens, hidden].
+    shared: of this rank's tokens."""
     world, near, routing = g.world_size, g.local_size, to.routing
     hosts, passes, (tokens, hidden) = world // near, outputs.passes, y.shape
     own = g.rank // near
@@ -341,14 +344,19 @@ def send_back_over_hosts(
     target = sums[own, rows(q), columns(v)]
     sum_near("sum_own", grid, hosts - 1, target, complete[q])
     g.call(
-        sum_host_experts(replace(routing, experts=near * routing.experts), hosts),
+        sum_host_experts(
+            replace(routing, experts=near * routing.experts),
+            hosts,
+            shared.kind if shared else "",
+        ),
         grid,
         name="sum_hosts",
         reads=[
             sums[:, rows(q), columns(v)],
             to.choices.ids[rows(q), :],
             to.lower(0),
+            *(shared.of(rows(q), columns(v)) if shared else []),
         ],
         writes=[y[rows(q), columns(v)]],
-        waits=[complete[q]],
+        waits=[complete[q], *([shared.done] if shared else [])],
     )

@@ -137,9 +137,10 @@ def add_biases(g: Graph, routing: Routing) -> list[Region]:
     return [g.input(name, (routing.experts,), "float32")[:] for name in names]
 
 
-def add_logits(g: Graph, routing: Routing, tokens: Expr) -> Tensor:
+def add_logits(g: Graph, routing: Routing, tokens: Expr, name: str = "") -> Tensor:
     """The logits [tokens, experts], with further columns to a multiple of 4."""
-    return g.local("logits", (tokens, -(-routing.experts // 4) * 4), "float32")
+    columns = -(-routing.experts // 4) * 4
+    return g.local(f"{name}logits", (tokens, columns), "float32")
 
 
 def add_choices(
@@ -257,6 +258,19 @@ def add_tiles(
     return Tiles(*lists, total, routing.tile_rows, planned[0])
 
 
+def task_columns(
+    g: Graph, sizes: Sizes, tokens: Expr, name: str = ""
+) -> tuple[Expr, Expr]:
+    """The columns of a task of the first and of the second projection. name: the prefix
+    of their names."""
+    many = 1 + tokens // MANY_TOKENS
+    up, down = (
+        g.let(f"{name}{of}_columns", minimum(columns, -(-columns // 2) * many))
+        for of, columns in (("up", sizes.up_columns), ("down", sizes.tile_columns))
+    )
+    return up, down
+
+
 def add_projections(
     g: Graph,
     routing: Routing,
@@ -270,14 +284,7 @@ def add_projections(
     """Add both projections. After `waits`, the first one gathers its rows of x, or they
     are first copied to their tiles."""
     _, hidden, inner = down.shape
-    many = 1 + x.shape[0] // MANY_TOKENS
-    up_columns, tile_columns = (
-        g.let(name, minimum(columns, -(-columns // 2) * many))
-        for name, columns in (
-            ("up_columns", sizes.up_columns),
-            ("down_columns", sizes.tile_columns),
-        )
-    )
+    up_columns, tile_columns = task_columns(g, sizes, x.shape[0])
     wide = g.let("wide", ceildiv(inner, up_columns))
     columns = g.let("columns", ceildiv(hidden, tile_columns))
     per = g.let("per", ceildiv(columns, sizes.passes))

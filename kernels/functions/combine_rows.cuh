@@ -1,6 +1,7 @@
 // The weighted sum of each token's rows: fp32, in the order of the token's choices.
 // kSplit: rows of other ranks' experts are absent; a token without rows is skipped. kHasNone: rows
-// may be absent, too; the sum of a token without rows is zero.
+// may be absent, too; the sum of a token without rows is zero. kShared: the number of operands of a
+// shared expert, the last reads: a row of each token, and its weight.
 #pragma once
 #include "worker/task.cuh"
 
@@ -9,7 +10,7 @@ namespace etc {
 template <class Task>
 struct combine_rows {
   static constexpr int kTopK = Task::kTopK;
-  static_assert(Task::threads == 32 && kTopK <= 32);
+  static_assert(Task::threads == 32 && kTopK <= 32 && (!Task::kShared || !Task::kSplit));
   // In flight: kAtOnce rows, kParts x 256 columns of each. NOTE: rows that may be absent need more
   // registers, and a rank has only a few rows of a token.
   static constexpr int kMost = Task::kSplit ? 2 : 8;
@@ -18,7 +19,7 @@ struct combine_rows {
   static constexpr int kTogether = 32 / kTopK;  // tokens whose choices a warp holds
 
   ETC_DEVICE static void run(const Task& task) {
-    const auto y = task.template operand<3>();
+    const auto y = task.template operand<Task::kReads>();
     // The last two axes are tokens and columns; an axis of ranks may precede them.
     constexpr int kAxis = decltype(y)::kRank - 2;
     const i32 tokens = y.size[kAxis], columns = y.size[kAxis + 1];
@@ -37,7 +38,8 @@ struct combine_rows {
         }
 #pragma unroll 1
         for (i32 begin = 0; begin < columns; begin += kParts * 256) {
-          add_up(task, choices, t * kTopK, count, begin + task.thread * 8, columns - 8, to);
+          add_up(
+              task, choices, first + t, t * kTopK, count, begin + task.thread * 8, columns - 8, to);
         }
       }
     }
@@ -92,8 +94,8 @@ struct combine_rows {
   // Sums the rows of one token, from `column` on; `last`: the beginning of the last eight columns.
   // NOTE: columns after `last` are replaced by the last ones, so that loads need no branch.
   ETC_DEVICE static void add_up(
-      const Task& task, const Choices& choices, i32 first, i32 count, i32 column, i32 last,
-      u64 to) {
+      const Task& task, const Choices& choices, i32 token, i32 first, i32 count, i32 column,
+      i32 last, u64 to) {
     const auto product = task.template operand<2>();
     const i32 stride = i32(product.stride[0]) * i32(sizeof(*product.base));
     Sum8<Task::kIsHalf> sum[kParts];
@@ -119,6 +121,19 @@ struct combine_rows {
         for (int p = 0; p < kParts; ++p) {
           if (is_any(begin + k, count)) sum[p].add(v[p][k], weight);
         }
+      }
+    }
+    if constexpr (Task::kShared > 0) {
+      const auto rows = task.template operand<Task::kReads - Task::kShared>();
+      float weight = 1.0f;
+      if constexpr (Task::kShared > 1) {
+        const auto weights = task.template operand<Task::kReads - 1>();
+        weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, 0))));
+      }
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        const u64 from = u64(rows.at(token, minimum(column + p * 256, last)));
+        sum[p].add(ptx::load16_last(from), weight);
       }
     }
 #pragma unroll

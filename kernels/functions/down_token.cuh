@@ -1,5 +1,5 @@
 // Some columns of the result of one token: the weighted sum over the experts that it picks, in
-// float.
+// float. With kAdds, the last read is added to it.
 #pragma once
 #include "functions/row_pairs.cuh"
 
@@ -13,7 +13,7 @@ struct down_token {
     const auto active = task.template operand<2>();
     const auto down = task.template operand<3>();
     const auto prefetched = task.template operand<4>();
-    const auto y = task.template operand<5>();
+    const auto y = task.template operand<Task::kReads>();
     // Indices after the last choice read it again.
     const i32 k = minimum(task.thread % 32, Task::kTopK - 1);
     const u32 picked = ptx::load4_l2(u64(task.template operand<0>().at(0, k)));
@@ -36,6 +36,11 @@ struct down_token {
         .picked = picked,
         .weight = __uint_as_float(weight)};
     const auto finish = [&](i32 pair, float first, float second) {
+      if constexpr (Task::kAdds) {
+        const auto added = task.template operand<5>();
+        const float2 more = unpack<Task::kIsHalf>(ptx::load4_l2(u64(added.at(0, 2 * pair))));
+        first += more.x, second += more.y;
+      }
       *y.at(0, 2 * pair) = y.base->from(first);
       *y.at(0, 2 * pair + 1) = y.base->from(second);
     };

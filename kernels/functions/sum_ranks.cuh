@@ -1,6 +1,6 @@
 // Sums partial results of tokens over ranks: fp32, rank order. kSplit: only ranks that have experts
 // of a token's choice have a partial result. kParts: over that many ranks or hosts, whose experts
-// begin after those of operand 2.
+// begin after those of operand 2. kShared: as in combine_rows.cuh.
 #pragma once
 #include "worker/task.cuh"
 
@@ -87,16 +87,29 @@ struct sum_ranks {
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           const bool inside = begin + u * 512 < bytes && own[t] != 0;
-          if (inside) ptx::store16(to + u * 512, sum(part[t][u]));
+          if (inside) {
+            const u32 column = (begin + u * 512) / sizeof(*y.base);
+            ptx::store16(to + u * 512, sum(task, token + t, column, part[t][u]));
+          }
         }
       }
     }
   }
 
-  ETC_DEVICE static uint4 sum(const uint4 (&part)[kCount]) {
+  ETC_DEVICE static uint4 sum(
+      const Task& task, i32 token, i32 column, const uint4 (&part)[kCount]) {
     Sum8<Task::kIsHalf> total;
 #pragma unroll
     for (int r = 0; r < kCount; ++r) total.add(part[r]);
+    if constexpr (Task::kShared > 0) {
+      const auto rows = task.template operand<Task::kReads - Task::kShared>();
+      float weight = 1.0f;
+      if constexpr (Task::kShared > 1) {
+        const auto weights = task.template operand<Task::kReads - 1>();
+        weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, 0))));
+      }
+      total.add(ptx::load16_l2(u64(rows.at(token, column))), weight);
+    }
     return total.rounded();
   }
 };

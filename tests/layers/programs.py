@@ -143,6 +143,8 @@ class Experts(Program):
     parallel: str = "tensor"
     choices: Sequence[int] = (8, 16, 40)
     """Numbers of experts of a rank."""
+    shared: str = ""
+    """The kind of the shared expert, which is as wide as the others."""
 
     def small(self, world: int, **options: Any) -> GraphFunction:
         return self.large(world, **{**self.tiles, **options})
@@ -150,6 +152,7 @@ class Experts(Program):
     def large(self, world: int, **options: Any) -> GraphFunction:
         if self.graph is moe_graph:
             options["parallel"] = self.parallel
+        options["shared"] = self.shared
         return self.graph(world, **{"experts": 8, "top_k": 2, **options})
 
     def experts(self, world: int) -> dict[str, Any]:
@@ -159,7 +162,8 @@ class Experts(Program):
     def dims(self, world: int, sizes: Sizes) -> dict[str, int]:
         shard = world > 1 and self.parallel == "tensor"
         names = ("shard" if shard else "tokens", "hidden", "inner")
-        return dict(zip(names, sizes, strict=True))
+        dims = dict(zip(names, sizes, strict=True))
+        return dims | ({"shared_inner": dims["inner"]} if self.shared else {})
 
     def draw_options(self, data: Any, world: int) -> dict[str, Any]:
         return {
@@ -193,7 +197,9 @@ class Experts(Program):
             weights[0][...] = rng.integers(-1, 2, weights[0].shape)
         if ids is not None:
             aim(x, weights, ids)
-        answer = moe_reference(x, weights, top_k, normalize)
+        whole = draw_experts(rng, 1, hidden, split * inner, dtype)
+        shared = [whole[1][0], whole[2][0], whole[0][0]][: SHARED[self.shared]]
+        answer = moe_reference(x, weights, top_k, normalize, shared=shared)
         own = [np.split(a, world) for a in (answer.expected, answer.magnitude)]
         xs = [x] * world if split > 1 else np.split(x, world)
         names = ("router", "gate_up", "down")
@@ -204,11 +210,23 @@ class Experts(Program):
                     names, own_experts(weights, self.parallel, rank, world), strict=True
                 )
             )
+            | self._of_shared(whole, rank, world)
             for rank in range(world)
         ]
         return by_rank, [Answer(*pair) for pair in zip(*own, strict=True)]
 
+    def _of_shared(self, whole: Any, rank: int, world: int) -> dict[str, Any]:
+        """A rank's part of the shared expert."""
+        if self.parallel == "tensor":
+            whole = own_experts(whole, "tensor", rank, world)
+        gate, gate_up, down = whole
+        names = "shared_gate_up", "shared_down", "shared_gate"
+        named = zip(names, (gate_up, down, gate), strict=True)
+        return dict([*named][: SHARED[self.shared]])
 
+
+SHARED = {"": 0, "plain": 2, "gated": 3}
+"""The arrays of a shared expert."""
 QWEN3, MIXTRAL = {"experts": 128, "top_k": 8}, {"experts": 8, "top_k": 2}
 """Qwen3-30B-A3B and Mixtral 8x7B, here and in the sizes below."""
 MOE_TILES = {"block": 8, "tile_rows": 10, "up_columns": 8, "tile_columns": 8}
@@ -361,6 +379,24 @@ def packed(program: Program) -> Program:
     )
 
 
+def with_shared(name: str, kind: str = "gated") -> Program:
+    """A mixture with a shared expert."""
+    program = PROGRAMS[name]
+    assert isinstance(program, Experts)
+    protects = {"shared_activated": "shared_active"}
+    if name == "moe few tokens":
+        protects |= {"shared_picked": "shared_ids", "shared_routed": "shared_logits"}
+    else:
+        protects |= {"shared_done": "shared_rows", "shared_scored": "shared_logits"}
+    return replace(
+        program, shared=kind, protects={**program.protects, **protects}, real=()
+    )
+
+
+PROGRAMS |= {
+    f"{name}, shared": with_shared(name)
+    for name in ("moe", "moe few tokens", "moe tensor-parallel", "moe expert-parallel")
+}
 PROGRAMS |= {
     f"{name}, packed": packed(PROGRAMS[name]) for name in ("moe", "moe expert-parallel")
 }

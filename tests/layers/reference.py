@@ -120,21 +120,31 @@ def moe_reference(
     top_k: int | Router,
     normalize: bool = True,
     biases: Sequence[Host] = (),
+    shared: Sequence[Host] = (),
 ) -> Answer:
-    """The expected result: choices of logits in fp64, then expert by expert."""
+    """The expected result: choices of logits in fp64, then expert by expert. shared:
+    gate_up, down and perhaps the gate of an expert of all tokens."""
     router, gate_up, down = (weight.astype(np.float32) for weight in weights)
-    rows, inner = x.astype(np.float32), down.shape[2]
+    rows = x.astype(np.float32)
     logits = rows.astype(np.float64) @ router.astype(np.float64).T
     ids, shares = as_router(top_k, normalize).choose(logits, *biases)
     total, magnitude = np.zeros_like(rows), np.zeros_like(rows)
     for token, row in enumerate(rows):
-        for expert, share in zip(ids[token], shares[token], strict=True):
+        taken = [
+            (w, gate_up[e], down[e])
+            for e, w in zip(ids[token], shares[token], strict=True)
+        ]
+        if shared:
+            own_gate_up, own_down, *gates = (a.astype(np.float32) for a in shared)
+            logit = float(gates[0] @ row) if gates else np.inf
+            taken.append((1 / (1 + np.exp(-logit)), own_gate_up, own_down))
+        for share, up_weight, down_weight in taken:
             weight = np.float32(share)
-            gate, up = (part @ row for part in np.split(gate_up[expert], [inner]))
+            gate, up = (part @ row for part in np.split(up_weight, 2))
             active = (gate / (1 + np.exp(-gate)) * up).astype(x.dtype)
             active = active.astype(np.float32)
-            total[token] += weight * (down[expert] @ active)
-            magnitude[token] += weight * (np.abs(down[expert]) @ np.abs(active))
+            total[token] += weight * (down_weight @ active)
+            magnitude[token] += weight * (np.abs(down_weight) @ np.abs(active))
     return Answer(total, magnitude)
 
 

@@ -155,6 +155,16 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
         *(MoE, {"top_k": Router(2, has_correction=True)}),
         "wanted: correction, as the router says",
     ),
+    "half of an expert": (
+        *(MoE, {"shared": np.zeros((2, 2))[:1]}),
+        "wanted: shared: a pair of arrays",
+    ),
+    "a gate without an expert": (MoE, {"shared_gate": np.zeros(40)}, "a pair of arr"),
+    "a shared expert of another width": (
+        MoE,
+        lambda zeros: {"shared": (zeros(8, HIDDEN + 8), zeros(HIDDEN, 4))},
+        r"shared_gate_up .*hidden = 40.*got: +shared_gate_up .8, 48",
+    ),
     "few_tokens": (MoE, {"few_tokens": -1}, "few_tokens: an integer from 0 on"),
     "parallel": (MoE, {"parallel": "data"}, "'tensor' or 'expert'"),
 }

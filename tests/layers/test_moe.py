@@ -31,8 +31,10 @@ def check_both_programs(
     """Calls with few and then with many tokens."""
     put = [arrays.put(weight) for weight in weights]
     given = {name: arrays.put(bias) for name, bias in (biases or {}).items()}
+    shared = options.pop("shared", ())
+    given |= shared_arguments([*map(arrays.put, shared)])
     moe = MoE(*put, top_k=top_k, world=world, **given, **options)
-    options["biases"] = [*(biases or {}).values()]
+    options |= {"biases": [*(biases or {}).values()], "shared": shared}
     for tokens, name in ((2, FEW), (FEW_TOKENS + 3, MANY)):
         x = draw_rows((tokens, 40)).astype(weights[0].dtype)
         y = moe(arrays.put(x))
@@ -67,6 +69,65 @@ ROUTERS = {
     "many": (512, replace(CORRECTED, top_k=10, normalize=False)),
     "one": (1, Router(1, False)),
 }
+
+
+def shared_arguments(arrays):
+    """The arguments of MoE for gate_up, down and perhaps the gate."""
+    named = {"shared": tuple(arrays[:2])} if arrays else {}
+    return named | dict(zip(["shared_gate"], arrays[2:], strict=False))
+
+
+def draw_shared(rng, hidden, inner, is_gated):
+    shapes = [(2 * inner, hidden), (hidden, inner), (hidden,)][: 2 + is_gated]
+    return [draw(rng, shape, "bfloat16") / 4 for shape in shapes]
+
+
+@pytest.mark.mpi(ranks=[1])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_both_programs_add_the_shared_expert(is_gated, one_rank, arrays, rng):
+    weights = draw_experts(rng, 8, 40, 24)
+    normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
+    shared = draw_shared(rng, 40, 56, is_gated)
+    check_both_programs(weights, one_rank, arrays, normal, 2, shared=shared)
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("parallel", ["tensor", "expert"])
+def test_ranks_add_the_shared_expert(parallel, is_gated, world, arrays, rng):
+    weights = draw_experts(rng, 8, 40, 8 * world.size)
+    shared = draw_shared(rng, 40, 24 * world.size, is_gated)
+    x = draw(rng, (5 * world.size, 40), "bfloat16")
+    own, of_shared = np.split(x, world.size)[world.rank], shared
+    if parallel == "tensor":
+        halves = [half[24 * world.rank :][:24] for half in np.split(shared[0], 2)]
+        down = np.ascontiguousarray(np.split(shared[1], world.size, 1)[world.rank])
+        of_shared = [np.concatenate(halves), down, *shared[2:]]
+    moe = MoE(
+        *map(arrays.put, own_experts(weights, parallel, world.rank, world.size)),
+        top_k=2,
+        **shared_arguments([*map(arrays.put, of_shared)]),
+        parallel=parallel,
+        world=world,
+    )
+    y = moe(arrays.put(x if parallel == "tensor" else own))
+    moe.synchronize()
+    moe.close()
+    moe_reference(own, weights, 2, shared=shared).check(arrays.get(y))
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+@pytest.mark.parametrize("graph", [moe_few_tokens_graph, moe_graph])
+def test_the_cuda_bodies_add_the_shared_expert(graph, kind, rng):
+    weights, x = draw_experts(rng, 8, 40, 24), draw(rng, (3, 40), "bfloat16")
+    shared = draw_shared(rng, 40, 56, kind == "gated")
+    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
+    names = "shared_gate_up", "shared_down", "shared_gate"
+    inputs |= {n: a[None] for n, a in zip(names, shared, strict=False)}
+    dims = {"tokens": 3, "hidden": 40, "inner": 24, "shared_inner": 56}
+    program = Emulator(graph(1, experts=8, top_k=2, shared=kind))
+    [found] = program.run([{"x": x, **inputs}], dims)
+    moe_reference(x, weights, 2, shared=shared).check(found["y"])
 
 
 def biases_of(rng, experts, router):

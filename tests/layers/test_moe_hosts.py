@@ -43,8 +43,12 @@ def example(
         {"x": x, **named(own_experts(weights, "expert", rank, world))}
         for rank, x in enumerate(xs)
     ]
-    dims = {"tokens": tokens, "hidden": hidden, "inner": inner}
-    return inputs, [moe_reference(x, weights, top_k) for x in xs], dims
+    gate, gate_up, down = draw_experts(rng, 1, hidden, inner)
+    shared = {"shared_gate_up": gate_up, "shared_down": down, "shared_gate": gate}
+    inputs = [given | shared for given in inputs]
+    dims = {"tokens": tokens, "hidden": hidden, "inner": inner, "shared_inner": inner}
+    of_all = gate_up[0], down[0], gate[0]
+    return inputs, [moe_reference(x, weights, top_k, shared=of_all) for x in xs], dims
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,8 @@ def example(
     ],
 )
 def test_the_graph_is_proved_and_right(world, local_size, tokens, schedule, packs):
-    options = {"experts": 16, "top_k": 3, "parallel": "expert", **SMALL}
+    options = {"experts": 16, "top_k": 3, "parallel": "expert", "shared": "gated"}
+    options |= SMALL
     options["packs"] = packs
     plan = SCHEDULES[schedule](moe_graph(world, local_size=local_size, **options))
     inputs, answers, dims = example(world, 16, 3, tokens, 24, 16)
@@ -77,6 +82,7 @@ def test_the_graph_is_proved_and_right(world, local_size, tokens, schedule, pack
 def test_kernels(world, local_size, experts, top_k, tokens, has_far):
     """With all ranks on one host, whose memory they map; or on several."""
     options = {"experts": experts, "top_k": top_k, "parallel": "expert"}
+    options["shared"] = "gated"
     graph = moe_graph(world, local_size=local_size, **options)
     inputs, answers, dims = example(world, experts, top_k, tokens, 136, 64)
     program = Emulator(graph, has_far=has_far)
@@ -112,7 +118,9 @@ world = etc_dist.start()
 inputs, answers, _ = example(world.size, 8, 2, 20, 64, 32)
 own, answer = inputs[world.rank], answers[world.rank]
 weights = own["router"], own["gate_up"], own["down"]
-with etc_dist.MoE(*weights, top_k=2, parallel="expert") as moe:
+shared = own["shared_gate_up"][0], own["shared_down"][0]
+of_all = {"shared": shared, "shared_gate": own["shared_gate"][0]}
+with etc_dist.MoE(*weights, top_k=2, parallel="expert", **of_all) as moe:
     y = moe(own["x"]).copy()
     assert all((moe(own["x"]) == y).all() for _ in range(3))
 answer.check(y)

@@ -1,0 +1,146 @@
+"""The expert of a mixture that every token takes, in the program for many tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from etc_dist.functions.choose_experts import choose_experts
+from etc_dist.functions.combine_rows import GATED
+from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store
+from etc_dist.functions.router import Router
+from etc_dist.functions.routing import Routing
+from etc_dist.functions.score_experts import score_experts
+from etc_dist.ir import (
+    EventRef,
+    Expr,
+    Graph,
+    Region,
+    Tensor,
+    ceildiv,
+    minimum,
+    span,
+    tile,
+)
+from etc_dist.ir.tensor import Tile
+from etc_dist.layers.moe_steps import Sizes, task_columns
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """The shared expert's outputs [tokens, hidden], their weights [tokens, 1], unless
+    these are 1, and the event after which both are valid. kind: as of `combine_rows`.
+    """
+
+    kind: str
+    rows: Tensor
+    weights: Tensor | None
+    done: EventRef
+
+    def of(self, tokens: Tile, columns: Tile) -> list[Region]:
+        """The regions of some tokens and columns that sums read."""
+        regions = [self.rows[tokens, columns]]
+        if self.weights is not None:
+            regions.append(self.weights[tokens, :])
+        return regions
+
+
+def add_inputs_of_shared(
+    g: Graph, dtype: str, kind: str, hidden: Expr
+) -> tuple[Expr, Tensor, Tensor, Tensor | None]:
+    """The inner width, gate_up, down, and the gate where there is one: a mixture of one
+    expert."""
+    inner = g.dims("shared_inner")
+    gate_up = g.input("shared_gate_up", (1, 2 * inner, hidden), dtype)
+    down = g.input("shared_down", (1, hidden, inner), dtype)
+    has_gate = kind == GATED
+    gate = g.input("shared_gate", (1, hidden), dtype) if has_gate else None
+    return inner, gate_up, down, gate
+
+
+def shared_routing(routing: Routing, kind: str) -> Routing:
+    """The routing of a mixture of the shared expert alone: its weight is the sigmoid of
+    its logit, or 1."""
+    router = Router(1, False, "sigmoid") if kind == GATED else Router(1)
+    return Routing(1, router, routing.dtype, routing.block)
+
+
+def add_shared(
+    g: Graph, routing: Routing, sizes: Sizes, x: Tensor, kind: str
+) -> SharedRows | None:
+    """Add the shared expert's outputs for the rows of x; None if there is none."""
+    if not kind:
+        return None
+    tokens, hidden = x.shape
+    inner, gate_up, down, gate = add_inputs_of_shared(g, routing.dtype, kind, hidden)
+    up_columns, down_columns = task_columns(g, sizes, tokens, "shared_")
+    size = routing.tile_rows
+    groups = g.let("shared_tiles", ceildiv(tokens, size))
+    wide = g.let("shared_wide", ceildiv(inner, up_columns))
+    columns = g.let("shared_columns", ceildiv(hidden, down_columns))
+    blocks = ceildiv(tokens, routing.block) if gate is not None else 0
+    active = g.local("shared_active", (tokens, inner), routing.dtype)
+    rows = g.local("shared_rows", (tokens, hidden), routing.dtype)
+    activated = g.events("shared_activated", (groups,), expects=wide)
+    done = g.events("shared_done", (1,), expects=groups * columns + blocks)
+    weights = None
+    if gate is not None:
+        one = shared_routing(routing, kind)
+        weights = _add_weights(g, one, x, gate, blocks, done[0])
+
+    n, j = grid = g.grid(n=groups, j=wide)
+    of_rows, width = tile(n, size), minimum(up_columns, inner - j * up_columns)
+    halves = [gate_up[0, span(k + j * up_columns, width), :] for k in (0, inner)]
+    g.call(
+        grouped_gated(routing.dtype, gathers=False),
+        grid,
+        name="shared_gate_up_projection",
+        reads=[x[of_rows, :], *halves],
+        writes=[active[of_rows, tile(j, up_columns)]],
+        notifies=[activated[n]],
+    )
+    n, j = grid = g.grid(n=groups, j=columns)
+    of_rows, of_column = tile(n, size), tile(j, down_columns)
+    g.call(
+        grouped_store(routing.dtype),
+        grid,
+        name="shared_down_projection",
+        reads=[active[of_rows, :], down[0, of_column, :]],
+        writes=[rows[of_rows, of_column]],
+        waits=[activated[n]],
+        notifies=[done[0]],
+    )
+    return SharedRows(kind, rows, weights, done[0])
+
+
+def _add_weights(
+    g: Graph, one: Routing, x: Tensor, gate: Tensor, blocks: Expr | int, done: EventRef
+) -> Tensor:
+    """Add the sigmoid of each token's logit: weights [tokens, 1]."""
+    tokens = x.shape[0]
+    logits = g.local("shared_logits", (tokens, 4), "float32")
+    ids = g.local("shared_ids", (tokens, 1), "int32")
+    weights = g.local("shared_weights", (tokens, 1), "float32")
+    count = g.let("shared_blocks", blocks)
+    scored = g.events("shared_scored", (count,), expects=1)
+    (b,) = grid = g.grid(b=count)
+    of_block = tile(b, one.block)
+    g.call(
+        score_experts(one, 8),
+        grid,
+        name="score_shared",
+        reads=[x[of_block, :], gate[:, :]],
+        writes=[logits[of_block, :]],
+        notifies=[scored[b]],
+    )
+    (b,) = grid = g.grid(b=count)
+    of_block = tile(b, one.block)
+    g.call(
+        choose_experts(one),
+        grid,
+        name="weigh_shared",
+        reads=[logits[of_block, span(0, 1)]],
+        writes=[ids[of_block, :], weights[of_block, :]],
+        waits=[scored[b]],
+        notifies=[done],
+    )
+    return weights
