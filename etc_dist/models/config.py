@@ -30,7 +30,7 @@ from etc_dist.models.rope import (
     head_tables,
     is_number,
     query_scale,
-    read_rope,
+    read_ropes,
 )
 from etc_dist.models.sizes import PLAIN, DecoderSizes, Features
 from etc_dist.models.tokenizer_config import end_tokens
@@ -50,7 +50,8 @@ class ModelConfig:
     the longest text. rope_base, rope: of the rotary embedding, its
     theta and its scaling as config.json has it. is_tied: the embedding is the output
     head. stop_tokens: the ids that end a text. mixture: its experts. features: of its
-    layers. windows: of each layer, as `layer_windows`."""
+    layers. windows: of each layer, as `layer_windows`. local_rope: theta and scaling of
+    layers with a window; None: those of all layers."""
 
     architecture: str
     layers: int
@@ -70,6 +71,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     features: Features = PLAIN
     windows: tuple[int, ...] = ()
+    local_rope: Mapping[str, Any] | None = None
 
     def sizes(self, page_size: int, dtype: str = "bfloat16") -> DecoderSizes:
         """The sizes that `decoder_graph` takes."""
@@ -92,14 +94,21 @@ class ModelConfig:
         scale = query_scale(self.rope, positions)
         if scale is not None:
             tables["q_cos_sin"] = tables["cos_sin"] * scale[:, None]
+        if self.features.tables > 1:
+            assert self.local_rope is not None
+            of = self.local_rope, self.head, self.head_dim
+            local = head_tables(*of, self.local_rope["rope_theta"], positions)
+            tables["cos_sin"] = np.concatenate([tables["cos_sin"], local])
         if self.windows:
-            spans = [[window or EVERY_POSITION, 0] for window in self.windows]
+            other = positions * (self.features.tables - 1)
+            spans = [[w or EVERY_POSITION, other * (w > 0)] for w in self.windows]
             tables["spans"] = np.array(spans, np.int32)
         return tables
 
     def table_shapes(self, positions: int) -> dict[str, tuple[int, ...]]:
         """The shapes of `tables`."""
-        shapes: dict[str, tuple[int, ...]] = {"cos_sin": (positions, self.head_dim)}
+        rows = positions * self.features.tables
+        shapes: dict[str, tuple[int, ...]] = {"cos_sin": (rows, self.head_dim)}
         if self.features.scales_queries:
             shapes["q_cos_sin"] = shapes["cos_sin"]
         if self.windows:
@@ -202,7 +211,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
     refuse_fields(given, path)
     family = FAMILIES[name]
     given = {**family.defaults, **given, **_experts(given, path)}
-    rope = read_rope(given, family, path)
+    rope, local = read_ropes(given, family, path)
     partial = rope.pop(PARTIAL, 1)
     base = rope.pop("rope_theta", family.theta)
     heads = size("num_attention_heads")
@@ -233,16 +242,21 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
             o_bias=family.has_bias("o", given),
             pre_norm="norm" in family.norms.values(),
             post_norm="post_norm" in family.norms.values(),
+            normalizes_all=family.normalizes_all,
             score_scale=None if head_size == head_dim else head_size**-0.5,
         ),
     )
     _check_variants(given, config, path)
     of = config.layers, config.positions
     windows = layer_windows(given, family, *of, path)
+    local = local if windows else None
     own = replace(
-        config.features, has_span=bool(windows), scales_queries=BETA in config.rope
+        config.features,
+        has_span=bool(windows),
+        scales_queries=BETA in config.rope,
+        tables=1 if local is None else 2,
     )
-    return replace(config, windows=windows, features=own)
+    return replace(config, windows=windows, local_rope=local, features=own)
 
 
 def _experts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -268,6 +282,7 @@ def _mixture(
 
 def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -> None:
     tied, mixture = given.get("tie_word_embeddings"), config.mixture
+    own = config.features
     head, words = config.head, " or ".join(map(str, HEAD_DIMS))
     has_norm = FAMILIES[config.architecture].normalizes_heads
     variants = {
@@ -276,6 +291,9 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         ),
         f"head_dim {words}": not has_norm or head.size in HEAD_DIMS,
         "a multiple of num_key_value_heads heads": config.heads % config.kv_heads == 0,
+        "attention_bias false": not (
+            own.normalizes_all and given.get("attention_bias")
+        ),
         "tie_word_embeddings true or false": tied is None or isinstance(tied, bool),
         **{
             f"{name} true or false": isinstance(given.get(name), bool | None)

@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from etc_dist.functions.add_ranks_norm import add_ranks_norm
 from etc_dist.functions.append_kv import append_kv
 from etc_dist.functions.attend import HEADS, TOGETHER, attend
 from etc_dist.functions.best_column import best_column, next_token, unpadded_tile
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.copy_rows import copy_rows
 from etc_dist.functions.epilogue import swiglu
-from etc_dist.functions.post_norm import post_norm, post_ranks_norm
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import (
-    add_rms_norm,
     embed_norm,
     embed_rows,
     rms_norm,
@@ -28,7 +25,6 @@ from etc_dist.functions.rms_norm import (
 from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
-    DeviceFunction,
     EventRef,
     EventTensor,
     Expr,
@@ -45,6 +41,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.function import TENSOR
+from etc_dist.models.decoder_norms import norm_of_heads, norm_of_sum
 from etc_dist.models.decoder_ranks import (
     Places,
     best_of_ranks,
@@ -115,20 +112,6 @@ def decoder_graph(
     calls.finish()
 
 
-def norm_of_sum(
-    sizes: DecoderSizes, is_sum: bool, has_bias: bool, early: bool
-) -> DeviceFunction:
-    """What adds the output of attention or of the MLP to the residual. is_sum: it is a
-    sum over ranks. early: the residual is read before the last wait, if possible."""
-    of, own = (sizes.dtype, sizes.norm_eps), sizes.features
-    if own.post_norm:
-        make = post_ranks_norm if is_sum else post_norm
-        return make(*of, has_bias=has_bias, normalizes_sum=own.pre_norm)
-    if is_sum:
-        return add_ranks_norm(*of, has_bias=has_bias)
-    return add_rms_norm(*of, has_bias=has_bias, early=early)
-
-
 class _Calls:
     """The tensors of a decoder, and its calls."""
 
@@ -194,6 +177,10 @@ class _Calls:
         if sizes.normalizes_heads:
             for name in ("q_norm", "k_norm"):
                 self.gains[name] = g.input(name, (layers, dim), dtype)
+        if own.normalizes_all:
+            for name, count in (("q", sizes.heads), ("k", sizes.kv_heads)):
+                shape = layers, count * dim
+                self.gains[name] = g.input(f"{name}_all_norm", shape, dtype)
         self.weights = {
             name: [g.input(of, (layers, rows, columns), dtype) for of in names]
             for name, names, rows, columns in (
@@ -283,6 +270,11 @@ class _Calls:
 
     def add_layer(self, turn: Turn) -> None:
         self.multiply("qkv", self.normed, self.qkv, self.ready[turn], turn)
+        if self.sizes.features.normalizes_all:
+            names, turns = ("q", "k"), (self.steps, self.layers)
+            gains = [self.gains[name] for name in names]
+            of = self.qkv, gains, self.sizes.dtype, self.sizes.norm_eps
+            self.done["qkv"] = norm_of_heads(self.g, *of, self.done["qkv"], turns, turn)
         self.attend(*turn)
         attended = self.attended[*turn, self.rows, 0]
         self.multiply("o", self.attention, self.deltas["o"], attended, turn)

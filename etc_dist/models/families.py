@@ -20,6 +20,11 @@ def every_layer(number: int, given: Mapping[str, Any]) -> bool:
     return True
 
 
+def three_of_four(number: int, given: Mapping[str, Any]) -> bool:
+    """All layers but each fourth."""
+    return (number + 1) % 4 != 0
+
+
 def last_layers(number: int, given: Mapping[str, Any]) -> bool:
     """Those from max_window_layers on."""
     first = given["max_window_layers"]
@@ -32,12 +37,14 @@ class Family:
 
     model_type: its other name there. defaults: the values of fields that a file does
     not have, as in transformers. theta: the default of rope_theta. normalizes_heads:
-    each query and key is normalized. biases: of the matmuls `qkv` and `o`: True, or the
-    field that says whether there are any. has_experts: in place of an MLP.
+    each query and key is normalized; normalizes_all: all of a row together. biases: of
+    the matmuls `qkv` and `o`: True, or the field that says whether there are any.
+    has_experts: in place of an MLP.
     partial: the default of partial_rotary_factor; None: it is 1. is_paired: neighbours
     are rotated together. rope_names: other names of kinds of rotary embeddings.
     is_fused: q, k and v are one matrix in the files, as are gate and up. rope: the
-    default of rope_parameters.
+    default of rope_parameters. local_theta: the default of rope_theta in layers with a
+    sliding window, which have a rotary embedding of their own; None: they have not.
 
     norms: the array of each norm of a layer, by its name in the files.
 
@@ -52,6 +59,7 @@ class Family:
     defaults: Mapping[str, Any]
     theta: float = 1e4
     normalizes_heads: bool = False
+    normalizes_all: bool = False
     biases: Mapping[str, str | bool] = field(default_factory=dict)
     has_experts: bool = False
     partial: float | None = None
@@ -59,6 +67,7 @@ class Family:
     rope_names: Mapping[str, str] = field(default_factory=dict)
     is_fused: bool = False
     rope: Mapping[str, Any] = field(default_factory=dict)
+    local_theta: float | None = None
     norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
     slides: Callable[[int, Mapping[str, Any]], bool] = no_layer
     reads_layer_types: bool = False
@@ -104,6 +113,23 @@ _OF_MISTRAL = {
     "rms_norm_eps": 1e-6,
     "eos_token_id": 2,
     "sliding_window": 4096,
+}
+_OF_OLMO = {
+    "vocab_size": 50304,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 50279,
+}
+_NORMS_OF_OLMO: Mapping[str, Any] = {
+    "normalizes_all": True,
+    "norms": {
+        "post_attention_layernorm": "post_norm",
+        "post_feedforward_layernorm": "post_mlp_norm",
+    },
 }
 _LIST = (
     Family(
@@ -249,6 +275,25 @@ _LIST = (
         },
         slides=every_layer,
         layers="sliding window; queries that grow with the position",
+    ),
+    Family(
+        "Olmo2ForCausalLM",
+        "olmo2",
+        _OF_OLMO,
+        **_NORMS_OF_OLMO,
+        gguf="olmo2",
+        layers="norms of all queries and of all keys, after attention and the MLP",
+    ),
+    Family(
+        "Olmo3ForCausalLM",
+        "olmo3",
+        {**_OF_OLMO, "sliding_window": 4096},
+        **_NORMS_OF_OLMO,
+        theta=5e5,
+        local_theta=5e5,
+        slides=three_of_four,
+        reads_layer_types=True,
+        layers="as olmo2, with sliding windows and two rotary embeddings",
     ),
     Family(
         "Phi3ForCausalLM",

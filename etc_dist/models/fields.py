@@ -26,9 +26,9 @@ HONOURED = names(
     intermediate_size layer_types max_position_embeddings max_window_layers model_type
     moe_intermediate_size norm_topk_prob num_attention_heads num_experts
     num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts
-    original_max_position_embeddings partial_rotary_factor rms_norm_eps rope_parameters
-    rope_scaling rope_theta sliding_window tie_word_embeddings use_qk_norm
-    use_sliding_window vocab_size
+    original_max_position_embeddings partial_rotary_factor rms_norm_eps
+    rope_local_base_freq rope_parameters rope_scaling rope_theta sliding_window
+    tie_word_embeddings use_qk_norm use_sliding_window vocab_size
     """
 )
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {

@@ -62,6 +62,10 @@ OTHER_TENSORS = {
         "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
     },
+    "olmo2": {
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
 }

@@ -16,6 +16,9 @@ from etc_dist.models.heads import HeadLayout
 
 LENGTH = "original_max_position_embeddings"
 BETA = "llama_4_scaling_beta"
+LOCAL = "rope_local_base_freq"
+SCALINGS = "rope_scaling", "rope_parameters"
+FULL, SLIDING = "full_attention", "sliding_attention"
 PARTIAL = "partial_rotary_factor"
 ROPE_KEYS = {
     "default": (),
@@ -49,7 +52,7 @@ def read_rope(given: Mapping[str, Any], family: Family, path: Path) -> dict[str,
     """The theta, the share of elements and the scaling of the rotary embedding,
     checked. given: the fields of config.json, with defaults."""
     outer = {key: given[key] for key in ROPE_FIELDS if given.get(key) is not None}
-    names = [key for key in ("rope_scaling", "rope_parameters") if given.get(key)]
+    names = [key for key in SCALINGS if given.get(key)]
     if not names and family.rope:
         given, names = {**given, "rope_parameters": family.rope}, ["rope_parameters"]
     ropes = [_merged(given[name], name, outer, family, path) for name in names]
@@ -71,6 +74,28 @@ def read_rope(given: Mapping[str, Any], family: Family, path: Path) -> dict[str,
     others = LIST_KEYS.get(kind, ()), OTHER_KEYS.get(kind, ())[:1]
     used = "rope_type", "rope_theta", PARTIAL, *keys, *others[0], *others[1]
     return {key: rope[key] for key in used if key in rope}
+
+
+def read_ropes(
+    given: Mapping[str, Any], family: Family, path: Path
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """As `read_rope`: that of all layers, and that of layers with a sliding window, if
+    it is another one."""
+    if family.local_theta is None:
+        return read_rope(given, family, path), None
+    nested = given.get("rope_parameters")
+    nested = {} if nested is None else nested
+    if not isinstance(nested, Mapping) or nested.keys() - {FULL, SLIDING}:
+        wanted = f"rope_parameters with {FULL} and {SLIDING}"
+        raise refused(path, wanted, repr(nested), VARIANT_FIX)
+    local = {key: of for key, of in given.items() if key not in SCALINGS}
+    local |= {"rope_theta": given.get(LOCAL), "rope_parameters": nested.get(SLIDING)}
+    whole = {**given, "rope_parameters": nested.get(FULL)}
+    rope, of_local = (read_rope(of, family, path) for of in (whole, local))
+    of_local.setdefault("rope_theta", family.local_theta)
+    if of_local == {"rope_theta": family.theta, **rope}:
+        return rope, None
+    return rope, of_local
 
 
 def _add_defaults(rope: dict[str, Any], given: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ MOST_GPU_BYTES = 144 << 30
 """No GPU that runs the programs has more memory."""
 UNUSED_FIELDS = (
     *("positions", "head", "rope", "rope_base", "is_tied", "stop_tokens"),
-    "windows",
+    *("windows", "local_rope"),
 )
 """Of ModelConfig: neither the program nor its proofs depend on them."""
 

@@ -20,7 +20,9 @@ class Features:
     sqrt(head_dim). has_span: layers have sliding windows, which may differ.
     scales_queries: those of a position are rotated by a table of their own. pre_norm:
     the inputs of attention and of the MLP are normalized. post_norm: so are their
-    outputs, before they are added to the residual."""
+    outputs, before they are added to the residual. normalizes_all: all queries of a row
+    are normalized together, and all keys. tables: rotary embeddings; with two, has_span
+    says which layers have the second one."""
 
     qkv_bias: bool = False
     o_bias: bool = False
@@ -29,6 +31,8 @@ class Features:
     scales_queries: bool = False
     pre_norm: bool = True
     post_norm: bool = False
+    normalizes_all: bool = False
+    tables: int = 1
 
 
 PLAIN = Features()
@@ -77,4 +81,5 @@ class DecoderSizes:
             has_bias=own.qkv_bias,
             score_scale=own.score_scale,
             has_span=own.has_span,
+            tables=own.tables,
         )

@@ -82,6 +82,8 @@ def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
         }
     if family.normalizes_heads:
         own |= {f"self_attn.{n}": (n, ...) for n in ("q_norm", "k_norm")}
+    if family.normalizes_all:
+        own |= {f"self_attn.{n}_norm": (f"{n}_all_norm", ...) for n in "qk"}
     places = {f"{name}.weight": place for name, place in own.items()}
     for to, of in (("qkv", "qkv"), ("o", "o")):
         if getattr(config.features, f"{to}_bias"):

@@ -175,6 +175,11 @@ def weight_shapes(
     for name in FAMILIES[config.architecture].norms.values():
         if name != "norm":
             shapes[name] = layers, hidden
+    if config.features.normalizes_all:
+        shapes |= {
+            "q_all_norm": (layers, heads),
+            "k_all_norm": (layers, (width - heads) // 2),
+        }
     if config.features.qkv_bias:
         shapes["qkv_bias"] = layers, width
     if config.features.o_bias:

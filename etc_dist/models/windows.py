@@ -8,16 +8,16 @@ from typing import Any
 
 from etc_dist.models.families import Family, no_layer
 from etc_dist.models.fields import VARIANT_FIX, refused
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from etc_dist.models.rope import FULL, SLIDING
 
 
 def layer_windows(
     given: Mapping[str, Any], family: Family, layers: int, positions: int, path: Path
 ) -> tuple[int, ...]:
     """For each layer, the number of positions up to its own that a row attends to; 0
-    for all. Empty if no layer has a window below the `positions` of the model. given:
-    the fields of config.json, with defaults."""
+    for all. Empty if no layer has a window below the `positions` of the model, unless
+    layers with one have another rotary embedding. given: the fields of config.json,
+    with defaults."""
     window, listed = given.get("sliding_window"), given.get("layer_types")
     if family.window_switch and not given.get(family.window_switch):
         window = None
@@ -42,6 +42,7 @@ def layer_windows(
     if wanted := "; ".join(name for name, is_fault in faults.items() if is_fault):
         got = f"sliding_window = {window}, layer_types = {listed}"[:120]
         raise refused(path, wanted, got, VARIANT_FIX)
+    is_long = is_long and family.local_theta is None
     if window is None or is_long or SLIDING not in types:
         return ()
     return tuple(window if name == SLIDING else 0 for name in types)

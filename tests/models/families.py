@@ -60,6 +60,9 @@ OTHER = {
     "beta_fast": 2.0,
     "truncate": False,
 }
+TYPES = ["sliding_attention", "full_attention"]
+LOCAL = {"rope_type": "default", "rope_theta": 1000.0}
+TWO_ROPES = {TYPES[0]: LOCAL, TYPES[1]: YARN}
 MAGNITUDES = {"mscale": 2.0, "mscale_all_dim": 0.5}
 PHI = {
     "hidden_size": 192,
@@ -116,6 +119,18 @@ CASES = (
             "window": {"sliding_window": None},
         },
     ),
+    Case("olmo2", gguf={}),
+    Case(
+        "olmo3",
+        {"sliding_window": 9, "layer_types": TYPES, "rope_parameters": TWO_ROPES},
+        {
+            "window": {"sliding_window": 64},
+            "types": {"layer_types": TYPES[::-1]},
+            "full": {"rope_parameters": TWO_ROPES | {TYPES[1]: LOCAL}},
+            "local": {"rope_parameters": TWO_ROPES | {TYPES[0]: YARN}},
+        },
+    ),
+    Case("olmo3", {"sliding_window": 256, "rope_parameters": TWO_ROPES}, name="long"),
     Case("phi3", PHI, gguf={"rope.dimension_count": 48}),
     Case("phi3", PHI | LONG, PHI_DROPS, name="long"),
     Case("qwen3", BIAS, {"biases": {"attention_bias": False}}, {}),

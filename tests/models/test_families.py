@@ -53,7 +53,7 @@ class Ranks:
         self.dims |= {name: getattr(own, name) for name in names}
         self.dims |= {
             "all_ids": config.vocabulary,
-            "positions": PAGE * PAGES,
+            "positions": len(self.given[0]["cos_sin"]),
             "requests": requests,
             "most_pages": PAGES,
             "pages": requests * PAGES,

@@ -10,6 +10,7 @@ from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
 
 LINEAR = {"type": "linear", "factor": 4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
+OLMO = {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 64}
 CHANGES = {
     "architectures": ({}, ["Qwen3ForCausalLM"]),
     "attention_bias": ({}, True),
@@ -35,6 +36,7 @@ CHANGES = {
     "rms_norm_eps": ({}, 1e-6),
     "rope_parameters": ({}, LINEAR),
     "rope_scaling": ({}, LINEAR),
+    "rope_local_base_freq": (OLMO, 5e3),
     "rope_theta": ({}, 5e5),
     "sliding_window": (MIXTRAL, 64),
     "tie_word_embeddings": ({}, False),
