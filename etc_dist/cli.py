@@ -135,7 +135,8 @@ def _run(options: argparse.Namespace) -> int:
         given = {name: value for name, value in given.items() if value is not None}
         sampling = Sampling(**given) if given else None
         arguments = options.template_argument
-        answer(options.model, options.prompt, options.tokens, sampling, arguments)
+        of_model = options.model, options.prompt, options.tokens, sampling
+        answer(*of_model, arguments, options.speculate)
         return 0
     if options.command == "port":
         return port(options)
@@ -204,6 +205,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "for the chat template, as enable_thinking=false; may be repeated"
     option = "--template-argument"
     command.add_argument(option, action="append", default=[], metavar="N=V", help=text)
+    text = "drafts of the next tokens that a step checks; default: %(default)s"
+    command.add_argument("--speculate", type=int, default=0, metavar="N", help=text)
     text = "with one of these options tokens are drawn, as by models.Sampling"
     group = command.add_argument_group("sampling", text)
     for name, (kind, help) in SAMPLING.items():

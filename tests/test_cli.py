@@ -58,9 +58,10 @@ def answered(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--", "-x"], (None, "-x", 256, None, [])),
-        (["a", "--", "-x"], ("a", "-x", 256, None, [])),
-        (["--template-argument", "a=b", "x"], (None, "x", 256, None, ["a=b"])),
+        (["--", "-x"], (None, "-x", 256, None, [], 0)),
+        (["a", "--", "-x"], ("a", "-x", 256, None, [], 0)),
+        (["--template-argument", "a=b", "x"], (None, "x", 256, None, ["a=b"], 0)),
+        (["--speculate", "4", "x"], (None, "x", 256, None, [], 4)),
     ],
 )
 def test_generate_answers_the_prompt(arguments, expected, answered):

@@ -21,6 +21,7 @@ gguf_keys.py    the keys of its metadata, and what each does here
 gguf_reader.py  its metadata and tensors, with all sizes checked
 gguf_split.py   the parts of a model in several files
 pages.py        the pages of the cache
+drafts.py       tokens that may follow a text
 prefixes.py     pages that requests with equal beginnings share
 written.py      the positions of the cache that steps wrote
 rows.py         the numbers of a step

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.errors import ArgumentError, NotFiniteError, expect_range
+from etc_dist.models.drafts import Drafts
 from etc_dist.models.ids import checked_prompt, checked_stop
 from etc_dist.models.prefixes import PageKeys
 from etc_dist.models.rows import MOST_STOPS
@@ -26,7 +27,8 @@ class Request:
     that end it. number: its row of the page table, which later requests reuse. row: of
     the last step that gave it an id, that of `Model.logits`. is_done: whether it
     has ended. reused: positions of the prompt that were in the cache before. keys,
-    num_kept: of its pages, and how many of them later requests can find."""
+    num_kept: of its pages, and how many of them later requests can find. drafts: what
+    may follow its tokens."""
 
     tokens: list[int]
     prompt_length: int
@@ -40,11 +42,21 @@ class Request:
     reused: int = 0
     keys: PageKeys | None = field(default=None, repr=False)
     num_kept: int = 0
+    drafts: Drafts = field(default_factory=Drafts, repr=False)
 
     @property
     def new_tokens(self) -> list[int]:
         """The generated ids, without the stop token."""
         return self.tokens[self.prompt_length :]
+
+
+class StepPart(NamedTuple):
+    """What a step runs of a request: `length` of its tokens that are not in the cache
+    yet, then drafts of tokens that may follow."""
+
+    request: Request
+    length: int
+    drafts: list[int]
 
 
 class Batch:
@@ -56,6 +68,10 @@ class Batch:
     reuse: requests begin with the pages of others, running or ended, that hold the same
     ids: full pages of equal first tokens, of whose prompt at least one token is left.
 
+    With `load(..., speculate=n)`, a step also runs up to n drafts of a request's next
+    tokens, and keeps those that the model chooses. num_drafted, num_accepted: all such
+    drafts, and those that were kept.
+
     Requests do not change each other's ids, with one exception: a matmul may round
     differently with another number of rows, which matters if two logits are almost
     equal. With `deterministic="batch"` there is no exception."""
@@ -63,6 +79,7 @@ class Batch:
     def __init__(self, model: Model, *, reuse: bool = False) -> None:
         self._model, self._reuses = model, reuse
         self._requests: list[Request] = []
+        self.num_drafted = self.num_accepted = 0
 
     def __enter__(self) -> Batch:
         return self
@@ -173,19 +190,29 @@ class Batch:
         for request in [one for one in self._requests if one.is_done]:
             self.remove(request)  # a step before was interrupted
         parts = self._choose()
+        if any(part.drafts for part in parts):
+            try:
+                return self._run(parts)
+            except NotFiniteError:  # maybe of a draft that the model does not choose
+                parts = [part._replace(drafts=[]) for part in parts]
+        return self._run(parts)
+
+    def _run(self, parts: Sequence[StepPart]) -> list[Request]:
         steps = self._choose_steps(parts)
         ids: list[int] = []
         numbers: list[int] = []
         positions: list[int] = []
         ends: list[int] = []
-        for request, count in parts:
-            span = range(request.cached, request.cached + count)
-            ids += request.tokens[span.start : span.stop]
-            numbers += [request.number] * count
+        of_rows: list[Request] = []
+        for request, count, drafts in parts:
+            first, num_rows = request.cached, count + len(drafts)
+            span = range(first, first + num_rows)
+            ids += [*request.tokens[first : first + count], *drafts]
+            numbers += [request.number] * num_rows
             positions += span
             ends += [position + 1 for position in span]
             ends[-1] = min(span.stop + steps - 1, max(span.stop, request.limit - 1))
-        of_rows = [request for request, count in parts for _ in range(count)]
+            of_rows += [request] * num_rows
         sampling = [request.sampling for request in of_rows]
         table = self._model.pages.table
         with self._model.world.exclusive:  # so that an interrupt leaves no half step
@@ -198,16 +225,21 @@ class Batch:
             )
             return self._add(parts, found)
 
-    def _add(self, parts: Sequence[tuple[Request, int]], found: Any) -> list[Request]:
+    def _add(self, parts: Sequence[StepPart], found: Any) -> list[Request]:
         """Adds the ids of a step. Returns the requests that have new ones."""
         changed, end = [], 0
-        for request, count in parts:
-            cached, end = request.cached + count, end + count
+        for request, count, drafts in parts:
+            cached, row = request.cached + count, end + count - 1
+            end = row + 1 + len(drafts)
             if cached == len(request.tokens):
-                tokens = found[:, end - 1]
+                tokens = found[:, row]
                 tokens = tokens[tokens >= 0].tolist()
+                if drafts:
+                    tokens = _accepted(found[0, row:end].tolist(), drafts, request.stop)
+                    self.num_drafted += len(drafts)
+                    self.num_accepted += len(tokens) - 1
                 _extend(request, tokens)
-                request.row = end - 1
+                request.row = row + len(tokens) - 1 if drafts else row
                 cached += len(tokens) - 1
                 changed.append(request)
             request.cached = cached
@@ -226,19 +258,22 @@ class Batch:
             self._model.pages.keep(request.number, first, keys[first:])
             request.num_kept = count
 
-    def _choose_steps(self, parts: Sequence[tuple[Request, int]]) -> int:
+    def _choose_steps(self, parts: Sequence[StepPart]) -> int:
         """The steps of the next launch: no more than any request needs."""
         most = self._model.steps_per_launch
-        for request, count in parts:
+        for request, count, _ in parts:
             is_decoded = count == 1 and request.cached + 1 == len(request.tokens)
             if not is_decoded or len(request.stop) > MOST_STOPS:
                 return 1
-        needed = max((r.limit - len(r.tokens) for r, _ in parts), default=1)
+        needed = max(
+            (p.request.limit - len(p.request.tokens) for p in parts), default=1
+        )
         return max(n for n in step_counts(most) if n <= needed)
 
-    def _choose(self) -> list[tuple[Request, int]]:
+    def _choose(self) -> list[StepPart]:
         """The requests of the next step, and the number of positions of each. Those
-        with the fewest come first, so that prompts do not delay decoding."""
+        with the fewest come first, so that prompts do not delay decoding; rows that are
+        left are for drafts."""
         pending = [
             (len(request.tokens) - request.cached, request)
             for request in self._requests
@@ -248,9 +283,38 @@ class Batch:
         for length, request in pending:
             if left:
                 count = min(length, left)
-                parts.append((request, count))
+                parts.append(StepPart(request, count, []))
                 left -= count
-        return parts
+        if not self._model.speculate:
+            return parts
+        with_drafts = []
+        for part in parts:
+            drafts = self._draft(part, left)
+            with_drafts.append(part._replace(drafts=drafts))
+            left -= len(drafts)
+        return with_drafts
+
+    def _draft(self, part: StepPart, left: int) -> list[int]:
+        """Tokens that may follow those of a part, for up to `left` rows. The id after
+        the last one is the last of the request."""
+        request, tokens = part.request, part.request.tokens
+        most = min(self._model.speculate, left, request.limit - len(tokens) - 1)
+        if most < 1 or request.cached + part.length < len(tokens):
+            return []
+        return request.drafts.propose(tokens, most)
+
+
+def _accepted(
+    found: Sequence[int], drafts: Sequence[int], stop: Collection[int]
+) -> list[int]:
+    """The ids of a request's last rows that follow each other. found: those of a token
+    and of each draft, which is right if it is the id that was found before it."""
+    accepted = [found[0]]
+    for draft, following in zip(drafts, found[1:], strict=True):
+        if accepted[-1] != draft or draft in stop:
+            break
+        accepted.append(following)
+    return accepted
 
 
 def _extend(request: Request, tokens: Sequence[int]) -> None:

@@ -57,11 +57,12 @@ def answer(
     max_new_tokens: int,
     sampling: Sampling | None,
     template_arguments: Sequence[str] = (),
+    speculate: int = 0,
 ) -> None:
     """Print the answer of the model in `folder` (default: the packaged one) to a
     prompt, and on stderr what it does and its speed: on rank 0 alone. sampling: None
     for the most likely tokens. template_arguments: keyword arguments of
-    `Tokenizer.chat`, as NAME=VALUE."""
+    `Tokenizer.chat`, as NAME=VALUE. speculate: as of `load`."""
     arguments = dict(map(_template_argument, template_arguments))
     with start() as world, Progress(_of_rank_0(sys.stderr, world)) as progress:
         out = _of_rank_0(sys.stdout, world)
@@ -70,24 +71,30 @@ def answer(
         progress.show(f"loading {name}")
         tokenizer = load_tokenizer(path)
         ids = prompt_ids(tokenizer, prompt, arguments)
-        with load(path, batch=1, world=world) as model, Batch(model) as requests:
+        options: dict[str, Any] = {"batch": 1, "speculate": speculate, "world": world}
+        with load(path, **options) as model, Batch(model) as requests:
             room = min(max_new_tokens, max(1, model.positions - len(ids)))
             request = requests.add(ids, max_new_tokens=room, sampling=sampling)
             text, sent, began = TextStream(tokenizer), 0, time.perf_counter()
-            first = began
+            first, num_first, num_steps = began, 0, 0
             while not requests.is_done:
                 if request.cached < len(ids):
                     progress.show(f"prompt: {request.cached} of {len(ids)} tokens")
                 requests.step()
-                if sent == 0 and request.cached == len(ids):
+                num_steps += 1
+                if sent == 0 and request.cached >= len(ids):
                     progress.show("")
-                    first = time.perf_counter()
+                    first, num_steps = time.perf_counter(), 0
+                    num_first = len(request.new_tokens)
                 new = request.new_tokens[sent:]
                 sent += len(new)
                 print(text.add(new), end="", file=out, flush=True)
         print(text.end(), file=out, flush=True)
         seconds = time.perf_counter() - first
-        speed = f", {(sent - 1) / seconds:.1f} tokens/s" if sent > 1 else ""
+        speed, more = "", sent - num_first
+        if more > 0:
+            speed = f", {more / seconds:.1f} tokens/s"
+            speed += f", {more / num_steps:.2f} a step" if speculate else ""
         progress.result(
             f"{name} on {world.backend}: {len(ids)} tokens read in "
             f"{first - began:.1f} s, {sent} written{speed}"

@@ -57,6 +57,7 @@ def load(
     steps_per_launch: int | None = None,
     pages: int | None = None,
     deterministic: str | None = None,
+    speculate: int = 0,
     bundle: str | Path | None = None,
     world: World | None = None,
 ) -> Model:
@@ -72,9 +73,11 @@ def load(
     default: "static". steps_per_launch: ids of a request that one launch computes, at
     most 128; default: 1. pages: of the cache; default: as many as `batch` requests of
     `positions` tokens need, and at least those of one. deterministic: "run" (default)
-    or "batch": the logits of a position have the same bits in each batch. bundle: a
-    folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled or proved,
-    and its options are the defaults. world: default: the current one.
+    or "batch": the logits of a position have the same bits in each batch. speculate:
+    drafts of a request's next tokens, found earlier in its text, that a step checks; at
+    most 32, only with one step in a launch; default: 0. bundle: a folder that
+    `etc-dist build MODEL --bundle` wrote: nothing is compiled or proved, and its
+    options are the defaults. world: default: the current one.
 
     Raises ArgumentError on every rank for a path without a model, a model that is not
     implemented or that the ranks cannot split, a cache that does not fit in the memory,
@@ -96,6 +99,7 @@ def load(
         given = DEFAULTS if found is None else {**DEFAULTS, **found.parameters}
         options = {k: given[k] if v is None else v for k, v in options.items()}
         config, read_weights = read_model(path, options["dtype"])
+        options["speculate"] = speculate
         setup = ModelSetup(config, **options, ranks=world.size)
         setup.check()
         setup.check_memory(world.free_bytes())

@@ -46,7 +46,8 @@ class Model:
     All calls are collective, with equal arguments, and give equal results.
 
     batch: the most concurrent requests. positions: the most positions of a request,
-    its prompt included. most_rows: the most rows of a step, 128. pages: the `PageTable`
+    its prompt included. most_rows: the most rows of a step, 128. speculate: the most
+    drafts of a request's next tokens in a step. pages: the `PageTable`
     of the cache."""
 
     def __init__(
@@ -61,6 +62,7 @@ class Model:
         steps_per_launch: int = 1,
         pages: int | None = None,
         deterministic: str = "run",
+        speculate: int = 0,
         bundle: Bundle | None = None,
         are_finite: bool = False,
         world: World | None = None,
@@ -81,6 +83,7 @@ class Model:
                     steps_per_launch=steps_per_launch,
                     pages=pages,
                     deterministic=deterministic,
+                    speculate=speculate,
                     ranks=self.world.size,
                 )
                 setup.check()
@@ -96,6 +99,7 @@ class Model:
                 setup = replace(setup, tuning=tuning_of(self.world))
             self.batch, self.positions = setup.batch, setup.most_positions
             self.steps_per_launch = setup.steps_per_launch
+            self.speculate = setup.speculate
             self.pages = PageTable(
                 *(setup.batch, setup.most_pages, setup.page_size, setup.all_pages)
             )

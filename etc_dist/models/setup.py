@@ -16,6 +16,7 @@ from etc_dist.ir.function import MAX_INT
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for
+from etc_dist.models.drafts import MOST_DRAFTS
 from etc_dist.models.ids import plain
 from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.rows import MOST_STOPS
@@ -57,11 +58,13 @@ class ModelSetup:
     steps_per_launch: int = 1
     pages: int | None = None
     deterministic: str = "run"
+    speculate: int = 0
     ranks: int = 1
     tuning: Tuning = field(default_factory=default_tuning)
 
     def __post_init__(self) -> None:
-        for name in ("batch", "positions", "page_size", "steps_per_launch", "pages"):
+        names = "batch", "positions", "page_size", "steps_per_launch", "pages"
+        for name in (*names, "speculate"):
             # NOTE: a product of NumPy's integers of 8 bits has 8 bits.
             object.__setattr__(self, name, plain(getattr(self, name)))
 
@@ -71,6 +74,8 @@ class ModelSetup:
         expect_range(self.batch, 1, ROWS[-1], "batch")
         expect_range(self.most_positions, 1, self.config.positions, "positions")
         expect_range(self.steps_per_launch, 1, MOST_STEPS, "steps_per_launch")
+        most = MOST_DRAFTS if self.steps_per_launch == 1 else 0
+        expect_range(self.speculate, 0, most, "speculate")
         check_options(self.schedule, None, "a model")
         check_deterministic(self.deterministic)
         expect_choice(self.page_size, PAGE_SIZES, "page_size")
@@ -147,6 +152,7 @@ class ModelSetup:
         """By name, for the manifest of a bundle."""
         found = asdict(self)
         config = found.pop("config")
+        del found["speculate"]  # the program and its proofs do not depend on it
         for name in UNUSED_FIELDS:
             del config[name]
         found |= {"positions": self.most_positions, "pages": self.all_pages}

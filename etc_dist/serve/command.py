@@ -49,6 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--no-prefix-reuse", action="store_true", help=text)
     group = parser.add_argument_group("the model", "the options of models.load")
     add_options_of_load(group)
+    text = "drafts of the next tokens of a text that a step checks"
+    group.add_argument("--speculate", type=int, default=0, metavar="N", help=text)
     group.add_argument("--bundle", type=Path, metavar="FOLDER", help="of the model")
 
 
@@ -59,7 +61,9 @@ def run(options: argparse.Namespace) -> int:
     expect_range(options.drain_seconds, 0, 2**20, "--drain-seconds")
     expect_packages()
     path = packaged_model() if options.model is None else Path(options.model)
-    of_model = {name: getattr(options, name) for name in (*DEFAULTS, "bundle")}
+    of_model = {
+        name: getattr(options, name) for name in (*DEFAULTS, "speculate", "bundle")
+    }
     with start() as world:
         listeners: list[socket.socket] = []
 

@@ -94,6 +94,7 @@ class Engine:
             running=self._stepper.num_running,
             waiting=len(self._waiting),
             free_pages=self._pages.free_pages,
+            drafts=self._stepper.num_drafts,
         )
 
 

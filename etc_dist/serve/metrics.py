@@ -17,6 +17,8 @@ HELP = {
     "prompt_tokens_total": "counter: tokens of prompts",
     "prompt_tokens_cached_total": "counter: of these, found in the cache",
     "generated_tokens_total": "counter: tokens of answers",
+    "drafts_total": "counter: drafts of tokens that steps have checked",
+    "drafts_accepted_total": "counter: of these, tokens of answers",
     "texts_total": "counter: texts that have ended, by reason",
     "refused_total": "counter: requests that were answered by an error, by status",
     "first_token_seconds": "histogram: from a request to the first token of a text",
@@ -65,8 +67,13 @@ class Metrics:
         self._values["steps_total"] += 1
         self._seconds["step_seconds_total"] += seconds
 
-    def set_load(self, *, running: int, waiting: int, free_pages: int) -> None:
-        """After a step."""
+    def set_load(
+        self, *, running: int, waiting: int, free_pages: int, drafts: tuple[int, int]
+    ) -> None:
+        """After a step. drafts: all, and those that were accepted."""
+        names = "drafts_total", "drafts_accepted_total"
+        for name, count in zip(names, drafts, strict=True):
+            self._values[name] = count
         self._values["texts_running"] = running
         self._values["texts_waiting"] = waiting
         self._values["pages_free"] = free_pages

@@ -20,6 +20,14 @@ class Running:
     request: Request
     num_sent: int = 0
 
+    @property
+    def finish(self) -> str | None:
+        """Why the text has ended, or None."""
+        if not self.request.is_done:
+            return None
+        is_full = len(self.request.tokens) == self.request.limit
+        return "length" if is_full else "stop"
+
 
 class Stepper:
     """The jobs that are generated together. All ranks call `run` with equal turns."""
@@ -31,6 +39,11 @@ class Stepper:
         self._running: dict[int, Running] = {}
         self._keys = 0, PageKeys(model.pages.page_size)
         """Of a waiting job, and its number."""
+
+    @property
+    def num_drafts(self) -> tuple[int, int]:
+        """The drafts of tokens so far, and those of them that were accepted."""
+        return self._batch.num_drafted, self._batch.num_accepted
 
     @property
     def num_running(self) -> int:
@@ -105,32 +118,38 @@ class Stepper:
             request = one.request
             ids = request.new_tokens[one.num_sent :]
             one.num_sent += len(ids)
-            finish = None
             if request.is_done:
-                is_full = len(request.tokens) == request.limit
-                finish = "length" if is_full else "stop"
                 del self._running[number]
-            logprobs = of_jobs.get(number, [])
-            news = Progress(number, ids, logprobs, finish, num_cached=request.reused)
+            logprobs, cached = of_jobs.get(number, []), request.reused
+            news = Progress(number, ids, logprobs, one.finish, num_cached=cached)
             progress.append(news)
         return progress
 
     def _find_logprobs(
         self, changed: dict[int, Running]
     ) -> dict[int, list[TokenLogprobs]]:
-        """By job, those of its new id, where they are wanted. Collective if any are."""
-        rows, ids, counts, numbers = [], [], [], []
+        """By job, those of its new ids, where they are wanted. Collective if any
+        are."""
+        rows: list[int] = []
+        ids: list[int] = []
+        counts: list[int] = []
+        numbers: list[int] = []
         for number, one in changed.items():
             new = one.request.new_tokens[one.num_sent :]
-            if one.job.num_logprobs is not None and new:
-                rows.append(one.request.row)
-                ids.append(new[-1])
-                counts.append(one.job.num_logprobs)
-                numbers.append(number)
-        if not rows:
-            return {}
-        found = find_logprobs(self._model, rows, ids, counts)
-        return {number: [one] for number, one in zip(numbers, found, strict=True)}
+            if one.job.num_logprobs is not None:
+                last = one.request.row
+                # A stop token, which is not among the ids, has the last row.
+                last -= one.finish == "stop"
+                rows += range(last + 1 - len(new), last + 1)
+                ids += new
+                counts += [one.job.num_logprobs] * len(new)
+                numbers += [number] * len(new)
+        found: dict[int, list[TokenLogprobs]] = {}
+        if rows:
+            of_rows = find_logprobs(self._model, rows, ids, counts)
+            for number, logprobs in zip(numbers, of_rows, strict=True):
+                found.setdefault(number, []).append(logprobs)
+        return found
 
     def close(self) -> None:
         """End all jobs, and free their pages."""

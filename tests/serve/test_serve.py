@@ -137,12 +137,19 @@ def test_prompts_with_one_beginning_share_pages(server, texts):
     assert server.metrics()["prompt_tokens_cached_total"] >= 64
 
 
-def test_prefix_reuse_can_be_turned_off(serve):
-    server = serve("--no-prefix-reuse")
+def test_drafts_change_no_text_and_no_logprobs(server, serve):
+    """Nor do pages that are not reused."""
+    other = serve("--speculate", "4", "--no-prefix-reuse")
+    whole = complete(server, IDS * 8, 40, logprobs=2).choices[0]
     for _ in range(2):
-        found = complete(server, IDS * 8, 1)
+        found = complete(other, IDS * 8, 40, logprobs=2)
         assert found.usage.prompt_tokens_details.cached_tokens == 0
-    assert server.end() == 0
+        assert found.choices[0].text == whole.text
+        logprobs = found.choices[0].logprobs
+        assert logprobs.token_logprobs == pytest.approx(whole.logprobs.token_logprobs)
+    numbers = other.metrics()
+    assert 0 < numbers["drafts_accepted_total"] <= numbers["drafts_total"]
+    assert other.end() == 0
 
 
 def leave(server, limit, number):
