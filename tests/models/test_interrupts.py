@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from etc_dist.models import Batch, Model, PageTable, Sampling, load, mirror, rows
+from etc_dist.models.prefixes import NamedPages
 from etc_dist.models.rows import RowChecks
 from etc_dist.models.written import WrittenPositions
 from tests.interrupts import interrupted
@@ -102,3 +103,42 @@ def test_batch_has_room_again_after_an_interrupted_add(model: Model):
             assert batch.has_room()
             line += 1
         assert not batch.has_room()
+
+
+SHARING = [
+    *(PageTable.add, PageTable.keep, PageTable.remove, PageTable._take),
+    *(NamedPages.add, NamedPages.use, NamedPages.release, NamedPages.take),
+]
+
+
+class Owner:
+    """Of requests."""
+
+
+@pytest.mark.parametrize("function", SHARING, ids=lambda one: one.__qualname__)
+def test_interrupt_at_each_line_leaves_shared_pages_right(function: Any):
+    keys = [bytes([n]) for n in range(4)]
+    owner, line, is_interrupted = Owner(), 1, True
+
+    def share() -> None:
+        first = pages.add(64, owner)
+        pages.keep(first, 0, keys)
+        second = pages.add(64, owner, pages.find(keys[:3]))
+        pages.remove(first)
+        pages.add(48, owner)  # takes a page that was kept
+        pages.remove(second)
+
+    while is_interrupted:
+        pages = PageTable(3, 4, 16, 7)
+        is_interrupted = interrupted(share, [function.__code__], line)
+        for request in pages.owned(owner):
+            pages.remove(request)
+        kept = pages.find(keys)
+        again = pages.add(64, owner, kept[:3])
+        assert pages.table[again, :3].tolist()[: len(kept)] == kept[:3]
+        pages.add(48, owner)
+        used = pages.table[pages.table >= 0]
+        assert len(np.unique(used)) == len(used) == 7, f"after line event {line}"
+        assert pages.free_pages == 0 and pages.find(keys) == kept[:3]
+        line += 1
+    assert line > 2
