@@ -21,7 +21,13 @@ from etc_dist.models.tokenizer import Tokenizer
 from etc_dist.serve import answers
 from etc_dist.serve.answers import ChatAnswer, CompletionAnswer
 from etc_dist.serve.clients import Clients, Exchange
-from etc_dist.serve.fields import BadRequest, Options, read_chat, read_completion
+from etc_dist.serve.fields import (
+    BadRequest,
+    Options,
+    expect_model,
+    read_chat,
+    read_completion,
+)
 from etc_dist.serve.jobs import Job
 from etc_dist.serve.writer import Delta, Writer
 
@@ -83,6 +89,7 @@ class Routes:
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
@@ -121,15 +128,12 @@ class Routes:
 
     async def models(self, request: Request) -> Response:
         """/v1/models"""
-        served = self._served
-        model = {
-            "id": served.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "etc_dist",
-            "max_model_len": served.positions,
-        }
-        return _json({"object": "list", "data": [model]})
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """/v1/models/NAME"""
+        expect_model(request.path_params["name"], self._served.name)
+        return _json(self._model())
 
     async def health(self, request: Request) -> Response:
         """/health: 200 while requests are taken, else 503."""
@@ -140,6 +144,15 @@ class Routes:
         """/metrics, in the text format of Prometheus."""
         text = self._clients.metrics.show()
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    def _model(self) -> answers.Json:
+        return {
+            "id": self._served.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "etc_dist",
+            "max_model_len": self._served.positions,
+        }
 
     def _answer(
         self, answer: CompletionAnswer, prompts: Sequence[list[int]], options: Options

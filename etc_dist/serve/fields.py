@@ -166,7 +166,7 @@ def read_completion(document: Mapping[str, Any], model: str) -> Completion:
     """The request in a JSON object, for the model of this name. BadRequest names the
     first field that is wrong or not supported."""
     fields = Fields(document)
-    _expect_model(fields, model)
+    expect_model(fields.take("model", str, model), model)
     prompts = _prompts(fields.take("prompt", (str, list), None))
     num_logprobs = fields.integer("logprobs", None, 0, MOST_LOGPROBS)
     most = fields.integer("max_tokens", 16, 1, 2**31)
@@ -177,7 +177,7 @@ def read_completion(document: Mapping[str, Any], model: str) -> Completion:
 def read_chat(document: Mapping[str, Any], model: str) -> Chat:
     """As `read_completion`."""
     fields = Fields(document)
-    _expect_model(fields, model)
+    expect_model(fields.take("model", str, model), model)
     messages = fields.take("messages", list, [])
     if not messages or not all(isinstance(one, dict) for one in messages):
         raise BadRequest(
@@ -199,8 +199,8 @@ def read_chat(document: Mapping[str, Any], model: str) -> Chat:
     return Chat(messages, None if choice == "none" else tools, options, arguments)
 
 
-def _expect_model(fields: Fields, model: str) -> None:
-    name = fields.take("model", str, model)
+def expect_model(name: str, model: str) -> None:
+    """BadRequest unless `name` is that of the model."""
     if name != model:
         text = f"model: {_short(name)} is not served here, but {_short(model)}"
         raise BadRequest(text, "model", status=404)

@@ -21,6 +21,11 @@ class Running:
     num_sent: int = 0
 
     @property
+    def new(self) -> list[int]:
+        """The ids that were not told yet."""
+        return self.request.tokens[self.request.prompt_length + self.num_sent :]
+
+    @property
     def finish(self) -> str | None:
         """Why the text has ended, or None."""
         if not self.request.is_done:
@@ -110,13 +115,13 @@ class Stepper:
         changed = {
             number: one
             for number, one in self._running.items()
-            if one.request.is_done or len(one.request.new_tokens) > one.num_sent
+            if one.request.is_done or one.new
         }
         of_jobs = self._find_logprobs(changed)
         progress = []
         for number, one in changed.items():
             request = one.request
-            ids = request.new_tokens[one.num_sent :]
+            ids = one.new
             one.num_sent += len(ids)
             if request.is_done:
                 del self._running[number]
@@ -135,7 +140,7 @@ class Stepper:
         counts: list[int] = []
         numbers: list[int] = []
         for number, one in changed.items():
-            new = one.request.new_tokens[one.num_sent :]
+            new = one.new
             if one.job.num_logprobs is not None:
                 last = one.request.row
                 # A stop token, which is not among the ids, has the last row.

@@ -8,6 +8,7 @@ import socket
 import time
 from contextlib import closing
 
+import openai
 import pytest
 
 from etc_dist import cli
@@ -94,6 +95,13 @@ def test_conversations_are_refused_by_name(server, fields, words, param):
 def test_bodies_are_refused(server, path, body, headers, status, words):
     found, error = answered(server, path, body, headers)
     assert found == status and words in error["message"]
+
+
+def test_models_are_found_by_their_names(server):
+    assert [one.id for one in server.client.models.list()] == [server.name]
+    assert server.client.models.retrieve(server.name).max_model_len == 96
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        server.client.models.retrieve("other/one")
 
 
 def test_each_neutral_value_is_taken_and_each_other_is_refused():
