@@ -233,11 +233,13 @@ class MoE(SharedMoE):
         few_tokens: int = FEW_TOKENS,
         deterministic: str = "run",
     ) -> MoE:
-        """The layer of a Qwen3-MoE or Mixtral block of Hugging Face transformers: its
-        gate, experts, top_k and normalization.
+        """The layer of a sparse block of Hugging Face transformers, of one of the
+        families of docs/layers.md: its router, its experts, and its shared expert.
 
         Fused expert weights (transformers 5) are kept by reference; those of a list of
-        experts are stacked into new tensors. On several ranks, each passes the whole
+        experts are stacked into new tensors, and those of a shared expert joined. A
+        router in float32 is converted to the dtype of the experts if that is exact,
+        and refused otherwise. On several ranks, each passes the whole
         block and uses its shard of the experts, which is a copy if `parallel` is
         "tensor". Unlike the block, the layer takes x with two axes, and computes logits
         and weights in fp32."""
@@ -249,8 +251,7 @@ class MoE(SharedMoE):
             found.router,
             found.gate_up,
             found.down,
-            top_k=found.top_k,
-            normalize=found.normalize,
+            **found.arguments(),
             parallel=parallel,
             world=world,
             schedule=schedule,

@@ -11,92 +11,179 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.router import Router
+from etc_dist.layers.block_families import FAMILIES, MLP, Family
 from etc_dist.layers.plain import odd_activation, oddity
 
-LINEARS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+LINEARS = (MLP, ("w1", "w3", "w2"))
 """An expert's gate, up and down, as Qwen3-MoE and Mixtral name them."""
 LOOKED_FOR = (
     "gate.weight [E, H]; experts.gate_up_proj [E, 2 I, H] and experts.down_proj "
     "[E, H, I], or a list of experts with gate_proj, up_proj, down_proj or w1, w3, w2; "
     "top_k or num_experts_per_tok of the block or its gate"
 )
-BLOCKS = ("Qwen3MoeSparseMoeBlock", "MixtralSparseMoeBlock", "OlmoeSparseMoeBlock")
-GATES = ("Linear", "Qwen3MoeTopKRouter", "MixtralTopKRouter", "OlmoeTopKRouter")
-EXPERTS = ("ModuleList", "Qwen3MoeExperts", "MixtralExperts", "OlmoeExperts")
-EXPERT = (
-    "Qwen3MoeMLP",
-    "MixtralMLP",
-    "MixtralBlockSparseTop2MLP",
-    "MixtralBLockSparseTop2MLP",  # as transformers spelled it before 4.38
-    "OlmoeMLP",
-)
-"""Classes of torch and transformers that compute what MoE does."""
 SHOWN_NAMES = 12
 
 
 @dataclass(frozen=True)
 class SparseBlock:
-    """The arguments of MoE: router [E, H], gate_up [E, 2 I, H], down [E, H, I], and the
-    parameters of routing."""
+    """The arguments of MoE: router [E, H], gate_up [E, 2 I, H], down [E, H, I], the
+    description of the choice, its correction [E], and the shared expert, gate_up
+    [2 S, H] and down [H, S], with its gate [H]."""
 
     router: Any
     gate_up: Any
     down: Any
-    top_k: Any  # as the block has them
-    normalize: Any
+    choice: Router
+    correction: Any = None
+    shared: tuple[Any, Any] | None = None
+    shared_gate: Any = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of MoE."""
+        return {
+            "top_k": self.choice,
+            "correction": self.correction,
+            "shared": self.shared,
+            "shared_gate": self.shared_gate,
+        }
 
     def share(self, parallel: str, rank: int, world: int) -> SparseBlock:
         """A rank's shard. "tensor": a copy of a part of the inner width of all experts;
-        "expert": some experts, by reference. Raises ArgumentError if it cannot be split
-        evenly."""
+        "expert": some experts, by reference, and the shared one. Raises ArgumentError
+        if it cannot be split evenly."""
         if world == 1:
             return self
         experts, hidden, inner = self.down.shape
-        whole = experts if parallel == "expert" else inner
-        if whole % world:
-            what = "experts" if parallel == "expert" else "inner width"
-            wanted = f"{what} in a multiple of {world}, the number of ranks"
-            raise _refusal(wanted, f"{what} {whole}")
-        each = whole // world
-        own = slice(rank * each, (rank + 1) * each)
         if parallel == "expert":
+            own = _own("experts", experts, rank, world)
             return replace(self, gate_up=self.gate_up[own], down=self.down[own])
+        own, shared = _own("inner width", inner, rank, world), self.shared
+        each = own.stop - own.start
         halves = self.gate_up.reshape((experts, 2, inner, hidden))[:, :, own]
+        if shared is not None:
+            gate_up, down = shared
+            width = down.shape[1]
+            part = _own("inner width of the shared expert", width, rank, world)
+            pair = gate_up.reshape((2, width, hidden))[:, part]
+            down = down[:, part].reshape(-1).reshape((hidden, -1))
+            shared = pair.reshape((-1, hidden)), down
         return replace(
             self,
             gate_up=halves.reshape((experts, 2 * each, hidden)),
             down=self.down[:, :, own].reshape(-1).reshape((experts, hidden, each)),
+            shared=shared,
         )
 
 
-def read_sparse_block(block: Any) -> SparseBlock:
-    """The weights of a Qwen3-MoE, Mixtral or OLMoE block of transformers.
+def _own(what: str, whole: int, rank: int, world: int) -> slice:
+    """A rank's part."""
+    if whole % world:
+        wanted = f"{what} in a multiple of {world}, the number of ranks"
+        raise _refusal(wanted, f"{what} {whole}")
+    each = whole // world
+    return slice(rank * each, (rank + 1) * each)
 
-    Fused weights are referred to; those of a list of experts are stacked, a copy. A
-    block that does not say whether it normalises, as Mixtral's, does. Raises
-    ArgumentError where a part has another class or its own forward (an adapter, a
-    quantised layer, a hook), since it may compute something else, and for biases and
-    other activations than SiLU."""
-    if oddity(block, BLOCKS):
-        wanted = f"a {', '.join(BLOCKS)} of transformers"
+
+def read_sparse_block(block: Any) -> SparseBlock:
+    """The weights and the router of a sparse block of transformers, of a class in
+    `FAMILIES`.
+
+    Fused weights are referred to; those of a list of experts are stacked, and those of
+    a shared expert joined, a copy. Raises ArgumentError where a part has another class
+    or its own forward (an adapter, a quantised layer, a hook), since it may compute
+    something else, and for biases and other activations than SiLU."""
+    if oddity(block, FAMILIES):
+        wanted = f"a {', '.join(FAMILIES)} of transformers"
         raise _refusal(wanted, f"block: {_describe(block)}")
+    family = FAMILIES[type(block).__name__]
     gate, experts = getattr(block, "gate", None), getattr(block, "experts", None)
     top_k = _first((block, gate), "top_k", "num_experts_per_tok")
-    router = getattr(gate, "weight", None)
+    router = _at(gate, family.weight)
     weights = _fused(experts) or _stacked(experts)
     if router is None or weights is None or top_k is None:
         first = _first_expert(experts)
         parts = [("block", block), ("gate", gate), ("experts", experts)]
         parts += [("experts[0]", first)] if weights is None and first else []
         raise _refusal(LOOKED_FOR, "; ".join(f"{n}: {_describe(p)}" for n, p in parts))
-    unsupported = list(_unsupported(gate, experts))
+    unsupported = list(_unsupported(family, block))
     if unsupported:
         wanted = "the classes of transformers, no hooks, no bias, SiLU"
         raise _refusal(wanted, ", ".join(unsupported[:SHOWN_NAMES]))
-    normalize = _first((block, gate), "norm_topk_prob")
+    shared_gate = _at(block, f"{family.shared_gate}.weight")
     return SparseBlock(
-        _detached(router), *weights, top_k, True if normalize is None else normalize
+        _in_dtype("router", _detached(router), weights[0]),
+        *weights,
+        _choice(family, (gate, block), int(top_k)),
+        _correction(family, (gate, block)),
+        _joined(getattr(block, family.shared or "_", None)),
+        None if shared_gate is None else _detached(shared_gate)[0],
     )
+
+
+def _choice(family: Family, holders: Sequence[Any], top_k: int) -> Router:
+    """How a block of this family chooses."""
+    normalize = family.normalize
+    if isinstance(normalize, str):
+        value = _first(holders, normalize)
+        normalize = True if value is None else bool(value)
+    is_grouped = family.is_grouped
+    if family.method:
+        is_grouped = _known(holders, family.method) == "group_limited_greedy"
+    return Router(
+        top_k,
+        normalize,
+        family.score,
+        float(_known(holders, family.scale)) if family.scale else 1.0,
+        int(_known(holders, "num_group")) if is_grouped else 1,
+        int(_known(holders, "topk_group")) if is_grouped else 1,
+        family.group_score,
+        has_correction=bool(family.correction),
+    )
+
+
+def _known(holders: Sequence[Any], name: str) -> Any:
+    """An attribute of the gate or the block, which exists."""
+    value = _first(holders, name)
+    if value is None:
+        gate, block = holders
+        got = f"block: {_describe(block)}; gate: {_describe(gate)}"
+        raise _refusal(f"{name} of the gate or the block", got)
+    return value
+
+
+def _joined(mlp: Any) -> tuple[Any, Any] | None:
+    """gate_up and down of a shared expert."""
+    if mlp is None:
+        return None
+    gate, up, down = (_detached(getattr(mlp, name).weight) for name in MLP)
+    return _library(gate).concatenate([gate, up]), down
+
+
+def _in_dtype(name: str, weight: Any, like: Any) -> Any:
+    """The weight in the dtype of another, if that is exact."""
+    if weight.dtype == like.dtype:
+        return weight
+    rounded = weight.to(like.dtype)
+    if bool((rounded.to(weight.dtype) != weight).any()):
+        got = f"{name} of {weight.dtype} with further digits"
+        raise _refusal(f"{name} of {like.dtype}, or exact in it", got)
+    return rounded
+
+
+def _correction(family: Family, holders: Sequence[Any]) -> Any:
+    """In fp32, or None."""
+    if not family.correction:
+        return None
+    bias = _detached(_known(holders, family.correction))
+    return bias if "float32" in str(bias.dtype) else bias.float()
+
+
+def _at(part: Any, path: str) -> Any:
+    """The attribute of a part at a path of names, or None."""
+    for name in path.split("."):
+        part = getattr(part, name, None)
+    return part
 
 
 def _fused(experts: Any) -> tuple[Any, Any] | None:
@@ -127,19 +214,28 @@ def _stack(weights: Sequence[Any]) -> Any:
             "experts of one shape", ", ".join(str(list(shape)) for shape in shapes)
         )
     plain = [_detached(weight) for weight in weights]
-    library = sys.modules[type(plain[0]).__module__.partition(".")[0]]
-    return library.stack(plain)
+    return _library(plain[0]).stack(plain)
 
 
-def _unsupported(gate: Any, experts: Any) -> Iterator[str]:
+def _library(array: Any) -> Any:
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def _unsupported(family: Family, block: Any) -> Iterator[str]:
     """Parts of the block that may compute what MoE does not."""
     parts: list[tuple[str, Any, Sequence[str]]]
-    parts = [("gate", gate, GATES), ("experts", experts, EXPERTS)]
-    for number in range(_length(experts)):
-        name, expert = f"experts[{number}]", experts[number]
-        parts.append((name, expert, EXPERT))
-        linears = [n for names in LINEARS for n in names if hasattr(expert, n)]
-        parts += [(f"{name}.{n}", getattr(expert, n), ("Linear",)) for n in linears]
+    gate, experts = block.gate, block.experts
+    parts = [("gate", gate, family.gate), ("experts", experts, family.experts)]
+    mlps = [(f"experts[{n}]", experts[n]) for n in range(_length(experts))]
+    if family.shared:
+        mlps.append((family.shared, getattr(block, family.shared, None)))
+    for name, mlp in mlps:
+        parts.append((name, mlp, family.mlp))
+        linears = [n for names in LINEARS for n in names if hasattr(mlp, n)]
+        parts += [(f"{name}.{n}", getattr(mlp, n), ("Linear",)) for n in linears]
+    for path in (family.shared_gate, "gate." + family.weight.removesuffix(".weight")):
+        if path and path != "gate.weight":
+            parts.append((path, _at(block, path), ("Linear",)))
     for name, part, classes in parts:
         if oddity(part, classes):
             yield f"{name}: {_describe(part)}"
@@ -186,6 +282,6 @@ def _refusal(wanted: str, got: str) -> ArgumentError:
         where="MoE.from_torch",
         wanted=wanted,
         got=got,
-        fix="pass the sparse block of a Qwen3-MoE, Mixtral or OLMoE layer, or, if it "
+        fix="pass a block of one of the classes in docs/layers.md, or, if another one "
         "computes the same, make MoE of the weights themselves",
     )

@@ -10,10 +10,10 @@ from etc_dist.layers.plain import odd_activation, oddity
 
 PROJECTIONS = "gate_proj", "up_proj", "down_proj"
 _MLPS = """
-Cohere2MLP CohereMLP Ernie4_5MLP Exaone4MLP GraniteMLP HeliumMLP
-HunYuanDenseV1MLP LlamaMLP Ministral3MLP MinistralMLP MistralMLP Olmo2MLP
-Olmo3MLP OlmoMLP Qwen2MLP Qwen3MLP Qwen3MoeMLP Qwen3VLTextMLP SmolLM3MLP
-StableLmMLP
+Cohere2MLP CohereMLP DeepseekV2MLP DeepseekV3MLP Ernie4_5MLP Exaone4MLP Glm4MoeMLP
+GraniteMLP HYV3MLP HeliumMLP HunYuanDenseV1MLP HunYuanMoEV1MLP LlamaMLP Ministral3MLP
+MinistralMLP MistralMLP Olmo2MLP Olmo3MLP OlmoMLP Qwen2MLP Qwen2MoeMLP Qwen3MLP
+Qwen3MoeMLP Qwen3NextMLP Qwen3VLTextMLP SmolLM3MLP StableLmMLP
 """
 MLPS = tuple(_MLPS.split())
 """Classes of transformers with down_proj(act_fn(gate_proj(x)) * up_proj(x))."""

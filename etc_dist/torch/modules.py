@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch.distributed import ProcessGroup
 
 from etc_dist.errors import ArgumentError, expect_choice
+from etc_dist.functions.router import Router, as_router
 from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.torch.blocks import check_linear, check_mlp
@@ -273,6 +274,25 @@ class _Experts(nn.Module):
         self.gate_up_proj, self.down_proj = _parameter(gate_up), _parameter(down)
 
 
+class _Gate(nn.Module):
+    """A router, and its biases in fp32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, correction: Tensor | None):
+        super().__init__()
+        self.weight = _parameter(weight)
+        self.register_buffer("bias", bias)
+        self.register_buffer("e_score_correction_bias", correction)
+
+
+class _SharedExpert(nn.Module):
+    """The weights of a shared expert, and its gate [H], if it has one."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor, gate: Tensor | None):
+        super().__init__()
+        self.gate_up_proj, self.down_proj = _parameter(gate_up), _parameter(down)
+        self.gate = None if gate is None else _parameter(gate)
+
+
 class MoE(nn.Module):
     """`etc_dist.MoE` as a module, one kernel per rank, without gradients: x [..., H] ->
     [..., H]. bfloat16 or float16.
@@ -282,7 +302,7 @@ class MoE(nn.Module):
     replicated: x and the result are the same on all ranks. Otherwise, with
     parallel="tensor" on several ranks, x [M, H] is the same and the result [M / W, H]
     this rank's part of the rows; with parallel="expert" each rank has its own rows.
-    group: as for `ColumnParallelLinear`. deterministic: as for `etc_dist.MoE`."""
+    group: as for `ColumnParallelLinear`. The other options: as for `etc_dist.MoE`."""
 
     def __init__(
         self,
@@ -290,8 +310,12 @@ class MoE(nn.Module):
         gate_up: Tensor,
         down: Tensor,
         *,
-        top_k: int,
+        top_k: int | Router,
         normalize: bool = True,
+        router_bias: Tensor | None = None,
+        correction: Tensor | None = None,
+        shared: tuple[Tensor, Tensor] | None = None,
+        shared_gate: Tensor | None = None,
         parallel: str = "tensor",
         group: Group = None,
         replicated: bool = False,
@@ -299,8 +323,10 @@ class MoE(nn.Module):
     ):
         super().__init__()
         check_deterministic(deterministic)
-        self.gate, self.experts = _Linear(router), _Experts(gate_up, down)
-        self.top_k, self.normalize, self.parallel = top_k, normalize, parallel
+        self.gate = _Gate(router, router_bias, correction)
+        self.experts = _Experts(gate_up, down)
+        self.shared = _SharedExpert(*shared, shared_gate) if shared else None
+        self.router, self.parallel = as_router(top_k, normalize), parallel
         self.ranks, self.replicated = ranks_of(group), replicated
         self.deterministic = deterministic
 
@@ -314,9 +340,9 @@ class MoE(nn.Module):
         replicated: bool = False,
         deterministic: str = "run",
     ) -> Self:
-        """This rank's shard of a sparse block of transformers, of Qwen3-MoE, Mixtral
-        or OLMoE, with its top_k and norm_topk_prob: a copy if `parallel` is "tensor" on
-        several ranks. ArgumentError for blocks that compute something else."""
+        """This rank's shard of a sparse block of transformers, of a family of
+        docs/layers.md: a copy if `parallel` is "tensor" on several ranks. ArgumentError
+        for blocks that compute something else."""
         ranks = ranks_of(group)
         found = read_sparse_block(block)
         own = found.share(parallel, ranks.rank, ranks.size)
@@ -324,8 +350,7 @@ class MoE(nn.Module):
             own.router,
             own.gate_up,
             own.down,
-            top_k=own.top_k,
-            normalize=own.normalize,
+            **own.arguments(),
             parallel=parallel,
             group=group,
             replicated=replicated,
@@ -334,17 +359,36 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] to the result: of the same shape, or [M / W, H]. Collective."""
-        routing = self.top_k, self.normalize, self.parallel
+        router, shared = self.router, self.shared
         rows = x.flatten(0, -2)
         if self.replicated:
             is_tensor = self.parallel == "tensor"
             rows = _padded(rows, self.ranks) if is_tensor else _own_rows(x, self.ranks)
         weights = self.gate.weight, self.experts.gate_up_proj, self.experts.down_proj
         name, deterministic = self.ranks.name, self.deterministic
-        y = OPS.moe(rows, *weights, *routing, name, deterministic=deterministic)
+        given = router.top_k, router.normalize, self.parallel, name
+        options = {
+            "score": router.score,
+            "scale": router.scale,
+            "num_groups": router.num_groups,
+            "topk_group": router.topk_group,
+            "group_score": router.group_score,
+            "router_bias": _in_fp32(self.gate.bias),
+            "correction": _in_fp32(self.gate.e_score_correction_bias),
+        }
+        if shared is not None:
+            options["shared_gate_up"] = shared.gate_up_proj
+            options["shared_down"] = shared.down_proj
+            options["shared_gate"] = shared.gate
+        y = OPS.moe(rows, *weights, *given, deterministic=deterministic, **options)
         if self.replicated:
             return _all_rows(y, x, self.ranks)
         return y.view(x.shape) if y.shape[0] == rows.shape[0] else y
+
+
+def _in_fp32(bias: Tensor | None) -> Tensor | None:
+    """A bias, also of a model that was converted to another dtype."""
+    return None if bias is None else bias.float()
 
 
 def _padded(rows: Tensor, ranks: Ranks) -> Tensor:

@@ -29,7 +29,8 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import _get_group_size_by_name
 
 from etc_dist.errors import ArgumentError, as_refusal
-from etc_dist.functions.router import as_router
+from etc_dist.functions.combine_rows import SHARED
+from etc_dist.functions.router import Router
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.layers.moe import SharedMoE
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
@@ -45,7 +46,7 @@ REDUCTIONS = ("sum", "avg")
 IN_BATCHES = {"deterministic": BATCH}
 LIBRARY = torch.library.Library("etc_dist", "DEF")
 DEVICES = ("CPU", "CUDA")
-SCHEMA_TYPES = {"Sequence[Tensor]": "Tensor[]"}
+SCHEMA_TYPES = {"Sequence[Tensor]": "Tensor[]", "Tensor | None": "Tensor?"}
 """Annotations that are written in another way in a schema."""
 # The names that replace the other ones, where torch has them.
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -259,6 +260,16 @@ def moe(
     group_name: str = "",
     *,
     deterministic: str = "run",
+    score: str = "softmax",
+    scale: float = 1.0,
+    num_groups: int = 1,
+    topk_group: int = 1,
+    group_score: str = "best_two",
+    router_bias: Tensor | None = None,
+    correction: Tensor | None = None,
+    shared_gate_up: Tensor | None = None,
+    shared_down: Tensor | None = None,
+    shared_gate: Tensor | None = None,
 ) -> Call:
     """A mixture of experts with its router, as `etc_dist.MoE`: router [E, H]. No
     gradients. Calls of one shape share a program and its buffers.
@@ -268,13 +279,27 @@ def moe(
     [M / W, H] this rank's part of the rows. parallel="expert": gate_up [E / W, 2 I, H]
     and down [E / W, H, I] are this rank's experts; x [..., H] are its tokens, equally
     many on all ranks, and the result has the shape of x. On one rank both give the
-    shape of x. top_k, normalize and limits: as for `etc_dist.MoE`."""
+    shape of x. top_k, normalize and limits: as for `etc_dist.MoE`.
+
+    score to correction: those of `etc_dist.Router`, and its biases [E] in float32.
+    shared_gate_up [2 S, H], shared_down [H, S] and shared_gate [H]: the shared expert,
+    with parallel="tensor" a shard of its inner width."""
     is_part = parallel == "tensor" and size_of(group_name) > 1
+    choice = Router(
+        *(top_k, normalize, score, scale, num_groups, topk_group, group_score),
+        has_bias=router_bias is not None,
+        has_correction=correction is not None,
+    )
+    biases = [bias for bias in (router_bias, correction) if bias is not None]
+    shared = (shared_gate_up, shared_down, shared_gate)
+    of_shared = [array for array in shared if array is not None]
     options = {
         "experts": gate_up.shape[0],
         "hidden": gate_up.shape[2],
         "inner": gate_up.shape[1] // 2,
-        "router": as_router(top_k, normalize),
+        "router": choice,
+        "shared": ("", "", *SHARED)[len(of_shared)],
+        "shared_inner": 0 if shared_down is None else shared_down.shape[1],
         "parallel": parallel,
         "deterministic": deterministic,
     }
@@ -282,7 +307,7 @@ def moe(
         group_name,
         SharedMoE,
         options,
-        [(as_rows(x, 0), router, gate_up, down)],
+        [(as_rows(x, 0), router, gate_up, down, *biases, *of_shared)],
         lambda out: out if is_part else out.view(x.shape),
     )
 

@@ -26,14 +26,16 @@ def replace(
     deterministic: str = "run",
 ) -> Model:
     """Replace the MLPs and the mixtures of experts of a model of transformers: Llama,
-    Qwen3, Qwen3-MoE, Mixtral and others with known blocks. Returns the model.
+    Qwen3, Qwen3-MoE, Mixtral and others with known blocks (docs/layers.md). Returns the
+    model.
 
     Every rank passes the whole model, and runs it on the same tokens. On one rank the
-    weights are kept by reference, and the names of parameters stay the same; on several
-    each rank keeps its shard of the replaced weights. group: a ProcessGroup or its
-    name; default: torch's default group. parallel: how experts are split over its
-    ranks: "tensor" (a shard of each) or "expert" (some of them). deterministic="batch":
-    in the replaced blocks a token has the same bits for any number of tokens.
+    weights are kept by reference, and the names of parameters stay the same, except for
+    those of shared experts, which are copied; on several each rank keeps its shard of
+    the replaced weights. group: a ProcessGroup or its name; default: torch's default
+    group. parallel: how experts are split over its ranks: "tensor" (a shard of each) or
+    "expert" (some of them). deterministic="batch": in the replaced blocks a token has
+    the same bits for any number of tokens.
 
     Raises ArgumentError, and changes nothing, if the model has no such block, one of
     another class or with an adapter, a quantised layer, a hook, a bias, another

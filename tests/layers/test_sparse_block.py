@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.router import Router
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.sparse_block import read_sparse_block
 from tests.layers.reference import (
@@ -115,7 +116,7 @@ def weights(rng):
 def test_weights_and_routing_are_found(name, weights):
     make, normalize = BLOCKS[name]
     found = read_sparse_block(make(weights))
-    assert (found.top_k, found.normalize) == (TOP_K, normalize)
+    assert found.choice == Router(TOP_K, normalize)
     for got, wanted in zip(
         (found.router, found.gate_up, found.down), weights, strict=True
     ):
@@ -188,7 +189,7 @@ def test_what_was_looked_for_and_found_is_said():
 def test_blocks_of_other_classes_are_refused(weights):
     mlp = Part(gate_proj=Part(), up_proj=Part(), down_proj=Part())
     error = refused(mlp)
-    assert error.wanted.startswith("a Qwen3MoeSparseMoeBlock, Mixtral")
+    assert error.wanted.startswith("a Qwen3MoeSparseMoeBlock, Olmoe")
     assert error.got == "block: SimpleNamespace with down_proj, gate_proj, up_proj"
     for name in ("Routed", "MixtralSparseMoeBlock"):  # also of the name of a known one
         own = type(name, (type(fused(weights)),), {})

@@ -35,6 +35,28 @@ def test_replaced_blocks_give_the_same_logits_with_the_same_weights(kind, group)
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
 
 
+@pytest.mark.parametrize("kind", ["Glm4Moe", "Qwen2Moe", "MiniMaxM2", "DeepseekV3"])
+def test_replaced_blocks_have_the_router_and_the_shared_expert(kind, group):
+    sizes = {"n_group": 4, "topk_group": 2, "n_routed_experts": 8, "rotary_dim": 8}
+    sizes |= {"first_k_dense_replace": 1, "shared_expert_intermediate_size": 48}
+    sizes |= {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+    }
+    model = tiny(kind, **sizes | {"qk_nope_head_dim": 8, "v_head_dim": 8})
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape) / 8)
+    with torch.no_grad():
+        expected = model(IDS).logits
+        etc_dist.torch.replace(model)
+        mlps = [layer.mlp for layer in model.model.layers]
+        assert any(type(mlp) is MoE for mlp in mlps)
+        assert_close(model(IDS).logits, expected)
+
+
 def test_replaced_blocks_may_give_the_same_bits_for_any_number_of_tokens(
     group, compiled, monkeypatch
 ):
