@@ -21,7 +21,7 @@ PARTS: Mapping[str, str] = {
     r"rope|rotary|partial": "the rotary embedding (etc_dist/models/rope.py)",
     r"attn|attention|head|window|sink|key|query|lora|layer_types|chunk": "attention "
     "(`attend` of etc_dist/models/decoder.py)",
-    r"act|mlp|intermediate": "the MLP (`add_mlp` of etc_dist/models/decoder.py)",
+    r"act|mlp|glu|intermediate": "the MLP (`add_mlp` of etc_dist/models/decoder.py)",
     r"embed": "the embedding (`embed` of etc_dist/models/decoder.py)",
     r"norm|residual|eps": "the norms (`add_norm` of etc_dist/models/decoder.py)",
     r"architectures|model_type|ForCausalLM": "the whole layer "
@@ -49,7 +49,9 @@ class Fault:
 
     def show(self) -> str:
         """One line."""
-        return f"{self.got}: {self.part}; wanted: {self.wanted}"
+        is_unknown = self.wanted == f"no unknown field {self.name}"
+        wanted = "a field that is not known" if is_unknown else f"wanted: {self.wanted}"
+        return f"{self.got}: {self.part}; {wanted}"
 
 
 def find_faults(given: Mapping[str, Any], path: Path) -> list[Fault]:
