@@ -19,6 +19,7 @@ from etc_dist.functions.router import Router
 from etc_dist.models.config import QWEN_MOE, ModelConfig
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.experts import Mixture
+from etc_dist.models.heads import HeadLayout
 from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.models.step_policy import StepPolicy, shapes_of
@@ -38,6 +39,7 @@ def qwen3(layers: int, hidden: int, inner: int, heads: int) -> ModelConfig:
         heads=heads,
         kv_heads=8,
         head_dim=128,
+        head=HeadLayout(128, 128),
         positions=40960,
         norm_eps=1e-6,
         rope_base=1e6,
@@ -59,7 +61,12 @@ MODELS: Mapping[str, ModelConfig] = {
     ),
 }
 SMALL_MODEL = replace(
-    qwen3(3, 72, 192, 24), vocabulary=576, kv_heads=12, head_dim=64, positions=512
+    qwen3(3, 72, 192, 24),
+    vocabulary=576,
+    kv_heads=12,
+    head_dim=64,
+    head=HeadLayout(64, 64),
+    positions=512,
 )
 SMALL_MODELS = {
     SMALL: SMALL_MODEL,
