@@ -4,6 +4,7 @@ kernels/worker/defaults.cuh, and the tensors and events in its tables."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from etc_dist.codegen.bounds import conjunction, in_range, waits_in_range
 from etc_dist.codegen.boxes import bulk_maps
@@ -35,6 +36,7 @@ from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, TASK, Call, row_major, waiting_exprs, working_exprs
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import Const, Expr, Op, Symbol
+from etc_dist.ir.flags import carried, counted, has_flags
 from etc_dist.ir.loads import loads_of
 from etc_dist.ir.tensor import Region, Tensor
 from etc_dist.schedule.plan import QUEUE, Lane, Plan
@@ -63,7 +65,9 @@ def tensor_text(tensor: Tensor) -> str:
     if tensor.kind == "symmetric":
         rank, address = "rank", f"g.peer[rank] + {address}"
         parameters += ", i32 rank"
-    kind = f"Tensor<{ELEMENTS[tensor.dtype]}, {len(tensor.shape)}>"
+    element = ELEMENTS[tensor.dtype]
+    element = f"Flagged<{element}>" if tensor.flagged else element
+    kind = f"Tensor<{element}, {len(tensor.shape)}>"
     value = f"{kind}{{{rank}, {address}, {{{shape}}}}}"
     return free_function(f"auto {tensor_function(tensor.name)}", value, parameters)
 
@@ -84,8 +88,12 @@ def event_text(events: EventTensor) -> str:
 def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     """The struct of a call."""
     body, epilogue = call.function, call.function.epilogue
-    writer, loaded = _loaded(call)
     number = plan.graph.calls.index(call)
+    flags = _flags(plan, call)
+    own_constants = _own_constants(plan, call)
+    numbers = numbers_of(plan, lane, call)
+    call = _counted(call)
+    writer, loaded = _loaded(call)
     base = f"Args, {number}"
     if lane.policy == QUEUE:
         base += f", {QUEUES[lane.name]}"
@@ -93,10 +101,9 @@ def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     lines.append(f"  template <class Task> using Function = {body.name}<Task>;")
     if epilogue is not None:
         lines.append(f"  template <class Task> using Epilogue = {epilogue.name}<Task>;")
-    numbers = numbers_of(plan, lane, call)
     _check_names(call, numbers)
     lines += constants({k: v for k, v in numbers.items() if v != default(k)})
-    lines += _own_constants(plan, call)
+    lines += own_constants
     if body.roles:
         roles = " | ".join(f"k{role.capitalize()}Role" for role in body.roles)
         lines.append(f"  static constexpr u32 kRoles = {roles};")
@@ -108,6 +115,7 @@ def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     lines += _surplus(call)
     lines += loaded
     lines += _tables(plan, call, arguments, writer)
+    lines += flags
     lines += _checks(plan, call, writer)
     if lane.policy == QUEUE:
         lines += call_members(lane, call)
@@ -121,6 +129,8 @@ def default(name: str) -> int:
 
 def numbers_of(plan: Plan, lane: Lane, call: Call) -> dict[str, int]:
     """The constants of a call that have defaults."""
+    flags = {"kHasFlags": int(has_flags(call)), "kFlagWaits": len(carried(call.waits))}
+    call = _counted(call)
     of_queue = queue_numbers(lane, call)
     if lane.policy != QUEUE:
         of_queue = dict.fromkeys(of_queue, 0)
@@ -144,6 +154,7 @@ def numbers_of(plan: Plan, lane: Lane, call: Call) -> dict[str, int]:
         "kNotifiesWhen": int(any(r.guards for r in call.notifies)),
         "kFar": int(plan.has_far and call.function.far),
         "kShare": lane.share(call),
+        **flags,
         **of_queue,
     }
 
@@ -318,11 +329,24 @@ def _part(start: Expr, size: Expr, extent: Expr, writer: Writer) -> str:
 
 
 def _peers(call: Call) -> list[Expr]:
-    """The ranks that a task writes to or notifies."""
-    ranks = [region.rank for region in call.writes if region.rank is not None]
+    """The ranks that a task writes to or notifies, for which it has to wait."""
+    plain = [region for region in call.writes if not region.tensor.flagged]
+    ranks = [region.rank for region in plain if region.rank is not None]
     for ref in call.notifies:
         ranks += [] if ref.rank is None else [ref.guarded(ref.rank, RANK)]
     return list(dict.fromkeys(ranks))
+
+
+def _counted(call: Call) -> Call:
+    """The call without events that flagged tensors carry, which nothing counts."""
+    waits, notifies = counted(call.waits), counted(call.notifies)
+    return replace(call, waits=waits, notifies=notifies)
+
+
+def _flags(plan: Plan, call: Call) -> list[str]:
+    """The events that flagged tensors carry, for errors."""
+    rows = [_wait(plan, ref, Writer(set())) for ref in carried(call.waits)]
+    return indexed("EventRef flag_wait", rows) if rows else []
 
 
 def _wait(plan: Plan, ref: EventRef, writer: Writer) -> str:

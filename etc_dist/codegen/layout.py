@@ -79,6 +79,8 @@ FIRST_NEAR = "first_near"
 """The argument for the lowest rank of this host."""
 PLACES = ("control", "status", "workspace", "trace", "wait_limit")
 UNSIGNED = ("event_capacity", "trace_capacity", "shape")
+FLAG_BYTES = "flag_bytes"
+"""The bytes of an area of flagged tensors."""
 UNITS, FIRST_UNITS, DIVISORS = "units", "first_units", "divisor"
 """The arrays of the units of each call, in a loop in one turn, of the numbers of the
 first ones in a queue, and of the divisors."""
@@ -125,6 +127,7 @@ class Arguments:
         integers += [name for name, _, _ in periods(plan)]
         integers += [name for name, _ in queue_words(plan)]
         integers += [pace_name(c.name) for c in graph.calls if c.pace != Const(0)]
+        integers += [FLAG_BYTES] if any(t.flagged for t in graph.tensors) else []
         addresses = [address_name(t.name) for t in graph.tensors]
         queued = [lane for lane in plan.lanes if lane.policy == QUEUE]
         for lane in queued:

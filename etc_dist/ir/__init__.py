@@ -6,10 +6,11 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
     GraphFunction(name, world_size, dims: Symbol*, derived: (Symbol, Expr)*,
                   tensors: Tensor*, events: EventTensor*, calls: Call*, local_size)
 
-    Tensor(name, shape: Expr*, dtype, kind, over)
+    Tensor(name, shape: Expr*, dtype, kind, over, flagged)
         kind   "input" | "output" | "state" | "local" | "symmetric"
         dtype  "bfloat16" | "float16" | "float32" | "int32" | "float8_e4m3fn"
-    EventTensor(name, shape: Expr*, axes: Symbol*, expects: Expr, cross_rank)
+    EventTensor(name, shape: Expr*, axes: Symbol*, expects: Expr, cross_rank,
+                carried_by)
 
     Call(name, function: DeviceFunction, axes: Coordinate*, reads: Region*,
          writes: Region*, waits: EventRef*, notifies: EventRef*, order: Expr*,
@@ -33,7 +34,8 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
                    tile: {position: Operand}, epilogue: DeviceFunction?, far)
         lane   "tensor" | "transfer"
         roles  "load" | "gather" | "compute" | "store" | "forward"
-    Operand(size: Extent*?, dtype*, leading, contiguous, like?, layout, apart, mirrors?)
+    Operand(size: Extent*?, dtype*, leading, contiguous, like?, layout, apart, mirrors?,
+            by_element, flagged)
     Extent(size?, most?, multiple, begins, name, whole, not_empty, clipped, times,
            per: Expr?)
     TmaBox(rows: Expr, columns, halves, large)

@@ -9,6 +9,7 @@ from etc_dist.errors import GraphError, expect_range
 from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr, Symbol
+from etc_dist.ir.flags import check_flags
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.loads import INT32, UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.tensor import Tensor
@@ -30,6 +31,7 @@ def check_call(call: Call, where: str, known: Set[str]) -> None:
     _check_streams_after(call, where)
     _check_count(call, where, known)
     _check_pace(call, where)
+    check_flags(call, where)
 
 
 def check_members(

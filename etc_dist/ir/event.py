@@ -19,13 +19,15 @@ class EventTensor:
 
     `expects` is an expression of the element's coordinates `axes`; it may load from a
     runtime tensor of the rank that waits. Peers may notify a cross-rank event tensor
-    through `on(rank)`. A task waits only for elements of its rank."""
+    through `on(rank)`. A task waits only for elements of its rank. `carried_by`: the
+    flagged tensor whose words notify; on GPUs nothing is counted."""
 
     name: str
     shape: tuple[Expr, ...]
     axes: tuple[Symbol, ...]
     expects: Expr
     cross_rank: bool
+    carried_by: str = ""
 
     __iter__ = None  # else Python would index without end
 
@@ -54,7 +56,8 @@ class EventTensor:
             f"{a}: {n}" for a, n in zip(self.axes, self.shape, strict=True)
         )
         scope = "cross-rank " if self.cross_rank else ""
-        return f"{scope}events {self.name} [{axes}] expects {self.expects}"
+        by = f", carried by {self.carried_by}" if self.carried_by else ""
+        return f"{scope}events {self.name} [{axes}] expects {self.expects}{by}"
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from etc_dist.ir.checks import (
 )
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
+from etc_dist.ir.flags import refuse_carrier
 from etc_dist.ir.function import DeviceFunction, is_name
 from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.loop import LoopBlock, loop_extent, refuse_open
@@ -234,6 +235,16 @@ class Graph:
         """A tensor on every rank; `tensor.on(rank)` is a peer's, to be written."""
         return self._tensor(name, shape, dtype, "symmetric")
 
+    def flagged(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
+        """A tensor on every rank whose elements carry their epoch, so that a task that
+        reads them sees whether they have been written in this run: few bytes arrive
+        without a fence, a counter or the handshake. Each element is written by one
+        task, and read. On GPUs it takes four times the memory. Only functions with
+        `Operand(flagged=True)` access it. See docs/language.md."""
+        made = self._tensor(name, shape, dtype, "symmetric")
+        self._tensors[-1] = replace(made, flagged=True)
+        return self._tensors[-1]
+
     @names_options
     def events(
         self,
@@ -242,11 +253,14 @@ class Graph:
         *,
         expects: Expr | int | Callable[..., Expr | int],
         cross_rank: bool = False,
+        carried_by: Tensor | None = None,
     ) -> EventTensor:
         """Counters, each met after `expects` notifications: a number, an expression or
         a function of the element's coordinates. Only a `cross_rank` one can be notified
-        by peers, as `events.on(rank)[...]`."""
+        by peers, as `events.on(rank)[...]`. carried_by: a flagged tensor; what a task
+        writes there is its notification, and a task that waits polls what it reads."""
         where = f"graph {self.name}, events {name}"
+        refuse_carrier(where, carried_by, self._tensors, cross_rank)
         lengths = self._shape(shape, f"event tensor {name}", where)
         check_extents(f"event tensor {name}", where, lengths, self._ranked)
         axes = make_axes(self._claim(name), len(lengths))
@@ -262,7 +276,8 @@ class Graph:
             wanted="dims, and the arguments of a function of the coordinates",
             fix="write expects=lambda i, ...: with one argument for each axis",
         )
-        made = EventTensor(name, lengths, axes, count, cross_rank)
+        carrier = "" if carried_by is None else carried_by.name
+        made = EventTensor(name, lengths, axes, count, cross_rank, carrier)
         self._events.append(made)
         return made
 

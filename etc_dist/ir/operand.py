@@ -101,6 +101,7 @@ class Operand:
     layout: a name for the order of the elements in memory; empty: row-major. All calls
     that access the tensor must declare the same.
     apart: no region that the task writes shares memory with this one.
+    flagged: the tensor is one of `Graph.flagged`.
     mirrors: the operand, by position, of whose region this one is the same place in the
     memory of another rank.
     by_element: the CUDA body accesses single elements, so that rows of the tensor may
@@ -115,6 +116,7 @@ class Operand:
     apart: bool = False
     mirrors: int | None = None
     by_element: bool = False
+    flagged: bool = False
 
     def __post_init__(self) -> None:
         dtypes = (self.dtype,) if isinstance(self.dtype, str) else tuple(self.dtype)
@@ -150,6 +152,7 @@ class Operand:
         terms += ["apart from what the task writes"] * self.apart
         if self.mirrors is not None:
             terms.append(f"the place of operand {self.mirrors} on another rank")
+        terms += ["flagged"] * self.flagged
         return ", ".join(terms) or "any region"
 
 

@@ -55,13 +55,15 @@ class Tensor:
 
     `kind`: "input", "state" and "output" are the caller's arrays, "local" is scratch of
     one rank, "symmetric" exists on every rank at the same place and may be written by
-    peers through `on(rank)`. `over`: the input whose memory an output may have."""
+    peers through `on(rank)`. `over`: the input whose memory an output may have.
+    `flagged`: on GPUs its memory has words of 8 bytes, 4 of data and the epoch."""
 
     name: str
     shape: tuple[Expr, ...]
     dtype: str
     kind: str
     over: str = ""
+    flagged: bool = False
 
     __iter__ = None  # else Python would index without end
 
@@ -118,7 +120,8 @@ class Tensor:
 
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
-        text = f"{self.kind} {self.name} [{shape}] {self.dtype}"
+        kind = f"flagged {self.kind}" if self.flagged else self.kind
+        text = f"{kind} {self.name} [{shape}] {self.dtype}"
         return f"{text}, may be {self.over}" if self.over else text
 
     def may_be(self, other: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from etc_dist.errors import expect_choice
 from etc_dist.functions.share_sum import share_sum
 from etc_dist.ir import Expr, Graph, ceildiv, equal, graph_function, select, tile
 from etc_dist.ops.exchange_model import (
+    FLAGGED,
     LEAST_PIECE,
     ONE_SHOT,
     TWO_SHOT,
@@ -18,18 +20,28 @@ from etc_dist.ops.exchange_model import (
     largest_sizes,
 )
 from etc_dist.ops.operation import Candidate, Operation
-from etc_dist.ops.sum_steps import Shares, add_one_shot, add_two_shot
+from etc_dist.ops.sum_steps import (
+    Shares,
+    add_flagged_sum,
+    add_one_shot,
+    add_two_shot,
+)
 from etc_dist.ops.tuning import Tuning
+from etc_dist.program import GPU_WORKERS
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
 
 @graph_function
-def all_reduce_graph(g: Graph, *, dtype: str = "bfloat16") -> None:
+def all_reduce_graph(
+    g: Graph, *, dtype: str = "bfloat16", has_flags: bool = False
+) -> None:
     """x [8 * rows * vectors] on each rank -> y, the sum over ranks; y may be x.
 
     The dim `algorithm` selects one or two exchanges, by its position in ALGORITHMS;
-    `piece` are the vectors of a task. Over several hosts there are always two."""
+    `piece` are the vectors of a task. Over several hosts there are always two.
+    has_flags: also one exchange of flagged words, of `flag_tasks` tasks, which are 0 or
+    a multiple of the workers; not for dynamic schedules."""
     rows, vectors, algorithm, piece = g.dims("rows vectors algorithm piece")
     total = g.let("total", rows * vectors)
     x = g.input("x", (8 * total,), dtype)
@@ -46,6 +58,8 @@ def all_reduce_graph(g: Graph, *, dtype: str = "bfloat16") -> None:
     if g.local_size < g.world_size:
         add_two_shot(g, x, y, Shares.of(g, total, piece, 1))
         return
+    if has_flags:
+        add_flagged_sum(g, x, y, piece, g.dims("flag_tasks"))
     add_one_shot(g, x, y, piece, uses(ONE_SHOT))
     add_two_shot(g, x, y, Shares.of(g, total, piece, uses(TWO_SHOT)))
 
@@ -61,7 +75,8 @@ class AllReduce(Operation):
     rounded once: the same bits on every run. Over several hosts the ranks of a host are
     added first, in fp32, and then the sums of hosts, in their order.
 
-    Few bytes are exchanged once: each rank stores x on all ranks, and adds. More are
+    Few bytes are exchanged once: each rank stores x on all ranks, and adds; the fewest
+    as words that carry the number of the run (not with schedule="dynamic"). More are
     exchanged twice: each rank adds a share, and stores the sum on all ranks. `show`
     prints the choice with the predicted times, and the memory.
 
@@ -98,6 +113,7 @@ class AllReduce(Operation):
         return [
             Candidate(
                 all_reduce_graph,
+                {"has_flags": True} if self._has_flags else {},
                 capacity=self._capacity,
                 policy=self._choose,
                 over_hosts=True,
@@ -108,15 +124,38 @@ class AllReduce(Operation):
         """For all sizes up to this one: a smaller one may use more memory by another
         algorithm, or more events by smaller pieces."""
         return [
-            {"rows": 1, "vectors": n, "algorithm": algorithm, "piece": LEAST_PIECE}
+            {
+                **{"rows": 1, "vectors": n, "algorithm": algorithm},
+                **{"piece": LEAST_PIECE, "flag_tasks": self._flag_tasks(algorithm)},
+            }
             for algorithm, n in largest_sizes(self._exchange(dims))
         ]
+
+    @property
+    def _has_flags(self) -> bool:
+        """Whether the graph has flagged words."""
+        world = self.world
+        is_static = self._schedule != "dynamic"
+        return is_static and 1 < world.size == world.local_size
+
+    def _flag_tasks(self, algorithm: int) -> int:
+        """The tasks that exchange flagged words; on the CPU backend a plan is proved
+        for the workers of a GPU, too."""
+        if algorithm != FLAGGED:
+            return 0
+        workers = self.program.workers
+        is_cpu = self.world.backend == "cpu"
+        return math.lcm(workers, GPU_WORKERS) if is_cpu else workers
 
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
     ) -> Sequence[Choice]:
-        return choose_algorithm(self._exchange(dims), workers)
+        exchange = self._exchange(dims)
+        tasks = self._flag_tasks(exchange.fastest)
+        choices = choose_algorithm(exchange, tasks or workers)
+        flagged = [Choice("flag_tasks", tasks, list)] if self._has_flags else []
+        return [*choices, *flagged]
 
     def _exchange(self, dims: Mapping[str, int]) -> Exchange:
         world, vectors = self.world, dims["rows"] * dims["vectors"]
-        return Exchange(vectors, 1, world.size, world.local_size)
+        return Exchange(vectors, 1, world.size, world.local_size, self._has_flags)

@@ -1,8 +1,10 @@
 """The choice of an all-reduce's algorithm, by a model of its time.
 
-One exchange sends x to each rank: W - 1 times its bytes over NVLink, and one hop. Two
-exchanges send 2 (W - 1) / W times its bytes, and take one hop more. No size is stored:
-the choice is the smaller predicted time, so that both are equal where it changes."""
+One exchange sends x to each rank: W - 1 times its bytes over NVLink, and one hop. Of
+flagged words it sends twice the bytes, for a shorter hop, and without the handshake.
+Two exchanges send 2 (W - 1) / W times its bytes, and take one hop more. No size is
+stored: the choice is the smallest predicted time, so that both are equal where it
+changes."""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from etc_dist.schedule.plan import Choice
 
-ALGORITHMS = "one exchange", "two exchanges"
-ONE_SHOT, TWO_SHOT = range(len(ALGORITHMS))
+ALGORITHMS = "one exchange", "two exchanges", "one exchange of flagged words"
+ONE_SHOT, TWO_SHOT, FLAGGED = range(len(ALGORITHMS))
 VECTOR_BYTES = 16
 LEAST_PIECE, MOST_PIECE = 256, 2048
 """Vectors of a task: one of each thread; eight, which are in flight together."""
@@ -27,6 +29,10 @@ class ExchangeConstants:
     """Launch, handshake, and the end of a run."""
     hop_us: float = 2.5
     """From the last store of a task to the first load of a peer's that waits for it."""
+    handshake_us: float = 1.0
+    """The part of `start_us` that flagged words need not wait for."""
+    flag_hop_us: float = 1.5
+    """From the store of a flagged word to its load by a peer."""
     link_bytes_per_us: float = 340_000
     """The rate at which a GPU sends over NVLink: 16 MB by two exchanges among four H200
     take at least 74 us."""
@@ -40,12 +46,14 @@ H200 = ExchangeConstants()
 @dataclass(frozen=True)
 class Exchange:
     """An all-reduce of `count` units of `vectors` vectors, which are not divided, among
-    `ranks`, of which `local_ranks` are on each host."""
+    `ranks`, of which `local_ranks` are on each host. has_flags: also by flagged words.
+    """
 
     count: int
     vectors: int
     ranks: int
     local_ranks: int
+    has_flags: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -62,24 +70,34 @@ class Exchange:
     ) -> float:
         """Microseconds, on one host."""
         peers = self.ranks - 1
-        hops, sent, moved = 1, peers * self.num_bytes, (self.ranks + 1) * self.num_bytes
+        start, hops = constants.start_us, constants.hop_us
+        sent, moved = peers * self.num_bytes, (self.ranks + 1) * self.num_bytes
         if algorithm == TWO_SHOT:
-            hops, sent, moved = 2, 2 * peers * self.share_bytes, 4 * self.num_bytes
+            hops *= 2
+            sent, moved = 2 * peers * self.share_bytes, 4 * self.num_bytes
+        if algorithm == FLAGGED:
+            start, hops = start - constants.handshake_us, constants.flag_hop_us
+            sent, moved = 2 * sent, 2 * moved
         link = sent / constants.link_bytes_per_us
         memory = moved / constants.memory_bytes_per_us
-        return constants.start_us + hops * constants.hop_us + link + memory
+        return start + hops + link + memory
 
     def symmetric_bytes(self, algorithm: int) -> int:
         """Symmetric memory of the exchanged data on each rank, on one host."""
-        each = self.num_bytes if algorithm == ONE_SHOT else 2 * self.share_bytes
-        return self.ranks * each
+        each = 2 * self.share_bytes if algorithm == TWO_SHOT else self.num_bytes
+        return self.ranks * each * (4 if algorithm == FLAGGED else 1)
+
+    @property
+    def algorithms(self) -> Sequence[int]:
+        """Those that can be chosen on one host."""
+        return [n for n in range(len(ALGORITHMS)) if n != FLAGGED or self.has_flags]
 
     @property
     def fastest(self) -> int:
         """The algorithm with the smallest predicted time, by its position."""
         if self.local_ranks < self.ranks:
             return TWO_SHOT
-        return min(range(len(ALGORITHMS)), key=self.predicted_us)
+        return min(self.algorithms, key=self.predicted_us)
 
 
 def largest_sizes(exchange: Exchange) -> list[tuple[int, int]]:
@@ -88,16 +106,19 @@ def largest_sizes(exchange: Exchange) -> list[tuple[int, int]]:
     algorithm."""
     last, count = exchange.fastest, exchange.count
     sizes = [(last, count)]
-    for algorithm in {*range(len(ALGORITHMS))} - {last}:
+    # The order of their sizes, from the smallest ones.
+    order = [FLAGGED, ONE_SHOT, TWO_SHOT]
+    for place, algorithm in enumerate(order[: order.index(last)]):
         low, high = 0, count
         while high - low > 1:
             middle = (low + high) // 2
-            is_chosen = replace(exchange, count=middle).fastest == algorithm
-            low, high = (middle, high) if is_chosen else (low, middle)
+            chosen = replace(exchange, count=middle).fastest
+            is_low = order.index(chosen) <= place
+            low, high = (middle, high) if is_low else (low, middle)
         # NOTE: where rows are not divided evenly, the choice may change several times.
-        near = range(low, min(count, low + 2 * exchange.ranks) + 1)
-        chosen = [n for n in near if n and replace(exchange, count=n).fastest != last]
-        sizes += [(algorithm, max(chosen))] if chosen else []
+        near = range(1, min(count, low + 2 * exchange.ranks) + 1)[-4 * exchange.ranks :]
+        found = [n for n in near if replace(exchange, count=n).fastest == algorithm]
+        sizes += [(algorithm, max(found))] if found else []
     return sizes
 
 
@@ -105,9 +126,10 @@ def choose_algorithm(exchange: Exchange, workers: int) -> list[Choice]:
     """The algorithm, and the vectors of a task: enough tasks for all workers, where a
     thread has a vector."""
     chosen, ranks = exchange.fastest, exchange.ranks
-    num_bytes = exchange.num_bytes if chosen == ONE_SHOT else exchange.share_bytes
-    each = -(-num_bytes // (VECTOR_BYTES * workers))
-    piece = min(max(each, LEAST_PIECE), MOST_PIECE)
+    num_bytes = exchange.share_bytes if chosen == TWO_SHOT else exchange.num_bytes
+    piece = -(-num_bytes // (VECTOR_BYTES * workers))
+    if chosen != FLAGGED:
+        piece = min(max(piece, LEAST_PIECE), MOST_PIECE)
 
     def reasons() -> Sequence[str]:
         if ranks == 1:
@@ -116,7 +138,8 @@ def choose_algorithm(exchange: Exchange, workers: int) -> list[Choice]:
             return [f"{ALGORITHMS[TWO_SHOT]} on each host, and sums of hosts between"]
         name = ALGORITHMS[chosen]
         lines = [f"{name} of {exchange.num_bytes} bytes among {ranks} ranks"]
-        for number, name in enumerate(ALGORITHMS):
+        for number in exchange.algorithms:
+            name = ALGORITHMS[number]
             us = exchange.predicted_us(number)
             memory = exchange.symmetric_bytes(number)
             lines.append(

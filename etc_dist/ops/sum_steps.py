@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from etc_dist.functions.flags import add_flagged, push_flagged
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.share_sum import share_sum
 from etc_dist.ir import (
@@ -74,6 +75,43 @@ class Shares:
         start = i * self.piece
         in_share = minimum(self.piece, self.size - start)
         return maximum(0, minimum(in_share, self.total - owner * self.size - start))
+
+
+def add_flagged_sum(
+    g: Graph, x: Tensor, y: Tensor, piece: Expr, num_tasks: Expr
+) -> None:
+    """Add an all-reduce of x [8 * total] into y by one exchange of flagged words: each
+    rank stores its part on its peers, and adds all parts as they arrive. num_tasks: a
+    multiple of the workers, so that a worker sends the piece that it writes over; or 0:
+    then there is nothing to do."""
+    (length,) = x.shape
+    used = g.let("is_flagged", minimum(1, num_tasks))
+    words = g.flagged("words", (g.world_size, used * length), x.dtype)
+    arrived = g.events(
+        "words_arrived",
+        (num_tasks,),
+        expects=g.world_size - 1,
+        cross_rank=True,
+        carried_by=words,
+    )
+    (i,) = grid = g.grid(i=num_tasks)
+    start = i * (8 * piece)
+    own = span(start, maximum(0, minimum(8 * piece, length - start)))
+    *peers, _ = every_rank(g)
+    g.call(
+        push_flagged(x.dtype, len(peers)),
+        grid,
+        reads=[x[own]],
+        writes=[words.on(peer)[g.rank, own] for peer in peers],
+        notifies=[arrived.on(peer)[i] for peer in peers],
+    )
+    g.call(
+        add_flagged(x.dtype),
+        grid,
+        reads=[x[own], words[:, own]],
+        writes=[y[own]],
+        waits=[arrived[i]],
+    )
 
 
 def add_one_shot(g: Graph, x: Tensor, y: Tensor, piece: Expr, used: Expr | int) -> None:

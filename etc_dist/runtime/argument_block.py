@@ -14,6 +14,7 @@ from etc_dist.codegen.layout import (
     FAR_SENDERS,
     FIRST_NEAR,
     FIRST_UNITS,
+    FLAG_BYTES,
     PLACES,
     UNITS,
     periods,
@@ -30,7 +31,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import RANK
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import TmaBox
-from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
 from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.schedule import Plan
 from etc_dist.schedule.plan import QUEUE
@@ -84,6 +85,8 @@ def fill(
         **{events_name(name): at for name, at in memory.event_bases.items()},
         **memory.queue_bases,
     }
+    if memory.flagged:
+        integers[FLAG_BYTES] = aligned(capacity.flagged)
     if plan.has_far:
         a[FIRST_NEAR] = first
         for host in far_senders(plan, rank):
@@ -116,6 +119,8 @@ def fill(
         a[DIVISORS][n] = prepared_divisor(_divisor_value(divisor, env))
     for name, offset in memory.symmetric.items():
         a[address_name(name)] = capacity.tensors_offset + offset
+    for name, offset in memory.flagged.items():
+        a[address_name(name)] = capacity.flags_offset + offset
     for name, offset in memory.local.items():
         a[address_name(name)] = places.local + offset
     return a

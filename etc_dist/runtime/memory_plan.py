@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from etc_dist.codegen.layout import ALIGNMENT, HEAD_BYTES, queue_words
@@ -12,6 +12,7 @@ from etc_dist.schedule.plan import Plan
 
 MOST_EVENTS = 2**31
 """The device has 32-bit numbers of events."""
+FLAGGED = "flagged"
 LINE = 32
 """Words of a 128-byte line: each part of a queue begins on a new line."""
 
@@ -31,6 +32,9 @@ class MemoryPlan:
     local_bytes: int
     far_hosts: int = 0
     """The hosts, where ranks are far."""
+    flagged: Mapping[str, int] = field(default_factory=dict)
+    """Offsets of flagged tensors in each of their two areas."""
+    flagged_bytes: int = 0
 
 
 def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
@@ -54,12 +58,13 @@ def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
             got=str(count),
             fix="use larger tiles, so that there are fewer events",
         )
-    offsets: dict[str, dict[str, int]] = {"symmetric": {}, "local": {}}
-    ends = {"symmetric": 0, "local": 0}
+    offsets: dict[str, dict[str, int]] = {"symmetric": {}, "local": {}, FLAGGED: {}}
+    ends = dict.fromkeys(offsets, 0)
     for tensor in graph.tensors:
-        if tensor.kind in offsets:
-            offsets[tensor.kind][tensor.name] = ends[tensor.kind]
-            ends[tensor.kind] += aligned(tensor.nbytes(env))
+        kind = FLAGGED if tensor.flagged else tensor.kind
+        if kind in offsets:
+            offsets[kind][tensor.name] = ends[kind]
+            ends[kind] += aligned(tensor.nbytes(env) * (1 + tensor.flagged))
     return MemoryPlan(
         bases,
         queues,
@@ -69,12 +74,19 @@ def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
         offsets["local"],
         ends["local"],
         plan.far_hosts,
+        offsets[FLAGGED],
+        ends[FLAGGED],
     )
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The allocated memory: event counters, bytes of symmetric and local tensors."""
+    """The allocated memory: event counters, bytes of symmetric and local tensors, and
+    of each of the two areas of flagged tensors.
+
+    NOTE: these areas have only flagged words, at the same offsets at all shapes. So the
+    epoch of a word is never taken from other data, and an area that a run writes is not
+    the one that peers may still read."""
 
     events: int = 0
     symmetric: int = 0
@@ -82,6 +94,7 @@ class Capacity:
     far_hosts: int = 0
     """The hosts, where ranks are far: then each counter has a word for notifications of
     far ranks, and each host has a word."""
+    flagged: int = 0
 
     def holds(self, plan: MemoryPlan) -> bool:
         """Whether it suffices for `plan`."""
@@ -89,6 +102,7 @@ class Capacity:
             plan.event_count <= self.events
             and plan.symmetric_bytes <= self.symmetric
             and plan.local_bytes <= self.local
+            and plan.flagged_bytes <= self.flagged
         )
 
     def grown(self, plan: MemoryPlan) -> Capacity:
@@ -98,6 +112,7 @@ class Capacity:
             max(self.symmetric, plan.symmetric_bytes),
             max(self.local, plan.local_bytes),
             plan.far_hosts,
+            max(self.flagged, plan.flagged_bytes),
         )
 
     def joined(self, other: Capacity) -> Capacity:
@@ -116,13 +131,20 @@ class Capacity:
             merge(self.symmetric, other.symmetric),
             merge(self.local, other.local),
             other.far_hosts,
+            merge(self.flagged, other.flagged),
         )
 
     @property
-    def tensors_offset(self) -> int:
-        """The offset of symmetric tensors: after the head and both event areas."""
+    def flags_offset(self) -> int:
+        """The offset of flagged tensors: after the head and both event areas."""
         size = 4 + 8 * (self.far_hosts > 0)
         return aligned(HEAD_BYTES + 2 * size * self.events + 8 * self.far_hosts)
+
+    @property
+    def tensors_offset(self) -> int:
+        """The offset of other symmetric tensors: what comes before is clear at epoch
+        1."""
+        return self.flags_offset + 2 * aligned(self.flagged)
 
     @property
     def block_bytes(self) -> int:

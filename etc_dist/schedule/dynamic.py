@@ -110,6 +110,9 @@ def group_order(call: Call) -> tuple[Expr, ...]:
 def _obstacles(graph: GraphFunction, claimed: Collection[str]) -> Iterator[str]:
     """The reasons why a notifier cannot derive the groups that an event releases."""
     own = _of_rank(graph)
+    for events in graph.events:
+        if events.carried_by:
+            yield f"nothing counts {events.name}, which {events.carried_by} carries"
     for call in graph.calls:
         if call.limited is not None and not call.waits_for_count:
             what = f"call {call.name} has a loaded extent"

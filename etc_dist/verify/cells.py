@@ -79,8 +79,9 @@ def all_cells(
         for rank, env in enumerate(tasks.environments):
             extent = [int(n.evaluate(env)) for n in tensor.shape]
             boxes = boxes_of(mine, rank, len(extent), order)
-            cut = boxes.cut(extent) if not reduced else None
-            if cut is None or cut.cells > MANY_CELLS:
+            # Of flagged tensors events order all, which are left out of `order`.
+            cut = boxes.cut(extent) if not reduced or tensor.flagged else None
+            if cut is None or (cut.cells > MANY_CELLS and not tensor.flagged):
                 cut = boxes.without_equal_reads().cut(extent).without_equal_slices()
             if cut.cells > MOST_CELLS:
                 raise _too_many(tensor, cut.cells)

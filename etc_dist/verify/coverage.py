@@ -64,8 +64,10 @@ def check_reads(tasks: Enumeration, cells: Cells, ordered: bool, tally: Tally) -
         tally.add(("unwritten", cells.tensor.name), fault)
 
 
-def check_remote_writes(tasks: Enumeration) -> list[Fault]:
-    """Refuse a write into a peer's memory without a notification to that peer.
+def check_remote_writes(tasks: Enumeration, counted: Enumeration) -> list[Fault]:
+    """Refuse a write into a peer's memory without a notification to that peer. counted:
+    the tasks without events that flagged tensors carry, which notify of their own words
+    alone.
 
     A task there waits for the notification (else `count_notifications` refuses it), so
     the data arrives before the epoch of the peer ends."""
@@ -75,7 +77,8 @@ def check_remote_writes(tasks: Enumeration) -> list[Fault]:
     for access in tasks.accesses:
         if not access.write:
             continue
-        ranks = rank_of[tasks.notify[access.task]]
+        by = tasks if access.region.tensor.flagged else counted
+        ranks = rank_of[by.notify[access.task]]
         notified = (ranks == access.rank[:, None]).any(axis=1)
         bad = np.flatnonzero(~notified & (access.rank != tasks.rank[access.task]))
         if bad.size:

@@ -27,6 +27,7 @@ from etc_dist.verify.coverage import (
 from etc_dist.verify.enumerate_plan import enumerate_plan
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
 from etc_dist.verify.far import check_far, check_kept
+from etc_dist.verify.flags import check_returns, check_words, without_flags
 from etc_dist.verify.happens_before import order_classes
 from etc_dist.verify.index_range import check_index_range
 from etc_dist.verify.loaded_accesses import check_own_writes
@@ -95,10 +96,13 @@ def verify(
       values before the run has been written, except in gathered operands. A load in an
       index expression is such a read, before the task's body.
 
+    Events that flagged tensors carry order the accesses to these alone: each word that
+    a task reads is written by one task, which notifies an element that it waits for.
+
     One run is enumerated, and the next is as safe: a task writes or notifies a peer
     only once the peer has started the same epoch, and all that a peer is sent has
     arrived before its epoch ends, since a task there waits for a notification after it
-    (`check_remote_writes`).
+    (`check_remote_writes`). Flagged words need no start of the peer (`check_returns`).
 
     tensors: runtime tensor name -> its int32 values on each rank, for expressions that
     load from them. What depends on others is left out and named in
@@ -176,11 +180,12 @@ def _check_tasks(
         # They order more than the plan does: a pair without an order is a race.
         supposed, rounds = suppose_events(tasks)
     has_order = not stuck and bool((rounds != NONE).all())
+    supposed = without_flags(supposed)
     found, by_events = _check_accesses(tasks, supposed, rounds, has_order=has_order)
     faults = stuck + found
     if not tasks.unknown_events:
-        faults += check_remote_writes(tasks)
-    return faults + check_far(tasks), by_events
+        faults += check_remote_writes(tasks, supposed)
+    return faults + check_far(tasks) + check_returns(tasks), by_events
 
 
 def _check_accesses(
@@ -217,7 +222,9 @@ def _check_cells(
         check_own_writes(tasks, cells, tally)
         if complete and not cells.tensor.is_given:
             check_reads(tasks, cells, races is not None, tally)
-        if races is not None:
+        if cells.tensor.flagged:
+            check_words(tasks, cells, tally)
+        elif races is not None:
             races.check(merged(cells), complete)
             check_kept(tasks, cells, tally)
     return tally.faults() + (races.faults() if races is not None else [])

@@ -37,6 +37,8 @@ struct CallDefaults {
   static constexpr int kGating = 0;
   static constexpr int kMaybeZero = 0;
   static constexpr int kWaitsForPeers = 0;
+  static constexpr int kHasFlags = 0;   // whether it accesses flagged tensors
+  static constexpr int kFlagWaits = 0;  // the events that these carry, which its body waits for
   // Of device functions with variants, which few calls are.
   static constexpr int kHasBias = 0;
   static constexpr int kHasSpan = 0;

@@ -7,6 +7,7 @@
 // ring of stages has room. In programs without roles and tickets, a first unit that waits for
 // nothing is not published.
 #pragma once
+#include "event/flags.cuh"
 #include "ptx/bulk_copy.cuh"
 #include "worker/admission.cuh"
 #include "worker/calls.cuh"
@@ -540,6 +541,16 @@ class TensorLane {
       };
       Call::template Function<Body>::run(body, wait);
       if (!wait()) return false;
+    } else if constexpr (Call::kHasFlags) {
+      const bool met = Call::template Function<Body>::run(body, Flags<Program>(run_));
+      if (!meet(met)) {
+        if constexpr (Call::kFlagWaits > 0) {
+          const EventRef event = Call::flag_wait(run_.g, c, 0);
+          who.fail(kEventWait, event.index, event.target);
+          if (threadIdx.x == 0) report(run_, who);
+        }
+        return false;
+      }
     } else if (!is_idle<Call>(run_.g, c)) {
       Call::template Function<Body>::run(body);
     }

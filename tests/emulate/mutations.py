@@ -12,6 +12,11 @@ GATHERER_WAITS = (
     "__all_sync(\n                 ~0u, "
     "wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest)))"
 )
+TORN = (
+    "ptx::TwoWords{u64(ptx::load_relaxed(from)) | "
+    "u64(ptx::load_relaxed(from + 4)) << 32, ptx::load_words(from).second}"
+)
+"""A word that is loaded by halves, its data first."""
 RELEASE = "ptx::store_release(word, run.epoch);"
 SCRATCH_FENCE = (
     "ptx::fence_proxy_async();  "
@@ -252,6 +257,15 @@ BROKEN = {
             "wait_mbarrier(run, matmul.sent(images & 1), parity)": "true",
             SCRATCH_FENCE: "",
         },
+    },
+    "event/flags": {
+        "flagged": {
+            "low[i] = ptx::load_words(from)": f"low[i] = {TORN}",
+            "u64(run.epoch & 1)": "u64(0)",
+            "has_epoch(low[i]) & has_epoch(high[i])": "has_epoch(low[i])",
+            "u32(v.first >> 32) == run_.epoch": "true",
+            "u64(run_.epoch) << 32": "u64(run_.epoch & 1) << 32",
+        }
     },
     "event/wait": {
         "conditions of dims": {"if (event.target == 0) return true;": ""},

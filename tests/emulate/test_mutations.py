@@ -20,7 +20,7 @@ from etc_dist.functions.routing import Routing
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.sampling import Sampling
 from etc_dist.ops.all_reduce import all_reduce_graph
-from etc_dist.ops.exchange_model import TWO_SHOT
+from etc_dist.ops.exchange_model import FLAGGED, TWO_SHOT
 from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.aborted import check_skipped, sent_in_vain
@@ -96,15 +96,33 @@ def reduced() -> Any:
     return given, {"rows": 1, "vectors": 1900, "algorithm": TWO_SHOT, "piece": 600}
 
 
-def check_ranks(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+def check_ranks(
+    program: Emulator, given: Any, dims: dict[str, int], seed: int = 0, runs: int = 1
+) -> None:
     """As `check_equal`, on several ranks."""
     expected = simulate(program.plan, given, dims).outputs
-    for found, y in zip(program.run(given, dims), expected, strict=True):
+    outputs = program.run(given, dims, seed=seed, runs=runs)
+    for found, y in zip(outputs, expected, strict=True):
         np.testing.assert_array_equal(found["y"], y["y"])
+
+
+def flagged() -> Any:
+    """The same by flagged words: threads have two vectors."""
+    given, dims = reduced()
+    return given, {**dims, "algorithm": FLAGGED, "piece": 475, "flag_tasks": 4}
+
+
+def check_flagged(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    """As `check_ranks`, with other values in each call: the words of the last one are
+    old. The second run of a call does not wait until all ranks have ended the first."""
+    for seed in range(6):
+        check_ranks(program, given, dims, seed=seed, runs=2)
+        given = [{"x": np.negative(each["x"])} for each in given]
 
 
 MUTATED = {
     **CASES,
+    "flagged": Case(partial(all_reduce_graph, 3, has_flags=True), flagged),
     "reduced": Case(partial(all_reduce_graph, 3), reduced),
     "queue": replace(CASES["moe"], schedule="dynamic"),
     "queue, mlp": replace(CASES["mlp"], schedule="dynamic"),
@@ -129,6 +147,7 @@ CHECKS = {
     **{name: partial(check_some_choices, r) for name, r in CHOSEN.items()},
     "spoiled": check_equal,
     "reduced": check_ranks,
+    "flagged": check_flagged,
 }
 HANDS_OVER = re.compile(
     r"\b(task\.sync|__syncwarp|named_barrier\w*|cluster_(barrier|arrive|wait)|"

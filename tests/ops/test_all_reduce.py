@@ -11,13 +11,14 @@ import pytest
 import etc_dist
 from etc_dist import AllReduce
 from etc_dist.emulate import Emulator
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, RaceError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops import exchange_model
 from etc_dist.ops.all_reduce import all_reduce_graph
 from etc_dist.ops.all_reduce_norm import all_reduce_norm_graph
 from etc_dist.ops.exchange_model import (
     ALGORITHMS,
+    FLAGGED,
     ONE_SHOT,
     TWO_SHOT,
     Exchange,
@@ -30,6 +31,7 @@ from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
 from tests.functions.compiled import check_compiled
 from tests.ops.test_operation_errors import refusal
+from tests.refusals import refused
 from tests.verify.waits import Proved
 from tests.world.jobs import run_job, run_on_hosts
 
@@ -46,6 +48,15 @@ KINDS = pytest.mark.parametrize(
             for kind in [(8, 8, ONE_SHOT), (8, 8, TWO_SHOT), (2, 1, TWO_SHOT)]
         ),
     ],
+)
+
+
+WRITTEN_OVER = (
+    "push_flagged[i=0] on rank 0 reads and add_flagged[i=0] on rank 0 writes x[0:48] "
+    "on rank 0; no event orders them"
+)
+FLAGGED_KINDS = pytest.mark.parametrize(
+    "ranks", [2, 3, pytest.param(8, marks=exhaustive)]
 )
 
 
@@ -67,8 +78,11 @@ def example(graph: Any, vectors: int, dtype: str, rng: Any) -> tuple[Any, Any]:
     return [{"x": x} for x in xs], total.astype(element)
 
 
-def dims_of(rows: int, vectors: int, algorithm: int, piece: int) -> dict[str, int]:
-    return {"rows": rows, "vectors": vectors, "algorithm": algorithm, "piece": piece}
+def dims_of(
+    rows: int, vectors: int, algorithm: int, piece: int, **others: int
+) -> dict[str, int]:
+    dims = {"rows": rows, "vectors": vectors, "algorithm": algorithm, "piece": piece}
+    return {**dims, **others}
 
 
 @KINDS
@@ -82,6 +96,40 @@ def test_sums_are_proved_and_in_rank_order(ranks, local_size, algorithm, schedul
     inputs, total = example(graph, 21, "bfloat16", rng)
     for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
         np.testing.assert_array_equal(found["y"], total)
+
+
+@FLAGGED_KINDS
+def test_sums_by_flagged_words_are_proved_and_in_rank_order(ranks, rng):
+    graph = all_reduce_graph(ranks, has_flags=True)
+    plan, dims = schedule_static(graph), dims_of(3, 7, FLAGGED, 6, flag_tasks=4)
+    # A worker sends the piece that it writes over: with others there is a race.
+    assert not verify(plan, dims, 4).by_events
+    refused(lambda: verify(plan, dims, 3), WRITTEN_OVER, RaceError)
+    inputs, total = example(graph, 21, "bfloat16", rng)
+    for found in simulate(plan, inputs, dims, epochs=3, seed=1).outputs:
+        np.testing.assert_array_equal(found["y"], total)
+
+
+@pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT, FLAGGED])
+@pytest.mark.parametrize("vectors", [1, 5])
+def test_runs_without_flagged_words_may_be_between(algorithm, vectors):
+    """Each rank waits for all others also at the smallest sizes."""
+    plan = schedule_static(all_reduce_graph(4, has_flags=True))
+    tasks = 4 if algorithm == FLAGGED else 0
+    verify(plan, dims_of(1, vectors, algorithm, 2, flag_tasks=tasks), 4)
+
+
+@FLAGGED_KINDS
+@pytest.mark.parametrize("in_place", [False, True])
+def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng):
+    dtype = "float16" if ranks == 3 else "bfloat16"
+    graph = all_reduce_graph(ranks, dtype=dtype, has_flags=True)
+    program = Emulator(graph)
+    runs, dims = 1 if in_place else 3, dims_of(3, 700, FLAGGED, 530, flag_tasks=4)
+    for seed in range(2):  # other values, in the memory of the runs before
+        inputs, total = example(graph, 3 * 700, dtype, rng)
+        for found in program.run(inputs, dims, seed=seed, runs=runs, in_place=in_place):
+            np.testing.assert_array_equal(found["y"], total)
 
 
 # With a thread that has several vectors, and a last piece that is not full.
@@ -101,7 +149,7 @@ def test_kernels_give_the_same_bits(ranks, local_size, algorithm, in_place, rng)
     "ranks", [8, *(pytest.param(n, marks=exhaustive) for n in (1, 2, 5))]
 )
 def test_kernels_compile_without_spills(ranks):
-    check_compiled(all_reduce_graph(ranks))
+    check_compiled(all_reduce_graph(ranks, has_flags=ranks > 1))
 
 
 @pytest.mark.parametrize(
@@ -120,13 +168,17 @@ def test_no_wait_is_needless(algorithm, name, words):
 # -------------------------------------------------------------------------- the choice
 
 
-@pytest.mark.parametrize("vectors", [1, 512])  # flat, and rows that are not divided
+# Flat, also by flagged words; and rows that are not divided.
+@pytest.mark.parametrize(
+    ("vectors", "has_flags"), [(1, False), (1, True), (512, False)]
+)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_times_are_equal_where_the_choice_changes(ranks, vectors):
+def test_times_are_equal_where_the_choice_changes(ranks, vectors, has_flags):
     counts = range(1, 2**17, 61) if vectors == 1 else range(1, 1024)
-    all_sizes = [Exchange(n, vectors, ranks, ranks) for n in counts]
+    all_sizes = [Exchange(n, vectors, ranks, ranks, has_flags) for n in counts]
     chosen = [size.fastest for size in all_sizes]
-    assert chosen[0] == ONE_SHOT and chosen[-1] == (TWO_SHOT if ranks > 2 else ONE_SHOT)
+    expected = [FLAGGED] * has_flags + [ONE_SHOT] + [TWO_SHOT] * (ranks > 2)
+    assert list(dict.fromkeys(chosen)) == expected
     for size, before, after in zip(all_sizes[1:], chosen, chosen[1:], strict=False):
         if before != after:
             one, two = map(size.predicted_us, (before, after))
@@ -135,15 +187,21 @@ def test_times_are_equal_where_the_choice_changes(ranks, vectors):
 
 @pytest.mark.parametrize(("ranks", "local"), [(1, 1), (4, 4), (8, 8), (4, 2)])
 def test_memory_for_a_size_suffices_for_all_smaller_ones(ranks, local):
-    flat = schedule_static(all_reduce_graph(ranks, local_size=local))
+    has_flags = 1 < ranks == local
+    flat = schedule_static(
+        all_reduce_graph(ranks, local_size=local, has_flags=has_flags)
+    )
     rows = schedule_static(all_reduce_norm_graph(ranks, local_size=local))
     for plan, vectors, most, step in ((flat, 1, 70_000, 997), (rows, 512, 400, 7)):
 
         def dims_at(count: int, algorithm: int, piece: int, vectors: int = vectors):
             sizes = (1, count) if vectors == 1 else (count, vectors)
-            return dims_of(*sizes, algorithm, piece)
+            flags = {"flag_tasks": 132 * (algorithm == FLAGGED)}
+            is_flat = vectors == 1 and has_flags
+            return dims_of(*sizes, algorithm, piece, **(flags if is_flat else {}))
 
-        capacity, largest = Capacity(), Exchange(most, vectors, ranks, local)
+        flags = has_flags and vectors == 1
+        capacity, largest = Capacity(), Exchange(most, vectors, ranks, local, flags)
         for algorithm, n in largest_sizes(largest):
             dims = dims_at(n, algorithm, exchange_model.LEAST_PIECE)
             capacity = capacity.grown(plan_memory(plan, dims))
@@ -166,7 +224,7 @@ def own_x(world: Any, arrays: Any, shape: tuple[int, int], dtype: str) -> Any:
 
 
 @pytest.mark.mpi(ranks=[1, 2, 4])
-@pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT])
+@pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT, FLAGGED])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_all_ranks_get_the_sum(algorithm, dtype, world, make, arrays, monkeypatch):
     monkeypatch.setattr(Exchange, "fastest", algorithm)
@@ -187,10 +245,12 @@ def test_show_has_the_choice_the_prediction_and_the_memory(world, arrays, make):
     x, _ = own_x(world, arrays, (5, 24), "bfloat16")
     op(x)
     text = op.show(rows=5, vectors=3)
-    assert f"algorithm = 0: one exchange of 240 bytes among {world.size} ranks" in text
+    name = "one exchange of flagged words"
+    assert f"algorithm = 2: {name} of 240 bytes among {world.size} ranks" in text
     for name in ALGORITHMS:
         assert f"  {name}: predicted " in text
     assert f" us, {world.size * 240} bytes of symmetric memory" in text
+    assert f" us, {world.size * 960} bytes of symmetric memory" in text
 
 
 # what: out, x and the words of the error

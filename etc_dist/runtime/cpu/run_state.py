@@ -71,7 +71,9 @@ class RunState(Memory):
         self._symmetric = []
         for peer in self._block.peers:
             arrays = {}
-            for name, offset in memory.symmetric.items():
+            # Flagged tensors are as others here: their events are counted.
+            after = {n: memory.symmetric_bytes + at for n, at in memory.flagged.items()}
+            for name, offset in {**memory.symmetric, **after}.items():
                 tensor = graph.tensor(name)
                 shape, dtype = shape_of(tensor, env), numpy_dtype(tensor.dtype)
                 start = self._events_end + offset
@@ -206,7 +208,8 @@ class RunState(Memory):
             self._world.barrier()
             self.free()
         self._capacity = capacity
-        self._block = self._world.allocate(self._events_end + capacity.symmetric)
+        size = capacity.symmetric + capacity.flagged
+        self._block = self._world.allocate(self._events_end + size)
         peers = self._block.peers
         self._words = {
             rank: peers[rank][:_WORDS_BYTES].view(np.int64) for rank in self._hosts.near

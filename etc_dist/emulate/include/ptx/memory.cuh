@@ -59,6 +59,26 @@ inline void store_release(u64 address, u32 v) {
   emulation::change_word(
       address, {true, !kReads, kWrites, !kAdds, !kAcquires, kReleases}, [&](u32) { return v; });
 }
+// NOTE: not tracked: they order no other accesses.
+struct TwoWords {
+  u64 first, second;
+};
+inline TwoWords load_words(u64 address) {
+  const u8* const from = emulation::global(address, 16, 16);
+  TwoWords v;
+  emulation::poll();
+  __builtin_memcpy(&v.first, from, 8);
+  emulation::poll();
+  __builtin_memcpy(&v.second, from + 8, 8);
+  return v;
+}
+inline void store_words(u64 address, TwoWords v) {
+  u8* const to = emulation::global(address, 16, 16);
+  __builtin_memcpy(to, &v.first, 8);
+  emulation::may_yield();
+  __builtin_memcpy(to + 8, &v.second, 8);
+  emulation::may_yield();
+}
 inline u32 add(u64 address, u32 v, const emulation::Atomic& how) {
   return emulation::change_word(address, how, [&](u32 before) { return before + v; });
 }

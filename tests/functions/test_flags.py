@@ -1,0 +1,98 @@
+"""Sums over ranks by flagged words: both bodies, over runs in a row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.errors import WaitTimeoutError
+from etc_dist.functions.flags import add_flagged, push_flagged
+from etc_dist.ir import Graph, graph_function
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+
+COLUMNS = 8 * 300  # two vectors of a thread
+
+
+@graph_function
+def summed(g: Graph, *, dtype: str) -> None:
+    """y: the sum of the ranks' x."""
+    (n,) = (g.dims("n"),)
+    x, y = g.input("x", (n,), dtype), g.output("y", (n,), dtype)
+    words = g.flagged("words", (g.world_size, n), dtype)
+    arrived = g.events(
+        "arrived",
+        (1,),
+        expects=g.world_size - 1,
+        cross_rank=True,
+        carried_by=words,
+    )
+    peers = [(g.rank + n) % g.world_size for n in range(1, g.world_size)]
+    (i,) = grid = g.grid(i=1)
+    g.call(
+        push_flagged(dtype, len(peers)),
+        grid,
+        reads=[x[:]],
+        writes=[words.on(peer)[g.rank, :] for peer in peers],
+        notifies=[arrived.on(peer)[i] for peer in peers],
+    )
+    g.call(
+        add_flagged(dtype),
+        grid,
+        reads=[x[:], words[:, :]],
+        writes=[y[:]],
+        waits=[arrived[i]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype"),
+    [
+        (2, "float16"),
+        (4, "bfloat16"),
+        pytest.param(8, "bfloat16", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_parts_are_added_in_rank_order(ranks, dtype, rng):
+    graph, dims = summed(ranks, dtype=dtype), {"n": COLUMNS}
+    emulator = Emulator(graph)
+    for seed in range(3):
+        wide = rng.standard_normal((ranks, COLUMNS))
+        xs = (wide * 2.0 ** rng.integers(-8, 8, wide.shape)).astype(numpy_dtype(dtype))
+        total = np.zeros(COLUMNS, np.float32)
+        for x in xs:
+            total += x.astype(np.float32)
+        given = [{"x": x} for x in xs]
+        plan = schedule_static(graph)
+        for found in (
+            *simulate(plan, given, dims, seed=seed, epochs=3).outputs,
+            *emulator.run(given, dims, seed=seed, runs=3),
+        ):
+            np.testing.assert_array_equal(found["y"], total.astype(xs.dtype))
+
+
+def test_words_that_never_come_are_named(kernels_without_stores):
+    graph = summed(2, dtype="bfloat16")
+    program = Emulator(graph, kernels=kernels_without_stores)
+    given = [{"x": np.ones(COLUMNS, numpy_dtype("bfloat16"))}] * 2
+    with pytest.raises(WaitTimeoutError) as caught:
+        program.run(given, {"n": COLUMNS})
+    assert "add_flagged[0] waits for arrived[0]: have 0, want 1" in str(caught.value)
+
+
+@pytest.fixture
+def kernels_without_stores(tmp_path):
+    """The kernels, without the stores of flagged words."""
+    import shutil
+
+    from etc_dist.runtime.build import kernels_folder
+
+    folder = tmp_path / "kernels"
+    shutil.copytree(kernels_folder(), folder)
+    path = folder / "event" / "flags.cuh"
+    text = path.read_text()
+    assert text.count("ptx::store_words(") == 2
+    path.write_text(text.replace("ptx::store_words(", "if (false) ptx::store_words("))
+    return folder
