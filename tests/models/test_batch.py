@@ -293,6 +293,21 @@ def test_requests_begin_with_the_pages_of_others(folder, rng, one_rank, steps):
             assert batch.add(waiting[0]).reused == 0
 
 
+@pytest.mark.mpi
+def test_ranks_share_pages_alike(tmp_path, rng, world):
+    folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
+    prompts = [rng.integers(528, size=n).tolist() for n in (40, 20)]
+    with load(folder, world=world, **OPTIONS) as model:
+        wanted = model.generate(prompts, max_new_tokens=4)
+        with Batch(model, reuse=True) as batch:
+            for reused in (0, 32):
+                requests = [batch.add(p, max_new_tokens=4) for p in prompts]
+                assert requests[0].reused == reused
+                while not batch.is_done:
+                    batch.step()
+                assert [request.new_tokens for request in requests] == wanted
+
+
 # NumPy may round a row's products differently with another number of rows.
 @ONE_RANK
 @pytest.mark.gpu
