@@ -26,6 +26,7 @@ import numpy as np
 import etc_dist
 from etc_dist.errors import CpuOnlyWarning
 from etc_dist.ops.operation import with_sizes
+from etc_dist.ops.tile_model import FAMILY
 from etc_dist.verify.verify import verify
 
 BF16 = ml_dtypes.bfloat16
@@ -41,7 +42,6 @@ class OnGpu:
 
     rows_in_all, n, k = 8192, 8192, 3584  # of matmul_reduce_scatter
     n_gathered, k_gathered = 7168, 8192  # of all_gather_matmul
-    tile_size, piece = 256, (32, 64)
     baseline = "cuBLAS and NCCL"
     remark = ""
 
@@ -116,7 +116,6 @@ class OnCpu:
 
     rows_in_all, n, k = 1024, 512, 256
     n_gathered, k_gathered = 512, 256
-    tile_size, piece = 128, (128, 128)  # of which the kernels have none
     baseline = "NumPy and MPI, fp32"
     remark = (
         "The CPU backend is not fast: it simulates the GPU's workers, one task at a "
@@ -126,7 +125,7 @@ class OnCpu:
     def __init__(self, world: etc_dist.World):
         from mpi4py import MPI
 
-        warnings.simplefilter("ignore", CpuOnlyWarning)  # of these tile sizes
+        warnings.simplefilter("ignore", CpuOnlyWarning)  # of fp32 arrays
 
         self.xp, self._world, self._comm = np, world, MPI.COMM_WORLD
 
@@ -179,15 +178,15 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
         on.reduce_scatter(partial, y)
 
     def make(**more: Any) -> Any:
-        sizes = {"tile_size": on.tile_size, "piece": on.piece}
-        return with_sizes(etc_dist.MatmulReduceScatter, **sizes)(world=world, **more)
+        operation = with_sizes(etc_dist.MatmulReduceScatter, shapes=FAMILY)
+        return operation(world=world, **more)
 
     own = (xs[world.rank], ws[world.rank])
-    see = "tiles are sent (orange) and summed (red) while GEMM tiles (blue) still run"
+    see = "rows are sent (orange) and summed (red) while GEMM tiles (blue) still run"
     meanings = {
-        "matmul_send": "GEMM tiles of all ranks' rows",
-        "matmul_send (forward)": "tiles on their way to the rank that owns the rows",
-        "sum_slots": "sums of the received tiles",
+        "tile_matmul": "GEMM tiles of all ranks' rows",
+        "return_rows": "rows on their way to the rank that owns them",
+        "sum_ranks": "sums of the received rows",
     }
     title, shape = "GEMM + Reduce-Scatter", (m, n, k)
     return Case(title, see, meanings, shape, make, *own, reference, unfused)
@@ -207,8 +206,7 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
         on.matmul(gathered, w, y)
 
     def make(**more: Any) -> Any:
-        sizes = {"tile_size": on.tile_size}
-        return with_sizes(etc_dist.AllGatherMatmul, **sizes)(world=world, **more)
+        return with_sizes(etc_dist.AllGatherMatmul, shapes=FAMILY)(world=world, **more)
 
     own = (xs[world.rank], weights)
     see = (
@@ -216,9 +214,9 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
         "and green tiles of other ranks' rows begin as these arrive"
     )
     meanings = {
-        "matmul_own": "GEMM tiles of own rows",
+        "tile_matmul": "GEMM tiles of own rows",
         "push_rows": "own rows on their way to the other ranks",
-        "matmul_peer": "GEMM tiles of rows that have arrived",
+        "multiply_peer": "GEMM tiles of rows that have arrived",
     }
     title, shape = "AllGather + GEMM", (m, n, k)
     return Case(title, see, meanings, shape, make, *own, reference, unfused)
@@ -273,7 +271,8 @@ def check(op: Any, case: Case, world: etc_dist.World) -> tuple[float, bool, Any]
     y = op(case.x, case.w)
     again = op(case.x, case.w)
     # The program proves the same; here for the numbers.
-    proof = world.rank == 0 and verify(op.program.plan, dims, op.program.workers)
+    plan, workers = op.program.plan, op.program.workers
+    proof = world.rank == 0 and verify(plan, plan.chosen(dims, workers), workers)
     op.synchronize()
     off, size = (
         sum(world.gather(float((v * v).sum())))
@@ -308,7 +307,7 @@ def draw(case: Case, world: etc_dist.World, output: Path) -> tuple[list[Path], s
 def overlap(trace: Any, see: str) -> str:
     """`see`, with the share of rank 0's transfers that overlap its GEMM."""
     mine = [r for r in trace.records if r.rank == 0]
-    last = max(r.end_ns for r in mine if r.lane == "tensor" and "matmul" in r.call)
+    last = max(r.end_ns for r in mine if r.lane == "tensor")
     starts = [r.start_ns for r in mine if r.lane != "tensor"]
     early = sum(start < last for start in starts)
     share = f"{early} of {len(starts)} transfers on rank 0 begin before its last tile"

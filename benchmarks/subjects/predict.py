@@ -33,6 +33,7 @@ from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Link, Machine
 from etc_dist.predict.simulation import Prediction, simulate_run
+from etc_dist.predict.table import with_tiles
 from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.program import Program
 from etc_dist.runtime import gpu as gpu_backend
@@ -173,9 +174,11 @@ class Case:
     """A collective at one shape."""
 
     def __init__(self, device: Device, name: str, dims: Mapping[str, int]):
-        self.name, self.dims, self.device = name, dict(dims), device
+        self.name, self.device = name, device
         world = device.world
         graph = GRAPHS[name](world.size, local_size=1)
+        self.dims = with_tiles(graph, dims, Machine().workers)
+        self.tiles = {n: value for n, value in self.dims.items() if n not in dims}
         env = graph.environment(self.dims, world.rank)
         self.arrays = {}
         for tensor in (*graph.inputs(), *graph.outputs()):
@@ -184,7 +187,7 @@ class Case:
             self.arrays[tensor.name] = device.random(shape, tensor.dtype, text)
         with compile(graph, world, trace=True) as program:
             for _ in range(3):
-                program.run(**self.arrays)
+                program.run(**self.arrays, dims=self.tiles)
             program.synchronize()
             self.times = TracedTimes.of(graph, program.trace())
         self.program = compile(graph, world)
@@ -195,7 +198,7 @@ class Case:
         return simulate_run(self.program.plan, self.dims, self.times, machine)
 
     def run(self) -> None:
-        self.program.run(**self.arrays)
+        self.program.run(**self.arrays, dims=self.tiles)
 
     def repeats(self) -> bool:
         """Whether the result has the first one's bits, on all ranks. Collective."""
@@ -246,16 +249,17 @@ def faults(values: Mapping[str, Any]) -> list[str]:
 def compare_records(run: Run) -> None:
     """Print the predictions for the records of the collectives on several GPUs, but
     those of other programs, which few rows have."""
-    constants = default_tuning().constants
+    tuning = default_tuning()
     for one in records.load():
         if one.op not in GRAPHS:
             continue
         graph = GRAPHS[one.op](one.world_size)
         if not one.path.startswith(f"{graph.name},"):
             continue
-        dims = {"rows": one.M // one.world_size, "n": one.N, "k": one.K}
+        sizes = {"rows": one.M // one.world_size, "n": one.N, "k": one.K}
         plan = schedule_static(graph)
-        us = simulate_run(plan, dims, ModelTimes(constants), Machine()).us
+        dims = with_tiles(graph, sizes, Machine().workers)
+        us = simulate_run(plan, dims, ModelTimes(tuning), Machine()).us
         run.say(
             f"{one.op} on {one.world_size} {one.device} at {one.commit}: "
             f"{one.M} x {one.N} x {one.K}, predicted {us:.1f} us, measured "

@@ -6,7 +6,6 @@ from typing import Any
 
 from etc_dist.functions.add_partials import sum_in_order
 from etc_dist.functions.matmul import two_byte
-from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
 
@@ -19,12 +18,11 @@ def _sum_pieces(pieces: Any, y: Any) -> None:
 def sum_pieces(dtype: str, result: str) -> DeviceFunction:
     """pieces [n, rows, columns] of `dtype` -> their sum [rows, columns] in `result`, in
     order, in fp32, rounded once. If the sizes differ, only the elements that both sides
-    have are summed. A piece has at most 32 x 64 elements; on GPUs columns are multiples
-    of 8.
+    have are summed. On GPUs columns are multiples of 8.
 
     dtype: bfloat16, float16 or float32; result: the same, or another where dtype is
     float32."""
-    piece = (Extent(most=PIECE_ROWS), Extent(most=PIECE_COLUMNS, multiple=8, begins=8))
+    piece = (None, Extent(multiple=8, begins=8))
     return DeviceFunction(
         name="sum_pieces",
         body=_sum_pieces,

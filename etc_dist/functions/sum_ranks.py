@@ -13,12 +13,13 @@ from etc_dist.ir import DeviceFunction, Operand
 from etc_dist.ir.function import TRANSFER
 
 
-def sum_ranks(dtype: str) -> DeviceFunction:
+def sum_ranks(dtype: str, parts: int | None = None) -> DeviceFunction:
     """partials [world, rows, columns] of `dtype`, row-major -> their sum [rows,
     columns] in rank order, in fp32, rounded once. On GPUs columns and the index of the
-    first one are multiples of 8."""
+    first one are multiples of 8. parts: their number, if not `world`."""
     if dtype == "float32":
         return add_partials(dtype)
+    constants = {} if parts is None else {"kParts": parts}
 
     def body(partials: Any, y: Any) -> None:
         y[...] = sum_in_order(partials).astype(y.dtype)
@@ -30,8 +31,16 @@ def sum_ranks(dtype: str) -> DeviceFunction:
         lane=TRANSFER,
         reads=1,
         writes=1,
-        constants={"kIsHalf": int(dtype == "float16"), "kSplit": 0, "kShared": 0},
-        tile={0: _partials(dtype), 1: Operand(("rows", vector_columns(dtype)), dtype)},
+        constants={
+            "kIsHalf": int(dtype == "float16"),
+            "kSplit": 0,
+            "kShared": 0,
+            **constants,
+        },
+        tile={
+            0: _partials(dtype, parts),
+            1: Operand(("rows", vector_columns(dtype)), dtype, leading=True),
+        },
     )
 
 

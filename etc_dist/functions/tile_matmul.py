@@ -79,10 +79,12 @@ GROUP_WORDS = 1024
 SLICE_WORDS = SLICE // 8 * GROUP_WORDS
 PART = Extent(multiple=GROUP_WORDS)
 """The words of a part, or of a slice of it."""
-SWAPPED_BIT, COLUMNS_BIT, LOADED_BIT = 8, 18, 24
+WITH_PARTS = (store, swiglu)
+"""The epilogues of tiles that may use split-K among tasks."""
+SWAPPED_BIT, ROWS_BIT, COLUMNS_BIT, LOADED_BIT = 8, 12, 18, 24
 """In the number that the CUDA half reads: the bit of swapped tiles, and the lowest bits
-of a worker's columns and of the rows of x that it loads, in units of 8. The packed
-shape has the bits below the last."""
+of a worker's rows and columns and of the rows of x that it loads, in units of 8. The
+packed shape has the bits below the last."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,12 @@ class TileShape:
         sizes = (self.worker_rows, self.worker_columns, self.depth)
         apart = self.swapped and not self.is_tall and self.split == "k"
         return (int(not self.swapped), *sizes, int(apart))
+
+    @classmethod
+    def of(cls, packed: int) -> TileShape:
+        """Of tiles of one worker, from the number that the CUDA half reads."""
+        is_swapped, columns = _unpacked(packed)
+        return cls((packed >> ROWS_BIT & 63) * 8, columns, "none", swapped=is_swapped)
 
     def packed(self, number: int) -> int:
         """The shape in bits below LOADED_BIT, as the CUDA half reads it. number: that
@@ -573,7 +581,7 @@ class Tiles:
             )
 
     def _check_parts(self, epilogue: Epilogue) -> None:
-        if epilogue not in (store, swiglu):
+        if epilogue not in WITH_PARTS:
             raise GraphError(
                 "parts of a tile do not have the epilogue",
                 where=f"Tiles({self._name!r})",

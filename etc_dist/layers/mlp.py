@@ -10,6 +10,7 @@ from etc_dist.functions.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.functions.push_rows import PACKET_BYTES
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
+from etc_dist.ir.expr import wrap
 from etc_dist.layers.mlp_policy import choose_shapes
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
@@ -71,7 +72,7 @@ def mlp_graph(
         notifies=[activated[g.rank, i]],
         order=lambda t: grouped_rows(t, blocks, wide, ROW_GROUP),
     )
-    gathered, arrived = push_packets(g, x, blocks, 2 * inner, size, packet_bytes)
+    gathered, arrived = push_packets(g, x, blocks, 2 * inner, wrap(size), packet_bytes)
     p, i, j = grid = g.grid(p=world - 1, i=blocks, j=wide)
     weights = gate[tile(j, size // 2), :], up[tile(j, size // 2), :]
     source = source_of(g, p)

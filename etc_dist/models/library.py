@@ -22,7 +22,6 @@ from etc_dist.ops.all_gather_matmul import (
 from etc_dist.ops.all_reduce import all_reduce_graph
 from etc_dist.ops.all_reduce_norm import EPS, all_reduce_norm_graph
 from etc_dist.ops.argument_table import DTYPES
-from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_all_reduce import matmul_all_reduce_graph
 from etc_dist.ops.matmul_reduce_scatter import (
@@ -74,8 +73,8 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
             graph = matmul_graph(1, dtype=dtype, w_layout=w_layout)
             yield f"{graph.name} 1 {dtype} {w_layout}", graph
     for world_size in (4, 8):
-        graph = float_partials_graph(world_size)
-        yield f"{graph.name} {world_size} {DTYPES[0]}", graph
+        graph = matmul_reduce_scatter_graph(world_size, partials="float32")
+        yield f"{graph.name} {world_size} {DTYPES[0]} float32", graph
     for make in (returned_matmul_graph, gathered_matmul_graph):
         for world_size, w_layout in ((4, "nk"), (4, "kn"), (8, "nk")):
             graph = make(world_size, w_layout=w_layout)

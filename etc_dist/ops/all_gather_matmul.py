@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etc_dist.functions.matmul import TILE, matmul_store, weight_columns, weight_shape
+from etc_dist.functions.matmul import weight_shape
 from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
@@ -16,14 +16,16 @@ from etc_dist.ir import (
     graph_function,
     maximum,
     minimum,
-    tile,
 )
 from etc_dist.ops.few_rows import RowBlocks, with_few_rows
 from etc_dist.ops.host_rows import Packets, pass_on_rows, send_rows
 from etc_dist.ops.host_sums import near_rank
 from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.multiply import Matrix, RowEvents, tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
-from etc_dist.ops.order import ROW_GROUP, grouped_rows, shards_in_turn
+from etc_dist.ops.order import ROW_GROUP, shards_in_turn
+from etc_dist.ops.rank_tiles import RankTiles, rank_tiles_candidate
+from etc_dist.ops.tile_model import FAMILY
 
 PUSH_BYTES_PER_NS = 250
 """The limit of the push rate: faster stores delay the loads of the tensor lane."""
@@ -39,49 +41,58 @@ def all_gather_matmul_graph(
     *,
     dtype: str = "bfloat16",
     w_layout: str = "nk",
-    tile_size: int = TILE,
+    shapes: Sequence[TileShape] = FAMILY,
     packet_bytes: int = PACKET_BYTES,
 ) -> None:
     """x [rows, k] on each rank, w [n, k] or [k, n] -> y [world, rows, n].
 
     Every rank pushes its rows to all peers in packets, at a limited rate, first to the
     peer that needs them first. Meanwhile its tensor lane multiplies its own rows, then
-    those of the next rank, and so on, each row block after all its packets. Over
-    several hosts, rows of near ranks come first, and a rank passes on its partners'."""
+    those of the next rank, and so on, each tile after all packets of its rows. Over
+    several hosts, rows of near ranks come first, and a rank passes on its partners'.
+    See `tiles_of_dims` and `TiledMatmul` for the dims that select tiles."""
     rows, n, k = g.dims("rows n k")
-    world, size = g.world_size, tile_size
-    blocks = g.let("blocks", ceildiv(rows, size))
-    columns = g.let("columns", ceildiv(n, size))
     x = g.input("x", (rows, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)
-    y = g.output("y", (world, rows, n), dtype)
-    multiply = matmul_store(w_layout, dtype)
+    y = g.output("y", (g.world_size, rows, n), dtype)
+    tiles = tiles_of_dims(g, "", shapes, rows, w_layout)
+    matmul = RankTiles(g, "", tiles, dtype, x, [w], Matrix(y, (g.rank,)))
+    add_gathered_matmul(g, matmul, x, y, n, packet_bytes)
 
-    i, j = grid = g.grid(i=blocks, j=columns)
-    w_tile = weight_columns(w_layout, w, tile(j, size))
-    g.call(
-        multiply,
-        grid,
-        name="matmul_own",
-        reads=[x[tile(i, size), :], w_tile],
-        writes=[y[g.rank, tile(i, size), tile(j, size)]],
-        order=lambda t: grouped_rows(t, blocks, columns, ROW_GROUP),
-    )
+
+def add_gathered_matmul(
+    g: Graph,
+    matmul: RankTiles,
+    x: Tensor,
+    y: Tensor,
+    n: Expr,
+    packet_bytes: int,
+    complete: RowEvents | None = None,
+) -> None:
+    """Add `matmul` of this rank's rows x [rows, k], and of those of its peers, into y
+    [world, rows, columns]. n: the rows of all weights, from which the pace of the
+    transfers follows. complete: the events [world, blocks] of blocks of rows of y."""
+    world = g.world_size
     if world == 1:
+        matmul.add()
         return
-    gathered, arrived = push_packets(g, x, blocks, n, size, packet_bytes)
-    p, i, j = grid = g.grid(p=world - 1, i=blocks, j=columns)
-    source = source_of(g, p)
-    w_tile = weight_columns(w_layout, w, tile(j, size))
-    g.call(
-        multiply,
-        grid,
-        name="matmul_peer",
-        reads=[gathered[source, tile(i, size), :], w_tile],
-        writes=[y[source, tile(i, size), tile(j, size)]],
-        waits=[arrived[source, i]],
-        order=lambda t: shards_in_turn(t, blocks, columns, ROW_GROUP),
-    )
+    down, across, height = matmul.down, matmul.across, matmul.height
+    gathered, arrived = push_packets(g, x, down, n, height, packet_bytes)
+
+    def add_whole_tiles() -> None:
+        matmul.add_whole_tiles()
+        p, *_ = grid = matmul.grid(world - 1, across)
+        source = source_of(g, p)
+        matmul.multiply(
+            "multiply_peer",
+            grid,
+            (Matrix(gathered, (source,)), Matrix(y, (source,))),
+            waits=RowEvents(arrived, height, (source,)),
+            notifies=None if complete is None else complete.of(source),
+            order=lambda t: shards_in_turn(t, down, across, ROW_GROUP),
+        )
+
+    matmul.add(add_whole_tiles=add_whole_tiles)
 
 
 def source_of(g: Graph, p: Expr) -> Expr:
@@ -95,7 +106,7 @@ def source_of(g: Graph, p: Expr) -> Expr:
 
 
 def push_packets(
-    g: Graph, x: Tensor, blocks: Expr, n: Expr, size: int, packet_bytes: int
+    g: Graph, x: Tensor, blocks: Expr, n: Expr, size: Expr, packet_bytes: int
 ) -> tuple[Tensor, EventTensor]:
     """Add the gathering of x [rows, k]: every rank pushes its rows to all peers. Over
     several hosts, it sends them once to each host, where its partner passes them on.
@@ -173,6 +184,8 @@ class AllGatherMatmul(WeightOperation):
 
     def candidates(self) -> list[Candidate]:
         """Internal: rows that are gathered first, or multiplied as they arrive."""
-        many = Candidate(all_gather_matmul_graph, self.sizes, over_hosts=True)
+        many = rank_tiles_candidate(
+            all_gather_matmul_graph, self.world, self.deterministic, self.sizes
+        )
         given = many, self.world, self.deterministic
         return with_few_rows(gathered_matmul_graph, *given)

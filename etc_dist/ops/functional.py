@@ -29,8 +29,8 @@ def matmul_reduce_scatter(
 
     x [M, K], w [N, K] -> [M / world_size, N], bfloat16 or float16; w may be a
     transposed view. partials: None rounds each rank's partial sum to the dtype of x,
-    "float32" keeps it in fp32 and takes no transposed w. out: the array to write.
-    stream: the stream to run on, by default the current one.
+    "float32" keeps it in fp32. out: the array to write. stream: the stream to run on,
+    by default the current one.
 
     Collective, on the current world. See `MatmulReduceScatter` for deterministic,
     arrays, precision and errors."""

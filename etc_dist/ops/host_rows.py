@@ -32,7 +32,7 @@ class Packets:
     """Blocks of `size` rows, of `packets` packets each, of `packet_rows` rows: the last
     one of a block ends with it."""
 
-    size: int
+    size: Expr
     blocks: Expr
     packet_rows: Expr
     packets: Expr

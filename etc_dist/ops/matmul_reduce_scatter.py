@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_choice
-from etc_dist.functions.matmul import TILE, matmul_send, weight_columns, weight_shape
-from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
+from etc_dist.functions.matmul import weight_shape
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.ir import Graph, ceildiv, graph_function, tile
-from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.few_rows import RowBlocks, with_few_rows
-from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.multiply import tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
-from etc_dist.ops.slots import add_sum_slots, make_slots
+from etc_dist.ops.rank_tiles import rank_tiles_candidate
+from etc_dist.ops.return_rows import add_returned_matmul
+from etc_dist.ops.tile_model import FAMILY
 from etc_dist.world import World
 
-COLUMN_GROUP = 1
-"""Columns of tiles that are sent to all owners before the next: measured fastest."""
+FLOAT_FAMILY = tuple(
+    shape
+    for shape in FAMILY
+    if shape.swapped and shape.columns == 128 and shape.rows in (16, 64, 128, 192, 256)
+)
+"""Those of tiles of fp32 partial sums, whose epilogues take long to compile."""
 
 
 @graph_function
@@ -29,36 +33,23 @@ def matmul_reduce_scatter_graph(
     *,
     dtype: str = "bfloat16",
     w_layout: str = "nk",
-    tile_size: int = TILE,
-    piece: tuple[int, int] = (PIECE_ROWS, PIECE_COLUMNS),
+    shapes: Sequence[TileShape] | None = None,
+    partials: str | None = None,
 ) -> None:
     """x [world, rows, k], w [n, k] or [k, n] -> y [rows, n] on each rank.
 
-    Every rank computes its partial sum of all rows, tile by tile, and pushes each tile
-    into a slot of the rank that owns it; the owner adds the slots in rank order. Over
-    several hosts see `add_host_sums`. On the CPU backend tile_size and piece, the part
-    of a tile that one task sums, may have other values."""
+    Every rank computes its partial sums of all rows, tile by tile, and pushes a block
+    of rows to the rank that owns it once all of its tiles are computed. The owner adds
+    the partial sums in rank order. See `tiles_of_dims` and `TiledMatmul` for the dims
+    that select tiles. shapes: of tiles, FAMILY or with partials="float32" FLOAT_FAMILY.
+    partials: their dtype; None: `dtype`."""
     rows, n, k = g.dims("rows n k")
-    world, size = g.world_size, tile_size
-    blocks = g.let("blocks", ceildiv(rows, size))
-    columns = g.let("columns", ceildiv(n, size))
-    x = g.input("x", (world, rows, k), dtype)
+    x = g.input("x", (g.world_size, rows, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (rows, n), dtype)
-    slots = make_slots(g, blocks, columns, size, dtype, COLUMN_GROUP)
-    *_, i, j = slots.grid
-    g.call(
-        matmul_send(w_layout, dtype),
-        slots.grid,
-        reads=[
-            x[slots.owner, tile(i, size), :],
-            weight_columns(w_layout, w, tile(j, size)),
-        ],
-        writes=[slots.slot],
-        notifies=[slots.ready],
-        order=slots.order,
-    )
-    add_sum_slots(g, slots, y, piece)
+    shapes = shapes or (FLOAT_FAMILY if partials else FAMILY)
+    tiles = tiles_of_dims(g, "", shapes, rows, w_layout)
+    add_returned_matmul(g, "", tiles, x, w, y, partials=partials)
 
 
 @graph_function
@@ -93,8 +84,8 @@ class MatmulReduceScatter(WeightOperation):
     The dtype is that of x, bfloat16 or float16. The ranks' partial sums are added in
     fp32 in rank order: the same bits on every run. Each is rounded to the dtype before
     it is sent; in float16 it must be within +-65504. partials="float32" keeps them in
-    fp32, for twice the bytes between ranks; then w must be contiguous. Over several
-    hosts each host's sum is rounded once more, except with partials="float32".
+    fp32, for twice the bytes between ranks. Over several hosts each host's sum is
+    rounded once more, except with partials="float32".
 
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
     on GPUs, not copied. The first call with a dtype and a layout of w compiles a
@@ -131,18 +122,15 @@ class MatmulReduceScatter(WeightOperation):
 
     def candidates(self) -> list[Candidate]:
         """Internal: tiles that are sent at once, or whole rows where they are few."""
+        many = rank_tiles_candidate(
+            partial(matmul_reduce_scatter_graph, partials=self.partials),
+            self.world,
+            self.deterministic,
+            self.sizes,
+            shapes=FLOAT_FAMILY if self.partials else FAMILY,
+            divides=self.partials is None or self.world.size == 1,
+        )
         if self.partials:
-            return [Candidate(float_partials_graph, self.sizes, over_hosts=True)]
-        many = Candidate(matmul_reduce_scatter_graph, self.sizes, over_hosts=True)
+            return [many]
         given = many, self.world, self.deterministic
         return with_few_rows(returned_matmul_graph, *given)
-
-    @classmethod
-    def table(
-        cls, ranks: int, *, partials: Any = None, **options: Any
-    ) -> ArgumentTable:
-        """Internal: with partial sums in fp32, w cannot be a transposed view."""
-        w = "" if partials else "w"
-        return ArgumentTable(
-            cls.__name__, ranks, cls.inputs, cls.output, transposable=w
-        )

@@ -3,8 +3,9 @@ full."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from etc_dist.functions.epilogue import Epilogue, store
 from etc_dist.functions.matmul import STAGE_K
@@ -12,6 +13,7 @@ from etc_dist.functions.tile_matmul import (
     GROUP_WORDS,
     SLICE,
     SLICE_WORDS,
+    WITH_PARTS,
     Tiles,
     TileShape,
 )
@@ -29,19 +31,45 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.ir.call import Grid
+from etc_dist.ir.expr import wrap
+from etc_dist.ir.order import Order
 from etc_dist.ops.order import ROW_GROUP, grouped_rows
 
 
 class RowEvents(NamedTuple):
-    """An event for each block of rows of a matrix. rows: of a block, a multiple of
-    those of each tile that waits or notifies, or all rows."""
+    """An event for each block of rows of a matrix, along the last axis of `events`.
+    rows: of a block, a multiple of those of each tile that waits or notifies, or all
+    rows. place: in the other axes."""
 
     events: EventTensor
     rows: Expr
+    place: tuple[Expr | int, ...] = ()
+
+    def of(self, *place: Expr | int) -> RowEvents:
+        """The events at a place."""
+        return self._replace(place=place)
 
     def at(self, row: Expr) -> EventRef:
         """The event of the block of a row."""
-        return self.events[row // self.rows]
+        return self.events[(*self.place, row // self.rows)]
+
+
+class Matrix(NamedTuple):
+    """The last two axes of a tensor, at a place in the others."""
+
+    tensor: Tensor
+    place: tuple[Expr | int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[Expr, Expr]:
+        """Rows and columns."""
+        rows, columns = self.tensor.shape[-2:]
+        return rows, columns
+
+    def at(self, rows: Any, columns: Any) -> Region:
+        """The region of some rows and columns."""
+        return self.tensor[(*self.place, rows, columns)]
 
 
 class TiledMatmul:
@@ -52,7 +80,8 @@ class TiledMatmul:
 
     The last `{name}split_tile_columns` columns of tiles use split-K, with
     `{name}parts` tasks for each tile. These tasks begin first, and store fp32 sums.
-    Tasks that end the matmul add them, in the order of k."""
+    Tasks that end the matmul add them, in the order of k. Epilogues other than
+    WITH_PARTS do not have these dims, and no tile uses split-K."""
 
     def __init__(
         self,
@@ -60,20 +89,24 @@ class TiledMatmul:
         name: str,
         tiles: Tiles,
         dtype: str,
-        x: Tensor,
+        x: Tensor | Matrix,
         weights: Sequence[Tensor],
-        y: Tensor,
+        y: Tensor | Matrix,
         epilogue: Epilogue = store,
     ) -> None:
         self._g, self._name, self._tiles, self._dtype = g, name, tiles, dtype
-        self._x, self._weights, self._y, self._epilogue = x, weights, y, epilogue
+        self._x = Matrix(x) if isinstance(x, Tensor) else x
+        self._y = Matrix(y) if isinstance(y, Tensor) else y
+        self._weights, self._epilogue = weights, epilogue
         self._columns = tiles.half_columns() if epilogue.gated else tiles.columns
-        split, parts = g.dims(f"{name}split_tile_columns {name}parts")
-        self._split, self._parts = split, parts
-        m, n = y.shape
+        self._split, self._parts = wrap(0), wrap(1)
+        if epilogue in WITH_PARTS:
+            dims = g.dims(f"{name}split_tile_columns {name}parts")
+            self._split, self._parts = dims
+        m, n = self._y.shape
         self._down = g.let(f"{name}tiles_down", ceildiv(m, tiles.rows))
         across = ceildiv(n, self._columns)
-        self._whole = g.let(f"{name}whole_tile_columns", across - split)
+        self._whole = g.let(f"{name}whole_tile_columns", across - self._split)
         # A task adds the parts of a slice of a tile: SLICE of its rows if swapped, else
         # of its columns.
         self._sliced = select(equal(tiles.is_swapped, 1), tiles.rows, self._columns)
@@ -96,9 +129,17 @@ class TiledMatmul:
         self._complete = RowEvents(events, rows)
         return self._complete
 
-    def add(self, waits: RowEvents | None = None) -> None:
-        """Add the calls. waits: the events of blocks of rows of x."""
+    def add(
+        self,
+        waits: RowEvents | None = None,
+        add_whole_tiles: Callable[[], None] | None = None,
+    ) -> None:
+        """Add the calls. waits: the events of blocks of rows of x. add_whole_tiles:
+        adds the tiles without split-K, in place of `add_whole_tiles(waits)`."""
         g, name, tiles = self._g, self._name, self._tiles
+        add_whole_tiles = add_whole_tiles or partial(self.add_whole_tiles, waits)
+        if self._epilogue not in WITH_PARTS:
+            return add_whole_tiles()
         k, words, parts = self._x.shape[1], tiles.part_words, self._parts
         part_stages = ceildiv(ceildiv(k, STAGE_K * tiles.k_boxes), parts)
         part_boxes = g.let(f"{name}part_boxes", part_stages * tiles.k_boxes)
@@ -106,8 +147,56 @@ class TiledMatmul:
         sums = g.local(f"{name}sums", shape, "float32")
         stored = g.events(f"{name}parts_stored", shape[:2], expects=parts)
         self._add_parts(sums, stored, STAGE_K * part_boxes, waits)
-        self._add_whole_tiles(waits)
+        add_whole_tiles()
         self._add_sums(sums, stored)
+
+    def add_whole_tiles(
+        self,
+        waits: RowEvents | None = None,
+        *,
+        columns: Expr | None = None,
+        call: str = "tile_matmul",
+    ) -> None:
+        """Add the tiles without split-K. columns: how many columns of tiles there are,
+        if not all of them."""
+        name, down = self._name, self._down
+        across = self._whole if columns is None else columns
+        self.multiply(
+            call,
+            self._g.grid(**{f"{name}row": down, f"{name}column": across}),
+            (self._x, self._y),
+            waits=waits,
+            notifies=self._complete,
+            order=lambda t: grouped_rows(t, down, across, ROW_GROUP),
+        )
+
+    def multiply(
+        self,
+        call: str,
+        grid: Grid,
+        operands: tuple[Matrix, Matrix],
+        *,
+        first_column: Expr | int = 0,
+        waits: RowEvents | None = None,
+        notifies: RowEvents | None = None,
+        order: Order | None = None,
+    ) -> None:
+        """Add whole tiles of x and y, `operands`, one for each coordinate of `grid`.
+        Its last axes are those of the rows and columns of tiles, these counted from
+        `first_column` on."""
+        (x, y), (*_, i, j) = operands, grid
+        rows, columns = tile(i, self._tiles.rows), tile(first_column + j, self._columns)
+        self._g.call(
+            self._tiles.matmul(self._dtype, self._epilogue),
+            grid,
+            reads=[x.at(rows, slice(None)), *self._weight_tiles(columns, slice(None))],
+            writes=[y.at(rows, columns)],
+            waits=self._of(waits, i),
+            notifies=self._of(notifies, i),
+            order=order,
+            values=self._tiles.values,
+            name=f"{self._name}{call}",
+        )
 
     def _add_parts(
         self,
@@ -120,31 +209,19 @@ class TiledMatmul:
         sizes = self._parts, self._down, self._split
         axes = [f"{name}{axis}" for axis in ("part", "part_row", "part_column")]
         p, i, j = grid = g.grid(**dict(zip(axes, sizes, strict=True)))
+        k_span = tile(p, part_k)
         g.call(
             self._tiles.matmul(self._dtype, self._epilogue, is_part=True),
             grid,
-            reads=self._operands(i, self._whole + j, tile(p, part_k)),
+            reads=[
+                self._x.at(tile(i, self._tiles.rows), k_span),
+                *self._weight_tiles(tile(self._whole + j, self._columns), k_span),
+            ],
             writes=[sums[i, j, p, :]],
             waits=self._of(waits, i),
             notifies=[stored[i, j]],
             values=self._tiles.values,
             name=f"{name}multiply_parts",
-        )
-
-    def _add_whole_tiles(self, waits: RowEvents | None) -> None:
-        g, name, tiles = self._g, self._name, self._tiles
-        down, across = self._down, self._whole
-        i, j = grid = g.grid(**{f"{name}row": down, f"{name}column": across})
-        g.call(
-            tiles.matmul(self._dtype, self._epilogue),
-            grid,
-            reads=self._operands(i, j, slice(None)),
-            writes=[self._y[tile(i, tiles.rows), tile(j, self._columns)]],
-            waits=self._of(waits, i),
-            notifies=self._of(self._complete, i),
-            order=lambda t: grouped_rows(t, down, across, ROW_GROUP),
-            values=tiles.values,
-            name=f"{name}tile_matmul",
         )
 
     def _add_sums(self, sums: Tensor, stored: EventTensor) -> None:
@@ -174,22 +251,24 @@ class TiledMatmul:
             tiles.sum_parts(self._dtype, self._epilogue),
             grid,
             reads=[sums[i, j, :, span(offset, SLICE_WORDS)] for offset in offsets],
-            writes=[self._y[y_rows, y_columns]],
+            writes=[self._y.at(y_rows, y_columns)],
             waits=[stored[i, j]],
             notifies=self._of(self._complete, i),
             values=tiles.values,
             name=f"{name}sum_parts",
         )
 
-    def _operands(self, i: Expr, j: Expr, k_span: object) -> list[Region]:
-        """x and the weights of tile (i, j), and some of k."""
-        columns, weight_tile = tile(j, self._columns), self._tiles.weight_tile
-        x_tile = self._x[tile(i, self._tiles.rows), k_span]
-        return [x_tile, *(weight_tile(w, columns, k_span) for w in self._weights)]
+    def _weight_tiles(self, columns: Any, k_span: Any) -> list[Region]:
+        """Some columns of y, and some of k."""
+        return [self._tiles.weight_tile(w, columns, k_span) for w in self._weights]
 
     def _of(self, events: RowEvents | None, i: Expr) -> list[EventRef]:
         """The event of the rows of tile i."""
-        return [] if events is None else [events.at(i * self._tiles.rows)]
+        if events is None:
+            return []
+        if events.rows is self._tiles.rows:
+            return [events.events[(*events.place, i)]]
+        return [events.at(i * self._tiles.rows)]
 
 
 def tiles_of_dims(

@@ -119,3 +119,27 @@ def pieces_by_column(
     pieces = down * across
     tile = t // pieces % blocks, t // (pieces * blocks)
     return *tile, t // across % down, t % across
+
+
+def owners_in_turn(
+    t: Expr, owners: Expr, blocks: Expr, columns: Expr, group: Expr
+) -> tuple[Expr, Expr, Expr]:
+    """(p, i, j): for each group of row blocks, all owners of rows in turn. Of one
+    owner, rows are innermost: its blocks of a group complete together."""
+    # NOTE: as in grouped_rows, a launch knows the divisors. The maximum shows that this
+    # one is positive.
+    group = maximum(1, group)
+    of_group = owners * group * columns
+    g, rest = t // of_group, t % of_group
+    is_full = g < blocks // group
+    last = maximum(1, blocks % group)
+
+    def divided(number: Expr, full: Expr | int, last: Expr | int) -> tuple[Expr, Expr]:
+        return (
+            select(is_full, number // full, number // last),
+            select(is_full, number % full, number % last),
+        )
+
+    p, inner = divided(rest, group * columns, last * columns)
+    j, i = divided(inner, group, last)
+    return p, g * group + i, j

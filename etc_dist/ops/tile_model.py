@@ -140,20 +140,28 @@ def _norm(*times: float) -> Any:
 
 
 def work_of(
-    shape: TileShape, tiling: Tiling, sizes: Sizes, workers: int, gated: bool = False
+    shape: TileShape,
+    tiling: Tiling,
+    sizes: Sizes,
+    workers: int,
+    gated: bool = False,
+    ranks: int = 1,
 ) -> TileWork:
-    """The work of x [m, k] and weights [n, k], of gate and up if `gated`."""
+    """The work of x [m, k] and weights [n, k], of gate and up if `gated`. ranks: how
+    many have the rows, of which tiles have those of one: see `RankTiles`."""
     m, n, k = sizes
     n *= 2 if gated else 1
     columns, split = tiling.columns, tiling.split_tile_columns
-    down, across = -(-m // shape.rows), -(-n // columns)
-    rows = (m + 8 * down - 1) // (8 * down) * 8  # of each tile: see `Tiles`
+    down, across = -(-m // (ranks * shape.rows)), -(-n // columns)
+    # Of each tile: see `Tiles`.
+    rows = (m // ranks + 8 * down - 1) // (8 * down) * 8
     # If they alternate, each warpgroup multiplies for all of the tile.
     wgmma_m, wgmma_n = 64 if shape.alternates else 128, shape.wgmma_n
     num_stages = -(-k // shape.depth)
     part_stages = -(-num_stages // tiling.parts)
     num_parts = down * split * tiling.parts
-    num_tasks = num_parts + down * (across - split)
+    num_tiles = ranks * down * across
+    num_tasks = num_parts + num_tiles - down * split
     # Tasks are assigned round-robin, parts first. The most loaded worker is the first
     # one, that of the last part, or that of the first whole tile.
     loads = []
@@ -171,7 +179,7 @@ def work_of(
     # A block has 4 wgmma of k = 16 for each 64 of M: 64 x 16 and N x 16 elements.
     block_read_bytes = wgmma_m // 64 * 4 * (2048 + wgmma_n * 32)
     return TileWork(
-        num_tiles=down * across,
+        num_tiles=num_tiles,
         num_blocks=worker_stages * stage_blocks,
         block_cycles=wgmma_m * wgmma_n / 32,
         block_load_bytes=(rows + columns) * 2 * STAGE_K,
@@ -195,45 +203,54 @@ def tilings(
     *,
     gated: bool = False,
     in_order: bool = False,
+    divides: bool = True,
     w_layout: str = "nk",
+    ranks: int = 1,
 ) -> Iterator[Tiling]:
     """The tilings to choose from. in_order: only those that add over k in order, so
-    that a row has the same bits for any m."""
+    that a row has the same bits for any m. divides: whether tiles may use split-K.
+    ranks: as for `work_of`."""
     m, n, k = sizes
     n *= 2 if gated else 1
     for shape_idx, shape in enumerate(shapes):
         if not shape.serves(gated=gated, in_order=in_order):
             continue
-        down, num_stages = -(-m // shape.rows), -(-k // shape.depth)
+        down, num_stages = -(-m // (ranks * shape.rows)), -(-k // shape.depth)
         widths = {shape.columns}
         for waves in (1, 2, 3):  # the narrowest tiles that fit in so many waves
-            most_across = max(1, waves * workers // down)
+            most_across = max(1, waves * workers // (ranks * down))
             widths.add(-(-n // (8 * most_across)) * 8)
             widths.add(-(-n // (16 * most_across)) * 16)
         for columns in sorted(widths):
             if not shape.serves_columns(columns, gated=gated, w_layout=w_layout):
                 continue
             yield Tiling(shape_idx, columns)
-            if in_order:
+            if in_order or not divides:
                 continue
             across = -(-n // columns)
-            for split, parts in _divisions(down, across, num_stages, workers):
+            others = (ranks - 1) * down * across
+            for split, parts in _divisions(down, across, others, num_stages, workers):
                 yield Tiling(shape_idx, columns, split, parts)
 
 
 def _divisions(
-    down: int, across: int, num_stages: int, workers: int
+    down: int, across: int, others: int, num_stages: int, workers: int
 ) -> Iterator[tuple[int, int]]:
     """Pairs of the columns of tiles to split, and of the parts of each of their tiles.
-    All parts together fill at most one wave, and none is empty."""
-    full_waves = down * across // workers
-    if down * across == full_waves * workers:
+    All parts together fill at most one wave, and none is empty. others: tiles of other
+    ranks' rows, which are not split. Own rows then follow all of them, so that they are
+    not summed earlier: none is split if own tiles are more than a wave."""
+    num_tiles = down * across + others
+    full_waves = num_tiles // workers
+    if num_tiles == full_waves * workers or (others and down * across > workers):
         return
     divisions = set()
     # Split-K for the last wave, or also for the full one before it: then parts are
     # longer, and fewer.
     for whole_waves in {full_waves, max(full_waves - 1, 0)}:
-        split = across - whole_waves * workers // down
+        split = (num_tiles - whole_waves * workers + down - 1) // down
+        if split > across:
+            continue
         most = min((workers + down - 1) // (down * split), MOST_PARTS)
         for parts in {most, most - 1, most // 2, 2}:
             if 1 < parts <= most and num_stages // parts >= 2:
@@ -271,13 +288,17 @@ def predictions(
     *,
     gated: bool = False,
     in_order: bool = False,
+    divides: bool = True,
     w_layout: str = "nk",
+    ranks: int = 1,
 ) -> list[Prediction]:
     """All tilings, the fastest first; arguments as for `tilings`."""
     ranking = []
-    kinds = {"gated": gated, "in_order": in_order}
-    for tiling in tilings(shapes, sizes, workers, w_layout=w_layout, **kinds):
-        work = work_of(shapes[tiling.shape_idx], tiling, sizes, workers, gated)
+    kinds = {"gated": gated, "in_order": in_order, "divides": divides}
+    for tiling in tilings(
+        shapes, sizes, workers, w_layout=w_layout, ranks=ranks, **kinds
+    ):
+        work = work_of(shapes[tiling.shape_idx], tiling, sizes, workers, gated, ranks)
         ranking.append(Prediction(tiling, work, work.us(constants)))
     return sorted(ranking, key=lambda each: each.us)
 
@@ -289,17 +310,19 @@ def choose(
     tuning: Tuning,
     *,
     in_order: bool = False,
+    divides: bool = True,
     w_layout: str = "nk",
+    ranks: int = 1,
 ) -> list[Choice]:
     """The values of the dims of `dims_of`: for the fastest tiling by the model, or for
     the measured one that the tuning has for weights [n, k] of exactly these sizes.
     Arguments as for `tilings`."""
-    kinds = {"in_order": in_order}
+    kinds = {"in_order": in_order, "divides": divides}
     ranking = predictions(
-        shapes, sizes, workers, tuning.tiles, w_layout=w_layout, **kinds
+        shapes, sizes, workers, tuning.tiles, w_layout=w_layout, ranks=ranks, **kinds
     )
     measured = ""
-    if workers == tuning.workers and w_layout == "nk":
+    if workers == tuning.workers and w_layout == "nk" and ranks == 1:
         measured = tuning.kept_tiles(sizes)
     if measured:
         ranking.sort(key=lambda each: text_of(shapes, each.tiling) != measured)

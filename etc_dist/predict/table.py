@@ -12,6 +12,7 @@ from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.tile_model import FAMILY, choose
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Machine
 from etc_dist.predict.simulation import Prediction, Times, simulate_run
@@ -45,10 +46,25 @@ def predict_hosts(
         expect_range(count * local_size, 1, MOST_RANKS, "hosts * local_size")
     for count in hosts:
         graph = OPERATIONS[name](count * local_size, local_size=local_size)
-        times: Times = ModelTimes(default_tuning().constants)
+        times: Times = ModelTimes(default_tuning())
         if trace is not None:
             times = TracedTimes.of(graph, trace)
-        yield simulate_run(schedule_static(graph), dims, times, machine)
+        all_dims = with_tiles(graph, dims, machine.workers)
+        yield simulate_run(schedule_static(graph), all_dims, times, machine)
+
+
+def with_tiles(
+    graph: GraphFunction, dims: Mapping[str, int], workers: int
+) -> Mapping[str, int]:
+    """Dims that arrays have, with those of the tiles that the operation would choose on
+    an H200."""
+    sizes = [dims.get(name, 0) for name in ("rows", "n", "k")]
+    if all(dim.name != "shape" for dim in graph.dims) or min(sizes) < 1:
+        return dims
+    ranks, (rows, n, k) = graph.world_size, sizes
+    tuning, all_sizes = default_tuning(), (ranks * rows, n, k)
+    choices = choose(all_sizes, workers, FAMILY, tuning, ranks=ranks)
+    return {**dims, **{each.dim: each.value for each in choices}}
 
 
 def show_machine(machine: Machine, origin: str) -> str:

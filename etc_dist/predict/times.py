@@ -13,8 +13,9 @@ from etc_dist.functions.matmul import TILE
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.function import COMPUTE, TENSOR
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.ops.matmul_policy import work_of
-from etc_dist.ops.tuning import Constants
+from etc_dist.ops.matmul_policy import work_of as work_of_pairs
+from etc_dist.ops.tile_model import Tiling, work_of
+from etc_dist.ops.tuning import Constants, TileConstants, Tuning
 from etc_dist.runtime.cpu.task import Task
 from etc_dist.runtime.trace import FORWARDED, Trace
 
@@ -71,15 +72,22 @@ class TracedTimes:
 
 @dataclass(frozen=True)
 class ModelTimes:
-    """Times by the model of matmuls on tiles of 256 x 256, and by the bytes that other
-    tasks read. ArgumentError for other tasks of the tensor lane."""
+    """Times by the models of matmuls on tiles, and by the bytes that other tasks read.
+    ArgumentError for other tasks of the tensor lane."""
 
-    constants: Constants
+    tuning: Tuning
 
     def task_us(self, task: Task) -> float:
         """Microseconds of a matmul, or of a warp that reads the task's bytes."""
         function = task.call.function
         if function.lane == TENSOR:
+            if function.name == "sum_tile_parts":
+                nbytes = sum(read.nbytes for read in task.reads)
+                return TASK_US + nbytes / self.tuning.tiles.sums_bytes_per_us
+            if function.name == "tile_matmul" and function.cluster == 1:
+                packed = dict(task.call.values)["packed_tile"].evaluate(task.env)
+                depth = task.reads[0].shape[-1]
+                return _tile_us(int(packed), depth, self.tuning.tiles)
             if COMPUTE not in function.roles or function.cluster != 2:
                 raise ArgumentError(
                     f"the time of call {task.call.name} is not known",
@@ -89,7 +97,7 @@ class ModelTimes:
                     fix="give the times of a traced run (--trace)",
                 )
             depth = int(task.reads[0].tensor.shape[-1].evaluate(task.env))
-            return _matmul_us(depth, self.constants)
+            return _matmul_us(depth, self.tuning.constants)
         nbytes = 0 if function.far else sum(read.nbytes for read in task.reads)
         return TASK_US + nbytes / WARP_BYTES_PER_US
 
@@ -100,6 +108,16 @@ class ModelTimes:
 
 
 @cache
+def _tile_us(packed: int, depth: int, constants: TileConstants) -> float:
+    """Of a tile of one worker, or of a part of its k."""
+    shape = TileShape.of(packed)
+    sizes = shape.rows, shape.columns, depth
+    return work_of(shape, Tiling(0, shape.columns), sizes, 1).us(constants) - (
+        constants.call_us
+    )
+
+
+@cache
 def _matmul_us(depth: int, constants: Constants) -> float:
-    work = work_of(TileShape(TILE, TILE, "rows"), TILE, TILE, depth, 2)
+    work = work_of_pairs(TileShape(TILE, TILE, "rows"), TILE, TILE, depth, 2)
     return work.stages * max(work.stage_us(constants))

@@ -73,7 +73,7 @@ BULK = "call f: operand 0 cannot be copied in bulk|got: "
 USER = GRAPHS["user"]
 REFUSALS = {
     "early read": (
-        of_function(GRAPHS["all_gather_matmul"], "matmul_store", reads_before_wait=[1]),
+        of_function(GRAPHS["all_gather_matmul"], "tile_matmul", reads_before_wait=[1]),
         "wanted: no reads_before_wait= of a function with roles= got:",
     ),
     **{

@@ -79,8 +79,9 @@ def test_a_plan_that_was_shown_at_a_shape_gives_the_same_source():
     plan = schedule_static(GRAPHS["all_gather_matmul"])
     before = generate(plan).text
     for rows in (8, 1000):
-        plan.show(WORKERS, rows=rows, n=rows, k=rows)
-        plan.graph.environment({"rows": rows, "n": rows, "k": rows}, 1)
+        dims = DIMS["all_gather_matmul"] | {"rows": rows, "n": rows, "k": rows}
+        plan.show(WORKERS, **dims)
+        plan.graph.environment(dims, 1)
     assert generate(plan).text == before
 
 

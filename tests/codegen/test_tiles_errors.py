@@ -57,7 +57,6 @@ from etc_dist.ir import (
 )
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.moe_graph import moe_graph
-from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_static
 from tests.graphs.summed import summed
 from tests.refusals import refused
@@ -356,20 +355,10 @@ def test_a_region_of_the_tile_is_taken(name):
 
 UNFIT = "does not fit the tile of "
 REFUSED = {
-    **{
-        f"matmul_send {size}": (
-            matmul_reduce_scatter_graph(2, tile_size=size),
-            f"call matmul_send: operand 0 {UNFIT}matmul_send on a GPU|call matmul_send "
-            f"reads x[d, i * {size} +: {size}, :]|256 rows clipped at the edge, k a "
-            f"multiple of 64 not|got: axis 1: size {size} to do",
-        )
-        for size in (128, 512)
-    },
     "mlp": (mlp_graph(2, tile_size=128), UNFIT),
     "block": (moe_graph(1, experts=8, top_k=2, block=16), UNFIT),
     "rows": (moe_graph(1, experts=8, top_k=2, tile_rows=320), UNFIT),
     "columns": (moe_graph(1, experts=8, top_k=2, tile_columns=528), UNFIT),
-    "piece": (matmul_reduce_scatter_graph(2, piece=(64, 64)), UNFIT),
     "64 rows": (stored(64), "got: axis 0: size 64 to do"),
     "64 of 64": (stored(64, x=(64, 72)), "got: axis 0: size 64 to do"),
     "24 of k": (stored(256, depth=span(0, 24)), "got: axis 1: size 24 to do"),

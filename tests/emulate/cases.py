@@ -112,7 +112,19 @@ def matmul_of(x: Any, w: Any) -> Answer:
     return Answer(x @ w.T, np.abs(x) @ np.abs(w).T)
 
 
-def matmul_reduce_scatter(rows: int, w_layout: str = "nk") -> Given:
+def of_first_tiles(columns: int, split: int, parts: int) -> dict[str, int]:
+    """Dims that select tiles of the first shape."""
+    return {
+        "shape": 0,
+        "column_groups": columns // 8,
+        "split_tile_columns": split,
+        "parts": parts,
+    }
+
+
+def matmul_reduce_scatter(
+    rows: int, w_layout: str = "nk", columns: int = 128, split: int = 0, parts: int = 1
+) -> Given:
     n, k = 264, 136
     shape = (n, k) if w_layout == "nk" else (k, n)
     rng = np.random.default_rng(4)
@@ -124,22 +136,24 @@ def matmul_reduce_scatter(rows: int, w_layout: str = "nk") -> Given:
     total = sum(a.expected for a in each)
     magnitude = sum(a.magnitude for a in each)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
-    return inputs, answers, {"rows": rows, "n": n, "k": k}
+    dims = {"rows": rows, "n": n, "k": k, **of_first_tiles(columns, split, parts)}
+    return inputs, answers, dims
 
 
 def float_partials(rows: int) -> Given:
     inputs, answers, dims = matmul_reduce_scatter(rows)
-    flat = [{**i, "x": i["x"].reshape(2 * rows, dims["k"])} for i in inputs]
-    return flat, answers, dims
+    del dims["split_tile_columns"], dims["parts"]
+    return inputs, answers, dims
 
 
-def all_gather_matmul() -> Given:
+def all_gather_matmul(split: int, parts: int) -> Given:
     rows, n, k = 200, 264, 136
     rng = np.random.default_rng(5)
     xs = [draw(rng, (rows, k), "bfloat16") for _ in range(2)]
     inputs = [{"x": x, "w": draw(rng, (n, k), "bfloat16")} for x in xs]
     answers = [matmul_of(np.stack(xs), i["w"]) for i in inputs]
-    return inputs, answers, {"rows": rows, "n": n, "k": k}
+    tiles = of_first_tiles(128, split, parts)
+    return inputs, answers, {"rows": rows, "n": n, "k": k, **tiles}
 
 
 def _on(lane: str) -> Callable[[Callable[..., None]], DeviceFunction]:

@@ -13,8 +13,10 @@ from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
-from etc_dist.ops.float_partials import float_partials_graph
-from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.matmul_reduce_scatter import (
+    FLOAT_FAMILY,
+    matmul_reduce_scatter_graph,
+)
 from tests.emulate.cases import (
     Given,
     all_gather_matmul,
@@ -38,7 +40,7 @@ from tests.emulate.cases import (
     tiles,
 )
 from tests.graphs.epilogues import all_kinds, applied, applied_given
-from tests.graphs.parts import BY_KIND, chained, given_to, graph_of, signs
+from tests.graphs.parts import BY_KIND, TURNS, chained, given_to, graph_of, signs
 from tests.graphs.parts import TALL as LONE
 from tests.graphs.running_sums import running_sums, sums_over_ranks
 from tests.graphs.stages import SIZES, copied_twice, copies, gathered, gathered_last
@@ -190,23 +192,30 @@ CASES = {
         lambda: mlp(1, 40, 640, 640, gate_up_shape=0, down_shape=0),
     ),
     "sum, kn": Case(
-        partial(matmul_reduce_scatter_graph, 2, w_layout="kn"),
+        partial(matmul_reduce_scatter_graph, 2, w_layout="kn", shapes=[LONE]),
         lambda: matmul_reduce_scatter(100, "kn"),
         DYNAMIC,
     ),
     "sum, few rows": Case(
-        partial(matmul_reduce_scatter_graph, 2),
-        lambda: matmul_reduce_scatter(200),
+        partial(matmul_reduce_scatter_graph, 2, shapes=[TURNS]),
+        lambda: matmul_reduce_scatter(20, columns=64),
         NEVER,
     ),
-    # More tiles for a peer than are on their way at once.
+    # Two blocks of rows; tiles of own rows that are divided along k.
     "sum": Case(
-        partial(matmul_reduce_scatter_graph, 2),
-        lambda: matmul_reduce_scatter(600),
-        NEVER,
+        partial(matmul_reduce_scatter_graph, 2, shapes=[LONE]),
+        lambda: matmul_reduce_scatter(200, split=1, parts=2),
     ),
-    "sum in fp32": Case(partial(float_partials_graph, 2), lambda: float_partials(100)),
-    "gather": Case(partial(all_gather_matmul_graph, 2), all_gather_matmul),
+    "sum in fp32": Case(
+        partial(
+            matmul_reduce_scatter_graph, 2, partials="float32", shapes=FLOAT_FAMILY[:1]
+        ),
+        lambda: float_partials(40),
+    ),
+    "gather": Case(
+        partial(all_gather_matmul_graph, 2, shapes=[LONE]),
+        lambda: all_gather_matmul(split=1, parts=2),
+    ),
     "loops": Case(partial(turned_layers, 1), turned, NEVER),
     "sent": Case(partial(sent_at_once, 2), lambda: numbers(2)),
     "counts": Case(

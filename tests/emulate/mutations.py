@@ -18,10 +18,6 @@ TORN = (
 )
 """A word that is loaded by halves, its data first."""
 RELEASE = "ptx::store_release(word, run.epoch);"
-SCRATCH_FENCE = (
-    "ptx::fence_proxy_async();  "
-    "// generic reads of the scratch before the next bulk store"
-)
 ROWS_ARE_READ = "ptx::named_barrier<128>(2 + wg);  // the rows have been read"
 BROKEN = {
     # file: case: a statement or an expression there: its replacement
@@ -246,18 +242,7 @@ BROKEN = {
         "few": {"    task.sync();": ""},
         "wide": {"task.sync();  // before they are written again": ""},
     },
-    "functions/matmul": {
-        "scratch": {"emptied(threadIdx.x >> 7)": "emptied(0)"},
-        "sum": {
-            "ptx::commit_stores();": "",
-            "ptx::wait_stores_read<1>();": "",
-            "ptx::wait_stores_read<0>();": "",
-            "ptx::wait_stores<0>();": "",
-            "ptx::fence_proxy_async_shared();": "",
-            "wait_mbarrier(run, matmul.sent(images & 1), parity)": "true",
-            SCRATCH_FENCE: "",
-        },
-    },
+    "functions/matmul": {"scratch": {"emptied(threadIdx.x >> 7)": "emptied(0)"}},
     "event/flags": {
         "flagged": {
             "low[i] = ptx::load_words(from)": f"low[i] = {TORN}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from etc_dist.functions.grouped_matmul import MOST_ROWS, TILE_COLUMNS, grouped_store
 from etc_dist.functions.matmul import TILE, matmul_store
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     DeviceFunction,
     Graph,
@@ -130,15 +131,17 @@ def three_matmuls(g: Graph) -> None:
     dense(3, "again", "nk")
 
 
+TILES = (TileShape(160, 128, "none", swapped=True), TileShape(128, 256, "none"))
 GRAPHS: dict[str, GraphFunction] = {
-    "matmul_reduce_scatter": matmul_reduce_scatter_graph(2),
-    "all_gather_matmul": all_gather_matmul_graph(2),
+    "matmul_reduce_scatter": matmul_reduce_scatter_graph(2, shapes=TILES),
+    "all_gather_matmul": all_gather_matmul_graph(2, shapes=TILES),
     "user": ring(2),
     "scattered": scattered(2),
 }
+RANK_TILES = {"shape": 0, "column_groups": 16, "split_tile_columns": 3, "parts": 4}
 DIMS: dict[str, dict[str, int]] = {
-    "matmul_reduce_scatter": {"rows": 1000, "n": 4096, "k": 1792},
-    "all_gather_matmul": {"rows": 1000, "n": 4096, "k": 1792},
+    "matmul_reduce_scatter": {"rows": 1000, "n": 4096, "k": 1792, **RANK_TILES},
+    "all_gather_matmul": {"rows": 1000, "n": 4096, "k": 1792, **RANK_TILES},
     "user": {"n": 32},
     "scattered": {"n": 3},
 }

@@ -41,8 +41,9 @@ def test_other_partials_are_refused(partials, world, arrays):
         etc_dist.matmul_reduce_scatter(x, x, partials=partials)
 
 
-def test_a_transposed_view_has_no_fp32_partials(world, make, problem):
+def test_w_may_be_a_transposed_view(world, make, problem):
     op = make(MatmulReduceScatter, partials="float32")
     p = problem(MatmulReduceScatter, (8 * world.size, 16, 24), w_layout="kn")
-    with pytest.raises(ArgumentError, match=r"w \[n = 16, k = 24\] .*, contiguous, "):
-        op(p.x, p.w, p.out)
+    op(p.x, p.w, p.out)
+    op.synchronize()
+    p.check_exact(p.out)

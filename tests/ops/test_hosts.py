@@ -4,6 +4,7 @@ row once to each host."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,37 +12,47 @@ import pytest
 import etc_dist
 from etc_dist.codegen import generate
 from etc_dist.emulate import Emulator
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
-from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.tile_model import FAMILY
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
 from tests.functions.compiled import check_compiled
+from tests.graphs.rank_tiles import tile_dims
 from tests.ops.arrays import Host
 from tests.world.jobs import run_on_hosts
 
 exhaustive = pytest.mark.exhaustive
-TILES = {"tile_size": 16, "piece": (4, 8)}
+SIZES = (TileShape(16, 64, "none", swapped=True),)
+TILES = {"shapes": SIZES}
 GRAPHS = {
     "matmul_reduce_scatter": (matmul_reduce_scatter_graph, TILES),
-    "float_partials": (float_partials_graph, TILES),
+    "float_partials": (partial(matmul_reduce_scatter_graph, partials="float32"), TILES),
     "all_gather_matmul": (
         all_gather_matmul_graph,
-        {"tile_size": 16, "packet_bytes": 48},
+        {"packet_bytes": 48, **TILES},
     ),
 }
-ROWS, N, K = 21, 40, 8  # two row blocks: packets of three rows, a tile that ends early
+ROWS, N, K = (
+    21,
+    40,
+    520,
+)  # two row blocks: packets of three rows, a tile that ends early
 
 
 def integers(world: int, *shape: int, dtype: str = "bfloat16") -> list[Host]:
-    """An array for each rank, whose sums are exact."""
-    rng = np.random.default_rng(world)
-    return [rng.integers(-1, 2, shape).astype(numpy_dtype(dtype)) for _ in range(world)]
+    """An array for each rank, whose sums are exact: of long rows, most are zeros."""
+    rng, share = np.random.default_rng(world), 96 / shape[-1]
+    arrays = [rng.integers(-1, 2, shape) for _ in range(world)]
+    return [
+        (a * (rng.random(shape) < share)).astype(numpy_dtype(dtype)) for a in arrays
+    ]
 
 
 def example(
@@ -49,7 +60,7 @@ def example(
 ) -> tuple[list[dict[str, Host]], list[Host]]:
     """Each rank's inputs and expected output."""
     world = graph.world_size
-    dims = {"rows": rows, "n": n, "k": k}
+    dims = {"rows": rows, "n": n, "k": k, **tile_dims(graph)}
     shape = [int(e.evaluate(dims)) for e in graph.tensor("x").shape]
     xs, ws = (integers(world, *s, dtype=dtype) for s in (shape, (n, k)))
     products = [
@@ -76,7 +87,7 @@ def example(
 def test_a_graph_over_hosts_is_proved_and_right(name, world, local_size, schedule):
     make, sizes = GRAPHS[name]
     plan = SCHEDULES[schedule](make(world, local_size=local_size, **sizes))
-    dims = {"rows": ROWS, "n": N, "k": K}
+    dims = {"rows": ROWS, "n": N, "k": K, **tile_dims(plan.graph, split=2, parts=2)}
     verify(plan, dims, 4)
     inputs, expected = example(plan.graph, ROWS, N, K)
     found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
@@ -104,9 +115,10 @@ def test_a_graph_over_hosts_is_proved_and_right(name, world, local_size, schedul
 def test_kernels_of_graphs_over_hosts(name, dtype, local_size, has_far):
     """By the transport to far ranks; or with all ranks on one host, whose memory they
     map."""
-    graph = GRAPHS[name][0](2 * local_size, local_size=local_size, dtype=dtype)
+    options = {"local_size": local_size, "dtype": dtype, "shapes": SIZES}
+    graph = GRAPHS[name][0](2 * local_size, **options)
     inputs, expected = example(graph, 40, 264, 72, dtype)
-    dims = {"rows": 40, "n": 264, "k": 72}
+    dims = {"rows": 40, "n": 264, "k": 72, **tile_dims(graph, 64)}
     program = Emulator(graph, has_far=has_far)
     found = program.run(inputs, dims, seed=1, runs=2)
     for one, y in zip(found, expected, strict=True):
@@ -119,6 +131,7 @@ def test_tables_of_many_ranks_are_by_near_rank_and_by_host(name, hosts, near):
     graph = GRAPHS[name][0](hosts * near, local_size=near)
     plan = replace(schedule_static(graph), has_far=True)
     dims, rank = {"rows": 256, "n": 256, "k": 64}, near * (hosts // 2)
+    dims |= tile_dims(graph, 128)
     peers = [0] * rank + [1024 * (r + 1) for r in range(near)]
     places = Places(peers, control=1, status=1, workspace=1, local=1, wait_limit=1)
     capacity = Capacity().grown(plan_memory(plan, dims))
@@ -131,7 +144,8 @@ def test_tables_of_many_ranks_are_by_near_rank_and_by_host(name, hosts, near):
 
 def test_a_graph_of_64_ranks_is_proved():
     graph = matmul_reduce_scatter_graph(64, local_size=8, **TILES)
-    verify(schedule_static(graph), {"rows": 16, "n": 16, "k": 8}, 2)
+    dims = {"rows": 16, "n": 16, "k": 8, **tile_dims(graph)}
+    verify(schedule_static(graph), dims, 2)
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -146,13 +160,14 @@ def test_a_graph_of_64_ranks_is_proved():
 )
 def test_a_graph_for_hosts_runs_on_this_world(name, local_size, world, arrays):
     """Hosts of one rank, or those of the world."""
-    graph = GRAPHS[name][0](world.size, local_size=local_size or world.local_size)
+    hosts = {"local_size": local_size or world.local_size}
+    graph = GRAPHS[name][0](world.size, shapes=FAMILY[-1:], **hosts)
     inputs, expected = example(graph, 264, 520, 72)
     with etc_dist.compile(graph, world) as program:
         given = {key: arrays.put(array) for key, array in inputs[world.rank].items()}
         y = arrays.poisoned(expected[world.rank].shape, "bfloat16")
         for _ in range(3):
-            program.run(**given, y=y)
+            program.run(**given, y=y, dims=tile_dims(graph, 256))
         program.synchronize()
         np.testing.assert_array_equal(arrays.get(y), expected[world.rank])
 
@@ -160,7 +175,7 @@ def test_a_graph_for_hosts_runs_on_this_world(name, local_size, world, arrays):
 @exhaustive
 @pytest.mark.parametrize("name", GRAPHS)
 def test_kernels_compile_without_spills(name):
-    check_compiled(GRAPHS[name][0](8, local_size=4))
+    check_compiled(GRAPHS[name][0](8, local_size=4, shapes=FAMILY[-1:]))
 
 
 @pytest.mark.parametrize("ranks", [4, pytest.param(2, marks=exhaustive)])
@@ -209,6 +224,7 @@ def test_late_messages_do_not_change_bits():
 import random, time
 import numpy as np, etc_dist
 from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ops.operation import with_sizes
 from etc_dist.world.mpi import MpiChannel
 
@@ -223,8 +239,9 @@ def late(channel, kind):
 
 MpiChannel.receive = late
 world, rng = etc_dist.start(), np.random.default_rng(0)
-sums = with_sizes(etc_dist.MatmulReduceScatter, tile_size=16, piece=(4, 8))
-rows = with_sizes(etc_dist.AllGatherMatmul, tile_size=16, packet_bytes=96)
+shapes = (TileShape(16, 64, "none", swapped=True),)
+sums = with_sizes(etc_dist.MatmulReduceScatter, shapes=shapes)
+rows = with_sizes(etc_dist.AllGatherMatmul, shapes=shapes, packet_bytes=96)
 x, w = (rng.standard_normal((n, 24)).astype(numpy_dtype("bfloat16")) for n in (80, 40))
 operations = sums(), sums(partials="float32"), sums(schedule="dynamic"), rows()
 bits = [{op(x, w).tobytes() for turn in range(20)} for op in operations]

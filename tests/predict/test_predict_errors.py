@@ -18,9 +18,10 @@ from etc_dist.predict.simulation import simulate_run
 from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.graphs.rank_tiles import tile_dims
 from tests.predict.test_simulation import send_rows
 
-MODEL = ModelTimes(default_tuning().constants)
+MODEL = ModelTimes(default_tuning())
 SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
 
 
@@ -60,7 +61,6 @@ SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
         ([*SUMS, "--hosts", 5000 * "9"], "numbers of hosts cannot be read"),
         ([*SUMS, "--hosts", "2,129"], r"hosts \* local_size is out of range.*= 1032"),
         ([*SUMS, "--local-size", "33"], "local_size is out of range.*from 1 to 32"),
-        ([*SUMS, "--workers", "1"], "workers is out of range.*from 2 to 1024"),
         ([*SUMS, "--plot", "."], "cannot be drawn.*.pdf, .png, .svg.*'.'"),
         ([*SUMS, "--plot", "nowhere/a.png"], "an existing folder.*'nowhere/a.png'"),
         ([*SUMS, "--hosts", "2;4"], "hosts cannot be read.*'2;4'.*by commas"),
@@ -79,14 +79,14 @@ def test_the_command_refuses_bad_input_by_name(words, parts, capsys):
 @pytest.mark.parametrize(
     ("calls", "got"),
     [
-        (["matmul_own", "matmul_send", "other"], "matmul_send, other"),
-        (["matmul_own"], "no time of stage_rows"),
+        (["tile_matmul", "return_rows", "other"], "other, return_rows"),
+        (["tile_matmul"], "no time of stage_rows"),
     ],
 )
 def test_a_trace_of_another_plan_is_refused(calls, got):
     graph = all_gather_matmul_graph(2, local_size=1)
     trace = Trace.of([TaskRecord(0, 0, "tensor", 0, 9, call, 0) for call in calls])
-    dims = {"rows": 256, "n": 256, "k": 64}
+    dims = {"rows": 256, "n": 256, "k": 64, **tile_dims(graph, 128)}
     with pytest.raises(ArgumentError) as error:
         times = TracedTimes.of(graph, trace)
         simulate_run(schedule_static(graph), dims, times, Machine())

@@ -113,15 +113,15 @@ def test_the_docs_have_the_predictions():
 
 
 def test_bytes_of_a_rank():
-    """A tile goes once to each other host, but for tiles that stay on the rank, through
-    the near rank with the owner's local rank."""
+    """A block of rows goes once to each other host, but for those that stay on the
+    rank, through the near rank with the owner's local rank."""
     name = "matmul_reduce_scatter"
     (one,) = predict_hosts(name, DIMS[name], [3], 2, replace(MACHINE, workers=2))
-    tile = 256 * 256 * 2
-    assert one.far_bytes == 2 * (2 * 4) * tile and one.hosts == 3
-    assert one.near_us == 3 * (2 * 4) * tile / 1e3
-    # Each sum of a tile leaves in one message.
-    assert one.messages == 2 * (2 * 4)
+    rows = 512 * 1024 * 2  # bytes of those of a rank
+    assert one.far_bytes == 2 * rows and one.hosts == 3
+    assert one.near_us == 3 * rows / 1e3
+    # Each sum of a block, of 256 rows, leaves in one message.
+    assert one.messages == 2 * 2
 
 
 def test_times_are_means_of_a_trace():
@@ -160,7 +160,7 @@ world.close()
 
 
 def test_the_command_prints_the_notes_of_a_trace(tmp_path, capsys):
-    calls = ("matmul_send", "sum_own", "sum_near", "send_sums", "sum_hosts")
+    calls = ("tile_matmul", "sum_own", "sum_near", "send_sums", "sum_hosts")
     records = [TaskRecord(0, 0, "tensor", 0, 9, call, 0) for call in calls]
     file = str(tmp_path / "trace.json")
     Trace.of(records, ["Times of CPUs."]).perfetto(file)

@@ -9,9 +9,8 @@ import numpy as np
 
 from etc_dist.ir import DeviceFunction, Graph, device_function, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
-from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import Plan, schedule_static
+from tests.graphs.rank_tiles import gather, scatter, tile_dims
 
 Array = np.ndarray[Any, Any]
 OPS = ("matmul_reduce_scatter", "all_gather_matmul")
@@ -66,16 +65,15 @@ def case(
         expected = [np.stack([x @ w.T for x in xs]) for w in ws]
         bound = [rounding * np.abs(y) + 1e-4 for y in expected]
     plan = plan_of(op, world, dtype, w_layout)
-    return Case(plan, inputs, {"rows": rows, "n": n, "k": k}, expected, bound)
+    dims = {"rows": rows, "n": n, "k": k, **tile_dims(plan.graph)}
+    return Case(plan, inputs, dims, expected, bound)
 
 
 def plan_of(op: str, world: int, dtype: str = "float32", w_layout: str = "nk") -> Plan:
-    options = {"dtype": dtype, "w_layout": w_layout, "tile_size": 16}
+    options = {"dtype": dtype, "w_layout": w_layout}
     if op == "matmul_reduce_scatter":
-        return schedule_static(
-            matmul_reduce_scatter_graph(world, piece=(8, 8), **options)
-        )
-    return schedule_static(all_gather_matmul_graph(world, packet_bytes=256, **options))
+        return schedule_static(scatter(world, **options))
+    return schedule_static(gather(world, packet_bytes=256, **options))
 
 
 def with_call(plan: Plan, name: str, **changes: Any) -> Plan:

@@ -152,8 +152,9 @@ def test_a_late_call_is_not_an_error(compiled, run, short_timeout):
 LOOP = """
 import os, signal, sys
 import etc_dist
-from etc_dist.functions import sum_slots
+from etc_dist.functions import sum_ranks
 from etc_dist.ops.operation import with_sizes
+from etc_dist.ops.tile_model import FAMILY
 from tests.ops.arrays import Arrays
 from tests.graphs.ring import ring
 import numpy as np
@@ -162,15 +163,15 @@ world = etc_dist.start()
 death = sys.argv[1] if world.rank == 1 else ""
 calls = 0
 
-def body(slots, y):
+def body(partials):
     if death == "inside" and calls == 20:
         os._exit(1)
-    body.original(slots, y)
+    return body.original(partials)
 
-body.original = sum_slots._sum_slots
-sum_slots._sum_slots = body
+body.original = sum_ranks.sum_in_order
+sum_ranks.sum_in_order = body
 # With a size, few rows are multiplied by the graph of many, which has this body.
-op = with_sizes(etc_dist.MatmulReduceScatter, tile_size=256)(world=world)
+op = with_sizes(etc_dist.MatmulReduceScatter, shapes=FAMILY)(world=world)
 x, w = (Arrays(world.backend).put(np.ones((16, 16), np.float16)) for _ in "xw")
 while calls < 1000:
     calls += 1

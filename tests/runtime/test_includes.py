@@ -40,9 +40,11 @@ def included(*paths: Path) -> dict[str, str]:
 def test_a_library_program_has_its_own_headers_only():
     made = generate(schedule_static(matmul_reduce_scatter_graph(2)))
     found = headers(made, kernels_folder())
-    assert {"worker/worker.cuh", "functions/matmul.cuh", "common/types.cuh"} <= set(
-        found
-    )
+    assert {
+        "worker/worker.cuh",
+        "functions/tile_matmul.cuh",
+        "common/types.cuh",
+    } <= set(found)
     assert "functions/grouped_matmul.cuh" not in found
     for name, text in found.items():
         own = (kernels_folder() / name).read_text()

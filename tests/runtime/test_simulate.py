@@ -180,12 +180,6 @@ def test_dims_that_do_not_fit_are_refused(rng):
         simulate(c.plan, c.inputs, {"rows": 32, "n": 32})
 
 
-def test_workers_must_form_whole_clusters(rng):
-    c = case("matmul_reduce_scatter", 2, rng)
-    with pytest.raises(ArgumentError, match="3 workers"):
-        simulate(c.plan, c.inputs, c.dims, workers=3)
-
-
 def test_inputs_of_too_few_ranks_are_refused():
     with pytest.raises(ArgumentError, match="inputs of 4 ranks"):
         simulate(plan_of("all_gather_matmul", 4), [], {"rows": 1, "n": 1, "k": 1})

@@ -16,23 +16,22 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.moe import moe_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
-from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
-from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
 from examples.add_row_sum import add_row_sum
 from examples.ring_all_gather import ring_all_gather
+from tests.graphs.rank_tiles import gather, scatter, tile_dims
 
 SMALL = {"tile_size": 16, "packet_bytes": 64}
 GRAPHS: dict[str, tuple[Callable[[int], GraphFunction], dict[str, int]]] = {
     "matmul_reduce_scatter": (
-        lambda w: matmul_reduce_scatter_graph(w, tile_size=16, piece=(8, 8)),
-        {"rows": 20, "n": 37, "k": 8},
+        scatter,
+        {"rows": 20, "n": 37, "k": 300, **tile_dims(scatter(1), split=1, parts=2)},
     ),
     "all_gather_matmul": (
-        lambda w: all_gather_matmul_graph(w, **SMALL),
-        {"rows": 20, "n": 37, "k": 8},
+        gather,
+        {"rows": 20, "n": 37, "k": 300, **tile_dims(gather(1), split=1, parts=2)},
     ),
     "mlp": (
         lambda w: mlp_graph(w, piece=(8, 8), **SMALL),

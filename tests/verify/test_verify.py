@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, RaceError
 from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, tile
+from etc_dist.layers.moe import moe_graph
 from etc_dist.ops.all_gather_matmul import (
     all_gather_matmul_graph,
     gathered_matmul_graph,
@@ -21,15 +22,18 @@ from etc_dist.ops.matmul_reduce_scatter import (
     matmul_reduce_scatter_graph,
     returned_matmul_graph,
 )
+from etc_dist.ops.tile_model import FAMILY, choose
+from etc_dist.ops.tuning import default_tuning
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import Verified, verify
+from tests.graphs.rank_tiles import gather, scatter, tile_dims
 from tests.refusals import refused
 
 ranks = st.integers(1, 8)
 shapes = st.fixed_dictionaries(
     {"rows": st.integers(1, 70), "n": st.integers(1, 70), "k": st.integers(1, 40)}
 )
-clusters = st.integers(1, 7)
+numbers = st.integers(1, 14)
 
 
 def touch(reads: int, writes: int, lane: str = "tensor") -> DeviceFunction:
@@ -46,25 +50,29 @@ def check(graph: GraphFunction, workers: int = 4, **dims: Any) -> Verified:
     return verify(schedule_static(graph), dims, workers)
 
 
-@given(world=ranks, dims=shapes, pairs=clusters)
+@given(world=ranks, dims=shapes, workers=numbers, split=st.integers(0, 3))
 def test_reduce_scatter_is_correct_at_odd_shapes(
-    world: int, dims: dict[str, int], pairs: int
+    world: int, dims: dict[str, int], workers: int, split: int
 ) -> None:
-    graph = matmul_reduce_scatter_graph(world, tile_size=16, piece=(8, 8))
-    assert check(graph, 2 * pairs, **dims).unchecked == ()
+    graph = scatter(world)
+    dims |= tile_dims(graph, split=min(split, -(-dims["n"] // 16)))
+    assert check(graph, workers, **dims).unchecked == ()
 
 
-@given(world=ranks, dims=shapes, pairs=clusters, packet=st.sampled_from([1, 64, 300]))
+@given(world=ranks, dims=shapes, workers=numbers, packet=st.sampled_from([1, 64, 300]))
 def test_all_gather_is_correct_at_odd_shapes(
-    world: int, dims: dict[str, int], pairs: int, packet: int
+    world: int, dims: dict[str, int], workers: int, packet: int
 ) -> None:
-    graph = all_gather_matmul_graph(world, tile_size=16, packet_bytes=packet)
-    assert check(graph, 2 * pairs, **dims).unchecked == ()
+    graph = gather(world, packet_bytes=packet)
+    dims |= tile_dims(graph, split=-(-dims["n"] // 16) // 2)
+    assert check(graph, workers, **dims).unchecked == ()
 
 
 @pytest.mark.parametrize("op", [matmul_reduce_scatter_graph, all_gather_matmul_graph])
 def test_real_shapes_are_correct(op: Callable[[int], GraphFunction]) -> None:
-    check(op(8), 132, rows=1024, n=13312, k=6656)
+    sizes = {"rows": 1024, "n": 13312, "k": 6656}
+    chosen = choose((8192, 13312, 6656), 132, FAMILY, default_tuning(), ranks=8)
+    check(op(8), 132, **sizes, **{one.dim: one.value for one in chosen})
 
 
 @pytest.mark.parametrize("op", [returned_matmul_graph, gathered_matmul_graph])
@@ -74,13 +82,15 @@ def test_few_rows_are_correct(op: Callable[[int], GraphFunction], shape: int) ->
 
 
 def test_verified_counts_all_ranks_and_shows_them() -> None:
-    graph = matmul_reduce_scatter_graph(2, tile_size=16, piece=(8, 8))
-    found = check(graph, rows=16, n=16, k=4)
-    # A rank sends 2 tiles and sums 4 pieces; 3 operands a send, 2 a sum.
-    assert (found.tasks, found.events, found.accesses) == (12, 2, 28)
+    graph = scatter(2)
+    found = check(graph, rows=8, n=16, k=4, **tile_dims(graph))
+    # A rank computes 2 tiles, sends 8 rows and sums 8, each in one task of the two
+    # turns; 3 operands a tile, else 2.
+    assert (found.tasks, found.events, found.accesses) == (12, 6, 20)
     assert found.show().startswith(
-        "verified matmul_reduce_scatter_graph(rows=16, n=16, k=4) with 4 workers a "
-        "rank: 12 tasks, 2 event elements, 28 accesses in "
+        "verified matmul_reduce_scatter_graph(rows=8, n=16, k=4, shape=0, "
+        "column_groups=2, split_tile_columns=0, parts=1) with 4 workers a rank: 12 "
+        "tasks, 6 event elements, 20 accesses in "
     )
 
 
@@ -198,9 +208,14 @@ def test_a_task_beyond_the_edge_touches_nothing() -> None:
 
 @pytest.mark.parametrize("workers", [0, 3])
 def test_workers_come_in_whole_clusters(workers: int) -> None:
-    graph = all_gather_matmul_graph(2)
+    graph = moe_graph(1, experts=8, top_k=2)
     with pytest.raises(ArgumentError, match="a multiple of 2"):
-        check(graph, workers, rows=1, n=1, k=1)
+        check(graph, workers, tokens=1, hidden=8, inner=8)
+
+
+def three_dims(g: Graph) -> None:
+    x = g.local("x", g.dims("rows n k"), "float32")
+    g.call(touch(0, 1), g.grid(i=1), writes=[x[:, :, :]])
 
 
 GOOD = {"rows": 1, "n": 1, "k": 1}
@@ -218,7 +233,7 @@ GOOD = {"rows": 1, "n": 1, "k": 1}
     ],
 )
 def test_dims_are_integers_one_for_each(dims: Any, words: str) -> None:
-    plan = schedule_static(all_gather_matmul_graph(2))
+    plan = schedule_static(build(three_dims))
     for use in (lambda: verify(plan, dims, 4), lambda: plan.show(4, **dims)):
         refused(use, words, (ArgumentError, TypeError))
 

@@ -22,15 +22,14 @@ from etc_dist.ir import (
     tile,
     up_to,
 )
-from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
-from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify import cells, races
 from etc_dist.verify.verify import verify
+from tests.graphs.rank_tiles import gather, scatter, tile_dims
 from tests.refusals import refused
 from tests.verify.waits import change
 
-DIMS = {"rows": 20, "n": 20, "k": 4}
+DIMS = {"rows": 20, "n": 20, "k": 4, **tile_dims(gather(2))}
 
 
 def touch(
@@ -41,14 +40,6 @@ def touch(
 
 def build(body: Callable[[Graph], None], world_size: int = 1) -> GraphFunction:
     return graph_function(body)(world_size)
-
-
-def scatter(world: int = 2) -> GraphFunction:
-    return matmul_reduce_scatter_graph(world, tile_size=16, piece=(8, 8))
-
-
-def gather(world: int = 2) -> GraphFunction:
-    return all_gather_matmul_graph(world, tile_size=16, packet_bytes=64)
 
 
 ROW = Symbol("i", "coordinate")
@@ -82,16 +73,18 @@ def counted(g: Kit, expects: int) -> None:
 
 
 def wrong_rank(g: Kit) -> GraphFunction:
-    graph = gather()
-    wrong = tuple(replace(ref, rank=RANK) for ref in graph.calls[1].notifies)
+    graph = gather(2)
+    (call,) = (call for call in graph.calls if call.name == "push_rows")
+    wrong = tuple(replace(ref, rank=RANK) for ref in call.notifies)
     return change(graph, "push_rows", notifies=wrong)
 
 
 def sent_to_the_wrong_rank(g: Kit) -> GraphFunction:
     graph = scatter(4)
-    (region,) = graph.calls[0].writes
+    (call,) = (call for call in graph.calls if call.name == "return_rows")
+    (region,) = call.writes
     wrong = replace(region, rank=(region.rank + 1) % 4)
-    return change(graph, "matmul_send", writes=(wrong,))
+    return change(graph, "return_rows", writes=(wrong,))
 
 
 def one_good_wait(g: Kit) -> None:
@@ -173,23 +166,23 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "receive[i=0] on rank 0 waits for ready[0]|expects 2 notifications and gets 3",
     ),
     "forgotten on each rank": (
-        lambda g: change(scatter(), "matmul_send", notifies=()),
-        "sum_slots[i=0, j=0, p=0, q=0] on rank 0 waits for ready[0, 0]|make 0 (and 7 "
-        "more like it)|can never be met|no event orders them|where: 2 ranks, 2 "
-        "workers each, at rows=20, n=20, k=4 ",
+        lambda g: change(scatter(2), "return_rows", notifies=()),
+        "sum_ranks[turn=1, block=0, row=0, piece=0] on rank 0 waits for arrived[0, 0]|"
+        "make 0 (and 5 more like it)|can never be met|no event orders them|where: 2 "
+        "ranks, 2 workers each, at rows=20, n=20, k=4, shape=0, ",
     ),
     "no wait": (
-        lambda g: change(scatter(), "sum_slots", waits=()),
-        "ready[0, 0] on rank 0 is notified 2 times, and no task "
-        "waits|matmul_send[|sum_slots[|no event orders them",
+        lambda g: change(scatter(2), "sum_ranks", waits=()),
+        "arrived[0, 0] on rank 0 is notified 1 times, and no task "
+        "waits|return_rows[|sum_ranks[|no event orders them",
     ),
     "no wait for peers": (
-        lambda g: change(gather(), "matmul_peer", waits=()),
-        "push_rows[|matmul_peer[|no event orders them",
+        lambda g: change(gather(2), "multiply_peer", waits=()),
+        "push_rows[|multiply_peer[|no event orders them",
     ),
     "wrong rank of a notification": (
         wrong_rank,
-        "arrived[0, 0] on rank 0 is notified 2 times, and no task|waits for "
+        "arrived[0, 0] on rank 0 is notified 1 times, and no task|waits for "
         "arrived[1, 0] on rank 0; the wait can never|on rank 1, and notifies no "
         "event of that rank",
     ),
@@ -228,8 +221,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "data for another rank": (
         sent_to_the_wrong_rank,
-        "matmul_send[|and notifies no event of that rank",
-        RaceError,
+        "return_rows[|which no task writes|and notifies no event of that rank",
     ),
     "tickets": (
         lambda g: g.do("touch", 2, lane="transfer", writes=[g.x(1)[0]]),
@@ -351,7 +343,7 @@ def test_many_races_of_a_graph_without_events_are_refused(monkeypatch) -> None:
 
 
 def test_a_plan_that_lost_a_call_is_refused() -> None:
-    plan = schedule_static(gather())
+    plan = schedule_static(gather(2))
     lost = replace(plan, lanes=plan.lanes[:1])
     refused(lambda: verify(lost, DIMS, 2), "not each call of the graph once")
 
