@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 import zlib
@@ -227,6 +228,71 @@ class Gpu(Device):
         stream = self._stream()
         return lambda: self._comm.allGather(a, b, source.size, dtype, stream)
 
+    @property
+    def all_reduces(self) -> tuple[str, ...]:
+        """The names of the all-reduces of other libraries."""
+        own = () if self.torch is None else ("one_shot", "two_shot")
+        return ("nccl", *own)
+
+    def all_reduce_of(
+        self, name: str, shape: tuple[int, ...], dtype: str
+    ) -> tuple[Any, Callable[[Any], Call]]:
+        """Memory for this rank's part, and for an output the call of one of
+        `all_reduces`, which fills it with the sum over ranks. Collective."""
+        if name == "nccl":
+            source = self.empty(shape, dtype)
+            return source, partial(self._nccl_all_reduce, source)
+        memory = import_module("torch.distributed._symmetric_memory")
+        kind = getattr(self.torch, dtype)
+        tensor = memory.empty(shape, dtype=kind, device=f"cuda:{self._id}")
+        memory.rendezvous(tensor, self._torch_group)
+        ops = self.torch.ops.symm_mem
+        operation = getattr(ops, f"{name}_all_reduce_out")
+
+        def call_for(out: Any) -> Call:
+            result = self.as_torch(out)
+            return lambda: operation(tensor, "sum", self._torch_group, result)
+
+        return self.from_torch(tensor), call_for
+
+    def _nccl_all_reduce(self, source: Any, out: Any) -> Call:
+        """out = the sum over ranks of source, on the stream of the call."""
+        a, b, dtype = source.data.ptr, out.data.ptr, self._nccl_dtype(source)
+        add, size = self._nccl.NCCL_SUM, source.size
+        return lambda: self._comm.allReduce(a, b, size, dtype, add, self._stream())
+
+    @cached_property
+    def _torch_group(self) -> str:
+        """The name of a process group of torch over all ranks. Collective."""
+        dist = import_module("torch.distributed")
+        self.torch.cuda.set_device(self._id)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = self.world.gather(free.getsockname()[1])[0]
+        place = f"tcp://127.0.0.1:{port}"
+        rank, size = self.world.rank, self.world.size
+        dist.init_process_group("nccl", init_method=place, rank=rank, world_size=size)
+        return str(dist.group.WORLD.group_name)
+
+    def compiled_add_norm(
+        self, x: Any, residual: Any, gain: Any, eps: float, out: Any
+    ) -> Call:
+        """out [m, n] = RMSNorm of x + residual by torch.compile, for these sizes; it
+        stores the sum, too."""
+        torch = self.torch
+        torch.compiler.reset()  # NOTE: it compiles only for a few sizes
+        total = self.empty(x.shape, x.dtype.name)
+
+        def add_norm(x: Any, residual: Any, gain: Any, out: Any, total: Any) -> None:
+            total.copy_(x + residual)
+            wide = total.float()
+            scale = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
+            out.copy_(wide * scale * gain)
+
+        compiled = torch.compile(add_norm, fullgraph=True, dynamic=False)
+        arrays = map(self.as_torch, (x, residual, gain, out, total))
+        return partial(compiled, *arrays)
+
     def all_to_all(
         self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
     ) -> Call:
@@ -286,7 +352,8 @@ class Gpu(Device):
     def poison_staging(self, operation: Operation) -> None:
         program = operation.program
         for tensor in program.plan.graph.tensors:
-            if tensor.kind == "symmetric":
+            # NOTE: the epochs of flagged words are kept.
+            if tensor.kind == "symmetric" and not tensor.flagged:
                 symmetric_bytes(program, tensor.name).fill(0xFF)
 
     def libraries(self) -> Mapping[str, Callable[[Any], Any]]:

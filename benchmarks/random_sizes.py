@@ -142,11 +142,14 @@ class Gate:
     most: Callable[[int], float] | None = None
     """For a number of draws."""
     form: str = ".3f"
-    of: str = "speedup"
+    of: str | Callable[[Record], float] = "speedup"
+    """A field of a record, or a number that follows from it."""
 
     def row(self, records: Sequence[Record]) -> Row | None:
         """The gate's row in the table; None without a draw."""
-        values = [r.get(self.of) for r in records if self.where(r)]
+        of = self.of
+        number_of = of if callable(of) else (lambda r: r.get(of))
+        values = [number_of(r) for r in records if self.where(r)]
         if not values:
             return None
         number = self.number(values)
@@ -216,6 +219,15 @@ def _on_ranks(mean: float) -> Sequence[Gate]:
     ]
 
 
+def _always(r: Record) -> bool:
+    return True
+
+
+def _of_nccl(r: Record) -> float:
+    """The ratio to NCCL's all-reduce."""
+    return float(r.baselines_ms["nccl"] / r.ours_ms)
+
+
 LONG = "cuBLAS above 30 us, M from 128 on: "
 GATES: Mapping[str, Sequence[Gate]] = {
     "random_matmul": [
@@ -240,6 +252,25 @@ GATES: Mapping[str, Sequence[Gate]] = {
     "random_reduce_scatter": _on_ranks(1.2),
     "random_all_gather": _on_ranks(1.12),
     "random_mlp_ranks": _on_ranks(1.15),
+    "all_reduce": [
+        Gate("geometric mean", _always, geometric_mean, 1.05),
+        Gate("least", _always, min, 0.95),
+        Gate(
+            "up to 256 KB, NCCL / ours: geometric mean",
+            lambda r: r.num_bytes <= 256 << 10,
+            geometric_mean,
+            1.7,
+            of=_of_nccl,
+        ),
+    ],
+    "all_reduce_norm": [
+        Gate("geometric mean", _always, geometric_mean, 1.35),
+        Gate("least", _always, min, 1.1),
+    ],
+    "matmul_all_reduce": [
+        Gate("geometric mean", _always, geometric_mean, 1.15),
+        Gate("least", _always, min, 0.97),
+    ],
 }
 """By the kind of record: the numbers of its summary."""
 
@@ -256,6 +287,9 @@ TITLES = {
     "random_reduce_scatter": "GEMM + Reduce-Scatter against cuBLAS + NCCL",
     "random_all_gather": "AllGather + GEMM against cuBLAS + NCCL",
     "random_mlp_ranks": "MLP on several GPUs against cuBLAS + NCCL",
+    "all_reduce": "All-reduce against NCCL and torch's symmetric memory",
+    "all_reduce_norm": "All-reduce, residual and RMSNorm against the same and a kernel",
+    "matmul_all_reduce": "GEMM + All-Reduce against cuBLAS and the same",
 }
 PREFACE = """
 ## Random sizes

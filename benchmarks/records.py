@@ -48,6 +48,7 @@ FIELDS: Mapping[str, str] = {
     "ours_spread_ms": "its first and third quartile",
     "baseline_ms": "the unfused steps, the fastest of several; of decoders vLLM's step",
     "baselines_ms": "by the collectives that they use",
+    "num_bytes": "of the sum",
     "gemm_ms": "the baseline's GEMMs alone",
     "collective_ms": "the baseline's collectives alone",
     "wire_ms": "the bytes that leave a rank, at the measured rate of the links",
@@ -194,6 +195,10 @@ KINDS: Mapping[str, Kind] = {
             "random_mlp_ranks",
         ),
         _kind(_RANDOM, "policy predicted_us"),
+    ),
+    **dict.fromkeys(
+        ("all_reduce", "all_reduce_norm", "matmul_all_reduce"),
+        _kind(_RANDOM + "num_bytes baselines_ms", "policy predicted_us"),
     ),
     "first_token": _kind(_BASE + "model batch positions first_token_s protocol"),
     "soak": _SOAK,

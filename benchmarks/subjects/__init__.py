@@ -3,6 +3,8 @@ what the rival is, and what bounds the time."""
 
 MODULES = {
     "all_gather_matmul": "collectives",
+    "all_reduce": "all_reduce",
+    "all_reduce_norm": "all_reduce",
     "chain": "chain",
     "compile_time": "compile_time",
     "decode": "decode",
@@ -10,6 +12,7 @@ MODULES = {
     "epilogues": "epilogues",
     "first_token": "first_token",
     "matmul": "matmul",
+    "matmul_all_reduce": "all_reduce",
     "matmul_reduce_scatter": "collectives",
     "mlp": "mlp",
     "moe": "moe",

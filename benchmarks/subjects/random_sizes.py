@@ -88,7 +88,14 @@ class Random(Workload):
         sizes, kind = (drawn.n, drawn.k), drawn.variant
         name = f"draw {drawn.number}"
         super().__init__(device, name, sizes, drawn.rows, kind.dtype, kind.w_layout)
-        self.drawn, self.inputs = drawn, 1
+        self.draw_of, self.inputs = drawn, 1
+
+    @staticmethod
+    def drawn(op: str, seed: str, ranks: int, *, is_timed: bool) -> list[Draw]:
+        """The shapes of a seed; on the CPU backend a few small ones."""
+        sizes = SIZES[op]
+        found = list(draws(sizes if is_timed else sizes.small, seed, ranks))
+        return found if is_timed else found[:CPU_DRAWS]
 
     def choices(self) -> list[Choice]:
         """The tiles that the policy may choose, its choice first; none if the program
@@ -109,7 +116,7 @@ class Random(Workload):
             "w_layout": self.layout,
             "policy": chosen.text or None,
             "predicted_us": round(chosen.us, 2) or None,
-            "seed": self.drawn.seed,
+            "seed": self.draw_of.seed,
         }
 
 
@@ -132,15 +139,15 @@ class RandomMatmul(Random, MatmulWorkload):
     def program(self) -> GraphCall:
         """That runs on any tiles, for all draws of this dtype and layout."""
         made = cast("dict[object, GraphCall]", self.world.kept)
-        if self.drawn.variant not in made:
+        if self.draw_of.variant not in made:
             graph = partial(matmul_graph, w_layout=self.layout)
             names = ["x", "w", "y"]
             if self.is_gated:
                 graph, names = partial(gated_matmul_graph), ["x", "gate", "up", "y"]
             size = self.world.size
             program = GraphCall(graph(size, dtype=self.dtype), self.world, names)
-            made[self.drawn.variant] = program
-        return made[self.drawn.variant]
+            made[self.draw_of.variant] = program
+        return made[self.draw_of.variant]
 
     def make(self, schedule: str, **options: Any) -> Any:
         if not self.is_gated:
@@ -280,18 +287,16 @@ class RandomAllGather(RandomCollective, AllGatherMatmulWorkload):
 def measure(kind: type[Random], run: Run) -> Iterator[Result]:
     """The results of all draws, then the summary; a gate that is not met is a failure
     of the run."""
-    device, options, sizes = run.device, run.options, SIZES[run.op]
+    device, options = run.device, run.options
     is_timed = isinstance(device, Gpu)
     if isinstance(device, Gpu):
         run.shared["baseline"] = kind.libraries + device.baseline()
         run.shared["protocol"] = kind.protocol
-    else:
-        sizes = sizes.small
     results: list[Record] = []
     for turn in options.seeds:
         seed = seed_of(records.commit(), run.op, turn)
-        drawn = list(draws(sizes, seed, device.world.size))
-        for one in drawn[: options.draws or (None if is_timed else CPU_DRAWS)]:
+        drawn = kind.drawn(run.op, seed, device.world.size, is_timed=is_timed)
+        for one in drawn[: options.draws]:
             case = kind(device, one)
             values, wrong = compared(case, case.make("static"), REPEATS)
             if isinstance(device, Gpu) and getattr(options, "regret", False):

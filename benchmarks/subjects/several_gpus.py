@@ -50,6 +50,7 @@ def parts(ranks: int) -> dict[str, list[Job]]:
             f"{op} {TWO_MODELS} {per_rank(FEW_ROWS, ranks)}" for op in COLLECTIVES
         ],
         "random": list(RANDOM),
+        "all_reduce": ["all_reduce", "all_reduce_norm", "matmul_all_reduce"],
         "decode": [f"decode --models {model} {BATCHES}" for model in DECODED],
         "mlp": [f"mlp {TWO_MODELS} {per_rank(MLP_ROWS, ranks)}"],
         "moe": [

@@ -19,6 +19,7 @@ from benchmarks.random_sizes import (
     tables,
 )
 from benchmarks.records import Record
+from benchmarks.subjects.all_reduce import all_reduce_draws, norm_draws
 from tests.benchmarks.conftest import record
 
 
@@ -128,3 +129,25 @@ def test_other_data_is_read_before_each_timed_call() -> None:
     )
     times = measure_times(gpu, {"ours": lambda: None}, 2, is_cold=True)
     assert times == {"ours": [1.0, 1.0]} and steps == ["evict", "time"] * 2
+
+
+def test_sums_are_drawn_within_the_limits(seed: int) -> None:
+    drawn = [*all_reduce_draws(f"{seed % 2**32:08x}")]
+    assert len(drawn) == 24 and all(one.n % 8 == 0 for one in drawn)
+    num_bytes = [2 * one.rows * one.n for one in drawn]
+    # The rows and columns are rounded.
+    assert min(num_bytes) > 1024 and max(num_bytes) < 100 << 20
+    assert any(n < 2**17 for n in num_bytes) and any(n > 2**21 for n in num_bytes)
+    for one in norm_draws(f"{seed % 2**32:08x}"):
+        assert 1 <= one.rows <= 256 and 2048 <= one.n <= 16384
+
+
+def test_small_all_reduces_are_compared_with_nccl() -> None:
+    few, many = (
+        record("all_reduce", num_bytes=n, ours_ms=0.01, baselines_ms={"nccl": ms})
+        for n, ms in ((4096, 0.02), (2**20, 0.01))
+    )
+    (row,) = (
+        row for row in summary("all_reduce", [few, many]) if "NCCL" in row["number"]
+    )
+    assert (row["draws"], row["value"], row["met"]) == ("1", "2.000", "yes")

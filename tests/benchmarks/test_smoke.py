@@ -68,6 +68,9 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(2, "all_gather_matmul", marks=TWO),
         pytest.param(2, "mlp --schedule dynamic", marks=TWO),
         pytest.param(2, "random_mlp_ranks --seeds 1", marks=TWO),
+        pytest.param(2, "all_reduce --seeds 1", marks=TWO),
+        pytest.param(2, "all_reduce_norm --seeds 1", marks=TWO),
+        pytest.param(2, "matmul_all_reduce --seeds 1", marks=TWO),
         pytest.param(2, "moe --parallel tensor", marks=TWO),
         pytest.param(2, "moe --parallel expert --routing zipf", marks=TWO),
         pytest.param(
