@@ -45,7 +45,7 @@ class TokenLogprobs:
     most_likely: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Progress:
     """New ids of a job. logprobs: of each, if wanted. finish: "stop" or "length" with
     the last ones, "error" with an error. num_cached: tokens of the prompt that were

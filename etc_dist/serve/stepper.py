@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from etc_dist.errors import NotFiniteError
@@ -14,16 +15,11 @@ from etc_dist.serve.logprobs import find_logprobs
 
 @dataclass(eq=False)
 class Running:
-    """A job in the batch. num_sent: ids that were told."""
+    """A job in the batch. num_told: ids that were told."""
 
     job: Job
     request: Request
-    num_sent: int = 0
-
-    @property
-    def new(self) -> list[int]:
-        """The ids that were not told yet."""
-        return self.request.tokens[self.request.prompt_length + self.num_sent :]
+    num_told: int = 0
 
     @property
     def finish(self) -> str | None:
@@ -32,6 +28,12 @@ class Running:
             return None
         is_full = len(self.request.tokens) == self.request.limit
         return "length" if is_full else "stop"
+
+    def take_new(self) -> list[int]:
+        """The ids that were not told yet."""
+        new = self.request.tokens[self.request.prompt_length + self.num_told :]
+        self.num_told += len(new)
+        return new
 
 
 class Stepper:
@@ -42,6 +44,7 @@ class Stepper:
         self._model = model
         self._batch = Batch(model, reuse=reuse)
         self._running: dict[int, Running] = {}
+        self._of_requests: dict[Request, Running] = {}
         self._keys = 0, PageKeys(model.pages.page_size)
         """Of a waiting job, and its number."""
 
@@ -83,7 +86,7 @@ class Stepper:
         """What the turn gives. Collective. A job whose logits are not finite ends with
         an error, and the others continue; other errors are raised."""
         for number in turn.leaves:
-            self._batch.remove(self._running.pop(number).request)
+            self._batch.remove(self._pop(number).request)
         for job in turn.joins:
             request = self._batch.add(
                 job.prompt,
@@ -91,14 +94,19 @@ class Stepper:
                 stop=job.stop,
                 sampling=job.sampling,
             )
-            self._running[job.number] = Running(job, request)
+            one = self._running[job.number] = Running(job, request)
+            self._of_requests[request] = one
         if not self._running:
             return []
         try:
-            self._batch.step()
+            return self._collect(self._batch.step())
         except NotFiniteError as error:
             return self._fail(error)
-        return self._collect()
+
+    def _pop(self, number: int) -> Running:
+        one = self._running.pop(number)
+        del self._of_requests[one.request]
+        return one
 
     def _fail(self, error: NotFiniteError) -> list[Progress]:
         failed = [
@@ -107,31 +115,27 @@ class Stepper:
             if one.request.number in error.requests
         ]
         for number in failed:
-            self._batch.remove(self._running.pop(number).request)
+            self._batch.remove(self._pop(number).request)
         return [Progress(number, finish="error", error=error) for number in failed]
 
-    def _collect(self) -> list[Progress]:
-        """The news of all jobs; those that have ended are no longer running."""
-        changed = {
-            number: one
-            for number, one in self._running.items()
-            if one.request.is_done or one.new
-        }
-        of_jobs = self._find_logprobs(changed)
+    def _collect(self, changed: Sequence[Request]) -> list[Progress]:
+        """The news of these requests; those that have ended are no longer running."""
+        news = [
+            (one, one.take_new()) for one in map(self._of_requests.__getitem__, changed)
+        ]
+        of_jobs = self._find_logprobs(news)
         progress = []
-        for number, one in changed.items():
-            request = one.request
-            ids = one.new
-            one.num_sent += len(ids)
-            if request.is_done:
-                del self._running[number]
-            logprobs, cached = of_jobs.get(number, []), request.reused
-            news = Progress(number, ids, logprobs, one.finish, num_cached=cached)
-            progress.append(news)
+        for one, ids in news:
+            number, finish = one.job.number, one.finish
+            if finish is not None:
+                self._pop(number)
+            logprobs = of_jobs.get(number, [])
+            cached = one.request.reused
+            progress.append(Progress(number, ids, logprobs, finish, num_cached=cached))
         return progress
 
     def _find_logprobs(
-        self, changed: dict[int, Running]
+        self, news: Sequence[tuple[Running, list[int]]]
     ) -> dict[int, list[TokenLogprobs]]:
         """By job, those of its new ids, where they are wanted. Collective if any
         are."""
@@ -139,16 +143,14 @@ class Stepper:
         ids: list[int] = []
         counts: list[int] = []
         numbers: list[int] = []
-        for number, one in changed.items():
-            new = one.new
+        for one, new in news:
             if one.job.num_logprobs is not None:
-                last = one.request.row
                 # A stop token, which is not among the ids, has the last row.
-                last -= one.finish == "stop"
+                last = one.request.row - (one.finish == "stop")
                 rows += range(last + 1 - len(new), last + 1)
                 ids += new
                 counts += [one.job.num_logprobs] * len(new)
-                numbers += [number] * len(new)
+                numbers += [one.job.number] * len(new)
         found: dict[int, list[TokenLogprobs]] = {}
         if rows:
             of_rows = find_logprobs(self._model, rows, ids, counts)
@@ -161,3 +163,4 @@ class Stepper:
         for one in self._running.values():
             self._batch.remove(one.request)
         self._running.clear()
+        self._of_requests.clear()
