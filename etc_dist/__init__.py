@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from etc_dist.ahead import Binary, build
     from etc_dist.compiler import compile as compile
     from etc_dist.errors import EtcDistError
+    from etc_dist.functions.activation import Activation
     from etc_dist.functions.router import Router
     from etc_dist.ir import device_function, graph_function, tile
     from etc_dist.layers.mlp import MLP
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PLACES = {
+    "Activation": "functions.activation",
     "AllGatherMatmul": "ops.all_gather_matmul",
     "AllReduce": "ops.all_reduce",
     "AllReduceNorm": "ops.all_reduce_norm",
@@ -79,6 +81,7 @@ _SUBMODULES = {"emulate", "errors", "ir", "models", "torch"}
 # Without `compile`, which is also a built-in function: write etc_dist.compile(...).
 __all__ = [
     "MLP",
+    "Activation",
     "AllGatherMatmul",
     "AllReduce",
     "AllReduceNorm",

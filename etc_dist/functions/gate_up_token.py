@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.matmul import silu
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 
-def gate_up_token(routing: Routing) -> DeviceFunction:
+def gate_up_token(routing: Routing, activation: Activation = SWIGLU) -> DeviceFunction:
     """x [1, hidden], logits [1, experts], gate and up [experts, columns, hidden], down
     [experts, rows, inner], the router's biases [experts] -> activations [1, top_k,
     columns], for the experts that the token picks. Rows of down of half of these
@@ -26,7 +26,7 @@ def gate_up_token(routing: Routing) -> DeviceFunction:
         ids, _ = routing.router.choose(logits, *biases)
         for k, expert in enumerate(ids[0]):
             left, right = (w[expert].astype(np.float32) @ row for w in (gate, up))
-            active[0, k] = (silu(left) * right).astype(active.dtype)
+            active[0, k] = activation.apply(left, right).astype(active.dtype)
 
     before_wait = 0, 2, 3, 4
     weight = Operand((routing.experts, "columns", "hidden"), routing.element)
@@ -43,7 +43,7 @@ def gate_up_token(routing: Routing) -> DeviceFunction:
         *("gate_up_token", TENSOR, len(tile) - 1, 1, body),
         reads_before_wait=before_wait,
         tile=dict(enumerate(tile)),
-        constants=routing.choice_constants(),
+        constants={**routing.choice_constants(), **activation.constants()},
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.matmul import STAGE_K, silu, two_byte
+from etc_dist.functions.activation import SWIGLU, Activation
+from etc_dist.functions.matmul import STAGE_K, two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
 from etc_dist.ir.function import COMPUTE, GATHER, LOAD, STORE, TENSOR
 
@@ -33,21 +34,14 @@ GATED_BOX = TmaBox(128, STAGE_K, halves=True)
 GATHERED_BOX = TmaBox(1, STAGE_K)
 
 
-def _multiply(rows: Any, weights: Any, y: Any) -> None:
-    y[...] = _product(rows, weights).astype(y.dtype)
+def _multiply(rows: Any, weights: Any, *operands: Any) -> None:
+    *biases, y = operands
+    y[...] = _product(rows, weights, *biases).astype(y.dtype)
 
 
-def _multiply_gathered(x: Any, gate: Any, up: Any, tokens: Any, y: Any) -> None:
-    if y.size:
-        _multiply_gated(x[tokens], gate, up, y)
-
-
-def _multiply_gated(rows: Any, gate: Any, up: Any, y: Any) -> None:
-    y[...] = (silu(_product(rows, gate)) * _product(rows, up)).astype(y.dtype)
-
-
-def _product(rows: Any, weights: Any) -> Any:
-    return rows.astype(np.float32) @ weights.astype(np.float32).T
+def _product(rows: Any, weights: Any, bias: Any = None) -> Any:
+    product = rows.astype(np.float32) @ weights.astype(np.float32).T
+    return product if bias is None else product + bias.astype(np.float32)
 
 
 def _grouped(
@@ -60,6 +54,8 @@ def _grouped(
     gathers: tuple[int, ...] = (),
     is_float: bool = False,
     thin: bool = False,
+    activation: Activation = SWIGLU,
+    biased: bool = False,
 ) -> DeviceFunction:
     return DeviceFunction(
         name=name,
@@ -79,39 +75,56 @@ def _grouped(
             "kIsHalf": int(dtype == "float16"),
             "kIsFloat": int(is_float),
             "kIsThin": int(thin),
+            "kIsBiased": int(biased),
+            **activation.constants(),
         },
         gathers=gathers,
     )
 
 
-def grouped_gated(dtype: str, gathers: bool = True) -> DeviceFunction:
+def grouped_gated(
+    dtype: str,
+    gathers: bool = True,
+    activation: Activation = SWIGLU,
+    *,
+    biased: bool = False,
+) -> DeviceFunction:
     """x [tokens, k], an expert's gate and up [256, k], the same rows of the two halves
     of one matrix, tokens [288] -> silu(rows @ gate.T) * (rows @ up.T), a tile [288,
     256], rounded once, where rows are those of x that `tokens` name. On the GPU a tile
     has at most 288 rows, and its columns begin at a multiple of 8 and are 256 or 128,
     fewer at the matrix' edge.
 
-    Without gathers: rows [288, k] in place of x, and no tokens."""
+    Without gathers: rows [288, k] in place of x, and no tokens. activation: in place of
+    that of SwiGLU. biased: biases of gate and up [256] follow the weights, and are
+    added to the products."""
     element = two_byte(dtype)
     weight = Operand((Extent(most=UP_COLUMNS), DEPTH), element, leading=True)
     # Not those of the weights: a tile of y may have further columns, which become 0.
     columns = Extent(most=UP_COLUMNS, multiple=8, begins=8)
     result = Operand((ROWS, columns), element, leading=True)
-    if not gathers:
-        rows = Operand((ROWS, DEPTH), element)
-        tile = {0: rows, 1: weight, 2: weight, 3: result}
-        boxes = {0: ROW_BOX, 1: GATED_BOX}
-        return _grouped("grouped_gated", dtype, _multiply_gated, 3, boxes, tile)
+    bias = Operand((Extent(most=UP_COLUMNS),), element, leading=True)
     gathered = Extent(begins=0), Extent(name="k", whole=True)
-    tile = {
-        0: Operand(gathered, element),
-        1: weight,
-        2: weight,
-        3: Operand((ROWS,), "int32"),
-        4: result,
-    }
-    boxes, body = {0: GATHERED_BOX, 1: GATED_BOX}, _multiply_gathered
-    return _grouped("grouped_gated", dtype, body, 4, boxes, tile, gathers=(0,))
+    tile = [Operand(gathered if gathers else (ROWS, DEPTH), element), weight, weight]
+    tile += [bias] * (2 * biased) + [Operand((ROWS,), "int32")] * gathers + [result]
+
+    def body(x: Any, gate: Any, up: Any, *operands: Any) -> None:
+        *others, y = operands
+        if not y.size:
+            return
+        rows = x[others[-1]] if gathers else x
+        gate_bias, up_bias = others[:2] if biased else (None, None)
+        sums = _product(rows, gate, gate_bias), _product(rows, up, up_bias)
+        y[...] = activation.apply(*sums).astype(y.dtype)
+
+    return _grouped(
+        *("grouped_gated", dtype, body, len(tile) - 1),
+        {0: GATHERED_BOX if gathers else ROW_BOX, 1: GATED_BOX},
+        dict(enumerate(tile)),
+        gathers=(0,) if gathers else (),
+        activation=activation,
+        biased=biased,
+    )
 
 
 def _tile(dtype: str, rows: Extent, most: int, result: str) -> dict[int, Operand]:
@@ -127,14 +140,26 @@ def _tile(dtype: str, rows: Extent, most: int, result: str) -> dict[int, Operand
     }
 
 
-def grouped_store(dtype: str) -> DeviceFunction:
+def grouped_store(
+    dtype: str, activation: Activation = SWIGLU, *, biased: bool = False
+) -> DeviceFunction:
     """rows [288, k], an expert's weights [512, k] -> rows @ weights.T. On the GPU a
     tile has at most 288 rows, and its columns begin at a multiple of 8 and are 512 or
     256, fewer at the matrix' edge; a row of the matrix is a multiple of 16 bytes.
-    A slice of k has a multiple of 128 elements, but for the last."""
+    A slice of k has a multiple of 128 elements, but for the last. biased: a bias [512]
+    follows the weights, and is added. activation: that of `grouped_gated` in the same
+    program, which then shares its mainloop."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    tile = _tile(dtype, ROWS, TILE_COLUMNS, two_byte(dtype))
-    return _grouped("grouped_store", dtype, _multiply, 2, boxes, tile)
+    x, weight, y = _tile(dtype, ROWS, TILE_COLUMNS, two_byte(dtype)).values()
+    columns = Extent(most=TILE_COLUMNS, name="columns")
+    bias = Operand((columns,), two_byte(dtype), leading=True)
+    tile = [x, weight, *[bias] * biased, y]
+    return _grouped(
+        *("grouped_store", dtype, _multiply, len(tile) - 1, boxes),
+        dict(enumerate(tile)),
+        activation=activation,
+        biased=biased,
+    )
 
 
 def grouped_float(dtype: str) -> DeviceFunction:
@@ -144,10 +169,15 @@ def grouped_float(dtype: str) -> DeviceFunction:
     return _grouped("grouped_float", dtype, _multiply, 2, boxes, tile, is_float=True)
 
 
-def thin_float(dtype: str) -> DeviceFunction:
+def thin_float(dtype: str, activation: Activation = SWIGLU) -> DeviceFunction:
     """x [128, k], a weight of at most 128 rows -> x @ weight.T, a tile [128, 128] in
     fp32. On the GPU a tile has 128 rows and columns, but at the edges, and k is all of
-    the operands' or a share that ends after a multiple of 128."""
+    the operands' or a share that ends after a multiple of 128. activation: as of
+    `grouped_store`."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
     tile = _tile(dtype, Extent(THIN, name="rows", clipped=True), THIN, "float32")
-    return _grouped("thin_float", dtype, _multiply, 2, boxes, tile, thin=True)
+    return _grouped(
+        *("thin_float", dtype, _multiply, 2, boxes, tile),
+        thin=True,
+        activation=activation,
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import ArgumentError, expect_choice, expect_range, expect_type
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.combine_rows import GATED, PLAIN, SHARED
 from etc_dist.functions.router import Router, as_router
 from etc_dist.layers.moe_few_tokens import (
@@ -28,6 +29,7 @@ from etc_dist.world import World
 
 __all__ = ["MoE", "moe_graph"]
 
+BIASES = "gate_up_bias [experts, 2 * inner]", "down_bias [experts, hidden]"
 SHARED_ARRAYS = (
     "shared_gate_up [2 * shared_inner, hidden]",
     "shared_down [hidden, shared_inner]",
@@ -59,6 +61,8 @@ class SharedMoE(Operation):
         parallel: str,
         shared: str = "",
         shared_inner: int = 0,
+        activation: Activation = SWIGLU,
+        has_biases: bool = False,
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
@@ -75,16 +79,23 @@ class SharedMoE(Operation):
             experts *= world.size if parallel == "expert" else 1
             expect_type(router, Router, "router")
             router.check(experts, MAX_CHOICES)
+            expect_type(activation, Activation, "activation")
+            activation.check()
             few_tokens = expect_range(few_tokens, 0, None, "few_tokens")
         self.router, self.top_k, self.parallel = router, router.top_k, parallel
         taken = router.top_k * inner + shared_inner  # inner columns of a token
         most = most_tokens(1, hidden, taken) if world.size == 1 else 0
-        self.few_tokens = 0 if deterministic == BATCH else min(few_tokens, most)
+        if deterministic == BATCH or has_biases:
+            most = 0
+        self.few_tokens = min(few_tokens, most)
+        self.activation, self.has_biases = activation, has_biases
         self.experts, self.shared = experts, shared
         self.options = {
             "experts": experts,
             "router": router,
             "shared": shared,
+            "activation": activation,
+            "has_biases": has_biases,
             "parallel": parallel,
             "dtype": self.known.dtype,
             "few_tokens": self.few_tokens,
@@ -101,6 +112,7 @@ class SharedMoE(Operation):
         router: Router | None = None,
         parallel: str = "",
         shared: str = "",
+        has_biases: bool = False,
         **options: Any,
     ) -> ArgumentTable:
         """Internal: a rank's own tokens, or those of all, and its own experts."""
@@ -114,6 +126,7 @@ class SharedMoE(Operation):
             "gate_up [experts, 2 * inner, hidden]",
             "down [experts, hidden, inner]",
             *(f"{name} [{experts}] float32" for name in biases),
+            *(BIASES if has_biases else ()),
             *SHARED_ARRAYS[: ("", "", *SHARED).index(shared)],
         ]
         output = f"out [{tokens}, hidden]"
@@ -122,10 +135,11 @@ class SharedMoE(Operation):
     def candidates(self) -> list[Candidate]:
         """Internal: the programs for up to `few_tokens`, and for more."""
         routing = {"experts": self.experts, "top_k": self.router}
-        routing["shared"] = self.shared
+        routing |= {"shared": self.shared, "activation": self.activation}
         few_tokens = self.few_tokens
         packs = self.known.dims["inner"] >= self.packed_inner
         options = {"parallel": self.parallel, "packs": packs, **self.sizes}
+        options["has_biases"] = self.has_biases
         if self.deterministic == BATCH:
             options["tiles_logits"] = False
         rest = Candidate(
@@ -174,6 +188,11 @@ class MoE(SharedMoE):
     shared_gate [H], it is multiplied by sigmoid(x @ shared_gate). parallel="tensor":
     a shard of its inner width, S / W; "expert": the whole expert.
 
+    activation: an `etc_dist.Activation`, of all experts. expert_biases: (gate_up_bias
+    [E, 2 I], down_bias [E, H]) of the routed experts, of the weights' dtype. With
+    parallel="tensor" gate_up_bias [E, 2 I / W] is the rank's, and each rank adds its
+    down_bias: pass zeros on all but one. few_tokens is then 0.
+
     Logits, weights and sums are in fp32, activations and expert results are rounded
     once each: the same bits on every run.
 
@@ -196,6 +215,8 @@ class MoE(SharedMoE):
         correction: Any = None,
         shared: Sequence[Any] | None = None,
         shared_gate: Any = None,
+        activation: Activation = SWIGLU,
+        expert_biases: Sequence[Any] | None = None,
         parallel: str = "tensor",
         world: World | None = None,
         schedule: str = "static",
@@ -209,8 +230,10 @@ class MoE(SharedMoE):
         kind, of_shared = _of_shared(world, type(self).__name__, shared, shared_gate)
         held = [router, gate_up, down, *(biases[name] for name in choice.bias_names)]
         options: dict[str, Any] = {"router": choice, "parallel": parallel}
-        options["shared"] = kind
-        self._hold(world, *held, *of_shared, **options)
+        options |= {"shared": kind, "activation": activation}
+        options["has_biases"] = expert_biases is not None
+        held += [*(expert_biases or ()), *of_shared]
+        self._hold(world, *held, **options)
         self.dtype = self.known.dtype
         super().__init__(
             **{**self.known.dims, **options},

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.down_token import down_token
 from etc_dist.functions.gate_up_token import gate_up_token
@@ -63,6 +64,7 @@ class Experts:
     down: Tensor
     logits: Tensor
     routed: EventTensor
+    activation: Activation
     biases: Sequence[Region] = ()
     name: str = ""
 
@@ -83,6 +85,7 @@ def moe_few_tokens_graph(
     score_tasks: int = SCORE_TASKS,
     prefetch_bytes: int = PREFETCH_BYTES,
     shared: str = "",
+    activation: Activation = SWIGLU,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden], as `moe_graph` on one rank.
 
@@ -92,8 +95,8 @@ def moe_few_tokens_graph(
     and L2 holds its rows of down, tasks of `gate_up_token` prefetch those of half of
     its experts, a share each, and tasks of `down_token` their own rows of the others.
 
-    shared: as of `moe_graph`. Such an expert is a mixture of one expert, whose weighted
-    rows are added to those of the others."""
+    shared, activation: as of `moe_graph`. A shared expert is a mixture of one expert,
+    whose weighted rows are added to those of the others."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
     routing = Routing(experts, as_router(top_k, normalize), dtype)
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
@@ -101,7 +104,9 @@ def moe_few_tokens_graph(
     y = g.output("y", (tokens, hidden), dtype)
     of_token = g.let("token_tasks", maximum(1, product_tasks // tokens))
     logits, routed = _score(g, routing, x, router, score_tasks)
-    experts_of_all = Experts(routing, gate_up, down, logits, routed, biases)
+    experts_of_all = Experts(
+        *(routing, gate_up, down, logits, routed, activation), biases
+    )
     chosen = _choose(g, experts_of_all, tokens)
     # Divisions: a product of sizes might not fit 32 bits.
     fits = minimum(1, prefetch_bytes // (2 * routing.top_k) // hidden // inner)
@@ -131,7 +136,8 @@ def _shared_expert(
     logits, routed = others.logits, others.routed
     if gate is not None:
         logits, routed = _score(g, routing, x, gate, score_tasks, "shared_")
-    return Experts(routing, gate_up, down, logits, routed, name="shared_")
+    own = routing, gate_up, down, logits, routed, others.activation
+    return Experts(*own, name="shared_")
 
 
 def _score(
@@ -205,7 +211,7 @@ def _activate(
     left = minimum(width, inner - first)
     share = g.let(f"{e.name}prefetched_rows", ceildiv(hidden, blocks) * prefetches)
     g.call(
-        gate_up_token(e.routing),
+        gate_up_token(e.routing, e.activation),
         grid,
         name=f"{e.name}gate_up_token",
         reads=[

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from etc_dist.errors import expect_choice
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.combine_rows import GROUP_TOKENS, combine_rows
 from etc_dist.functions.expect_in_range import expect_in_range
 from etc_dist.functions.grouped_matmul import TILE_COLUMNS, UP_COLUMNS
@@ -91,6 +92,8 @@ def moe_graph(
     tiles_logits: bool = True,
     packs: bool = False,
     shared: str = "",
+    activation: Activation = SWIGLU,
+    has_biases: bool = False,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
 
@@ -109,7 +112,9 @@ def moe_graph(
     "plain" or "gated" if there is an expert that every token takes: shared_gate_up [2
     shared_inner, hidden], shared_down [hidden, shared_inner], and shared_gate [hidden],
     of which the sigmoid of x @ shared_gate is the weight. parallel="tensor": a shard of
-    its inner width.
+    its inner width. activation: of all experts. has_biases: of the routed experts,
+    gate_up_bias [experts, 2 inner] and down_bias [experts, hidden]; of several ranks
+    that have a part of the inner width, each adds its down_bias.
 
     The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
     are free, but block is at most 32 and a multiple of group_tokens.
@@ -132,6 +137,8 @@ def moe_graph(
         combined,
         tiles_logits,
         packs,
+        activation,
+        has_biases,
     )
     if g.world_size == 1:
         _one_rank(g, routing, sizes, shared)

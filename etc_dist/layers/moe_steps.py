@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store, thin_float
 from etc_dist.functions.list_rows import list_rows
@@ -62,6 +63,9 @@ class Sizes:
     packs: bool = False
     """Whether rows of x are first copied to their tiles. Otherwise each task of the
     first projection gathers its own, which is slower if an expert has many columns."""
+    activation: Activation = SWIGLU
+    has_biases: bool = False
+    """Whether experts have biases, further inputs."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ def add_choices(
         of_tile = tile(n, TILE_BLOCKS * block)
         of_group = routing.group(e, TILE_EXPERTS)
         g.call(
-            thin_float(routing.dtype),
+            thin_float(routing.dtype, sizes.activation),
             grid,
             name="score_tiles",
             reads=[x[of_tile, :], router[of_group, :]],
@@ -305,6 +309,13 @@ def add_projections(
     skipped = j * up_columns
     width = minimum(up_columns, inner - skipped)
     weights = [gate_up[expert, span(n + skipped, width), :] for n in (0, inner)]
+    gate_up_bias, down_bias = None, None
+    if sizes.has_biases:
+        shape = routing.experts, 2 * inner
+        gate_up_bias = g.input("gate_up_bias", shape, routing.dtype)
+        down_bias = g.input("down_bias", (routing.experts, hidden), routing.dtype)
+        for n in (0, inner):
+            weights.append(gate_up_bias[expert, span(n + skipped, width)])
     before: Sequence[EventRef] = waits
     if sizes.packs:
         packed, ready = _pack_rows(g, routing, x, tiles, waits)
@@ -314,7 +325,10 @@ def add_projections(
     else:
         reads = [_some_of(x, size), *weights, tiles.numbers(r, size)]
     g.call(
-        grouped_gated(routing.dtype, gathers=not sizes.packs),
+        grouped_gated(
+            *(routing.dtype, not sizes.packs, sizes.activation),
+            biased=sizes.has_biases,
+        ),
         grid,
         name="gate_up_projection",
         reads=reads,
@@ -327,10 +341,14 @@ def add_projections(
     expert, row, size = tiles.of(r)
     of_column = tile(s * per + j, tile_columns)
     g.call(
-        grouped_store(routing.dtype),
+        grouped_store(routing.dtype, sizes.activation, biased=sizes.has_biases),
         grid,
         name="down_projection",
-        reads=[active[span(row, size), :], down[expert, of_column, :]],
+        reads=[
+            active[span(row, size), :],
+            down[expert, of_column, :],
+            *([] if down_bias is None else [down_bias[expert, of_column]]),
+        ],
         writes=[outputs[span(row, size), of_column]],
         waits=[tiles.planned, activated[q, i]],
         notifies=[produced[s]],

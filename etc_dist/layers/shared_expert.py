@@ -91,7 +91,7 @@ def add_shared(
     of_rows, width = tile(n, size), minimum(up_columns, inner - j * up_columns)
     halves = [gate_up[0, span(k + j * up_columns, width), :] for k in (0, inner)]
     g.call(
-        grouped_gated(routing.dtype, gathers=False),
+        grouped_gated(routing.dtype, False, sizes.activation),
         grid,
         name="shared_gate_up_projection",
         reads=[x[of_rows, :], *halves],
@@ -101,7 +101,7 @@ def add_shared(
     n, j = grid = g.grid(n=groups, j=columns)
     of_rows, of_column = tile(n, size), tile(j, down_columns)
     g.call(
-        grouped_store(routing.dtype),
+        grouped_store(routing.dtype, sizes.activation),
         grid,
         name="shared_down_projection",
         reads=[active[of_rows, :], down[0, of_column, :]],

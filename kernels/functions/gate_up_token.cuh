@@ -1,6 +1,7 @@
 // Some columns of the activations of one token, for each expert that it picks. Rows of down
 // of some experts are prefetched into L2 after all loads of gate and up.
 #pragma once
+#include "functions/activation.cuh"
 #include "functions/router.cuh"
 #include "functions/row_pairs.cuh"
 
@@ -37,7 +38,7 @@ struct gate_up_token {
         .weight = 1.0f};
     const auto finish = [&](i32 pair, float left, float right) {
       auto* to = active.at(0, pair / columns, pair % columns);
-      *to = to->from(silu(left) * right);
+      *to = to->from(ActivationOf<Task>::apply(left, right));
     };
     const i32 first = pairs.first_experts();
     if (!routed()) return;

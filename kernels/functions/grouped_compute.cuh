@@ -25,6 +25,7 @@
 #pragma once
 #include "ptx/warp.cuh"
 #include "ptx/wgmma_columns.cuh"
+#include "functions/activation.cuh"
 #include "functions/mainloop.cuh"
 
 namespace etc {
@@ -41,7 +42,7 @@ struct GroupedTile {
   static constexpr u32 kFew = 8;  // gathered rows of x that bulk copies load, one by one
   static constexpr u32 kThinRows = kLarge;  // rows of x of a worker in a thin tile
   enum Kind : u32 { kNarrow, kShort, kHalf, kLong };
-  enum Variant : u32 { kGated = 1, kThin = 2, kGathered = 4 };
+  enum Variant : u32 { kGated = 1, kThin = 2, kGathered = 4, kBiased = 8 };
 
   // The size of a task; rows is 0 if the tile has no rows or columns.
   struct Size {
@@ -83,17 +84,18 @@ struct GroupedTile {
 };
 
 // kIsFloat: the result is in fp32, as is always that of a thin tile.
-template <bool kIsHalf, bool kIsFloat>
+template <bool kIsHalf, bool kIsFloat, class Gate>
 struct GroupedMatmul : GroupedTile {
   u32 control, buffer;
-  static constexpr u32 kControlBytes = 40;
+  static constexpr u32 kControlBytes = 56;
   // round: the number of tiles.
   struct Counters {
     u32 round;
   };
 
   // mbarriers. `placed`: the store warp has written the place of a tile. `stored`: a warpgroup has
-  // stored its part. The place follows them.
+  // stored its part. The place follows them, then the addresses of the biases, of gate and up or
+  // twice of the same.
   ETC_DEVICE u32 placed() const { return control; }
   ETC_DEVICE u32 stored(u32 wg) const { return control + 8 + 8 * wg; }
   ETC_DEVICE u32 place() const { return control + 24; }
@@ -220,20 +222,51 @@ struct GroupedMatmul : GroupedTile {
       if constexpr (kIsThin || kIsFloat) {
         put_float<kBlocks, kColumns>(read_place(skipped, 4, size.rows), d);
       } else if (is_gated) {
+        const Biases<kVariants, kBlocks> gate_bias(*this, variant, skipped, 0);
+        const Biases<kVariants, kBlocks> up_bias(*this, variant, skipped, 1);
         put<Program, kBlocks, kColumns>(size.rows, skipped, [&](int i, int n) {
           const float* gate = d[0] + i * 4 + n * 2;
           const float* up = kBlocks == 1 ? gate + 2 : d[kBlocks - 1] + i * 4 + n * 2;
-          return pack<kIsHalf>(silu(gate[0]) * up[0], silu(gate[1]) * up[1]);
+          return pack<kIsHalf>(
+              Gate::apply(gate_bias.add(gate[0], n), up_bias.add(up[0], n)),
+              Gate::apply(gate_bias.add(gate[1], n), up_bias.add(up[1], n)));
         });
       } else {
+        const Biases<kVariants, 2 * kBlocks> bias(*this, variant, skipped, 0);
         put<Program, 2 * kBlocks, kColumns>(size.rows, skipped, [&](int i, int n) {
           const float* v = d[n % kBlocks] + i * 4 + n / kBlocks * 2;
-          return pack<kIsHalf>(v[0], v[1]);
+          return pack<kIsHalf>(bias.add(v[0], n), bias.add(v[1], n));
         });
       }
     }
     return !lost;
   }
+
+  // The biases of a thread's columns, one in each of its kUnits units; 0 if the call has none.
+  template <u32 kVariants, int kUnits>
+  struct Biases {
+    float value[kUnits] = {};
+
+    ETC_DEVICE Biases(const GroupedMatmul& matmul, u32 variant, i32 skipped, u32 which) {
+      if constexpr ((kVariants & kBiased) != 0) {
+        if ((variant & kBiased) == 0) return;
+        const uint2 at = ptx::load_shared8(matmul.place() + 16 + 8 * which);
+        const i32 columns = matmul.read_place(skipped, 0, 0).columns;
+        const u32 thread = ptx::thread(), wg = thread >> 7, warp = thread >> 5 & 3;
+        const i32 first = i32((wg * 4 + warp) * kUnits * 8 + (thread & 31) / 4);
+#pragma unroll
+        for (int n = 0; n < kUnits; ++n) {
+          const i32 column = first + n * 8;
+          if (column >= columns) break;
+          const u64 from = (u64(at.y) << 32 | at.x) + u64(u32(skipped + column)) * 2;
+          value[n] = unpack<kIsHalf>(u32(*reinterpret_cast<const u16*>(from))).x;
+        }
+      }
+    }
+    ETC_DEVICE float add(float sum, int n) const {
+      return (kVariants & kBiased) != 0 ? sum + value[n] : sum;
+    }
+  };
 
   // Stores a warpgroup's part of `rows` rows, at most kColumns. Of each row a warp has kUnits units
   // of eight elements. value(i, n): two elements of unit n of rows 8 i and following, in the layout

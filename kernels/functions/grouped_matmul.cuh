@@ -8,11 +8,12 @@ namespace etc {
 // The roles of all functions but the storing of a tile.
 template <class Call>
 struct GroupedRoles : Roles, GroupedTile {
-  using Compute = GroupedMatmul<Call::kIsHalf, Call::kIsFloat>;
+  using Compute = GroupedMatmul<Call::kIsHalf, Call::kIsFloat, ActivationOf<Call>>;
   using Coord = typename Call::Coord;
   static constexpr bool kIsGathered = has_role<Call>(kGatherRole);
   static constexpr u32 kVariant =
-      (Call::kGated ? kGated : 0) | (Call::kIsThin ? kThin : 0) | (kIsGathered ? kGathered : 0);
+      (Call::kGated ? kGated : 0) | (Call::kIsThin ? kThin : 0) |
+      (kIsGathered ? kGathered : 0) | (Call::kIsBiased ? kBiased : 0);
   static constexpr u32 kUniformStageBytes = kStageBytes;
   static constexpr bool kMulticast = true;
 
@@ -107,6 +108,13 @@ struct GroupedRoles : Roles, GroupedTile {
     if (ptx::lane() == 0) {
       ptx::store_shared8(matmul.place(), u32(at), u32(at >> 32));
       ptx::store_shared8(matmul.place() + 8, row_bytes, u32(rows) | u32(columns) << 16);
+      if constexpr (Call::kIsBiased) {
+        constexpr int kFirst = 2 + Call::kGated, kLast = kFirst + Call::kGated;
+        const u64 gate = u64(Call::template operand<kFirst>(run.g, c).at() + first);
+        const u64 up = u64(Call::template operand<kLast>(run.g, c).at() + first);
+        ptx::store_shared8(matmul.place() + 16, u32(gate), u32(gate >> 32));
+        ptx::store_shared8(matmul.place() + 24, u32(up), u32(up >> 32));
+      }
       ptx::mbarrier_arrive(matmul.placed());
     }
     bool came = wait_mbarrier(run, matmul.stored(0), round & 1);
@@ -286,7 +294,7 @@ struct grouped_store : GroupedRoles<Call> {
   }
 };
 
-// silu(x @ gate.T) * (x @ up.T).
+// The activation of x @ gate.T and x @ up.T.
 template <class Call>
 struct grouped_gated : grouped_store<Call> {};
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.router import Router, as_router
 from etc_dist.ir.tensor import numpy_dtype
 
@@ -114,6 +115,16 @@ def aim(x: Host, weights: Weights, ids: Host) -> None:
     np.put_along_axis(x, ids, np.broadcast_to(falling, ids.shape).astype(x.dtype), 1)
 
 
+def activate(gate: Host, up: Host, activation: Activation) -> Host:
+    """In fp64."""
+    limit = activation.limit or np.inf
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    if activation.function == "gelu_tanh":
+        inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        return gate * (1 + np.tanh(inner)) / 2 * up
+    return gate / (1 + np.exp(-activation.alpha * gate)) * (up + activation.shift)
+
+
 def moe_reference(
     x: Host,
     weights: Weights,
@@ -121,6 +132,8 @@ def moe_reference(
     normalize: bool = True,
     biases: Sequence[Host] = (),
     shared: Sequence[Host] = (),
+    activation: Activation = SWIGLU,
+    expert_biases: Sequence[Host] = (),
 ) -> Answer:
     """The expected result: choices of logits in fp64, then expert by expert. shared:
     gate_up, down and perhaps the gate of an expert of all tokens."""
@@ -138,12 +151,19 @@ def moe_reference(
             own_gate_up, own_down, *gates = (a.astype(np.float32) for a in shared)
             logit = float(gates[0] @ row) if gates else np.inf
             taken.append((1 / (1 + np.exp(-logit)), own_gate_up, own_down))
-        for share, up_weight, down_weight in taken:
+        biases_of = [*ids[token], -1][: len(taken)]
+        for expert, (share, up_weight, down_weight) in zip(
+            biases_of, taken, strict=True
+        ):
             weight = np.float32(share)
-            gate, up = (part @ row for part in np.split(up_weight, 2))
-            active = (gate / (1 + np.exp(-gate)) * up).astype(x.dtype)
-            active = active.astype(np.float32)
-            total[token] += weight * (down_weight @ active)
+            sums, bias = up_weight @ row, np.zeros(len(down_weight))
+            if expert_biases and expert >= 0:
+                up_bias, bias = (b[expert].astype(np.float32) for b in expert_biases)
+                sums = sums + up_bias
+            active = activate(*np.split(sums.astype(np.float64), 2), activation)
+            active = active.astype(x.dtype).astype(np.float32)
+            total[token] += weight * (down_weight @ active + bias)
+            magnitude[token] += weight * np.abs(bias)
             magnitude[token] += weight * (np.abs(down_weight) @ np.abs(active))
     return Answer(total, magnitude)
 

@@ -19,6 +19,7 @@ from etc_dist.errors import (
     ScheduleError,
     WorldError,
 )
+from etc_dist.functions.activation import Activation
 from etc_dist.functions.router import Router
 from etc_dist.layers.mlp import MLP, mlp_graph
 from etc_dist.layers.moe import MoE
@@ -165,6 +166,11 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
         lambda zeros: {"shared": (zeros(8, HIDDEN + 8), zeros(HIDDEN, 4))},
         r"shared_gate_up .*hidden = 40.*got: +shared_gate_up .8, 48",
     ),
+    "no activation": (
+        *(MoE, {"activation": "gelu"}, "activation expects an Activation, got str"),
+        TypeError,
+    ),
+    "no such activation": (MoE, {"activation": Activation("relu")}, "unknown function"),
     "few_tokens": (MoE, {"few_tokens": -1}, "few_tokens: an integer from 0 on"),
     "parallel": (MoE, {"parallel": "data"}, "'tensor' or 'expert'"),
 }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
+from etc_dist.functions.activation import Activation
 from etc_dist.functions.router import Router
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import (
@@ -33,14 +34,20 @@ def check_both_programs(
     given = {name: arrays.put(bias) for name, bias in (biases or {}).items()}
     shared = options.pop("shared", ())
     given |= shared_arguments([*map(arrays.put, shared)])
+    expert_biases = options.pop("expert_biases", ())
+    few = not expert_biases
+    if expert_biases:
+        given["expert_biases"] = tuple(map(arrays.put, expert_biases))
     moe = MoE(*put, top_k=top_k, world=world, **given, **options)
     options |= {"biases": [*(biases or {}).values()], "shared": shared}
+    if not few:
+        options["expert_biases"] = expert_biases
     for tokens, name in ((2, FEW), (FEW_TOKENS + 3, MANY)):
         x = draw_rows((tokens, 40)).astype(weights[0].dtype)
         y = moe(arrays.put(x))
         moe.synchronize()
         moe_reference(x, weights, top_k, **options).check(arrays.get(y))
-        assert moe.program.plan.graph.name == name
+        assert moe.program.plan.graph.name == (name if few else MANY)
     moe.close()
 
 
@@ -128,6 +135,93 @@ def test_the_cuda_bodies_add_the_shared_expert(graph, kind, rng):
     program = Emulator(graph(1, experts=8, top_k=2, shared=kind))
     [found] = program.run([{"x": x, **inputs}], dims)
     moe_reference(x, weights, 2, shared=shared).check(found["y"])
+
+
+GPT_OSS = Activation(alpha=1.702, limit=0.75, shift=1.0)
+ACTIVATIONS = {
+    "gelu": Activation("gelu_tanh"),
+    "gelu, clamped": Activation("gelu_tanh", limit=0.5),
+    "clamped": Activation(limit=0.5),
+    "gpt-oss": GPT_OSS,
+}
+
+
+def draw_biases(rng, experts, hidden, inner):
+    """Of experts: gate_up's and down's."""
+    return [draw(rng, (experts, n), "bfloat16") for n in (2 * inner, hidden)]
+
+
+@pytest.mark.mpi(ranks=[1])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_both_programs_apply_the_activation(name, one_rank, arrays, rng):
+    weights, activation = draw_experts(rng, 8, 40, 24), ACTIVATIONS[name]
+    normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
+    check_both_programs(weights, one_rank, arrays, normal, 2, activation=activation)
+
+
+@pytest.mark.mpi(ranks=[1])
+def test_experts_have_biases(one_rank, arrays, rng):
+    biases, weights = draw_biases(rng, 8, 40, 24), draw_experts(rng, 8, 40, 24)
+    normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
+    options = {"activation": GPT_OSS, "expert_biases": biases}
+    check_both_programs(weights, one_rank, arrays, normal, 2, **options)
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("parallel", ["tensor", "expert"])
+def test_ranks_add_the_biases_of_experts(parallel, world, arrays, rng):
+    weights = draw_experts(rng, 8, 40, 8 * world.size)
+    of_up, of_down = biases = draw_biases(rng, 8, 40, 8 * world.size)
+    x = draw(rng, (5 * world.size, 40), "bfloat16")
+    own = np.split(x, world.size)[world.rank]
+    if parallel == "expert":
+        of_rank = [np.split(bias, world.size)[world.rank] for bias in biases]
+    else:
+        halves = [
+            half[:, 8 * world.rank :][:, :8] for half in np.split(of_up, 2, axis=1)
+        ]
+        of_rank = [np.concatenate(halves, axis=1), of_down * (world.rank == 0)]
+    moe = MoE(
+        *map(arrays.put, own_experts(weights, parallel, world.rank, world.size)),
+        top_k=2,
+        expert_biases=tuple(arrays.put(bias.astype(x.dtype)) for bias in of_rank),
+        parallel=parallel,
+        world=world,
+    )
+    y = moe(arrays.put(x if parallel == "tensor" else own))
+    moe.synchronize()
+    moe.close()
+    moe_reference(own, weights, 2, expert_biases=biases).check(arrays.get(y))
+
+
+# Narrow, short and long tiles, and those of half the columns.
+@pytest.mark.parametrize(("tokens", "packs"), [(3, False), (60, True), (200, False)])
+def test_the_cuda_bodies_add_the_biases_and_activate(tokens, packs, rng):
+    hidden, inner = 520, 264
+    weights = draw_experts(rng, 2, hidden, inner)
+    biases, x = (
+        draw_biases(rng, 2, hidden, inner),
+        draw(rng, (tokens, hidden), "bfloat16"),
+    )
+    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
+    inputs |= dict(zip(("gate_up_bias", "down_bias"), biases, strict=True)) | {"x": x}
+    options = {"activation": GPT_OSS, "has_biases": True, "packs": packs}
+    program = Emulator(moe_graph(1, experts=2, top_k=2, **options))
+    dims = {"tokens": tokens, "hidden": hidden, "inner": inner}
+    [found] = program.run([inputs], dims)
+    answer = moe_reference(x, weights, 2, activation=GPT_OSS, expert_biases=biases)
+    answer.check(found["y"])
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_cuda_bodies_of_few_tokens_activate(name, rng):
+    weights, x = draw_experts(rng, 8, 40, 24), draw(rng, (3, 40), "bfloat16")
+    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
+    options = {"activation": ACTIVATIONS[name]}
+    program = Emulator(moe_few_tokens_graph(1, experts=8, top_k=2, **options))
+    dims = {"tokens": 3, "hidden": 40, "inner": 24}
+    [found] = program.run([{"x": x, **inputs}], dims)
+    moe_reference(x, weights, 2, **options).check(found["y"])
 
 
 def biases_of(rng, experts, router):
