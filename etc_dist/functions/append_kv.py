@@ -18,6 +18,7 @@ import numpy as np
 
 from etc_dist.errors import GraphError
 from etc_dist.functions.matmul import two_byte
+from etc_dist.functions.rms_norm import gain_offset
 from etc_dist.functions.rotary import HEAD_DIMS, rotated
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
@@ -35,7 +36,8 @@ class PagedCache:
     has_bias: queries, keys and values get a bias before all else. score_scale: of
     attention; None: 1 / sqrt(head_dim). has_span: rows attend to a window of positions,
     which the operand `span` has. tables: rotary embeddings in cos_sin, of which `span`
-    has that of the layer; more than one need has_span."""
+    has that of the layer; more than one need has_span. gain_offset: is added to the
+    gains of the norm."""
 
     head_dim: int
     page_size: int
@@ -45,6 +47,7 @@ class PagedCache:
     score_scale: float | None = None
     has_span: bool = False
     tables: int = 1
+    gain_offset: int = 0
 
     def __post_init__(self) -> None:
         for name, known in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):
@@ -90,6 +93,7 @@ class PagedCache:
                 "kPageSize": self.page_size,
                 **({"kHasBias": 1} if self.has_bias else {}),
                 **({"kHasSpan": 1} if self.has_span else {}),
+                **gain_offset(self.gain_offset),
                 **({"kTables": self.tables} if self.tables > 1 else {}),
                 **(constants or {}),
             },
@@ -105,7 +109,8 @@ class PagedCache:
 
     def rotated(self, heads: Any, gain: Any, cos_sin: Any) -> Any:
         """Heads [..., head_dim], normalised and rotated, in the cache's dtype."""
-        return rotated(heads, cos_sin, gain, self.norm_eps or 0.0).astype(heads.dtype)
+        norm = gain, self.norm_eps or 0.0, self.gain_offset
+        return rotated(heads, cos_sin, *norm).astype(heads.dtype)
 
     def operands(self, rows: int | str) -> dict[str, Operand]:
         """What every function reads about its rows: gain [head_dim], span [2], cos_sin

@@ -178,6 +178,23 @@ def swiglu(gate: Any, up: Any, y: Any) -> None:
     y[...] = (silu(gate) * up).astype(y.dtype)
 
 
+@epilogue(source="epilogues/geglu.cuh", gated=True)
+def geglu(gate: Any, up: Any, y: Any) -> None:
+    """y = gelu(gate) * up, rounded, with the approximation of GELU by tanh."""
+    cubic = np.float32(0.7978845608) * (gate + np.float32(0.044715) * gate**3)
+    y[...] = (gate / 2 * (1 + np.tanh(cubic)) * up).astype(y.dtype)
+
+
+def soft_cap(cap: float) -> Epilogue:
+    """y = cap * tanh(sums / cap), rounded."""
+
+    @epilogue(source="epilogues/soft_cap.cuh", constants={"kCap": float(cap)})
+    def soft_cap(sums: Any, y: Any) -> None:
+        y[...] = (np.float32(cap) * np.tanh(sums / np.float32(cap))).astype(y.dtype)
+
+    return soft_cap
+
+
 @epilogue(source="epilogues/residual.cuh", reads=[PER_ELEMENT])
 def residual(sums: Any, other: Any, y: Any) -> None:
     """y = sums + other, added in fp32 and rounded."""

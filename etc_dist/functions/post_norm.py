@@ -11,33 +11,49 @@ import numpy as np
 
 from etc_dist.functions.add_partials import sum_in_order
 from etc_dist.functions.matmul import two_byte
-from etc_dist.functions.rms_norm import column_operand, normalized
+from etc_dist.functions.rms_norm import column_operand, gain_offset, normalized
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.operand import WORLD
 
 
 def post_norm(
-    dtype: str, eps: float, *, has_bias: bool = False, normalizes_sum: bool = True
+    dtype: str,
+    eps: float,
+    *,
+    has_bias: bool = False,
+    normalizes_sum: bool = True,
+    offset: int = 0,
 ) -> DeviceFunction:
     """x [rows, columns], with `has_bias` also a bias [columns], residual [rows,
     columns], post_gain and gain [columns] -> total, the residual and the RMSNorm of x
     with post_gain, rounded; and y, the RMSNorm of total with gain, both [rows,
     columns]. Without `normalizes_sum` there is no gain, and y = total. total may be
-    written in place of the residual. On GPUs one row."""
-    return _function("post_norm", dtype, eps, has_bias, normalizes_sum)
+    written in place of the residual. offset: is added to both gains. On GPUs one
+    row."""
+    return _function("post_norm", dtype, eps, has_bias, normalizes_sum, offset)
 
 
 def post_ranks_norm(
-    dtype: str, eps: float, *, has_bias: bool = False, normalizes_sum: bool = True
+    dtype: str,
+    eps: float,
+    *,
+    has_bias: bool = False,
+    normalizes_sum: bool = True,
+    offset: int = 0,
 ) -> DeviceFunction:
     """As `post_norm`, where x is the sum of parts [world, rows, columns] in rank
     order."""
-    return _function("post_ranks_norm", dtype, eps, has_bias, normalizes_sum)
+    return _function("post_ranks_norm", dtype, eps, has_bias, normalizes_sum, offset)
 
 
 def _function(
-    name: str, dtype: str, eps: float, has_bias: bool, normalizes_sum: bool
+    name: str,
+    dtype: str,
+    eps: float,
+    has_bias: bool,
+    normalizes_sum: bool,
+    offset: int,
 ) -> DeviceFunction:
     is_sum = name == "post_ranks_norm"
 
@@ -48,9 +64,11 @@ def _function(
         for each in bias:
             x = x + each.astype(np.float32)
         x = x.astype(residual.dtype)  # as if it was stored
-        sums = normalized(x, post_gain, eps) + residual.astype(np.float32)
+        sums = normalized(x, post_gain, eps, offset) + residual.astype(np.float32)
         total[...] = sums.astype(total.dtype)
-        y[...] = normalized(total, gain[0], eps).astype(y.dtype) if gain else total
+        y[...] = total
+        for each in gain:
+            y[...] = normalized(total, each, eps, offset).astype(y.dtype)
 
     columns, element = Extent(name="columns", multiple=8, begins=8), two_byte(dtype)
     row = Operand((1, columns), element, leading=True)
@@ -70,6 +88,7 @@ def _function(
             "kIsHalf": int(dtype == "float16"),
             "kHasBias": int(has_bias),
             "kNormalizesSum": int(normalizes_sum),
+            **gain_offset(offset),
         },
         tile=dict(enumerate(operands)),
     )

@@ -13,11 +13,12 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 
-def normalized(x: Any, gain: Any, eps: float) -> Any:
-    """x / sqrt(mean(x * x) + eps) * gain over the last axis, in fp32."""
+def normalized(x: Any, gain: Any, eps: float, offset: int = 0) -> Any:
+    """x / sqrt(mean(x * x) + eps) * (gain + offset) over the last axis, in fp32."""
     x = x.astype(np.float32)
     mean = (x * x).mean(axis=-1, keepdims=True)
-    return x / np.sqrt(mean + np.float32(eps)) * gain.astype(np.float32)
+    gain = gain.astype(np.float32) + np.float32(offset)
+    return x / np.sqrt(mean + np.float32(eps)) * gain
 
 
 def rms_norm(dtype: str, eps: float) -> DeviceFunction:
@@ -65,17 +66,28 @@ def column_operand(dtype: str) -> Operand:
     )
 
 
-def embed_norm(dtype: str, eps: float) -> DeviceFunction:
+def embed_norm(
+    dtype: str, eps: float, *, scale: float = 1.0, offset: int = 0
+) -> DeviceFunction:
     """embedding [vocabulary, columns], ids [rows], gain [columns] -> the rows of the
-    ids, and their RMSNorm, both [rows, columns]. An id out of range stands for 0. On
-    GPUs one row."""
+    ids, multiplied by `scale` and rounded, and their RMSNorm, both [rows, columns]. An
+    id out of range stands for 0. offset: is added to the gain. On GPUs one row."""
 
     def body(embedding: Any, ids: Any, gain: Any, x: Any, y: Any) -> None:
-        x[...] = embedding[np.where((ids >= 0) & (ids < len(embedding)), ids, 0)]
-        y[...] = normalized(x, gain, eps).astype(y.dtype)
+        rows = embedding[np.where((ids >= 0) & (ids < len(embedding)), ids, 0)]
+        x[...] = (rows.astype(np.float32) * np.float32(scale)).astype(x.dtype)
+        y[...] = normalized(x, gain, eps, offset).astype(y.dtype)
 
-    of = "embed_norm", dtype, eps, body
-    return _function(*of, reads=3, writes=2, others=_embedding(dtype))
+    of, constants = ("embed_norm", dtype, eps, body), gain_offset(offset)
+    if scale != 1:
+        constants["kEmbeddingScale"] = float(scale)
+    others = _embedding(dtype)
+    return _function(*of, reads=3, writes=2, others=others, constants=constants)
+
+
+def gain_offset(offset: int) -> dict[str, float]:
+    """The constant of a function whose gains get `offset`."""
+    return {"kGainOffset": offset} if offset else {}
 
 
 def embed_rows(dtype: str) -> DeviceFunction:
@@ -120,7 +132,7 @@ def _function(
     writes: int,
     others: Mapping[int, Operand] | None = None,
     before: tuple[int, ...] = (),
-    constants: Mapping[str, int] | None = None,
+    constants: Mapping[str, float] | None = None,
 ) -> DeviceFunction:
     """others: the operands that are not rows."""
     columns = Extent(name="columns", multiple=8, begins=8)

@@ -15,7 +15,7 @@ import numpy as np
 
 from etc_dist.functions.rms_norm import normalized
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
 
 
 def rotary_table(positions: int, frequencies: Any) -> Any:
@@ -30,12 +30,14 @@ def frequencies(head_dim: int, base: float) -> Any:
     return float(base) ** (-2 * np.arange(head_dim // 2) / head_dim)
 
 
-def rotated(heads: Any, cos_sin: Any, gain: Any = None, eps: float = 0.0) -> Any:
+def rotated(
+    heads: Any, cos_sin: Any, gain: Any = None, eps: float = 0.0, offset: int = 0
+) -> Any:
     """Heads [..., head_dim] with rows of the table [..., head_dim], in fp32; with a
-    `gain`, of the RMSNorm of each head."""
+    `gain`, to which `offset` is added, of the RMSNorm of each head."""
     heads = heads.astype(np.float32)
     if gain is not None:
-        heads = normalized(heads, gain, eps)
+        heads = normalized(heads, gain, eps, offset)
     low, high = np.split(heads, 2, axis=-1)
     cos, sin = np.split(cos_sin, 2, axis=-1)
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)

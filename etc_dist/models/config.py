@@ -18,6 +18,7 @@ from etc_dist.models.families import (
     FAMILIES,
     MIXTRAL,
     MODEL_TYPES,
+    OWN_FIELDS,
     QWEN_MOE,
 )
 from etc_dist.models.fields import VARIANT_FIX, refuse_fields, refused
@@ -37,6 +38,8 @@ from etc_dist.models.tokenizer_config import end_tokens
 from etc_dist.models.weight_files import refuse_adapter
 from etc_dist.models.windows import layer_windows
 
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+"""Of `Features`, by the names in config.json."""
 MOST_LAYERS, MOST_SIZE, MOST_HEAD = 4096, 2**24, HEAD_DIMS[-1]
 
 
@@ -243,7 +246,13 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
             pre_norm="norm" in family.norms.values(),
             post_norm="post_norm" in family.norms.values(),
             normalizes_all=family.normalizes_all,
-            score_scale=None if head_size == head_dim else head_size**-0.5,
+            score_scale=_score_scale(given, head_size, head_dim, number),
+            gain_offset=family.gain_offset,
+            embedding_scale=(
+                size("hidden_size") ** 0.5 if family.scales_embeddings else 1.0
+            ),
+            activation=ACTIVATIONS[family.activation],
+            logit_cap=given.get("final_logit_softcapping"),
         ),
     )
     _check_variants(given, config, path)
@@ -257,6 +266,23 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         tables=1 if local is None else 2,
     )
     return replace(config, windows=windows, local_rope=local, features=own)
+
+
+def _score_scale(
+    given: Mapping[str, Any],
+    head_size: int,
+    head_dim: int,
+    number: Callable[[str, Any], Any],
+) -> float | None:
+    """number(key, value): of config.json, checked."""
+    scalar = given.get("query_pre_attn_scalar")
+    if scalar is not None:
+        scalar = number("query_pre_attn_scalar", scalar)
+    return (
+        None
+        if scalar in (None, head_dim) and head_size == head_dim
+        else ((scalar or head_size) ** -0.5)
+    )
 
 
 def _experts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -282,7 +308,7 @@ def _mixture(
 
 def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -> None:
     tied, mixture = given.get("tie_word_embeddings"), config.mixture
-    own = config.features
+    own, family = config.features, FAMILIES[config.architecture]
     head, words = config.head, " or ".join(map(str, HEAD_DIMS))
     has_norm = FAMILIES[config.architecture].normalizes_heads
     variants = {
@@ -294,6 +320,14 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         "attention_bias false": not (
             own.normalizes_all and given.get("attention_bias")
         ),
+        **{
+            f"no {name}": name in family.reads or given.get(name) is None
+            for name in sorted(OWN_FIELDS)
+        },
+        f"hidden_activation {family.activation}": given.get("hidden_activation")
+        in (None, family.activation),
+        "final_logit_softcapping null or a positive number": own.logit_cap is None
+        or is_number(own.logit_cap),
         "tie_word_embeddings true or false": tied is None or isinstance(tied, bool),
         **{
             f"{name} true or false": isinstance(given.get(name), bool | None)

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from etc_dist.functions.append_kv import append_kv
 from etc_dist.functions.attend import HEADS, TOGETHER, attend
 from etc_dist.functions.best_column import best_column, next_token, unpadded_tile
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.copy_rows import copy_rows
-from etc_dist.functions.epilogue import swiglu
+from etc_dist.functions.epilogue import geglu, soft_cap, swiglu
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import (
     embed_norm,
@@ -41,6 +43,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.function import TENSOR
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder_norms import norm_of_heads, norm_of_sum
 from etc_dist.models.decoder_ranks import (
     Places,
@@ -55,6 +58,8 @@ from etc_dist.ops.order import tile_grid
 
 BEST_COLUMNS = 1024
 """Logits of a row among which one task finds the largest; a multiple of 8."""
+GATES = {"silu": swiglu, "gelu": geglu}
+"""The epilogue of gate and up, by the activation of the MLP."""
 MANY_ROWS = 32
 """With at least so many rows, a task combines the slices of all heads of a row."""
 
@@ -254,9 +259,16 @@ class _Calls:
         g = self.g
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
-        has_norm, dtype = self.sizes.features.pre_norm, self.sizes.dtype
+        features, dtype = self.sizes.features, self.sizes.dtype
+        has_norm, scale = features.pre_norm, np.array(features.embedding_scale)
+        embed = embed_norm(
+            dtype,
+            self.sizes.norm_eps,
+            scale=float(scale.astype(numpy_dtype(dtype))),
+            offset=features.gain_offset,
+        )
         g.call(
-            embed_norm(dtype, self.sizes.norm_eps) if has_norm else embed_rows(dtype),
+            embed if has_norm else embed_rows(dtype),
             grid,
             reads=[
                 self.embedding[:, :],
@@ -294,9 +306,13 @@ class _Calls:
         weights = self.weights[name]
         to = Places(g, y)
         if len(weights) == 1:
-            function, width = tiles.matmul(dtype, to.epilogue), tiles.columns
+            cap, width = self.sizes.features.logit_cap, tiles.columns
+            is_capped = name == "head" and cap is not None
+            stored = soft_cap(cap or 0) if is_capped else to.epilogue
+            function = tiles.matmul(dtype, stored)
         else:
-            function, width = tiles.matmul(dtype, swiglu), tiles.half_columns()
+            gate = GATES[self.sizes.features.activation]
+            function, width = tiles.matmul(dtype, gate), tiles.half_columns()
         shape = self.rows, y.shape[-1]
         of = tile_grid(g, f"{name}_", shape, tiles.rows, width)
         turns = (self.steps, self.layers)[: len(turn)]

@@ -21,7 +21,12 @@ def norm_of_sum(
     of, own = (sizes.dtype, sizes.norm_eps), sizes.features
     if own.post_norm:
         make = post_ranks_norm if is_sum else post_norm
-        return make(*of, has_bias=has_bias, normalizes_sum=own.pre_norm)
+        return make(
+            *of,
+            has_bias=has_bias,
+            normalizes_sum=own.pre_norm,
+            offset=own.gain_offset,
+        )
     if is_sum:
         return add_ranks_norm(*of, has_bias=has_bias)
     return add_rms_norm(*of, has_bias=has_bias, early=early)

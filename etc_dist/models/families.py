@@ -10,6 +10,18 @@ NORMS = {"input_layernorm": "norm", "post_attention_layernorm": "mlp_norm"}
 """Before attention, and before the MLP."""
 
 
+OWN_FIELDS = frozenset(
+    {
+        "final_logit_softcapping",
+        "hidden_activation",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
+        "sliding_window_pattern",
+    }
+)
+"""Fields that only some families read."""
+
+
 def no_layer(number: int, given: Mapping[str, Any]) -> bool:
     """The layers of a family without sliding windows."""
     return False
@@ -23,6 +35,12 @@ def every_layer(number: int, given: Mapping[str, Any]) -> bool:
 def three_of_four(number: int, given: Mapping[str, Any]) -> bool:
     """All layers but each fourth."""
     return (number + 1) % 4 != 0
+
+
+def all_but_each_last(number: int, given: Mapping[str, Any]) -> bool:
+    """All layers but the last of each sliding_window_pattern."""
+    pattern = given["sliding_window_pattern"]
+    return type(pattern) is int and pattern > 0 and (number + 1) % pattern != 0
 
 
 def last_layers(number: int, given: Mapping[str, Any]) -> bool:
@@ -46,7 +64,11 @@ class Family:
     default of rope_parameters. local_theta: the default of rope_theta in layers with a
     sliding window, which have a rotary embedding of their own; None: they have not.
 
-    norms: the array of each norm of a layer, by its name in the files.
+    norms: the array of each norm of a layer, by its name in the files. gain_offset: is
+    added to their gains. activation: of the MLP, as hidden_activation has it.
+    scales_embeddings: by the root of their size.
+
+    reads: those of OWN_FIELDS that change results.
 
     slides: whether a layer has a sliding window, if the model has one: by its number
     and the fields of config.json. reads_layer_types: layer_types decides, if it is
@@ -68,6 +90,10 @@ class Family:
     is_fused: bool = False
     rope: Mapping[str, Any] = field(default_factory=dict)
     local_theta: float | None = None
+    gain_offset: int = 0
+    activation: str = "silu"
+    scales_embeddings: bool = False
+    reads: frozenset[str] = frozenset()
     norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
     slides: Callable[[int, Mapping[str, Any]], bool] = no_layer
     reads_layer_types: bool = False
@@ -206,6 +232,43 @@ _LIST = (
         has_experts=True,
         slides=every_layer,
         layers="a mixture of experts",
+    ),
+    Family(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "eos_token_id": 1,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+        },
+        theta=1e6,
+        local_theta=1e4,
+        normalizes_heads=True,
+        biases=OPTIONAL_BIASES,
+        slides=all_but_each_last,
+        reads_layer_types=True,
+        norms={
+            "input_layernorm": "norm",
+            "post_attention_layernorm": "post_norm",
+            "pre_feedforward_layernorm": "mlp_norm",
+            "post_feedforward_layernorm": "post_mlp_norm",
+        },
+        gain_offset=1,
+        activation="gelu_pytorch_tanh",
+        scales_embeddings=True,
+        reads=OWN_FIELDS,
+        layers="sliding windows, two rotary embeddings, four norms, GELU",
     ),
     Family(
         "Glm4ForCausalLM",

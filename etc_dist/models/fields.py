@@ -22,18 +22,20 @@ def names(text: str) -> frozenset[str]:
 
 HONOURED = names(
     """
-    architectures attention_bias attention_out_bias eos_token_id head_dim hidden_size
-    intermediate_size layer_types max_position_embeddings max_window_layers model_type
-    moe_intermediate_size norm_topk_prob num_attention_heads num_experts
-    num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts
-    original_max_position_embeddings partial_rotary_factor rms_norm_eps
-    rope_local_base_freq rope_parameters rope_scaling rope_theta sliding_window
+    architectures attention_bias attention_out_bias eos_token_id final_logit_softcapping
+    head_dim hidden_activation hidden_size intermediate_size layer_types
+    max_position_embeddings max_window_layers model_type moe_intermediate_size
+    norm_topk_prob num_attention_heads num_experts num_experts_per_tok num_hidden_layers
+    num_key_value_heads num_local_experts original_max_position_embeddings
+    partial_rotary_factor query_pre_attn_scalar rms_norm_eps rope_local_base_freq
+    rope_parameters rope_scaling rope_theta sliding_window sliding_window_pattern
     tie_word_embeddings use_qk_norm use_sliding_window vocab_size
     """
 )
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention_chunk_size": (),
     "attention_multiplier": (),
+    "attn_logit_softcapping": (),
     "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
     "compression_config": (),
@@ -70,6 +72,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "token_healing": (False,),
     "topk_group": (1,),
     "topk_method": ("greedy",),
+    "use_bidirectional_attention": (False,),
     "watermarking_config": (),
 }
 """Refused unless null or one of these values."""
@@ -92,17 +95,18 @@ UNUSED = names(
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal
     _commit_hash _experts_implementation _experts_implementation_internal
     _flash_attn_2_enabled _from_model_config _name_or_path _output_attentions
-    attention_dropout attn_implementation auto_map aux_loss_alpha bos_token_id
-    cache_config cache_implementation chunk_size_feed_forward classifier_dropout
-    compile_config continuous_batching_config decoder_start_token_id disable_compile
-    dtype embd_pdrop finetuning_task gradient_checkpointing hidden_dropout id2label
-    initializer_range is_decoder is_llama_config label2id low_memory max_cache_len
-    max_sequence_length model_max_length name_or_path num_labels output_attentions
-    output_hidden_states output_logits output_router_logits output_scores pad_token_id
-    prefill_chunk_size pretraining_tp problem_type resid_pdrop residual_dropout
-    return_dict return_dict_in_generate router_aux_loss_coef router_jitter_noise
-    sep_token_id seq_aux tokenizer_class torch_dtype transformers.js_config
-    transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
+    _sliding_window_pattern attention_dropout attn_implementation auto_map
+    aux_loss_alpha bos_token_id cache_config cache_implementation
+    chunk_size_feed_forward classifier_dropout compile_config continuous_batching_config
+    decoder_start_token_id disable_compile dtype embd_pdrop finetuning_task
+    gradient_checkpointing hidden_dropout id2label initializer_range is_decoder
+    is_llama_config label2id low_memory max_cache_len max_sequence_length
+    model_max_length name_or_path num_labels output_attentions output_hidden_states
+    output_logits output_router_logits output_scores pad_token_id prefill_chunk_size
+    pretraining_tp problem_type resid_pdrop residual_dropout return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
+    seq_aux tokenizer_class torch_dtype transformers.js_config transformers_version
+    unsloth_fixed unsloth_version use_bfloat16 use_cache
     """
 )
 """Training, notes, outputs and implementations of other libraries. Dtypes are those of

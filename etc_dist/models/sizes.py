@@ -22,7 +22,9 @@ class Features:
     the inputs of attention and of the MLP are normalized. post_norm: so are their
     outputs, before they are added to the residual. normalizes_all: all queries of a row
     are normalized together, and all keys. tables: rotary embeddings; with two, has_span
-    says which layers have the second one."""
+    says which layers have the second one. gain_offset: is added to the gains of norms.
+    embedding_scale: of embeddings. activation: "silu" or "gelu", of the MLP. logit_cap:
+    logits are at most this, by tanh."""
 
     qkv_bias: bool = False
     o_bias: bool = False
@@ -33,6 +35,10 @@ class Features:
     post_norm: bool = False
     normalizes_all: bool = False
     tables: int = 1
+    gain_offset: int = 0
+    embedding_scale: float = 1.0
+    activation: str = "silu"
+    logit_cap: float | None = None
 
 
 PLAIN = Features()
@@ -82,4 +88,5 @@ class DecoderSizes:
             score_scale=own.score_scale,
             has_span=own.has_span,
             tables=own.tables,
+            gain_offset=own.gain_offset,
         )

@@ -111,7 +111,8 @@ struct PostNormedRow {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = unpack<Task::kIsHalf>(word[i]);
-      const float2 of = unpack<Task::kIsHalf>(gains[i]), to = unpack<Task::kIsHalf>(others[i]);
+      const float2 of = unpack_gains<Task::kIsHalf, Task::kGainOffset>(gains[i]);
+      const float2 to = unpack<Task::kIsHalf>(others[i]);
       word[i] = pack<Task::kIsHalf>(
           pair.x * scale * of.x + to.x, pair.y * scale * of.y + to.y);
     }

@@ -166,6 +166,14 @@ struct NormalizedRow {
         }
       } else if constexpr (kCopies) {
         fetch(added.x, column, columns, v);
+        if constexpr (Task::kEmbeddingScale != 1.0f) {
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            Sum8<Task::kIsHalf> sum;
+            sum.add(v[i], Task::kEmbeddingScale);
+            v[i] = sum.rounded();
+          }
+        }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const i32 at = column + i * kStep;
@@ -196,7 +204,8 @@ struct NormalizedRow {
     const u32 by[4] = {gain.x, gain.y, gain.z, gain.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 pair = unpack<Task::kIsHalf>(word[i]), of = unpack<Task::kIsHalf>(by[i]);
+      const float2 pair = unpack<Task::kIsHalf>(word[i]);
+      const float2 of = unpack_gains<Task::kIsHalf, Task::kGainOffset>(by[i]);
       word[i] = pack<Task::kIsHalf>(pair.x * scale * of.x, pair.y * scale * of.y);
     }
     return make_uint4(word[0], word[1], word[2], word[3]);

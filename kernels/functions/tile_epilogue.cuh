@@ -1,19 +1,21 @@
 // Applying an epilogue to the tiles of a matrix multiplication: see functions/epilogue.cuh.
 #pragma once
+#include "epilogues/geglu.cuh"
 #include "epilogues/swiglu.cuh"
 #include "functions/epilogue.cuh"
 #include "functions/tile_shape.cuh"
 
 namespace etc {
 
-// For calls whose epilogue only rounds, which share one Compute. A gated one is swiglu.
-template <bool kHasPeers>
+// For calls whose epilogue only rounds. Those with equal parameters share one Compute. A gated one
+// is Gate, swiglu or geglu.
+template <bool kHasPeers, template <class> class Gate = swiglu>
 struct RoundedTile {
   static constexpr bool kOnlyRounds = true, kIsGated = false;
   using Place = TilePlace<kHasPeers>;
   static constexpr u32 kWords = Place::kWords;
 
-  ETC_DEVICE static float combine(float gate, float up) { return swiglu<void>::combine(gate, up); }
+  ETC_DEVICE static float combine(float gate, float up) { return Gate<void>::combine(gate, up); }
 };
 
 // The epilogue of one call. The words of a work item: the worker's part, then the coordinate.
@@ -52,15 +54,26 @@ struct AppliedEpilogue {
 template <class Call>
 constexpr bool only_rounds() {
   using Epilogue = typename Call::template Epilogue<Call>;
-  return Epilogue::kOnlyRounds && (!Call::kGated || kIsSame<Epilogue, swiglu<Call>>);
+  constexpr bool kIsKnown = kIsSame<Epilogue, swiglu<Call>> || kIsSame<Epilogue, geglu<Call>>;
+  return Epilogue::kOnlyRounds && (!Call::kGated || kIsKnown);
 }
 template <class Call, bool kOnlyRounds = only_rounds<Call>()>
 struct EpilogueOf {
   using Type = AppliedEpilogue<Call>;
 };
+template <bool kHasPeers, bool kIsGelu>
+struct RoundedOf {
+  using Type = RoundedTile<kHasPeers>;
+};
+template <bool kHasPeers>
+struct RoundedOf<kHasPeers, true> {
+  using Type = RoundedTile<kHasPeers, geglu>;
+};
 template <class Call>
 struct EpilogueOf<Call, true> {
-  using Type = RoundedTile<(Call::kWorld > 1)>;
+  static constexpr bool kIsGelu =
+      Call::kGated && kIsSame<typename Call::template Epilogue<Call>, geglu<Call>>;
+  using Type = typename RoundedOf<(Call::kWorld > 1), kIsGelu>::Type;
 };
 
 // The offset in shared memory of half a group of eight columns, in rows of 64 fp32 sums: swizzled

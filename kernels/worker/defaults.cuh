@@ -43,6 +43,8 @@ struct CallDefaults {
   static constexpr int kHasBias = 0;
   static constexpr int kHasSpan = 0;
   static constexpr int kKeeps = 0;
+  static constexpr int kGainOffset = 0;
+  static constexpr float kEmbeddingScale = 1.0f;
   static constexpr int kTables = 1;
 
   // Units in one turn of the loops around the call; nanoseconds per task.

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.epilogue import partial, residual, row_squares
+from etc_dist.functions.epilogue import (
+    geglu,
+    partial,
+    residual,
+    row_squares,
+    soft_cap,
+)
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul_policy import GATED, SHAPES
@@ -38,6 +44,7 @@ FEW = (
 )
 """Pairs that split k, narrow tiles, two warpgroups, square tiles, pairs that split
 rows."""
+CAPPED = soft_cap(2.0)
 OTHERS = [partial, residual, row_squares]
 GATED_SHAPES = tuple(SHAPES[n] for n in GATED)
 EVERY = [(all_kinds, SHAPES), (gated_sums, GATED_SHAPES)]
@@ -65,6 +72,8 @@ def str_of(value):
         (gated_sums, tuple(shape for shape in FEW if shape.may_be_gated)),
         (only_rounded, tuple(shape for shape in FEW if shape.may_be_gated)),
         (all_kinds, FEW),
+        (geglu, (TileShape(64, 256, swapped=True), TileShape(128, 128))),
+        (CAPPED, (TileShape(64, 64, "k", swapped=True), TileShape(128, 128))),
         *(pytest.param(*case, marks=exhaustive) for case in EVERY),
         *(pytest.param(what, SHAPES, marks=exhaustive) for what in OTHERS),
     ],

@@ -27,8 +27,8 @@ EPS = 1e-5
 @graph_function
 def norms(g: Graph, *, dtype: str) -> None:
     """y and z: RMSNorms of x, and of total = x + bias + residual, which is updated. v:
-    RMSNorm of u, the rows `ids` of x. q: RMSNorm of p, a copy of x. first,
-    second: u."""
+    RMSNorm of u, the rows `ids` of 3 x. q: RMSNorm of p, a copy of x. first,
+    second: the rows `ids` of x."""
     rows, columns = g.dims("rows columns")
     shape = rows, columns
     x, gain = g.input("x", shape, dtype), g.input("gain", (2, columns), dtype)
@@ -52,7 +52,7 @@ def norms(g: Graph, *, dtype: str) -> None:
         writes=[total[own], z[own]],
     )
     g.call(
-        embed_norm(dtype, EPS),
+        embed_norm(dtype, EPS, scale=3.0, offset=1),
         grid,
         reads=[x[:, :], ids[span(r, 1)], gain[0, :]],
         writes=[u[own], v[own]],
@@ -85,12 +85,15 @@ def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
         parts = x, given["bias"][1], total
         sums = sum(part.astype(np.float32) for part in parts).astype(x.dtype)
         np.testing.assert_array_equal(found["total"], sums)
-        for name in ("u", "first", "second"):
+        for name in ("first", "second"):
             np.testing.assert_array_equal(found[name], looked_up)
+        tripled = (looked_up.astype(np.float32) * 3).astype(x.dtype)
+        np.testing.assert_array_equal(found["u"], tripled)
         np.testing.assert_array_equal(found["p"], x)
-        norms_of = {"y": (x, 0), "z": (sums, 1), "v": (looked_up, 0), "q": (x, 1)}
-        for name, (of, gain) in norms_of.items():
-            wanted = expected(of, given["gain"][gain])
+        norms_of = {"y": (x, 0), "z": (sums, 1), "q": (x, 1)}
+        results = {n: expected(of, given["gain"][g]) for n, (of, g) in norms_of.items()}
+        results["v"] = expected(tripled, 1 + given["gain"][0].astype(float))
+        for name, wanted in results.items():
             error = np.abs(found[name].astype(np.float64) - wanted)
             assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6), name
 

@@ -205,7 +205,8 @@ def expected(
     qkv = qkv.reshape(len(qkv), -1, dim)
     q, k, v = np.split(qkv, [group * kv_heads, (group + 1) * kv_heads], axis=1)
     has_norm = paged.norm_eps is not None
-    q_gain, k_gain = (given[f"{n}_gain"][layer] if has_norm else None for n in "qk")
+    gains = (given[f"{n}_gain"][layer].astype(np.float64) for n in "qk")
+    q_gain, k_gain = (g + paged.gain_offset if has_norm else None for g in gains)
     rows = [*zip(given["request"], given["position"], strict=True)]
     for row, (request, position) in enumerate(rows):
         at = given["table"][request, position // page], position % page

@@ -63,6 +63,24 @@ OTHER = {
 TYPES = ["sliding_attention", "full_attention"]
 LOCAL = {"rope_type": "default", "rope_theta": 1000.0}
 TWO_ROPES = {TYPES[0]: LOCAL, TYPES[1]: YARN}
+GEMMA = {
+    "layer_types": TYPES,
+    "sliding_window": 9,
+    "query_pre_attn_scalar": 40,
+    "final_logit_softcapping": 2.0,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+}
+GEMMA_DROPS = {
+    "window": {"sliding_window": 64},
+    "types": {"layer_types": TYPES[::-1]},
+    "full": {"rope_parameters": TWO_ROPES | {TYPES[1]: LOCAL}},
+    "local": {"rope_parameters": TWO_ROPES | {TYPES[0]: YARN}},
+    "scale": {"query_pre_attn_scalar": 64},
+    "cap": {"final_logit_softcapping": None},
+    "bias": {"attention_bias": False},
+    "activation": {"hidden_activation": "silu"},
+}
 MAGNITUDES = {"mscale": 2.0, "mscale_all_dim": 0.5}
 PHI = {
     "hidden_size": 192,
@@ -96,6 +114,12 @@ CASES = (
     ),
     Case("llama", {"rope_parameters": YARN | MAGNITUDES, "head_dim": 96}, name="wide"),
     Case("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+    Case("gemma3_text", GEMMA | {"rope_parameters": TWO_ROPES}, GEMMA_DROPS),
+    Case(
+        "gemma3_text",
+        {"num_hidden_layers": 3, "head_dim": 256, "hidden_size": 40},
+        name="wide",
+    ),
     Case(
         "glm4",
         {"partial_rotary_factor": 0.25},

@@ -8,6 +8,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import read_config
+from etc_dist.models.families import OWN_FIELDS
 from etc_dist.models.fields import NEUTRAL
 from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
 from tests.refusals import refused
@@ -47,9 +48,10 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         ({"rope_scaling": {"type": ["linear"]}}, "rope_type default or linear"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: positive"),
         (LLAMA3 | {"original_max_position_embeddings": 8}, "one original_max_pos"),
-        ({"head_dim": 130}, "head_dim: an integer from 1 to 128"),
+        ({"head_dim": 258}, "head_dim: an integer from 1 to 256"),
+        *(({name: 2.0}, f"no {name}") for name in OWN_FIELDS),
         ({"head_dim": 95}, "an even head_dim"),
-        (QWEN | {"head_dim": 96}, "head_dim 64 or 128"),
+        (QWEN | {"head_dim": 96}, "head_dim 64 or 128 or 256"),
         (PHI | {"partial_rotary_factor": 1.5}, "partial_rotary_factor from 0, at"),
         (PHI | {"partial_rotary_factor": 0.01}, "an even number of elements"),
         ({"num_key_value_heads": 2}, "a multiple of num_key_value_heads"),

@@ -10,13 +10,15 @@ from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
 
 LINEAR = {"type": "linear", "factor": 4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
-OLMO = {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 64}
+GEMMA = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 64}
 CHANGES = {
     "architectures": ({}, ["Qwen3ForCausalLM"]),
     "attention_bias": ({}, True),
     "attention_out_bias": ({"architectures": ["SeedOssForCausalLM"]}, True),
     "eos_token_id": ({}, 7),
+    "final_logit_softcapping": (GEMMA, 30.0),
     "head_dim": ({}, 128),
+    "hidden_activation": (GEMMA, "silu"),
     "hidden_size": ({}, 1152),
     "intermediate_size": ({}, 768),
     "layer_types": ({}, ["sliding_attention"] * 30),
@@ -33,12 +35,14 @@ CHANGES = {
     "num_local_experts": (MIXTRAL, 16),
     "original_max_position_embeddings": (LLAMA3, 4096),
     "partial_rotary_factor": ({"architectures": ["Phi3ForCausalLM"]}, 0.5),
+    "query_pre_attn_scalar": (GEMMA, 168),
     "rms_norm_eps": ({}, 1e-6),
     "rope_parameters": ({}, LINEAR),
     "rope_scaling": ({}, LINEAR),
-    "rope_local_base_freq": (OLMO, 5e3),
+    "rope_local_base_freq": (GEMMA, 5e3),
     "rope_theta": ({}, 5e5),
     "sliding_window": (MIXTRAL, 64),
+    "sliding_window_pattern": (GEMMA, 2),
     "tie_word_embeddings": ({}, False),
     "use_qk_norm": ({}, True),
     "use_sliding_window": (QWEN | {"sliding_window": 64}, True),
