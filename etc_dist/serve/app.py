@@ -65,6 +65,8 @@ class Answering:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 working.result()
+        except asyncio.CancelledError:
+            pass  # the client has not read its answer until the end of the server
         finally:
             self._exchange.close()
             for one in both:

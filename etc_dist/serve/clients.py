@@ -38,10 +38,13 @@ class Exchange:
         has failed."""
         progress = await self.queue.get()
         number = progress.number
-        if progress.error is not None:
+        error = progress.error
+        if error is not None:
             self._end(number, "error")
-            name = type(progress.error).__name__
-            raise BadRequest(f"{name}: {progress.error}", status=500)
+            self._clients.leave(number)
+            if isinstance(error, BadRequest):
+                raise error
+            raise BadRequest(f"{type(error).__name__}: {error}", status=500)
         if number in self._jobs:
             self._measure(number, progress)
         if progress.finish is not None:
@@ -118,7 +121,7 @@ class Clients:
 
     def fail(self, error: BaseException) -> None:
         """Answer all requests by this error, and take no more."""
-        self.why_closed = f"has ended with {type(error).__name__}"
+        self.why_closed = self.why_closed or f"has ended with {type(error).__name__}"
         failed = list(self._exchanges)
         self.deliver(Progress(number, finish="error", error=error) for number in failed)
 

@@ -114,8 +114,8 @@ def lead(
     engine = Engine(model, stepper, metrics)
     sys.setswitchinterval(SWITCH_SECONDS)
     front = Front(served, engine.put, metrics, listener, options.drain_seconds)
-    when_signalled(front.drain)
     front.start()
+    when_signalled(front.drain)
     print(f"{name} at {front.address}/v1, {show(model)}", file=sys.stderr, flush=True)
     try:
         engine.run(front.deliver)
@@ -138,17 +138,24 @@ def drained_by_signals() -> Iterator[Callable[[Callable[[], None]], None]]:
     KeyboardInterrupt. Where nothing is given, as on ranks that follow, they have no
     effect."""
     actions: list[Callable[[], None]] = []
+    signals: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
+        signals.append(number)
         for action in actions:
+            action()
+
+    def when_signalled(action: Callable[[], None]) -> None:
+        actions.append(action)
+        if signals:
             action()
 
     numbers = signal.SIGTERM, signal.SIGINT
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield actions.append
+        yield when_signalled
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

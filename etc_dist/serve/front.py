@@ -13,11 +13,14 @@ import uvicorn
 
 from etc_dist.serve.app import Routes, Served
 from etc_dist.serve.clients import Clients
+from etc_dist.serve.fields import BadRequest
 from etc_dist.serve.jobs import Ended, Progress
 from etc_dist.serve.metrics import Metrics
 
 FAILURE_SECONDS = 5.0
 """In which clients get the error of a broken step."""
+SEND_SECONDS = 2
+"""In which they get that of the end of the server."""
 
 
 class Front:
@@ -33,6 +36,7 @@ class Front:
         drain_seconds: int,
     ) -> None:
         self._put, self._listener = put, listener
+        self._drain_seconds = drain_seconds
         self._clients = Clients(put, metrics)
         config = uvicorn.Config(
             Routes(served, self._clients).app(),
@@ -41,7 +45,7 @@ class Front:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=drain_seconds,
+            timeout_graceful_shutdown=drain_seconds + SEND_SECONDS,
         )
         self._server = uvicorn.Server(config)
         self._has_loop = Event()
@@ -65,9 +69,14 @@ class Front:
             self._loop.call_soon_threadsafe(self._clients.deliver, news)
 
     def drain(self) -> None:
-        """Take no more requests; the thread ends when all are answered. Also for
-        handlers of signals."""
+        """Take no more requests; the thread ends when all are answered, by an error
+        after `drain_seconds`. Also for handlers of signals."""
         self._clients.why_closed = "is being shut down"
+        error = BadRequest("the server was shut down before the end", status=503)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(
+                self._loop.call_later, self._drain_seconds, self._clients.fail, error
+            )
         self._server.should_exit = True
 
     def fail(self, error: BaseException) -> None:

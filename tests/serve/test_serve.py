@@ -194,6 +194,17 @@ def test_sigterm_lets_answers_end_and_takes_no_more(serve, texts):
     assert server.process.wait(10) == 0
 
 
+def test_answers_that_take_too_long_end_with_an_error(serve):
+    server = serve("--drain-seconds", "0")
+    with complete(server, IDS, 80, stream=True) as stream:
+        next(stream)
+        server.process.send_signal(signal.SIGINT)
+        with pytest.raises(openai.APIError, match="was shut down before the end"):
+            list(stream)
+    assert server.process.wait(10) == 0
+    assert server.log.read_text().count("\n") == 1
+
+
 def test_logits_that_are_not_finite_are_an_error_of_their_request(serve, overflowing):
     server = serve("--dtype", "float16", of=overflowing)
     for streams in (False, True):
