@@ -37,7 +37,7 @@ class PagedCache:
     attention; None: 1 / sqrt(head_dim). has_span: rows attend to a window of positions,
     which the operand `span` has. tables: rotary embeddings in cos_sin, of which `span`
     has that of the layer; more than one need has_span. gain_offset: is added to the
-    gains of the norm."""
+    gains of the norm. normalizes_rotated: the norm is that of rotated heads."""
 
     head_dim: int
     page_size: int
@@ -48,6 +48,7 @@ class PagedCache:
     has_span: bool = False
     tables: int = 1
     gain_offset: int = 0
+    normalizes_rotated: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):
@@ -94,6 +95,7 @@ class PagedCache:
                 **({"kHasBias": 1} if self.has_bias else {}),
                 **({"kHasSpan": 1} if self.has_span else {}),
                 **gain_offset(self.gain_offset),
+                **({"kNormalizesRotated": 1} if self.normalizes_rotated else {}),
                 **({"kTables": self.tables} if self.tables > 1 else {}),
                 **(constants or {}),
             },
@@ -109,7 +111,8 @@ class PagedCache:
 
     def rotated(self, heads: Any, gain: Any, cos_sin: Any) -> Any:
         """Heads [..., head_dim], normalised and rotated, in the cache's dtype."""
-        norm = gain, self.norm_eps or 0.0, self.gain_offset
+        own = self.gain_offset, self.normalizes_rotated
+        norm = gain, self.norm_eps or 0.0, *own
         return rotated(heads, cos_sin, *norm).astype(heads.dtype)
 
     def operands(self, rows: int | str) -> dict[str, Operand]:

@@ -31,13 +31,23 @@ def frequencies(head_dim: int, base: float) -> Any:
 
 
 def rotated(
-    heads: Any, cos_sin: Any, gain: Any = None, eps: float = 0.0, offset: int = 0
+    heads: Any,
+    cos_sin: Any,
+    gain: Any = None,
+    eps: float = 0.0,
+    offset: int = 0,
+    is_after: bool = False,
 ) -> Any:
     """Heads [..., head_dim] with rows of the table [..., head_dim], in fp32; with a
-    `gain`, to which `offset` is added, of the RMSNorm of each head."""
+    `gain`, to which `offset` is added, of the RMSNorm of each head. is_after: instead,
+    the rotated heads are normalized."""
     heads = heads.astype(np.float32)
-    if gain is not None:
+    if gain is not None and not is_after:
         heads = normalized(heads, gain, eps, offset)
     low, high = np.split(heads, 2, axis=-1)
     cos, sin = np.split(cos_sin, 2, axis=-1)
-    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+    parts = low * cos - high * sin, high * cos + low * sin
+    heads = np.concatenate(parts, axis=-1)
+    if gain is not None and is_after:
+        heads = normalized(heads, gain, eps, offset)
+    return heads

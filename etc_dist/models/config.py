@@ -248,6 +248,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
             normalizes_all=family.normalizes_all,
             score_scale=_score_scale(given, head_size, head_dim, number),
             gain_offset=family.gain_offset,
+            normalizes_rotated=family.normalizes_rotated,
             embedding_scale=(
                 size("hidden_size") ** 0.5 if family.scales_embeddings else 1.0
             ),

@@ -55,14 +55,16 @@ class Family:
 
     model_type: its other name there. defaults: the values of fields that a file does
     not have, as in transformers. theta: the default of rope_theta. normalizes_heads:
-    each query and key is normalized; normalizes_all: all of a row together. biases: of
-    the matmuls `qkv` and `o`: True, or the field that says whether there are any.
-    has_experts: in place of an MLP.
-    partial: the default of partial_rotary_factor; None: it is 1. is_paired: neighbours
-    are rotated together. rope_names: other names of kinds of rotary embeddings.
-    is_fused: q, k and v are one matrix in the files, as are gate and up. rope: the
-    default of rope_parameters. local_theta: the default of rope_theta in layers with a
-    sliding window, which have a rotary embedding of their own; None: they have not.
+    each query and key is normalized; normalizes_all: all of a row together;
+    normalizes_rotated: after they are rotated. head_norms: the names of these norms in
+    the files. biases: of the matmuls `qkv` and `o`: True, or the field that says
+    whether there are any. has_experts: in place of an MLP. partial: the default of
+    partial_rotary_factor; None: it is 1. is_paired: neighbours are rotated together.
+    rope_names: other names of kinds of rotary embeddings. is_fused: q, k and v are one
+    matrix in the files, as are gate and up. rope: the default of rope_parameters.
+    has_alpha: "dynamic" may have alpha. local_theta: the default of rope_theta in
+    layers with a sliding window, which have a rotary embedding of their own; None: they
+    have not.
 
     norms: the array of each norm of a layer, by its name in the files. gain_offset: is
     added to their gains. activation: of the MLP, as hidden_activation has it.
@@ -82,6 +84,8 @@ class Family:
     theta: float = 1e4
     normalizes_heads: bool = False
     normalizes_all: bool = False
+    normalizes_rotated: bool = False
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
     biases: Mapping[str, str | bool] = field(default_factory=dict)
     has_experts: bool = False
     partial: float | None = None
@@ -89,6 +93,7 @@ class Family:
     rope_names: Mapping[str, str] = field(default_factory=dict)
     is_fused: bool = False
     rope: Mapping[str, Any] = field(default_factory=dict)
+    has_alpha: bool = False
     local_theta: float | None = None
     gain_offset: int = 0
     activation: str = "silu"
@@ -297,6 +302,27 @@ _LIST = (
         },
         gguf="glm4",
         layers="biases of q, k, v; partial rotary embedding; four norms",
+    ),
+    Family(
+        "HunYuanDenseV1ForCausalLM",
+        "hunyuan_v1_dense",
+        {
+            "vocab_size": 290943,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 2,
+        },
+        normalizes_heads=True,
+        normalizes_rotated=True,
+        head_norms=("query_layernorm", "key_layernorm"),
+        biases=OPTIONAL_BIASES,
+        has_alpha=True,
+        gguf="hunyuan-dense",
+        layers="norm of each rotated query and key; optional biases of q, k, v, o",
     ),
     Family(
         "MistralForCausalLM",

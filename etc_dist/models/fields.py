@@ -53,6 +53,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "logits_scaling": (1,),
     "mlp_bias": (False,),
+    "norm_type": ("rms",),
     "mlp_only_layers": ([],),
     "moe_layer_freq": (1,),
     "n_group": (1,),
@@ -73,6 +74,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "topk_group": (1,),
     "topk_method": ("greedy",),
     "use_bidirectional_attention": (False,),
+    "use_cla": (False,),
     "watermarking_config": (),
 }
 """Refused unless null or one of these values."""
@@ -95,14 +97,15 @@ UNUSED = names(
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal
     _commit_hash _experts_implementation _experts_implementation_internal
     _flash_attn_2_enabled _from_model_config _name_or_path _output_attentions
-    _sliding_window_pattern attention_dropout attn_implementation auto_map
-    aux_loss_alpha bos_token_id cache_config cache_implementation
-    chunk_size_feed_forward classifier_dropout compile_config continuous_batching_config
-    decoder_start_token_id disable_compile dtype embd_pdrop finetuning_task
-    gradient_checkpointing hidden_dropout id2label initializer_range is_decoder
-    is_llama_config label2id low_memory max_cache_len max_sequence_length
-    model_max_length name_or_path num_labels output_attentions output_hidden_states
-    output_logits output_router_logits output_scores pad_token_id prefill_chunk_size
+    _sliding_window_pattern attention_dropout attention_head_dim attn_implementation
+    auto_map aux_loss_alpha bos_token_id cache_config cache_implementation
+    chunk_size_feed_forward cla_share_factor class_num classifier_dropout compile_config
+    continuous_batching_config decoder_start_token_id dense_list disable_compile dtype
+    embd_pdrop enable_lm_head_fp32 eod_token_id finetuning_task gradient_checkpointing
+    hidden_dropout id2label initializer_range is_decoder is_llama_config label2id
+    low_memory max_cache_len max_sequence_length model_max_length name_or_path
+    num_labels org_vocab_size output_attentions output_hidden_states output_logits
+    output_router_logits output_scores pad_token_id pool_type prefill_chunk_size
     pretraining_tp problem_type resid_pdrop residual_dropout return_dict
     return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
     seq_aux tokenizer_class torch_dtype transformers.js_config transformers_version

@@ -57,6 +57,10 @@ LAYER_TENSORS = {
 }
 """Those of experts are stacked; {} stands for the number of one."""
 OTHER_TENSORS = {
+    "hunyuan-dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
     "glm4": {
         "ffn_up": "mlp.gate_up_proj",
         "post_attention_norm": "post_self_attn_layernorm",

@@ -32,6 +32,7 @@ ROPE_KEYS = {
 """The kinds of rotary embeddings, and the numbers that each needs. "factors": of a GGUF
 file. "dynamic" scales nothing up to the length of the model, as in transformers."""
 OPTIONAL_KEYS = {
+    "dynamic": ("alpha",),
     "yarn": (
         *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
         BETA,
@@ -41,8 +42,11 @@ OPTIONAL_KEYS = {
 """Numbers that it may have."""
 LIST_KEYS = {"longrope": ("short_factor", "long_factor"), "factors": ("factors",)}
 """Lists with a positive number for each pair of elements."""
-OTHER_KEYS = {"yarn": ("truncate", "max_position_embeddings")}
-"""A Boolean, and a number without influence."""
+OTHER_KEYS = {
+    "dynamic": ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    "yarn": ("truncate", "max_position_embeddings"),
+}
+"""A Boolean, and numbers without influence."""
 ROPE_FIELDS = ("rope_theta", LENGTH, PARTIAL)
 """Fields of rope_scaling and rope_parameters, or of the whole configuration."""
 MOST_NUMBER = 1e12
@@ -71,8 +75,8 @@ def read_rope(given: Mapping[str, Any], family: Family, path: Path) -> dict[str,
         wanted = f"rope_scaling with {', '.join(wrong)}: positive numbers"
         raise refused(path, wanted, repr(wrong), "correct it")
     _check_values(rope, family, path)
-    others = LIST_KEYS.get(kind, ()), OTHER_KEYS.get(kind, ())[:1]
-    used = "rope_type", "rope_theta", PARTIAL, *keys, *others[0], *others[1]
+    used = "rope_type", "rope_theta", PARTIAL, "truncate", *keys
+    used += LIST_KEYS.get(kind, ())
     return {key: rope[key] for key in used if key in rope}
 
 
@@ -117,12 +121,14 @@ def _check_values(rope: Mapping[str, Any], family: Family, path: Path) -> None:
     is_share = is_number(partial) and (partial <= 1 if is_partial else partial == 1)
     faults = {
         f"no {BETA}": BETA in rope and BETA not in family.rope,
+        "no alpha": "alpha" in rope and not family.has_alpha,
         "low_freq_factor below high_freq_factor": kind == "llama3" and low >= high,
         f"{PARTIAL} {share}": not is_share,
         "truncate true or false": not isinstance(rope.get("truncate", True), bool),
     }
     if wanted := "; ".join(name for name, is_fault in faults.items() if is_fault):
-        fix = VARIANT_FIX if PARTIAL in wanted or BETA in wanted else "correct it"
+        is_variant = any(name in wanted for name in (PARTIAL, BETA, "alpha"))
+        fix = VARIANT_FIX if is_variant else "correct it"
         raise refused(path, wanted, repr(dict(rope)), fix)
 
 
@@ -193,6 +199,8 @@ def rope_rates(rope: Mapping[str, Any], width: int, base: float, count: int) -> 
     match rope.get("rope_type"):
         case "linear":
             return plain / rope["factor"]
+        case "dynamic" if "alpha" in rope:
+            return frequencies(width, base * rope["alpha"] ** (width / (width - 2)))
         case "llama3":
             return _llama3(plain, rope)
         case "yarn":

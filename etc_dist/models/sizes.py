@@ -24,7 +24,8 @@ class Features:
     are normalized together, and all keys. tables: rotary embeddings; with two, has_span
     says which layers have the second one. gain_offset: is added to the gains of norms.
     embedding_scale: of embeddings. activation: "silu" or "gelu", of the MLP. logit_cap:
-    logits are at most this, by tanh."""
+    logits are at most this, by tanh. normalizes_rotated: heads are normalized after
+    they are rotated."""
 
     qkv_bias: bool = False
     o_bias: bool = False
@@ -39,6 +40,7 @@ class Features:
     embedding_scale: float = 1.0
     activation: str = "silu"
     logit_cap: float | None = None
+    normalizes_rotated: bool = False
 
 
 PLAIN = Features()
@@ -89,4 +91,5 @@ class DecoderSizes:
             has_span=own.has_span,
             tables=own.tables,
             gain_offset=own.gain_offset,
+            normalizes_rotated=own.normalizes_rotated,
         )

@@ -81,7 +81,8 @@ def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
             for name, to in targets.items()
         }
     if family.normalizes_heads:
-        own |= {f"self_attn.{n}": (n, ...) for n in ("q_norm", "k_norm")}
+        for to, name in zip(("q_norm", "k_norm"), family.head_norms, strict=True):
+            own[f"self_attn.{name}"] = to, ...
     if family.normalizes_all:
         own |= {f"self_attn.{n}_norm": (f"{n}_all_norm", ...) for n in "qk"}
     places = {f"{name}.weight": place for name, place in own.items()}

@@ -45,7 +45,7 @@ struct append_kv {
         bias.load(u64(task.template operand<3>().at()), c, exists);
         value.add(bias);
       }
-      key.template rotate<Task::kNormalizes, Task::kGainOffset>(
+      key.template rotate<Task::kNormalizes, Task::kGainOffset, Task::kNormalizesRotated != 0>(
           Rows::gain(task), Task::kEps, angles, c, is_in_range);
       if (page < pages.count) {
         const u64 to = pages.key(page, row.position % Task::kPageSize) + c * 16;

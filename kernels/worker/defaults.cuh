@@ -44,6 +44,7 @@ struct CallDefaults {
   static constexpr int kHasSpan = 0;
   static constexpr int kKeeps = 0;
   static constexpr int kGainOffset = 0;
+  static constexpr int kNormalizesRotated = 0;
   static constexpr float kEmbeddingScale = 1.0f;
   static constexpr int kTables = 1;
 

@@ -16,10 +16,11 @@ from tests.graphs.paged import EPS, attention, dims_of, draw_step, expected
 RAGGED = [[0], [15], [16], [40, 41, 42], [63, 64], [130]]
 """Positions of the rows of each request: decoding, and parts of prompts."""
 OF_GEMMA = PagedCache(256, 16, norm_eps=EPS, has_span=True, tables=2, gain_offset=1)
+OF_HUNYUAN = PagedCache(128, 64, norm_eps=EPS, has_span=True, normalizes_rotated=True)
 CASES = [  # cache, group, KV heads, those of a task, slices
     (PagedCache(64, 16, "bfloat16", EPS), 3, 3, 4, 3),
     (PagedCache(64, 64, "bfloat16"), 1, 2, 2, 2),
-    (PagedCache(128, 64, "bfloat16", has_span=True), 8, 4, 4, 1),
+    (OF_HUNYUAN, 8, 4, 4, 1),
     (PagedCache(128, 16, "bfloat16", EPS, has_bias=True), 5, 1, 1, 4),
     (PagedCache(64, 16, "float16", has_bias=True), 9, 1, 1, 1),
     (PagedCache(256, 64, "float16"), 8, 4, 4, 1),

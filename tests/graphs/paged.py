@@ -181,9 +181,15 @@ def dims_of(given: dict[str, Array], slices: int) -> dict[str, int]:
     }
 
 
-def turned(head: Array, position: int, gain: Array | None) -> Array:
-    """A head [dim] in fp64: normalized if there is a gain, and rotated."""
+def turned(
+    head: Array, position: int, gain: Array | None, is_after: bool = False
+) -> Array:
+    """A head [dim] in fp64: normalized if there is a gain, and rotated. is_after:
+    rotated, then normalized."""
     head = head.astype(np.float64)
+    if gain is not None and is_after:
+        head = turned(head, position, None)
+        return head / np.sqrt((head**2).mean() + EPS) * gain
     if gain is not None:
         head = head / np.sqrt((head**2).mean() + EPS) * gain.astype(np.float64)
     half = len(head) // 2
@@ -204,14 +210,14 @@ def expected(
         qkv = sums.astype(qkv.dtype)
     qkv = qkv.reshape(len(qkv), -1, dim)
     q, k, v = np.split(qkv, [group * kv_heads, (group + 1) * kv_heads], axis=1)
-    has_norm = paged.norm_eps is not None
+    has_norm, is_after = paged.norm_eps is not None, paged.normalizes_rotated
     gains = (given[f"{n}_gain"][layer].astype(np.float64) for n in "qk")
     q_gain, k_gain = (g + paged.gain_offset if has_norm else None for g in gains)
     rows = [*zip(given["request"], given["position"], strict=True)]
     for row, (request, position) in enumerate(rows):
         at = given["table"][request, position // page], position % page
         for h in range(kv_heads):
-            key = turned(k[row, h], position, k_gain).astype(cache.dtype)
+            key = turned(k[row, h], position, k_gain, is_after).astype(cache.dtype)
             cache[layer, at[0], :, h, at[1]] = key, v[row, h]
     y = np.zeros((len(rows), group * kv_heads, dim))
     for row, (request, position) in enumerate(rows):
@@ -223,7 +229,8 @@ def expected(
                 cache[layer, pages, i, head // group, slots].astype(np.float64)
                 for i in range(2)
             )
-            query = turned(q[row, head], position, q_gain).astype(cache.dtype)
+            query = turned(q[row, head], position, q_gain, is_after)
+            query = query.astype(cache.dtype)
             scores = keys @ query.astype(np.float64) / np.sqrt(dim)
             weights = np.exp(scores - scores.max())
             y[row, head] = weights @ values / weights.sum()

@@ -81,6 +81,7 @@ GEMMA_DROPS = {
     "bias": {"attention_bias": False},
     "activation": {"hidden_activation": "silu"},
 }
+HUNYUAN = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 1.0, "alpha": 50.0}
 MAGNITUDES = {"mscale": 2.0, "mscale_all_dim": 0.5}
 PHI = {
     "hidden_size": 192,
@@ -126,6 +127,15 @@ CASES = (
         {"partial": {"partial_rotary_factor": 0.5}, "bias": {"attention_bias": False}},
         {"rope.dimension_count": 16},
     ),
+    Case(
+        "hunyuan_v1_dense",
+        BIAS | {"rope_parameters": HUNYUAN},
+        {
+            "biases": {"attention_bias": False},
+            "alpha": {"rope_parameters": HUNYUAN | {"alpha": 1.0}},
+        },
+    ),
+    Case("hunyuan_v1_dense", gguf={}, name="plain"),
     Case("mistral", {"sliding_window": 9}, {"window": {"sliding_window": None}}),
     Case(
         "ministral",

@@ -13,6 +13,7 @@ from etc_dist.models.fields import NEUTRAL
 from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
 from tests.refusals import refused
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 1.0}
 OLMO = {"architectures": ["Olmo3ForCausalLM"]}
 PHI = {"architectures": ["Phi3ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0}
@@ -36,6 +37,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         ({"rope_theta": [1], "rope_parameters": {"rope_theta": 1}}, "one rope_theta"),
         ({"rope_theta": None, "rope_parameters": {"rope_theta": 0}}, "rope_theta: a"),
         ({"eos_token_id": [1, "a"]}, "eos_token_id: ids of tokens"),
+        ({"rope_scaling": DYNAMIC | {"alpha": 1000.0}}, "no alpha"),
         (OLMO | {"attention_bias": True}, "attention_bias false"),
         (OLMO | {"rope_parameters": YARN}, "rope_parameters with full_attention and"),
         ({"attention_bias": 1}, "attention_bias true or false"),
