@@ -19,7 +19,11 @@ class Family:
     weight: the router. normalize: whether weights are, or the attribute that says it,
     if there is one.
     is_grouped: the gate has num_group and topk_group; method: the attribute that is
-    "group_limited_greedy" where they are used. shared, shared_gate: of the block."""
+    "group_limited_greedy" where they are used. shared, shared_gate: of the block.
+    gate_name: the attribute of the block. has_biases: as gpt-oss, the router and the
+    experts have biases, whose weights are transposed, and gate and up interleaved; and
+    the block returns a pair. limit, alpha: attributes of the experts, of their
+    `Activation`, as the shift is."""
 
     block: str
     gate: tuple[str, ...]
@@ -35,6 +39,11 @@ class Family:
     group_score: str = "best_two"
     shared: str = ""
     shared_gate: str = ""
+    gate_name: str = "gate"
+    has_biases: bool = False
+    limit: str = ""
+    alpha: str = ""
+    shift: float = 0.0
 
 
 def _of(prefixes: str, block: str, gate: str, form: Family) -> Iterator[Family]:
@@ -103,6 +112,31 @@ _ALL = (
     ),
     *_of(_DEEPSEEK_NAMES, "MoE", "TopkRouter", _DEEPSEEK),
     *_of("ExaoneMoe", "SparseMoEBlock", "TopkRouter", _DEEPSEEK),
+    *_of(
+        *("Glm5NextText", "MoE", "TopkRouter"), replace(_DEEPSEEK, limit="swiglu_limit")
+    ),
+    *_of(
+        *("DeepseekV4", "SparseMoeBlock", "TopKRouter"),
+        replace(
+            _SIGMOID,
+            score="sqrt_softplus",
+            scale="routed_scaling_factor",
+            shared="shared_experts",
+            limit="limit",
+        ),
+    ),
+    replace(
+        _PLAIN,
+        block="GptOssMLP",
+        gate=("GptOssTopKRouter",),
+        experts=("GptOssExperts",),
+        score="softmax_chosen",
+        gate_name="router",
+        has_biases=True,
+        limit="limit",
+        alpha="alpha",
+        shift=1.0,
+    ),
     *_of("MiMoV2Flash", "MoE", "TopkRouter", replace(_DEEPSEEK, shared="")),
     *_of(
         *("Mistral4", "MoE", "TopkRouter"),

@@ -260,7 +260,8 @@ class MoE(SharedMoE):
         families of docs/layers.md: its router, its experts, and its shared expert.
 
         Fused expert weights (transformers 5) are kept by reference; those of a list of
-        experts are stacked into new tensors, and those of a shared expert joined. A
+        experts are stacked into new tensors, those of a shared expert joined, and those
+        of gpt-oss rearranged. A
         router in float32 is converted to the dtype of the experts if that is exact,
         and refused otherwise. On several ranks, each passes the whole
         block and uses its shard of the experts, which is a copy if `parallel` is

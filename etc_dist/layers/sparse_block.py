@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.router import Router
 from etc_dist.layers.block_families import FAMILIES, MLP, Family
 from etc_dist.layers.plain import odd_activation, oddity
@@ -29,7 +30,9 @@ SHOWN_NAMES = 12
 class SparseBlock:
     """The arguments of MoE: router [E, H], gate_up [E, 2 I, H], down [E, H, I], the
     description of the choice, its correction [E], and the shared expert, gate_up
-    [2 S, H] and down [H, S], with its gate [H]."""
+    [2 S, H] and down [H, S], with its gate [H]; the activation, and the biases of the
+    router [E], of gate_up [E, 2 I] and of down [E, H]. returns_pair: whether the block
+    returns its result and something else."""
 
     router: Any
     gate_up: Any
@@ -38,6 +41,10 @@ class SparseBlock:
     correction: Any = None
     shared: tuple[Any, Any] | None = None
     shared_gate: Any = None
+    activation: Activation = SWIGLU
+    router_bias: Any = None
+    expert_biases: tuple[Any, Any] | None = None
+    returns_pair: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of MoE."""
@@ -46,6 +53,9 @@ class SparseBlock:
             "correction": self.correction,
             "shared": self.shared,
             "shared_gate": self.shared_gate,
+            "activation": self.activation,
+            "router_bias": self.router_bias,
+            "expert_biases": self.expert_biases,
         }
 
     def share(self, parallel: str, rank: int, world: int) -> SparseBlock:
@@ -56,8 +66,15 @@ class SparseBlock:
             return self
         experts, hidden, inner = self.down.shape
         if parallel == "expert":
-            own = _own("experts", experts, rank, world)
-            return replace(self, gate_up=self.gate_up[own], down=self.down[own])
+            own, biases = _own("experts", experts, rank, world), self.expert_biases
+            if biases is not None:
+                biases = biases[0][own], biases[1][own]
+            return replace(
+                self,
+                gate_up=self.gate_up[own],
+                down=self.down[own],
+                expert_biases=biases,
+            )
         own, shared = _own("inner width", inner, rank, world), self.shared
         each = own.stop - own.start
         halves = self.gate_up.reshape((experts, 2, inner, hidden))[:, :, own]
@@ -68,8 +85,14 @@ class SparseBlock:
             pair = gate_up.reshape((2, width, hidden))[:, part]
             down = down[:, part].reshape(-1).reshape((hidden, -1))
             shared = pair.reshape((-1, hidden)), down
+        biases = self.expert_biases
+        if biases is not None:
+            of_up = biases[0].reshape((experts, 2, inner))[:, :, own]
+            of_up = of_up.reshape(-1).reshape((experts, 2 * each))
+            biases = of_up, biases[1] * (rank == 0)  # one rank adds down's
         return replace(
             self,
+            expert_biases=biases,
             gate_up=halves.reshape((experts, 2 * each, hidden)),
             down=self.down[:, :, own].reshape(-1).reshape((experts, hidden, each)),
             shared=shared,
@@ -97,10 +120,14 @@ def read_sparse_block(block: Any) -> SparseBlock:
         wanted = f"a {', '.join(FAMILIES)} of transformers"
         raise _refusal(wanted, f"block: {_describe(block)}")
     family = FAMILIES[type(block).__name__]
-    gate, experts = getattr(block, "gate", None), getattr(block, "experts", None)
+    gate = getattr(block, family.gate_name, None)
+    experts = getattr(block, "experts", None)
     top_k = _first((block, gate), "top_k", "num_experts_per_tok")
     router = _at(gate, family.weight)
     weights = _fused(experts) or _stacked(experts)
+    biases = None
+    if family.has_biases and weights is not None:
+        weights, biases = _rearranged(experts)
     if router is None or weights is None or top_k is None:
         first = _first_expert(experts)
         parts = [("block", block), ("gate", gate), ("experts", experts)]
@@ -118,7 +145,35 @@ def read_sparse_block(block: Any) -> SparseBlock:
         _correction(family, (gate, block)),
         _joined(getattr(block, family.shared or "_", None)),
         None if shared_gate is None else _detached(shared_gate)[0],
+        _activation(family, experts),
+        _in_fp32(_known((gate, block), "bias")) if family.has_biases else None,
+        biases,
+        family.has_biases,
     )
+
+
+def _activation(family: Family, experts: Any) -> Activation:
+    numbers: dict[str, Any] = {
+        field: float(getattr(experts, name))
+        for field, name in (("limit", family.limit), ("alpha", family.alpha))
+        if name
+    }
+    return replace(SWIGLU, **{**numbers, "shift": family.shift})
+
+
+def _rearranged(experts: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """The weights and biases of experts whose weights are transposed, with gate and up
+    interleaved."""
+
+    def halves(array: Any) -> Any:
+        return _library(array).concatenate([array[:, ::2], array[:, 1::2]], 1)
+
+    gate_up, gate_up_bias, down, down_bias = (
+        _detached(getattr(experts, name))
+        for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+    )
+    weights = halves(gate_up.transpose(1, 2)), down.transpose(1, 2).contiguous()
+    return weights, (halves(gate_up_bias), down_bias)
 
 
 def _choice(family: Family, holders: Sequence[Any], top_k: int) -> Router:
@@ -138,6 +193,7 @@ def _choice(family: Family, holders: Sequence[Any], top_k: int) -> Router:
         int(_known(holders, "num_group")) if is_grouped else 1,
         int(_known(holders, "topk_group")) if is_grouped else 1,
         family.group_score,
+        has_bias=family.has_biases,
         has_correction=bool(family.correction),
     )
 
@@ -175,7 +231,11 @@ def _correction(family: Family, holders: Sequence[Any]) -> Any:
     """In fp32, or None."""
     if not family.correction:
         return None
-    bias = _detached(_known(holders, family.correction))
+    return _in_fp32(_known(holders, family.correction))
+
+
+def _in_fp32(bias: Any) -> Any:
+    bias = _detached(bias)
     return bias if "float32" in str(bias.dtype) else bias.float()
 
 
@@ -224,7 +284,7 @@ def _library(array: Any) -> Any:
 def _unsupported(family: Family, block: Any) -> Iterator[str]:
     """Parts of the block that may compute what MoE does not."""
     parts: list[tuple[str, Any, Sequence[str]]]
-    gate, experts = block.gate, block.experts
+    gate, experts = getattr(block, family.gate_name), block.experts
     parts = [("gate", gate, family.gate), ("experts", experts, family.experts)]
     mlps = [(f"experts[{n}]", experts[n]) for n in range(_length(experts))]
     if family.shared:
@@ -233,13 +293,17 @@ def _unsupported(family: Family, block: Any) -> Iterator[str]:
         parts.append((name, mlp, family.mlp))
         linears = [n for names in LINEARS for n in names if hasattr(mlp, n)]
         parts += [(f"{name}.{n}", getattr(mlp, n), ("Linear",)) for n in linears]
+    if family.score == "sqrt_softplus":
+        score = getattr(gate, "score_fn", None)
+        parts.append(("gate.score_fn", score, ("SqrtSoftplusActivation",)))
     for path in (family.shared_gate, "gate." + family.weight.removesuffix(".weight")):
         if path and path != "gate.weight":
             parts.append((path, _at(block, path), ("Linear",)))
     for name, part, classes in parts:
         if oddity(part, classes):
             yield f"{name}: {_describe(part)}"
-        if getattr(part, "bias", None) is not None:
+        has_bias = getattr(part, "bias", None) is not None
+        if has_bias and not (family.has_biases and part is gate):
             yield f"{name}.bias"
         activation = getattr(part, "act_fn", None)
         if activation is not None and (odd := odd_activation(activation)):

@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch.distributed import ProcessGroup
 
 from etc_dist.errors import ArgumentError, expect_choice
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.router import Router, as_router
 from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.deterministic import check_deterministic
@@ -267,11 +268,17 @@ class MLP(nn.Module):
 
 
 class _Experts(nn.Module):
-    """Weights under the names that they have in transformers."""
+    """Weights, and perhaps biases, under the names that they have in transformers."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor):
+    def __init__(self, gate_up: Tensor, down: Tensor, biases: tuple[Tensor, ...]):
         super().__init__()
         self.gate_up_proj, self.down_proj = _parameter(gate_up), _parameter(down)
+        for name, bias in zip(BIASES, biases, strict=False):
+            setattr(self, name, _parameter(bias))
+
+
+BIASES = "gate_up_proj_bias", "down_proj_bias"
+"""Of experts, as transformers names them."""
 
 
 class _Gate(nn.Module):
@@ -316,6 +323,8 @@ class MoE(nn.Module):
         correction: Tensor | None = None,
         shared: tuple[Tensor, Tensor] | None = None,
         shared_gate: Tensor | None = None,
+        activation: Activation = SWIGLU,
+        expert_biases: tuple[Tensor, Tensor] | None = None,
         parallel: str = "tensor",
         group: Group = None,
         replicated: bool = False,
@@ -324,7 +333,8 @@ class MoE(nn.Module):
         super().__init__()
         check_deterministic(deterministic)
         self.gate = _Gate(router, router_bias, correction)
-        self.experts = _Experts(gate_up, down)
+        self.experts = _Experts(gate_up, down, expert_biases or ())
+        self.activation, self.returns_pair = activation, False
         self.shared = _SharedExpert(*shared, shared_gate) if shared else None
         self.router, self.parallel = as_router(top_k, normalize), parallel
         self.ranks, self.replicated = ranks_of(group), replicated
@@ -346,7 +356,7 @@ class MoE(nn.Module):
         ranks = ranks_of(group)
         found = read_sparse_block(block)
         own = found.share(parallel, ranks.rank, ranks.size)
-        return cls(
+        made = cls(
             own.router,
             own.gate_up,
             own.down,
@@ -356,9 +366,17 @@ class MoE(nn.Module):
             replicated=replicated,
             deterministic=deterministic,
         )
+        made.returns_pair = own.returns_pair
+        return made
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., H] to the result: of the same shape, or [M / W, H]. Collective."""
+    def forward(self, x: Tensor, input_ids: Tensor | None = None) -> Any:
+        """x [..., H] to the result: of the same shape, or [M / W, H]. Collective. In
+        place of a block that also returns the weights, it returns the result and None.
+        input_ids: not used."""
+        y = self._forward(x)
+        return (y, None) if self.returns_pair else y
+
+    def _forward(self, x: Tensor) -> Tensor:
         router, shared = self.router, self.shared
         rows = x.flatten(0, -2)
         if self.replicated:
@@ -376,6 +394,12 @@ class MoE(nn.Module):
             "router_bias": _in_fp32(self.gate.bias),
             "correction": _in_fp32(self.gate.e_score_correction_bias),
         }
+        act = self.activation
+        options |= {"activation": act.function, "alpha": act.alpha}
+        options |= {"limit": act.limit, "shift": act.shift}
+        for name in BIASES:
+            option = name.replace("_proj", "")
+            options[option] = getattr(self.experts, name, None)
         if shared is not None:
             options["shared_gate_up"] = shared.gate_up_proj
             options["shared_down"] = shared.down_proj

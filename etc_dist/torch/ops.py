@@ -29,6 +29,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import _get_group_size_by_name
 
 from etc_dist.errors import ArgumentError, as_refusal
+from etc_dist.functions.activation import SILU, Activation
 from etc_dist.functions.combine_rows import SHARED
 from etc_dist.functions.router import Router
 from etc_dist.layers.mlp import SharedMLP
@@ -270,6 +271,12 @@ def moe(
     shared_gate_up: Tensor | None = None,
     shared_down: Tensor | None = None,
     shared_gate: Tensor | None = None,
+    activation: str = SILU,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    shift: float = 0.0,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Call:
     """A mixture of experts with its router, as `etc_dist.MoE`: router [E, H]. No
     gradients. Calls of one shape share a program and its buffers.
@@ -283,7 +290,9 @@ def moe(
 
     score to correction: those of `etc_dist.Router`, and its biases [E] in float32.
     shared_gate_up [2 S, H], shared_down [H, S] and shared_gate [H]: the shared expert,
-    with parallel="tensor" a shard of its inner width."""
+    with parallel="tensor" a shard of its inner width. activation to shift: those of
+    `etc_dist.Activation`. gate_up_bias [E, 2 I] and down_bias [E, H]: of the routed
+    experts, split as the weights; each rank adds its down_bias."""
     is_part = parallel == "tensor" and size_of(group_name) > 1
     choice = Router(
         *(top_k, normalize, score, scale, num_groups, topk_group, group_score),
@@ -293,12 +302,15 @@ def moe(
     biases = [bias for bias in (router_bias, correction) if bias is not None]
     shared = (shared_gate_up, shared_down, shared_gate)
     of_shared = [array for array in shared if array is not None]
+    of_experts = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
     options = {
         "experts": gate_up.shape[0],
         "hidden": gate_up.shape[2],
         "inner": gate_up.shape[1] // 2,
         "router": choice,
         "shared": ("", "", *SHARED)[len(of_shared)],
+        "activation": Activation(activation, alpha, limit, shift),
+        "has_biases": len(of_experts) == 2,
         "shared_inner": 0 if shared_down is None else shared_down.shape[1],
         "parallel": parallel,
         "deterministic": deterministic,
@@ -307,7 +319,7 @@ def moe(
         group_name,
         SharedMoE,
         options,
-        [(as_rows(x, 0), router, gate_up, down, *biases, *of_shared)],
+        [(as_rows(x, 0), router, gate_up, down, *biases, *of_experts, *of_shared)],
         lambda out: out if is_part else out.view(x.shape),
     )
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from etc_dist.errors import ArgumentError, EtcDistError
+from etc_dist.layers.block_families import FAMILIES
 from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.torch.blocks import PROJECTIONS
 from etc_dist.torch.modules import MLP, Group, MoE
@@ -31,11 +32,11 @@ def replace(
 
     Every rank passes the whole model, and runs it on the same tokens. On one rank the
     weights are kept by reference, and the names of parameters stay the same, except for
-    those of shared experts, which are copied; on several each rank keeps its shard of
-    the replaced weights. group: a ProcessGroup or its name; default: torch's default
-    group. parallel: how experts are split over its ranks: "tensor" (a shard of each) or
-    "expert" (some of them). deterministic="batch": in the replaced blocks a token has
-    the same bits for any number of tokens.
+    those of shared experts and of gpt-oss, which are copied; on several each rank keeps
+    its shard of the replaced weights. group: a ProcessGroup or its name; default:
+    torch's default group. parallel: how experts are split over its ranks: "tensor" (a
+    shard of each) or "expert" (some of them). deterministic="batch": in the replaced
+    blocks a token has the same bits for any number of tokens.
 
     Raises ArgumentError, and changes nothing, if the model has no such block, one of
     another class or with an adapter, a quantised layer, a hook, a bias, another
@@ -70,7 +71,8 @@ def replace(
 def _find(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """The blocks: (parent, name, block), without those inside others."""
     for name, child in model.named_children():
-        is_sparse = hasattr(child, "gate") and hasattr(child, "experts")
+        is_known = type(child).__name__ in FAMILIES
+        is_sparse = is_known or (hasattr(child, "gate") and hasattr(child, "experts"))
         if is_sparse or all(hasattr(child, part) for part in PROJECTIONS):
             yield model, name, child
         else:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from etc_dist.functions.activation import SWIGLU
 from etc_dist.functions.router import Router
 from etc_dist.layers.block_families import FAMILIES
 from etc_dist.layers.moe import MoE
@@ -19,6 +20,7 @@ from tests.layers.reference import TOLERANCE, moe_reference
 
 HIDDEN, INNER, EXPERTS, TOKENS = 40, 32, 16, 23
 GROUPS = {"n_group": 4, "topk_group": 2}
+CLAMPED = {"swiglu_limit": 0.7}
 SCALED = {"routed_scaling_factor": 2.5}
 # model in transformers: class of its block, prefix of its config, its fields
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -44,6 +46,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "kimi_linear": ("KimiLinearMoE", "KimiLinear", GROUPS | SCALED),
     "solar_open": ("SolarOpenMoE", "SolarOpen", GROUPS | SCALED),
     "exaone_moe": ("ExaoneMoeSparseMoEBlock", "ExaoneMoe", GROUPS | SCALED),
+    "glm5_next": ("Glm5NextTextMoE", "Glm5NextText", GROUPS | SCALED | CLAMPED),
+    "deepseek_v4": (
+        *("DeepseekV4SparseMoeBlock", "DeepseekV4"),
+        SCALED | CLAMPED,
+    ),
+    "gpt_oss": ("GptOssMLP", "GptOss", CLAMPED),
     "mimo_v2_flash": ("MiMoV2FlashMoE", "MiMoV2Flash", GROUPS | SCALED),
     "mistral4": ("Mistral4MoE", "Mistral4", GROUPS | SCALED),
     "deepseek_v2": (
@@ -64,6 +72,7 @@ SIZES = {
     "num_shared_experts": 2,
     "hidden_act": "silu",
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
 }
 
 
@@ -78,7 +87,8 @@ def block_of(model: str, rng: np.random.Generator) -> Any:
     )
     module = import_module(f"{folder}.modeling_{model}")
     made = config(**{**SIZES, **changes})
-    block = getattr(module, kind)(made)
+    layer = {"layer_idx": 3} if model == "deepseek_v4" else {}
+    block = getattr(module, kind)(made, **layer)
     for name, tensor in {
         **dict(block.named_parameters()),
         **dict(block.named_buffers()),
@@ -94,7 +104,8 @@ def outputs_of(block: Any, x: Any) -> tuple[Any, Any]:
     import torch
 
     seen = []
-    hook = block.gate.register_forward_hook(lambda *call: seen.append(call[2][2]))
+    gate = getattr(block, FAMILIES[type(block).__name__].gate_name)
+    hook = gate.register_forward_hook(lambda *call: seen.append(call[2][2]))
     with torch.no_grad():
         y = block(torch.tensor(x.astype(np.float32))[None])
     hook.remove()
@@ -114,11 +125,18 @@ def read(block: Any) -> SparseBlock:
 def expected(found: SparseBlock, x: Any) -> Any:
     """The result in NumPy."""
     weights = [a.float().numpy() for a in (found.router, found.gate_up, found.down)]
-    biases = [] if found.correction is None else [found.correction.float().numpy()]
+    given = (found.router_bias, found.correction)
+    biases = [bias.float().numpy() for bias in given if bias is not None]
     shared = [] if found.shared is None else [*found.shared, found.shared_gate]
     arrays = [a.float().numpy() for a in shared if a is not None]
-    choice = found.choice
-    return moe_reference(x, weights, choice, biases=biases, shared=arrays).expected
+    of_experts = [bias.float().numpy() for bias in found.expert_biases or ()]
+    return moe_reference(
+        *(x, weights, found.choice),
+        biases=biases,
+        shared=arrays,
+        activation=found.activation,
+        expert_biases=of_experts,
+    ).expected
 
 
 def off(y: Any, wanted: Any) -> Any:
@@ -155,7 +173,8 @@ def test_each_field_of_a_block_has_an_effect(model, one_rank, rng):
     block, x = block_of(model, rng), draw_rows(rng)
     (wanted, ids), found = outputs_of(block, x), read(block)
     logits = x.astype(np.float32) @ found.router.float().numpy().T
-    biases = [] if found.correction is None else [found.correction.float().numpy()]
+    given = (found.router_bias, found.correction)
+    biases = [bias.float().numpy() for bias in given if bias is not None]
     chosen, _ = found.choice.choose(logits, *biases)
     np.testing.assert_array_equal(np.sort(chosen, axis=1), ids)
     assert off(expected(found, x), wanted).max() < 2 * TOLERANCE["bfloat16"]
@@ -166,12 +185,23 @@ def test_each_field_of_a_block_has_an_effect(model, one_rank, rng):
         for name in ("normalize", "score", "scale", "group_score")
         if getattr(choice, name) != getattr(plain, name)
     }
+    if choice.score == "softmax_chosen":  # the normalized softmax
+        dropped = {}
     if choice.num_groups > 1:
         one = replace(choice, num_groups=1, topk_group=1)
         dropped["groups"] = replace(found, choice=one)
     if found.correction is not None:
         none = replace(choice, has_correction=False)
         dropped["correction"] = replace(found, choice=none, correction=None)
+    if found.router_bias is not None:
+        none = replace(choice, has_bias=False)
+        dropped["router_bias"] = replace(found, choice=none, router_bias=None)
+        dropped["biases"] = replace(found, expert_biases=None)
+    for name in ("alpha", "limit", "shift"):
+        if getattr(found.activation, name) != getattr(SWIGLU, name):
+            plain = {name: getattr(SWIGLU, name)}
+            other = replace(found.activation, **plain)
+            dropped[name] = replace(found, activation=other)
     if found.shared is not None:
         dropped["shared"] = replace(found, shared=None, shared_gate=None)
     if found.shared_gate is not None:
@@ -184,20 +214,22 @@ def test_each_field_of_a_block_has_an_effect(model, one_rank, rng):
 
 def table() -> str:
     """The families as a table of docs/layers.md."""
-    lines = ["| model of transformers | score | correction | groups | shared expert |"]
-    lines.append("| --- | --- | --- | --- | --- |")
+    head = "model of transformers", "score", "correction", "groups", "shared expert"
+    lines = [f"| {' | '.join(head)} | experts |", "| --- " * 6 + "|"]
     rows: dict[tuple[str, ...], list[str]] = {}
     for model, (kind, *_) in MODELS.items():
         family = FAMILIES[kind]
         shared = "with a gate" if family.shared_gate else "yes" if family.shared else ""
         groups = family.group_score.replace("_", " ") if family.is_grouped else ""
         correction = "yes" if family.correction else ""
-        key = family.score, correction, groups, shared
+        experts = "clamped, biases" if family.has_biases else ""
+        experts = experts or ("clamped" if family.limit else "")
+        key = family.score.replace("_", " "), correction, groups, shared, experts
         rows.setdefault(key, []).append(f"`{model}`")
     lines += [
         f"| {', '.join(names)} | {' | '.join(key)} |" for key, names in rows.items()
     ]
-    return "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
+    return "\n".join(lines).replace("  ", " ")
 
 
 def test_the_page_has_the_families_that_are_tested():
@@ -211,8 +243,8 @@ def test_the_page_has_the_families_that_are_tested():
     ("model", "kind"),
     [
         ("ernie4_5_moe", "Ernie4_5_MoeSparseMoeBlock"),
-        ("gpt_oss", "GptOssMLP"),
-        ("deepseek_v4", "DeepseekV4SparseMoeBlock"),
+        ("openai_privacy_filter", "OpenAIPrivacyFilterMLP"),
+        ("hy_v4", "HYV4MoE"),
         ("longcat_flash", "LongcatFlashMoE"),
     ],
 )
@@ -255,7 +287,7 @@ def test_a_router_with_more_digits_than_the_experts_is_refused(rng):
 @pytest.mark.torch
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("parallel", ["tensor", "expert"])
-@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_next", "gpt_oss"])
 def test_ranks_share_a_block(model, parallel, world, rng):
     import torch
 

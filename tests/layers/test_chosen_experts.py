@@ -19,10 +19,12 @@ from tests.ops.arrays import Arrays
 EXPERTS, TOP_K, HIDDEN, INNER = 8, 4, 24, 16
 
 
-def draw(rng: np.random.Generator, tokens: int) -> dict[str, np.ndarray]:
+def draw(
+    rng: np.random.Generator, tokens: int, top_k: int = TOP_K
+) -> dict[str, np.ndarray]:
     """The arrays of a run."""
     logits = rng.standard_normal((tokens, EXPERTS)).astype(np.float32)
-    ids, weights = Router(TOP_K).choose(logits)
+    ids, weights = Router(top_k).choose(logits)
     return {
         "x": rng.standard_normal((tokens, HIDDEN)).astype(bfloat16),
         "ids": ids.astype(np.int32),
@@ -67,6 +69,15 @@ def test_a_choice_of_no_expert_adds_nothing(left, world, rng):
         on = Arrays(world.backend)
         given = {name: on.put(array) for name, array in arrays.items()}
         expect_sums(on.get(program.run(**given)["y"]), arrays)
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 7])
+def test_the_cuda_bodies_take_any_number_of_choices(top_k, rng):
+    arrays = draw(rng, 40, top_k)
+    graph = chosen_experts_graph(1, experts=EXPERTS, top_k=top_k)
+    dims = {"tokens": 40, "hidden": HIDDEN, "inner": INNER}
+    [found] = Emulator(graph).run([arrays], dims)
+    expect_sums(found["y"], arrays)
 
 
 def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng):

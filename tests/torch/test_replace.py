@@ -35,7 +35,9 @@ def test_replaced_blocks_give_the_same_logits_with_the_same_weights(kind, group)
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
 
 
-@pytest.mark.parametrize("kind", ["Glm4Moe", "Qwen2Moe", "MiniMaxM2", "DeepseekV3"])
+@pytest.mark.parametrize(
+    "kind", ["Glm4Moe", "Qwen2Moe", "MiniMaxM2", "DeepseekV3", "GptOss"]
+)
 def test_replaced_blocks_have_the_router_and_the_shared_expert(kind, group):
     sizes = {"n_group": 4, "topk_group": 2, "n_routed_experts": 8, "rotary_dim": 8}
     sizes |= {"first_k_dense_replace": 1, "shared_expert_intermediate_size": 48}
@@ -49,6 +51,9 @@ def test_replaced_blocks_have_the_router_and_the_shared_expert(kind, group):
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
             buffer.copy_(torch.randn(buffer.shape) / 8)
+    for name, weight in model.named_parameters():
+        if kind == "GptOss" and "experts" in name:
+            torch.nn.init.normal_(weight, std=0.3)
     with torch.no_grad():
         expected = model(IDS).logits
         etc_dist.torch.replace(model)
