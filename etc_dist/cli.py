@@ -21,7 +21,7 @@ from etc_dist.models.bundle import bundle_model
 from etc_dist.models.library import library_programs
 from etc_dist.models.loading import DEFAULTS, add_options_of_load
 from etc_dist.new_function import write_function
-from etc_dist.ops.tuning import Tuning, save_tuning
+from etc_dist.ops.tuning import save_tuning
 from etc_dist.port.command import add_options as add_port_options
 from etc_dist.port.command import run as port
 from etc_dist.predict.command import add_options as add_predict_options
@@ -235,7 +235,6 @@ def _add_bundle(command: argparse.ArgumentParser) -> None:
 def tune_gpus(options: argparse.Namespace) -> int:
     """Measure a tuning, and save it. Collective."""
     # NOTE: here, since the other commands start no world.
-    from etc_dist.layers.tune_mlp import tune_mlp
     from etc_dist.ops.tune import parse_sizes, tune_world
     from etc_dist.world import start
 
@@ -245,19 +244,12 @@ def tune_gpus(options: argparse.Namespace) -> int:
         say = print if world.rank == 0 else lambda text: None
         say(world.show())
         place = options.output or Cache(world.settings.cache).root
-
-        def save(made: Tuning) -> None:
-            if world.local_rank == 0 and options.output is None:
-                save_tuning(Cache(world.settings.cache), made)
-            elif world.rank == 0:
-                place.write_text(json.dumps(made.document(), indent=1) + "\n")
-            say(f"{made.show()}, saved in {place}")
-
         made = tune_world(world, sizes, say)
-        save(made)
-        with_pairs = tune_mlp(world, made, sizes, say)
-        if with_pairs is not made:
-            save(with_pairs)
+        if world.local_rank == 0 and options.output is None:
+            save_tuning(Cache(world.settings.cache), made)
+        elif world.rank == 0:
+            place.write_text(json.dumps(made.document(), indent=1) + "\n")
+        say(f"{made.show()}, saved in {place}")
     return 0
 
 

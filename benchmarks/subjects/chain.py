@@ -16,10 +16,10 @@ from benchmarks.harness import Result, Run, Subject, add_shapes
 from benchmarks.protocol import measure_shapes
 from benchmarks.workload import REPLAYED, GraphCall, Rival, Shapes, Workload, run_steps
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.ir import EventTensor, Graph, Tensor, graph_function
-from etc_dist.layers.mlp_policy import combined
-from etc_dist.ops.few_rows import RowBlocks
-from etc_dist.ops.matmul_policy import SHAPES, has_blocks, rate
+from etc_dist.ir import Graph, Tensor, graph_function
+from etc_dist.layers.mlp_policy import fastest_pair
+from etc_dist.ops.multiply import RowEvents, TiledMatmul, tiles_of_dims
+from etc_dist.ops.tile_model import FAMILY, dims_of, predictions, text_of
 from etc_dist.ops.tuning import tuning_of
 
 SIZES = Shapes(
@@ -39,36 +39,27 @@ def sizes_of(n: int, hidden: Any, inner: Any) -> tuple[Any, Any]:
 
 @graph_function
 def chain_graph(
-    g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = SHAPES
+    g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = FAMILY
 ) -> None:
-    """x [rows, hidden], COUNT weights -> y [rows, hidden], on each rank its own. The
-    dims `up_shape` and `down_shape` select the tiles of even and of odd matmuls."""
+    """x [rows, hidden], COUNT weights -> y [rows, hidden], on each rank its own. Dims
+    select the tiles of each matmul n, with names that begin with `w{n}_`. They wait for
+    all of the matmul before."""
     rows, hidden, inner = g.dims("rows hidden inner")
-    selected = g.dims("up_shape down_shape")
     x = g.input("x", (rows, hidden), dtype)
     weights = [
         g.input(f"w{n}", sizes_of(n, hidden, inner), dtype) for n in range(COUNT)
     ]
     y = g.output("y", (rows, hidden), dtype)
-    blocks = RowBlocks(g, rows)
     last: Tensor = x
-    events: EventTensor | None = None
+    events: RowEvents | None = None
     for n, weight in enumerate(weights):
-        name, ends = f"w{n}", n == COUNT - 1
-        columns = sizes_of(n, hidden, inner)[0]
+        ends, columns = n == COUNT - 1, sizes_of(n, hidden, inner)[0]
         result = y if ends else g.local(f"y{n}", (rows, columns), dtype)
-        tiles = blocks.tiles(name, selected[n % 2], shapes)
-        operands = last, [weight], result
-        events = blocks.multiply(
-            name,
-            tiles,
-            tiles.matmul(dtype),
-            operands,
-            tiles.columns,
-            events,
-            notifies=None if ends else f"{name}_done",
-        )
-        last = result
+        tiles = tiles_of_dims(g, f"w{n}_", shapes, rows)
+        matmul = TiledMatmul(g, f"w{n}_", tiles, dtype, last, [weight], result)
+        done = None if ends else matmul.complete(f"w{n}_done", rows)
+        matmul.add(events)
+        last, events = result, done
 
 
 class ChainWorkload(Workload):
@@ -99,20 +90,23 @@ class ChainWorkload(Workload):
     def make(self, schedule: str, **options: Any) -> GraphCall:
         names = ["x", *(f"w{n}" for n in range(COUNT)), "y"]
         made = GraphCall(chain_graph(1), self.world, names, schedule)
-        ups, downs = (
-            rate(
-                self.rows,
-                *sizes_of(n, *self.sizes),
+        rankings = [
+            predictions(
+                FAMILY,
+                (self.rows, *sizes_of(n, *self.sizes)),
                 made.program.workers,
-                in_blocks=has_blocks(self.rows, 1),
-                tuning=tuning_of(self.world),
+                tuning_of(self.world).tiles,
             )
             for n in range(2)
-        )
-        best = combined(ups, downs, SHAPES)[0]
-        numbers = best.up.number, best.down.number
-        made.dims = dict(zip(("up_shape", "down_shape"), numbers, strict=True))
-        self._policy = ", then ".join(str(SHAPES[number]) for number in numbers)
+        ]
+        pair = fastest_pair(rankings, tuning_of(self.world).tiles.call_us)
+        tilings = pair.first.tiling, pair.second.tiling
+        made.dims = {
+            dim: value
+            for n in range(COUNT)
+            for dim, value in dims_of(tilings[n % 2], f"w{n}_").items()
+        }
+        self._policy = ", then ".join(text_of(FAMILY, each) for each in tilings)
         return made
 
     def arguments(self, number: int) -> tuple[Any, ...]:

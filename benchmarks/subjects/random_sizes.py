@@ -40,9 +40,8 @@ from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.layers.mlp import SharedMLP
-from etc_dist.layers.mlp_policy import rate_pairs
+from etc_dist.layers.mlp_policy import fastest_pair, rankings_of, sizes_of
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.multiply import add_matmul, tiles_of_dims
 from etc_dist.ops.operation import kept
 from etc_dist.ops.tile_model import FAMILY, dims_of, predictions, text_of
@@ -228,19 +227,15 @@ class RandomMLPRanks(Random, MLPWorkload):
         return Stepwise.rivals(self, gpu)
 
     def choices(self) -> list[Choice]:
-        program, size = self.made["ours"].program, self.world.size
+        program = self.made["ours"].program
         if program.plan.policy is None:
             return []
-        given = (self.m, self.n, self.k, program.workers, SHAPES)
-        pairs = rate_pairs(*given, world_size=size, tuning=tuning_of(self.world))
-        return [
-            Choice(
-                {"gate_up_shape": one.up.number, "down_shape": one.down.number},
-                f"{SHAPES[one.up.number]} + {SHAPES[one.down.number]}",
-                one.us,
-            )
-            for one in pairs
-        ]
+        sizes, tuning = sizes_of(self.m, self.n, self.k), tuning_of(self.world)
+        rankings = rankings_of(sizes, program.workers, FAMILY, tuning)
+        pair = fastest_pair(rankings, tuning.tiles.call_us)
+        tilings = pair.first.tiling, pair.second.tiling
+        text = " + ".join(text_of(FAMILY, each) for each in tilings)
+        return [Choice({}, text, pair.us)]
 
 
 class RandomMLP(RandomMLPRanks):

@@ -66,8 +66,6 @@ MOST_FEW_ROWS = 64
 """The most rows of x of a worker in a swapped tile for few rows."""
 MOST_TALL_ROWS, TALL_COLUMNS = 256, 128
 """In swapped tiles for more rows, the most of them, and the columns of a worker."""
-LEAST_ROWS = 16
-"""Rows of tiles that cannot divide a block evenly."""
 SPLITS = ("columns", "rows", "k", "none")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half; "none":
 one worker runs a task."""
@@ -421,17 +419,12 @@ class Tiles:
     `shape` selects one of `shapes`. Sizes of tiles are numbers of the graph, whose
     names begin with `name`.
 
-    all_rows: the rows of x, or of each block of them, to divide them evenly among
-    tiles. Tiles then have at most the shape's rows, a multiple of 8 for each worker,
-    and their number does not change: bulk copies beyond the edge of x take longer than
-    copies of fewer rows.
+    all_rows: the rows of x, to divide them evenly among tiles. Tiles then have at most
+    the shape's rows, a multiple of 8 for each worker, and their number does not change:
+    bulk copies beyond the edge of x take longer than copies of fewer rows.
 
     w_layout: "nk" for weights [n, k], "kn" for [k, n]. Then `shape` selects one of
     `shapes_for("kn", shapes)`.
-
-    blocks: the number of blocks. If there are several, `all_rows` is a multiple of
-    LEAST_ROWS, and no tile is in two blocks: of a shape that cannot divide a block
-    evenly, tiles have LEAST_ROWS.
 
     columns: of each tile, in place of the shape's, for tiles of one worker: a multiple
     of 8 that the shape allows, see `TileShape.serves_columns`."""
@@ -444,7 +437,6 @@ class Tiles:
         shapes: Sequence[TileShape],
         all_rows: Expr | None = None,
         w_layout: str = "nk",
-        blocks: Expr | int = 1,
         columns: Expr | None = None,
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
@@ -460,8 +452,6 @@ class Tiles:
             workers = most // own  # 2 if they divide the rows of a tile
             parts = ceildiv(all_rows, most) * workers
             even = minimum(own, ceildiv(ceildiv(all_rows, parts), 8) * 8)
-            left = all_rows % (even * workers) * minimum(1, blocks - 1)
-            even = select(equal(left, 0), even, LEAST_ROWS // workers)
             own = g.let(f"{name}_own_rows", even)
             self.rows = g.let(f"{name}_even_rows", own * workers)
         self._x_box = own

@@ -2,7 +2,7 @@
 
 mlp.py               MLP, and its graph for many rows of several ranks
 mlp_tiles.py         its graph for one rank, and for fewer rows of several
-mlp_policy.py        the choice of its tiles; tune_mlp.py: measuring them
+mlp_policy.py        the choice of its tiles
 mlp_steps.py         shared by these graphs
 moe.py               MoE
 moe_graph.py         its graph on one rank and on many

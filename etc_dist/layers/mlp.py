@@ -11,16 +11,16 @@ from etc_dist.functions.push_rows import PACKET_BYTES
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.ir.expr import wrap
-from etc_dist.layers.mlp_policy import choose_shapes
+from etc_dist.layers.mlp_policy import choose_tiles
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.all_gather_matmul import push_packets, source_of
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
-from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import ROW_GROUP, grouped_rows, shards_in_turn
 from etc_dist.ops.slots import add_sum_slots, make_slots
+from etc_dist.ops.tile_model import FAMILY
 from etc_dist.world import World
 
 COLUMN_GROUP = 16
@@ -123,15 +123,17 @@ class SharedMLP(Operation):
         if self.world.hosts.count > 1:
             return [overlapped]
         ranks, most = self.world.size, self.most_gathered
-        shapes, in_order = self.sizes.get("shapes", SHAPES), self.deterministic == BATCH
+        shapes, in_order = self.sizes.get("shapes", FAMILY), self.deterministic == BATCH
+        names = "gate_up_", "down_"
         tiles = Candidate(
             mlp_tiles_graph,
             self.sizes,
             serves=lambda dims: ranks == 1 or has_few_rows(dims["rows"], ranks, most),
-            capacity=lambda dims: capacity_dims(
-                dims, most // ranks, shapes, ["gate_up_shape", "down_shape"]
+            capacity=lambda w_layout, dims, workers: capacity_dims(
+                *(dims, most // ranks, shapes, workers, ranks, names),
+                in_order=in_order,
             ),
-            policy=lambda tuning, w_layout, dims, workers: choose_shapes(
+            policy=lambda tuning, w_layout, dims, workers: choose_tiles(
                 dims, ranks, workers, shapes, in_order=in_order, tuning=tuning
             ),
         )

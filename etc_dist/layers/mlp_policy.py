@@ -1,155 +1,83 @@
-"""The choice of the MLP's two tile shapes, as a pair: their times alone do not add up.
+"""The choice of the tiles of the MLP's two matmuls, by the model of their times.
 
-A matmul after one on other tiles waits for its code, which no instruction cache holds.
-Down reads its activations only after the last of them is written, so tiles that read
-much of them take longer than alone: only measured pairs account for that. And if only
-one of the two multicasts, the workers of a pair wait for each other in both.
+Down reads activations, so that its tiles wait for those of their rows. If both matmuls
+have as many rows of tiles, each of these is a block with an event of its own: see
+`mlp_tiles_graph`. Otherwise down waits for all activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.ops.matmul_policy import (
-    Rating,
-    Sizes,
-    explain,
-    has_blocks,
-    nearest,
-    rate,
-    waves_of,
-)
-from etc_dist.ops.tuning import JOINED, MeasuredPair, Tuning
+from etc_dist.ops.tile_model import Prediction, Sizes, choices, predictions, text_of
+from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice
 
+WAIT_US = 2.0
+"""Added where down waits for all activations: from the end of the last tile of gate_up,
+through the notification, to the first loads of its results. Assumed, as the time from a
+launch to the first wgmma of a worker. Among several blocks, other tiles hide it."""
 SWITCH_US = 2.0
-"""Added to the time of a pair of two different tile shapes: the fetch of the second
-one's code. Measured on an H200 only."""
-MOST_SLOWER = 1.15
-"""Measured pairs serve a size only if the fastest of them takes, as measured or by the
-model, at most so many times as long as the model's fastest pair. Their times also serve
-fewer rows (see ROW_CLASSES), for which others may be much faster."""
+"""Added where the two matmuls have different tile shapes: the fetch of the second one's
+code, which no instruction cache holds. Measured on an H200 only."""
 
 
 class Pair(NamedTuple):
-    """The ratings of gate_up's and down's tiles, and the time of both. measured: the
-    sizes at which it was measured; None if it is predicted."""
+    """The tilings of a matmul and of one that reads its result, their time in one
+    kernel in microseconds, and the number of blocks of rows."""
 
-    up: Rating
-    down: Rating
+    first: Prediction
+    second: Prediction
     us: float
-    measured: MeasuredPair | None = None
+    blocks: int
+
+
+def fastest_pair(rankings: Sequence[Sequence[Prediction]], launch_us: float) -> Pair:
+    """Of two rankings by `predictions` for equally many rows. launch_us: which two
+    kernels take twice, and one only once."""
+
+    def pair(one: Prediction, other: Prediction) -> Pair:
+        blocks = one.tiles_down if one.tiles_down == other.tiles_down else 1
+        is_switched = one.tiling.shape_idx != other.tiling.shape_idx
+        us = one.us + other.us - launch_us
+        us += WAIT_US * (blocks == 1) + SWITCH_US * is_switched
+        return Pair(one, other, us, blocks)
+
+    by_shape = (
+        {each.tiling.shape_idx: each for each in reversed(ranking)}
+        for ranking in rankings
+    )
+    pairs = product(*(fastest.values() for fastest in by_shape))
+    return min((pair(*each) for each in pairs), key=lambda each: each.us)
+
+
+def rankings_of(
+    sizes: Sequence[Sizes],
+    workers: int,
+    shapes: Sequence[TileShape],
+    tuning: Tuning,
+    *,
+    in_order: bool = False,
+) -> list[list[Prediction]]:
+    """The rankings of gate_up and of down. sizes: M, N and K of each. in_order: only
+    tilings that add over k in order."""
+    return [
+        predictions(
+            *(shapes, each, workers, tuning.tiles), gated=is_gated, in_order=in_order
+        )
+        for each, is_gated in zip(sizes, (True, False), strict=True)
+    ]
 
 
 def sizes_of(m: int, hidden: int, inner: int) -> tuple[Sizes, Sizes]:
-    """M, N and K of gate_up and of down."""
-    return (m, 2 * inner, hidden), (m, hidden, inner)
+    """M, N and K of gate_up and of down, for m rows of all ranks."""
+    return (m, inner, hidden), (m, hidden, inner)
 
 
-def pair_key(up: TileShape, down: TileShape) -> str:
-    """The name of a pair of tile shapes in a tuning."""
-    return JOINED.join((up.key, down.key))
-
-
-def rate_pairs(
-    m: int,
-    hidden: int,
-    inner: int,
-    workers: int,
-    shapes: Sequence[TileShape],
-    *,
-    world_size: int = 1,
-    in_order: bool = False,
-    tuning: Tuning,
-) -> list[Pair]:
-    """The pairs to choose from for m rows of all ranks: first measured ones, then those
-    of which most matmuls have a measured time, then the rest, each group the fastest
-    first."""
-    in_blocks = has_blocks(m, world_size)
-    first, second = sizes_of(m, hidden, inner)
-    ups, downs = (
-        rate(
-            *(*sizes, workers, shapes),
-            gated=gated,
-            in_order=in_order,
-            in_blocks=in_blocks,
-            tuning=tuning,
-        )
-        for sizes, gated in ((first, True), (second, False))
-    )
-    found = combined(ups, downs, shapes)
-    allowed = {(one.up.number, one.down.number): one for one in found}
-    most = MOST_SLOWER * min(one.us for one in found)
-    by_key = {shape.key: number for number, shape in enumerate(shapes)}
-
-    def numbers(key: str) -> tuple[int | None, ...]:
-        """The positions in `shapes` of the tiles of a measured pair."""
-        return tuple(map(by_key.get, key.split(JOINED)))
-
-    def timed(one: MeasuredPair) -> list[tuple[float, Pair]]:
-        """Its times of pairs to choose from, and these pairs as predicted."""
-        return [
-            (us, allowed[pair])
-            for key, us in one.us.items()
-            if (pair := numbers(key)) in allowed
-        ]
-
-    def serves(one: MeasuredPair) -> bool:
-        """Whether its fastest pair here is about as fast as the model's, and all tiles
-        have as many waves as when they were measured, on one rank."""
-        there = sizes_of(one.m, one.hidden, one.inner)
-        times = [(us, pair.us) for us, pair in timed(one)]
-        if not times or min(min(times)) > most:  # both times of the fastest one
-            return False
-        return all(
-            waves_of(shapes[number], here, workers, in_blocks)
-            == waves_of(shapes[number], at, workers, has_blocks(one.m, 1))
-            for pair in map(numbers, one.us)
-            for number, here, at in zip(pair, (first, second), there, strict=True)
-            if number is not None
-        )
-
-    near = nearest(
-        tuning.pairs if workers == tuning.workers else (),
-        m,
-        (hidden, inner),
-        lambda one: (one.hidden, one.inner),
-        serves,
-    )
-    if near is None:
-        return found
-    known = [pair._replace(us=us, measured=near) for us, pair in timed(near)]
-    return sorted(known, key=lambda one: one.us) + found
-
-
-def combined(
-    ups: Sequence[Rating], downs: Sequence[Rating], shapes: Sequence[TileShape]
-) -> list[Pair]:
-    """Pairs of the tiles of two matmuls, one after the other: first those of which most
-    matmuls have a measured time, then the rest, each group the fastest first. Without
-    those of which only one multicasts, if there are others."""
-    every = [
-        Pair(up, down, up.us + down.us + SWITCH_US * (up.number != down.number))
-        for up, down in product(ups, downs)
-    ]
-    found = [
-        one
-        for one in every
-        if shapes[one.up.number].multicasts == shapes[one.down.number].multicasts
-    ] or every
-    most = max(map(_measured_parts, found))
-    return sorted(found, key=lambda one: (_measured_parts(one) < most, one.us))
-
-
-def _measured_parts(pair: Pair) -> int:
-    """How many of the two matmuls have a measured time."""
-    return (pair.up.measured is not None) + (pair.down.measured is not None)
-
-
-def choose_shapes(
+def choose_tiles(
     dims: Mapping[str, int],
     world_size: int,
     workers: int,
@@ -158,37 +86,16 @@ def choose_shapes(
     in_order: bool = False,
     tuning: Tuning,
 ) -> list[Choice]:
-    """The dims that select the tile shapes of a call."""
-    tokens, hidden, inner = world_size * dims["rows"], dims["hidden"], dims["inner"]
-    pairs = rate_pairs(
-        *(tokens, hidden, inner, workers, shapes),
-        world_size=world_size,
-        in_order=in_order,
-        tuning=tuning,
-    )
-    best, in_blocks = pairs[0], has_blocks(tokens, world_size)
-    sizes = sizes_of(tokens, hidden, inner)
-
-    def reasons(own: int, text: str) -> Callable[[], list[str]]:
-        def explained() -> list[str]:
-            found = [(pair.up, pair.down)[own] for pair in pairs]
-            by_number = {one.number: one for one in reversed(found)}
-            chosen = by_number.pop(found[0].number)
-            ratings = [chosen, *sorted(by_number.values(), key=lambda one: one.us)]
-            lines = explain(sizes[own], workers, shapes, ratings, tuning, in_blocks)
-            return [lines[0], f"  {text}: {_time(best)}", *lines[1:]]
-
-        return explained
-
-    up, down = best.up.number, best.down.number
-    return [
-        Choice("gate_up_shape", up, reasons(0, f"with down on {shapes[down]}")),
-        Choice("down_shape", down, reasons(1, f"after gate_up on {shapes[up]}")),
-    ]
-
-
-def _time(pair: Pair) -> str:
-    if pair.measured is None:
-        return f"{pair.us:.1f} us together, predicted"
-    at = pair.measured
-    return f"{pair.us:.1f} us together, measured at {at.m} x {at.hidden} x {at.inner}"
+    """The dims that select the tiles of a call; in_order as for `rankings_of`."""
+    sizes = sizes_of(world_size * dims["rows"], dims["hidden"], dims["inner"])
+    rankings = rankings_of(sizes, workers, shapes, tuning, in_order=in_order)
+    pair = fastest_pair(rankings, tuning.tiles.call_us)
+    blocks = f"{pair.blocks} blocks of rows" if pair.blocks > 1 else "all rows"
+    both, chosen = (pair.first, pair.second), []
+    up, down = (text_of(shapes, each.tiling) for each in both)
+    texts = f"before down on {down}", f"after gate_up on {up}"
+    for turn, name in enumerate(("gate_up_", "down_")):
+        ranking = [both[turn], *(each for each in rankings[turn] if each != both[turn])]
+        notes = [f"{texts[turn]}: {pair.us:.1f} us together; down waits for {blocks}"]
+        chosen += choices(name, sizes[turn], workers, shapes, ranking, tuning, notes)
+    return chosen

@@ -1,5 +1,5 @@
 """The graph of the dense MLP in which every rank computes the rows of all ranks. The
-number of rows selects the tile shapes."""
+number of rows selects the tiles."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.ir import Graph, graph_function
+from etc_dist.ir import Graph, equal, graph_function, select
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.ops.few_rows import SUMMED, RowBlocks
-from etc_dist.ops.matmul_policy import BLOCK, SHAPES
+from etc_dist.ops.few_rows import SUMMED, gather_rows, multiply_and_return
+from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
+from etc_dist.ops.tile_model import FAMILY
 
 
 @graph_function
@@ -18,8 +19,7 @@ def mlp_tiles_graph(
     g: Graph,
     *,
     dtype: str = "bfloat16",
-    shapes: Sequence[TileShape] = SHAPES,
-    block: int = BLOCK,
+    shapes: Sequence[TileShape] = FAMILY,
     summed: int = SUMMED,
 ) -> None:
     """x [rows, hidden] on each rank -> y [rows, hidden], the same rows.
@@ -30,25 +30,22 @@ def mlp_tiles_graph(
     sum to the row's owner, which adds those of all ranks in fp32. A single rank reads x
     and writes y directly.
 
-    The dims `gate_up_shape` and `down_shape` select the tiles of the two GEMMs, by
-    position in `shapes`.
+    Dims whose names begin with `gate_up_` and `down_` select the tiles of the two
+    GEMMs: see `tiles_of_dims` and `TiledMatmul`. Tiles of down wait for the activations
+    of their rows, or of all rows if the two GEMMs divide the rows in different ways.
     """
-    x, y, (gate, up), down = add_tensors(g, dtype)
+    x, y, weights, down = add_tensors(g, dtype)
     rows, inner = x.shape[0], down.shape[1]
-    gate_up_shape, down_shape = g.dims("gate_up_shape down_shape")
     tokens = g.let("tokens", g.world_size * rows)
-    blocks = RowBlocks(g, tokens, block)
-    all_x, arrived = blocks.gather(x)
-    active = g.local("active", (tokens, inner), dtype)
-    tiles = blocks.tiles("gate_up", gate_up_shape, shapes)
-    activated = blocks.multiply(
-        "gate_up",
-        tiles,
-        tiles.matmul(dtype, swiglu),
-        (all_x, [gate, up], active),
-        tiles.half_columns(),
-        arrived,
-        "activated",
+    tiles, down_tiles = (
+        tiles_of_dims(g, name, shapes, tokens) for name in ("gate_up_", "down_")
     )
-    tiles = blocks.tiles("down", down_shape, shapes)
-    blocks.multiply_and_return("down", tiles, (active, down, y), activated, summed)
+    all_x, arrived = gather_rows(g, x, tokens, tiles.rows)
+    active = g.local("active", (tokens, inner), dtype)
+    gate_up = TiledMatmul(g, "gate_up_", tiles, dtype, all_x, weights, active, swiglu)
+    is_alike = equal(tiles.rows, down_tiles.rows)
+    block = g.let("activated_rows", select(is_alike, tiles.rows, tokens))
+    activated = gate_up.complete("activated", block)
+    gate_up.add(arrived)
+    operands = active, down, y
+    multiply_and_return(g, "down_", down_tiles, operands, activated, summed)

@@ -15,7 +15,7 @@ host_sums.py               that sum over several hosts; host_rows.py: gathering 
 matmul.py                  a matrix multiplication on each rank
 multiply.py                it in a graph, with k divided for a wave that is not full
 tile_model.py              which tiles of one worker it has: a model of their times
-matmul_policy.py           the same for tiles of pairs of workers
+matmul_policy.py           the same for tiles of pairs of workers, in decoders
 tuning.py                  the constants of the models, by kind of GPU: tuned/
 tune.py                    measuring those of one worker; fit_constants.py: their fit
 functional.py              the operations as functions

@@ -17,11 +17,10 @@ from etc_dist.ir import (
     maximum,
     minimum,
 )
-from etc_dist.ops.few_rows import RowBlocks, with_few_rows
+from etc_dist.ops.few_rows import gather_rows, with_few_rows
 from etc_dist.ops.host_rows import Packets, pass_on_rows, send_rows
 from etc_dist.ops.host_sums import near_rank
-from etc_dist.ops.matmul_policy import SHAPES
-from etc_dist.ops.multiply import Matrix, RowEvents, tiles_of_dims
+from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
 from etc_dist.ops.order import ROW_GROUP, shards_in_turn
 from etc_dist.ops.rank_tiles import RankTiles, rank_tiles_candidate
@@ -152,21 +151,19 @@ def gathered_matmul_graph(
     *,
     dtype: str = "bfloat16",
     w_layout: str = "nk",
-    shapes: Sequence[TileShape] = SHAPES,
+    shapes: Sequence[TileShape] = FAMILY,
 ) -> None:
     """x [rows, k] on each rank, w [n, k] or [k, n] -> y [world * rows, n], for few
-    rows: all are gathered before they are multiplied. The dim `shape` selects one of
-    `shapes_for(w_layout, shapes)`, by position."""
-    rows, n, k, shape = g.dims("rows n k shape")
+    rows: those of a tile are gathered before they are multiplied. Dims select the
+    tiles: see `tiles_of_dims` and `TiledMatmul`."""
+    rows, n, k = g.dims("rows n k")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (rows, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (tokens, n), dtype)
-    blocks = RowBlocks(g, tokens)
-    all_x, arrived = blocks.gather(x)
-    tiles = blocks.tiles("tile", shape, shapes, w_layout)
-    function = tiles.matmul(dtype)
-    blocks.multiply("matmul", tiles, function, (all_x, [w], y), tiles.columns, arrived)
+    tiles = tiles_of_dims(g, "", shapes, tokens, w_layout)
+    all_x, arrived = gather_rows(g, x, tokens, tiles.rows)
+    TiledMatmul(g, "", tiles, dtype, all_x, [w], y).add(arrived)
 
 
 class AllGatherMatmul(WeightOperation):

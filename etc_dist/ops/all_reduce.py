@@ -120,7 +120,9 @@ class AllReduce(Operation):
             )
         ]
 
-    def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
+    def _capacity(
+        self, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Mapping[str, int]]:
         """For all sizes up to this one: a smaller one may use more memory by another
         algorithm, or more events by smaller pieces."""
         return [

@@ -120,7 +120,9 @@ class AllReduceNorm(Operation):
             )
         ]
 
-    def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
+    def _capacity(
+        self, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Mapping[str, int]]:
         """For all numbers of rows up to this one, as for `AllReduce`."""
         return [
             {**dims, "rows": n, "algorithm": algorithm, "piece": LEAST_PIECE}

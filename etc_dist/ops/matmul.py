@@ -10,17 +10,16 @@ from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.multiply import add_matmul, tiles_of_dims
-from etc_dist.ops.operation import Candidate, Kind, WeightOperation
+from etc_dist.ops.operation import Candidate, WeightOperation
 from etc_dist.ops.tile_model import (
     FAMILY,
     Tiling,
     choose,
     dims_of,
-    most_divided,
+    largest_tilings,
     text_of,
 )
 from etc_dist.ops.tuning import Tuning, tuning_of
-from etc_dist.program import Program, set_capacity_hint
 from etc_dist.schedule.plan import Choice
 
 
@@ -61,7 +60,15 @@ class Matmul(WeightOperation):
 
     def candidates(self) -> list[Candidate]:
         """Internal: one graph, whose tiles are chosen for each call."""
-        return [Candidate(matmul_graph, self.sizes, policy=self._choose)]
+        is_divided = self.deterministic != BATCH  # else k never is
+        return [
+            Candidate(
+                matmul_graph,
+                self.sizes,
+                capacity=self._capacity if is_divided else None,
+                policy=self._choose,
+            )
+        ]
 
     def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:
         """The tiles for x [m, k] and w [n, k], as text. transposed: w is the
@@ -75,15 +82,13 @@ class Matmul(WeightOperation):
         tiling = Tiling(shape_idx, 8 * column_groups, split, parts)
         return text_of(self._shapes(layout), tiling)
 
-    def _compile(self, kind: Kind) -> Program:
+    def _capacity(
+        self, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Mapping[str, int]]:
         """With memory for the parts of all sizes at once: fewer rows may need more of
         it than many, and it cannot grow in a capture."""
-        program = super()._compile(kind)
-        if self.deterministic != BATCH:  # k is never divided
-            n, tiling = most_divided(self._shapes(kind.w_layout), program.workers)
-            most = {"m": 1, "n": n, **dims_of(tiling)}
-            set_capacity_hint(program, lambda dims: (dims, {**dims, **most}))
-        return program
+        _, divided = largest_tilings(self._shapes(w_layout), workers, 1)
+        return [dims, {**dims, "m": 1, **dims_of(divided)}]
 
     def _shapes(self, w_layout: str) -> Sequence[TileShape]:
         return shapes_for(w_layout, self.sizes.get("shapes", FAMILY))

@@ -22,11 +22,10 @@ from etc_dist.ops.exchange_model import (
     largest_sizes,
 )
 from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
-from etc_dist.ops.operation import Candidate, Kind, Operation, WeightOperation
+from etc_dist.ops.operation import Candidate, Operation, WeightOperation
 from etc_dist.ops.row_sums import Norm, RowSums
-from etc_dist.ops.tile_model import FAMILY, choose, dims_of, most_divided
+from etc_dist.ops.tile_model import FAMILY, choose, dims_of, largest_tilings
 from etc_dist.ops.tuning import Tuning
-from etc_dist.program import Program, set_capacity_hint
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
@@ -96,28 +95,34 @@ class _MatmulSums(Operation):
         options = {**self.graph_options, **self.sizes}
         return [
             Candidate(
-                matmul_all_reduce_graph, options, policy=self._choose, over_hosts=True
+                matmul_all_reduce_graph,
+                options,
+                capacity=self._capacity,
+                policy=self._choose,
+                over_hosts=True,
             )
         ]
 
-    def _compile(self, kind: Kind) -> Program:
-        """With memory for all numbers of rows up to that of a call, and for the parts
-        of k of all sizes."""
-        program = super()._compile(kind)
-        columns, tiling = most_divided(self._shapes(kind.w_layout), program.workers)
-        most = {"rows": 1, "vectors": columns // 8, **dims_of(tiling, TILES)}
-
-        def capacity(dims: Mapping[str, int]) -> list[Mapping[str, int]]:
-            exchanges = [
-                {**dims, "rows": n, "algorithm": algorithm, "piece": LEAST_PIECE}
-                for algorithm, n in largest_sizes(self._exchange(dims))
-            ]
-            # k is not divided where rows have the same bits in all batches.
-            divided = [] if self.deterministic == BATCH else [{**dims, **most}]
-            return [dims, *exchanges, *divided]
-
-        set_capacity_hint(program, capacity)
-        return program
+    def _capacity(
+        self, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Mapping[str, int]]:
+        """For all numbers of rows up to that of a call, and for the parts of k of all
+        sizes."""
+        tilings = largest_tilings(
+            self._shapes(w_layout),
+            workers,
+            dims["rows"],
+            in_order=self.deterministic == BATCH,
+        )
+        exchanges = [
+            {**dims, "rows": n, "algorithm": algorithm, "piece": LEAST_PIECE}
+            for algorithm, n in largest_sizes(self._exchange(dims))
+        ]
+        return [
+            {**call, **dims_of(tiling, TILES)}
+            for call in (dims, *exchanges)
+            for tiling in tilings
+        ]
 
     def _shapes(self, w_layout: str) -> Sequence[TileShape]:
         return shapes_for(w_layout, self.sizes.get("shapes", FAMILY))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape
-from etc_dist.ops.order import ROW_GROUP
 from etc_dist.ops.tuning import (
     Constants,
     Measured,
-    MeasuredPair,
     Tuning,
     default_tuning,
 )
-from etc_dist.schedule.plan import Choice
 
 SHAPES = (
     *(TileShape(r, 64, "k", swapped=True) for r in (32, 64)),
@@ -45,15 +40,6 @@ faster; at 2048 rows, where tall ones gained 2 % in single calls, three of 12 si
 1 to 9 % longer in CUDA graphs."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """The positions of shapes that may be gated."""
-BLOCK = 256
-"""The most rows of a block if there are several. A block of rows has one event, and no
-tile is in two blocks. They have equally many rows, but for the last."""
-BLOCKS_IN_ONE = 5
-"""On one rank, rows for up to so many blocks are a single one, which tiles divide
-evenly: no rows arrive during the multiplication."""
-BLOCK_UNIT = 16
-"""The rows of a block are a multiple of this if there are several, so that half a block
-may be a tile."""
 EXCHANGE_UNIT = 64
 """The unit of the extent of sums that a pair exchanges."""
 ROW_CLASSES = (8, 16, 32, 64, 96, 128, 200, 256, 400, 512, 800, 1024, 2048, 4096)
@@ -61,12 +47,8 @@ ROW_CLASSES = (8, 16, 32, 64, 96, 128, 200, 256, 400, 512, 800, 1024, 2048, 4096
 the next number."""
 NEAR = 1 / 8
 """A measured time also serves n and k that differ by up to this share."""
-BOUNDS = ("copies into the SMs", "reads from memory", "the tensor cores")
-NEXT = 3
-"""Further tile shapes that an explanation lists."""
 Sizes = tuple[int, int, int]
 """M, N and K."""
-Known = TypeVar("Known", Measured, MeasuredPair)
 
 
 @dataclass(frozen=True)
@@ -83,7 +65,6 @@ class Work:
 
     stages: int
     waves: int
-    tasks: int
     started: int
     idle: float
     copied: int
@@ -118,29 +99,10 @@ class Work:
         return constants.launch_us + start + stages + self.ends(constants) * end
 
 
-def has_blocks(m: int, world_size: int) -> bool:
-    """Whether m rows of all ranks are divided into blocks of up to BLOCK rows."""
-    return world_size > 1 or m > BLOCKS_IN_ONE * BLOCK
-
-
-def tiles_down(shape: TileShape, m: int, in_blocks: bool) -> int:
-    """The number of tiles that m rows are divided into. in_blocks: none is in two
-    blocks; then not for swapped tiles for few rows, which may not divide a block
-    evenly."""
-    if not in_blocks or m <= BLOCK:
-        return -(-m // shape.rows)
-    units = -(-m // (-(-m // BLOCK) * BLOCK_UNIT))
-    block = units * BLOCK_UNIT
-    return -(-m * -(-block // shape.rows) // block)
-
-
-def work_of(
-    shape: TileShape, m: int, n: int, k: int, workers: int, in_blocks: bool = False
-) -> Work:
-    """The work of x [m, k] and w [n, k] on tiles of `shape`; in_blocks: see
-    `tiles_down`."""
+def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
+    """The work of x [m, k] and w [n, k] on tiles of `shape`."""
     pairs = max(1, workers // 2)
-    down = tiles_down(shape, m, in_blocks)
+    down = -(-m // shape.rows)
     tasks = down * -(-n // shape.columns)
     waves, active = -(-tasks // pairs), min(tasks, pairs)
     depth = shape.step  # of the pair
@@ -153,7 +115,6 @@ def work_of(
     return Work(
         stages=waves * -(-k // depth),
         waves=waves,
-        tasks=tasks,
         started=active if few else 0,
         idle=1 - active / pairs if few else 0.0,
         copied=shape.stage_bytes,
@@ -171,11 +132,10 @@ def estimate(
     k: int,
     workers: int,
     tuning: Tuning | None = None,
-    in_blocks: bool = False,
 ) -> float:
-    """Microseconds by the model; in_blocks: see `tiles_down`."""
+    """Microseconds by the model."""
     tuning = tuning or default_tuning()
-    us = work_of(shape, m, n, k, workers, in_blocks).us(tuning.constants)
+    us = work_of(shape, m, n, k, workers).us(tuning.constants)
     return us * tuning.factor(shape.key, m)
 
 
@@ -212,22 +172,18 @@ def rate(
     *,
     gated: bool = False,
     in_order: bool = False,
-    in_blocks: bool = False,
     tuning: Tuning | None = None,
 ) -> list[Rating]:
     """The tile shapes to choose from for x [m, k] and w [n, k]: first those measured at
     such sizes, then the others by the model, each group the fastest first. gated: only
     shapes for gated matmuls. in_order: only shapes that add over k in order, so that a
-    row has the same bits for any m. in_blocks: see `tiles_down`."""
+    row has the same bits for any m."""
     tuning = tuning or default_tuning()
     left = {
         number: shapes[number]
         for number in serving(m, shapes)
         if shapes[number].serves(gated=gated, in_order=in_order)
     }
-    if in_blocks and m > BLOCK:  # the others cannot divide every block evenly
-        whole = {n: one for n, one in left.items() if one.is_tall or not one.swapped}
-        left = whole or left
     swapped = {number: one for number, one in left.items() if one.swapped}
     if m <= ONLY_SWAPPED_ROWS:
         left = swapped or left
@@ -238,14 +194,14 @@ def rate(
             kind = one.split, one.columns
             fewest[kind] = min(one.rows, fewest.get(kind, one.rows))
     found = [
-        Rating(number, estimate(one, m, n, k, workers, tuning, in_blocks))
+        Rating(number, estimate(one, m, n, k, workers, tuning))
         for number, one in left.items()
         if not one.swapped or one.rows <= fewest.get((one.split, one.columns), one.rows)
     ]
     found.sort(key=lambda one: one.us)
     named = {shapes[one.number].key: one.number for one in found}
     allowed = [shapes[one.number] for one in found]
-    near = _nearest(tuning, (m, n, k), workers, allowed, in_blocks)
+    near = _nearest(tuning, (m, n, k), workers, allowed)
     if near is None:
         return found
     known = [Rating(named[t], us, near) for t, us in near.us.items() if t in named]
@@ -270,113 +226,39 @@ def choose(
     return rate(m, n, k, workers, shapes, **kinds, tuning=tuning)[0].number
 
 
-def explained(
-    dim: str,
-    sizes: Sizes,
-    workers: int,
-    shapes: Sequence[TileShape],
-    tuning: Tuning,
-    *,
-    gated: bool = False,
-    in_order: bool = False,
-    in_blocks: bool = False,
-) -> Choice:
-    """`choose` for m, n and k, as the value of a dim, with its reasons; arguments as
-    for `rate`."""
-    kinds = {"gated": gated, "in_order": in_order, "in_blocks": in_blocks}
-    ratings = rate(*sizes, workers, shapes, **kinds, tuning=tuning)
-    reasons = partial(explain, sizes, workers, shapes, ratings, tuning, in_blocks)
-    return Choice(dim, ratings[0].number, reasons)
-
-
 def row_class(m: int) -> int | None:
     """The number of rows whose measured times serve m rows; None above all."""
     return next((most for most in ROW_CLASSES if m <= most), None)
 
 
-def nearest(
-    measured: Iterable[Known],
-    m: int,
-    sizes: tuple[int, int],
-    sizes_of: Callable[[Known], tuple[int, int]],
-    serves: Callable[[Known], bool],
-) -> Known | None:
-    """The one of `measured` whose two sizes are nearest to `sizes`, of those near
-    enough, of the class of m rows, and that serve. sizes_of: the sizes of one."""
-
-    def distances(one: Known) -> list[float]:
-        return [abs(a / b - 1) for a, b in zip(sizes, sizes_of(one), strict=True)]
-
-    def is_near(one: Known) -> bool:
-        pairs = zip(sizes, sizes_of(one), strict=True)
-        return row_class(m) == one.m and all(abs(a - b) <= NEAR * b for a, b in pairs)
-
-    found = (one for one in measured if is_near(one) and serves(one))
-    return min(found, key=lambda one: sum(distances(one)), default=None)
-
-
-def waves_of(shape: TileShape, sizes: Sizes, workers: int, in_blocks: bool) -> int:
+def _waves(shape: TileShape, sizes: Sizes, workers: int) -> int:
     """The most tiles that a worker computes one after the other."""
-    return work_of(shape, *sizes, workers, in_blocks).waves
+    return work_of(shape, *sizes, workers).waves
 
 
 def _nearest(
-    tuning: Tuning,
-    sizes: Sizes,
-    workers: int,
-    allowed: Sequence[TileShape],
-    in_blocks: bool,
+    tuning: Tuning, sizes: Sizes, workers: int, allowed: Sequence[TileShape]
 ) -> Measured | None:
-    """The nearest measured sizes that serve `sizes`: with as many waves on each of the
-    shapes as when they were measured, without blocks, and with a time of allowed[0],
-    the model's choice."""
+    """The measured sizes whose N and K are nearest, of those near enough, of the same
+    class of rows, and that serve: with as many waves on each of the shapes as when they
+    were measured, and with a time of allowed[0], the model's choice."""
+    m, *weight = sizes
+
+    def distances(one: Measured) -> list[float]:
+        return [abs(a / b - 1) for a, b in zip(weight, (one.n, one.k), strict=True)]
+
+    def is_near(one: Measured) -> bool:
+        pairs = zip(weight, (one.n, one.k), strict=True)
+        return row_class(m) == one.m and all(abs(a - b) <= NEAR * b for a, b in pairs)
 
     def serves(one: Measured) -> bool:
         at = one.m, one.n, one.k
         return allowed[0].key in one.us and all(
-            waves_of(shape, sizes, workers, in_blocks)
-            == waves_of(shape, at, workers, False)
+            _waves(shape, sizes, workers) == _waves(shape, at, workers)
             for shape in allowed
             if shape.key in one.us
         )
 
-    m, n, k = sizes
     measured = tuning.measured if workers == tuning.workers else ()
-    return nearest(measured, m, (n, k), lambda one: (one.n, one.k), serves)
-
-
-def explain(
-    sizes: Sizes,
-    workers: int,
-    shapes: Sequence[TileShape],
-    ratings: Sequence[Rating],
-    tuning: Tuning,
-    in_blocks: bool = False,
-) -> list[str]:
-    """The reasons for the first one of `ratings`."""
-    best, shape = ratings[0], shapes[ratings[0].number]
-    work, pairs = work_of(shape, *sizes, workers, in_blocks), max(1, workers // 2)
-    stage = work.stage_us(tuning.constants)
-    bound = BOUNDS[stage.index(max(stage))]
-    counts = [_counted(work.tasks, "tile"), _counted(work.waves, "wave")]
-    others = [f"{shapes[one.number]}: {_time(one)}" for one in ratings[1 : 1 + NEXT]]
-    order = f"{ROW_GROUP} tiles down first"
-    return [
-        f"tiles of {shape}: {_time(best)} for {' x '.join(map(str, sizes))}",
-        f"  pairs of workers, {', '.join(counts)} of {pairs} pairs, {order}",
-        f"  {_counted(work.stages, 'stage')} of {max(stage):.2f} us, bound by {bound}; "
-        f"{shape.stage_bytes >> 10} KB, {shape.step} of k",
-        *(f"  next: {each}" for each in others),
-        f"  tuning: {tuning.show()}, measured with weights [n, k]",
-    ]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count > 1)}"
-
-
-def _time(one: Rating) -> str:
-    if one.measured is None:
-        return f"{one.us:.1f} us predicted"
-    at = one.measured
-    return f"{one.us:.1f} us measured at {at.m} x {at.n} x {at.k}"
+    near = (one for one in measured if is_near(one) and serves(one))
+    return min(near, key=lambda one: sum(distances(one)), default=None)

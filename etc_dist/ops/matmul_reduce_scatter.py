@@ -10,8 +10,7 @@ from etc_dist.errors import expect_choice
 from etc_dist.functions.matmul import weight_shape
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, graph_function
-from etc_dist.ops.few_rows import RowBlocks, with_few_rows
-from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.few_rows import multiply_and_return, with_few_rows
 from etc_dist.ops.multiply import tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
 from etc_dist.ops.rank_tiles import rank_tiles_candidate
@@ -58,19 +57,18 @@ def returned_matmul_graph(
     *,
     dtype: str = "bfloat16",
     w_layout: str = "nk",
-    shapes: Sequence[TileShape] = SHAPES,
+    shapes: Sequence[TileShape] = FAMILY,
 ) -> None:
     """x [world * rows, k], w [n, k] or [k, n] -> y [rows, n] on each rank, for few
-    rows. A row is sent to its owner once all of its tiles are computed. The dim `shape`
-    selects one of `shapes_for(w_layout, shapes)`, by position."""
-    rows, n, k, shape = g.dims("rows n k shape")
+    rows. A row is sent to its owner once all of its tiles are computed. Dims select the
+    tiles: see `tiles_of_dims` and `TiledMatmul`."""
+    rows, n, k = g.dims("rows n k")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (tokens, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (rows, n), dtype)
-    blocks = RowBlocks(g, tokens)
-    tiles = blocks.tiles("tile", shape, shapes, w_layout)
-    blocks.multiply_and_return("matmul", tiles, (x, w, y), None)
+    tiles = tiles_of_dims(g, "", shapes, tokens, w_layout)
+    multiply_and_return(g, "", tiles, (x, w, y))
 
 
 class MatmulReduceScatter(WeightOperation):

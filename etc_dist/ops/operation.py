@@ -22,7 +22,6 @@ from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.program import (
     Bound,
-    CapacityHint,
     Program,
     cannot_capture_first_call,
     set_capacity_hint,
@@ -38,6 +37,11 @@ REMEMBERED_CALLS = 256
 """Calls whose argument blocks are kept, so that repeating one costs microseconds."""
 
 
+Capacity = Callable[[str, Mapping[str, int], int], Sequence[Mapping[str, int]]]
+"""The dims to allocate memory for when a call needs more, from the layout of the
+weights, the dims of the call, and the workers of a GPU."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A graph that an operation may compile, and the dims at which it is used."""
@@ -47,7 +51,7 @@ class Candidate:
     serves: Callable[[Mapping[str, int]], bool] = lambda dims: True
     w_layouts: Sequence[str] = W_LAYOUTS
     """The layouts of w that it serves."""
-    capacity: CapacityHint | None = None
+    capacity: Capacity | None = None
     policy: Callable[[Tuning, str, Mapping[str, int], int], Sequence[Choice]] | None = (
         None
     )
@@ -301,7 +305,8 @@ class Operation:
         schedule = candidate.schedule or self._schedule
         program = compile(graph, self.world, schedule=schedule, trace=self._trace)
         if candidate.capacity is not None:
-            set_capacity_hint(program, candidate.capacity)
+            hint, workers = candidate.capacity, program.workers
+            set_capacity_hint(program, lambda dims: hint(kind.w_layout, dims, workers))
         if policy is not None:
             set_policy(program, policy)
         self._programs[kind] = program
@@ -361,7 +366,7 @@ def with_sizes(kind: type[Kept], **sizes: Any) -> type[Kept]:
     return cast("type[Kept]", type(kind.__name__, (kind,), {"sizes": sizes}))
 
 
-def shapes_up_to(name: str, most: int) -> CapacityHint:
+def shapes_up_to(name: str, most: int) -> Capacity:
     """Capacity for all dims in which `name` is up to `most`: a smaller one may need
     more memory than a larger one, which is split into fewer slices."""
-    return lambda dims: [{**dims, name: n} for n in range(1, most + 1)]
+    return lambda _, dims, __: [{**dims, name: n} for n in range(1, most + 1)]

@@ -51,6 +51,8 @@ BOUNDS = (
     "the latency of loads",
 )
 """What the times of `TileWork.block_us` are limited by, in their order."""
+LEAST_COLUMNS = 16
+"""A bound: no tile has fewer, with 8 each of gate and up."""
 MOST_PARTS = 12
 """Of k of a tile: more parts need more scratch memory, and more time to add them."""
 NORM = 8
@@ -260,24 +262,38 @@ def _divisions(
     yield from sorted(divisions)
 
 
-def most_divided(shapes: Sequence[TileShape], workers: int) -> tuple[int, Tiling]:
-    """N, and a tiling of one row of tiles, whose parts take at least as much memory as
-    those of each of the `tilings`, at all sizes.
+def largest_tilings(
+    shapes: Sequence[TileShape], workers: int, rows: int, *, in_order: bool = False
+) -> tuple[Tiling, Tiling]:
+    """Of x with so many rows: one with as many tiles and events, and one whose parts
+    take as much memory, as any of the `tilings` for up to so many rows, at all N and K.
+    in_order: without parts.
 
     With `down` tiles in a column, a wave has at most workers + down - 1 parts, and two
     of each tile: so down < workers, and there are at most 2 (workers - 1) parts."""
-    widest = max(range(len(shapes)), key=lambda shape_idx: shapes[shape_idx].wgmma_n)
-    columns, across = shapes[widest].columns, max(1, workers - 1)
-    return across * columns, Tiling(widest, columns, across, 2)
+
+    def divided(shape_idx: int, columns: int) -> Tiling:
+        if in_order:
+            return Tiling(shape_idx, columns)
+        down = -(-rows // shapes[shape_idx].rows)
+        return Tiling(shape_idx, columns, -(-max(1, workers - 1) // down), 2)
+
+    order = sorted(range(len(shapes)), key=lambda idx: shapes[idx].wgmma_n)
+    smallest = min(order, key=lambda idx: shapes[idx].rows)
+    return divided(smallest, LEAST_COLUMNS), divided(
+        order[-1], shapes[order[-1]].columns
+    )
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A tiling, its work and its time in microseconds."""
+    """A tiling, its work and its time in microseconds. tiles_down: the number of its
+    rows of tiles."""
 
     tiling: Tiling
     work: TileWork
     us: float
+    tiles_down: int
 
 
 def predictions(
@@ -298,8 +314,10 @@ def predictions(
     for tiling in tilings(
         shapes, sizes, workers, w_layout=w_layout, ranks=ranks, **kinds
     ):
-        work = work_of(shapes[tiling.shape_idx], tiling, sizes, workers, gated, ranks)
-        ranking.append(Prediction(tiling, work, work.us(constants)))
+        shape = shapes[tiling.shape_idx]
+        work = work_of(shape, tiling, sizes, workers, gated, ranks)
+        tiles_down = -(-sizes[0] // (ranks * shape.rows))
+        ranking.append(Prediction(tiling, work, work.us(constants), tiles_down))
     return sorted(ranking, key=lambda each: each.us)
 
 

@@ -151,7 +151,7 @@ def tune_world(
         known = shipped_for(every[0])
         before = replace(known, device=every[0], workers=program.workers)
         if before != known:  # times of another GPU
-            before = replace(before, measured=(), pairs=())
+            before = replace(before, measured=())
         timer = MatmulTimer(world, program, _most_elements(sizes))
         made = tune(timer, before, sizes, say)
     # One rank's, since other hosts may round a solution in another way.

@@ -5,8 +5,7 @@ After `etc-dist tune --sizes` it also has tiles that were measured as faster tha
 model's choice.
 
 For tiles of pairs of workers, it has the constants of the model in `matmul_policy.py`.
-It also has sizes at which other tiles, or other pairs of tiles of an MLP, were faster
-than the model's choice.
+It also has sizes at which other tiles were faster than the model's choice.
 
 The tunings in `tuned/` belong to the package. `etc-dist tune` measures one, and saves
 it in the cache.
@@ -31,7 +30,7 @@ from etc_dist.settings import AUTO
 if TYPE_CHECKING:
     from etc_dist.world import World
 
-FORMAT = 3
+FORMAT = 4
 KIND = "tunings"
 """The kind of entries of the cache."""
 PACKAGE = "package"
@@ -39,8 +38,6 @@ PACKAGE = "package"
 DEFAULT = "h200"
 """The tuning of GPUs without one of their own."""
 AGAIN = "measure it again: etc-dist tune"
-JOINED = " + "
-"""Between the two tiles of a measured pair."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +103,6 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class MeasuredPair:
-    """Microseconds of the MLP, by pair of tiles ("gate_up + down"). m: rows of all
-    ranks; inner: one rank's."""
-
-    m: int
-    hidden: int
-    inner: int
-    us: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class KeptTiles:
     """Tiles of one worker that were measured as faster than the model's choice for
     x [m, k] @ w [n, k].T, as text: see `text_of` in `tile_model.py`."""
@@ -130,9 +116,9 @@ class KeptTiles:
 @dataclass(frozen=True)
 class Tuning:
     """workers: of a GPU of the kind `device`. tiles, kept: for tiles of one worker.
-    constants, measured, factors, pairs: for tiles of pairs of workers. factors: the
-    mean of measured times, divided by the model's, by the text of tiles and a class of
-    rows. origin: for messages."""
+    constants, measured, factors: for tiles of pairs of workers. factors: the mean of
+    measured times, divided by the model's, by the text of tiles and a class of rows.
+    origin: for messages."""
 
     device: str
     workers: int
@@ -140,7 +126,6 @@ class Tuning:
     constants: Constants
     measured: tuple[Measured, ...] = ()
     factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    pairs: tuple[MeasuredPair, ...] = ()
     kept: tuple[KeptTiles, ...] = ()
     origin: str = field(default="", compare=False)
 
@@ -148,7 +133,7 @@ class Tuning:
         """For JSON, with a checksum."""
         content = {"format": FORMAT, **asdict(self)}
         del content["origin"]
-        for name in ("measured", "pairs", "kept"):
+        for name in ("measured", "kept"):
             content[name] = list(content[name])
         return {**content, "checksum": sha256(canonical(content))[:16]}
 
@@ -191,27 +176,20 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
             Constants(**numbers),
             tuple(Measured(**each) for each in document["measured"]),
             document["factors"],
-            tuple(MeasuredPair(**each) for each in document["pairs"]),
             tuple(KeptTiles(**each) for each in document["kept"]),
             origin,
         )
         constants = [numbers[each.name] for each in fields(Constants)]
         constants += [tiles[each.name] for each in fields(TileConstants)]
         times = [us for each in tuning.measured for us in each.us.values()]
-        times += [us for each in tuning.pairs for us in each.us.values()]
         times += [
             factor for each in tuning.factors.values() for factor in each.values()
         ]
         sizes = [n for each in tuning.measured for n in (each.m, each.n, each.k)]
         sizes += [n for each in tuning.kept for n in (each.m, each.n, each.k)]
-        sizes += [n for each in tuning.pairs for n in (each.m, each.hidden, each.inner)]
         is_positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
-        is_named = all(
-            each.us and all(key.count(JOINED) == 1 for key in each.us)
-            for each in tuning.pairs
-        )
         is_whole = all(type(n) is int and n > 0 for n in (tuning.workers, *sizes))
-        if is_positive and is_whole and is_named and document == tuning.document():
+        if is_positive and is_whole and document == tuning.document():
             return tuning
         got = f"checksum {document.get('checksum')}, {tuning.checksum} of its content"
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:

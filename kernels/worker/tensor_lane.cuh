@@ -105,6 +105,13 @@ class TensorLane {
   ETC_DEVICE void publish_initialized() const { Admission(base_).publish_initialized(); }
   // One thread, after the other warps agree: whether tasks are to run.
   ETC_DEVICE void admit(bool runs, u32 epoch) const { Admission(base_).publish(runs, epoch); }
+  // Reads the epoch of admit() into the run.
+  // NOTE: a register that keeps it while tiles are computed makes some programs spill.
+  ETC_DEVICE void read_epoch() const {
+    const Admission admission(base_);
+    admission.wait();
+    run_.epoch = admission.epoch();
+  }
 
   // Another thread, as early as possible: fetches the tensor maps of the first call.
   ETC_DEVICE void prefetch_maps() const {
@@ -579,7 +586,7 @@ class TensorLane {
     return true;
   }
 
-  Run<Program>& run_;  // lead() sets its epoch, if loads begin early
+  Run<Program>& run_;  // lead() and read_epoch() set its epoch
   u32 base_;  // shared address
   WorkRing units_;
   u32* scratch_;

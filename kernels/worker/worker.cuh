@@ -117,12 +117,16 @@ ETC_DEVICE bool run_roles(
     }
     // All have grown before any shrinks.
     if constexpr (kSharesRegisters<Program>) ptx::named_barrier<kProducerWarp * 32>(1);
+    tensor.read_epoch();
   }
   // NOTE: the compute warps, too: they run the same code of the transfer lane as the service warps,
   // whose registers are fewer.
   if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
   if (stores) {
-    if (lane == 0) leave_epoch(run);
+    if (lane == 0) {
+      tensor.read_epoch();
+      leave_epoch(run);
+    }
     if constexpr (kStoreWarpBegins<Program>) begin_epoch(run, false);
     if constexpr (TensorLane<Program>::kHasStoreWarp) going = tensor.store();
   } else {

@@ -66,5 +66,5 @@ def test_the_header_has_the_constants_that_are_not_generated():
 def test_each_call_has_its_own_values(name):
     text = generate(schedule_static(mlp_tiles_graph(1))).text
     assert re.search(
-        rf"i32 number_packed_tile\(.*\) \{{\s*return g.dim_{name}_tile;", text
+        rf"i32 number_packed_tile\(.*\) \{{\s*return g.dim_{name}_tile_tile;", text
     )

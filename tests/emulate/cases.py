@@ -22,6 +22,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tile_model import Tiling, dims_of
 from tests.graphs.running_sums import inputs
 from tests.graphs.running_sums import reference as reference_sums
 from tests.layers.reference import (
@@ -93,8 +94,8 @@ def moe_of_two(parallel: str, tokens: int) -> Given:
     return inputs, [Answer(*pair) for pair in zip(*halves, strict=True)], dims
 
 
-def mlp(ranks: int, rows: int, hidden: int, inner: int, **shapes: int) -> Given:
-    """`shapes`: the dims of mlp_tiles_graph that choose tiles."""
+def mlp(ranks: int, rows: int, hidden: int, inner: int, *tilings: Tiling) -> Given:
+    """tilings: of gate_up and of down, for mlp_tiles_graph."""
     rng = np.random.default_rng(3)
     shares = [draw_weights(rng, hidden, inner) for _ in range(ranks)]
     xs = [draw(rng, (rows, hidden), "bfloat16") for _ in range(ranks)]
@@ -102,7 +103,9 @@ def mlp(ranks: int, rows: int, hidden: int, inner: int, **shapes: int) -> Given:
     inputs = [
         dict(zip(names, (x, *s), strict=True)) for x, s in zip(xs, shares, strict=True)
     ]
-    dims = {"rows": rows, "hidden": hidden, "inner": inner, **shapes}
+    dims = {"rows": rows, "hidden": hidden, "inner": inner}
+    for name, tiling in zip(("gate_up_", "down_"), tilings, strict=False):
+        dims |= dims_of(tiling, name)
     return inputs, reference(xs, shares), dims
 
 

@@ -17,6 +17,7 @@ from etc_dist.ops.matmul_reduce_scatter import (
     FLOAT_FAMILY,
     matmul_reduce_scatter_graph,
 )
+from etc_dist.ops.tile_model import Tiling
 from tests.emulate.cases import (
     Given,
     all_gather_matmul,
@@ -41,7 +42,7 @@ from tests.emulate.cases import (
 )
 from tests.graphs.epilogues import all_kinds, applied, applied_given
 from tests.graphs.parts import BY_KIND, TURNS, chained, given_to, graph_of, signs
-from tests.graphs.parts import TALL as LONE
+from tests.graphs.parts import TALL as TALL_TILE
 from tests.graphs.running_sums import running_sums, sums_over_ranks
 from tests.graphs.stages import SIZES, copied_twice, copies, gathered, gathered_last
 from tests.graphs.turned_layers import turned, turned_layers
@@ -116,7 +117,7 @@ def gated_by(shape: TileShape) -> Case:
     return Case(graph, lambda: gated(200, 200, 600), NEVER)
 
 
-TALL = TileShape(144, 256, swapped=True)
+FLAT = TileShape(128, 160, "none")
 CASES = {
     "moe, tiles of one row": experts(1, 64, 64, DYNAMIC),
     "moe, narrow tiles": experts(40, 136, 200, STATIC),
@@ -139,60 +140,47 @@ CASES = {
     "moe of two, by expert, wider": experts_of_two("expert", 150, NEVER),
     "moe of two, by tensor": experts_of_two("tensor", 150, NEVER),
     "mlp": Case(partial(mlp_graph, 2), lambda: mlp(2, 40, 192, 136), NEVER),
-    # More than a block of rows; square tiles, then pairs that split k.
+    # Two blocks of rows; parts of k of both matmuls.
     "mlp on tiles": Case(
-        partial(mlp_tiles_graph, 2, shapes=[TileShape(128, 128), PAIRS], block=128),
-        lambda: mlp(2, 70, 192, 136, gate_up_shape=0, down_shape=1),
+        partial(mlp_tiles_graph, 2, shapes=[TALL_TILE, FLAT]),
+        lambda: mlp(2, 120, 200, 136, Tiling(0, 128, 1, 2), Tiling(0, 128, 1, 3)),
         DYNAMIC,
-        workers=2,
+        workers=3,
     ),
     # Three pieces of a row of x, and of a row of partial sums.
     "mlp of long rows": Case(
-        partial(mlp_tiles_graph, 2, shapes=[TileShape(128, 128), PAIRS]),
-        lambda: mlp(2, 3, 4104, 24, gate_up_shape=0, down_shape=1),
+        partial(mlp_tiles_graph, 2, shapes=[TURNS]),
+        lambda: mlp(2, 3, 4104, 24, Tiling(0, 64, 1, 4), Tiling(0, 40)),
         NEVER,
         workers=2,
     ),
-    # Two blocks of rows, each one tall tile, or two in a tile's rows.
-    "mlp on tall tiles": Case(
-        partial(mlp_tiles_graph, 2, shapes=[TALL, TileShape(256, 256, "rows")]),
-        lambda: mlp(2, 132, 72, 40, gate_up_shape=0, down_shape=1),
-        NEVER,
-        workers=2,
-    ),
-    # The same on one rank: one block, which two tiles divide.
-    "mlp on tall tiles of a block": Case(
-        partial(mlp_tiles_graph, 1, shapes=[TALL, TileShape(256, 256, "rows")]),
-        lambda: mlp(1, 264, 72, 40, gate_up_shape=0, down_shape=1),
-        NEVER,
-        workers=2,
+    # Down waits for all rows, which its tiles divide in another way.
+    "mlp on other tiles of rows": Case(
+        partial(mlp_tiles_graph, 1, shapes=[TALL_TILE, FLAT]),
+        lambda: mlp(1, 264, 136, 200, Tiling(1, 160, 2, 2), Tiling(0, 128, 1, 2)),
+        workers=3,
     ),
     # Pairs of which one worker sends all sums, then others of the same program.
-    "mlp on pairs": Case(
-        partial(
-            mlp_tiles_graph, 1, shapes=[TileShape(8, 64, "k", swapped=True), PAIRS]
-        ),
-        lambda: mlp(1, 8, 64, 32, gate_up_shape=0, down_shape=1),
+    "pairs of a chain": Case(
+        partial(chained, 1, shapes=[TileShape(8, 64, "k", swapped=True), PAIRS]),
+        lambda: signs(8, 72, 1),
         workers=2,
     ),
     # Bulk copies reuse a stage from which sums of the other worker were read.
-    "mlp, multicast, then exchanged": Case(
+    "multicast, then exchanged": Case(
         partial(
-            mlp_tiles_graph,
-            1,
-            shapes=[TileShape(256, 64, "rows"), TileShape(128, 64, "k")],
+            chained, 1, shapes=[TileShape(256, 64, "rows"), TileShape(128, 64, "k")]
         ),
-        lambda: mlp(1, 300, 264, 136, gate_up_shape=0, down_shape=1),
+        lambda: signs(300, 264, 1),
         DYNAMIC,
         workers=2,
     ),
     # Weights that are loaded ahead fill the ring.
     "ahead": Case(
-        partial(mlp_tiles_graph, 1, shapes=[TileShape(128, 256)]),
-        lambda: mlp(1, 40, 640, 640, gate_up_shape=0, down_shape=0),
+        partial(chained, 1, shapes=[TileShape(128, 256)]), lambda: signs(40, 640)
     ),
     "sum, kn": Case(
-        partial(matmul_reduce_scatter_graph, 2, w_layout="kn", shapes=[LONE]),
+        partial(matmul_reduce_scatter_graph, 2, w_layout="kn", shapes=[TALL_TILE]),
         lambda: matmul_reduce_scatter(100, "kn"),
         DYNAMIC,
     ),
@@ -203,7 +191,7 @@ CASES = {
     ),
     # Two blocks of rows; tiles of own rows that are divided along k.
     "sum": Case(
-        partial(matmul_reduce_scatter_graph, 2, shapes=[LONE]),
+        partial(matmul_reduce_scatter_graph, 2, shapes=[TALL_TILE]),
         lambda: matmul_reduce_scatter(200, split=1, parts=2),
     ),
     "sum in fp32": Case(
@@ -213,7 +201,7 @@ CASES = {
         lambda: float_partials(40),
     ),
     "gather": Case(
-        partial(all_gather_matmul_graph, 2, shapes=[LONE]),
+        partial(all_gather_matmul_graph, 2, shapes=[TALL_TILE]),
         lambda: all_gather_matmul(split=1, parts=2),
     ),
     "loops": Case(partial(turned_layers, 1), turned, NEVER),
@@ -269,7 +257,9 @@ CASES = {
     "gated parts, turns": divided("gated", "turns"),
     "gated parts, halves": divided("gated", "halves"),
     "gated parts, rows": divided("gated", "rows"),
-    "chained": Case(partial(chained, 1, shapes=[LONE]), lambda: signs(141, 264), NEVER),
+    "chained": Case(
+        partial(chained, 1, shapes=[TALL_TILE]), lambda: signs(141, 264), NEVER
+    ),
     "swapped epilogue": applied_to(PAIRS),
     "epilogue": applied_to(TileShape(128, 160)),
 }

@@ -91,7 +91,7 @@ BROKEN = {
             "!wait_mbarrier(run, arrived(), n & 1)": "false",
             "return ptx::named_barrier_any<128>(2 + wg, lost);": "return lost;",
         },
-        "mlp, multicast, then exchanged": {
+        "multicast, then exchanged": {
             "ptx::fence_proxy_async_shared();  // before copies that reuse it": ""
         },
         "exchanged rows": {

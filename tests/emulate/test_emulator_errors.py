@@ -14,6 +14,7 @@ from etc_dist.errors import ArgumentError, BuildError, EmulationError, WaitTimeo
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import maximum, minimum
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
+from etc_dist.ops.tile_model import Tiling
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import mlp
 from tests.emulate.programs import chosen_task, gathered_rows, one_task
@@ -105,10 +106,10 @@ def test_a_child_of_a_process_in_a_run_can_run():
 
 
 def test_what_follows_a_wait_that_was_given_up_is_not_reported():
-    graph = mlp_tiles_graph(1, shapes=[TileShape(128, 256)])
-    inputs, _, dims = mlp(1, 40, 640, 640, gate_up_shape=0, down_shape=0)
+    graph = mlp_tiles_graph(1, shapes=[TileShape(128, 256, "none")])
+    inputs, _, dims = mlp(1, 40, 640, 640, Tiling(0, 256), Tiling(0, 256))
     program = Emulator(without(graph, "activated", "notifies"))
-    with pytest.raises(WaitTimeoutError, match="down_projection.* waits for activated"):
+    with pytest.raises(WaitTimeoutError, match="down_tile_matmul.* waits for activate"):
         program.run(inputs, dims)
 
 

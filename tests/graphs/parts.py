@@ -171,17 +171,29 @@ def in_blocks(g: Graph, *, shapes: Sequence[TileShape], blocks: bool = True) -> 
 
 @graph_function
 def chained(g: Graph, *, shapes: Sequence[TileShape]) -> None:
-    """y = (x @ w.T) @ w.T with square w: tiles that other tasks read."""
-    m, k, shape = g.dims("m k shape")
+    """y = (x @ w.T) @ w.T with square w: tiles that other tasks read. Dims select the
+    shapes, of which a whole number of the second one's rows has those of the first."""
+    m, k, *selected = g.dims("m k first_shape second_shape")
     x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (k, k), "bfloat16")
     half, y = g.local("half", (m, k), "bfloat16"), g.output("y", (m, k), "bfloat16")
-    tiles = Tiles(g, "tile", shape, shapes, m)
-    down, across = ceildiv(m, tiles.rows), ceildiv(k, tiles.columns)
-    done = g.events("done", (down,), expects=across)
-    for name, source, to in (("first", x, half), ("second", half, y)):
-        i, j = grid = g.grid(**{f"{name}_i": down, f"{name}_j": across})
+    first, second = (
+        Tiles(g, f"{name}_tile", shape, shapes)
+        for name, shape in zip(("first", "second"), selected, strict=True)
+    )
+    blocks = ceildiv(m, first.rows)
+    done = g.events("done", (blocks,), expects=ceildiv(k, first.columns))
+    for name, tiles, source, to in (
+        ("first", first, x, half),
+        ("second", second, half, y),
+    ):
+        i, j = grid = g.grid(
+            **{
+                f"{name}_i": ceildiv(m, tiles.rows),
+                f"{name}_j": ceildiv(k, tiles.columns),
+            }
+        )
         of_x, of_w = tile(i, tiles.rows), tile(j, tiles.columns)
-        event = {"notifies" if name == "first" else "waits": [done[i]]}
+        event = done[i * tiles.rows // first.rows]
         g.call(
             tiles.matmul("bfloat16"),
             grid,
@@ -189,11 +201,11 @@ def chained(g: Graph, *, shapes: Sequence[TileShape]) -> None:
             writes=[to[of_x, of_w]],
             values=tiles.values,
             name=name,
-            **event,
+            **{"notifies" if name == "first" else "waits": [event]},
         )
 
 
-def signs(m: int, k: int) -> Given:
+def signs(m: int, k: int, second_shape: int = 0) -> Given:
     """For `chained`: exact products."""
     rng = np.random.default_rng(10)
     x = draw(rng, (m, k), "bfloat16")
@@ -201,4 +213,5 @@ def signs(m: int, k: int) -> Given:
     w = w.astype(x.dtype)
     twice = matmul_of(matmul_of(x, w).expected.astype(x.dtype), w)
     answer = Answer(twice.expected, twice.magnitude)
-    return [{"x": x, "w": w}], [answer], {"m": m, "k": k, "shape": 0}
+    dims = {"m": m, "k": k, "first_shape": 0, "second_shape": second_shape}
+    return [{"x": x, "w": w}], [answer], dims

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from etc_dist.functions.matmul import STAGE_K
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import FEW_TOKENS, moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
-from etc_dist.ops.matmul_policy import GATED, SHAPES
+from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.layers.reference import (
     TOLERANCE,
@@ -127,13 +128,19 @@ class Program:
 
 @dataclass(frozen=True)
 class Tiled(Program):
-    """A graph whose dims choose tiles: any choice is right, and the sizes make one."""
+    """A graph whose dims choose tiles: any choice is right, and the sizes make one. In
+    the last column of tiles, k is divided if a GPU could divide it."""
 
     def dims(self, world: int, sizes: Sizes) -> dict[str, int]:
         rows, hidden, inner = sizes
-        gated = GATED[(rows + hidden) % len(GATED)]
-        shapes = {"gate_up_shape": gated, "down_shape": inner % len(SHAPES)}
-        return super().dims(world, sizes) | shapes
+        gated = [n for n, shape in enumerate(FAMILY) if shape.may_be_gated]
+        up, down = gated[(rows + hidden) % len(gated)], inner % len(FAMILY)
+        dims = super().dims(world, sizes)
+        for name, shape_idx, k in (("gate_up_", up, hidden), ("down_", down, inner)):
+            split = int(k > FAMILY[shape_idx].depth)
+            columns = FAMILY[shape_idx].columns
+            dims |= dims_of(Tiling(shape_idx, columns, split, 1 + split), name)
+        return dims
 
 
 @dataclass(frozen=True)
@@ -258,17 +265,22 @@ class SmallShape(TileShape):
     def __post_init__(self) -> None:
         pass
 
+    @property
+    def depth(self) -> int:
+        return STAGE_K
+
 
 SMALL_SHAPES = [
-    SmallShape(2 ** (n % 4 + 1), 4 + 4 * (n % 3)) for n in range(len(SHAPES))
+    SmallShape(2 ** (n % 4 + 1), shape.columns, "none", shape.swapped)
+    for n, shape in enumerate(FAMILY)
 ]
 """Of as many shapes as on GPUs, so that the same dims choose."""
 PROGRAMS: dict[str, Program] = {
     "mlp": Tiled(
         graph=mlp_tiles_graph,
-        tiles={"shapes": SMALL_SHAPES, "block": 16, "summed": 8},
+        tiles={"shapes": SMALL_SHAPES, "summed": 8},
         worlds=range(1, 9),
-        most=(20, 50, 50),
+        most=(20, 300, 300),
         real=[
             (8, {}, (rows, *widths))
             for rows in (1, 3, 33, 128)
@@ -276,14 +288,16 @@ PROGRAMS: dict[str, Program] = {
         ],
         # Three ranks' rows in two blocks, of which one has rows of two ranks.
         world=3,
-        sizes=(9, 37, 19),
+        sizes=(9, 278, 261),
         protects={
             "arrived": "all_x",
+            "gate_up_parts_stored": "gate_up_sums",
             "activated": "active",
+            "down_parts_stored": "down_sums",
             "produced": "product",
-            "returned": "parts",
+            "returned": "partials",
         },
-        corners=[(1, {}, (90, 37, 19)), *((n, {}, (20, 37, 19)) for n in (1, 2, 5))],
+        corners=[(1, {}, (90, 270, 19)), *((n, {}, (20, 37, 261)) for n in (1, 2, 5))],
     ),
     "mlp many rows": Program(
         graph=mlp_graph,

@@ -9,10 +9,10 @@ import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.layers.mlp import MLP
-from etc_dist.layers.mlp_policy import choose_shapes
+from etc_dist.layers.mlp_policy import choose_tiles
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims
-from etc_dist.ops.matmul_policy import GATED, SHAPES
+from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule.plan import Choice
@@ -20,7 +20,7 @@ from tests.conftest import some_of
 from tests.layers.programs import SCHEDULES
 
 MANY, TILES = "mlp_graph", "mlp_tiles_graph"
-CHOSEN = ("gate_up_shape", "down_shape")
+GATED = [number for number, shape in enumerate(FAMILY) if shape.may_be_gated]
 
 
 @pytest.mark.mpi(ranks=[1, 4])
@@ -69,38 +69,37 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
     layer.check(65)
     assert compiled == [TILES]
     shown = layer.layer.show(rows=65)
-    assert "us predicted for 65 x 48 x 40\n" in shown
-    assert "us predicted for 65 x 40 x 24\n" in shown
+    assert "us predicted for 65 x 24 x 40, " in shown
+    assert "us predicted for 65 x 40 x 24, " in shown
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("first", some_of(range(8), 8))
+@pytest.mark.parametrize("first", some_of(range(4), 4))
 def test_any_tiles_give_the_result(first, make, monkeypatch):
-    """Two blocks and more of several ranks' rows; tails of rows, hidden and inner. One
-    program has each eighth of the tiles, at as many numbers of rows."""
-    number = 0
+    """Tails of rows, hidden and inner; k of the last column of tiles whole or divided.
+    One program has each fourth of the tiles, at as many numbers of rows."""
+    tilings: list[tuple[str, Tiling]] = []
 
     def choose(*_: Any, **options: Any) -> list[Choice]:
-        shapes = {"gate_up_shape": number, "down_shape": (number + 5) % len(SHAPES)}
-        return [Choice(name, shape, list) for name, shape in shapes.items()]
+        dims = {
+            dim: value
+            for name, tiling in tilings
+            for dim, value in dims_of(tiling, name).items()
+        }
+        return [Choice(dim, value, list) for dim, value in dims.items()]
 
-    monkeypatch.setattr("etc_dist.layers.mlp.choose_shapes", choose)
-    layer = make("mlp", 328, 136)
-    for number in GATED[first::8]:
+    monkeypatch.setattr("etc_dist.layers.mlp.choose_tiles", choose)
+    layer = make("mlp", 328, 264)
+    for number in GATED[first::4]:
+        tilings.clear()
+        for name, shape_idx in (
+            ("gate_up_", number),
+            ("down_", (number + number % 3) % len(FAMILY)),
+        ):
+            split = number % 2 * (FAMILY[shape_idx].depth < 264)
+            columns = FAMILY[shape_idx].columns
+            tilings.append((name, Tiling(shape_idx, columns, split, 1 + split)))
         layer.check((300 + number) // layer.layer.world.size)
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize(("hidden", "inner"), [(5120, 3200), (8192, 3584)])
-def test_both_matmuls_multicast_or_neither(hidden, inner, ranks):
-    both = set[bool]()
-    for rows in (8, 32, 64, 96, 128, 200, 256, 1024, 8192):
-        dims = {"rows": rows // ranks, "hidden": hidden, "inner": inner}
-        chosen = choose_shapes(dims, ranks, 132, SHAPES, tuning=default_tuning())
-        up, down = (SHAPES[one.value].multicasts for one in chosen)
-        assert up == down
-        both.add(up)
-    assert both == {False, True}
 
 
 # After calls whose tiles are large, others have more tasks.
@@ -113,10 +112,11 @@ def test_memory_is_for_any_number_of_gathered_rows(schedule, world_size, first, 
 
     def of(rows: int) -> dict[str, int]:
         dims = {"rows": rows, "hidden": 5120, "inner": 25600 // world_size}
-        chosen = choose_shapes(dims, world_size, 132, SHAPES, tuning=default_tuning())
+        chosen = choose_tiles(dims, world_size, 132, FAMILY, tuning=default_tuning())
         return dims | {one.dim: one.value for one in chosen}
 
-    for dims in capacity_dims(of(first), most, SHAPES, CHOSEN):
+    names = "gate_up_", "down_"
+    for dims in capacity_dims(of(first), most, FAMILY, 132, world_size, names):
         capacity = capacity.grown(plan_memory(plan, dims))
     calls = [plan_memory(plan, of(rows)) for rows in range(1, most + 1, step)]
     assert all(capacity.holds(call) for call in calls)

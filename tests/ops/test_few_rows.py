@@ -9,32 +9,25 @@ import pytest
 
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
-from etc_dist.functions.tile_matmul import LEAST_ROWS, TileShape, shapes_for
+from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows, with_few_rows
-from etc_dist.ops.matmul_policy import (
-    BLOCK,
-    SHAPES,
-    choose,
-    has_blocks,
-    rate,
-    tiles_down,
-)
 from etc_dist.ops.matmul_reduce_scatter import returned_matmul_graph
 from etc_dist.ops.operation import Candidate
+from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of, predictions
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 from tests.conftest import some_of
 from tests.layers.programs import SCHEDULES
-from tests.ops.tile_counts import tiles_in, tiles_of
 
 GRAPHS = {
     MatmulReduceScatter: (returned_matmul_graph, "matmul_reduce_scatter_graph"),
     AllGatherMatmul: (gathered_matmul_graph, "all_gather_matmul_graph"),
 }
 kinds = pytest.mark.parametrize("kind", GRAPHS)
+FIRST = dims_of(Tiling(0, 64))
 
 
 @pytest.mark.parametrize(
@@ -54,51 +47,18 @@ def test_few_rows_are_no_whole_blocks(rows, world_size, are_few):
     assert has_few_rows(rows, world_size) == are_few
 
 
-@kinds
-@pytest.mark.parametrize(
-    ("rows", "tile", "each"),
-    [
-        (24, TileShape(128, 128), 96),
-        (50, TileShape(128, 128), 104),
-        (50, TileShape(256, 128, "rows"), 208),
-        (50, TileShape(128, 128, "rows", swapped=True), 112),
-        (70, TileShape(128, 128), 72),
-        (70, TileShape(256, 128, "rows"), 144),
-        (70, TileShape(144, 256, swapped=True), 144),
-        (70, TileShape(128, 128, "rows", swapped=True), 16),
-        (256, TileShape(208, 256, swapped=True), 128),
-    ],
-)
-def test_rows_of_a_block_are_divided_evenly(kind, rows, tile, each):
-    graph, dims = GRAPHS[kind][0](4), {"n": 512, "k": 64, "rows": rows}
-    env = graph.environment(dims | {"shape": SHAPES.index(tile)}, 0)
-    assert env["tile_even_rows"] == each
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_no_tile_is_in_two_blocks(shape):
-    graph, dims = gathered_matmul_graph(2, shapes=[shape]), {"n": 64, "k": 64}
-    for rows in (258, 264, 300, 400, 514, 600, 778, 1000, 1100, 2100, 4098):
-        env = graph.environment(dims | {"rows": rows // 2, "shape": 0}, 0)
-        each = env["tile_even_rows"]
-        assert env["block_rows"] % each == 0
-        assert env["block_rows"] <= BLOCK < env["block_rows"] * env["blocks"]
-        if each != LEAST_ROWS:
-            assert -(-rows // each) == tiles_down(shape, rows, in_blocks=True)
-        else:
-            assert shape.swapped and not shape.is_tall
-
-
-@pytest.mark.parametrize(("rows", "blocks"), [(264, 1), (1280, 1), (1281, 6)])
-def test_rows_of_one_rank_are_one_block_that_tiles_divide(rows, blocks):
-    shape = TileShape(144, 256, swapped=True)
-    graph = gathered_matmul_graph(1, shapes=[shape])
-    env = graph.environment({"n": 64, "k": 64, "rows": rows, "shape": 0}, 0)
-    assert env["blocks"] == blocks
-    in_blocks = has_blocks(rows, 1)
-    assert in_blocks == (blocks > 1)
-    down = tiles_down(shape, rows, in_blocks)
-    assert -(-rows // env["tile_even_rows"]) == down
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_rows_are_gathered_and_returned_by_rows_of_tiles(ranks):
+    """Rows of 300 in three tiles, of which two have those of two ranks."""
+    dims = {"rows": 300 // ranks, "n": 512, "k": 64}
+    dims |= dims_of(Tiling(FAMILY.index(TileShape(128, 112, "none")), 112))
+    gathered = gathered_matmul_graph(ranks).environment(dims, 0)
+    returned = returned_matmul_graph(ranks).environment(dims, 0)
+    assert gathered["tile_even_rows"] == returned["tile_even_rows"] == 104
+    if ranks > 1:
+        assert gathered["arrived_blocks"] == returned["produced_blocks"] == 3
+    else:
+        assert not gathered_matmul_graph(1).events[1:]
 
 
 @pytest.mark.mpi(ranks=[1, 2])
@@ -123,25 +83,29 @@ def test_few_rows_whole_blocks_and_transposed_weights_take_turns(
     assert names == [few, many, few, few]
     assert compiled == [few, many, few]  # the last one for w [k, n]
     shown = op.show(rows=1, n=264, k=72)
-    assert f"us predicted for {world.size} x 264 x 72\n" in shown
+    assert f"us predicted for {world.size} x 264 x 72, " in shown
 
 
 @pytest.mark.mpi
 @kinds
 @pytest.mark.parametrize("w_layout", ["nk", "kn"])
-@pytest.mark.parametrize("first", some_of(range(8), 8))
+@pytest.mark.parametrize("first", some_of(range(4), 4))
 def test_any_tiles_give_the_result(
     kind, w_layout, first, world, make, problem, monkeypatch
 ):
-    """Two blocks and more of several ranks' rows; tails of rows and columns. One
-    program has each eighth of the tiles, at as many numbers of rows."""
-    op, number = make(kind), 0
-    monkeypatch.setattr(
-        "etc_dist.ops.few_rows.explained",
-        lambda dim, *_, in_order, in_blocks: Choice(dim, number, list),
-    )
-    for number in range(first, len(shapes_for(w_layout, SHAPES)), 8):
-        sizes = (300 + number) // world.size * world.size, 328, 136
+    """Tails of rows and columns; k of the last column of tiles whole or divided. One
+    program has each fourth of the tiles, at as many numbers of rows."""
+    op, number, shapes = make(kind), 0, shapes_for(w_layout, FAMILY)
+
+    def choose(*_, **options):
+        shape = shapes[number]
+        split = number % 3 % 2 * (shape.depth < 328)
+        tiling = Tiling(number, shape.columns, split, 1 + split)
+        return [Choice(dim, value, list) for dim, value in dims_of(tiling).items()]
+
+    monkeypatch.setattr("etc_dist.ops.few_rows.choose", choose)
+    for number in range(first, len(shapes), 4):
+        sizes = (300 + number) // world.size * world.size, 136, 328
         p = problem(kind, sizes, w_layout=w_layout)
         op(p.x, p.w, p.out)
         op.synchronize()
@@ -150,18 +114,17 @@ def test_any_tiles_give_the_result(
 
 @kinds
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("rows", range(258, 1340, 54))
+@pytest.mark.parametrize("rows", [2, 64, 258, 900])
 def test_the_policy_counts_the_tiles_of_the_graph(kind, ranks, rows):
-    graph = GRAPHS[kind][0]
+    graph, dims = GRAPHS[kind][0], {"rows": rows // ranks, "n": 7168, "k": 8192}
     hosts = SimpleNamespace(count=1)
     world = cast(World, SimpleNamespace(size=ranks, hosts=hosts))
     few, _ = with_few_rows(graph, Candidate(graph), world, "run")
-    dims = {"rows": rows // ranks, "n": 7168, "k": 8192}
-    [choice] = few.policy(default_tuning(), "nk", dims, 132)
-    best = rate(rows, 7168, 8192, 132, in_blocks=ranks > 1 or rows > 1280)[0]
-    assert choice.value == best.number
-    env = graph(ranks).environment(dims | {"shape": choice.value}, 0)
-    assert tiles_in(choice.reasons()) == tiles_of(env, "matmul")
+    chosen = few.policy(default_tuning(), "nk", dims, 132)
+    env = graph(ranks).environment(dims | {one.dim: one.value for one in chosen}, 0)
+    across = env["whole_tile_columns"] + env["split_tile_columns"]
+    tiles = env["tiles_down"] * across
+    assert chosen[0].reasons()[1].startswith(f"  {tiles} tiles on 132 workers")
 
 
 @pytest.mark.parametrize(
@@ -175,13 +138,13 @@ def test_the_policy_counts_the_tiles_of_the_graph(kind, ranks, rows):
 )
 def test_few_rows_are_pushed_and_summed_in_pieces(rows, columns, pushed, summed):
     env = returned_matmul_graph(4).environment(
-        {"n": columns, "k": 64, "rows": rows // 4, "shape": 0}, 0
+        {"n": columns, "k": 64, "rows": rows // 4, **FIRST}, 0
     )
     assert env["sent_columns"] == pushed
     assert env["sends"] == -(-columns // pushed)
     assert env["summed_columns"] == summed
     env = gathered_matmul_graph(4).environment(
-        {"n": 64, "k": columns, "rows": rows // 4, "shape": 0}, 0
+        {"n": 64, "k": columns, "rows": rows // 4, **FIRST}, 0
     )
     assert env["pushed_columns"] == pushed
 
@@ -204,10 +167,11 @@ def test_memory_is_for_any_number_of_few_rows(kind, schedule):
     capacity = Capacity()
 
     def of(rows: int) -> dict[str, int]:
-        shape = choose(4 * rows, 5120, 6400, 132)
-        return {"rows": rows, "n": 5120, "k": 6400, "shape": shape}
+        sizes = 4 * rows, 5120, 6400
+        best = predictions(FAMILY, sizes, 132, default_tuning().tiles)[0]
+        return {"rows": rows, "n": 5120, "k": 6400, **dims_of(best.tiling)}
 
-    for dims in capacity_dims(of(97), most, SHAPES, ["shape"]):
+    for dims in capacity_dims(of(97), most, FAMILY, 132, 4, [""]):
         capacity = capacity.grown(plan_memory(plan, dims))
     calls = [plan_memory(plan, of(rows)) for rows in range(1, most + 1, 3)]
     assert all(capacity.holds(call) for call in calls)

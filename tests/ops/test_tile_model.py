@@ -18,7 +18,7 @@ from etc_dist.ops.tile_model import (
     Tiling,
     choose,
     dims_of,
-    most_divided,
+    largest_tilings,
     predictions,
     text_of,
     tilings,
@@ -70,8 +70,7 @@ def test_parts_are_not_empty_and_fit_in_the_last_wave(sizes, workers):
 @example((37486, 136, 10840), 144, "nk")
 def test_the_memory_of_most_parts_holds_those_of_all_tilings(sizes, workers, w_layout):
     shapes, plan = shapes_for(w_layout, FAMILY), PLANS[w_layout]
-    n, tiling = most_divided(shapes, workers)
-    most = {"m": 1, "n": n, "k": 8, **dims_of(tiling)}
+    most = {"m": 1, "n": 8, "k": 8, **dims_of(largest_tilings(shapes, workers, 1)[1])}
     capacity = Capacity().grown(plan_memory(plan, most))
     assert capacity.local <= 2**18 * max(1, workers - 1)
     for each in tilings(shapes, sizes, workers, w_layout=w_layout):

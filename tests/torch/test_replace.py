@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 import etc_dist.torch
 from etc_dist.errors import ArgumentError
-from etc_dist.layers.mlp_policy import choose_shapes
+from etc_dist.layers.mlp_policy import choose_tiles
 from etc_dist.torch import ColumnParallelLinear, MoE, RowParallelLinear
 from etc_dist.torch.blocks import MLPS
 from tests.torch.on_ranks import assert_close, tiny
@@ -69,9 +69,9 @@ def test_replaced_blocks_may_give_the_same_bits_for_any_number_of_tokens(
 
     def choose(*given, **options):
         in_order.append(options["in_order"])
-        return choose_shapes(*given, **options)
+        return choose_tiles(*given, **options)
 
-    monkeypatch.setattr("etc_dist.layers.mlp.choose_shapes", choose)
+    monkeypatch.setattr("etc_dist.layers.mlp.choose_tiles", choose)
     for deterministic in ("run", "batch"):
         for kind in ("Qwen3", "Qwen3Moe"):
             model = tiny(kind, hidden_size=40, head_dim=16)

@@ -17,12 +17,11 @@ from etc_dist.ops.all_gather_matmul import (
     all_gather_matmul_graph,
     gathered_matmul_graph,
 )
-from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.matmul_reduce_scatter import (
     matmul_reduce_scatter_graph,
     returned_matmul_graph,
 )
-from etc_dist.ops.tile_model import FAMILY, choose
+from etc_dist.ops.tile_model import FAMILY, Tiling, choose, dims_of
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import Verified, verify
@@ -76,9 +75,13 @@ def test_real_shapes_are_correct(op: Callable[[int], GraphFunction]) -> None:
 
 
 @pytest.mark.parametrize("op", [returned_matmul_graph, gathered_matmul_graph])
-@pytest.mark.parametrize("shape", [0, len(SHAPES) // 2, len(SHAPES) - 1])
-def test_few_rows_are_correct(op: Callable[[int], GraphFunction], shape: int) -> None:
-    check(op(3), 8, rows=100, n=264, k=72, shape=shape)
+@pytest.mark.parametrize("shape", [0, len(FAMILY) // 2, len(FAMILY) - 1])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_few_rows_are_correct(
+    op: Callable[[int], GraphFunction], shape: int, parts: int
+) -> None:
+    tiling = Tiling(shape, FAMILY[shape].columns, parts - 1, parts)
+    check(op(3), 8, rows=100, n=264, k=328, **dims_of(tiling))
 
 
 def test_verified_counts_all_ranks_and_shows_them() -> None:
