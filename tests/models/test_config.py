@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from etc_dist.functions.router import Router
-from etc_dist.models.config import read_config
+from etc_dist.models.config import parse_config, read_config
 from etc_dist.models.experts import Mixture
+from etc_dist.models.families import MODEL_TYPES
+from etc_dist.models.setup import ModelSetup
 
 SAVED = Path(__file__).parents[1] / "golden/models/test_fields_of_transformers"
 SMOL = {
@@ -234,3 +236,16 @@ def test_stop_tokens_are_those_of_the_generation_config(generation, stops, tmp_p
 @pytest.mark.parametrize("stop", [None, -1, []])
 def test_a_model_may_have_no_stop_token(stop, tmp_path):
     assert write(tmp_path, eos_token_id=stop).stop_tokens == ()
+
+
+@pytest.mark.parametrize("kind", MODEL_TYPES.values())
+def test_the_steps_of_each_family_have_dims(kind, tmp_path):
+    """As a bundle proves them, from the configuration alone."""
+    small = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+    small |= {"intermediate_size": 256, "moe_intermediate_size": 256, "head_dim": 64}
+    config = parse_config({"model_type": kind, **small}, tmp_path)
+    for ranks in (1, 2):
+        setup = ModelSetup(config, positions=64, ranks=ranks)
+        dims = next(setup.dims(setup.graph(), 132))
+        assert dims["layers"] == config.layers
+        assert dims["positions"] == 64 * config.features.tables
