@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar, cast
 
 from etc_dist.errors import EtcDistError, WorldError
@@ -101,6 +101,20 @@ class Agreement:
     def call(self, text: str) -> None:
         """`match_call` for the call that `text` fully describes."""
         self.match_call(sign(text), lambda: text)
+
+    def follow_first(self, choices: Sequence[str], chosen: int) -> int:
+        """The choice of rank 0 among calls with these texts. Collective."""
+        if self.size == 1:
+            return chosen
+        signatures = [sign(text) for text in choices]
+        own = chosen if self.rank == 0 else 0
+        found = self._compare(signatures[own])
+        if found is None:
+            return own
+        first, *others = found
+        if first not in signatures or others != [signatures[0]] * len(others):
+            self._raise_difference(found, lambda: choices[own], None)
+        return signatures.index(first)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
         """Raise on all ranks, in place of a call. Collective."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn, Protocol, Self, TypeVar
 
@@ -163,6 +163,15 @@ class World:
         raises ArgumentError on every rank. Orders no memory: see `barrier`."""
         with self.exclusive:
             self._agreement.match_call(signature, describe)
+
+    def follow_first(self, choices: Sequence[str], chosen: int = 0) -> int:
+        """The position in `choices` of what rank 0 has chosen; `chosen` of other ranks
+        is not used.
+
+        Collective; as fast as `match_call`. choices: texts that are equal on all ranks
+        and that describe no other call. Raises ArgumentError as `match_call`."""
+        with self.exclusive:
+            return self._agreement.follow_first(choices, chosen)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
         """Raise on all ranks, in place of a call whose arguments are bad on this rank.

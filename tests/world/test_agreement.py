@@ -37,6 +37,15 @@ def test_match_call_returns_after_all_ranks_have_called(world):
     assert left >= max(world.gather(came))
 
 
+@pytest.mark.mpi(ranks=[1, 2, 4])
+def test_all_ranks_follow_the_choice_of_the_first(world):
+    texts = "none", "some", "all"
+    for chosen in (0, 2, 0, 1, 1, 0):
+        mine = chosen if world.rank == 0 else 2
+        assert world.follow_first(texts, mine) == chosen
+        world.match_call(chosen, silent)
+
+
 @pytest.mark.mpi(ranks=[1, 4])
 def test_gather_gives_each_ranks_object_in_rank_order(world):
     value = {"rank": world.rank, "bytes": b"x" * (100_000 * world.rank)}

@@ -47,6 +47,21 @@ def test_mismatch_raises_on_all_ranks_and_names_the_calls(world):
     assert is_usable(world)
 
 
+@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.parametrize("chosen", [0, 1])
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_choice_is_not_followed_by_another_call(world, chosen, other):
+    def call() -> None:
+        if world.rank == other:
+            world.match_call(7, lambda: "matmul")
+        else:
+            world.follow_first(("none", "some"), chosen)
+
+    with pytest.raises(ArgumentError, match=f"rank {other}: matmul"):
+        call()
+    assert is_usable(world)
+
+
 @pytest.mark.mpi(ranks=[2])
 def test_mismatch_with_equal_words_shows_signatures(world):
     with pytest.raises(ArgumentError, match=r"rank 1: add \(signature 0x15\)"):
