@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from operator import itemgetter
 from statistics import fmean, median
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -64,8 +63,6 @@ class Sample(NamedTuple):
     tiling: Tiling
 
 
-Chosen = TypeVar("Chosen", bound=tuple[object, ...])
-"""A sample: sizes and tiles."""
 Timer = Callable[[Sequence[Sample]], list[float]]
 """The microseconds of each sample, equal on all ranks: of the slowest one."""
 
@@ -159,10 +156,10 @@ def tune_world(
     return parse(first, "rank 0", f"{every[0]}, by etc-dist tune")
 
 
-class CallTimer(ABC):
+class MatmulTimer:
     """Times calls of a program on this rank's GPU: events around a call whose launch is
     enqueued while another kernel reads memory, so that no operand is in the L2 cache.
-    elements: at most those of all inputs of a call together, and of its output."""
+    elements: at most those of x and w together, and of y."""
 
     def __init__(self, world: World, program: Any, elements: int) -> None:
         import cupy
@@ -177,30 +174,22 @@ class CallTimer(ABC):
         self._found = cupy.empty(16 * count, np.uint32)
         self._events = [cupy.cuda.Event() for _ in range(2)]
 
-    def __call__(self, samples: Sequence[Any]) -> list[float]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float]:
         # NOTE: the first one once more, since calls after other work of the host are
         # slower.
         mine = [self._time(one) for one in (*samples[:1], *samples)][1:]
         every = cast(list[list[float]], self._world.gather(mine))
         return [max(each) for each in zip(*every, strict=True)]
 
-    @abstractmethod
-    def _time(self, sample: Any) -> float:
+    def _time(self, sample: Sample) -> float:
         """The microseconds of a sample on this rank."""
-
-    def time_call(
-        self,
-        inputs: Mapping[str, tuple[int, int]],
-        output: tuple[str, int, int],
-        dims: Mapping[str, int],
-    ) -> float:
-        """The microseconds of a call, with matrices of these names and sizes."""
-        flat, at, given = self._data.reshape(-1), 0, {}
-        for name, (rows, columns) in inputs.items():
-            given[name] = _matrix(flat[at:], rows, columns)
-            at += rows * columns
-        name, rows, columns = output
-        given[name] = _matrix(self._out, rows, columns)
+        m, n, k, tiling = sample
+        flat, dims = self._data.reshape(-1), dims_of(tiling)
+        given = {
+            "x": _matrix(flat, m, k),
+            "w": _matrix(flat[m * k :], n, k),
+            "y": _matrix(self._out, m, n),
+        }
         times: list[float] = []
         start, end = self._events
         with self._world.exclusive:
@@ -219,15 +208,6 @@ class CallTimer(ABC):
         rows.max(axis=1, out=self._found)
 
 
-class MatmulTimer(CallTimer):
-    """Times matmuls."""
-
-    def _time(self, sample: Sample) -> float:
-        m, n, k, tiling = sample
-        sizes = {"x": (m, k), "w": (n, k)}
-        return self.time_call(sizes, ("y", m, n), dims_of(tiling))
-
-
 def _matrix(flat: Any, rows: int, columns: int) -> Any:
     """The first elements of an array of 16-bit numbers."""
     part = flat[: rows * columns].view(numpy_dtype("bfloat16"))
@@ -235,10 +215,8 @@ def _matrix(flat: Any, rows: int, columns: int) -> Any:
 
 
 def confirm(
-    measure: Callable[[Sequence[Chosen]], list[float]],
-    samples: Sequence[Chosen],
-    found: Sequence[float],
-) -> list[tuple[float, Chosen]]:
+    measure: Timer, samples: Sequence[Sample], found: Sequence[float]
+) -> list[tuple[float, Sample]]:
     """The samples that took no longer than the first one, the model's choice, with
     their times, the fastest first; none if that gains too little. found: the times of
     `samples`, measured here once more, since one may be an accident."""
