@@ -273,6 +273,7 @@ _LIST = (
         activation="gelu_pytorch_tanh",
         scales_embeddings=True,
         reads=OWN_FIELDS,
+        gguf="gemma3",
         layers="sliding windows, two rotary embeddings, four norms, GELU",
     ),
     Family(

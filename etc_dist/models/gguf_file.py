@@ -14,7 +14,13 @@ from etc_dist.models.config import ModelConfig, parse_config
 from etc_dist.models.extras import extra_module
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.fields import names, refused
-from etc_dist.models.gguf_keys import ARCHITECTURE, TYPE, fields_of, refuse_keys
+from etc_dist.models.gguf_keys import (
+    ARCHITECTURE,
+    TYPE,
+    WINDOW,
+    fields_of,
+    refuse_keys,
+)
 from etc_dist.models.gguf_reader import GgufTensor
 from etc_dist.models.gguf_split import read_parts
 from etc_dist.models.part import WHOLE, Part
@@ -57,6 +63,11 @@ LAYER_TENSORS = {
 }
 """Those of experts are stacked; {} stands for the number of one."""
 OTHER_TENSORS = {
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
     "hunyuan-dense": {
         "attn_q_norm": "self_attn.query_layernorm",
         "attn_k_norm": "self_attn.key_layernorm",
@@ -138,6 +149,8 @@ class GgufFile:
         }
         defaults = {"rope_theta": 10000.0, "vocab_size": len(tokens)}
         fields |= {n: v for n, v in defaults.items() if fields[n] is None}
+        if kind == "gemma3":
+            fields |= self._of_gemma(fields)
         config = parse_config(fields, self.path)
         if kind in PAIRED:
             config = replace(config, head=replace(config.head, is_paired=True))
@@ -152,6 +165,15 @@ class GgufFile:
             size = whole // heads
         numbers = is_number(rotated) and is_number(size)
         return rotated / size if numbers and kind in PARTIAL_KINDS else None
+
+    def _of_gemma(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The window, and the scale of scores, which has no key: as in llama.cpp, that
+        of the model with 62 layers does not follow from the size of its heads."""
+        window, scale = self.get(f"gemma3.{WINDOW}"), fields["head_dim"]
+        whole, heads = (fields[f] for f in ("hidden_size", "num_attention_heads"))
+        if fields["num_hidden_layers"] == 62 and is_number(whole) and is_number(heads):
+            scale = whole / heads
+        return {"sliding_window": window, "query_pre_attn_scalar": scale}
 
     def _tokens(self) -> list[str]:
         name = "tokenizer.ggml.tokens"
@@ -210,12 +232,16 @@ class GgufFile:
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """The tensors by their names in safetensors files."""
-        of_kind = OTHER_TENSORS.get(str(self.get(ARCHITECTURE)), {})
-        layer_tensors = LAYER_TENSORS | of_kind
+        kind = str(self.get(ARCHITECTURE))
+        layer_tensors = LAYER_TENSORS | OTHER_TENSORS.get(kind, {})
+        family = FAMILIES.get(ARCHITECTURES.get(kind, ""))
+        offset = 0 if family is None else family.gain_offset
         for tensor in self._content.tensors:
             if tensor.name in (FACTORS, *LONG_FACTORS):
                 continue
             values = self._values(tensor)
+            if offset and tensor.name.endswith("norm.weight"):
+                values = values - offset  # which a file contains
             _, _, rest = tensor.name.partition("blk.")
             layer, _, name = rest.partition(".")
             stem, _, suffix = name.rpartition(".")

@@ -137,5 +137,7 @@ def refuse_keys(
 def _is_neutral(key: str, value: Any, config: ModelConfig) -> bool:
     if key == WINDOW and type(value) is int and value >= config.positions:
         return True
+    if key == WINDOW and value in config.windows:
+        return True
     values = OWN_SIZES[key](config) if key in OWN_SIZES else NEUTRAL.get(key, ())
     return isinstance(value, (bool, int, float)) and value in values

@@ -118,7 +118,8 @@ CASES = (
     Case("gemma3_text", GEMMA | {"rope_parameters": TWO_ROPES}, GEMMA_DROPS),
     Case(
         "gemma3_text",
-        {"num_hidden_layers": 3, "head_dim": 256, "hidden_size": 40},
+        {"head_dim": 256, "hidden_size": 40, "sliding_window": 9},
+        gguf={"attention.sliding_window": 9},
         name="wide",
     ),
     Case(
@@ -226,14 +227,18 @@ class Tiny:
         tensors = {}
         for name, of in self.model.state_dict().items():
             stem, _, suffix = name.rpartition(".")
+            array = of.numpy()
+            if kind == "gemma3" and stem.endswith("norm"):
+                array = array + 1
             if not (name == "lm_head.weight" and config.tie_word_embeddings):
-                tensors[f"{names.get_name(stem)}.{suffix}"] = of.numpy()
+                tensors[f"{names.get_name(stem)}.{suffix}"] = array
         of_all = {
             key: getattr(config, field)
             for key, field in FIELDS.items()
             if getattr(config, field, None) is not None
         }
-        rope = config.rope_parameters["rope_theta"]
+        rope = config.rope_parameters
+        rope = rope.get("full_attention", rope)["rope_theta"]
         write(path, kind, tensors, **of_all, **{"rope.freq_base": float(rope)}, **keys)
 
     def logits(self, ids: Any, dtype: str = "float32") -> Array:
