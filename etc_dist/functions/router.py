@@ -107,21 +107,20 @@ class Router:
     def choose(self, logits: Any, *biases: Any) -> tuple[Any, Any]:
         """logits [tokens, experts], and the bias and the correction [experts] if there
         are such -> ids and weights [tokens, top_k], the best expert first."""
-        bias, correction = iter(biases), None
-        if self.has_bias:
-            logits = logits + next(bias)
-        if self.has_correction:
-            correction = next(bias)
-        by_logit = correction is None and not self.has_groups
-        values = logits
-        if not by_logit and self.score != "softmax_chosen":
-            values = self._scores(logits)
-        if correction is not None:
-            values = values + correction
+        values = self.values(logits, *biases)
         values = np.where(np.isnan(values), np.inf, values)
         is_out = self._left_out(values) if self.has_groups else values < -np.inf
         ids = np.lexsort((-values, is_out), axis=1)[:, : self.top_k]
-        return ids, self._weights(logits, ids)
+        return ids, self.weights(logits, ids, *biases)
+
+    def values(self, logits: Any, *biases: Any) -> Any:
+        """The numbers [tokens, experts] of which the largest are chosen: those of the
+        logits where their order is that of the scores."""
+        values = logits + biases[0] if self.has_bias else logits
+        by_logit = not self.has_correction and not self.has_groups
+        if not by_logit and self.score != "softmax_chosen":
+            values = self._scores(values)
+        return values + biases[-1] if self.has_correction else values
 
     def _scores(self, logits: Any) -> Any:
         """Of all experts, not normalized."""
@@ -144,7 +143,10 @@ class Router:
         np.put_along_axis(is_out, chosen, False, axis=1)
         return np.repeat(is_out, groups.shape[2], axis=1)
 
-    def _weights(self, logits: Any, ids: Any) -> Any:
+    def weights(self, logits: Any, ids: Any, *biases: Any) -> Any:
+        """The weights [tokens, top_k] of the experts ids."""
+        if self.has_bias:
+            logits = logits + biases[0]
         chosen = np.take_along_axis(logits, ids, axis=1)
         if self.score.startswith("softmax"):
             of_chosen = self.normalize or self.score == "softmax_chosen"

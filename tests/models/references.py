@@ -160,8 +160,10 @@ class Plain:
         """tensors: instead of those in the folder."""
         self.config = config
         self.gap = 0.0
-        """By how much the logit of an expert that was to be chosen was below one that
+        """By how much the value of an expert that was to be chosen was below one that
         was not, at most."""
+        self.biases: list[Array] = []
+        """Of the router, [layers, experts] each."""
         self.tensors = tensors or _read(folder / "model.safetensors")
         self.cos_sin = config.cos_sin(config.positions)
 
@@ -201,17 +203,14 @@ class Plain:
         )
         assert mixture is not None
         logits = x @ self._weight(f"{name}{block}.gate").T
-        best = np.argsort(-logits, axis=1, kind="stable")[:, : mixture.router.top_k]
+        router, layer = mixture.router, int(name.split(".")[2])
+        biases = [bias[layer] for bias in self.biases]
+        best, _ = router.choose(logits, *biases)
         chosen = best if chosen is None else chosen
-        own, wanted = (np.take_along_axis(logits, c, axis=1) for c in (chosen, best))
+        values = router.values(logits, *biases)
+        own, wanted = (np.take_along_axis(values, c, axis=1) for c in (chosen, best))
         self.gap = max(self.gap, float((wanted - own).max()))
-        weights = np.exp(own - logits.max(axis=1, keepdims=True))
-        whole = (
-            weights
-            if mixture.router.normalize
-            else np.exp(logits - logits.max(axis=1, keepdims=True))
-        )
-        weights = weights / whole.sum(axis=1, keepdims=True)
+        weights = router.weights(logits, chosen, *biases)
         y = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, k = np.nonzero(chosen == expert)

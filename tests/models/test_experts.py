@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,10 +106,38 @@ def test_the_cuda_bodies_agree_in_any_order(
     weights = [load_weights(tmp_path, config, "bfloat16", part) for part in parts]
     graph = decoder_graph(ranks, sizes=own.sizes(16), shapes=SHAPES, best_columns=64)
     emulator = Emulator(graph, schedule=schedule, workers=4)
+    check_steps(emulator, weights, own, Plain(tmp_path, config), steps, rng)
+
+
+@exhaustive
+def test_the_cuda_bodies_choose_as_the_router_says(tmp_path, rng):
+    config = draw_folder(tmp_path, rng, QWEN, ())
+    router = Router(4, score="sigmoid", scale=1.5, num_groups=4, topk_group=2)
+    router = replace(router, has_correction=True, has_bias=True)
+    config = replace(config, mixture=Mixture(32, router))
     plain = Plain(tmp_path, config)
+    shape = config.layers, 32
+    biases = {name: rng.standard_normal(shape) / 4 for name in router.bias_names}
+    biases = {name: bias.astype(np.float32) for name, bias in biases.items()}
+    plain.biases = [*biases.values()]
+    weights = [load_weights(tmp_path, config, "bfloat16", Part(0, 1)) | biases]
+    graph = decoder_graph(1, sizes=config.sizes(16), shapes=SHAPES, best_columns=64)
+    emulator = Emulator(graph, workers=4)
+    check_steps(emulator, weights, config, plain, EMULATED[1:3], rng)
+
+
+def check_steps(
+    emulator: Emulator,
+    weights: list[dict[str, Any]],
+    own: ModelConfig,
+    plain: Plain,
+    steps: list[tuple[list[int], int]],
+    rng: np.random.Generator,
+) -> None:
+    """Steps of a decoder, whose ranks have these weights, against NumPy."""
     for seed, (counts, shape) in enumerate(steps):
         step, dims = step_of(own, counts, shape, rng)
-        dims |= {"all_ids": config.vocabulary}
+        dims |= {"all_ids": plain.config.vocabulary}
         every = [mine | {n: a.copy() for n, a in step.items()} for mine in weights]
         found = emulator.run(every, dims, seed=seed)
         logits = np.concatenate([one["logits"] for one in found], axis=1)
