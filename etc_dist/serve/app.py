@@ -175,8 +175,7 @@ class Routes:
         ]
         exchange = self._clients.begin(jobs)
         writers = [Writer(self._served.tokenizer, options.stops) for _ in jobs]
-        num_prompt = sum(map(len, prompts))
-        sender = Sender(answer, exchange, writers, num_prompt)
+        sender = Sender(answer, exchange, writers, [*map(len, prompts)])
         if options.streams:
             return Answering(exchange, lambda s: sender.stream(s, options))
         return Answering(exchange, sender.send_whole)
@@ -230,10 +229,11 @@ class Sender:
         answer: CompletionAnswer,
         exchange: Exchange,
         writers: Sequence[Writer],
-        num_prompt: int,
+        lengths: Sequence[int],
     ) -> None:
+        """lengths: of the prompts, each of equally many texts."""
         self._answer, self._exchange = answer, exchange
-        self._writers, self._num_prompt = writers, num_prompt
+        self._writers, self._lengths = writers, lengths
         self._num_cached = [0] * len(writers)
 
     async def send_whole(self, send: Send) -> None:
@@ -282,7 +282,8 @@ class Sender:
 
     def _usage(self) -> answers.Json:
         num_ids = sum(writer.num_ids for writer in self._writers)
-        return answers.usage(self._num_prompt, num_ids, sum(self._num_cached))
+        of_prompts = self._num_cached[:: len(self._writers) // len(self._lengths)]
+        return answers.usage(sum(self._lengths), num_ids, sum(of_prompts))
 
 
 async def _begin(send: Send, media_type: str) -> None:

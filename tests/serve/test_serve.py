@@ -128,9 +128,9 @@ def test_a_conversation_has_tools_and_logprobs(server, texts):
 
 def test_prompts_with_one_beginning_share_pages(server, texts):
     first = complete(server, IDS * 8, 5)
-    again = complete(server, [[*IDS * 8, 9], [*IDS * 7, 9]], 5)
+    again = complete(server, [[*IDS * 8, 9], [*IDS * 7, 9]], 5, n=2)
     assert [first.choices[0].text, *(one.text for one in again.choices)] == [
-        texts(ids, 5) for ids in (IDS * 8, [*IDS * 8, 9], [*IDS * 7, 9])
+        texts(ids, 5) for ids in (IDS * 8, *2 * [[*IDS * 8, 9]], *2 * [[*IDS * 7, 9]])
     ]
     cached = [one.usage.prompt_tokens_details.cached_tokens for one in (first, again)]
     assert cached[0] < 40 and cached[1] == 64  # pages of 16 positions
