@@ -8,22 +8,25 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.matmul import two_byte
+from etc_dist.functions.rms_norm import normalized
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 COLUMNS = Extent(name="columns", multiple=8, begins=8)
 
 
-def push_flagged(dtype: str, copies: int) -> DeviceFunction:
+def push_flagged(dtype: str, copies: int, *, is_row: bool = False) -> DeviceFunction:
     """x [columns] -> the same in each of `copies` flagged tensors, of peers. On GPUs
-    columns, and the index of the first one, are multiples of 8."""
+    columns, and the index of the first one, are multiples of 8. is_row: of all, a row
+    [1, columns], or none beyond the tensor's end."""
 
     def body(x: Any, *copies: Any) -> None:
         for copy in copies:
             copy[...] = x
 
-    row = Operand((COLUMNS,), two_byte(dtype), leading=True)
-    flagged = Operand((COLUMNS,), two_byte(dtype), leading=True, flagged=True)
+    size = (1, COLUMNS) if is_row else (COLUMNS,)
+    row = Operand(size, two_byte(dtype), leading=True)
+    flagged = Operand(size, two_byte(dtype), leading=True, flagged=True)
     return _function(
         "push_flagged",
         dtype,
@@ -51,13 +54,42 @@ def add_flagged(dtype: str) -> DeviceFunction:
     return _function("add_flagged", dtype, body, tile, 1, {}, gathers=[1])
 
 
+def add_flagged_norm(dtype: str, eps: float) -> DeviceFunction:
+    """x [1, columns], flagged parts [world, 1, columns], residual [1, columns], gain
+    [columns] -> the sum of the parts of all ranks, as `add_flagged`, and the residual,
+    rounded, and its RMSNorm, both [1, columns], in this order. They may be written in
+    place of the residual and x. Beyond the tensors' end nothing is done."""
+
+    def body(
+        x: Any, parts: Any, residual: Any, gain: Any, total: Any, y: Any, *, rank: int
+    ) -> None:
+        sums = np.zeros(x.shape, np.float32)
+        for number, part in enumerate(parts):
+            sums += (x if number == rank else part).astype(np.float32)
+        total[...] = (sums + residual.astype(np.float32)).astype(total.dtype)
+        y[...] = normalized(total, gain, eps).astype(y.dtype)
+
+    row = Operand((1, COLUMNS), two_byte(dtype), leading=True)
+    parts = Operand(("world", 1, COLUMNS), two_byte(dtype), flagged=True)
+    column = Operand((COLUMNS,), two_byte(dtype), leading=True)
+    return _function(
+        "add_flagged_norm",
+        dtype,
+        body,
+        dict(enumerate([row, parts, row, column, row, row])),
+        2,
+        {"kEps": float(eps)},
+        gathers=[1],
+    )
+
+
 def _function(
     name: str,
     dtype: str,
     body: Any,
     tile: dict[int, Operand],
     writes: int,
-    constants: dict[str, int],
+    constants: dict[str, int | float],
     gathers: Sequence[int] = (),
 ) -> DeviceFunction:
     return DeviceFunction(

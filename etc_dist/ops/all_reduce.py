@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_choice
 from etc_dist.functions.share_sum import share_sum
-from etc_dist.ir import Expr, Graph, ceildiv, equal, graph_function, select, tile
+from etc_dist.ir import (
+    Expr,
+    Graph,
+    GraphFunction,
+    ceildiv,
+    equal,
+    graph_function,
+    select,
+    tile,
+)
 from etc_dist.ops.exchange_model import (
     FLAGGED,
     LEAST_PIECE,
@@ -64,7 +73,69 @@ def all_reduce_graph(
     add_two_shot(g, x, y, Shares.of(g, total, piece, uses(TWO_SHOT)))
 
 
-class AllReduce(Operation):
+class SumOperation(Operation):
+    """Internal: base of operations whose graph has the dims of `all_reduce_graph`."""
+
+    def exchange(self, dims: Mapping[str, int], has_flags: bool) -> Exchange:
+        """The exchange of a call."""
+        raise NotImplementedError
+
+    def dims_of(self, dims: Mapping[str, int], count: int) -> Mapping[str, int]:
+        """Those of a call with so many units of the exchange."""
+        raise NotImplementedError
+
+    def candidate(
+        self, graph: Callable[..., GraphFunction], **options: Any
+    ) -> Candidate:
+        """With the algorithm chosen for each call."""
+        world = self.world
+        is_near = 1 < world.size == world.local_size
+        self._has_flags = is_near and self._schedule != "dynamic"
+        flags = {"has_flags": True} if self._has_flags else {}
+        return Candidate(
+            graph,
+            {**options, **flags},
+            capacity=self._capacity,
+            policy=self._choose,
+            over_hosts=True,
+        )
+
+    def _capacity(
+        self, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Mapping[str, int]]:
+        """For all sizes up to this one: a smaller one may use more memory by another
+        algorithm, or more events by smaller pieces."""
+        found: list[Mapping[str, int]] = []
+        for algorithm, count in largest_sizes(self.exchange(dims, self._has_flags)):
+            own = {**dims, **self.dims_of(dims, count)}
+            own |= {"algorithm": algorithm, "piece": LEAST_PIECE}
+            if self._has_flags:
+                tasks = self._flag_tasks(algorithm, own["rows"], workers)
+                own["flag_tasks"] = tasks
+            found.append(own)
+        return found
+
+    def _flag_tasks(self, algorithm: int, rows: int, workers: int) -> int:
+        """The tasks that exchange flagged words, a multiple of the workers; on the CPU
+        backend a plan is proved for those of a GPU, too."""
+        if algorithm != FLAGGED:
+            return 0
+        if self.world.backend == "cpu":
+            workers = math.lcm(workers, GPU_WORKERS)
+        return workers * -(-rows // workers)
+
+    def _choose(
+        self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> Sequence[Choice]:
+        exchange = self.exchange(dims, self._has_flags)
+        rows = self.dims_of(dims, exchange.count)["rows"]
+        tasks = self._flag_tasks(exchange.fastest, rows, workers)
+        choices = choose_algorithm(exchange, tasks or workers)
+        flagged = [Choice("flag_tasks", tasks, list)] if self._has_flags else []
+        return [*choices, *flagged]
+
+
+class AllReduce(SumOperation):
     """All-reduce as a reusable object.
 
     op(x, out=None, stream=None): x [M, H] on every rank, each with its own values;
@@ -110,54 +181,13 @@ class AllReduce(Operation):
 
     def candidates(self) -> list[Candidate]:
         """Internal: one graph, with the algorithm chosen for each call."""
-        return [
-            Candidate(
-                all_reduce_graph,
-                {"has_flags": True} if self._has_flags else {},
-                capacity=self._capacity,
-                policy=self._choose,
-                over_hosts=True,
-            )
-        ]
+        return [self.candidate(all_reduce_graph)]
 
-    def _capacity(
-        self, w_layout: str, dims: Mapping[str, int], workers: int
-    ) -> list[Mapping[str, int]]:
-        """For all sizes up to this one: a smaller one may use more memory by another
-        algorithm, or more events by smaller pieces."""
-        return [
-            {
-                **{"rows": 1, "vectors": n, "algorithm": algorithm},
-                **{"piece": LEAST_PIECE, "flag_tasks": self._flag_tasks(algorithm)},
-            }
-            for algorithm, n in largest_sizes(self._exchange(dims))
-        ]
-
-    @property
-    def _has_flags(self) -> bool:
-        """Whether the graph has flagged words."""
-        world = self.world
-        is_static = self._schedule != "dynamic"
-        return is_static and 1 < world.size == world.local_size
-
-    def _flag_tasks(self, algorithm: int) -> int:
-        """The tasks that exchange flagged words; on the CPU backend a plan is proved
-        for the workers of a GPU, too."""
-        if algorithm != FLAGGED:
-            return 0
-        workers = self.program.workers
-        is_cpu = self.world.backend == "cpu"
-        return math.lcm(workers, GPU_WORKERS) if is_cpu else workers
-
-    def _choose(
-        self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
-    ) -> Sequence[Choice]:
-        exchange = self._exchange(dims)
-        tasks = self._flag_tasks(exchange.fastest)
-        choices = choose_algorithm(exchange, tasks or workers)
-        flagged = [Choice("flag_tasks", tasks, list)] if self._has_flags else []
-        return [*choices, *flagged]
-
-    def _exchange(self, dims: Mapping[str, int]) -> Exchange:
+    def exchange(self, dims: Mapping[str, int], has_flags: bool) -> Exchange:
+        """Internal: in vectors."""
         world, vectors = self.world, dims["rows"] * dims["vectors"]
-        return Exchange(vectors, 1, world.size, world.local_size, self._has_flags)
+        return Exchange(vectors, 1, world.size, world.local_size, has_flags)
+
+    def dims_of(self, dims: Mapping[str, int], count: int) -> Mapping[str, int]:
+        """Internal: `count` vectors."""
+        return {"rows": 1, "vectors": count}

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.functions.rms_norm import add_rms_norm
 from etc_dist.ir import Graph, graph_function, span
-from etc_dist.ops.exchange_model import (
-    LEAST_PIECE,
-    Exchange,
-    choose_algorithm,
-    largest_sizes,
-)
-from etc_dist.ops.operation import Candidate, Operation
+from etc_dist.ops.all_reduce import SumOperation
+from etc_dist.ops.exchange_model import Exchange
+from etc_dist.ops.operation import Candidate
 from etc_dist.ops.row_sums import Norm, RowSums
-from etc_dist.ops.tuning import Tuning
-from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
 EPS = 1e-6
@@ -27,11 +21,12 @@ EPS = 1e-6
 
 @graph_function
 def all_reduce_norm_graph(
-    g: Graph, *, dtype: str = "bfloat16", eps: float = EPS
+    g: Graph, *, dtype: str = "bfloat16", eps: float = EPS, has_flags: bool = False
 ) -> None:
     """x and residual [rows, 8 * vectors] on each rank, gain [8 * vectors] -> the sum of
     the residual and x over ranks, and its RMSNorm y; they may be written over residual
-    and x. Dims as for `all_reduce_graph`; of two exchanges, a rank adds whole rows."""
+    and x. Dims and has_flags as for `all_reduce_graph`, but that `flag_tasks` are at
+    least the rows; of two exchanges, a rank adds whole rows."""
     rows, vectors, algorithm, piece = g.dims("rows vectors algorithm piece")
     shape = rows, 8 * vectors
     x, residual = g.input("x", shape, dtype), g.input("residual", shape, dtype)
@@ -48,10 +43,11 @@ def all_reduce_norm_graph(
             writes=[total[own], y[own]],
         )
         return
-    RowSums(g, x, y, Norm(residual, gain, total, eps), piece).add(algorithm)
+    sums = RowSums(g, x, y, Norm(residual, gain, total, eps), piece)
+    sums.add(algorithm, g.dims("flag_tasks") if has_flags else None)
 
 
-class AllReduceNorm(Operation):
+class AllReduceNorm(SumOperation):
     """All-reduce, residual and RMSNorm as a reusable object.
 
     op(x, residual, gain, out=None, residual_out=None, stream=None): x [M, H] on every
@@ -110,33 +106,17 @@ class AllReduceNorm(Operation):
 
     def candidates(self) -> list[Candidate]:
         """Internal: one graph, with the algorithm chosen for each call."""
-        return [
-            Candidate(
-                all_reduce_norm_graph,
-                {"eps": self.eps},
-                capacity=self._capacity,
-                policy=self._choose,
-                over_hosts=True,
-            )
-        ]
+        return [self.candidate(all_reduce_norm_graph, eps=self.eps)]
 
-    def _capacity(
-        self, w_layout: str, dims: Mapping[str, int], workers: int
-    ) -> list[Mapping[str, int]]:
-        """For all numbers of rows up to this one, as for `AllReduce`."""
-        return [
-            {**dims, "rows": n, "algorithm": algorithm, "piece": LEAST_PIECE}
-            for algorithm, n in largest_sizes(self._exchange(dims))
-        ]
-
-    def _choose(
-        self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
-    ) -> Sequence[Choice]:
-        return choose_algorithm(self._exchange(dims), workers)
-
-    def _exchange(self, dims: Mapping[str, int]) -> Exchange:
+    def exchange(self, dims: Mapping[str, int], has_flags: bool) -> Exchange:
+        """Internal: in rows."""
         world = self.world
-        return Exchange(dims["rows"], dims["vectors"], world.size, world.local_size)
+        sizes = dims["rows"], dims["vectors"], world.size, world.local_size
+        return Exchange(*sizes, has_flags)
+
+    def dims_of(self, dims: Mapping[str, int], count: int) -> Mapping[str, int]:
+        """Internal: `count` rows."""
+        return {"rows": count}
 
 
 def checked_eps(eps: float) -> float:

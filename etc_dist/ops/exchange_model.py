@@ -89,8 +89,11 @@ class Exchange:
 
     @property
     def algorithms(self) -> Sequence[int]:
-        """Those that can be chosen on one host."""
-        return [n for n in range(len(ALGORITHMS)) if n != FLAGGED or self.has_flags]
+        """Those that can be chosen on one host: two exchanges where each rank has a
+        share, so that all ranks wait for each other, see `verify/flags.py`."""
+        found = [ONE_SHOT]
+        found += [TWO_SHOT] * (self.count >= self.ranks)
+        return [*found, *([FLAGGED] * self.has_flags)]
 
     @property
     def fastest(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from etc_dist.functions.add_ranks_norm import add_ranks_norm
+from etc_dist.functions.flags import add_flagged_norm, push_flagged
 from etc_dist.functions.rms_norm import copy_norm
 from etc_dist.functions.share_sum import share_sum
 from etc_dist.ir import (
@@ -55,14 +56,17 @@ class RowSums:
     ready: RowEvents | None = None
     lane: str = TENSOR
 
-    def add(self, algorithm: Expr) -> None:
+    def add(self, algorithm: Expr, num_tasks: Expr | None = None) -> None:
         """Add all steps, of the algorithm with this position in ALGORITHMS; over
-        several hosts always of two exchanges."""
+        several hosts always of two exchanges. num_tasks: as for `add_flagged_sum`, with
+        a norm: at least the rows, or 0."""
         g, rows = self.g, self.x.shape[0]
         pieces = g.let("row_pieces", ceildiv(self.columns, self.width))
         if g.local_size < g.world_size:
             self._add_two_shot(rows, pieces)
             return
+        if num_tasks is not None:
+            self._add_flagged(num_tasks)
         one, two = (
             g.let(name, select(equal(algorithm, number), rows, 0))
             for name, number in (("rows_once", ONE_SHOT), ("rows_twice", TWO_SHOT))
@@ -92,6 +96,38 @@ class RowSums:
 
     def _waits(self, r: Expr) -> list[EventRef]:
         return [] if self.ready is None else [self.ready.at(r)]
+
+    def _add_flagged(self, num_tasks: Expr) -> None:
+        """Each rank stores its rows on its peers as flagged words, and normalises the
+        sums as they arrive."""
+        g, dtype, norm, rows = self.g, self.x.dtype, self.norm, self.x.shape[0]
+        assert norm is not None and self.ready is None
+        flagged_rows = g.let("flagged_rows", minimum(rows, num_tasks))
+        shape = g.world_size, flagged_rows, self.columns
+        words = g.flagged("words", shape, dtype)
+        arrived = g.events(
+            "words_arrived",
+            (num_tasks,),
+            expects=g.world_size - 1,
+            cross_rank=True,
+            carried_by=words,
+        )
+        (r,) = grid = g.grid(r=num_tasks)
+        own, (*peers, _) = (span(r, 1), slice(None)), every_rank(g)
+        g.call(
+            push_flagged(dtype, len(peers), is_row=True),
+            grid,
+            reads=[self.x[own]],
+            writes=[words.on(peer)[g.rank, *own] for peer in peers],
+            notifies=[arrived.on(peer)[r] for peer in peers],
+        )
+        g.call(
+            add_flagged_norm(dtype, norm.eps),
+            grid,
+            reads=[self.x[own], words[:, *own], norm.residual[own], norm.gain[:]],
+            writes=[norm.total[own], self.y[own]],
+            waits=[arrived[r]],
+        )
 
     def _add_one_shot(self, rows: Expr, pieces: Expr) -> None:
         """Each rank stores its rows on all ranks, and adds those of all."""
@@ -137,11 +173,11 @@ class RowSums:
         )
 
     def _add_two_shot(self, rows: Expr, pieces: Expr) -> None:
-        """Each rank of a host adds the rows of its share, and stores the sums on all
-        ranks of the host."""
+        """Each rank of a host adds the rows of its share, every so many, and stores the
+        sums on all ranks of the host."""
         g, near, local = self.g, self.g.local_size, local_rank(self.g)
         share = g.let("share", ceildiv(rows, near))
-        own_rows = g.let("own_rows", maximum(0, minimum(share, rows - local * share)))
+        own_rows = g.let("own_rows", maximum(0, ceildiv(rows - local, near)))
         sums, ready = self._scatter(rows, share, pieces)
         dtype = self.x.dtype
         if near < g.world_size:
@@ -156,7 +192,7 @@ class RowSums:
             dtype = "float32"
         gathered, arrived = self._gather(rows, pieces)
         i, c = grid = g.grid(i=own_rows, c=pieces)
-        r, ranks, norm = local * share + i, every_rank(g), self.norm
+        r, ranks, norm = i * near + local, every_rank(g), self.norm
         count = near if near == g.world_size else g.world_size // near
         residual = [] if norm is None else [norm.residual[r, self._in_row(c)]]
         function = share_sum(
@@ -189,18 +225,18 @@ class RowSums:
         expects = near * pieces
         scattered = g.events("scattered", (share,), expects=expects, cross_rank=True)
         i, c = grid = g.grid(i=rows, c=pieces)
-        # The shares of the next ranks first, so that no rank gets all rows at once. But
-        # rows of a matmul are sent in the order in which they are computed.
-        r = i if self.ready is not None else (i + (local + 1) * share) % rows
-        to = near_rank(g, r // share)
+        # To the next ranks first, so that no rank gets all rows at once. But rows of a
+        # matmul are sent in the order in which they are computed.
+        r = i if self.ready is not None else (i + local + 1) % rows
+        to = near_rank(g, r % near)
         g.call(
             share_sum(dtype, 1, lane=self.lane),
             grid,
             name="scatter_parts",
             reads=[self.x[r, self._in_row(c)]],
-            writes=[parts.on(to)[local, *self._flat(r % share, c)]],
+            writes=[parts.on(to)[local, *self._flat(r // near, c)]],
             waits=self._waits(r),
-            notifies=[scattered.on(to)[r % share]],
+            notifies=[scattered.on(to)[r // near]],
         )
         return parts, scattered
 

@@ -1,7 +1,7 @@
 // Sums over ranks by flagged words. Bodies return whether all words have come.
 #pragma once
 #include "event/flags.cuh"
-#include "worker/task.cuh"
+#include "functions/rms_norm.cuh"
 
 namespace etc {
 
@@ -10,7 +10,7 @@ struct push_flagged {
   template <class Flags>
   ETC_DEVICE static bool run(const Task& task, const Flags& flags) {
     const auto x = task.template operand<0>();
-    const i32 columns = x.size[decltype(x)::kRank - 1];
+    const i32 columns = i32(x.count());  // of a row, or none
     u64 to[Task::kCopies];
     each_copy(task, to);
 #pragma unroll 1
@@ -57,6 +57,62 @@ struct add_flagged {
       ptx::store16(u64(y.at()) + column * 2, sum.rounded());
     }
     return true;
+  }
+};
+
+// A task with its flagged words, and whether all that a thread has polled have come.
+template <class Task, class Flags>
+struct FlaggedTask : Task {
+  const Flags& flags;
+  bool& met;
+
+  ETC_DEVICE FlaggedTask(const Task& task, const Flags& flags_, bool& met_)
+      : Task(task), flags(flags_), met(met_) {}
+};
+
+// Adds the parts of all ranks, in their order.
+template <class Task>
+struct AddedWords {
+  using Vectors = RowVectors<Task>;
+  static constexpr int kWorld = Task::kWorld;
+  const Task& task;
+  u64 x, parts, step;
+
+  ETC_DEVICE explicit AddedWords(const Task& of) : task(of) {
+    const auto words = task.template operand<1>();
+    x = u64(task.template operand<0>().at());
+    parts = u64(words.at()), step = u64(words.stride[0]) * sizeof(*words.base);
+  }
+  // NOTE: after an abort all threads go on, to the barriers of the body.
+  ETC_DEVICE void add(i32 column, i32 columns, typename Vectors::Sums& sums) const {
+    bool wanted[kWorld];
+#pragma unroll
+    for (int r = 0; r < kWorld; ++r) wanted[r] = r != task.g.rank;
+#pragma unroll
+    for (int i = 0; i < Vectors::kAtOnce; ++i) {
+      const i32 at = column + i * Vectors::kStep;
+      if (at >= columns) break;
+      const uint4 own = ptx::load16_l2(x + at * 2);
+      uint4 part[kWorld] = {};
+      if (task.met) {
+        task.met = task.flags.template load16<kWorld>(parts + at * 4, step, wanted, part);
+      }
+#pragma unroll
+      for (int r = 0; r < kWorld; ++r) sums[i].add(wanted[r] ? part[r] : own);
+    }
+  }
+};
+
+template <class Task>
+struct add_flagged_norm {
+  template <class Flags>
+  ETC_DEVICE static bool run(const Task& task, const Flags& flags) {
+    using Flagged = FlaggedTask<Task, Flags>;
+    const auto y = task.template operand<Task::kReads>();
+    bool met = true;
+    if (y.size[decltype(y)::kRank - 2] == 0) return met;
+    NormalizedRow<Flagged, AddedWords<Flagged>>::run(Flagged(task, flags, met));
+    return met;
   }
 };
 

@@ -145,6 +145,20 @@ BROKEN = {
             "!ptx::mbarrier_try_wait(initialized(), 0)": "false",
         }
     },
+    "functions/flags": {
+        "flagged": {
+            "flags.store16(to[c] + column * 4, v)": (
+                "flags.store16(to[0] + column * 4, v)"
+            ),
+            "sum.add(wanted[r] ? part[r] : own)": "sum.add(part[r])",
+        },
+        "flagged norm": {
+            "sums[i].add(wanted[r] ? part[r] : own)": "sums[i].add(part[r])",
+            "task.flags.template load16<kWorld>(parts + at * 4, step, wanted, part)": (
+                "task.flags.template load16<kWorld>(parts, step, wanted, part)"
+            ),
+        },
+    },
     "functions/share_sum": {
         "reduced": {
             "from + p * stride": "from + (p ^ 1) * stride",

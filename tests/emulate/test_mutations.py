@@ -20,6 +20,7 @@ from etc_dist.functions.routing import Routing
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.sampling import Sampling
 from etc_dist.ops.all_reduce import all_reduce_graph
+from etc_dist.ops.all_reduce_norm import all_reduce_norm_graph
 from etc_dist.ops.exchange_model import FLAGGED, TWO_SHOT
 from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import simulate
@@ -120,8 +121,36 @@ def check_flagged(program: Emulator, given: Any, dims: dict[str, int]) -> None:
         given = [{"x": np.negative(each["x"])} for each in given]
 
 
+def flagged_norm() -> Any:
+    """Two rows on two ranks."""
+    rng, shape = np.random.default_rng(6), (2, 2400)
+    residual, gain = rng.standard_normal(shape), rng.standard_normal(shape[1])
+    given = [
+        {"x": rng.standard_normal(shape), "residual": residual, "gain": gain}
+        for _ in range(2)
+    ]
+    dims = {"rows": 2, "vectors": 300, "algorithm": FLAGGED, "piece": 1}
+    element = numpy_dtype("bfloat16")
+    cast = [{name: a.astype(element) for name, a in of.items()} for of in given]
+    return cast, {**dims, "flag_tasks": 4}
+
+
+def check_sums(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    """The new residuals, twice: at the second time words have earlier epochs."""
+    expected = simulate(program.plan, given, dims).outputs
+    for seed in range(2):
+        for found, wanted in zip(
+            program.run(given, dims, seed=seed), expected, strict=True
+        ):
+            name = "residual_out"
+            np.testing.assert_array_equal(found[name], wanted[name])
+
+
 MUTATED = {
     **CASES,
+    "flagged norm": Case(
+        partial(all_reduce_norm_graph, 2, has_flags=True), flagged_norm
+    ),
     "flagged": Case(partial(all_reduce_graph, 3, has_flags=True), flagged),
     "reduced": Case(partial(all_reduce_graph, 3), reduced),
     "queue": replace(CASES["moe"], schedule="dynamic"),
@@ -148,6 +177,7 @@ CHECKS = {
     "spoiled": check_equal,
     "reduced": check_ranks,
     "flagged": check_flagged,
+    "flagged norm": check_sums,
 }
 HANDS_OVER = re.compile(
     r"\b(task\.sync|__syncwarp|named_barrier\w*|cluster_(barrier|arrive|wait)|"

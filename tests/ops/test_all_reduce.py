@@ -170,7 +170,7 @@ def test_no_wait_is_needless(algorithm, name, words):
 
 # Flat, also by flagged words; and rows that are not divided.
 @pytest.mark.parametrize(
-    ("vectors", "has_flags"), [(1, False), (1, True), (512, False)]
+    ("vectors", "has_flags"), [(1, False), (1, True), (512, False), (512, True)]
 )
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_times_are_equal_where_the_choice_changes(ranks, vectors, has_flags):
@@ -191,17 +191,19 @@ def test_memory_for_a_size_suffices_for_all_smaller_ones(ranks, local):
     flat = schedule_static(
         all_reduce_graph(ranks, local_size=local, has_flags=has_flags)
     )
-    rows = schedule_static(all_reduce_norm_graph(ranks, local_size=local))
+    rows = schedule_static(
+        all_reduce_norm_graph(ranks, local_size=local, has_flags=has_flags)
+    )
     for plan, vectors, most, step in ((flat, 1, 70_000, 997), (rows, 512, 400, 7)):
 
         def dims_at(count: int, algorithm: int, piece: int, vectors: int = vectors):
             sizes = (1, count) if vectors == 1 else (count, vectors)
-            flags = {"flag_tasks": 132 * (algorithm == FLAGGED)}
-            is_flat = vectors == 1 and has_flags
-            return dims_of(*sizes, algorithm, piece, **(flags if is_flat else {}))
+            tasks = 132 * -(-sizes[0] // 132) * (algorithm == FLAGGED)
+            flags = {"flag_tasks": tasks} if has_flags else {}
+            return dims_of(*sizes, algorithm, piece, **flags)
 
-        flags = has_flags and vectors == 1
-        capacity, largest = Capacity(), Exchange(most, vectors, ranks, local, flags)
+        sizes = most, vectors, ranks, local
+        capacity, largest = Capacity(), Exchange(*sizes, has_flags)
         for algorithm, n in largest_sizes(largest):
             dims = dims_at(n, algorithm, exchange_model.LEAST_PIECE)
             capacity = capacity.grown(plan_memory(plan, dims))

@@ -10,17 +10,24 @@ import pytest
 import etc_dist
 from etc_dist import AllReduceNorm
 from etc_dist.emulate import Emulator
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, RaceError
 from etc_dist.functions.rms_norm import normalized
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_reduce_norm import EPS, all_reduce_norm_graph
-from etc_dist.ops.exchange_model import ONE_SHOT, TWO_SHOT, Exchange
+from etc_dist.ops.exchange_model import FLAGGED, ONE_SHOT, TWO_SHOT, Exchange
 from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import SCHEDULES
+from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
 from tests.functions.compiled import check_compiled
-from tests.ops.test_all_reduce import KINDS, dims_of, example, exhaustive
+from tests.ops.test_all_reduce import (
+    FLAGGED_KINDS,
+    KINDS,
+    dims_of,
+    example,
+    exhaustive,
+)
 from tests.ops.test_operation_errors import refusal
+from tests.refusals import refused
 from tests.verify.waits import Proved
 from tests.world.jobs import run_on_hosts
 
@@ -84,7 +91,34 @@ def test_kernels_give_the_same_bits(ranks, local_size, algorithm, in_place, rng)
 
 @pytest.mark.parametrize("ranks", [8, pytest.param(1, marks=exhaustive)])
 def test_kernels_compile_without_spills(ranks):
-    check_compiled(all_reduce_norm_graph(ranks))
+    check_compiled(all_reduce_norm_graph(ranks, has_flags=ranks > 1))
+
+
+@FLAGGED_KINDS
+def test_norms_by_flagged_words_are_proved_and_right(ranks, rng):
+    graph = all_reduce_norm_graph(ranks, has_flags=True)
+    plan, dims = schedule_static(graph), dims_of(6, 7, FLAGGED, 2, flag_tasks=8)
+    assert not verify(plan, dims, 4).by_events
+    words = (
+        "push_flagged[r=0] on rank 0 reads and add_flagged_norm[r=0] on rank 0 writes"
+    )
+    refused(lambda: verify(plan, dims, 3), f"{words} x[0:1, 0:56]", RaceError)
+    inputs, *wanted = rows_of(ranks, ranks, (6, 56), "bfloat16", rng)
+    found = simulate(plan, inputs, dims, epochs=3, seed=1).outputs
+    check(found, *wanted, "bfloat16")
+
+
+# Of the long rows a thread has vectors that it loads again.
+@FLAGGED_KINDS
+@pytest.mark.parametrize("in_place", [False, True])
+def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng):
+    dtype = "float16" if ranks == 3 else "bfloat16"
+    program = Emulator(all_reduce_norm_graph(ranks, dtype=dtype, has_flags=True))
+    runs, dims = 1 if in_place else 3, dims_of(5, 1100, FLAGGED, 2, flag_tasks=8)
+    for seed in range(2):  # other values, in the memory of the runs before
+        inputs, *wanted = rows_of(ranks, ranks, (5, 8800), dtype, rng)
+        found = program.run(inputs, dims, seed=seed, runs=runs, in_place=in_place)
+        check(found, *wanted, dtype)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +131,12 @@ def test_no_wait_is_needless(algorithm, name):
 
 
 @pytest.mark.mpi(ranks=[1, 2, 4])
-@pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT])
+@pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT, FLAGGED])
 def test_all_ranks_get_the_norm(algorithm, world, make, arrays, monkeypatch):
     monkeypatch.setattr(Exchange, "fastest", algorithm)
     op = make(AllReduceNorm)
-    for shape in ((1, 8), (5, 24), (3, 2400)):
+    least = world.size if algorithm == TWO_SHOT else 1
+    for shape in ((least, 8), (5, 24), (140, 8), (4, 2400)):
         rng = np.random.default_rng(7)
         every, *wanted = rows_of(world.size, world.size, shape, "bfloat16", rng)
         x, residual, gain = (arrays.put(a) for a in every[world.rank].values())
@@ -179,3 +214,15 @@ world.close()
     code, output = run_on_hosts(source)
     assert code == 0, output
     assert output.count("right on 2 hosts") == 4
+
+
+def test_runs_of_two_exchanges_between_flagged_words_need_a_share_of_each_rank():
+    """Else a rank would wait for some others only, and write over what they read."""
+    graph, counts = all_reduce_norm_graph(4, has_flags=True), (4, 5, 9)
+    for rows in counts:
+        verify(schedule_static(graph), dims_of(rows, 2, TWO_SHOT, 2, flag_tasks=0), 4)
+        assert TWO_SHOT in Exchange(rows, 2, 4, 4, True).algorithms
+    few = dims_of(2, 2, TWO_SHOT, 2, flag_tasks=0)
+    words = "rank 3 waits for no task of rank 2 in this run"
+    refused(lambda: verify(schedule_static(graph), few, 4), words, RaceError)
+    assert TWO_SHOT not in Exchange(3, 2, 4, 4, True).algorithms

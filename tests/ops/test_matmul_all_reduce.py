@@ -145,7 +145,8 @@ def test_all_ranks_get_the_sum(algorithm, world, make, arrays, monkeypatch):
 
 @pytest.mark.mpi(ranks=[2])
 def test_functions_share_operations(world, arrays):
-    inputs, *wanted = given(2, (5, 72, 24), "float16", np.random.default_rng(3))
+    rng = np.random.default_rng(3)
+    inputs, *wanted = given(world.size, (5, 72, 24), "float16", rng)
     x, w, residual, gain = map(arrays.put, inputs[world.rank].values())
     y = etc_dist.matmul_all_reduce(x, w)
     check({"y": arrays.get(y)}, None, *wanted)
