@@ -19,7 +19,8 @@ from etc_dist.schedule.plan import Choice
 WAIT_US = 2.0
 """Added where down waits for all activations: from the end of the last tile of gate_up,
 through the notification, to the first loads of its results. Assumed, as the time from a
-launch to the first wgmma of a worker. Among several blocks, other tiles hide it."""
+launch to the first wgmma of a worker. Among several blocks, other tiles hide it, unless
+gate_up uses split-K: its sums, of all blocks, come last."""
 SWITCH_US = 2.0
 """Added where the two matmuls have different tile shapes: the fetch of the second one's
 code, which no instruction cache holds. Measured on an H200 only."""
@@ -42,15 +43,17 @@ def fastest_pair(rankings: Sequence[Sequence[Prediction]], launch_us: float) -> 
     def pair(one: Prediction, other: Prediction) -> Pair:
         blocks = one.tiles_down if one.tiles_down == other.tiles_down else 1
         is_switched = one.tiling.shape_idx != other.tiling.shape_idx
+        is_exposed = blocks == 1 or one.tiling.parts > 1
         us = one.us + other.us - launch_us
-        us += WAIT_US * (blocks == 1) + SWITCH_US * is_switched
+        us += WAIT_US * is_exposed + SWITCH_US * is_switched
         return Pair(one, other, us, blocks)
 
-    by_shape = (
-        {each.tiling.shape_idx: each for each in reversed(ranking)}
-        for ranking in rankings
+    # All else is equal for tilings of one shape, with split-K or without.
+    fastest = (
+        {(each.tiling.shape_idx, each.tiling.parts > 1): each for each in reversed(one)}
+        for one in rankings
     )
-    pairs = product(*(fastest.values() for fastest in by_shape))
+    pairs = product(*(kinds.values() for kinds in fastest))
     return min((pair(*each) for each in pairs), key=lambda each: each.us)
 
 

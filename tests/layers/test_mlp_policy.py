@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -51,15 +52,13 @@ def test_the_sum_of_both_times_is_least(sizes):
     m, hidden, inner = sizes
     ups = predictions(FAMILY, (m, inner, hidden), WORKERS, TUNING.tiles, gated=True)
     downs = predictions(FAMILY, (m, hidden, inner), WORKERS, TUNING.tiles)
-    likely = [
-        (one.us + other.us + waited + switched, [one.tiling, other.tiling])
-        for one in ups[:60]
-        for other in downs[:60]
-        for waited in [
-            WAIT_US * (one.tiles_down != other.tiles_down or one.tiles_down == 1)
-        ]
-        for switched in [SWITCH_US * (one.tiling.shape_idx != other.tiling.shape_idx)]
-    ]
+    likely = []
+    for one, other in product(ups[:60], downs[:60]):
+        is_exposed = one.tiles_down != other.tiles_down or one.tiles_down == 1
+        is_exposed |= one.tiling.parts > 1  # whose sums come last
+        is_switched = one.tiling.shape_idx != other.tiling.shape_idx
+        us = one.us + other.us + WAIT_US * is_exposed + SWITCH_US * is_switched
+        likely.append((us, [one.tiling, other.tiling]))
     least, _ = min(likely, key=lambda each: each[0])
     dims, (reasons, others) = chosen(*sizes)
     assert [us for us, pair in likely if pair == tilings(dims)] == [least]
@@ -67,8 +66,9 @@ def test_the_sum_of_both_times_is_least(sizes):
     assert together in reasons[1] and together in others[1]
 
 
-def made(shape_idx, us, tiles_down):
-    return Prediction(Tiling(shape_idx, 128), None, us, tiles_down)
+def made(shape_idx, us, tiles_down, parts=1):
+    tiling = Tiling(shape_idx, 128, int(parts > 1), parts)
+    return Prediction(tiling, None, us, tiles_down)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,13 @@ def test_blocks_of_rows_save_a_wait_and_equal_tiles_a_switch(
     pair = fastest_pair([[made(5, 10.0, 2)], [made(6, 8.0, 3), *others]], 1.0)
     assert pair.second.tiling.shape_idx == shape_idx
     assert (pair.us, pair.blocks) == (pytest.approx(17 + us), blocks)
+
+
+@pytest.mark.parametrize(("faster_us", "parts"), [(0.9, 1), (1.1, 2)])
+def test_split_k_before_down_exposes_its_wait(faster_us, parts):
+    whole, divided = made(5, 10, 2), made(5, 10 - faster_us * WAIT_US, 2, 2)
+    pair = fastest_pair([[divided, whole], [made(5, 8.0, 2)]], 1.0)
+    assert (pair.first.tiling.parts, pair.blocks) == (parts, 2)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
