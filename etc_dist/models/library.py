@@ -81,13 +81,12 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
             yield f"{graph.name} {world_size} {DTYPES[0]} {w_layout}", graph
     for world_size in WORLD_SIZES:
         for dtype in DTYPES:
-            for eps in (None, EPS) if world_size in (4, 8) else ():
-                graph = matmul_all_reduce_graph(world_size, dtype=dtype, eps=eps)
-                end = "" if eps is None else " norm"
-                yield f"{graph.name}{end} {world_size} {dtype}", graph
             for make_sum in (all_reduce_graph, all_reduce_norm_graph):
-                graph = make_sum(world_size, dtype=dtype)
+                graph = make_sum(world_size, dtype=dtype, has_flags=world_size > 1)
                 yield f"{graph.name} {world_size} {dtype}", graph
+    for eps, end in ((None, ""), (EPS, " norm")):
+        graph = matmul_all_reduce_graph(4, eps=eps)
+        yield f"{graph.name}{end} 4 {DTYPES[0]}", graph
     for world_size in WORLD_SIZES[1:]:
         for dtype in DTYPES:
             graph = mlp_graph(world_size, dtype=dtype)

@@ -9,6 +9,7 @@ task_classes.py     classes of tasks that the order does not distinguish
 rows.py             equal rows of a table
 boxes.py            all accesses of a tensor, and those of them that differ
 cells.py, races.py  accesses of one place that nothing orders
+flags.py            words that carry their epoch
 coverage.py         elements written twice or never
 loaded_accesses.py  loads in index expressions, as reads
 unchecked.py        the parts that a proof leaves out
