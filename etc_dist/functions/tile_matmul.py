@@ -483,6 +483,7 @@ class Tiles:
         is_part: for split-K. A task has a part of k, and writes its sums [words] in
         fp32, without the epilogue. `sum_parts` with the same epilogue reads them."""
         self._check_gated(epilogue)
+        self._check_mirrors(epilogue)
         if is_part:
             self._check_parts(epilogue)
         if self.w_layout == "kn":
@@ -568,6 +569,17 @@ class Tiles:
                 wanted="an epilogue of one weight",
                 got=str(epilogue),
                 fix="store gate and up as [n, k]",
+            )
+
+    def _check_mirrors(self, epilogue: Epilogue) -> None:
+        if epilogue.mirrors and self._shapes[0].cluster == 1:
+            raise GraphError(
+                "tiles of one worker are not stored on several ranks",
+                where=f"Tiles({self._name!r}).matmul()",
+                wanted="shapes of two workers, or results in this rank's memory",
+                got=f"{epilogue}, {self._shapes[0]}",
+                fix="choose shapes of two workers, or send the rows: see "
+                "etc_dist/ops/return_rows.py",
             )
 
     def _check_parts(self, epilogue: Epilogue) -> None:

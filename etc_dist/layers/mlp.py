@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import ArgumentError
-from etc_dist.functions.matmul import TILE, matmul_gated, matmul_send
+from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import PACKET_BYTES
-from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
-from etc_dist.ir import Graph, ceildiv, graph_function, tile
-from etc_dist.ir.expr import wrap
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir import Graph, equal, graph_function, select
 from etc_dist.layers.mlp_policy import choose_tiles
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
-from etc_dist.ops.all_gather_matmul import push_packets, source_of
+from etc_dist.ops.all_gather_matmul import add_gathered_matmul
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
+from etc_dist.ops.multiply import Matrix, RowEvents, tiles_of_dims
 from etc_dist.ops.operation import Candidate, Operation
-from etc_dist.ops.order import ROW_GROUP, grouped_rows, shards_in_turn
-from etc_dist.ops.slots import add_sum_slots, make_slots
+from etc_dist.ops.rank_tiles import RankTiles
+from etc_dist.ops.return_rows import add_returned_matmul
 from etc_dist.ops.tile_model import FAMILY
 from etc_dist.world import World
-
-COLUMN_GROUP = 16
-"""Columns of output tiles that are sent to all owners before the next ones: with fewer,
-the down projection starts on rows whose activations are not complete yet."""
 
 
 @graph_function
@@ -33,8 +29,7 @@ def mlp_graph(
     g: Graph,
     *,
     dtype: str = "bfloat16",
-    tile_size: int = TILE,
-    piece: tuple[int, int] = (PIECE_ROWS, PIECE_COLUMNS),
+    shapes: Sequence[TileShape] = FAMILY,
     packet_bytes: int = PACKET_BYTES,
 ) -> None:
     """x [rows, hidden] on each rank -> y [rows, hidden], the same rows.
@@ -42,64 +37,23 @@ def mlp_graph(
     gate, up [inner, hidden] and down [hidden, inner] are a rank's shard of the weights,
     split along the inner width. All ranks' rows are gathered, multiplied by gate and up
     into activations, and these by down; the partial sums go to the rows' owners. A tile
-    of the down projection starts when its rows' activations are complete on its rank.
-    """
-    if tile_size % 2:  # gate and up have a half each
-        raise ArgumentError(
-            "tile_size is odd",
-            where="mlp_graph",
-            wanted="tile_size: an even number",
-            got=f"tile_size = {tile_size}",
-            fix="choose an even number",
-        )
+    of the down projection starts when its rows' activations are complete on its rank:
+    those of the tile if both matmuls have tiles of equally many rows, else all of the
+    rows' owner. The dims of tiles begin with `gate_up_` and `down_`: see
+    `tiles_of_dims` and `TiledMatmul`."""
     x, y, (gate, up), down = add_tensors(g, dtype)
-    (rows, hidden), (_, inner) = x.shape, down.shape
-    world, size = g.world_size, tile_size
-    blocks = g.let("blocks", ceildiv(rows, size))
-    wide = g.let("wide", ceildiv(inner, size // 2))
-    columns = g.let("columns", ceildiv(hidden, size))
+    (rows, _), (_, inner), world = x.shape, down.shape, g.world_size
+    tiles = tiles_of_dims(g, "gate_up_", shapes, rows)
+    down_tiles = tiles_of_dims(g, "down_", shapes, rows)
+    block = select(equal(tiles.rows, down_tiles.rows), tiles.rows, rows)
+    block = g.let("activated_rows", block)
     active = g.local("active", (world, rows, inner), dtype)
-    activated = g.events("activated", (world, blocks), expects=wide)
-
-    i, j = grid = g.grid(i=blocks, j=wide)
-    weights = gate[tile(j, size // 2), :], up[tile(j, size // 2), :]
-    g.call(
-        matmul_gated(dtype),
-        grid,
-        name="gate_up_own",
-        reads=[x[tile(i, size), :], *weights],
-        writes=[active[g.rank, tile(i, size), tile(j, size // 2)]],
-        notifies=[activated[g.rank, i]],
-        order=lambda t: grouped_rows(t, blocks, wide, ROW_GROUP),
-    )
-    gathered, arrived = push_packets(g, x, blocks, 2 * inner, wrap(size), packet_bytes)
-    p, i, j = grid = g.grid(p=world - 1, i=blocks, j=wide)
-    weights = gate[tile(j, size // 2), :], up[tile(j, size // 2), :]
-    source = source_of(g, p)
-    g.call(
-        matmul_gated(dtype),
-        grid,
-        name="gate_up_peer",
-        reads=[gathered[source, tile(i, size), :], *weights],
-        writes=[active[source, tile(i, size), tile(j, size // 2)]],
-        waits=[arrived[source, i]],
-        notifies=[activated[source, i]],
-        order=lambda t: shards_in_turn(t, blocks, wide, ROW_GROUP),
-    )
-
-    slots = make_slots(g, blocks, columns, size, dtype, COLUMN_GROUP)
-    *_, i, j = slots.grid
-    g.call(
-        matmul_send("nk", dtype),
-        slots.grid,
-        name="down_projection",
-        reads=[active[slots.owner, tile(i, size), :], down[tile(j, size), :]],
-        writes=[slots.slot],
-        waits=[activated[slots.owner, i]],
-        notifies=[slots.ready],
-        order=slots.order,
-    )
-    add_sum_slots(g, slots, y, piece)
+    own = Matrix(active, (g.rank,))
+    matmul = RankTiles(g, "gate_up_", tiles, dtype, x, [gate, up], own, swiglu)
+    events = matmul.complete_rows("activated", world, block, g.rank)
+    activated = RowEvents(events, block)
+    add_gathered_matmul(g, matmul, x, active, 2 * inner, packet_bytes, activated)
+    add_returned_matmul(g, "down_", down_tiles, active, down, y, waits=activated)
 
 
 class SharedMLP(Operation):
@@ -119,12 +73,21 @@ class SharedMLP(Operation):
     def candidates(self) -> list[Candidate]:
         """Internal: the programs for up to `most_gathered` rows of all ranks, and for
         more on several ranks. Over several hosts the latter serves all."""
-        overlapped = Candidate(mlp_graph, over_hosts=True)
+        ranks, most = self.world.size, self.most_gathered
+        in_order = self.deterministic == BATCH
+        overlapped = Candidate(
+            mlp_graph,
+            over_hosts=True,
+            policy=lambda tuning, w_layout, dims, workers: choose_tiles(
+                *(dims, ranks, workers, FAMILY),
+                in_order=in_order,
+                tuning=tuning,
+                of_one_rank=True,
+            ),
+        )
         if self.world.hosts.count > 1:
             return [overlapped]
-        ranks, most = self.world.size, self.most_gathered
-        shapes, in_order = self.sizes.get("shapes", FAMILY), self.deterministic == BATCH
-        names = "gate_up_", "down_"
+        shapes, names = self.sizes.get("shapes", FAMILY), ("gate_up_", "down_")
         tiles = Candidate(
             mlp_tiles_graph,
             self.sizes,

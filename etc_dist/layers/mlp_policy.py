@@ -64,12 +64,16 @@ def rankings_of(
     tuning: Tuning,
     *,
     in_order: bool = False,
+    ranks: int = 1,
 ) -> list[list[Prediction]]:
     """The rankings of gate_up and of down. sizes: M, N and K of each. in_order: only
-    tilings that add over k in order."""
+    tilings that add over k in order. ranks: as for `work_of`."""
     return [
         predictions(
-            *(shapes, each, workers, tuning.tiles), gated=is_gated, in_order=in_order
+            *(shapes, each, workers, tuning.tiles),
+            gated=is_gated,
+            in_order=in_order,
+            ranks=ranks,
         )
         for each, is_gated in zip(sizes, (True, False), strict=True)
     ]
@@ -88,10 +92,14 @@ def choose_tiles(
     *,
     in_order: bool = False,
     tuning: Tuning,
+    of_one_rank: bool = False,
 ) -> list[Choice]:
-    """The dims that select the tiles of a call; in_order as for `rankings_of`."""
+    """The dims that select the tiles of a call; in_order as for `rankings_of`.
+    of_one_rank: whether tiles have rows of one rank."""
     sizes = sizes_of(world_size * dims["rows"], dims["hidden"], dims["inner"])
-    rankings = rankings_of(sizes, workers, shapes, tuning, in_order=in_order)
+    ranks = world_size if of_one_rank else 1
+    kinds = {"in_order": in_order}
+    rankings = rankings_of(sizes, workers, shapes, tuning, ranks=ranks, **kinds)
     pair = fastest_pair(rankings, tuning.tiles.call_us)
     blocks = f"{pair.blocks} blocks of rows" if pair.blocks > 1 else "all rows"
     both, chosen = (pair.first, pair.second), []

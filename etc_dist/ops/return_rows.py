@@ -134,10 +134,10 @@ class ReturnedRows:
         """The events of the blocks that near ranks send, for each host."""
         g = self.g
         packet = minimum(height, self._packet_rows)
-        self._packet = g.let("packet_rows", packet)
-        self._packets = g.let("packets", ceildiv(height, self._packet))
+        self._packet = g.let("returned_packet_rows", packet)
+        self._packets = g.let("returned_packets", ceildiv(height, self._packet))
         expected, shape = (self.near - 1) * self._packets, (self.hosts, blocks)
-        return g.events("arrived", shape, expects=expected, cross_rank=True)
+        return g.events("returned", shape, expects=expected, cross_rank=True)
 
     def _send(
         self,

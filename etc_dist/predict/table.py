@@ -10,6 +10,7 @@ from etc_dist.codegen.cuda import MAX_NEAR
 from etc_dist.errors import expect_choice, expect_range
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
+from etc_dist.layers.mlp_policy import choose_tiles
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.tile_model import FAMILY, choose
@@ -58,12 +59,18 @@ def with_tiles(
 ) -> Mapping[str, int]:
     """Dims that arrays have, with those of the tiles that the operation would choose on
     an H200."""
+    tuning, ranks = default_tuning(), graph.world_size
+    names, given = {dim.name for dim in graph.dims}, dims.values()
     sizes = [dims.get(name, 0) for name in ("rows", "n", "k")]
-    if all(dim.name != "shape" for dim in graph.dims) or min(sizes) < 1:
+    if "shape" in names and min(sizes) >= 1:
+        all_sizes = ranks * sizes[0], sizes[1], sizes[2]
+        choices = choose(all_sizes, workers, FAMILY, tuning, ranks=ranks)
+    elif "down_shape" in names and len(given) == 3 and min(given) >= 1:
+        choices = choose_tiles(
+            dims, ranks, workers, FAMILY, tuning=tuning, of_one_rank=True
+        )
+    else:
         return dims
-    ranks, (rows, n, k) = graph.world_size, sizes
-    tuning, all_sizes = default_tuning(), (ranks * rows, n, k)
-    choices = choose(all_sizes, workers, FAMILY, tuning, ranks=ranks)
     return {**dims, **{each.dim: each.value for each in choices}}
 
 

@@ -73,7 +73,9 @@ template <class Call>
 struct EpilogueOf<Call, true> {
   static constexpr bool kIsGelu =
       Call::kGated && kIsSame<typename Call::template Epilogue<Call>, geglu<Call>>;
-  using Type = typename RoundedOf<(Call::kWorld > 1), kIsGelu>::Type;
+  // Only pairs store in the memory of peers: others have no code for it.
+  static constexpr bool kHasPeers = Call::kWorld > 1 && Call::kCluster > 1;
+  using Type = typename RoundedOf<kHasPeers, kIsGelu>::Type;
 };
 
 // The offset in shared memory of half a group of eight columns, in rows of 64 fp32 sums: swizzled

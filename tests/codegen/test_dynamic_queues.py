@@ -12,12 +12,12 @@ from etc_dist.codegen import generate
 from etc_dist.codegen.dynamic_queues import released
 from etc_dist.ir import DeviceFunction, Graph, Symbol, graph_function, tile
 from etc_dist.ir.expr import Const, Expr, maximum, wrap
-from etc_dist.layers.mlp import mlp_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.runtime.build import compile_cubin, kernels_folder
 from etc_dist.runtime.includes import headers
 from etc_dist.runtime.memory_plan import plan_memory
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.graphs.rank_tiles import small_mlp, tile_dims
 
 A, B = (Symbol(name, "coordinate") for name in "ab")
 X, Y = (Symbol(f"e_{k}", "coordinate") for k in range(2))
@@ -94,8 +94,8 @@ def test_source_of_a_dynamic_program(golden):
 
 
 def test_static_programs_have_no_queues():
-    source = generate(schedule_static(mlp_graph(2)))
-    for word in ("kDynamic", "Queue", "Release", "Event_", "group"):
+    source = generate(schedule_static(small_mlp(2)))
+    for word in ("kDynamic", "Queue", "Release", "Event_", "Group "):
         assert word not in source.text
 
 
@@ -156,8 +156,8 @@ def test_any_name_of_a_user_can_be_compiled():
 
 
 def test_queues_follow_the_events_on_separate_lines():
-    dims = {"rows": 1000, "hidden": 4096, "inner": 1792}
-    plan = schedule_dynamic(mlp_graph(2))
+    plan = schedule_dynamic(small_mlp(2))
+    dims = {"rows": 1000, "hidden": 4096, "inner": 1792, **tile_dims(plan.graph)}
     static = plan_memory(schedule_static(plan.graph), dims)
     memory = plan_memory(plan, dims)
     assert static.queue_bases == {}
@@ -165,10 +165,11 @@ def test_queues_follow_the_events_on_separate_lines():
     sizes = {
         "head_tensor": 1,
         "tail_tensor": 1,
-        "slots_tensor": 56 + 128,
+        "slots_tensor": 125 * 224 + 2 * 125 * 256,  # of peers' rows, of down
         "head_transfer": 1,
         "tail_transfer": 1,
-        "slots_transfer": 2048,
+        "slots_transfer": 2250,
+        "states_sum_ranks": 125,
     }
     assert list(memory.queue_bases) == list(sizes)
     end = static.event_count
@@ -182,8 +183,9 @@ def test_queues_follow_the_events_on_separate_lines():
 
 def test_device_and_plan_number_units_alike():
     """The arithmetic that docs/protocol.md gives for a unit's tasks."""
-    plan = schedule_dynamic(mlp_graph(2))
-    env = plan.graph.environment({"rows": 300, "hidden": 512, "inner": 300}, 0)
+    plan = schedule_dynamic(small_mlp(2))
+    dims = {"rows": 300, "hidden": 512, "inner": 300, **tile_dims(plan.graph)}
+    env = plan.graph.environment(dims, 0)
     for lane in plan.lanes:
         for call in lane.calls:
             size, units = (

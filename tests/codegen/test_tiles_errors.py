@@ -55,7 +55,6 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.schedule import schedule_static
 from tests.graphs.summed import summed
@@ -355,7 +354,6 @@ def test_a_region_of_the_tile_is_taken(name):
 
 UNFIT = "does not fit the tile of "
 REFUSED = {
-    "mlp": (mlp_graph(2, tile_size=128), UNFIT),
     "block": (moe_graph(1, experts=8, top_k=2, block=16), UNFIT),
     "rows": (moe_graph(1, experts=8, top_k=2, tile_rows=320), UNFIT),
     "columns": (moe_graph(1, experts=8, top_k=2, tile_columns=528), UNFIT),

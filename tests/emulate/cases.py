@@ -115,16 +115,6 @@ def matmul_of(x: Any, w: Any) -> Answer:
     return Answer(x @ w.T, np.abs(x) @ np.abs(w).T)
 
 
-def of_first_tiles(columns: int, split: int, parts: int) -> dict[str, int]:
-    """Dims that select tiles of the first shape."""
-    return {
-        "shape": 0,
-        "column_groups": columns // 8,
-        "split_tile_columns": split,
-        "parts": parts,
-    }
-
-
 def matmul_reduce_scatter(
     rows: int, w_layout: str = "nk", columns: int = 128, split: int = 0, parts: int = 1
 ) -> Given:
@@ -139,7 +129,7 @@ def matmul_reduce_scatter(
     total = sum(a.expected for a in each)
     magnitude = sum(a.magnitude for a in each)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
-    dims = {"rows": rows, "n": n, "k": k, **of_first_tiles(columns, split, parts)}
+    dims = {"rows": rows, "n": n, "k": k, **dims_of(Tiling(0, columns, split, parts))}
     return inputs, answers, dims
 
 
@@ -155,7 +145,7 @@ def all_gather_matmul(split: int, parts: int) -> Given:
     xs = [draw(rng, (rows, k), "bfloat16") for _ in range(2)]
     inputs = [{"x": x, "w": draw(rng, (n, k), "bfloat16")} for x in xs]
     answers = [matmul_of(np.stack(xs), i["w"]) for i in inputs]
-    tiles = of_first_tiles(128, split, parts)
+    tiles = dims_of(Tiling(0, 128, split, parts))
     return inputs, answers, {"rows": rows, "n": n, "k": k, **tiles}
 
 

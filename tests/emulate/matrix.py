@@ -41,7 +41,15 @@ from tests.emulate.cases import (
     tiles,
 )
 from tests.graphs.epilogues import all_kinds, applied, applied_given
-from tests.graphs.parts import BY_KIND, TURNS, chained, given_to, graph_of, signs
+from tests.graphs.parts import (
+    BY_KIND,
+    HALVES,
+    TURNS,
+    chained,
+    given_to,
+    graph_of,
+    signs,
+)
 from tests.graphs.parts import TALL as TALL_TILE
 from tests.graphs.running_sums import running_sums, sums_over_ranks
 from tests.graphs.stages import SIZES, copied_twice, copies, gathered, gathered_last
@@ -139,7 +147,12 @@ CASES = {
     "moe of two, by expert": experts_of_two("expert", 20, STATIC, workers=2),
     "moe of two, by expert, wider": experts_of_two("expert", 150, NEVER),
     "moe of two, by tensor": experts_of_two("tensor", 150, NEVER),
-    "mlp": Case(partial(mlp_graph, 2), lambda: mlp(2, 40, 192, 136), NEVER),
+    # Tiles of 48 and of 8 rows; some of own rows are divided along k.
+    "mlp": Case(
+        partial(mlp_graph, 2, shapes=[HALVES, TURNS]),
+        lambda: mlp(2, 45, 264, 136, Tiling(0, 96, 1, 2), Tiling(1, 32)),
+        NEVER,
+    ),
     # Two blocks of rows; parts of k of both matmuls.
     "mlp on tiles": Case(
         partial(mlp_tiles_graph, 2, shapes=[TALL_TILE, FLAT]),

@@ -1,4 +1,4 @@
-"""The collectives on small tiles, of which small shapes have many."""
+"""The collectives and the MLP on small tiles, of which small shapes have many."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
+from etc_dist.layers.mlp import mlp_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 
@@ -19,6 +20,10 @@ def scatter(world: int, **options: Any) -> GraphFunction:
 def gather(world: int, **options: Any) -> GraphFunction:
     options = {"packet_bytes": 64, **options}
     return all_gather_matmul_graph(world, shapes=SMALL, **options)
+
+
+def small_mlp(world: int, **options: Any) -> GraphFunction:
+    return mlp_graph(world, shapes=SMALL, **{"packet_bytes": 64, **options})
 
 
 def tile_dims(

@@ -21,7 +21,7 @@ from etc_dist.errors import (
 )
 from etc_dist.functions.activation import Activation
 from etc_dist.functions.router import Router
-from etc_dist.layers.mlp import MLP, mlp_graph
+from etc_dist.layers.mlp import MLP
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_graph import moe_graph
 from tests.layers.kinds import DenseRows
@@ -206,11 +206,6 @@ def test_widths_that_bulk_copies_do_not_support_are_refused_on_gpus(
 def test_numbers_may_be_those_of_an_array(number, build):
     layer = build(MoE, top_k=number(2), few_tokens=number(200))
     assert (layer.top_k, type(layer.top_k)) == (2, int)
-
-
-def test_tiles_that_cannot_be_cut_are_refused():
-    with pytest.raises(ArgumentError, match="tile_size is odd"):
-        mlp_graph(2, tile_size=7)
 
 
 def test_a_graph_that_is_parallel_in_an_unknown_way_is_refused():

@@ -55,7 +55,7 @@ SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
         (["mlp", f"rows={10**20}"], f"rows is out of range.*rows = {10**20}"),
         (
             ["mlp", "rows=2000000000", "hidden=8", "inner=8"],
-            "cannot be predicted.*gate_up_own.*at most 2000000 tasks.*smaller dims",
+            "cannot be predicted.*stage_rows.*at most 2000000 tasks.*smaller dims",
         ),
         (["mlp", "rows=" + 5000 * "9"], "dims of a prediction cannot be read"),
         ([*SUMS, "--hosts", 5000 * "9"], "numbers of hosts cannot be read"),

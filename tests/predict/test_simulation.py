@@ -160,7 +160,7 @@ world.close()
 
 
 def test_the_command_prints_the_notes_of_a_trace(tmp_path, capsys):
-    calls = ("tile_matmul", "sum_own", "sum_near", "send_sums", "sum_hosts")
+    calls = ("tile_matmul", "sum_near", "send_sums", "sum_hosts")
     records = [TaskRecord(0, 0, "tensor", 0, 9, call, 0) for call in calls]
     file = str(tmp_path / "trace.json")
     Trace.of(records, ["Times of CPUs."]).perfetto(file)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, up_to
 from etc_dist.ir.expr import ceildiv
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.moe import moe_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.runtime.cpu import simulate
@@ -21,9 +20,8 @@ from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
 from examples.add_row_sum import add_row_sum
 from examples.ring_all_gather import ring_all_gather
-from tests.graphs.rank_tiles import gather, scatter, tile_dims
+from tests.graphs.rank_tiles import gather, scatter, small_mlp, tile_dims
 
-SMALL = {"tile_size": 16, "packet_bytes": 64}
 GRAPHS: dict[str, tuple[Callable[[int], GraphFunction], dict[str, int]]] = {
     "matmul_reduce_scatter": (
         scatter,
@@ -34,8 +32,8 @@ GRAPHS: dict[str, tuple[Callable[[int], GraphFunction], dict[str, int]]] = {
         {"rows": 20, "n": 37, "k": 300, **tile_dims(gather(1), split=1, parts=2)},
     ),
     "mlp": (
-        lambda w: mlp_graph(w, piece=(8, 8), **SMALL),
-        {"rows": 20, "hidden": 37, "inner": 19},
+        small_mlp,
+        {"rows": 20, "hidden": 37, "inner": 19, **tile_dims(small_mlp(1))},
     ),
     "add_row_sum": (add_row_sum, {"rows": 328, "n": 130}),
     "ring_all_gather": (ring_all_gather, {"rows": 40, "n": 3}),
@@ -85,6 +83,7 @@ def test_every_seed_gives_the_bits_of_the_static_plan(name, world, rng):
 )
 def test_odd_shapes_give_the_bits_of_the_static_plan(world, dims, workers, seed):
     graph = GRAPHS["mlp"][0](world)
+    dims |= tile_dims(graph)
     given = inputs(graph, dims, np.random.default_rng(seed))
     verify(schedule_dynamic(graph), dims, workers)
     runs = [
@@ -375,8 +374,9 @@ def test_auto_claims_tickets_where_the_work_is_loaded():
 
 
 def test_a_plan_shows_its_queues_and_groups(golden):
-    plan = schedule_dynamic(mlp_graph(2))
-    golden(plan.show(132, rows=1000, hidden=4096, inner=1792))
+    plan = schedule_dynamic(small_mlp(2))
+    sizes = {"rows": 100, "hidden": 512, "inner": 128}
+    golden(plan.show(132, **sizes, **tile_dims(plan.graph, split=1, parts=2)))
 
 
 def test_groups_of_partial_pairs_are_shown_with_their_units():
