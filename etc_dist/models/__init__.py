@@ -10,6 +10,7 @@ tokenizer_config.py  what the JSON files of a tokenizer declare
 tokenizer_files.py   the tokenizer in a folder
 tokenizer_gguf.py    the tokenizer in a GGUF file
 chat.py         the command `etc-dist generate`
+blas.py         the threads of NumPy, for commands on the CPU backend
 config.py       sizes and variants, from the config.json of a model
 fields.py       the fields of that file, and what each does here
 rope.py         the rotary embedding, from the same file

@@ -13,6 +13,7 @@ from typing import Any, Self, TextIO
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.batch import Batch
+from etc_dist.models.blas import use_one_thread
 from etc_dist.models.extras import PACKAGED, packaged_model
 from etc_dist.models.loading import load
 from etc_dist.models.sampling import Sampling
@@ -65,6 +66,8 @@ def answer(
     `Tokenizer.chat`, as NAME=VALUE. speculate: as of `load`."""
     arguments = dict(map(_template_argument, template_arguments))
     with start() as world, Progress(_of_rank_0(sys.stderr, world)) as progress:
+        if world.backend == "cpu":
+            use_one_thread()
         out = _of_rank_0(sys.stdout, world)
         path = packaged_model() if folder is None else Path(folder)
         name = PACKAGED if folder is None else path.name

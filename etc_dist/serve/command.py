@@ -14,6 +14,7 @@ from types import FrameType
 
 from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.models import Model, load, load_tokenizer, packaged_model
+from etc_dist.models.blas import use_one_thread
 from etc_dist.models.chat import Progress
 from etc_dist.models.extras import PACKAGED
 from etc_dist.models.loading import DEFAULTS, add_options_of_load
@@ -67,6 +68,8 @@ def run(options: argparse.Namespace) -> int:
         name: getattr(options, name) for name in (*DEFAULTS, "speculate", "bundle")
     }
     with start() as world:
+        if world.backend == "cpu":
+            use_one_thread()
         listeners: list[socket.socket] = []
 
         def open_listener() -> None:
