@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from etc_dist.errors import ArgumentError
-from etc_dist.ir import RANK, Expr, Graph, ceildiv, maximum, minimum, select, tile
+from etc_dist.ir import Expr, Graph, ceildiv, maximum, select, tile
 from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import wrap
 from etc_dist.ir.order import Order
@@ -27,12 +26,6 @@ def grouped_rows(
     is_full = g < wrap(blocks) // group
     i = select(is_full, rest % group, rest % last_height)
     return g * group + i, select(is_full, rest // group, rest // last_height)
-
-
-def _group_size(group: int, total: Expr | int, g: Expr) -> Expr:
-    """The size of the g-th group of `total`. The maximum shows that it is positive:
-    generated code then divides in half as many instructions."""
-    return maximum(1, minimum(group, total - g * group))
 
 
 class TileGrid(NamedTuple):
@@ -74,20 +67,6 @@ def shards_in_turn(
     return t // tiles, *grouped_rows(t % tiles, blocks, columns, group)
 
 
-def rotated_owners(
-    t: Expr, world: int, blocks: Expr | int, columns: Expr | int, group: int
-) -> tuple[Expr, Expr, Expr]:
-    """(d, i, j): for each group of columns, all owners in turn, the next rank first and
-    this rank last. Traffic is spread over all peers at any time, and the output
-    completes group by group."""
-    tiles = world * blocks * group
-    g, rest = t // tiles, t % tiles
-    width = _group_size(group, columns, g)
-    inner = rest % (blocks * width)
-    owner = (RANK + 1 + rest // (blocks * width)) % world
-    return owner, inner % blocks, g * group + inner // blocks
-
-
 def last_between(t: Expr, parts: int, tasks: Expr | int) -> tuple[Expr, Expr]:
     """(p, i): `parts` > 1 parts of `tasks` tasks each, one part after the other, with
     the tasks of the last part spread evenly between those of the others."""
@@ -96,29 +75,6 @@ def last_between(t: Expr, parts: int, tasks: Expr | int) -> tuple[Expr, Expr]:
     other = turn * (parts - 1) + place
     p = (1 - is_last) * (other // tasks) + is_last * (parts - 1)
     return p, (1 - is_last) * (other % tasks) + is_last * turn
-
-
-def split_tile(graph: str, tile: int, piece: tuple[int, int]) -> tuple[int, int]:
-    """The numbers of pieces down and across a tile; ArgumentError unless they fit."""
-    rows, columns = piece
-    if tile % rows or tile % columns:
-        raise ArgumentError(
-            "tiles cannot be split into pieces",
-            where=graph,
-            wanted="tile_size: a multiple of both numbers of piece",
-            got=f"tile_size = {tile}, piece = {tuple(piece)}",
-            fix="choose a tile_size that both numbers of piece divide",
-        )
-    return tile // rows, tile // columns
-
-
-def pieces_by_column(
-    t: Expr, blocks: Expr, down: int, across: int
-) -> tuple[Expr, Expr, Expr, Expr]:
-    """(i, j, p, q): the down x across pieces of each tile, tiles column by column."""
-    pieces = down * across
-    tile = t // pieces % blocks, t // (pieces * blocks)
-    return *tile, t // across % down, t % across
 
 
 def owners_in_turn(
