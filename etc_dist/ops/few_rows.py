@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from etc_dist.functions.matmul import TILE
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
@@ -39,15 +38,14 @@ PUSHED = 2048
 rows on all ranks; or a multiple of them, so that a row has at most PIECES pieces. With
 more rows a warp pushes whole ones: at 128 rows, dividing them was slower."""
 PUSHED_FEW, PIECES = 32, 4
-MOST_ROWS = 1024
+MOST_ROWS = 512
 """The most rows, over all ranks, that are gathered first; more are multiplied as they
-arrive."""
+arrive. By simulated runs of both (`predict/`), on two and four GPUs: not measured."""
 
 
 def has_few_rows(rows: int, world_size: int, most: int = MOST_ROWS) -> bool:
-    """Whether `rows` of each rank are few: at most `most` on all ranks, and not whole
-    blocks of TILE, which the other graphs multiply as they arrive."""
-    return rows * world_size <= most and rows % TILE != 0
+    """Whether `rows` of each rank are few: at most `most` on all ranks."""
+    return rows * world_size <= most
 
 
 def with_few_rows(

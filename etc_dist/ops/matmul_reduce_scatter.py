@@ -87,11 +87,10 @@ class MatmulReduceScatter(WeightOperation):
 
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
     on GPUs, not copied. The first call with a dtype and a layout of w compiles a
-    program. The first call with few rows compiles another one: on one host, at most
-    1024 rows of all ranks, and not a multiple of 256 on each. The latter sends a row
-    once all of its tiles are computed, selects tile shapes by the number of rows, and
-    allocates memory for 1024 rows at once. schedule, trace: as for
-    `etc_dist.compile`. deterministic: as for `Matmul`.
+    program, whose tiles are chosen for each number of rows. The first call with few
+    rows, at most 512 of all ranks on one host, compiles another one, which allocates
+    memory for 512 rows at once. schedule, trace: as for `etc_dist.compile`.
+    deterministic: as for `Matmul`.
 
     Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'
     shapes differ, TypeError if an argument of any rank has a wrong type.
