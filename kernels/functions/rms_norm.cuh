@@ -120,8 +120,11 @@ struct NormalizedRow {
       for (int i = 0; i < kAtOnce; ++i) {
         const i32 column = task.thread * 8 + first + i * kStep;
         if (column < row.columns) {
-          if constexpr (!Task::kKeeps) v[i] = multiplied(v[i], gain[i], scale);
-          ptx::store16(row.y + column * 2, v[i]);
+          if constexpr (Task::kKeeps) {
+            ptx::store16(row.y + column * 2, v[i]);
+          } else {
+            ptx::store16(row.y + column * 2, multiplied(v[i], gain[i], scale));
+          }
         }
       }
     }

@@ -5,11 +5,22 @@
 
 namespace etc {
 
+// Constants of device functions with variants, which few calls have.
+struct VariantDefaults {
+  static constexpr int kHasBias = 0;
+  static constexpr int kHasSpan = 0;
+  static constexpr int kKeeps = 0;
+  static constexpr int kGainOffset = 0;
+  static constexpr int kNormalizesRotated = 0;
+  static constexpr float kEmbeddingScale = 1.0f;
+  static constexpr int kTables = 1;
+};
+
 // Call kNumber of a graph. A derived struct has `Function`, `Coord` and `at(g, t)`, the coordinate
 // of task t, and for an `Epilogue` that of its tiles. What it declares replaces members of this one:
 // as many rows of operand(), wait(), notify() and peer() as it has constants for.
 template <class Args, int kNumber, class LaneQueue = void>
-struct CallDefaults {
+struct CallDefaults : VariantDefaults {
   using Queue = LaneQueue;  // of a dynamic program: see queue/README.md
   static constexpr int kCall = kNumber;
   static constexpr int kWorld = Args::kWorld;
@@ -39,14 +50,6 @@ struct CallDefaults {
   static constexpr int kWaitsForPeers = 0;
   static constexpr int kHasFlags = 0;   // whether it accesses flagged tensors
   static constexpr int kFlagWaits = 0;  // the events that these carry, which its body waits for
-  // Of device functions with variants, which few calls are.
-  static constexpr int kHasBias = 0;
-  static constexpr int kHasSpan = 0;
-  static constexpr int kKeeps = 0;
-  static constexpr int kGainOffset = 0;
-  static constexpr int kNormalizesRotated = 0;
-  static constexpr float kEmbeddingScale = 1.0f;
-  static constexpr int kTables = 1;
 
   // Units in one turn of the loops around the call; nanoseconds per task.
   ETC_DEVICE static i32 units(const Args& g) { return g.units[kCall]; }

@@ -169,7 +169,25 @@ BROKEN = {
         }
     },
     "functions/rms_norm": {"decoder": {"task.sync();": ""}},
-    "functions/attend": {"decoder": {"task.sync();": "", "        task.sync();\n": ""}},
+    "functions/attend": {
+        "decoder": {
+            "task.sync();  // the statistics are stored": "",
+            "        task.sync();\n": "",
+        },
+        "attention": {
+            "task.sync();  // the queries are stored": "",
+            "is_there && position >= slice.begin": "is_there",
+        },
+    },
+    "functions/rotary": {"attention": {"each += kGainOffset;": ""}},
+    "functions/paged_rows": {"attention": {"maximum(0, length - window)": "0"}},
+    "functions/post_norm": {
+        "post norm": {
+            "    task.sync();\n": "",
+            "task.sync();  // the sums of warps have been read": "",
+        }
+    },
+    "functions/heads_norm": {"heads norm": {"    task.sync();\n": ""}},
     "worker/worker": {
         "few": {"ptx::named_barrier<kWorkerThreads>(kInitBarrier);": ""},
         "sum, few rows": {RELEASE: RELEASE.replace("release", "relaxed")},

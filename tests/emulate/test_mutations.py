@@ -28,11 +28,18 @@ from tests.emulate.aborted import check_skipped, sent_in_vain
 from tests.emulate.cases import check
 from tests.emulate.matrix import CASES, Case
 from tests.emulate.mutations import BROKEN, MUTATIONS
+from tests.functions.test_attend import OF_GEMMA
+from tests.functions.test_attend import check as check_step
 from tests.functions.test_best_column import argmax, rows_of
+from tests.functions.test_heads_norm import COLUMNS
+from tests.functions.test_heads_norm import norms as heads_norms
 from tests.functions.test_mark_experts import marked
+from tests.functions.test_post_norm import norms as post_norms
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.functions.test_router import DEEPSEEK, check_choices, chosen, drawn
 from tests.functions.test_sample_column import sampled, sampled_given
+from tests.graphs.paged import attention, dims_of, draw_step
+from tests.layers.reference import draw
 from tests.models.test_decoder import check_ids, decoder, decoder_step
 
 
@@ -146,6 +153,42 @@ def check_sums(program: Emulator, given: Any, dims: dict[str, int]) -> None:
             np.testing.assert_array_equal(found[name], wanted[name])
 
 
+def check_norms(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    """The CUDA bodies give about what the NumPy bodies give."""
+    expected = simulate(program.plan, given, dims).outputs
+    for one, of_rank in zip(program.run(given, dims), expected, strict=True):
+        for name, array in of_rank.items():
+            got, wanted = (a.astype(np.float32) for a in (one[name], array))
+            np.testing.assert_allclose(got, wanted, 2**-6, 2**-6)
+
+
+def drawn_arrays(
+    ranks: int, shapes: dict[str, tuple[int, ...]], dims: dict[str, int]
+) -> Any:
+    rng = np.random.default_rng(6)
+    return [
+        {name: draw(rng, shape, "bfloat16") for name, shape in shapes.items()}
+        for _ in range(ranks)
+    ], dims
+
+
+def some_attention() -> Any:
+    rng = np.random.default_rng(7)
+    given = draw_step(rng, OF_GEMMA, 2, 2, [[0], [40, 41], [63, 130]])
+    return given, dims_of(given, 3)
+
+
+def check_attention(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    [found] = program.run([given], dims)
+    check_step(found, given, OF_GEMMA, 2)
+
+
+POST_NORM = partial(
+    post_norms, 1, dtype="bfloat16", has_bias=False, normalizes_sum=True, offset=1
+)
+POST_NORM_SHAPES = {"parts": (1, 2, 264), "gains": (3, 264), "total": (2, 264)}
+HEADS = sum(COLUMNS)
+HEADS_SHAPES = {"qk": (2, HEADS), "gains": (HEADS,)}
 MUTATED = {
     **CASES,
     "flagged norm": Case(
@@ -165,6 +208,17 @@ MUTATED = {
         name: Case(partial(chosen, 1, routing=r), partial(some_logits, r))
         for name, r in CHOSEN.items()
     },
+    "attention": Case(
+        partial(attention, 1, paged=OF_GEMMA, group=2, together=2), some_attention
+    ),
+    "post norm": Case(
+        POST_NORM,
+        partial(drawn_arrays, 1, POST_NORM_SHAPES, {"rows": 2, "columns": 264}),
+    ),
+    "heads norm": Case(
+        partial(heads_norms, 2, dtype="bfloat16"),
+        partial(drawn_arrays, 2, HEADS_SHAPES, {"rows": 2}),
+    ),
     "spoiled": Case(partial(argmax, 1, dtype="float32"), spoiled_rows),
 }
 CHECKS = {
@@ -175,6 +229,9 @@ CHECKS = {
     "marked": check_equal,
     **{name: partial(check_some_choices, r) for name, r in CHOSEN.items()},
     "spoiled": check_equal,
+    "attention": check_attention,
+    "post norm": check_norms,
+    "heads norm": check_norms,
     "reduced": check_ranks,
     "flagged": check_flagged,
     "flagged norm": check_sums,
