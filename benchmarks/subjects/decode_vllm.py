@@ -29,7 +29,8 @@ from benchmarks.device import driver_version
 from benchmarks.harness import Result, Run, Subject, numbers
 from benchmarks.workload import DTYPE
 from etc_dist.errors import ArgumentError
-from etc_dist.models.config import MODEL_TYPES, ModelConfig
+from etc_dist.models.config import ModelConfig
+from etc_dist.models.families import MODEL_TYPES
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -21,6 +21,7 @@ from etc_dist import AllGatherMatmul, Matmul, MatmulReduceScatter
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.models.config import ModelConfig
+from etc_dist.models.heads import HeadLayout
 from etc_dist.models.model import Model
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.operation import Operation
@@ -43,6 +44,7 @@ CONFIG = ModelConfig(
     heads=4,
     kv_heads=2,
     head_dim=64,
+    head=HeadLayout(64, 64),
     positions=POSITIONS,
     norm_eps=1e-6,
     rope_base=1e4,

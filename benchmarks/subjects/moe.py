@@ -41,6 +41,7 @@ from benchmarks.workload import (
     Workload,
     in_turn,
 )
+from etc_dist.functions.router import Router
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_graph import PARALLEL
 from etc_dist.layers.sparse_block import SparseBlock
@@ -154,7 +155,7 @@ class MoEWorkload(Workload):
         for n in range(self.biases):
             bias = routing_bias(self.routing, self.model, experts + n)
             router[:, n] = self.device.xp.asarray(bias).astype(router.dtype)
-        return SparseBlock(router, gate_up, down, top_k, True)
+        return SparseBlock(router, gate_up, down, Router(top_k))
 
     def make_weights(self) -> tuple[Any, ...]:
         block = self.whole()
@@ -162,7 +163,7 @@ class MoEWorkload(Workload):
         router, gate_up, down = (
             array.view(np.uint16) for array in (block.router, block.gate_up, block.down)
         )
-        share = SparseBlock(router, gate_up, down, block.top_k, True).share(
+        share = SparseBlock(router, gate_up, down, block.choice).share(
             self.parallel, self.world.rank, self.world.size
         )
         own = (share.router, share.gate_up, share.down)
