@@ -78,6 +78,10 @@ class SharedMLP(Operation):
         overlapped = Candidate(
             mlp_graph,
             over_hosts=True,
+            capacity=lambda w_layout, dims, workers: capacity_dims(
+                *(dims, 1, FAMILY, workers, 1, ("gate_up_", "down_")),
+                in_order=in_order,
+            ),
             policy=lambda tuning, w_layout, dims, workers: choose_tiles(
                 *(dims, ranks, workers, FAMILY),
                 in_order=in_order,

@@ -22,6 +22,7 @@ from etc_dist.ir import (
 from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import wrap
 from etc_dist.ops.deterministic import BATCH
+from etc_dist.ops.few_rows import capacity_dims
 from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul
 from etc_dist.ops.operation import Candidate
 from etc_dist.ops.tile_model import FAMILY, choose
@@ -90,6 +91,15 @@ def rank_tiles_candidate(
     hosts. sizes: options of the graph. shapes: its tiles by default. divides: whether
     they may use split-K."""
 
+    in_order = deterministic == BATCH
+
+    def capacity(
+        w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Mapping[str, int]]:
+        """Fewer rows may need more memory for parts, which cannot grow in a capture."""
+        all_shapes = shapes_for(w_layout, sizes.get("shapes", shapes))
+        return capacity_dims(dims, 1, all_shapes, workers, 1, [""], in_order=in_order)
+
     def choose_tiles(
         tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Choice]:
@@ -98,11 +108,17 @@ def rank_tiles_candidate(
             workers,
             shapes_for(w_layout, sizes.get("shapes", shapes)),
             tuning,
-            in_order=deterministic == BATCH,
+            in_order=in_order,
             divides=divides,
             w_layout=w_layout,
             ranks=world.size,
         )
         return choices if divides else choices[:2]
 
-    return Candidate(graph, sizes, over_hosts=True, policy=choose_tiles)
+    return Candidate(
+        graph,
+        sizes,
+        over_hosts=True,
+        policy=choose_tiles,
+        capacity=capacity if divides else None,
+    )
