@@ -176,25 +176,31 @@ class RowSums:
         """Each rank of a host adds the rows of its share, every so many, and stores the
         sums on all ranks of the host."""
         g, near, local = self.g, self.g.local_size, local_rank(self.g)
-        share = g.let("share", ceildiv(rows, near))
-        own_rows = g.let("own_rows", maximum(0, ceildiv(rows - local, near)))
+        num_own = share = g.let("share", ceildiv(rows, near))
         sums, ready = self._scatter(rows, share, pieces)
         dtype = self.x.dtype
         if near < g.world_size:
             unit = self.columns
+            # NOTE: messages to other hosts have no conditions.
+            num_own = g.let("own_rows", maximum(0, ceildiv(rows - local, near)))
             sums, ready = exchange_hosts(
                 g,
                 sums,
                 ready,
-                (own_rows, lambda i: (span(i * unit, unit),)),
+                (num_own, lambda i: (span(i * unit, unit),)),
                 (pieces, self._flat),
             )
             dtype = "float32"
         gathered, arrived = self._gather(rows, pieces)
-        i, c = grid = g.grid(i=own_rows, c=pieces)
-        r, ranks, norm = i * near + local, every_rank(g), self.norm
+        i, c = grid = g.grid(i=num_own, c=pieces)
+        ranks, norm = every_rank(g), self.norm
         count = near if near == g.world_size else g.world_size // near
-        residual = [] if norm is None else [norm.residual[r, self._in_row(c)]]
+        # The last row of a share may be beyond the end: then the task has no element.
+        is_row, r = i * near + local < rows, minimum(i * near + local, rows - 1)
+        part = self._in_row(c)
+        part = span(part.start, select(is_row, part.size, 0))
+        in_share = span(i * self.columns + part.start, part.size)
+        residual = [] if norm is None else [norm.residual[r, part]]
         function = share_sum(
             dtype,
             count,
@@ -207,10 +213,10 @@ class RowSums:
             function,
             grid,
             name="add_share",
-            reads=[whole(sums, *self._flat(i, c)), *residual],
-            writes=[gathered.on(rank)[r, self._in_row(c)] for rank in ranks],
-            waits=[ready[i]],
-            notifies=[arrived.on(rank)[r] for rank in ranks],
+            reads=[whole(sums, in_share), *residual],
+            writes=[gathered.on(rank)[r, part] for rank in ranks],
+            waits=[ready[i].when(is_row)],
+            notifies=[arrived.on(rank)[r].when(is_row) for rank in ranks],
         )
         self._finish(rows, pieces, gathered, arrived)
 

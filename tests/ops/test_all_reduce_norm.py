@@ -10,7 +10,7 @@ import pytest
 import etc_dist
 from etc_dist import AllReduceNorm
 from etc_dist.emulate import Emulator
-from etc_dist.errors import ArgumentError, RaceError
+from etc_dist.errors import ArgumentError, RaceError, ScheduleError
 from etc_dist.functions.rms_norm import normalized
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_reduce_norm import EPS, all_reduce_norm_graph
@@ -69,7 +69,12 @@ def check(found: Any, total: Any, wanted: Any, dtype: str) -> None:
     "schedule", ["static", pytest.param("dynamic", marks=exhaustive)]
 )
 def test_norms_are_proved_and_right(ranks, local_size, algorithm, schedule, rng):
-    plan = SCHEDULES[schedule](all_reduce_norm_graph(ranks, local_size=local_size))
+    graph = all_reduce_norm_graph(ranks, local_size=local_size)
+    if schedule == "dynamic" and 1 < local_size < ranks:
+        words = "the grid of call add_near, which waits, depends on the rank"
+        refused(lambda: SCHEDULES[schedule](graph), words, ScheduleError)
+        return
+    plan = SCHEDULES[schedule](graph)
     dims = dims_of(4, 7, algorithm, 2)  # shares of two rows, the last ones smaller
     assert verify(plan, dims, 4).by_events
     inputs, *wanted = rows_of(ranks, local_size, (4, 56), "bfloat16", rng)
