@@ -2,8 +2,8 @@
 
 All compute x @ w.T (w stored [n, k]) or x @ w (w stored [k, n]) on one 256 x 256 tile
 with fp32 accumulation, by a cluster of two workers, 128 rows each. `matmul_store`
-writes the tile into a tensor of this rank; `matmul_gated` writes the SwiGLU of two
-products; `matmul_send` forwards the tile to its owner.
+writes the tile into a tensor of this rank; `matmul_send` forwards the tile to its
+owner. The library's operations use the tiles of `tile_matmul.py`.
 """
 
 from __future__ import annotations
@@ -62,19 +62,8 @@ def _multiply_kn(x: Any, w: Any, y: Any) -> None:
     y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
 
 
-def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
-    rows = x.astype(np.float32)
-    left = rows @ gate.astype(np.float32).T
-    right = rows @ up.astype(np.float32).T
-    product = silu(left) * right
-    y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
-
-
 DEPTH = Extent(name="k", multiple=STAGE_K, not_empty=True)
-ROWS, COLUMNS, HALF_COLUMNS = (
-    Extent(size, name=name, clipped=True)
-    for size, name in ((TILE, "rows"), (TILE, "columns"), (TILE // 2, "columns"))
-)
+ROWS, COLUMNS = (Extent(TILE, name=name, clipped=True) for name in ("rows", "columns"))
 
 
 def _tile(dtype: str, *sizes: Extent | int, **fields: Any) -> Operand:
@@ -93,13 +82,12 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
     }
     boxes.update(fields.pop("boxes", {}))
     layouts = fields.pop("layouts", {})
-    reads = fields.pop("reads", 2)
     return DeviceFunction(
         name=name,
-        body=fields.pop("body", _multiply_nk if w_layout == "nk" else _multiply_kn),
+        body=_multiply_nk if w_layout == "nk" else _multiply_kn,
         source="functions/matmul.cuh",
         lane=TENSOR,
-        reads=reads,
+        reads=2,
         writes=1,
         cluster=2,
         roles=fields.pop("roles", (LOAD, COMPUTE, STORE)),
@@ -107,11 +95,10 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
         boxes=boxes,
         tile={
             # NOTE: one worker can store a tile while the other one still loads.
-            n: _tile(dtype, *tile[n], layout=layouts.get(n, ""), apart=n < reads)
+            n: _tile(dtype, *tile[n], layout=layouts.get(n, ""), apart=n < 2)
             for n in tile
         },
         constants={
-            "kGated": int(reads == 3),  # x, gate and up
             "kWeightIsKN": int(w_layout == "kn"),
             "kIsHalf": int(dtype == "float16"),
         },
@@ -138,22 +125,6 @@ def matmul_store(w_layout: str, dtype: str) -> DeviceFunction:
     """x tile [256, k], w tile [256, k] or [k, 256] -> y tile, in this rank's memory.
     Each worker notifies for its own rows, hence two parts."""
     return _matmul("matmul_store", w_layout, dtype, boxes={2: TmaBox(64, 64)}, parts=2)
-
-
-def matmul_gated(dtype: str) -> DeviceFunction:
-    """x tile [256, k], gate and up tiles [128, k] -> silu(x @ gate.T) * (x @ up.T), a
-    tile [256, 128] in this rank's memory."""
-    half = HALF_COLUMNS, DEPTH
-    return _matmul(
-        "matmul_gated",
-        "nk",
-        dtype,
-        body=_multiply_gated,
-        reads=3,
-        boxes={2: TmaBox(TILE // 2, STAGE_K), 3: TmaBox(64, 64)},
-        tile={1: half, 2: half, 3: (ROWS, HALF_COLUMNS)},
-        parts=2,
-    )
 
 
 def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:

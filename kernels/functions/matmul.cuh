@@ -18,7 +18,6 @@ struct Matmul {
   static constexpr u32 kRounds = 2;  // in which a warpgroup stores its four chunks
   static constexpr u32 kRoundBytes = 2 * kChunkBytes;
   static constexpr u32 kImageBytes = kRows * kColumns * 2;
-  static constexpr u32 kGated = 1;  // of kVariant
 
   u32 control, buffer;
   static constexpr u32 kControlBytes = 64;
@@ -53,7 +52,6 @@ struct Matmul {
     return wait_mbarrier(run, emptied(threadIdx.x >> 7), (counters.round & 1) ^ 1);
   }
 
-  // A gated tile of 256 columns becomes silu(left half) * right half.
   template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, const Work& work,
@@ -63,7 +61,6 @@ struct Matmul {
     const u32 own = stages.descriptor_base();
     const u32 x0 = __shfl_sync(~0u, (own + wg * (kBytesX / 32)) | 0x10000u, 0);
     const u32 w0 = __shfl_sync(~0u, (own + kBytesX / 16) | kLeadingOfW<kWeightIsKN>, 0);
-    const bool is_gated = (kVariants & work.variant & kGated) != 0;
     float d[128];
     if constexpr (ComputesOf<typename Program::TensorCalls>::kCount > 1) {
       // NOTE: ends the life of the registers where other code of the lane's loop needs them.
@@ -75,11 +72,7 @@ struct Matmul {
       ptx::wgmma_box<kIsHalf, kColumns, false, kWeightIsKN>(
           d, ptx::matrix_descriptor(x), ptx::matrix_descriptor(w), k != 0);
     });
-    if (is_gated) {
-#pragma unroll
-      for (int i = 0; i < 64; ++i) d[i] = silu(d[i]) * d[i + 64];
-    }
-    if (!lost) lost = !put<(kVariants & kGated) != 0>(run, d, is_gated, wg, counters.round);
+    if (!lost) lost = !put(run, d, wg, counters.round);
     return !ptx::named_barrier_any<128>(2 + wg, lost);
   }
 
@@ -117,17 +110,15 @@ struct Matmul {
   }
 
  private:
-  template <bool kMayBeGated, class Program>
+  template <class Program>
   ETC_DEVICE bool put(
-      const Run<Program>& run, float (&d)[128], bool is_gated, u32 wg, u32& round) const {
+      const Run<Program>& run, float (&d)[128], u32 wg, u32& round) const {
     const u32 lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const u32 row = warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
     const u32 unit = lane >> 4;
     const u32 origin = out<Program>(wg) + row * 128;
-    const u32 rounds = is_gated ? kRounds / 2 : kRounds;
 #pragma unroll
     for (u32 h = 0; h < kRounds; ++h, ++round) {
-      if (kMayBeGated && h == rounds) break;
       const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1);
       if (!__all_sync(~0u, came)) return false;
 #pragma unroll
@@ -153,7 +144,6 @@ template <class Call>
 struct MatmulRoles : Roles {
   using Compute = Matmul<Call::kIsHalf, Call::kWeightIsKN>;
   using Coord = typename Call::Coord;
-  static constexpr u32 kVariant = Call::kGated ? Compute::kGated : 0;
   static constexpr u32 kUniformStageBytes = Compute::kStageBytes;
   static constexpr bool kMulticast = true;
 
@@ -174,10 +164,6 @@ struct MatmulRoles : Roles {
     const u32 half = blockIdx.x & 1;
     Box x = Call::template operand<0>(run.g, c).box(), w = Call::template operand<1>(run.g, c).box();
     x.y += half * Compute::kRows;
-    if constexpr (Call::kGated) {
-      // Columns 0..127 of the tile are the gate's, 128..255 those of the other weight.
-      if (half == 1) w = Call::template operand<2>(run.g, c).box();
-    }
     for (u32 k = 0; k < steps; ++k) {
       Stage stage;
       constexpr u32 kBytes = Compute::kStageBytes;
@@ -192,7 +178,7 @@ struct MatmulRoles : Roles {
         ptx::load_box_multicast(
             part + kChunkBytes, {w.map, n + 64, at, w.z}, stage.full, 3);
       } else {
-        const i32 row = w.y + (Call::kGated ? 0 : i32(half) * 128);
+        const i32 row = w.y + i32(half) * 128;
         ptx::load_box_multicast(part, {w.map, w.x + depth, row, w.z}, stage.full, 3);
       }
       loaded(k + 1);
@@ -212,8 +198,7 @@ struct matmul_store : MatmulRoles<Call> {
       typename Compute::Counters& counters, u32& entered, Waiter who) {
     Box y = Call::template operand<Call::kReads>(run.g, c).box();
     y.y += (blockIdx.x & 1) * Compute::kRows;
-    constexpr u32 kCount = Call::kGated ? Compute::kRounds / 2 : Compute::kRounds;
-    const bool done = matmul.drain_tile(run, kCount, counters.round, [&](u32 wg, u32 h) {
+    const bool done = matmul.drain_tile(run, Compute::kRounds, counters.round, [&](u32 wg, u32 h) {
 #pragma unroll
       for (u32 chunk = 0; chunk < 2; ++chunk) {
         const i32 column = y.x + i32((h * 2 + chunk) * 64);
@@ -227,10 +212,6 @@ struct matmul_store : MatmulRoles<Call> {
     return notify_own_rank<Call>(run, c, entered, who);
   }
 };
-
-// silu(x @ gate.T) * (x @ up.T), 128 columns wide.
-template <class Call>
-struct matmul_gated : matmul_store<Call> {};
 
 // The tile goes to the slot of its owner, as the workers' shared-memory images.
 template <class Call>

@@ -28,7 +28,7 @@ from etc_dist.functions.grouped_matmul import (
     thin_float,
 )
 from etc_dist.functions.locate_rows import locate_rows
-from etc_dist.functions.matmul import matmul_gated, matmul_send, matmul_store
+from etc_dist.functions.matmul import matmul_send, matmul_store
 from etc_dist.functions.pack_rows import pack_rows
 from etc_dist.functions.plan_tiles import plan_tiles
 from etc_dist.functions.push_rows import push_rows
@@ -184,7 +184,6 @@ ALIKE = {
     "swiglu": (tiles_of(swiglu), "m,k n,k n,k m,n", {"m": 128, "n": 64}),
     "nk": (matmul_store("nk", "bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
     "kn": (matmul_store("kn", "float16"), "m,k k,n m,n", {"m": 256, "n": 256}),
-    "gated": (matmul_gated("bfloat16"), "m,k n,k n,k m,n", {"m": 256, "n": 128}),
     "grouped": (grouped_store("bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
     "float": (grouped_float("bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
     "thin": (thin_float("bfloat16"), "m,k n,k m,n", {"m": 128, "n": 128}),

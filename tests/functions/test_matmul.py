@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import GraphError
-from etc_dist.functions.matmul import matmul_gated, matmul_store, silu
+from etc_dist.functions.matmul import matmul_store
 
 X = np.array([[1, 2], [0, -1]], np.float32)
 W = np.array([[3, 1], [0, 2], [1, 0]], np.float32)
@@ -17,13 +17,6 @@ def test_both_layouts_give_x_times_w_transposed(layout, w):
     y = np.empty((2, 3), np.float32)
     matmul_store(layout, "float16").body(X, w, y)
     assert y.tolist() == [[5, 4, 1], [-1, -2, 0]]
-
-
-def test_gated_results_are_silu_of_gate_times_up():
-    y = np.empty((2, 3), np.float32)
-    matmul_gated("float16").body(X, W, 2 * W, y)
-    product = X @ W.T
-    np.testing.assert_allclose(y, silu(product) * 2 * product)
 
 
 @pytest.mark.parametrize("options", [("NK", "bfloat16"), ("nk", "int32")])

@@ -11,7 +11,7 @@ from etc_dist.codegen import generate
 from etc_dist.emulate.memory import ProgramMemory
 from etc_dist.errors import ArgumentError, CodegenError
 from etc_dist.functions.grouped_matmul import grouped_store, thin_float
-from etc_dist.functions.matmul import matmul_gated, matmul_store
+from etc_dist.functions.matmul import matmul_store
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import DeviceFunction, Graph, ceildiv, graph_function, span, tile
 from etc_dist.ir.expr import Const
@@ -29,7 +29,6 @@ def tile_matmul(g: Graph) -> tuple[DeviceFunction, dict[str, Any]]:
 FUNCTIONS: dict[str, tuple[Callable[[Graph], Any], int, int]] = {
     "matmul_store nk": (lambda g: (matmul_store("nk", "bfloat16"), {}), 256, 256),
     "matmul_store kn": (lambda g: (matmul_store("kn", "bfloat16"), {}), 256, 256),
-    "matmul_gated": (lambda g: (matmul_gated("bfloat16"), {}), 256, 128),
     "tile_matmul": (tile_matmul, 128, 128),
     "grouped_store": (lambda g: (grouped_store("bfloat16"), {}), 256, 256),
     "thin_float": (lambda g: (thin_float("bfloat16"), {}), 128, 128),
