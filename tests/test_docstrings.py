@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -61,3 +62,17 @@ def test_each_public_definition_has_a_docstring():
                     if not is_described(node, part.name)
                 ]
     assert not lacking, "\n".join(lacking)
+
+
+def test_each_folder_names_its_files():
+    """In its docstring; functions have a file each, named after it."""
+    wrong = []
+    for path in trees():
+        if path.name != "__init__.py" or path.parent.name in ("", "functions"):
+            continue
+        text = ast.get_docstring(trees()[path]) or ""
+        named = set(re.findall(r"(?<![\w/])\w+\.py\b", text)) - {path.name}
+        files = {p.name for p in trees() if p.parent == path.parent} - {path.name}
+        wrong += [f"{path.parent / name}: no file" for name in sorted(named - files)]
+        wrong += [f"{path.parent / name}: no name" for name in sorted(files - named)]
+    assert wrong == []

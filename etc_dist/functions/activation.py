@@ -17,10 +17,12 @@ FUNCTIONS = SILU, GELU_TANH = "silu", "gelu_tanh"
 
 @dataclass(frozen=True)
 class Activation:
-    """function(gate) * (up + shift), in fp32. function: "silu", gate * sigmoid(alpha *
-    gate) as of SwiGLU (Shazeer, 2020), or "gelu_tanh", the approximation of GELU by
-    tanh. limit: before, gate is at most so large, and up between -limit and limit; 0
-    for none."""
+    """function(gate) * (up + shift), in fp32.
+
+    function: "silu", gate * sigmoid(alpha * gate), as in SwiGLU (Shazeer, 2020, arXiv
+    2002.05202); or "gelu_tanh", the approximation of GELU by tanh, with alpha = 1.
+    limit: gate is first clamped to at most limit, and up to [-limit, limit]; 0 for no
+    limit."""
 
     function: str = SILU
     alpha: float = 1.0

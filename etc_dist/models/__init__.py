@@ -12,11 +12,16 @@ tokenizer_gguf.py    the tokenizer in a GGUF file
 chat.py         the command `etc-dist generate`
 blas.py         the threads of NumPy, for commands on the CPU backend
 config.py       sizes and variants, from the config.json of a model
+families.py     the families of models: defaults of fields, and how layers differ
 fields.py       the fields of that file, and what each does here
+windows.py      the positions that layers attend to, from the same file
 rope.py         the rotary embedding, from the same file
+heads.py        the order of the elements of heads
 weights.py      the weights of its safetensors files
+safetensors_file.py  the tensors of one of them
 weight_files.py the files that are the model's
 weight_places.py     the names of its tensors, and where each belongs
+part.py         the part of a model that a rank holds
 gguf_file.py    configuration and weights of a GGUF file
 gguf_keys.py    the keys of its metadata, and what each does here
 gguf_reader.py  its metadata and tensors, with all sizes checked
@@ -26,12 +31,15 @@ drafts.py       tokens that may follow a text
 prefixes.py     pages that requests with equal beginnings share
 written.py      the positions of the cache that steps wrote
 rows.py         the numbers of a step
+row_numbers.py  the integers of its rows, from lists or arrays
 mirror.py       arrays that the host and the backend exchange
 step_policy.py  tiles and slices of a step
 setup.py        what the program of a model depends on
 bundle.py       the program and its proofs, for other processes
 finite.py       the error for logits that are not finite
 decoder.py      the graph of a decoder's step
+decoder_norms.py     its norms
+decoder_ranks.py     its transfers between ranks
 sizes.py        the sizes that its program is compiled for
 experts.py      the mixture of experts in it
 sampling.py     how a token is chosen

@@ -1,20 +1,20 @@
 """Operations: the fused collectives, and a matrix multiplication.
 
 matmul_reduce_scatter.py   GEMM + Reduce-Scatter: the graph and the user's object
-float_partials.py          its graph with partial sums in fp32
 all_gather_matmul.py       AllGather + GEMM
 all_reduce.py              the sum over ranks on each of them
-all_reduce_norm.py         the same with residual and RMSNorm
-matmul_all_reduce.py       a GEMM before it
-row_sums.py                its rows: the sums, and their norms
-sum_steps.py               their parts: one exchange, or two with shares between
-exchange_model.py          which of them they have: a model of their times
-few_rows.py                both for few rows: gathered first, returned at the end
-slots.py                   tiles of partial sums, sent to their owners, and their sum
+all_reduce_norm.py         all-reduce with residual and RMSNorm
+matmul_all_reduce.py       GEMM + All-Reduce, also with residual and RMSNorm
+row_sums.py                all-reduces of rows, and their norms
+sum_steps.py               their steps: one exchange, or two with shares between
+exchange_model.py          the choice of these steps: a model of their times
+few_rows.py                few rows: gathered first, returned at the end
+rank_tiles.py              a GEMM of all ranks' rows, in tiles with rows of one rank
+return_rows.py             partial sums of many rows, returned to their owners
 host_sums.py               that sum over several hosts; host_rows.py: gathering there
 matmul.py                  a matrix multiplication on each rank
-multiply.py                it in a graph, with k divided for a wave that is not full
-tile_model.py              which tiles of one worker it has: a model of their times
+multiply.py                a GEMM in a graph, with split-K for a wave that is not full
+tile_model.py              the choice of tiles of one worker: a model of their times
 matmul_policy.py           the same for tiles of pairs of workers, in decoders
 tuning.py                  the constants of the models, by kind of GPU: tuned/
 tune.py                    measuring those of one worker; fit_constants.py: their fit

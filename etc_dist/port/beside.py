@@ -1,4 +1,4 @@
-"""Two layers of a model beside those of transformers, on the CPU backend.
+"""Two layers of a model, compared with those of transformers, on the CPU backend.
 
 Both have the fields of the given config.json, except for the sizes, which are small, so
 that the comparison takes seconds. Weights are random, biases and gains included."""

@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--context", type=int, default=CONTEXT, metavar="N", help=text)
     text = "do not compile and prove the program"
     add("--no-build", action="store_true", help=text)
-    text = "do not run two layers beside transformers"
+    text = "do not compare two layers with those of transformers"
     add("--no-run", action="store_true", help=text)
 
 
@@ -83,7 +83,7 @@ def run_checks(
         return is_good
     missing = beside.missing_packages()
     if missing:
-        print(f"not run beside transformers: {' and '.join(missing)} not installed")
+        print(f"not compared with transformers: {' and '.join(missing)} not installed")
         return is_good
     text, is_near = beside.compare(given, config)
     print(f"{'ran' if is_near else 'FAILED'}: {text}", flush=True)

@@ -1,4 +1,4 @@
-"""What the threads and the ranks of a server tell each other."""
+"""The messages between the threads of a server, and between its ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from etc_dist.models import Sampling
 @dataclass(frozen=True)
 class Job:
     """A text to generate. number: its own among all of a server. stop: ids that end it.
-    num_logprobs: the most likely tokens at each place whose probabilities are wanted
-    beside that of the chosen one; None for none at all."""
+    num_logprobs: the number of the most likely tokens at each place that are reported
+    in addition to the chosen one; None: no probabilities."""
 
     number: int
     prompt: list[int]

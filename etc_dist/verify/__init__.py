@@ -10,8 +10,12 @@ rows.py             equal rows of a table
 boxes.py            all accesses of a tensor, and those of them that differ
 cells.py, races.py  accesses of one place that nothing orders
 flags.py            words that carry their epoch
+far.py              memory of other hosts
+operands.py         the operands of a task: their sizes, and regions that are apart
 coverage.py         elements written twice or never
 loaded_accesses.py  loads in index expressions, as reads
+surplus.py          grids with a loaded extent, for all data
+index_range.py      index arithmetic that may exceed 32 bits
 unchecked.py        the parts that a proof leaves out
 violations.py       all violations of a plan, as one error
 proof.py            proofs on record"""
