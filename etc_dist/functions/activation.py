@@ -30,7 +30,7 @@ class Activation:
     shift: float = 0.0
 
     def check(self) -> None:
-        """Raise TypeError or ArgumentError for values that no expert has."""
+        """Raise TypeError or ArgumentError for values that are not supported."""
         expect_choice(self.function, FUNCTIONS, "function")
         for name in ("alpha", "limit", "shift"):
             value = getattr(self, name)
@@ -43,7 +43,7 @@ class Activation:
             raise _refusal("alpha = 1 for gelu_tanh", f"alpha = {self.alpha}")
 
     def apply(self, gate: Any, up: Any) -> Any:
-        """gate and up in fp32 -> their product."""
+        """Internal: gate and up in fp32 -> their product."""
         if self.limit:
             gate, up = (
                 np.minimum(gate, self.limit),
@@ -59,7 +59,7 @@ class Activation:
         return active * (up + np.float32(self.shift)) if self.shift else active * up
 
     def constants(self) -> dict[str, int]:
-        """Those of CUDA bodies: the function, and the bits of the numbers."""
+        """Internal: those of CUDA bodies: the function, and the bits of the numbers."""
         return {
             "kActivation": FUNCTIONS.index(self.function),
             "kAlphaBits": _bits(self.alpha),

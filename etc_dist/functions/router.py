@@ -76,17 +76,17 @@ class Router:
 
     @property
     def bias_names(self) -> list[str]:
-        """The arrays [experts] that a choice reads."""
+        """Internal: the arrays [experts] that a choice reads."""
         names = ["router_bias"] * self.has_bias
         return names + ["correction"] * self.has_correction
 
     @property
     def has_groups(self) -> bool:
-        """Whether some groups of experts are not chosen from."""
+        """Internal: whether some groups of experts are not chosen from."""
         return self.topk_group < self.num_groups
 
     def constants(self) -> dict[str, int | float]:
-        """Those of CUDA bodies that choose."""
+        """Internal: those of CUDA bodies that choose."""
         return {
             "kScore": SCORES.index(self.score),
             "kNormalize": int(self.normalize),
@@ -99,7 +99,7 @@ class Router:
         }
 
     def operands(self, experts: int) -> list[Operand]:
-        """The regions of the biases: the last reads of bodies that choose."""
+        """Internal: the regions of the biases, the last reads of bodies that choose."""
         return [Operand((experts,), "float32", leading=True, by_element=True)] * len(
             self.bias_names
         )
@@ -114,8 +114,8 @@ class Router:
         return ids, self.weights(logits, ids, *biases)
 
     def values(self, logits: Any, *biases: Any) -> Any:
-        """The numbers [tokens, experts] of which the largest are chosen: those of the
-        logits where their order is that of the scores."""
+        """Internal: numbers [tokens, experts], of which the largest are chosen: the
+        logits, if these have the order of the scores."""
         values = logits + biases[0] if self.has_bias else logits
         by_logit = not self.has_correction and not self.has_groups
         if not by_logit and self.score != "softmax_chosen":
@@ -144,7 +144,7 @@ class Router:
         return np.repeat(is_out, groups.shape[2], axis=1)
 
     def weights(self, logits: Any, ids: Any, *biases: Any) -> Any:
-        """The weights [tokens, top_k] of the experts ids."""
+        """Internal: the weights [tokens, top_k] of the experts ids."""
         if self.has_bias:
             logits = logits + biases[0]
         chosen = np.take_along_axis(logits, ids, axis=1)

@@ -40,18 +40,21 @@ def fastest_pair(rankings: Sequence[Sequence[Prediction]], launch_us: float) -> 
     """Of two rankings by `predictions` for equally many rows. launch_us: which two
     kernels take twice, and one only once."""
 
-    def pair(one: Prediction, other: Prediction) -> Pair:
-        blocks = one.tiles_down if one.tiles_down == other.tiles_down else 1
-        is_switched = one.tiling.shape_idx != other.tiling.shape_idx
-        is_exposed = blocks == 1 or one.tiling.parts > 1
-        us = one.us + other.us - launch_us
+    def pair(first: Prediction, second: Prediction) -> Pair:
+        blocks = first.tiles_down if first.tiles_down == second.tiles_down else 1
+        is_switched = first.tiling.shape_idx != second.tiling.shape_idx
+        is_exposed = blocks == 1 or first.tiling.parts > 1
+        us = first.us + second.us - launch_us
         us += WAIT_US * is_exposed + SWITCH_US * is_switched
-        return Pair(one, other, us, blocks)
+        return Pair(first, second, us, blocks)
 
     # All else is equal for tilings of one shape, with split-K or without.
     fastest = (
-        {(each.tiling.shape_idx, each.tiling.parts > 1): each for each in reversed(one)}
-        for one in rankings
+        {
+            (each.tiling.shape_idx, each.tiling.parts > 1): each
+            for each in reversed(ranking)
+        }
+        for ranking in rankings
     )
     pairs = product(*(kinds.values() for kinds in fastest))
     return min((pair(*each) for each in pairs), key=lambda each: each.us)

@@ -184,7 +184,7 @@ class MoE(SharedMoE):
     by reference.
 
     shared: (gate_up [2 S, H], down [H, S]), an expert that every token takes, whose
-    result is added; several such experts are one, of joined rows and columns. With
+    result is added; concatenate several such experts into one. With
     shared_gate [H], it is multiplied by sigmoid(x @ shared_gate). parallel="tensor":
     a shard of its inner width, S / W; "expert": the whole expert.
 

@@ -117,12 +117,21 @@ def moe_few_tokens_graph(
         active = _activate(g, experts_of_all, x, of_token, prefetches)
         _add_up(g, experts_of_all, chosen, *active, columns, prefetches, y)
         return
-    one = _shared_expert(g, experts_of_all, x, shared, score_tasks)
+    shared_expert = _shared_expert(g, experts_of_all, x, shared, score_tasks)
     rows = g.local("shared_rows", (tokens, hidden), dtype)
-    one_chosen = _choose(g, one, tokens)
-    one_active = _activate(g, one, x, of_token, 0)
+    shared_chosen = _choose(g, shared_expert, tokens)
+    shared_active = _activate(g, shared_expert, x, of_token, 0)
     active = _activate(g, experts_of_all, x, of_token, prefetches, columns[0])
-    _add_up(g, one, one_chosen, *one_active, columns, 0, rows, done=active[1])
+    _add_up(
+        g,
+        shared_expert,
+        shared_chosen,
+        *shared_active,
+        columns,
+        0,
+        rows,
+        done=active[1],
+    )
     _add_up(g, experts_of_all, chosen, *active, columns, prefetches, y, added=rows)
 
 

@@ -84,8 +84,8 @@ def add_shared(
     done = g.events("shared_done", (1,), expects=groups * columns + blocks)
     weights = None
     if gate is not None:
-        one = shared_routing(routing, kind)
-        weights = _add_weights(g, one, x, gate, blocks, done[0])
+        gated = shared_routing(routing, kind)
+        weights = _add_weights(g, gated, x, gate, blocks, done[0])
 
     n, j = grid = g.grid(n=groups, j=wide)
     of_rows, width = tile(n, size), minimum(up_columns, inner - j * up_columns)
@@ -113,7 +113,12 @@ def add_shared(
 
 
 def _add_weights(
-    g: Graph, one: Routing, x: Tensor, gate: Tensor, blocks: Expr | int, done: EventRef
+    g: Graph,
+    routing: Routing,
+    x: Tensor,
+    gate: Tensor,
+    blocks: Expr | int,
+    done: EventRef,
 ) -> Tensor:
     """Add the sigmoid of each token's logit: weights [tokens, 1]."""
     tokens = x.shape[0]
@@ -123,9 +128,9 @@ def _add_weights(
     count = g.let("shared_blocks", blocks)
     scored = g.events("shared_scored", (count,), expects=1)
     (b,) = grid = g.grid(b=count)
-    of_block = tile(b, one.block)
+    of_block = tile(b, routing.block)
     g.call(
-        score_experts(one, 8),
+        score_experts(routing, 8),
         grid,
         name="score_shared",
         reads=[x[of_block, :], gate[:, :]],
@@ -133,9 +138,9 @@ def _add_weights(
         notifies=[scored[b]],
     )
     (b,) = grid = g.grid(b=count)
-    of_block = tile(b, one.block)
+    of_block = tile(b, routing.block)
     g.call(
-        choose_experts(one),
+        choose_experts(routing),
         grid,
         name="weigh_shared",
         reads=[logits[of_block, span(0, 1)]],

@@ -183,7 +183,7 @@ class Batch:
         Raises ArgumentError for a batch without requests. After a NotFiniteError the
         requests have the state from before the step. Remove those in its `requests` to
         continue the others."""
-        for request in [one for one in self._requests if one.is_done]:
+        for request in [each for each in self._requests if each.is_done]:
             self.remove(request)  # a step before was interrupted
         parts = self._choose()
         if self._model.speculate:
@@ -213,20 +213,20 @@ class Batch:
         sampling = [request.sampling for request in of_rows]
         table = self._model.pages.table
         with self._model.world.exclusive:  # so that an interrupt leaves no half step
-            found = self._model.steps(
+            new_ids = self._model.steps(
                 *(ids, numbers, positions, table),
                 count=steps,
                 ends=ends,
                 stops=[request.stop for request in of_rows] if steps > 1 else None,
                 sampling=sampling if any(sampling) else None,
             )
-            return self._add(parts, found)
+            return self._add(parts, new_ids)
 
-    def _add(self, parts: Sequence[StepPart], found: Any) -> list[Request]:
+    def _add(self, parts: Sequence[StepPart], ids: Any) -> list[Request]:
         """Adds the ids of a step. Returns the requests that have new ones."""
         # NOTE: a step takes microseconds: few operations for each request.
         changed, end = [], 0
-        of_rows = found[0].tolist()
+        of_rows = ids[0].tolist()
         for request, count, drafts in parts:
             cached, row = request.cached + count, end + count - 1
             end = row + 1 + len(drafts)
@@ -236,10 +236,10 @@ class Batch:
                     self.num_drafted += len(drafts)
                     self.num_accepted += len(tokens) - 1
                     row += len(tokens) - 1
-                elif len(found) == 1:
+                elif len(ids) == 1:
                     tokens = [of_rows[row]]
                 else:
-                    tokens = [token for token in found[:, row].tolist() if token >= 0]
+                    tokens = [token for token in ids[:, row].tolist() if token >= 0]
                 _extend(request, tokens)
                 request.row = row
                 cached += len(tokens) - 1
@@ -291,7 +291,7 @@ class Batch:
     def _with_drafts(self, parts: Sequence[StepPart]) -> list[StepPart]:
         """The parts, with drafts of what may follow, for the rows that are left."""
         left = self._model.most_rows - sum(count for _, count, _ in parts)
-        found: list[StepPart] = []
+        with_drafts: list[StepPart] = []
         for request, count, _ in parts:
             # The id after the last one is the last of the request.
             rest = request.limit - len(request.tokens) - 1
@@ -300,17 +300,18 @@ class Batch:
             if most > 0 and request.cached + count == len(request.tokens):
                 drafts = request.drafts.propose(request.tokens, most)
             left -= len(drafts)
-            found.append((request, count, drafts))
-        return found
+            with_drafts.append((request, count, drafts))
+        return with_drafts
 
 
 def _accepted(
-    found: Sequence[int], drafts: Sequence[int], stop: Collection[int]
+    ids: Sequence[int], drafts: Sequence[int], stop: Collection[int]
 ) -> list[int]:
-    """The ids of a request's last rows that follow each other. found: those of a token
-    and of each draft, which is right if it is the id that was found before it."""
-    accepted = [found[0]]
-    for draft, following in zip(drafts, found[1:], strict=True):
+    """The ids of a request's last rows that follow each other. ids: those that the
+    model chose after a token and after each draft; a draft that is not the id before it
+    ends them."""
+    accepted = [ids[0]]
+    for draft, following in zip(drafts, ids[1:], strict=True):
         if accepted[-1] != draft or draft in stop:
             break
         accepted.append(following)

@@ -22,8 +22,8 @@ def use_one_thread() -> None:
 
 def count_threads() -> list[int]:
     """The threads of each OpenBLAS that is loaded."""
-    found = (_function(library, "get_num_threads") for library in _libraries())
-    return [function() for function in found if function is not None]
+    functions = (_function(library, "get_num_threads") for library in _libraries())
+    return [function() for function in functions if function is not None]
 
 
 def _libraries() -> list[ctypes.CDLL]:

@@ -177,10 +177,10 @@ class PageTable:
         unused = min(self._fresh + count - len(taken), self.count)
         taken += range(self._fresh, unused)
         self._fresh = unused
-        kept = self._named.take(count - len(taken))
-        if kept:
-            self.written.forget(kept)
-        return [*taken, *kept]
+        idle = self._named.take(count - len(taken))
+        if idle:
+            self.written.forget(idle)
+        return [*taken, *idle]
 
     def remove(self, request: int) -> None:
         """Free a request, and the pages that no other one has."""
@@ -247,5 +247,5 @@ class PageTable:
         whole[:height, :width] = table
         is_page = (whole >= 0) & (whole < self.count)
         first = np.where(is_page.all(axis=1), whole.shape[1], is_page.argmin(axis=1))
-        kept = np.where(is_page, whole, UNUSED).astype(np.int32)
-        return UsedPages(kept, first * self.page_size, self.page_size)
+        pages = np.where(is_page, whole, UNUSED).astype(np.int32)
+        return UsedPages(pages, first * self.page_size, self.page_size)

@@ -8,7 +8,7 @@ from hashlib import blake2b
 import numpy as np
 
 KEY_BYTES = 32
-"""Of a key: no two texts have the same one, also if someone tries."""
+"""Of a key: enough that nobody can construct two texts with the same one."""
 
 
 class PageKeys:
@@ -48,13 +48,13 @@ class NamedPages:
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The pages of the first keys, up to one that has none."""
-        found = []
+        pages = []
         for key in keys:
             page = self.pages.get(key)
             if page is None:
                 break
-            found.append(page)
-        return found
+            pages.append(page)
+        return pages
 
     def add(self, key: bytes, page: int) -> None:
         """Name a page that a request has, unless its contents have a page."""

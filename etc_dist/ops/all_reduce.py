@@ -87,7 +87,7 @@ class SumOperation(Operation):
     def candidate(
         self, graph: Callable[..., GraphFunction], **options: Any
     ) -> Candidate:
-        """With the algorithm chosen for each call."""
+        """Internal: with the algorithm chosen for each call."""
         world = self.world
         is_near = 1 < world.size == world.local_size
         self._has_flags = is_near and self._schedule != "dynamic"
@@ -105,15 +105,15 @@ class SumOperation(Operation):
     ) -> list[Mapping[str, int]]:
         """For all sizes up to this one: a smaller one may use more memory by another
         algorithm, or more events by smaller pieces."""
-        found: list[Mapping[str, int]] = []
+        calls: list[Mapping[str, int]] = []
         for algorithm, count in largest_sizes(self.exchange(dims, self._has_flags)):
             own = {**dims, **self.dims_of(dims, count)}
             own |= {"algorithm": algorithm, "piece": LEAST_PIECE}
             if self._has_flags:
                 tasks = self._flag_tasks(algorithm, own["rows"], workers)
                 own["flag_tasks"] = tasks
-            found.append(own)
-        return found
+            calls.append(own)
+        return calls
 
     def _flag_tasks(self, algorithm: int, rows: int, workers: int) -> int:
         """The tasks that exchange flagged words, a multiple of the workers; on the CPU
@@ -146,10 +146,10 @@ class AllReduce(SumOperation):
     rounded once: the same bits on every run. Over several hosts the ranks of a host are
     added first, in fp32, and then the sums of hosts, in their order.
 
-    Few bytes are exchanged once: each rank stores x on all ranks, and adds; the fewest
-    as words that carry the number of the run (not with schedule="dynamic"). More are
-    exchanged twice: each rank adds a share, and stores the sum on all ranks. `show`
-    prints the choice with the predicted times, and the memory.
+    Small arrays take one exchange: each rank stores x on all ranks, and each adds; the
+    smallest ones as flagged words (not with schedule="dynamic"). Large arrays take two:
+    each rank adds a share, and stores the sum on all ranks. `show` prints the choice,
+    predicted times from estimated constants, and the memory.
 
     reduction: "sum", the only one. Arrays, other options and errors as for
     `MatmulReduceScatter`.

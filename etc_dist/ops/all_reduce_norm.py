@@ -120,7 +120,7 @@ class AllReduceNorm(SumOperation):
 
 
 def checked_eps(eps: float) -> float:
-    """eps, unless it is no positive number."""
+    """eps; raises ArgumentError unless it is a positive number."""
     expect_type(eps, (float, int), "eps")
     if not (math.isfinite(eps) and eps > 0):
         raise ArgumentError(

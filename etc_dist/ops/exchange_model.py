@@ -91,9 +91,8 @@ class Exchange:
     def algorithms(self) -> Sequence[int]:
         """Those that can be chosen on one host: two exchanges where each rank has a
         share, so that all ranks wait for each other, see `verify/flags.py`."""
-        found = [ONE_SHOT]
-        found += [TWO_SHOT] * (self.count >= self.ranks)
-        return [*found, *([FLAGGED] * self.has_flags)]
+        two_shot = [TWO_SHOT] * (self.count >= self.ranks)
+        return [ONE_SHOT, *two_shot, *([FLAGGED] * self.has_flags)]
 
     @property
     def fastest(self) -> int:
@@ -120,8 +119,8 @@ def largest_sizes(exchange: Exchange) -> list[tuple[int, int]]:
             low, high = (middle, high) if is_low else (low, middle)
         # NOTE: where rows are not divided evenly, the choice may change several times.
         near = range(1, min(count, low + 2 * exchange.ranks) + 1)[-4 * exchange.ranks :]
-        found = [n for n in near if replace(exchange, count=n).fastest == algorithm]
-        sizes += [(algorithm, max(found))] if found else []
+        counts = [n for n in near if replace(exchange, count=n).fastest == algorithm]
+        sizes += [(algorithm, max(counts))] if counts else []
     return sizes
 
 

@@ -77,8 +77,7 @@ def with_few_rows(
         w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Mapping[str, int]]:
         shapes, most = shapes_for(w_layout, FAMILY), MOST_ROWS // size
-        given = dims, most, shapes, workers, size, [""]
-        return capacity_dims(*given, in_order=in_order)
+        return capacity_dims(dims, most, shapes, workers, size, [""], in_order=in_order)
 
     few = Candidate(
         graph,

@@ -35,7 +35,7 @@ class RankTiles(TiledMatmul):
     """A `TiledMatmul` of this rank's own rows; its method `multiply` adds the tiles of
     other ranks' rows. A block of rows is a tile's share of one rank's: `down` blocks of
     `height` rows, the last one shorter. Only own rows use split-K, so that no rank
-    waits for the last sums of another one."""
+    waits for the final sums of another one."""
 
     def __init__(
         self,

@@ -67,12 +67,12 @@ class RowSums:
             return
         if num_tasks is not None:
             self._add_flagged(num_tasks)
-        one, two = (
+        rows_once, rows_twice = (
             g.let(name, select(equal(algorithm, number), rows, 0))
             for name, number in (("rows_once", ONE_SHOT), ("rows_twice", TWO_SHOT))
         )
-        self._add_one_shot(one, pieces)
-        self._add_two_shot(two, pieces)
+        self._add_one_shot(rows_once, pieces)
+        self._add_two_shot(rows_twice, pieces)
 
     @property
     def columns(self) -> Expr:

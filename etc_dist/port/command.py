@@ -17,7 +17,7 @@ from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS
 from etc_dist.models.weights import weight_shapes
-from etc_dist.port import beside, times
+from etc_dist.port import likeness, times
 from etc_dist.port.checks import compile_steps, prove_steps
 from etc_dist.port.faults import find_faults
 
@@ -81,11 +81,11 @@ def run_checks(
         print(f"proved: {prove_steps(setup, batches)}", flush=True)
     if options.no_run:
         return is_good
-    missing = beside.missing_packages()
+    missing = likeness.missing_packages()
     if missing:
         print(f"not compared with transformers: {' and '.join(missing)} not installed")
         return is_good
-    text, is_near = beside.compare(given, config)
+    text, is_near = likeness.compare(given, config)
     print(f"{'ran' if is_near else 'FAILED'}: {text}", flush=True)
     return is_good and is_near
 

@@ -2,7 +2,7 @@
 
 A step reads each weight once, of a mixture those of the experts that its rows choose,
 and the keys and values of all positions. To these bytes, at the rates of streaming
-programs, it adds what a layer takes besides: the hand-overs between its tasks, and the
+programs, it adds the other times of a layer: the hand-overs between its tasks, and the
 work for each row. The constants are a least-squares fit, of relative errors, to the
 records of static programs on one, two and four H200 in benchmarks/results/decode.jsonl
 with uniform routing: 34 records of two models, all of them within 14 %, 4 % on average.

@@ -59,7 +59,7 @@ class CompletionAnswer:
             "model": model,
         }
         self._lengths: dict[int, int] = {}
-        """Of each text, the characters of the tokens that were told."""
+        """Of each text, the characters of the tokens that were sent."""
         self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[Json], usage: Json) -> Json:
@@ -95,10 +95,10 @@ class CompletionAnswer:
             self._lengths[idx] += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [one.chosen for _, one in tokens],
+            "token_logprobs": [logprobs.chosen for _, logprobs in tokens],
             "top_logprobs": [
-                {self._text(number): value for number, value in one.most_likely}
-                for _, one in tokens
+                {self._text(number): value for number, value in logprobs.most_likely}
+                for _, logprobs in tokens
             ],
             "text_offset": offsets,
         }
@@ -135,15 +135,15 @@ class ChatAnswer(CompletionAnswer):
             return None
         content = [
             {
-                **self._token(number, one.chosen),
-                "top_logprobs": [self._token(*pair) for pair in one.most_likely],
+                **self._token(number, logprobs.chosen),
+                "top_logprobs": [self._token(*pair) for pair in logprobs.most_likely],
             }
-            for number, one in tokens
+            for number, logprobs in tokens
         ]
         return {"content": content}
 
     def _token(self, number: int, logprob: float) -> Json:
         text = self._text(number)
         # The bytes of a part of a character are not known.
-        known = None if INCOMPLETE in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": known}
+        utf8 = None if INCOMPLETE in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": utf8}

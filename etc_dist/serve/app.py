@@ -69,8 +69,8 @@ class Answering:
             pass  # the client has not read its answer until the end of the server
         finally:
             self._exchange.close()
-            for one in both:
-                one.cancel()
+            for task in both:
+                task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
 
 
@@ -109,8 +109,10 @@ class Routes:
         wanted = read_completion(document, self._served.name)
         encode = self._served.tokenizer.encode
         prompts = [
-            one if isinstance(one, list) else await _encode("prompt", encode, one)
-            for one in wanted.prompts
+            prompt
+            if isinstance(prompt, list)
+            else await _encode("prompt", encode, prompt)
+            for prompt in wanted.prompts
         ]
         answer = CompletionAnswer(self._served.name, self._served.tokenizer)
         return self._answer(answer, prompts, wanted.options)
@@ -244,7 +246,7 @@ class Sender:
             wholes[idx].text += delta.text
             wholes[idx].tokens += delta.tokens
             wholes[idx].finish = delta.finish or wholes[idx].finish
-        choices = [self._answer.choice(idx, one) for idx, one in enumerate(wholes)]
+        choices = [self._answer.choice(idx, text) for idx, text in enumerate(wholes)]
         body = answers.encode(self._answer.whole(choices, self._usage()))
         await _begin(send, "application/json")
         await send({"type": "http.response.body", "body": body})

@@ -53,8 +53,8 @@ class Exchange:
 
     def stop(self, idx: int) -> None:
         """End a job at a stop string."""
-        for number, one in self._idx_of.items():
-            if one == idx and number in self._jobs:
+        for number, job_idx in self._idx_of.items():
+            if job_idx == idx and number in self._jobs:
                 self._end(number, "stop")
                 self._clients.leave(number)
 

@@ -167,18 +167,18 @@ def drained_by_signals() -> Iterator[Callable[[Callable[[], None]], None]]:
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket with this address, which does not listen yet. ArgumentError if there is
     no such address, or if it is in use."""
-    made: socket.socket | None = None
+    listener: socket.socket | None = None
     try:
         (kind, *_, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        made = socket.socket(kind, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        return made
+        listener = socket.socket(kind, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        return listener
     except OSError as error:
-        if made is not None:
-            made.close()
+        if listener is not None:
+            listener.close()
         raise ArgumentError(
             "the server cannot listen",
             where=f"etc-dist serve --host {host} --port {port}",

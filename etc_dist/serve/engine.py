@@ -81,9 +81,9 @@ class Engine:
             self._alive.add(message.number)
         elif message in self._alive:  # else it has ended meanwhile
             self._alive.remove(message)
-            kept = [job for job in self._waiting if job.number != message]
-            if len(kept) < len(self._waiting):
-                self._waiting = deque(kept)
+            others = [job for job in self._waiting if job.number != message]
+            if len(others) < len(self._waiting):
+                self._waiting = deque(others)
             else:
                 self._leaves.append(message)
 

@@ -75,7 +75,7 @@ class BadRequest(Exception):
 class Options:
     """How the texts of a request are generated. max_new_tokens: None for as many as
     fit. samplings: of each of the n texts of a prompt. stops: texts that end one.
-    stop_ids: ids that do, beside those of the model unless ignores_end. num_logprobs:
+    stop_ids: ids that do; those of the model do, too, unless ignores_end. num_logprobs:
     None without them."""
 
     max_new_tokens: int | None
@@ -121,7 +121,7 @@ class Fields:
         # Bool is an int in Python, and integers of JSON are numbers.
         fits = isinstance(value, kinds) or (float in kinds and type(value) is int)
         if not fits or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join(JSON_NAMES[one] for one in kinds)
+            wanted = " or ".join(JSON_NAMES[each] for each in kinds)
             raise BadRequest(f"{name}: expected {wanted}, got {_short(value)}", name)
         return value
 
@@ -142,10 +142,10 @@ class Fields:
             if neutral is None:
                 raise BadRequest(f"{name}: this field is not known", name)
             if not any(
-                value == one and isinstance(value, bool) == isinstance(one, bool)
-                for one in neutral
+                value == other and isinstance(value, bool) == isinstance(other, bool)
+                for other in neutral
             ):
-                texts = [_short(one) for one in neutral]
+                texts = [_short(other) for other in neutral]
                 wanted = f", except {' or '.join(texts)}" if texts else ""
                 text = f"{name}: not supported{wanted}; got {_short(value)}"
                 raise BadRequest(text, name)
@@ -179,7 +179,7 @@ def read_chat(document: Mapping[str, Any], model: str) -> Chat:
     fields = Fields(document)
     expect_model(fields.take("model", str, model), model)
     messages = fields.take("messages", list, [])
-    if not messages or not all(isinstance(one, dict) for one in messages):
+    if not messages or not all(isinstance(each, dict) for each in messages):
         raise BadRequest(
             "messages: expected an array of one object or more", "messages"
         )
@@ -210,12 +210,12 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
-        if all(type(one) is int for one in prompt):
+        if all(type(part) is int for part in prompt):
             return [prompt]
-        if all(isinstance(one, str) for one in prompt):
+        if all(isinstance(part, str) for part in prompt):
             return prompt
-        if all(isinstance(one, list) and one for one in prompt) and all(
-            type(number) is int for one in prompt for number in one
+        if all(isinstance(part, list) and part for part in prompt) and all(
+            type(number) is int for part in prompt for number in part
         ):
             return prompt
     wanted = "a text, an array of ids, or an array of one of these or more"
@@ -255,33 +255,33 @@ def _samplings(fields: Fields, n: int) -> tuple[Sampling | None, ...]:
     top_k = max(0, fields.integer("top_k", 0, -1, 2**31 - 1))  # -1: as 0
     seed = fields.integer("seed", None, -(2**63), MOST_SEED)
     first = secrets.randbits(63) if seed is None else seed
-    chosen: list[Sampling | None] = []
+    samplings: list[Sampling] = []
     for idx in range(n):
         number = (first + idx) % (MOST_SEED + 1)
         try:
-            chosen.append(Sampling(temperature, top_k, top_p, number))
+            samplings.append(Sampling(temperature, top_k, top_p, number))
         except ArgumentError as error:
             name = error.got.partition(" ")[0]
             raise BadRequest(f"{name}: expected {error.wanted}", name) from error
-    return tuple(one if temperature else None for one in chosen)
+    return tuple(sampling if temperature else None for sampling in samplings)
 
 
-def _stops(given: str | list[Any]) -> tuple[str, ...]:
-    stops = [given] if isinstance(given, str) else given
-    good = len(stops) <= MOST_STOPS and all(
-        isinstance(one, str) and 0 < len(one) <= MOST_STOP_LENGTH for one in stops
+def _stops(value: str | list[Any]) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    is_good = len(stops) <= MOST_STOPS and all(
+        isinstance(stop, str) and 0 < len(stop) <= MOST_STOP_LENGTH for stop in stops
     )
-    if not good:
+    if not is_good:
         wanted = f"up to {MOST_STOPS} texts of 1 to {MOST_STOP_LENGTH} characters"
         raise BadRequest(f"stop: expected {wanted}", "stop")
     return tuple(stops)
 
 
-def _stop_ids(given: Sequence[Any]) -> tuple[int, ...]:
-    if len(given) > MOST_TEXTS or not all(type(one) is int for one in given):
+def _stop_ids(ids: Sequence[Any]) -> tuple[int, ...]:
+    if len(ids) > MOST_TEXTS or not all(type(number) is int for number in ids):
         text = f"stop_token_ids: expected up to {MOST_TEXTS} ids"
         raise BadRequest(text, "stop_token_ids")
-    return tuple(given)
+    return tuple(ids)
 
 
 def _short(value: Any, most: int = 60) -> str:

@@ -43,14 +43,14 @@ def find_logprobs(
     chosen = np.max([part.chosen for part in parts], axis=0) - norm
     logits = np.concatenate([part.most_likely for part in parts], axis=1)
     of_logits = np.concatenate([part.ids for part in parts], axis=1)
-    found = []
+    logprobs = []
     for row, count in enumerate(counts):
         # Ranks have ascending ids: of equal logits, the first id is first.
         order = np.argsort(-logits[row], kind="stable")[:count]
         values = (logits[row, order] - norm[row]).tolist()
         pairs = zip(of_logits[row, order].tolist(), values, strict=True)
-        found.append(TokenLogprobs(float(chosen[row]), tuple(pairs)))
-    return found
+        logprobs.append(TokenLogprobs(float(chosen[row]), tuple(pairs)))
+    return logprobs
 
 
 def own_part(model: Model, rows: Sequence[int], ids: Sequence[int], most: int) -> Part:
@@ -67,7 +67,7 @@ def own_part(model: Model, rows: Sequence[int], ids: Sequence[int], most: int) -
     for row, number in enumerate(ids):
         if first <= number < first + width:
             chosen[row] = logits[row, number - first]
-    found = largest, total, best, order + first
+    arrays = largest, total, best, order + first
     if xp is not np:
-        found = tuple(array.get() for array in found)
-    return Part(*found, chosen)
+        arrays = tuple(array.get() for array in arrays)
+    return Part(*arrays, chosen)

@@ -111,10 +111,10 @@ class Metrics:
             elif name in self._seconds:
                 lines.append(f"{full} {self._seconds[name]}")
             elif name in ("texts_total", "refused_total"):
-                found = sorted(self._labelled.items())
+                counts = sorted(self._labelled.items())
                 lines += [
                     f"{full}{{{label}}} {count}"
-                    for (of, label), count in found
+                    for (of, label), count in counts
                     if of == name
                 ]
             else:

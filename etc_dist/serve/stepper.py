@@ -15,11 +15,11 @@ from etc_dist.serve.logprobs import find_logprobs
 
 @dataclass(eq=False)
 class Running:
-    """A job in the batch. num_told: ids that were told."""
+    """A job in the batch. num_taken: ids that `take_new` has returned."""
 
     job: Job
     request: Request
-    num_told: int = 0
+    num_taken: int = 0
 
     @property
     def finish(self) -> str | None:
@@ -30,9 +30,9 @@ class Running:
         return "length" if is_full else "stop"
 
     def take_new(self) -> list[int]:
-        """The ids that were not told yet."""
-        new = self.request.tokens[self.request.prompt_length + self.num_told :]
-        self.num_told += len(new)
+        """The ids since the last call."""
+        new = self.request.tokens[self.request.prompt_length + self.num_taken :]
+        self.num_taken += len(new)
         return new
 
 
@@ -94,8 +94,8 @@ class Stepper:
                 stop=job.stop,
                 sampling=job.sampling,
             )
-            one = self._running[job.number] = Running(job, request)
-            self._of_requests[request] = one
+            text = self._running[job.number] = Running(job, request)
+            self._of_requests[request] = text
         if not self._running:
             return []
         try:
@@ -104,15 +104,15 @@ class Stepper:
             return self._fail(error)
 
     def _pop(self, number: int) -> Running:
-        one = self._running.pop(number)
-        del self._of_requests[one.request]
-        return one
+        text = self._running.pop(number)
+        del self._of_requests[text.request]
+        return text
 
     def _fail(self, error: NotFiniteError) -> list[Progress]:
         failed = [
             number
-            for number, one in self._running.items()
-            if one.request.number in error.requests
+            for number, text in self._running.items()
+            if text.request.number in error.requests
         ]
         for number in failed:
             self._batch.remove(self._pop(number).request)
@@ -120,17 +120,16 @@ class Stepper:
 
     def _collect(self, changed: Sequence[Request]) -> list[Progress]:
         """The news of these requests; those that have ended are no longer running."""
-        news = [
-            (one, one.take_new()) for one in map(self._of_requests.__getitem__, changed)
-        ]
+        running = map(self._of_requests.__getitem__, changed)
+        news = [(text, text.take_new()) for text in running]
         of_jobs = self._find_logprobs(news)
         progress = []
-        for one, ids in news:
-            number, finish = one.job.number, one.finish
+        for text, ids in news:
+            number, finish = text.job.number, text.finish
             if finish is not None:
                 self._pop(number)
             logprobs = of_jobs.get(number, [])
-            cached = one.request.reused
+            cached = text.request.reused
             progress.append(Progress(number, ids, logprobs, finish, num_cached=cached))
         return progress
 
@@ -143,24 +142,24 @@ class Stepper:
         ids: list[int] = []
         counts: list[int] = []
         numbers: list[int] = []
-        for one, new in news:
-            if one.job.num_logprobs is not None:
+        for text, new in news:
+            if text.job.num_logprobs is not None:
                 # A stop token, which is not among the ids, has the last row.
-                last = one.request.row - (one.finish == "stop")
+                last = text.request.row - (text.finish == "stop")
                 rows += range(last + 1 - len(new), last + 1)
                 ids += new
-                counts += [one.job.num_logprobs] * len(new)
-                numbers += [one.job.number] * len(new)
-        found: dict[int, list[TokenLogprobs]] = {}
+                counts += [text.job.num_logprobs] * len(new)
+                numbers += [text.job.number] * len(new)
+        of_jobs: dict[int, list[TokenLogprobs]] = {}
         if rows:
             of_rows = find_logprobs(self._model, rows, ids, counts)
             for number, logprobs in zip(numbers, of_rows, strict=True):
-                found.setdefault(number, []).append(logprobs)
-        return found
+                of_jobs.setdefault(number, []).append(logprobs)
+        return of_jobs
 
     def close(self) -> None:
         """End all jobs, and free their pages."""
-        for one in self._running.values():
-            self._batch.remove(one.request)
+        for text in self._running.values():
+            self._batch.remove(text.request)
         self._running.clear()
         self._of_requests.clear()

@@ -53,10 +53,10 @@ class Writer:
         """The text that may be sent; sets `finish` at a stop string."""
         text = self._held + new
         places = [text.find(stop) for stop in self._stops]
-        found = min((place for place in places if place >= 0), default=None)
-        if found is not None:
+        end = min((place for place in places if place >= 0), default=None)
+        if end is not None:
             self.finish, self._held = "stop", ""
-            return text[:found]
+            return text[:end]
         num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

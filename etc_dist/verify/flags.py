@@ -61,10 +61,11 @@ def check_words(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
     ]
     bad = read[~_are_ordered(tasks, writer[read], cells.task[read], names)]
     if bad.size:
-        one = int(bad[0])
-        reader, by = tasks.name(int(cells.task[one])), tasks.name(int(writer[one]))
+        place = int(bad[0])
+        reader = tasks.name(int(cells.task[place]))
+        by = tasks.name(int(writer[place]))
         text = (
-            f"{reader} reads {cells.name(int(cells.cell[one]))}, and waits for no "
+            f"{reader} reads {cells.name(int(cells.cell[place]))}, and waits for no "
             f"event of the tensor that {by} notifies, which writes it"
         )
         fix = "name the element that the writer notifies in waits="
@@ -77,9 +78,9 @@ def check_returns(tasks: Enumeration) -> list[Fault]:
     """Of a graph with flagged tensors, refuse a rank that waits for nothing of another
     one on its host.
 
-    A run writes the words of the run before the last one again. In the last one each
-    rank has waited for all others: these had begun it, and so had read all words of the
-    one before. NOTE: also at shapes without flagged words, since these may be between.
+    Run e + 2 writes the words of run e again. In run e + 1 each rank has waited for all
+    others: these had begun it, and so had read all words of run e. NOTE: also at shapes
+    without flagged words, since run e + 1 may have one of these.
     """
     graph = tasks.plan.graph
     if not any(tensor.flagged for tensor in graph.tensors):
@@ -106,12 +107,12 @@ def check_returns(tasks: Enumeration) -> list[Fault]:
 
 def _elements_of(tasks: Enumeration, names: list[str]) -> Mask:
     """Of each element, and last of none, whether it is of one of these events."""
-    found = np.zeros(tasks.elements.total + 1, bool)
+    is_one = np.zeros(tasks.elements.total + 1, bool)
     for name in names:
         sizes = tasks.elements.shape[name].prod(axis=1)
         for first, size in zip(tasks.elements.first[name], sizes, strict=True):
-            found[first : first + size] = True
-    return found
+            is_one[first : first + size] = True
+    return is_one
 
 
 def _are_ordered(
@@ -119,9 +120,10 @@ def _are_ordered(
 ) -> Mask:
     """Pairs of which the second task waits for an element of `names` that the first one
     notifies."""
-    is_carried, found = _elements_of(tasks, names), np.zeros(first.shape, bool)
+    is_carried = _elements_of(tasks, names)
+    are_ordered = np.zeros(first.shape, bool)
     for notified in tasks.notify.T:
         left = notified[first]
         for awaited in tasks.wait.T:
-            found |= (left == awaited[second]) & is_carried[left]
-    return found
+            are_ordered |= (left == awaited[second]) & is_carried[left]
+    return are_ordered

@@ -46,11 +46,11 @@ def missing_packages() -> list[str]:
 def small_fields(given: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
     """The fields of a small model of the same kind, with LAYERS layers: of each kind of
     its layers, the first ones."""
-    kept = {name: value for name, value in given.items() if name not in NOTES}
+    others = {name: value for name, value in given.items() if name not in NOTES}
     groups = config.heads // config.kv_heads
     kv_heads = min(2, config.kv_heads)
     fields = {
-        **kept,
+        **others,
         "num_hidden_layers": LAYERS,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
@@ -93,8 +93,8 @@ def compare(given: Mapping[str, Any], config: ModelConfig) -> tuple[str, bool]:
     )
     with TemporaryDirectory() as folder:
         model.bfloat16().save_pretrained(folder)
-        found = _own_logits(Path(folder), ids)
-    ratio = _distance(found, exact) / _distance(rounded, exact)
+        logits = _own_logits(Path(folder), ids)
+    ratio = _distance(logits, exact) / _distance(rounded, exact)
     return (
         f"{len(ids)} tokens of {LAYERS} layers, transformers {transformers.__version__}"
         f": an error of {ratio:.2f} times its own in bf16, at most {MOST_ERROR:g}",
@@ -108,8 +108,8 @@ def _random_model(given: Mapping[str, Any], config: ModelConfig) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family = FAMILIES[config.architecture]
-    made = CONFIG_MAPPING[family.model_type](**small_fields(given, config))
-    model = AutoModelForCausalLM.from_config(made).float().eval()
+    small = CONFIG_MAPPING[family.model_type](**small_fields(given, config))
+    model = AutoModelForCausalLM.from_config(small).float().eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -129,9 +129,9 @@ def _their_logits(model: Any, ids: list[int], dtype: str) -> Array:
 
     model.to(getattr(torch, dtype))
     with torch.no_grad():
-        found = model(torch.tensor([ids]), use_cache=False)
+        outputs = model(torch.tensor([ids]), use_cache=False)
     model.float()
-    logits: Array = found.logits[0].float().numpy()
+    logits: Array = outputs.logits[0].float().numpy()
     return logits
 
 
