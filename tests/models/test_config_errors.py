@@ -51,7 +51,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: positive"),
         (LLAMA3 | {"original_max_position_embeddings": 8}, "one original_max_pos"),
         ({"head_dim": 258}, "head_dim: an integer from 1 to 256"),
-        *(({name: 2.0}, f"no {name}") for name in OWN_FIELDS),
+        *(({name: 2.0}, f"no {name}") for name in sorted(OWN_FIELDS)),
         ({"head_dim": 95}, "an even head_dim"),
         (QWEN | {"head_dim": 96}, "head_dim 64 or 128 or 256"),
         (PHI | {"partial_rotary_factor": 1.5}, "partial_rotary_factor from 0, at"),
