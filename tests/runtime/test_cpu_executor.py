@@ -75,7 +75,7 @@ def test_the_trace_has_every_task_of_this_rank(cpu_world, rng):
     filled(executor, c, cpu_world.rank)
     filled(executor, c, cpu_world.rank)
     assert {record.rank for record in executor.trace().records} == {cpu_world.rank}
-    assert len(executor.trace().records) == 4 + (cpu_world.size - 1) * (2 * 8 + 4)
+    assert len(executor.trace().records) == 8 + (cpu_world.size - 1) * (4 * 4 + 8)
     gathered = cpu_world.gather(executor.trace())
     whole = Trace.merge(trace for trace in gathered if isinstance(trace, Trace))
     assert len(whole.records) == cpu_world.size * len(executor.trace().records)

@@ -68,6 +68,7 @@ def plan(capacity: Capacity) -> Any:
     class Plan:
         event_count = capacity.events
         symmetric_bytes, local_bytes = capacity.symmetric, capacity.local
+        flagged_bytes = capacity.flagged
 
     return Plan
 
