@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import ArgumentError, expect_type
@@ -17,6 +18,8 @@ from etc_dist.ops.row_sums import Norm, RowSums
 from etc_dist.world import World
 
 EPS = 1e-6
+LEAST_EPS = float(np.finfo(np.float32).tiny)
+MOST_EPS = float(np.finfo(np.float32).max)
 
 
 @graph_function
@@ -120,13 +123,13 @@ class AllReduceNorm(SumOperation):
 
 
 def checked_eps(eps: float) -> float:
-    """eps; raises ArgumentError unless it is a positive number."""
+    """eps; raises ArgumentError unless it is a positive number of fp32."""
     expect_type(eps, (float, int), "eps")
-    if not (math.isfinite(eps) and eps > 0):
+    if not LEAST_EPS <= eps <= MOST_EPS:
         raise ArgumentError(
             "eps is out of range",
             where="argument eps",
-            wanted="eps: a positive number",
+            wanted="eps: a positive number of fp32",
             got=f"eps = {eps}",
             fix="pass rms_norm_eps of the model, such as 1e-6",
         )

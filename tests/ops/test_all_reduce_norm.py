@@ -189,12 +189,12 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, ma
 
 
 @pytest.mark.mpi(ranks=[1, 2])
-@pytest.mark.parametrize("eps", [0.0, float("nan"), -1.0])
-def test_an_eps_that_is_not_positive_is_refused(eps, world, arrays):
+@pytest.mark.parametrize("eps", [0.0, float("nan"), -1.0, 1e-40, 1e39, 10**400])
+def test_an_eps_that_is_not_positive_in_fp32_is_refused(eps, world, arrays):
     x = arrays.put_as(np.zeros((4, 16)), "bfloat16")
     gain = arrays.put_as(np.zeros(16), "bfloat16")
     with refusal(
-        ArgumentError, rf"wanted: eps: a positive number\n *got: +eps = {eps}"
+        ArgumentError, rf"wanted: eps: a positive number of fp32\n *got: +eps = {eps}"
     ):
         etc_dist.all_reduce_norm(x, x, gain, eps)
 
