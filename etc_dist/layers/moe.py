@@ -231,8 +231,9 @@ class MoE(SharedMoE):
         held = [router, gate_up, down, *(biases[name] for name in choice.bias_names)]
         options: dict[str, Any] = {"router": choice, "parallel": parallel}
         options |= {"shared": kind, "activation": activation}
-        options["has_biases"] = expert_biases is not None
-        held += [*(expert_biases or ()), *of_shared]
+        of_experts = _of_experts(world, type(self).__name__, expert_biases)
+        options["has_biases"] = bool(of_experts)
+        held += [*of_experts, *of_shared]
         self._hold(world, *held, **options)
         self.dtype = self.known.dtype
         super().__init__(
@@ -308,6 +309,20 @@ def _described(
             router,
             has_bias=biases["router_bias"] is not None,
             has_correction=biases["correction"] is not None,
+        )
+
+
+def _of_experts(world: World, where: str, biases: Any) -> list[Any]:
+    """The biases of the experts: two, or none."""
+    with world.refusing(f"the arguments of {where}"):
+        if biases is None or (isinstance(biases, Sequence) and len(biases) == 2):
+            return [*(biases or ())]
+        raise ArgumentError(
+            f"the arguments do not fit {where}",
+            where=where,
+            wanted="expert_biases: a pair of arrays, ([E, 2 I], [E, H])",
+            got=type(biases).__name__,
+            fix="pass both arrays, or omit them",
         )
 
 

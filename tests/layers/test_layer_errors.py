@@ -160,6 +160,10 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
         *(MoE, {"shared": np.zeros((2, 2))[:1]}),
         "wanted: shared: a pair of arrays",
     ),
+    "biases in one array": (
+        *(MoE, {"expert_biases": np.zeros((2, 2))}),
+        "wanted: expert_biases: a pair of arrays.*got: +ndarray",
+    ),
     "a gate without an expert": (MoE, {"shared_gate": np.zeros(40)}, "a pair of arr"),
     "a shared expert of another width": (
         MoE,
