@@ -23,7 +23,7 @@ LEAST_PIECE, MOST_PIECE = 256, 2048
 @dataclass(frozen=True)
 class ExchangeConstants:
     """The constants of the model. Times are in microseconds. Those of the H200 are
-    estimates: they are to be fitted to records."""
+    estimates, except the rate of the links: there are no records to fit them to."""
 
     start_us: float = 3.5
     """Launch, handshake, and the end of a run."""
@@ -34,8 +34,8 @@ class ExchangeConstants:
     flag_hop_us: float = 1.5
     """From the store of a flagged word to its load by a peer."""
     link_bytes_per_us: float = 340_000
-    """The rate at which a GPU sends over NVLink: 16 MB by two exchanges among four H200
-    take at least 74 us."""
+    """The rate at which a GPU sends over NVLink: the best that was measured between
+    eight H200, see benchmarks/README.md."""
     memory_bytes_per_us: float = 2_500_000
     """The rate of a GPU's loads and stores of exchanged data."""
 

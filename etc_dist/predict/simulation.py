@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import heapq
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.expr import Expr
-from etc_dist.ir.function import FORWARD, TENSOR
+from etc_dist.ir.function import TENSOR
 from etc_dist.predict.machine import Link, Machine
 from etc_dist.runtime.cpu.simulate import ProcessMemory, deadlock
 from etc_dist.runtime.cpu.task import Block, Element, Task
@@ -42,9 +42,6 @@ class Times(Protocol):
 
     def task_us(self, task: Task) -> float:
         """The time of a task that writes something."""
-
-    def forward_us(self, task: Task) -> float:
-        """The time of a warp that sends its part of a tensor lane's tile."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +115,6 @@ class _Server:
         return self.nbytes / self.link.bytes_per_us
 
 
-class _Memory(ProcessMemory):
-    """The events of rank 0, and the starts of all ranks."""
-
-    def awaited(self, task: Task) -> set[int]:
-        """A tile of the tensor lane is sent after its task."""
-        return set() if FORWARD in task.call.function.roles else task.peers
-
-
 class _Run:
     """The state of a simulation."""
 
@@ -145,7 +134,7 @@ class _Run:
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._events = 0
         env = graph.environment(dims, 0)
-        self._memory = _Memory(plan, [env])
+        self._memory = ProcessMemory(plan, [env])
         self._memory.epochs = [1] + [0] * (graph.world_size - 1)
         self._clusters = [
             LaneWorker(cluster * tensor.cluster, [tensor])
@@ -160,8 +149,6 @@ class _Run:
         self._workers = Workers(plan, env, 0, 1, lane_workers, self._memory)
         self._running: dict[LaneWorker, int] = defaultdict(int)
         self._waiting: dict[Element | int, dict[LaneWorker, int]] = defaultdict(dict)
-        self._forwards: dict[LaneWorker, deque[Task]] = defaultdict(deque)
-        self._parts: dict[Task, int] = {}
         self._end_us = self._tensor_us = 0.0
 
     def finish(self) -> Prediction:
@@ -226,11 +213,7 @@ class _Run:
     # ------------------------------------------------------------------------ tasks
 
     def _advance(self, worker: LaneWorker, now: float) -> None:
-        """Begin what a lane worker can run: a tile to forward, or tasks of its unit."""
-        if self._forwards[worker] and not self._running[worker]:
-            task = self._forwards[worker].popleft()
-            end = now + self._times.forward_us(task)
-            self._begin(worker, end, partial(self._end_forward, task))
+        """Begin the tasks of a lane worker's unit that can run."""
         lane = worker.lane
         while not self._running[worker] or (lane.cluster > 1 and worker.unit):
             if not worker.unit:
@@ -240,7 +223,7 @@ class _Run:
                 break
             us = 0.0 if ready.idle else self._times.task_us(ready)
             due = ready.t * int(ready.call.pace.evaluate(self._workers.env)) / 1e3
-            self._begin(worker, max(now, due) + us, partial(self._end, worker, ready))
+            self._begin(worker, max(now, due) + us, partial(self._complete, ready))
             if lane.name == TENSOR:
                 self._tensor_us += us
         for task in worker.unit:
@@ -272,26 +255,8 @@ class _Run:
     def _members(self, cluster: LaneWorker) -> range:
         return range(cluster.worker, cluster.worker + cluster.lane.cluster)
 
-    def _end(self, worker: LaneWorker, task: Task, now: float) -> None:
-        """The end of a task. Has the transfer lane's warps of a cluster send a tile."""
-        if FORWARD not in task.call.function.roles or not task.peers:
-            self._complete(task, now)
-            return
-        members = self._members(worker)
-        warps = [warp for member in members for warp in self._transfer_warps(member)]
-        self._parts[task] = len(warps)
-        for warp in warps:
-            self._forwards[warp].append(task)
-            self._advance(warp, now)
-
-    def _end_forward(self, task: Task, now: float) -> None:
-        self._parts[task] -= 1
-        if self._parts[task] == 0:
-            del self._parts[task]
-            self._complete(task, now)
-
     def _complete(self, task: Task, now: float) -> None:
-        """The end of a task that has sent everything."""
+        """The end of a task, which sends what it has written."""
         nbytes = sum(access.nbytes for access in task.writes if access.rank)
         arrived = end = now
         if any(peer >= self._plan.graph.local_size for peer in task.peers):

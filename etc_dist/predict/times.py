@@ -9,15 +9,13 @@ from functools import cache
 from statistics import fmean
 
 from etc_dist.errors import ArgumentError
-from etc_dist.functions.matmul import TILE
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.ir.function import COMPUTE, TENSOR
+from etc_dist.ir.function import TENSOR
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.ops.matmul_policy import work_of as work_of_pairs
 from etc_dist.ops.tile_model import Tiling, work_of
-from etc_dist.ops.tuning import Constants, TileConstants, Tuning
+from etc_dist.ops.tuning import TileConstants, Tuning
 from etc_dist.runtime.cpu.task import Task
-from etc_dist.runtime.trace import FORWARDED, Trace
+from etc_dist.runtime.trace import Trace
 
 WARP_BYTES_PER_US, TASK_US = 3000.0, 1.0
 """Of a warp that copies or adds, and the fixed cost of its task: both assumed."""
@@ -26,8 +24,8 @@ WARP_BYTES_PER_US, TASK_US = 3000.0, 1.0
 @dataclass(frozen=True)
 class TracedTimes:
     """The mean times of a trace of the same graph with the same sizes of tiles; the
-    number of hosts may be another one. us: microseconds by call, and by forwarding
-    call. Times of other calls are refused with an ArgumentError."""
+    number of hosts may be another one. us: microseconds by call. Times of other calls
+    are refused with an ArgumentError."""
 
     graph: GraphFunction
     us: Mapping[str, float]
@@ -35,27 +33,18 @@ class TracedTimes:
     @classmethod
     def of(cls, graph: GraphFunction, trace: Trace) -> TracedTimes:
         """The means of `trace`; ArgumentError if it has a call that `graph` lacks."""
-        found: dict[str, list[int]] = defaultdict(list)
+        spans: dict[str, list[int]] = defaultdict(list)
         for record in trace.records:
-            found[record.call].append(record.end_ns - record.start_ns)
-        times = cls(graph, {name: fmean(ns) / 1e3 for name, ns in found.items()})
-        known = {call.name for call in graph.calls}
-        foreign = {
-            name for name in times.us if name.removesuffix(FORWARDED) not in known
-        }
+            spans[record.call].append(record.end_ns - record.start_ns)
+        times = cls(graph, {name: fmean(ns) / 1e3 for name, ns in spans.items()})
+        foreign = times.us.keys() - {call.name for call in graph.calls}
         if foreign:
             raise times._refusal(", ".join(sorted(foreign)))
         return times
 
     def task_us(self, task: Task) -> float:
         """Microseconds of any task of its call."""
-        return self._mean(task.call.name)
-
-    def forward_us(self, task: Task) -> float:
-        """Microseconds of a warp that forwards a part of any tile of the call."""
-        return self._mean(task.call.name + FORWARDED)
-
-    def _mean(self, name: str) -> float:
+        name = task.call.name
         if name not in self.us:
             raise self._refusal(f"no time of {name}")
         return self.us[name]
@@ -88,23 +77,15 @@ class ModelTimes:
                 packed = dict(task.call.values)["packed_tile"].evaluate(task.env)
                 depth = task.reads[0].shape[-1]
                 return _tile_us(int(packed), depth, self.tuning.tiles)
-            if COMPUTE not in function.roles or function.cluster != 2:
-                raise ArgumentError(
-                    f"the time of call {task.call.name} is not known",
-                    where=task.where,
-                    wanted="matmuls on tiles of 256 x 256 on the tensor lane",
-                    got=str(function),
-                    fix="give the times of a traced run (--trace)",
-                )
-            depth = int(task.reads[0].tensor.shape[-1].evaluate(task.env))
-            return _matmul_us(depth, self.tuning.constants)
+            raise ArgumentError(
+                f"the time of call {task.call.name} is not known",
+                where=task.where,
+                wanted="matmuls on tiles of one worker on the tensor lane",
+                got=str(function),
+                fix="give the times of a traced run (--trace)",
+            )
         nbytes = 0 if function.far else sum(read.nbytes for read in task.reads)
         return TASK_US + nbytes / WARP_BYTES_PER_US
-
-    def forward_us(self, task: Task) -> float:
-        """Microseconds of a warp that forwards a quarter of a tile."""
-        tile = TILE * TILE * task.writes[0].tensor.itemsize
-        return TASK_US + tile / 4 / WARP_BYTES_PER_US
 
 
 @cache
@@ -115,9 +96,3 @@ def _tile_us(packed: int, depth: int, constants: TileConstants) -> float:
     return work_of(shape, Tiling(0, shape.columns), sizes, 1).us(constants) - (
         constants.call_us
     )
-
-
-@cache
-def _matmul_us(depth: int, constants: Constants) -> float:
-    work = work_of_pairs(TileShape(TILE, TILE, "rows"), TILE, TILE, depth, 2)
-    return work.stages * max(work.stage_us(constants))

@@ -64,12 +64,6 @@ def test_each_parameter_in_a_docstring_is_an_item_of_the_page():
     assert markdown("a: one. b:\ntwo.") == "* `a`: one.\n* `b`: two."
 
 
-def test_families_are_those_of_the_library():
-    page = runpy.run_path(str(ROOT / "docs/make_models.py"))["page"]
-    text = (ROOT / "docs/models.md").read_text()
-    assert text == page(), "docs/models.md is stale: run docs/make_models.py"
-
-
 def found(pattern: str, paths: list[Path] = TEXTS) -> list[tuple[Path, str]]:
     """The matches of `pattern` in each of the texts."""
     return [
