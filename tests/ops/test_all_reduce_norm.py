@@ -189,7 +189,7 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, ma
 
 
 @pytest.mark.mpi(ranks=[1, 2])
-@pytest.mark.parametrize("eps", [0.0, float("nan"), -1.0, 1e-40, 1e39, 10**400])
+@pytest.mark.parametrize("eps", [0.0, float("nan"), -1.0, 1e-40, 10**39, 10**400])
 def test_an_eps_that_is_not_positive_in_fp32_is_refused(eps, world, arrays):
     x = arrays.put_as(np.zeros((4, 16)), "bfloat16")
     gain = arrays.put_as(np.zeros(16), "bfloat16")
