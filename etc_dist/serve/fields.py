@@ -59,6 +59,10 @@ MOST_STOPS, MOST_STOP_LENGTH = 16, 256
 MOST_TEXTS = 128
 """Of a request: the prompts, each `n` times."""
 MOST_LOGPROBS = 20
+MOST_SHOWN = 60
+"""Characters of what is wrong in the message of an error."""
+NOT_OF_TEMPLATE = "messages", "self", "tools"
+"""Arguments of `Tokenizer.chat` that are no variables of a template."""
 
 
 class BadRequest(Exception):
@@ -140,7 +144,8 @@ class Fields:
                 continue
             neutral = NEUTRAL.get(name)
             if neutral is None:
-                raise BadRequest(f"{name}: this field is not known", name)
+                short = name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}..."
+                raise BadRequest(f"{short}: this field is not known", short)
             if not any(
                 value == other and isinstance(value, bool) == isinstance(other, bool)
                 for other in neutral
@@ -189,6 +194,9 @@ def read_chat(document: Mapping[str, Any], model: str) -> Chat:
         text = f'tool_choice: expected "auto" or "none", got {_short(choice)}'
         raise BadRequest(text, "tool_choice")
     arguments = fields.take("chat_template_kwargs", dict, {})
+    for name in arguments.keys() & set(NOT_OF_TEMPLATE):
+        text = f"chat_template_kwargs: {name} is no variable that may be set here"
+        raise BadRequest(text, "chat_template_kwargs")
     has_logprobs = fields.take("logprobs", bool, False)
     num_logprobs = fields.integer("top_logprobs", 0, 0, MOST_LOGPROBS)
     if num_logprobs and not has_logprobs:
@@ -284,7 +292,7 @@ def _stop_ids(ids: Sequence[Any]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _short(value: Any, most: int = 60) -> str:
+def _short(value: Any, most: int = MOST_SHOWN) -> str:
     try:
         text = json.dumps(value)
     except RecursionError:

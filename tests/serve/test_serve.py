@@ -15,7 +15,10 @@ import openai
 import pytest
 
 import etc_dist
-from etc_dist.models import Sampling, load
+from etc_dist.models import Sampling, load, load_tokenizer
+from etc_dist.serve.answers import CompletionAnswer
+from etc_dist.serve.jobs import TokenLogprobs
+from etc_dist.serve.writer import Delta
 from etc_dist.settings import Settings
 from tests.serve.conftest import ROOT, of_bytes
 
@@ -98,6 +101,15 @@ def test_logprobs_are_those_of_the_logits(server, model):
     wanted = {TOKENS.decode([n]): logprobs[n] for n in order}
     assert found.top_logprobs[0] == pytest.approx(wanted, abs=1e-5)
     assert found.text_offset[:2] == [0, len(found.tokens[0])]
+
+
+def test_of_tokens_with_one_text_the_most_likely_has_the_logprob(folder):
+    answer = CompletionAnswer("m", load_tokenizer(folder))
+    parts = [n for n in range(256) if TOKENS.decode([n]) == "\ufffd"][:3]
+    pairs = *zip(parts, (-1.0, -2.0, -3.0), strict=True), (300, -4.0)
+    delta = Delta(tokens=[(parts[1], TokenLogprobs(-2.0, pairs))])
+    found = answer.choice(0, delta)["logprobs"]
+    assert found["top_logprobs"] == [{"\ufffd": -1.0, TOKENS.decode([300]): -4.0}]
 
 
 def test_a_conversation_has_tools_and_logprobs(server, texts):

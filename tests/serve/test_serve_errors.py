@@ -69,6 +69,11 @@ def test_fields_are_refused_by_name(server, fields, status, words, param):
         ({"messages": HI, "tool_choice": "required"}, '"auto"', "tool_choice"),
         ({"messages": HI, "tools": [1]}, "one of tools", "messages"),
         ({"messages": HI, "chat_template_kwargs": {"x": 1}}, "'x'", "messages"),
+        (
+            {"messages": HI, "chat_template_kwargs": {"self": 1}},
+            "self is no variable",
+            "chat_template_kwargs",
+        ),
     ],
     ids=str,
 )
@@ -102,6 +107,12 @@ def test_models_are_found_by_their_names(server):
     assert server.client.models.retrieve(server.name).max_model_len == 96
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         server.client.models.retrieve("other/one")
+
+
+def test_a_long_name_of_a_field_is_not_sent_back():
+    with pytest.raises(BadRequest) as caught:
+        read_completion(PROMPT | {"x" * 10**5: 1}, "m")
+    assert len(caught.value.message) + len(caught.value.param or "") < 200
 
 
 def test_each_neutral_value_is_taken_and_each_other_is_refused():
