@@ -96,16 +96,18 @@ class CompletionAnswer:
         return {
             "tokens": texts,
             "token_logprobs": [logprobs.chosen for _, logprobs in tokens],
-            "top_logprobs": [self._by_text(one.most_likely) for _, one in tokens],
+            "top_logprobs": [
+                self._by_text(logprobs.most_likely) for _, logprobs in tokens
+            ],
             "text_offset": offsets,
         }
 
     def _by_text(self, most_likely: Sequence[tuple[int, float]]) -> dict[str, float]:
         """Of tokens with one text, such as parts of characters, the most likely one."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for number, value in most_likely:
-            found.setdefault(self._text(number), value)
-        return found
+            values.setdefault(self._text(number), value)
+        return values
 
     def _text(self, number: int) -> str:
         return self._tokenizer.decode([number])

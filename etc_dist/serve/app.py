@@ -316,6 +316,9 @@ async def read_json(request: Request, most_bytes: int) -> dict[str, Any]:
     except TimeoutError as error:
         text = f"the body did not come within {BODY_SECONDS:g} s"
         raise BadRequest(text, status=408) from error
+    except asyncio.CancelledError as error:
+        text = "the body did not come until the end of the server"
+        raise BadRequest(text, status=503) from error
     try:
         document = json.loads(body, parse_constant=_refuse_constant)
     except (RecursionError, ValueError) as error:

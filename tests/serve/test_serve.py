@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -215,6 +216,18 @@ def test_answers_that_take_too_long_end_with_an_error(serve):
             list(stream)
     assert server.process.wait(10) == 0
     assert server.log.read_text().count("\n") == 1
+
+
+def test_a_body_that_does_not_come_is_no_error_of_the_server(serve):
+    server = serve("--drain-seconds", "0")
+    host, port = server.url.split("/")[2].split(":")
+    head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n"
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"{head}content-type: application/json\r\n\r\n{{".encode())
+        server.metrics()  # by the same loop, later
+        assert server.end() == 0
+        assert client.recv(99).startswith(b"HTTP/1.1 503")
+    assert "Traceback" not in server.log.read_text()
 
 
 def test_logits_that_are_not_finite_are_an_error_of_their_request(serve, overflowing):
