@@ -30,7 +30,12 @@ from etc_dist.ops.matmul_reduce_scatter import (
 )
 from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
 
-WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
+KINDS = (
+    *((world_size, DTYPES[0]) for world_size in (1, 2, 3, 4, 8)),
+    (4, DTYPES[1]),
+)
+"""World sizes and dtypes. Programs of other world sizes differ in constants only, as do
+those of other pairs of both."""
 MIXTURES: Mapping[str, tuple[int, int, int]] = {
     "qwen3-30b-a3b": (128, 8, 768),
     "mixtral-8x7b": (8, 2, 14336),
@@ -59,15 +64,11 @@ def library_programs() -> Iterator[tuple[str, Plan]]:
 
 
 def _graphs() -> Iterator[tuple[str, GraphFunction]]:
-    """World sizes that are not a power of two are built for one dtype and layout each:
-    the programs differ in a constant only."""
     for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph):
-        for world_size in WORLD_SIZES:
-            power = world_size & (world_size - 1) == 0
-            for dtype in DTYPES if power else DTYPES[:1]:
-                for w_layout in W_LAYOUTS if power else W_LAYOUTS[:1]:
-                    graph = make(world_size, dtype=dtype, w_layout=w_layout)
-                    yield f"{graph.name} {world_size} {dtype} {w_layout}", graph
+        for world_size, dtype in KINDS:
+            for w_layout in W_LAYOUTS if world_size >= 4 else W_LAYOUTS[:1]:
+                graph = make(world_size, dtype=dtype, w_layout=w_layout)
+                yield f"{graph.name} {world_size} {dtype} {w_layout}", graph
     for dtype in DTYPES:
         for w_layout in W_LAYOUTS:
             graph = matmul_graph(1, dtype=dtype, w_layout=w_layout)
@@ -79,18 +80,16 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         for world_size, w_layout in ((4, "nk"), (4, "kn"), (8, "nk")):
             graph = make(world_size, w_layout=w_layout)
             yield f"{graph.name} {world_size} {DTYPES[0]} {w_layout}", graph
-    for world_size in WORLD_SIZES:
-        for dtype in DTYPES:
-            for make_sum in (all_reduce_graph, all_reduce_norm_graph):
-                graph = make_sum(world_size, dtype=dtype, has_flags=world_size > 1)
-                yield f"{graph.name} {world_size} {dtype}", graph
+    for world_size, dtype in KINDS:
+        for make_sum in (all_reduce_graph, all_reduce_norm_graph):
+            graph = make_sum(world_size, dtype=dtype, has_flags=world_size > 1)
+            yield f"{graph.name} {world_size} {dtype}", graph
     for eps, end in ((None, ""), (EPS, " norm")):
         graph = matmul_all_reduce_graph(4, eps=eps)
         yield f"{graph.name}{end} 4 {DTYPES[0]}", graph
-    for world_size in WORLD_SIZES[1:]:
-        for dtype in DTYPES:
-            graph = mlp_graph(world_size, dtype=dtype)
-            yield f"{graph.name} {world_size} {dtype}", graph
+    for world_size, dtype in KINDS[1:]:
+        graph = mlp_graph(world_size, dtype=dtype)
+        yield f"{graph.name} {world_size} {dtype}", graph
     for world_size, dtype in (
         (1, DTYPES[0]),
         (1, DTYPES[1]),

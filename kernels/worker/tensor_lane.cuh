@@ -106,11 +106,14 @@ class TensorLane {
   // One thread, after the other warps agree: whether tasks are to run.
   ETC_DEVICE void admit(bool runs, u32 epoch) const { Admission(base_).publish(runs, epoch); }
   // Reads the epoch of admit() into the run.
-  // NOTE: a register that keeps it while tiles are computed makes some programs spill.
+  // NOTE: a register that keeps it while tiles are computed makes some programs of single workers
+  // spill; reading it makes some of clusters spill.
   ETC_DEVICE void read_epoch() const {
-    const Admission admission(base_);
-    admission.wait();
-    run_.epoch = admission.epoch();
+    if constexpr (Program::kCluster == 1) {
+      const Admission admission(base_);
+      admission.wait();
+      run_.epoch = admission.epoch();
+    }
   }
 
   // Another thread, as early as possible: fetches the tensor maps of the first call.
