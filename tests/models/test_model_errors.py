@@ -150,7 +150,7 @@ def test_options_that_do_not_fit_are_refused(folder, one_rank, options, kind, te
 @pytest.mark.parametrize(
     ("rope", "text"),
     [
-        ({"rope_type": "yarn", "factor": 2.0}, "rope_type default or linear"),
+        ({"rope_type": "ntk", "factor": 2.0}, "rope_type default or linear"),
         ({"rope_type": "linear"}, "rope_scaling with factor"),
         ({"rope_type": "llama3", "factor": 2.0}, "rope_scaling with low_freq_factor"),
     ],
