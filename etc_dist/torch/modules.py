@@ -86,6 +86,14 @@ class _ParallelLinear(nn.Module):
         dim: int = 0,
     ):
         super().__init__()
+        if bias is not None and bias.shape != weight.shape[:1]:  # torch would repeat it
+            raise ArgumentError(
+                "the bias does not fit the weight",
+                where=type(self).__name__,
+                wanted=f"bias {list(weight.shape[:1])}",
+                got=f"bias {list(bias.shape)}",
+                fix="pass those of one nn.Linear",
+            )
         self.weight = _parameter(weight)
         self.bias = None if bias is None else _parameter(bias)
         self.ranks, self.dim = ranks_of(group), dim

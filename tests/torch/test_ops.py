@@ -112,6 +112,9 @@ def test_wrong_arguments_are_refused(group):
         ops.all_reduce(x[:3, :4], "sum", name)
     with pytest.raises(ArgumentError, match="unknown reduce"):
         RowParallelLinear(x, reduce="both")
+    for linear in (ColumnParallelLinear, RowParallelLinear):
+        with pytest.raises(ArgumentError, match=r"bias \[16\]\n.*bias \[1\]"):
+            linear(x, x[0, :1])
     with pytest.raises(ArgumentError, match="bfloat16 or float16"):
         ops.matmul(x.float(), x.float().t())
     with pytest.raises(ArgumentError, match="unknown deterministic"):
