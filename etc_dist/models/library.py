@@ -30,12 +30,11 @@ from etc_dist.ops.matmul_reduce_scatter import (
 )
 from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
 
-KINDS = (
-    *((world_size, DTYPES[0]) for world_size in (1, 2, 3, 4, 8)),
-    (4, DTYPES[1]),
-)
-"""World sizes and dtypes. Programs of other world sizes differ in constants only, as do
-those of other pairs of both."""
+KINDS = (*((world_size, DTYPES[0]) for world_size in (1, 2, 4, 8)), (4, DTYPES[1]))
+"""World sizes and dtypes. Programs of other pairs of both differ in constants only.
+
+NOTE: the compiler spills 8 bytes in the MLP of 3 and of 5 ranks, whose divisions by the
+world size need more registers."""
 MIXTURES: Mapping[str, tuple[int, int, int]] = {
     "qwen3-30b-a3b": (128, 8, 768),
     "mixtral-8x7b": (8, 2, 14336),
@@ -66,7 +65,8 @@ def library_programs() -> Iterator[tuple[str, Plan]]:
 def _graphs() -> Iterator[tuple[str, GraphFunction]]:
     for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph):
         for world_size, dtype in KINDS:
-            for w_layout in W_LAYOUTS if world_size >= 4 else W_LAYOUTS[:1]:
+            has_both = (world_size, dtype) == (4, DTYPES[0])
+            for w_layout in W_LAYOUTS if has_both else W_LAYOUTS[:1]:
                 graph = make(world_size, dtype=dtype, w_layout=w_layout)
                 yield f"{graph.name} {world_size} {dtype} {w_layout}", graph
     for dtype in DTYPES:
