@@ -1,7 +1,7 @@
 """The choice of the tiles of the MLP's two matmuls, by the model of their times.
 
 Down reads activations, so that its tiles wait for those of their rows. If both matmuls
-have as many rows of tiles, each of these is a block with an event of its own: see
+have as many rows of tiles, each of these is a block with its own event: see
 `mlp_tiles_graph`. Otherwise down waits for all activations.
 """
 

@@ -1,4 +1,4 @@
-"""The command `etc-dist serve`: a model behind OpenAI's HTTP interface.
+"""The command `etc-dist serve`: serves a model by OpenAI's HTTP interface.
 
 command.py   the command: its options, and what each rank does
 jobs.py      messages between threads, and between ranks

@@ -62,7 +62,7 @@ MOST_LOGPROBS = 20
 MOST_SHOWN = 60
 """Characters of what is wrong in the message of an error."""
 NOT_OF_TEMPLATE = "messages", "self", "tools"
-"""Arguments of `Tokenizer.chat` that are no variables of a template."""
+"""Arguments of `Tokenizer.chat` that are not variables of a template."""
 
 
 class BadRequest(Exception):

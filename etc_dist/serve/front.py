@@ -24,7 +24,7 @@ SEND_SECONDS = 2
 
 
 class Front:
-    """An HTTP server in a thread of its own. put: gives the engine jobs, and `Ended`
+    """An HTTP server in its own thread. put: gives the engine jobs, and `Ended`
     when the thread ends. All methods are called by the main thread."""
 
     def __init__(

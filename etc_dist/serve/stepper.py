@@ -119,7 +119,7 @@ class Stepper:
         return [Progress(number, finish="error", error=error) for number in failed]
 
     def _collect(self, changed: Sequence[Request]) -> list[Progress]:
-        """The news of these requests; those that have ended are no longer running."""
+        """The news of these requests; those that have ended stop running."""
         running = map(self._of_requests.__getitem__, changed)
         news = [(text, text.take_new()) for text in running]
         of_jobs = self._find_logprobs(news)

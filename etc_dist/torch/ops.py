@@ -392,7 +392,7 @@ register(scatter_rows, _fake_scatter)
 
 
 def check_dims(op: str, A: Tensor, B: Tensor, dim: int, name: str) -> None:
-    """Refuse an A without rows, a B that is no matrix, and a dim that A lacks."""
+    """Refuse an A without rows, a B that is not a matrix, and a dim that A lacks."""
     axes = A.dim()
     if axes < 2 or B.dim() != 2:
         shapes = f"A {list(A.shape)}, B {list(B.shape)}"
