@@ -228,17 +228,19 @@ class Gpu(Device):
         stream = self._stream()
         return lambda: self._comm.allGather(a, b, source.size, dtype, stream)
 
-    @property
-    def all_reduces(self) -> tuple[str, ...]:
-        """The names of the all-reduces of other libraries."""
-        own = () if self.torch is None else ("one_shot", "two_shot")
-        return ("nccl", *own)
+    def all_reduces(self, dtype: str) -> tuple[str, ...]:
+        """The names of the all-reduces of other libraries. Torch's have no float16."""
+        has_own = self.torch is not None and dtype == "bfloat16"
+        return ("nccl", *(("one_shot", "two_shot") if has_own else ()))
 
     def all_reduce_of(
         self, name: str, shape: tuple[int, ...], dtype: str
     ) -> tuple[Any, Callable[[Any], Call]]:
         """Memory for this rank's part, and for an output the call of one of
-        `all_reduces`, which fills it with the sum over ranks. Collective."""
+        `all_reduces`, which fills it with the sum over ranks. Collective.
+
+        The two-shot one of torch 2.11 also overwrites a share of the rank's part by
+        the sum, so that it must be filled anew before each call."""
         if name == "nccl":
             source = self.empty(shape, dtype)
             return source, partial(self._nccl_all_reduce, source)

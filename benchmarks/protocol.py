@@ -87,6 +87,7 @@ def compete(
     if case.has_batch:
         rivals["batch"] = case.batch_rival(gpu)
     for rival in rivals.values():
+        rival.fill()
         for call in rival.calls:
             call()
     gpu.synchronize()

@@ -79,11 +79,13 @@ class GraphCall:
 @dataclass(frozen=True)
 class Rival:
     """Another implementation: a call for each input, the arrays that they fill, and our
-    operations among its steps."""
+    operations among its steps. fill: its inputs, before the calls that are checked, if
+    calls overwrite them."""
 
     calls: Sequence[Call]
     outs: Sequence[Any]
     operations: tuple[Operation, ...] = ()
+    fill: Call = lambda: None
 
 
 class Workload(ABC):

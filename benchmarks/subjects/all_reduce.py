@@ -1,11 +1,12 @@
 """All-reduces at sizes that follow from the commit: alone, with residual and RMSNorm,
 and after a matmul.
 
-Rivals are NCCL's all-reduce, and the one-shot and two-shot ones of torch's symmetric
-memory, none of them by multicast; the fastest is the baseline. Before them cuBLAS
-stores the product where they read it; after them torch.compile makes one kernel of
-residual and norm. All calls are replayed CUDA graphs. Operands stay in the L2 cache, as
-those of a decode step do. A gate that is not met is recorded as a failure of the run.
+Rivals are NCCL's all-reduce, and for bfloat16 the one-shot and two-shot ones of torch's
+symmetric memory, none of them by multicast; the fastest is the baseline. Before them
+cuBLAS stores the product where they read it; after them torch.compile makes one kernel
+of residual and norm. All calls are replayed CUDA graphs. Operands stay in the L2 cache,
+as those of a decode step do. A gate that is not met is recorded as a failure of the
+run.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Summed(Random):
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
         """Of torch's symmetric memory where torch is installed."""
         shape, made = (self.rows, self.n), {}
-        for name in gpu.all_reduces:
+        for name in gpu.all_reduces(self.dtype):
             source, all_reduce = gpu.all_reduce_of(name, shape, self.dtype)
             (out,) = self.new_outs()
             has_end = type(self).after is not Summed.after
@@ -135,7 +136,7 @@ class Summed(Random):
             steps = {**self.before(gpu, source), "sum": all_reduce(total)}
             steps |= self.after(gpu, total, out)
             call = captured(gpu, partial(run_steps, steps))
-            made[name] = Rival([call], [out])
+            made[name] = Rival([call], [out], fill=partial(self.before, gpu, source))
         self.baselines = tuple(made)
         return made
 
