@@ -72,7 +72,7 @@ def norm_draws(seed: str, most_rows: int = NORM_ROWS[1]) -> Iterator[Draw]:
 class Summed(Random):
     """x [M, H] of each rank, and the sum on each of them."""
 
-    is_cold, is_replayed = False, True
+    is_replayed = True
     protocol, libraries = PROTOCOL, "symmetric memory of torch without multicast; "
     operation: Any
     predicts = False
@@ -83,6 +83,10 @@ class Summed(Random):
 
     def make_weights(self) -> tuple[Any, ...]:
         return ()
+
+    @property
+    def turns(self) -> list[tuple[Any, ...]]:
+        return [self.weights]
 
     @property
     def out_shape(self) -> tuple[int, int]:
@@ -174,11 +178,9 @@ class RandomAllReduceNorm(Summed):
         """The residual and the gain, alike on all ranks."""
         return self.draw("residual", 0, self.rows, self.n), self.draw("gain", 0, self.n)
 
-    def calls(self, operation: Any, outs: Sequence[Any]) -> list[Call]:
-        residual, gain = self.weights
+    def call(self, operation: Any, weights: Sequence[Any], out: Any) -> Call:
         total = self.device.empty(self.out_shape, self.dtype)
-        arguments = self.xs[0], residual, gain
-        return [partial(operation, *arguments, out, total) for out in outs]
+        return partial(operation, self.xs[0], *weights, out, total)
 
     def reference(self, number: int = 0) -> Any:
         residual, gain = map(wide, self.weights)
@@ -217,9 +219,6 @@ class RandomMatmulAllReduce(Summed):
     def make_weights(self) -> tuple[Any, ...]:
         w = self.w(self.world.rank)
         return (self.device.transposed(w) if self.layout == "kn" else w,)
-
-    def arguments(self, number: int) -> tuple[Any, ...]:
-        return self.xs[0], *self.weights
 
     def total(self) -> Any:
         ranks = range(self.world.size)

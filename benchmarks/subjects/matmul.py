@@ -41,9 +41,9 @@ PROTOCOL = (
 )
 
 
-def taking_turns(n: int, k: int) -> int:
-    """The number of weights [n, k] that take turns."""
-    return max(2, -int(-ROTATED_BYTES // (2 * n * k)))
+def taking_turns(num_bytes: int) -> int:
+    """The number of weights of so many bytes that take turns."""
+    return max(2, -int(-ROTATED_BYTES // num_bytes))
 
 
 class MatmulWorkload(Workload):
@@ -57,7 +57,7 @@ class MatmulWorkload(Workload):
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         if isinstance(self.device, Gpu):
-            self.inputs = taking_turns(self.n, self.k)
+            self.inputs = taking_turns(2 * self.n * self.k)
 
     def x(self, rank: int, number: int = 0) -> Any:
         return self.draw("x", rank, self.rows, self.k)
