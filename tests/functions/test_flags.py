@@ -57,7 +57,7 @@ def summed(g: Graph, *, dtype: str) -> None:
 )
 def test_parts_are_added_in_rank_order(ranks, dtype, rng):
     graph, dims = summed(ranks, dtype=dtype), {"n": COLUMNS}
-    emulator = Emulator(graph)
+    emulator = Emulator(graph, workers=1)
     for seed in range(3):
         wide = rng.standard_normal((ranks, COLUMNS))
         xs = (wide * 2.0 ** rng.integers(-8, 8, wide.shape)).astype(numpy_dtype(dtype))
@@ -75,7 +75,7 @@ def test_parts_are_added_in_rank_order(ranks, dtype, rng):
 
 def test_words_that_never_come_are_named(kernels_without_stores):
     graph = summed(2, dtype="bfloat16")
-    program = Emulator(graph, kernels=kernels_without_stores)
+    program = Emulator(graph, workers=1, kernels=kernels_without_stores)
     given = [{"x": np.ones(COLUMNS, numpy_dtype("bfloat16"))}] * 2
     with pytest.raises(WaitTimeoutError) as caught:
         program.run(given, {"n": COLUMNS})

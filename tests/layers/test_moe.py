@@ -4,6 +4,7 @@ tokens."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from etc_dist.verify.verify import verify
 from tests.layers.reference import draw, draw_experts, moe_reference, own_experts
 
 FEW, MANY = "moe_few_tokens_graph", "moe_graph"
+few_graph = partial(moe_few_tokens_graph, product_tasks=12)
+"""With four tasks for each of three tokens, which the emulator soon executes."""
 
 
 def check_both_programs(
@@ -124,7 +127,7 @@ def test_ranks_add_the_shared_expert(parallel, is_gated, world, arrays, rng):
 
 
 @pytest.mark.parametrize("kind", ["plain", "gated"])
-@pytest.mark.parametrize("graph", [moe_few_tokens_graph, moe_graph])
+@pytest.mark.parametrize("graph", [few_graph, moe_graph], ids=[FEW, MANY])
 def test_the_cuda_bodies_add_the_shared_expert(graph, kind, rng):
     weights, x = draw_experts(rng, 8, 40, 24), draw(rng, (3, 40), "bfloat16")
     shared = draw_shared(rng, 40, 56, kind == "gated")
@@ -218,7 +221,7 @@ def test_the_cuda_bodies_of_few_tokens_activate(name, rng):
     weights, x = draw_experts(rng, 8, 40, 24), draw(rng, (3, 40), "bfloat16")
     inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
     options = {"activation": ACTIVATIONS[name]}
-    program = Emulator(moe_few_tokens_graph(1, experts=8, top_k=2, **options))
+    program = Emulator(few_graph(1, experts=8, top_k=2, **options))
     dims = {"tokens": 3, "hidden": 40, "inner": 24}
     [found] = program.run([{"x": x, **inputs}], dims)
     moe_reference(x, weights, 2, **options).check(found["y"])
@@ -260,7 +263,7 @@ def test_ranks_choose_as_the_router_says(parallel, world, arrays, rng):
     moe_reference(own, weights, router, biases=[*biases.values()]).check(arrays.get(y))
 
 
-@pytest.mark.parametrize("graph", [moe_few_tokens_graph, moe_graph])
+@pytest.mark.parametrize("graph", [few_graph, moe_graph], ids=[FEW, MANY])
 def test_the_cuda_bodies_choose_as_the_router_says(graph, rng):
     experts, router = ROUTERS["odd"]
     weights, x = draw_experts(rng, experts, 40, 24), draw(rng, (3, 40), "bfloat16")

@@ -124,10 +124,10 @@ def test_runs_without_flagged_words_may_be_between(algorithm, vectors):
 def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng):
     dtype = "float16" if ranks == 3 else "bfloat16"
     graph = all_reduce_graph(ranks, dtype=dtype, has_flags=True)
-    program = Emulator(graph)
-    runs, dims = 1 if in_place else 3, dims_of(3, 700, FLAGGED, 530, flag_tasks=4)
+    program = Emulator(graph, workers=2)
+    runs, dims = 1 if in_place else 3, dims_of(3, 300, FLAGGED, 270, flag_tasks=4)
     for seed in range(2):  # other values, in the memory of the runs before
-        inputs, total = example(graph, 3 * 700, dtype, rng)
+        inputs, total = example(graph, 3 * 300, dtype, rng)
         for found in program.run(inputs, dims, seed=seed, runs=runs, in_place=in_place):
             np.testing.assert_array_equal(found["y"], total)
 
@@ -139,7 +139,7 @@ def test_kernels_give_the_same_bits(ranks, local_size, algorithm, in_place, rng)
     dtype = "float16" if ranks == 3 else "bfloat16"
     graph = all_reduce_graph(ranks, local_size=local_size, dtype=dtype)
     inputs, total = example(graph, 3 * 300, dtype, rng)
-    program = Emulator(graph, has_far=local_size < ranks)
+    program = Emulator(graph, workers=2, has_far=local_size < ranks)
     runs, dims = 1 if in_place else 2, dims_of(3, 300, algorithm, 280)
     for found in program.run(inputs, dims, seed=2, runs=runs, in_place=in_place):
         np.testing.assert_array_equal(found["y"], total)

@@ -89,7 +89,7 @@ def test_kernels_give_the_same_bits(ranks, local_size, algorithm, in_place, rng)
     dtype = "float16" if ranks == 3 else "bfloat16"
     graph = all_reduce_norm_graph(ranks, local_size=local_size, dtype=dtype)
     inputs, *wanted = rows_of(ranks, local_size, (3, 2400), dtype, rng)
-    program = Emulator(graph, has_far=local_size < ranks)
+    program = Emulator(graph, workers=2, has_far=local_size < ranks)
     runs, dims = 1 if in_place else 2, dims_of(3, 300, algorithm, 280)
     found = program.run(inputs, dims, seed=2, runs=runs, in_place=in_place)
     check(found, *wanted, dtype)
@@ -119,10 +119,11 @@ def test_norms_by_flagged_words_are_proved_and_right(ranks, rng):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng):
     dtype = "float16" if ranks == 3 else "bfloat16"
-    program = Emulator(all_reduce_norm_graph(ranks, dtype=dtype, has_flags=True))
-    runs, dims = 1 if in_place else 3, dims_of(5, 1100, FLAGGED, 2, flag_tasks=8)
+    graph = all_reduce_norm_graph(ranks, dtype=dtype, has_flags=True)
+    program = Emulator(graph, workers=2)
+    runs, dims = 1 if in_place else 3, dims_of(3, 1100, FLAGGED, 2, flag_tasks=4)
     for seed in range(2):  # other values, in the memory of the runs before
-        inputs, *wanted = rows_of(ranks, ranks, (5, 8800), dtype, rng)
+        inputs, *wanted = rows_of(ranks, ranks, (3, 8800), dtype, rng)
         found = program.run(inputs, dims, seed=seed, runs=runs, in_place=in_place)
         check(found, *wanted, dtype)
 
