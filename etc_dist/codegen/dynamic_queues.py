@@ -1,7 +1,7 @@
 """The index maps of a dynamic program's queues, as CUDA text: the groups of each call,
 the elements that a task notifies, and the groups that an element releases.
 
-docs/protocol.md, "Dynamic schedules", describes their use on the device."""
+kernels/queue/README.md describes their use on the device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // Pushing: the warp whose notification meets an event marks the waiting groups, and pushes the
-// units of ready groups to their queues. See docs/protocol.md, "Dynamic schedules".
+// units of ready groups to their queues. See README.md.
 //
 // In programs of several ranks, words that ranks share are accessed at system scope, since all
 // atomics on a word must have the same scope. Fences are narrower where possible.

@@ -182,7 +182,7 @@ def test_queues_follow_the_events_on_separate_lines():
 
 
 def test_device_and_plan_number_units_alike():
-    """The arithmetic that docs/protocol.md gives for a unit's tasks."""
+    """The arithmetic that kernels/queue/README.md gives for a unit's tasks."""
     plan = schedule_dynamic(small_mlp(2))
     dims = {"rows": 300, "hidden": 512, "inner": 300, **tile_dims(plan.graph)}
     env = plan.graph.environment(dims, 0)
