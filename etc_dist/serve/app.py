@@ -31,9 +31,6 @@ from etc_dist.serve.fields import (
 from etc_dist.serve.jobs import Job
 from etc_dist.serve.writer import Delta, Writer
 
-BODY_SECONDS = 60.0
-"""In which a body has to come."""
-
 
 @dataclass(frozen=True)
 class Served:
@@ -105,7 +102,7 @@ class Routes:
 
     async def complete(self, request: Request) -> Any:
         """/v1/completions"""
-        document = await read_json(request, self._served.most_bytes)
+        document = await self._read(request)
         wanted = read_completion(document, self._served.name)
         encode = self._served.tokenizer.encode
         prompts = [
@@ -119,7 +116,7 @@ class Routes:
 
     async def chat(self, request: Request) -> Any:
         """/v1/chat/completions"""
-        document = await read_json(request, self._served.most_bytes)
+        document = await self._read(request)
         wanted = read_chat(document, self._served.name)
 
         def encode(messages: list[dict[str, Any]]) -> list[int]:
@@ -148,6 +145,10 @@ class Routes:
         """/metrics, in the text format of Prometheus."""
         text = self._clients.metrics.show()
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def _read(self, request: Request) -> dict[str, Any]:
+        async with self._clients.receiving():
+            return await read_json(request, self._served.most_bytes)
 
     def _model(self) -> answers.Json:
         return {
@@ -300,25 +301,17 @@ async def _send_part(send: Send, body: bytes) -> None:
 
 async def read_json(request: Request, most_bytes: int) -> dict[str, Any]:
     """The JSON object in the body of a request. BadRequest for a body that is too
-    large, late, of another type, or no such object."""
+    large, of another type, or no such object."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         text = f"expected the header content-type: application/json, got {kind!r}"
         raise BadRequest(text, status=415)  # browsers send others across sites
     body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > most_bytes:
-                    text = f"the body has more than {most_bytes} bytes"
-                    raise BadRequest(text, status=413)
-    except TimeoutError as error:
-        text = f"the body did not come within {BODY_SECONDS:g} s"
-        raise BadRequest(text, status=408) from error
-    except asyncio.CancelledError as error:
-        text = "the body did not come until the end of the server"
-        raise BadRequest(text, status=503) from error
+    async for part in request.stream():
+        body += part
+        if len(body) > most_bytes:
+            text = f"the body has more than {most_bytes} bytes"
+            raise BadRequest(text, status=413)
     try:
         document = json.loads(body, parse_constant=_refuse_constant)
     except (RecursionError, ValueError) as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from etc_dist.serve.fields import BadRequest
@@ -14,6 +14,8 @@ from etc_dist.serve.metrics import Metrics
 
 MOST_TEXTS_WAITING = 4096
 """Of all clients; more are refused."""
+BODY_SECONDS = 60.0
+"""In which the body of a request has to come."""
 
 
 class Exchange:
@@ -90,6 +92,7 @@ class Clients:
     def __init__(self, put: Callable[[Any], None], metrics: Metrics) -> None:
         self._put, self.metrics = put, metrics
         self._exchanges: dict[int, Exchange] = {}
+        self._bodies: set[asyncio.Timeout] = set()
         self._count = 0
         self.why_closed: str | None = None
         """Why no request is taken."""
@@ -99,10 +102,31 @@ class Clients:
         self._count += 1
         return self._count
 
+    @asynccontextmanager
+    async def receiving(self) -> AsyncIterator[None]:
+        """While the body of a request comes. BadRequest if that takes too long, or once
+        no more requests are taken."""
+        self._expect_open()
+        try:
+            async with asyncio.timeout(BODY_SECONDS) as limit:
+                self._bodies.add(limit)
+                yield
+        except TimeoutError as error:
+            self._expect_open()
+            text = f"the body did not come within {BODY_SECONDS:g} s"
+            raise BadRequest(text, status=408) from error
+        finally:
+            self._bodies.discard(limit)
+
+    def end_bodies(self) -> None:
+        """Refuse the requests whose bodies have not come."""
+        for limit in self._bodies:
+            if not limit.expired():
+                limit.reschedule(0)
+
     def begin(self, jobs: Sequence[Job]) -> Exchange:
         """Give jobs to the engine. BadRequest if no more are taken."""
-        if self.why_closed is not None:
-            raise BadRequest(f"the server {self.why_closed}", status=503)
+        self._expect_open()
         if len(self._exchanges) + len(jobs) > MOST_TEXTS_WAITING:
             text = f"the server has {len(self._exchanges)} texts to generate already"
             raise BadRequest(text, status=503)
@@ -122,8 +146,13 @@ class Clients:
     def fail(self, error: BaseException) -> None:
         """Answer all requests by this error, and take no more."""
         self.why_closed = self.why_closed or f"has ended with {type(error).__name__}"
+        self.end_bodies()
         failed = list(self._exchanges)
         self.deliver(Progress(number, finish="error", error=error) for number in failed)
+
+    def _expect_open(self) -> None:
+        if self.why_closed is not None:
+            raise BadRequest(f"the server {self.why_closed}", status=503)
 
     def leave(self, number: int) -> None:
         """A job is not wanted any more."""

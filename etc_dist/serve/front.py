@@ -69,11 +69,13 @@ class Front:
             self._loop.call_soon_threadsafe(self._clients.deliver, news)
 
     def drain(self) -> None:
-        """Take no more requests; the thread ends when all are answered, by an error
-        after `drain_seconds`. Also for handlers of signals."""
+        """Take no more requests, nor bodies that have not come; the thread ends when
+        all are answered, by an error after `drain_seconds`. Also for handlers of
+        signals."""
         self._clients.why_closed = "is being shut down"
         error = BadRequest("the server was shut down before the end", status=503)
         with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._clients.end_bodies)
             self._loop.call_soon_threadsafe(
                 self._loop.call_later, self._drain_seconds, self._clients.fail, error
             )
