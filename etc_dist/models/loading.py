@@ -67,17 +67,17 @@ def load(
     part.
 
     batch: requests at once, at most 128; default: 8. positions: tokens of a request,
-    its prompt included; default: those of the model, at most 2048. page_size: positions
-    of a page of the cache: 16, 32, 64 or 128; default: 64. dtype: "bfloat16" (default)
-    or "float16", to which weights are converted. schedule: as for `etc_dist.compile`;
-    default: "static". steps_per_launch: ids of a request that one launch computes, at
-    most 128; default: 1. pages: of the cache; default: as many as `batch` requests of
-    `positions` tokens need, and at least those of one. deterministic: "run" (default)
-    or "batch": the logits of a position have the same bits in each batch. speculate:
-    drafts of a request's next tokens, found earlier in its text, that a step checks; at
-    most 32, only with one step in a launch; default: 0. bundle: a folder that
-    `etc-dist build MODEL --bundle` wrote: nothing is compiled or proved, and its
-    options are the defaults. world: default: the current one.
+    its prompt included, at least 2; default: those of the model, at most 2048.
+    page_size: positions of a page of the cache: 16, 32, 64 or 128; default: 64. dtype:
+    "bfloat16" (default) or "float16", to which weights are converted. schedule: as for
+    `etc_dist.compile`; default: "static". steps_per_launch: ids of a request that one
+    launch computes, at most 128; default: 1. pages: of the cache; default: as many as
+    `batch` requests of `positions` tokens need, and at least those of one.
+    deterministic: "run" (default) or "batch": the logits of a position have the same
+    bits in each batch. speculate: drafts of a request's next tokens, found earlier in
+    its text, that a step checks; at most 32, only with one step in a launch; default:
+    0. bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled
+    or proved, and its options are the defaults. world: default: the current one.
 
     Raises ArgumentError on every rank for a path without a model, a model that is not
     implemented or that the ranks cannot split, a cache that does not fit in the memory,

@@ -72,7 +72,7 @@ class ModelSetup:
         """Raise TypeError or ArgumentError for options that no model has."""
         check_ranks(self.config, self.ranks)
         expect_range(self.batch, 1, ROWS[-1], "batch")
-        expect_range(self.most_positions, 1, self.config.positions, "positions")
+        expect_range(self.most_positions, 2, self.config.positions, "positions")
         expect_range(self.steps_per_launch, 1, MOST_STEPS, "steps_per_launch")
         most = MOST_DRAFTS if self.steps_per_launch == 1 else 0
         expect_range(self.speculate, 0, most, "speculate")

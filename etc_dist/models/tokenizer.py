@@ -94,6 +94,7 @@ class Tokenizer:
 
         Raises ArgumentError where the template refuses or drops what it is given, and
         TypeError for values that are not JSON data."""
+        expect_type(add_generation_prompt, bool, "add_generation_prompt")
         given = conversation(messages)
         arguments |= {"tools": tools, "documents": documents}
         for name in ("tools", "documents"):

@@ -189,7 +189,10 @@ class Routes:
         if not prompt or not all(0 <= number < vocabulary for number in prompt):
             text = f"prompt: expected one token or more, ids of 0 .. {vocabulary - 1}"
             raise BadRequest(text, "prompt")
-        count = options.max_new_tokens or max(1, positions - len(prompt))
+        if len(prompt) >= positions:
+            text = f"prompt: expected at most {positions - 1} tokens, got {len(prompt)}"
+            raise BadRequest(text, "prompt")
+        count = options.max_new_tokens or positions - len(prompt)
         if len(prompt) + count > positions:
             text = f"prompt: {len(prompt)} tokens, and max_tokens = {count} of the "
             text += f"answer, are more than the {positions} that this server takes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ from etc_dist.world import start
 
 PORT, BODY_MIB, DRAIN_SECONDS = 8000, 4, 60
 PACKAGES = ("starlette", "uvicorn")
+PORT_ERRORS = errno.EADDRINUSE, errno.EACCES
 SWITCH_SECONDS = 5e-4
 """That one thread of Python keeps another one waiting: a step begins no later."""
 
@@ -176,15 +178,17 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         return listener
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # IDNA refuses a name by the latter
         if listener is not None:
             listener.close()
+        is_port = isinstance(error, OSError) and error.errno in PORT_ERRORS
+        fix = "choose another --port, or end the process that has it"
         raise ArgumentError(
             "the server cannot listen",
             where=f"etc-dist serve --host {host} --port {port}",
             wanted="an address of this machine, and a port that is free",
             got=str(error),
-            fix="choose another --port, or end the process that has it",
+            fix=fix if is_port else "choose another --host, such as 127.0.0.1",
         ) from error
 
 

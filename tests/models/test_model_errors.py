@@ -135,6 +135,7 @@ def test_steps_that_do_not_fit_are_refused(model, step, text):
         ({"batch": 129}, ArgumentError, "batch is out of range"),
         ({"batch": 1.0}, TypeError, "batch expects an int"),
         ({"positions": 513}, ArgumentError, "positions is out of range"),
+        ({"positions": 1}, ArgumentError, "positions: an integer from 2 to 512"),
         ({"page_size": 24}, ArgumentError, "unknown page_size"),
         ({"dtype": "float32"}, ArgumentError, "'bfloat16' or 'float16'"),
         ({"deterministic": "yes"}, ArgumentError, "unknown deterministic"),

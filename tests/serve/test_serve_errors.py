@@ -12,6 +12,8 @@ import openai
 import pytest
 
 from etc_dist import cli
+from etc_dist.errors import ArgumentError
+from etc_dist.serve.command import bound_socket
 from etc_dist.serve.fields import NEUTRAL, BadRequest, read_chat, read_completion
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -38,6 +40,7 @@ def answered(server, path, body, headers=JSON):
         ({"prompt": ""}, 400, "one token or more", "prompt"),
         ({"prompt": [528]}, 400, "ids of 0 .. 527", "prompt"),
         ({"prompt": "a" * 90}, 400, "90 tokens, and max_tokens = 16", "max_tokens"),
+        ({"prompt": "a" * 96}, 400, "at most 95 tokens, got 96", "prompt"),
         (PROMPT | {"max_tokens": 0}, 400, "from 1 to", "max_tokens"),
         (PROMPT | {"max_tokens": True}, 400, "an integer, got true", "max_tokens"),
         (PROMPT | {"model": "other"}, 404, '"other" is not served', "model"),
@@ -69,6 +72,11 @@ def test_fields_are_refused_by_name(server, fields, status, words, param):
         ({"messages": HI, "tool_choice": "required"}, '"auto"', "tool_choice"),
         ({"messages": HI, "tools": [1]}, "one of tools", "messages"),
         ({"messages": HI, "chat_template_kwargs": {"x": 1}}, "'x'", "messages"),
+        (
+            {"messages": HI, "chat_template_kwargs": {"add_generation_prompt": 5}},
+            "add_generation_prompt expects a bool, got int",
+            "messages",
+        ),
         (
             {"messages": HI, "chat_template_kwargs": {"self": 1}},
             "self is no variable",
@@ -142,7 +150,14 @@ def test_an_address_in_use_is_refused(folder, capsys, monkeypatch):
         port = str(taken.getsockname()[1])
         assert cli.main(["serve", str(folder), "--port", port]) == 1
     error = capsys.readouterr().err
-    assert "the server cannot listen" in error and f"--port {port}" in error
+    assert f"--port {port}" in error and "choose another --port" in error
+
+
+@pytest.mark.parametrize("host", ["fe80::1%nosuch", "203.0.113.1", "a..b"])
+def test_a_host_that_is_not_of_this_machine_is_named(host):
+    with pytest.raises(ArgumentError, match="to do: .* another --host") as caught:
+        bound_socket(host, 0)
+    assert f"--host {host}" in caught.value.where
 
 
 def test_a_missing_package_is_named(folder, capsys, monkeypatch):
