@@ -11,6 +11,7 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError, expect_choice, expect_type
 from etc_dist.functions.matmul import silu
+from etc_dist.functions.plain_numbers import use_plain_numbers
 
 FUNCTIONS = SILU, GELU_TANH = "silu", "gelu_tanh"
 
@@ -28,6 +29,9 @@ class Activation:
     alpha: float = 1.0
     limit: float = 0.0
     shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        use_plain_numbers(self)
 
     def check(self) -> None:
         """Raise TypeError or ArgumentError for values that are not supported."""

@@ -14,6 +14,7 @@ from etc_dist.errors import (
     expect_range,
     expect_type,
 )
+from etc_dist.functions.plain_numbers import use_plain_numbers
 from etc_dist.ir import Operand
 
 SCORES = ("softmax", "softmax_chosen", "sigmoid", "sqrt_softplus")
@@ -50,6 +51,9 @@ class Router:
     group_score: str = "best_two"
     has_bias: bool = False
     has_correction: bool = False
+
+    def __post_init__(self) -> None:
+        use_plain_numbers(self)
 
     def check(self, experts: int, most: int = MOST_CHOICES) -> None:
         """Raise TypeError or ArgumentError unless it can choose from so many experts.
@@ -163,10 +167,18 @@ class Router:
 
 def as_router(top_k: int | Router, normalize: bool = True) -> Router:
     """The router that options of a layer or a graph describe."""
-    if isinstance(top_k, Router):
-        return top_k
-    expect_type(top_k, int, "top_k")
-    return Router(int(top_k), normalize)
+    if not isinstance(top_k, Router):
+        expect_type(top_k, int, "top_k")
+        return Router(top_k, normalize)
+    if normalize is not True:
+        raise ArgumentError(
+            "two arguments describe the weights of the experts",
+            where="arguments top_k and normalize",
+            wanted="normalize as a field of the Router",
+            got=f"top_k = {top_k}, normalize = {normalize!r}",
+            fix=f"omit normalize, or pass Router(..., normalize={normalize!r})",
+        )
+    return top_k
 
 
 def _refusal(wanted: str, got: str) -> ArgumentError:

@@ -178,10 +178,10 @@ class MoE(SharedMoE):
     parallel="expert": gate_up [E / W, 2 I, H] and down [E / W, H, I] are the experts of
     this rank, and x [M, H] -> [M, H] its tokens, equally many on all ranks.
 
-    top_k: a number, or an `etc_dist.Router`, which describes the choice. With a number,
-    weight_k is the softmax over all E logits, with `normalize` divided by the sum over
-    the top_k. router_bias, correction: [E] in float32, the biases of a `Router`, kept
-    by reference.
+    top_k: a number, or an `etc_dist.Router`, which describes the choice; then
+    `normalize` is a field of it. With a number, weight_k is the softmax over all E
+    logits, with `normalize` divided by the sum over the top_k. router_bias, correction:
+    [E] in float32, the biases of a `Router`, kept by reference.
 
     shared: (gate_up [2 S, H], down [H, S]), an expert that every token takes, whose
     result is added; concatenate several such experts into one. With

@@ -25,11 +25,17 @@ def test_gelu_is_approximated_by_tanh():
     np.testing.assert_allclose(found, gate * (1 + np.tanh(inner)) / 2 * up, rtol=1e-4)
 
 
+def test_equal_activations_have_one_text():
+    found = Activation(alpha=np.float32(2), limit=np.int64(7))
+    assert repr(found) == repr(Activation(alpha=2, limit=7.0))
+
+
 @pytest.mark.parametrize(
     ("activation", "words"),
     [
         (Activation("relu"), "unknown function"),
         (Activation(limit=-1.0), "limit: a finite number from 0 on"),
+        (Activation(limit=10**400), "limit: a finite number from 0 on"),
         (Activation(alpha=float("inf")), "alpha: a finite number from 0 on"),
         (Activation("gelu_tanh", alpha=2.0), "alpha = 1 for gelu_tanh"),
     ],

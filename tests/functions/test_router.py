@@ -185,6 +185,12 @@ def test_the_cuda_body_compiles_without_spills(name):
     check_compiled(chosen(1, routing=Routing(experts, router, "bfloat16")))
 
 
+def test_equal_routers_have_one_text():
+    found = Router(np.int64(2), scale=np.float32(2), num_groups=np.uint8(4))
+    assert repr(found) == repr(Router(2, scale=2, num_groups=4))
+    assert "scale=2.0" in repr(found)
+
+
 GROUPED = partial(Router, 4, num_groups=4, topk_group=2)
 
 
@@ -196,6 +202,7 @@ GROUPED = partial(Router, 4, num_groups=4, topk_group=2)
         (Router(33), 512, "top_k: an integer from 1 to 32"),
         (Router(1), 513, "experts: an integer from 1 to 512"),
         (Router(1, scale=float("nan")), 8, "scale: a finite number above 0"),
+        (Router(1, scale=10**400), 8, "scale: a finite number above 0"),
         (GROUPED(), 10, "10 experts in 4 groups"),
         (GROUPED(), 4, "groups of equal size, at least 2"),
         (GROUPED(topk_group=5), 16, "topk_group: an integer from 1 to 4"),

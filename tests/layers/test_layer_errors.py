@@ -151,6 +151,10 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
         r"top_k: an integer from 1 to 16\n.*got: +top_k = 17",
     ),
     "normalize": (MoE, {"normalize": 1}, "normalize expects a bool, got in", TypeError),
+    "normalize of a router": (
+        *(MoE, {"top_k": Router(2), "normalize": False}),
+        "wanted: normalize as a field of the Router",
+    ),
     "no such score": (MoE, {"top_k": Router(2, score="tanh")}, "unknown score"),
     "no correction": (
         *(MoE, {"top_k": Router(2, has_correction=True)}),
