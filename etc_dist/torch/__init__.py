@@ -9,6 +9,7 @@ Files, from the user down:
     replace.py      the blocks of a model of Hugging Face transformers
     blocks.py       the blocks of transformers and linear layers that are known
     modules.py      tensor-parallel linear layers, the MLP, the mixture of experts
+    ranks.py        the ranks of a group, and what one of them refuses
     experts.py      experts whose router is elsewhere, for transformers
     ops.py          the operations: what runs, and the results' shapes for tracing
     reductions.py   those that sum over ranks for every rank

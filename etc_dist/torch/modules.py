@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
-from torch.distributed import ProcessGroup
 
 from etc_dist.errors import ArgumentError, expect_choice
 from etc_dist.functions.activation import SWIGLU, Activation
@@ -17,35 +15,11 @@ from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.torch.blocks import check_linear, check_mlp
 from etc_dist.torch.gradients import matmul_all_reduce_replicated
-from etc_dist.world import current
+from etc_dist.torch.ranks import Group, Ranks, ranks_of, refusing
 
 OPS = torch.ops.etc_dist
 REDUCE = ("scatter", "all")
-Group: TypeAlias = ProcessGroup | str | None
-Map: TypeAlias = "Callable[[Tensor, Ranks], Tensor]"
-
-
-class Ranks(NamedTuple):
-    """The ranks of a group: its name, their number, and this one. The name "" is that
-    of the current world."""
-
-    name: str
-    size: int
-    rank: int
-
-
-def ranks_of(group: Group) -> Ranks:
-    """The ranks of a process group or of its name; by default of torch's default group,
-    or of the current world where torch.distributed is not initialised."""
-    found: Any = group
-    if group is None and dist.is_initialized():
-        found = dist.group.WORLD
-    elif not group:
-        world = current()
-        return Ranks("", world.size, world.rank)
-    elif isinstance(group, str):
-        found = dist.distributed_c10d._resolve_process_group(group)
-    return Ranks(found.group_name, found.size(), found.rank())
+Map: TypeAlias = Callable[[Tensor, Ranks], Tensor]
 
 
 def _split(extent: int, ranks: Ranks, what: str) -> slice:
@@ -86,17 +60,19 @@ class _ParallelLinear(nn.Module):
         dim: int = 0,
     ):
         super().__init__()
-        if bias is not None and bias.shape != weight.shape[:1]:  # torch would repeat it
-            raise ArgumentError(
-                "the bias does not fit the weight",
-                where=type(self).__name__,
-                wanted=f"bias {list(weight.shape[:1])}",
-                got=f"bias {list(bias.shape)}",
-                fix="pass those of one nn.Linear",
-            )
-        self.weight = _parameter(weight)
-        self.bias = None if bias is None else _parameter(bias)
-        self.ranks, self.dim = ranks_of(group), dim
+        with refusing(group, type(self).__name__):
+            # torch would repeat a bias of one element.
+            if bias is not None and bias.shape != weight.shape[:1]:
+                raise ArgumentError(
+                    "the bias does not fit the weight",
+                    where=type(self).__name__,
+                    wanted=f"bias {list(weight.shape[:1])}",
+                    got=f"bias {list(bias.shape)}",
+                    fix="pass those of one nn.Linear",
+                )
+            self.weight = _parameter(weight)
+            self.bias = None if bias is None else _parameter(bias)
+            self.ranks, self.dim = ranks_of(group), dim
 
     @classmethod
     def from_linear(
@@ -105,13 +81,14 @@ class _ParallelLinear(nn.Module):
         """This rank's shard of a whole nn.Linear: on several ranks a copy, but for a
         bias that each rank has whole. ArgumentError for other modules, adapters and
         hooks, and unless the number of ranks divides the size that is split."""
-        check_linear(linear)
-        weight, bias = linear.weight, linear.bias
-        is_row = cls._features == "in_features"
-        own = _split(weight.shape[is_row], ranks_of(group), cls._features)
-        part = _parameter(weight, weight[:, own] if is_row else weight[own])
-        if bias is not None and not is_row:
-            bias = _parameter(bias, bias[own])
+        with refusing(group, f"{cls.__name__}.from_linear"):
+            check_linear(linear)
+            weight, bias = linear.weight, linear.bias
+            is_row = cls._features == "in_features"
+            own = _split(weight.shape[is_row], ranks_of(group), cls._features)
+            part = _parameter(weight, weight[:, own] if is_row else weight[own])
+            if bias is not None and not is_row:
+                bias = _parameter(bias, bias[own])
         return cls(part, bias, group=group, dim=dim)
 
 
@@ -156,7 +133,8 @@ class RowParallelLinear(_ParallelLinear):
         dim: int = 0,
         reduce: str = "scatter",
     ):
-        expect_choice(reduce, REDUCE, "reduce")
+        with refusing(group, type(self).__name__):
+            expect_choice(reduce, REDUCE, "reduce")
         super().__init__(weight, bias, group=group, dim=dim)
         self.reduce = reduce
 
@@ -170,7 +148,8 @@ class RowParallelLinear(_ParallelLinear):
         reduce: str = "scatter",
     ) -> Self:
         """As of `ColumnParallelLinear`."""
-        expect_choice(reduce, REDUCE, "reduce")
+        with refusing(group, f"{cls.__name__}.from_linear"):
+            expect_choice(reduce, REDUCE, "reduce")
         made = super().from_linear(linear, group=group, dim=dim)
         made.reduce = reduce
         return made
@@ -222,11 +201,12 @@ class MLP(nn.Module):
         deterministic: str = "run",
     ):
         super().__init__()
-        check_deterministic(deterministic)
-        self.gate_proj, self.up_proj = _Linear(gate), _Linear(up)
-        self.down_proj = _Linear(down)
-        self.ranks, self.replicated = ranks_of(group), replicated
-        self.deterministic = deterministic
+        with refusing(group, type(self).__name__):
+            check_deterministic(deterministic)
+            self.gate_proj, self.up_proj = _Linear(gate), _Linear(up)
+            self.down_proj = _Linear(down)
+            self.ranks, self.replicated = ranks_of(group), replicated
+            self.deterministic = deterministic
 
     @classmethod
     def from_block(
@@ -241,14 +221,14 @@ class MLP(nn.Module):
         down_proj: a copy on several ranks. ArgumentError for other classes, adapters,
         hooks, a bias and other activations than SiLU (blocks.py), and unless the number
         of ranks divides the inner size."""
-        check_mlp(block)
-        ranks = ranks_of(group)
-        gate, up, down = (
-            getattr(block, f"{part}_proj").weight for part in ("gate", "up", "down")
-        )
-        own = _split(gate.shape[0], ranks, "intermediate_size")
-        weights = _parameter(gate, gate[own]), _parameter(up, up[own])
-        narrow = _parameter(down, down[:, own])
+        with refusing(group, f"{cls.__name__}.from_block"):
+            check_mlp(block)
+            gate, up, down = (
+                getattr(block, f"{part}_proj").weight for part in ("gate", "up", "down")
+            )
+            own = _split(gate.shape[0], ranks_of(group), "intermediate_size")
+            weights = _parameter(gate, gate[own]), _parameter(up, up[own])
+            narrow = _parameter(down, down[:, own])
         return cls(
             *weights,
             narrow,
@@ -339,14 +319,15 @@ class MoE(nn.Module):
         deterministic: str = "run",
     ):
         super().__init__()
-        check_deterministic(deterministic)
-        self.gate = _Gate(router, router_bias, correction)
-        self.experts = _Experts(gate_up, down, expert_biases or ())
-        self.activation, self.returns_pair = activation, False
-        self.shared = _SharedExpert(*shared, shared_gate) if shared else None
-        self.router, self.parallel = as_router(top_k, normalize), parallel
-        self.ranks, self.replicated = ranks_of(group), replicated
-        self.deterministic = deterministic
+        with refusing(group, type(self).__name__):
+            check_deterministic(deterministic)
+            self.gate = _Gate(router, router_bias, correction)
+            self.experts = _Experts(gate_up, down, expert_biases or ())
+            self.activation, self.returns_pair = activation, False
+            self.shared = _SharedExpert(*shared, shared_gate) if shared else None
+            self.router, self.parallel = as_router(top_k, normalize), parallel
+            self.ranks, self.replicated = ranks_of(group), replicated
+            self.deterministic = deterministic
 
     @classmethod
     def from_block(
@@ -361,9 +342,10 @@ class MoE(nn.Module):
         """This rank's shard of a sparse block of transformers, of a family of
         docs/layers.md: a copy if `parallel` is "tensor" on several ranks. ArgumentError
         for blocks that compute something else."""
-        ranks = ranks_of(group)
-        found = read_sparse_block(block)
-        own = found.share(parallel, ranks.rank, ranks.size)
+        with refusing(group, f"{cls.__name__}.from_block"):
+            ranks = ranks_of(group)
+            found = read_sparse_block(block)
+            own = found.share(parallel, ranks.rank, ranks.size)
         made = cls(
             own.router,
             own.gate_up,

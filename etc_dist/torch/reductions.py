@@ -30,6 +30,8 @@ def all_reduce_norm(
     """The RMSNorm of residual and the sum over ranks of x, and that sum, as
     `etc_dist.all_reduce_norm`: new tensors of the shape of x [..., H]. residual, of the
     same shape, and gain [H] are alike on all ranks. No gradients."""
+    if x.dim() == 0:
+        raise refusal("all_reduce_norm", "x", "one axis or more, [..., H]", "[]")
     if residual.shape != x.shape:
         wanted = f"the shape of x, {list(x.shape)}"
         raise refusal("all_reduce_norm", "residual", wanted, str(list(residual.shape)))

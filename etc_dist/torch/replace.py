@@ -12,7 +12,8 @@ from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.layers.block_families import FAMILIES
 from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.torch.blocks import PROJECTIONS
-from etc_dist.torch.modules import MLP, Group, MoE
+from etc_dist.torch.modules import MLP, MoE
+from etc_dist.torch.ranks import Group, refusing
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -43,11 +44,9 @@ def replace(
     activation than SiLU or another dtype than bfloat16 and float16, if the ranks do not
     divide its sizes, or if its config has output_router_logits, which replaced blocks
     do not record."""
-    check_deterministic(deterministic)
-    found = list(_find(model))
-    config = getattr(model, "config", None)
-    if getattr(config, "output_router_logits", False):
-        raise _refusal("a model with config.output_router_logits False", "True")
+    with refusing(group, "replace"):
+        check_deterministic(deterministic)
+        found = _blocks(model)
     made: list[tuple[nn.Module, str, nn.Module]] = []
     options: dict[str, Any] = {
         "group": group,
@@ -59,13 +58,23 @@ def replace(
             new: nn.Module = MoE.from_block(block, parallel=parallel, **options)
         else:
             new = MLP.from_block(block, **options)
-        _check_dtype(new)
+        with refusing(group, "replace"):
+            _check_dtype(new)
         made.append((parent, name, new.train(block.training)))
-    if not made:
-        raise _refusal("a model with MLPs or mixtures of experts", _describe(model))
     for parent, name, new in made:
         setattr(parent, name, new)
     return model
+
+
+def _blocks(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """The blocks, at least one: (parent, name, block)."""
+    config = getattr(model, "config", None)
+    if getattr(config, "output_router_logits", False):
+        raise _refusal("a model with config.output_router_logits False", "True")
+    found = list(_find(model))
+    if not found:
+        raise _refusal("a model with MLPs or mixtures of experts", _describe(model))
+    return found
 
 
 def _find(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import etc_dist.torch
 from etc_dist import Settings, World, start
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, ArgumentTypeError
 from etc_dist.models import load
 from etc_dist.torch import ColumnParallelLinear, RowParallelLinear
 from etc_dist.torch.vllm import swap_collectives
@@ -290,6 +290,33 @@ def check_errors_of_one_rank() -> None:
         assert "scatter_dim: 0 to 0" in str(error)
     else:
         raise AssertionError("the wrong dim of rank 1 was accepted")
+
+
+def check_modules_that_one_rank_refuses() -> None:
+    w, linear = random(16, 8).detach(), nn.Linear(8, 16, dtype=BF16)
+    refused = {
+        "bias [16]": lambda: ColumnParallelLinear(w, w[0, :1]),
+        "reduce = 'both'": lambda: RowParallelLinear(w, reduce="both"),
+        "in_features: a multiple": lambda: RowParallelLinear.from_linear(
+            nn.Linear(7, 8, dtype=BF16)
+        ),
+        "the class ReLU": lambda: ColumnParallelLinear.from_linear(nn.ReLU()),
+        "known deterministic": lambda: etc_dist.torch.MLP(w, w, w, deterministic="no"),
+        "act_fn": lambda: etc_dist.torch.MLP.from_block(nn.Identity()),
+        "top_k": lambda: etc_dist.torch.MoE(w, w, w, top_k="2"),
+        "block: Identity": lambda: etc_dist.torch.MoE.from_block(nn.Identity()),
+        "Linear with no children": lambda: etc_dist.torch.replace(nn.Linear(1, 1)),
+    }
+    for words, make in refused.items():
+        try:
+            if dist.get_rank() == 1:
+                make()
+            else:
+                ColumnParallelLinear.from_linear(linear)(random(4, 8))
+        except (ArgumentError, ArgumentTypeError) as error:
+            assert words in str(error) and "rank 1: " in str(error), error
+        else:
+            raise AssertionError(f"{words}: not refused")
 
 
 def check_gathers_of_two_shapes() -> None:

@@ -108,6 +108,8 @@ def test_wrong_arguments_are_refused(group):
             op(*given, "max", name)
     with pytest.raises(ArgumentError, match=r"residual: the shape of x, \[16, 8\]"):
         ops.all_reduce_norm(x, x[:4], x[0], 1e-6, name)
+    with pytest.raises(ArgumentError, match=r"x: one axis or more, \[..., H\]"):
+        ops.all_reduce_norm(x[0, 0], x[0, 0], x[0], 1e-6, name)
     with pytest.raises(ArgumentError, match=r"x \[rows, 8 \* vectors\]"):
         ops.all_reduce(x[:3, :4], "sum", name)
     with pytest.raises(ArgumentError, match="unknown reduce"):
