@@ -81,10 +81,11 @@ def experts(
     always: tuple[str, ...],
     packs: bool = False,
     count: int = 8,
+    workers: int = 4,
 ) -> Case:
     graph = partial(moe_graph, 1, experts=count, top_k=2, packs=packs)
     given = partial(moe, tokens, count, 2, hidden, inner, "bfloat16")
-    return Case(graph, given, always)
+    return Case(graph, given, always, workers=workers)
 
 
 def few(tokens: int, hidden: int, tasks: int, always: tuple[str, ...]) -> Case:
@@ -127,12 +128,12 @@ def gated_by(shape: TileShape) -> Case:
 
 FLAT = TileShape(128, 160, "none")
 CASES = {
-    "moe, tiles of one row": experts(1, 64, 64, DYNAMIC),
-    "moe, narrow tiles": experts(40, 136, 200, STATIC),
+    "moe, tiles of one row": experts(1, 64, 64, DYNAMIC, workers=2),
+    "moe, narrow tiles": experts(40, 136, 200, STATIC, workers=2),
     "moe, half as many columns": experts(300, 64, 72, NEVER),
     "moe": experts(300, 320, 264, NEVER),
     "moe, long tiles of two turns": experts(680, 640, 200, NEVER),
-    "moe, packed": experts(100, 72, 72, STATIC, True, 16),
+    "moe, packed": experts(100, 72, 72, STATIC, True, 16, workers=2),
     "moe, more blocks of tokens than lanes": experts(1100, 8, 8, NEVER),
     "moe, many tokens": experts(8200, 8, 8, NEVER),  # more blocks than threads
     "moe, logits in tiles": Case(
@@ -158,7 +159,7 @@ CASES = {
         partial(mlp_tiles_graph, 2, shapes=[TALL_TILE, FLAT]),
         lambda: mlp(2, 120, 200, 136, Tiling(0, 128, 1, 2), Tiling(0, 128, 1, 3)),
         DYNAMIC,
-        workers=3,
+        workers=2,
     ),
     # Three pieces of a row of x, and of a row of partial sums.
     "mlp of long rows": Case(
@@ -171,7 +172,7 @@ CASES = {
     "mlp on other tiles of rows": Case(
         partial(mlp_tiles_graph, 1, shapes=[TALL_TILE, FLAT]),
         lambda: mlp(1, 264, 136, 200, Tiling(1, 160, 2, 2), Tiling(0, 128, 1, 2)),
-        workers=3,
+        workers=2,
     ),
     # Pairs of which one worker sends all sums, then others of the same program.
     "pairs of a chain": Case(
@@ -196,6 +197,7 @@ CASES = {
         partial(matmul_reduce_scatter_graph, 2, w_layout="kn", shapes=[TALL_TILE]),
         lambda: matmul_reduce_scatter(100, "kn"),
         DYNAMIC,
+        workers=2,
     ),
     "sum, few rows": Case(
         partial(matmul_reduce_scatter_graph, 2, shapes=[TURNS]),
@@ -206,16 +208,19 @@ CASES = {
     "sum": Case(
         partial(matmul_reduce_scatter_graph, 2, shapes=[TALL_TILE]),
         lambda: matmul_reduce_scatter(200, split=1, parts=2),
+        workers=2,
     ),
     "sum in fp32": Case(
         partial(
             matmul_reduce_scatter_graph, 2, partials="float32", shapes=FLOAT_FAMILY[:1]
         ),
         lambda: float_partials(40),
+        workers=2,
     ),
     "gather": Case(
         partial(all_gather_matmul_graph, 2, shapes=[TALL_TILE]),
         lambda: all_gather_matmul(split=1, parts=2),
+        workers=2,
     ),
     "loops": Case(partial(turned_layers, 1), turned, NEVER),
     "sent": Case(partial(sent_at_once, 2), lambda: numbers(2)),

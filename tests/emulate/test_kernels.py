@@ -123,7 +123,7 @@ def test_groups_of_empty_tasks_notify_what_is_loaded(schedule):
         draw(rng, s, "bfloat16") for s in ((count * ROWS, k), (1, k, k), (1, n, k))
     )
     w, v = np.sign(w), np.sign(v)
-    program = Emulator(two_matmuls(1), schedule=schedule)
+    program = Emulator(two_matmuls(1), schedule=schedule, workers=2)
     inputs = {"sizes": sizes, "given": given, "x": x, "w": w, "v": v}
     for seed in range(2):
         dims = {"count": count, "k": k, "n": n}

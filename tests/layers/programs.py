@@ -414,6 +414,8 @@ def with_shared(name: str, kind: str = "gated") -> Program:
     )
 
 
+BASES = tuple(PROGRAMS)
+"""The programs that others extend by some calls, to "NAME, EXTENSION"."""
 PROGRAMS |= {
     f"{name}, shared": with_shared(name)
     for name in ("moe", "moe few tokens", "moe tensor-parallel", "moe expert-parallel")
@@ -421,6 +423,11 @@ PROGRAMS |= {
 PROGRAMS |= {
     f"{name}, packed": packed(PROGRAMS[name]) for name in ("moe", "moe expert-parallel")
 }
+
+
+def base_of(name: str) -> str:
+    """The program that `name` extends, or `name` itself."""
+    return name.partition(",")[0]
 
 
 def without(graph: GraphFunction, event: str, *verbs: str) -> GraphFunction:

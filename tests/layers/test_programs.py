@@ -18,18 +18,28 @@ from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.conftest import first_always
 from tests.layers.programs import (
+    BASES,
     LOADED,
     PROGRAMS,
     SCHEDULES,
     Experts,
     Program,
     Sizes,
+    base_of,
     without,
 )
 from tests.layers.reference import ROUTINGS, TOLERANCE
 
 exhaustive = pytest.mark.exhaustive
 programs = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+# Extensions are exhaustive where they do what their base does.
+programs_of_bases = pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=name, marks=[] if name in BASES else [exhaustive])
+        for name, program in PROGRAMS.items()
+    ],
+)
 mixtures = [name for name, program in PROGRAMS.items() if isinstance(program, Experts)]
 
 
@@ -57,7 +67,7 @@ def test_program_is_proved_at_odd_shapes(program, data, pairs):
     prove(program, graph, program.dims(world, sizes), 2 * pairs)
 
 
-@programs
+@programs_of_bases
 def test_program_is_proved_on_few_and_many_ranks(program):
     for world in {program.worlds[0], 3, 8} & {*program.worlds}:
         graph = program.small(world, **program.experts(world))
@@ -87,10 +97,23 @@ def test_program_is_proved_whole_for_given_loads(program):
         assert proof.unchecked == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "event"),
-    [(name, event) for name in PROGRAMS for event in PROGRAMS[name].protects],
-)
+def events() -> list[Any]:
+    """Each event of each program. Those that an extension has from its base are
+    exhaustive."""
+    return [
+        pytest.param(
+            name,
+            event,
+            marks=[exhaustive]
+            if name not in BASES and event in PROGRAMS[base_of(name)].protects
+            else [],
+        )
+        for name in PROGRAMS
+        for event in PROGRAMS[name].protects
+    ]
+
+
+@pytest.mark.parametrize(("name", "event"), events())
 def test_each_event_is_needed(name, event):
     program = PROGRAMS[name]
     graph = program.small(program.world)
@@ -150,7 +173,9 @@ def test_odd_shapes_give_the_same_bits_near_fp32(program, data, seed):
 CORNERS = [
     corner
     for name, program in PROGRAMS.items()
-    for corner in first_always([(name, case) for case in program.corners], 1)
+    for corner in first_always(
+        [(name, case) for case in program.corners], int(name in BASES)
+    )
 ]
 
 
@@ -175,14 +200,17 @@ def test_tiles_of_the_gpu_give_the_reference(program, dtype, rng):
 
 def routings() -> list[Any]:
     """Each program with each routing and number of tokens, of which a routing has one
-    without --all: a full tile of ten rows, one row more, and many tiles."""
+    without --all: a full tile of ten rows, one row more, and many tiles. A shared
+    expert has all tokens."""
     counts = (41, 11, 10, 1)
     return [
         pytest.param(name, routing, count, marks=[] if always else [exhaustive])
         for name in mixtures
         for number, routing in enumerate(ROUTINGS)
         for count in counts
-        for always in [count == counts[number % len(counts)]]
+        for always in [
+            count == counts[number % len(counts)] and not PROGRAMS[name].shared
+        ]
     ]
 
 
