@@ -152,9 +152,9 @@ def started(
     return Server(process, log, found[1], folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of one rank, for the tests of a module."""
+    """A server of one rank, for all tests that do not end it."""
     made = started(folder, tmp_path_factory.mktemp("server") / "log")
     yield made
     code = made.end()
