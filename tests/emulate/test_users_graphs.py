@@ -41,7 +41,7 @@ def copied(x: np.ndarray) -> Answer:
 @pytest.mark.parametrize("n", [8, 64])
 def test_rows_of_a_stack_are_pushed(n):
     x = draw(np.random.default_rng(n), (3, 20, n), "bfloat16")
-    program = Emulator(one_of_a_stack(1))
+    program = Emulator(one_of_a_stack(1), workers=2)
     check(program, [{"x": x}], [copied(x[1])], {"rows": 20, "n": n})
 
 
@@ -76,7 +76,7 @@ def parts_of_rows(g: Graph, *, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", E4M3])
 def test_a_part_of_a_row_may_begin_anywhere(dtype):
     x = np.random.default_rng(3).standard_normal((5, 32)).astype(numpy_dtype(dtype))
-    program = Emulator(parts_of_rows(1, dtype=dtype))
+    program = Emulator(parts_of_rows(1, dtype=dtype), workers=2)
     check(program, [{"x": x}], [copied(x[:, 3:19])], {"rows": 5})
 
 
@@ -115,14 +115,14 @@ def test_a_one_shot_all_reduce_adds_all_ranks(dtype):
     xs = [draw(rng, (5, 136), dtype) for _ in range(2)]
     wide = [x.astype(np.float32) for x in xs]
     answer = Answer(sum(wide), sum(map(np.abs, wide)))
-    program = Emulator(one_shot_all_reduce(2, dtype=dtype))
+    program = Emulator(one_shot_all_reduce(2, dtype=dtype), workers=2)
     near = "float16" if dtype == "float32" else dtype
     check(program, [{"x": x} for x in xs], [answer] * 2, {"rows": 5, "n": 136}, near)
 
 
 def check_both(graph, inputs, answers, dims, dtype):
     """On the CPU backend and by the CUDA bodies."""
-    program = Emulator(graph)
+    program = Emulator(graph, workers=2)
     for answer, found in zip(
         answers, simulate(program.plan, inputs, dims).outputs, strict=True
     ):
@@ -382,7 +382,7 @@ def test_tasks_beyond_a_loaded_extent_do_not_exist(pairs, schedule):
     if pairs:
         inputs["a"] = np.eye(TILE).astype(numpy_dtype("bfloat16"))
     dims = {"turns": 4, "rows": 5}
-    program = Emulator(rows_of_turns(1, pairs=pairs), schedule=schedule)
+    program = Emulator(rows_of_turns(1, pairs=pairs), schedule=schedule, workers=2)
     rows = np.arange(5)[:, None] < given
     wanted = np.where(rows.T[..., None], x.reshape(5, -1), -1).reshape(-1)
     simulated = simulate(program.plan, [inputs], dims, workers=4)

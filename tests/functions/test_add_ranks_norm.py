@@ -56,7 +56,7 @@ def test_parts_are_added_in_rank_order(ranks, columns, dtype, has_bias, rng):
     wanted = expected(sums, given["gain"])
     for found in (
         simulate(schedule_static(graph), [given] * ranks, dims).outputs[-1],
-        Emulator(graph).run([given] * ranks, dims)[-1],
+        Emulator(graph, workers=2).run([given] * ranks, dims)[-1],
     ):
         np.testing.assert_array_equal(found["total"], sums)
         error = np.abs(found["y"].astype(np.float64) - wanted)

@@ -40,7 +40,7 @@ def test_rows_out_of_range_touch_no_memory(name, value, rng):
 
 
 def program(graph, made=[]):  # noqa: B006
-    made += [Emulator(graph)] if not made else []
+    made += [Emulator(graph, workers=2)] if not made else []
     return made[0]
 
 

@@ -132,7 +132,7 @@ def both(dtype, x, rows, padding=0):
     dims = {"rows": num_rows, "columns": columns, "stops": rows["stop"].shape[1]}
     dims["count"] = columns - padding
     yield simulate(schedule_static(graph), [given], dims).outputs[0]
-    yield Emulator(graph).run([given], dims)[0]
+    yield Emulator(graph, workers=2).run([given], dims)[0]
 
 
 @graph_function
@@ -191,7 +191,7 @@ def ranks_of(x):
     graph, dims = argmax_of_ranks(3), {"rows": len(x), "columns": WIDTH}
     parts = [rows_of(len(x)) | {"x": part.copy()} for part in np.split(x, 3, axis=1)]
     yield from simulate(schedule_static(graph), parts, dims).outputs
-    yield from Emulator(graph).run(parts, dims)
+    yield from Emulator(graph, workers=2).run(parts, dims)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_each_array_has_its_copy(rows, rng):
     graph, dims = copied(1), {"rows": rows}
     for outputs in (
         simulate(schedule_static(graph), [inputs], dims).outputs[0],
-        Emulator(graph).run([inputs], dims)[0],
+        Emulator(graph, workers=2).run([inputs], dims)[0],
     ):
         copies = (*outputs["y"], *outputs["z"])
         for name, copy in zip("abcd", copies, strict=True):

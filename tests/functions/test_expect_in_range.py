@@ -24,7 +24,7 @@ def checked(g: Graph) -> None:
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    return Emulator(checked(1))
+    return Emulator(checked(1), workers=2)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def both(ids):
     """chosen and wrong of both bodies."""
     given, dims = {"ids": ids.astype(np.int32)}, {"tokens": len(ids)}
     yield simulate(schedule_static(marked(1)), [given], dims).outputs[0]
-    yield Emulator(marked(1)).run([given], dims)[0]
+    yield Emulator(marked(1), workers=2).run([given], dims)[0]
 
 
 def test_bits_are_those_of_the_tokens_that_chose_an_expert(rng):

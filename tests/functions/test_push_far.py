@@ -47,7 +47,7 @@ def test_only_symmetric_tensors_are_sent(kind):
 
 
 def test_kernel_copies_within_a_host():
-    program = Emulator(exchange_hosts(2, local_size=1))
+    program = Emulator(exchange_hosts(2, local_size=1), workers=2)
     found = program.run([{"x": rows_of(rank)} for rank in range(2)])
     expected = np.concatenate([rows_of(rank) for rank in range(2)])
     assert all((one["y"] == expected).all() for one in found)

@@ -80,7 +80,7 @@ def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
     graph, dims = norms(1, dtype=dtype), {"rows": rows, "columns": columns}
     for found in (
         simulate(schedule_static(graph), [given], dims).outputs[0],
-        Emulator(graph).run([given], dims)[0],
+        Emulator(graph, workers=2).run([given], dims)[0],
     ):
         parts = x, given["bias"][1], total
         sums = sum(part.astype(np.float32) for part in parts).astype(x.dtype)

@@ -128,7 +128,7 @@ def test_tiles_have_the_rows_of_their_experts(
     graph = routed(1, routing=routing)
     for found in (
         simulate(schedule_static(graph), [deepcopy(given)], dims).outputs[0],
-        Emulator(graph).run([given], dims)[0],
+        Emulator(graph, workers=2).run([given], dims)[0],
     ):
         check_routes(found, routing, given, dims)
 

@@ -43,7 +43,7 @@ def test_rows_are_copied_to_their_places(rng):
     plan = schedule_static(graph)
     dims = {"rows": 4, "columns": 1096, "places": 9}
     simulated = simulate(plan, [given | {"y": y.copy()}], dims).outputs[0]
-    emulated = Emulator(graph).run([given], dims)[0]
+    emulated = Emulator(graph, workers=2).run([given], dims)[0]
     for found in (simulated, emulated):
         np.testing.assert_array_equal(found["y"], wanted)
 

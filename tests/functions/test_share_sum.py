@@ -57,7 +57,7 @@ def test_parts_are_added_in_order_and_rounded_once(dtype, result, parts, residua
     dims = {"columns": COLUMNS}
     for found in (
         simulate(schedule_static(graph), [given], dims).outputs[0],
-        Emulator(graph).run([given], dims)[0],
+        Emulator(graph, workers=2).run([given], dims)[0],
     ):
         for y in (found["y"], found["copy"]):
             np.testing.assert_array_equal(y, total.astype(numpy_dtype(result)))

@@ -39,7 +39,7 @@ exhaustive = pytest.mark.exhaustive
 
 @cache
 def emulated(kind, dtype, shapes=None):
-    return Emulator(graph_of(kind, dtype, shapes), workers=3)
+    return Emulator(graph_of(kind, dtype, shapes), workers=2)
 
 
 def dtypes_of(kind):
@@ -100,7 +100,7 @@ MIXED = [
 
 @cache
 def mixed():
-    return Emulator(two_matmuls(1), workers=3)
+    return Emulator(two_matmuls(1), workers=2)
 
 
 @pytest.mark.parametrize(

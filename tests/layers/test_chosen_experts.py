@@ -76,7 +76,7 @@ def test_the_cuda_bodies_take_any_number_of_choices(top_k, rng):
     arrays = draw(rng, 40, top_k)
     graph = chosen_experts_graph(1, experts=EXPERTS, top_k=top_k)
     dims = {"tokens": 40, "hidden": HIDDEN, "inner": INNER}
-    [found] = Emulator(graph).run([arrays], dims)
+    [found] = Emulator(graph, workers=2).run([arrays], dims)
     expect_sums(found["y"], arrays)
 
 
@@ -87,7 +87,7 @@ def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng):
     arrays["ids"][4] = -1, -1, 5, -1
     graph = chosen_experts_graph(1, experts=EXPERTS, top_k=TOP_K)
     dims = {"tokens": 40, "hidden": HIDDEN, "inner": INNER}
-    [found] = Emulator(graph).run([arrays], dims)
+    [found] = Emulator(graph, workers=2).run([arrays], dims)
     expect_sums(found["y"], arrays)
     [expected] = simulate(schedule_static(graph), [arrays], dims).outputs
     np.testing.assert_array_equal(found["y"] == 0, expected["y"] == 0)

@@ -135,7 +135,7 @@ def test_the_cuda_bodies_add_the_shared_expert(graph, kind, rng):
     names = "shared_gate_up", "shared_down", "shared_gate"
     inputs |= {n: a[None] for n, a in zip(names, shared, strict=False)}
     dims = {"tokens": 3, "hidden": 40, "inner": 24, "shared_inner": 56}
-    program = Emulator(graph(1, experts=8, top_k=2, shared=kind))
+    program = Emulator(graph(1, experts=8, top_k=2, shared=kind), workers=2)
     [found] = program.run([{"x": x, **inputs}], dims)
     moe_reference(x, weights, 2, shared=shared).check(found["y"])
 
@@ -209,7 +209,7 @@ def test_the_cuda_bodies_add_the_biases_and_activate(tokens, packs, rng):
     inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
     inputs |= dict(zip(("gate_up_bias", "down_bias"), biases, strict=True)) | {"x": x}
     options = {"activation": GPT_OSS, "has_biases": True, "packs": packs}
-    program = Emulator(moe_graph(1, experts=2, top_k=2, **options))
+    program = Emulator(moe_graph(1, experts=2, top_k=2, **options), workers=2)
     dims = {"tokens": tokens, "hidden": hidden, "inner": inner}
     [found] = program.run([inputs], dims)
     answer = moe_reference(x, weights, 2, activation=GPT_OSS, expert_biases=biases)
@@ -221,7 +221,7 @@ def test_the_cuda_bodies_of_few_tokens_activate(name, rng):
     weights, x = draw_experts(rng, 8, 40, 24), draw(rng, (3, 40), "bfloat16")
     inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
     options = {"activation": ACTIVATIONS[name]}
-    program = Emulator(few_graph(1, experts=8, top_k=2, **options))
+    program = Emulator(few_graph(1, experts=8, top_k=2, **options), workers=2)
     dims = {"tokens": 3, "hidden": 40, "inner": 24}
     [found] = program.run([{"x": x, **inputs}], dims)
     moe_reference(x, weights, 2, **options).check(found["y"])
@@ -270,7 +270,7 @@ def test_the_cuda_bodies_choose_as_the_router_says(graph, rng):
     biases = biases_of(rng, experts, router)
     inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True)) | biases
     dims = {"tokens": 3, "hidden": 40, "inner": 24}
-    program = Emulator(graph(1, experts=experts, top_k=router))
+    program = Emulator(graph(1, experts=experts, top_k=router), workers=2)
     [found] = program.run([{"x": x, **inputs}], dims)
     answer = moe_reference(x, weights, router, biases=[*biases.values()])
     answer.check(found["y"])
@@ -359,7 +359,7 @@ def test_a_token_has_the_same_bits_beside_any_others(rng):
     """In the CUDA bodies, where neighbouring rows share instructions."""
     dims = {"tokens": 32, "hidden": 72, "inner": 72}
     options = {"experts": 8, "top_k": 8, "dtype": "float16", "tiles_logits": False}
-    emulator = Emulator(moe_graph(1, packs=True, **options))
+    emulator = Emulator(moe_graph(1, packs=True, **options), workers=2)
     weights = draw_experts(rng, 8, dims["hidden"], dims["inner"], "float16")
     given = dict(zip(("router", "gate_up", "down"), weights, strict=True))
     x = draw(rng, (dims["tokens"], dims["hidden"]), "float16")

@@ -85,7 +85,7 @@ def test_kernels(world, local_size, experts, top_k, tokens, has_far):
     options["shared"] = "gated"
     graph = moe_graph(world, local_size=local_size, **options)
     inputs, answers, dims = example(world, experts, top_k, tokens, 136, 64)
-    program = Emulator(graph, has_far=has_far)
+    program = Emulator(graph, workers=2, has_far=has_far)
     found = program.run(inputs, dims, seed=1, runs=2)
     for answer, one in zip(answers, found, strict=True):
         answer.check(one["y"])

@@ -119,7 +119,7 @@ def test_kernels_of_graphs_over_hosts(name, dtype, local_size, has_far):
     graph = GRAPHS[name][0](2 * local_size, **options)
     inputs, expected = example(graph, 40, 264, 72, dtype)
     dims = {"rows": 40, "n": 264, "k": 72, **tile_dims(graph, 64)}
-    program = Emulator(graph, has_far=has_far)
+    program = Emulator(graph, workers=2, has_far=has_far)
     found = program.run(inputs, dims, seed=1, runs=2)
     for one, y in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one["y"].astype(np.float32), y)

@@ -101,7 +101,7 @@ def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
 )
 def test_kernels_give_the_reference(ranks, near, algorithm, eps, rng):
     graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
-    program = Emulator(graph, has_far=near < ranks)
+    program = Emulator(graph, workers=2, has_far=near < ranks)
     dims = {**DIMS, "algorithm": algorithm}
     for found in program.run(inputs, dims, seed=1, runs=2):
         check(found, eps, *wanted)

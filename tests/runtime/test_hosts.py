@@ -38,7 +38,7 @@ def compiled(schedule="static", **options):
 @pytest.mark.parametrize(("hosts", "near"), [(2, 2), (5, 1)])
 def test_kernels_of_the_exchange_send_to_far_ranks(hosts, near):
     graph = exchange_hosts(hosts * near, local_size=near)
-    program = Emulator(graph, has_far=True)
+    program = Emulator(graph, workers=2, has_far=True)
     inputs = [{"x": rows_of(rank)} for rank in range(hosts * near)]
     expected = np.concatenate([given["x"] for given in inputs])
     for found in program.run(inputs, runs=3):
@@ -67,7 +67,7 @@ def test_a_run_may_send_to_other_hosts_than_the_last_one():
         g.call(push_far(), one, reads=[own[:]], waits=[ready[0]], **sent)
         copy(one, name="take", reads=[box[:]], writes=[y[:]], waits=[here[0]])
 
-    program = Emulator(send_on(3, local_size=1), has_far=True)
+    program = Emulator(send_on(3, local_size=1), workers=2, has_far=True)
     inputs = [{"x": rows_of(rank)[0]} for rank in range(3)]
     program.run(inputs, {"n": 4, "hops": 1})
     (memory,) = program._memory.values()
@@ -149,7 +149,7 @@ def chosen_rank(g: Graph, *, far: bool) -> None:
     ids=["partner", "other", "without a far function"],
 )
 def test_data_chooses_only_partners_of_other_hosts(far, step, is_right):
-    program = Emulator(chosen_rank(4, local_size=2, far=far), has_far=True)
+    program = Emulator(chosen_rank(4, local_size=2, far=far), workers=2, has_far=True)
     inputs = [
         {"x": rows_of(rank)[0], "to": np.full(4, (rank + step) % 4, np.int32)}
         for rank in range(4)
