@@ -57,7 +57,7 @@ def folder(tmp_path, rng):
 @pytest.mark.parametrize("sampling", [None, Sampling(0.3, seed=3)], ids=str)
 def test_drafts_change_no_id(folder, rng, one_rank, sampling):
     loop = rng.integers(520, size=6).tolist()
-    prompts = [(loop * 5, 40), (rng.integers(520, size=30).tolist(), 60), ([5], 1)]
+    prompts = [(loop * 5, 30), (rng.integers(520, size=30).tolist(), 60), ([5], 1)]
     with load(folder, world=one_rank, **OPTIONS) as model:
         wanted, batch, steps = run(model, prompts, sampling=sampling)
         assert (batch.num_drafted, batch.num_accepted) == (0, 0)
@@ -73,10 +73,10 @@ def test_drafts_change_no_id(folder, rng, one_rank, sampling):
 def test_an_accepted_stop_token_ends_a_text(folder, rng, one_rank):
     prompt = rng.integers(520, size=30).tolist()
     with load(folder, world=one_rank, speculate=6, **OPTIONS) as model:
-        ((ids,), batch, _) = run(model, [(prompt, 60)])
+        ((ids,), batch, _) = run(model, [(prompt, 40)])
         assert batch.num_accepted > 6
         stop = ids[-1]
-        ((found,), _, _) = run(model, [(prompt, 60)], stop=[stop])
+        ((found,), _, _) = run(model, [(prompt, 40)], stop=[stop])
     assert found == ids[: ids.index(stop)]
 
 
@@ -117,7 +117,7 @@ def test_numbers_of_drafts_are_refused(folder, one_rank):
 @pytest.mark.mpi
 def test_ranks_draft_alike(tmp_path, rng, world):
     folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
-    prompts = [(rng.integers(528, size=20).tolist(), 40)]
+    prompts = [(rng.integers(528, size=20).tolist(), 24)]
     with load(folder, world=world, **OPTIONS) as model:
         wanted, *_ = run(model, prompts)
     with load(folder, world=world, speculate=4, **OPTIONS) as model:

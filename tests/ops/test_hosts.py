@@ -199,6 +199,14 @@ for partials in (None, "float32"):
 y = etc_dist.all_gather_matmul(x[own].astype(bf16), w.T.copy().astype(bf16).T)
 assert (y.astype(int) == np.concatenate(gather(x[own])) @ w.T).all()
 
+x = rng.integers(-9, 9, (3, 64))
+total = sum(gather(x))
+x = x.astype(bf16)
+for turn in range(3):
+    assert (etc_dist.all_reduce(x).astype(int) == total).all()
+etc_dist.all_reduce(x, out=x)
+assert (x.astype(int) == total).all()
+
 shapes = (48, 64), (48, 64), (64, 48), (rows, 64)
 gate, up, down, x = (rng.standard_normal(s).astype(bf16) for s in shapes)
 with etc_dist.MLP(gate, up, down) as mlp:
