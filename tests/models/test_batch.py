@@ -274,15 +274,15 @@ def test_requests_begin_with_the_pages_of_others(folder, rng, one_rank, steps):
     mixed = [*first[:16], *other[16:], 7]  # both pages are known, not in this order
     waiting = [[*first, 7], [*other, 7], first, mixed, [*first, *first[:9]]]
     with load(folder, steps_per_launch=steps, world=one_rank, **OPTIONS) as model:
-        wanted = [model.generate([p], max_new_tokens=9)[0] for p in waiting]
+        wanted = [model.generate([p], max_new_tokens=6)[0] for p in waiting]
         waiting.append([*waiting[0], *wanted[0][:-1], 3])  # continues an answer
-        wanted += model.generate(waiting[-1:], max_new_tokens=9)
+        wanted += model.generate(waiting[-1:], max_new_tokens=6)
         requests = []
         with Batch(model, reuse=True) as batch:
             while len(requests) < len(waiting) or not batch.is_done:
                 if len(requests) < len(waiting) and batch.has_room(64):
                     prompt = waiting[len(requests)]
-                    requests.append(batch.add(prompt, max_new_tokens=9))
+                    requests.append(batch.add(prompt, max_new_tokens=6))
                 batch.step()
         assert [request.new_tokens for request in requests] == wanted
         assert [request.reused for request in requests] == [0, 0, 16, 16, 32, 32]
