@@ -19,8 +19,8 @@ from etc_dist.functions.router import Router
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.experts import Mixture
-from etc_dist.models.families import QWEN_MOE
 from etc_dist.models.heads import HeadLayout
+from etc_dist.models.mixture_families import QWEN_MOE
 from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.models.step_policy import StepPolicy, shapes_of

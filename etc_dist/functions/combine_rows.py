@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ GROUP_TOKENS = 2
 
 
 SHARED = PLAIN, GATED = "plain", "gated"
+SCORED = "scored"
 
 
 def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
@@ -24,8 +26,8 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
     it is not written.
 
     shared: PLAIN if it also reads rows [tokens, columns] of a shared expert, which are
-    added last; GATED if it then reads their weights [tokens, 1]. Not if experts are
-    split."""
+    added last; GATED if it then reads their weights [tokens, 1]; SCORED if it reads
+    logits [tokens, 1], whose sigmoids are the weights."""
 
     def body(place: Any, weights: Any, outputs: Any, *operands: Any) -> None:
         *of_shared, y = operands
@@ -36,7 +38,7 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
             part = outputs[place[here, k]].astype(np.float64)
             sums = total[here] + weights[here, k, None] * part
             total[here] = sums.astype(np.float32)
-        add_shared_rows(total, *of_shared)
+        add_shared_rows(total, *weighted(shared, of_shared))
         some = (place >= 0).any(axis=1) | (not routing.split)
         y[some] = total[some].astype(y.dtype)
 
@@ -52,7 +54,11 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
         *("combine_rows", TRANSFER, len(tile) - 1, 1, body),
         gathers=(2,),
         tile=dict(enumerate(tile)),
-        constants={"kHasNone": int(routing.has_none), "kShared": len(tile) - 4},
+        constants={
+            "kHasNone": int(routing.has_none),
+            "kShared": len(tile) - 4,
+            **({"kSharedIsScored": 1} if shared == SCORED else {}),
+        },
     )
 
 
@@ -60,7 +66,15 @@ def shared_operands(element: str, shared: str) -> list[Operand]:
     """The operands of a shared expert: the last reads of functions that add it."""
     columns = Extent(name="columns", multiple=8, begins=8)
     rows, weights = Operand(("rows", columns), element), Operand(("rows", 1), "float32")
-    return [rows, weights][: ("", *SHARED).index(shared)]
+    return [rows, weights][: 2 if shared == SCORED else ("", *SHARED).index(shared)]
+
+
+def weighted(shared: str, operands: Sequence[Any]) -> list[Any]:
+    """The rows of a shared expert and their weights, as its operands have them."""
+    if shared != SCORED:
+        return [*operands]
+    rows, logits = operands
+    return [rows, 1 / (1 + np.exp(-np.maximum(logits, -80)))]
 
 
 def add_shared_rows(total: Any, rows: Any = None, weights: Any = 1) -> None:

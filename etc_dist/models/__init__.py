@@ -12,7 +12,10 @@ tokenizer_gguf.py    the tokenizer in a GGUF file
 chat.py         the command `etc-dist generate`
 blas.py         the threads of NumPy, for commands on the CPU backend
 config.py       sizes and variants, from the config.json of a model
+family.py       what describes a family of models
 families.py     the families of models: defaults of fields, and how layers differ
+mixture_families.py  those with a mixture of experts
+mixture_fields.py    that mixture, from config.json
 fields.py       the fields of that file, and what each does here
 windows.py      the positions that layers attend to, from the same file
 rope.py         the rotary embedding, from the same file

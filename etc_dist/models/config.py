@@ -12,17 +12,15 @@ import numpy as np
 from etc_dist.files import read_object
 from etc_dist.functions.append_kv import EVERY_POSITION
 from etc_dist.functions.rotary import HEAD_DIMS
-from etc_dist.functions.router import MOST_CHOICES, MOST_EXPERTS, Router
 from etc_dist.models.experts import Mixture
-from etc_dist.models.families import (
-    FAMILIES,
-    MIXTRAL,
-    MODEL_TYPES,
-    OWN_FIELDS,
-    QWEN_MOE,
-)
+from etc_dist.models.families import FAMILIES, MODEL_TYPES, OWN_FIELDS
 from etc_dist.models.fields import VARIANT_FIX, refuse_fields, refused
 from etc_dist.models.heads import HeadLayout
+from etc_dist.models.mixture_fields import (
+    num_experts,
+    read_mixture,
+    read_shared_inner,
+)
 from etc_dist.models.rope import (
     BETA,
     MOST_NUMBER,
@@ -52,9 +50,10 @@ class ModelConfig:
     values. head_dim: of the program; `head` describes those in the files. positions:
     the longest text. rope_base, rope: of the rotary embedding, its
     theta and its scaling as config.json has it. is_tied: the embedding is the output
-    head. stop_tokens: the ids that end a text. mixture: its experts. features: of its
-    layers. windows: of each layer, as `layer_windows`. local_rope: theta and scaling of
-    layers with a window; None: those of all layers."""
+    head. stop_tokens: the ids that end a text. mixture: its experts. shared_inner: the
+    inner size of a shared one. features: of its layers. windows: of each layer, as
+    `layer_windows`. local_rope: theta and scaling of layers with a window; None: those
+    of all layers."""
 
     architecture: str
     layers: int
@@ -72,6 +71,7 @@ class ModelConfig:
     is_tied: bool
     stop_tokens: tuple[int, ...]
     mixture: Mixture | None = None
+    shared_inner: int = 0
     features: Features = PLAIN
     windows: tuple[int, ...] = ()
     local_rope: Mapping[str, Any] | None = None
@@ -213,7 +213,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
     name = _architecture(given, path)
     refuse_fields(given, path)
     family = FAMILIES[name]
-    given = {**family.defaults, **given, **_experts(given, path)}
+    given = {**family.defaults, **given, **num_experts(given, path)}
     rope, local = read_ropes(given, family, path)
     partial = rope.pop(PARTIAL, 1)
     base = rope.pop("rope_theta", family.theta)
@@ -225,9 +225,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         architecture=name,
         layers=size("num_hidden_layers", most=MOST_LAYERS),
         hidden=size("hidden_size"),
-        inner=size(
-            "moe_intermediate_size" if name == QWEN_MOE else "intermediate_size"
-        ),
+        inner=size(family.mixture.inner if family.mixture else "intermediate_size"),
         vocabulary=size("vocab_size"),
         heads=heads,
         kv_heads=size("num_key_value_heads", heads),
@@ -239,7 +237,8 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         rope=rope,
         is_tied=given.get("tie_word_embeddings") is True,
         stop_tokens=_stop_tokens(given.get("eos_token_id"), path),
-        mixture=_mixture(name, given, size),
+        mixture=read_mixture(given, family, size),
+        shared_inner=read_shared_inner(given, family, size),
         features=Features(
             qkv_bias=family.has_bias("qkv", given),
             o_bias=family.has_bias("o", given),
@@ -286,27 +285,6 @@ def _score_scale(
     )
 
 
-def _experts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """num_experts, which is num_local_experts by another name."""
-    both = {k: given[k] for k in ("num_experts", "num_local_experts") if k in given}
-    counts = [count for count in both.values() if count is not None]
-    if len(counts) == 2 and counts[0] != counts[1]:
-        raise refused(path, "one number of experts", repr(both), "correct it")
-    return {"num_experts": counts[0] if counts else None} if both else {}
-
-
-def _mixture(
-    architecture: str, given: Mapping[str, Any], size: Callable[..., int]
-) -> Mixture | None:
-    """size(key, default, most): a number of config.json, checked."""
-    if not FAMILIES[architecture].has_experts:
-        return None
-    experts = size("num_experts", most=MOST_EXPERTS)
-    top_k = size("num_experts_per_tok", most=min(experts, MOST_CHOICES))
-    normalizes = architecture == MIXTRAL or given.get("norm_topk_prob") is True
-    return Mixture(experts, Router(top_k, normalizes))
-
-
 def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -> None:
     tied, mixture = given.get("tie_word_embeddings"), config.mixture
     own, family = config.features, FAMILIES[config.architecture]
@@ -322,8 +300,8 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
             own.normalizes_all and given.get("attention_bias")
         ),
         **{
-            f"no {name}": name in family.reads or given.get(name) is None
-            for name in sorted(OWN_FIELDS)
+            f"no {name}": name in family.reads or given.get(name) in (None, *neutral)
+            for name, neutral in OWN_FIELDS.items()
         },
         f"hidden_activation {family.activation}": given.get("hidden_activation")
         in (None, family.activation),
@@ -332,7 +310,7 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         "tie_word_embeddings true or false": tied is None or isinstance(tied, bool),
         **{
             f"{name} true or false": isinstance(given.get(name), bool | None)
-            for name in ("attention_bias", "attention_out_bias")
+            for name in ("attention_bias", "attention_out_bias", "qkv_bias")
         },
         f"use_qk_norm {str(has_norm).lower()}": given.get("use_qk_norm")
         in (None, has_norm),
@@ -340,14 +318,15 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
             config.rope, head.rotated
         ),
         "sizes that are multiples of 8": not any(
-            size % 8 for size in (config.hidden, config.inner)
+            size % 8 for size in (config.hidden, config.inner, config.shared_inner)
         ),
     }
     if mixture is None:
         variants["no num_experts"] = given.get("num_experts") in (None, 0)
     else:
         normalizes = given.get("norm_topk_prob")
-        choices = (True,) if config.architecture == MIXTRAL else (True, False)
+        assert family.mixture is not None
+        choices = (True,) if family.mixture.normalizes is True else (True, False)
         wanted = " or ".join(str(choice).lower() for choice in choices)
         variants[f"norm_topk_prob {wanted}"] = normalizes in (None, *choices)
     missing = [wanted for wanted, holds in variants.items() if not holds]

@@ -51,7 +51,13 @@ from etc_dist.models.decoder_ranks import (
     buffers_of_sums,
     rows_of_ranks,
 )
-from etc_dist.models.experts import EXPERT_MATMULS, MixtureCalls, Turn
+from etc_dist.models.experts import (
+    EXPERT_MATMULS,
+    SHARED_WEIGHTS,
+    MixtureCalls,
+    SharedOutput,
+    Turn,
+)
 from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.step_policy import STEP_SHAPES, shapes_of
 from etc_dist.ops.order import tile_grid
@@ -152,6 +158,8 @@ class _Calls:
             self.inner,
             sizes.head_dim,
         )
+        has_shared = sizes.mixture is not None and bool(sizes.mixture.shared)
+        shared_inner = g.dims("shared_inner") if has_shared else inner
         positions, requests, stops = g.dims("positions requests stops")
         most_pages, pages = g.dims("most_pages pages")
         names = "request", "position", "end", "ids"
@@ -193,6 +201,8 @@ class _Calls:
                 ("o", ("w_o",), hidden, heads),
                 ("gate_up", ("w_gate", "w_up"), inner, hidden),
                 ("down", ("w_down",), hidden, inner),
+                ("shared_up", SHARED_WEIGHTS[:2], shared_inner, hidden),
+                ("shared_down", SHARED_WEIGHTS[2:], hidden, shared_inner),
             )
             if name in sizes.matmuls
         }
@@ -227,6 +237,10 @@ class _Calls:
         self.attention = g.local("attention", (rows, heads), dtype)
         if self.mixture is None:
             self.active = g.local("active", (rows, self.inner), dtype)
+        if "shared_up" in self.weights:
+            shared_inner = self.weights["shared_up"][0].shape[1]
+            self.shared_active = g.local("shared_active", (rows, shared_inner), dtype)
+            self.shared_rows = g.local("shared_rows", (rows, self.hidden), dtype)
         shape = rows, sizes.heads, self.slices
         self.sums = g.local("sums", (*shape, sizes.head_dim), "float32")
         self.stats = g.local("stats", (*shape, 2), "float32")
@@ -315,17 +329,19 @@ class _Calls:
             function, width = tiles.matmul(dtype, gate), tiles.half_columns()
         shape = self.rows, y.shape[-1]
         of = tile_grid(g, f"{name}_", shape, tiles.rows, width)
-        turns = (self.steps, self.layers)[: len(turn)]
+        own, turns = of.rows, (self.steps, self.layers)[: len(turn)]
+        if x.shape[0] is not self.rows:  # others follow them
+            own = span(own.start, minimum(own.size, self.rows - own.start))
         self.done[name] = to.events(f"{name}_done", turns, of.down * of.across)
         g.call(
             function,
             of.grid,
             name=f"{name}_matmul",
             reads=[
-                x[of.rows, :],
+                x[own, :],
                 *(w[(*turn[1:], of.columns, slice(None))] for w in weights),
             ],
-            writes=to.regions(of.rows, of.columns),
+            writes=to.regions(own, of.columns),
             waits=[wait],
             notifies=to.elements(self.done[name], turn),
             order=of.order,
@@ -447,14 +463,27 @@ class _Calls:
         middle, ready = self.middle[turn], self.ready[step, layer + 1]
         ended, x = self.ready[turn], mixture.x
         self.add_norm("mlp_norm", layer, "o", turn, ended, middle, x)
-        waits = mixture.add(turn, middle)
+        routed = mixture.route(turn, middle)
+        shared = None
+        # NOTE: a shared expert's tasks come where those of others wait: for the
+        # routing, and for each other.
+        if mixture.shared:
+            active, y = self.shared_active, self.shared_rows
+            self.multiply("shared_up", x, active, middle, turn)
+        waits = mixture.activate(turn, routed)
+        if mixture.shared:
+            activated = self.done["shared_up"][turn]
+            self.multiply("shared_down", active, y, activated, turn)
+            shared = SharedOutput(y, self.done["shared_down"][turn])
+        waits = mixture.produce(turn, waits)
         if self.g.world_size > 1:
             parts = self.deltas["down"]
-            self.done["down"] = mixture.send_sums(turn, waits, parts)
+            self.done["down"] = mixture.send_sums(turn, waits, parts, shared)
             self.add_norm("norm", layer + 1, "down", turn, middle, ready, self.normed)
             return
         gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps
-        mixture.add_norm(turn, waits, ready, self.residual, gain, self.normed, eps)
+        sums = self.residual, gain, self.normed, eps
+        mixture.add_norm(turn, waits, shared, ready, *sums)
 
     def add_norm(
         self,

@@ -10,6 +10,9 @@ If all rows of the step fit one tile, each chosen expert has one tile with all r
 The rows that did not choose it cost nothing, since the tensor cores pad few rows
 anyway. Otherwise the rows of each expert are gathered first.
 
+A shared expert, which every row takes, is a dense MLP of an inner size of its own. Its
+gate is one more row of the router.
+
 On several ranks each has a part of the inner width of all experts. Every rank routes
 all rows, and the ranks' weighted sums are added as for a dense MLP.
 """
@@ -22,7 +25,7 @@ from typing import Any
 
 from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
-from etc_dist.functions.combine_rows import combine_rows
+from etc_dist.functions.combine_rows import SCORED, combine_rows
 from etc_dist.functions.epilogue import Epilogue, store, swiglu
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.router import Router
@@ -46,10 +49,15 @@ from etc_dist.ir import (
     tile,
     up_to,
 )
+from etc_dist.ir.call import UpTo
 
 EXPERT_MATMULS = ("expert_up", "expert_down")
 """The matmuls of the experts; the dims `<name>_shape` choose their tiles."""
-SCORED = 8
+SHARED_MATMULS = ("shared_up", "shared_down")
+"""Those of a shared expert, by the same dims."""
+SHARED_WEIGHTS = ("w_shared_gate", "w_shared_up", "w_shared_down")
+"""Its gate, up and down."""
+SCORED_EXPERTS = 8
 """Experts whose logits a task computes."""
 PIECES = 2
 """Tasks that copy a row: 256 for 128 rows, and an H200 has 264 transfer warps."""
@@ -59,14 +67,36 @@ Turn = tuple[Expr, Expr]
 
 @dataclass(frozen=True)
 class Mixture:
-    """experts: of a layer. router: how a row chooses among them."""
+    """experts: of a layer. router: how a row chooses among them. shared: how the output
+    of a shared expert is added: "plain", "scored" by its gate, or "" if there is
+    none."""
 
     experts: int
     router: Router
+    shared: str = ""
+
+    @property
+    def scored(self) -> int:
+        """Rows of the router: the experts, and the gate of the shared one."""
+        return self.experts + (self.shared == SCORED)
+
+    @property
+    def matmuls(self) -> tuple[str, ...]:
+        """Of the experts."""
+        return (*EXPERT_MATMULS, *(SHARED_MATMULS if self.shared else ()))
 
     def routing(self, dtype: str) -> Routing:
         """The routing of tokens of a model of `dtype`."""
         return Routing(self.experts, self.router, dtype)
+
+
+@dataclass(frozen=True)
+class SharedOutput:
+    """The output of a shared expert, [rows, hidden], and the event after which it can
+    be read."""
+
+    rows: Tensor
+    done: EventRef
 
 
 class MixtureCalls:
@@ -88,6 +118,7 @@ class MixtureCalls:
         tasks may read operands before their last wait is met."""
         rows, steps, layers, hidden, inner = sizes
         self.g, self.routing, self.early = g, mixture.routing(dtype), early
+        self.shared, self.scored = mixture.shared, mixture.scored
         self.rows, self.hidden, self.inner = rows, hidden, inner
         self.turns = steps, layers
         self.position = position
@@ -95,7 +126,7 @@ class MixtureCalls:
             Tiles(g, name, g.dims(f"{name}_shape"), shapes) for name in EXPERT_MATMULS
         )
         experts, top_k = mixture.experts, mixture.router.top_k
-        self.router = g.input("router", (layers, experts, hidden), dtype)
+        self.router = g.input("router", (layers, self.scored, hidden), dtype)
         self.bias_tensors = [
             g.input(name, (layers, experts), "float32")
             for name in mixture.router.bias_names
@@ -130,10 +161,14 @@ class MixtureCalls:
     def _add_buffers(self, places: Expr) -> None:
         g, rows, turns, dtype = self.g, self.rows, self.turns, self.routing.dtype
         choices = rows, self.routing.top_k
-        gathered = rows + self.gathers * places
+        self.first_copy = rows
+        if self.shared:  # bulk copies of its tiles read no copy, which may be written
+            least = ceildiv(rows, MOST_ROWS) * MOST_ROWS
+            self.first_copy = g.let("first_copy", least)
+        gathered = self.first_copy + self.gathers * places
         self.x = g.local("expert_x", (gathered, self.hidden), dtype)
         self.of_experts = span(0, self.routing.experts)
-        columns = -(-self.routing.experts // 4) * 4  # logits are stored four at a time
+        columns = -(-self.scored // 4) * 4  # logits are stored four at a time
         self.logits = g.local("router_logits", (rows, columns), "float32")
         self.weights = g.local("expert_weights", choices, "float32")
         # NOTE: loaded indices may be written once per run, so each turn has its own.
@@ -144,14 +179,12 @@ class MixtureCalls:
         self.active = g.local("expert_active", (places, self.inner), dtype)
         self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
 
-    def add(self, turn: Turn, ready: EventRef) -> list[EventRef]:
-        """Adds the calls of a layer. ready: its rows are in x. Returns the events after
-        which its outputs, places and weights can be read."""
+    def route(self, turn: Turn, ready: EventRef) -> EventRef:
+        """Adds the calls that choose the experts of a layer's rows. ready: they are in
+        x. Returns the event after which the choices can be read."""
         scored = self._score(turn, ready)
         chosen = self._choose(turn, ready, scored)
-        routed = self._route(turn, ready, chosen)
-        complete = self._gather(turn, routed)
-        return [*complete, self._multiply(turn, complete)]
+        return self._route(turn, ready, chosen)
 
     def _known(self, event: EventRef) -> list[EventRef]:
         """The wait for operands that tasks read before their last wait is met."""
@@ -161,7 +194,7 @@ class MixtureCalls:
         """Returns events [..., 2]: 0 for the logits, 1 for the choices."""
         g, routing = self.g, self.routing
         blocks = g.let("score_blocks", ceildiv(self.rows, BLOCK))
-        groups = -(-routing.experts // SCORED)
+        groups = -(-self.scored // SCORED_EXPERTS)
         scored = g.events(
             "scored",
             (*self.turns, 2),
@@ -171,9 +204,9 @@ class MixtureCalls:
         )
         b, e = grid = g.grid(b=blocks, e=groups)
         of_block = span(b * BLOCK, minimum(BLOCK, self.rows - b * BLOCK))
-        of_group = tile(e, SCORED)
+        of_group = tile(e, SCORED_EXPERTS)
         g.call(
-            score_experts(routing, SCORED, early=self.early),
+            score_experts(routing, SCORED_EXPERTS, early=self.early),
             grid,
             reads=[self.x[of_block, :], self.router[turn[1], of_group, :]],
             writes=[self.logits[of_block, of_group]],
@@ -259,27 +292,19 @@ class MixtureCalls:
 
     def _gathered(self, place: Expr) -> Any:
         """The row of x at a place; empty for place -1, of a row without a request."""
-        return span(self.rows + maximum(0, place), minimum(1, place + 1))
+        return span(self.first_copy + maximum(0, place), minimum(1, place + 1))
 
-    def _multiply(self, turn: Turn, waits: list[EventRef]) -> EventRef:
+    def activate(self, turn: Turn, routed: EventRef) -> list[EventRef]:
+        """Adds gate and up of the chosen experts. Returns the events after which their
+        tiles are complete."""
         g, layer, tiles = self.g, turn[1], self.tiles
-        widths = self.up.half_columns(), self.down.columns
-        of = (self.inner, self.hidden)
-        across = [
-            g.let(f"{name}_across", ceildiv(size, width))
-            for name, size, width in zip(EXPERT_MATMULS, of, widths, strict=True)
-        ]
-        activated = g.events("activated", (*self.turns, tiles), expects=across[0])
-        produced = g.events(
-            "produced",
-            self.turns,
-            expects=lambda *turn: self.used.load(*turn, 0) * across[1],
-        )
-        used = up_to(tiles, self.used.load(*turn, 0))
-        r, j = grid = g.grid(r=used, j=across[0])
-        columns = tile(j, widths[0])
+        waits, width = self._gather(turn, routed), self.up.half_columns()
+        across = g.let("expert_up_across", ceildiv(self.inner, width))
+        self.activated = g.events("activated", (*self.turns, tiles), expects=across)
+        r, j = grid = g.grid(r=self._used(turn), j=across)
+        columns = tile(j, width)
         expert = self.tile.load(*turn, r, 0)
-        first = self.gathers * (self.rows + r * self.stride)
+        first = self.gathers * (self.first_copy + r * self.stride)
         self._call(
             *("expert_up", self.up, swiglu, grid),
             reads=[
@@ -288,11 +313,23 @@ class MixtureCalls:
             ],
             writes=[self.active[self._places(turn, r), columns]],
             waits=waits,
-            notifies=[activated[*turn, r]],
+            notifies=[self.activated[*turn, r]],
             streams_after=1 if self.early else None,
         )
-        r, j = grid = g.grid(r=used, j=across[1])
-        columns = tile(j, widths[1])
+        return waits
+
+    def produce(self, turn: Turn, waits: list[EventRef]) -> list[EventRef]:
+        """Adds down of the chosen experts, whose tiles are complete after these events.
+        Returns those after which their outputs, places and weights can be read."""
+        g, layer, width = self.g, turn[1], self.down.columns
+        across = g.let("expert_down_across", ceildiv(self.hidden, width))
+        produced = g.events(
+            "produced",
+            self.turns,
+            expects=lambda *turn: self.used.load(*turn, 0) * across,
+        )
+        r, j = grid = g.grid(r=self._used(turn), j=across)
+        columns = tile(j, width)
         places = self._places(turn, r)
         self._call(
             *("expert_down", self.down, store, grid),
@@ -301,11 +338,15 @@ class MixtureCalls:
                 self.w_down[layer, self.tile.load(*turn, r, 0), columns, :],
             ],
             writes=[self.outputs[places, columns]],
-            waits=[waits[0], activated[*turn, r]],
+            waits=[waits[0], self.activated[*turn, r]],
             notifies=[produced[turn]],
             streams_after=1 if self.early else None,
         )
-        return produced[turn]
+        return [*waits, produced[turn]]
+
+    def _used(self, turn: Turn) -> UpTo:
+        """The number of tiles."""
+        return up_to(self.tiles, self.used.load(*turn, 0))
 
     def _call(
         self, name: str, tiles: Tiles, epilogue: Epilogue, grid: Any, **where: Any
@@ -326,8 +367,19 @@ class MixtureCalls:
         """The rows of tile r."""
         return span(r * self.stride, self._rows_of(turn, r))
 
+    def _of_shared(self, shared: SharedOutput | None, row: Any) -> list[Region]:
+        """What the sum of a row reads of a shared expert."""
+        if shared is None:
+            return []
+        gate = [self.logits[row, span(self.routing.experts, 1)]]
+        return [shared.rows[row, :], *(gate if self.shared == SCORED else [])]
+
     def send_sums(
-        self, turn: Turn, waits: list[EventRef], parts: Tensor
+        self,
+        turn: Turn,
+        waits: list[EventRef],
+        parts: Tensor,
+        shared: SharedOutput | None,
     ) -> EventTensor:
         """Stores the weighted sum of each row's outputs in this rank's part of `parts`
         [ranks, rows, hidden] on all ranks. Returns events that are met once the parts
@@ -339,15 +391,16 @@ class MixtureCalls:
         d, r = grid = g.grid(d=world, r=self.rows)
         to, own = (g.rank + 1 + d) % world, (span(r, 1), slice(None))
         g.call(
-            combine_rows(replace(self.routing, split=True)),
+            combine_rows(replace(self.routing, split=True), self.shared),
             grid,
             reads=[
                 self.place[*turn, *own],
                 self.weights[own],
                 self.outputs[:, :],
+                *self._of_shared(shared, own[0]),
             ],
             writes=[parts.on(to)[g.rank, *own]],
-            waits=waits,
+            waits=_after(shared, waits),
             notifies=[sent.on(to)[turn]],
         )
         return sent
@@ -356,6 +409,7 @@ class MixtureCalls:
         self,
         turn: Turn,
         waits: list[EventRef],
+        shared: SharedOutput | None,
         notifies: EventRef,
         residual: Tensor,
         gain: Region,
@@ -367,17 +421,23 @@ class MixtureCalls:
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
         g.call(
-            add_experts_norm(self.routing, eps, early=self.early),
+            add_experts_norm(self.routing, eps, self.shared, early=self.early),
             grid,
             reads=[
                 self.place[*turn, *own],
                 self.weights[own],
                 self.outputs[:, :],
+                *self._of_shared(shared, own[0]),
                 residual[own],
                 gain,
             ],
             writes=[residual[own], normed[own]],
-            waits=waits,
+            waits=_after(shared, waits),
             notifies=[notifies],
             even=True,
         )
+
+
+def _after(shared: SharedOutput | None, waits: list[EventRef]) -> list[EventRef]:
+    """The waits of a sum. The last one, before which it reads no output, stays last."""
+    return waits if shared is None else [*waits[:-1], shared.done, waits[-1]]

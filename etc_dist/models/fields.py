@@ -27,8 +27,9 @@ HONOURED = names(
     max_position_embeddings max_window_layers model_type moe_intermediate_size
     norm_topk_prob num_attention_heads num_experts num_experts_per_tok num_hidden_layers
     num_key_value_heads num_local_experts original_max_position_embeddings
-    partial_rotary_factor query_pre_attn_scalar rms_norm_eps rope_local_base_freq
-    rope_parameters rope_scaling rope_theta sliding_window sliding_window_pattern
+    partial_rotary_factor qkv_bias query_pre_attn_scalar rms_norm_eps
+    rope_local_base_freq rope_parameters rope_scaling rope_theta
+    shared_expert_intermediate_size sliding_window sliding_window_pattern
     tie_word_embeddings use_qk_norm use_sliding_window vocab_size
     """
 )
@@ -67,7 +68,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "routed_scaling_factor": (1,),
     "scoring_func": ("softmax",),
     "sequence_bias": ([], {}),
-    "shared_expert_intermediate_size": (0,),
     "stop_strings": ([],),
     "suppress_tokens": ([],),
     "token_healing": (False,),

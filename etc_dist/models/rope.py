@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.rotary import frequencies, rotary_table
-from etc_dist.models.families import Family
+from etc_dist.models.family import Family
 from etc_dist.models.fields import VARIANT_FIX, refused
 from etc_dist.models.heads import HeadLayout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from etc_dist.functions.append_kv import PagedCache
-from etc_dist.models.experts import EXPERT_MATMULS, Mixture
+from etc_dist.models.experts import Mixture
 
 MATMULS = ("qkv", "o", "gate_up", "down", "head")
 """The matmuls of a step without experts; the dims `<name>_shape` choose their tiles."""
@@ -69,7 +69,7 @@ class DecoderSizes:
         """The matmuls of a step."""
         if self.mixture is None:
             return MATMULS
-        return "qkv", "o", *EXPERT_MATMULS, "head"
+        return "qkv", "o", *self.mixture.matmuls, "head"
 
     @property
     def group(self) -> int:

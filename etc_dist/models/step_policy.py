@@ -37,6 +37,8 @@ DYNAMIC_SHAPES = (
 """The tiles of dynamic programs, which have more code per call: with those of static
 ones Qwen3-30B-A3B spills 64 bytes in place of 16. By the model of times, the matmuls of
 Qwen3 take 1.7 % longer on average than with all shapes."""
+GATED = ("gate_up", "shared_up")
+"""The matmuls of gate and up, but for those of chosen experts."""
 MOST_SLICES = 16
 TOGETHER_POSITIONS = MOST_SLICES * SLICE_POSITIONS
 """From this length on, an attention task has one KV head: the longest request is then
@@ -96,7 +98,7 @@ class StepPolicy:
 
     def _choose(self, rows: int, longest: int) -> dict[str, int]:
         shapes = {
-            f"{name}_shape": self._shape(rows, n, k, gated=name == "gate_up")
+            f"{name}_shape": self._shape(rows, n, k, gated=name in GATED)
             for name, (n, k) in self._matmuls().items()
         }
         if self.config.mixture is not None:
@@ -136,6 +138,9 @@ class StepPolicy:
         if config.mixture is None:
             found["gate_up"] = 2 * config.inner, config.hidden
             found["down"] = config.hidden, config.inner
+        if config.shared_inner:
+            found["shared_up"] = 2 * config.shared_inner, config.hidden
+            found["shared_down"] = config.hidden, config.shared_inner
         return found
 
     def _expert_shapes(self, rows: int, mixture: Mixture) -> dict[str, int]:

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.families import FAMILIES, MIXTRAL
+from etc_dist.models.experts import SHARED_WEIGHTS
+from etc_dist.models.families import FAMILIES
+from etc_dist.models.family import MLP_NAMES
 from etc_dist.models.part import Part
 
 LAYER = "model.layers.{}.{}"
 IN_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
-MLP_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
-EXPERT_NAMES = {MIXTRAL: ("block_sparse_moe", "w1", "w3", "w2")}
-"""The MLP or the block of experts in a layer, and its gate, up and down."""
+WEIGHTS = ("w_gate", "w_up", "w_down")
+"""Of an MLP, or of experts."""
 
 
 class WeightPlaces:
@@ -69,17 +70,9 @@ def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
     }
     family = FAMILIES[config.architecture]
     own |= {name: (to, ...) for name, to in family.norms.items()}
-    block, *names = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
-    targets = dict(zip(names, ("w_gate", "w_up", "w_down"), strict=True))
-    if config.mixture is None:
-        own |= {f"{block}.{name}": (to, ...) for name, to in targets.items()}
-    else:
-        own[f"{block}.gate"] = "router", ...
-        own |= {
-            f"{block}.experts.{expert}.{name}": (to, expert)
-            for expert in range(config.mixture.experts)
-            for name, to in targets.items()
-        }
+    own |= _of_mixture(config) or {
+        f"mlp.{name}": (to, ...) for name, to in zip(MLP_NAMES, WEIGHTS, strict=True)
+    }
     if family.normalizes_heads:
         for to, name in zip(("q_norm", "k_norm"), family.head_norms, strict=True):
             own[f"self_attn.{name}"] = to, ...
@@ -94,12 +87,37 @@ def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
     return places
 
 
+def _of_mixture(config: ModelConfig) -> dict[str, tuple[str, Any]]:
+    """Those of the experts, if there are any."""
+    form, mixture = FAMILIES[config.architecture].mixture, config.mixture
+    if form is None or mixture is None:
+        return {}
+    own: dict[str, tuple[str, Any]] = {
+        f"{form.block}.{form.gate}": ("router", slice(mixture.experts))
+    }
+    own |= {
+        f"{form.block}.experts.{expert}.{name}": (to, expert)
+        for expert in range(mixture.experts)
+        for name, to in zip(form.names, WEIGHTS, strict=True)
+    }
+    if form.shared:
+        of_shared = zip(MLP_NAMES, SHARED_WEIGHTS, strict=True)
+        own |= {f"{form.block}.{form.shared}.{n}": (to, ...) for n, to in of_shared}
+    if form.shared_gate:
+        own[f"{form.block}.{form.shared_gate}"] = "router", slice(mixture.experts, None)
+    return own
+
+
 def of_experts(
     tensors: Iterable[tuple[str, Any]], config: ModelConfig
 ) -> Iterator[tuple[str, Any]]:
     """Those of all experts of a layer, [experts, rows, columns], one by one. Rows of
     gate_up_proj are those of gate, then those of up."""
-    block, gate, up, down = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
+    form = FAMILIES[config.architecture].mixture
+    if form is None:
+        yield from tensors
+        return
+    block, (gate, up, down) = form.block, form.names
     for stored_name, stored in tensors:
         name = stored_name.replace(".mlp.", f".{block}.")  # as Mixtral in transformers
         head, _, kind = name.rpartition(f".{block}.experts.")

@@ -13,6 +13,7 @@ import numpy as np
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
+from etc_dist.models.experts import SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.heads import arranged, split_fused
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
@@ -164,7 +165,11 @@ def weight_shapes(
     stack: tuple[int, ...] = (layers,)
     if config.mixture is not None:
         stack = layers, config.mixture.experts
-        shapes["router"] = (*stack, hidden)
+        shapes["router"] = layers, config.mixture.scored, hidden
+    if config.shared_inner:
+        wide = layers, config.shared_inner, hidden
+        tall = layers, hidden, config.shared_inner
+        shapes |= dict(zip(SHARED_WEIGHTS, (wide, wide, tall), strict=True))
     shapes |= {
         "w_gate": (*stack, inner, hidden),
         "w_up": (*stack, inner, hidden),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etc_dist.models.families import Family, no_layer
+from etc_dist.models.family import Family, no_layer
 from etc_dist.models.fields import VARIANT_FIX, refused
 from etc_dist.models.rope import FULL, SLIDING
 

@@ -101,6 +101,8 @@ def show_sizes(config: ModelConfig) -> Iterator[str]:
         top_k = config.mixture.router.top_k
         kind = f"{config.mixture.experts} experts, {top_k} of a row, each"
     yield f"{kind} of inner size {config.inner}"
+    if config.shared_inner:
+        yield f"a shared expert of inner size {config.shared_inner}"
     position = 4 * config.layers * config.kv_heads * config.head_dim
     yield f"{count / 1e9:.2f} G parameters, {position} bytes of cache a position"
 

@@ -74,8 +74,8 @@ def small_fields(given: Mapping[str, Any], config: ModelConfig) -> dict[str, Any
         experts = min(config.mixture.experts, max(EXPERTS, config.mixture.router.top_k))
         names = {"num_experts", "num_local_experts", "n_routed_experts"}
         fields |= {name: experts for name in names.intersection(given)}
-        if given.get("moe_intermediate_size") is not None:
-            fields["moe_intermediate_size"] = INNER
+        widths = {"moe_intermediate_size", "shared_expert_intermediate_size"}
+        fields |= {name: INNER for name in widths if given.get(name) is not None}
     return fields
 
 

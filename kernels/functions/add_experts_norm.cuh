@@ -5,7 +5,8 @@
 namespace etc {
 
 // The weighted sum of a row's outputs, in float, in the order of its choices. Lane k of a warp has
-// the k-th choice; a place below 0 has no output.
+// the k-th choice; a place below 0 has no output. kShared: the operands of a shared expert: its
+// output, which is added last, and a number whose sigmoid is the weight of it.
 template <class Task>
 struct AddedExperts {
   using Vectors = RowVectors<Task>;
@@ -16,6 +17,8 @@ struct AddedExperts {
   u64 first, row_bytes;
   i32 place;
   float weight;
+  u64 shared;
+  float shared_weight;
 
   ETC_DEVICE explicit AddedExperts(const Task& task) {
     const auto places = task.template operand<0>();
@@ -25,6 +28,11 @@ struct AddedExperts {
     place = i32(ptx::load4_l2(u64(places.at() + k)));
     weight = __uint_as_float(ptx::load4_l2(u64(weights.at() + k)));
     first = u64(outputs.at()), row_bytes = u64(outputs.stride[0]) * 2;
+    if constexpr (Task::kShared > 0) shared = u64(task.template operand<3>().at());
+    if constexpr (Task::kShared > 1) {
+      const u64 logit = u64(task.template operand<4>().at());
+      shared_weight = sigmoid(__uint_as_float(ptx::load4_l2(logit)));
+    }
   }
 
   // NOTE: one vector after the other, since the outputs of all would need too many registers.
@@ -36,6 +44,10 @@ struct AddedExperts {
       if (__shfl_sync(~0u, at, 0) >= columns) break;
 #pragma unroll 1
       for (int k = 0; k < kTopK; k += kTogether) add_some(k, at * 2, at < columns, sums[i]);
+      if constexpr (Task::kShared > 0) {
+        const uint4 v = ptx::load16_l2_if(at < columns, shared + at * 2);
+        sums[i].add(v, Task::kShared > 1 ? shared_weight : 1.0f);
+      }
     }
   }
 

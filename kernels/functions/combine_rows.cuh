@@ -1,7 +1,8 @@
 // The weighted sum of each token's rows: fp32, in the order of the token's choices.
 // kSplit: rows of other ranks' experts are absent; a token without rows is skipped. kHasNone: rows
 // may be absent, too; the sum of a token without rows is zero. kShared: the number of operands of a
-// shared expert, the last reads: a row of each token, and its weight.
+// shared expert, the last reads: a row of each token, and its weight, or with kSharedIsScored a
+// number whose sigmoid that is.
 #pragma once
 #include "worker/task.cuh"
 
@@ -10,7 +11,7 @@ namespace etc {
 template <class Task>
 struct combine_rows {
   static constexpr int kTopK = Task::kTopK;
-  static_assert(Task::threads == 32 && kTopK <= 32 && (!Task::kShared || !Task::kSplit));
+  static_assert(Task::threads == 32 && kTopK <= 32);
   // In flight: kAtOnce rows, kParts x 256 columns of each. NOTE: rows that may be absent need more
   // registers, and a rank has only a few rows of a token.
   static constexpr int kMost = Task::kSplit ? 2 : 8;
@@ -129,6 +130,7 @@ struct combine_rows {
       if constexpr (Task::kShared > 1) {
         const auto weights = task.template operand<Task::kReads - 1>();
         weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, 0))));
+        if constexpr (Task::kSharedIsScored) weight = sigmoid(weight);
       }
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {

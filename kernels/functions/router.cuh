@@ -206,7 +206,7 @@ struct ExpertChoice {
   ETC_DEVICE static float score_of(float logit, float all) {
     if constexpr (Task::kScore == kSoftmax) return __expf(logit - all);
     if constexpr (Task::kScore == kSoftmaxChosen) return logit;
-    if constexpr (Task::kScore == kSigmoid) return 1.0f / (1.0f + __expf(-logit));
+    if constexpr (Task::kScore == kSigmoid) return sigmoid(logit);
     return sqrtf(logit > 20.0f ? logit : log1pf(__expf(logit)));
   }
 

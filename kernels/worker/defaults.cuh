@@ -14,6 +14,8 @@ struct VariantDefaults {
   static constexpr int kNormalizesRotated = 0;
   static constexpr float kEmbeddingScale = 1.0f;
   static constexpr int kTables = 1;
+  static constexpr int kShared = 0;
+  static constexpr int kSharedIsScored = 0;
 };
 
 // Call kNumber of a graph. A derived struct has `Function`, `Coord` and `at(g, t)`, the coordinate

@@ -3,7 +3,8 @@ their configurations which changes results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,9 @@ PHI_DROPS = {
     "partial": {"partial_rotary_factor": 1.0, "rope_parameters": None},
     "factors": {"rope_parameters": SHORT},
 }
+MOST_GAP = 0.03
+"""Of the scores of chosen experts, from those of the best."""
+EXPERTS = {"num_experts": 9, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 CASES = (
     Case("llama", BIAS, {"biases": {"attention_bias": False}}),
     Case("qwen2", gguf={}),
@@ -166,6 +170,27 @@ CASES = (
         },
     ),
     Case("olmo3", {"sliding_window": 256, "rope_parameters": TWO_ROPES}, name="long"),
+    Case(
+        "qwen2_moe",
+        EXPERTS | {"shared_expert_intermediate_size": 80},
+        {
+            "normalize": {"norm_topk_prob": True},
+            "bias": {"qkv_bias": False},
+        },
+    ),
+    Case(
+        "qwen2_moe",
+        EXPERTS
+        | {"norm_topk_prob": True, "num_experts_per_tok": 3, "hidden_size": 256}
+        | {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+        | {"shared_expert_intermediate_size": 16, "qkv_bias": False},
+        {
+            "normalize": {"norm_topk_prob": False},
+            "window": {"max_window_layers": 0},
+            "top": {"num_experts_per_tok": 2},
+        },
+        name="window",
+    ),
     Case("phi3", PHI, gguf={"rope.dimension_count": 48}),
     Case("phi3", PHI | LONG, PHI_DROPS, name="long"),
     Case("qwen3", BIAS, {"biases": {"attention_bias": False}}, {}),
@@ -182,6 +207,31 @@ CASES = (
         {},
     ),
 )
+
+
+@contextmanager
+def choosing(experts: Array | None) -> Iterator[None]:
+    """Meanwhile models of transformers choose these experts [layers, rows, top_k],
+    which differ from the best only where values are almost equal."""
+    import torch
+
+    plain = torch.topk
+    layers = iter([] if experts is None else experts)
+
+    def topk(values: Any, k: int, **options: Any) -> Any:
+        best = plain(values, k, **options)
+        if experts is None or k != experts.shape[-1]:
+            return best
+        chosen = torch.tensor(next(layers), dtype=torch.int64)
+        own = values.gather(-1, chosen)
+        assert (best[0].sum(-1) - own.sum(-1)).max() < MOST_GAP
+        return own, chosen
+
+    torch.topk = topk
+    try:
+        yield
+    finally:
+        torch.topk = plain
 
 
 class Tiny:
@@ -210,6 +260,9 @@ class Tiny:
                 else:
                     noise = of + noise / 8  # of the initial gain
                 of.copy_(noise.bfloat16())
+            for name, of in self.model.named_buffers():
+                if name.endswith("correction_bias"):
+                    of.copy_(torch.rand(of.shape, generator=generator))
 
     def save(self, folder: Path) -> None:
         """A Hugging Face folder, in bf16."""
@@ -241,12 +294,15 @@ class Tiny:
         rope = rope.get("full_attention", rope)["rope_theta"]
         write(path, kind, tensors, **of_all, **{"rope.freq_base": float(rope)}, **keys)
 
-    def logits(self, ids: Any, dtype: str = "float32") -> Array:
-        """Of all positions of a text, computed in `dtype`."""
+    def logits(
+        self, ids: Any, dtype: str = "float32", experts: Array | None = None
+    ) -> Array:
+        """Of all positions of a text, computed in `dtype`. experts: those that they
+        choose, [layers, positions, top_k]; default: the best."""
         import torch
 
         self.model.to(getattr(torch, dtype))
-        with torch.no_grad():
+        with torch.no_grad(), choosing(experts):
             found = self.model(torch.tensor([list(ids)]), use_cache=False)
         self.model.float()
         return found.logits[0].float().numpy()

@@ -15,8 +15,9 @@ import numpy as np
 
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig, read_config
+from etc_dist.models.families import FAMILIES
+from etc_dist.models.family import MLP_NAMES
 from etc_dist.models.safetensors_file import STORED
-from etc_dist.models.weight_places import EXPERT_NAMES, MLP_NAMES
 
 Array = np.ndarray[Any, Any]
 
@@ -56,6 +57,13 @@ QWEN_MOE = QWEN | {
     "norm_topk_prob": True,
     "num_experts": 32,
     "num_experts_per_tok": 4,
+}
+QWEN_2_MOE = {k: v for k, v in QWEN_MOE.items() if k != "head_dim"} | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "norm_topk_prob": False,
+    "qkv_bias": False,
+    "shared_expert_intermediate_size": 72,
 }
 MIXTRAL = LLAMA | {
     "architectures": ["MixtralForCausalLM"],
@@ -111,17 +119,29 @@ def draw_folder(
 
 
 def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    block, gate, up, down = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
-    wide, tall = (config.inner, config.hidden), (config.hidden, config.inner)
-    shapes = {gate: wide, up: wide, down: tall}
-    if config.mixture is None:
-        return {f"{block}.{name}": shape for name, shape in shapes.items()}
-    experts = range(config.mixture.experts)
-    return {f"{block}.gate": (len(experts), config.hidden)} | {
-        f"{block}.experts.{expert}.{name}": shape
-        for expert in experts
-        for name, shape in shapes.items()
-    }
+    form = FAMILIES[config.architecture].mixture
+    if form is None:
+        return _shapes("mlp", MLP_NAMES, config, config.inner)
+    assert config.mixture is not None
+    shapes = {f"{form.block}.{form.gate}": (config.mixture.experts, config.hidden)}
+    for expert in range(config.mixture.experts):
+        name = f"{form.block}.experts.{expert}"
+        shapes |= _shapes(name, form.names, config, config.inner)
+    if form.shared:
+        name = f"{form.block}.{form.shared}"
+        shapes |= _shapes(name, MLP_NAMES, config, config.shared_inner)
+    if form.shared_gate:
+        shapes[f"{form.block}.{form.shared_gate}"] = 1, config.hidden
+    return shapes
+
+
+def _shapes(
+    of: str, names: Sequence[str], config: ModelConfig, inner: int
+) -> dict[str, tuple[int, ...]]:
+    """Of gate, up and down."""
+    wide, tall = (inner, config.hidden), (config.hidden, inner)
+    pairs = zip(names, (wide, wide, tall), strict=True)
+    return {f"{of}.{name}": shape for name, shape in pairs}
 
 
 def _prefer(tensors: Mapping[str, Array], preference: Sequence[float]) -> None:
@@ -183,26 +203,23 @@ class Plain:
             x = x + attended @ self._weight(f"{name}self_attn.o_proj").T
             y = self._norm(x, f"{name}post_attention_layernorm")
             if self.config.mixture is None:
-                x = x + self._mlp(y, f"{name}mlp.")
+                x = x + self._mlp(y, f"{name}mlp.", MLP_NAMES)
             else:
                 x = x + self._mix(y, name, None if experts is None else experts[layer])
         tied = self.config.is_tied
         head = self._weight("model.embed_tokens" if tied else "lm_head")
         return self._norm(x, "model.norm") @ head.T
 
-    def _mlp(self, x: Array, name: str) -> Array:
-        _, *names = EXPERT_NAMES.get(self.config.architecture, MLP_NAMES)
+    def _mlp(self, x: Array, name: str, names: Sequence[str]) -> Array:
         gate, up, down = (self._weight(f"{name}{n}") for n in names)
         left = x @ gate.T
         return (left / (1 + np.exp(-left)) * (x @ up.T)) @ down.T
 
     def _mix(self, x: Array, name: str, chosen: Array | None) -> Array:
-        mixture, (block, *_) = (
-            self.config.mixture,
-            EXPERT_NAMES.get(self.config.architecture, MLP_NAMES),
-        )
-        assert mixture is not None
-        logits = x @ self._weight(f"{name}{block}.gate").T
+        mixture, form = self.config.mixture, FAMILIES[self.config.architecture].mixture
+        assert mixture is not None and form is not None
+        block = f"{name}{form.block}."
+        logits = x @ self._weight(f"{block}{form.gate}").T
         router, layer = mixture.router, int(name.split(".")[2])
         biases = [bias[layer] for bias in self.biases]
         best, _ = router.choose(logits, *biases)
@@ -214,8 +231,14 @@ class Plain:
         y = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, k = np.nonzero(chosen == expert)
-            part = self._mlp(x[rows], f"{name}{block}.experts.{expert}.")
+            part = self._mlp(x[rows], f"{block}experts.{expert}.", form.names)
             y[rows] += weights[rows, k, None] * part
+        if form.shared:
+            part = self._mlp(x, f"{block}{form.shared}.", MLP_NAMES)
+            if form.shared_gate:
+                gate = x @ self._weight(f"{block}{form.shared_gate}").T
+                part = part / (1 + np.exp(-gate))
+            y += part
         return y
 
     def _attend(self, x: Array, name: str, keys_values: list[Array]) -> Array:

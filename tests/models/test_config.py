@@ -207,6 +207,7 @@ def test_a_scaling_without_its_length_has_that_of_the_model(tmp_path):
         ("Qwen3ForCausalLM", (), None),
         ("Qwen3MoeForCausalLM", (), Mixture(128, Router(8, False))),
         ("MixtralForCausalLM", (2,), Mixture(8, Router(2))),
+        ("Qwen2MoeForCausalLM", (), Mixture(60, Router(4, False), "scored")),
     ],
 )
 def test_files_that_transformers_wrote_are_read(name, stops, mixture, tmp_path):

@@ -20,7 +20,7 @@ from etc_dist.models.part import Part
 from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.weights import load_weights
 from tests.functions.compiled import check_wgmmas
-from tests.models.references import MIXTRAL, QWEN_MOE, Plain, draw_folder
+from tests.models.references import MIXTRAL, QWEN_2_MOE, QWEN_MOE, Plain, draw_folder
 from tests.models.test_decoder import MOST_PAGES, PAGES, REQUESTS, VOCABULARY, rows_of
 
 SHAPES = (
@@ -32,6 +32,10 @@ SMALL = {"hidden_size": 72, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 QWEN = QWEN_MOE | SMALL | {"moe_intermediate_size": 40, "num_attention_heads": 2}
 SPLIT = QWEN | {"moe_intermediate_size": 48, "vocab_size": 528}
 """For two ranks."""
+SHARED = QWEN_2_MOE | SMALL | {"moe_intermediate_size": 48, "vocab_size": 528}
+SHARED |= {"num_attention_heads": 2, "hidden_size": 128}
+SHARED |= {"shared_expert_intermediate_size": 80}
+"""With a shared expert, for two ranks."""
 FEW = (0.0,) * 4 + (-30.0,) * 28
 exhaustive = pytest.mark.exhaustive
 EMULATED = [
@@ -79,6 +83,8 @@ def step_of(
         "slices": 1,
         "attend_heads": 1,
     }
+    if config.shared_inner:
+        dims["shared_inner"] = config.shared_inner
     dims |= {"positions": MOST_PAGES * 16, "requests": REQUESTS}
     dims |= {"most_pages": MOST_PAGES, "pages": PAGES}
     names = config.sizes(16).matmuls
@@ -88,12 +94,16 @@ def step_of(
 @pytest.mark.parametrize(
     ("given", "schedule", "preference", "ranks", "steps"),
     [
-        (SPLIT, "static", (), 2, EMULATED[1:2]),
+        (SHARED, "static", (), 2, EMULATED[1:2]),
+        pytest.param(SPLIT, "static", (), 2, EMULATED[1:2], marks=exhaustive),
         pytest.param(SPLIT, "static", (), 2, EMULATED[2:3], marks=exhaustive),
         pytest.param(QWEN, "static", (), 1, EMULATED[1::2], marks=exhaustive),
         pytest.param(QWEN, "static", FEW, 1, EMULATED, marks=exhaustive),
         pytest.param(QWEN, "dynamic", (), 1, EMULATED, marks=exhaustive),
         pytest.param(SPLIT, "dynamic", FEW, 2, EMULATED[1::2], marks=exhaustive),
+        pytest.param(SHARED, "static", (), 1, EMULATED, marks=exhaustive),
+        pytest.param(SHARED, "static", FEW, 2, EMULATED[1:3], marks=exhaustive),
+        pytest.param(SHARED, "dynamic", (), 1, EMULATED, marks=exhaustive),
         pytest.param(MIXTRAL | SMALL, "static", (), 1, EMULATED, marks=exhaustive),
     ],
 )
@@ -158,8 +168,9 @@ def check_steps(
 
 @exhaustive
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_a_program_of_all_tiles_has_at_most_a_megabyte(schedule):
-    mixture = Mixture(128, Router(8))
+@pytest.mark.parametrize("shared", ["", "plain", "scored"])
+def test_a_program_of_all_tiles_has_at_most_a_megabyte(shared, schedule):
+    mixture = Mixture(128, Router(8), shared)
     graph = decoder_for(schedule, 1, DecoderSizes(32, 4, 128, mixture=mixture))
     binary = etc_dist.build(graph, target="sm_90a", schedule=schedule)
     assert len(binary.cubin) <= 10**6

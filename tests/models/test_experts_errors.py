@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from etc_dist.functions.combine_rows import SCORED
 from etc_dist.functions.route_rows import route_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.tile_matmul import TileShape
@@ -19,13 +20,16 @@ EXPERTS, TOP_K, STEPS, LAYERS, TURN = 16, 4, 2, 5, 3
 FEW, MANY = 3, 20
 """Rows that fit a tile of 8, and rows that are gathered."""
 SHAPES = (TileShape(8, 128, swapped=True), TileShape(128, 128))
-SIZES = DecoderSizes(*(6, 2, 64), page_size=16, mixture=Mixture(EXPERTS, Router(TOP_K)))
+MIXTURE = Mixture(EXPERTS, Router(TOP_K), SCORED)
+SIZES = DecoderSizes(*(6, 2, 64), page_size=16, mixture=MIXTURE)
 OPTIONS = {"sizes": SIZES, "shapes": SHAPES, "best_columns": 64}
 GRAPH = decoder_graph(1, **OPTIONS)
 CALLS = (
     "score_experts",
     "choose_experts",
     "route_rows",
+    "shared_up_matmul",
+    "shared_down_matmul",
     "gather",
     "expert_up_matmul",
     "expert_down_matmul",
@@ -55,7 +59,7 @@ BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 
 def dims_of(rows: int) -> dict[str, int]:
-    sizes = {"hidden": 72, "inner": 136, "positions": 4096}
+    sizes = {"hidden": 72, "inner": 136, "shared_inner": 40, "positions": 4096}
     sizes |= {"vocabulary": 520, "all_ids": 520}
     pages = {"requests": rows, "most_pages": 64, "pages": 64 * rows}
     shapes = {f"{name}_shape": 0 for name in SIZES.matmuls}

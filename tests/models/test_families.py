@@ -49,8 +49,11 @@ class Ranks:
             given["table"] = table.astype(np.int32)
             given["cache"] = np.full(pages, np.nan, given["norm"].dtype)
         self.dims = {f"{n}_shape": i % 2 for i, n in enumerate(sizes.matmuls)}
-        names = "layers", "hidden", "inner", "vocabulary"
+        names = ["layers", "hidden", "inner", "vocabulary"]
+        names += ["shared_inner"] if own.shared_inner else []
         self.dims |= {name: getattr(own, name) for name in names}
+        self.experts: list[list[Any]] = [[] for _ in range(requests)]
+        """Those that the rows of each request chose, of each step."""
         self.dims |= {
             "all_ids": config.vocabulary,
             "positions": len(self.given[0]["cos_sin"]),
@@ -75,10 +78,18 @@ class Ranks:
             element, width = given["norm"].dtype, self.dims["vocabulary"]
             given |= arrays
             given["logits"] = np.full((len(of), width), np.nan, element)
+            if self.config.mixture is not None:
+                chosen = self.config.mixture.router.top_k
+                shape = self.config.layers, len(of), chosen
+                given["experts"] = np.full(shape, -9, np.int32)
         dims = self.dims | {"rows": len(of), "slices": slices}
         found = simulate(self.plan, self.given, dims).outputs
         for given, one in zip(self.given, found, strict=True):
             given["cache"] = one["cache"]
+        for r in range(len(rows)):
+            mine = [n for n, one in enumerate(request) if one == r]
+            if self.config.mixture is not None:
+                self.experts[r].append(found[0]["experts"][:, mine])
         logits = np.concatenate([one["logits"] for one in found], axis=1)
         return logits[:, : self.config.vocabulary].astype(np.float32)
 
@@ -90,9 +101,9 @@ def distance(some: list[Any], others: list[Any]) -> float:
 
 
 def test_each_family_has_a_case():
-    """Those with experts are in test_decoder_logits.py."""
-    dense = [family for family in FAMILIES.values() if not family.has_experts]
-    assert {case.kind for case in CASES} == {family.model_type for family in dense}
+    """Two are in test_decoder_logits.py."""
+    others = {family.model_type for family in FAMILIES.values()}
+    assert {case.kind for case in CASES} == others - {"qwen3_moe", "mixtral"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -102,19 +113,23 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path, rng):
     config = read_config(tmp_path)
     lengths = [sum(counts) for counts in zip(*STEPS, strict=True)]
     texts = [rng.integers(config.vocabulary, size=n).tolist() for n in lengths]
-    wanted = [reference.logits(text) for text in texts]
-    rounded = [reference.logits(text, "bfloat16") for text in texts]
-    most = MOST_ERROR * distance(rounded, wanted)
     for ranks in (1, 2) if config.heads > 1 else (1,):
-        model, begun = Ranks(tmp_path, config, ranks), [0] * len(texts)
+        model, begun, of_steps = Ranks(tmp_path, config, ranks), [0] * len(texts), []
         for number, counts in enumerate(STEPS):
             ends = [b + n for b, n in zip(begun, counts, strict=True)]
             spans = [slice(*span) for span in zip(begun, ends, strict=True)]
             rows = [text[span] for text, span in zip(texts, spans, strict=True)]
-            found = model.step(rows, 1 + number)
+            of_steps.append((model.step(rows, 1 + number), spans))
+            begun = ends
+        if ranks == 1 or config.mixture is not None:
+            chosen = [np.concatenate(e, axis=1) if e else None for e in model.experts]
+            each = [*zip(texts, chosen, strict=True)]
+            wanted = [reference.logits(text, experts=of) for text, of in each]
+            rounded = [reference.logits(text, "bfloat16", of) for text, of in each]
+            most = MOST_ERROR * distance(rounded, wanted)
+        for found, spans in of_steps:
             of_step = [w[span] for w, span in zip(wanted, spans, strict=True)]
             assert distance([found], of_step) < most
-            begun = ends
     for name, changes in case.drops.items():
         other = Tiny(case, changes, reference.model.state_dict()).logits(texts[0])
         assert distance([other], wanted[:1]) > 2 * most, name

@@ -11,6 +11,7 @@ from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
 LINEAR = {"type": "linear", "factor": 4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 GEMMA = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 64}
+QWEN_2_MOE = EXPERTS | {"architectures": ["Qwen2MoeForCausalLM"], "head_dim": None}
 CHANGES = {
     "architectures": ({}, ["Qwen3ForCausalLM"]),
     "attention_bias": ({}, True),
@@ -35,12 +36,14 @@ CHANGES = {
     "num_local_experts": (MIXTRAL, 16),
     "original_max_position_embeddings": (LLAMA3, 4096),
     "partial_rotary_factor": ({"architectures": ["Phi3ForCausalLM"]}, 0.5),
+    "qkv_bias": (QWEN_2_MOE, False),
     "query_pre_attn_scalar": (GEMMA, 168),
     "rms_norm_eps": ({}, 1e-6),
     "rope_parameters": ({}, LINEAR),
     "rope_scaling": ({}, LINEAR),
     "rope_local_base_freq": (GEMMA, 5e3),
     "rope_theta": ({}, 5e5),
+    "shared_expert_intermediate_size": (QWEN_2_MOE, 64),
     "sliding_window": (MIXTRAL, 64),
     "sliding_window_pattern": (GEMMA, 2),
     "tie_word_embeddings": ({}, False),

@@ -28,12 +28,13 @@ def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("workers", [None, 132])
-@pytest.mark.parametrize("mixture", [None, Mixture(8, Router(2))])
+@pytest.mark.parametrize("mixture", [None, Mixture(8, Router(2), "plain")])
 def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
     tmp_path, rng, mixture, workers, schedule
 ):
     config = read_config(make_model(tmp_path, rng))
-    config = replace(config, mixture=mixture)
+    shared_inner = 0 if mixture is None else 64
+    config = replace(config, mixture=mixture, shared_inner=shared_inner)
     policy = StepPolicy(config, workers, shapes_of(schedule), in_order=True)
     for dims in policy.every(4096):
         shapes = [policy.shapes[n] for name, n in dims.items() if "shape" in name]

@@ -11,9 +11,9 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import parse_config
+from etc_dist.models.families import FAMILIES
 from etc_dist.models.part import Part
 from etc_dist.models.safetensors_file import MAX_HEADER, STORED, read_tensors
-from etc_dist.models.weight_places import EXPERT_NAMES, MLP_NAMES
 from etc_dist.models.weights import load_weights
 from tests.models.references import save
 from tests.models.test_config import SMOL
@@ -59,7 +59,9 @@ def mixture(request, model, tmp_path, rng):
     given = SMOL | SMALL | {"architectures": [request.param], "num_local_experts": 8}
     given |= {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
     config, tensors = parse_config(given, tmp_path / "config.json"), model[1]
-    block, *names = EXPERT_NAMES.get(request.param, MLP_NAMES)
+    form = FAMILIES[request.param].mixture
+    assert form is not None
+    block, names = form.block, form.names
     is_qwen = request.param.startswith("Qwen3")
     left = (".mlp.",) if is_qwen else (".mlp.", "q_norm", "k_norm")
     tensors = {n: a for n, a in tensors.items() if not any(t in n for t in left)}

@@ -1,0 +1,135 @@
+"""What describes a family of models: how its layers differ from those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+NORMS = {"input_layernorm": "norm", "post_attention_layernorm": "mlp_norm"}
+"""Before attention, and before the MLP."""
+MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
+"""Gate, up and down of an MLP."""
+
+
+def no_layer(number: int, given: Mapping[str, Any]) -> bool:
+    """The layers of a family without sliding windows."""
+    return False
+
+
+def every_layer(number: int, given: Mapping[str, Any]) -> bool:
+    """Those of a family whose layers are alike."""
+    return True
+
+
+def three_of_four(number: int, given: Mapping[str, Any]) -> bool:
+    """All layers but each fourth."""
+    return (number + 1) % 4 != 0
+
+
+def all_but_each_last(number: int, given: Mapping[str, Any]) -> bool:
+    """All layers but the last of each sliding_window_pattern."""
+    pattern = given["sliding_window_pattern"]
+    return type(pattern) is int and pattern > 0 and (number + 1) % pattern != 0
+
+
+def last_layers(number: int, given: Mapping[str, Any]) -> bool:
+    """Those from max_window_layers on."""
+    first = given["max_window_layers"]
+    return type(first) is int and number >= first
+
+
+def every_other(number: int, given: Mapping[str, Any]) -> bool:
+    """The first of each two layers, before max_window_layers."""
+    first = given["max_window_layers"]
+    return number % 2 == 0 and type(first) is int and number < first
+
+
+@dataclass(frozen=True)
+class MixtureForm:
+    """The mixture of experts of a family, as its files have it.
+
+    inner: the field with the inner size of an expert. block: its name in a layer; in
+    the block, gate: the router. names: of gate, up and down of an expert. normalizes:
+    the weights of a row are divided by their sum: whether, or the field that says it.
+
+    shared: the MLP in the block that every row takes, if there is one; shared_gate: the
+    matrix of one row whose product, by a sigmoid, is its weight. shared_inner: the
+    field with its inner size."""
+
+    inner: str = "moe_intermediate_size"
+    block: str = "mlp"
+    gate: str = "gate"
+    names: tuple[str, str, str] = MLP_NAMES
+    normalizes: bool | str = "norm_topk_prob"
+    shared: str = ""
+    shared_gate: str = ""
+    shared_inner: str = ""
+
+    def normalizes_weights(self, given: Mapping[str, Any]) -> bool:
+        """given: the fields of config.json."""
+        of = self.normalizes
+        return given.get(of) is True if isinstance(of, str) else of
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one architecture, which is a name in config.json.
+
+    model_type: its other name there. defaults: the values of fields that a file does
+    not have, as in transformers. theta: the default of rope_theta. normalizes_heads:
+    each query and key is normalized; normalizes_all: all of a row together;
+    normalizes_rotated: after they are rotated. head_norms: the names of these norms in
+    the files. biases: of the matmuls `qkv` and `o`: True, or the field that says
+    whether there are any. mixture: in place of an MLP. partial: the default of
+    partial_rotary_factor; None: it is 1. is_paired: neighbours are rotated together.
+    rope_names: other names of kinds of rotary embeddings. is_fused: q, k and v are one
+    matrix in the files, as are gate and up. rope: the default of rope_parameters.
+    has_alpha: "dynamic" may have alpha. local_theta: the default of rope_theta in
+    layers with a sliding window, which have a rotary embedding of their own; None: they
+    have not.
+
+    norms: the array of each norm of a layer, by its name in the files. gain_offset: is
+    added to their gains. activation: of the MLP, as hidden_activation has it.
+    scales_embeddings: by the root of their size.
+
+    reads: those of OWN_FIELDS that change results.
+
+    slides: whether a layer has a sliding window, if the model has one: by its number
+    and the fields of config.json. reads_layer_types: layer_types decides, if it is
+    given. window_switch: the field without which no layer has one.
+
+    gguf: general.architecture of its GGUF files. layers: what they have, for users."""
+
+    architecture: str
+    model_type: str
+    defaults: Mapping[str, Any]
+    theta: float = 1e4
+    normalizes_heads: bool = False
+    normalizes_all: bool = False
+    normalizes_rotated: bool = False
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    biases: Mapping[str, str | bool] = field(default_factory=dict)
+    mixture: MixtureForm | None = None
+    partial: float | None = None
+    is_paired: bool = False
+    rope_names: Mapping[str, str] = field(default_factory=dict)
+    is_fused: bool = False
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    has_alpha: bool = False
+    local_theta: float | None = None
+    gain_offset: int = 0
+    activation: str = "silu"
+    scales_embeddings: bool = False
+    reads: frozenset[str] = frozenset()
+    norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
+    slides: Callable[[int, Mapping[str, Any]], bool] = no_layer
+    reads_layer_types: bool = False
+    window_switch: str = ""
+    gguf: str = ""
+    layers: str = "plain"
+
+    def has_bias(self, matmul: str, given: Mapping[str, Any]) -> bool:
+        """Whether a matmul has a bias. given: the fields of config.json."""
+        bias = self.biases.get(matmul, False)
+        return given.get(bias) is True if isinstance(bias, str) else bias
