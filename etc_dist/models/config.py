@@ -17,7 +17,8 @@ from etc_dist.models.families import FAMILIES, MODEL_TYPES, OWN_FIELDS
 from etc_dist.models.fields import VARIANT_FIX, refuse_fields, refused
 from etc_dist.models.heads import HeadLayout
 from etc_dist.models.mixture_fields import (
-    num_experts,
+    counts,
+    neutral_values,
     read_mixture,
     read_shared_inner,
 )
@@ -213,7 +214,10 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
     name = _architecture(given, path)
     refuse_fields(given, path)
     family = FAMILIES[name]
-    given = {**family.defaults, **given, **num_experts(given, path)}
+    given = {**family.defaults, **given, **counts(given, path)}
+    if "rotary_dim" in family.reads and given.get("rotary_dim") is not None:
+        share = number("rotary_dim", given["rotary_dim"]) / size("head_dim")
+        given = {PARTIAL: share, **given}
     rope, local = read_ropes(given, family, path)
     partial = rope.pop(PARTIAL, 1)
     base = rope.pop("rope_theta", family.theta)
@@ -237,7 +241,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         rope=rope,
         is_tied=given.get("tie_word_embeddings") is True,
         stop_tokens=_stop_tokens(given.get("eos_token_id"), path),
-        mixture=read_mixture(given, family, size),
+        mixture=read_mixture(given, family, size, path),
         shared_inner=read_shared_inner(given, family, size),
         features=Features(
             qkv_bias=family.has_bias("qkv", given),
@@ -301,7 +305,7 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         ),
         **{
             f"no {name}": name in family.reads or given.get(name) in (None, *neutral)
-            for name, neutral in OWN_FIELDS.items()
+            for name, neutral in {**OWN_FIELDS, **neutral_values(family)}.items()
         },
         f"hidden_activation {family.activation}": given.get("hidden_activation")
         in (None, family.activation),
@@ -313,7 +317,7 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
             for name in ("attention_bias", "attention_out_bias", "qkv_bias")
         },
         f"use_qk_norm {str(has_norm).lower()}": given.get("use_qk_norm")
-        in (None, has_norm),
+        in (None, has_norm or own.normalizes_all),
         "a factor of each pair that is rotated": fits_factors(
             config.rope, head.rotated
         ),

@@ -18,11 +18,15 @@ from etc_dist.models.mixture_families import MIXTURES, OF_MISTRAL, OPTIONAL_BIAS
 OWN_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (),
     "hidden_activation": (),
+    "n_group": (1,),
     "qkv_bias": (False,),
     "query_pre_attn_scalar": (),
     "rope_local_base_freq": (),
+    "rotary_dim": (),
+    "routed_scaling_factor": (1,),
     "shared_expert_intermediate_size": (0,),
     "sliding_window_pattern": (),
+    "topk_group": (1,),
 }
 """Fields that only some families read: refused of others unless null or one of these
 values."""

@@ -53,6 +53,10 @@ class MixtureForm:
     the block, gate: the router. names: of gate, up and down of an expert. normalizes:
     the weights of a row are divided by their sum: whether, or the field that says it.
 
+    score: as of `Router`. correction: of scores, for the choice: the name of the array
+    in the block. scale: the field with a factor of the weights. is_grouped: the fields
+    n_group and topk_group are those of `Router`.
+
     shared: the MLP in the block that every row takes, if there is one; shared_gate: the
     matrix of one row whose product, by a sigmoid, is its weight. shared_inner: the
     field with its inner size."""
@@ -62,6 +66,10 @@ class MixtureForm:
     gate: str = "gate"
     names: tuple[str, str, str] = MLP_NAMES
     normalizes: bool | str = "norm_topk_prob"
+    score: str = "softmax"
+    correction: str = ""
+    scale: str = ""
+    is_grouped: bool = False
     shared: str = ""
     shared_gate: str = ""
     shared_inner: str = ""

@@ -24,13 +24,14 @@ HONOURED = names(
     """
     architectures attention_bias attention_out_bias eos_token_id final_logit_softcapping
     head_dim hidden_activation hidden_size intermediate_size layer_types
-    max_position_embeddings max_window_layers model_type moe_intermediate_size
-    norm_topk_prob num_attention_heads num_experts num_experts_per_tok num_hidden_layers
-    num_key_value_heads num_local_experts original_max_position_embeddings
-    partial_rotary_factor qkv_bias query_pre_attn_scalar rms_norm_eps
-    rope_local_base_freq rope_parameters rope_scaling rope_theta
+    max_position_embeddings max_window_layers model_type moe_intermediate_size moe_topk
+    n_group n_routed_experts norm_topk_prob num_attention_heads num_experts
+    num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts
+    original_max_position_embeddings partial_rotary_factor qkv_bias
+    query_pre_attn_scalar rms_norm_eps rope_local_base_freq rope_parameters rope_scaling
+    rope_theta rotary_dim routed_scaling_factor scoring_func
     shared_expert_intermediate_size sliding_window sliding_window_pattern
-    tie_word_embeddings use_qk_norm use_sliding_window vocab_size
+    tie_word_embeddings topk_group topk_method use_qk_norm use_sliding_window vocab_size
     """
 )
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -39,6 +40,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (),
     "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
+    "clip_qkv": (),
     "compression_config": (),
     "constraints": ([],),
     "decoder_sparse_step": (1,),
@@ -57,22 +59,18 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "norm_type": ("rms",),
     "mlp_only_layers": ([],),
     "moe_layer_freq": (1,),
-    "n_group": (1,),
     "n_shared_experts": (0,),
     "num_nextn_predict_layers": (0,),
     "per_layer_config": ({},),
+    "qk_norm_type": ("per_layer",),
     "quantization": (),
     "quantization_config": (),
     "residual_multiplier": (1,),
     "rope_interleaved": (False,),
-    "routed_scaling_factor": (1,),
-    "scoring_func": ("softmax",),
     "sequence_bias": ([], {}),
     "stop_strings": ([],),
     "suppress_tokens": ([],),
     "token_healing": (False,),
-    "topk_group": (1,),
-    "topk_method": ("greedy",),
     "use_bidirectional_attention": (False,),
     "use_cla": (False,),
     "watermarking_config": (),

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from etc_dist.errors import ArgumentError
 from etc_dist.functions.combine_rows import PLAIN, SCORED
 from etc_dist.functions.router import MOST_CHOICES, MOST_EXPERTS, Router
 from etc_dist.models.experts import Mixture
-from etc_dist.models.family import Family
+from etc_dist.models.family import Family, MixtureForm
 from etc_dist.models.fields import refused
 
+COUNTS: Mapping[str, tuple[str, ...]] = {
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_experts_per_tok": ("moe_topk",),
+}
+"""Numbers, with their other names."""
 Size = Callable[..., int]
 """size(key, default, most): a number of config.json, checked."""
 
 
-def num_experts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """num_experts, which is num_local_experts by another name."""
-    both = {k: given[k] for k in ("num_experts", "num_local_experts") if k in given}
-    counts = [count for count in both.values() if count is not None]
-    if len(counts) == 2 and counts[0] != counts[1]:
-        raise refused(path, "one number of experts", repr(both), "correct it")
-    return {"num_experts": counts[0] if counts else None} if both else {}
+def counts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """COUNTS, by their first names."""
+    found = {}
+    for name, others in COUNTS.items():
+        all_names = {key: given[key] for key in (name, *others) if key in given}
+        values = [value for value in all_names.values() if value is not None]
+        if any(value != values[0] for value in values):
+            wanted = f"one number for {' and '.join(all_names)}"
+            raise refused(path, wanted, repr(all_names), "correct it")
+        if all_names:
+            found[name] = values[0] if values else None
+    return found
+
+
+def neutral_values(family: Family) -> dict[str, tuple[Any, ...]]:
+    """The values of fields that say what models of the family do, anyway."""
+    form = family.mixture or MixtureForm()
+    method = "noaux_tc" if form.correction else "greedy"
+    return {"scoring_func": (form.score,), "topk_method": (method,)}
 
 
 def read_mixture(
-    given: Mapping[str, Any], family: Family, size: Size
+    given: Mapping[str, Any], family: Family, size: Size, path: Path
 ) -> Mixture | None:
     """The experts of a layer; None for a dense MLP."""
     form = family.mixture
@@ -35,7 +54,19 @@ def read_mixture(
     experts = size("num_experts", most=MOST_EXPERTS)
     top_k = size("num_experts_per_tok", most=min(experts, MOST_CHOICES))
     shared = "" if not form.shared else SCORED if form.shared_gate else PLAIN
-    return Mixture(experts, Router(top_k, form.normalizes_weights(given)), shared)
+    router = Router(top_k, form.normalizes_weights(given), form.score)
+    if form.scale:
+        router = replace(router, scale=given.get(form.scale, 1.0))
+    if form.is_grouped:
+        groups, best = size("n_group", 1), size("topk_group", 1)
+        router = replace(router, num_groups=groups, topk_group=best)
+    router = replace(router, has_correction=bool(form.correction))
+    try:
+        router.check(experts)
+    except (ArgumentError, TypeError) as error:
+        wanted = getattr(error, "wanted", str(error))
+        raise refused(path, wanted, getattr(error, "got", ""), "correct it") from error
+    return Mixture(experts, router, shared)
 
 
 def read_shared_inner(given: Mapping[str, Any], family: Family, size: Size) -> int:

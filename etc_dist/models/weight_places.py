@@ -79,6 +79,9 @@ def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
     if family.normalizes_all:
         own |= {f"self_attn.{n}_norm": (f"{n}_all_norm", ...) for n in "qk"}
     places = {f"{name}.weight": place for name, place in own.items()}
+    if family.mixture is not None and family.mixture.correction:
+        name = f"{family.mixture.block}.{family.mixture.correction}"
+        places[name] = "correction", ...
     for to, of in (("qkv", "qkv"), ("o", "o")):
         if getattr(config.features, f"{to}_bias"):
             for projection in of:

@@ -24,6 +24,8 @@ from etc_dist.runtime.arrays import Array, inspect
 
 IGNORED = (".rotary_emb.inv_freq",)
 """The ends of names of tensors that follow from the configuration."""
+FLOAT32 = {"correction": "float32"}
+"""The dtype of arrays that have another one than the model."""
 EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
 AT_ONCE = 1 << 26
 """Numbers that are examined at once: each takes two bytes meanwhile."""
@@ -53,7 +55,7 @@ def stack_weights(
     own_places = WeightPlaces(config, part)
     try:
         held = {
-            name: np.empty(shape, numpy_dtype(dtype))
+            name: np.empty(shape, numpy_dtype(FLOAT32.get(name, dtype)))
             for name, shape in weight_shapes(config, part).items()
         }
     except (MemoryError, ValueError) as error:
@@ -166,6 +168,8 @@ def weight_shapes(
     if config.mixture is not None:
         stack = layers, config.mixture.experts
         shapes["router"] = layers, config.mixture.scored, hidden
+        of_choice = config.mixture.router.bias_names
+        shapes |= dict.fromkeys(of_choice, (layers, config.mixture.experts))
     if config.shared_inner:
         wide = layers, config.shared_inner, hidden
         tall = layers, hidden, config.shared_inner
@@ -202,7 +206,10 @@ def check_weights(
     wanted = weight_shapes(config, part)
     faults = [f"{name}: missing" for name in wanted if name not in weights]
     found = {n: inspect(n, weights[n]) for n in wanted if n in weights}
-    dtypes = sorted({array.dtype for array in found.values()})
+    own = {name: FLOAT32.get(name, array.dtype) for name, array in found.items()}
+    odd = [name for name, array in found.items() if array.dtype != own[name]]
+    faults += [f"{name}: dtype {found[name].dtype}" for name in odd]
+    dtypes = sorted({a.dtype for name, a in found.items() if name not in FLOAT32})
     for name, array in found.items():
         if array.shape != wanted[name] or array.order != "C":
             faults.append(f"{name}: {array} instead of {list(wanted[name])}")
@@ -211,7 +218,7 @@ def check_weights(
     faults = faults or [
         f"{name}: numbers that are not finite"
         for name, array in found.items()
-        if not are_finite and not _is_finite(array)
+        if not are_finite and name not in FLOAT32 and not _is_finite(array)
     ]
     if faults:
         raise ArgumentError(

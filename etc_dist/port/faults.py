@@ -13,6 +13,8 @@ from etc_dist.models.config import parse_config
 from etc_dist.models.fields import refuse_fields
 
 PARTS: Mapping[str, str] = {
+    r"architectures|model_type|ForCausalLM": "the whole layer "
+    "(etc_dist/models/families.py)",
     r"quant|compression": "the weights (etc_dist/models/weights.py)",
     r"expert|router|moe|topk|n_group|scoring|dense": "the mixture of experts "
     "(etc_dist/models/experts.py)",
@@ -24,8 +26,6 @@ PARTS: Mapping[str, str] = {
     r"act|mlp|glu|intermediate": "the MLP (`add_mlp` of etc_dist/models/decoder.py)",
     r"embed": "the embedding (`embed` of etc_dist/models/decoder.py)",
     r"norm|residual|eps": "the norms (`add_norm` of etc_dist/models/decoder.py)",
-    r"architectures|model_type|ForCausalLM": "the whole layer "
-    "(etc_dist/models/families.py)",
 }
 """Where a field would have to be honoured: the first match in its name."""
 

@@ -191,6 +191,28 @@ CASES = (
         },
         name="window",
     ),
+    Case(
+        "olmoe",
+        EXPERTS | {"hidden_size": 256, "num_key_value_heads": 4},
+        {"normalize": {"norm_topk_prob": True}},
+    ),
+    Case(
+        "hunyuan_v1_moe",
+        BIAS
+        | {"rope_parameters": HUNYUAN}
+        | {"num_experts": 9, "moe_topk": 3, "intermediate_size": 48},
+        {
+            "biases": {"attention_bias": False},
+            "alpha": {"rope_parameters": HUNYUAN | {"alpha": 1.0}},
+            "top": {"moe_topk": 2},
+        },
+    ),
+    Case(
+        "minimax_m2",
+        {"num_local_experts": 9, "num_experts_per_tok": 3, "intermediate_size": 48}
+        | {"rotary_dim": 16},
+        {"top": {"num_experts_per_tok": 2}, "rotary": {"rotary_dim": 32}},
+    ),
     Case("phi3", PHI, gguf={"rope.dimension_count": 48}),
     Case("phi3", PHI | LONG, PHI_DROPS, name="long"),
     Case("qwen3", BIAS, {"biases": {"attention_bias": False}}, {}),

@@ -80,11 +80,14 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         (EXPERTS | {"num_experts_per_tok": 33}, "num_experts_per_tok: an integer"),
         (EXPERTS | {"moe_intermediate_size": None}, "moe_intermediate_size: an"),
         (EXPERTS | {"norm_topk_prob": "yes"}, "norm_topk_prob true or false"),
-        (EXPERTS | {"num_local_experts": 64}, "one number of experts"),
+        (EXPERTS | {"num_local_experts": 64}, "one number for num_experts and"),
         (MIXTRAL | {"num_local_experts": None}, "num_experts: an integer"),
         (MIXTRAL | {"num_experts_per_tok": 9}, "an integer from 1 to 8"),
         (MIXTRAL | {"layer_types": ["full_attention"] * 30} | WINDOW, "layer_types f"),
         (MIXTRAL | {"norm_topk_prob": False}, "norm_topk_prob true"),
+        (MIXTRAL | {"scoring_func": "sigmoid"}, "no scoring_func"),
+        (MIXTRAL | {"routed_scaling_factor": 2.0}, "no routed_scaling_factor"),
+        (MIXTRAL | {"shared_expert_intermediate_size": 8}, "no shared_expert_interm"),
     ],
 )
 def test_models_that_are_not_implemented_are_refused(changes, text, tmp_path):

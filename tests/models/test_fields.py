@@ -12,6 +12,7 @@ LINEAR = {"type": "linear", "factor": 4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 GEMMA = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 64}
 QWEN_2_MOE = EXPERTS | {"architectures": ["Qwen2MoeForCausalLM"], "head_dim": None}
+MINIMAX = {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128}
 CHANGES = {
     "architectures": ({}, ["Qwen3ForCausalLM"]),
     "attention_bias": ({}, True),
@@ -27,6 +28,9 @@ CHANGES = {
     "max_window_layers": (QWEN | WINDOW | {"max_window_layers": 30}, 29),
     "model_type": ({}, "qwen3"),
     "moe_intermediate_size": (EXPERTS, 64),
+    "moe_topk": ({"architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4}, 2),
+    "n_group": (MIXTRAL, 2),
+    "n_routed_experts": (EXPERTS, 64),
     "norm_topk_prob": (EXPERTS, False),
     "num_attention_heads": ({}, 18),
     "num_experts": (EXPERTS, 64),
@@ -43,10 +47,15 @@ CHANGES = {
     "rope_scaling": ({}, LINEAR),
     "rope_local_base_freq": (GEMMA, 5e3),
     "rope_theta": ({}, 5e5),
+    "rotary_dim": (MINIMAX, 64),
+    "routed_scaling_factor": (MIXTRAL, 2.5),
+    "scoring_func": (MIXTRAL, "sigmoid"),
     "shared_expert_intermediate_size": (QWEN_2_MOE, 64),
     "sliding_window": (MIXTRAL, 64),
     "sliding_window_pattern": (GEMMA, 2),
     "tie_word_embeddings": ({}, False),
+    "topk_group": (MIXTRAL, 2),
+    "topk_method": (MIXTRAL, "noaux_tc"),
     "use_qk_norm": ({}, True),
     "use_sliding_window": (QWEN | {"sliding_window": 64}, True),
     "vocab_size": ({}, 32000),

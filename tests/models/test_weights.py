@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import parse_config
 from etc_dist.models.families import FAMILIES
-from etc_dist.models.part import Part
+from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.safetensors_file import MAX_HEADER, STORED, read_tensors
-from etc_dist.models.weights import load_weights
+from etc_dist.models.weights import check_weights, load_weights, weight_shapes
 from tests.models.references import save
 from tests.models.test_config import SMOL
 
@@ -298,3 +299,15 @@ def test_sizes_beyond_memory_are_refused(model, tmp_path):
     config = replace(model[0], hidden=2**24, inner=2**24, vocabulary=2**24)
     with pytest.raises(ArgumentError, match="weights that fit in memory"):
         load_weights(tmp_path, config, "bfloat16")
+
+
+def test_corrections_of_scores_are_float32(tmp_path):
+    given = SMOL | SMALL | {"architectures": ["MiniMaxM2ForCausalLM"]}
+    given |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+    config = parse_config(given, tmp_path / "config.json")
+    element = numpy_dtype("bfloat16")
+    weights = {n: np.zeros(s, element) for n, s in weight_shapes(config).items()}
+    with pytest.raises(ArgumentError, match="correction: dtype bfloat16"):
+        check_weights(weights, config, WHOLE, True)
+    weights["correction"] = weights["correction"].astype(np.float32)
+    assert check_weights(weights, config, WHOLE, True) == "bfloat16"
