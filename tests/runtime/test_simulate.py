@@ -12,12 +12,16 @@ from etc_dist.ir import ceildiv, device_function, graph_function, span, tile, up
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.cpu.simulate import ProcessMemory
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.conftest import some_of
 from tests.emulate.cases import four_matmuls
 from tests.graphs.written import three_matmuls
 from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs
 
 
-@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize(
+    "world",
+    [1, 2, 3, 8, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(4, 8))],
+)
 @pytest.mark.parametrize("op", OPS)
 def test_every_world_size_gives_the_reference(op, world, rng, seed):
     c = case(op, world, rng)
@@ -75,7 +79,7 @@ def test_a_seed_repeats_its_order_of_tasks(rng):
     assert orders[0] == orders[1] != orders[2]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some_of(range(6), 3))
 @pytest.mark.parametrize("op", OPS)
 def test_three_epochs_without_a_barrier(op, seed, rng):
     c = case(op, 3, rng)
