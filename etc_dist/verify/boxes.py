@@ -24,14 +24,13 @@ FEW = 4096
 @dataclass(frozen=True)
 class Boxes:
     """The boxes low .. high - 1 that tasks access of one tensor, in one rank's memory.
-    `operand` has the position of a box in `accesses`; kind: see `_kinds`."""
+    `operand` has the position of a box in `accesses`."""
 
     accesses: Sequence[Access]
     low: Array  # [axes, boxes]
     high: Array
     task: Array
     operand: Array
-    kind: Array
 
     @property
     def write(self) -> Mask:
@@ -56,29 +55,33 @@ class Boxes:
             self.high[:, some],
             self.task[some],
             self.operand[some],
-            self.kind[some],
         )
 
-    def without_equal_reads(self) -> Boxes:
-        """One of the reads of each kind that have the same box, and all writes."""
+    def reduced(self, extent: Sequence[int], order: HappensBefore) -> Cut:
+        """The boxes that differ in this order, cut: all writes, one of the reads of
+        each kind that have the same box, and no slice that is equal to another one."""
+        kind = _kinds(self.accesses, self.task, self.operand, order)
         needed = self.write
-        needed[first_rows((self.kind, *self.low, *self.high))] = True
-        return self.of(needed)
+        needed[first_rows((kind, *self.low, *self.high))] = True
+        return self.of(needed).cut(extent, kind[needed]).without_equal_slices()
 
-    def cut(self, extent: Sequence[int]) -> Cut:
+    def cut(self, extent: Sequence[int], kind: Array | None = None) -> Cut:
         """The boxes in a tensor with these extents, cut along all of their sides."""
         cuts = []
         for size, low, high in zip(extent, self.low, self.high, strict=True):
             sides = np.concatenate(([0, size], low, high))
             cuts.append(sides[first_rows([sides])])
-        return Cut(self, [c[:-1] for c in cuts], [c[1:] for c in cuts])
+        kind = self.task if kind is None else kind
+        return Cut(self, kind, [c[:-1] for c in cuts], [c[1:] for c in cuts])
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Boxes, and the bounds of the slices of each axis."""
+    """Boxes, the kind of each one (see `_kinds`; by default its task), and the bounds
+    of the slices of each axis."""
 
     boxes: Boxes
+    kind: Array
     low: list[Array]
     high: list[Array]
 
@@ -118,7 +121,7 @@ class Cut:
 
     def _different_slices(self, axis: int) -> Array:
         others = [k for k in range(len(self.low)) if k != axis]
-        columns = self.boxes.kind, *self.begin[others], *self.end[others]
+        columns = self.kind, *self.begin[others], *self.end[others]
         number = row_numbers(columns)
         # A slice is identified by the sum of 128 random bits of each of its boxes.
         random = _random_bits(int(number.max()) + 1)
@@ -139,8 +142,9 @@ class Cut:
             return self
         low, high = list(self.low), list(self.high)
         low[axis], high[axis] = low[axis][slices], high[axis][slices]
-        found = Cut(self.boxes, low, high)
-        return Cut(self.boxes.of(found.end[axis] > found.begin[axis]), low, high)
+        found = Cut(self.boxes, self.kind, low, high)
+        kept = found.end[axis] > found.begin[axis]
+        return Cut(self.boxes.of(kept), self.kind[kept], low, high)
 
 
 def _random_bits(count: int) -> npt.NDArray[np.uint64]:
@@ -158,18 +162,15 @@ def _few_random_bits() -> npt.NDArray[np.uint64]:
     return _new_random_bits(FEW)
 
 
-def boxes_of(
-    accesses: Sequence[Access], rank: int, axes: int, order: HappensBefore
-) -> Boxes:
+def boxes_of(accesses: Sequence[Access], rank: int, axes: int) -> Boxes:
     """The boxes of a tensor's `accesses` that are in the memory of `rank`."""
-    here = [access.on(rank) for access in accesses]
+    here = [access.on(rank) for access in accesses if rank in access.ranks]
     none = np.zeros((axes, 0), np.int64)
     low = np.concatenate([none, *(a.low for a in here)], axis=1)
     high = np.concatenate([none, *(a.high for a in here)], axis=1)
     task = np.concatenate([np.zeros(0, np.int64), *(a.task for a in here)])
     operand = np.repeat(np.arange(len(here)), [a.task.size for a in here])
-    kind = _kinds(accesses, task, operand, order)
-    return Boxes(accesses, low, high, task, operand, kind)
+    return Boxes(here, low, high, task, operand)
 
 
 def _kinds(

@@ -78,11 +78,11 @@ def all_cells(
             continue
         for rank, env in enumerate(tasks.environments):
             extent = [int(n.evaluate(env)) for n in tensor.shape]
-            boxes = boxes_of(mine, rank, len(extent), order)
+            boxes = boxes_of(mine, rank, len(extent))
             # Of flagged tensors events order all, which are left out of `order`.
             cut = boxes.cut(extent) if not reduced or tensor.flagged else None
             if cut is None or (cut.cells > MANY_CELLS and not tensor.flagged):
-                cut = boxes.without_equal_reads().cut(extent).without_equal_slices()
+                cut = boxes.reduced(extent, order)
             if cut.cells > MOST_CELLS:
                 raise _too_many(tensor, cut.cells)
             yield _cells(tensor, rank, cut, place)
@@ -143,7 +143,8 @@ def merged(cells: Cells) -> Cells:
     if not cells.cell.size:
         return cells
     new = np.ones(cells.cell.size, bool)
-    new[1:] = (np.diff(cells.cell) != 0) | (np.diff(cells.task) != 0)
+    cell, task = cells.cell, cells.task
+    new[1:] = (cell[1:] != cell[:-1]) | (task[1:] != task[:-1])
     at = np.flatnonzero(new)
     if at.size == new.size:
         return cells

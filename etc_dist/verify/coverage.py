@@ -15,7 +15,7 @@ def check_once(tasks: Enumeration, cells: Cells, kind: str, tally: Tally) -> Non
     output, or a tensor that index expressions load from."""
     written = np.flatnonzero(cells.write)
     cell = cells.cell[written]
-    twice = np.flatnonzero(np.diff(cell) == 0)
+    twice = np.flatnonzero(cell[1:] == cell[:-1])
     if twice.size:
         one, two = (tasks.name(int(cells.task[written[twice[0] + k]])) for k in (0, 1))
         text = f"{cells.name(int(cell[twice[0]]))} is written by {one} and by {two}"
@@ -41,14 +41,15 @@ def check_complete(cells: Cells, tally: Tally) -> None:
 def check_reads(tasks: Enumeration, cells: Cells, ordered: bool, tally: Tally) -> None:
     """Refuse reads of cells that no other task writes, except gathers. With
     `ordered`, also those by the first task that writes the cell."""
-    begin = np.flatnonzero(np.diff(cells.cell, prepend=-1))
-    if not begin.size:
-        return
     count = cells.cell.size
+    if not count:
+        return
+    is_first = np.ones(count, bool)
+    is_first[1:] = cells.cell[1:] != cells.cell[:-1]
+    begin = np.flatnonzero(is_first)
     entry = np.where(cells.write, np.arange(count), count)
     first = np.minimum.reduceat(entry, begin)
-    writer = np.append(cells.task, NONE)[first]
-    writer = np.repeat(writer, np.diff(begin, append=count))
+    writer = np.append(cells.task, NONE)[first][np.cumsum(is_first) - 1]
     own = (writer == cells.task) & ordered
     needs = ~(cells.write | cells.gathered)
     bad = np.flatnonzero(needs & (own | (writer == NONE)))

@@ -355,10 +355,11 @@ class _Reader:
             where = f"call {block.call.name}, {region}"
             self.fail(where, f"{where}: {error}", "correct the index expression")
             return None
-        self.check_rank(block, (f"call {block.call.name},", region), rank)
         high = np.minimum(low + size, extent)
         keep = runs & ~wrong & (high > low).all(axis=0)
-        keep &= (rank >= 0) & (rank < self.world)
+        if region.rank is not None:
+            self.check_rank(block, (f"call {block.call.name},", region), rank)
+            keep &= (rank >= 0) & (rank < self.world)
         return Access(
             region, write, block.tasks[keep], rank[keep], low[:, keep], high[:, keep]
         )

@@ -136,11 +136,16 @@ class Access:
     phase: int = BODY
     gathered: bool = False
 
+    @cached_property
+    def ranks(self) -> frozenset[int]:
+        """The ranks whose memory has some of the boxes."""
+        return frozenset(np.bincount(self.rank).nonzero()[0].tolist())
+
     def on(self, rank: int) -> Access:
         """The boxes in the memory of `rank`."""
-        here = self.rank == rank
-        if here.all():
+        if self.ranks == {rank}:
             return self
+        here = self.rank == rank
         return Access(
             self.region,
             self.write,

@@ -56,11 +56,16 @@ class HappensBefore:
 
     def _by_event(self, first: Array, second: Array, early: Mask) -> Mask:
         found = np.zeros(first.shape, bool)
+        waits = [awaited[second] for awaited in self.wait.T]
+        if early.any():
+            free = (awaited[second] for awaited in self.free_wait.T)
+            pairs = zip(free, waits, strict=True)
+            waits = [np.where(early, some, every) for some, every in pairs]
         for notified in self.notify.T:
             left = notified[first]
-            for awaited, free in zip(self.wait.T, self.free_wait.T, strict=True):
-                right = np.where(early, free[second], awaited[second])
-                found |= (left == right) & (left != NONE)
+            is_notified = left != NONE
+            for awaited in waits:
+                found |= (left == awaited) & is_notified
         return found
 
     def _by_program(self, first: Array, second: Array) -> Mask:

@@ -31,8 +31,8 @@ def _keys(columns: Sequence[Array]) -> tuple[Array, int]:
     """A key of each row, equal for equal rows alone, and the end of all keys."""
     keys, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns if keys.size else ():
-        low = int(column.min())
-        width = int(column.max()) - low + 1
+        low = int(np.minimum.reduce(column))
+        width = int(np.maximum.reduce(column)) - low + 1
         if width == 1:
             continue
         if size * width > MOST_KEY:

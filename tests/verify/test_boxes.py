@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 AXES, EXTENT, TASKS, CLASSES = 2, 4, 5, 2
 
 
-def draw(rng: np.random.Generator, classes: np.ndarray) -> Boxes:
+def draw(rng: np.random.Generator, classes: np.ndarray) -> tuple[Boxes, HappensBefore]:
     """The boxes of a few operands of tasks 0 .. TASKS - 1, which no event orders."""
     shape = (wrap(EXTENT),) * AXES
     tensor = Tensor("x", shape, "float32", "local")
@@ -40,7 +40,7 @@ def draw(rng: np.random.Generator, classes: np.ndarray) -> Boxes:
         accesses.append(Access(region, write, task, rank, low, high, phase))
     tables = [np.zeros((CLASSES, 0), np.int64)] * 3
     order = HappensBefore(classes, np.zeros(CLASSES, np.int64), *tables, 0)
-    return boxes_of(accesses, 0, AXES, order)
+    return boxes_of(accesses, 0, AXES), order
 
 
 def situations(cut: Cut, classes: np.ndarray) -> set[object]:
@@ -64,10 +64,9 @@ def test_reduced_boxes_have_cells_of_each_kind(rng):
     smaller = 0
     for _ in range(1000):
         classes = rng.integers(CLASSES, size=TASKS)
-        boxes = draw(rng, classes)
+        boxes, order = draw(rng, classes)
         every = boxes.cut([EXTENT] * AXES)
-        reduced = boxes.without_equal_reads().cut([EXTENT] * AXES)
-        reduced = reduced.without_equal_slices()
+        reduced = boxes.reduced([EXTENT] * AXES, order)
         assert situations(reduced, classes) == situations(every, classes)
         smaller += reduced.cells < every.cells
     assert smaller > 50
