@@ -15,17 +15,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import numpy as np
-import openai
 import pytest
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
 from tests.models.small import draw_tensors, make_model
 from tests.models.test_weights import save
+
+if TYPE_CHECKING:
+    import openai
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
@@ -97,6 +99,8 @@ class Server:
 
     @cached_property
     def client(self) -> openai.OpenAI:
+        import openai  # half a second, which processes without these tests save
+
         return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0)
 
     def metrics(self) -> dict[str, float]:
