@@ -15,12 +15,14 @@ import ml_dtypes
 import numpy as np
 
 import etc_dist
-from etc_dist.functions.matmul import TILE, matmul_store
+from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, ceildiv, device_function, graph_function, minimum, tile
 
 CUDA = Path(__file__).with_suffix(".cuh")
 ROWS = 16
-"""Rows of a `rms_norm` task; a tile of the GEMM has 256."""
+"""Rows of a `rms_norm` task."""
+SHAPE = TileShape(128, 128, "none")
+"""The tile of a task of the GEMM, which one worker runs."""
 EPS = 1e-6
 
 
@@ -35,15 +37,16 @@ def rms_norm(x: Any, gain: Any, y: Any) -> None:
 def norm_matmul(g: Graph) -> None:
     """x [rows, k], gain [k], w [n, k] -> y [rows, n]."""
     rows, n, k = g.dims("rows n k")
-    blocks, tiles = ceildiv(rows, ROWS), ceildiv(rows, TILE)
+    tiles = Tiles(g, "tile", 0, [SHAPE])
+    blocks, row_tiles = ceildiv(rows, ROWS), ceildiv(rows, tiles.rows)
     x = g.input("x", (rows, k), "bfloat16")
     gain = g.input("gain", (k,), "bfloat16")
     w = g.input("w", (n, k), "bfloat16")
     y = g.output("y", (rows, n), "bfloat16")
     normed = g.local("normed", (rows, k), "bfloat16")
-    of_tile = TILE // ROWS
+    of_tile = SHAPE.rows // ROWS
     ready = g.events(
-        "ready", (tiles,), expects=lambda i: minimum(of_tile, blocks - i * of_tile)
+        "ready", (row_tiles,), expects=lambda i: minimum(of_tile, blocks - i * of_tile)
     )
 
     (b,) = grid = g.grid(b=blocks)
@@ -54,12 +57,14 @@ def norm_matmul(g: Graph) -> None:
         writes=[normed[tile(b, ROWS), :]],
         notifies=[ready[b // of_tile]],
     )
-    i, j = grid = g.grid(i=tiles, j=ceildiv(n, TILE))
+    i, j = grid = g.grid(i=row_tiles, j=ceildiv(n, tiles.columns))
+    of_rows, columns = tile(i, tiles.rows), tile(j, tiles.columns)
     g.call(
-        matmul_store("nk", "bfloat16"),
+        tiles.matmul("bfloat16"),
         grid,
-        reads=[normed[tile(i, TILE), :], w[tile(j, TILE), :]],
-        writes=[y[tile(i, TILE), tile(j, TILE)]],
+        values=tiles.values,
+        reads=[normed[of_rows, :], w[columns, :]],
+        writes=[y[of_rows, columns]],
         waits=[ready[i]],
     )
 

@@ -32,7 +32,7 @@ CLASSES = [
     for value in vars(errors).values()
     if isinstance(value, type) and issubclass(value, EtcDistError)
 ]
-RECORD = WaitRecord(1, 7, "transfer", "sum_slots[0, 3]", "ready[0, 3]", 2, 4)
+RECORD = WaitRecord(1, 7, "transfer", "sum_ranks[0, 3]", "ready[0, 3]", 2, 4)
 
 
 def pickled(error: EtcDistError) -> EtcDistError:
@@ -73,7 +73,7 @@ def test_an_error_is_also_what_python_would_raise(kind, parents):
 
 def test_a_wait_record_reads_as_a_sentence():
     assert str(RECORD) == (
-        "rank 1, worker 7, transfer lane: sum_slots[0, 3] waits for ready[0, 3]: "
+        "rank 1, worker 7, transfer lane: sum_ranks[0, 3] waits for ready[0, 3]: "
         "have 2, want 4"
     )
 

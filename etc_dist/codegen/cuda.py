@@ -26,8 +26,6 @@ from etc_dist.codegen.tiles import row_multiples, tile_errors
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.function import (
-    FORWARD,
-    FORWARD_BYTES,
     TENSOR,
     TRANSFER,
     DeviceFunction,
@@ -55,7 +53,6 @@ class Source:
     cluster: int
     shared_bytes: int
     """Shared memory of a worker."""
-    workspace: int
     sources: tuple[Path, ...]
     traced: bool
     has_far: bool
@@ -118,7 +115,6 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
         arguments=arguments,
         cluster=plan.cluster,
         shared_bytes=shared_memory(plan)[0],
-        workspace=FORWARD_BYTES * any(FORWARD in c.function.roles for c in calls),
         sources=users,
         traced=trace,
         has_far=plan.has_far,
@@ -180,8 +176,8 @@ def _check_roles(plan: Plan) -> None:
         raise CodegenError(
             f"graph {graph.name} has a GEMM that writes to a peer's memory",
             where=f"plan {graph.name}",
-            wanted="results in this rank's memory, except of matmul_send and of the "
-            "epilogue store_on_ranks",
+            wanted="results in this rank's memory, except of the epilogue "
+            "store_on_ranks",
             got="; ".join(far),
             fix="write to this rank's memory, and send that by a call of push_rows()",
         )
@@ -207,8 +203,7 @@ def _check_roles(plan: Plan) -> None:
 def _reaches_peers(call: Call, n: int) -> bool:
     """Whether the CUDA half of a function with roles may write operand n to a peer."""
     tile = call.function.tile
-    mirrors = n in tile and tile[n].mirrors is not None
-    return mirrors or FORWARD in call.function.roles
+    return n in tile and tile[n].mirrors is not None
 
 
 def _check_sources(functions: Iterable[DeviceFunction]) -> None:

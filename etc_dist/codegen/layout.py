@@ -77,7 +77,7 @@ FAR_SENDERS = "far_senders"
 """The argument with a bit for each host whose partner may send to this rank."""
 FIRST_NEAR = "first_near"
 """The argument for the lowest rank of this host."""
-PLACES = ("control", "status", "workspace", "trace", "wait_limit")
+PLACES = ("control", "status", "trace", "wait_limit")
 UNSIGNED = ("event_capacity", "trace_capacity", "shape")
 FLAG_BYTES = "flag_bytes"
 """The bytes of an area of flagged tensors."""

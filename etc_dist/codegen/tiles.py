@@ -76,7 +76,6 @@ def tile_errors(graph: GraphFunction) -> Iterator[CodegenError]:
             if faults:
                 yield _refused(call, n, regions[n], operand, faults)
                 break
-    yield from _layout_errors(graph)
 
 
 def _names(call: Call, axes: list[list[Axis]]) -> dict[str, Expr]:
@@ -89,30 +88,6 @@ def _names(call: Call, axes: list[list[Axis]]) -> dict[str, Expr]:
             if not extent.is_scaled:
                 names.setdefault(extent.name, axis.size)
     return names
-
-
-def _layout_errors(graph: GraphFunction) -> Iterator[CodegenError]:
-    """Errors for tensors whose elements two calls order differently in memory."""
-    known: dict[str, tuple[str, Call]] = {}
-    for call in graph.calls:
-        for n, region in enumerate((*call.reads, *call.writes)):
-            operand = call.function.tile.get(n)
-            layout, name = operand.layout if operand else "", region.tensor.name
-            other, first = known.setdefault(name, (layout, call))
-            if other == layout:
-                continue
-            yield CodegenError(
-                f"call {call.name}: tensor {name} has another layout on a GPU",
-                where=f"call {call.name}: operand {n}, {region}",
-                wanted=f"{_layout(other)}, as call {first.name} has it",
-                got=f"{_layout(layout)}, by {call.function}",
-                fix="use functions of one layout for a tensor; only the CPU backend "
-                "has all of them row-major",
-            )
-
-
-def _layout(name: str) -> str:
-    return f"the layout of {name}" if name else "row-major elements"
 
 
 def _axes(region: Region, derived: Mapping[str, Expr]) -> list[Axis]:

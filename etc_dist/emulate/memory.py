@@ -46,11 +46,10 @@ class ProgramMemory:
         self._status = np.zeros(16, np.uint32)
         self._symmetric = [_bytes(capacity.block_bytes) for _ in ranks]
         self._local = [_bytes(capacity.local) for _ in ranks]
-        self._workspace = [_bytes(source.workspace * workers) for _ in ranks]
-        self._scratch = [*self._local, *self._workspace]
+        self._scratch = [*self._local]
         self._scratch += [block[capacity.tensors_offset :] for block in self._symmetric]
         self.arrays: list[Array] = [*self.control, self._status, *self._symmetric]
-        self.arrays += [*self._local, *self._workspace]
+        self.arrays += self._local
         near = plan.graph.local_size
         blocks = [block.ctypes.data for block in self._symmetric]
         self._arguments = [
@@ -67,7 +66,6 @@ class ProgramMemory:
                     ],
                     control=self.control[rank].ctypes.data,
                     status=self._status.ctypes.data,
-                    workspace=self._workspace[rank].ctypes.data,
                     local=self._local[rank].ctypes.data,
                     wait_limit=WAIT_LIMIT * 1_000_000,
                 ),
@@ -100,11 +98,8 @@ class ProgramMemory:
                 size = tensor.nbytes(env), shape, tensor.itemsize
                 yield Place(f"{name} {of}", begin + offset, *size)
         yield Place(f"the events {of}", block.ctypes.data, tensors - block.ctypes.data)
-        for what, held in (
-            ("workspace", self._workspace[rank]),
-            ("control block", self.control[rank]),
-        ):
-            yield Place(f"the {what} {of}", held.ctypes.data, held.nbytes)
+        control = self.control[rank]
+        yield Place(f"the control block {of}", control.ctypes.data, control.nbytes)
 
     def arguments(self, rank: int, arrays: Mapping[str, Array]) -> Array:
         """The argument block of `rank` for a run on these arrays."""

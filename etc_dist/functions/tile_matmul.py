@@ -30,6 +30,7 @@ from etc_dist.functions.epilogue import (
 from etc_dist.functions.matmul import (
     CHUNK_COLUMNS,
     DEPTH,
+    DTYPES,
     STAGE_K,
     W_LAYOUTS,
     two_byte,
@@ -517,6 +518,7 @@ class Tiles:
     def _constants(
         self, dtype: str, epilogue: Epilogue, axes: tuple[int, ...]
     ) -> dict[str, Any]:
+        expect_choice(dtype, DTYPES, "dtype")
         return {
             "kIsHalf": int(dtype == "float16"),
             "kGated": int(epilogue.gated),

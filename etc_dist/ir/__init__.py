@@ -33,8 +33,8 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
                    roles*, shared, streams*, gathers*, reads_before_wait*,
                    tile: {position: Operand}, epilogue: DeviceFunction?, far)
         lane   "tensor" | "transfer"
-        roles  "load" | "gather" | "compute" | "store" | "forward"
-    Operand(size: Extent*?, dtype*, leading, contiguous, like?, layout, apart, mirrors?,
+        roles  "load" | "gather" | "compute" | "store"
+    Operand(size: Extent*?, dtype*, leading, contiguous, like?, apart, mirrors?,
             by_element, flagged)
     Extent(size?, most?, multiple, begins, name, whole, not_empty, clipped, times,
            per: Expr?)

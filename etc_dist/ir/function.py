@@ -12,17 +12,15 @@ from types import CodeType, MappingProxyType
 from typing import Any
 
 from etc_dist.errors import GraphError, names_options
-from etc_dist.ir.expr import Expr, wrap
+from etc_dist.ir.expr import Const, Expr, wrap
 from etc_dist.ir.operand import Operand
 
 TENSOR, TRANSFER = "tensor", "transfer"
 LANES = (TENSOR, TRANSFER)
-LOAD, GATHER, COMPUTE, STORE, FORWARD = "load", "gather", "compute", "store", "forward"
-ROLES = (LOAD, GATHER, COMPUTE, STORE, FORWARD)
+LOAD, GATHER, COMPUTE, STORE = "load", "gather", "compute", "store"
+ROLES = (LOAD, GATHER, COMPUTE, STORE)
 SCRATCH_BYTES = 24576
 """Shared memory that a body on the tensor lane may use."""
-FORWARD_BYTES = 131072
-"""Local memory of a worker that forwards results: those of two tasks."""
 
 MAX_INT, MAX_FLOAT = 2**31 - 1, 3.4028234e38
 """The largest constants of a CUDA body."""
@@ -41,6 +39,10 @@ class TmaBox:
     columns: int
     halves: bool = False
     large: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rows, Const):  # so that equal boxes compare equal
+            object.__setattr__(self, "rows", self.rows.value)
 
     def at(self, env: Mapping[str, int]) -> TmaBox:
         """The box with its number of rows."""

@@ -98,8 +98,6 @@ class Operand:
     contiguous: the region is contiguous in memory.
     like: the operand, by position, whose dtype and sizes the region must have, except
     for axes with one index.
-    layout: a name for the order of the elements in memory; empty: row-major. All calls
-    that access the tensor must declare the same.
     apart: no region that the task writes shares memory with this one.
     flagged: the tensor is one of `Graph.flagged`.
     mirrors: the operand, by position, of whose region this one is the same place in the
@@ -112,7 +110,6 @@ class Operand:
     leading: bool = False
     contiguous: bool = False
     like: int | None = None
-    layout: str = ""
     apart: bool = False
     mirrors: int | None = None
     by_element: bool = False
@@ -148,7 +145,6 @@ class Operand:
         terms += ["contiguous in memory"] * self.contiguous
         if self.like is not None:
             terms.append(f"the dtype and sizes of operand {self.like}")
-        terms += [f"in the layout of {self.layout}"] * bool(self.layout)
         terms += ["apart from what the task writes"] * self.apart
         if self.mirrors is not None:
             terms.append(f"the place of operand {self.mirrors} on another rank")

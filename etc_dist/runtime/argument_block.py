@@ -49,7 +49,6 @@ class Places:
     """Every rank's symmetric block; 0 for far ranks."""
     control: int
     status: int
-    workspace: int
     local: int
     wait_limit: int
     trace: int = 0

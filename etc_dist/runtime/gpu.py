@@ -1,9 +1,8 @@
 """The GPU backend: one launch of the persistent kernel on every rank.
 
 A program owns, per rank: symmetric blocks (head, event counters, symmetric tensors)
-with a control block and local scratch each, a status word in pinned memory that the
-host can read at any time, and the workers' workspace. No call copies, resets or
-synchronises anything."""
+with a control block and local scratch each, and a status word in pinned memory that
+the host can read at any time. No call copies, resets or synchronises anything."""
 
 from __future__ import annotations
 
@@ -97,7 +96,6 @@ class GpuExecutor(Executor):
         self._status = np.frombuffer(pinned, np.uint32, 1)
         self._status[0] = 0
         self._status_pinned = pinned
-        self._workspace = cupy.empty(max(16, source.workspace * self.workers), np.uint8)
         self._trace_capacity = TRACE_CAPACITY if source.traced else 0
         records = self.workers * TRACE_WARPS * self._trace_capacity
         self._trace = cupy.zeros(max(1, records) * TRACE_RECORD.itemsize, np.uint8)
@@ -329,7 +327,6 @@ class GpuExecutor(Executor):
             peers=latest.block.addresses,
             control=latest.control.data.ptr,
             status=self._status_pinned.ptr,
-            workspace=self._workspace.data.ptr,
             local=latest.local.data.ptr,
             wait_limit=int(self.world.settings.wait_limit * 1e9),
             trace=self._trace.data.ptr,

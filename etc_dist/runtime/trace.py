@@ -16,8 +16,6 @@ from etc_dist.ir.function import LANES, TRANSFER
 from etc_dist.schedule.plan import Plan
 
 NO_TASKS = "trace: no tasks\n"
-FORWARDED = " (forward)"
-"""The end of a call's name in the records of warps that forward its tiles."""
 _GPU_CLOCK = "GPUs do not share a clock: each rank's time begins with its first task."
 
 
@@ -221,17 +219,15 @@ def _gpu_records(
         parts = call.coordinates(t, env).values()
         tiles = np.stack([np.broadcast_to(part, t.shape) for part in parts], axis=1)
         for row, index, tile in zip(rows, t.tolist(), tiles.tolist(), strict=True):
-            lane, name = LANES[int(found["lane"][row])], call.name
+            lane = LANES[int(found["lane"][row])]
             if lane == TRANSFER:
                 lane = f"{lane}.{warps.index(warp[row])}"
-                # The transfer lane forwards the tile of a task of the tensor lane.
-                name += "" if call.function.lane == TRANSFER else FORWARDED
             begin, end = int(found["begin"][row]), int(found["end"][row])
             at = (rank, int(worker[row]), lane)
             span = (begin - origin, end - origin)
             place = tuple(tile), call.loop_names
             empty = int(found["empty"][row])
-            yield TaskRecord(*at, *span, name, index, *place, empty_ns=empty)
+            yield TaskRecord(*at, *span, call.name, index, *place, empty_ns=empty)
 
 
 def _joined(records: Iterable[TaskRecord]) -> Iterator[TaskRecord]:

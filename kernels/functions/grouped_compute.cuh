@@ -110,12 +110,6 @@ struct GroupedMatmul : GroupedTile {
     for (u32 wg = 0; wg < 2; ++wg) ptx::mbarrier_init(stored(wg), 128);
   }
 
-  // Nothing to wait for: no other warps use the buffer.
-  template <class Program>
-  ETC_DEVICE bool wait_buffer(const Run<Program>&, const Counters&) const {
-    return true;
-  }
-
   // A compute warpgroup multiplies its part of a tile and stores it.
   template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(

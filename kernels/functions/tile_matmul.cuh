@@ -67,11 +67,6 @@ struct TileFamily {
     u32 exchanged[2] = {};
   };
   ETC_DEVICE void init() const { PairBarriers{control}.init(); }
-  // The buffer is used between named barriers of the warps that share it.
-  template <class Program>
-  ETC_DEVICE bool wait_buffer(const Run<Program>&, const Counters&) const {
-    return true;
-  }
 
   template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(

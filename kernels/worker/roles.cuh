@@ -11,8 +11,6 @@
 //   gather    warps 10 and 11    bool gather(run, StageGatherer&, c, size)
 //   compute   warps 0 to 7       using Compute = a struct, see below
 //   store     warp 9             bool store(run, compute, c, size, counters, entered, who)
-//   forward   warps 10 and 11    bool forward(run, compute, c, half, counters, entered, who, trace,
-//                                             idle)
 //
 //   run       Run<Program>; c: Call::Coord of the task; who: the Waiter of the task
 //   size      what the roles need to know of a task, in 31 bits; 0 for a task with nothing to
@@ -31,7 +29,6 @@
 //   store()   notifies. Without the role, the compute threads store the tile, and the worker's
 //             loop notifies once a worker afterwards (parts = workers of the cluster).
 //   entered   peers that have started, for wait_peers()
-//   forward() half: 0 or 1, the warp; trace: the Tracer; idle(): useful work while it waits
 //
 // Every member of Roles is a default that a function may replace:
 //   kVariant     a constant of the call that its Compute receives
@@ -58,14 +55,12 @@
 //     void init() const;                         // one thread: initializes the mbarriers
 //     template <class Calls>                     // the calls of the tensor lane
 //     bool compute(run, StageReader&, const Work&, Counters&) const;   // 256 threads
-//     bool wait_buffer(run, const Counters&) const;
 //   };
 //   compute()      reads and releases every stage of the task, in order, on all eight warps. The
 //                  result is alike on all threads of a warpgroup. Work: {size, variant, data}.
 //   buffer         Program::kBufferBytes after the ring: the largest `shared=` of the program.
 //                  Functions use it in turn; warpgroup w has the half at w * kBufferBytes / 2.
-//   wait_buffer()  the compute threads: waits until nothing else reads or writes the buffer,
-//                  before another function uses it.
+//                  No other warp uses it, and these do not after compute().
 //
 // Ring stages (worker/stage_ring.cuh) have any multiple of 1024 bytes. A function with the load
 // role runs on all workers of the lane's cluster, which place the same sequence of stages.
@@ -79,7 +74,6 @@ enum Role : u32 {
   kGatherRole = 2,
   kComputeRole = 4,
   kStoreRole = 8,
-  kForwardRole = 16,
 };
 template <class Call>
 constexpr bool has_role(Role role) {

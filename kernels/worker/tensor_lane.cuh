@@ -31,7 +31,7 @@ class TensorLane {
   static constexpr bool kHasRoles = Calls::kRoles != 0;
   static constexpr bool kHasStoreWarp = (Calls::kRoles & kStoreRole) != 0;
   // Whether the transfer lane's warps have roles in this lane.
-  static constexpr bool kIsAssisted = (Calls::kRoles & (kGatherRole | kForwardRole)) != 0;
+  static constexpr bool kIsAssisted = (Calls::kRoles & kGatherRole) != 0;
 
  private:
   static constexpr int kComputeThreads = 256;
@@ -263,13 +263,12 @@ class TensorLane {
   }
 
   // A warp runs the transfer lane. `assists`: until the tensor lane ends, the warp also has the
-  // forward and gather roles there; `half` is its number among those that assist.
+  // gather role there.
   // NOTE: the same loop for both kinds of warps, so that the code of the lane's tasks exists once.
-  ETC_DEVICE bool run_transfers(bool assists, u32 half, Tracer<Program>& trace) const {
+  ETC_DEVICE bool run_transfers(bool assists, Tracer<Program>& trace) const {
     TransferLane<Program> transfer(run_, trace);
-    u32 consumed = 0, entered = 0;
+    u32 consumed = 0;
     StageGatherer<Program> stages(base_);
-    typename Computes::Counters counters;
     bool going = true;
     for (;;) {
       if (!kIsAssisted || !assists || !__all_sync(~0u, units_.is_full(consumed))) {
@@ -289,13 +288,6 @@ class TensorLane {
                   FunctionOf<Call>::gather(run_, stages, Call::at(run_.g, t), a.size);
         } else if constexpr (Ring::kGatherers > 0 && has_role<Call>(kLoadRole)) {
           stages.skip(FunctionOf<Call>::stages(run_, a.size));
-        }
-        if constexpr (has_role<Call>(kForwardRole)) {
-          using Compute = ComputeOf<Call>;
-          const Waiter who{kTensorLane, Call::kCall, u32(t)};
-          going = going && FunctionOf<Call>::forward(
-              run_, compute_object<Compute>(), Call::at(run_.g, t), half,
-              counters.template of<Compute>(), entered, who, trace, [&] { transfer.step(false); });
         }
       });
     }
@@ -328,7 +320,6 @@ class TensorLane {
           variant = FunctionOf<Call>::kVariant;
         } else {
           if constexpr (kHasData) units_.release(entry);
-          going = going && wait_buffer(counters);  // the body may use it
           going = run_body<Call>(t, who, going, consumed);
           a = WorkItem{-1, 0};  // so that it occupies no registers while the body runs
         }
@@ -336,7 +327,8 @@ class TensorLane {
       if constexpr (Computes::kCount > 0) {
         const u32 size = a.size;
         if constexpr (Computes::kCount > 1) {
-          if (size > 0 && index != last) going = take_buffer(counters, going);
+          // Another function has used the buffer.
+          if (size > 0 && index != last) going = meet(going);
           if (size > 0) last = index;
         }
         if (going && size > 0) {
@@ -484,17 +476,6 @@ class TensorLane {
     return rest / clusters * clusters;
   }
 
-  // The compute threads: waits until no earlier task uses the buffer.
-  ETC_DEVICE bool wait_buffer(typename Computes::Counters& counters) const {
-    return Computes::template each<Program>(base_, [&](auto compute) ETC_INLINE {
-      return compute.wait_buffer(run_, counters.template of<decltype(compute)>());
-    });
-  }
-  // The same where another function used it before: also meets all compute threads.
-  ETC_DEVICE bool take_buffer(typename Computes::Counters& counters, bool going) const {
-    if (going) going = wait_buffer(counters);
-    return meet(going);
-  }
   // The compute threads meet. Whether all are going.
   // NOTE: first those of a warp, else the compiler does not know that they go on together.
   ETC_DEVICE static bool meet(bool going) {

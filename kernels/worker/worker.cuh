@@ -2,7 +2,7 @@
 //   warps 0..7   consumers of the tensor lane; after its end they run the transfer lane
 //   warp 8       producer of the tensor lane: claims units, waits, loads
 //   warp 9       stores results of the tensor lane
-//   warps 10, 11 the transfer lane; they also forward or gather for the tensor lane
+//   warps 10, 11 the transfer lane; they also gather for the tensor lane
 // Which of them a device function uses: worker/roles.cuh.
 #pragma once
 #include "ptx/registers.cuh"
@@ -130,7 +130,7 @@ ETC_DEVICE bool run_roles(
     if constexpr (kStoreWarpBegins<Program>) begin_epoch(run, false);
     if constexpr (TensorLane<Program>::kHasStoreWarp) going = tensor.store();
   } else {
-    going = tensor.run_transfers(!computes, warp - 10, trace) && going;
+    going = tensor.run_transfers(!computes, trace) && going;
   }
   __syncwarp();
   return going;

@@ -10,10 +10,10 @@ import pytest
 from etc_dist.codegen import generate
 from etc_dist.errors import CodegenError
 from etc_dist.functions.grouped_matmul import grouped_gated, thin_float
-from etc_dist.functions.matmul import matmul_store
 from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, span, tile
 from etc_dist.ir.function import TmaBox
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.graphs.dense import dense
 from tests.graphs.exchange_hosts import exchange_hosts
 from tests.graphs.written import GRAPHS, three_matmuls
 from tests.refusals import refused
@@ -37,12 +37,14 @@ def twice(graph: GraphFunction) -> GraphFunction:
 
 
 @graph_function
-def far(g: Graph, *, store: DeviceFunction) -> None:
+def far(g: Graph, *, dtype: str) -> None:
     x = g.input("x", (128, 64), "bfloat16")
-    dtype = "float32" if store.name == "thin_float" else "bfloat16"
+    store, values = thin_float("bfloat16"), {}
+    if dtype == "bfloat16":
+        store, values = dense(g)
     y = g.symmetric("y", (128, 128), dtype)
     reads, writes = [x[:, :], x[:, :]], [y.on((g.rank + 1) % 2)[:, :]]
-    g.call(store, g.grid(i=1), name="send", reads=reads, writes=writes)
+    g.call(store, g.grid(i=1), name="send", values=values, reads=reads, writes=writes)
 
 
 @graph_function
@@ -81,8 +83,8 @@ REFUSALS = {
         for name in ("kFreeWaits", "threads")
     },
     "two functions": (twice(USER), "two device functions are named "),
-    "peer": (far(2, store=matmul_store("nk", "bfloat16")), PEER),
-    "peer of floats": (far(2, store=thin_float("bfloat16")), PEER),
+    "peer": (far(2, dtype="bfloat16"), PEER),
+    "peer of floats": (far(2, dtype="float32"), PEER),
     "cluster": (
         of_function(three_matmuls(1), "kn", cluster=1),
         "wanted: functions with roles= on the lane's cluster of 2 got: kn: cluster 1",

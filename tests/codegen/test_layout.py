@@ -21,7 +21,7 @@ from etc_dist.codegen.layout import (
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import MAX_SECONDS
-from tests.graphs.written import GRAPHS
+from tests.graphs.written import GRAPHS, three_matmuls
 
 # Sizes and alignments of the members on the device.
 TYPES = {
@@ -79,6 +79,9 @@ def test_operands_with_the_same_box_share_a_tensor_map():
         "map_w_tile_w_boxx64",
         "map_gathered_tile_own_rowsx64",
     ]
+    names = [m.name for m in Arguments.of(schedule_static(three_matmuls(1))).maps]
+    small, large = "map_x_16x64", "map_x_64x64"
+    assert names == ["map_x_128x64", "map_w_128x64", "map_w_kn_64x64", small, large]
 
 
 def test_an_operand_with_a_large_box_has_two_maps():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,7 +29,6 @@ from etc_dist.functions.grouped_matmul import (
     thin_float,
 )
 from etc_dist.functions.locate_rows import locate_rows
-from etc_dist.functions.matmul import matmul_send, matmul_store
 from etc_dist.functions.pack_rows import pack_rows
 from etc_dist.functions.plan_tiles import plan_tiles
 from etc_dist.functions.push_rows import push_rows
@@ -41,7 +41,6 @@ from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.share_choices import share_choices
 from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_ranks
-from etc_dist.functions.sum_slots import sum_slots
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     DeviceFunction,
@@ -57,6 +56,7 @@ from etc_dist.ir import (
 )
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.schedule import schedule_static
+from tests.graphs.dense import dense
 from tests.graphs.summed import summed
 from tests.refusals import refused
 
@@ -67,14 +67,19 @@ def source_of(graph: Any) -> str:
     return generate(schedule_static(graph)).text
 
 
+def made_in(g: Graph, made: Any) -> tuple[DeviceFunction, Any]:
+    """A function, and `values=` of its calls."""
+    return (made, {}) if isinstance(made, DeviceFunction) else made(g)
+
+
 def one_call(
-    function: DeviceFunction,
+    made: Any,
     shapes: Any,
     index: Any,
     dtype: str = "bfloat16",
     world: int = 1,
 ) -> Any:
-    """A call of `function` on a grid of i: index(i, m, *tensors) is its regions."""
+    """A call of a function on a grid of i: index(i, m, *tensors) is its regions."""
 
     @graph_function
     def graph(g: Graph) -> None:
@@ -84,40 +89,48 @@ def one_call(
             for n, shape in enumerate(shapes)
         ]
         (i,) = grid = g.grid(i=m)
-        regions = index(i, m, *tensors)
-        reads, writes = regions[: function.reads], regions[function.reads :]
-        g.call(function, grid, name="call", reads=reads, writes=writes)
+        (function, values), regions = made_in(g, made), index(i, m, *tensors)
+        operands = {"reads": regions[: function.reads]}
+        operands["writes"] = regions[function.reads :]
+        g.call(function, grid, name="call", values=values, **operands)
 
     return graph(world)
 
 
 def stored(
-    size: Any, x: Any = (None, 72), depth: Any = slice(None), **more: Any
+    size: Any,
+    x: Any = (None, 72),
+    depth: Any = slice(None),
+    made: Any = dense,
+    **more: Any,
 ) -> Any:
     def index(i: Any, m: Any, x: Tensor, w: Tensor, y: Tensor) -> list[Region]:
         return [
             x[tile(i, size), depth],
-            w[tile(i, 256), depth],
-            y[tile(i, size), tile(i, 256)],
+            w[tile(i, 128), depth],
+            y[tile(i, size), tile(i, 128)],
         ]
 
     shapes = (x, (None, 72), (None, None))
-    return one_call(matmul_store("nk", "bfloat16"), shapes, index, **more)
+    return one_call(made, shapes, index, **more)
+
+
+def stacked_rows(i: Any, m: Any, x: Tensor, w: Tensor, y: Tensor) -> list[Region]:
+    return [x[:, tile(i, 128), :], w[tile(i, 128), :], y[tile(i, 128), tile(i, 128)]]
 
 
 def pushed(index: Any) -> Any:
     return one_call(push_rows(), ((None, None, 64), (None, 64)), index)
 
 
-def summed_slots(
-    function: Any, slots: Any, columns: Any, *size: Any, **more: Any
-) -> Any:
+def summed_slots(slots: Any, columns: Any, *size: Any, **more: Any) -> Any:
     """slots: of the ranks; columns: of all."""
 
     def index(i: Any, m: Any, x: Tensor, y: Tensor) -> list[Region]:
         return [x[slots, tile(i, 32), columns], y[tile(i, 32), columns]]
 
-    return one_call(function, ((*size, None, 64), (None, 64)), index, **more)
+    shapes = (*size, None, 64), (None, 64)
+    return one_call(sum_ranks("bfloat16"), shapes, index, **more)
 
 
 def declared(rows: int, columns: Any) -> Any:
@@ -132,36 +145,6 @@ def declared(rows: int, columns: Any) -> Any:
         return [x[tile(i, rows), :], y[0, tile(i, rows), columns]]
 
     return one_call(f, ((None, 8), (2, None, 8)), index, "float32")
-
-
-@graph_function
-def slots_of_rows(g: Graph) -> None:
-    """Slots whose elements push_rows writes in rows."""
-    x = g.input("x", (256, 256), "bfloat16")
-    y = g.output("y", (256, 256), "bfloat16")
-    slots = g.symmetric("slots", (g.world_size, 1, 1, 256, 256), "bfloat16")
-    (d,) = grid = g.grid(d=g.world_size)
-    sent = slots.on(d)[g.rank, 0, 0, :, :]
-    g.call(push_rows(), grid, reads=[x[:, :]], writes=[sent])
-    i, j = grid = g.grid(i=8, j=4)
-    of_piece = tile(i, 32), tile(j, 64)
-    piece = slots[:, span(0, 1), span(0, 1), *of_piece]
-    g.call(sum_slots("bfloat16"), grid, reads=[piece], writes=[y[of_piece]])
-
-
-@graph_function
-def rows_of_slots(g: Graph) -> None:
-    """Slots that matmul_send writes, added as rows."""
-    x = g.input("x", (256, 64), "bfloat16")
-    y = g.output("y", (256, 256), "bfloat16")
-    slots = g.symmetric("slots", (g.world_size, 256, 256), "bfloat16")
-    (d,) = grid = g.grid(d=g.world_size)
-    send, sent = matmul_send("nk", "bfloat16"), slots.on(d)[g.rank, :, :]
-    g.call(send, grid, reads=[x[:, :], x[:, :]], writes=[sent])
-    (i,) = grid = g.grid(i=256)
-    row = span(i, 1)
-    reads, writes = [slots[:, row, :]], [y[row, :]]
-    g.call(sum_ranks("bfloat16"), grid, reads=reads, writes=writes)
 
 
 def tiles_of(epilogue: Any) -> Any:
@@ -182,8 +165,11 @@ ALIKE = {
     "store": (tiles_of(store), "m,k n,k m,n", {"m": 128, "n": 128}),
     "residual": (tiles_of(residual), "m,k n,k m,n m,n", {"m": 128, "n": 128}),
     "swiglu": (tiles_of(swiglu), "m,k n,k n,k m,n", {"m": 128, "n": 64}),
-    "nk": (matmul_store("nk", "bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
-    "kn": (matmul_store("kn", "float16"), "m,k k,n m,n", {"m": 256, "n": 256}),
+    "kn": (
+        partial(dense, dtype="float16", w_layout="kn"),
+        "m,k k,n m,n",
+        {"m": 128, "n": 256},
+    ),
     "grouped": (grouped_store("bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
     "float": (grouped_float("bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
     "thin": (thin_float("bfloat16"), "m,k n,k m,n", {"m": 128, "n": 128}),
@@ -237,7 +223,7 @@ NUMBERS = {
 @graph_function
 def of_sizes(g: Graph, *, name: str, shapes: str) -> None:
     made, _, most = ALIKE[name]
-    function, values = (made, {}) if isinstance(made, DeviceFunction) else made(g)
+    function, values = made_in(g, made)
     letters = "chkmntHMN"
     dims = dict(zip(letters, g.dims(" ".join(f"of_{a}" for a in letters)), strict=True))
     regions = []
@@ -314,12 +300,12 @@ def picks(g: Graph, *, place: str, experts: int = 8) -> None:
 
 
 TAKEN = {
-    "depth": (stored(256, depth=span(8, 64)), "matmul_store"),
+    "depth": (stored(128, depth=span(8, 64)), "tile_matmul"),
     "depth to the end": (
-        stored(256, depth=span(8, minimum(64, 72 - 8))),
-        "matmul_store",
+        stored(128, depth=span(8, minimum(64, 72 - 8))),
+        "tile_matmul",
     ),
-    "whole": (stored(256), "matmul_store"),
+    "whole": (stored(128), "tile_matmul"),
     "a tile of a stack": (
         pushed(lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 8), :]]),
         "push_rows",
@@ -337,7 +323,7 @@ TAKEN = {
         "push_rows",
     ),
     "slots": (
-        summed_slots(sum_ranks("bfloat16"), ALL, slice(0, 64), 2, world=2),
+        summed_slots(ALL, slice(0, 64), 2, world=2),
         "sum_ranks",
     ),
     "declared": (declared(64, ALL), "f<Task>"),
@@ -351,15 +337,19 @@ def test_a_region_of_the_tile_is_taken(name):
     assert words in source_of(graph)
 
 
-UNFIT = "does not fit the tile of "
+THIN, UNFIT = thin_float("bfloat16"), "does not fit the tile of "
 REFUSED = {
     "block": (moe_graph(1, experts=8, top_k=2, block=16), UNFIT),
     "rows": (moe_graph(1, experts=8, top_k=2, tile_rows=320), UNFIT),
     "columns": (moe_graph(1, experts=8, top_k=2, tile_columns=528), UNFIT),
-    "64 rows": (stored(64), "got: axis 0: size 64 to do"),
-    "64 of 64": (stored(64, x=(64, 72)), "got: axis 0: size 64 to do"),
-    "24 of k": (stored(256, depth=span(0, 24)), "got: axis 1: size 24 to do"),
-    "dtype": (stored(256, dtype="float32"), "got: float32 to do"),
+    "64 rows": (stored(64, made=THIN), "got: axis 0: size 64 to do"),
+    "64 of 64": (stored(64, x=(64, 72), made=THIN), "got: axis 0: size 64 to do"),
+    "a stack": (
+        one_call(THIN, ((2, None, 72), (None, 72), (None, None)), stacked_rows),
+        "3 axes",
+    ),
+    "24 of k": (stored(128, depth=span(0, 24)), "got: axis 1: size 24 to do"),
+    "dtype": (stored(128, dtype="float32"), "got: float32 to do"),
     "part of rows": (
         pushed(lambda i, m, x, y: [x[1, tile(i, 8), 0:16], y[tile(i, 8), 0:16]]),
         UNFIT + "push_rows",
@@ -372,19 +362,12 @@ REFUSED = {
         pushed(lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 4), :]]),
         UNFIT + "push_rows",
     ),
-    **{
-        f"slots as rows, {dtype}": (
-            summed_slots(sum_slots(dtype), ALL, slice(0, 64), 2, dtype=dtype, world=2),
-            "3 axes",
-        )
-        for dtype in ("bfloat16", "float32")
-    },
     "slots of some ranks": (
-        summed_slots(sum_ranks("float16"), slice(1, 3), ALL, 4),
-        "got: bfloat16; axis 0: size 2, where another world is 1 to do",
+        summed_slots(slice(1, 3), ALL, 4, dtype="float16"),
+        "got: float16; axis 0: size 2, where another world is 1 to do",
     ),
     "slots of fewer ranks": (
-        summed_slots(sum_ranks("bfloat16"), slice(1, 3), ALL, 2, world=2),
+        summed_slots(slice(1, 3), ALL, 2, world=2),
         "got: axis 0: size 2 from 1, clipped at 2 to do",
     ),
     "65 rows": (declared(65, ALL), "got: axis 0: size 65 to do"),
@@ -392,14 +375,6 @@ REFUSED = {
         declared(64, span(0, 4)),
         "wanted: operand 1: [one index each, any, n], float32 or bfloat16 got: axis 2: "
         "size 4, where another n is 8 to do",
-    ),
-    "layout of slots": (
-        slots_of_rows(2),
-        "tensor slots has another layout|row-major|the layout of matmul_send",
-    ),
-    "layout of rows": (
-        rows_of_slots(2),
-        "tensor slots has another layout|row-major|the layout of matmul_send",
     ),
     "place on a peer": (
         summed(3, shapes=[TileShape(128, 128)], shift=1),

@@ -10,7 +10,7 @@ import numpy as np
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.epilogue import swiglu
-from etc_dist.functions.matmul import TILE, matmul_store, silu, weight_shape
+from etc_dist.functions.matmul import silu, weight_shape
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     DeviceFunction,
@@ -23,6 +23,7 @@ from etc_dist.ir import (
 )
 from etc_dist.ops.order import tile_grid
 from etc_dist.ops.tile_model import Tiling, dims_of
+from tests.graphs.dense import PAIR, dense
 from tests.graphs.running_sums import inputs
 from tests.graphs.running_sums import reference as reference_sums
 from tests.layers.reference import (
@@ -300,12 +301,15 @@ def matmul_and_scratch(g: Graph) -> None:
     x, w = g.input("x", (rows, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     y = g.output("y", (rows, n), "bfloat16")
     turned = g.local("turned", (rows, k), "bfloat16")
-    r, c = grid = g.grid(r=ceildiv(rows, TILE), c=ceildiv(n, TILE))
+    function, values = dense(g)
+    r, c = grid = g.grid(r=ceildiv(rows, PAIR.rows), c=ceildiv(n, PAIR.columns))
+    of_rows, columns = tile(r, PAIR.rows), tile(c, PAIR.columns)
     g.call(
-        matmul_store("nk", "bfloat16"),
+        function,
         grid,
-        reads=[x[tile(r, TILE), :], w[tile(c, TILE), :]],
-        writes=[y[tile(r, TILE), tile(c, TILE)]],
+        values=values,
+        reads=[x[of_rows, :], w[columns, :]],
+        writes=[y[of_rows, columns]],
     )
     (r,) = grid = g.grid(r=rows)
     row = span(r, 1)
@@ -313,16 +317,16 @@ def matmul_and_scratch(g: Graph) -> None:
 
 
 @graph_function
-def square_tiles_and_pairs(g: Graph) -> None:
+def large_tiles_and_pairs(g: Graph) -> None:
     """y = x @ w.T by tiles of which the two workers of a task send each other sums,
-    after the same by square tiles, which are stored from where the sums arrive."""
+    after the same by larger tiles, which are stored from where the sums arrive."""
     m, n, k, shape = g.dims("m n k shape")
     x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     other, y = g.local("other", (m, n), "bfloat16"), g.output("y", (m, n), "bfloat16")
     pairs = Tiles(g, "pair", shape, [TileShape(64, 64, "k", swapped=True)])
-    for function, to, rows, columns, values in (
-        (matmul_store("nk", "bfloat16"), other, TILE, TILE, None),
-        (pairs.matmul("bfloat16"), y, pairs.rows, pairs.columns, pairs.values),
+    for function, values, to, rows, columns in (
+        (*dense(g), other, PAIR.rows, PAIR.columns),
+        (pairs.matmul("bfloat16"), pairs.values, y, pairs.rows, pairs.columns),
     ):
         i, j = grid = g.grid(i=ceildiv(m, rows), j=ceildiv(n, columns))
         of_x, of_w = tile(i, rows), tile(j, columns)
@@ -332,6 +336,7 @@ def square_tiles_and_pairs(g: Graph) -> None:
             reads=[x[of_x, :], w[of_w, :]],
             writes=[to[of_x, of_w]],
             values=values,
+            name=f"to_{to.name}",
         )
 
 

@@ -14,14 +14,14 @@ struct copy_numbers {
   }
 };
 
-// to [1, n] = from [1, n] from the last one on, by the last n words of scratch.
+// to [1, n] = from [1, n] from the last one on, by the first n words of scratch.
 template <class Task>
 struct turn_numbers {
   ETC_DEVICE static void run(const Task& task) {
     const auto from = task.template operand<0>();
     const auto to = task.template operand<1>();
     const i32 count = to.size[1];
-    u32* const words = task.scratch + Shared::kScratchBytes / 4 - count;
+    u32* const words = task.scratch;
     for (i32 n = task.thread; n < count; n += Task::threads) {
       words[n] = *reinterpret_cast<const u16*>(from.at(0, n));
     }

@@ -26,6 +26,7 @@ from tests.emulate.cases import (
     four_matmuls,
     gated,
     gated_tiles,
+    large_tiles_and_pairs,
     matmul,
     matmul_and_scratch,
     matmul_reduce_scatter,
@@ -34,7 +35,6 @@ from tests.emulate.cases import (
     moe_of_two,
     numbers,
     sent_at_once,
-    square_tiles_and_pairs,
     sums,
     sums_of_ranks,
     tiled,
@@ -247,7 +247,7 @@ CASES = {
         partial(three_matmuls, 1), lambda: four_matmuls(300, 264, 200), NEVER
     ),
     "pairs": Case(
-        partial(square_tiles_and_pairs, 1), lambda: tiles(256, 256, 64), workers=2
+        partial(large_tiles_and_pairs, 1), lambda: tiles(256, 256, 64), workers=2
     ),
     "stages": Case(partial(copied_twice, 1), lambda: copies(2000)),
     "short stages": Case(

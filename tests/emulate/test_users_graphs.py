@@ -10,15 +10,15 @@ from etc_dist.emulate import Emulator
 from etc_dist.emulate.memory import WAIT_LIMIT
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.epilogue import E4M3, partial
-from etc_dist.functions.matmul import TILE, matmul_send, matmul_store
+from etc_dist.functions.matmul import weight_columns, weight_shape
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
-from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile, up_to
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import PART, check, copy_on, matmul_of
+from tests.graphs.dense import PAIR, dense
 from tests.layers.reference import Answer, draw
 
 exhaustive = pytest.mark.exhaustive
@@ -173,72 +173,23 @@ def test_parts_of_k_are_added(dtype):
 
 
 @graph_function
-def sums_of_products(g: Graph, *, dtype: str, w_layout: str) -> None:
-    """y [rows, n] on each rank: the sum over ranks of x[rank] @ w, rows <= 256."""
-    rows, n, k = g.dims("rows n k")
-    world, columns = g.world_size, ceildiv(n, TILE)
-    x = g.input("x", (world, rows, k), dtype)
-    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
-    y = g.output("y", (rows, n), dtype)
-    slots = g.symmetric("slots", (world, 1, columns, TILE, TILE), dtype)
-    came = g.events("came", (columns,), expects=world, cross_rank=True)
-    j, d = grid = g.grid(j=columns, d=world)
-    g.call(
-        matmul_send(w_layout, dtype),
-        grid,
-        reads=[
-            x[d, tile(0, TILE), :],
-            w[tile(j, TILE), :] if w_layout == "nk" else w[:, tile(j, TILE)],
-        ],
-        writes=[slots.on(d)[g.rank, 0, j, :, :]],
-        notifies=[came.on(d)[j]],
-    )
-    down, across = TILE // PIECE_ROWS, TILE // PIECE_COLUMNS
-    j, p, q = grid = g.grid(j=columns, p=down, q=across)
-    g.call(
-        sum_slots(dtype),
-        grid,
-        reads=[slots[:, 0, j, tile(p, PIECE_ROWS), tile(q, PIECE_COLUMNS)]],
-        writes=[y[tile(p, PIECE_ROWS), tile(j * across + q, PIECE_COLUMNS)]],
-        waits=[came[j]],
-    )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "w_layout"),
-    [("bfloat16", "nk"), pytest.param("float16", "kn", marks=exhaustive)],
-)
-def test_products_of_ranks_are_sent_and_added(dtype, w_layout):
-    rng, (rows, n, k) = np.random.default_rng(6), (40, 264, 72)
-    shape = (n, k) if w_layout == "nk" else (k, n)
-    inputs = [
-        {"x": draw(rng, (2, rows, k), dtype), "w": draw(rng, shape, dtype)}
-        for _ in range(2)
-    ]
-    each = [matmul_of(i["x"], i["w"] if w_layout == "nk" else i["w"].T) for i in inputs]
-    total = sum(a.expected for a in each)
-    magnitude = sum(a.magnitude for a in each)
-    answers = [Answer(total[r], magnitude[r]) for r in range(2)]
-    graph = sums_of_products(2, dtype=dtype, w_layout=w_layout)
-    check_both(graph, inputs, answers, dict(rows=rows, n=n, k=k), dtype)
-
-
-@graph_function
 def share_of_k(g: Graph, *, dtype: str, w_layout: str) -> None:
     """y [rows, n] = x @ w.T, or x @ w, over 64 of k."""
     rows, n, k = g.dims("rows n k")
     x, y = g.input("x", (rows, k), dtype), g.output("y", (rows, n), dtype)
-    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
-    i, j = grid = g.grid(i=ceildiv(rows, TILE), j=ceildiv(n, TILE))
-    share, columns = span(64, minimum(64, k - 64)), tile(j, TILE)
+    w = g.input("w", weight_shape(w_layout, n, k), dtype)
+    function, values = dense(g, PAIR, dtype, w_layout)
+    i, j = grid = g.grid(i=ceildiv(rows, PAIR.rows), j=ceildiv(n, PAIR.columns))
+    share, columns = span(64, minimum(64, k - 64)), tile(j, PAIR.columns)
     g.call(
-        matmul_store(w_layout, dtype),
+        function,
         grid,
+        values=values,
         reads=[
-            x[tile(i, TILE), share],
-            w[columns, share] if w_layout == "nk" else w[share, columns],
+            x[tile(i, PAIR.rows), share],
+            weight_columns(w_layout, w, columns, share),
         ],
-        writes=[y[tile(i, TILE), tile(j, TILE)]],
+        writes=[y[tile(i, PAIR.rows), columns]],
     )
 
 
@@ -323,13 +274,15 @@ def rows_of_turns(g: Graph, *, pairs: bool) -> None:
     copied = g.events("copied", (turns, rows), expects=3)
     done = g.events("done", (turns,), expects=lambda turn: counts.load(turn) * 3)
     if pairs:
-        a = g.input("a", (TILE, TILE), "bfloat16")
-        product, both = g.output("product", a.shape, "bfloat16"), span(0, TILE)
+        a = g.input("a", (PAIR.columns, PAIR.columns), "bfloat16")
+        product = g.output("product", (PAIR.rows, PAIR.columns), "bfloat16")
+        matmul, values = dense(g)
         g.call(
-            matmul_store("nk", "bfloat16"),
+            matmul,
             g.grid(one=1),
-            reads=[a[both, :], a[both, :]],
-            writes=[product[both, both]],
+            values=values,
+            reads=[a[: PAIR.rows, :], a[:, :]],
+            writes=[product[:, :]],
         )
     with g.loop(turn=turns) as turn:
         own = span(turn, 1)
@@ -380,7 +333,7 @@ def test_tasks_beyond_a_loaded_extent_do_not_exist(pairs, schedule):
     x = np.arange(5 * 3 * PART, dtype=np.int32)
     inputs = {"given": given, "x": x, "y": np.full(4 * x.size, -1, np.int32)}
     if pairs:
-        inputs["a"] = np.eye(TILE).astype(numpy_dtype("bfloat16"))
+        inputs["a"] = np.eye(PAIR.columns).astype(numpy_dtype("bfloat16"))
     dims = {"turns": 4, "rows": 5}
     program = Emulator(rows_of_turns(1, pairs=pairs), schedule=schedule, workers=2)
     rows = np.arange(5)[:, None] < given

@@ -110,7 +110,7 @@ def test_add_row_sum_is_proved_at_partial_tiles(rows):
 def test_norm_matmul_is_proved_at_partial_tiles(rows):
     plan = schedule_static(graph("norm_matmul", 2))
     dims = {"rows": rows, "n": 200, "k": 64}
-    assert verify(plan, dims, 132).events == -(-rows // 256) * 2
+    assert verify(plan, dims, 132).events == -(-rows // 128) * 2
 
 
 @pytest.mark.parametrize("k", [8, 600, 1032])

@@ -220,6 +220,9 @@ def test_layouts_and_shapes_without_tiles_are_refused():
     tiles = Tiles(Graph("one", 1), "tile", 0, [TileShape(128, 128)], w_layout="kn")
     with pytest.raises(GraphError, match="have no gated epilogues"):
         tiles.matmul("bfloat16", swiglu)
+    for make in (tiles.matmul, tiles.sum_parts):
+        words = "unknown dtype|wanted: 'bfloat16' or 'float16' or 'float32' got: dtype"
+        refused(lambda make=make: make("half"), words, ArgumentError)
 
 
 ALONE, PAIR = TileShape(64, 128, "none", swapped=True), TileShape(128, 128)

@@ -15,10 +15,6 @@ struct StageCopy {
   struct Counters {};
 
   ETC_DEVICE void init() const {}
-  template <class Program>
-  ETC_DEVICE bool wait_buffer(const Run<Program>&, const Counters&) const {
-    return true;
-  }
 
   template <u32, class Program>
   ETC_DEVICE bool compute(

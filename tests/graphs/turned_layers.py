@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from etc_dist.functions.matmul import matmul_store
 from etc_dist.ir import Graph, device_function, graph_function
 from etc_dist.ir.tensor import numpy_dtype
 from tests.emulate.cases import Given
+from tests.graphs.dense import dense
 from tests.layers.reference import Answer
 
 ROWS, N = 5, 64
@@ -32,15 +32,17 @@ def turned_layers(g: Graph) -> None:
     turned = g.state("turned", (layers + 1, ROWS, N), "bfloat16")
     ready = g.events("ready", (layers + 1,), expects=ROWS)
     done = g.events("done", (layers,), expects=1)
+    matmul, values = dense(g)
     (r,) = rows = g.grid(r=ROWS)
     g.call(turn_row, rows, name="begin", reads=[x[r : r + 1, :]],
            writes=[turned[0, r : r + 1, :]], notifies=[ready[0]])  # fmt: skip
     with g.loop(layer=layers) as layer:
         g.call(
-            matmul_store("nk", "bfloat16"),
+            matmul,
             g.grid(i=1),
-            reads=[turned[layer, 0:256, :], w[layer, 0:256, :]],
-            writes=[product[layer, 0:256, 0:256]],
+            values=values,
+            reads=[turned[layer, 0:128, :], w[layer, 0:256, :]],
+            writes=[product[layer, 0:128, 0:256]],
             waits=[ready[layer]],
             notifies=[done[layer]],
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from etc_dist.functions.grouped_matmul import MOST_ROWS, TILE_COLUMNS, grouped_store
-from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     DeviceFunction,
@@ -19,6 +18,7 @@ from etc_dist.ir import (
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from tests.graphs.dense import PAIR, dense
 
 
 @device_function(
@@ -98,27 +98,30 @@ def scattered(g: Graph) -> None:
 @graph_function
 def three_matmuls(g: Graph) -> None:
     """y[i] = x @ w.T by three functions with stages and tiles of different sizes, and
-    by the first one again."""
+    by one as the first again."""
     rows, n, k = g.dims("rows n k")
     x, w = g.input("x", (rows, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     kn = g.input("w_kn", (k, n), "bfloat16")
     y = g.output("y", (4, rows, n), "bfloat16")
 
-    def dense(number: int, name: str, layout: str) -> None:
-        r, c = grid = g.grid(r=ceildiv(rows, TILE), c=ceildiv(n, TILE))
+    def pairs(number: int, name: str, layout: str) -> None:
+        r, c = grid = g.grid(r=ceildiv(rows, PAIR.rows), c=ceildiv(n, PAIR.columns))
+        of_rows, columns = tile(r, PAIR.rows), tile(c, PAIR.columns)
+        function, values = dense(g, w_layout=layout, name=name)
         g.call(
-            matmul_store(layout, "bfloat16"),
+            function,
             grid,
             name=name,
+            values=values,
             reads=[
-                x[tile(r, TILE), :],
-                w[tile(c, TILE), :] if layout == "nk" else kn[:, tile(c, TILE)],
+                x[of_rows, :],
+                w[columns, :] if layout == "nk" else kn[:, columns],
             ],
-            writes=[y[number, tile(r, TILE), tile(c, TILE)]],
+            writes=[y[number, of_rows, columns]],
         )
 
-    dense(0, "nk", "nk")
-    dense(1, "kn", "kn")
+    pairs(0, "nk", "nk")
+    pairs(1, "kn", "kn")
     r, c = grid = g.grid(r=ceildiv(rows, MOST_ROWS), c=ceildiv(n, TILE_COLUMNS))
     of_rows, columns = tile(r, MOST_ROWS), tile(c, TILE_COLUMNS)
     g.call(
@@ -128,7 +131,7 @@ def three_matmuls(g: Graph) -> None:
         reads=[x[of_rows, :], w[columns, :]],
         writes=[y[2, of_rows, columns]],
     )
-    dense(3, "again", "nk")
+    pairs(3, "again", "nk")
 
 
 TILES = (TileShape(160, 128, "none", swapped=True), TileShape(128, 256, "none"))

@@ -133,7 +133,7 @@ def test_tables_of_many_ranks_are_by_near_rank_and_by_host(name, hosts, near):
     dims, rank = {"rows": 256, "n": 256, "k": 64}, near * (hosts // 2)
     dims |= tile_dims(graph, 128)
     peers = [0] * rank + [1024 * (r + 1) for r in range(near)]
-    places = Places(peers, control=1, status=1, workspace=1, local=1, wait_limit=1)
+    places = Places(peers, control=1, status=1, local=1, wait_limit=1)
     capacity = Capacity().grown(plan_memory(plan, dims))
     block = fill(plan, generate(plan), dims, rank, capacity, places)
     assert (block["peer"].tolist(), block["first_near"]) == (peers[rank:], rank)

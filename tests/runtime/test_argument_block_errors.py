@@ -38,7 +38,7 @@ def test_rows_that_are_not_stored_in_whole_units_are_refused(dtype):
 
 def test_a_dim_beyond_32_bits_is_refused():
     plan = schedule_static(sums(1))
-    places = Places((0,), control=0, status=0, workspace=0, local=0, wait_limit=1)
+    places = Places((0,), control=0, status=0, local=0, wait_limit=1)
 
     def filled(n: int) -> int:
         block = fill(plan, generate(plan), {"n": n}, 0, Capacity(), places)
@@ -68,7 +68,7 @@ def test_a_divisor_that_no_task_divides_by_is_zero():
     source = generate(plan)
     divisors = enumerate(source.arguments.divisors)
     (number,) = (number for number, expr in divisors if expr.depth > 0)
-    places = Places((0,), control=0, status=0, workspace=0, local=0, wait_limit=1)
+    places = Places((0,), control=0, status=0, local=0, wait_limit=1)
     for n, prepared in ((0, [0, 0]), (8, [2**31, 0])):
         block = fill(plan, source, {"m": 8, "n": n}, 0, Capacity(), places)
         assert list(block["divisor"][number]) == prepared

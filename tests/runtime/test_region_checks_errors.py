@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,25 +12,18 @@ from etc_dist.codegen import generate
 from etc_dist.emulate.memory import ProgramMemory
 from etc_dist.errors import ArgumentError, CodegenError
 from etc_dist.functions.grouped_matmul import grouped_store, thin_float
-from etc_dist.functions.matmul import matmul_store
-from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import DeviceFunction, Graph, ceildiv, graph_function, span, tile
-from etc_dist.ir.expr import Const
+from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
 from etc_dist.schedule import schedule_static
+from tests.graphs.dense import SINGLE, dense
 
 CHUNK, SPLITS = 128, 3
 
 
-def tile_matmul(g: Graph) -> tuple[DeviceFunction, dict[str, Any]]:
-    tiles = Tiles(g, "tile", Const(0), [TileShape(128, 128)])
-    return tiles.matmul("bfloat16"), tiles.values
-
-
 # Name -> function and values, rows and columns of a tile.
 FUNCTIONS: dict[str, tuple[Callable[[Graph], Any], int, int]] = {
-    "matmul_store nk": (lambda g: (matmul_store("nk", "bfloat16"), {}), 256, 256),
-    "matmul_store kn": (lambda g: (matmul_store("kn", "bfloat16"), {}), 256, 256),
-    "tile_matmul": (tile_matmul, 128, 128),
+    "tile_matmul nk": (dense, 128, 256),
+    "tile_matmul kn": (partial(dense, w_layout="kn"), 128, 256),
+    "tile_matmul alone": (partial(dense, shape=SINGLE), 128, 128),
     "grouped_store": (lambda g: (grouped_store("bfloat16"), {}), 256, 256),
     "thin_float": (lambda g: (thin_float("bfloat16"), {}), 128, 128),
 }
@@ -57,13 +51,13 @@ def split(g: Graph, *, name: str) -> None:
 def surplus(g: Graph) -> None:
     """As `split`, but a task without k is one without rows of y, too."""
     k = g.dims("k")
-    x, w = (g.input(name, (256, k), "bfloat16") for name in "xw")
-    y = g.output("y", (256 * ceildiv(k, CHUNK), 256), "bfloat16")
+    x, w = (g.input(name, (128, k), "bfloat16") for name in "xw")
+    y = g.output("y", (128 * ceildiv(k, CHUNK), 128), "bfloat16")
     (s,) = grid = g.grid(s=SPLITS)
     part = tile(s, CHUNK)
-    writes = [y[tile(s, 256), :]]
-    function = matmul_store("nk", "bfloat16")
-    g.call(function, grid, reads=[x[:, part], w[:, part]], writes=writes)
+    reads, writes = [x[:, part], w[:, part]], [y[tile(s, 128), :]]
+    function, values = dense(g, SINGLE)
+    g.call(function, grid, values=values, reads=reads, writes=writes)
 
 
 def memory(graph: Any, k: int) -> None:
@@ -91,11 +85,11 @@ def test_a_loaded_place_on_k_is_refused():
     @graph_function
     def loaded(g: Graph) -> None:
         first = g.input("first", (4,), "int32")
-        x = g.input("x", (256, 256), "bfloat16")
-        y = g.output("y", (256, 256), "bfloat16")
-        half = x[:, span(first.load(0), 128)]
-        function = matmul_store("nk", "bfloat16")
-        g.call(function, g.grid(i=1), reads=[half, half], writes=[y[:, :]])
+        x = g.input("x", (128, 256), "bfloat16")
+        y = g.output("y", (128, 128), "bfloat16")
+        reads, writes = [x[:, span(first.load(0), 128)]] * 2, [y[:, :]]
+        function, values = dense(g, SINGLE)
+        g.call(function, g.grid(i=1), values=values, reads=reads, writes=writes)
 
     with pytest.raises(CodegenError, match="as its place is loaded"):
         memory(loaded(1), 0)

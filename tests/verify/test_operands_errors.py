@@ -11,7 +11,6 @@ from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.epilogue import row_squares
-from etc_dist.functions.matmul import matmul_store
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.router import Router
@@ -20,6 +19,7 @@ from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
+from tests.graphs.dense import SINGLE, dense
 
 
 def prove(graph: GraphFunction, **dims: int) -> None:
@@ -43,18 +43,20 @@ def test_copy_onto_a_part_of_its_source_is_refused() -> None:
 @graph_function
 def multiply_in_place(g: Graph) -> None:
     n = g.dims("n")
-    x, w = g.input("x", (n, 256), "bfloat16"), g.state("w", (256, 256), "bfloat16")
+    x, w = g.input("x", (n, 128), "bfloat16"), g.state("w", (128, 128), "bfloat16")
+    function, values = dense(g, SINGLE)
     g.call(
-        matmul_store("nk", "bfloat16"),
+        function,
         g.grid(one=1),
-        reads=[x[tile(0, 256), :], w[:, :]],
+        values=values,
+        reads=[x[tile(0, 128), :], w[:, :]],
         writes=[w[:, :]],
     )
 
 
 def test_matmul_over_its_weight_is_refused() -> None:
     with pytest.raises(GraphError, match=r"writes w\[:, :\], which overlaps w"):
-        prove(multiply_in_place(1), n=256)
+        prove(multiply_in_place(1), n=128)
 
 
 @graph_function
