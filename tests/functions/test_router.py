@@ -72,7 +72,7 @@ def chosen(g: Graph, *, routing: Routing) -> None:
     )
 
 
-def drawn(rng: Any, experts: int, router: Router, tokens: int = 45) -> dict[str, Any]:
+def drawn(rng: Any, experts: int, router: Router, tokens: int = 35) -> dict[str, Any]:
     """Logits of which some are equal, and biases that change the choice."""
     logits = rng.standard_normal((tokens, -(-experts // 4) * 4)).round(2) * 3
     given = {"logits": logits.astype(np.float32)}

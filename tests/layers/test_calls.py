@@ -111,7 +111,10 @@ SHAPES["moe tensor-parallel"] = SHAPES["moe expert-parallel"] = [
     (530, 264, 64, experts(40, 1)),
 ]
 # Rows are copied as for the layer above, so that one shape is enough without --all.
-SHAPES["moe packed"] = SHAPES["moe expert-parallel"][1:]
+SHAPES["moe packed"] = [
+    *SHAPES["moe expert-parallel"][2:],
+    (269, 40, 64, experts(16, 3)),
+]
 
 
 @pytest.mark.parametrize(

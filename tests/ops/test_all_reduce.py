@@ -322,6 +322,7 @@ def test_ranks_with_other_shapes_are_named(world, arrays, make):
         op(x)
 
 
+@exhaustive  # as of any program: tests/world/test_lost.py
 def test_a_rank_that_is_killed_in_a_run_is_named():
     source = """
 import ml_dtypes, numpy as np
