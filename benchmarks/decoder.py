@@ -194,8 +194,8 @@ class Decoder:
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
         tiles = [f"{n} {self.policy.shapes[dims[f'{n}_shape']]}" for n in self.matmuls]
-        heads = f"{dims['attend_heads']} KV heads a task"
-        return "; ".join([*tiles, f"slices {dims['slices']}", heads])
+        shares = f"{dims['shares']} shares, {dims['shares_of_task']} of a task"
+        return "; ".join([*tiles, shares])
 
     def _draw_all(self, part: Part, layers: int) -> dict[str, Any]:
         """The weights and the cache of the first layers: a part of them."""

@@ -141,6 +141,11 @@ def _cached(math: Fp32, cache: Any, table: Any) -> list[Any]:
     """Keys and values of each request, [requests, kv_heads, positions, head_dim]."""
     pages = math.rows(cache, table)  # [.., most_pages, 2, kv_heads, page_size, dim]
     requests, most_pages, _, kv_heads, page_size, dim = pages.shape
+    # Each position has its chunks of eight elements in another order.
+    xp, chunks = math.xp, dim // 8
+    order = xp.arange(chunks)[None] ^ xp.arange(page_size)[:, None] % 8
+    pages = pages.reshape(*pages.shape[:-1], chunks, 8)
+    pages = pages[..., xp.arange(page_size)[:, None], order, :]
     shape = requests, kv_heads, most_pages * page_size, dim
     return [pages[:, :, n].swapaxes(1, 2).reshape(shape) for n in range(2)]
 

@@ -148,7 +148,7 @@ def numbers_of(plan: Plan, lane: Lane, call: Call) -> dict[str, int]:
         "kMayBeIdle": int(_may_be_idle(call)),
         "kLoadsAhead": int(_loads_ahead(lane, call)),
         "kWaitsAhead": call.streams_after or 0,
-        "kReadsBeforeWait": int(bool(call.function.reads_before_wait)),
+        "kReadsBeforeWait": int(call.function.begins_early),
         "kNotifiesPeers": int(any(r.events.cross_rank for r in call.notifies)),
         "kNotifiesRanks": int(_notifies_ranks(call)),
         "kNotifiesWhen": int(any(r.guards for r in call.notifies)),

@@ -26,6 +26,7 @@ from etc_dist.codegen.tiles import row_multiples, tile_errors
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.function import (
+    PREPARE,
     TENSOR,
     TRANSFER,
     DeviceFunction,
@@ -159,7 +160,8 @@ def _check_roles(plan: Plan) -> None:
     """Refuse calls of functions with roles that no worker can run."""
     graph, lane = plan.graph, plan.lane(TENSOR)
     calls = [c for c in lane.calls if c.function.roles]
-    if early := [c for c in calls if c.function.reads_before_wait]:
+    early = [c for c in calls if c.function.begins_early]
+    if early := [c for c in early if PREPARE not in c.function.roles]:
         raise CodegenError(
             f"graph {graph.name} has a function with roles that reads early",
             where=f"plan {graph.name}: {', '.join(c.name for c in early)}",

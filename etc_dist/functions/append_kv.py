@@ -4,7 +4,9 @@
 A row of a step is one position of one request: row r has position[r] of request[r].
 Several rows may belong to one request. A row with a position below 0 belongs to none.
 The cache of a layer is [pages, 2, heads, page_size, head_dim], keys and then values.
-Position p of request q is in page table[q, p // page_size], at p % page_size.
+Position p of request q is in page table[q, p // page_size], at slot p % page_size. Its
+key and value have chunk j, of CHUNK elements, at j ^ slot % 8: bulk copies then need no
+padding in shared memory.
 
 Every function ignores rows and pages that are out of range."""
 
@@ -26,6 +28,8 @@ from etc_dist.ir.function import TENSOR
 EVERY_POSITION = 2**30
 """The window of a layer without one."""
 PAGE_SIZES = (16, 32, 64, 128)
+CHUNK = 8
+"""Elements of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,14 @@ class PagedCache:
         norm = gain, self.norm_eps or 0.0, *own
         return rotated(heads, cos_sin, *norm).astype(heads.dtype)
 
+    def placed(self, heads: Any, slots: Any) -> Any:
+        """Heads [rows, head_dim] with their chunks as in the cache, at these slots of a
+        page; or those of the cache with their chunks in order."""
+        count = self.head_dim // CHUNK
+        order = np.arange(count) ^ np.asarray(slots)[:, None] % 8
+        chunks = heads.reshape(-1, count, CHUNK)
+        return np.take_along_axis(chunks, order[..., None], 1).reshape(heads.shape)
+
     def operands(self, rows: int | str) -> dict[str, Operand]:
         """What every function reads about its rows: gain [head_dim], span [2], cos_sin
         [tables * positions, head_dim] in fp32, request and position [rows] and table
@@ -179,8 +191,8 @@ def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
             number = table[request[row], page]
             if 0 <= number < len(cache):
                 angles = cos_sin[position[row] + span[1]]
-                key = paged.rotated(k[row], gain, angles)
-                cache[number, :, slot] = key, v[row]
+                both = np.stack([paged.rotated(k[row], gain, angles), v[row]])
+                cache[number, :, slot] = paged.placed(both, [slot, slot])
 
     row = Operand(("rows", Extent(paged.head_dim, begins=8)), paged.element)
     bias = Operand((Extent(paged.head_dim, begins=8),), paged.element, leading=True)

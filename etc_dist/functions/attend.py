@@ -1,13 +1,30 @@
 """Attention over a paged cache; CUDA half in `kernels/functions/attend.cuh`.
 
-`append_kv.py` describes rows, pages and the cache. A row attends to all positions of
-its request up to its own, or to a window, the last ones of these. They are divided into
-slices of whole blocks of BLOCK positions. Each slice is a task, and `combine_slices`
-combines the results. The number of slices that a row uses depends on its length, so
-that its sums have the same bits in each batch with enough slices.
+`append_kv.py` describes rows, pages and the cache, `plan_shares.py` the shares. A row
+attends to all positions of its request up to its own, or to a window, the last of them.
 
-Sources: slices as in Flash-Decoding (Dao et al., 2023), pages as in PagedAttention
-(Kwon et al., SOSP 2023)."""
+*Unit of work.* A task has one KV head, up to HEADS of its query heads, and one or two
+adjacent shares for each of its workers: each share is a list of slices of rows. All
+shares are equally long, however long the rows are.
+
+*Stages.* The loading thread fills the ring of stages by bulk copies: a stage has the
+keys, then the values, of STAGE positions of one slice, 32 KB of 128 elements. These are
+1 to 4 runs of positions in a page, each of two copies, of 4 KB or more. Stages of both
+lists of a worker alternate while both last. Page numbers are read in groups, one ahead,
+and what a row is, a row ahead. Up to MOST_BYTES are in flight. A task begins before
+this step's queries, keys and values are there, with stages that earlier steps stored.
+
+*Computation.* A warpgroup has a list; each of its four warps multiplies a block of
+BLOCK positions, the M of an mma, by HEADS queries, its N, from shared memory. While one
+list ends a slice, the stages of the other one are computed. The eight chunks of 16
+bytes of a position are permuted in the cache so that eight positions occupy all banks.
+
+*Sums.* The sums of four warps are added through shared memory, in order. A whole row is
+stored at once. Of other slices the sums are stored in fp32, and `combine_slices` adds
+those of a row in the order of positions.
+
+Sources: slices as in Flash-Decoding (Dao et al., 2023), equal shares as in Stream-K
+(Osama et al., 2023), pages as in PagedAttention (Kwon et al., SOSP 2023)."""
 
 from __future__ import annotations
 
@@ -16,121 +33,128 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.append_kv import PagedCache
-from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.functions.plan_shares import BOUND, CUTS, EXTENT, STAGE, slices_of
+from etc_dist.ir import DeviceFunction, Expr, Extent, Operand, Tensor
+from etc_dist.ir.expr import minimum
+from etc_dist.ir.function import COMPUTE, LOAD, PREPARE
 
 HEADS = 8
 """The most query heads of a KV head in a task."""
-TOGETHER = 4
-"""The most KV heads of a task: each then has two warps."""
 BLOCK = 16
 """Positions that a warp multiplies at once."""
-SLICE_POSITIONS = 128
-"""The fewest positions of a slice that is not the only one: a block for each of the 8
-warps of a worker."""
+MOST_BYTES = 128 * 1024
+"""The most bytes of a worker in flight. With 192 KB a prototype needed a fifth more
+time for rows of unequal length, on an H200."""
+BUFFER_BYTES = {64: 17920, 128: 17920, 256: 26624}
+"""Shared memory in which the sums of the warps are added, and of large heads also that
+of the query, by their size."""
 
 
 def attend(
-    paged: PagedCache,
-    slice_positions: int = SLICE_POSITIONS,
-    *,
-    group: int = HEADS,
-    early: bool = False,
+    paged: PagedCache, *, cluster: int = 1, early: bool = False
 ) -> DeviceFunction:
-    """q [rows, heads * head_dim], with biases also that of q [heads * head_dim],
-    `PagedCache.operands` of the rows, and cache [pages, 2, KV heads, page_size,
-    head_dim] -> the results of slice `s` (a coordinate) of `slices` (a dim or named
-    number):
+    """q [rows, heads * head_dim] of one KV head, with biases also that of q [heads *
+    head_dim], the gain, span, cos_sin and table of `PagedCache.operands`, cache [pages,
+    2, page_size, head_dim] of that head, and extents and bounds of `plan_shares` ->
+    results of the shares of task `j` (a coordinate):
 
-    * sums [rows, heads, 1, head_dim] in fp32: the values, weighted by 2 ** (score -
-      largest score), with scores in units of log 2.
-    * stats [rows, heads, 1, 2] in fp32: the largest score, and the sum of the weights;
-      (-inf, 0) for a slice without positions.
-    * y [rows, heads * head_dim]: the result of a row with a single slice. It has the
-      bits that `combine_slices` gives.
+    * sums [slots, heads, head_dim] in fp32: the values of the slices of these slots,
+      weighted by 2 ** (score - largest score), with scores in units of log 2.
+    * stats [slots, heads, 2] in fp32: the largest score, and the sum of the weights;
+      (-inf, 0) for a slot without a slice.
+    * y [rows, heads * head_dim]: of the rows that begin and end in these shares; zeros
+      for a row without positions. It has the bits that `combine_slices` gives.
 
-    Either sums and stats or y may be empty: axis 2 of sums and stats, or the rows of y,
-    have size 0. q, cache and y are in the cache's dtype.
+    The regions are those of `written`. q, cache and y are in the cache's dtype.
 
-    A row uses at most as many slices, a power of two, as have `slice_positions` each.
-    Each KV head has `group` query heads, the last one may have fewer. On GPUs a task
-    has one row, at most TOGETHER KV heads, which share the warps of a worker, and at
-    most HEADS query heads of each. early: all reads but q and the cache may come before
-    the last wait is met."""
+    Dims or named numbers: shares_of_task, one or two for each of its workers; cuts, as
+    in `plan_shares`. cluster: the workers of a task. early: all reads but q and, of the
+    cache, positions that this step stores may come before the last wait is met."""
     dim, scale = paged.head_dim, score_scale(paged)
 
-    def body(q: Any, *others: Any, s: int, slices: int) -> None:
+    def body(q: Any, *others: Any, j: int, shares_of_task: int, cuts: int) -> None:
         if paged.has_bias:
             q, others = paged.biased(q, others[0]), others[1:]
-        *first, cos_sin, request, position, table, cache, sums, stats, y = others
-        gain, (window, of_layer) = paged.split(first)
-        total = np.zeros((len(q), q.shape[1] // dim, dim), np.float32)
-        most, weight = np.full(total.shape[:2], -np.inf), np.zeros(total.shape[:2])
-        cache = cache.reshape(len(cache), 2, -1, paged.page_size, dim)
-        lengths = paged.lengths(cos_sin, request, position, table)
-        for row in np.flatnonzero(lengths):
-            length = int(lengths[row])
-            at = slice_of(length, s, slices, slice_positions, length - int(window))
-            numbers = table[request[row], at // paged.page_size]
-            is_page = (numbers >= 0) & (numbers < len(cache))
-            numbers, slots = numbers[is_page], at[is_page] % paged.page_size
-            if len(numbers) == 0:
-                continue
-            heads = q[row].reshape(-1, dim)
-            angles = cos_sin[position[row] + of_layer]
-            heads = paged.rotated(heads, gain, angles)
-            for n in range(cache.shape[2]):
-                keys, values = (
-                    cache[numbers, i, n, slots].astype(np.float32) for i in range(2)
-                )
-                own = slice(n * group, (n + 1) * group)
-                scores = heads[own].astype(np.float32) @ keys.T * scale
-                most[row, own] = scores.max(axis=1)
-                weights = np.exp2(scores - scores.max(axis=1, keepdims=True))
-                total[row, own] = weights @ values
-                weight[row, own] = weights.sum(axis=1)
-        sums[...] = total[:, :, None]
-        stats[...] = np.stack([most, weight], axis=2)[:, :, None]
-        if len(y):
-            total /= np.where(weight == 0, 1, weight).astype(np.float32)[..., None]
-            y[...] = total.reshape(y.shape).astype(y.dtype)
+        *of_cache, cos_sin, table, cache = others[:-5]
+        extents, bounds, sums, stats, y = others[-5:]
+        gain, (_, of_layer) = paged.split(of_cache)
+        row, stage, _, first_slot = bounds[j * shares_of_task]
+        first_row = row + (stage > 0)
+        stats[...] = -np.inf, 0
+        for share in range(j * shares_of_task, (j + 1) * shares_of_task):
+            for row, first, end, slot in slices_of(extents, bounds, share, cuts):
+                at = np.arange(first, end)
+                heads, keys, values = q[row].reshape(-1, dim), *np.zeros((2, 0, dim))
+                if end > 0:
+                    angles = cos_sin[extents[row, 1] - 1 + of_layer]
+                    heads = paged.rotated(heads, gain, angles)
+                    keys, values = _cached(paged, cache, table[extents[row, 3]], at)
+                total, most, weight = _weighted(heads, keys, values, scale)
+                if slot is None:
+                    total /= np.where(weight == 0, 1, weight)[:, None]
+                    y[row - first_row] = total.ravel().astype(y.dtype)
+                else:
+                    sums[slot - first_slot] = total
+                    stats[slot - first_slot] = np.stack([most, weight], axis=1)
 
-    columns = Extent(begins=8, name="heads", times=dim)
-    queries = Extent(most=TOGETHER * group * dim, begins=8, name="heads", times=dim)
-    heads = Extent(most=TOGETHER, name="heads", per=group)
+    queries = Extent(most=HEADS * dim, begins=8, name="heads", times=dim)
+    every = paged.operands("rows")
+    bounds = Operand((Extent(whole=True), BOUND), "int32", leading=True)
     reads = {
-        "q": Operand((1, queries), paged.element),
+        "q": Operand(("rows", queries), paged.element),
         "bias": Operand((queries,), paged.element, leading=True),
-        **paged.operands(1),
-        "cache": paged.pages(heads),
+        **{n: every[n] for n in ("gain", "span", "cos_sin", "table")},
+        "cache": paged.pages(),
+        "extents": Operand(("rows", EXTENT), "int32", leading=True),
+        "bounds": bounds,
     }
+    columns = Extent(begins=8, name="heads", times=dim)
     writes = {
-        "sums": Operand((1, "heads", Extent(most=1), dim), "float32"),
-        "stats": Operand((1, "heads", Extent(most=1), 2), "float32"),
-        "y": Operand((Extent(most=1), columns), paged.element),
+        "sums": Operand((None, "heads", dim), "float32"),
+        "stats": Operand((None, "heads", 2), "float32"),
+        "y": Operand((None, columns), paged.element),
     }
-    cache = len(paged.present(reads)) - 1
-    constants = {
-        "kGroup": group,
-        "kScale": float(scale),
-        "kSlicePositions": slice_positions,
-        "kHasCopies": int(early),
-    }
+    constants = {"kScale": float(scale), "kStage": STAGE, **CUTS}
+    constants["kMostBytes"] = MOST_BYTES
+    cache = len(paged.present(reads)) - 3
     return paged.function(
         *("attend", body, reads, writes, constants),
         gathers=(cache,),
-        reads_before_wait=paged.before_wait(1) if early else (),
+        gathers_early=(cache,) if early else (),
+        reads_before_wait=[n for n in range(1, cache + 3) if n != cache and early],
+        loads_before_wait=early,
+        roles=(PREPARE, LOAD, COMPUTE),
+        cluster=cluster,
+        parts=cluster,
+        shared=BUFFER_BYTES[dim],
     )
 
 
-def slice_of(length: int, s: int, slices: int, least: int, begin: int = 0) -> Any:
-    """The positions of slice `s` of a row of `length` positions, from `begin` on if
-    this is above 0. least: the fewest positions of a slice."""
-    before = max(begin, 0) // BLOCK
-    most = max(1, (length - before * BLOCK) // least)
-    used = min(slices, 1 << (most.bit_length() - 1))
-    blocks = -(-length // BLOCK) - before
-    first, end = ((before + blocks * min(n, used) // used) * BLOCK for n in (s, s + 1))
-    return np.arange(max(first, begin), min(end, length))
+def _cached(paged: PagedCache, cache: Any, table: Any, at: Any) -> list[Any]:
+    """The keys and values of some positions of a request."""
+    numbers, slots = table[at // paged.page_size], at % paged.page_size
+    return [paged.placed(cache[numbers, i, slots], slots) for i in range(2)]
+
+
+def _weighted(heads: Any, keys: Any, values: Any, scale: Any) -> tuple[Any, Any, Any]:
+    """The weighted values, the largest scores, and the sums of the weights."""
+    scores = heads.astype(np.float32) @ keys.T.astype(np.float32) * scale
+    most = scores.max(axis=1, initial=-np.inf)
+    weights = np.exp2(scores - most[:, None])
+    return weights @ values.astype(np.float32), most, weights.sum(axis=1)
+
+
+def written(
+    bounds: Tensor, at: tuple[Expr, ...], j: Expr, shares: Expr
+) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr]]:
+    """The start and the size of what task j of `shares` shares writes: of its rows of
+    y, and of its slots. bounds [*at, shares + 1, BOUND]: see `plan_shares`."""
+    (row, stage, slot), (end_row, _, end_slot) = (
+        [bounds.load(*at, number * shares, n) for n in (0, 1, 3)]
+        for number in (j, j + 1)
+    )
+    first = row + minimum(1, stage)
+    return (first, end_row - first), (slot, end_slot - slot)
 
 
 def score_scale(paged: PagedCache) -> np.float32:

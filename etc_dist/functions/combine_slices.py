@@ -12,24 +12,32 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 
-def combine_slices(head_dim: int, dtype: str) -> DeviceFunction:
-    """sums [rows, heads, slices, head_dim] and stats [rows, heads, slices, 2] of
-    `attend`, in fp32 -> y [rows, heads * head_dim] in `dtype`, combined in order; zeros
-    for a row without positions."""
+def combine_slices(head_dim: int, dtype: str, *, early: bool = False) -> DeviceFunction:
+    """sums [slots, heads, head_dim] and stats [slots, heads, 2] of the slices of a row
+    by `attend`, in fp32 -> y [heads * head_dim] in `dtype`, combined in order. A
+    slot with the weight 0 counts nothing, whatever its sums are.
 
-    def body(sums: Any, stats: Any, y: Any) -> None:
-        most, weights = stats[..., 0], stats[..., 1]
-        largest = most.max(axis=-1, keepdims=True)
-        scale = np.exp2(most - np.where(np.isinf(largest), 0, largest))
-        total = np.zeros(sums.shape[:2] + sums.shape[3:], np.float32)
-        weight = np.zeros(sums.shape[:2], np.float32)
-        for s in range(sums.shape[2]):
-            total += sums[:, :, s] * scale[..., s, None]
-            weight += weights[..., s] * scale[..., s]
-        total /= np.where(weight == 0, 1, weight)[..., None]
+    A dim or named number: cuts, as in `plan_shares`. If it is 0, only the first slot
+    and every second one after it has a slice. early: where the sums are may be loaded
+    before the last wait is met."""
+
+    def body(sums: Any, stats: Any, y: Any, *, cuts: int) -> None:
+        own = slice(None) if cuts else [0, *range(1, len(sums), 2)]
+        sums, stats = sums[own], stats[own]
+        largest = stats[..., 0].max(axis=0)
+        scale = np.exp2(stats[..., 0] - np.where(np.isinf(largest), 0, largest))
+        total = np.zeros(sums.shape[1:], np.float32)
+        weight = np.zeros(len(total), np.float32)
+        for of_slot, slot_scale, (_, slot_weight) in zip(
+            sums, scale, stats.transpose(0, 2, 1), strict=True
+        ):
+            is_there = slot_weight != 0
+            total[is_there] += (of_slot * slot_scale[:, None])[is_there]
+            weight += slot_weight * slot_scale
+        total /= np.where(weight == 0, 1, weight)[:, None]
         y[...] = total.reshape(y.shape).astype(y.dtype)
 
-    slices = Extent(name="slices", whole=True)
+    slots = Extent(name="slots")
     columns = Extent(begins=8, name="heads", times=head_dim)
     return DeviceFunction(
         name="combine_slices",
@@ -38,10 +46,11 @@ def combine_slices(head_dim: int, dtype: str) -> DeviceFunction:
         lane=TENSOR,
         reads=2,
         writes=1,
+        loads_before_wait=early,
         constants={"kHeadDim": head_dim, "kIsHalf": int(dtype == "float16")},
         tile={
-            0: Operand(("rows", "heads", slices, head_dim), "float32"),
-            1: Operand(("rows", "heads", slices, 2), "float32"),
-            2: Operand(("rows", columns), two_byte(dtype)),
+            0: Operand((slots, "heads", head_dim), "float32"),
+            1: Operand((slots, "heads", 2), "float32"),
+            2: Operand((columns,), two_byte(dtype), leading=True),
         },
     )

@@ -30,10 +30,11 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
 
     DeviceFunction(name, body, source, lane, reads, writes, cluster, parts,
                    boxes: {position: TmaBox}, constants: {name: number},
-                   roles*, shared, streams*, gathers*, reads_before_wait*,
-                   tile: {position: Operand}, epilogue: DeviceFunction?, far)
+                   roles*, shared, streams*, gathers*, gathers_early*,
+                   reads_before_wait*, tile: {position: Operand},
+                   epilogue: DeviceFunction?, loads_before_wait, far)
         lane   "tensor" | "transfer"
-        roles  "load" | "gather" | "compute" | "store"
+        roles  "prepare" | "load" | "gather" | "compute" | "store"
     Operand(size: Extent*?, dtype*, leading, contiguous, like?, apart, mirrors?,
             by_element, flagged)
     Extent(size?, most?, multiple, begins, name, whole, not_empty, clipped, times,

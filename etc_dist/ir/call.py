@@ -200,9 +200,12 @@ class Call:
             lines.append("  even")
         if self.streams_after is not None:
             lines.append(f"  streams after {self.streams_after} of its waits")
+        if self.function.loads_before_wait:
+            lines.append("  loads before its last wait")
         for n, region in enumerate(self.reads):
             verb = "gathers from" if n in self.function.gathers else "reads"
             verb += " early" * (n in self.function.reads_before_wait)
+            verb += ", some early," * (n in self.function.gathers_early)
             lines.append(f"  {verb} {region}")
         for word, items in (
             ("writes", self.writes),

@@ -295,33 +295,41 @@ def _check_far(call: Call, where: str) -> None:
 
 
 def _check_reads_before_wait(call: Call, where: str) -> None:
-    """Early reads need a wait, and no load but of the last wait's expected count."""
+    """Early reads need a wait, and no load but of the last wait's expected count; or
+    also loads that are valid before that wait, of a function that does them early."""
     others = [r for r in call.loaded_waits if r.is_loaded or r is not call.waits[-1]]
-    loads = bool(others or working_loads(call)) or call.limited is not None
-    if call.function.reads_before_wait and (loads or not call.waits):
+    working = call.limited is not None or bool(working_loads(call))
+    if call.function.loads_before_wait:
+        working = call.limited is not None and len(call.waits) == 1
+    loads = bool(others) or working
+    if call.function.begins_early and (loads or not call.waits):
         raise GraphError(
             f"call {call.name} cannot read before its last wait",
             where=where,
             wanted="at least one wait, and no loads but of the last wait's count",
             got=f"{len(call.waits)} waits, {'' if loads else 'not '}loaded",
-            fix="use a device function without reads_before_wait=",
+            fix="use a device function without reads_before_wait=, or one with "
+            "loads_before_wait=",
         )
 
 
 def _check_streams_after(call: Call, where: str) -> None:
-    """Operands streamed before the last waits are inputs, and no wait is loaded."""
+    """Operands streamed before the last waits are inputs, and those waits are the only
+    loaded ones."""
     after, streams = call.streams_after, call.function.streams
     if after is None:
         return
     kinds = {call.reads[n].tensor.kind for n in streams}
-    if 0 < after < len(call.waits) and not call.loaded_waits and kinds == {"input"}:
+    first = call.waits[: max(after, 0)]
+    is_loaded = any(wait in call.loaded_waits for wait in first)
+    if 0 < after < len(call.waits) and not is_loaded and kinds == {"input"}:
         return
     waits = f"{len(call.waits)} waits, {len(call.loaded_waits)} of them loaded"
     raise GraphError(
         f"call {call.name} cannot load streamed operands before its last wait",
         where=where,
-        wanted="0 < streams_after < the number of waits, of which none is loaded, and "
-        "a function that streams inputs",
+        wanted="0 < streams_after < the number of waits, of which these first ones are "
+        "not loaded, and a function that streams inputs",
         got=f"streams_after={after}, {waits}, streams {list(streams)} of kinds "
         f"{sorted(kinds)}",
         fix="omit streams_after=",

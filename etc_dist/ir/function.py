@@ -18,7 +18,8 @@ from etc_dist.ir.operand import Operand
 TENSOR, TRANSFER = "tensor", "transfer"
 LANES = (TENSOR, TRANSFER)
 LOAD, GATHER, COMPUTE, STORE = "load", "gather", "compute", "store"
-ROLES = (LOAD, GATHER, COMPUTE, STORE)
+PREPARE = "prepare"
+ROLES = (PREPARE, LOAD, GATHER, COMPUTE, STORE)
 SCRATCH_BYTES = 24576
 """Shared memory that a body on the tensor lane may use."""
 
@@ -84,6 +85,9 @@ class DeviceFunction:
     gathers: reads (by position) of which a task reads only elements that other data
     selects. Their regions may include elements that no task writes. Every write to
     them must be ordered before the task.
+    gathers_early: those of which the load role may read elements before the task's last
+    wait is met, if no task writes these that is not ordered before the other waits. The
+    function promises this: the proof does not see which elements they are.
     tile: operands (by position: reads, then writes) with the region that the CUDA body
     supports. Compilation for GPUs refuses other regions. Operands that are left out
     take any region.
@@ -93,6 +97,8 @@ class DeviceFunction:
     last wait is met (early reads). Only on the tensor lane. The CUDA body then gets a
     second argument: a function that waits for the last event, and returns false after
     an abort.
+    loads_before_wait: the loads that determine a task's regions and notifications come
+    before its last wait is met. The CUDA body gets the second argument then, too.
     far: a task may write and notify a rank of another host: one region, one element."""
 
     name: str
@@ -109,9 +115,11 @@ class DeviceFunction:
     shared: int = SCRATCH_BYTES
     streams: Sequence[int] = ()
     gathers: Sequence[int] = ()
+    gathers_early: Sequence[int] = ()
     reads_before_wait: Sequence[int] = ()
     tile: Mapping[int, Operand] = field(default_factory=dict)
     epilogue: DeviceFunction | None = None
+    loads_before_wait: bool = False
     far: bool = False
 
     @property
@@ -123,6 +131,11 @@ class DeviceFunction:
         tile = "; ".join(f"{n}: {operand}" for n, operand in self.tile.items())
         text = f"{self.name} {self.source} {numbers} {roles} {tile}"
         return text if self.epilogue is None else f"{text}; {self.epilogue.terms}"
+
+    @property
+    def begins_early(self) -> bool:
+        """Whether a task begins before its last wait is met."""
+        return bool(self.reads_before_wait) or self.loads_before_wait
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -171,7 +184,8 @@ class DeviceFunction:
         for name in ("boxes", "constants", "tile"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
-        for name in ("gathers", "reads_before_wait", "roles", "streams"):
+        named = "gathers", "gathers_early", "reads_before_wait", "roles", "streams"
+        for name in named:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_lane(self)
 
@@ -240,6 +254,7 @@ def _check_operands(made: DeviceFunction) -> None:
     named = [n for o in made.tile.values() for n in (o.like, o.mirrors)]
     for name, positions, count in (
         ("gathers", [*made.gathers], made.reads),
+        ("gathers_early", [*made.gathers_early], made.reads),
         ("reads_before_wait", [*made.reads_before_wait], made.reads),
         ("streams", [*made.streams], made.reads),
         ("tile", [*made.tile], every),
@@ -355,11 +370,18 @@ def _check_lane(made: DeviceFunction) -> None:
         "cluster 1 or 2": made.cluster not in (1, 2),
         "cluster 1 on the transfer lane": made.lane == TRANSFER and made.cluster != 1,
         "no reads_before_wait= on the transfer lane": made.lane == TRANSFER
-        and made.reads_before_wait,
+        and made.begins_early,
         "no roles= on the transfer lane": made.lane == TRANSFER and made.roles,
         f"roles of {ROLES}, with 'load' and 'compute'": made.roles
         and not {LOAD, COMPUTE} <= {*made.roles} <= {*ROLES},
         "streams= only with roles=": made.streams and not made.roles,
+        "gathers_early= only of gathers=, with the role 'prepare' and "
+        "reads_before_wait=": made.gathers_early
+        and not (
+            {*made.gathers_early} <= {*made.gathers}
+            and PREPARE in made.roles
+            and made.begins_early
+        ),
     }
     wanted = [rule for rule, broken in faults.items() if broken]
     if wanted:

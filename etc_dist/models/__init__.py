@@ -36,13 +36,14 @@ written.py      the positions of the cache that steps wrote
 rows.py         the numbers of a step
 row_numbers.py  the integers of its rows, from lists or arrays
 mirror.py       arrays that the host and the backend exchange
-step_policy.py  tiles and slices of a step
+step_policy.py  tiles and shares of a step
 setup.py        what the program of a model depends on
 bundle.py       the program and its proofs, for other processes
 finite.py       the error for logits that are not finite
 decoder.py      the graph of a decoder's step
 decoder_norms.py     its norms
 decoder_ranks.py     its transfers between ranks
+decoder_attention.py its attention
 sizes.py        the sizes that its program is compiled for
 experts.py      the mixture of experts in it
 sampling.py     how a token is chosen

@@ -8,14 +8,10 @@ around it: each continues the rows of the one before, until they end."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.append_kv import append_kv
-from etc_dist.functions.attend import HEADS, TOGETHER, attend
 from etc_dist.functions.best_column import best_column, next_token, unpadded_tile
-from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.copy_rows import copy_rows
 from etc_dist.functions.epilogue import geglu, soft_cap, swiglu
 from etc_dist.functions.push_rows import push_rows
@@ -40,10 +36,10 @@ from etc_dist.ir import (
     minimum,
     select,
     span,
-    tile,
 )
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models.decoder_attention import AttentionCalls
 from etc_dist.models.decoder_norms import norm_of_heads, norm_of_sum
 from etc_dist.models.decoder_ranks import (
     Places,
@@ -66,8 +62,6 @@ BEST_COLUMNS = 1024
 """Logits of a row among which one task finds the largest; a multiple of 8."""
 GATES = {"silu": swiglu, "gelu": geglu}
 """The epilogue of gate and up, by the activation of the MLP."""
-MANY_ROWS = 32
-"""With at least so many rows, a task combines the slices of all heads of a row."""
 
 
 def decoder_for(schedule: str, ranks: int, sizes: DecoderSizes) -> GraphFunction:
@@ -99,8 +93,8 @@ def decoder_graph(
     tensors, and its ids and logits have no meaning. `next_token` describes how rows
     end, and the ids of rows that have ended or whose logits are not finite. If the dim
     `samples` is 1, `sample_column` chooses tokens; if it is 0, the most likely ones are
-    chosen. The dim `attend_heads`, 1, 2 or 4, is the number of KV heads of an attention
-    task.
+    chosen. `plan_shares` and `attend` describe the dims shares, of each KV head,
+    shares_of_task and cuts.
 
     Weights have the layer as first axis. `norm` [layers + 1, hidden] has the gains
     before attention of each layer, then that of the final norm; [1, hidden] without
@@ -117,6 +111,7 @@ def decoder_graph(
     calls.take_rows()
     with g.loop(step=calls.steps) as step:
         calls.embed(step)
+        calls.attention.plan(step, calls.begun[step])
         with g.loop(layer=calls.layers) as layer:
             calls.add_layer((step, layer))
         calls.pick(step, best_columns)
@@ -134,8 +129,7 @@ class _Calls:
         self.rows, self.layers, self.hidden, self.inner = g.dims(
             "rows layers hidden inner"
         )
-        self.vocabulary, self.slices = g.dims("vocabulary slices")
-        self.attend_heads = g.dims("attend_heads")
+        self.vocabulary = g.dims("vocabulary")
         self.all_ids = g.dims("all_ids")
         before = g.rank * self.vocabulary
         left = maximum(0, self.all_ids - before)
@@ -160,8 +154,7 @@ class _Calls:
         )
         has_shared = sizes.mixture is not None and bool(sizes.mixture.shared)
         shared_inner = g.dims("shared_inner") if has_shared else inner
-        positions, requests, stops = g.dims("positions requests stops")
-        most_pages, pages = g.dims("most_pages pages")
+        stops = g.dims("stops")
         names = "request", "position", "end", "ids"
         self.given = [g.input(name, (self.rows,), "int32") for name in names]
         self.ids = g.local("step_ids", (self.steps + 1, self.rows), "int32")
@@ -170,14 +163,8 @@ class _Calls:
         self.end = g.local("row_end", (self.rows,), "int32")
         self.stop = g.input("stop", (self.rows, stops), "int32")
         self.sampling = g.input("sampling", (self.rows, NUMBERS), "int32")
-        self.table = g.input("table", (requests, most_pages), "int32")
-        self.cos_sin = g.input("cos_sin", (positions, dim), "float32")
-        self.q_cos_sin = self.cos_sin
-        if sizes.features.scales_queries:
-            self.q_cos_sin = g.input("q_cos_sin", (positions, dim), "float32")
-        self.spans: Tensor | None = None
-        if sizes.features.has_span:
-            self.spans = g.input("spans", (layers, 2), "int32")
+        of_rows = self.request, self.position, self.shapes[0].cluster, self.early
+        self.attention = AttentionCalls(g, sizes, (self.steps, layers), *of_rows)
         self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
         heads = sizes.heads * dim
         width = heads + 2 * sizes.kv_heads * dim
@@ -187,9 +174,6 @@ class _Calls:
         of_layers += ["post_norm", "post_mlp_norm"] * own.post_norm
         gains |= dict.fromkeys(of_layers, layers)
         self.gains = {n: g.input(n, (c, hidden), dtype) for n, c in gains.items()}
-        if sizes.normalizes_heads:
-            for name in ("q_norm", "k_norm"):
-                self.gains[name] = g.input(name, (layers, dim), dtype)
         if own.normalizes_all:
             for name, count in (("q", sizes.heads), ("k", sizes.kv_heads)):
                 shape = layers, count * dim
@@ -206,15 +190,10 @@ class _Calls:
             )
             if name in sizes.matmuls
         }
-        self.biases = {
-            of: g.input(f"{of}_bias", (layers, size), dtype)
-            for of, size in (("qkv", width), ("o", hidden))
-            if getattr(sizes.features, f"{of}_bias")
-        }
+        self.biases: dict[str, Tensor] = {}
+        if sizes.features.o_bias:
+            self.biases["o"] = g.input("o_bias", (layers, hidden), dtype)
         self.weights["head"] = [g.input("w_head", (self.vocabulary, hidden), dtype)]
-        self.cache = g.state(
-            "cache", (layers, pages, 2, sizes.kv_heads, sizes.page_size, dim), dtype
-        )
         self.logits = g.state("logits", (self.rows, self.vocabulary), dtype)
         self.next_ids = g.output("next_ids", (self.steps, self.rows), "int32")
         self.mixture: MixtureCalls | None = None
@@ -225,25 +204,19 @@ class _Calls:
             )
 
     def _add_buffers(self) -> None:
-        g, sizes, rows, dtype = self.g, self.sizes, self.rows, self.sizes.dtype
-        heads = sizes.heads * sizes.head_dim
-        width = heads + 2 * sizes.kv_heads * sizes.head_dim
+        g, rows, dtype = self.g, self.rows, self.sizes.dtype
         # NOTE: one buffer serves all layers and steps, since each phase waits for all
         # of the one before it.
         self.residual = g.local("residual", (rows, self.hidden), dtype)
         self.normed = g.local("normed", (rows, self.hidden), dtype)
         self.deltas = buffers_of_sums(g, ("o", "down"), (rows, self.hidden), dtype)
-        self.qkv = g.local("qkv", (rows, width), dtype)
-        self.attention = g.local("attention", (rows, heads), dtype)
+        self.qkv = self.attention.qkv
         if self.mixture is None:
             self.active = g.local("active", (rows, self.inner), dtype)
         if "shared_up" in self.weights:
             shared_inner = self.weights["shared_up"][0].shape[1]
             self.shared_active = g.local("shared_active", (rows, shared_inner), dtype)
             self.shared_rows = g.local("shared_rows", (rows, self.hidden), dtype)
-        shape = rows, sizes.heads, self.slices
-        self.sums = g.local("sums", (*shape, sizes.head_dim), "float32")
-        self.stats = g.local("stats", (*shape, 2), "float32")
         # The rows of each step: those of the first one are given.
         self.begun = g.events("begun", (self.steps + 1,), expects=1)
         turns = self.steps, self.layers + 1
@@ -260,13 +233,6 @@ class _Calls:
             writes=copies,
             notifies=[self.begun[0]],
         )
-
-    def _places(
-        self, cos_sin: Tensor, step: Expr, layer: Expr, rows: Any = slice(None)
-    ) -> list[Region]:
-        span = [] if self.spans is None else [self.spans[layer, :]]
-        of_rows = self.request[rows], self.position[step, rows]
-        return [*span, cos_sin[:, :], *of_rows, self.table[:, :]]
 
     def embed(self, step: Expr) -> None:
         """The embeddings of the ids, and the first norm."""
@@ -301,20 +267,28 @@ class _Calls:
             gains = [self.gains[name] for name in names]
             of = self.qkv, gains, self.sizes.dtype, self.sizes.norm_eps
             self.done["qkv"] = norm_of_heads(self.g, *of, self.done["qkv"], turns, turn)
-        self.attend(*turn)
-        attended = self.attended[*turn, self.rows, 0]
-        self.multiply("o", self.attention, self.deltas["o"], attended, turn)
+        attention, qkv_done = self.attention, self.done["qkv"][turn]
+        attended = attention.add(turn, self.ready[turn], qkv_done)
+        planned = attention.planned[turn[0]]
+        self.multiply("o", attention.y, self.deltas["o"], attended, turn, planned)
         if self.mixture is None:
             self.add_mlp(turn)
         else:
             self.mix(self.mixture, turn)
 
     def multiply(
-        self, name: str, x: Tensor, y: Tensor, wait: EventRef, turn: tuple[Expr] | Turn
+        self,
+        name: str,
+        x: Tensor,
+        y: Tensor,
+        wait: EventRef,
+        turn: tuple[Expr] | Turn,
+        counted: EventRef | None = None,
     ) -> None:
         """y = x @ w.T; the events `done[name]` are met once it is complete. A symmetric
         y [ranks, ...] gets the result of each rank, on all ranks. turn: the step, and
-        the layer if each layer has weights."""
+        the layer if each layer has weights. counted: an event after which the expected
+        count of `wait` can be loaded."""
         g, dtype = self.g, self.sizes.dtype
         tiles = Tiles(g, name, self.shape[name], self.shapes, self.rows)
         weights = self.weights[name]
@@ -342,110 +316,13 @@ class _Calls:
                 *(w[(*turn[1:], of.columns, slice(None))] for w in weights),
             ],
             writes=to.regions(own, of.columns),
-            waits=[wait],
+            waits=[wait] if counted is None else [counted, wait],
             notifies=to.elements(self.done[name], turn),
             order=of.order,
             values=tiles.values,
+            even=counted is not None,
+            streams_after=1 if counted is not None and self.early else None,
         )
-
-    def attend(self, step: Expr, layer: Expr) -> None:
-        """Appends keys and values to the cache of `layer`, and attends to it."""
-        g, sizes, rows = self.g, self.sizes, self.rows
-        dim, group, heads = sizes.head_dim, sizes.group, sizes.kv_heads
-        turns = self.steps, self.layers
-        tiles = -(-group // HEADS)
-        together = self._heads_together(tiles)
-        count = g.let("attend_count", heads // together)
-        appended = g.events("appended", (*turns, count), expects=together)
-        # With few rows, a task combines the slices of some KV heads of a row, else of
-        # all. A single slice needs no combination: attention writes the result, and
-        # notifies the last element of `attended`.
-        whole = g.let("whole_rows", select(self.slices < 2, 1, 0))
-        few = g.let("few_rows", select(rows < MANY_ROWS, 1 - whole, 0))
-        each = g.let("combine_heads", select(few < 1, heads, together))
-        pieces = g.let("combine_pieces", heads // each)
-        combines = g.let("combine_tasks", pieces * (1 - whole))
-        of_last = rows * select(whole < 1, pieces, count * tiles)
-        of_piece = each // together * tiles * self.slices
-        attended = g.events(
-            "attended",
-            (*turns, rows + 1, pieces),
-            expects=lambda *at: select(at[-2] < rows, of_piece, of_last),
-        )
-        self.attended = attended
-        known = [self.ready[step, layer]] if self.early else []
-
-        def gain(name: str) -> list[Region]:
-            return [self.gains[name][layer, :]] if name in self.gains else []
-
-        def bias(*parts: Any) -> list[Region]:
-            if "qkv" not in self.biases:
-                return []
-            return [self.biases["qkv"][layer, part] for part in parts]
-
-        (h,) = grid = g.grid(h=heads)
-        keys = [sizes.heads + h, sizes.heads + heads + h]
-        g.call(
-            append_kv(sizes.paged, early=self.early),
-            grid,
-            reads=[
-                *(self.qkv[:, tile(n, dim)] for n in keys),
-                *bias(*(tile(n, dim) for n in keys)),
-                *gain("k_norm"),
-                *self._places(self.cos_sin, step, layer),
-            ],
-            writes=[self.cache[layer, :, :, h, :, :]],
-            waits=[*known, self.done["qkv"][step, layer]],
-            notifies=[appended[step, layer, h // together]],
-        )
-        r, i, s = grid = g.grid(r=rows, i=count * tiles, s=self.slices)
-        own, skipped = span(r, 1), i % tiles * HEADS
-        kv_heads = tile(i // tiles, together)
-        first = kv_heads.start * group + skipped
-        queries = together * minimum(HEADS, group - skipped)
-        of_heads = span(first, queries)
-        g.call(
-            attend(sizes.paged, group=min(group, HEADS), early=self.early),
-            grid,
-            reads=[
-                self.qkv[own, span(first * dim, queries * dim)],
-                *bias(span(first * dim, queries * dim)),
-                *gain("q_norm"),
-                *self._places(self.q_cos_sin, step, layer, own),
-                self.cache[layer, :, :, kv_heads, :, :],
-            ],
-            writes=[
-                self.sums[own, of_heads, span(s, 1 - whole), :],
-                self.stats[own, of_heads, span(s, 1 - whole), :],
-                self.attention[span(r, whole), span(first * dim, queries * dim)],
-            ],
-            waits=[*known, appended[step, layer, i // tiles]],
-            notifies=[
-                attended[
-                    *(step, layer, select(whole < 1, r, rows)), kv_heads.start // each
-                ]
-            ],
-        )
-        r, p = grid = g.grid(r=rows, p=combines)
-        own, of_piece = span(r, 1), tile(p, each * group)
-        g.call(
-            combine_slices(dim, sizes.dtype),
-            grid,
-            reads=[self.sums[own, of_piece, :, :], self.stats[own, of_piece, :, :]],
-            writes=[self.attention[own, tile(p, each * group * dim)]],
-            waits=[attended[step, layer, r, p]],
-            notifies=[attended[step, layer, rows, 0]],
-        )
-
-    def _heads_together(self, tiles: int) -> Expr:
-        """The KV heads of an attention task: `attend_heads`, rounded down to 1, 2 or 4
-        and to a divisor of all; 1 if a KV head has more queries than a task."""
-        heads = self.sizes.kv_heads
-        together: Expr | int = 1
-        for number in (2, TOGETHER):
-            if tiles == 1 and heads % number == 0:
-                together = select(self.attend_heads < number, together, number)
-        return self.g.let("heads_together", together)
 
     def add_mlp(self, turn: Turn) -> None:
         """The dense MLP of a layer."""

@@ -8,7 +8,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from etc_dist.functions.attend import HEADS, SLICE_POSITIONS, TOGETHER
+from etc_dist.functions.attend import HEADS
+from etc_dist.functions.plan_shares import CUT, MOST_CUTS, STAGE
 from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
@@ -39,10 +40,14 @@ ones Qwen3-30B-A3B spills 64 bytes in place of 16. By the model of times, the ma
 Qwen3 take 1.7 % longer on average than with all shapes."""
 GATED = ("gate_up", "shared_up")
 """The matmuls of gate and up, but for those of chosen experts."""
+SLICE_POSITIONS = 2 * STAGE
+"""The fewest positions of a share that has a part of the longest request."""
 MOST_SLICES = 16
-TOGETHER_POSITIONS = MOST_SLICES * SLICE_POSITIONS
-"""From this length on, an attention task has one KV head: the longest request is then
-divided among more workers."""
+"""Shares of a row at most, if rows are few: more cost more in their combination than
+they save."""
+BUSY_SHARES = 64
+"""Shares of all heads that read a cache at nearly the rate of all workers: rows are not
+divided further. The prototype measured 84 to 94 %, on an H200."""
 MOST_STEPS = 128
 """Steps of a launch, at most."""
 MEAN_ROWS = 3
@@ -73,8 +78,8 @@ def padded(rows: int) -> int:
 class StepPolicy:
     """Chooses the dims of a model's steps. workers: of a GPU; None for the CPU backend,
     on which few tasks are fast. in_order: a row has the same bits in every batch. Then
-    all tiles add over k in order, the slices of a row depend on its length alone, and a
-    slice has all warps of a worker."""
+    all tiles add over k in order, and the slices of a row depend on its length alone.
+    """
 
     config: ModelConfig
     workers: int | None
@@ -94,7 +99,8 @@ class StepPolicy:
 
     def length(self, longest: int) -> int:
         """The bucket of `longest`: dims depend only on it and on the rows."""
-        return min(longest // SLICE_POSITIONS, MOST_SLICES)
+        slices = min(longest // SLICE_POSITIONS, MOST_SLICES)
+        return slices + (MOST_SLICES + 1) * self._cuts(longest)
 
     def _choose(self, rows: int, longest: int) -> dict[str, int]:
         shapes = {
@@ -105,14 +111,15 @@ class StepPolicy:
             shapes |= self._expert_shapes(rows, self.config.mixture)
         return {
             **shapes,
-            "slices": self._slices(rows, longest),
-            "attend_heads": self._attend_heads(rows, longest),
+            **self._shares(rows, longest),
+            "cuts": self._cuts(longest),
         }
 
     def every(self, positions: int) -> list[Mapping[str, int]]:
         """All choices, for texts of up to `positions`."""
-        useful = (n * SLICE_POSITIONS for n in range(1, MOST_SLICES + 1))
-        lengths = [1, *(n for n in useful if n <= positions)]
+        useful = {n * SLICE_POSITIONS for n in range(1, MOST_SLICES + 1)}
+        useful |= {(CUT * STAGE << n) + 1 for n in range(MOST_CUTS.bit_length())}
+        lengths = [1, *sorted(n for n in useful if n <= positions)]
         chosen = [{"rows": r, **self.dims(r, n)} for r in ROWS for n in lengths]
         return list({tuple(dims.values()): dims for dims in chosen}.values())
 
@@ -201,29 +208,26 @@ class StepPolicy:
     def _may_have(self, shape: TileShape, gated: bool) -> bool:
         return shape.serves(gated=gated, in_order=self.in_order)
 
-    def _slices(self, rows: int, longest: int) -> int:
-        """A power of two, so that there are few shapes to prove."""
+    def _shares(self, rows: int, longest: int) -> dict[str, int]:
+        """The shares of each KV head. A worker has one list of a share while that is
+        enough for all rows, or else two."""
+        cluster = self.shapes[0].cluster
         if self.workers is None:
-            return 1
-        useful = min(longest // SLICE_POSITIONS, MOST_SLICES)
-        if not self.in_order:
-            useful = min(useful, self.workers // self._attend_tasks(rows))
-        return 1 << max(0, useful.bit_length() - 1)
-
-    def _attend_heads(self, rows: int, longest: int) -> int:
-        """More than one only if there would otherwise be more tasks than workers."""
-        if self.workers is None or self.in_order or longest >= TOGETHER_POSITIONS:
-            return 1
-        heads, together = self.config.kv_heads, 1
-        if self.config.heads > heads * HEADS:
-            return 1
-        while self._attend_tasks(rows) > self.workers * together:
-            if together == TOGETHER or heads % (2 * together) > 0:
-                break
-            together *= 2
-        return together
-
-    def _attend_tasks(self, rows: int) -> int:
-        """The tasks of one slice of each row, with one KV head each."""
+            return {"shares": cluster, "shares_of_task": cluster}
         heads = self.config.kv_heads
-        return rows * heads * -(-self.config.heads // heads // HEADS)
+        heads *= -(-self.config.heads // heads // HEADS)
+        tasks = max(1, self.workers // cluster // heads)
+        if rows * heads > self.workers:
+            return {"shares": 2 * cluster * tasks, "shares_of_task": 2 * cluster}
+        each = min(max(1, longest // SLICE_POSITIONS), MOST_SLICES)
+        each = min(each, -(-BUSY_SHARES // (rows * heads)))
+        tasks = min(tasks, -(-rows * each // cluster))
+        return {"shares": tasks * cluster, "shares_of_task": cluster}
+
+    def _cuts(self, longest: int) -> int:
+        """The slots of a row if it is cut: a power of two, so that there are few shapes
+        to prove."""
+        if not self.in_order:
+            return 0
+        slices = min(-(-longest // (CUT * STAGE)), MOST_CUTS)
+        return 1 << (slices - 1).bit_length()

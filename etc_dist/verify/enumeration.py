@@ -192,7 +192,7 @@ class Enumeration:
         stream early, or whose grid has a loaded extent."""
         free = self.wait.copy()
         for block in self.blocks:
-            end = len(block.call.waits) - bool(block.call.function.reads_before_wait)
+            end = len(block.call.waits) - block.call.function.begins_early
             if block.call.streams_after is not None:
                 end = block.call.streams_after
             if block.call.waits_for_count:

@@ -38,10 +38,11 @@ def load_accesses(
     found: list[Access] = []
     call = block.call
     # All waits of a task from a queue are met before it starts.
-    streams = call.streams_after is not None and not block.lane.queued(call)
+    loads_early = call.streams_after is not None or call.function.loads_before_wait
+    loads_early = loads_early and not block.lane.queued(call)
     for phase, exprs in (
         (WAITING, waiting_exprs(call)),
-        (WAITING if streams else BEGINNING, working_exprs(call)),
+        (WAITING if loads_early else BEGINNING, working_exprs(call)),
     ):
         for load, guards in dict.fromkeys(guarded_loads(exprs)):
             access = _access(block, graph, given, load, guards, phase, tally)

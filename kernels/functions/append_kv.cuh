@@ -18,22 +18,18 @@ struct append_kv {
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     const auto k = task.template operand<0>();
     const auto v = task.template operand<1>();
-    const Pages<Task, Rows::kEnd> pages(task);
+    const Pages<Task::kHeadDim> pages(task.template operand<Rows::kEnd>());
     const i32 c = task.thread % 4, rows = k.size[0];
+    const i32 in_warp = task.thread % 32 / 4;
+    Place here = place(task, i32(ptx::warp()) * 8 + in_warp, rows);
     // Whole warps take part, since lanes exchange values.
 #pragma unroll 1
     for (i32 first = i32(ptx::warp()) * 8; first < rows; first += Task::threads / 4) {
-      const i32 n = first + task.thread % 32 / 4;
-      const bool exists = n < rows;
-      typename Rows::Row row{};
-      if (exists) row = Rows::row(task, n);
-      const bool is_in_range = row.length > 0;
-      const u64 angles = Rows::cos_sin(task, is_in_range ? row.position : 0);
-      u32 page = ~0u;
-      if (is_in_range) {
-        page = ptx::load4_l2(
-            Rows::pages(task, row.request) + row.position / Task::kPageSize * 4);
-      }
+      const i32 n = first + in_warp;
+      const bool exists = n < rows, is_in_range = here.position >= 0;
+      const Place next = place(task, n + Task::threads / 4, rows);
+      const Turn<Task::kHeadDim, Task::kNormalizes != 0> turn(
+          Rows::gain(task), Rows::cos_sin(task, is_in_range ? here.position : 0), c, is_in_range);
       if (!ready()) return;
       Vector key, value;
       key.load(u64(k.at(exists ? n : 0)), c, exists);
@@ -45,17 +41,34 @@ struct append_kv {
         bias.load(u64(task.template operand<3>().at()), c, exists);
         value.add(bias);
       }
-      key.template rotate<Task::kNormalizes, Task::kGainOffset, Task::kNormalizesRotated != 0>(
-          Rows::gain(task), Task::kEps, angles, c, is_in_range);
-      if (page < pages.count) {
-        const u64 to = pages.key(page, row.position % Task::kPageSize) + c * 16;
+      key.template rotate<Task::kNormalizes != 0, Task::kGainOffset, Task::kNormalizesRotated != 0>(
+          turn, Task::kEps);
+      if (here.page < pages.count) {
+        const i32 slot = here.position % Task::kPageSize;
+        const u64 to = pages.key(here.page, slot);
 #pragma unroll
         for (int i = 0; i < Vector::kVectors; ++i) {
-          ptx::store16(to + i * 64, key.vector[i]);
-          ptx::store16(to + pages.value_bytes + i * 64, value.vector[i]);
+          const u64 at = to + u32(pages.chunk(c + 4 * i, slot));
+          ptx::store16(at, key.vector[i]);
+          ptx::store16(at + pages.value_bytes, value.vector[i]);
         }
       }
+      here = next;
     }
+  }
+
+ private:
+  // -1 if the row does not exist or is out of range.
+  struct Place {
+    i32 position;
+    u32 page;
+  };
+  ETC_DEVICE static Place place(const Task& task, i32 n, i32 rows) {
+    typename Rows::Row row{};
+    if (n < rows) row = Rows::row(task, n);
+    if (row.length == 0) return {-1, ~0u};
+    const u64 pages = Rows::pages(task, row.request);
+    return {row.position, ptx::load4_l2(pages + row.position / Task::kPageSize * 4)};
   }
 };
 

@@ -45,6 +45,15 @@ ETC_DEVICE void load_box_of_halves_multicast(
       "l"(box.map), "r"(box.x), "r"(0), "r"(box.y / 8), "r"(box.z), "r"(barrier), "h"(mask)
       : "memory");
 }
+// Contiguous bytes; both addresses and `bytes` are multiples of 16.
+ETC_DEVICE void load_bytes(
+    u32 shared, u64 global, u32 bytes, u32 barrier, CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(u64(policy))
+      : "memory");
+}
 ETC_DEVICE void store_box(const Box& box, u32 shared) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(

@@ -5,6 +5,9 @@
 // with roles is a struct `template <class Call> struct Name : Roles` with static members:
 //
 //   role      threads            member; all but size() and stages() return false after an abort
+//   prepare   warp 8, one lane   auto prepare(run, c): what size(), data() and load() get in place of
+//                                c; load() also gets `event` before `loaded`. With
+//                                reads_before_wait=, both run before the last wait is met
 //   load      warp 8, one lane   u32 size(run, c)
 //                                RingStages stages(run, size)
 //                                bool load(run, StageLoader&, c, size, publish, loaded)
@@ -24,6 +27,9 @@
 //             With streams=, `bool load_ahead(run, StageLoader&, c, size, n)` begins stage n and
 //             loads the streamed operands alone, before the waits are met. While
 //             StageLoader::is_begun(), load() takes next_begun() and loads the other operands.
+//             `event`, of a function that prepares: is_met() polls the last event, and wait() waits
+//             for it; false after an abort. load() must not return before it is met. Until then
+//             it may begin as many stages as start_ahead() and has_room_ahead() say.
 //   gather()  fills the stages that load() begins with is_gathered = true
 //   compute   the object of the function's Compute struct; counters: its Counters of this role
 //   store()   notifies. Without the role, the compute threads store the tile, and the worker's
@@ -58,6 +64,9 @@
 //   };
 //   compute()      reads and releases every stage of the task, in order, on all eight warps. The
 //                  result is alike on all threads of a warpgroup. Work: {size, variant, data}.
+//   kWaits         if there is this bool, compute() gets ready() as last argument, which waits for
+//                  the task's last event; false after an abort. All threads call it once, before
+//                  they return. The bool: whether the task began before that event was met.
 //   buffer         Program::kBufferBytes after the ring: the largest `shared=` of the program.
 //                  Functions use it in turn; warpgroup w has the half at w * kBufferBytes / 2.
 //                  No other warp uses it, and these do not after compute().
@@ -74,6 +83,7 @@ enum Role : u32 {
   kGatherRole = 2,
   kComputeRole = 4,
   kStoreRole = 8,
+  kPrepareRole = 16,
 };
 template <class Call>
 constexpr bool has_role(Role role) {

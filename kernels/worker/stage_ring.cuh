@@ -380,6 +380,11 @@ class StageLoader {
 
   // Stages that have been begun and may not be empty.
   ETC_DEVICE u32 outstanding() const { return placer_.outstanding(); }
+  // Waits until there are fewer than `count` of them. False if the program was aborted.
+  ETC_DEVICE bool wait_outstanding(const Run<Program>& run, u32 count) {
+    if (outstanding() < count) return true;
+    return placer_.pass(placer_.cursor().n - count, wait_empty(run));
+  }
 
  private:
   // Stage n, at `at`, which is empty: bulk copies will write `expected` bytes.

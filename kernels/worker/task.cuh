@@ -234,11 +234,17 @@ ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& 
       if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();
       notify_and_release<Call>(run, c, parts);
     } else if (ptx::lane() == 0) {
+      // NOTE: conditions may be loaded, which takes as long as the fence.
+      EventRef events[Call::kNotifies];
+#pragma unroll
+      for (int n = 0; Call::kNotifiesWhen && n < Call::kNotifies; ++n) {
+        events[n] = Call::notify(run.g, c, n);
+      }
       ptx::fence_acq_rel<Call::kNotifiesPeers>();
 #pragma unroll
       for (int n = 0; n < Call::kNotifies; ++n) {
         const u32 step = parts * Call::notify_step(n);
-        const EventRef event = Call::notify(run.g, c, n);
+        const EventRef event = Call::kNotifiesWhen ? events[n] : Call::notify(run.g, c, n);
         if (Call::kNotifiesWhen && event.index == kNoElement) continue;
         notify_event(run, event, step);
       }

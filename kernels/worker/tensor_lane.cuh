@@ -55,6 +55,14 @@ class TensorLane {
   // Whether the producer thread may get units of tasks that do not exist: none is queued.
   template <class Call>
   static constexpr bool kMayBeSurplus = Call::kLimit > 0 && !kIsQueued<Call>;
+  // Whether a function prepares its loads, and whether it does so before the last wait.
+  template <class Call>
+  static constexpr bool kPrepares = has_role<Call>(kPrepareRole);
+  template <class Call>
+  static constexpr bool kReadsEarly = Call::kReadsBeforeWait && !kIsQueued<Call>;
+  // Whether compute() gets ready(), which waits for the last event of a task.
+  template <class Compute>
+  static constexpr bool kWaitsInside = requires { Compute::kWaits; };
   // Whether all that such a task loads is known with the count.
   template <class Call>
   static constexpr bool kLoadsWithCount =
@@ -172,12 +180,14 @@ class TensorLane {
               return;
             }
           }
-          if constexpr (kIsQueued<Call>) {
+          if constexpr (kPrepares<Call>) {
+            going = load_prepared<Call>(c, unit, published, stages, next, who, seen);
+          } else if constexpr (kIsQueued<Call>) {
             going = is_in_range<Program, Call>(run_, c, who);
           } else if constexpr (kLoadsWithCount<Call>) {
             going = fits || who.fail(kOutOfRange, 0, 0);
           } else if constexpr (Call::kReadsBeforeWait) {
-            going = wait_some<Program, Call>(run_, c, 0, Call::kWaits - 1, who);
+            going = wait_first<Call>(c, who, seen);
             if (!going) return;
             units_.publish(published, {unit, 0});
             if constexpr (Call::kLoads) {  // the count of the last wait
@@ -193,19 +203,14 @@ class TensorLane {
             }
             going = wait_events<Program, Call>(run_, c, who, seen);
           }
-          if (!going) return;
-          if constexpr (has_role<Call>(kLoadRole)) {
+          if (kPrepares<Call> || !going) return;
+          if constexpr (has_role<Call>(kLoadRole) && !kPrepares<Call>) {
             if constexpr (FunctionOf<Call>::kWritesPeers) {
               going = wait_starts<Program, Call>(run_, c, who, entered);
               if (!going) return;
             }
-            if (Call::kWaits > 0 && (kIsQueued<Call> || seen.is_unfenced)) {
-              // Orders other threads' writes before the bulk copies of this task.
-              ptx::fence_proxy_async_global();
-              seen.is_unfenced = false;
-            }
-            going = load<Call>(c, unit, published, stages, next);
-          } else {
+            going = load<Call>(c, unit, published, stages, next, seen);
+          } else if constexpr (!kPrepares<Call>) {
             units_.publish(published, {unit, 0});
           }
         };
@@ -334,9 +339,15 @@ class TensorLane {
         if (going && size > 0) {
           const auto run = [&](auto compute) ETC_INLINE {
             using Compute = decltype(compute);
-            going = compute.template compute<variants<Compute>(Calls{})>(
-                run_, stages, Work{size, variant, kHasData ? units_.data<Program>(entry) : 0},
-                counters.template of<Compute>());
+            const Work work{size, variant, kHasData ? units_.data<Program>(entry) : 0};
+            auto& own = counters.template of<Compute>();
+            constexpr u32 kVariants = variants<Compute>(Calls{});
+            if constexpr (kWaitsInside<Compute>) {
+              const auto ready = [&]() ETC_INLINE { return !Compute::kWaits || wait_last(consumed); };
+              going = compute.template compute<kVariants>(run_, stages, work, own, ready);
+            } else {
+              going = compute.template compute<kVariants>(run_, stages, work, own);
+            }
           };
           Computes::template visit<Program>(base_, index, run);
         }
@@ -407,13 +418,85 @@ class TensorLane {
     }
   }
 
-  // The load role of a task whose waits are met: publishes it and loads its stages.
+  // The waits of a task before it begins, and whether what it loads is in range.
   template <class Call>
+  ETC_DEVICE bool wait_first(
+      const typename Call::Coord& c, Waiter& who, WaitCache& seen) const {
+    if constexpr (kIsQueued<Call>) {
+      return is_in_range<Program, Call>(run_, c, who);
+    } else if constexpr (!kReadsEarly<Call>) {
+      return wait_events<Program, Call>(run_, c, who, seen);
+    } else {
+#pragma unroll
+      for (int n = 0; n + 1 < Call::kWaits; ++n) {
+        if (!wait_event_once<Program, Call>(run_, c, n, who, seen)) return false;
+      }
+      if constexpr (Call::kLoads) {
+        if (!Call::in_range(run_.g, c)) return who.fail(kOutOfRange, 0, 0);
+      }
+      return true;
+    }
+  }
+  // The last event of a task that begins before it. Once it is met, a second work item tells so.
+  template <class Call>
+  struct LastEvent {
+    const TensorLane& lane;
+    const typename Call::Coord& c;
+    i32 unit;
+    u32& published;
+    Waiter& who;
+    WaitCache& seen;
+    bool is_known = !kReadsEarly<Call>;
+    static constexpr int kLast = Call::kWaits - 1;
+
+    ETC_DEVICE bool is_met() {
+      if (!is_known && seen.look(lane.run_, kLast, Call::wait(lane.run_.g, c, kLast))) publish();
+      return is_known;
+    }
+    // False if the program was aborted.
+    ETC_DEVICE bool wait() {
+      if (is_known) return true;
+      if (!wait_event_once<Program, Call>(lane.run_, c, kLast, who, seen)) return false;
+      publish();
+      return true;
+    }
+
+   private:
+    ETC_DEVICE void publish() {
+      is_known = true;
+      if constexpr (kByTicket) lane.units_.wait_begun(published);
+      lane.units_.publish(published, {unit, 0});
+      lane.fence_loads<Call>(seen);
+    }
+  };
+
+  // The load role of a task of a function that prepares.
+  template <class Call>
+  ETC_DEVICE bool load_prepared(
+      const typename Call::Coord& c, i32 unit, u32& published, StageLoader<Program>& stages,
+      Next& next, Waiter& who, WaitCache& seen) const {
+    if (!wait_first<Call>(c, who, seen)) return false;
+    const auto prepared = FunctionOf<Call>::prepare(run_, c);
+    LastEvent<Call> event{*this, c, unit, published, who, seen};
+    return load<Call>(prepared, unit, published, stages, next, seen, event);
+  }
+  // Orders other threads' writes before the bulk copies of a task.
+  template <class Call>
+  ETC_DEVICE void fence_loads(WaitCache& seen) const {
+    if (Call::kWaits > 0 && (kIsQueued<Call> || seen.is_unfenced)) {
+      ptx::fence_proxy_async_global();
+      seen.is_unfenced = false;
+    }
+  }
+  // The load role of a task whose waits are met, but for that of `event`, if there is one:
+  // publishes it and loads its stages. c: its coordinate, or what prepare() returned.
+  template <class Call, class Prepared, class... Event>
   ETC_DEVICE bool load(
-      const typename Call::Coord& c, i32 unit, u32& published,
-      StageLoader<Program>& stages, Next& next) const {
+      const Prepared& c, i32 unit, u32& published, StageLoader<Program>& stages, Next& next,
+      WaitCache& seen, Event&... event) const {
     using Function = FunctionOf<Call>;
     static_assert(Call::kCluster == Program::kTensorCluster);
+    fence_loads<Call>(seen);
     const u32 size = Function::size(run_, c);
     const auto publish = [&]() ETC_INLINE {
       if constexpr (Function::kDataWords > 0) {
@@ -423,7 +506,7 @@ class TensorLane {
       }
       units_.publish(published, {unit, size});
     };
-    return Function::load(run_, stages, c, size, publish, [&](u32 n) ETC_INLINE {
+    return Function::load(run_, stages, c, size, publish, event..., [&](u32 n) ETC_INLINE {
       if constexpr (kByTicket) {
         const u32 count = Function::stages(run_, size).count;
         Units(run_, base_).draw_early(n, count, stages.outstanding(), next);

@@ -30,6 +30,7 @@ from etc_dist.functions.grouped_matmul import (
 )
 from etc_dist.functions.locate_rows import locate_rows
 from etc_dist.functions.pack_rows import pack_rows
+from etc_dist.functions.plan_shares import plan_shares
 from etc_dist.functions.plan_tiles import plan_tiles
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.push_tokens import push_tokens
@@ -182,7 +183,7 @@ ALIKE = {
     "pack": (pack_rows("bfloat16"), "t,n m m,n", {}),
     "score": (score_experts(OF_8), "m,k c,k m,c", {"m": 32, "c": 32}),
     "choose": (choose_experts(OF_8, marks=True), "m,8 m,2 m,2 8,1", {"m": 32}),
-    "slices": (combine_slices(64, "bfloat16"), "m,h,n,64 m,h,n,2 m,64h", {"m": 8}),
+    "slices": (combine_slices(64, "bfloat16"), "m,h,64 m,h,2 64h", {}),
     "best": (best_column("bfloat16"), "m,c m,1 m,1", {}),
     "rank": (best_on_rank(256), "m,n m,n m,1 m,1", {}),
     "sample": (sample_column("bfloat16", 256), "m,c m,5 m m m,1 m,1", {}),
@@ -207,16 +208,19 @@ ALIKE = {
     "append": (append_kv(PAGED), "m,64 m,64 64 t,64 m m t,k t,2,1,16,64", {}),
     "attend": (
         attend(PAGED),
-        "1,256 64 t,64 1 1 t,k t,2,1,16,64 1,4,1,64 1,4,1,2 1,256",
+        "m,256 64 t,64 t,k t,2,1,16,64 m,4 k,4 c,4,64 c,4,2 c,256",
         {},
     ),
+    "shares": (plan_shares(PAGED), "t,64 m m t,k m,4 c,4 k,3 1", {"m": 512, "c": 9}),
 }
 NUMBERS = {
     "rank": ["first"],
     "sample": ["first"],
     "check": ["pages", "vocabulary"],
     "route": ["tile_rows", "stride", "gathers"],
-    "attend": ["slices"],
+    "attend": ["shares_of_task", "cuts"],
+    "slices": ["cuts"],
+    "shares": ["pages", "lists", "cuts"],
 }
 
 

@@ -61,6 +61,10 @@ BROKEN = {
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
         "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
         "shared": {"!stages.wait_released(run_)": "false"},
+        "shares": {
+            "!wait_event_once<Program, Call>(lane.run_, c, kLast, who, seen)": "false",
+            "lane.fence_loads<Call>(seen);": "",
+        },
         "moe": {
             "ptx::fence_proxy_async_global();": "",
             "    ptx::named_barrier<kComputeThreads>(1);": "",
@@ -171,13 +175,20 @@ BROKEN = {
     },
     "functions/rms_norm": {"decoder": {"task.sync();": ""}},
     "functions/attend": {
-        "decoder": {
-            "task.sync();  // the statistics are stored": "",
-            "        task.sync();\n": "",
-        },
         "attention": {
-            "task.sync();  // the queries are stored": "",
-            "is_there && position >= slice.begin": "is_there",
+            "ptx::named_barrier<128>(2 + wg);  // the list's query is complete": "",
+            "(!Call::kHasSpan || position >= begin)": "true",
+        },
+        "many shares": {"clear_slots();": ""},
+        "shares": {
+            "!stages.wait_full(run)": "false",
+            "ptx::named_barrier<128>(2 + wg);  // the sums have been read": "",
+            "__syncwarp();  // the query is complete": "",
+            "ptx::named_barrier_any<128>(2 + wg, is_lost)": "is_lost",
+            "v[2] & high": "v[2]",
+            "n % 2 == 0": "n % 2 == 1",
+            "n < Of::kMostStages": "true",
+            "if (!is_ready) lost = !ready();": "if (!is_ready) lost = false;",
         },
     },
     "functions/rotary": {"attention": {"each += kGainOffset;": ""}},
@@ -189,6 +200,31 @@ BROKEN = {
         }
     },
     "functions/heads_norm": {"heads norm": {"    task.sync();\n": ""}},
+    "functions/attend_stages": {
+        "shares": {
+            "from.row(row + 1)": "from.row(row)",
+            "(stage + 1) * kStage <= stored": "stage * kStage <= stored",
+            "load_pages(ahead, group + 1)": "load_pages(ahead, group)",
+            "load_pages(ahead, first_page() / kGroup + 1);": "",
+        }
+    },
+    "functions/combine_slices": {
+        "shares": {
+            "if (!ready()) return;": "",
+            "2 * (first + n) - 1": "first + n",
+        }
+    },
+    "functions/plan_shares": {
+        "shares": {
+            "task.sync();  // the stages of rows are known": "",
+            "task.sync();  // so are those before them": "",
+            "task.sync();  // the bounds are known": "",
+            "ptx::named_barrier_any<kThreads>(1, is_long)": "is_long",
+            "task.sync();  // no page is marked": "",
+            "task.sync();  // all are marked": "",
+            "~ptx::warp_max(~u32(stored))": "u32(stored)",
+        },
+    },
     "worker/worker": {
         "few": {"ptx::named_barrier<kWorkerThreads>(kInitBarrier);": ""},
         "sum, few rows": {RELEASE: RELEASE.replace("release", "relaxed")},

@@ -15,6 +15,7 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import EtcDistError
+from etc_dist.functions.append_kv import PagedCache
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.ir.tensor import numpy_dtype
@@ -38,9 +39,11 @@ from tests.functions.test_post_norm import norms as post_norms
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.functions.test_router import DEEPSEEK, check_choices, chosen, drawn
 from tests.functions.test_sample_column import sampled, sampled_given
-from tests.graphs.paged import attention, dims_of, draw_step
+from tests.graphs.paged import EPS, attention, dims_of, draw_step
 from tests.layers.reference import draw
 from tests.models.test_decoder import check_ids, decoder, decoder_step
+
+PAGED = PagedCache(64, 16, norm_eps=EPS)
 
 
 def some_routes() -> Any:
@@ -87,6 +90,24 @@ def check_some_choices(
 ) -> None:
     [found] = program.run([given], dims)
     check_choices(found, routing, given)
+
+
+def divided_rows() -> Any:
+    """Rows that shares of both lists divide; more stages than a worker's ring holds."""
+    rng, rows = np.random.default_rng(7), [[1900], [15, 16], [130], [511], [63]]
+    given = draw_step(rng, PAGED, 3, 1, rows)
+    return given, dims_of(given, 8, 2)
+
+
+def many_shares() -> Any:
+    """More shares of a row than it has stages."""
+    given = draw_step(np.random.default_rng(7), PAGED, 3, 1, [[380]])
+    return given, dims_of(given, 16, 2)
+
+
+def check_rows(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    [found] = program.run([given], dims)
+    check_step(found, given, PAGED, 3)
 
 
 def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
@@ -178,8 +199,8 @@ def drawn_arrays(
 
 def some_attention() -> Any:
     rng = np.random.default_rng(7)
-    given = draw_step(rng, OF_GEMMA, 2, 2, [[0], [40, 41], [63, 130]])
-    return given, dims_of(given, 3)
+    given = draw_step(rng, OF_GEMMA, 2, 2, [[0], [40, 41], [63, 307]])
+    return given, dims_of(given, 4, 2)
 
 
 def check_attention(program: Emulator, given: Any, dims: dict[str, int]) -> None:
@@ -212,9 +233,7 @@ MUTATED = {
         name: Case(partial(chosen, 1, routing=r), partial(some_logits, r))
         for name, r in CHOSEN.items()
     },
-    "attention": Case(
-        partial(attention, 1, paged=OF_GEMMA, group=2, together=2), some_attention
-    ),
+    "attention": Case(partial(attention, 1, paged=OF_GEMMA, group=2), some_attention),
     "post norm": Case(
         POST_NORM,
         partial(drawn_arrays, 1, POST_NORM_SHAPES, {"rows": 2, "columns": 264}),
@@ -223,6 +242,8 @@ MUTATED = {
         partial(heads_norms, 2, dtype="bfloat16"),
         partial(drawn_arrays, 2, HEADS_SHAPES, {"rows": 2}),
     ),
+    "shares": Case(partial(attention, 1, paged=PAGED, group=3), divided_rows),
+    "many shares": Case(partial(attention, 1, paged=PAGED, group=3), many_shares),
     "spoiled": Case(partial(argmax, 1, dtype="float32"), spoiled_rows),
 }
 CHECKS = {
@@ -232,6 +253,8 @@ CHECKS = {
     "samples": check_equal,
     "marked": check_equal,
     **{name: partial(check_some_choices, r) for name, r in CHOSEN.items()},
+    "shares": check_rows,
+    "many shares": check_rows,
     "spoiled": check_equal,
     "attention": check_attention,
     "post norm": check_norms,

@@ -30,7 +30,7 @@ PAGED = PagedCache(64, 16)
 def test_rows_out_of_range_touch_no_memory(name, value, rng):
     given = draw_step(rng, PAGED, 1, 1, [[40]])
     given[name][...] = value
-    graph, dims = attention(1, paged=PAGED, group=1), dims_of(given, 2)
+    graph, dims = attention(1, paged=PAGED, group=1), dims_of(given, 4, 2)
     for found in (
         simulate(schedule_static(graph), [given], dims).outputs[0],
         program(graph).run([given], dims)[0],
@@ -58,3 +58,13 @@ def test_the_order_of_rows_does_not_matter(rng):
     [other] = simulate(schedule_static(graph), [turned], dims).outputs
     assert found["cache"].tobytes() == other["cache"].tobytes()
     np.testing.assert_array_equal(found["y"], other["y"][::-1])
+
+
+def test_a_warp_appends_many_rows(rng):
+    given = draw_step(rng, PAGED, 1, 1, [[3 * n % 40] for n in range(133)])
+    graph, dims = attention(1, paged=PAGED, group=1), dims_of(given, 4, 2)
+    [wanted] = simulate(schedule_static(graph), [given], dims).outputs
+    [found] = program(graph).run([given], dims)
+    for name in ("cache", "y"):
+        close = (a[name].astype(np.float32) for a in (found, wanted))
+        np.testing.assert_allclose(*close, 2**-7, 2**-7)

@@ -9,38 +9,39 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.append_kv import PagedCache, append_kv
-from etc_dist.functions.attend import HEADS, attend
+from etc_dist.functions.attend import HEADS, attend, written
 from etc_dist.functions.combine_slices import combine_slices
+from etc_dist.functions.plan_shares import (
+    BOUND,
+    CUT,
+    EXTENT,
+    MOST_ROWS,
+    MOST_SHARES,
+    STAGE,
+    plan_shares,
+)
 from etc_dist.functions.rotary import frequencies, rotary_table
-from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
+from etc_dist.ir import Graph, graph_function, minimum, select, span, tile, up_to
 from tests.layers.reference import draw
 
 Array = np.ndarray[Any, Any]
 EPS, BASE = 1e-6, 10000.0
-SLICE_POSITIONS = 16
-WINDOW = 41
+WINDOW = 141
 """Of the layer, if the cache has windows."""
 
 
 @graph_function
 def attention(
-    g: Graph,
-    *,
-    paged: PagedCache,
-    group: int,
-    together: int = 1,
-    layer: int = 1,
-    is_whole: bool = False,
+    g: Graph, *, paged: PagedCache, group: int, layer: int = 1, cluster: int = 1
 ) -> None:
     """qkv [rows, (group + 2) * kv_heads * head_dim] -> y [rows, group * kv_heads *
-    head_dim], with the cache of `layer` of two. together: KV heads that a
-    task attends to, at most. is_whole: all positions are one slice, and `attend` writes
-    y."""
+    head_dim], with the cache of `layer` of two, and extents and bounds of the plan.
+    cluster: workers of a task."""
     rows, kv_heads, width = g.dims("rows kv_heads width")
     positions, requests, most_pages, pages = g.dims(
         "positions requests most_pages pages"
     )
-    parts, whole = g.dims("parts"), int(is_whole)
+    shares, of_task, cuts = g.dims("shares shares_of_task cuts")
     dim, dtype = paged.head_dim, paged.dtype
     heads = group * kv_heads
     qkv = g.input("qkv", (rows, width), dtype)
@@ -52,16 +53,20 @@ def attention(
     position = g.input("position", (rows,), "int32")
     table = g.input("table", (requests, most_pages), "int32")
     cache = g.state("cache", (2, pages, 2, kv_heads, paged.page_size, dim), dtype)
-    sums = g.local("sums", (rows, heads, parts, dim), "float32")
-    stats = g.local("stats", (rows, heads, parts, 2), "float32")
-    y = g.output("y", (rows, heads * dim), dtype)
+    extents = g.local("extents", (rows, EXTENT), "int32")
+    bounds = g.local("bounds", (shares + 1, BOUND), "int32")
+    most = g.let("most_combined", select(cuts < 1, shares, rows))
+    combined = g.local("combined", (most, 3), "int32")
+    num_combined = g.local("num_combined", (1,), "int32")
+    slots = g.let("slots", select(cuts < 1, 2 * shares, rows * cuts))
+    sums = g.local("sums", (slots, heads, dim), "float32")
+    stats = g.local("stats", (slots, heads, 2), "float32")
+    y = g.state("y", (rows, heads * dim), dtype)
     tiles = -(-group // HEADS)
-    tasks = ceildiv(kv_heads, together)
-    appended = g.events(
-        *("appended", (tasks,)),
-        expects=lambda n: minimum(together, kv_heads - n * together),
-    )
-    attended = g.events("attended", (rows, tasks), expects=parts * tiles)
+    tasks = g.let("share_tasks", shares // of_task)
+    planned = g.events("planned", (1,), expects=1)
+    appended = g.events("appended", (kv_heads,), expects=1)
+    attended = g.events("attended", (1,), expects=kv_heads * tiles * tasks)
 
     def gain(n: int) -> list[Any]:
         gain = [] if paged.norm_eps is None else [gains[n][layer, :]]
@@ -70,6 +75,19 @@ def attention(
     def bias(*parts: Any) -> list[Any]:
         return [biases[layer, part] for part in parts] if paged.has_bias else []
 
+    every = span(0, minimum(MOST_ROWS, rows))
+    bound = span(0, minimum(MOST_SHARES, shares) + 1)
+    g.call(
+        plan_shares(paged),
+        g.grid(one=1),
+        reads=[
+            *([spans[layer, :]] if paged.has_span else []),
+            *(cos_sin[:, :], request[every], position[every], table[:, :]),
+        ],
+        writes=[extents[every, :], bounds[bound, :], combined[:, :], num_combined[:]],
+        notifies=[planned[0]],
+        values={"lists": g.let("lists", of_task // cluster)},
+    )
     (h,) = grid = g.grid(h=kv_heads)
     key = heads * dim + h * dim
     g.call(
@@ -83,41 +101,43 @@ def attention(
             *(cos_sin[:, :], request[:], position[:], table[:, :]),
         ],
         writes=[cache[layer, :, :, h, :, :]],
-        notifies=[appended[h // together]],
+        waits=[planned[0]],  # so that tasks that attend begin before
+        notifies=[appended[h]],
     )
-    r, i, s = grid = g.grid(r=rows, i=tasks * tiles, s=parts)
-    h, first, own = tile(i // tiles, together), i % tiles * HEADS, span(r, 1)
-    here = minimum(together, kv_heads - h.start)
-    count = here * minimum(HEADS, group - first)
-    first = first + h.start * group
+    i, j = grid = g.grid(i=kv_heads * tiles, j=tasks)
+    h, skipped = i // tiles, i % tiles * HEADS
+    first, count = h * group + skipped, minimum(HEADS, group - skipped)
+    own_rows, own_slots = written(bounds, (), j, of_task)
     g.call(
-        attend(paged, SLICE_POSITIONS, group=min(group, HEADS)),
+        attend(paged, cluster=cluster, early=True),
         grid,
         reads=[
-            qkv[own, span(first * dim, count * dim)],
+            qkv[:, span(first * dim, count * dim)],
             *bias(span(first * dim, count * dim)),
             *gain(0),
-            *(cos_sin[:, :], request[own], position[own], table[:, :]),
+            *(cos_sin[:, :], table[:, :]),
             cache[layer, :, :, h, :, :],
+            extents[:, :],
+            bounds[:, :],
         ],
         writes=[
-            *(x[own, span(first, count), span(s, 1 - whole), :] for x in (sums, stats)),
-            y[span(r, whole), span(first * dim, count * dim)],
+            *(x[span(*own_slots), span(first, count), :] for x in (sums, stats)),
+            y[span(*own_rows), span(first * dim, count * dim)],
         ],
-        waits=[appended[i // tiles]],
-        notifies=[] if is_whole else [attended[r, i // tiles]],
-        values={"slices": parts},
+        waits=[planned[0], appended[h]],
+        notifies=[attended[0].when(num_combined.load(0))],
+        even=True,
     )
-    if is_whole:
-        return
-    r, h = grid = g.grid(r=rows, h=kv_heads)
-    own, of_group = span(r, 1), tile(h, group)
+    n, h = grid = g.grid(n=up_to(most, num_combined.load(0)), h=kv_heads)
+    row, slot, count = (combined.load(n, k) for k in range(3))
+    own, of_group = span(slot, count), tile(h, group)
     g.call(
-        combine_slices(dim, dtype),
+        combine_slices(dim, dtype, early=True),
         grid,
-        reads=[sums[own, of_group, :, :], stats[own, of_group, :, :]],
-        writes=[y[own, tile(h, group * dim)]],
-        waits=[attended[r, h // together]],
+        reads=[sums[own, of_group, :], stats[own, of_group, :]],
+        writes=[y[row, tile(h, group * dim)]],
+        waits=[planned[0], attended[0]],
+        even=True,
     )
 
 
@@ -163,10 +183,15 @@ def draw_step(
         "position": position.copy(),
         "table": table.astype(np.int32),
         "cache": cache,
+        "y": np.full((len(order), group * kv_heads * dim), np.nan, cache.dtype),
     }
 
 
-def dims_of(given: dict[str, Array], slices: int) -> dict[str, int]:
+def dims_of(
+    given: dict[str, Array], shares: int, of_task: int = 1, in_order: bool = False
+) -> dict[str, int]:
+    """in_order: rows are cut."""
+    most = -(-(int(given["position"].max()) + 1) // STAGE)
     rows, width = given["qkv"].shape
     requests, most_pages = given["table"].shape
     return {
@@ -177,7 +202,9 @@ def dims_of(given: dict[str, Array], slices: int) -> dict[str, int]:
         "requests": requests,
         "most_pages": most_pages,
         "pages": given["cache"].shape[1],
-        "parts": slices,
+        "shares": shares,
+        "shares_of_task": of_task,
+        "cuts": -(-most // CUT) if in_order else 0,
     }
 
 
@@ -196,6 +223,15 @@ def turned(
     pairs = head[:half] + 1j * head[half:]
     pairs = pairs * np.exp(1j * position * BASE ** (-np.arange(half) / half))
     return np.concatenate([pairs.real, pairs.imag])
+
+
+def in_place(heads: Array, slots: Any) -> Array:
+    """Heads [rows, dim] with their chunks of eight elements as in the cache, or in
+    order again."""
+    pairs = zip(heads, slots, strict=True)
+    return np.array(
+        [h.reshape(-1, 8)[np.arange(len(h) // 8) ^ s % 8].ravel() for h, s in pairs]
+    )
 
 
 def expected(
@@ -218,7 +254,8 @@ def expected(
         at = given["table"][request, position // page], position % page
         for h in range(kv_heads):
             key = turned(k[row, h], position, k_gain, is_after).astype(cache.dtype)
-            cache[layer, at[0], :, h, at[1]] = key, v[row, h]
+            for i, head in enumerate((key, v[row, h])):
+                cache[layer, at[0], i, h, at[1]] = in_place(head[None], at[1:])[0]
     y = np.zeros((len(rows), group * kv_heads, dim))
     for row, (request, position) in enumerate(rows):
         begin = position + 1 - WINDOW if paged.has_span else 0
@@ -226,9 +263,10 @@ def expected(
         pages, slots = given["table"][request, at // page], at % page
         for head in range(group * kv_heads):
             keys, values = (
-                cache[layer, pages, i, head // group, slots].astype(np.float64)
+                in_place(cache[layer, pages, i, head // group, slots], slots)
                 for i in range(2)
             )
+            keys, values = keys.astype(np.float64), values.astype(np.float64)
             query = turned(q[row, head], position, q_gain, is_after)
             query = query.astype(cache.dtype)
             scores = keys @ query.astype(np.float64) / np.sqrt(dim)

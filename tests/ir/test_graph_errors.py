@@ -251,6 +251,10 @@ GRAPHS = {
         lambda g: g.work(EARLY, reads=[g.x[:]]),
         "got: 0 waits, not loaded",
     ),
+    "early loads without waits": (
+        lambda g: g.work({"loads_before_wait": True}, reads=[g.x[:]]),
+        "got: 0 waits, not loaded",
+    ),
     "stream after the only wait": (
         lambda g: g.work(STREAMS, reads=[g.x[:]], waits=[g.e[0]], streams_after=1),
         "got: streams_after=1, 1 waits, 0 of them loaded, streams [0] of kinds ['input",

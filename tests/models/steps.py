@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from etc_dist import Program
+from etc_dist.functions.append_kv import PagedCache
+from etc_dist.functions.plan_shares import BOUND, EXTENT, plan_shares
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.sizes import DecoderSizes
@@ -35,6 +37,43 @@ def row_arrays(
         "end": np.array(position + 1 if end is None else end, np.int32),
         "stop": np.full((len(ids), 1), -1, np.int32),
         "sampling": np.zeros((len(ids), 5), np.int32),
+    }
+
+
+def share_dims(tasks: int, cuts: int = 0, lists: int = 2) -> dict[str, int]:
+    """Of the attention of a decoder whose tasks have two workers: the tasks of a KV
+    head, and the lists of a worker."""
+    return {"shares": 2 * lists * tasks, "shares_of_task": 2 * lists, "cuts": cuts}
+
+
+def plan_data(
+    dims: Mapping[str, int], ranks: int = 1, length: int = 3000
+) -> dict[str, Any]:
+    """What the attention of a run loads whose first row has this length, and each
+    other one half of that before: some are divided."""
+    rows, steps, shares = (dims[name] for name in ("rows", "steps", "shares"))
+    lengths = np.maximum(length >> np.arange(rows), 1)
+    page = 16
+    table = np.zeros((rows, -(-length // page)), np.int32)
+    plan = [
+        np.zeros(shape, np.int32)
+        for shape in (
+            (rows, EXTENT),
+            (shares + 1, BOUND),
+            (max(shares, rows), 3),
+            (1,),
+        )
+    ]
+    numbers = {"pages": 1, "lists": dims["shares_of_task"] // 2, "cuts": dims["cuts"]}
+    cos_sin, request = np.zeros((length, 64)), np.arange(rows)
+    body = plan_shares(PagedCache(64, page)).body
+    body(cos_sin, request, lengths - 1, table, *plan, **numbers)
+    plan[2] = plan[2][: shares if dims["cuts"] == 0 else rows]
+    names = "extents", "bounds", "combined", "num_combined"
+    return {
+        name: ranks * [np.stack(steps * [array[None]])]
+        for name, array in zip(names, plan, strict=True)
+        if name != "extents"
     }
 
 
@@ -92,14 +131,14 @@ class Steps:
         self,
         rows: Rows,
         *,
-        slices: int = 1,
-        heads: int = 1,
+        tasks: int = 1,
+        cuts: int = 0,
         shape: int = 0,
         unused: int = 0,
     ) -> tuple[Array, Array]:
-        """The logits and the next ids of all rows, in order. heads: of the cache, in a
-        task. shape: of the tiles of all matmuls. unused: rows more that belong to no
-        request. The program gets the rows in any order."""
+        """The logits and the next ids of all rows, in order. tasks, cuts: as of
+        `share_dims`. shape: of the tiles of all matmuls. unused: rows more that belong
+        to no request. The program gets the rows in any order."""
         places = [
             (new, request, self.lengths[request] + n)
             for request, ids in rows
@@ -119,7 +158,7 @@ class Steps:
         if self.mixture is not None:
             chosen = self.dims["layers"], count, self.mixture.router.top_k
             arrays["experts"] = self.arrays.put(np.full(chosen, -9, np.int32))
-        dims = self.dims | {"rows": count, "slices": slices, "attend_heads": heads}
+        dims = self.dims | {"rows": count} | share_dims(tasks, cuts)
         dims |= {f"{name}_shape": shape for name in self.matmuls}
         seen = {name: inspect(name, array) for name, array in arrays.items()}
         with self.program.world.exclusive:

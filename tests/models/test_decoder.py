@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
+from etc_dist.functions.plan_shares import STAGE
 from etc_dist.functions.rotary import frequencies, rotary_table
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
@@ -19,7 +20,7 @@ from etc_dist.schedule import SCHEDULES
 from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.graphs.paged import BASE
 from tests.layers.reference import draw
-from tests.models.steps import row_arrays
+from tests.models.steps import row_arrays, share_dims
 
 Array = np.ndarray[Any, Any]
 SHAPES = (TileShape(16, 64, "k", swapped=True), TileShape(128, 128, deep=True))
@@ -103,7 +104,7 @@ def rows_of(ids: Any, request: Any, position: Any, end: Any = None) -> dict[str,
 
 
 def dims_of(
-    given: Any, sizes: DecoderSizes, slices: int, heads: int = 1, steps: int = 1
+    given: Any, sizes: DecoderSizes, tasks: int, cuts: int = 0, steps: int = 1
 ) -> dict[str, int]:
     dims = {name: n % 2 for n, name in enumerate(f"{n}_shape" for n in MATMULS)}
     return dims | {
@@ -119,8 +120,7 @@ def dims_of(
         "requests": REQUESTS,
         "most_pages": MOST_PAGES,
         "pages": PAGES,
-        "slices": slices,
-        "attend_heads": heads,
+        **share_dims(tasks, cuts),
         "samples": int(given["sampling"].any()),
     }
 
@@ -149,7 +149,7 @@ def test_steps_give_the_ids_of_the_largest_logits(sizes, layers, schedule, rng):
             request += [of] * count
             ids += new
         given = model | rows_of(ids, request, position)
-        dims = dims_of(given, sizes, 1 + number, 4 >> number)
+        dims = dims_of(given, sizes, 1 + number, number % 2)
         run = simulate(plan, [given], dims).outputs[0]
         model["cache"] = run["cache"]
         expected = {of: reference(model, sizes, history[of]) for of, _ in rows}
@@ -202,7 +202,7 @@ def test_the_cuda_bodies_agree_in_any_order(schedule, rng, kernels):
         request, position = rng.permutation(np.array(rows, np.int32)).T
         ids = rng.integers(VOCABULARY, size=len(rows), dtype=np.int32)
         given = model | rows_of(ids, request, position)
-        dims = dims_of(given, QWEN, 1 + seed % 3, 2 >> seed % 2)
+        dims = dims_of(given, QWEN, 1 + seed % 3, seed % 2)
         [found] = emulator.run([given], dims, seed=seed)
         for r in range(len(counts)):
             own = np.flatnonzero(request == r)[np.argsort(position[request == r])]
@@ -211,6 +211,21 @@ def test_the_cuda_bodies_agree_in_any_order(schedule, rng, kernels):
             assert off <= 0.02 * np.linalg.norm(expected)
         best = found["logits"].astype(np.float32).argmax(axis=1)
         np.testing.assert_array_equal(found["next_ids"][0], best)
+
+
+def test_steps_of_a_launch_read_what_earlier_ones_stored(rng):
+    """The second step loads a stage that the first one completes, before its own keys
+    are there."""
+    position = np.array([STAGE - 1, 5, STAGE + 7])
+    given = draw_model(rng, QWEN, 2) | rows_of([1, 2, 3], [0, 1, 4], position)
+    given |= {"end": (position + 3).astype(np.int32)}
+    given["cache"] = draw(rng, given["cache"].shape, QWEN.dtype)
+    dims = dims_of(given, QWEN, 1, steps=3)
+    [wanted] = simulate(SCHEDULES["static"](decoder()), [given], dims).outputs
+    [found] = Emulator(decoder(), workers=4).run([given], dims)
+    np.testing.assert_array_equal(found["next_ids"], wanted["next_ids"])
+    caches = (a["cache"].astype(np.float32) for a in (found, wanted))
+    np.testing.assert_allclose(*caches, 0, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,25 @@ import pytest
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.sizes import DecoderSizes
 from tests.models.conftest import SHAPES
+from tests.models.steps import plan_data, share_dims
 from tests.models.test_decoder_sizes import dims_of
 from tests.refusals import refused
 from tests.verify.waits import Proved, change
 
 SIZES = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
 GRAPH = decoder_graph(1, sizes=SIZES, shapes=SHAPES, best_columns=64)
-DIMS = dims_of(layers=5, rows=3, steps=3) | {"slices": 2}
+DIMS = dims_of(layers=5, rows=3, steps=3) | share_dims(2)
 DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520, "all_ids": 520}
 TURN = 3
 LOOPED = [call.name for call in GRAPH.calls if call.loops == 2]
 STEPPED = [call.name for call in GRAPH.calls if call.loops == 1]
+STEPPED.remove("plan_shares")  # its worker has embedded a row of the step
+DATA = plan_data(DIMS)
 WAITS = Proved(GRAPH, DIMS).waits
-EARLY = "append_kv", 0
-"""A wait after which tasks read before their last one; those of a queue do not."""
-for _name in ("attend", "add_mlp_norm", "add_norm"):
+COVERED = "plan_shares", "append_kv", "combine_slices", "add_mlp_norm", "add_norm"
+for _name in COVERED:
     WAITS.remove((_name, 0))  # their few workers have run tasks that wait for the same
-ALL = {True: Proved(GRAPH, DIMS | {"samples": 1}), False: Proved(GRAPH, DIMS)}
+ALL = {n > 0: Proved(GRAPH, DIMS | {"samples": n}, DATA) for n in range(2)}
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 
@@ -39,11 +41,8 @@ def test_a_decoder_is_proved(schedule):
     ALL[False].check(schedule)
 
 
-@pytest.mark.parametrize(
-    ("wait", "schedule"),
-    [(wait, "static") for wait in WAITS]
-    + [(wait, "dynamic") for wait in WAITS if wait != EARLY],
-)
+@BOTH
+@pytest.mark.parametrize("wait", WAITS, ids=str)
 def test_each_wait_is_needed(wait, schedule):
     name, number = wait
     got = of_steps(name).lacks(schedule, name, number)

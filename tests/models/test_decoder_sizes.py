@@ -22,7 +22,7 @@ from etc_dist.runtime.memory_plan import Capacity
 from etc_dist.schedule import SCHEDULES
 from tests.models.conftest import FEW_ROWS, SHAPES
 from tests.models.references import QWEN, QWEN_MOE, Plain, draw_folder
-from tests.models.steps import Steps
+from tests.models.steps import Steps, share_dims
 
 QWEN_32B = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
 MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=Mixture(128, Router(8)))
@@ -46,8 +46,7 @@ def dims_of(
         "requests": rows,
         "most_pages": 64,
         "pages": 64 * rows,
-        "slices": 1 + 15 // rows,
-        "attend_heads": 1,
+        **share_dims(1 + 15 // rows),
         "steps": steps,
         "stops": 1,
         "samples": 0,
@@ -130,7 +129,7 @@ def test_no_step_compiles_again(
                     (r, rng.integers(72, size=n).tolist()) for r, n in enumerate(counts)
                 ]
                 is_long = sum(counts) > FEW_ROWS
-                logits, _ = steps.run(given, slices=len(counts), shape=int(is_long))
+                logits, _ = steps.run(given, tasks=len(counts), shape=int(is_long))
                 wanted = np.concatenate(
                     [
                         model.logits(ids, kept[r], chosen)

@@ -21,6 +21,7 @@ from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.weights import load_weights
 from tests.functions.compiled import check_wgmmas
 from tests.models.references import MIXTRAL, QWEN_2_MOE, QWEN_MOE, Plain, draw_folder
+from tests.models.steps import share_dims
 from tests.models.test_decoder import MOST_PAGES, PAGES, REQUESTS, VOCABULARY, rows_of
 
 SHAPES = (
@@ -77,12 +78,8 @@ def step_of(
         "layers": config.layers,
         "hidden": config.hidden,
     }
-    dims |= {
-        "inner": config.inner,
-        "vocabulary": config.vocabulary,
-        "slices": 1,
-        "attend_heads": 1,
-    }
+    dims |= {"inner": config.inner, "vocabulary": config.vocabulary}
+    dims |= share_dims(1)
     if config.shared_inner:
         dims["shared_inner"] = config.shared_inner
     dims |= {"positions": MOST_PAGES * 16, "requests": REQUESTS}

@@ -14,6 +14,7 @@ from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import DecoderSizes
+from tests.models.steps import plan_data, share_dims
 from tests.verify.waits import Proved
 
 EXPERTS, TOP_K, STEPS, LAYERS, TURN = 16, 4, 2, 5, 3
@@ -64,13 +65,7 @@ def dims_of(rows: int) -> dict[str, int]:
     pages = {"requests": rows, "most_pages": 64, "pages": 64 * rows}
     shapes = {f"{name}_shape": 0 for name in SIZES.matmuls}
     loops = {"steps": STEPS, "layers": LAYERS, "samples": 0}
-    return (
-        {"rows": rows, "stops": 1, "slices": 2, "attend_heads": 1}
-        | loops
-        | sizes
-        | pages
-        | shapes
-    )
+    return {"rows": rows, "stops": 1} | share_dims(2) | loops | sizes | pages | shapes
 
 
 def data_of(rows: int) -> dict[str, Any]:
@@ -92,7 +87,7 @@ def data_of(rows: int) -> dict[str, Any]:
         position = np.zeros(rows, np.int32)
         function.body(logits, position, known, ids, weights, *of_turn, **numbers)
     found = {"expert_place": place, "expert_tile": of_tiles, "expert_tiles_used": used}
-    return {name: [array] for name, array in found.items()}
+    return {name: [array] for name, array in found.items()} | plan_data(dims_of(rows))
 
 
 def proved(rows: int, graph: Any = GRAPH, is_for_all_data: bool = False) -> Proved:
@@ -118,9 +113,16 @@ def test_gathered_rows_are_awaited_where_no_expert_has_any(schedule):
 def test_a_program_that_begins_no_task_early_waits_twice_where_it_loads_counts():
     graph = decoder_graph(1, **OPTIONS, early=False)
     twice = [call for call in graph.calls if len(call.waits) > 1]
-    names = ["expert_up_matmul", "expert_down_matmul", "add_experts_norm"]
+    names = [
+        "attend",
+        "combine_slices",
+        "o_matmul",
+        "expert_up_matmul",
+        "expert_down_matmul",
+        "add_experts_norm",
+    ]
     assert [call.name for call in twice] == names
-    assert {call.waits[0].events.name for call in twice} == {"routed"}
+    assert {call.waits[0].events.name for call in twice} == {"planned", "routed"}
 
 
 def with_schedules(waits):

@@ -39,25 +39,33 @@ def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
     for dims in policy.every(4096):
         shapes = [policy.shapes[n] for name, n in dims.items() if "shape" in name]
         assert {shape.k_parts for shape in shapes} == {1}
-        assert dims["attend_heads"] == 1
-    for longest in (1, 300, 2048, 4096):
-        slices = {policy.dims(rows, longest)["slices"] for rows in ROWS}
-        assert slices == {1 if workers is None else {1: 1, 300: 2}.get(longest, 16)}
+    for longest, cuts in (
+        (1, 1),
+        (300, 1),
+        (1024, 1),
+        (1025, 2),
+        (4097, 8),
+        (1 << 17, 16),
+    ):
+        assert {policy.dims(rows, longest)["cuts"] for rows in ROWS} == {cuts}
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "wanted"),
+    ("heads", "kv_heads", "longest", "wanted"),
     [
-        (32, 4, {1: 1, 32: 1, 48: 2, 64: 2, 96: 4, 128: 4}),
-        (64, 8, {16: 1, 32: 2, 128: 4}),
-        (18, 6, {16: 1, 24: 2, 128: 2}),
-        (36, 4, {128: 1}),  # more than a task has of one head
+        # rows: shares of a KV head, of a task; a task has two workers
+        (32, 4, 511, {1: (4, 2), 8: (16, 2), 32: (32, 2), 48: (64, 4), 128: (64, 4)}),
+        (32, 4, 4096, {1: (16, 2), 8: (16, 2), 32: (32, 2), 128: (64, 4)}),
+        (64, 8, 4096, {1: (8, 2), 8: (8, 2), 16: (16, 2), 24: (32, 4), 128: (32, 4)}),
+        (16, 2, 64, {1: (2, 2), 64: (64, 2), 128: (132, 4)}),
+        (48, 4, 4096, {1: (8, 2), 16: (16, 2), 24: (32, 4)}),  # two tasks of a head
+        (160, 80, 64, {1: (2, 2), 128: (4, 4)}),
     ],
 )
-def test_tasks_attend_to_more_heads_where_workers_are_few(
-    tmp_path, rng, heads, kv_heads, wanted
-):
+def test_shares_occupy_the_workers(tmp_path, rng, heads, kv_heads, longest, wanted):
     config = read_config(make_model(tmp_path, rng))
     policy = StepPolicy(replace(config, heads=heads, kv_heads=kv_heads), 132)
-    assert {n: policy.dims(n, 2047)["attend_heads"] for n in wanted} == wanted
-    assert policy.dims(128, 2048)["attend_heads"] == 1
+    for rows, shares in wanted.items():
+        dims = policy.dims(rows, longest)
+        assert (dims["shares"], dims["shares_of_task"]) == shares
+        assert dims["cuts"] == 0

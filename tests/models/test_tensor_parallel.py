@@ -23,7 +23,7 @@ from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.functions.test_sample_column import run as run_alone
 from tests.models.conftest import SHAPES
 from tests.models.small import make_model
-from tests.models.steps import row_arrays
+from tests.models.steps import row_arrays, share_dims
 from tests.models.test_decoder import reference
 from tests.models.test_decoder_sizes import MOST_BYTES, QWEN_32B
 from tests.models.test_model import EXPERTS, expect_best
@@ -88,8 +88,7 @@ def dims_of(config: ModelConfig, ranks: int, rows: int) -> dict[str, int]:
     dims |= {"all_ids": config.vocabulary}
     return dims | {
         "pages": 2,
-        "slices": 2,
-        "attend_heads": 1,
+        **share_dims(2),
         "steps": 1,
         "stops": 1,
         "samples": 0,

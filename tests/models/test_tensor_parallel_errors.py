@@ -15,6 +15,7 @@ from etc_dist.models.part import check_ranks
 from etc_dist.verify.races import MOST_SUSPECTS
 from tests.models.conftest import SHAPES
 from tests.models.small import make_model
+from tests.models.steps import plan_data, share_dims
 from tests.models.test_decoder_sizes import dims_of
 from tests.models.test_tensor_parallel import PAGE, POSITIONS, split_model
 from tests.refusals import refused
@@ -26,9 +27,9 @@ GRAPH = decoder_graph(
     shapes=SHAPES,
     best_columns=64,
 )
-DIMS = {**dims_of(layers=5, rows=3), "slices": 2, "steps": 2}
+DIMS = {**dims_of(layers=5, rows=3), **share_dims(2), "steps": 2}
 DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520, "all_ids": 1040, "samples": 1}
-PROVED = Proved(GRAPH, DIMS)
+PROVED = Proved(GRAPH, DIMS, plan_data(DIMS, ranks=2))
 SENT = [
     (call.name, n)
     for call in GRAPH.calls

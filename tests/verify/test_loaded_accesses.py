@@ -204,8 +204,15 @@ def test_a_loaded_wait_orders_what_the_regions_load():
     assert "table[1:2]" not in error.got
 
 
+BEGINS_EARLY = [
+    (streaming(), {"streams_after": 1}),
+    (replace(touch(2, 1), loads_before_wait=True), {}),
+]
+
+
 @pytest.mark.parametrize("known", [0, 1])
-def test_a_task_that_streams_early_loads_after_its_first_wait(known):
+@pytest.mark.parametrize(("function", "terms"), BEGINS_EARLY, ids=str)
+def test_a_task_that_begins_early_loads_before_its_last_wait(known, function, terms):
     """Its index is written before the event of its wait `known`."""
 
     def body(g: Graph) -> None:
@@ -223,13 +230,13 @@ def test_a_task_that_streams_early_loads_after_its_first_wait(known):
                 notifies=[event[0]],
             )
         g.call(
-            streaming(),
+            function,
             g.grid(b=1),
             name="use",
             reads=[x[span(table.load(0), 4)], made[:]],
             writes=[y[:]],
             waits=[event[0] for event in events],
-            streams_after=1,
+            **terms,
         )
 
     graph = build(body)

@@ -153,6 +153,15 @@ static void load_box(const AsyncOp& box) {
     });
   }
 }
+static void load_bytes(const AsyncOp& what) {
+  Worker& worker = *what.worker;
+  uint8_t* const from = global(what.global, what.count, 16);
+  uint8_t* const to = at(worker, what.shared, what.count, 16);
+  access_global(from, what.count, counted(worker, what.barrier, what.known, kAsync, false));
+  access_shared(
+      worker, what.shared, what.count, counted(worker, what.barrier, what.known, kAsync, true));
+  memcpy(to, from, what.count);
+}
 // The agent of the reads or writes of a thread's bulk stores.
 static uint32_t storer(const Thread& thread, bool writes) {
   Worker& worker = *thread.worker;
@@ -224,6 +233,9 @@ static void complete_op(const AsyncOp& what) {
       if ((what.mask >> place & 1) == 0) continue;
       complete(*what.worker->cluster[place], what.barrier, box_rows(what) * 128, what.known);
     }
+  } else if (what.kind == AsyncOp::kBytes) {
+    load_bytes(what);
+    complete(*what.worker, what.barrier, what.count, what.known);
   } else if (what.kind == AsyncOp::kCopies) {
     for (uint32_t i = 0; i < what.count; ++i) {
       const Copy& c = what.copies[i];

@@ -192,13 +192,14 @@ static_assert(sizeof(Map) <= 128);
 
 // An operation in flight; `kind` determines the fields in use.
 struct AsyncOp {
-  enum Kind { kLoad, kCopies, kWords } kind;
+  enum Kind { kLoad, kBytes, kCopies, kWords } kind;
   Worker* worker;
   uint32_t shared, barrier, mask, words[4];
   const Map* map;
   int32_t first[5];
   Copy* copies;
-  uint32_t count;  // of copies or words
+  uint32_t count;  // of copies, words or bytes
+  uint64_t global;
   uint64_t due;  // the earliest turn
   AgentView known;   // of the issuing thread
 };

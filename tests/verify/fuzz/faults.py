@@ -100,7 +100,7 @@ FAULTS = (
     Fault(
         "early reads come after all waits",
         enumeration.Enumeration.free_wait.func,
-        "len(block.call.waits) - bool(block.call.function.reads_before_wait)",
+        "len(block.call.waits) - block.call.function.begins_early",
         "len(block.call.waits)",
         26,
     ),

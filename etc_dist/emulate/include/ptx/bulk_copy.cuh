@@ -35,6 +35,15 @@ inline void load_box(u32 shared, const Box& box, u32 barrier, CachePolicy) {
 inline void load_box_of_halves(u32 shared, const Box& box, u32 barrier) {
   load_box_of_halves_multicast(shared, box, barrier, u16(own_place()));
 }
+inline void load_bytes(u32 shared, u64 global, u32 bytes, u32 barrier, CachePolicy) {
+  if (bytes == 0 || bytes % 16 != 0) {
+    emulation::fail("a bulk copy whose size is not a multiple of 16 bytes");
+  }
+  emulation::AsyncOp what{emulation::AsyncOp::kBytes, emulation::own->worker};
+  what.shared = shared & ((1u << emulation::kPlace) - 1), what.count = bytes;
+  what.barrier = barrier & ((1u << emulation::kPlace) - 1), what.global = global;
+  emulation::issue_async(what);
+}
 inline void store_box(const Box& box, u32 shared) {
   emulation::issue_store(box_copy(shared, box, 0, own_place(), false), 0, 0);
 }

@@ -124,6 +124,7 @@ inline u32 load4_l2(u64 address) { return load<u32>(address); }
 inline uint4 load16_l2_if(bool wanted, u64 address) {
   return wanted ? load<uint4>(address) : uint4{};
 }
+inline u32 load4_l2_if(bool wanted, u64 address) { return wanted ? load<u32>(address) : 0; }
 inline uint2 load8_l2_if(bool wanted, u64 address) {
   return wanted ? load<uint2>(address) : uint2{};
 }

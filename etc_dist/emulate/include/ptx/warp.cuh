@@ -1,5 +1,5 @@
 #pragma once
-#include "common/types.cuh"
+#include "ptx/memory.cuh"
 
 namespace etc::ptx {
 
@@ -25,6 +25,32 @@ void mma_16x8x16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) 
       d[i] += element<kIsHalf>(a, k % 2) * element<kIsHalf>(b, k % 2);
     }
   }
+}
+
+template <bool kIsTransposed>
+void load_matrices(u32 (&r)[4], u32 address) {
+  const uint4 own = load_shared_as<uint4>(address);
+  const emulation::Words* all =
+      emulation::exchange("load_matrices", {own.x, own.y, own.z, own.w});
+  const u32 g = lane() / 4, c = lane() % 4;
+  for (u32 m = 0; m < 4; ++m) {
+    if (kIsTransposed) {
+      const u32 low = u32(all[m * 8 + 2 * c].word[g / 2]) >> g % 2 * 16;
+      const u32 high = u32(all[m * 8 + 2 * c + 1].word[g / 2]) >> g % 2 * 16;
+      r[m] = (low & 0xffffu) | high << 16;
+    } else {
+      r[m] = u32(all[m * 8 + g].word[c]);
+    }
+  }
+}
+inline void load_matrix4(u32 (&r)[4], u32 address) { load_matrices<false>(r, address); }
+inline void load_matrix4_transposed(u32 (&r)[4], u32 address) { load_matrices<true>(r, address); }
+inline u32 transpose_matrix(u32 v) {
+  const emulation::Words* all = emulation::exchange("transpose_matrix", {v});
+  const u32 g = lane() / 4, c = lane() % 4;
+  const u32 low = u32(all[2 * c * 4 + g / 2].word[0]) >> g % 2 * 16;
+  const u32 high = u32(all[(2 * c + 1) * 4 + g / 2].word[0]) >> g % 2 * 16;
+  return (low & 0xffffu) | high << 16;
 }
 
 inline u32 warp_max(u32 v) {

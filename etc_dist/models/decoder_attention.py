@@ -1,0 +1,239 @@
+"""Attention of a decoder's steps.
+
+A task once a step divides the positions that all rows attend to into equal shares. In a
+layer the keys and values of its rows are appended to the cache. Then the tasks of each
+KV head attend to its shares. Rows that shares divide are combined: in a step whose
+shares begin with rows there are none, and no task waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from etc_dist.functions.append_kv import append_kv
+from etc_dist.functions.attend import HEADS, attend, written
+from etc_dist.functions.combine_slices import combine_slices
+from etc_dist.functions.plan_shares import (
+    BOUND,
+    EXTENT,
+    MOST_ROWS,
+    MOST_SHARES,
+    plan_shares,
+)
+from etc_dist.ir import (
+    EventRef,
+    EventTensor,
+    Expr,
+    Graph,
+    Region,
+    Tensor,
+    minimum,
+    select,
+    span,
+    tile,
+    up_to,
+)
+from etc_dist.ir.expr import wrap
+from etc_dist.models.experts import Turn
+from etc_dist.models.sizes import DecoderSizes
+
+MANY_ROWS = 32
+"""With at least so many rows, a task combines the slices of all heads of a row."""
+
+
+class AttentionCalls:
+    """The tensors of the attention of a decoder, and its calls.
+
+    qkv [rows, (heads + 2 * kv_heads) * head_dim]: the rows of a layer, which are
+    written before its calls. y [rows, heads * head_dim]: their attention."""
+
+    def __init__(
+        self,
+        g: Graph,
+        sizes: DecoderSizes,
+        turns: tuple[Expr, Expr],
+        request: Tensor,
+        position: Tensor,
+        cluster: int,
+        early: bool,
+    ) -> None:
+        """turns: the steps, and the layers. request [rows] and position [steps + 1,
+        rows]: of the rows. cluster: the workers of a task. early: tasks may read
+        operands before their last wait is met."""
+        self.g, self.sizes, self.turns, self.early = g, sizes, turns, early
+        self.request, self.position, self.cluster = request, position, cluster
+        self.rows = request.shape[0]
+        self.shares, self.of_task, self.cuts = g.dims("shares shares_of_task cuts")
+        dim, layers = sizes.head_dim, turns[1]
+        positions, requests = g.dims("positions requests")
+        most_pages, pages = g.dims("most_pages pages")
+        self.table = g.input("table", (requests, most_pages), "int32")
+        self.cos_sin = g.input("cos_sin", (positions, dim), "float32")
+        self.q_cos_sin = self.cos_sin
+        if sizes.features.scales_queries:
+            self.q_cos_sin = g.input("q_cos_sin", (positions, dim), "float32")
+        self.spans: Tensor | None = None
+        if sizes.features.has_span:
+            self.spans = g.input("spans", (layers, 2), "int32")
+        self.gains: dict[str, Tensor] = {}
+        if sizes.normalizes_heads:
+            for name in ("q_norm", "k_norm"):
+                self.gains[name] = g.input(name, (layers, dim), sizes.dtype)
+        width = (sizes.heads + 2 * sizes.kv_heads) * dim
+        self.bias: Tensor | None = None
+        if sizes.features.qkv_bias:
+            self.bias = g.input("qkv_bias", (layers, width), sizes.dtype)
+        shape = layers, pages, 2, sizes.kv_heads, sizes.page_size, dim
+        self.cache = g.state("cache", shape, sizes.dtype)
+        self.qkv = g.local("qkv", (self.rows, width), sizes.dtype)
+        self.y = g.local("attention", (self.rows, sizes.heads * dim), sizes.dtype)
+        self._add_plan()
+
+    def _add_plan(self) -> None:
+        """The plans of each step, one for each layer if these have windows, and what
+        the slices of shares give."""
+        g, sizes, rows, shares = self.g, self.sizes, self.rows, self.shares
+        steps, layers = self.turns
+        self.plans: Expr | int = 1 if self.spans is None else layers
+        of = steps, self.plans
+        most = g.let("most_combined", select(self.cuts < 1, shares, rows))
+        slots = g.let("slots", select(self.cuts < 1, 2 * shares, rows * self.cuts))
+        self.extents = g.local("extents", (*of, rows, EXTENT), "int32")
+        self.bounds = g.local("bounds", (*of, shares + 1, BOUND), "int32")
+        self.combined = g.local("combined", (*of, most, 3), "int32")
+        self.num_combined = g.local("num_combined", (*of, 1), "int32")
+        self.most_combined = most
+        self.sums = g.local("sums", (slots, sizes.heads, sizes.head_dim), "float32")
+        self.stats = g.local("stats", (slots, sizes.heads, 2), "float32")
+        self.planned = g.events("planned", (steps,), expects=self.plans)
+
+    def plan(self, step: Expr, ready: EventRef) -> None:
+        """Plans the shares of a step, once its rows are `ready`."""
+        g = self.g
+        every = span(0, minimum(MOST_ROWS, self.rows))
+        bound = span(0, minimum(MOST_SHARES, self.shares) + 1)
+        (n,) = grid = g.grid(plan=self.plans)
+        g.call(
+            plan_shares(self.sizes.paged),
+            grid,
+            reads=self._places(step, n, every),
+            writes=[
+                *(self.extents[step, n, every, :], self.bounds[step, n, bound, :]),
+                *(self.combined[step, n, :, :], self.num_combined[step, n, :]),
+            ],
+            waits=[ready],
+            notifies=[self.planned[step]],
+            values={"lists": g.let("lists", self.of_task // self.cluster)},
+        )
+
+    def add(self, turn: Turn, known: EventRef, ready: EventRef) -> EventRef:
+        """Appends the keys and values of a layer to the cache, and attends to it, once
+        qkv is `ready`. known: after it the step's rows can be read. Returns the event
+        after which y can be read; `planned[step]` orders what it loads."""
+        appended = self._append(turn, known, ready)
+        attended = self._add_events()
+        self._attend(turn, appended, attended)
+        self._combine(turn, attended)
+        return attended[*turn, 1]
+
+    def _append(self, turn: Turn, known: EventRef, ready: EventRef) -> EventTensor:
+        g, sizes, (step, layer) = self.g, self.sizes, turn
+        heads, dim = sizes.kv_heads, sizes.head_dim
+        appended = g.events("appended", (*self.turns, heads), expects=1)
+        (h,) = grid = g.grid(h=heads)
+        of_heads = [tile(sizes.heads + n * heads + h, dim) for n in range(2)]
+        g.call(
+            append_kv(sizes.paged, early=self.early),
+            grid,
+            reads=[
+                *(self.qkv[:, columns] for columns in of_heads),
+                *self._of_layer(layer, "k_norm", *of_heads),
+                *self._places(step, layer),
+            ],
+            writes=[self.cache[layer, :, :, h, :, :]],
+            waits=[*([known] if self.early else []), ready],
+            notifies=[appended[*turn, h]],
+        )
+        return appended
+
+    def _add_events(self) -> EventTensor:
+        """Events [steps, layers, 2]: 0 is met once all shares are computed, for the
+        combination if there is any; 1 once that is complete, too."""
+        g, tiles = self.g, -(-self.sizes.group // HEADS)
+        self.tasks = g.let("share_tasks", self.shares // self.of_task)
+        # With few rows, a task combines the slices of a KV head of a row, else of all.
+        heads = self.sizes.kv_heads
+        few = g.let("few_rows", select(self.rows < MANY_ROWS, 1, 0))
+        self.together = g.let("combine_heads", select(few < 1, heads, 1))
+        self.pieces = g.let("combine_pieces", heads // self.together)
+        tasks = g.let("attend_tasks", heads * tiles * self.tasks)
+
+        def expects(step: Expr, layer: Expr, n: Expr) -> Expr:
+            count = self.num_combined.load(step, self._plan_of(layer), 0)
+            return select(n < 1, tasks, tasks + count * self.pieces)
+
+        return g.events("attended", (*self.turns, 2), expects=expects)
+
+    def _attend(self, turn: Turn, appended: EventTensor, attended: EventTensor) -> None:
+        g, sizes, (step, layer) = self.g, self.sizes, turn
+        dim, group, tiles = sizes.head_dim, sizes.group, -(-sizes.group // HEADS)
+        plan = self._plan_of(layer)
+        i, j = grid = g.grid(i=sizes.kv_heads * tiles, j=self.tasks)
+        h, skipped = i // tiles, i % tiles * HEADS
+        first, queries = h * group + skipped, minimum(HEADS, group - skipped)
+        of_heads, columns = span(first, queries), span(first * dim, queries * dim)
+        own_rows, own_slots = written(self.bounds, (step, plan), j, self.of_task)
+        g.call(
+            attend(sizes.paged, cluster=self.cluster, early=self.early),
+            grid,
+            reads=[
+                self.qkv[:, columns],
+                *self._of_layer(layer, "q_norm", columns),
+                *self._span(layer),
+                *(self.q_cos_sin[:, :], self.table[:, :]),
+                self.cache[layer, :, :, h, :, :],
+                *(self.extents[step, plan, :, :], self.bounds[step, plan, :, :]),
+            ],
+            writes=[
+                *(z[span(*own_slots), of_heads, :] for z in (self.sums, self.stats)),
+                self.y[span(*own_rows), columns],
+            ],
+            waits=[self.planned[step], appended[*turn, h]],
+            notifies=[
+                attended[*turn, 0].when(self.num_combined.load(step, plan, 0)),
+                attended[*turn, 1],
+            ],
+            even=True,
+        )
+
+    def _combine(self, turn: Turn, attended: EventTensor) -> None:
+        g, sizes, (step, layer) = self.g, self.sizes, turn
+        plan, queries = self._plan_of(layer), self.together * sizes.group
+        count = self.num_combined.load(step, plan, 0)
+        n, p = grid = g.grid(n=up_to(self.most_combined, count), p=self.pieces)
+        row, slot, slices = (self.combined.load(step, plan, n, k) for k in range(3))
+        own, of_heads = span(slot, slices), tile(p, queries)
+        g.call(
+            combine_slices(sizes.head_dim, sizes.dtype, early=self.early),
+            grid,
+            reads=[self.sums[own, of_heads, :], self.stats[own, of_heads, :]],
+            writes=[self.y[row, tile(p, queries * sizes.head_dim)]],
+            waits=[self.planned[step], attended[*turn, 0]],
+            notifies=[attended[*turn, 1]],
+            even=True,
+        )
+
+    def _of_layer(self, layer: Expr, gain: str, *columns: Any) -> list[Region]:
+        """The biases of some columns, and the gain, of those that there are."""
+        biases = [] if self.bias is None else [self.bias[layer, c] for c in columns]
+        return [*biases, *([self.gains[gain][layer, :]] if self.gains else [])]
+
+    def _places(self, step: Expr, layer: Expr, rows: Any = slice(None)) -> list[Region]:
+        of_rows = self.request[rows], self.position[step, rows]
+        return [*self._span(layer), self.cos_sin[:, :], *of_rows, self.table[:, :]]
+
+    def _span(self, layer: Expr) -> list[Region]:
+        return [] if self.spans is None else [self.spans[layer, :]]
+
+    def _plan_of(self, layer: Expr) -> Expr:
+        """The plan of a layer."""
+        return wrap(0) if self.spans is None else layer

@@ -1,0 +1,215 @@
+// The shares of a task of attention, and the loads of its stages: see functions/attend.py.
+#pragma once
+#include "functions/paged_rows.cuh"
+
+namespace etc {
+
+// The operands of a call, and its shares.
+template <class Call>
+struct AttendCall {
+  static constexpr int kGain = 1 + Call::kHasBias, kSpan = kGain + Call::kNormalizes;
+  static constexpr int kCosSin = kSpan + Call::kHasSpan, kTable = kCosSin + 1;
+  static constexpr int kCache = kTable + 1, kExtents = kCache + 1;
+  static constexpr int kBounds = kExtents + 1, kSums = kBounds + 1, kStats = kSums + 1;
+  static constexpr int kY = kStats + 1;
+  static constexpr i32 kDim = Call::kHeadDim, kStage = Call::kStage, kBlock = 16;
+  static constexpr i32 kBlocks = kStage / kBlock;
+  static constexpr u32 kRowBytes = kDim * 2, kValues = kStage * kRowBytes;  // values follow keys
+  static constexpr u32 kStageBytes = 2 * kValues, kMostStages = Call::kMostBytes / kStageBytes;
+
+  // The positions that a row attends to: from `begin` to before `end`.
+  struct Positions {
+    i32 begin, end;
+
+    ETC_DEVICE i32 first_stage() const { return Call::kHasSpan ? begin / kStage : 0; }
+    ETC_DEVICE i32 stages() const { return (end + kStage - 1) / kStage - first_stage(); }
+  };
+  // The row and the stage of it at which a share begins, and the stages of all rows before.
+  struct Bound {
+    i32 row, stage;
+    u32 before;
+  };
+  // Of one worker: where its two lists begin, and the second one ends.
+  struct Lists {
+    Bound first, second, end;
+
+    // The stages of each list, and of both while both last.
+    ETC_DEVICE u32 count0() const { return second.before - first.before; }
+    ETC_DEVICE u32 count1() const { return end.before - second.before; }
+    ETC_DEVICE u32 both() const { return 2 * (count0() < count1() ? count0() : count1()); }
+  };
+  // What the compute threads get to know of a task, as words of its WorkItem.
+  struct Words {
+    typename Call::Coord c;
+    Lists lists;
+    Positions positions[2];  // of the row with which each list begins
+  };
+
+  // The first share of worker `half` of the task's cluster.
+  template <class Program>
+  ETC_DEVICE static i32 first_share(
+      const Run<Program>& run, const typename Call::Coord& c, i32 half) {
+    return c.axis_j * Call::number_shares_of_task(run.g) + half * num_lists(run);
+  }
+  template <class Program>
+  ETC_DEVICE static i32 num_lists(const Run<Program>& run) {
+    return Call::number_shares_of_task(run.g) / Call::kCluster;
+  }
+  template <class Program>
+  ETC_DEVICE static Lists lists(const Run<Program>& run, const typename Call::Coord& c, i32 half) {
+    const auto bounds = last_axes<2>(Call::template operand<kBounds>(run.g, c));
+    const i32 share = first_share(run, c, half);
+    const auto bound = [&](i32 s) ETC_INLINE {
+      const uint4 v = ptx::load16_l2(u64(bounds.at(s)));
+      return Bound{i32(v.x), i32(v.y), v.z};
+    };
+    return {bound(share), bound(share + 1), bound(share + num_lists(run))};
+  }
+  // The number of this worker in its cluster.
+  ETC_DEVICE static i32 half() { return Call::kCluster == 1 ? 0 : i32(ptx::worker() & 1); }
+};
+
+// What a worker reads.
+template <class Call>
+struct AttendSource {
+  using Of = AttendCall<Call>;
+  Pages<Call::kHeadDim> pages;
+  u64 extents, table;
+  u32 table_bytes;  // of a request
+  i32 rows;
+
+  // A row: its positions, how many of them earlier steps stored, and its request.
+  struct Row {
+    typename Of::Positions positions;
+    i32 stored;
+    u32 request;
+  };
+
+  template <class Program>
+  ETC_DEVICE AttendSource(const Run<Program>& run, const typename Call::Coord& c)
+      : pages(Call::template operand<Of::kCache>(run.g, c)) {
+    const auto of_rows = last_axes<2>(Call::template operand<Of::kExtents>(run.g, c));
+    const auto numbers = Call::template operand<Of::kTable>(run.g, c);
+    extents = u64(of_rows.at()), rows = of_rows.size[0];
+    table = u64(numbers.at()), table_bytes = u32(numbers.stride[0]) * 4;
+  }
+  // The last row for one that does not exist.
+  ETC_DEVICE Row row(i32 number) const {
+    const uint4 v = ptx::load16_l2(extents + minimum(number, rows - 1) * 16);
+    return {{i32(v.x), i32(v.y)}, i32(v.z), v.w};
+  }
+};
+
+// The stages of a list that are still to be loaded.
+template <class Call>
+struct AttendFeed {
+  using Of = AttendCall<Call>;
+  using Source = AttendSource<Call>;
+  static constexpr i32 kStage = Of::kStage, kBlock = Of::kBlock;
+  static constexpr u32 kRowBytes = Of::kRowBytes;
+  static constexpr i32 kRun = Call::kPageSize < kStage ? Call::kPageSize : kStage;
+  static constexpr i32 kPages = kStage / kRun, kRunBlocks = kRun / kBlock;
+  // NOTE: an access takes longer than a stage. So page numbers are loaded in groups, one ahead.
+  // For larger ones, a thread has no registers.
+  static constexpr i32 kGroup = 4;
+  u32 left;
+  i32 row, stage;   // the next stage, from position 0 on
+  i32 end, stored;  // positions of the row: all, and those of earlier steps
+  u64 numbers;      // the address of the page numbers of its request
+  typename Source::Row next;
+  u32 page[kGroup], ahead[kGroup];  // of the next stage and others, and those that follow
+
+  ETC_DEVICE AttendFeed(
+      const Source& from, const typename Of::Bound& begin, u32 count,
+      const typename Source::Row& first)
+      : left(count), row(begin.row), stage(begin.stage), next(first) {
+    if (left == 0) return;
+    stage += next.positions.first_stage();
+    begin_row(from);
+  }
+  ETC_DEVICE u32 bytes() const {
+    return left == 0 ? 0 : u32(own_blocks()) * (2 * kBlock * kRowBytes);
+  }
+  // Whether earlier steps stored all positions of the next stage.
+  ETC_DEVICE bool is_stored() const { return left == 0 || (stage + 1) * kStage <= stored; }
+  // Fetches the next stage into L2.
+  ETC_DEVICE void prefetch(const Source& from) const {
+    if (left == 0) return;
+    each_run(from, [&](i32, u64 key, u32 size) ETC_INLINE {
+      ptx::prefetch_l2(key, size);
+      ptx::prefetch_l2(key + from.pages.value_bytes, size);
+    });
+  }
+  ETC_DEVICE void load(const Source& from, const Stage& to) {
+    if (left == 0) return;
+    each_run(from, [&](i32 n, u64 key, u32 size) ETC_INLINE {
+      const u32 at = to.at + u32(n * kRun) * kRowBytes;
+      ptx::load_bytes(at, key, size, to.full, kEvictFirst);
+      ptx::load_bytes(at + Of::kValues, key + from.pages.value_bytes, size, to.full, kEvictFirst);
+    });
+    ++stage;
+    if (--left > 0) find_stage(from);
+  }
+
+ private:
+  // Calls f(its number, its first key, bytes) for each run of the next stage.
+  template <class F>
+  ETC_DEVICE void each_run(const Source& from, F f) const {
+    const i32 count = own_blocks(), slot = stage * kStage % Call::kPageSize;
+#pragma unroll
+    for (i32 n = 0; n < kPages; ++n) {
+      const i32 in_run = minimum(count - n * kRunBlocks, kRunBlocks);
+      if (in_run <= 0) break;
+      // Before the window of a row, pages may be out of range.
+      const u32 number = page_of(n);
+      const bool is_page = !Call::kHasSpan || number < from.pages.count;
+      f(n, from.pages.key(is_page ? number : 0, slot), u32(in_run * kBlock) * kRowBytes);
+    }
+  }
+  ETC_DEVICE i32 blocks() const { return (end + kBlock - 1) / kBlock; }
+  ETC_DEVICE i32 own_blocks() const {
+    return minimum(blocks() - stage * Of::kBlocks, Of::kBlocks);
+  }
+  ETC_DEVICE i32 first_page() const { return i32(u32(stage * kStage) / Call::kPageSize); }
+  ETC_DEVICE u32 page_of(i32 n) const {
+    const i32 at = first_page() % kGroup;
+    u32 found = page[n];
+#pragma unroll
+    for (i32 i = kPages; i < kGroup; i += kPages) {
+      if (at == i) found = page[i + n];
+    }
+    return found;
+  }
+  // NOTE: the next row is loaded a row ahead, so that nothing waits for it.
+  ETC_DEVICE void begin_row(const Source& from) {
+    end = next.positions.end, stored = next.stored;
+    numbers = from.table + u64(next.request) * from.table_bytes;
+    next = from.row(row + 1);
+    const i32 group = first_page() / kGroup;
+    load_pages(page, group);
+    load_pages(ahead, group + 1);
+  }
+  ETC_DEVICE void load_pages(u32 (&to)[kGroup], i32 group) const {
+    const i32 used = (end + Call::kPageSize - 1) / Call::kPageSize - group * kGroup;
+#pragma unroll
+    for (i32 n = 0; n < kGroup; ++n) {
+      to[n] = ptx::load4_l2_if(n < used, numbers + u32(group * kGroup + n) * 4);
+    }
+  }
+  ETC_DEVICE void find_stage(const Source& from) {
+    if (stage * Of::kBlocks < blocks()) {
+      if (stage * kStage % (kGroup * Call::kPageSize) != 0) return;
+#pragma unroll
+      for (i32 n = 0; n < kGroup; ++n) page[n] = ahead[n];
+      load_pages(ahead, first_page() / kGroup + 1);
+      return;
+    }
+#pragma unroll 1
+    do {
+      ++row, stage = next.positions.first_stage();
+      begin_row(from);
+    } while (stage * Of::kBlocks >= blocks());
+  }
+};
+
+}  // namespace etc

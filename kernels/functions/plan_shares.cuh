@@ -1,0 +1,228 @@
+// Equal shares of the positions that the rows of a step attend to, by arithmetic.
+#pragma once
+#include "functions/paged_rows.cuh"
+#include "ptx/warp.cuh"
+
+namespace etc {
+
+// Operands: those of PagedRows; extents [rows, 4], bounds [shares + 1, 4], combined [most, 3],
+// num_combined [1]. A row has a unit for its fixed time, and one for each stage.
+template <class Task>
+struct plan_shares {
+  using Rows = PagedRows<Task, 0>;
+  static constexpr i32 kThreads = Task::threads;
+
+  ETC_DEVICE static void run(const Task& task) {
+    const Layout layout(task.scratch);
+    const i32 rows = last_axes<2>(task.template operand<Rows::kEnd>()).size[0];
+    const i32 shares = last_axes<2>(task.template operand<Rows::kEnd + 1>()).size[0] - 1;
+    mark_written(task, layout, rows);
+    task.sync();  // all are marked
+    find_extents(task, layout, rows);
+    task.sync();  // the stages of rows are known
+    if (ptx::warp() == 0) add_stages(layout, rows);
+    task.sync();  // so are those before them
+    find_bounds(task, layout, rows, shares);
+    task.sync();  // the bounds are known
+    if (ptx::warp() == 0) list_combined(task, layout, rows, shares);
+  }
+
+ private:
+  static constexpr i32 kStage = Task::kStage;
+
+  // In scratch memory: the stages of each row, then those before it; of each share, the row and the
+  // unit of it where the share begins, and the same where shares begin with slices. Before: a bit for
+  // each page that a row writes to.
+  struct Layout {
+    i32 *stages, *before, *row, *unit, *rounded;
+    u32* written;
+    ETC_DEVICE explicit Layout(u32* scratch)
+        : stages(reinterpret_cast<i32*>(scratch)),
+          before(stages + Task::kMostRows),
+          row(before + Task::kMostRows + 1),
+          unit(row + Task::kMostShares + 1),
+          rounded(unit + Task::kMostShares + 1),
+          written(reinterpret_cast<u32*>(row)) {}
+  };
+  static_assert((2 * Task::kMostRows + 1 + 3 * (Task::kMostShares + 1)) * 4 <= Shared::kScratchBytes);
+  static_assert(Task::kMarks / 32 <= 3 * (Task::kMostShares + 1));
+
+  ETC_DEVICE static void mark_written(const Task& task, const Layout& layout, i32 rows) {
+#pragma unroll 1
+    for (i32 n = task.thread; n < Task::kMarks / 32; n += kThreads) layout.written[n] = 0;
+    task.sync();  // no page is marked
+#pragma unroll 1
+    for (i32 r = task.thread; r < rows; r += kThreads) {
+      const auto row = Rows::row(task, r);
+      if (row.length == 0) continue;
+      const u64 numbers = Rows::pages(task, row.request);
+      const u32 page = ptx::load4_l2(numbers + row.position / Task::kPageSize * 4) % Task::kMarks;
+      atomicOr(&layout.written[page / 32], 1u << page % 32);
+    }
+  }
+  // A warp per row: reads its page numbers.
+  ETC_DEVICE static void find_extents(const Task& task, const Layout& layout, i32 rows) {
+    const u32 pages = u32(task.number_pages(task.g));
+#pragma unroll 1
+    for (i32 r = i32(ptx::warp()); r < rows; r += kThreads / 32) {
+      const auto row = Rows::row(task, r);
+      const i32 begin = Rows::begin(task, row.length);
+      const u64 numbers = Rows::pages(task, row.length > 0 ? row.request : 0);
+      const i32 used = (row.length + Task::kPageSize - 1) / Task::kPageSize;
+      bool is_out = false;
+      i32 stored = used;  // pages before the first one that a row writes to
+#pragma unroll 4
+      for (i32 n = begin / Task::kPageSize + task.thread % 32; n < used; n += 32) {
+        const u32 page = ptx::load4_l2(numbers + n * 4), mark = page % Task::kMarks;
+        is_out = is_out || page >= pages;
+        if ((layout.written[mark / 32] >> mark % 32 & 1) != 0) stored = minimum(stored, n);
+      }
+      const bool is_there = !__any_sync(~0u, is_out) && row.length > 0;
+      const u32 before = ~ptx::warp_max(~u32(stored)) * Task::kPageSize;
+      if (task.thread % 32 == 0) {
+        const u64 to = u64(last_axes<2>(task.template operand<Rows::kEnd>()).at(r));
+        const uint4 extent = make_uint4(u32(begin), u32(row.length), before, u32(row.request));
+        ptx::store16(to, is_there ? extent : make_uint4(0, 0, 0, 0));
+        layout.stages[r] = is_there ? (row.length + kStage - 1) / kStage - begin / kStage : 0;
+      }
+    }
+  }
+
+  // By one warp; each lane has adjacent rows.
+  ETC_DEVICE static void add_stages(const Layout& layout, i32 rows) {
+    const i32 each = (rows + 31) / 32, first = i32(ptx::lane()) * each;
+    u32 sum = 0;
+#pragma unroll 1
+    for (i32 r = first; r < minimum(first + each, rows); ++r) sum += u32(layout.stages[r]);
+    i32 before = i32(ptx::warp_sum_before(sum));
+#pragma unroll 1
+    for (i32 r = first; r < minimum(first + each, rows); ++r) {
+      layout.before[r] = before;
+      before += layout.stages[r];
+    }
+    if (first + each >= rows && first < rows) layout.before[rows] = before;
+  }
+
+  // Units before a row.
+  ETC_DEVICE static i32 units(const Layout& layout, i32 row) { return layout.before[row] + row; }
+  // The last row whose units begin at `unit` or before.
+  ETC_DEVICE static i32 row_of(const Layout& layout, i32 rows, i32 unit) {
+    i32 low = 0, high = rows - 1;
+#pragma unroll 1
+    while (low < high) {
+      const i32 middle = (low + high + 1) / 2;
+      if (units(layout, middle) <= unit) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
+  // The nearest end of a slice.
+  ETC_DEVICE static i32 rounded_of(i32 unit, i32 stages, i32 cuts) {
+    i32 first = 0, end = stages + 1;
+    if (cuts > 0) {
+      const i32 cut = cut_of<Task>(stages), slice = maximum(unit - 1, 0) / cut;
+      first = slice * cut + i32(slice > 0);
+      end = minimum(end, (slice + 1) * cut + 1);
+    }
+    return 2 * (unit - first) >= end - first ? end : first;
+  }
+
+  ETC_DEVICE static void find_bounds(
+      const Task& task, const Layout& layout, i32 rows, i32 shares) {
+    const i32 total = units(layout, rows), cuts = task.number_cuts(task.g);
+    const i32 lists = task.number_lists(task.g);
+#pragma unroll 1
+    for (i32 s = task.thread; s < shares; s += kThreads) {
+      const i32 exact = i32(u64(u32(total)) * u32(s) / u32(shares));
+      const i32 row = row_of(layout, rows, exact), unit = exact - units(layout, row);
+      layout.row[s] = row;
+      layout.unit[s] = unit;
+      layout.rounded[s] = rounded_of(unit, layout.stages[row], cuts);
+    }
+    task.sync();
+    // Whether some worker gets much more than its part if shares begin with rows.
+    bool is_long = false;
+    if (cuts == 0) {
+      const auto end = [&](i32 s) {
+        return s < shares ? units(layout, layout.row[s]) + layout.rounded[s] : total;
+      };
+#pragma unroll 1
+      for (i32 s = task.thread * lists; s < shares; s += kThreads * lists) {
+        const u64 own = u64(u32(end(minimum(s + lists, shares)) - end(s)));
+        is_long = is_long ||
+                  own * u32(shares) > u64(u32(total)) * u32(lists) + u32(Task::kSlack * shares);
+      }
+    }
+    is_long = ptx::named_barrier_any<kThreads>(1, is_long);
+    const auto bounds = last_axes<2>(task.template operand<Rows::kEnd + 1>());
+#pragma unroll 1
+    for (i32 s = task.thread; s <= shares; s += kThreads) {
+      i32 row = rows, stage = 0, slot = cuts > 0 ? rows * cuts : 2 * s;
+      if (s < shares) {
+        const i32 unit = is_long ? layout.unit[s] : layout.rounded[s];
+        row = layout.row[s];
+        const bool is_next = unit > layout.stages[row];
+        row += i32(is_next);
+        stage = is_next ? 0 : maximum(unit - 1, 0);
+        layout.row[s] = row;
+        layout.unit[s] = stage;
+        if (cuts > 0) {
+          slot = row * cuts + (stage > 0 ? stage / cut_of<Task>(layout.stages[row]) : 0);
+        }
+      }
+      const u32 before = u32(layout.before[row] + stage);
+      ptx::store16(u64(bounds.at(s)), make_uint4(u32(row), u32(stage), before, u32(slot)));
+    }
+  }
+
+  // By one warp: appends the entries of the lanes that have one, in order.
+  ETC_DEVICE static void append(
+      const Task& task, bool has_entry, i32 row, i32 slot, i32 slices, i32& count) {
+    const u32 all = __ballot_sync(~0u, has_entry);
+    if (has_entry) {
+      i32* const to = last_axes<2>(task.template operand<Rows::kEnd + 2>()).at(
+          count + __popc(all & ((1u << ptx::lane()) - 1)));
+      to[0] = row, to[1] = slot, to[2] = slices;
+    }
+    count += __popc(all);
+  }
+  ETC_DEVICE static void list_combined(
+      const Task& task, const Layout& layout, i32 rows, i32 shares) {
+    const i32 cuts = task.number_cuts(task.g), most = last_axes<2>(task.template operand<Rows::kEnd + 2>()).size[0];
+    i32 count = 0;
+    if (cuts > 0) {
+#pragma unroll 1
+      for (i32 first = 0; first < rows; first += 32) {
+        const i32 r = first + i32(ptx::lane());
+        const i32 stages = r < rows ? layout.stages[r] : 0, cut = cut_of<Task>(stages);
+        const i32 slices = (stages + cut - 1) / cut;
+        append(task, slices > 1, r, r * cuts, slices, count);
+      }
+    } else {
+#pragma unroll 1
+      for (i32 first = 1; first < shares; first += 32) {
+        const i32 s = first + i32(ptx::lane());
+        // The first share that begins within a row finds the last one.
+        bool is_first = s < shares && layout.unit[s] > 0;
+        is_first = is_first && (layout.row[s - 1] != layout.row[s] || layout.unit[s - 1] == 0);
+        i32 end = s;
+        while (is_first && end < shares && layout.unit[end] > 0 && layout.row[end] == layout.row[s]) {
+          ++end;
+        }
+        __syncwarp();
+        append(task, is_first, is_first ? layout.row[s] : 0, 2 * s - 1, 2 * (end - s), count);
+      }
+    }
+#pragma unroll 1
+    for (i32 n = count + i32(ptx::lane()); n < most; n += 32) {
+      i32* const to = last_axes<2>(task.template operand<Rows::kEnd + 2>()).at(n);
+      to[0] = to[1] = to[2] = 0;
+    }
+    if (ptx::lane() == 0) *task.template operand<Rows::kEnd + 3>().at() = count;
+  }
+};
+
+}  // namespace etc

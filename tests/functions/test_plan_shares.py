@@ -1,0 +1,183 @@
+"""Equal shares of the positions of rows: what each has, and both bodies."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.functions.append_kv import EVERY_POSITION, PagedCache
+from etc_dist.functions.plan_shares import (
+    BOUND,
+    CUT,
+    EXTENT,
+    MOST_CUTS,
+    SLACK,
+    STAGE,
+    bounds_of,
+    plan_shares,
+    slices_of,
+    stages_of,
+)
+from etc_dist.ir import graph_function, minimum, span
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.functions.compiled import check_compiled
+
+PAGED = PagedCache(64, 16, has_span=True)
+WINDOWS = [EVERY_POSITION, 1000]
+NAMES = "extents", "bounds", "combined", "num_combined"
+
+
+@graph_function
+def planned(g):
+    rows, positions, requests, most_pages, _pages = g.dims(
+        "rows positions requests most_pages pages"
+    )
+    shares, most, *_ = g.dims("shares most lists cuts")
+    cos_sin = g.input("cos_sin", (positions, 64), "float32")
+    request, position = (
+        g.input(name, (rows,), "int32") for name in ("request", "position")
+    )
+    table = g.input("table", (requests, most_pages), "int32")
+    window = g.input("window", (2,), "int32")
+    shapes = (rows, EXTENT), (shares + 1, BOUND), (most, 3), (1,)
+    extents, bounds, combined, num_combined = (
+        g.output(name, shape, "int32")
+        for name, shape in zip(NAMES, shapes, strict=True)
+    )
+    every, bound = span(0, minimum(512, rows)), span(0, minimum(1024, shares) + 1)
+    g.call(
+        plan_shares(PAGED),
+        g.grid(one=1),
+        reads=[window[:], cos_sin[:, :], request[every], position[every], table[:, :]],
+        writes=[extents[every, :], bounds[bound, :], combined[:, :], num_combined[:]],
+    )
+
+
+def given_for(lengths, window, shares, lists, cuts):
+    """Inputs and dims of rows of these lengths, each of its own request."""
+    lengths = np.array(lengths)
+    rows, most_pages = len(lengths), max(1, -(-int(lengths.max()) // 16))
+    given = {
+        "window": np.array([window, 0], np.int32),
+        "cos_sin": np.zeros((most_pages * 16, 64), np.float32),
+        "request": np.arange(rows, dtype=np.int32),
+        "position": (lengths - 1).astype(np.int32),
+        "table": np.zeros((rows, most_pages), np.int32),
+    }
+    dims = {"shares": shares, "lists": lists, "cuts": cuts, "pages": 1}
+    dims |= {"most": max(shares, rows), "rows": rows, "requests": rows}
+    return given, dims | {"positions": most_pages * 16, "most_pages": most_pages}
+
+
+def extents_of(lengths, window=EVERY_POSITION):
+    lengths = np.array(lengths)
+    requests, begin = np.arange(len(lengths)), np.maximum(lengths - window, 0)
+    # All rows write to the only page.
+    extents = np.stack([begin, lengths, begin // 16 * 16, requests], axis=1)
+    return np.where(lengths[:, None] > 0, extents, 0)
+
+
+def cuts_of(lengths, in_order):
+    if not in_order:
+        return 0
+    return min(MOST_CUTS, max(1, -(-int(max(lengths)) // (CUT * STAGE))))
+
+
+LENGTHS = [STAGE * n - STAGE // 2 * (n > 0) for n in (0, 1, 2, 7, 17, 40)]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize(("shares", "lists"), [(1, 1), (2, 1), (6, 2), (15, 1)])
+def test_the_slices_of_a_row_are_adjacent_and_have_slots_in_order(
+    shares, lists, in_order, window
+):
+    plan = plan_shares(PAGED)
+    for lengths in product(LENGTHS, repeat=3):
+        cuts = cuts_of(lengths, in_order)
+        given, dims = given_for(lengths, window, shares, lists, cuts)
+        out = [np.zeros(n, np.int32) for n in ((3, EXTENT), (shares + 1, BOUND))]
+        out += [np.zeros((dims["most"], 3), np.int32), np.zeros(1, np.int32)]
+        plan.body(*given.values(), *out, pages=1, lists=lists, cuts=cuts)
+        extents, bounds, combined, (count,) = out
+        np.testing.assert_array_equal(extents, extents_of(lengths, window))
+        # Two tasks write different rows and slots.
+        assert (np.diff(bounds[:, 0] * 2**20 + bounds[:, 1]) >= 0).all()
+        assert (np.diff(bounds[:, 2:], axis=0) >= 0).all()
+        found = {row: [] for row in range(3)}
+        for share in range(shares):
+            for row, *slice_ in slices_of(extents, bounds, share, cuts):
+                found[row].append(slice_)
+        slots = {row: range(slot, slot + n) for row, slot, n in combined[:count]}
+        for row, slices in found.items():
+            at = [extents[row, 0], *(end for _, end, _ in slices)]
+            assert [first for first, *_ in slices] == at[:-1]
+            assert at[-1] == lengths[row]
+            own = [slot for *_, slot in slices]
+            assert own == [None] if row not in slots else own == sorted(set(own))
+            assert row not in slots or (len(own) > 1 and {*own} <= {*slots[row]})
+        taken = [slot for of_row in slots.values() for slot in of_row]
+        assert len(taken) == len(set(taken))
+
+
+def test_shares_are_equal_unless_whole_rows_are_nearly_so():
+    extents = extents_of([2048, 32, 700, 32, 1500, 64, 300, 32] * 4)
+    total = (stages_of(extents) + 1).sum()
+    bounds = bounds_of(extents, 24, 2, 0)
+    assert np.diff(bounds[:, 2]).max() <= -(-total // 24)
+    equal = 127 * [512]
+    for last, divides in ((512, False), (512 + SLACK * STAGE, False), (2048, True)):
+        bounds = bounds_of(extents_of([*equal, last]), 32, 2, 0)
+        assert bounds[:, 1].any() == divides
+
+
+def test_in_order_a_row_is_cut_alike_in_each_batch(rng):
+    cut = set()
+    for _ in range(20):
+        lengths = np.append(rng.integers(1, 5000, rng.integers(1, 40)), 3000)
+        extents = extents_of(lengths)
+        bounds = bounds_of(extents, 12, 2, 5)
+        slices = [s for n in range(12) for s in slices_of(extents, bounds, n, 5)]
+        own = [s[1:3] for s in slices if s[0] == len(lengths) - 1]
+        cut.add(tuple(own))
+    assert cut == {((0, 1024), (1024, 2048), (2048, 3000))}
+
+
+def test_long_rows_have_a_limited_number_of_slices():
+    extents = extents_of([32768, 32769])
+    bounds = bounds_of(extents, 1, 1, 16)
+    slices = [*slices_of(extents, bounds, 0, 16)]
+    assert [slot for *_, slot in slices] == [*range(16), *range(16, 32)]
+    assert {end - first for row, first, end, _ in slices if row == 0} == {2048}
+
+
+@pytest.fixture(scope="module")
+def emulator():
+    return Emulator(planned(1), workers=1)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize(("rows", "shares", "lists"), [(1, 6, 1), (70, 32, 2)])
+def test_both_bodies_plan_alike(rows, shares, lists, in_order, rng, emulator):
+    plan = schedule_static(planned(1))
+    for most, window in zip((2048, 1500), WINDOWS, strict=True):
+        lengths = rng.integers(1, most, rows)
+        cuts = cuts_of(lengths, in_order)
+        given, dims = given_for(lengths, window, shares, lists, cuts)
+        table = given["table"]
+        dims["pages"] = table.size
+        table[...] = rng.permutation(table.size).reshape(table.shape)
+        table[1:3, 1:] = table[3:5, :-1]  # pages of two requests
+        table[rows // 2, -1] = table.size - 1 + rows % 2  # out of range
+        expected = simulate(plan, [given], dims).outputs[0]
+        [found] = emulator.run([given], dims)
+        for name in NAMES:
+            np.testing.assert_array_equal(found[name], expected[name], name)
+
+
+def test_the_cuda_body_compiles_without_spills():
+    check_compiled(planned(1))
