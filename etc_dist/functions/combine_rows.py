@@ -23,7 +23,7 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
     """place and weights [tokens, top_k], outputs [rows, columns] -> y [tokens,
     columns]: the weighted sum of a token's rows of `outputs`, in the order of its
     choices, in fp32. The row of a token without places is zero; if experts are split,
-    it is not written.
+    it is not written, unless there is a shared expert.
 
     shared: PLAIN if it also reads rows [tokens, columns] of a shared expert, which are
     added last; GATED if it then reads their weights [tokens, 1]; SCORED if it reads
@@ -39,7 +39,7 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
             sums = total[here] + weights[here, k, None] * part
             total[here] = sums.astype(np.float32)
         add_shared_rows(total, *weighted(shared, of_shared))
-        some = (place >= 0).any(axis=1) | (not routing.split)
+        some = (place >= 0).any(axis=1) | (not routing.split) | bool(shared)
         y[some] = total[some].astype(y.dtype)
 
     columns = Extent(name="columns", multiple=8, begins=8)

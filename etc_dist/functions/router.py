@@ -137,7 +137,8 @@ class Router:
 
     def _left_out(self, values: Any) -> Any:
         """Which experts are in groups that are not chosen."""
-        groups = values.reshape(len(values), self.num_groups, -1)
+        tokens, experts = values.shape
+        groups = values.reshape(tokens, self.num_groups, experts // self.num_groups)
         best = -np.sort(-groups, axis=2)
         scores = best[:, :, 0]
         if self.group_score == GROUP_SCORES[0]:

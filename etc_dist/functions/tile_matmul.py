@@ -472,7 +472,12 @@ class Tiles:
         """Pass as `values=` of `g.call`."""
 
     def matmul(
-        self, dtype: str, epilogue: Epilogue = store, *, is_part: bool = False
+        self,
+        dtype: str,
+        epilogue: Epilogue = store,
+        *,
+        is_part: bool = False,
+        may_have_no_rows: bool = False,
     ) -> DeviceFunction:
         """x tile [rows, k], w tile [columns, k] in `dtype`, and the epilogue's reads ->
         y tile [rows, columns] in this rank's memory, and the epilogue's other writes.
@@ -482,7 +487,8 @@ class Tiles:
         columns of y are a multiple of 8.
 
         is_part: for split-K. A task has a part of k, and writes its sums [words] in
-        fp32, without the epilogue. `sum_parts` with the same epilogue reads them."""
+        fp32, without the epilogue. `sum_parts` with the same epilogue reads them.
+        may_have_no_rows: some tasks have none; these load nothing."""
         self._check_gated(epilogue)
         self._check_mirrors(epilogue)
         if is_part:
@@ -491,7 +497,10 @@ class Tiles:
             box = TmaBox(STAGE_K, CHUNK_COLUMNS)
         else:
             box = TmaBox(self._weight_box_rows(epilogue.gated), STAGE_K)
-        return self._function(dtype, epilogue, [box] * epilogue.weights, is_part)
+        made = self._function(dtype, epilogue, [box] * epilogue.weights, is_part)
+        if not may_have_no_rows:
+            return made
+        return replace(made, constants={**made.constants, "kMayHaveNoRows": 1})
 
     def sum_parts(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:
         """Sums [parts, words] of a slice of a tile -> y [rows, columns] of the slice:

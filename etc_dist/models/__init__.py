@@ -41,6 +41,7 @@ setup.py        what the program of a model depends on
 bundle.py       the program and its proofs, for other processes
 finite.py       the error for logits that are not finite
 decoder.py      the graph of a decoder's step
+dense_layers.py its first layers, where those alone have no experts
 decoder_norms.py     its norms
 decoder_ranks.py     its transfers between ranks
 decoder_attention.py its attention

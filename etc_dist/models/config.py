@@ -12,6 +12,7 @@ import numpy as np
 from etc_dist.files import read_object
 from etc_dist.functions.append_kv import EVERY_POSITION
 from etc_dist.functions.rotary import HEAD_DIMS
+from etc_dist.functions.route_rows import MOST_ROWS
 from etc_dist.models.experts import Mixture
 from etc_dist.models.families import FAMILIES, MODEL_TYPES, OWN_FIELDS
 from etc_dist.models.fields import VARIANT_FIX, refuse_fields, refused
@@ -19,6 +20,7 @@ from etc_dist.models.heads import HeadLayout
 from etc_dist.models.mixture_fields import (
     counts,
     neutral_values,
+    num_dense,
     read_mixture,
     read_shared_inner,
 )
@@ -52,9 +54,11 @@ class ModelConfig:
     the longest text. rope_base, rope: of the rotary embedding, its
     theta and its scaling as config.json has it. is_tied: the embedding is the output
     head. stop_tokens: the ids that end a text. mixture: its experts. shared_inner: the
-    inner size of a shared one. features: of its layers. windows: of each layer, as
-    `layer_windows`. local_rope: theta and scaling of layers with a window; None: those
-    of all layers."""
+    inner size of a shared one. dense_layers: the first layers, with an MLP of inner
+    size dense_inner in place of experts. has_optional_norms: each query and key is
+    normalized, in a family where this is a field. features: of its layers. windows: of
+    each layer, as `layer_windows`. local_rope: theta and scaling of layers with a
+    window; None: those of all layers."""
 
     architecture: str
     layers: int
@@ -73,6 +77,9 @@ class ModelConfig:
     stop_tokens: tuple[int, ...]
     mixture: Mixture | None = None
     shared_inner: int = 0
+    dense_layers: int = 0
+    dense_inner: int = 0
+    has_optional_norms: bool = False
     features: Features = PLAIN
     windows: tuple[int, ...] = ()
     local_rope: Mapping[str, Any] | None = None
@@ -84,12 +91,18 @@ class ModelConfig:
             self.kv_heads,
             self.head_dim,
             self.norm_eps,
-            FAMILIES[self.architecture].normalizes_heads,
+            self.normalizes_heads,
             page_size,
             dtype,
             self.mixture,
             self.features,
         )
+
+    @property
+    def normalizes_heads(self) -> bool:
+        """Whether each query and key is normalized."""
+        always = FAMILIES[self.architecture].normalizes_heads is True
+        return always or self.has_optional_norms
 
     def tables(self, positions: int) -> dict[str, Any]:
         """The inputs of `decoder_graph` that follow from the configuration, for so many
@@ -107,6 +120,8 @@ class ModelConfig:
             other = positions * (self.features.tables - 1)
             spans = [[w or EVERY_POSITION, other * (w > 0)] for w in self.windows]
             tables["spans"] = np.array(spans, np.int32)
+        if self.dense_layers:
+            tables["no_rows"] = np.full((1, MOST_ROWS), -1, np.int32)
         return tables
 
     def table_shapes(self, positions: int) -> dict[str, tuple[int, ...]]:
@@ -117,6 +132,8 @@ class ModelConfig:
             shapes["q_cos_sin"] = shapes["cos_sin"]
         if self.windows:
             shapes["spans"] = self.layers, 2
+        if self.dense_layers:
+            shapes["no_rows"] = 1, MOST_ROWS
         return shapes
 
     def cos_sin(self, positions: int) -> Any:
@@ -224,6 +241,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
     heads = size("num_attention_heads")
     head_size = size("head_dim", size("hidden_size") // heads, most=MOST_HEAD)
     head = HeadLayout(head_size, int(head_size * partial), family.is_paired)
+    dense = num_dense(given, family, path)
     head_dim = min((n for n in HEAD_DIMS if n >= head_size), default=MOST_HEAD)
     config = ModelConfig(
         architecture=name,
@@ -243,6 +261,9 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         stop_tokens=_stop_tokens(given.get("eos_token_id"), path),
         mixture=read_mixture(given, family, size, path),
         shared_inner=read_shared_inner(given, family, size),
+        dense_layers=dense,
+        dense_inner=size("intermediate_size") if dense else 0,
+        has_optional_norms=family.has_optional_norms(given),
         features=Features(
             qkv_bias=family.has_bias("qkv", given),
             o_bias=family.has_bias("o", given),
@@ -293,7 +314,7 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
     tied, mixture = given.get("tie_word_embeddings"), config.mixture
     own, family = config.features, FAMILIES[config.architecture]
     head, words = config.head, " or ".join(map(str, HEAD_DIMS))
-    has_norm = FAMILIES[config.architecture].normalizes_heads
+    has_norm = config.normalizes_heads
     variants = {
         "an even head_dim, of which an even number of elements is rotated": (
             head.size % 2 == head.rotated % 2 == 0 and head.rotated > 0
@@ -322,7 +343,11 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
             config.rope, head.rotated
         ),
         "sizes that are multiples of 8": not any(
-            size % 8 for size in (config.hidden, config.inner, config.shared_inner)
+            size % 8
+            for size in (
+                *(config.hidden, config.inner),
+                *(config.shared_inner, config.dense_inner),
+            )
         ),
     }
     if mixture is None:

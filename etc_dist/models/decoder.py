@@ -8,6 +8,7 @@ around it: each continues the rows of the one before, until they end."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,8 +48,11 @@ from etc_dist.models.decoder_ranks import (
     buffers_of_sums,
     rows_of_ranks,
 )
+from etc_dist.models.dense_layers import DenseLayers
 from etc_dist.models.experts import (
+    DENSE_MATMULS,
     EXPERT_MATMULS,
+    SHARED_MATMULS,
     SHARED_WEIGHTS,
     MixtureCalls,
     SharedOutput,
@@ -138,7 +142,7 @@ class _Calls:
         self.shape = {
             name: g.dims(f"{name}_shape")
             for name in sizes.matmuls
-            if name not in EXPERT_MATMULS
+            if name not in (*EXPERT_MATMULS, *DENSE_MATMULS)
         }
         self.done: dict[str, EventTensor] = {}
         self._add_inputs()
@@ -158,7 +162,14 @@ class _Calls:
         names = "request", "position", "end", "ids"
         self.given = [g.input(name, (self.rows,), "int32") for name in names]
         self.ids = g.local("step_ids", (self.steps + 1, self.rows), "int32")
-        self.position = g.local("step_position", (self.steps + 1, self.rows), "int32")
+        mixture = sizes.mixture
+        self.dense: DenseLayers | None = None
+        if mixture is not None and mixture.has_dense:
+            sized = self.rows, self.steps, layers, hidden
+            self.dense = DenseLayers(g, dtype, self.shapes, sized)
+        # Those of steps, and with dense layers a row for these.
+        count = self.steps + (1 if self.dense is None else 2)
+        self.position = g.local("step_position", (count, self.rows), "int32")
         self.request = g.local("row_request", (self.rows,), "int32")
         self.end = g.local("row_end", (self.rows,), "int32")
         self.stop = g.input("stop", (self.rows, stops), "int32")
@@ -179,7 +190,10 @@ class _Calls:
                 shape = layers, count * dim
                 self.gains[name] = g.input(f"{name}_all_norm", shape, dtype)
         self.weights = {
-            name: [g.input(of, (layers, rows, columns), dtype) for of in names]
+            name: [
+                g.input(of, (self._layers_of(name), rows, columns), dtype)
+                for of in names
+            ]
             for name, names, rows, columns in (
                 ("qkv", ("w_qkv",), width, hidden),
                 ("o", ("w_o",), hidden, heads),
@@ -200,7 +214,8 @@ class _Calls:
         if sizes.mixture is not None:
             of = self.rows, self.steps, layers, hidden, inner
             self.mixture = MixtureCalls(
-                g, sizes.mixture, dtype, self.shapes, of, self.position, self.early
+                *(g, sizes.mixture, dtype, self.shapes, of, self.position),
+                *(self.early, self.dense),
             )
 
     def _add_buffers(self) -> None:
@@ -216,12 +231,24 @@ class _Calls:
         if "shared_up" in self.weights:
             shared_inner = self.weights["shared_up"][0].shape[1]
             self.shared_active = g.local("shared_active", (rows, shared_inner), dtype)
-            self.shared_rows = g.local("shared_rows", (rows, self.hidden), dtype)
+            count = rows * (1 if self.dense is None else 2)
+            self.shared_rows = g.local("shared_rows", (count, self.hidden), dtype)
         # The rows of each step: those of the first one are given.
-        self.begun = g.events("begun", (self.steps + 1,), expects=1)
+        more = 0 if self.dense is None else 1
+        self.begun = g.events(
+            "begun",
+            (self.steps + 1,),
+            expects=lambda step: 1 + select(step < 1, more, 0) if more else 1,
+        )
         turns = self.steps, self.layers + 1
         self.ready = g.events("ready", turns, expects=rows)
         self.middle = g.events("middle", (self.steps, self.layers), expects=rows)
+
+    def _layers_of(self, matmul: str) -> Any:
+        """The layers that have a matmul."""
+        if self.dense is None or matmul not in SHARED_MATMULS:
+            return self.layers
+        return self.dense.others
 
     def take_rows(self) -> None:
         """Copies the given rows, which are read once."""
@@ -233,6 +260,8 @@ class _Calls:
             writes=copies,
             notifies=[self.begun[0]],
         )
+        if self.dense is not None:
+            self.dense.hide_rows(self.position, self.begun[0])
 
     def embed(self, step: Expr) -> None:
         """The embeddings of the ids, and the first norm."""
@@ -303,8 +332,11 @@ class _Calls:
             function, width = tiles.matmul(dtype, gate), tiles.half_columns()
         shape = self.rows, y.shape[-1]
         of = tile_grid(g, f"{name}_", shape, tiles.rows, width)
+        of_layer: tuple[Expr, ...] = turn[1:]
+        if self.dense is not None and name in SHARED_MATMULS:
+            of_layer = tuple(map(self.dense.sparse, of_layer))
         own, turns = of.rows, (self.steps, self.layers)[: len(turn)]
-        if x.shape[0] is not self.rows:  # others follow them
+        if not x.shape[0] is y.shape[-2] is self.rows:  # others follow them
             own = span(own.start, minimum(own.size, self.rows - own.start))
         self.done[name] = to.events(f"{name}_done", turns, of.down * of.across)
         g.call(
@@ -313,7 +345,7 @@ class _Calls:
             name=f"{name}_matmul",
             reads=[
                 x[own, :],
-                *(w[(*turn[1:], of.columns, slice(None))] for w in weights),
+                *(w[(*of_layer, of.columns, slice(None))] for w in weights),
             ],
             writes=to.regions(own, of.columns),
             waits=[wait] if counted is None else [counted, wait],
@@ -351,7 +383,9 @@ class _Calls:
         if mixture.shared:
             activated = self.done["shared_up"][turn]
             self.multiply("shared_down", active, y, activated, turn)
-            shared = SharedOutput(y, self.done["shared_down"][turn])
+            shared = SharedOutput(y, 0, [self.done["shared_down"][turn]])
+            if self.dense is not None:
+                shared = self.dense.add(turn, x, shared, middle)
         waits = mixture.produce(turn, waits)
         if self.g.world_size > 1:
             parts = self.deltas["down"]

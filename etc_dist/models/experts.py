@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
@@ -51,10 +51,17 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.call import UpTo
 
+if TYPE_CHECKING:
+    from etc_dist.models.dense_layers import DenseLayers
+
 EXPERT_MATMULS = ("expert_up", "expert_down")
 """The matmuls of the experts; the dims `<name>_shape` choose their tiles."""
 SHARED_MATMULS = ("shared_up", "shared_down")
 """Those of a shared expert, by the same dims."""
+DENSE_MATMULS = ("dense_up", "dense_down")
+"""Those of the MLP of the first layers."""
+DENSE_WEIGHTS = ("w_dense_gate", "w_dense_up", "w_dense_down")
+"""Its gate, up and down."""
 SHARED_WEIGHTS = ("w_shared_gate", "w_shared_up", "w_shared_down")
 """Its gate, up and down."""
 SCORED_EXPERTS = 8
@@ -69,11 +76,12 @@ Turn = tuple[Expr, Expr]
 class Mixture:
     """experts: of a layer. router: how a row chooses among them. shared: how the output
     of a shared expert is added: "plain", "scored" by its gate, or "" if there is
-    none."""
+    none. has_dense: the first layers have an MLP in place of experts."""
 
     experts: int
     router: Router
     shared: str = ""
+    has_dense: bool = False
 
     @property
     def scored(self) -> int:
@@ -83,7 +91,8 @@ class Mixture:
     @property
     def matmuls(self) -> tuple[str, ...]:
         """Of the experts."""
-        return (*EXPERT_MATMULS, *(SHARED_MATMULS if self.shared else ()))
+        shared = SHARED_MATMULS if self.shared else ()
+        return (*EXPERT_MATMULS, *shared, *(DENSE_MATMULS if self.has_dense else ()))
 
     def routing(self, dtype: str) -> Routing:
         """The routing of tokens of a model of `dtype`."""
@@ -92,11 +101,12 @@ class Mixture:
 
 @dataclass(frozen=True)
 class SharedOutput:
-    """The output of a shared expert, [rows, hidden], and the event after which it can
-    be read."""
+    """The outputs [any, hidden] of the shared expert, or of an MLP, the first row of
+    those of a step, and the events after which they can be read."""
 
     rows: Tensor
-    done: EventRef
+    first: Expr | int
+    done: list[EventRef]
 
 
 class MixtureCalls:
@@ -113,19 +123,24 @@ class MixtureCalls:
         sizes: Sequence[Expr],
         position: Tensor,
         early: bool,
+        dense: DenseLayers | None,
     ) -> None:
         """sizes: the rows, the steps, the layers, the hidden and the inner size. early:
-        tasks may read operands before their last wait is met."""
+        tasks may read operands before their last wait is met. dense: the first layers,
+        if these have no experts."""
         rows, steps, layers, hidden, inner = sizes
         self.g, self.routing, self.early = g, mixture.routing(dtype), early
         self.shared, self.scored = mixture.shared, mixture.scored
         self.rows, self.hidden, self.inner = rows, hidden, inner
         self.turns = steps, layers
-        self.position = position
+        self.position, self.dense = position, dense
         self.up, self.down = (
             Tiles(g, name, g.dims(f"{name}_shape"), shapes) for name in EXPERT_MATMULS
         )
         experts, top_k = mixture.experts, mixture.router.top_k
+        every = layers
+        if dense is not None:
+            layers = dense.others
         self.router = g.input("router", (layers, self.scored, hidden), dtype)
         self.bias_tensors = [
             g.input(name, (layers, experts), "float32")
@@ -134,7 +149,7 @@ class MixtureCalls:
         shape = layers, experts, inner, hidden
         self.gate_up = [g.input(name, shape, dtype) for name in ("w_gate", "w_up")]
         self.w_down = g.input("w_down", (layers, experts, hidden, inner), dtype)
-        self.experts = g.state("experts", (layers, rows, top_k), "int32")
+        self.experts = g.state("experts", (every, rows, top_k), "int32")
 
         # Both matmuls use the same row tiles: no more rows than both tile shapes have,
         # at a stride at which no bulk copy reads rows of the next tile.
@@ -156,7 +171,15 @@ class MixtureCalls:
 
     def biases(self, layer: Expr) -> list[Region]:
         """The router's biases of a layer."""
-        return [tensor[layer, :] for tensor in self.bias_tensors]
+        return [tensor[self._own(layer), :] for tensor in self.bias_tensors]
+
+    def _own(self, layer: Expr) -> Expr:
+        """The number of a layer among those with experts."""
+        return layer if self.dense is None else self.dense.sparse(layer)
+
+    def _position(self, turn: Turn) -> Expr:
+        """The row of positions of a turn's rows."""
+        return turn[0] if self.dense is None else self.dense.position_of(turn)
 
     def _add_buffers(self, places: Expr) -> None:
         g, rows, turns, dtype = self.g, self.rows, self.turns, self.routing.dtype
@@ -208,7 +231,7 @@ class MixtureCalls:
         g.call(
             score_experts(routing, SCORED_EXPERTS, early=self.early),
             grid,
-            reads=[self.x[of_block, :], self.router[turn[1], of_group, :]],
+            reads=[self.x[of_block, :], self.router[self._own(turn[1]), of_group, :]],
             writes=[self.logits[of_block, of_group]],
             waits=[ready],
             notifies=[scored[*turn, 0]],
@@ -218,7 +241,7 @@ class MixtureCalls:
     def _choose(self, turn: Turn, ready: EventRef, scored: EventTensor) -> EventRef:
         """Chooses the experts of the rows, unless these are few. Returns the event that
         routing waits for."""
-        g, (step, layer) = self.g, turn
+        g, layer = self.g, turn[1]
         (b,) = grid = g.grid(b=self.choosing)
         own = tile(b, CHOSEN_ROWS)
         g.call(
@@ -228,7 +251,7 @@ class MixtureCalls:
             grid,
             reads=[
                 self.logits[own, self.of_experts],
-                self.position[step, own],
+                self.position[self._position(turn), own],
                 *self.biases(layer),
             ],
             writes=[self.experts[layer, own, :], self.weights[own, :]],
@@ -247,7 +270,7 @@ class MixtureCalls:
             g.grid(one=1),
             reads=[
                 self.logits[new, self.of_experts],
-                self.position[step, new],
+                self.position[self._position(turn), new],
                 self.experts[layer, every, :],
                 *self.biases(layer),
             ],
@@ -309,7 +332,7 @@ class MixtureCalls:
             *("expert_up", self.up, swiglu, grid),
             reads=[
                 self.x[span(first, self._rows_of(turn, r)), :],
-                *(w[layer, expert, columns, :] for w in self.gate_up),
+                *(w[self._own(layer), expert, columns, :] for w in self.gate_up),
             ],
             writes=[self.active[self._places(turn, r), columns]],
             waits=waits,
@@ -335,7 +358,7 @@ class MixtureCalls:
             *("expert_down", self.down, store, grid),
             reads=[
                 self.active[places, :],
-                self.w_down[layer, self.tile.load(*turn, r, 0), columns, :],
+                self.w_down[self._own(layer), self.tile.load(*turn, r, 0), columns, :],
             ],
             writes=[self.outputs[places, columns]],
             waits=[waits[0], self.activated[*turn, r]],
@@ -372,7 +395,11 @@ class MixtureCalls:
         if shared is None:
             return []
         gate = [self.logits[row, span(self.routing.experts, 1)]]
-        return [shared.rows[row, :], *(gate if self.shared == SCORED else [])]
+        start = row.start + shared.first
+        return [
+            shared.rows[span(start, 1), :],
+            *(gate if self.shared == SCORED else []),
+        ]
 
     def send_sums(
         self,
@@ -440,4 +467,4 @@ class MixtureCalls:
 
 def _after(shared: SharedOutput | None, waits: list[EventRef]) -> list[EventRef]:
     """The waits of a sum. The last one, before which it reads no output, stays last."""
-    return waits if shared is None else [*waits[:-1], shared.done, waits[-1]]
+    return waits if shared is None else [*waits[:-1], *shared.done, waits[-1]]

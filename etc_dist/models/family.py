@@ -59,7 +59,10 @@ class MixtureForm:
 
     shared: the MLP in the block that every row takes, if there is one; shared_gate: the
     matrix of one row whose product, by a sigmoid, is its weight. shared_inner: the
-    field with its inner size."""
+    field with its inner size; shared_count: that with a factor of it.
+
+    dense: the field with the number of first layers that have an MLP in place of
+    experts, or with a list of "dense" and "sparse" for each layer."""
 
     inner: str = "moe_intermediate_size"
     block: str = "mlp"
@@ -73,6 +76,8 @@ class MixtureForm:
     shared: str = ""
     shared_gate: str = ""
     shared_inner: str = ""
+    shared_count: str = ""
+    dense: str = ""
 
     def normalizes_weights(self, given: Mapping[str, Any]) -> bool:
         """given: the fields of config.json."""
@@ -86,7 +91,8 @@ class Family:
 
     model_type: its other name there. defaults: the values of fields that a file does
     not have, as in transformers. theta: the default of rope_theta. normalizes_heads:
-    each query and key is normalized; normalizes_all: all of a row together;
+    each query and key is normalized: whether, or the field that says it.
+    normalizes_all: all of a row together;
     normalizes_rotated: after they are rotated. head_norms: the names of these norms in
     the files. biases: of the matmuls `qkv` and `o`: True, or the field that says
     whether there are any. mixture: in place of an MLP. partial: the default of
@@ -113,7 +119,7 @@ class Family:
     model_type: str
     defaults: Mapping[str, Any]
     theta: float = 1e4
-    normalizes_heads: bool = False
+    normalizes_heads: bool | str = False
     normalizes_all: bool = False
     normalizes_rotated: bool = False
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
@@ -136,6 +142,12 @@ class Family:
     window_switch: str = ""
     gguf: str = ""
     layers: str = "plain"
+
+    def has_optional_norms(self, given: Mapping[str, Any]) -> bool:
+        """Whether a field says that each query and key is normalized. given: the fields
+        of config.json."""
+        of = self.normalizes_heads
+        return isinstance(of, str) and given.get(of) is True
 
     def has_bias(self, matmul: str, given: Mapping[str, Any]) -> bool:
         """Whether a matmul has a bias. given: the fields of config.json."""

@@ -23,13 +23,14 @@ def names(text: str) -> frozenset[str]:
 HONOURED = names(
     """
     architectures attention_bias attention_out_bias eos_token_id final_logit_softcapping
-    head_dim hidden_activation hidden_size intermediate_size layer_types
-    max_position_embeddings max_window_layers model_type moe_intermediate_size moe_topk
-    n_group n_routed_experts norm_topk_prob num_attention_heads num_experts
-    num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts
-    original_max_position_embeddings partial_rotary_factor qkv_bias
+    first_k_dense_replace head_dim hidden_activation hidden_size intermediate_size
+    layer_types max_position_embeddings max_window_layers mlp_layer_types model_type
+    moe_intermediate_size moe_topk n_group n_routed_experts n_shared_experts
+    norm_topk_prob num_attention_heads num_experts num_experts_per_tok num_hidden_layers
+    num_key_value_heads num_local_experts num_mtp_layers num_nextn_predict_layers
+    num_shared_experts original_max_position_embeddings partial_rotary_factor qkv_bias
     query_pre_attn_scalar rms_norm_eps rope_local_base_freq rope_parameters rope_scaling
-    rope_theta rotary_dim routed_scaling_factor scoring_func
+    rope_theta rotary_dim routed_scaling_factor router_scaling_factor scoring_func
     shared_expert_intermediate_size sliding_window sliding_window_pattern
     tie_word_embeddings topk_group topk_method use_qk_norm use_sliding_window vocab_size
     """
@@ -46,7 +47,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "decoder_sparse_step": (1,),
     "embedding_multiplier": (1,),
     "exponential_decay_length_penalty": (),
-    "first_k_dense_replace": (0,),
     "force_words_ids": ([],),
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
@@ -59,8 +59,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "norm_type": ("rms",),
     "mlp_only_layers": ([],),
     "moe_layer_freq": (1,),
-    "n_shared_experts": (0,),
-    "num_nextn_predict_layers": (0,),
     "per_layer_config": ({},),
     "qk_norm_type": ("per_layer",),
     "quantization": (),
@@ -99,15 +97,16 @@ UNUSED = names(
     auto_map aux_loss_alpha bos_token_id cache_config cache_implementation
     chunk_size_feed_forward cla_share_factor class_num classifier_dropout compile_config
     continuous_batching_config decoder_start_token_id dense_list disable_compile dtype
-    embd_pdrop enable_lm_head_fp32 eod_token_id finetuning_task gradient_checkpointing
-    hidden_dropout id2label initializer_range is_decoder is_llama_config label2id
-    low_memory max_cache_len max_sequence_length model_max_length name_or_path
-    num_labels org_vocab_size output_attentions output_hidden_states output_logits
-    output_router_logits output_scores pad_token_id pool_type prefill_chunk_size
-    pretraining_tp problem_type resid_pdrop residual_dropout return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
-    seq_aux tokenizer_class torch_dtype transformers.js_config transformers_version
-    unsloth_fixed unsloth_version use_bfloat16 use_cache
+    embd_pdrop enable_lm_head_fp32 enable_moe_fp32_combine eod_token_id finetuning_task
+    gradient_checkpointing hidden_dropout id2label initializer_range is_decoder
+    is_llama_config label2id low_memory max_cache_len max_sequence_length
+    model_max_length name_or_path num_labels org_vocab_size output_attentions
+    output_hidden_states output_logits output_router_logits output_scores pad_token_id
+    pool_type prefill_chunk_size pretraining_tp problem_type resid_pdrop
+    residual_dropout return_dict return_dict_in_generate router_aux_loss_coef
+    router_jitter_noise sep_token_id seq_aux tokenizer_class torch_dtype
+    transformers.js_config transformers_version unsloth_fixed unsloth_version
+    use_bfloat16 use_cache
     """
 )
 """Training, notes, outputs and implementations of other libraries. Dtypes are those of

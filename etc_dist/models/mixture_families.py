@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from etc_dist.models.family import Family, MixtureForm, every_layer, every_other
 
 OPTIONAL_BIASES = {"qkv": "attention_bias", "o": "attention_bias"}
@@ -19,6 +21,14 @@ OF_MISTRAL = {
 }
 QWEN_MOE = "Qwen3MoeForCausalLM"
 _QWEN = MixtureForm()
+_SIGMOID = MixtureForm(
+    score="sigmoid",
+    correction="gate.e_score_correction_bias",
+    shared="shared_experts",
+    shared_inner="moe_intermediate_size",
+)
+_OF_SIGMOIDS = "first layers dense; a mixture, chosen by sigmoids with a correction, "
+_OF_SIGMOIDS += "and a shared expert"
 MIXTURES = (
     Family(
         QWEN_MOE,
@@ -174,6 +184,84 @@ MIXTURES = (
         reads=frozenset({"rotary_dim"}),
         layers="norms of all queries and of all keys; partial rotary embedding; a "
         "mixture, chosen by sigmoids with a correction",
+    ),
+    Family(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        {
+            "vocab_size": 151552,
+            "hidden_size": 4096,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "num_hidden_layers": 46,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+        },
+        normalizes_heads="use_qk_norm",
+        biases={"qkv": "attention_bias"},
+        partial=0.5,
+        mixture=replace(
+            _SIGMOID,
+            scale="routed_scaling_factor",
+            is_grouped=True,
+            shared_count="n_shared_experts",
+            dense="first_k_dense_replace",
+        ),
+        reads=frozenset(
+            {
+                *("routed_scaling_factor", "n_group", "topk_group"),
+                *("n_shared_experts", "first_k_dense_replace"),
+                *("num_nextn_predict_layers", "num_mtp_layers"),
+            }
+        ),
+        layers="optional biases of q, k, v and norm of each query and key; partial "
+        f"rotary embedding; {_OF_SIGMOIDS}",
+    ),
+    Family(
+        "HYV3ForCausalLM",
+        "hy_v3",
+        {
+            "vocab_size": 120832,
+            "hidden_size": 4096,
+            "intermediate_size": 13312,
+            "moe_intermediate_size": 1536,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "router_scaling_factor": 2.826,
+            "mlp_layer_types": 1,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+        },
+        theta=11158840.0,
+        normalizes_heads=True,
+        biases=OPTIONAL_BIASES,
+        mixture=replace(
+            _SIGMOID,
+            gate="router.gate",
+            correction="expert_bias",
+            shared="shared_mlp",
+            normalizes=True,
+            scale="router_scaling_factor",
+            shared_count="num_shared_experts",
+            dense="mlp_layer_types",
+        ),
+        reads=frozenset(
+            {"num_shared_experts", "router_scaling_factor", "mlp_layer_types"}
+        ),
+        layers="norm of each query and key; optional biases of q, k, v, o; "
+        f"{_OF_SIGMOIDS}",
     ),
 )
 """These families."""

@@ -12,7 +12,7 @@ from etc_dist.functions.combine_rows import PLAIN, SCORED
 from etc_dist.functions.router import MOST_CHOICES, MOST_EXPERTS, Router
 from etc_dist.models.experts import Mixture
 from etc_dist.models.family import Family, MixtureForm
-from etc_dist.models.fields import refused
+from etc_dist.models.fields import VARIANT_FIX, refused
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
     "num_experts": ("num_local_experts", "n_routed_experts"),
@@ -66,10 +66,33 @@ def read_mixture(
     except (ArgumentError, TypeError) as error:
         wanted = getattr(error, "wanted", str(error))
         raise refused(path, wanted, getattr(error, "got", ""), "correct it") from error
-    return Mixture(experts, router, shared)
+    has_dense = num_dense(given, family, path) > 0
+    return Mixture(experts, router, shared, has_dense)
 
 
 def read_shared_inner(given: Mapping[str, Any], family: Family, size: Size) -> int:
     """The inner size of the shared expert; 0 if there is none."""
     form = family.mixture
-    return size(form.shared_inner) if form is not None and form.shared else 0
+    if form is None or not form.shared:
+        return 0
+    return size(form.shared_inner) * (
+        size(form.shared_count) if form.shared_count else 1
+    )
+
+
+def num_dense(given: Mapping[str, Any], family: Family, path: Path) -> int:
+    """The number of first layers without experts, of a model whose others have some."""
+    form = family.mixture
+    if form is None or not form.dense:
+        return 0
+    count, layers = given.get(form.dense), given.get("num_hidden_layers")
+    if count is None:
+        count = family.defaults[form.dense]
+    if isinstance(count, list):
+        number = count.count("dense")
+        kinds = number * ["dense"] + (len(count) - number) * ["sparse"]
+        count = number if count == kinds and len(count) == layers else None
+    if type(count) is not int or type(layers) is not int or not 0 <= count < layers:
+        wanted = f"{form.dense}: dense layers before all others, fewer than all"
+        raise refused(path, wanted, repr(given.get(form.dense))[:120], VARIANT_FIX)
+    return count

@@ -10,6 +10,7 @@ from etc_dist.models.config import ModelConfig
 SPLIT_AXES = {"w_qkv": 0, "w_o": 1, "w_gate": 0, "w_up": 0, "w_down": 1, "w_head": 0}
 SPLIT_AXES |= {"qkv_bias": 0, "q_all_norm": 0, "k_all_norm": 0}
 SPLIT_AXES |= {"w_shared_gate": 0, "w_shared_up": 0, "w_shared_down": 1}
+SPLIT_AXES |= {"w_dense_gate": 0, "w_dense_up": 0, "w_dense_down": 1}
 """The weights that are split, by the axis of a matrix, also of each expert. All ranks
 have the others as a whole."""
 EIGHT = 8
@@ -33,6 +34,7 @@ class Part:
             kv_heads=max(1, whole.kv_heads // self.count),
             inner=whole.inner // self.count,
             shared_inner=whole.shared_inner // self.count,
+            dense_inner=whole.dense_inner // self.count,
             vocabulary=self._head_rows(whole.vocabulary),
         )
 
@@ -69,6 +71,8 @@ def check_ranks(config: ModelConfig, count: int) -> None:
         ),
         f"inner width {config.shared_inner} of the shared expert, a multiple of "
         f"{EIGHT} on each rank": config.shared_inner % (EIGHT * count),
+        f"inner width {config.dense_inner} of dense layers, a multiple of {EIGHT} on "
+        "each rank": config.dense_inner % (EIGHT * count),
         f"vocabulary {config.vocabulary}, with ids on each rank": (
             last.start == last.stop
         ),

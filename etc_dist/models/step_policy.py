@@ -38,7 +38,7 @@ DYNAMIC_SHAPES = (
 """The tiles of dynamic programs, which have more code per call: with those of static
 ones Qwen3-30B-A3B spills 64 bytes in place of 16. By the model of times, the matmuls of
 Qwen3 take 1.7 % longer on average than with all shapes."""
-GATED = ("gate_up", "shared_up")
+GATED = ("gate_up", "shared_up", "dense_up")
 """The matmuls of gate and up, but for those of chosen experts."""
 SLICE_POSITIONS = 2 * STAGE
 """The fewest positions of a share that has a part of the longest request."""
@@ -148,6 +148,9 @@ class StepPolicy:
         if config.shared_inner:
             found["shared_up"] = 2 * config.shared_inner, config.hidden
             found["shared_down"] = config.hidden, config.shared_inner
+        if config.dense_inner:
+            found["dense_up"] = 2 * config.dense_inner, config.hidden
+            found["dense_down"] = config.hidden, config.dense_inner
         return found
 
     def _expert_shapes(self, rows: int, mixture: Mixture) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.experts import SHARED_WEIGHTS
+from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.family import MLP_NAMES
 from etc_dist.models.part import Part
@@ -16,6 +16,8 @@ LAYER = "model.layers.{}.{}"
 IN_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
 WEIGHTS = ("w_gate", "w_up", "w_down")
 """Of an MLP, or of experts."""
+OF_MIXTURES = frozenset({*WEIGHTS, *SHARED_WEIGHTS, "router", "correction"})
+"""Arrays that dense layers before those with experts are not in."""
 
 
 class WeightPlaces:
@@ -24,8 +26,11 @@ class WeightPlaces:
 
     def __init__(self, config: ModelConfig, part: Part) -> None:
         ids, vocabulary = part.ids(config.vocabulary), config.vocabulary
-        self._layers = config.layers
+        family = FAMILIES[config.architecture]
+        self._may_predict = "num_nextn_predict_layers" in family.reads
+        self._layers, self._dense = config.layers, config.dense_layers
         self._of_layer = _of_layer(part.config(config))
+        self._of_dense = _of_layer(part.config(config), is_dense=True)
         self._others: dict[str, tuple[str, Any]] = {
             "model.embed_tokens.weight": ("embedding", slice(vocabulary)),
             "model.norm.weight": ("norm", config.layers * config.features.pre_norm),
@@ -35,22 +40,34 @@ class WeightPlaces:
             self._others["lm_head.weight"] = "w_head", own
 
     def __len__(self) -> int:
-        return self._layers * len(self._of_layer) + len(self._others)
+        dense = self._dense * len(self._of_dense)
+        of_others = (self._layers - self._dense) * len(self._of_layer)
+        return dense + of_others + len(self._others)
 
     def __iter__(self) -> Iterator[str]:
         """The names of all tensors."""
         yield from self._others
         for layer in range(self._layers):
-            yield from (LAYER.format(layer, name) for name in self._of_layer)
+            names = self._of_dense if layer < self._dense else self._of_layer
+            yield from (LAYER.format(layer, name) for name in names)
 
     def find(self, name: str) -> tuple[str, Any] | None:
         """The place of a tensor; None for one that the model does not have."""
         match = IN_LAYER.fullmatch(name)
-        if match is None or match[2] not in self._of_layer:
+        if match is None:
             return self._others.get(name)
-        target, rows = self._of_layer[match[2]]
         layer = int(match[1])
-        return (target, (layer, rows)) if layer < self._layers else None
+        known = self._of_dense if layer < self._dense else self._of_layer
+        if match[2] not in known or layer >= self._layers:
+            return self._others.get(name)
+        target, rows = known[match[2]]
+        return target, (layer - self._dense * (target in OF_MIXTURES), rows)
+
+    def is_beyond(self, name: str) -> bool:
+        """Whether a tensor is of the layers after the last one, which predict further
+        tokens and have no influence, if the family may have such."""
+        match = IN_LAYER.fullmatch(name)
+        return self._may_predict and match is not None and int(match[1]) >= self._layers
 
     def full_name(self, name: str) -> str:
         """The name of a tensor in a file of the whole model. Files of the base model,
@@ -59,8 +76,11 @@ class WeightPlaces:
         return name if self.find(prefixed) is None else prefixed
 
 
-def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
-    """The tensors of a layer: an array, and an index into its part of the layer."""
+def _of_layer(
+    config: ModelConfig, is_dense: bool = False
+) -> dict[str, tuple[str, Any]]:
+    """The tensors of a layer: an array, and an index into its part of the layer.
+    is_dense: of one before those with experts."""
     heads, width = (n * config.head_dim for n in (config.heads, config.kv_heads))
     own: dict[str, tuple[str, Any]] = {
         "self_attn.q_proj": ("w_qkv", slice(0, heads)),
@@ -70,16 +90,18 @@ def _of_layer(config: ModelConfig) -> dict[str, tuple[str, Any]]:
     }
     family = FAMILIES[config.architecture]
     own |= {name: (to, ...) for name, to in family.norms.items()}
-    own |= _of_mixture(config) or {
-        f"mlp.{name}": (to, ...) for name, to in zip(MLP_NAMES, WEIGHTS, strict=True)
+    mixture = {} if is_dense else _of_mixture(config)
+    targets = DENSE_WEIGHTS if is_dense else WEIGHTS
+    own |= mixture or {
+        f"mlp.{name}": (to, ...) for name, to in zip(MLP_NAMES, targets, strict=True)
     }
-    if family.normalizes_heads:
+    if config.normalizes_heads:
         for to, name in zip(("q_norm", "k_norm"), family.head_norms, strict=True):
             own[f"self_attn.{name}"] = to, ...
     if family.normalizes_all:
         own |= {f"self_attn.{n}_norm": (f"{n}_all_norm", ...) for n in "qk"}
     places = {f"{name}.weight": place for name, place in own.items()}
-    if family.mixture is not None and family.mixture.correction:
+    if mixture and family.mixture is not None and family.mixture.correction:
         name = f"{family.mixture.block}.{family.mixture.correction}"
         places[name] = "correction", ...
     for to, of in (("qkv", "qkv"), ("o", "o")):

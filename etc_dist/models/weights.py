@@ -13,7 +13,7 @@ import numpy as np
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.experts import SHARED_WEIGHTS
+from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.heads import arranged, split_fused
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
@@ -72,6 +72,8 @@ def stack_weights(
         if config.is_tied and name == "lm_head.weight":
             with np.errstate(invalid="ignore", over="ignore"):
                 head = np.atleast_1d(stored)[rows].astype(numpy_dtype(dtype))
+            continue
+        if places.is_beyond(name):
             continue
         place, own_place = places.find(name), own_places.find(name)
         if place is None or own_place is None:
@@ -166,14 +168,16 @@ def weight_shapes(
     }
     stack: tuple[int, ...] = (layers,)
     if config.mixture is not None:
-        stack = layers, config.mixture.experts
-        shapes["router"] = layers, config.mixture.scored, hidden
-        of_choice = config.mixture.router.bias_names
-        shapes |= dict.fromkeys(of_choice, (layers, config.mixture.experts))
-    if config.shared_inner:
-        wide = layers, config.shared_inner, hidden
-        tall = layers, hidden, config.shared_inner
-        shapes |= dict(zip(SHARED_WEIGHTS, (wide, wide, tall), strict=True))
+        count = layers - config.dense_layers
+        stack = count, config.mixture.experts
+        shapes["router"] = count, config.mixture.scored, hidden
+        shapes |= dict.fromkeys(config.mixture.router.bias_names, stack)
+        for names, of, size in (
+            (SHARED_WEIGHTS, count, config.shared_inner),
+            (DENSE_WEIGHTS, config.dense_layers, config.dense_inner),
+        ):
+            each = (of, size, hidden), (of, size, hidden), (of, hidden, size)
+            shapes |= dict(zip(names, each, strict=True)) if size else {}
     shapes |= {
         "w_gate": (*stack, inner, hidden),
         "w_up": (*stack, inner, hidden),
@@ -193,7 +197,7 @@ def weight_shapes(
         shapes["qkv_bias"] = layers, width
     if config.features.o_bias:
         shapes["o_bias"] = layers, hidden
-    if FAMILIES[config.architecture].normalizes_heads:
+    if config.normalizes_heads:
         shapes |= {name: (layers, config.head_dim) for name in ("q_norm", "k_norm")}
     return shapes
 

@@ -103,6 +103,9 @@ def show_sizes(config: ModelConfig) -> Iterator[str]:
     yield f"{kind} of inner size {config.inner}"
     if config.shared_inner:
         yield f"a shared expert of inner size {config.shared_inner}"
+    if config.dense_layers:
+        sizes = f"{config.dense_layers}, of inner size {config.dense_inner}"
+        yield f"first layers without experts: {sizes}"
     position = 4 * config.layers * config.kv_heads * config.head_dim
     yield f"{count / 1e9:.2f} G parameters, {position} bytes of cache a position"
 

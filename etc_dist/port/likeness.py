@@ -76,6 +76,12 @@ def small_fields(given: Mapping[str, Any], config: ModelConfig) -> dict[str, Any
         fields |= {name: experts for name in names.intersection(given)}
         widths = {"moe_intermediate_size", "shared_expert_intermediate_size"}
         fields |= {name: INNER for name in widths if given.get(name) is not None}
+        dense = min(config.dense_layers, LAYERS - 1)
+        if isinstance(given.get("mlp_layer_types"), list):
+            kinds = ["dense"] * dense + ["sparse"] * (LAYERS - dense)
+            fields["mlp_layer_types"] = kinds
+        if given.get("first_k_dense_replace") is not None:
+            fields["first_k_dense_replace"] = dense
     return fields
 
 

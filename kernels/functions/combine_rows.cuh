@@ -1,6 +1,7 @@
 // The weighted sum of each token's rows: fp32, in the order of the token's choices.
-// kSplit: rows of other ranks' experts are absent; a token without rows is skipped. kHasNone: rows
-// may be absent, too; the sum of a token without rows is zero. kShared: the number of operands of a
+// kSplit: rows of other ranks' experts are absent; a token without rows is skipped, unless it has
+// one of a shared expert. kHasNone: rows may be absent, too; the sum of a token without rows is
+// zero. kShared: the number of operands of a
 // shared expert, the last reads: a row of each token, and its weight, or with kSharedIsScored a
 // number whose sigmoid that is.
 #pragma once
@@ -33,7 +34,7 @@ struct combine_rows {
       for (i32 t = 0; t < together; ++t) {
         const u64 to = u64(y.at()) + (first + t) * stride;
         const i32 count = choices.count(t);
-        if (count == 0) {
+        if (count == 0 && Task::kShared == 0) {
           if constexpr (Task::kHasNone) clear(task, columns, to);
           continue;
         }

@@ -129,7 +129,7 @@ struct tile_matmul : Roles {
   // The number of stages of a worker; 0 for a task with nothing to write.
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
-    if constexpr (Call::kLoads) {
+    if constexpr (Call::kLoads || Call::kMayHaveNoRows) {
       const auto y = Call::template operand<Call::kReads>(run.g, c);
       if (y.size[0] <= 0 || y.size[1] <= 0) return 0;
     }

@@ -16,6 +16,7 @@ struct VariantDefaults {
   static constexpr int kTables = 1;
   static constexpr int kShared = 0;
   static constexpr int kSharedIsScored = 0;
+  static constexpr int kMayHaveNoRows = 0;
 };
 
 // Call kNumber of a graph. A derived struct has `Function`, `Coord` and `at(g, t)`, the coordinate

@@ -107,6 +107,20 @@ PHI_DROPS = {
 MOST_GAP = 0.03
 """Of the scores of chosen experts, from those of the best."""
 EXPERTS = {"num_experts": 9, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+DEFAULT = {"rope_type": "default", "partial_rotary_factor": 0.25}
+GLM_MOE = {
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
 CASES = (
     Case("llama", BIAS, {"biases": {"attention_bias": False}}),
     Case("qwen2", gguf={}),
@@ -212,6 +226,30 @@ CASES = (
         {"num_local_experts": 9, "num_experts_per_tok": 3, "intermediate_size": 48}
         | {"rotary_dim": 16},
         {"top": {"num_experts_per_tok": 2}, "rotary": {"rotary_dim": 32}},
+    ),
+    Case(
+        "glm4_moe",
+        GLM_MOE,
+        {
+            "norm": {"use_qk_norm": False},
+            "bias": {"attention_bias": False},
+            "normalize": {"norm_topk_prob": False},
+            "scale": {"routed_scaling_factor": 1.0},
+            "groups": {"n_group": 1, "topk_group": 1},
+            "partial": {"rope_parameters": {"rope_theta": 1e4, **DEFAULT}},
+        },
+    ),
+    Case(
+        "glm4_moe",
+        GLM_MOE
+        | {"first_k_dense_replace": 0, "use_qk_norm": False, "n_group": 1}
+        | {"topk_group": 1, "n_shared_experts": 1},
+        name="sparse",
+    ),
+    Case(
+        "hy_v3",
+        EXPERTS | {"num_shared_experts": 2, "num_hidden_layers": 3},
+        {"scale": {"router_scaling_factor": 1.0}},
     ),
     Case("phi3", PHI, gguf={"rope.dimension_count": 48}),
     Case("phi3", PHI | LONG, PHI_DROPS, name="long"),

@@ -65,6 +65,14 @@ QWEN_2_MOE = {k: v for k, v in QWEN_MOE.items() if k != "head_dim"} | {
     "qkv_bias": False,
     "shared_expert_intermediate_size": 72,
 }
+HY = QWEN_MOE | {
+    "architectures": ["HYV3ForCausalLM"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "model_type": "hy_v3",
+    "norm_topk_prob": None,
+    "num_shared_experts": 2,
+    "router_scaling_factor": 1.5,
+}
 MIXTRAL = LLAMA | {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",
@@ -94,13 +102,13 @@ def draw_folder(
         "self_attn.k_proj": (kv_heads, hidden),
         "self_attn.v_proj": (kv_heads, hidden),
         "self_attn.o_proj": (hidden, heads),
-    } | _mlp_shapes(config)
-    if given["model_type"].startswith("qwen3"):
+    }
+    if config.normalizes_heads:
         shapes |= {"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)}
     names = {
         f"model.layers.{layer}.{name}": shape
         for layer in range(config.layers)
-        for name, shape in shapes.items()
+        for name, shape in (shapes | _mlp_shapes(config, layer)).items()
     }
     names |= {"model.embed_tokens": (config.vocabulary, hidden)}
     names |= {"model.norm": (hidden,)}
@@ -112,16 +120,21 @@ def draw_folder(
         is_gain = len(shape) == 1
         numbers = 1 + numbers / 8 if is_gain else numbers * shape[-1] ** -0.5
         tensors[f"{name}.weight"] = numbers
+    form = FAMILIES[config.architecture].mixture
+    if form is not None and form.correction:
+        for layer in range(config.dense_layers, config.layers):
+            name = f"model.layers.{layer}.{form.block}.{form.correction}"
+            tensors[name] = rng.random(config.mixture.experts) if config.mixture else 0
     if preference:
         _prefer(tensors, preference)
     save(folder / "model.safetensors", tensors)
     return config
 
 
-def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def _mlp_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     form = FAMILIES[config.architecture].mixture
-    if form is None:
-        return _shapes("mlp", MLP_NAMES, config, config.inner)
+    if form is None or layer < config.dense_layers:
+        return _shapes("mlp", MLP_NAMES, config, config.dense_inner or config.inner)
     assert config.mixture is not None
     shapes = {f"{form.block}.{form.gate}": (config.mixture.experts, config.hidden)}
     for expert in range(config.mixture.experts):
@@ -202,7 +215,7 @@ class Plain:
             attended = self._attend(y, f"{name}self_attn.", keys_values)
             x = x + attended @ self._weight(f"{name}self_attn.o_proj").T
             y = self._norm(x, f"{name}post_attention_layernorm")
-            if self.config.mixture is None:
+            if self.config.mixture is None or layer < self.config.dense_layers:
                 x = x + self._mlp(y, f"{name}mlp.", MLP_NAMES)
             else:
                 x = x + self._mix(y, name, None if experts is None else experts[layer])
@@ -222,6 +235,8 @@ class Plain:
         logits = x @ self._weight(f"{block}{form.gate}").T
         router, layer = mixture.router, int(name.split(".")[2])
         biases = [bias[layer] for bias in self.biases]
+        if form.correction:
+            biases = [self.tensors[f"{block}{form.correction}"]]
         best, _ = router.choose(logits, *biases)
         chosen = best if chosen is None else chosen
         values = router.values(logits, *biases)

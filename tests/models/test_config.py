@@ -200,6 +200,9 @@ def test_a_scaling_without_its_length_has_that_of_the_model(tmp_path):
     assert write(tmp_path, rope_scaling=scaling) == write(tmp_path, **LLAMA3)
 
 
+GLM_ROUTER = Router(8, score="sigmoid", has_correction=True)
+
+
 @pytest.mark.parametrize(
     ("name", "stops", "mixture"),
     [
@@ -208,6 +211,7 @@ def test_a_scaling_without_its_length_has_that_of_the_model(tmp_path):
         ("Qwen3MoeForCausalLM", (), Mixture(128, Router(8, False))),
         ("MixtralForCausalLM", (2,), Mixture(8, Router(2))),
         ("Qwen2MoeForCausalLM", (), Mixture(60, Router(4, False), "scored")),
+        ("Glm4MoeForCausalLM", (), Mixture(128, GLM_ROUTER, "plain", True)),
     ],
 )
 def test_files_that_transformers_wrote_are_read(name, stops, mixture, tmp_path):

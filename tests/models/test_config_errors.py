@@ -11,6 +11,7 @@ from etc_dist.models.config import read_config
 from etc_dist.models.families import OWN_FIELDS
 from etc_dist.models.fields import NEUTRAL
 from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
+from tests.models.test_fields import GLM, HY
 from tests.refusals import refused
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 1.0}
@@ -85,6 +86,14 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         (MIXTRAL | {"num_experts_per_tok": 9}, "an integer from 1 to 8"),
         (MIXTRAL | {"layer_types": ["full_attention"] * 30} | WINDOW, "layer_types f"),
         (MIXTRAL | {"norm_topk_prob": False}, "norm_topk_prob true"),
+        (GLM | {"first_k_dense_replace": 30}, "first_k_dense_replace: dense layers b"),
+        (GLM | {"n_group": 3}, "groups of equal size"),
+        (
+            HY | {"mlp_layer_types": ["sparse", "dense"] * 15},
+            "mlp_layer_types: dense l",
+        ),
+        (MIXTRAL | {"first_k_dense_replace": 1}, "no first_k_dense_replace"),
+        (MIXTRAL | {"n_shared_experts": 1}, "no n_shared_experts"),
         (MIXTRAL | {"scoring_func": "sigmoid"}, "no scoring_func"),
         (MIXTRAL | {"routed_scaling_factor": 2.0}, "no routed_scaling_factor"),
         (MIXTRAL | {"shared_expert_intermediate_size": 8}, "no shared_expert_interm"),

@@ -20,7 +20,14 @@ from etc_dist.models.part import Part
 from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.weights import load_weights
 from tests.functions.compiled import check_wgmmas
-from tests.models.references import MIXTRAL, QWEN_2_MOE, QWEN_MOE, Plain, draw_folder
+from tests.models.references import (
+    HY,
+    MIXTRAL,
+    QWEN_2_MOE,
+    QWEN_MOE,
+    Plain,
+    draw_folder,
+)
 from tests.models.steps import share_dims
 from tests.models.test_decoder import MOST_PAGES, PAGES, REQUESTS, VOCABULARY, rows_of
 
@@ -37,6 +44,10 @@ SHARED = QWEN_2_MOE | SMALL | {"moe_intermediate_size": 48, "vocab_size": 528}
 SHARED |= {"num_attention_heads": 2, "hidden_size": 128}
 SHARED |= {"shared_expert_intermediate_size": 80}
 """With a shared expert, for two ranks."""
+DENSE = HY | SMALL | {"moe_intermediate_size": 48, "vocab_size": 528}
+DENSE |= {"num_attention_heads": 2, "intermediate_size": 176}
+DENSE |= {"mlp_layer_types": ["dense", "sparse"]}
+"""With a dense layer and a shared expert, for two ranks."""
 FEW = (0.0,) * 4 + (-30.0,) * 28
 exhaustive = pytest.mark.exhaustive
 EMULATED = [
@@ -66,7 +77,7 @@ def step_of(
     given = rows_of(ids, request, position) | {
         "logits": logits,
         "experts": chosen,
-        "cos_sin": config.cos_sin(MOST_PAGES * 16),
+        **config.tables(MOST_PAGES * 16),
         "table": table.reshape(REQUESTS, MOST_PAGES).astype(np.int32),
         "cache": np.full(pages, np.nan, numpy_dtype("bfloat16")),
     }
@@ -82,6 +93,9 @@ def step_of(
     dims |= share_dims(1)
     if config.shared_inner:
         dims["shared_inner"] = config.shared_inner
+    if config.dense_layers:
+        dims |= {"dense_layers": config.dense_layers, "dense_inner": config.dense_inner}
+        dims["sparse_layers"] = config.layers - config.dense_layers
     dims |= {"positions": MOST_PAGES * 16, "requests": REQUESTS}
     dims |= {"most_pages": MOST_PAGES, "pages": PAGES}
     names = config.sizes(16).matmuls
@@ -91,7 +105,10 @@ def step_of(
 @pytest.mark.parametrize(
     ("given", "schedule", "preference", "ranks", "steps"),
     [
-        (SHARED, "static", (), 2, EMULATED[1:2]),
+        (DENSE, "static", (), 2, EMULATED[1:2]),
+        pytest.param(DENSE, "static", (), 1, EMULATED, marks=exhaustive),
+        pytest.param(DENSE, "dynamic", (), 2, EMULATED, marks=exhaustive),
+        pytest.param(SHARED, "static", (), 2, EMULATED[1:2], marks=exhaustive),
         pytest.param(SPLIT, "static", (), 2, EMULATED[1:2], marks=exhaustive),
         pytest.param(SPLIT, "static", (), 2, EMULATED[2:3], marks=exhaustive),
         pytest.param(QWEN, "static", (), 1, EMULATED[1::2], marks=exhaustive),
@@ -165,9 +182,9 @@ def check_steps(
 
 @exhaustive
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("shared", ["", "plain", "scored"])
-def test_a_program_of_all_tiles_has_at_most_a_megabyte(shared, schedule):
-    mixture = Mixture(128, Router(8), shared)
+@pytest.mark.parametrize("kind", [(), ("plain", True), ("scored",)])
+def test_a_program_of_all_tiles_has_at_most_a_megabyte(kind, schedule):
+    mixture = Mixture(128, Router(8), *kind)
     graph = decoder_for(schedule, 1, DecoderSizes(32, 4, 128, mixture=mixture))
     binary = etc_dist.build(graph, target="sm_90a", schedule=schedule)
     assert len(binary.cubin) <= 10**6

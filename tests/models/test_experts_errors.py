@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etc_dist.functions.combine_rows import SCORED
+from etc_dist.functions.combine_rows import PLAIN
 from etc_dist.functions.route_rows import route_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.tile_matmul import TileShape
@@ -17,11 +17,13 @@ from etc_dist.models.sizes import DecoderSizes
 from tests.models.steps import plan_data, share_dims
 from tests.verify.waits import Proved
 
-EXPERTS, TOP_K, STEPS, LAYERS, TURN = 16, 4, 2, 5, 3
+EXPERTS, TOP_K, STEPS, LAYERS, DENSE, TURN = 16, 4, 2, 5, 2, 3
+OF_DENSE = ("dense_up_matmul", 0), ("dense_down_matmul", 0), ("add_experts_norm", 3)
+"""Waits of dense layers alone, which come before the others."""
 FEW, MANY = 3, 20
 """Rows that fit a tile of 8, and rows that are gathered."""
 SHAPES = (TileShape(8, 128, swapped=True), TileShape(128, 128))
-MIXTURE = Mixture(EXPERTS, Router(TOP_K), SCORED)
+MIXTURE = Mixture(EXPERTS, Router(TOP_K), PLAIN, has_dense=True)
 SIZES = DecoderSizes(*(6, 2, 64), page_size=16, mixture=MIXTURE)
 OPTIONS = {"sizes": SIZES, "shapes": SHAPES, "best_columns": 64}
 GRAPH = decoder_graph(1, **OPTIONS)
@@ -31,6 +33,9 @@ CALLS = (
     "route_rows",
     "shared_up_matmul",
     "shared_down_matmul",
+    "dense_up_matmul",
+    "dense_down_matmul",
+    "hide_rows",
     "gather",
     "expert_up_matmul",
     "expert_down_matmul",
@@ -61,6 +66,7 @@ BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 def dims_of(rows: int) -> dict[str, int]:
     sizes = {"hidden": 72, "inner": 136, "shared_inner": 40, "positions": 4096}
+    sizes |= {"dense_layers": DENSE, "sparse_layers": LAYERS - DENSE, "dense_inner": 88}
     sizes |= {"vocabulary": 520, "all_ids": 520}
     pages = {"requests": rows, "most_pages": 64, "pages": 64 * rows}
     shapes = {f"{name}_shape": 0 for name in SIZES.matmuls}
@@ -84,7 +90,7 @@ def data_of(rows: int) -> dict[str, Any]:
         known, ids = np.zeros((2, rows, TOP_K), np.int32)
         of_turn = place[turn], of_tiles[turn], used[turn]
         numbers = {"tile_rows": 8, "stride": 8, "gathers": int(rows > 8)}
-        position = np.zeros(rows, np.int32)
+        position = np.full(rows, -(turn[1] < DENSE), np.int32)
         function.body(logits, position, known, ids, weights, *of_turn, **numbers)
     found = {"expert_place": place, "expert_tile": of_tiles, "expert_tiles_used": used}
     return {name: [array] for name, array in found.items()} | plan_data(dims_of(rows))
@@ -143,5 +149,6 @@ def test_each_wait_is_needed(name, number, rows, schedule):
 def test_a_wait_for_the_layer_before_is_refused_with_the_layer(
     name, number, rows, schedule
 ):
-    got = proved(rows).before(schedule, name, number, 1, TURN)
-    assert f", layer={TURN}" in got
+    turn = DENSE - 1 if (name, number) in OF_DENSE else TURN
+    got = proved(rows).before(schedule, name, number, 1, turn)
+    assert f", layer={turn}" in got

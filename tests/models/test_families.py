@@ -51,7 +51,10 @@ class Ranks:
         self.dims = {f"{n}_shape": i % 2 for i, n in enumerate(sizes.matmuls)}
         names = ["layers", "hidden", "inner", "vocabulary"]
         names += ["shared_inner"] if own.shared_inner else []
+        names += ["dense_layers", "dense_inner"] if own.dense_layers else []
         self.dims |= {name: getattr(own, name) for name in names}
+        if own.dense_layers:
+            self.dims["sparse_layers"] = own.layers - own.dense_layers
         self.experts: list[list[Any]] = [[] for _ in range(requests)]
         """Those that the rows of each request chose, of each step."""
         self.dims |= {
@@ -122,7 +125,10 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path, rng):
             of_steps.append((model.step(rows, 1 + number), spans))
             begun = ends
         if ranks == 1 or config.mixture is not None:
-            chosen = [np.concatenate(e, axis=1) if e else None for e in model.experts]
+            first = config.dense_layers
+            chosen = [
+                np.concatenate(e, axis=1)[first:] if e else None for e in model.experts
+            ]
             each = [*zip(texts, chosen, strict=True)]
             wanted = [reference.logits(text, experts=of) for text, of in each]
             rounded = [reference.logits(text, "bfloat16", of) for text, of in each]

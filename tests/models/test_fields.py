@@ -13,12 +13,15 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 GEMMA = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 64}
 QWEN_2_MOE = EXPERTS | {"architectures": ["Qwen2MoeForCausalLM"], "head_dim": None}
 MINIMAX = {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128}
+GLM = {"architectures": ["Glm4MoeForCausalLM"], "head_dim": 128}
+HY = {"architectures": ["HYV3ForCausalLM"], "head_dim": 128}
 CHANGES = {
     "architectures": ({}, ["Qwen3ForCausalLM"]),
     "attention_bias": ({}, True),
     "attention_out_bias": ({"architectures": ["SeedOssForCausalLM"]}, True),
     "eos_token_id": ({}, 7),
     "final_logit_softcapping": (GEMMA, 30.0),
+    "first_k_dense_replace": (GLM, 2),
     "head_dim": ({}, 128),
     "hidden_activation": (GEMMA, "silu"),
     "hidden_size": ({}, 1152),
@@ -26,11 +29,13 @@ CHANGES = {
     "layer_types": ({}, ["sliding_attention"] * 30),
     "max_position_embeddings": ({}, 4096),
     "max_window_layers": (QWEN | WINDOW | {"max_window_layers": 30}, 29),
+    "mlp_layer_types": (HY, ["dense"] * 2 + ["sparse"] * 28),
     "model_type": ({}, "qwen3"),
     "moe_intermediate_size": (EXPERTS, 64),
     "moe_topk": ({"architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4}, 2),
     "n_group": (MIXTRAL, 2),
     "n_routed_experts": (EXPERTS, 64),
+    "n_shared_experts": (GLM, 2),
     "norm_topk_prob": (EXPERTS, False),
     "num_attention_heads": ({}, 18),
     "num_experts": (EXPERTS, 64),
@@ -38,6 +43,9 @@ CHANGES = {
     "num_hidden_layers": ({}, 15),
     "num_key_value_heads": ({}, 9),
     "num_local_experts": (MIXTRAL, 16),
+    "num_mtp_layers": ({}, 1),
+    "num_nextn_predict_layers": ({}, 1),
+    "num_shared_experts": (HY, 2),
     "original_max_position_embeddings": (LLAMA3, 4096),
     "partial_rotary_factor": ({"architectures": ["Phi3ForCausalLM"]}, 0.5),
     "qkv_bias": (QWEN_2_MOE, False),
@@ -49,6 +57,7 @@ CHANGES = {
     "rope_theta": ({}, 5e5),
     "rotary_dim": (MINIMAX, 64),
     "routed_scaling_factor": (MIXTRAL, 2.5),
+    "router_scaling_factor": (HY, 2.5),
     "scoring_func": (MIXTRAL, "sigmoid"),
     "shared_expert_intermediate_size": (QWEN_2_MOE, 64),
     "sliding_window": (MIXTRAL, 64),

@@ -64,8 +64,10 @@ def test_each_field_of_a_generation_config_is_listed():
 
 @pytest.mark.parametrize("kind", MODEL_TYPES.values())
 def test_missing_fields_have_the_defaults_of_transformers(kind, tmp_path):
-    theirs = parse_config(config_class(kind)().to_dict(), tmp_path)
-    assert parse_config({"model_type": kind}, tmp_path) == theirs
+    # Its default sizes have an odd number of elements to rotate.
+    more = {"head_dim": 128} if kind == "glm4_moe" else {}
+    theirs = parse_config(config_class(kind)(**more).to_dict(), tmp_path)
+    assert parse_config({"model_type": kind, **more}, tmp_path) == theirs
 
 
 @pytest.mark.parametrize("name", MODEL_TYPES)

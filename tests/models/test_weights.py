@@ -15,6 +15,7 @@ from etc_dist.models.config import parse_config
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.safetensors_file import MAX_HEADER, STORED, read_tensors
+from etc_dist.models.weight_places import WeightPlaces
 from etc_dist.models.weights import check_weights, load_weights, weight_shapes
 from tests.models.references import save
 from tests.models.test_config import SMOL
@@ -311,3 +312,26 @@ def test_corrections_of_scores_are_float32(tmp_path):
         check_weights(weights, config, WHOLE, True)
     weights["correction"] = weights["correction"].astype(np.float32)
     assert check_weights(weights, config, WHOLE, True) == "bfloat16"
+
+
+def test_dense_layers_and_those_that_predict_more(tmp_path, rng):
+    given = SMOL | SMALL | {"architectures": ["Glm4MoeForCausalLM"]}
+    given |= {"n_routed_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
+    given |= {"moe_intermediate_size": 8, "tie_word_embeddings": True}
+    config = parse_config(given, tmp_path / "config.json")
+    places = WeightPlaces(config, WHOLE)
+    shapes = weight_shapes(config)
+    tensors = {
+        name: rng.integers(-9, 9, np.broadcast_to(0, shapes[to])[index].shape)
+        for name in places
+        for to, index in [places.find(name)]
+    }
+    tensors["model.layers.2.eh_proj.weight"] = np.ones((4, 4))
+    save(tmp_path / "model.safetensors", tensors)
+    found = load_weights(tmp_path, config, "bfloat16")
+    dense = tensors["model.layers.0.mlp.gate_proj.weight"]
+    np.testing.assert_array_equal(found["w_dense_gate"][0].astype(np.float32), dense)
+    expert = tensors["model.layers.1.mlp.experts.1.down_proj.weight"]
+    np.testing.assert_array_equal(found["w_down"][0, 1].astype(np.float32), expert)
+    correction = tensors["model.layers.1.mlp.gate.e_score_correction_bias"]
+    np.testing.assert_array_equal(found["correction"][0], correction)

@@ -1,0 +1,142 @@
+"""The first layers of a model with a mixture of experts, if they have an MLP instead.
+
+All layers are turns of one loop, with the same calls. In a dense layer no row chooses
+an expert, since routing reads positions of rows without a request; the MLP's output
+takes the place of the shared expert's, which is computed and not read. In other layers
+the tasks of the MLP have no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from etc_dist.functions.epilogue import Epilogue, store, swiglu
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.route_rows import MOST_ROWS
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.ir import (
+    EventRef,
+    Expr,
+    Graph,
+    Tensor,
+    maximum,
+    minimum,
+    select,
+    span,
+)
+from etc_dist.ir.function import TENSOR
+from etc_dist.models.experts import (
+    DENSE_MATMULS,
+    DENSE_WEIGHTS,
+    SharedOutput,
+    Turn,
+)
+from etc_dist.ops.order import tile_grid
+
+
+class DenseLayers:
+    """Their tensors, and their calls in a layer."""
+
+    def __init__(
+        self,
+        g: Graph,
+        dtype: str,
+        shapes: Sequence[TileShape],
+        sizes: Sequence[Expr],
+    ) -> None:
+        """sizes: the rows, the steps, the layers and the hidden size."""
+        self.g, self.dtype = g, dtype
+        self.rows, self.steps, self.layers, self.hidden = sizes
+        self.count, self.inner = g.dims("dense_layers dense_inner")
+        self.others = g.dims("sparse_layers")
+        self.tiles = {
+            name: Tiles(g, name, g.dims(f"{name}_shape"), shapes, self.rows)
+            for name in DENSE_MATMULS
+        }
+        wide = self.count, self.inner, self.hidden
+        tall = self.count, self.hidden, self.inner
+        self.weights = [
+            g.input(name, shape, dtype)
+            for name, shape in zip(DENSE_WEIGHTS, (wide, wide, tall), strict=True)
+        ]
+        self.no_rows = g.input("no_rows", (1, MOST_ROWS), "int32")
+        self.active = g.local("dense_active", (self.rows, self.inner), dtype)
+
+    def is_dense(self, layer: Expr) -> Expr:
+        """1 for a dense layer, else 0."""
+        return select(layer < self.count, 1, 0)
+
+    def sparse(self, layer: Expr) -> Expr:
+        """The number of a layer among those with experts."""
+        return maximum(0, layer - self.count)
+
+    def hide_rows(self, position: Tensor, begun: EventRef) -> None:
+        """Writes positions of rows without a request after those of all steps."""
+        self.g.call(
+            push_rows(TENSOR),
+            self.g.grid(one=1),
+            name="hide_rows",
+            reads=[self.no_rows[:, span(0, minimum(MOST_ROWS, self.rows))]],
+            writes=[
+                position[
+                    span(self.steps + 1, 1), span(0, minimum(MOST_ROWS, self.rows))
+                ]
+            ],
+            notifies=[begun],
+        )
+
+    def position_of(self, turn: Turn) -> Expr:
+        """The row of positions that routing reads."""
+        step, layer = turn
+        return select(layer < self.count, self.steps + 1, step)
+
+    def add(
+        self, turn: Turn, x: Tensor, shared: SharedOutput, ready: EventRef
+    ) -> SharedOutput:
+        """Adds the MLP for the rows of x, complete after `ready`. Its outputs follow
+        those of the shared expert. Returns those of the layer."""
+        y = shared.rows
+        up, down, rows = *DENSE_MATMULS, self.rows
+        gate_up, of_down = self.weights[:2], self.weights[2:]
+        width = self.tiles[up].half_columns()
+        to_active = self.active, 0, self.inner, width, swiglu
+        done = self._multiply(up, turn, x, gate_up, *to_active, ready)
+        to_y = y, rows, self.hidden, self.tiles[down].columns, store
+        done = self._multiply(down, turn, self.active, of_down, *to_y, done)
+        return SharedOutput(y, rows * self.is_dense(turn[1]), [*shared.done, done])
+
+    def _multiply(
+        self,
+        name: str,
+        turn: Turn,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        y: Tensor,
+        first: Expr | int,
+        columns: Expr,
+        width: Expr,
+        epilogue: Epilogue,
+        wait: EventRef,
+    ) -> EventRef:
+        """first: the row of y that belongs to the first row of x."""
+        g, tiles, layer = self.g, self.tiles[name], turn[1]
+        of = tile_grid(g, f"{name}_", (self.rows, columns), tiles.rows, width)
+        start, is_dense = of.rows.start, layer < self.count
+        count = self.is_dense(layer) * minimum(tiles.rows, self.rows - start)
+        own = minimum(layer, self.count - 1)
+        done = g.events(
+            f"{name}_done", (self.steps, self.layers), expects=of.down * of.across
+        )
+        reads: list[Any] = [x[span(start, count), :]]
+        g.call(
+            tiles.matmul(self.dtype, epilogue, may_have_no_rows=True),
+            of.grid,
+            name=f"{name}_matmul",
+            reads=[*reads, *(w[own, of.columns, :] for w in weights)],
+            writes=[y[span(first + start, count), of.columns]],
+            waits=[wait.when(is_dense)],
+            notifies=[done[turn].when(is_dense)],
+            order=of.order,
+            values=tiles.values,
+        )
+        return done[turn].when(is_dense)
