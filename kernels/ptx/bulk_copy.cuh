@@ -54,27 +54,5 @@ ETC_DEVICE void load_bytes(
       "l"(global), "r"(bytes), "r"(barrier), "l"(u64(policy))
       : "memory");
 }
-ETC_DEVICE void store_box(const Box& box, u32 shared) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
-          box.map),
-      "r"(box.x), "r"(box.y), "r"(box.z), "r"(shared)
-      : "memory");
-}
-ETC_DEVICE void store_bytes(u64 global, u32 shared, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(shared), "r"(bytes)
-               : "memory");
-}
-ETC_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until at most kPending groups are incomplete; *_read: still read shared memory.
-template <int kPending>
-ETC_DEVICE void wait_stores() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
-}
-template <int kPending>
-ETC_DEVICE void wait_stores_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
 
 }  // namespace etc::ptx

@@ -20,12 +20,6 @@ ETC_DEVICE u64 matrix_descriptor(u32 low) {
   return u64(low) | (u64(64 * kStride) << 32) | (1ull << 62);
 }
 
-ETC_DEVICE void store_matrix4(u32 shared, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
-               "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
-
 ETC_DEVICE void store_matrix2(u32 shared, u32 a, u32 b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(shared), "r"(a),
                "r"(b)

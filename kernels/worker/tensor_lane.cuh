@@ -262,7 +262,6 @@ class TensorLane {
         }
       });
     }
-    if (threadIdx.x % 32 == 0) ptx::wait_stores<0>();
     if (!going) report(run_, kInWorker);
     return going;
   }

@@ -1,4 +1,4 @@
-// Bulk copies and stores, and the mbarriers that count them. Part of run.cpp.
+// Bulk copies, and the mbarriers that count them. Part of run.cpp.
 #pragma once
 #include "memory.h"
 
@@ -6,16 +6,7 @@ BEGIN_UNTRACKED
 
 namespace emulation {
 
-struct Store {
-  AsyncOp box;  // box.shared: the source, for boxes and for bytes
-  uint64_t global;
-  uint32_t bytes, group;
-  const Thread* thread;
-  uint8_t* data;  // the source, once it was read
-  uint64_t due;
-};
 static List<AsyncOp> in_flight;
-static List<Store> stores;
 
 static Barrier& barrier(const Worker& worker, uint32_t address) {
   return *reinterpret_cast<Barrier*>(at(worker, address, sizeof(Barrier), sizeof(Barrier)));
@@ -162,69 +153,6 @@ static void load_bytes(const AsyncOp& what) {
       worker, what.shared, what.count, counted(worker, what.barrier, what.known, kAsync, true));
   memcpy(to, from, what.count);
 }
-// The agent of the reads or writes of a thread's bulk stores.
-static uint32_t storer(const Thread& thread, bool writes) {
-  Worker& worker = *thread.worker;
-  uint32_t i = 0;
-  while (i < kStorers && worker.storers[i] != nullptr && worker.storers[i] != &thread) ++i;
-  if (i == kStorers) fail("more than 4 threads that issue bulk stores");
-  worker.storers[i] = &thread;
-  return uint32_t(&worker - workers) * kAgents + kFirstStorer + 2 * i + uint32_t(writes);
-}
-static void read_store(Store& store) {
-  store.data = static_cast<uint8_t*>(malloc(store.bytes));
-  const AgentView& known = store.box.known;
-  const Access reads{&known, storer(*store.thread, false), store.group + 1, kAsync, false};
-  access_shared(*store.box.worker, store.box.shared, store.bytes, reads);
-  memcpy(store.data, at(*store.box.worker, store.box.shared, store.bytes, 16), store.bytes);
-}
-static void write_store(List<Store>& stores, uint32_t i) {
-  const Store store = stores.items[i];
-  stores.remove(i);
-  const AgentView& known = store.box.known;
-  const Access writes{&known, storer(*store.thread, true), store.group + 1, kAsync, true};
-  if (store.box.map == nullptr) {
-    uint8_t* const to = global(store.global, store.bytes, 16);
-    access_global(to, store.bytes, writes);
-    memcpy(to, store.data, store.bytes);
-  } else {
-    const uint32_t item = store.box.map->itemsize, begin = store.box.shared;
-    each_row(store.box, [&](uint32_t r, bool there, uint8_t* to, uint32_t first, uint32_t count) {
-      if (there) access_global(to, count * item, writes);
-      for (uint32_t e = 0; there && e < count; ++e) {
-        const uint32_t from = swizzled(begin + r * 128 + (first + e) * item) - begin;
-        memcpy(to + e * item, store.data + from, item);
-      }
-    });
-  }
-  free(store.data);
-  drop(known.view);
-}
-void issue_store(const AsyncOp& box, uint64_t global, uint32_t bytes) {
-  Store store{box, global, bytes, own->store_groups, own, nullptr, due_turn()};
-  store.box.known = own->known.issue();
-  if (box.map != nullptr) store.bytes = box_rows(box) * 128;
-  at(store.box.shared, store.bytes, box.map != nullptr ? 128 : 16);
-  if (store.bytes % 16 != 0) fail("a bulk store whose size is not a multiple of 16 bytes");
-  stores.add(store);
-  note_progress();
-}
-void wait_stores(uint32_t pending, bool are_written) {
-  for (bool is_over = false; !is_over;) {
-    is_over = true;
-    for (uint32_t i = 0; i < stores.count; ++i) {
-      const Store& store = stores.items[i];
-      const bool is_meant = store.thread == own && store.group + pending < own->store_groups;
-      if (is_meant && (are_written || store.data == nullptr)) is_over = false;
-    }
-    if (!is_over) yield();
-  }
-  if (own->store_groups <= pending) return;
-  View* const now = copy(own->known.view);
-  raise(now->clock[storer(*own, false)], own->store_groups - pending);
-  if (are_written) raise(now->clock[storer(*own, true)], own->store_groups - pending);
-  own->known.set(now);
-}
 
 static void complete_op(const AsyncOp& what) {
   if (what.kind == AsyncOp::kLoad) {
@@ -267,16 +195,6 @@ static void complete_due() {
       complete_op(what);
     } else {
       ++i;
-    }
-  }
-  for (uint32_t i = 0; i < stores.count;) {
-    Store& store = stores.items[i];
-    if (store.due > turns) {
-      ++i;
-    } else if (store.data == nullptr) {
-      read_store(store), store.due = due_turn();
-    } else {
-      write_store(stores, i);
     }
   }
 }

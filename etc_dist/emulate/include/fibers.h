@@ -51,7 +51,6 @@ struct Worker {
   Phase phases[kBarriers];
   uint8_t number[128];  // of the mbarrier at each 8 bytes, from 1; 0: none
   uint32_t barriers;
-  const struct Thread* storers[kStorers];
   uint32_t atomics[kThreads / 32];  // writes so far, by warp
   uint32_t left;                    // threads that have not ended
   Sum ended;                        // what the others knew
@@ -120,7 +119,6 @@ struct Thread {
   uint32_t wgmmas_done = 0;
   Copy copies[64];
   uint32_t copied = 0;
-  uint32_t store_groups = 0;  // committed
   AgentView known, at_remote_arrival;  // now, and at the last arrival at another worker's mbarrier
   Fences fences;
   const RunningTask* task = nullptr;
@@ -220,14 +218,8 @@ UNTRACKED uint32_t change_word(uint64_t address, const Atomic& how, Change chang
   return before;
 }
 
-// A bulk store of the running thread: of a box, or of `bytes` to `global` if there is no map.
-// Shared memory is read some turns later, and global memory is written after that.
-void issue_store(const AsyncOp& box, uint64_t global, uint32_t bytes);
 // The argument block of a rank's run.
 const void* arguments_of(uint32_t rank);
-
-// Waits until all but the last `pending` groups have read, or also written.
-void wait_stores(uint32_t pending, bool are_written);
 
 }  // namespace emulation
 

@@ -63,12 +63,11 @@ struct List {
 constexpr uint32_t kThreads = 384, kMaxRanks = 8;
 
 // The agents of a worker that access memory: its threads; the copies that complete on each of its
-// mbarriers; the bulk stores of some threads, one agent for reads and one for writes; each warp's
-// atomics that write (reading one orders it alone; a fence also orders earlier accesses of its
-// thread); and the operand reads of the tensor cores for each warp.
-constexpr uint32_t kBarriers = 96, kStorers = 4;
-constexpr uint32_t kFirstBarrier = kThreads, kFirstStorer = kFirstBarrier + kBarriers;
-constexpr uint32_t kAtomics = kFirstStorer + 2 * kStorers, kWgmmas = kAtomics + 16;
+// mbarriers; each warp's atomics that write (reading one orders it alone; a fence also orders earlier
+// accesses of its thread); and the operand reads of the tensor cores for each warp.
+constexpr uint32_t kBarriers = 96;
+constexpr uint32_t kFirstBarrier = kThreads, kAtomics = kFirstBarrier + kBarriers;
+constexpr uint32_t kWgmmas = kAtomics + 16;
 constexpr uint32_t kAgents = kWgmmas + 16;
 
 // The rows of a view: of each agent, its accesses up to a count have happened. Rows 2 and 3: those
@@ -294,15 +293,13 @@ inline Access access_of(const AgentView& known, Kind kind, bool writes) {
 
 inline void name_agent(char (&name)[80], uint32_t agent) {
   const uint32_t worker = agent / kAgents, of = agent % kAgents;
-  const char* const what = of < kFirstBarrier  ? "thread"
-                           : of < kFirstStorer ? "a copy counted by mbarrier"
-                           : of < kAtomics     ? "a bulk store"
-                           : of < kWgmmas    ? "an atomic of warp"
-                                               : "a wgmma of warp";
-  const uint32_t number = of < kFirstBarrier  ? of
-                          : of < kFirstStorer ? of - kFirstBarrier
-                          : of < kAtomics     ? (of - kFirstStorer) / 2
-                                              : (of - kAtomics) % 16;
+  const char* const what = of < kFirstBarrier ? "thread"
+                           : of < kAtomics    ? "a copy counted by mbarrier"
+                           : of < kWgmmas     ? "an atomic of warp"
+                                              : "a wgmma of warp";
+  const uint32_t number = of < kFirstBarrier ? of
+                          : of < kAtomics    ? of - kFirstBarrier
+                                             : (of - kAtomics) % 16;
   snprintf(name, sizeof name, "%s %u of rank %u, worker %u", what, number,
            worker / workers_of_rank, worker % workers_of_rank);
 }

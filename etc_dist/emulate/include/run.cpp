@@ -28,11 +28,6 @@ static void run_thread() {
   run_program(arguments[own->worker->rank]);
   if (own->count > 0) fail("wgmma instructions that no thread waited for");
   if (own->copied > 0) fail("asynchronous copies without mbarrier_arrive_copied");
-  for (uint32_t i = 0; i < stores.count; ++i) {
-    if (stores.items[i].thread == own && stores.items[i].data == nullptr) {
-      fail("a bulk store that the thread did not wait for");
-    }
-  }
   Worker& worker = *own->worker;
   worker.ended.add(own->known);
   if (worker.left == 1) {
@@ -117,10 +112,6 @@ static void end_run(uint32_t rank) {
       fail("asynchronous copies that no thread waited for");
     }
   }
-  for (uint32_t i = 0; i < stores.count;) {
-    // NOTE: all of them have read: a thread does not end earlier.
-    stores.items[i].thread->worker->rank == rank ? write_store(stores, i) : void(++i);
-  }
   Sum sum;
   for (size_t t = 0; t < thread_count; ++t) {
     if (threads[t].worker->rank == rank) sum.add(threads[t].known);
@@ -137,10 +128,6 @@ static void end_run(uint32_t rank) {
     }
     for (uint32_t i = 0; i < kBarriers; ++i) {
       raise(clock[kFirstBarrier + i], worker.phases[i].clock);
-    }
-    for (uint32_t i = 0; i < kStorers && worker.storers[i] != nullptr; ++i) {
-      raise(clock[kFirstStorer + 2 * i], worker.storers[i]->store_groups + 1);
-      raise(clock[kFirstStorer + 2 * i + 1], worker.storers[i]->store_groups + 1);
     }
   }
   for (uint32_t row = kGlobal; row < kRows; ++row) {
@@ -176,7 +163,7 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
   uint32_t slow_warp = 0, slow_rank = ranks, idle = 0;  // turns in a row without progress
   for (; left > 0; clock_ns += made_progress ? 1000 : idle < kIdleTurns ? 50'000 : 2'000'000) {
     idle = made_progress ? 0 : idle + 1;
-    made_progress = in_flight.count > 0 || stores.count > 0;  // they will complete
+    made_progress = in_flight.count > 0;  // they will complete
     if (turns >= slow_warp_until) {
       slow_warp = draw(uint32_t(thread_count / 32)), slow_warp_until = turns + draw(100);
     }
@@ -184,7 +171,7 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
       slow_rank = draw(2 * ranks), slow_rank_until = turns + draw(400);
     }
     const bool may_be_slow = idle < kIdleTurns / 2;
-    bool can_any = in_flight.count > 0 || stores.count > 0;
+    bool can_any = in_flight.count > 0;
     const uint32_t first = draw(uint32_t(thread_count));
     const uint32_t slow = draw(uint32_t(worker_count) * 4);
     for (size_t i = 0; i < thread_count; ++i) {
@@ -210,14 +197,12 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
     ++turns;
   }
   if (in_flight.count > 0) fail("asynchronous copies that no thread waited for");
-  while (stores.count > 0) write_store(stores, 0);
 }
 
 // Frees all memory. All views at once: where a run failed, some counts of uses are wrong.
 static void end_all() {
   for (uint32_t i = 0; i < in_flight.count; ++i) free(in_flight.items[i].copies);
-  for (uint32_t i = 0; i < stores.count; ++i) free(stores.items[i].data);
-  in_flight.end(), stores.end();
+  in_flight.end();
   for (size_t w = 0; w < worker_count; ++w) {
     Worker& worker = workers[w];
     if (worker.place == 0) worker.pair->sum.agents.end(), free(worker.pair);

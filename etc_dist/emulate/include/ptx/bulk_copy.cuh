@@ -44,23 +44,6 @@ inline void load_bytes(u32 shared, u64 global, u32 bytes, u32 barrier, CachePoli
   what.barrier = barrier & ((1u << emulation::kPlace) - 1), what.global = global;
   emulation::issue_async(what);
 }
-inline void store_box(const Box& box, u32 shared) {
-  emulation::issue_store(box_copy(shared, box, 0, own_place(), false), 0, 0);
-}
-inline void store_bytes(u64 global, u32 shared, u32 bytes) {
-  emulation::AsyncOp what{emulation::AsyncOp::kLoad, emulation::own->worker};
-  what.shared = shared & ((1u << emulation::kPlace) - 1);
-  emulation::issue_store(what, global, bytes);
-}
-inline void commit_stores() { ++emulation::own->store_groups; }
-template <int kPending>
-void wait_stores() {
-  emulation::wait_stores(kPending, true);
-}
-template <int kPending>
-void wait_stores_read() {
-  emulation::wait_stores(kPending, false);
-}
 
 }  // namespace etc::ptx
 

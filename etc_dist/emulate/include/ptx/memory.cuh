@@ -110,7 +110,6 @@ void fence_acq_rel() {
 }
 inline void fence_proxy_async_global() { emulation::own->known.fence(emulation::kGlobal); }
 inline void fence_proxy_async_shared() { emulation::own->known.fence(emulation::kShared); }
-inline void fence_proxy_async() { fence_proxy_async_global(), fence_proxy_async_shared(); }
 
 inline uint4 load16_l2(u64 address) { return load<uint4>(address); }
 inline uint4 load16_last(u64 address) { return load<uint4>(address); }

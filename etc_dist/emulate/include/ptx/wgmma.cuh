@@ -74,9 +74,6 @@ UNTRACKED void store_matrices(u32 shared, u32 count, emulation::Words own) {
   }
   emulation::exchange("store_matrices", {});
 }
-inline void store_matrix4(u32 shared, u32 a, u32 b, u32 c, u32 d) {
-  store_matrices<false>(shared, 4, {a, b, c, d});
-}
 inline void store_matrix2(u32 shared, u32 a, u32 b) {
   store_matrices<false>(shared, 2, {a, b});
 }
