@@ -105,7 +105,7 @@ def test_steps_give_the_logits_of_a_reference(
     all_error, most_error = ERRORS[case.dtype]
     for number, rows in enumerate(work):
         count = sum(len(ids) for _, ids in rows)
-        options = {"slices": 1 + number % 3, "heads": 4 >> number % 3}
+        options = {"tasks": 1 + number % 3}
         options["shape"] = int(count > FEW_ROWS)
         unused = number % 2 if count < MOST_ROWS else 0
         logits, ids = ours.run(rows, **options, unused=unused)

@@ -19,7 +19,7 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.models.conftest import SHAPES
 from tests.models.families import CASES, Case, Tiny
-from tests.models.steps import row_arrays
+from tests.models.steps import row_arrays, share_dims
 
 pytestmark = pytest.mark.torch
 PAGE, PAGES = 16, 2
@@ -63,14 +63,14 @@ class Ranks:
             "requests": requests,
             "most_pages": PAGES,
             "pages": requests * PAGES,
-            "attend_heads": 2,
             "steps": 1,
             "stops": 1,
             "samples": 0,
         }
 
-    def step(self, rows: list[list[int]], slices: int) -> np.ndarray:
-        """The logits of the next ids of each request."""
+    def step(self, rows: list[list[int]], tasks: int) -> np.ndarray:
+        """The logits of the next ids of each request. tasks: of attention, for each KV
+        head."""
         of = [(r, n) for r, ids in enumerate(rows) for n in range(len(ids))]
         request = [r for r, _ in of]
         position = [self.lengths[r] + n for r, n in of]
@@ -85,7 +85,7 @@ class Ranks:
                 chosen = self.config.mixture.router.top_k
                 shape = self.config.layers, len(of), chosen
                 given["experts"] = np.full(shape, -9, np.int32)
-        dims = self.dims | {"rows": len(of), "slices": slices}
+        dims = self.dims | {"rows": len(of), **share_dims(tasks)}
         found = simulate(self.plan, self.given, dims).outputs
         for given, one in zip(self.given, found, strict=True):
             given["cache"] = one["cache"]
