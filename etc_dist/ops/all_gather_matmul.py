@@ -22,7 +22,7 @@ from etc_dist.ops.host_rows import Packets, pass_on_rows, send_rows
 from etc_dist.ops.host_sums import near_rank
 from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
-from etc_dist.ops.order import ROW_GROUP, shards_in_turn
+from etc_dist.ops.order import shards_in_turn
 from etc_dist.ops.rank_tiles import RankTiles, rank_tiles_candidate
 from etc_dist.ops.tile_model import FAMILY
 
@@ -76,6 +76,7 @@ def add_gathered_matmul(
         matmul.add()
         return
     down, across, height = matmul.down, matmul.across, matmul.height
+    group = matmul.group
     gathered, arrived = push_packets(g, x, down, n, height, packet_bytes)
 
     def add_whole_tiles() -> None:
@@ -88,7 +89,7 @@ def add_gathered_matmul(
             (Matrix(gathered, (source,)), Matrix(y, (source,))),
             waits=RowEvents(arrived, height, (source,)),
             notifies=None if complete is None else complete.of(source),
-            order=lambda t: shards_in_turn(t, down, across, ROW_GROUP),
+            order=lambda t: shards_in_turn(t, down, across, group),
         )
 
     matmul.add(add_whole_tiles=add_whole_tiles)

@@ -37,11 +37,11 @@ def matmul_reduce_scatter_graph(
 ) -> None:
     """x [world, rows, k], w [n, k] or [k, n] -> y [rows, n] on each rank.
 
-    Every rank computes its partial sums of all rows, tile by tile, and pushes a block
-    of rows to the rank that owns it once all of its tiles are computed. The owner adds
-    the partial sums in rank order. See `tiles_of_dims` and `TiledMatmul` for the dims
-    that select tiles. shapes: of tiles, FAMILY or with partials="float32" FLOAT_FAMILY.
-    partials: their dtype; None: `dtype`."""
+    Every rank computes its partial sums of all rows, tile by tile. It pushes some
+    columns of a block of rows to the rank that owns it once their tiles are computed.
+    The owner adds the partial sums in rank order. See `tiles_of_dims` and `TiledMatmul`
+    for the dims that select tiles. shapes: of tiles, FAMILY or with partials="float32"
+    FLOAT_FAMILY. partials: their dtype; None: `dtype`."""
     rows, n, k = g.dims("rows n k")
     x = g.input("x", (g.world_size, rows, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)

@@ -34,17 +34,19 @@ from etc_dist.ir import (
 from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import wrap
 from etc_dist.ir.order import Order
-from etc_dist.ops.order import ROW_GROUP, grouped_rows
+from etc_dist.ops.order import ROW_GROUP, grouped_rows, row_group
 
 
 class RowEvents(NamedTuple):
-    """An event for each block of rows of a matrix, along the last axis of `events`.
-    rows: of a block, a multiple of those of each tile that waits or notifies, or all
-    rows. place: in the other axes."""
+    """An event for each block of rows of a matrix, along the last axis of `events`, or
+    for each block of rows and strip of columns, along the last two. rows: of a block, a
+    multiple of those of each tile that waits or notifies, or all rows. place: in the
+    other axes. strip: columns of tiles in a strip; None: blocks have all columns."""
 
     events: EventTensor
     rows: Expr
     place: tuple[Expr | int, ...] = ()
+    strip: Expr | None = None
 
     def of(self, *place: Expr | int) -> RowEvents:
         """The events at a place."""
@@ -52,7 +54,15 @@ class RowEvents(NamedTuple):
 
     def at(self, row: Expr) -> EventRef:
         """The event of the block of a row."""
-        return self.events[(*self.place, row // self.rows)]
+        return self._of_block(row // self.rows)
+
+    def of_tile(self, i: Expr, j: Expr, rows: Expr) -> EventRef:
+        """The event of the tile in row i and column j of tiles of so many rows."""
+        return self._of_block(i if self.rows is rows else i * rows // self.rows, j)
+
+    def _of_block(self, block: Expr, j: Expr | None = None) -> EventRef:
+        strip = () if self.strip is None or j is None else (j // self.strip,)
+        return self.events[(*self.place, block, *strip)]
 
 
 class Matrix(NamedTuple):
@@ -81,7 +91,10 @@ class TiledMatmul:
     The last `{name}split_tile_columns` columns of tiles use split-K, with
     `{name}parts` tasks for each tile. These tasks begin first, and store fp32 sums.
     Tasks that end the matmul add them, in the order of k. Epilogues other than
-    WITH_PARTS do not have these dims, and no tile uses split-K."""
+    WITH_PARTS do not have these dims, and no tile uses split-K.
+
+    Tiles run in groups of ROW_GROUP rows of tiles; with several `owners` of rows, in
+    those of `row_group`."""
 
     def __init__(
         self,
@@ -93,6 +106,8 @@ class TiledMatmul:
         weights: Sequence[Tensor],
         y: Tensor | Matrix,
         epilogue: Epilogue = store,
+        *,
+        owners: int = 1,
     ) -> None:
         self._g, self._name, self._tiles, self._dtype = g, name, tiles, dtype
         self._x = Matrix(x) if isinstance(x, Tensor) else x
@@ -104,7 +119,11 @@ class TiledMatmul:
             dims = g.dims(f"{name}split_tile_columns {name}parts")
             self._split, self._parts = dims
         m, n = self._y.shape
-        self._down = g.let(f"{name}tiles_down", ceildiv(m, tiles.rows))
+        self._down = down = g.let(f"{name}tiles_down", ceildiv(m, tiles.rows))
+        self._group: Expr | int = ROW_GROUP
+        if owners > 1:
+            group = row_group(down, tiles.rows, self._x.shape[1], owners)
+            self._group = g.let(f"{name}row_group", group)
         across = ceildiv(n, self._columns)
         self._whole = g.let(f"{name}whole_tile_columns", across - self._split)
         # A task adds the parts of a slice of a tile: SLICE of its rows if swapped, else
@@ -159,7 +178,7 @@ class TiledMatmul:
     ) -> None:
         """Add the tiles without split-K. columns: how many columns of tiles there are,
         if not all of them."""
-        name, down = self._name, self._down
+        name, down, group = self._name, self._down, self._group
         across = self._whole if columns is None else columns
         self.multiply(
             call,
@@ -167,7 +186,7 @@ class TiledMatmul:
             (self._x, self._y),
             waits=waits,
             notifies=self._complete,
-            order=lambda t: grouped_rows(t, down, across, ROW_GROUP),
+            order=lambda t: grouped_rows(t, down, across, group),
         )
 
     def multiply(
@@ -185,14 +204,15 @@ class TiledMatmul:
         Its last axes are those of the rows and columns of tiles, these counted from
         `first_column` on."""
         (x, y), (*_, i, j) = operands, grid
-        rows, columns = tile(i, self._tiles.rows), tile(first_column + j, self._columns)
+        column = first_column + j
+        rows, columns = tile(i, self._tiles.rows), tile(column, self._columns)
         self._g.call(
             self._tiles.matmul(self._dtype, self._epilogue),
             grid,
             reads=[x.at(rows, slice(None)), *self._weight_tiles(columns, slice(None))],
             writes=[y.at(rows, columns)],
-            waits=self._of(waits, i),
-            notifies=self._of(notifies, i),
+            waits=self._of(waits, i, column),
+            notifies=self._of(notifies, i, column),
             order=order,
             values=self._tiles.values,
             name=f"{self._name}{call}",
@@ -209,16 +229,16 @@ class TiledMatmul:
         sizes = self._parts, self._down, self._split
         axes = [f"{name}{axis}" for axis in ("part", "part_row", "part_column")]
         p, i, j = grid = g.grid(**dict(zip(axes, sizes, strict=True)))
-        k_span = tile(p, part_k)
+        k_span, column = tile(p, part_k), self._whole + j
         g.call(
             self._tiles.matmul(self._dtype, self._epilogue, is_part=True),
             grid,
             reads=[
                 self._x.at(tile(i, self._tiles.rows), k_span),
-                *self._weight_tiles(tile(self._whole + j, self._columns), k_span),
+                *self._weight_tiles(tile(column, self._columns), k_span),
             ],
             writes=[sums[i, j, p, :]],
-            waits=self._of(waits, i),
+            waits=self._of(waits, i, column),
             notifies=[stored[i, j]],
             values=self._tiles.values,
             name=f"{name}multiply_parts",
@@ -253,7 +273,7 @@ class TiledMatmul:
             reads=[sums[i, j, :, span(offset, SLICE_WORDS)] for offset in offsets],
             writes=[self._y.at(y_rows, y_columns)],
             waits=[stored[i, j]],
-            notifies=self._of(self._complete, i),
+            notifies=self._of(self._complete, i, self._whole + j),
             values=tiles.values,
             name=f"{name}sum_parts",
         )
@@ -262,13 +282,9 @@ class TiledMatmul:
         """Some columns of y, and some of k."""
         return [self._tiles.weight_tile(w, columns, k_span) for w in self._weights]
 
-    def _of(self, events: RowEvents | None, i: Expr) -> list[EventRef]:
-        """The event of the rows of tile i."""
-        if events is None:
-            return []
-        if events.rows is self._tiles.rows:
-            return [events.events[(*events.place, i)]]
-        return [events.at(i * self._tiles.rows)]
+    def _of(self, events: RowEvents | None, i: Expr, j: Expr) -> list[EventRef]:
+        """The event of the tile in row i and column j of tiles."""
+        return [] if events is None else [events.of_tile(i, j, self._tiles.rows)]
 
 
 def tiles_of_dims(

@@ -12,16 +12,37 @@ from etc_dist.ir.tensor import Tile
 
 ROW_GROUP = 8
 """Row blocks whose tiles run together, so that they share operand tiles in L2."""
+LEAST_GROUP = 12
+"""The same where rows have several owners, at least: then the 132 tiles of a wave have
+about as many rows as columns, so that they read few bytes."""
+KEPT_BYTES = 20 << 20
+"""Of x, that stay in the L2 cache from one column of tiles to the next. Of the 50 MB of
+an H100 or H200, the rest is for weights and results, which pass through."""
+
+
+def row_group(blocks: Expr, height: Expr, k: Expr, owners: int) -> Expr:
+    """How many of the `blocks` row blocks of each owner run together. x has `owners`
+    times as many rows, in blocks of `height` rows of k elements of two bytes.
+
+    A model of the bytes that are read from DRAM: each group reads all weights once.
+    Its rows of x are read once if they stay in the L2 cache from one column of tiles to
+    the next, otherwise once in each wave. So as many blocks run together as KEPT_BYTES
+    hold, or LEAST_GROUP if these are more. All groups have nearly equal size."""
+    kept = KEPT_BYTES // (2 * k) // (owners * height)
+    most = maximum(ceildiv(LEAST_GROUP, owners), kept)
+    return ceildiv(blocks, ceildiv(blocks, most))
 
 
 def grouped_rows(
-    t: Expr, blocks: Expr | int, columns: Expr | int, group: int
+    t: Expr, blocks: Expr | int, columns: Expr | int, group: Expr | int
 ) -> tuple[Expr, Expr]:
     """(i, j): groups of `group` row blocks, columns inside, rows innermost, so that a
     wave of workers shares few operand tiles in L2."""
-    g, rest = t // (group * columns), t % (group * columns)
     # NOTE: a launch knows both divisors, so that the host prepares them. It cannot
-    # prepare a height that depends on g.
+    # prepare a height that depends on g. The maximum shows that a divisor is positive.
+    if not isinstance(group, int):
+        group = maximum(1, group)
+    g, rest = t // (group * columns), t % (group * columns)
     last_height = maximum(1, blocks % group)
     is_full = g < wrap(blocks) // group
     i = select(is_full, rest % group, rest % last_height)
@@ -60,7 +81,7 @@ def tile_grid(
 
 
 def shards_in_turn(
-    t: Expr, blocks: Expr | int, columns: Expr | int, group: int
+    t: Expr, blocks: Expr | int, columns: Expr | int, group: Expr | int
 ) -> tuple[Expr, Expr, Expr]:
     """(p, i, j): one shard of rows after the other, `grouped_rows` within each."""
     tiles = blocks * columns
@@ -77,25 +98,31 @@ def last_between(t: Expr, parts: int, tasks: Expr | int) -> tuple[Expr, Expr]:
     return p, (1 - is_last) * (other % tasks) + is_last * turn
 
 
-def owners_in_turn(
-    t: Expr, owners: Expr, blocks: Expr, columns: Expr, group: Expr
+def owners_together(
+    t: Expr, owners: int, blocks: Expr, columns: Expr, group: Expr, late: Expr
 ) -> tuple[Expr, Expr, Expr]:
-    """(p, i, j): for each group of row blocks, all owners of rows in turn. Of one
-    owner, rows are innermost: its blocks of a group complete together."""
-    # NOTE: as in grouped_rows, a launch knows the divisors. The maximum shows that this
-    # one is positive.
+    """(p, i, j): groups of `group` row blocks of each of `owners` > 1 owners, columns
+    inside, rows of all owners innermost. But the last `late` tiles of the last owner
+    follow all others: while they are computed, those of the others are sent."""
+    others, tiles = owners - 1, blocks * columns
+    early = owners * (tiles - late)
+    tail = maximum(0, t - early)
+    is_early, is_other = t < early, tail < others * late
+    # NOTE: a launch knows the divisors if they are the same for all tiles: the index of
+    # a tile among those of its owners, times stride / the number of these owners. The
+    # maximum shows that it is not negative.
+    stride = owners * others
+    of_others = others * (tiles - late) + tail
+    own = tiles - late + tail - others * late
+    index = select(is_other, owners * of_others, stride * own)
+    place = maximum(0, select(is_early, others * t, index))
     group = maximum(1, group)
-    of_group = owners * group * columns
-    g, rest = t // of_group, t % of_group
-    is_full = g < blocks // group
+    of_group = stride * group * columns
+    g, rest = place // of_group, place % of_group
     last = maximum(1, blocks % group)
-
-    def divided(number: Expr, full: Expr | int, last: Expr | int) -> tuple[Expr, Expr]:
-        return (
-            select(is_full, number // full, number // last),
-            select(is_full, number % full, number % last),
-        )
-
-    p, inner = divided(rest, group * columns, last * columns)
-    j, i = divided(inner, group, last)
-    return p, g * group + i, j
+    is_full = g < blocks // group
+    j = select(is_full, rest // (stride * group), rest // (stride * last))
+    inner = select(is_full, rest % (stride * group), rest % (stride * last))
+    p = inner % stride
+    p = select(is_early, p // others, select(is_other, p // owners, others))
+    return p, g * group + inner // stride, j

@@ -6,7 +6,8 @@ from __future__ import annotations
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.epilogue import partial as store_partial
 from etc_dist.functions.epilogue import store
-from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
+from etc_dist.functions.push_rows import PACKET_BYTES
+from etc_dist.functions.push_tile import push_tile
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.ir import (
@@ -26,15 +27,19 @@ from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import Comparison, wrap
 from etc_dist.ops.host_sums import HostSums, host_after, near_rank
 from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul
-from etc_dist.ops.order import ROW_GROUP, owners_in_turn, shards_in_turn
+from etc_dist.ops.order import owners_together, shards_in_turn
 from etc_dist.ops.rank_tiles import RankTiles
 
 WAVE = 128
-"""About the number of tiles that run at the same time. The tiles of one owner that
-follow each other are at most so many, if a row of tiles is not longer. Own rows come
-last: while they are computed, those of the others are sent."""
+"""About the number of tiles that run at the same time, and of a turn, of all owners. So
+many of the last own tiles follow all other tiles: while they are computed, those of the
+others are sent. By simulated runs (`predict/`), half as many take up to 13 % longer,
+turns of twice as many up to 6 %. Not measured."""
 SUMMED = 2048
 """Columns of a row whose partial sums one warp adds, or of several short rows."""
+SEGMENT = 512
+"""Of a row that is sent, the least columns of a strip. Assumed: shorter segments leave
+a part of NVLink's rate unused."""
 
 
 class ReturnedRows:
@@ -49,16 +54,13 @@ class ReturnedRows:
     ranks for one host after the other. Then come those to be sent, each to the near
     rank with the owner's local rank."""
 
-    def __init__(
-        self, g: Graph, y: Tensor, dtype: str, packet_bytes: int = PACKET_BYTES
-    ) -> None:
+    def __init__(self, g: Graph, y: Tensor, dtype: str) -> None:
         self.g, self._y = g, y
         self.world, self.near = g.world_size, g.local_size
         self.hosts = self.world // self.near
         (rows, n), sent = y.shape, self.hosts * (self.near - 1)
         shape = self.world + sent, rows, n
         self._partials = g.symmetric("partials", shape, dtype)
-        self._packet_rows = maximum(1, packet_bytes // (n * self._partials.itemsize))
 
     def owner(self, p: Expr | int) -> Expr:
         """The rank that is p-th in turn."""
@@ -70,51 +72,93 @@ class ReturnedRows:
 
     def of(self, p: Expr | int) -> Matrix:
         """This rank's partial sums for the owner that is p-th in turn."""
-        rank, near, e = self.g.rank, self.near, wrap(p)
-        own, sent = wrap(rank), self.world + e
+        near, host, e = self.near, wrap(0), wrap(p)
         if self.hosts > 1:
-            host, e = wrap(p) // near, wrap(p) % near
-            own, sent = host * near + rank % near, self.world + host * (near - 1) + e
+            host, e = e // near, e % near
+        (own,), (sent,) = self.own(host).place, self.sent(host, e).place
         return Matrix(self._partials, (select(equal(e, near - 1), own, sent),))
 
-    def add(self, matmul: RankTiles, produced: EventTensor, group: Expr) -> None:
-        """Add the transfers and the sums. produced [world, blocks]: the events of the
-        blocks of `of(p)`. group: the blocks of each owner in one turn."""
+    def own(self, host: Expr) -> Matrix:
+        """The place of this rank's partial sums among those that are added for a host,
+        by their owner: this rank, or the near rank to which they are sent."""
+        rank = self.g.rank
+        place = rank if self.hosts == 1 else host * self.near + rank % self.near
+        return Matrix(self._partials, (wrap(place),))
+
+    def sent(self, host: Expr, e: Expr) -> Matrix:
+        """This rank's partial sums for the e-th owner of a host, to be sent."""
+        place = self.world + host * (self.near - 1) + e
+        return Matrix(self._partials, (place,))
+
+    def strip(self, matmul: RankTiles) -> Expr:
+        """The number of columns of tiles that are sent together. On one host, a turn is
+        a strip of a group of blocks, and has at most about WAVE tiles of all owners;
+        strips have nearly equal size, of at least about SEGMENT columns of y. Over
+        several hosts whole rows are sent."""
+        across = matmul.across
+        if self.hosts > 1:
+            return across
+        wave = ceildiv(WAVE, self.world * matmul.group)
+        most = maximum(1, across * matmul.columns // SEGMENT)
+        return self.g.let(
+            "strip_tiles", ceildiv(across, minimum(most, ceildiv(across, wave)))
+        )
+
+    def add(
+        self, matmul: RankTiles, produced: EventTensor, strip: Expr, late: Expr
+    ) -> None:
+        """Add the transfers and the sums. produced: the events [world, blocks, strips]
+        of tiles of `of(p)`. late: the number of own tiles that follow all others."""
         g, near, hosts, height = self.g, self.near, self.hosts, matmul.height
-        if hosts == 1:
-            return self._add_on_host(matmul, produced, group)
+        transfers = None
+        if near > 1:
+            transfers = Transfers(g, self, matmul, produced, strip)
+            if hosts == 1:
+                return self._add_on_host(matmul, produced, transfers, strip, late)
         blocks = matmul.down
-        arrived = self._arrived(blocks, height) if near > 1 else None
         sums = HostSums(g, self._partials, self._y, blocks, height, SUMMED)
         with g.loop(turn=hosts * blocks) as turn:
             host, i = turn // blocks, turn % blocks
-            ready = [produced[host * near + near - 1, i]]
-            if arrived is not None:
-                e, q = grid = g.grid(owner=near - 1, packet=self._packets)
-                self._send(grid, (host, e, i, q), produced, arrived, height)
-                ready += [arrived[host, i]]
+            ready = [produced[host * near + near - 1, i, 0]]
+            if transfers is not None:
+                e, q = grid = g.grid(owner=near - 1, packet=transfers.packets)
+                transfers.add(grid, (host, e, i, wrap(0), q))
+                ready += [transfers.arrived[host, i, 0]]
             sums.send(host, i, ready)
         sums.add()
 
     def _add_on_host(
-        self, matmul: RankTiles, produced: EventTensor, group: Expr
+        self,
+        matmul: RankTiles,
+        produced: EventTensor,
+        transfers: Transfers,
+        strip: Expr,
+        late: Expr,
     ) -> None:
-        """The same on one host. While blocks of one turn are sent, those of the turn
-        before are summed: a share of their rows before the transfers to each owner."""
-        g, blocks, height, others = self.g, matmul.down, matmul.height, self.world - 1
-        arrived, y = self._arrived(blocks, height), self._y
-        turns = g.let("turns", ceildiv(blocks, group))
+        """The same on one host. While the blocks of a turn are sent, those of an
+        earlier one are summed, whose own tiles are not late: a share of their rows
+        before the transfers to each owner."""
+        g, y, blocks, group = self.g, self._y, matmul.down, matmul.group
+        height, others = matmul.height, self.world - 1
+        width, strips = transfers.width, transfers.strips
+        turns = ceildiv(blocks, group) * strips
+        late_turns = 1 + ceildiv(late, group * strip)
+        after = g.let("summed_after", minimum(turns, late_turns))
         share = g.let("summed_rows", ceildiv(height, others))
-        pieces = g.let("pieces", ceildiv(y.shape[1], SUMMED))
-        most = g.let("piece_rows", maximum(1, SUMMED // y.shape[1]))
-        with g.loop(turn=(turns + 1) * others) as turn:
+        pieces = g.let("pieces", ceildiv(width, SUMMED))
+        most = g.let("piece_rows", maximum(1, SUMMED // width))
+        share_pieces = g.let("share_pieces", ceildiv(share, most))
+        is_float = self._partials.dtype == "float32"
+        with g.loop(turn=(turns + after) * others) as turn:
             step, e = turn // others, turn % others
-            b, r, c = grid = g.grid(block=group, row=ceildiv(share, most), piece=pieces)
-            i = select(step < 1, blocks, (step - 1) * group + b)
+            b, r, c = grid = g.grid(block=group, row=share_pieces, piece=pieces)
+            summed = maximum(0, step - after)
+            s = summed % strips
+            i = select(step < after, blocks, summed // strips * group + b)
             row, end = e * share + r * most, minimum(height, e * share + share)
             rows = span(i * height + row, maximum(0, minimum(most, end - row)))
-            piece = rows, tile(c, SUMMED)
-            is_float = self._partials.dtype == "float32"
+            columns = minimum(SUMMED, width - c * SUMMED)
+            piece = rows, span(s * width + c * SUMMED, columns)
             g.call(
                 add_partials(y.dtype) if is_float else sum_ranks(y.dtype),
                 grid,
@@ -122,48 +166,69 @@ class ReturnedRows:
                 reads=[self._partials[span(0, self.world), *piece]],
                 writes=[y[piece]],
                 waits=[
-                    events[index, i].when(i < blocks)
-                    for events, index in ((arrived, 0), (produced, others))
+                    events[index, i, s].when(i < blocks)
+                    for events, index in ((transfers.arrived, 0), (produced, others))
                 ],
             )
-            b, q = grid = g.grid(block=group, packet=self._packets)
-            i = step * group + b
-            self._send(grid, (0, e, i, q), produced, arrived, height, i < blocks)
+            b, q = grid = g.grid(block=group, packet=transfers.packets)
+            i = step // strips * group + b
+            transfers.add(grid, (wrap(0), e, i, step % strips, q), i < blocks)
 
-    def _arrived(self, blocks: Expr, height: Expr) -> EventTensor:
-        """The events of the blocks that near ranks send, for each host."""
-        g = self.g
-        packet = minimum(height, self._packet_rows)
+
+class Transfers:
+    """The transfers of the partial sums of `returned`, by packets of rows of a strip:
+    `packets` of each block of rows, in `strips` strips of `width` columns of y.
+    arrived: the events [hosts, blocks, strips] of those that near ranks send."""
+
+    def __init__(
+        self,
+        g: Graph,
+        returned: ReturnedRows,
+        matmul: RankTiles,
+        produced: EventTensor,
+        strip: Expr,
+    ) -> None:
+        self._g, self._returned, self._produced = g, returned, produced
+        self._height, height = matmul.height, matmul.height
+        *_, blocks, self.strips = produced.shape
+        self.width = g.let("strip_columns", matmul.columns * strip)
+        partials = returned.own(wrap(0))
+        row_bytes = minimum(partials.shape[1], self.width) * partials.tensor.itemsize
+        packet = minimum(height, maximum(1, PACKET_BYTES // row_bytes))
         self._packet = g.let("returned_packet_rows", packet)
-        self._packets = g.let("returned_packets", ceildiv(height, self._packet))
-        expected, shape = (self.near - 1) * self._packets, (self.hosts, blocks)
-        return g.events("returned", shape, expects=expected, cross_rank=True)
+        self.packets = g.let("returned_packets", ceildiv(height, self._packet))
+        self.arrived = g.events(
+            "returned",
+            (returned.hosts, blocks, self.strips),
+            expects=(returned.near - 1) * self.packets,
+            cross_rank=True,
+        )
 
-    def _send(
+    def add(
         self,
         grid: Grid,
-        place: tuple[Expr | int, Expr, Expr, Expr],
-        produced: EventTensor,
-        arrived: EventTensor,
-        height: Expr,
+        place: tuple[Expr, Expr, Expr, Expr, Expr],
         condition: Comparison | None = None,
     ) -> None:
-        """Add the transfers of packets. place: the host, the owner of that host, the
-        block and the packet. condition: whether there is such a block."""
-        g, near, (host, e, i, q) = self.g, self.near, place
+        """Add those of `grid`. place: the host, the owner of that host, the block, the
+        strip and the packet. condition: whether there is such a block."""
+        g, near, (host, e, i, s, q) = self._g, self._returned.near, place
         start = q * self._packet
-        rows = span(i * height + start, minimum(self._packet, height - start))
+        rows = span(
+            i * self._height + start, minimum(self._packet, self._height - start)
+        )
+        piece = rows, tile(s, self.width)
         to, p = near_rank(g, (g.rank + 1 + e) % near), host * near + e
-        own, sent = host * near + g.rank % near, self.world + host * (near - 1) + e
-        events = [produced[p, i], arrived.on(to)[host, i]]
+        sent, own = self._returned.sent(host, e), self._returned.own(host)
+        events = [self._produced[p, i, s], self.arrived.on(to)[host, i, s]]
         if condition is not None:
             events = [event.when(condition) for event in events]
         g.call(
-            push_rows(),
+            push_tile(sent.tensor.dtype),
             grid,
             name="return_rows",
-            reads=[self._partials[sent, rows, :]],
-            writes=[self._partials.on(to)[own, rows, :]],
+            reads=[sent.at(*piece)],
+            writes=[own.tensor.on(to)[(*own.place, *piece)]],
             waits=events[:1],
             notifies=events[1:],
         )
@@ -196,22 +261,23 @@ def add_returned_matmul(
     returned = ReturnedRows(g, y, partials or y.dtype)
     world, last = returned.world, returned.world - 1
     own_x, own_y = Matrix(x, (g.rank,)), returned.of(last)
-    matmul = RankTiles(g, name, tiles, x.dtype, own_x, [w], own_y, epilogue)
-    produced = matmul.complete_rows("produced", world, matmul.height, last)
-    down, across = matmul.down, matmul.across
+    matmul = RankTiles(
+        *(g, name, tiles, x.dtype, own_x, [w], own_y, epilogue),
+        owners=world if returned.hosts == 1 else 1,
+    )
+    strip = returned.strip(matmul)
+    produced = matmul.complete_strips("produced", world, strip, last)
+    down, across, group = matmul.down, matmul.across, wrap(matmul.group)
     # With split-K, whose sums come last, all own rows follow those of the peers.
     is_split = minimum(1, matmul.split)
-    group: Expr = wrap(1)
-    if returned.hosts == 1:
-        turns = ceildiv(down, maximum(1, WAVE // across))
-        evenly = ceildiv(down, turns) * (1 - is_split)
-        group = g.let(f"{name}row_group", evenly + is_split * down)
+    most = select(equal(is_split, 1), down * across, WAVE)
+    late = g.let(f"{name}late_tiles", minimum(down * across, most))
     owners = g.let(f"{name}owners", world - is_split)
 
     def order(t: Expr) -> tuple[Expr, Expr, Expr]:
         if returned.hosts == 1:
-            return owners_in_turn(t, owners, down, across, group)
-        return shards_in_turn(t, down, across, ROW_GROUP)
+            return owners_together(t, world, down, across, group, late)
+        return shards_in_turn(t, down, across, group)
 
     def add_whole_tiles() -> None:
         p, *_ = grid = matmul.grid(owners, across)
@@ -221,11 +287,11 @@ def add_returned_matmul(
             grid,
             (Matrix(x, (owner,)), returned.of(p)),
             waits=ready(owner),
-            notifies=RowEvents(produced, matmul.height, (p,)),
+            notifies=produced.of(p),
             order=order,
         )
         columns = g.let(f"{name}own_columns", is_split * matmul.whole)
         matmul.add_whole_tiles(ready(g.rank), columns=columns, call="multiply_own")
 
     matmul.add(ready(g.rank), add_whole_tiles)
-    returned.add(matmul, produced, group)
+    returned.add(matmul, produced.events, strip, late)

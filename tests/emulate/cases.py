@@ -117,9 +117,14 @@ def matmul_of(x: Any, w: Any) -> Answer:
 
 
 def matmul_reduce_scatter(
-    rows: int, w_layout: str = "nk", columns: int = 128, split: int = 0, parts: int = 1
+    rows: int,
+    w_layout: str = "nk",
+    columns: int = 128,
+    split: int = 0,
+    parts: int = 1,
+    n: int = 264,
 ) -> Given:
-    n, k = 264, 136
+    k = 136
     shape = (n, k) if w_layout == "nk" else (k, n)
     rng = np.random.default_rng(4)
     inputs = [

@@ -173,6 +173,9 @@ BROKEN = {
             "sum[2 * i] += pair.x, sum[2 * i + 1] += pair.y;": "sum[2 * i] += pair.x;",
         }
     },
+    "functions/push_tile": {
+        "sum in strips": {"begin -= bytes;": "begin = 0;", "++row;": "row += 2;"}
+    },
     "functions/rms_norm": {"decoder": {"task.sync();": ""}},
     "functions/attend": {
         "attention": {

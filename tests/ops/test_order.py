@@ -1,11 +1,24 @@
-"""Orders of tasks: each coordinate once, in the sequence that they promise."""
+"""Orders of tasks: each coordinate once, in the sequence that they promise, and few
+bytes from DRAM."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from itertools import product
+
+import numpy as np
 import pytest
 
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir import GraphFunction
 from etc_dist.ir.call import TASK
-from etc_dist.ops.order import last_between
+from etc_dist.ir.expr import wrap
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.order import last_between, owners_together
+from tests.graphs.rank_tiles import tile_dims
+
+WORKERS, L2_BYTES, STEPS, COLUMNS = 132, 40_000_000, 8, 128
+SHAPES = (TileShape(96, COLUMNS, "none", swapped=True),)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 5])
@@ -19,3 +32,60 @@ def test_the_last_part_lies_between_the_others(parts, tasks):
     assert [pair for pair in found if pair[0] != last] == others
     places = [t for t, (p, _) in enumerate(found) if p == last]
     assert places == list(range(last, parts * tasks, parts))
+
+
+@pytest.mark.parametrize("group", [1, 2, 5])
+@pytest.mark.parametrize("late", [0, 4, 15])
+@pytest.mark.parametrize("owners", [2, 3])
+def test_owners_run_together_and_late_own_tiles_last(owners, late, group):
+    blocks, columns = 5, 3
+    sizes = map(wrap, (blocks, columns, group, late))
+    order = owners_together(TASK, owners, *sizes)
+    tasks = range(owners * blocks * columns)
+    found = [tuple(int(e.evaluate({"t": t})) for e in order) for t in tasks]
+    tiles = sorted(product(range(blocks), range(columns)), key=lambda at: at[0])
+    tiles.sort(key=lambda at: (at[0] // group, at[1], at[0]))
+    early, others = len(tiles) - late, range(owners - 1)
+    assert found == [
+        *((p, *at) for at in tiles[:early] for p in range(owners)),
+        *((p, *at) for at in tiles[early:] for p in others),
+        *((owners - 1, *at) for at in tiles[early:]),
+    ]
+
+
+def reads(graph: GraphFunction, **sizes: int) -> list[float]:
+    """How often x and w are read from DRAM, by a wave of tiles after the other, each in
+    STEPS along k, with an L2 cache that evicts what was used least recently."""
+    env = graph.environment({**sizes, **tile_dims(graph, COLUMNS)}, 0)
+    (call,) = (each for each in graph.calls if each.name == "tile_matmul")
+    inner = {**env, TASK.name: np.arange(call.tasks.evaluate(env))}
+    at = [e.evaluate(inner).tolist() for e in call.order]
+    tiles = [(row, (column,)) for *row, column in zip(*at, strict=True)]
+    step_bytes = 2 * env["k"] // STEPS
+    nbytes = step_bytes * env["tile_even_rows"], step_bytes * COLUMNS
+    cache: OrderedDict[tuple[int, ...], int] = OrderedDict()
+    read, used = [0, 0], 0
+    for first in range(0, len(tiles), WORKERS):
+        wave = tiles[first : first + WORKERS]
+        for step, tile, operand in product(range(STEPS), wave, range(2)):
+            key = operand, step, *tile[operand]
+            if key not in cache:
+                cache[key] = nbytes[operand]
+                read[operand] += nbytes[operand]
+                used += nbytes[operand]
+            cache.move_to_end(key)
+            while used > L2_BYTES:
+                used -= cache.popitem(last=False)[1]
+    rows = graph.world_size * env["rows"]
+    return [
+        nbytes / (2 * env["k"] * count)
+        for nbytes, count in zip(read, (rows, env["n"]), strict=True)
+    ]
+
+
+def test_a_reduce_scatter_reads_weights_from_dram_about_once():
+    """Once more by the last own tiles. With owners in turn it would read them 3.6
+    times."""
+    graph = matmul_reduce_scatter_graph(2, shapes=SHAPES)
+    x, w = reads(graph, rows=257, n=9472, k=3904)
+    assert w < 1.5 and x < 2.5

@@ -58,6 +58,18 @@ def test_reduce_scatter_is_correct_at_odd_shapes(
     assert check(graph, workers, **dims).unchecked == ()
 
 
+@pytest.mark.parametrize("split", [0, 2])
+@pytest.mark.parametrize(("world", "k"), [(2, 600), (3, 600), (2, 40_000)])
+def test_reduce_scatter_in_turns_is_correct(world: int, k: int, split: int) -> None:
+    """Several strips of columns, and with large k several groups of blocks."""
+    graph = scatter(world)
+    dims = {"rows": 150, "n": 1100, "k": k, **tile_dims(graph, 16, split, 1 + split)}
+    env = graph.environment(dims, 0)
+    assert env["produced_strips"] > 1
+    assert (env["row_group"] < env["tiles_down"]) == (k > 600)
+    assert check(graph, 8, **dims).unchecked == ()
+
+
 @given(world=ranks, dims=shapes, workers=numbers, packet=st.sampled_from([1, 64, 300]))
 def test_all_gather_is_correct_at_odd_shapes(
     world: int, dims: dict[str, int], workers: int, packet: int

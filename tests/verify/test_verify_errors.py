@@ -167,13 +167,13 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "forgotten on each rank": (
         lambda g: change(scatter(2), "return_rows", notifies=()),
-        "sum_ranks[turn=1, block=0, row=0, piece=0] on rank 0 waits for returned[0, 0]|"
-        "make 0 (and 5 more like it)|can never be met|no event orders them|where: 2 "
+        "sum_ranks[turn=1, block=0, row=0, piece=0] on rank 0 waits for returned[0, 0, "
+        "0]|make 0 (and 5 more like it)|can never be met|no event orders them|where: 2 "
         "ranks, 2 workers each, at rows=20, n=20, k=4, shape=0, ",
     ),
     "no wait": (
         lambda g: change(scatter(2), "sum_ranks", waits=()),
-        "returned[0, 0] on rank 0 is notified 1 times, and no task "
+        "returned[0, 0, 0] on rank 0 is notified 1 times, and no task "
         "waits|return_rows[|sum_ranks[|no event orders them",
     ),
     "no wait for peers": (
