@@ -27,7 +27,6 @@ struct Run {
   // With kLoadsEarly: 0 until the mbarriers are initialized; in the producer thread, until its
   // admission. The other threads of its warp never read it.
   u32 epoch;
-  u32 start;  // when this worker began: the low word of the clock, ns
 
   // This rank's symmetric block.
   ETC_DEVICE u64 self() const { return g.peer[g.rank]; }

@@ -7,7 +7,7 @@ namespace etc {
 
 class Admission {
   static constexpr u32 kOffset = Shared::kWorkOffset + WorkRing::kBytes + TicketChannel::kBytes;
-  static_assert(kOffset + 24 <= Shared::kWorkOffset + Shared::kWorkBytes);
+  static_assert(kOffset + 28 <= Shared::kWorkOffset + Shared::kWorkBytes);
 
  public:
   ETC_DEVICE explicit Admission(u32 base) : barrier_(base + kOffset) {}
@@ -33,6 +33,12 @@ class Admission {
     }
     return ptx::load_shared(barrier_ + 8) != 0;
   }
+  // One thread of another warp, before all of these meet: when this worker began, the low word of the
+  // clock in ns. NOTE: a register that keeps it while tiles are computed makes some programs spill.
+  ETC_DEVICE void store_start() const {
+    ptx::store_shared(barrier_ + 24, u32(ptx::global_timer()));
+  }
+  ETC_DEVICE u32 start() const { return ptx::load_shared(barrier_ + 24); }
   // After wait(): the epoch of publish().
   ETC_DEVICE u32 epoch() const { return ptx::load_shared(barrier_ + 12); }
 

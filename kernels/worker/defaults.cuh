@@ -24,6 +24,7 @@ struct VariantDefaults {
 // as many rows of operand(), wait(), notify() and peer() as it has constants for.
 template <class Args, int kNumber, class LaneQueue = void>
 struct CallDefaults : VariantDefaults {
+  using Defaults = CallDefaults;
   using Queue = LaneQueue;  // of a dynamic program: see queue/README.md
   static constexpr int kCall = kNumber;
   static constexpr int kWorld = Args::kWorld;

@@ -111,6 +111,7 @@ class TensorLane {
 
   // One thread, once all mbarriers are initialized, those of the other worker of a cluster, too.
   ETC_DEVICE void publish_initialized() const { Admission(base_).publish_initialized(); }
+  ETC_DEVICE void store_start() const { Admission(base_).store_start(); }
   // One thread, after the other warps agree: whether tasks are to run.
   ETC_DEVICE void admit(bool runs, u32 epoch) const { Admission(base_).publish(runs, epoch); }
   // Reads the epoch of admit() into the run.
@@ -270,7 +271,7 @@ class TensorLane {
   // gather role there.
   // NOTE: the same loop for both kinds of warps, so that the code of the lane's tasks exists once.
   ETC_DEVICE bool run_transfers(bool assists, Tracer<Program>& trace) const {
-    TransferLane<Program> transfer(run_, trace);
+    TransferLane<Program> transfer(run_, base_, trace);
     u32 consumed = 0;
     StageGatherer<Program> stages(base_);
     bool going = true;

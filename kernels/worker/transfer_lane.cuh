@@ -1,11 +1,20 @@
 // The transfer lane: single warps that copy and reduce, concurrently with the tensor lane.
 #pragma once
 #include "queue/pop.cuh"
+#include "worker/admission.cuh"
 #include "worker/calls.cuh"
 #include "worker/task.cuh"
 #include "worker/trace.cuh"
 
 namespace etc {
+
+// Whether the call has a pace, which may be 0 ns per task in a run.
+template <class Call>
+constexpr bool kHasPace = Call::pace != Call::Defaults::pace;
+
+template <class Program>
+constexpr bool kIsPaced =
+    Program::TransferCalls::any([](auto call) { return kHasPace<decltype(call)>; });
 
 // One warp of the lane. Units are claimed in order with an atomic ticket. A warp holds a claimed
 // unit until it can run, so the order alone determines that the lane cannot deadlock. In a dynamic
@@ -15,8 +24,8 @@ class TransferLane {
   using Calls = typename Program::TransferCalls;
 
  public:
-  ETC_DEVICE TransferLane(const Run<Program>& run, Tracer<Program>& trace)
-      : run_(run), trace_(trace), entered_(0), unit_(-1), has_ticket_(false) {
+  ETC_DEVICE TransferLane(const Run<Program>& run, u32 base, Tracer<Program>& trace)
+      : run_(run), base_(base), trace_(trace), entered_(0), unit_(-1), has_ticket_(false) {
     total_ = Program::kDynamic ? kLaneOver : Calls::units(run.g);
   }
 
@@ -134,12 +143,12 @@ class TransferLane {
   }
 
   template <class Call>
-  ETC_DEVICE bool is_paced() const {  // false is known at compile time
-    return Call::pace(run_.g) != 0;
+  ETC_DEVICE bool is_paced() const {
+    return kHasPace<Call> && Call::pace(run_.g) != 0;
   }
   template <class Call>
   ETC_DEVICE u32 due(i32 t) const {
-    return run_.start + u32(t) * u32(Call::pace(run_.g));
+    return Admission(base_).start() + u32(t) * u32(Call::pace(run_.g));
   }
 
   template <class Call>
@@ -177,6 +186,7 @@ class TransferLane {
   }
 
   const Run<Program>& run_;
+  const u32 base_;  // shared address
   Tracer<Program>& trace_;
   u32 entered_;
   i32 unit_, total_;

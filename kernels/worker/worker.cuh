@@ -140,7 +140,7 @@ template <class Program>
 ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const Control* control = reinterpret_cast<const Control*>(g.control);
   // NOTE: where loads can begin early, what is loaded here would delay the fence after init().
-  Run<Program> run{g, kLoadsEarly<Program> ? 0 : control->epoch, u32(ptx::global_timer())};
+  Run<Program> run{g, kLoadsEarly<Program> ? 0 : control->epoch};
   const TensorLane<Program> tensor(run, ptx::shared_memory());
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Tracer<Program> trace(run);
@@ -194,6 +194,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
       is_aborted = ptx::defer_use(aborted) != 0;
       if (!kStoreWarpBegins<Program> && warp > kProducerWarp) begin_epoch(run, is_aborted);
     }
+    if (kIsPaced<Program> && threadIdx.x == 0) tensor.store_start();
     // A peer may abort at any moment: the threads of a worker must agree.
     const bool is_skipped = ptx::named_barrier_any<kOtherWarps * 32>(kAgreeBarrier, is_aborted);
     if constexpr (!kLoadsEarly<Program>) meet();
