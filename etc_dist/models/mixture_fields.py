@@ -29,7 +29,7 @@ def counts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for name, others in COUNTS.items():
         all_names = {key: given[key] for key in (name, *others) if key in given}
         values = [value for value in all_names.values() if value is not None]
-        if any(value != values[0] for value in values):
+        if any(value != values[0] for value in values[1:]):
             wanted = f"one number for {' and '.join(all_names)}"
             raise refused(path, wanted, repr(all_names), "correct it")
         if all_names:
