@@ -12,12 +12,13 @@ import numpy as np
 import etc_dist
 from etc_dist import graph_function, tile
 from etc_dist.functions.append_kv import PagedCache, append_kv
-from etc_dist.functions.attend import attend
+from etc_dist.functions.attend import attend, written
 from etc_dist.functions.epilogue import residual, store, swiglu
+from etc_dist.functions.plan_shares import BOUND, EXTENT, MOST_ROWS, plan_shares
 from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.rotary import frequencies, rotary_table
 from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import ceildiv, span
+from etc_dist.ir import ceildiv, minimum, span
 
 TYPE, EPS, PAGE = "bfloat16", 1e-5, 16
 DIM, GROUP = 64, 2  # size of a head, query heads of a KV head
@@ -53,7 +54,7 @@ def decoder_layer(g):
         phase(name, rms_norm(TYPE, EPS), {"r": rows}, regions)
 
     def matmul(name, x, weights, y, epilogue=store, others=(), **options):
-        tiles = Tiles(g, name, 0, [TileShape(128, 128)])
+        tiles = Tiles(g, name, 0, [TileShape(128, 128, "none")])
         width = tiles.half_columns() if epilogue.gated else tiles.columns
         shape = y.shape[1], x.shape[1]
         weights = [g.input(weight, shape, TYPE) for weight in weights]
@@ -79,6 +80,26 @@ def decoder_layer(g):
     def places(own=slice(None)):
         return [cos_sin[:, :], request[own], position[own], table[:, :]]
 
+    # One share of all rows: no row is divided, and no slices are combined.
+    extents, bounds, combined, num_combined = (
+        g.local(name, shape, "int32")
+        for name, shape in (
+            ("extents", (rows, EXTENT)),
+            ("bounds", (2, BOUND)),
+            ("combined", (1, 3)),
+            ("num_combined", (1,)),
+        )
+    )
+    share, cuts = g.let("share", 1), g.let("no_cuts", 0)
+
+    def plan(_):
+        every = span(0, minimum(MOST_ROWS, rows))
+        lists = [combined[:, :], num_combined[:]]
+        return places(every), [extents[every, :], bounds[:, :], *lists]
+
+    numbers = {"lists": share, "cuts": cuts}
+    phase("plan", plan_shares(PAGED), {"n": 1}, plan, values=numbers)
+
     normed, qkv = local("normed", hidden), local("qkv", heads * (GROUP + 2) * DIM)
     norm("norm", x, normed)
     matmul("qkv_matmul", normed, ["w_qkv"], qkv)
@@ -88,19 +109,19 @@ def decoder_layer(g):
         return [k, v, *places()], [cache[:, :, h, :, :]]
 
     phase("append", append_kv(PAGED), {"h": heads}, append)
-    sums = g.local("sums", (rows, heads * GROUP, 1, DIM), "float32")
-    stats = g.local("stats", (rows, heads * GROUP, 1, 2), "float32")
+    sums = g.local("sums", (2, heads * GROUP, DIM), "float32")
+    stats = g.local("stats", (2, heads * GROUP, 2), "float32")
     attention = local("attention", heads * GROUP * DIM)
 
-    def attend_row(r, h, s):
-        own, of_head = span(r, 1), tile(h, GROUP * DIM)
-        none = [z[own, tile(h, GROUP), span(s, 0), :] for z in (sums, stats)]
-        reads = [qkv[own, of_head], *places(own), cache[:, :, h, :, :]]
-        return reads, [*none, attention[own, of_head]]
+    def attend_head(h, j):
+        of_head, (own, slots) = tile(h, GROUP * DIM), written(bounds, (), j, share)
+        parts = [z[span(*slots), tile(h, GROUP), :] for z in (sums, stats)]
+        plans = [extents[:, :], bounds[:, :]]
+        reads = [qkv[:, of_head], cos_sin[:, :], table[:, :], cache[:, :, h, :, :]]
+        return [*reads, *plans], [*parts, attention[span(*own), of_head]]
 
-    axes = {"r": rows, "h": heads, "s": 1}
-    one = {"slices": g.let("slices", 1)}
-    phase("attend", attend(PAGED), axes, attend_row, values=one)
+    axes, numbers = {"h": heads, "j": 1}, {"shares_of_task": share, "cuts": cuts}
+    phase("attend", attend(PAGED), axes, attend_head, values=numbers)
 
     middle, again = local("middle", hidden), local("again", hidden)
     active = local("active", inner)
