@@ -15,7 +15,7 @@ from etc_dist.ir.function import TENSOR
 def combine_slices(head_dim: int, dtype: str, *, early: bool = False) -> DeviceFunction:
     """sums [slots, heads, head_dim] and stats [slots, heads, 2] of the slices of a row
     by `attend`, in fp32 -> y [heads * head_dim] in `dtype`, combined in order. A
-    slot with the weight 0 counts nothing, whatever its sums are.
+    slot with the weight 0 counts nothing, and its sums may be any bytes.
 
     A dim or named number: cuts, as in `plan_shares`. If it is 0, only the first slot
     and every second one after it has a slice. early: where the sums are may be loaded

@@ -42,7 +42,7 @@ def plan_shares(paged: PagedCache) -> DeviceFunction:
       number of positions up to its own; how many are in pages before the first one
       that a row of this step writes to, so that earlier steps stored them; and its
       request. Zeros if the row is out of range, or one of its pages.
-    * bounds [shares + 1, BOUND]: where each share begins; the last one is behind all
+    * bounds [shares + 1, BOUND]: where each share begins; the last one follows all
       rows. See `slices_of`.
     * combined [most, 3]: of each row that has several slices, the row, the first of the
       slots of its slices, and their number, 0 beyond the last one; and num_combined

@@ -10,7 +10,7 @@ If all rows of the step fit one tile, each chosen expert has one tile with all r
 The rows that did not choose it cost nothing, since the tensor cores pad few rows
 anyway. Otherwise the rows of each expert are gathered first.
 
-A shared expert, which every row takes, is a dense MLP of an inner size of its own. Its
+A shared expert, which every row takes, is a dense MLP, with another inner size. Its
 gate is one more row of the router.
 
 On several ranks each has a part of the inner width of all experts. Every rank routes

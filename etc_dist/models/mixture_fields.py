@@ -38,7 +38,7 @@ def counts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def neutral_values(family: Family) -> dict[str, tuple[Any, ...]]:
-    """The values of fields that say what models of the family do, anyway."""
+    """The values of fields for what all models of the family do."""
     form = family.mixture or MixtureForm()
     method = "noaux_tc" if form.correction else "greedy"
     return {"scoring_func": (form.score,), "topk_method": (method,)}

@@ -437,7 +437,7 @@ class TensorLane {
       return true;
     }
   }
-  // The last event of a task that begins before it. Once it is met, a second work item tells so.
+  // The last event of a task that begins before it. Once it is met, a second work item is published.
   template <class Call>
   struct LastEvent {
     const TensorLane& lane;

@@ -58,7 +58,7 @@ def planned(g):
 
 
 def given_for(lengths, window, shares, lists, cuts):
-    """Inputs and dims of rows of these lengths, each of its own request."""
+    """Inputs and dims of rows of these lengths, each of another request."""
     lengths = np.array(lengths)
     rows, most_pages = len(lengths), max(1, -(-int(lengths.max()) // 16))
     given = {
