@@ -2,13 +2,16 @@
 
 import os
 import re
+import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -450,3 +453,18 @@ def test_command_that_does_not_exist_is_named():
     )
     assert done.returncode == 127
     assert "[rank 0] cannot start no-such-program" in done.stderr
+
+
+def test_a_rank_that_begins_after_a_signal_gets_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(MPIRUN.parent))
+    launcher = runpy.run_path(str(MPIRUN))
+    job = launcher["Job"](SimpleNamespace(hostfile=None), "", {})
+    job.order(launcher["TERMINATE"])
+    kind, address = socket.AF_UNIX, str(tmp_path / "job")
+    with socket.socket(kind) as listener, socket.socket(kind) as rank:
+        listener.bind(address)
+        listener.listen()
+        rank.connect(address)
+        job.accept(listener)
+        rank.settimeout(5)
+        assert rank.recv(16) == launcher["TERMINATE"]
