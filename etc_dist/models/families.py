@@ -13,7 +13,12 @@ from etc_dist.models.family import (
     last_layers,
     three_of_four,
 )
-from etc_dist.models.mixture_families import MIXTURES, OF_MISTRAL, OPTIONAL_BIASES
+from etc_dist.models.mixture_families import (
+    MIXTURES,
+    OF_HUNYUAN,
+    OF_MISTRAL,
+    OPTIONAL_BIASES,
+)
 
 OWN_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (),
@@ -188,16 +193,7 @@ _LIST = (
     Family(
         "HunYuanDenseV1ForCausalLM",
         "hunyuan_v1_dense",
-        {
-            "vocab_size": 290943,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 2,
-        },
+        OF_HUNYUAN,
         normalizes_heads=True,
         normalizes_rotated=True,
         head_norms=("query_layernorm", "key_layernorm"),

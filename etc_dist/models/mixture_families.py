@@ -19,6 +19,16 @@ OF_MISTRAL = {
     "eos_token_id": 2,
     "sliding_window": 4096,
 }
+OF_HUNYUAN = {
+    "vocab_size": 290943,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+}
 QWEN_MOE = "Qwen3MoeForCausalLM"
 _QWEN = MixtureForm()
 _SIGMOID = MixtureForm(
@@ -127,18 +137,7 @@ MIXTURES = (
     Family(
         "HunYuanMoEV1ForCausalLM",
         "hunyuan_v1_moe",
-        {
-            "vocab_size": 290943,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_experts": 1,
-            "num_experts_per_tok": 1,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 2,
-        },
+        OF_HUNYUAN | {"num_experts": 1, "num_experts_per_tok": 1},
         normalizes_heads=True,
         normalizes_rotated=True,
         head_norms=("query_layernorm", "key_layernorm"),
