@@ -467,4 +467,5 @@ def test_a_rank_that_begins_after_a_signal_gets_it(tmp_path, monkeypatch):
         rank.connect(address)
         job.accept(listener)
         rank.settimeout(5)
-        assert rank.recv(16) == launcher["TERMINATE"]
+        with job.selector, job.connections[0].socket:
+            assert rank.recv(16) == launcher["TERMINATE"]
