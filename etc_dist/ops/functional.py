@@ -34,12 +34,10 @@ def matmul_reduce_scatter(
 
     Collective, on the current world. See `MatmulReduceScatter` for deterministic,
     arrays, precision and errors."""
-    world = current()
-    with world.exclusive:
-        operation = kept(
-            world, MatmulReduceScatter, partials=partials, deterministic=deterministic
-        )
-        return operation(x, w, out, stream=stream)
+    operation = kept(
+        current(), MatmulReduceScatter, partials=partials, deterministic=deterministic
+    )
+    return operation(x, w, out, stream=stream)
 
 
 @names_options
@@ -54,10 +52,8 @@ def all_gather_matmul(
 
     Collective, on the current world. See `AllGatherMatmul` for deterministic, arrays
     and errors."""
-    world = current()
-    with world.exclusive:
-        operation = kept(world, AllGatherMatmul, deterministic=deterministic)
-        return operation(x, w, out, stream=stream)
+    operation = kept(current(), AllGatherMatmul, deterministic=deterministic)
+    return operation(x, w, out, stream=stream)
 
 
 @names_options
@@ -72,10 +68,8 @@ def all_reduce(
 
     Collective, on the current world. See `AllReduce` for precision, arrays and
     errors."""
-    world = current()
-    with world.exclusive:
-        operation = kept(world, AllReduce, reduction=reduction)
-        return operation(x, out, stream=stream)
+    operation = kept(current(), AllReduce, reduction=reduction)
+    return operation(x, out, stream=stream)
 
 
 @names_options
@@ -99,10 +93,8 @@ def all_reduce_norm(
 
     Collective, on the current world. See `AllReduceNorm` for precision, arrays and
     errors."""
-    world = current()
-    with world.exclusive:
-        operation = kept(world, AllReduceNorm, eps=eps)
-        return operation(x, residual, gain, out, residual_out, stream=stream)
+    operation = kept(current(), AllReduceNorm, eps=eps)
+    return operation(x, residual, gain, out, residual_out, stream=stream)
 
 
 @names_options
@@ -117,10 +109,8 @@ def matmul_all_reduce(
 
     Collective, on the current world. See `MatmulAllReduce` for deterministic, arrays,
     precision and errors."""
-    world = current()
-    with world.exclusive:
-        operation = kept(world, MatmulAllReduce, deterministic=deterministic)
-        return operation(x, w, out, stream=stream)
+    operation = kept(current(), MatmulAllReduce, deterministic=deterministic)
+    return operation(x, w, out, stream=stream)
 
 
 @names_options
@@ -145,11 +135,9 @@ def matmul_all_reduce_norm(
     one.
 
     Collective, on the current world. See `MatmulAllReduceNorm`."""
-    world = current()
     options = {"eps": eps, "deterministic": deterministic}
-    with world.exclusive:
-        operation = kept(world, MatmulAllReduceNorm, **options)
-        return operation(x, w, residual, gain, out, residual_out, stream=stream)
+    operation = kept(current(), MatmulAllReduceNorm, **options)
+    return operation(x, w, residual, gain, out, residual_out, stream=stream)
 
 
 @names_options
@@ -163,7 +151,5 @@ def matmul(
 
     All ranks of the current world make the same call. See `Matmul` for deterministic,
     arrays and errors."""
-    world = current()
-    with world.exclusive:
-        operation = kept(world, Matmul, deterministic=deterministic)
-        return operation(x, w, out, stream=stream)
+    operation = kept(current(), Matmul, deterministic=deterministic)
+    return operation(x, w, out, stream=stream)

@@ -33,17 +33,14 @@ class RunCheck:
         self._plan, self._world, self._workers = plan, world, workers
         self._names = tuple(tensor.name for tensor in plan.graph.loaded_tensors())
         self._unchecked = list_unchecked(plan)
-        self._has_warned = False
-        self._correct: Recent[tuple[Any, ...], bool] = Recent(REMEMBERED)
-
-    @property
-    def is_wanted(self) -> bool:
+        setting = world.settings.verify
+        self.is_wanted = bool(self._names) and (
+            setting == "data" or (setting == 1 and world.backend == "cpu")
+        )
         """Whether each run is checked: its proof leaves parts out, and the settings
         require the check on this backend."""
-        if not self._names:
-            return False
-        setting = self._world.settings.verify
-        return setting == "data" or (setting == 1 and self._world.backend == "cpu")
+        self._has_warned = False
+        self._correct: Recent[tuple[Any, ...], bool] = Recent(REMEMBERED)
 
     def check(
         self, read: Callable[[Sequence[str]], Loaded], dims: Mapping[str, int]

@@ -350,12 +350,8 @@ def is_of_user(error: BaseException) -> bool:
 
 def _is_ours(frame: FrameType) -> bool:
     """Whether the frame is of this package, or of one through which it calls itself."""
-    module = _module(frame)
+    module = str(frame.f_globals.get("__name__"))
     return module.startswith("etc_dist.") or module in _PASSING
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__"))
 
 
 def _name(thread: int) -> str:

@@ -110,8 +110,11 @@ def current() -> World:
 
     Collective where it starts one. A broken world stays current, so that its next
     call raises instead of hanging, until it is closed or another one is started."""
+    for world in _worlds:
+        if not world.broken:
+            return world
     _forget_closed()
-    return _first(_worlds) if _worlds else start()
+    return _worlds[0] if _worlds else start()
 
 
 def of_group(name: str) -> World:
@@ -120,7 +123,7 @@ def of_group(name: str) -> World:
     _forget_closed()
     found = [world for world in _worlds if world.group_name == name]
     if found:
-        return _first(found)
+        return next((world for world in found if not world.broken), found[0])
     raise WorldError(
         "there is no world over this process group",
         where="an operation of torch",
@@ -129,11 +132,6 @@ def of_group(name: str) -> World:
         f"{[world.group_name for world in _worlds if world.group_name]}",
         fix="start a world over the group, once, on all of its ranks",
     )
-
-
-def _first(worlds: list[World]) -> World:
-    """The first world that is not broken, if there is any."""
-    return next((world for world in worlds if not world.broken), worlds[0])
 
 
 def _forget_closed() -> None:

@@ -107,6 +107,8 @@ def test_a_program_shows_what_is_not_proved(
     program = make_program(scatter(world.size))
     monkeypatch.setattr(world, "settings", replace(world.settings, verify=verify))
     monkeypatch.setattr(world, "backend", backend)
+    check = run_check.RunCheck(program.plan, world, program.workers)
+    monkeypatch.setattr(program, "_run_check", check)
     assert program.show(rows=4).endswith(
         f"not proved, since it depends on run-time data; {when}\n"
         "  call move_row, y[place[r] +: 1, :] (loads from place)\n"
@@ -120,7 +122,7 @@ def test_a_program_whose_runs_are_not_checked_says_so_once(
     monkeypatch.setattr(world, "settings", replace(world.settings, verify=verify))
     run_check._warn.cache_clear()
     program = make_program(scatter(world.size))
-    monkeypatch.setattr(type(program._run_check), "is_wanted", False)
+    monkeypatch.setattr(program._run_check, "is_wanted", False)
     for _ in range(2):
         run(program, scattered([0, 1, 2, 3]))
     said = capsys.readouterr().err
