@@ -17,6 +17,7 @@ from typing import Any
 from etc_dist import doctor
 from etc_dist.cache import Cache
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
+from etc_dist.explain import explain
 from etc_dist.models.bundle import bundle_model
 from etc_dist.models.library import library_programs
 from etc_dist.models.loading import DEFAULTS, add_options_of_load
@@ -147,6 +148,9 @@ def _run(options: argparse.Namespace) -> int:
         test = f"{sys.executable} -m pytest {paths[-1]}"
         print(*paths, f"try: {test}, after pip install -e '.[test,compile]'", sep="\n")
         return 0
+    if options.command == "explain":
+        print(explain(options.operation), end="")
+        return 0
     if options.command == "trace":
         print(show_sums(read_trace(options.file)), end="")
         return 0
@@ -179,6 +183,10 @@ def _parser() -> argparse.ArgumentParser:
     text = "default: this one; in a checkout of the library, its folders"
     place = Path()
     command.add_argument("--folder", type=Path, default=place, metavar="F", help=text)
+    text = "list the functions of a call, from Python to the tensor cores"
+    command = commands.add_parser("explain", help=text, description=text)
+    text = "of the library, such as matmul_reduce_scatter"
+    command.add_argument("operation", metavar="OPERATION", help=text)
     text = "sum by call where the time of a traced run went"
     command = commands.add_parser("trace", help=text, description=text)
     text = "written by program.trace().perfetto(FILE), with ETC_DIST_TRACE=1"

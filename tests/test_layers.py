@@ -28,7 +28,7 @@ LAYERS = [
     {"ops"},
     {"layers"},
     {"models", "torch", "predict"},
-    {"port", "serve"},
+    {"port", "serve", "explain"},
     {"cli", "doctor", "new_function"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

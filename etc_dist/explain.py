@@ -1,0 +1,348 @@
+"""The command `etc-dist explain`: the way of a call, from the Python function to the
+tensor cores: it observes a small call on the CPU backend, and reads the kernels."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+
+from etc_dist import codegen, compiler
+from etc_dist.errors import ArgumentError
+from etc_dist.ops import functional
+from etc_dist.program import Program
+from etc_dist.runtime.build import build, kernels_folder
+from etc_dist.runtime.cpu.executor import CpuExecutor
+from etc_dist.runtime.gpu import GpuExecutor
+from etc_dist.schedule import schedule_static
+from etc_dist.settings import Settings
+from etc_dist.verify.verify import verify
+from etc_dist.world import start
+
+SIZE = 64
+"""Rows, columns and k of the call."""
+RANKS = {"x": 2, "w": 2, "residual": 2, "gain": 1}
+"""The arguments that have no default: their numbers of axes."""
+ROOT = Path(__file__).parent.parent
+DEFINITION = re.compile(
+    r"^ *ETC_DEVICE (?:static |constexpr )*[\w:<>,* &]*?\b(\w+)\(", re.MULTILINE
+)
+STRUCT = re.compile(r"^(?:struct|class) (\w+)", re.MULTILINE)
+INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
+BODIES = "functions/"
+"""The folder of the device functions."""
+TENSOR_CORE = "wgmma.mma_async"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A function on the way: its place, its name and the first line about it."""
+
+    place: str
+    name: str
+    text: str
+    depth: int = 0
+
+    def show(self, width: int) -> str:
+        """The step as a line; `width` is that of the places."""
+        head = f"  {self.place:<{width}}  {'  ' * self.depth}{self.name}"
+        return f"{head}: {self.text}" if self.text else head
+
+
+def explain(name: str) -> str:
+    """The functions from a call of the operation `name` of `etc_dist` to the device
+    code of its matmul, as text. ArgumentError for another name."""
+    operations = _operations()
+    if name not in operations:
+        raise ArgumentError(
+            f"there is no operation {name!r} to explain",
+            where="etc-dist explain",
+            wanted=f"one of {', '.join(operations)}",
+            got=repr(name),
+            fix="name one of these",
+        )
+    function, ranks = operations[name]
+    arguments = [np.ones((SIZE,) * count, np.float16) for count in ranks]
+    first, again = Calls(), Calls()
+    # An empty cache: nothing is proved yet.
+    with TemporaryDirectory() as folder, start(_settings(folder)) as world:
+        with first.observed():
+            function(*arguments)
+        with again.observed():
+            function(*arguments)
+        program = next(iter(world.kept.values())).program  # type: ignore[attr-defined]
+    parts = {
+        "The first call makes the program:": first.way(
+            schedule_static, codegen.generate, compiler._executor, verify
+        ),
+        "Later calls:": again.way(CpuExecutor.launch),
+        "On a GPU, instead of those of the CPU:": [
+            _step(build.__code__),
+            _step(GpuExecutor.launch.__code__),
+        ],
+        "The persistent kernel, in each worker:": _device_steps(program),
+    }
+    width = max(len(step.place) for steps in parts.values() for step in steps)
+    lines = []
+    for title, steps in parts.items():
+        lines += [title, *(step.show(width) for step in steps)]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(folder: str) -> Settings:
+    return replace(Settings.load(), backend="cpu", cache=Path(folder))
+
+
+def _operations() -> dict[str, tuple[Callable[..., Any], list[int]]]:
+    """name -> the function, and the numbers of axes of its required arguments."""
+    found = {}
+    for name, function in vars(functional).items():
+        if getattr(function, "__module__", "") != functional.__name__:
+            continue
+        required = [
+            argument.name
+            for argument in inspect.signature(function).parameters.values()
+            if argument.default is argument.empty
+        ]
+        if all(argument in RANKS for argument in required):
+            found[name] = function, [RANKS[argument] for argument in required]
+    return found
+
+
+# ----------------------------------------------------------------------- Python
+
+
+@dataclass(eq=False)
+class Entry:
+    """A function that a call has entered."""
+
+    code: CodeType
+    caller: Entry | None
+    is_on_way: bool = False
+
+
+@dataclass
+class Calls:
+    """The functions of this package that a call enters, in order."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Observe what this thread does inside."""
+        frames: dict[FrameType, Entry] = {}
+
+        def note(frame: FrameType, event: str, _: Any) -> None:
+            if event == "return":
+                frames.pop(frame, None)
+            elif event == "call" and _is_ours(frame.f_code):
+                outer = frame.f_back
+                while outer is not None and outer not in frames:
+                    outer = outer.f_back
+                caller = None if outer is None else frames[outer]
+                frames[frame] = Entry(frame.f_code, caller)
+                self.entries.append(frames[frame])
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def way(self, *targets: Callable[..., Any]) -> list[Step]:
+        """The functions from the call to the first entry of each of the targets and of
+        each graph."""
+        wanted = {target.__code__ for target in targets}
+        wanted |= {
+            entry.code
+            for entry in self.entries
+            if "/ops/" in entry.code.co_filename
+            and entry.code.co_name.endswith("_graph")
+        }
+        for entry in self.entries:
+            if entry.code in wanted:
+                wanted.remove(entry.code)
+                step: Entry | None = entry
+                while step is not None:
+                    step.is_on_way = True
+                    step = step.caller
+        steps = []
+        depths: dict[Entry | None, int] = {None: -1}
+        for entry in self.entries:
+            if entry.is_on_way:
+                is_local = "<locals>" in entry.code.co_qualname  # not worth a line
+                depths[entry] = depths[entry.caller] + (not is_local)
+                if not is_local:
+                    steps.append(_step(entry.code, depths[entry]))
+        return steps
+
+
+def _is_ours(code: CodeType) -> bool:
+    return Path(code.co_filename).is_relative_to(ROOT / "etc_dist")
+
+
+def _step(code: CodeType, depth: int = 0) -> Step:
+    path = Path(code.co_filename).relative_to(ROOT)
+    module = sys.modules[".".join(path.with_suffix("").parts)]
+    value: Any = module
+    for name in code.co_qualname.split("."):
+        value = getattr(value, name, None)
+    place = f"{path}:{code.co_firstlineno}"
+    return Step(place, code.co_qualname, _first_sentence(value.__doc__ or ""), depth)
+
+
+def _first_sentence(text: str) -> str:
+    text = " ".join(text.removeprefix("Internal: ").split())
+    return re.split(r"(?<=[.;])\s", text)[0].rstrip(".;")
+
+
+# ----------------------------------------------------------------------- kernels
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function of the device code."""
+
+    header: str
+    line: int
+    owner: str
+    name: str
+    comment: str
+    body: str
+
+    def calls(self, other: Definition) -> bool:
+        """Whether the body names a function of this name."""
+        return re.search(rf"\b{other.name}\s*[<(]", self.body) is not None
+
+    def calls_body(self, other: Definition) -> bool:
+        """Whether it calls a function of this name of any device function."""
+        body = r"(\bcompute\.|\bFunction\b[^;()]*::)(template )?"
+        return re.search(rf"{body}{other.name}\s*[<(]", self.body) is not None
+
+    def step(self, depth: int) -> Step:
+        """This function as a step."""
+        name = f"{self.owner}::{self.name}" if self.owner else self.name
+        text = _first_sentence(self.comment)
+        return Step(f"kernels/{self.header}:{self.line}", name, text, depth)
+
+
+def _device_steps(program: Program) -> list[Step]:
+    """The shortest way from the worker to the tensor cores by the calls that the texts
+    of the included headers show, or to the bodies of a program without matmuls."""
+    texts = _included(program.source)
+    definitions = [each for name in texts for each in _definitions(name, texts[name])]
+    has_tensor_cores = any(TENSOR_CORE in text for text in texts.values())
+    first = next(each for each in definitions if each.name == "run_worker")
+    before: dict[Definition, Definition | None] = {first: None}
+    waiting = deque([first])
+    while waiting:
+        found = waiting.popleft()
+        is_end = found.header.startswith(BODIES)
+        if has_tensor_cores:
+            is_end = TENSOR_CORE in texts[found.header]
+        if is_end:
+            return _way_to(found, before)
+        near = _closure(found.header, texts)
+        called = [each for each in definitions if found.calls(each)]
+        bodies = [
+            each
+            for each in definitions
+            if each.header.startswith(BODIES) and found.calls_body(each)
+        ]
+        own = [each for each in bodies if f'"{each.header}"' in program.source]
+        called = [each for each in called if each.header in near]
+        for each in [*called, *(own or bodies)]:
+            if each not in before:
+                before[each] = found
+                waiting.append(each)
+    raise AssertionError("run_worker calls no body")
+
+
+def _way_to(
+    end: Definition, before: Mapping[Definition, Definition | None]
+) -> list[Step]:
+    way: list[Definition] = []
+    found: Definition | None = end
+    while found is not None:
+        way.append(found)
+        found = before[found]
+    return [each.step(depth) for depth, each in enumerate(reversed(way))]
+
+
+def _included(source: str) -> dict[str, str]:
+    """The headers of a program, in the order of their inclusion: name -> text."""
+    folder = kernels_folder()
+    texts: dict[str, str] = {}
+    waiting = INCLUDE.findall(source)
+    while waiting:
+        name = waiting.pop(0)
+        if name not in texts and (folder / name).is_file():
+            texts[name] = (folder / name).read_text()
+            waiting = [*INCLUDE.findall(texts[name]), *waiting]
+    return texts
+
+
+def _closure(header: str, texts: Mapping[str, str]) -> set[str]:
+    """A header, and those that it includes."""
+    found = {header}
+    waiting = [header]
+    while waiting:
+        for name in INCLUDE.findall(texts[waiting.pop()]):
+            if name in texts and name not in found:
+                found.add(name)
+                waiting.append(name)
+    return found
+
+
+def _definitions(header: str, text: str) -> Iterator[Definition]:
+    structs = [
+        (match.start(), _end(text, text.find("{", match.end())), match[1])
+        for match in STRUCT.finditer(text)
+    ]
+    for match in DEFINITION.finditer(text):
+        opening = text.find("{", match.end())
+        if opening < 0 or ";" in text[match.end() : opening]:
+            continue
+        body = text[opening : _end(text, opening)]
+        comment, owner = _comment(text, match.start()), ""
+        for begin, end, name in structs:
+            if begin < match.start() < end:
+                owner, comment = name, comment or _comment(text, begin)
+        line = text.count("\n", 0, match.start()) + 1
+        yield Definition(header, line, owner, match[1], comment, body)
+
+
+def _end(text: str, opening: int) -> int:
+    """The position after the brace that closes the one at `opening`."""
+    depth = 0
+    for place in range(opening, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return place + 1
+    return len(text)
+
+
+def _comment(text: str, place: int) -> str:
+    """The comment before a definition that begins there, or before its template."""
+    lines = text[:place].splitlines()
+    template = len(lines)
+    while template > 0 and re.match(
+        r" *(template\b|  +\w.*[,>]$)", lines[template - 1]
+    ):
+        template -= 1
+    lines = lines[:template]
+    comment: list[str] = []
+    while lines and lines[-1].lstrip().startswith("//"):
+        comment.insert(0, lines.pop().lstrip(" /"))
+    return " ".join(comment)
