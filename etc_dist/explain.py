@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
@@ -221,14 +222,16 @@ class Definition:
     comment: str
     body: str
 
-    def calls(self, other: Definition) -> bool:
-        """Whether the body names a function of this name."""
-        return re.search(rf"\b{other.name}\s*[<(]", self.body) is not None
+    @cached_property
+    def calls(self) -> set[str]:
+        """The names of the functions that the body calls."""
+        return set(re.findall(r"\b(\w+)\s*[<(]", self.body))
 
-    def calls_body(self, other: Definition) -> bool:
-        """Whether it calls a function of this name of any device function."""
-        body = r"(\bcompute\.|\bFunction\b[^;()]*::)(template )?"
-        return re.search(rf"{body}{other.name}\s*[<(]", self.body) is not None
+    @cached_property
+    def body_calls(self) -> set[str]:
+        """Those of any device function."""
+        body = r"(?:\bcompute\.|\bFunction\b[^;()]*::)(?:template )?"
+        return set(re.findall(body + r"(\w+)\s*[<(]", self.body))
 
     def step(self, depth: int) -> Step:
         """This function as a step."""
@@ -254,11 +257,11 @@ def _device_steps(program: Program) -> list[Step]:
         if is_end:
             return _way_to(found, before)
         near = _closure(found.header, texts)
-        called = [each for each in definitions if found.calls(each)]
+        called = [each for each in definitions if each.name in found.calls]
         bodies = [
             each
             for each in definitions
-            if each.header.startswith(BODIES) and found.calls_body(each)
+            if each.header.startswith(BODIES) and each.name in found.body_calls
         ]
         own = [each for each in bodies if f'"{each.header}"' in program.source]
         called = [each for each in called if each.header in near]
