@@ -41,7 +41,8 @@ class PagedCache:
     attention; None: 1 / sqrt(head_dim). has_span: rows attend to a window of positions,
     which the operand `span` has. tables: rotary embeddings in cos_sin, of which `span`
     has that of the layer; more than one need has_span. gain_offset: is added to the
-    gains of the norm. normalizes_rotated: the norm is that of rotated heads."""
+    gains of the norm. normalizes_rotated: the norm is that of rotated heads. has_sinks:
+    the softmax of each query head has one more logit, without a value."""
 
     head_dim: int
     page_size: int
@@ -53,6 +54,7 @@ class PagedCache:
     tables: int = 1
     gain_offset: int = 0
     normalizes_rotated: bool = False
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):
@@ -108,8 +110,10 @@ class PagedCache:
         )
 
     def present(self, reads: Mapping[str, Operand]) -> dict[str, Operand]:
-        """Without `gain`, that of the RMSNorm, biases and `span`, if there are none."""
+        """Without `gain`, that of the RMSNorm, biases, `span` and `sinks`, if there are
+        none."""
         missing = {"gain": self.norm_eps is None, "span": not self.has_span}
+        missing["sinks"] = not self.has_sinks
         missing |= dict.fromkeys(("bias", "v_bias"), not self.has_bias)
         return {n: operand for n, operand in reads.items() if not missing.get(n)}
 

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.append_kv import PagedCache
+from etc_dist.functions.combine_slices import SINKS, with_sinks
 from etc_dist.functions.plan_shares import BOUND, CUTS, EXTENT, STAGE, slices_of
 from etc_dist.ir import DeviceFunction, Expr, Extent, Operand, Tensor
 from etc_dist.ir.expr import minimum
@@ -54,9 +55,10 @@ def attend(
     paged: PagedCache, *, cluster: int = 1, early: bool = False
 ) -> DeviceFunction:
     """q [rows, heads * head_dim] of one KV head, with biases also that of q [heads *
-    head_dim], the gain, span, cos_sin and table of `PagedCache.operands`, cache [pages,
-    2, page_size, head_dim] of that head, and extents and bounds of `plan_shares` ->
-    results of the shares of task `j` (a coordinate):
+    head_dim], the gain and span of `PagedCache.operands`, with sinks their logits
+    [heads] in fp32, cos_sin and table, cache [pages, 2, page_size, head_dim] of that
+    head, and extents and bounds of `plan_shares` -> results of the shares of task `j`
+    (a coordinate):
 
     * sums [slots, heads, head_dim] in fp32: the values of the slices of these slots,
       weighted by 2 ** (score - largest score), with scores in units of log 2.
@@ -77,6 +79,7 @@ def attend(
             q, others = paged.biased(q, others[0]), others[1:]
         *of_cache, cos_sin, table, cache = others[:-5]
         extents, bounds, sums, stats, y = others[-5:]
+        sinks = of_cache.pop() if paged.has_sinks else None
         gain, (_, of_layer) = paged.split(of_cache)
         row, stage, _, first_slot = bounds[j * shares_of_task]
         first_row = row + (stage > 0)
@@ -91,6 +94,7 @@ def attend(
                     keys, values = _cached(paged, cache, table[extents[row, 3]], at)
                 total, most, weight = _weighted(heads, keys, values, scale)
                 if slot is None:
+                    weight = with_sinks(weight, most, sinks)
                     total /= np.where(weight == 0, 1, weight)[:, None]
                     y[row - first_row] = total.ravel().astype(y.dtype)
                 else:
@@ -103,7 +107,9 @@ def attend(
     reads = {
         "q": Operand(("rows", queries), paged.element),
         "bias": Operand((queries,), paged.element, leading=True),
-        **{n: every[n] for n in ("gain", "span", "cos_sin", "table")},
+        **{n: every[n] for n in ("gain", "span")},
+        "sinks": SINKS,
+        **{n: every[n] for n in ("cos_sin", "table")},
         "cache": paged.pages(),
         "extents": Operand(("rows", EXTENT), "int32", leading=True),
         "bounds": bounds,
@@ -116,6 +122,7 @@ def attend(
     }
     constants = {"kScale": float(scale), "kStage": STAGE, **CUTS}
     constants["kMostBytes"] = MOST_BYTES
+    constants |= {"kHasSinks": 1} if paged.has_sinks else {}
     cache = len(paged.present(reads)) - 3
     return paged.function(
         *("attend", body, reads, writes, constants),

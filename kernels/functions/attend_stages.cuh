@@ -8,7 +8,8 @@ namespace etc {
 template <class Call>
 struct AttendCall {
   static constexpr int kGain = 1 + Call::kHasBias, kSpan = kGain + Call::kNormalizes;
-  static constexpr int kCosSin = kSpan + Call::kHasSpan, kTable = kCosSin + 1;
+  static constexpr int kSinks = kSpan + Call::kHasSpan, kCosSin = kSinks + Call::kHasSinks;
+  static constexpr int kTable = kCosSin + 1;
   static constexpr int kCache = kTable + 1, kExtents = kCache + 1;
   static constexpr int kBounds = kExtents + 1, kSums = kBounds + 1, kStats = kSums + 1;
   static constexpr int kY = kStats + 1;

@@ -9,6 +9,7 @@ namespace etc {
 struct VariantDefaults {
   static constexpr int kHasBias = 0;
   static constexpr int kHasSpan = 0;
+  static constexpr int kHasSinks = 0;
   static constexpr int kKeeps = 0;
   static constexpr int kGainOffset = 0;
   static constexpr int kNormalizesRotated = 0;

@@ -183,6 +183,7 @@ BROKEN = {
             "(!Call::kHasSpan || position >= begin)": "true",
         },
         "many shares": {"clear_slots();": ""},
+        "sinks": {"weights += sink_weight(sink, largest);": ""},
         "shares": {
             "!stages.wait_full(run)": "false",
             "ptx::named_barrier<128>(2 + wg);  // the sums have been read": "",
@@ -215,7 +216,8 @@ BROKEN = {
         "shares": {
             "if (!ready()) return;": "",
             "2 * (first + n) - 1": "first + n",
-        }
+        },
+        "sinks": {"weight += sink_weight(sink, most);": ""},
     },
     "functions/plan_shares": {
         "shares": {

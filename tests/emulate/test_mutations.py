@@ -44,6 +44,7 @@ from tests.layers.reference import draw
 from tests.models.test_decoder import check_ids, decoder, decoder_step
 
 PAGED = PagedCache(64, 16, norm_eps=EPS)
+SINKS = PagedCache(64, 16, has_sinks=True)
 
 
 def some_routes() -> Any:
@@ -103,6 +104,18 @@ def many_shares() -> Any:
     """More shares of a row than it has stages."""
     given = draw_step(np.random.default_rng(7), PAGED, 3, 1, [[380]])
     return given, dims_of(given, 16, 2)
+
+
+def some_sinks() -> Any:
+    """A row that shares divide, and others."""
+    given = draw_step(np.random.default_rng(7), SINKS, 3, 1, [[1900], [15, 16], [63]])
+    given["sinks"][...] = 7
+    return given, dims_of(given, 8, 2)
+
+
+def check_sinks(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    [found] = program.run([given], dims)
+    check_step(found, given, SINKS, 3)
 
 
 def check_rows(program: Emulator, given: Any, dims: dict[str, int]) -> None:
@@ -243,6 +256,7 @@ MUTATED = {
         partial(drawn_arrays, 2, HEADS_SHAPES, {"rows": 2}),
     ),
     "shares": Case(partial(attention, 1, paged=PAGED, group=3), divided_rows),
+    "sinks": Case(partial(attention, 1, paged=SINKS, group=3), some_sinks),
     "many shares": Case(partial(attention, 1, paged=PAGED, group=3), many_shares),
     "spoiled": Case(partial(argmax, 1, dtype="float32"), spoiled_rows),
 }
@@ -255,6 +269,7 @@ CHECKS = {
     **{name: partial(check_some_choices, r) for name, r in CHOSEN.items()},
     "shares": check_rows,
     "many shares": check_rows,
+    "sinks": check_sinks,
     "spoiled": check_equal,
     "attention": check_attention,
     "post norm": check_norms,

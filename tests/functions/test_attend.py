@@ -24,7 +24,7 @@ CASES = [  # cache, group, KV heads, workers of a task, lists of each, tasks of 
     (OF_HUNYUAN, 8, 2, 1, 2, 3),
     (PagedCache(64, 128, "bfloat16"), 1, 2, 1, 1, 7),
     (PagedCache(128, 16, "bfloat16", EPS, has_bias=True), 5, 1, 2, 1, 4),
-    (PagedCache(64, 32, "float16", has_bias=True), 9, 1, 1, 2, 1),
+    (PagedCache(64, 32, "float16", has_bias=True, has_sinks=True), 9, 1, 1, 2, 7),
     (PagedCache(256, 64, "float16"), 8, 1, 1, 2, 3),
     (OF_GEMMA, 2, 2, 2, 2, 2),
 ]

@@ -27,6 +27,9 @@ def test_slices_count_by_their_weights():
     y = np.empty(2, np.float32)
     combine_slices(1, "float32").body(sums, stats, y, cuts=1)
     assert y.tolist() == [(1 + 6 / 2) / (1 + 2 / 2), 0]
+    body, sinks = combine_slices(1, "float32", has_sinks=True).body, [3 * np.log(2), 9]
+    body(sums, stats, np.float32(sinks), y, cuts=1)
+    np.testing.assert_allclose(y, [(1 + 6 / 2) / (1 + 2 / 2 + 1), 0], 1e-6)
 
 
 @pytest.mark.parametrize("cuts", [0, 40])

@@ -48,6 +48,7 @@ def attention(
     gains = [g.input(f"{n}_gain", (2, dim), dtype) for n in "qk"]
     biases = g.input("bias", (2, width), dtype)
     spans = g.input("span", (2, 2), "int32")
+    sinks = g.input("sinks", (2, heads), "float32") if paged.has_sinks else None
     cos_sin = g.input("cos_sin", (positions, dim), "float32")
     request = g.input("request", (rows,), "int32")
     position = g.input("position", (rows,), "int32")
@@ -71,6 +72,9 @@ def attention(
     def gain(n: int) -> list[Any]:
         gain = [] if paged.norm_eps is None else [gains[n][layer, :]]
         return [*gain, *([spans[layer, :]] if paged.has_span else [])]
+
+    def sinks_of(heads: Any) -> list[Any]:
+        return [] if sinks is None else [sinks[layer, heads]]
 
     def bias(*parts: Any) -> list[Any]:
         return [biases[layer, part] for part in parts] if paged.has_bias else []
@@ -114,7 +118,7 @@ def attention(
         reads=[
             qkv[:, span(first * dim, count * dim)],
             *bias(span(first * dim, count * dim)),
-            *gain(0),
+            *(*gain(0), *sinks_of(span(first, count))),
             *(cos_sin[:, :], table[:, :]),
             cache[layer, :, :, h, :, :],
             extents[:, :],
@@ -132,9 +136,12 @@ def attention(
     row, slot, count = (combined.load(n, k) for k in range(3))
     own, of_group = span(slot, count), tile(h, group)
     g.call(
-        combine_slices(dim, dtype, early=True),
+        combine_slices(dim, dtype, has_sinks=paged.has_sinks, early=True),
         grid,
-        reads=[sums[own, of_group, :], stats[own, of_group, :]],
+        reads=[
+            *(x[own, of_group, :] for x in (sums, stats)),
+            *sinks_of(of_group),
+        ],
         writes=[y[row, tile(h, group * dim)]],
         waits=[planned[0], attended[0]],
         even=True,
@@ -165,7 +172,8 @@ def draw_step(
     order = [(r, p) for r, positions in enumerate(rows) for p in positions]
     request, position = rng.permutation(np.array(order, np.int32)).T
     width = (group + 2) * kv_heads * dim
-    return {
+    sinks = 2 * rng.standard_normal((2, group * kv_heads)).astype(np.float32)
+    return ({"sinks": sinks} if paged.has_sinks else {}) | {
         "qkv": draw(rng, (len(order), width), paged.dtype),
         "q_gain": draw(rng, (2, dim), paged.dtype),
         "k_gain": draw(rng, (2, dim), paged.dtype),
@@ -271,5 +279,7 @@ def expected(
             query = query.astype(cache.dtype)
             scores = keys @ query.astype(np.float64) / np.sqrt(dim)
             weights = np.exp(scores - scores.max())
-            y[row, head] = weights @ values / weights.sum()
+            sink = given["sinks"][layer, head] if paged.has_sinks else -np.inf
+            whole = weights.sum() + np.exp(sink - scores.max())
+            y[row, head] = weights @ values / whole
     return y.reshape(len(rows), -1), cache
