@@ -15,6 +15,7 @@ from etc_dist.models.family import (
 )
 from etc_dist.models.mixture_families import (
     MIXTURES,
+    OF_ERNIE,
     OF_HUNYUAN,
     OF_MISTRAL,
     OPTIONAL_BIASES,
@@ -25,6 +26,9 @@ OWN_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": (),
     "first_k_dense_replace": (0,),
     "mlp_layer_types": (),
+    "moe_layer_end_index": (-1,),
+    "moe_layer_start_index": (0,),
+    "moe_num_shared_experts": (0,),
     "n_group": (1,),
     "n_shared_experts": (0,),
     "num_nextn_predict_layers": (0,),
@@ -189,6 +193,23 @@ _LIST = (
         },
         gguf="glm4",
         layers="biases of q, k, v; partial rotary embedding; four norms",
+    ),
+    Family(
+        "Ernie4_5ForCausalLM",
+        "ernie4_5",
+        {
+            **OF_ERNIE,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+        },
+        theta=5e5,
+        is_paired=True,
+        gguf="ernie4_5",
+        layers="as llama, without biases",
     ),
     Family(
         "HunYuanDenseV1ForCausalLM",

@@ -59,10 +59,11 @@ class MixtureForm:
 
     shared: the MLP in the block that every row takes, if there is one; shared_gate: the
     matrix of one row whose product, by a sigmoid, is its weight. shared_inner: the
-    field with its inner size; shared_count: that with a factor of it.
+    field with its inner size; shared_count: that with a factor of it, 0 for none.
 
     dense: the field with the number of first layers that have an MLP in place of
-    experts, or with a list of "dense" and "sparse" for each layer."""
+    experts, or with a list of "dense" and "sparse" for each layer. last: the field with
+    the number of the last layer with experts, or -1."""
 
     inner: str = "moe_intermediate_size"
     block: str = "mlp"
@@ -78,6 +79,7 @@ class MixtureForm:
     shared_inner: str = ""
     shared_count: str = ""
     dense: str = ""
+    last: str = ""
 
     def normalizes_weights(self, given: Mapping[str, Any]) -> bool:
         """given: the fields of config.json."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from etc_dist.models.family import Family, MixtureForm, every_layer, every_other
+from etc_dist.models.family import (
+    Family,
+    MixtureForm,
+    every_layer,
+    every_other,
+    last_layers,
+)
 
 OPTIONAL_BIASES = {"qkv": "attention_bias", "o": "attention_bias"}
 OF_MISTRAL = {
@@ -29,6 +35,13 @@ OF_HUNYUAN = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 2,
 }
+OF_ERNIE = {
+    "vocab_size": 103424,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+    "tie_word_embeddings": True,
+}
 QWEN_MOE = "Qwen3MoeForCausalLM"
 _QWEN = MixtureForm()
 _SIGMOID = MixtureForm(
@@ -37,8 +50,17 @@ _SIGMOID = MixtureForm(
     shared="shared_experts",
     shared_inner="moe_intermediate_size",
 )
-_OF_SIGMOIDS = "first layers dense; a mixture, chosen by sigmoids with a correction, "
-_OF_SIGMOIDS += "and a shared expert"
+_OF_GROUPS = replace(
+    _SIGMOID,
+    scale="routed_scaling_factor",
+    is_grouped=True,
+    shared_count="n_shared_experts",
+    dense="first_k_dense_replace",
+)
+_READ_BY_GROUPS = {
+    *("routed_scaling_factor", "n_group", "topk_group"),
+    *("n_shared_experts", "first_k_dense_replace"),
+}
 MIXTURES = (
     Family(
         QWEN_MOE,
@@ -62,7 +84,7 @@ MIXTURES = (
         slides=every_layer,
         window_switch="use_sliding_window",
         gguf="qwen3moe",
-        layers="as qwen3, with a mixture of experts",
+        layers="as qwen3; a mixture of experts",
     ),
     Family(
         "MixtralForCausalLM",
@@ -181,8 +203,7 @@ MIXTURES = (
             correction="e_score_correction_bias",
         ),
         reads=frozenset({"rotary_dim"}),
-        layers="norms of all queries and of all keys; partial rotary embedding; a "
-        "mixture, chosen by sigmoids with a correction",
+        layers="as olmoe, by sigmoids with a correction; partial rotary embedding",
     ),
     Family(
         "Glm4MoeForCausalLM",
@@ -206,22 +227,12 @@ MIXTURES = (
         normalizes_heads="use_qk_norm",
         biases={"qkv": "attention_bias"},
         partial=0.5,
-        mixture=replace(
-            _SIGMOID,
-            scale="routed_scaling_factor",
-            is_grouped=True,
-            shared_count="n_shared_experts",
-            dense="first_k_dense_replace",
-        ),
+        mixture=_OF_GROUPS,
         reads=frozenset(
-            {
-                *("routed_scaling_factor", "n_group", "topk_group"),
-                *("n_shared_experts", "first_k_dense_replace"),
-                *("num_nextn_predict_layers", "num_mtp_layers"),
-            }
+            {*_READ_BY_GROUPS, "num_nextn_predict_layers", "num_mtp_layers"}
         ),
         layers="optional biases of q, k, v and norm of each query and key; partial "
-        f"rotary embedding; {_OF_SIGMOIDS}",
+        "rotary embedding; experts and dense layers as hy_v3",
     ),
     Family(
         "HYV3ForCausalLM",
@@ -259,8 +270,68 @@ MIXTURES = (
         reads=frozenset(
             {"num_shared_experts", "router_scaling_factor", "mlp_layer_types"}
         ),
-        layers="norm of each query and key; optional biases of q, k, v, o; "
-        f"{_OF_SIGMOIDS}",
+        layers="as qwen3; first layers dense; a mixture, by sigmoids with a "
+        "correction, and a shared expert",
+    ),
+    Family(
+        "Dots1ForCausalLM",
+        "dots1",
+        {
+            "vocab_size": 152064,
+            "hidden_size": 4608,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "first_k_dense_replace": 0,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+        },
+        normalizes_heads=True,
+        biases=OPTIONAL_BIASES,
+        mixture=_OF_GROUPS,
+        slides=last_layers,
+        reads_layer_types=True,
+        reads=frozenset(_READ_BY_GROUPS),
+        layers="as hy_v3; sliding windows of some layers",
+    ),
+    Family(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        {
+            **OF_ERNIE,
+            "hidden_size": 2560,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 1536,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
+        theta=5e5,
+        is_paired=True,
+        mixture=MixtureForm(
+            normalizes=True,
+            correction="moe_statics.e_score_correction_bias",
+            shared="shared_experts",
+            shared_inner="moe_intermediate_size",
+            shared_count="moe_num_shared_experts",
+            dense="moe_layer_start_index",
+            last="moe_layer_end_index",
+        ),
+        reads=frozenset(
+            {
+                *("moe_layer_end_index", "moe_layer_start_index"),
+                *("moe_num_shared_experts", "num_nextn_predict_layers"),
+            }
+        ),
+        layers="as ernie4_5; experts and dense layers as hy_v3, by softmax",
     ),
 )
 """These families."""

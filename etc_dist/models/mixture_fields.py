@@ -15,8 +15,8 @@ from etc_dist.models.family import Family, MixtureForm
 from etc_dist.models.fields import VARIANT_FIX, refused
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
-    "num_experts": ("num_local_experts", "n_routed_experts"),
-    "num_experts_per_tok": ("moe_topk",),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("moe_topk", "moe_k"),
 }
 """Numbers, with their other names."""
 Size = Callable[..., int]
@@ -41,7 +41,8 @@ def neutral_values(family: Family) -> dict[str, tuple[Any, ...]]:
     """The values of fields for what all models of the family do."""
     form = family.mixture or MixtureForm()
     method = "noaux_tc" if form.correction else "greedy"
-    return {"scoring_func": (form.score,), "topk_method": (method,)}
+    scores = (form.score, method) if form.score == "sigmoid" else (form.score,)
+    return {"scoring_func": scores, "topk_method": (method,)}
 
 
 def read_mixture(
@@ -53,7 +54,8 @@ def read_mixture(
         return None
     experts = size("num_experts", most=MOST_EXPERTS)
     top_k = size("num_experts_per_tok", most=min(experts, MOST_CHOICES))
-    shared = "" if not form.shared else SCORED if form.shared_gate else PLAIN
+    has_shared = num_shared(given, form, size) > 0
+    shared = "" if not has_shared else SCORED if form.shared_gate else PLAIN
     router = Router(top_k, form.normalizes_weights(given), form.score)
     if form.scale:
         router = replace(router, scale=given.get(form.scale, 1.0))
@@ -70,14 +72,18 @@ def read_mixture(
     return Mixture(experts, router, shared, has_dense)
 
 
+def num_shared(given: Mapping[str, Any], form: MixtureForm, size: Size) -> int:
+    """The number of shared experts, which are one MLP."""
+    if not form.shared_count:
+        return 1 if form.shared else 0
+    return size(form.shared_count) if given.get(form.shared_count) != 0 else 0
+
+
 def read_shared_inner(given: Mapping[str, Any], family: Family, size: Size) -> int:
     """The inner size of the shared expert; 0 if there is none."""
-    form = family.mixture
-    if form is None or not form.shared:
-        return 0
-    return size(form.shared_inner) * (
-        size(form.shared_count) if form.shared_count else 1
-    )
+    form = family.mixture or MixtureForm()
+    count = num_shared(given, form, size)
+    return count and count * size(form.shared_inner)
 
 
 def num_dense(given: Mapping[str, Any], family: Family, path: Path) -> int:
@@ -95,4 +101,8 @@ def num_dense(given: Mapping[str, Any], family: Family, path: Path) -> int:
     if type(count) is not int or type(layers) is not int or not 0 <= count < layers:
         wanted = f"{form.dense}: dense layers before all others, fewer than all"
         raise refused(path, wanted, repr(given.get(form.dense))[:120], VARIANT_FIX)
+    last = given.get(form.last)
+    if last not in (None, -1, layers - 1):
+        wanted = f"{form.last}: the last layer, {layers - 1} or -1"
+        raise refused(path, wanted, repr(last)[:120], VARIANT_FIX)
     return count

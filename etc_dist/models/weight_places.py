@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from etc_dist.functions.combine_rows import SCORED
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
@@ -14,6 +15,8 @@ from etc_dist.models.part import Part
 
 LAYER = "model.layers.{}.{}"
 IN_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
+PREDICTING = "model.mtp_"
+"""Of tensors that predict further tokens."""
 WEIGHTS = ("w_gate", "w_up", "w_down")
 """Of an MLP, or of experts."""
 OF_MIXTURES = frozenset({*WEIGHTS, *SHARED_WEIGHTS, "router", "correction"})
@@ -64,10 +67,11 @@ class WeightPlaces:
         return target, (layer - self._dense * (target in OF_MIXTURES), rows)
 
     def is_beyond(self, name: str) -> bool:
-        """Whether a tensor is of the layers after the last one, which predict further
-        tokens and have no influence, if the family may have such."""
+        """Whether a tensor predicts further tokens, as the layers after the last one
+        do, and so has no influence, if the family may have such."""
         match = IN_LAYER.fullmatch(name)
-        return self._may_predict and match is not None and int(match[1]) >= self._layers
+        is_layer = match is not None and int(match[1]) >= self._layers
+        return self._may_predict and (is_layer or name.startswith(PREDICTING))
 
     def full_name(self, name: str) -> str:
         """The name of a tensor in a file of the whole model. Files of the base model,
@@ -125,10 +129,10 @@ def _of_mixture(config: ModelConfig) -> dict[str, tuple[str, Any]]:
         for expert in range(mixture.experts)
         for name, to in zip(form.names, WEIGHTS, strict=True)
     }
-    if form.shared:
+    if mixture.shared:
         of_shared = zip(MLP_NAMES, SHARED_WEIGHTS, strict=True)
         own |= {f"{form.block}.{form.shared}.{n}": (to, ...) for n, to in of_shared}
-    if form.shared_gate:
+    if mixture.shared == SCORED:
         own[f"{form.block}.{form.shared_gate}"] = "router", slice(mixture.experts, None)
     return own
 
@@ -137,7 +141,8 @@ def of_experts(
     tensors: Iterable[tuple[str, Any]], config: ModelConfig
 ) -> Iterator[tuple[str, Any]]:
     """Those of all experts of a layer, [experts, rows, columns], one by one. Rows of
-    gate_up_proj are those of gate, then those of up."""
+    gate_up_proj are those of gate, then those of up. A correction [1, experts] has one
+    axis."""
     form = FAMILIES[config.architecture].mixture
     if form is None:
         yield from tensors
@@ -145,6 +150,8 @@ def of_experts(
     block, (gate, up, down) = form.block, form.names
     for stored_name, stored in tensors:
         name = stored_name.replace(".mlp.", f".{block}.")  # as Mixtral in transformers
+        if form.correction and name.endswith(form.correction) and len(stored) == 1:
+            stored = stored.reshape(-1)
         head, _, kind = name.rpartition(f".{block}.experts.")
         if not head or kind not in ("gate_up_proj", "down_proj") or stored.ndim != 3:
             yield name, stored

@@ -121,6 +121,24 @@ GLM_MOE = {
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
 }
+DOTS = {
+    "n_routed_experts": 9,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "sliding_window": 9,
+    "max_window_layers": 1,
+    "attention_bias": True,
+}
+ERNIE_MOE = {
+    "moe_num_experts": 9,
+    "moe_k": 3,
+    "moe_intermediate_size": 48,
+    "moe_num_shared_experts": 2,
+}
 CASES = (
     Case("llama", BIAS, {"biases": {"attention_bias": False}}),
     Case("qwen2", gguf={}),
@@ -244,6 +262,28 @@ CASES = (
         GLM_MOE
         | {"first_k_dense_replace": 0, "use_qk_norm": False, "n_group": 1}
         | {"topk_group": 1, "n_shared_experts": 1},
+        name="sparse",
+    ),
+    Case(
+        "dots1",
+        DOTS,
+        {
+            "biases": {"attention_bias": False},
+            "normalize": {"norm_topk_prob": False},
+            "scale": {"routed_scaling_factor": 1.0},
+            "window": {"sliding_window": None},
+            "top": {"num_experts_per_tok": 2},
+        },
+    ),
+    Case("ernie4_5", gguf={}),
+    Case(
+        "ernie4_5_moe",
+        ERNIE_MOE,
+        {"top": {"moe_k": 2}, "shared": {"moe_num_shared_experts": 0}},
+    ),
+    Case(
+        "ernie4_5_moe",
+        ERNIE_MOE | {"moe_layer_start_index": 0, "moe_num_shared_experts": 0},
         name="sparse",
     ),
     Case(

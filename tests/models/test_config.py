@@ -127,6 +127,9 @@ def test_mixtures_of_experts_are_read(changes, mixture, inner, tmp_path):
     assert found.sizes(page_size=16).mixture == mixture
 
 
+DOTS = EXPERTS | {"architectures": ["Dots1ForCausalLM"], "intermediate_size": 64}
+DOTS |= {"n_shared_experts": 1}
+ERNIE = {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_intermediate_size": 64}
 FULL = ["full_attention"] * SMOL["num_hidden_layers"]
 SLIDING = ["sliding_attention"]
 MINISTRAL = {"architectures": ["MinistralForCausalLM"]}
@@ -150,6 +153,9 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         (EXPERTS, {"num_local_experts": 128, "scoring_func": "softmax", "n_group": 1}),
         (EXPERTS, {"shared_expert_intermediate_size": 0, "qkv_bias": False}),
         (MIXTRAL, {"norm_topk_prob": True, "use_sliding_window": True}),
+        (DOTS, {"scoring_func": "noaux_tc", "topk_method": "noaux_tc"}),
+        (ERNIE, {"moe_layer_end_index": -1, "moe_gate": "topk", "use_bias": False}),
+        (ERNIE, {"moe_layer_end_index": 29, "num_nextn_predict_layers": 1}),
         (LLAMA3, {"rope_parameters": LLAMA3["rope_scaling"]}),
     ],
 )
@@ -166,6 +172,7 @@ def test_neutral_values_change_nothing(base, changes, tmp_path):
         (QWEN | {"sliding_window": 4096}, []),
         (EXPERTS | WINDOW | {"max_window_layers": 30}, [4096] * 30),
         (MIXTRAL | {"sliding_window": 64}, [64] * 30),
+        (DOTS | {"sliding_window": 64, "max_window_layers": 29}, [0] * 29 + [64]),
         (MINISTRAL | {"layer_types": SLIDING + FULL[1:]}, [4096] + [0] * 29),
         (MINISTRAL | {"sliding_window": 8192}, []),
     ],
@@ -248,6 +255,8 @@ def test_the_steps_of_each_family_have_dims(kind, tmp_path):
     """As a bundle proves them, from the configuration alone."""
     small = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
     small |= {"intermediate_size": 256, "moe_intermediate_size": 256, "head_dim": 64}
+    if kind == "dots1":  # has no defaults of these
+        small |= {"n_shared_experts": 1, "num_experts": 8, "num_experts_per_tok": 2}
     config = parse_config({"model_type": kind, **small}, tmp_path)
     for ranks in (1, 2):
         setup = ModelSetup(config, positions=64, ranks=ranks)

@@ -10,7 +10,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.models.config import read_config
 from etc_dist.models.families import OWN_FIELDS
 from etc_dist.models.fields import NEUTRAL
-from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
+from tests.models.test_config import ERNIE, EXPERTS, LLAMA3, MIXTRAL, QWEN, write
 from tests.models.test_fields import GLM, HY
 from tests.refusals import refused
 
@@ -91,6 +91,10 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         (
             HY | {"mlp_layer_types": ["sparse", "dense"] * 15},
             "mlp_layer_types: dense l",
+        ),
+        (
+            ERNIE | {"moe_layer_end_index": 28},
+            "moe_layer_end_index: the last layer, 29",
         ),
         (MIXTRAL | {"first_k_dense_replace": 1}, "no first_k_dense_replace"),
         (MIXTRAL | {"n_shared_experts": 1}, "no n_shared_experts"),

@@ -6,7 +6,7 @@ import json
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.fields import DECODING, HONOURED, NEUTRAL, UNUSED
-from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
+from tests.models.test_config import ERNIE, EXPERTS, LLAMA3, MIXTRAL, QWEN, write
 
 LINEAR = {"type": "linear", "factor": 4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
@@ -32,6 +32,11 @@ CHANGES = {
     "mlp_layer_types": (HY, ["dense"] * 2 + ["sparse"] * 28),
     "model_type": ({}, "qwen3"),
     "moe_intermediate_size": (EXPERTS, 64),
+    "moe_k": (ERNIE, 2),
+    "moe_layer_end_index": (ERNIE, 28),
+    "moe_layer_start_index": (ERNIE, 2),
+    "moe_num_experts": (ERNIE, 4),
+    "moe_num_shared_experts": (ERNIE, 0),
     "moe_topk": ({"architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4}, 2),
     "n_group": (MIXTRAL, 2),
     "n_routed_experts": (EXPERTS, 64),

@@ -21,6 +21,12 @@ SIZES = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
 }
+NEEDED = {
+    "glm4_moe": {"head_dim": 128},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
+    | {"head_dim": 128},
+}
+"""The default sizes have heads of a size that is refused, or no experts."""
 READ = re.compile(r'\bconfig\.([a-z]\w*)|attr\([\w.]*config, "(\w+)"')
 """What the code of transformers reads of a configuration."""
 
@@ -64,8 +70,7 @@ def test_each_field_of_a_generation_config_is_listed():
 
 @pytest.mark.parametrize("kind", MODEL_TYPES.values())
 def test_missing_fields_have_the_defaults_of_transformers(kind, tmp_path):
-    # Its default sizes have an odd number of elements to rotate.
-    more = {"head_dim": 128} if kind == "glm4_moe" else {}
+    more = NEEDED.get(kind, {})
     theirs = parse_config(config_class(kind)(**more).to_dict(), tmp_path)
     assert parse_config({"model_type": kind, **more}, tmp_path) == theirs
 
@@ -73,7 +78,8 @@ def test_missing_fields_have_the_defaults_of_transformers(kind, tmp_path):
 @pytest.mark.parametrize("name", MODEL_TYPES)
 def test_saved_configurations(name, tmp_path, golden):
     """The default tests read these files."""
-    cls = config_class(MODEL_TYPES[name])
-    config = cls(**SIZES, architectures=[name], dtype="bfloat16")
+    kind = MODEL_TYPES[name]
+    sizes = SIZES | NEEDED.get(kind, {})
+    config = config_class(kind)(**sizes, architectures=[name], dtype="bfloat16")
     config.save_pretrained(tmp_path)
     golden((tmp_path / "config.json").read_text())

@@ -314,9 +314,18 @@ def test_corrections_of_scores_are_float32(tmp_path):
     assert check_weights(weights, config, WHOLE, True) == "bfloat16"
 
 
-def test_dense_layers_and_those_that_predict_more(tmp_path, rng):
-    given = SMOL | SMALL | {"architectures": ["Glm4MoeForCausalLM"]}
-    given |= {"n_routed_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
+@pytest.mark.parametrize(
+    ("architecture", "predicting", "correction"),
+    [
+        ("Glm4Moe", "layers.2.eh_proj", "gate.e_score_correction_bias"),
+        ("Ernie4_5_Moe", "mtp_block.0.x", "moe_statics.e_score_correction_bias"),
+    ],
+)
+def test_dense_layers_and_those_that_predict_more(
+    architecture, predicting, correction, tmp_path, rng
+):
+    given = SMOL | SMALL | {"architectures": [f"{architecture}ForCausalLM"]}
+    given |= {"num_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
     given |= {"moe_intermediate_size": 8, "tie_word_embeddings": True}
     config = parse_config(given, tmp_path / "config.json")
     places = WeightPlaces(config, WHOLE)
@@ -326,12 +335,14 @@ def test_dense_layers_and_those_that_predict_more(tmp_path, rng):
         for name in places
         for to, index in [places.find(name)]
     }
-    tensors["model.layers.2.eh_proj.weight"] = np.ones((4, 4))
+    tensors[f"model.{predicting}.weight"] = np.ones((4, 4))
+    correction = f"model.layers.1.mlp.{correction}"
+    if architecture == "Ernie4_5_Moe":  # as its files have it
+        tensors[correction] = tensors[correction][None]
     save(tmp_path / "model.safetensors", tensors)
     found = load_weights(tmp_path, config, "bfloat16")
     dense = tensors["model.layers.0.mlp.gate_proj.weight"]
     np.testing.assert_array_equal(found["w_dense_gate"][0].astype(np.float32), dense)
     expert = tensors["model.layers.1.mlp.experts.1.down_proj.weight"]
     np.testing.assert_array_equal(found["w_down"][0, 1].astype(np.float32), expert)
-    correction = tensors["model.layers.1.mlp.gate.e_score_correction_bias"]
-    np.testing.assert_array_equal(found["correction"][0], correction)
+    np.testing.assert_array_equal(found["correction"][0], tensors[correction].ravel())
