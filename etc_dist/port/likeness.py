@@ -15,6 +15,7 @@ import numpy as np
 
 from etc_dist.models import ModelConfig, load
 from etc_dist.models.families import FAMILIES
+from etc_dist.models.mixture_fields import COUNTS
 from etc_dist.settings import Settings
 from etc_dist.world import start
 
@@ -72,16 +73,19 @@ def small_fields(given: Mapping[str, Any], config: ModelConfig) -> dict[str, Any
         fields["max_window_layers"] = 1
     if config.mixture is not None:
         experts = min(config.mixture.experts, max(EXPERTS, config.mixture.router.top_k))
-        names = {"num_experts", "num_local_experts", "n_routed_experts"}
+        names = {"num_experts", *COUNTS["num_experts"]}
         fields |= {name: experts for name in names.intersection(given)}
         widths = {"moe_intermediate_size", "shared_expert_intermediate_size"}
         fields |= {name: INNER for name in widths if given.get(name) is not None}
+        form = FAMILIES[config.architecture].mixture
+        assert form is not None
         dense = min(config.dense_layers, LAYERS - 1)
-        if isinstance(given.get("mlp_layer_types"), list):
-            kinds = ["dense"] * dense + ["sparse"] * (LAYERS - dense)
-            fields["mlp_layer_types"] = kinds
-        if given.get("first_k_dense_replace") is not None:
-            fields["first_k_dense_replace"] = dense
+        kinds = ["dense"] * dense + ["sparse"] * (LAYERS - dense)
+        if given.get(form.dense) is not None:
+            is_list = isinstance(given[form.dense], list)
+            fields[form.dense] = kinds if is_list else dense
+        if given.get(form.last) is not None:
+            fields[form.last] = LAYERS - 1
     return fields
 
 

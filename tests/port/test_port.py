@@ -50,6 +50,33 @@ WINDOWS = {
     "num_key_value_heads": 8,
     "sliding_window": 4096,
 }
+ERNIE = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "model_type": "ernie4_5_moe",
+    "hidden_act": "silu",
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 131072,
+    "moe_capacity": [64, 64, 64],
+    "moe_gate": "topk",
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_end_index": 27,
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "moe_use_aux_free": True,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "num_nextn_predict_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000,
+    "use_bias": False,
+    "use_rmsnorm": True,
+    "vocab_size": 103424,
+}
 CONFIGS = {"qwen3-32b": DENSE, "qwen3-30b-a3b": MIXTURE}
 
 
@@ -154,7 +181,7 @@ def test_all_steps_of_a_batch_are_proved():
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("fields", [DENSE, MIXTURE, WINDOWS], ids=["d", "m", "w"])
+@pytest.mark.parametrize("fields", [DENSE, MIXTURE, WINDOWS, ERNIE], ids="dmwe")
 def test_two_layers_run_beside_those_of_transformers(port, fields):
     code, text = port(fields, "--no-build")
     assert code == 0 and "\nran: 23 tokens of 2 layers, transformers " in text, text
