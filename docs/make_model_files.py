@@ -52,6 +52,9 @@ def tables() -> list[str]:
         table(
             {
                 "Honoured": gguf_keys.HONOURED,
+                "Honoured of mixtures, else refused unless neutral": [
+                    *gguf_keys.OF_MIXTURES
+                ],
                 OF_NEUTRAL: gguf_keys.NEUTRAL,
                 "Refused unless the value follows from others": [*gguf_keys.OWN_SIZES],
                 "Without influence": gguf_keys.UNUSED,

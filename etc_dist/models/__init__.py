@@ -27,6 +27,7 @@ weight_places.py     the names of its tensors, and where each belongs
 part.py         the part of a model that a rank holds
 gguf_file.py    configuration and weights of a GGUF file
 gguf_keys.py    the keys of its metadata, and what each does here
+gguf_mixtures.py     those of mixtures, and the names of their tensors
 gguf_reader.py  its metadata and tensors, with all sizes checked
 gguf_split.py   the parts of a model in several files
 pages.py        the pages of the cache

@@ -145,6 +145,11 @@ class Family:
     gguf: str = ""
     layers: str = "plain"
 
+    @property
+    def may_predict(self) -> bool:
+        """Whether files may have layers that predict further tokens."""
+        return "num_nextn_predict_layers" in self.reads
+
     def has_optional_norms(self, given: Mapping[str, Any]) -> bool:
         """Whether a field says that each query and key is normalized. given: the fields
         of config.json."""

@@ -13,6 +13,7 @@ import numpy as np
 from etc_dist.models.config import ModelConfig, parse_config
 from etc_dist.models.extras import extra_module
 from etc_dist.models.families import FAMILIES
+from etc_dist.models.family import Family
 from etc_dist.models.fields import names, refused
 from etc_dist.models.gguf_keys import (
     ARCHITECTURE,
@@ -21,6 +22,7 @@ from etc_dist.models.gguf_keys import (
     fields_of,
     refuse_keys,
 )
+from etc_dist.models.gguf_mixtures import CORRECTION, SHARED_GATE, mixture_tensors
 from etc_dist.models.gguf_reader import GgufTensor
 from etc_dist.models.gguf_split import read_parts
 from etc_dist.models.part import WHOLE, Part
@@ -56,22 +58,19 @@ LAYER_TENSORS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-"""Those of experts are stacked; {} stands for the number of one."""
+HUNYUAN = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
 OTHER_TENSORS = {
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
     },
-    "hunyuan-dense": {
-        "attn_q_norm": "self_attn.query_layernorm",
-        "attn_k_norm": "self_attn.key_layernorm",
-    },
+    "hunyuan-dense": HUNYUAN,
+    "hunyuan-moe": HUNYUAN,
     "glm4": {
         "ffn_up": "mlp.gate_up_proj",
         "post_attention_norm": "post_self_attn_layernorm",
@@ -82,6 +81,7 @@ OTHER_TENSORS = {
         "post_ffw_norm": "post_feedforward_layernorm",
     },
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
 }
 """Those of an architecture that differ."""
@@ -136,15 +136,21 @@ class GgufFile:
         kind = str(self.get(ARCHITECTURE))
         tokens, metadata = self._tokens(), self._content.metadata
         names = {tensor.name for tensor in self._content.tensors}
-        fields = fields_of(kind, metadata, self.path)
+        family = self._family()
+        fields = fields_of(kind, family, metadata, self.path)
+        bias, norm = "attention_bias", "use_qk_norm"
+        if family is not None and isinstance(own := family.biases.get("qkv"), str):
+            bias = own
+        if family is not None and isinstance(family.normalizes_heads, str):
+            fields[norm] = "blk.0.attn_q_norm.weight" in names
         fields |= {
             "architectures": [ARCHITECTURES.get(kind, f"{kind} of a GGUF file")],
             "tie_word_embeddings": "output.weight" not in names,
             "eos_token_id": self._stops(tokens),
             "rope_scaling": self._rope(kind),
-            "norm_topk_prob": True,
             "partial_rotary_factor": self._partial(kind, fields),
-            "attention_bias": "blk.0.attn_q.bias" in names,
+            "sliding_window": None,
+            bias: "blk.0.attn_q.bias" in names,
             "attention_out_bias": "blk.0.attn_output.bias" in names,
         }
         defaults = {"rope_theta": 10000.0, "vocab_size": len(tokens)}
@@ -156,6 +162,9 @@ class GgufFile:
             config = replace(config, head=replace(config.head, is_paired=True))
         refuse_keys(kind, metadata, config, self.path)
         return config
+
+    def _family(self) -> Family | None:
+        return FAMILIES.get(ARCHITECTURES.get(str(self.get(ARCHITECTURE)), ""))
 
     def _partial(self, kind: str, fields: Mapping[str, Any]) -> float | None:
         """The share of a head's elements that are rotated."""
@@ -232,10 +241,11 @@ class GgufFile:
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """The tensors by their names in safetensors files."""
-        kind = str(self.get(ARCHITECTURE))
-        layer_tensors = LAYER_TENSORS | OTHER_TENSORS.get(kind, {})
-        family = FAMILIES.get(ARCHITECTURES.get(kind, ""))
-        offset = 0 if family is None else family.gain_offset
+        layer_tensors, offset = LAYER_TENSORS, 0
+        if (family := self._family()) is not None:
+            others = OTHER_TENSORS.get(family.gguf, {})
+            layer_tensors = LAYER_TENSORS | others | mixture_tensors(family)
+            offset = family.gain_offset
         for tensor in self._content.tensors:
             if tensor.name in (FACTORS, *LONG_FACTORS):
                 continue
@@ -245,13 +255,16 @@ class GgufFile:
             _, _, rest = tensor.name.partition("blk.")
             layer, _, name = rest.partition(".")
             stem, _, suffix = name.rpartition(".")
-            own = layer_tensors.get(stem)
+            own = layer_tensors.get(stem, stem if stem.startswith("nextn.") else None)
             if own is None or suffix not in ("weight", "bias"):
                 yield TENSORS.get(tensor.name, tensor.name), values
                 continue
+            if stem == SHARED_GATE:
+                values = values.reshape(1, -1)
+            end = "" if stem == CORRECTION else f".{suffix}"
             parts = values if "{}" in own else [values]
             for expert, part in enumerate(parts):
-                yield f"model.layers.{layer}.{own.format(expert)}.{suffix}", part
+                yield f"model.layers.{layer}.{own.format(expert)}{end}", part
 
     def _values(self, tensor: GgufTensor) -> Any:
         try:

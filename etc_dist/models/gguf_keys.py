@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.models import gguf_mixtures
 from etc_dist.models.config import ModelConfig
+from etc_dist.models.families import FAMILIES
+from etc_dist.models.family import Family
 from etc_dist.models.fields import VARIANT_FIX, names, refused
 
 ARCHITECTURE, TYPE = "general.architecture", "general.type"
@@ -40,7 +43,11 @@ ROPE = names(
     rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow
     """
 )
+PREDICTING = "nextn_predict_layers"
+"""The last ones of block_count, which predict further tokens."""
 HONOURED = frozenset(FIELDS) | ROPE
+OF_MIXTURES = frozenset(gguf_mixtures.VALUES) - FIELDS.keys()
+"""Honoured of mixtures that have what they say, else refused unless neutral."""
 WINDOW = "attention.sliding_window"
 Values = Callable[[ModelConfig], tuple[Any, ...]]
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -56,20 +63,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "embedding_length_per_layer_input": (0,),
     "embedding_scale": (0, 1),
     "expert_chunk_feed_forward_length": (0,),
-    "expert_gating_func": (0, 1),
-    "expert_group_count": (0, 1),
-    "expert_group_used_count": (0, 1),
-    "expert_shared_count": (0,),
-    "expert_shared_feed_forward_length": (0,),
-    "expert_weights_norm": (True,),
-    "expert_weights_scale": (0, 1),
     "final_logit_softcapping": (0,),
     "interleave_moe_layer_step": (0, 1),
-    "leading_dense_block_count": (0,),
     "logit_scale": (0, 1),
     "moe_every_n_layers": (0, 1),
     "n_deepstack_layers": (0,),
-    "nextn_predict_layers": (0,),
+    PREDICTING: (0,),
     "residual_scale": (0, 1),
     "rope.scale_linear": (0, 1),
     "rope.scaling.yarn_attn_factor": (1,),
@@ -97,9 +96,12 @@ UNUSED = names(
 """Notes, and numbers of layers that no model here has."""
 
 
-def fields_of(kind: str, metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def fields_of(
+    kind: str, family: Family | None, metadata: Mapping[str, Any], path: Path
+) -> dict[str, Any]:
     """The fields of config.json that the keys of architecture `kind` are; None for
-    those that are missing. Raises ArgumentError for layers with different numbers."""
+    those that are missing. Raises ArgumentError for layers with different numbers.
+    family: None for another one than all."""
     fields = {}
     for key, field in FIELDS.items():
         value = metadata.get(f"{kind}.{key}")
@@ -108,7 +110,16 @@ def fields_of(kind: str, metadata: Mapping[str, Any], path: Path) -> dict[str, A
         if key.startswith("expert_") and type(value) is int and value == 0:
             value = None  # a model without experts
         fields[field] = value
-    return fields
+    if family is None:
+        return fields
+    layers = fields["num_hidden_layers"]
+    if family.may_predict and type(layers) is int:
+        count = metadata.get(f"{kind}.{PREDICTING}", 0)
+        if type(count) is not int or not 0 <= count < layers:
+            wanted = f"{kind}.{PREDICTING}: an integer below block_count"
+            raise refused(path, wanted, repr(count)[:120], VARIANT_FIX)
+        fields["num_hidden_layers"] = layers - count
+    return fields | gguf_mixtures.mixture_fields(kind, family, metadata)
 
 
 def _of_all_layers(name: str, values: Any, path: Path) -> Any:
@@ -124,9 +135,11 @@ def refuse_keys(
     """Raise ArgumentError that names the keys of architecture `kind` that are unknown
     or not neutral."""
     faults = []
+    known = (HONOURED | UNUSED) - gguf_mixtures.VALUES.keys()
+    known |= {PREDICTING} if FAMILIES[config.architecture].may_predict else set()
     for name, value in metadata.items():
         prefix, _, key = name.partition(".")
-        is_known = key in HONOURED or key in UNUSED
+        is_known = key in known
         if prefix == kind and not is_known and not _is_neutral(key, value, config):
             faults.append(f"{name} = {value!r}"[:120])
     if faults:
@@ -139,5 +152,11 @@ def _is_neutral(key: str, value: Any, config: ModelConfig) -> bool:
         return True
     if key == WINDOW and value in config.windows:
         return True
-    values = OWN_SIZES[key](config) if key in OWN_SIZES else NEUTRAL.get(key, ())
-    return isinstance(value, (bool, int, float)) and value in values
+    return isinstance(value, (bool, int, float)) and value in _values(key, config)
+
+
+def _values(key: str, config: ModelConfig) -> tuple[Any, ...]:
+    """Those that a key may have."""
+    if key in gguf_mixtures.VALUES:
+        return gguf_mixtures.values(key, config)
+    return OWN_SIZES[key](config) if key in OWN_SIZES else NEUTRAL.get(key, ())

@@ -135,6 +135,7 @@ MIXTURES = (
         reads_layer_types=True,
         window_switch="use_sliding_window",
         reads=frozenset({"qkv_bias", "shared_expert_intermediate_size"}),
+        gguf="qwen2moe",
         layers="biases of q, k, v; a mixture with a gated shared expert",
     ),
     Family(
@@ -154,6 +155,7 @@ MIXTURES = (
         },
         normalizes_all=True,
         mixture=MixtureForm(inner="intermediate_size"),
+        gguf="olmoe",
         layers="norms of all queries and of all keys; a mixture of experts",
     ),
     Family(
@@ -172,6 +174,7 @@ MIXTURES = (
             shared="shared_mlp",
             shared_inner="intermediate_size",
         ),
+        gguf="hunyuan-moe",
         layers="as hunyuan_v1_dense, with a mixture and a shared expert",
     ),
     Family(
@@ -203,6 +206,7 @@ MIXTURES = (
             correction="e_score_correction_bias",
         ),
         reads=frozenset({"rotary_dim"}),
+        gguf="minimax-m2",
         layers="as olmoe, by sigmoids with a correction; partial rotary embedding",
     ),
     Family(
@@ -231,6 +235,7 @@ MIXTURES = (
         reads=frozenset(
             {*_READ_BY_GROUPS, "num_nextn_predict_layers", "num_mtp_layers"}
         ),
+        gguf="glm4moe",
         layers="optional biases of q, k, v and norm of each query and key; partial "
         "rotary embedding; experts and dense layers as hy_v3",
     ),
@@ -296,6 +301,7 @@ MIXTURES = (
         slides=last_layers,
         reads_layer_types=True,
         reads=frozenset(_READ_BY_GROUPS),
+        gguf="dots1",
         layers="as hy_v3; sliding windows of some layers",
     ),
     Family(
@@ -331,6 +337,7 @@ MIXTURES = (
                 *("moe_num_shared_experts", "num_nextn_predict_layers"),
             }
         ),
+        gguf="ernie4_5-moe",
         layers="as ernie4_5; experts and dense layers as hy_v3, by softmax",
     ),
 )

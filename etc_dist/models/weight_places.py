@@ -30,7 +30,7 @@ class WeightPlaces:
     def __init__(self, config: ModelConfig, part: Part) -> None:
         ids, vocabulary = part.ids(config.vocabulary), config.vocabulary
         family = FAMILIES[config.architecture]
-        self._may_predict = "num_nextn_predict_layers" in family.reads
+        self._may_predict = family.may_predict
         self._layers, self._dense = config.layers, config.dense_layers
         self._of_layer = _of_layer(part.config(config))
         self._of_dense = _of_layer(part.config(config), is_dense=True)

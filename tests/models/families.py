@@ -3,6 +3,8 @@ their configurations which changes results."""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -104,6 +106,7 @@ PHI_DROPS = {
     "partial": {"partial_rotary_factor": 1.0, "rope_parameters": None},
     "factors": {"rope_parameters": SHORT},
 }
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
 MOST_GAP = 0.03
 """Of the scores of chosen experts, from those of the best."""
 EXPERTS = {"num_experts": 9, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
@@ -227,6 +230,7 @@ CASES = (
         "olmoe",
         EXPERTS | {"hidden_size": 256, "num_key_value_heads": 4},
         {"normalize": {"norm_topk_prob": True}},
+        {"expert_feed_forward_length": 96},
     ),
     Case(
         "hunyuan_v1_moe",
@@ -244,6 +248,7 @@ CASES = (
         {"num_local_experts": 9, "num_experts_per_tok": 3, "intermediate_size": 48}
         | {"rotary_dim": 16},
         {"top": {"num_experts_per_tok": 2}, "rotary": {"rotary_dim": 32}},
+        {"expert_count": 9, "expert_gating_func": 2, "rope.dimension_count": 16},
     ),
     Case(
         "glm4_moe",
@@ -256,12 +261,30 @@ CASES = (
             "groups": {"n_group": 1, "topk_group": 1},
             "partial": {"rope_parameters": {"rope_theta": 1e4, **DEFAULT}},
         },
+        {
+            "expert_count": 12,
+            "expert_gating_func": 2,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "expert_shared_count": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "leading_dense_block_count": 2,
+            "nextn_predict_layers": 1,
+            "rope.dimension_count": 32,
+        },
     ),
     Case(
         "glm4_moe",
         GLM_MOE
         | {"first_k_dense_replace": 0, "use_qk_norm": False, "n_group": 1}
-        | {"topk_group": 1, "n_shared_experts": 1},
+        | {"topk_group": 1, "n_shared_experts": 1, "norm_topk_prob": False},
+        gguf={
+            "expert_count": 12,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 2.5,
+            "rope.dimension_count": 32,
+        },
         name="sparse",
     ),
     Case(
@@ -280,10 +303,17 @@ CASES = (
         "ernie4_5_moe",
         ERNIE_MOE,
         {"top": {"moe_k": 2}, "shared": {"moe_num_shared_experts": 0}},
+        {
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 96,
+            "interleave_moe_layer_step": 1,
+            "leading_dense_block_count": 1,
+        },
     ),
     Case(
         "ernie4_5_moe",
         ERNIE_MOE | {"moe_layer_start_index": 0, "moe_num_shared_experts": 0},
+        gguf={"expert_shared_count": 0, "interleave_moe_layer_step": 1},
         name="sparse",
     ),
     Case(
@@ -307,6 +337,38 @@ CASES = (
         {},
     ),
 )
+
+FILES = (
+    *(case for case in CASES if case.gguf is not None),
+    Case(
+        "qwen2_moe",
+        EXPERTS | {"shared_expert_intermediate_size": 80, "qkv_bias": False},
+        gguf={"expert_shared_feed_forward_length": 80},
+    ),
+    Case(
+        "hunyuan_v1_moe",
+        {"num_experts": 9, "moe_topk": 3, "attention_bias": True},
+        gguf={
+            "expert_feed_forward_length": 96,
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": 96,
+            "expert_used_count": 3,
+        },
+    ),
+    Case(
+        "dots1",
+        DOTS | {"sliding_window": None},
+        gguf={
+            "expert_count": 9,
+            "expert_gating_func": 2,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "leading_dense_block_count": 1,
+        },
+    ),
+)
+"""Cases of GGUF files, which have no `alpha` and no sliding windows of mixtures."""
 
 
 @contextmanager
@@ -332,6 +394,22 @@ def choosing(experts: Array | None) -> Iterator[None]:
         yield
     finally:
         torch.topk = plain
+
+
+def _stacked(folder: Path) -> dict[str, Array]:
+    """The tensors of a folder, with names as the package gguf knows them; those of all
+    experts of a layer in one array."""
+    from safetensors.torch import load_file
+
+    arrays, experts = {}, defaultdict[str, dict[int, Array]](dict)
+    for stored_name, of in load_file(folder / "model.safetensors").items():
+        name = stored_name.replace("correction_bias", "correction.bias")
+        if match := EXPERT.fullmatch(name):
+            experts[match[1] + match[3]][int(match[2])] = of.float().numpy()
+        else:
+            arrays[name] = of.float().numpy().squeeze()
+    stacked = {name: [of[n] for n in range(len(of))] for name, of in experts.items()}
+    return arrays | {name: np.stack(of) for name, of in stacked.items()}
 
 
 class Tiny:
@@ -371,16 +449,16 @@ class Tiny:
 
     def save_gguf(self, path: Path, kind: str, keys: Mapping[str, Any]) -> None:
         """A GGUF file of architecture `kind`, whose names of tensors are those of the
-        package gguf. keys: of this architecture, in addition to those of all."""
+        package gguf, of the model that is saved beside it. keys: of this architecture,
+        in addition to those of all."""
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
         config = self.model.config
         [arch] = [arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind]
         names = get_tensor_name_map(arch, config.num_hidden_layers)
         tensors = {}
-        for name, of in self.model.state_dict().items():
+        for name, array in _stacked(path.parent).items():
             stem, _, suffix = name.rpartition(".")
-            array = of.numpy()
             if kind == "gemma3" and stem.endswith("norm"):
                 array = array + 1
             if not (name == "lm_head.weight" and config.tie_word_embeddings):
@@ -392,7 +470,11 @@ class Tiny:
         }
         rope = config.rope_parameters
         rope = rope.get("full_attention", rope)["rope_theta"]
-        write(path, kind, tensors, **of_all, **{"rope.freq_base": float(rope)}, **keys)
+        if predicting := keys.get("nextn_predict_layers"):
+            layers = config.num_hidden_layers
+            of_all["block_count"] = layers + predicting
+            tensors[f"blk.{layers}.nextn.enorm.weight"] = np.ones(64, np.float32)
+        write(path, kind, tensors, **of_all | {"rope.freq_base": float(rope)} | keys)
 
     def logits(
         self, ids: Any, dtype: str = "float32", experts: Array | None = None

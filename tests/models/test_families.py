@@ -18,7 +18,7 @@ from etc_dist.models.weights import load_weights
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.models.conftest import SHAPES
-from tests.models.families import CASES, Case, Tiny
+from tests.models.families import CASES, FILES, Case, Tiny
 from tests.models.steps import row_arrays, share_dims
 
 pytestmark = pytest.mark.torch
@@ -141,10 +141,7 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path, rng):
         assert distance([other], wanted[:1]) > 2 * most, name
 
 
-GGUF = [case for case in CASES if case.gguf is not None]
-
-
-@pytest.mark.parametrize("case", GGUF, ids=str)
+@pytest.mark.parametrize("case", FILES, ids=str)
 def test_gguf_files_have_the_same_weights(case: Case, tmp_path):
     model = Tiny(case, {})
     model.save(tmp_path)

@@ -12,6 +12,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.models import gguf_reader, load_tokenizer
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.gguf_keys import FIELDS, NEUTRAL, OWN_SIZES
+from etc_dist.models.gguf_mixtures import PLAIN
 from etc_dist.models.gguf_reader import read_gguf
 from etc_dist.models.gguf_split import read_parts
 from tests.models import gguf_bytes as made
@@ -52,6 +53,10 @@ MODELS = {
             ("no architecture", {"architecture": ""}, " of a GGUF file"),
             ("byte order", {"is_big": True}, "the other byte order"),
             ("layers", {"block_count": 0}, "num_hidden_layers: an integer from 1"),
+            (
+                *("predicting", {"nextn_predict_layers": 1, "architecture": "glm4moe"}),
+                "glm4moe.nextn_predict_layers: an integer below block_count",
+            ),
             ("window", {"attention.sliding_window": 16}, "llama.attention.sliding_wi"),
             ("pairs", {"rope.dimension_count": 32}, "llama.rope.dimension_count = 32"),
             ("scale", {"logit_scale": 0.5}, "llama.logit_scale = 0.5"),
@@ -110,7 +115,7 @@ def test_models_that_are_not_supported_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize("value", [3, "a text", [0, 0], float("nan")], ids=str)
 def test_values_that_are_not_neutral_are_all_named(tmp_path, value):
-    names = {*NEUTRAL, *OWN_SIZES, "unknown", "rope.dimension_sections"}
+    names = {*NEUTRAL, *OWN_SIZES, *PLAIN, "unknown", "rope.dimension_sections"}
     write(tmp_path / "model.gguf", **HEADS, **dict.fromkeys(names, value))
     unread(tmp_path / "model.gguf", "|".join(f"llama.{name} = " for name in names))
 

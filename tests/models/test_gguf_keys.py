@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etc_dist.errors import ArgumentError
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.gguf_keys import (
     EACH_LAYER,
@@ -11,6 +12,7 @@ from etc_dist.models.gguf_keys import (
     UNUSED,
     WINDOW,
 )
+from etc_dist.models.gguf_mixtures import PLAIN, VALUES
 from tests.models.gguf_bytes import write
 
 YARN = {
@@ -44,6 +46,31 @@ CHANGES = {
 """Another value of each key that is honoured."""
 
 
+DOTS = EXPERTS | {
+    "block_count": 3,
+    "expert_gating_func": 2,
+    "expert_group_count": 4,
+    "expert_group_used_count": 3,
+    "expert_shared_count": 2,
+    "expert_shared_feed_forward_length": 48,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 2.5,
+    "leading_dense_block_count": 1,
+}
+OF_DOTS = {
+    "expert_feed_forward_length": 32,
+    "expert_gating_func": 1,
+    "expert_group_count": 8,
+    "expert_group_used_count": 2,
+    "expert_shared_count": 3,
+    "expert_shared_feed_forward_length": 24,
+    "expert_weights_norm": False,
+    "expert_weights_scale": 1.0,
+    "leading_dense_block_count": 2,
+}
+"""Another value of each key of mixtures."""
+
+
 def config_of(folder, architecture="llama", metadata=None, **changes):
     base = {"attention.head_count": 4, "attention.key_length": 64}
     write(folder / "model.gguf", architecture, metadata=metadata, **base | changes)
@@ -60,10 +87,28 @@ def test_each_key_that_is_honoured_changes_the_model(tmp_path):
         assert config_of(tmp_path, architecture, **changed) != before, name
 
 
+def test_each_key_of_mixtures_changes_the_model_or_is_refused(tmp_path):
+    assert OF_DOTS.keys() == VALUES.keys()
+    before = config_of(tmp_path, "dots1", **DOTS)
+    for name, value in OF_DOTS.items():
+        for wrong in (value, "a text", [1.0, 2.0], -1, float("nan")):
+            try:
+                config = config_of(tmp_path, "dots1", **DOTS | {name: wrong})
+            except ArgumentError as error:
+                assert error.where == str(tmp_path / "model.gguf")
+            else:
+                assert wrong == value and config != before, name
+
+
+def test_files_of_mixtures_have_no_windows(tmp_path):
+    sizes = {"block_count": 64, "context_length": 8192}
+    assert config_of(tmp_path, "dots1", **DOTS | sizes).windows == ()
+
+
 def test_neutral_keys_change_nothing(tmp_path):
     config = config_of(tmp_path)
     for last in (0, -1):
-        values = {name: values[last] for name, values in NEUTRAL.items()}
+        values = {name: values[last] for name, values in (NEUTRAL | PLAIN).items()}
         values |= {name: of(config)[last] for name, of in OWN_SIZES.items()}
         assert config_of(tmp_path, **values) == config
     assert config_of(tmp_path, **{WINDOW: config.positions}) == config
