@@ -124,11 +124,11 @@ def _operations() -> dict[str, tuple[Callable[..., Any], list[int]]]:
 
 
 @dataclass(eq=False)
-class Entry:
+class EnteredFunction:
     """A function that a call has entered."""
 
     code: CodeType
-    caller: Entry | None
+    caller: EnteredFunction | None
     is_on_way: bool = False
 
 
@@ -136,12 +136,12 @@ class Entry:
 class Calls:
     """The functions of this package that a call enters, in order."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[EnteredFunction] = field(default_factory=list)
 
     @contextmanager
     def observed(self) -> Iterator[None]:
         """Observe what this thread does inside."""
-        frames: dict[FrameType, Entry] = {}
+        frames: dict[FrameType, EnteredFunction] = {}
 
         def note(frame: FrameType, event: str, _: Any) -> None:
             if event == "return":
@@ -151,7 +151,7 @@ class Calls:
                 while outer is not None and outer not in frames:
                     outer = outer.f_back
                 caller = None if outer is None else frames[outer]
-                frames[frame] = Entry(frame.f_code, caller)
+                frames[frame] = EnteredFunction(frame.f_code, caller)
                 self.entries.append(frames[frame])
 
         before = sys.getprofile()
@@ -174,12 +174,12 @@ class Calls:
         for entry in self.entries:
             if entry.code in wanted:
                 wanted.remove(entry.code)
-                step: Entry | None = entry
+                step: EnteredFunction | None = entry
                 while step is not None:
                     step.is_on_way = True
                     step = step.caller
         steps = []
-        depths: dict[Entry | None, int] = {None: -1}
+        depths: dict[EnteredFunction | None, int] = {None: -1}
         for entry in self.entries:
             if entry.is_on_way:
                 is_local = "<locals>" in entry.code.co_qualname  # not worth a line

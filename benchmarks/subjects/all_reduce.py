@@ -23,7 +23,7 @@ from benchmarks.random_sizes import SIZES, Draw, Sizes, Variant, draws
 from benchmarks.subjects.random_sizes import CPU_DRAWS, Choice, Random, subject
 from benchmarks.workload import BLOCK, Rival, run_steps
 from etc_dist import AllReduce, AllReduceNorm, MatmulAllReduce
-from etc_dist.ops.exchange_model import ALGORITHMS, Exchange
+from etc_dist.ops.exchange_model import ALGORITHMS, AllReduceSizes
 from etc_dist.ops.operation import kept
 
 PROTOCOL = (
@@ -116,7 +116,7 @@ class Summed(Random):
             return []
         values = {c.dim: c.value for c in program.plan.policy(dims, program.workers)}
         algorithm = values["algorithm"]
-        exchange = Exchange(self.rows * self.n // 8, 1, size, size)
+        exchange = AllReduceSizes(self.rows * self.n // 8, 1, size, size)
         us = exchange.predicted_us(algorithm) if self.predicts else 0.0
         return [Choice({}, ALGORITHMS[algorithm], us)]
 

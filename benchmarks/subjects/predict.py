@@ -32,7 +32,7 @@ from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Link, Machine
-from etc_dist.predict.simulation import Prediction, simulate_run
+from etc_dist.predict.simulation import PredictedRun, simulate_run
 from etc_dist.predict.table import with_tiles
 from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.program import Program
@@ -193,7 +193,7 @@ class Case:
         self.program = compile(graph, world)
         self.first: Any = None
 
-    def predict(self, link: Link) -> Prediction:
+    def predict(self, link: Link) -> PredictedRun:
         machine = Machine(workers=self.program.workers, far=link)
         return simulate_run(self.program.plan, self.dims, self.times, machine)
 

@@ -11,7 +11,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
-class Family:
+class BlockFamily:
     """A form of blocks. classes: of the block, its gate, its experts, a list of experts
     or its shared expert, and the linear layers. Attributes are of the gate, else of the
     block; an empty name stands for none.
@@ -46,7 +46,9 @@ class Family:
     shift: float = 0.0
 
 
-def _of(prefixes: str, block: str, gate: str, form: Family) -> Iterator[Family]:
+def _of(
+    prefixes: str, block: str, gate: str, form: BlockFamily
+) -> Iterator[BlockFamily]:
     """Families of this form whose classes have these prefixes."""
     for prefix in prefixes.split():
         yield replace(
@@ -58,7 +60,7 @@ def _of(prefixes: str, block: str, gate: str, form: Family) -> Iterator[Family]:
         )
 
 
-_PLAIN = Family("", (), (), ())
+_PLAIN = BlockFamily("", (), (), ())
 _LISTED = replace(
     _PLAIN, gate=("Linear",), experts=("ModuleList",), normalize="norm_topk_prob"
 )

@@ -13,7 +13,7 @@ from typing import Any
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.router import Router
-from etc_dist.layers.block_families import FAMILIES, MLP, Family
+from etc_dist.layers.block_families import FAMILIES, MLP, BlockFamily
 from etc_dist.layers.plain import odd_activation, oddity
 
 LINEARS = (MLP, ("w1", "w3", "w2"))
@@ -152,7 +152,7 @@ def read_sparse_block(block: Any) -> SparseBlock:
     )
 
 
-def _activation(family: Family, experts: Any) -> Activation:
+def _activation(family: BlockFamily, experts: Any) -> Activation:
     numbers: dict[str, Any] = {
         field: float(getattr(experts, name))
         for field, name in (("limit", family.limit), ("alpha", family.alpha))
@@ -176,7 +176,7 @@ def _rearranged(experts: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     return weights, (halves(gate_up_bias), down_bias)
 
 
-def _choice(family: Family, holders: Sequence[Any], top_k: int) -> Router:
+def _choice(family: BlockFamily, holders: Sequence[Any], top_k: int) -> Router:
     """How a block of this family chooses."""
     normalize = family.normalize
     if isinstance(normalize, str):
@@ -227,7 +227,7 @@ def _in_dtype(name: str, weight: Any, like: Any) -> Any:
     return rounded
 
 
-def _correction(family: Family, holders: Sequence[Any]) -> Any:
+def _correction(family: BlockFamily, holders: Sequence[Any]) -> Any:
     """In fp32, or None."""
     if not family.correction:
         return None
@@ -281,7 +281,7 @@ def _library(array: Any) -> Any:
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 
-def _unsupported(family: Family, block: Any) -> Iterator[str]:
+def _unsupported(family: BlockFamily, block: Any) -> Iterator[str]:
     """Parts of the block that may compute what MoE does not."""
     parts: list[tuple[str, Any, Sequence[str]]]
     gate, experts = getattr(block, family.gate_name), block.experts

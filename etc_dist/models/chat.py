@@ -22,7 +22,7 @@ from etc_dist.models.tokenizer_files import load_tokenizer
 from etc_dist.world import World, start
 
 
-class Progress:
+class ProgressLine:
     """A line of a terminal that is replaced by the next one. Writes nothing to a file
     or a pipe, except results."""
 
@@ -65,7 +65,7 @@ def answer(
     for the most likely tokens. template_arguments: keyword arguments of
     `Tokenizer.chat`, as NAME=VALUE. speculate: as of `load`."""
     arguments = dict(map(_template_argument, template_arguments))
-    with start() as world, Progress(_of_rank_0(sys.stderr, world)) as progress:
+    with start() as world, ProgressLine(_of_rank_0(sys.stderr, world)) as progress:
         if world.backend == "cpu":
             use_one_thread()
         out = _of_rank_0(sys.stdout, world)

@@ -24,7 +24,7 @@ from etc_dist.ops.exchange_model import (
     LEAST_PIECE,
     ONE_SHOT,
     TWO_SHOT,
-    Exchange,
+    AllReduceSizes,
     choose_algorithm,
     largest_sizes,
 )
@@ -76,7 +76,7 @@ def all_reduce_graph(
 class SumOperation(Operation):
     """Internal: base of operations whose graph has the dims of `all_reduce_graph`."""
 
-    def exchange(self, dims: Mapping[str, int], has_flags: bool) -> Exchange:
+    def exchange(self, dims: Mapping[str, int], has_flags: bool) -> AllReduceSizes:
         """The exchange of a call."""
         raise NotImplementedError
 
@@ -183,10 +183,10 @@ class AllReduce(SumOperation):
         """Internal: one graph, with the algorithm chosen for each call."""
         return [self.candidate(all_reduce_graph)]
 
-    def exchange(self, dims: Mapping[str, int], has_flags: bool) -> Exchange:
+    def exchange(self, dims: Mapping[str, int], has_flags: bool) -> AllReduceSizes:
         """Internal: in vectors."""
         world, vectors = self.world, dims["rows"] * dims["vectors"]
-        return Exchange(vectors, 1, world.size, world.local_size, has_flags)
+        return AllReduceSizes(vectors, 1, world.size, world.local_size, has_flags)
 
     def dims_of(self, dims: Mapping[str, int], count: int) -> Mapping[str, int]:
         """Internal: `count` vectors."""

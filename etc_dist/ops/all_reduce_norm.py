@@ -12,7 +12,7 @@ from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.functions.rms_norm import add_rms_norm
 from etc_dist.ir import Graph, graph_function, span
 from etc_dist.ops.all_reduce import SumOperation
-from etc_dist.ops.exchange_model import Exchange
+from etc_dist.ops.exchange_model import AllReduceSizes
 from etc_dist.ops.operation import Candidate
 from etc_dist.ops.row_sums import Norm, RowSums
 from etc_dist.world import World
@@ -111,11 +111,11 @@ class AllReduceNorm(SumOperation):
         """Internal: one graph, with the algorithm chosen for each call."""
         return [self.candidate(all_reduce_norm_graph, eps=self.eps)]
 
-    def exchange(self, dims: Mapping[str, int], has_flags: bool) -> Exchange:
+    def exchange(self, dims: Mapping[str, int], has_flags: bool) -> AllReduceSizes:
         """Internal: in rows."""
         world = self.world
         sizes = dims["rows"], dims["vectors"], world.size, world.local_size
-        return Exchange(*sizes, has_flags)
+        return AllReduceSizes(*sizes, has_flags)
 
     def dims_of(self, dims: Mapping[str, int], count: int) -> Mapping[str, int]:
         """Internal: `count` rows."""

@@ -17,7 +17,7 @@ _AXIS = re.compile(r"(?:(\w+) \* )?(\w+)")
 
 
 @dataclass(frozen=True)
-class Axis:
+class ArrayAxis:
     """`factor` times a dim: an axis of an array has so many elements."""
 
     factor: int
@@ -36,7 +36,7 @@ class Shape:
     read single elements of such an array."""
 
     name: str
-    axes: tuple[Axis, ...]
+    axes: tuple[ArrayAxis, ...]
     dtype: str = ""
 
     @classmethod
@@ -48,7 +48,7 @@ class Shape:
         factors = {"ranks": ranks, "": 1}
         parsed = []
         for factor, dim in _AXIS.findall(axes):
-            parsed.append(Axis(factors.get(factor) or int(factor), dim))
+            parsed.append(ArrayAxis(factors.get(factor) or int(factor), dim))
         return cls(name, tuple(parsed), dtype.strip())
 
     def bind(self, shape: Sequence[int], dims: dict[str, int]) -> bool:
@@ -82,7 +82,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class CallArguments:
     """The checked arrays of one call. `w_layout` is "kn" if w is a transposed view, so
     that its memory is [k, n]. `outs` are the caller's outputs, or those made for it."""
 
@@ -159,7 +159,7 @@ class ArgumentTable:
         known: Known,
         stream: Any,
         device: int | str,
-    ) -> Arguments:
+    ) -> CallArguments:
         """Inspect and check the arrays of a call, and make its outputs where `outs` is
         None. Local."""
         arrays = _inspect(self.inputs, values)
@@ -179,7 +179,7 @@ class ArgumentTable:
         self._check(shapes, arrays, dims, dtype, device, is_empty)
         w = arrays.get(self.transposable)
         layout = "kn" if w is not None and w.order == "F" else "nk"
-        return Arguments(arrays, dims, dtype, layout, tuple(results), is_empty)
+        return CallArguments(arrays, dims, dtype, layout, tuple(results), is_empty)
 
     def check_dims(self, dims: Mapping[str, int]) -> None:
         """ArgumentError unless there is a number above 0 for each dim of the inputs."""

@@ -44,7 +44,7 @@ H200 = ExchangeConstants()
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AllReduceSizes:
     """An all-reduce of `count` units of `vectors` vectors, which are not divided, among
     `ranks`, of which `local_ranks` are on each host. has_flags: also by flagged words.
     """
@@ -102,7 +102,7 @@ class Exchange:
         return min(self.algorithms, key=self.predicted_us)
 
 
-def largest_sizes(exchange: Exchange) -> list[tuple[int, int]]:
+def largest_sizes(exchange: AllReduceSizes) -> list[tuple[int, int]]:
     """(algorithm, count): the largest count up to that of `exchange` at which each
     algorithm is chosen. A size needs at most the memory of larger ones of its
     algorithm."""
@@ -124,7 +124,7 @@ def largest_sizes(exchange: Exchange) -> list[tuple[int, int]]:
     return sizes
 
 
-def choose_algorithm(exchange: Exchange, workers: int) -> list[Choice]:
+def choose_algorithm(exchange: AllReduceSizes, workers: int) -> list[Choice]:
     """The algorithm, and the vectors of a task: enough tasks for all workers, where a
     thread has a vector."""
     chosen, ranks = exchange.fastest, exchange.ranks

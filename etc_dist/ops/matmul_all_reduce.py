@@ -17,7 +17,7 @@ from etc_dist.ops.all_reduce_norm import EPS, checked_eps
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.exchange_model import (
     LEAST_PIECE,
-    Exchange,
+    AllReduceSizes,
     choose_algorithm,
     largest_sizes,
 )
@@ -127,9 +127,11 @@ class _MatmulSums(Operation):
     def _shapes(self, w_layout: str) -> Sequence[TileShape]:
         return shapes_for(w_layout, self.sizes.get("shapes", FAMILY))
 
-    def _exchange(self, dims: Mapping[str, int]) -> Exchange:
+    def _exchange(self, dims: Mapping[str, int]) -> AllReduceSizes:
         world = self.world
-        return Exchange(dims["rows"], dims["vectors"], world.size, world.local_size)
+        return AllReduceSizes(
+            dims["rows"], dims["vectors"], world.size, world.local_size
+        )
 
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int

@@ -17,7 +17,7 @@ from etc_dist.compiler import check_options, compile, world_or_current
 from etc_dist.errors import WorldError, as_refusal, names_options
 from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.ir import GraphFunction
-from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known
+from etc_dist.ops.argument_table import ArgumentTable, CallArguments, Known
 from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.program import (
@@ -248,7 +248,7 @@ class Operation:
             outs = arguments.outs
             return outs if len(outs) > 1 else outs[0]
 
-    def _run_new(self, arguments: Arguments, key: Any, stream: Any) -> None:
+    def _run_new(self, arguments: CallArguments, key: Any, stream: Any) -> None:
         """Run a call that is not remembered, and remember it."""
         dims = arguments.dims
         place = self._place(dims, arguments.w_layout)

@@ -31,7 +31,7 @@ PARTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Fault:
+class UnsupportedField:
     """A field that is not supported. name: of the field, or what was wanted. part: of
     the model."""
 
@@ -54,7 +54,7 @@ class Fault:
         return f"{self.got}: {self.part}; {wanted}"
 
 
-def find_faults(given: Mapping[str, Any], path: Path) -> list[Fault]:
+def find_faults(given: Mapping[str, Any], path: Path) -> list[UnsupportedField]:
     """What of these fields of the file `path` is not supported: all fields that are
     refused by name, and the first refusal of the others' values."""
     faults = []
@@ -63,11 +63,13 @@ def find_faults(given: Mapping[str, Any], path: Path) -> list[Fault]:
     except ArgumentError as error:
         pairs = zip(error.wanted.split("; "), error.got.split("; "), strict=False)
         for wanted, got in pairs:
-            faults.append(Fault(got.partition(" = ")[0], wanted, got))
+            faults.append(UnsupportedField(got.partition(" = ")[0], wanted, got))
     refused = {fault.name for fault in faults}
     rest = {name: value for name, value in given.items() if name not in refused}
     try:
         parse_config(rest, path)
     except ArgumentError as error:
-        faults.append(Fault(error.wanted.partition(":")[0], error.wanted, error.got))
+        faults.append(
+            UnsupportedField(error.wanted.partition(":")[0], error.wanted, error.got)
+        )
     return faults

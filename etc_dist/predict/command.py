@@ -18,7 +18,7 @@ from etc_dist.predict.machine import (
     Link,
     Machine,
 )
-from etc_dist.predict.simulation import Prediction
+from etc_dist.predict.simulation import PredictedRun
 from etc_dist.predict.table import (
     HOSTS,
     OPERATIONS,
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         trace,
     )
     title = f"{options.operation}({', '.join(options.dims)})"
-    found: list[Prediction] = []
+    found: list[PredictedRun] = []
     for one in counts:
         if not found:
             print(

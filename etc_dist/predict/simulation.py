@@ -25,7 +25,7 @@ from etc_dist.ir.expr import Expr
 from etc_dist.ir.function import TENSOR
 from etc_dist.predict.machine import Link, Machine
 from etc_dist.runtime.cpu.simulate import ProcessMemory, deadlock
-from etc_dist.runtime.cpu.task import Block, Element, Task
+from etc_dist.runtime.cpu.task import Element, Task, TaskBlock
 from etc_dist.runtime.cpu.workers import LaneWorker, Workers
 from etc_dist.schedule.plan import QUEUE, Plan
 from etc_dist.settings import MAX_WORKERS
@@ -45,7 +45,7 @@ class Times(Protocol):
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedRun:
     """A predicted run. tensor_us: the work of the tensor lane, spread over all workers
     of a rank. near_us, far_us: the bytes that leave a rank, at the rate of the links.
     messages: to other hosts, without the handshake."""
@@ -81,7 +81,7 @@ class Prediction:
 
 def simulate_run(
     plan: Plan, dims: Mapping[str, int], times: Times, machine: Machine
-) -> Prediction:
+) -> PredictedRun:
     """Simulate one run of a static plan. ArgumentError for dims that do not fit, for
     tasks that depend on data, and if ranks have different numbers of tasks;
     DeadlockError if its tasks do not end."""
@@ -93,7 +93,7 @@ def simulate_run(
         of_ranks[symbol.name] = value.evaluate(of_ranks)
     for call in plan.graph.calls:
         _refuse_counts(plan, call, np.unique(call.tasks.evaluate(of_ranks)))
-    return _Run(plan, dims, of_ranks, times, machine).finish()
+    return _TimedRun(plan, dims, of_ranks, times, machine).finish()
 
 
 class _Server:
@@ -115,7 +115,7 @@ class _Server:
         return self.nbytes / self.link.bytes_per_us
 
 
-class _Run:
+class _TimedRun:
     """The state of a simulation."""
 
     def __init__(
@@ -151,7 +151,7 @@ class _Run:
         self._waiting: dict[Element | int, dict[LaneWorker, int]] = defaultdict(dict)
         self._end_us = self._tensor_us = 0.0
 
-    def finish(self) -> Prediction:
+    def finish(self) -> PredictedRun:
         """Run all tasks."""
         near, ranks = self._plan.graph.local_size, self._plan.graph.world_size
         hosts = ranks // near
@@ -171,7 +171,7 @@ class _Run:
                 act(now)
         if not self._workers.done:
             raise deadlock(self._plan, self._workers.unmet_waits())
-        return Prediction(
+        return PredictedRun(
             hosts,
             ranks,
             us=self._machine.launch_us + self._end_us,
@@ -280,7 +280,7 @@ class _Run:
         elements: Sequence[Element] = block.found["mirrored"][task.t - block.first]
         return elements
 
-    def _mirror(self, call: Call, block: Block) -> Sequence[Sequence[Element]]:
+    def _mirror(self, call: Call, block: TaskBlock) -> Sequence[Sequence[Element]]:
         """For each task of a block, the elements that `_mirrored` finds."""
         found: list[list[Element]] = [[] for _ in range(block.count)]
         graph = self._plan.graph

@@ -16,7 +16,7 @@ from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.tile_model import FAMILY, choose
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Machine
-from etc_dist.predict.simulation import Prediction, Times, simulate_run
+from etc_dist.predict.simulation import PredictedRun, Times, simulate_run
 from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import schedule_static
@@ -37,7 +37,7 @@ def predict_hosts(
     local_size: int,
     machine: Machine,
     trace: Trace | None = None,
-) -> Iterator[Prediction]:
+) -> Iterator[PredictedRun]:
     """A prediction for each number of hosts of `local_size` ranks. trace: of the times
     of tasks; default: a model of the GPU. Errors as for `simulate_run` and
     `TracedTimes`; ArgumentError for more ranks than a world can have."""
@@ -90,14 +90,14 @@ def show_heading() -> str:
     return f"{'hosts':>5}  {'ranks':>5}" + "".join(f"{t:>14}" for t in titles)
 
 
-def show_line(one: Prediction) -> str:
+def show_line(one: PredictedRun) -> str:
     """A prediction as a line, in microseconds."""
     numbers = (one.us, one.tensor_us, one.near_us, one.far_us, one.bound_us)
     texts = "".join(f"{us:>14.1f}" for us in numbers)
     return f"{one.hosts:>5}  {one.ranks:>5}{texts}{one.bound_us / one.us:>14.1%}"
 
 
-def draw(found: Sequence[Prediction], title: str, path: Path) -> None:
+def draw(found: Sequence[PredictedRun], title: str, path: Path) -> None:
     """Draw the predicted times and their bounds over the number of hosts."""
     # Imported here, as Matplotlib is slow to import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -20,7 +20,7 @@ from etc_dist.models import ModelConfig
 from etc_dist.models.tokenizer import Tokenizer
 from etc_dist.serve import answers
 from etc_dist.serve.answers import ChatAnswer, CompletionAnswer
-from etc_dist.serve.clients import Clients, Exchange
+from etc_dist.serve.clients import Clients, RequestJobs
 from etc_dist.serve.fields import (
     BadRequest,
     Options,
@@ -29,7 +29,7 @@ from etc_dist.serve.fields import (
     read_completion,
 )
 from etc_dist.serve.jobs import Job
-from etc_dist.serve.writer import Delta, Writer
+from etc_dist.serve.writer import AnswerText, Delta
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Answering:
     """The response of a request: an ASGI application that ends its work if the client
     leaves."""
 
-    def __init__(self, exchange: Exchange, work: Callable[[Send], Awaitable[None]]):
+    def __init__(self, exchange: RequestJobs, work: Callable[[Send], Awaitable[None]]):
         self._exchange, self._work = exchange, work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,7 +177,7 @@ class Routes:
             for sampling in options.samplings
         ]
         exchange = self._clients.begin(jobs)
-        writers = [Writer(self._served.tokenizer, options.stops) for _ in jobs]
+        writers = [AnswerText(self._served.tokenizer, options.stops) for _ in jobs]
         sender = Sender(answer, exchange, writers, [*map(len, prompts)])
         if options.streams:
             return Answering(exchange, lambda s: sender.stream(s, options))
@@ -233,8 +233,8 @@ class Sender:
     def __init__(
         self,
         answer: CompletionAnswer,
-        exchange: Exchange,
-        writers: Sequence[Writer],
+        exchange: RequestJobs,
+        writers: Sequence[AnswerText],
         lengths: Sequence[int],
     ) -> None:
         """lengths: of the prompts, each of equally many texts."""

@@ -18,7 +18,7 @@ BODY_SECONDS = 60.0
 """In which the body of a request has to come."""
 
 
-class Exchange:
+class RequestJobs:
     """The jobs of one request. Close it when the client has its answer, or has left:
     jobs that have not ended leave the batch."""
 
@@ -91,7 +91,7 @@ class Clients:
 
     def __init__(self, put: Callable[[Any], None], metrics: Metrics) -> None:
         self._put, self.metrics = put, metrics
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, RequestJobs] = {}
         self._bodies: set[asyncio.Timeout] = set()
         self._count = 0
         self.why_closed: str | None = None
@@ -124,13 +124,13 @@ class Clients:
             if not limit.expired():
                 limit.reschedule(0)
 
-    def begin(self, jobs: Sequence[Job]) -> Exchange:
+    def begin(self, jobs: Sequence[Job]) -> RequestJobs:
         """Give jobs to the engine. BadRequest if no more are taken."""
         self._expect_open()
         if len(self._exchanges) + len(jobs) > MOST_TEXTS_WAITING:
             text = f"the server has {len(self._exchanges)} texts to generate already"
             raise BadRequest(text, status=503)
-        exchange = Exchange(self, jobs)
+        exchange = RequestJobs(self, jobs)
         for job in jobs:
             self._exchanges[job.number] = exchange
             self._put(job)

@@ -16,7 +16,7 @@ from types import FrameType
 from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.models import Model, load, load_tokenizer, packaged_model
 from etc_dist.models.blas import use_one_thread
-from etc_dist.models.chat import Progress
+from etc_dist.models.chat import ProgressLine
 from etc_dist.models.extras import PACKAGED
 from etc_dist.models.loading import DEFAULTS, add_options_of_load
 from etc_dist.serve.engine import Engine, follow
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
                 listeners.append(bound_socket(options.host, options.port))
 
         world.agree_done(open_listener)
-        with Progress(sys.stderr) as progress:
+        with ProgressLine(sys.stderr) as progress:
             progress.show(f"loading {path}" if world.rank == 0 else "")
             model = load(path, **of_model, world=world)
         with model:

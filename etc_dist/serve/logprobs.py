@@ -14,7 +14,7 @@ from etc_dist.serve.jobs import TokenLogprobs
 Array = np.ndarray[Any, Any]
 
 
-class Part(NamedTuple):
+class RankLogits(NamedTuple):
     """What a rank's columns say of some rows, all [rows] or [rows, most]: the largest
     logit, the sum of exp(logit - largest), the largest logits in descending order with
     their ids, and the logits of the chosen ids, -inf where another rank has them."""
@@ -53,7 +53,9 @@ def find_logprobs(
     return logprobs
 
 
-def own_part(model: Model, rows: Sequence[int], ids: Sequence[int], most: int) -> Part:
+def own_part(
+    model: Model, rows: Sequence[int], ids: Sequence[int], most: int
+) -> RankLogits:
     """The part of this rank's columns."""
     xp = np if model.world.backend == "cpu" else import_module("cupy")
     logits = model.logits[list(rows)].astype(np.float32)
@@ -70,4 +72,4 @@ def own_part(model: Model, rows: Sequence[int], ids: Sequence[int], most: int) -
     arrays = largest, total, best, order + first
     if xp is not np:
         arrays = tuple(array.get() for array in arrays)
-    return Part(*arrays, chosen)
+    return RankLogits(*arrays, chosen)

@@ -20,7 +20,7 @@ class Delta:
     finish: str | None = None
 
 
-class Writer:
+class AnswerText:
     """The text of a job, without the stop string that ends it. What may be the
     beginning of one is held until that is known. num_ids: ids that were taken, up to
     the one that completed a stop string. finish: as that of the last delta."""

@@ -56,7 +56,7 @@ _open: dict[str, World] = {}
 """The worlds of the last calls, by the name of their group."""
 
 
-class Call(NamedTuple):
+class OperationCall(NamedTuple):
     """What a call of an operation runs: `kind` with `options` on each of `inputs`, then
     `finish` on the results. agreed: options that no program has, alike on all ranks; as
     text, empty for the defaults."""
@@ -121,10 +121,10 @@ def register(
 
 def operation(
     returns: str = "Tensor",
-) -> Callable[[Callable[..., Call]], Callable[..., Any]]:
+) -> Callable[[Callable[..., OperationCall]], Callable[..., Any]]:
     """Make an operation of the library of a function that describes its calls."""
 
-    def make(describe: Callable[..., Call]) -> Callable[..., Any]:
+    def make(describe: Callable[..., OperationCall]) -> Callable[..., Any]:
         @wraps(describe)
         def launch(*arguments: Any, **options: Any) -> Any:
             try:
@@ -147,7 +147,7 @@ def operation(
 @operation()
 def fused_matmul_reduce_scatter(
     A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str
-) -> Call:
+) -> OperationCall:
     """A [..., K] @ B [K, N], summed over the ranks ("sum") or averaged ("avg"). Returns
     this rank's part along `scatter_dim`, an axis of A but the last, in a multiple of W:
     A [M, K] and scatter_dim 0 give [M / W, N]. With gradients.
@@ -173,7 +173,9 @@ def fused_matmul_reduce_scatter(
 
     inputs = [(as_rows(A, scatter_dim), as_weight(B))]
     agreed = _agreed(op, scatter_dim, reduce_op)
-    return Call(group_name, MatmulReduceScatter, IN_BATCHES, inputs, finish, agreed)
+    return OperationCall(
+        group_name, MatmulReduceScatter, IN_BATCHES, inputs, finish, agreed
+    )
 
 
 @operation("(Tensor?, Tensor[])")
@@ -184,7 +186,7 @@ def fused_all_gather_matmul(
     group_name: str,
     *,
     return_A: bool = True,
-) -> Call:
+) -> OperationCall:
     """The A [..., K] of all ranks, joined along `gather_dim` in rank order, @ each B
     [K, N] of Bs. Returns (joined A, products): A [M, K] and gather_dim 0 give products
     [W M, N]. `gather_dim` is an axis of A but the last. With gradients.
@@ -206,18 +208,20 @@ def fused_all_gather_matmul(
 
     inputs = [(x, as_weight(B)) for B in Bs]
     agreed = _agreed(op, gather_dim)
-    return Call(group_name, AllGatherMatmul, IN_BATCHES, inputs, finish, agreed)
+    return OperationCall(
+        group_name, AllGatherMatmul, IN_BATCHES, inputs, finish, agreed
+    )
 
 
 @operation()
 def matmul(
     A: Tensor, B: Tensor, group_name: str = "", *, deterministic: str = "run"
-) -> Call:
+) -> OperationCall:
     """A [..., K] @ B [K, N] -> [..., N] on each rank, without communication. With
     gradients. Copies as for `fused_matmul_reduce_scatter`; accumulated in fp32, rounded
     once."""
     check_dims("matmul", A, B, 0, "A")
-    return Call(
+    return OperationCall(
         group_name,
         Matmul,
         {"deterministic": deterministic},
@@ -235,12 +239,12 @@ def mlp(
     group_name: str = "",
     *,
     deterministic: str = "run",
-) -> Call:
+) -> OperationCall:
     """(silu(x @ gate.T) * (x @ up.T)) @ down.T of the rows of all ranks, as
     `etc_dist.MLP`. x [..., H]: this rank's rows, equally many on all ranks; gate and up
     [I / W, H], down [H, I / W]: its shards, contiguous. Returns [..., H], for the same
     rows. No gradients. Calls of one shape share a program and its buffers."""
-    return Call(
+    return OperationCall(
         group_name,
         SharedMLP,
         {"deterministic": deterministic},
@@ -277,7 +281,7 @@ def moe(
     shift: float = 0.0,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
-) -> Call:
+) -> OperationCall:
     """A mixture of experts with its router, as `etc_dist.MoE`: router [E, H]. No
     gradients. Calls of one shape share a program and its buffers.
 
@@ -315,7 +319,7 @@ def moe(
         "parallel": parallel,
         "deterministic": deterministic,
     }
-    return Call(
+    return OperationCall(
         group_name,
         SharedMoE,
         options,

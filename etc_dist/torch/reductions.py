@@ -7,18 +7,20 @@ from torch import Tensor
 from etc_dist.ops.all_reduce import AllReduce
 from etc_dist.ops.all_reduce_norm import EPS, AllReduceNorm
 from etc_dist.ops.matmul_all_reduce import MatmulAllReduce
-from etc_dist.torch.ops import IN_BATCHES, Call, check_dims, operation, refusal
+from etc_dist.torch.ops import IN_BATCHES, OperationCall, check_dims, operation, refusal
 from etc_dist.torch.tensors import as_rows, as_weight, from_rows
 
 
 @operation()
-def all_reduce(x: Tensor, reduce_op: str = "sum", group_name: str = "") -> Call:
+def all_reduce(
+    x: Tensor, reduce_op: str = "sum", group_name: str = ""
+) -> OperationCall:
     """The sum over ranks of x, of any shape with a multiple of 8 elements: a new
     tensor. reduce_op: "sum", the only one. Precision as for `etc_dist.AllReduce`. With
     gradients."""
     _check_sum("all_reduce", reduce_op)
     rows = x.reshape(1, -1)
-    return Call(
+    return OperationCall(
         group_name, AllReduce, {}, [(rows.contiguous(),)], lambda y: y.view(x.shape)
     )
 
@@ -26,7 +28,7 @@ def all_reduce(x: Tensor, reduce_op: str = "sum", group_name: str = "") -> Call:
 @operation("(Tensor, Tensor)")
 def all_reduce_norm(
     x: Tensor, residual: Tensor, gain: Tensor, eps: float = EPS, group_name: str = ""
-) -> Call:
+) -> OperationCall:
     """The RMSNorm of residual and the sum over ranks of x, and that sum, as
     `etc_dist.all_reduce_norm`: new tensors of the shape of x [..., H]. residual, of the
     same shape, and gain [H] are alike on all ranks. No gradients."""
@@ -42,19 +44,19 @@ def all_reduce_norm(
 
     options = {"eps": eps}
     inputs = [(*rows, gain.contiguous())]
-    return Call(group_name, AllReduceNorm, options, inputs, finish)
+    return OperationCall(group_name, AllReduceNorm, options, inputs, finish)
 
 
 @operation()
 def matmul_all_reduce(
     A: Tensor, B: Tensor, reduce_op: str = "sum", group_name: str = ""
-) -> Call:
+) -> OperationCall:
     """The sum over ranks of A [..., K] @ B [K, N] -> [..., N], N a multiple of 8, on
     each rank. With gradients. B and copies as for `fused_matmul_reduce_scatter`;
     reduce_op: "sum", the only one."""
     _check_sum("matmul_all_reduce", reduce_op)
     check_dims("matmul_all_reduce", A, B, 0, "A")
-    return Call(
+    return OperationCall(
         group_name,
         MatmulAllReduce,
         IN_BATCHES,

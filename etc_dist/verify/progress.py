@@ -113,11 +113,11 @@ def run_queues(tasks: Enumeration, counts: Counts) -> tuple[Array, list[Fault]]:
     unqueued tasks of a queue lane that wait; there every other task that is ready runs,
     and counts as a queue. An element with a wrong count, reported already, counts as
     met after all its notifiers."""
-    run = _Run(tasks, counts)
+    run = _QueueRun(tasks, counts)
     run.finish()
     if not run.rest.size:
         return run.round, []
-    unordered = _Run(_without_order(tasks), counts)
+    unordered = _QueueRun(_without_order(tasks), counts)
     unordered.finish()
     if unordered.rest.size:
         return run.round, [_deadlock(unordered, _BREAK_CYCLE)]
@@ -150,7 +150,7 @@ def suppose_events(tasks: Enumeration) -> tuple[Enumeration, Array]:
     rank = np.concatenate((tasks.elements.rank, np.full(len(names), NONE)))
     elements = replace(tasks.elements, rank=rank, total=first + len(names))
     supposed = replace(tasks, elements=elements, wait=wait, notify=notify)
-    run = _Run(supposed, count_notifications(supposed)[0])
+    run = _QueueRun(supposed, count_notifications(supposed)[0])
     run.finish()
     return supposed, run.round
 
@@ -163,7 +163,7 @@ def _may_hold(block: Block, ref: EventRef) -> Mask | bool:
         return True
 
 
-class _Run:
+class _QueueRun:
     """The state of `run_queues`: the remaining tasks and their unmet waits."""
 
     def __init__(self, tasks: Enumeration, counts: Counts):
@@ -277,7 +277,7 @@ _BREAK_CYCLE = (
 )
 
 
-def _deadlock(run: _Run, fix: str) -> Fault:
+def _deadlock(run: _QueueRun, fix: str) -> Fault:
     """The first tasks that are blocked, and a cycle among the queues."""
     tasks, head = run.tasks, run.heads()
     queues = tasks.queues
@@ -295,14 +295,14 @@ def _deadlock(run: _Run, fix: str) -> Fault:
     return Fault(DeadlockError, "\n      ".join(lines), fix)
 
 
-def _unmet(run: _Run, task: int) -> int:
+def _unmet(run: _QueueRun, task: int) -> int:
     """The first unmet element of `task`."""
     waits = run.tasks.wait[task]
     waits = waits[waits != NONE]
     return int(waits[run.left[waits] > 0][0])
 
 
-def _blocked(run: _Run, task: int) -> str:
+def _blocked(run: _QueueRun, task: int) -> str:
     element = _unmet(run, task)
     want = int(run.counts.expected[element])
     have = int(run.counts.notified[element] - run.left[element])
@@ -312,7 +312,7 @@ def _blocked(run: _Run, task: int) -> str:
     )
 
 
-def _cycle(run: _Run, task: int, stuck: Array) -> list[str]:
+def _cycle(run: _QueueRun, task: int, stuck: Array) -> list[str]:
     """Follow the blocking tasks until one of them repeats.
 
     One always does: every unmet element has a notifier that did not run, and a blocked

@@ -28,7 +28,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """The report of one rank, from which the backend is chosen."""
 
     host: str
@@ -63,7 +63,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """The backend of all ranks, and the reason if it is not "cuda"."""
 
     backend: str
@@ -72,20 +72,20 @@ class Choice:
     """The largest number of ranks that share one GPU."""
 
 
-def choose(reports: Sequence[Report]) -> Choice:
+def choose(reports: Sequence[RankReport]) -> BackendChoice:
     """The backend for these ranks (reports by rank); the same answer on each.
 
     Raises ArgumentError for settings that are unknown or differ between ranks, and
     WorldError for "cuda" where a rank cannot use it."""
     backend = _common_backend(reports)
     if backend == "cpu":
-        return Choice("cpu", "requested")
+        return BackendChoice("cpu", "requested")
     obstacles = find_obstacles(reports)
     if not obstacles:
         ranks_per_gpu = max(Counter(report.gpu for report in reports).values())
-        return Choice("cuda", ranks_per_gpu=ranks_per_gpu)
+        return BackendChoice("cuda", ranks_per_gpu=ranks_per_gpu)
     if backend == "auto":
-        return Choice("cpu", "; ".join(dict.fromkeys(obstacles.values())))
+        return BackendChoice("cpu", "; ".join(dict.fromkeys(obstacles.values())))
     raise WorldError(
         'the backend "cuda" cannot be used',
         where="start of the world",
@@ -98,7 +98,7 @@ def choose(reports: Sequence[Report]) -> Choice:
     )
 
 
-def find_obstacles(reports: Sequence[Report]) -> dict[int, str]:
+def find_obstacles(reports: Sequence[RankReport]) -> dict[int, str]:
     """Why ranks cannot have a GPU, by rank; empty if all can. Each rank needs its own
     GPU unless `share_gpu` is set."""
     missing = {r: x.gpus.missing for r, x in enumerate(reports) if x.gpus.missing}
@@ -121,11 +121,11 @@ def find_obstacles(reports: Sequence[Report]) -> dict[int, str]:
     }
 
 
-def _ranks_of(reports: Sequence[Report], node: int) -> int:
+def _ranks_of(reports: Sequence[RankReport], node: int) -> int:
     return sum(report.node == node for report in reports)
 
 
-def _common_backend(reports: Sequence[Report]) -> str:
+def _common_backend(reports: Sequence[RankReport]) -> str:
     """The requested backend; ArgumentError unless the settings of all ranks agree."""
     first, *_ = every = [vars(report.settings) for report in reports]
     names = [f.name for f in fields(Settings) if f.name not in RANK_LOCAL]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from etc_dist.errors import SymmetricMemoryError
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.hosts import Hosts
-from etc_dist.world.memory import Backend, Block
+from etc_dist.world.memory import Allocation, Backend
 
 FOLDER = Path("/dev/shm")
 """Where Linux keeps shared memory."""
@@ -66,7 +66,7 @@ class CpuMemory(Backend):
             path.unlink(missing_ok=True)
         return mapped[0]
 
-    def allocate(self, nbytes: int) -> Block:
+    def allocate(self, nbytes: int) -> Allocation:
         stride = -(-max(nbytes, 1) // PAGE) * PAGE
         hosts = self._hosts
         whole = self.map(stride * hosts.local_size)
@@ -77,7 +77,7 @@ class CpuMemory(Backend):
             start = local * stride
             addresses[rank] = first + start
             peers[rank] = whole[start : start + nbytes]
-        return Block(tuple(addresses), tuple(peers), None)
+        return Allocation(tuple(addresses), tuple(peers), None)
 
     def free_bytes(self) -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()

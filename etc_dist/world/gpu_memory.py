@@ -16,7 +16,7 @@ from etc_dist.settings import describe_sharing
 from etc_dist.world import far_transport
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.hosts import Hosts
-from etc_dist.world.memory import ALIGNMENT, Backend, Block
+from etc_dist.world.memory import ALIGNMENT, Allocation, Backend
 from etc_dist.world.nvshmem import NvshmemLibrary, load_library
 from etc_dist.world.rank_errors import expect_alike
 
@@ -101,7 +101,7 @@ class GpuMemory(Backend):
     def restore(self, device: int) -> None:
         self._cupy.cuda.Device(device).use()
 
-    def allocate(self, nbytes: int) -> Block:
+    def allocate(self, nbytes: int) -> Allocation:
         size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         self._agreement.agree(lambda: self._require(size))
         address = self._align(size)
@@ -117,9 +117,9 @@ class GpuMemory(Backend):
             self._synchronize()
 
         self._agreement.agree(zero)
-        return Block(addresses, peers, address)
+        return Allocation(addresses, peers, address)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: Allocation) -> None:
         # Work on the GPU may still use the block: here, or by a peer's GPU.
         self._agreement.agree(self._synchronize)
         if self._sizes.pop(block.handle, None) is not None:  # also if interrupted

@@ -14,7 +14,7 @@ ALIGNMENT = 1024
 
 
 @dataclass(frozen=True)
-class Block:
+class Allocation:
     """One allocation of a backend: the blocks of all ranks, as mapped here."""
 
     addresses: tuple[int, ...]
@@ -50,11 +50,11 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def allocate(self, nbytes: int) -> Block:
+    def allocate(self, nbytes: int) -> Allocation:
         """A zeroed block on every rank, or the same error on every rank:
         SymmetricMemoryError where the memory of any rank cannot hold it."""
 
-    def free(self, block: Block) -> None:
+    def free(self, block: Allocation) -> None:
         """Free a block. Without GPUs, the last array over it does."""
         return None
 
@@ -82,14 +82,14 @@ class SymmetricMemory:
         nbytes: int,
         number: int,
         rank: int,
-        block: Block,
+        block: Allocation,
         release: Callable[[SymmetricMemory], None],
     ):
         self.nbytes = nbytes
         self.number = number
         """Counts the world's allocations: the same on every rank."""
         self._rank = rank
-        self._block: Block | None = block
+        self._block: Allocation | None = block
         self._release = release
 
     @property
@@ -109,7 +109,7 @@ class SymmetricMemory:
         return self.block.addresses
 
     @property
-    def block(self) -> Block:
+    def block(self) -> Allocation:
         """The allocation of the backend; WorldError after `free`."""
         if self._block is None:
             raise WorldError(

@@ -19,7 +19,7 @@ from etc_dist.world import mpi, processes, rank_errors
 from etc_dist.world import process_group as process_groups
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.board import HostsBoard, SignatureBoard, board_bytes
-from etc_dist.world.choice import BACKENDS, Gpus, Report, choose, find_gpus
+from etc_dist.world.choice import BACKENDS, Gpus, RankReport, choose, find_gpus
 from etc_dist.world.cpu_memory import CpuMemory, host_key, machine_key
 from etc_dist.world.gpu_memory import GpuMemory
 from etc_dist.world.hosts import Hosts, arrange
@@ -188,12 +188,12 @@ def _board(
     return HostsBoard(hosts, near, transport, monitor) if hosts.count > 1 else near
 
 
-def _report(settings: Settings, transport: Transport, keys: list[str]) -> Report:
+def _report(settings: Settings, transport: Transport, keys: list[str]) -> RankReport:
     """This rank's report; `keys`: the keys of hosts by rank."""
     key = keys[transport.rank]
     # A world on the CPU does not load CUDA at all.
     wants_gpus = settings.backend in BACKENDS and settings.backend != "cpu"
-    return Report(
+    return RankReport(
         host=settings.host or socket.gethostname(),
         node=keys.index(key),
         local_rank=keys[: transport.rank].count(key),

@@ -23,7 +23,7 @@ from etc_dist.ir import (
     select,
     tile,
 )
-from etc_dist.runtime.cpu.task import Block, Resolver, Task
+from etc_dist.runtime.cpu.task import Resolver, Task, TaskBlock
 from etc_dist.schedule import schedule_static
 from tests.codegen.as_python import as_python
 from tests.graphs.permute import permute
@@ -150,7 +150,7 @@ def host_says(
     env = graph.environment({"n": ROWS}, 0)
     env |= {f"@{name}": array for name, array in tensors.items()}
     resolver = Resolver(0, graph, env)
-    task = Task(0, 0, "tensor", call, i, 1, Block(call, i, 1, env))
+    task = Task(0, 0, "tensor", call, i, 1, TaskBlock(call, i, 1, env))
     try:
         resolver.accesses((*call.reads, *call.writes), task)
         resolver.waits((*call.waits, *call.notifies), task)

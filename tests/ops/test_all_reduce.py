@@ -21,7 +21,7 @@ from etc_dist.ops.exchange_model import (
     FLAGGED,
     ONE_SHOT,
     TWO_SHOT,
-    Exchange,
+    AllReduceSizes,
     choose_algorithm,
     largest_sizes,
 )
@@ -175,7 +175,7 @@ def test_no_wait_is_needless(algorithm, name, words):
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_times_are_equal_where_the_choice_changes(ranks, vectors, has_flags):
     counts = range(1, 2**17, 61) if vectors == 1 else range(1, 1024)
-    all_sizes = [Exchange(n, vectors, ranks, ranks, has_flags) for n in counts]
+    all_sizes = [AllReduceSizes(n, vectors, ranks, ranks, has_flags) for n in counts]
     chosen = [size.fastest for size in all_sizes]
     expected = [FLAGGED] * has_flags + [ONE_SHOT] + [TWO_SHOT] * (ranks > 2)
     assert list(dict.fromkeys(chosen)) == expected
@@ -203,7 +203,7 @@ def test_memory_for_a_size_suffices_for_all_smaller_ones(ranks, local):
             return dims_of(*sizes, algorithm, piece, **flags)
 
         sizes = most, vectors, ranks, local
-        capacity, largest = Capacity(), Exchange(*sizes, has_flags)
+        capacity, largest = Capacity(), AllReduceSizes(*sizes, has_flags)
         for algorithm, n in largest_sizes(largest):
             dims = dims_at(n, algorithm, exchange_model.LEAST_PIECE)
             capacity = capacity.grown(plan_memory(plan, dims))
@@ -242,7 +242,7 @@ def own_x(world: Any, arrays: Any, shape: tuple[int, int], dtype: str) -> Any:
     ],
 )
 def test_all_ranks_get_the_sum(algorithm, dtype, world, make, arrays, monkeypatch):
-    monkeypatch.setattr(Exchange, "fastest", algorithm)
+    monkeypatch.setattr(AllReduceSizes, "fastest", algorithm)
     op = make(AllReduce)
     for shape in ((1, 8), (5, 24), (3, 6000)):
         x, total = own_x(world, arrays, shape, dtype)

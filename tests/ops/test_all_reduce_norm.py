@@ -15,7 +15,7 @@ from etc_dist.errors import ArgumentError, RaceError, ScheduleError
 from etc_dist.functions.rms_norm import normalized
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_reduce_norm import EPS, all_reduce_norm_graph
-from etc_dist.ops.exchange_model import FLAGGED, ONE_SHOT, TWO_SHOT, Exchange
+from etc_dist.ops.exchange_model import FLAGGED, ONE_SHOT, TWO_SHOT, AllReduceSizes
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
@@ -151,7 +151,7 @@ ANY_RANKS = pytest.mark.mpi(ranks=[1, 2, 4])
     ],
 )
 def test_all_ranks_get_the_norm(algorithm, world, make, arrays, monkeypatch):
-    monkeypatch.setattr(Exchange, "fastest", algorithm)
+    monkeypatch.setattr(AllReduceSizes, "fastest", algorithm)
     op = make(AllReduceNorm)
     least = world.size if algorithm == TWO_SHOT else 1
     for shape in ((least, 8), (5, 24), (140, 8), (4, 2400)):
@@ -240,8 +240,8 @@ def test_runs_of_two_exchanges_between_flagged_words_need_a_share_of_each_rank()
     graph, counts = all_reduce_norm_graph(4, has_flags=True), (4, 5, 9)
     for rows in counts:
         verify(schedule_static(graph), dims_of(rows, 2, TWO_SHOT, 2, flag_tasks=0), 4)
-        assert TWO_SHOT in Exchange(rows, 2, 4, 4, True).algorithms
+        assert TWO_SHOT in AllReduceSizes(rows, 2, 4, 4, True).algorithms
     few = dims_of(2, 2, TWO_SHOT, 2, flag_tasks=0)
     words = "rank 3 waits for no task of rank 2 in this run"
     refused(lambda: verify(schedule_static(graph), few, 4), words, RaceError)
-    assert TWO_SHOT not in Exchange(3, 2, 4, 4, True).algorithms
+    assert TWO_SHOT not in AllReduceSizes(3, 2, 4, 4, True).algorithms

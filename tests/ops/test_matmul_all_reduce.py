@@ -15,7 +15,7 @@ from etc_dist.functions.rms_norm import normalized
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_reduce_norm import EPS
-from etc_dist.ops.exchange_model import ONE_SHOT, TWO_SHOT, Exchange
+from etc_dist.ops.exchange_model import ONE_SHOT, TWO_SHOT, AllReduceSizes
 from etc_dist.ops.matmul_all_reduce import TILES, matmul_all_reduce_graph
 from etc_dist.ops.tile_model import Tiling, dims_of
 from etc_dist.runtime.cpu import simulate
@@ -135,7 +135,7 @@ ANY_RANKS = pytest.mark.mpi(ranks=[1, 2, 4])
     ],
 )
 def test_all_ranks_get_the_sum(algorithm, world, make, arrays, monkeypatch):
-    monkeypatch.setattr(Exchange, "fastest", algorithm)
+    monkeypatch.setattr(AllReduceSizes, "fastest", algorithm)
     op, norm_op = make(MatmulAllReduce), make(MatmulAllReduceNorm)
     for shape in ((1, 8, 8), (5, 72, 24), (37, 136, 40)):
         rng = np.random.default_rng(3)

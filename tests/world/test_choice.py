@@ -1,11 +1,19 @@
 from dataclasses import replace
 
 from etc_dist.settings import Settings
-from etc_dist.world.choice import Choice, Gpus, Report, choose, find_obstacles
+from etc_dist.world.choice import (
+    BackendChoice,
+    Gpus,
+    RankReport,
+    choose,
+    find_obstacles,
+)
 
 
-def report(local_rank: int, gpus: Gpus, backend: str = "auto", node: int = 0) -> Report:
-    return Report(f"host{node}", node, local_rank, Settings(backend=backend), gpus)
+def report(
+    local_rank: int, gpus: Gpus, backend: str = "auto", node: int = 0
+) -> RankReport:
+    return RankReport(f"host{node}", node, local_rank, Settings(backend=backend), gpus)
 
 
 TWO = Gpus(("0000:0A:00.0", "0000:0B:00.0"))
@@ -13,7 +21,7 @@ NO_CUPY = Gpus(missing="CuPy cannot be imported (No module named 'cupy')")
 
 
 def test_auto_is_cuda_where_each_rank_can_have_a_gpu():
-    assert choose([report(0, TWO), report(1, TWO)]) == Choice("cuda")
+    assert choose([report(0, TWO), report(1, TWO)]) == BackendChoice("cuda")
 
 
 def test_auto_is_cpu_with_the_reason_where_one_rank_has_none():
@@ -24,13 +32,13 @@ def test_auto_is_cpu_with_the_reason_where_one_rank_has_none():
 
 def test_requested_cpu_is_used_although_there_are_gpus():
     ranks = [report(0, TWO, "cpu"), report(1, TWO, "cpu")]
-    assert choose(ranks) == Choice("cpu", "requested")
+    assert choose(ranks) == BackendChoice("cpu", "requested")
 
 
 def test_single_visible_gpu_is_the_launchers_choice():
     first, second = Gpus(TWO.pci_ids[:1]), Gpus(TWO.pci_ids[1:])
     ranks = [report(0, first), report(1, second)]
-    assert choose(ranks) == Choice("cuda")
+    assert choose(ranks) == BackendChoice("cuda")
     assert [rank.device for rank in ranks] == [0, 0]
 
 
@@ -41,7 +49,7 @@ def test_two_ranks_with_the_same_only_gpu_are_named():
     assert find_obstacles([report(0, one), report(1, one)]) == {0: text, 1: text}
 
 
-def sharing(local_rank: int, gpus: Gpus) -> Report:
+def sharing(local_rank: int, gpus: Gpus) -> RankReport:
     made = report(local_rank, gpus)
     return replace(made, settings=replace(made.settings, share_gpu=True))
 
@@ -49,13 +57,13 @@ def sharing(local_rank: int, gpus: Gpus) -> Report:
 def test_ranks_share_one_visible_gpu_where_the_setting_allows_it():
     one = Gpus(TWO.pci_ids[:1])
     choice = choose([sharing(rank, one) for rank in range(4)])
-    assert choice == Choice("cuda", ranks_per_gpu=4)
+    assert choice == BackendChoice("cuda", ranks_per_gpu=4)
 
 
 def test_ranks_take_several_shared_gpus_in_turn():
     ranks = [sharing(rank, TWO) for rank in range(3)]
     assert [rank.device for rank in ranks] == [0, 1, 0]
-    assert choose(ranks) == Choice("cuda", ranks_per_gpu=2)
+    assert choose(ranks) == BackendChoice("cuda", ranks_per_gpu=2)
 
 
 def test_sharing_does_not_hide_what_a_rank_lacks():

@@ -5,13 +5,15 @@ import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.settings import Settings
-from etc_dist.world.choice import Gpus, Report, choose
+from etc_dist.world.choice import Gpus, RankReport, choose
 
 TWO = Gpus(("0000:0A:00.0", "0000:0B:00.0"))
 
 
-def report(local_rank: int, gpus: Gpus, backend: str = "cuda", node: int = 0) -> Report:
-    return Report(f"host{node}", node, local_rank, Settings(backend=backend), gpus)
+def report(
+    local_rank: int, gpus: Gpus, backend: str = "cuda", node: int = 0
+) -> RankReport:
+    return RankReport(f"host{node}", node, local_rank, Settings(backend=backend), gpus)
 
 
 def test_cuda_without_a_driver_says_what_is_missing_and_where():

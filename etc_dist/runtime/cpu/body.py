@@ -8,7 +8,7 @@ import numpy as np
 
 from etc_dist.errors import GraphError
 from etc_dist.runtime.cpu.arrays import Array, still_poisoned
-from etc_dist.runtime.cpu.task import Access, Task
+from etc_dist.runtime.cpu.task import ArrayAccess, Task
 from etc_dist.world.processes import is_forked
 from etc_dist.world.rank_errors import forked
 
@@ -93,7 +93,7 @@ def _returned(task: Task, returned: object) -> GraphError:
     )
 
 
-def _unwritten(task: Task, access: Access, left: Array) -> GraphError:
+def _unwritten(task: Task, access: ArrayAccess, left: Array) -> GraphError:
     call, name = task.call, access.tensor.name
     inside = iter(left[0].tolist())
     index = [i.start + next(inside) if type(i) is slice else i for i in access.index]

@@ -43,7 +43,7 @@ RECORD_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Launch:
+class PreparedRun:
     """A prepared run: views of its arrays. The caller keeps their memory alive."""
 
     arrays: Mapping[str, Array]
@@ -73,13 +73,13 @@ class CpuExecutor(Executor):
 
     def prepare(
         self, arrays: Mapping[str, Argument], dims: Mapping[str, int]
-    ) -> Launch:
+    ) -> PreparedRun:
         """Views of the arrays of a run; local. Warns once of dims that GPUs refuse."""
         if (at := tuple(dims.values())) not in self._prepared:
             self._prepared.add(at)
             self._warn(self._plan.graph.environment(dims, self._world.rank))
         views = {name: storage.view_of(array) for name, array in arrays.items()}
-        return Launch(views, dict(dims))
+        return PreparedRun(views, dict(dims))
 
     def _warn(self, env: Mapping[str, Any]) -> None:
         graph = self._plan.graph
@@ -89,11 +89,11 @@ class CpuExecutor(Executor):
         except ArgumentError as error:
             warn_cpu_only(error)
 
-    def launch(self, launch: Launch, stream: Any = None) -> None:
+    def launch(self, launch: PreparedRun, stream: Any = None) -> None:
         """Run to the end, see `run`."""
         self.run(launch.arrays, launch.dims)
 
-    def loaded(self, launch: Launch, names: Sequence[str]) -> dict[str, Array]:
+    def loaded(self, launch: PreparedRun, names: Sequence[str]) -> dict[str, Array]:
         own = {**launch.arrays, **self._state.own}
         return {name: own[name] for name in names}
 

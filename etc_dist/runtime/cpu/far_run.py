@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from etc_dist.runtime.cpu.arrays import Array
-from etc_dist.runtime.cpu.task import Access, Element
+from etc_dist.runtime.cpu.task import ArrayAccess, Element
 from etc_dist.world import World
 from etc_dist.world.transport import RUN, Transport
 
@@ -125,7 +125,7 @@ class FarRun:
         """Begin anew after a failed run, whose messages are dropped."""
         self._epoch = replace(self._epoch, resets=self._epoch.resets + 1, number=0)
 
-    def put(self, access: Access, data: Array, element: Element) -> None:
+    def put(self, access: ArrayAccess, data: Array, element: Element) -> None:
         """Send `data` for a region of a far rank, and a notification."""
         assert self._mailbox is not None
         message = Put(access.tensor.name, access.index, data.tobytes(), element)

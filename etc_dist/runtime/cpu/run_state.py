@@ -18,7 +18,7 @@ import numpy as np
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu.arrays import Array, shape_of
 from etc_dist.runtime.cpu.far_run import FarRun, Put
-from etc_dist.runtime.cpu.task import Access, Element, Task
+from etc_dist.runtime.cpu.task import ArrayAccess, Element, Task
 from etc_dist.runtime.cpu.workers import Memory
 from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
 from etc_dist.schedule.plan import Plan
@@ -141,7 +141,7 @@ class RunState(Memory):
     def is_far(self, rank: int) -> bool:
         return not self._hosts.is_near(rank)
 
-    def far_put(self, access: Access, data: Array, element: Element) -> None:
+    def far_put(self, access: ArrayAccess, data: Array, element: Element) -> None:
         self._far.put(access, data, element)
 
     def _arrive(self, put: Put) -> None:

@@ -57,7 +57,7 @@ def simulate(
         )
     make_lane_workers(plan, workers)  # refuses workers that do not fit
     dims = checked_dims(graph, dims)
-    run = _Run(plan, inputs, dims, workers, epochs, seed)
+    run = _SimulatedRun(plan, inputs, dims, workers, epochs, seed)
     run.finish()
     arrays = run.memory.arrays
     if check:
@@ -111,7 +111,7 @@ class ProcessMemory(Memory):
         self._counts[rank] = {name: np.zeros(shape, np.int64) for name, shape in shapes}
 
 
-class _Run:
+class _SimulatedRun:
     """The state of one simulation."""
 
     def __init__(

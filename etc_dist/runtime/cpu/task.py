@@ -50,7 +50,7 @@ class Element:
 
 
 @dataclass(slots=True)
-class Access:
+class ArrayAccess:
     """A region of a tensor in a rank's memory, as a NumPy index."""
 
     tensor: Tensor
@@ -89,7 +89,7 @@ class UnmetWait:
         return self.element.label if self.element else f"the start of rank {self.peer}"
 
 
-class Block:
+class TaskBlock:
     """`count` tasks of `call`, from `first` on, which are resolved together. found: the
     results for all of them, by the id of a tuple of references; [] where each task is
     resolved alone."""
@@ -131,12 +131,12 @@ class Task:
     call: Call
     t: int
     epoch: int
-    block: Block
+    block: TaskBlock
     waits: Sequence[tuple[Element, int]] | None = None
     knows_waits: bool = False
     begun: bool = False
-    reads: Sequence[Access] = ()
-    writes: Sequence[Access] = ()
+    reads: Sequence[ArrayAccess] = ()
+    writes: Sequence[ArrayAccess] = ()
     notifies: Sequence[Element] = ()
     most: Mapping[Element, int] = field(default_factory=dict)
     """The expected count of each element where that count is loaded."""
@@ -204,7 +204,7 @@ class Resolver:
         """The elements of `refs` that the task notifies; errors as for `waits`."""
         return self._resolve(refs, task, self._elements)
 
-    def accesses(self, regions: Sequence[Region], task: Task) -> Sequence[Access]:
+    def accesses(self, regions: Sequence[Region], task: Task) -> Sequence[ArrayAccess]:
         """The regions, clipped at the tensor's edge; errors as for `waits`.
         NOTE: only a start without loads may be beyond the edge."""
         return self._resolve(regions, task, self._accesses)
@@ -281,7 +281,9 @@ class Resolver:
             for held, rank, place in zip(holds, ranks, places, strict=True)
         ]
 
-    def _accesses(self, region: Region, task: Task, values: Values) -> Sequence[Access]:
+    def _accesses(
+        self, region: Region, task: Task, values: Values
+    ) -> Sequence[ArrayAccess]:
         axes: list[Sequence[Any]] = []
         shape = self._shapes[region.tensor.name]
         for start, size, end, kept in zip(
@@ -297,7 +299,7 @@ class Resolver:
             axes.append([clipped[pair] for pair in pairs] if kept else lows)
         ranks = self._ranks(region.rank, task, region, values)
         places = zip(ranks, _rows(axes, len(ranks)), strict=True)
-        return [Access(region.tensor, rank, place) for rank, place in places]
+        return [ArrayAccess(region.tensor, rank, place) for rank, place in places]
 
     def _ranks(
         self, rank: Expr | None, task: Task, what: EventRef | Region, values: Values

@@ -23,11 +23,11 @@ from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.body import run_body
 from etc_dist.runtime.cpu.ready_queue import ReadyQueue
 from etc_dist.runtime.cpu.task import (
-    Access,
-    Block,
+    ArrayAccess,
     Element,
     Resolver,
     Task,
+    TaskBlock,
     UnmetWait,
     range_error,
 )
@@ -65,7 +65,7 @@ class Memory(Protocol):
         """Whether `rank` is reached by messages only; by default none is."""
         return False
 
-    def far_put(self, access: Access, data: Array, element: Element) -> None:
+    def far_put(self, access: ArrayAccess, data: Array, element: Element) -> None:
         """Send what a task writes to a far rank, with its notification."""
         raise AssertionError("no rank is far")
 
@@ -125,7 +125,7 @@ class Workers:
         self._units = {worker: self._units_of(worker) for worker in lane_workers}
         self._resolver = Resolver(rank, plan.graph, self.env)
         self._lanes = {lane.name: lane.at(self.env) for lane in plan.lanes}
-        self._blocks: dict[tuple[str, int], Block] = {}
+        self._blocks: dict[tuple[str, int], TaskBlock] = {}
         chance = random.Random(f"{seed} {rank} {epoch}")
 
         def counts(name: str) -> Array:
@@ -231,7 +231,7 @@ class Workers:
             )
         ]
 
-    def _block(self, call: Call, t: int) -> Block:
+    def _block(self, call: Call, t: int) -> TaskBlock:
         """The block of tasks that has task `t`."""
         number = t // BLOCK
         block = self._blocks.get((call.name, number))
@@ -240,13 +240,13 @@ class Workers:
                 del self._blocks[next(iter(self._blocks))]
             first = number * BLOCK
             count = min(BLOCK, int(call.tasks.evaluate(self.env)) - first)
-            block = Block(call, first, count, self.env)
+            block = TaskBlock(call, first, count, self.env)
             self._blocks[call.name, number] = block
         return block
 
     def _pending_task(self, lane: Lane, call: Call, t: int) -> Task:
         """A task of a group that is not ready, with its first unmet wait."""
-        block = Block(call, t, 1, self.env)
+        block = TaskBlock(call, t, 1, self.env)
         task = Task(self.rank, -1, lane.name, call, t, self.epoch, block)
         free, loaded = call.free_waits, call.loaded_waits
         task.waits = (

@@ -71,7 +71,7 @@ FAULTS = (
     ),
     Fault(
         "a second worker of a cluster waits for the first",
-        progress._Run._rest_of_units,
+        progress._QueueRun._rest_of_units,
         "free = (position[task] == position[first]) &",
         "free = (position[task] != position[task]) &",
         324,
