@@ -35,6 +35,8 @@ MOST_PROOFS = 4096
 """The proved shapes that a program remembers."""
 GPU_WORKERS = 132
 """On the CPU backend, a plan is proved for the workers of an H200, too."""
+MOST_AGREED = 4096
+"""The dims at which a program remembers to be ready on all ranks."""
 MOST_CHOICES = 32
 """The dims whose choices by a policy a program remembers."""
 
@@ -45,12 +47,16 @@ CapacityHint = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
 @dataclass
 class Bound:
     """The tensors of a call. `signature` is equal on ranks that make the same call;
-    `launch` is the backend's form of it, made at the first run."""
+    `launch` is the backend's form of it, made at the first run. own: the number of rows
+    of this rank, where it may differ between ranks; rows: then what this rank wants the
+    dim to be that is the largest of all."""
 
     arrays: Mapping[str, Array]
     dims: Mapping[str, int]
     signature: int
     text: str
+    own: Mapping[str, int]
+    rows: int
     launch: Any = None
 
     def describe(self) -> str:
@@ -91,6 +97,8 @@ class Program:
         self._finalizer = finalize(self, self._last.drop)
         self._finalizer.atexit = False
         self._proved: Recent[tuple[int, ...], Verified] = Recent(MOST_PROOFS)
+        self._largest = plan.graph.own[1].name if plan.graph.own is not None else ""
+        self._agreed: Recent[tuple[int, ...], bool] = Recent(MOST_AGREED)
         self._closed = False
         self._run_check = RunCheck(plan, world, executor.workers)
         self._capacity_hint: CapacityHint = lambda dims: (dims,)
@@ -141,10 +149,14 @@ class Program:
     def bind(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Bound:
         """A call on checked arrays, by tensor name. Local."""
         graph = self.plan.graph
-        text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
+        own = graph.own_rows_of(arrays)
+        alike = ", ".join(f"{k}={v}" for k, v in dims.items() if k != self._largest)
+        text = f"{graph.name}({alike})"
         text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.given()))}"
         signature = sign(f"{self._identity} {text}")
-        return Bound(arrays, dims, signature, f"{text}, program {self._number}")
+        text += f", program {self._number}"
+        rows = dims.get(self._largest, 0)
+        return Bound(arrays, dims, signature, text, own, rows)
 
     def bind_arrays(
         self, arrays: Mapping[str, Any], dims: Mapping[str, int] | None, stream: Any
@@ -170,8 +182,8 @@ class Program:
             name: inspect(name, value).of_dtype(graph.tensor(name).dtype)
             for name, value in arrays.items()
         }
-        dims = bind_dims(graph, seen, dims)
-        expected = self._expected(dims)
+        dims, own = bind_dims(graph, seen, dims), graph.own_rows_of(seen)
+        expected = self._expected({**dims, **own})
         outputs: dict[str, Any] = {}
         for tensor in graph.outputs():
             name = tensor.name
@@ -181,29 +193,38 @@ class Program:
             owner, dtype = self._like(tensor.dtype, seen)
             outputs[name] = empty_like(owner, expected[name].shape, stream, dtype)
             seen[name] = inspect(name, outputs[name]).of_dtype(tensor.dtype)
-        device, may_be_empty = self.world.device, self.backend == "cpu"
-        every = [*expected.values()]
+        every, device = [*expected.values()], self.world.device
+        may_be_empty = self.backend == "cpu" or 0 in own.values()
         check_arrays(graph.name, every, seen, device, may_be_empty=may_be_empty)
         return self.bind(seen, dims), outputs
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
         """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream).
+        Where ranks may have different numbers of rows, and none has any, nothing runs.
         The caller has entered `world.exclusive` for the whole call. If the settings
         require it, wait for the run and check its data: RaceError, DeadlockError or
         GraphError on all ranks."""
         self.check_open()
         executor = self._executor
-        grows = False
+        grows = is_ready = False
         try:
             self._last.refuse_after_failure()
             is_checked = self._run_check.is_wanted
             if is_checked and is_capturing(self.backend, stream):
                 self.world.refuse(cannot_capture(bound.text))
+            if bound.own:
+                most = self._agree_on_rows(bound)
+                if most == 0:
+                    return
+                is_ready = self._agreed.get(tuple(bound.dims.values())) is not None
             if bound.launch is None or not executor.is_current(bound.launch):
                 grows = self._make_ready(bound)
                 if grows and is_capturing(self.backend, stream):
                     self.world.refuse(cannot_capture_first_call(bound.text))
-            self._last.match(bound.signature, bound.describe)
+            # NOTE: all ranks know whether they have agreed on these dims before.
+            if not is_ready:
+                self._last.match(bound.signature, bound.describe)
+                self._agreed.put(tuple(bound.dims.values()), True)
         except (WaitTimeoutError, WorldError) as error:
             fault = self._last.end_of_run(error)
             raise fault from fault.__cause__
@@ -297,6 +318,13 @@ class Program:
             return array.owner, dtype
         return np.empty(0) if self.backend == "cpu" else None, dtype
 
+    def _agree_on_rows(self, bound: Bound) -> int:
+        """The largest number of rows of all ranks, which the call gets."""
+        rows = self._last.largest(bound.signature, bound.rows, bound.describe)
+        if bound.dims[self._largest] != rows:
+            bound.dims, bound.launch = {**bound.dims, self._largest: rows}, None
+        return rows
+
     def _make_ready(self, bound: Bound) -> bool:
         """Prove and prepare a call; True if the program needs more memory for it.
 
@@ -304,16 +332,19 @@ class Program:
         this fails or is slow on one rank."""
         try:
             self._prove(bound.dims)
-            bound.launch = self._executor.prepare(bound.arrays, bound.dims)
+            bound.launch = self._prepare(bound)
         except Exception as error:
             self.world.refuse(as_refusal(error, f"a proof or plan of {bound.text}"))
         return bound.launch is None
+
+    def _prepare(self, bound: Bound) -> Any:
+        return self._executor.prepare(bound.arrays, {**bound.dims, **bound.own})
 
     def _grow(self, bound: Bound) -> None:
         """Allocate memory for a call, of the same size on all ranks."""
 
         def prepare() -> None:
-            bound.launch = self._executor.prepare(bound.arrays, bound.dims)
+            bound.launch = self._prepare(bound)
 
         self.synchronize()  # growing would hide that an earlier run failed
         self._executor.grow(*self._capacity_hint(bound.dims))

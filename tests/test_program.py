@@ -18,7 +18,7 @@ from etc_dist import Program
 from etc_dist.errors import ArgumentError, RaceError, WorldError
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import Graph, device_function, graph_function, tile
+from etc_dist.ir import Graph, ceildiv, device_function, graph_function, tile
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.program import set_policy
 from etc_dist.schedule import schedule_static
@@ -67,6 +67,15 @@ def copies(g: Graph) -> None:
             reads=[source[tile(grid[0], 1), :]],
             writes=[g.output(y, (rows, 8), "float32")[tile(grid[0], 1), :]],
         )
+
+
+@graph_function
+def copies_own_rows(g: Graph) -> None:
+    """y is x, of which ranks have different numbers of rows."""
+    rows, most = g.own_rows("rows", "most")
+    x, y = g.input("x", (rows, 8), "float32"), g.output("y", (rows, 8), "float32")
+    (i,) = grid = g.grid(i=ceildiv(most, 2))
+    g.call(push_rows(), grid, reads=[x[tile(i, 2), :]], writes=[y[tile(i, 2), :]])
 
 
 @graph_function
@@ -151,6 +160,23 @@ def test_inputs_may_be_one_array(compiled, arrays):
 def test_one_program_takes_every_shape(program, inputs, arrays):
     for rows in (4, 64, 8, 64, 128, 4):
         assert fits(program, inputs(rows), arrays)
+
+
+def test_ranks_may_have_different_numbers_of_rows(compiled, arrays, world, monkeypatch):
+    """Which is proved once for the largest of them."""
+    program, proved, host = compiled(copies_own_rows), [], np.arange(64, dtype="f4")
+
+    def counted(plan, dims, *rest):
+        proved.append(dims)
+        return prove(plan, dims, *rest)
+
+    monkeypatch.setattr("etc_dist.program.prove", counted)
+    for counts in ((5, 8), (8, 0), (0, 0), (0, 8)):
+        x = host.reshape(8, 8)[: counts[world.rank]]
+        y = program.run(x=arrays.put(x.copy()))["y"]
+        program.synchronize()
+        assert np.array_equal(arrays.get(y), x)
+    assert proved == [{"most": 8}]
 
 
 def test_a_shape_is_proved_before_its_first_run_only(

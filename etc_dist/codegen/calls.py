@@ -367,10 +367,14 @@ def _element(ref: EventRef, writer: Writer, expects: str = "") -> str:
 
 
 def _may_be_idle(call: Call) -> bool:
-    """Whether data may leave a task without anything to write, to be checked before the
-    body runs. Functions with roles have their own check."""
-    loaded = [any(e.is_loaded for e in (*r.start, *r.size)) for r in call.writes]
-    return bool(loaded) and all(loaded) and not call.function.roles
+    """Whether data, or the number of rows of a rank, may leave a task without anything
+    to write, to be checked before the body runs. Functions with roles have their own
+    check."""
+    unknown = [
+        r.tensor.has_own_rows or any(e.is_loaded for e in (*r.start, *r.size))
+        for r in call.writes
+    ]
+    return bool(unknown) and all(unknown) and not call.function.roles
 
 
 def _loads_ahead(lane: Lane, call: Call) -> bool:

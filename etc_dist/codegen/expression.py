@@ -161,6 +161,6 @@ def _is_natural(expr: Expr, naturals: Set[str]) -> bool:
 def _symbol(symbol: Symbol) -> str:
     if symbol.kind == "coordinate":
         return f"c.{axis_name(symbol.name)}"
-    if symbol.kind in ("dim", "derived"):
+    if symbol.kind in ("dim", "own", "derived"):
         return f"g.{dim_name(symbol.name)}"
     return "g.rank" if symbol.kind == "rank" else symbol.name

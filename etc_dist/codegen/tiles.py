@@ -12,7 +12,7 @@ from math import lcm
 from etc_dist.codegen.ranges import alternatives, is_multiple
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, Call
-from etc_dist.ir.expr import Const, Expr, op, substitute
+from etc_dist.ir.expr import Const, Expr, Symbol, op, substitute
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.interval import interval
 from etc_dist.ir.operand import WORLD, Extent, Operand
@@ -195,6 +195,8 @@ def _cut_off(axis: Axis) -> Iterator[str]:
     surplus = op("-", op("+", axis.start, axis.size), axis.extent)
     if axis.start.is_loaded and axis.kept:
         yield f"from {axis.start}, where it may be clipped, as its place is loaded"
+    elif isinstance(axis.extent, Symbol) and axis.extent.kind == "own":
+        yield f"size {axis.size}, where it may be clipped at {axis.extent}"
     elif interval(surplus, {})[0] > 0:
         yield f"size {axis.size} from {axis.start}, clipped at {axis.extent}"
 

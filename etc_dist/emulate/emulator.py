@@ -86,7 +86,7 @@ class Emulator:
         self._run.restype = ctypes.c_char_p
         pointer, number = ctypes.c_void_p, ctypes.c_int
         self._run.argtypes = [pointer, pointer, *[number] * 6, ctypes.c_uint64]
-        self._memory: dict[tuple[int, ...], ProgramMemory] = {}
+        self._memory: dict[tuple[Any, ...], ProgramMemory] = {}
 
     def run(
         self,
@@ -103,7 +103,7 @@ class Emulator:
         arrays stay as they are.
 
         dims: the numbers of the graph's dims; by default those of the first rank's
-            arrays.
+            arrays, but for the largest number of rows where ranks have others.
         seed: decides which thread runs next, and when copies complete; the same seed
             repeats a run. Test with several.
         runs: the number of runs in a row; no rank waits for the others in between.
@@ -121,14 +121,16 @@ class Emulator:
         seed = expect_range(seed, 0, MAX_SEED, "seed")
         if len(inputs) != graph.world_size:
             raise _wrong("inputs", f"{graph.world_size} mappings", len(inputs))
-        dims = _dims_of(graph, inputs[0]) if dims is None else checked_dims(graph, dims)
-        ranks = range(graph.world_size)
-        arrays = [self._arrays(rank, inputs[rank], dims) for rank in ranks]
+        dims = _dims_of(graph, inputs) if dims is None else checked_dims(graph, dims)
+        of_ranks = [{**dims, **rows} for rows in map(graph.own_rows_of, inputs)]
+        arrays = [
+            self._arrays(rank, inputs[rank], own) for rank, own in enumerate(of_ranks)
+        ]
         if in_place:
             for held in arrays:
                 held |= {t.name: held[t.over] for t in graph.outputs() if t.over}
         with _running:
-            report, records = self._locked_run(arrays, dims, seed, runs)
+            report, records = self._locked_run(arrays, of_ranks, seed, runs)
         name = f"{graph.name}, {self.plan.schedule} schedule, seed {seed}"
         if records:  # further faults follow from these
             raise unfinished(records, name)
@@ -141,12 +143,12 @@ class Emulator:
     def _locked_run(
         self,
         arrays: Sequence[Mapping[str, Array]],
-        dims: Mapping[str, int],
+        dims: Sequence[Mapping[str, int]],
         seed: int,
         runs: int,
     ) -> tuple[str, list[Record]]:
         """The failure of a run: the library's report, and the records of the ranks."""
-        key = tuple(dims.values())
+        key = tuple(tuple(own.values()) for own in dims)
         # Kept only after a good run: the events and tickets of others have no use.
         memory = self._memory.pop(key, None)
         if memory is None:
@@ -160,7 +162,7 @@ class Emulator:
             record
             for rank in range(len(arrays))
             for record in decode(
-                self.plan, memory.control[rank][0], dims, rank, self.workers
+                self.plan, memory.control[rank][0], dims[rank], rank, self.workers
             )
         ]
         if not report and not records:
@@ -179,7 +181,8 @@ class Emulator:
         by_element = graph.accessed_by_element()
         for tensor in graph.arguments():
             shape = storage.shape_of(tensor, env)
-            _check_rows(tensor, shape, where, tensor.name in by_element)
+            if not (tensor.has_own_rows and shape[0] == 0):
+                _check_rows(tensor, shape, where, tensor.name in by_element)
         return {name: aligned_copy(array) for name, array in held.items()}
 
     def _call(
@@ -226,12 +229,16 @@ def _check(graph: Any, schedule: Any, workers: Any) -> None:
         raise _wrong("graph", f"at most {MAX_RANKS} ranks", graph.world_size)
 
 
-def _dims_of(graph: GraphFunction, inputs: Mapping[str, Array]) -> dict[str, int]:
-    missing = [t.name for t in graph.given() if t.name not in inputs]
+def _dims_of(
+    graph: GraphFunction, inputs: Sequence[Mapping[str, Array]]
+) -> dict[str, int]:
+    missing = [t.name for t in graph.given() if t.name not in inputs[0]]
     if missing:
         wanted = "an array for each input and state"
         raise _wrong("inputs", wanted, f"none for {', '.join(missing)}")
-    return bind_dims(graph, {name: inspect(name, a) for name, a in inputs.items()})
+    dims = bind_dims(graph, {name: inspect(name, a) for name, a in inputs[0].items()})
+    rows = [n for held in inputs for n in graph.own_rows_of(held).values()]
+    return {**dims, **({graph.own[1].name: max(rows)} if graph.own and rows else {})}
 
 
 def _check_rows(

@@ -32,14 +32,18 @@ body of a decoder takes more than 100."""
 
 
 class ProgramMemory:
-    """The memory of all ranks, shared by a program's runs at the same dims."""
+    """The memory of all ranks, shared by a program's runs at the same dims, by rank."""
 
     def __init__(
-        self, plan: Plan, source: Source, dims: Mapping[str, int], workers: int
+        self,
+        plan: Plan,
+        source: Source,
+        dims: Sequence[Mapping[str, int]],
+        workers: int,
     ):
         self._plan, self._source, self._dims = plan, source, dims
         ranks = range(plan.graph.world_size)
-        self._capacity = capacity = Capacity().grown(plan_memory(plan, dims))
+        self._capacity = capacity = Capacity().grown(plan_memory(plan, dims[0]))
         self.control = [np.zeros(1, CONTROL) for _ in ranks]
         for control in self.control:
             control["epoch"] = 1
@@ -56,7 +60,7 @@ class ProgramMemory:
             fill(
                 plan,
                 source,
-                dims,
+                dims[rank],
                 rank,
                 capacity,
                 Places(
@@ -85,8 +89,9 @@ class ProgramMemory:
         for name, array in arrays.items():
             at = array.ctypes.data, array.nbytes, array.shape, array.itemsize
             yield Place(f"{name} {of}", *at)
-        graph, env = self._plan.graph, self._plan.graph.environment(self._dims, rank)
-        memory, block = plan_memory(self._plan, self._dims), self._symmetric[rank]
+        graph, dims = self._plan.graph, self._dims[rank]
+        env, block = graph.environment(dims, rank), self._symmetric[rank]
+        memory = plan_memory(self._plan, dims)
         tensors = block.ctypes.data + self._capacity.tensors_offset
         for begin, offsets in (
             (tensors, memory.symmetric),
@@ -105,7 +110,8 @@ class ProgramMemory:
         """The argument block of `rank` for a run on these arrays."""
         block = self._arguments[rank].copy()
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
-        bind(block, self._plan, self._source, pointers, self._dims, rank, _encode)
+        dims = self._dims[rank]
+        bind(block, self._plan, self._source, pointers, dims, rank, _encode)
         return aligned_copy(np.frombuffer(block.tobytes(), np.uint8))
 
 

@@ -21,6 +21,7 @@ def choose_experts(
     marks: bool = False,
     has_position: bool = False,
     early: bool = False,
+    fills: bool = False,
 ) -> DeviceFunction:
     """logits [rows, experts] (fp32) of at most `most` tokens, then the router's biases
     [experts] (fp32) -> ids [rows, top_k] (int32) and weights [rows, top_k] (fp32), as
@@ -29,7 +30,8 @@ def choose_experts(
     marks: it also writes chosen [experts] (int32), of which bit i is set if token i
     chose the expert. has_position: it also reads position [rows] (int32), after the
     logits; a row with a position below 0 has ids NONE and weights 0. early: position
-    may be read before the last wait is met."""
+    may be read before the last wait is met. fills: ids and weights may have further
+    rows, which get NONE and 0."""
     reads, writes = 1 + has_position + len(routing.router.bias_names), 2 + marks
 
     def body(logits: Any, *operands: Any) -> None:
@@ -38,6 +40,8 @@ def choose_experts(
             operands[reads - 1 :],
         )
         biases = inputs[has_position:]
+        ids[len(logits) :], weights[len(logits) :] = NONE, 0
+        ids, weights = ids[: len(logits)], weights[: len(logits)]
         ids[...], weights[...] = routing.router.choose(logits, *biases)
         if has_position:
             leave_out(inputs[0], ids, weights)
@@ -61,6 +65,7 @@ def choose_experts(
             **routing.choice_constants(has_position),
             "kMostRows": most,
             "kMarks": int(marks),
+            **({"kFills": 1} if fills else {}),
         },
     )
 

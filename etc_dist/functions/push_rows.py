@@ -12,15 +12,16 @@ PACKET_BYTES = 32768
 
 
 def _push_rows(x: Any, gathered: Any) -> None:
-    gathered[...] = x
+    gathered[tuple(map(slice, x.shape))] = x
 
 
 def push_rows(lane: str = TRANSFER) -> DeviceFunction:
     """A region of a tensor -> a copy in this rank's memory or a peer's.
 
     Both regions are contiguous in memory, such as whole rows or a part of one row, with
-    equal sizes and dtypes (any), apart from each other. They may have any number of
-    axes. lane: the tensor lane where the wait takes most of a run."""
+    equal sizes and dtypes (any), apart from each other; if one is clipped at the rows
+    of a rank, these are copied. They may have any number of axes. lane: the tensor lane
+    where the wait takes most of a run."""
     return DeviceFunction(
         name="push_rows",
         body=_push_rows,

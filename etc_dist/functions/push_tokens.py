@@ -16,11 +16,12 @@ from etc_dist.ir.function import TENSOR
 def push_tokens(routing: Routing) -> DeviceFunction:
     """x [tokens, hidden], ids [tokens, top_k] (int32) and lower, whose length is the
     number of experts of the ranks below the target -> the rows of x of the tokens that
-    chose experts of the target, in its memory; its other rows are not written."""
+    chose experts of the target, in its memory; its other rows are not written. x may
+    have fewer rows than ids."""
 
     def body(x: Any, ids: Any, lower: Any, target: Any) -> None:
         own = ids - len(lower)
-        chosen = ((own >= 0) & (own < routing.experts)).any(axis=1)
+        chosen = ((own >= 0) & (own < routing.experts)).any(axis=1)[: len(x)]
         target[: len(x)][chosen] = x[chosen]
 
     rows = Operand(("rows", "hidden"), routing.element)

@@ -48,7 +48,8 @@ def sum_expert_ranks(routing: Routing, shared: str = "") -> DeviceFunction:
     """partials [world, tokens, columns] -> y [tokens, columns], as `sum_ranks`. Where
     experts are split over ranks, it also reads ids [tokens, top_k] (int32), and adds
     for each token only the partials of ranks that have experts of its choice. shared:
-    as of `combine_rows`, where experts are split."""
+    as of `combine_rows`, where experts are split. Then y and what is added for a shared
+    expert may have fewer rows than the others."""
     return _split_sum(routing, shared) if routing.split else sum_ranks(routing.dtype)
 
 
@@ -67,6 +68,7 @@ def _split_sum(
     def body(partials: Any, ids: Any, *others: Any) -> None:
         (*inputs, y), total = others, np.zeros(others[-1].shape, np.float32)
         lower = inputs[: parts is not None]
+        partials, ids = partials[:, : len(y)], ids[: len(y)]
         own = (ids - sum(map(len, lower))) // routing.experts
         for rank, partial in enumerate(partials):
             here = (own == rank).any(axis=1)

@@ -4,7 +4,8 @@ The whole language. `x*` is a tuple, `x?` may be None; names without a type are 
 integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
 
     GraphFunction(name, world_size, dims: Symbol*, derived: (Symbol, Expr)*,
-                  tensors: Tensor*, events: EventTensor*, calls: Call*, local_size)
+                  tensors: Tensor*, events: EventTensor*, calls: Call*, local_size,
+                  own: (Symbol, Symbol)?)
 
     Tensor(name, shape: Expr*, dtype, kind, over, flagged)
         kind   "input" | "output" | "state" | "local" | "symmetric"
@@ -22,11 +23,12 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
     Guard = Comparison | Expr
 
     Expr = Const(value)
-         | Symbol(name, kind)    "dim" | "derived" | "coordinate" | "rank" | "task"
+         | Symbol(name, kind)
          | Op(name, left: Expr, right: Expr)    + - * // % min max
          | Load(tensor, shape: Expr*, index: Expr*, is_given)
          | Select(condition: Comparison, then: Expr, other: Expr)
     Comparison(name, left: Expr, right: Expr)    < <= ==
+        kind   "dim" | "own" | "derived" | "coordinate" | "rank" | "task"
 
     DeviceFunction(name, body, source, lane, reads, writes, cluster, parts,
                    boxes: {position: TmaBox}, constants: {name: number},

@@ -22,6 +22,7 @@ def check_call(call: Call, where: str, known: Set[str]) -> None:
     """Raise GraphError unless `call`, made at `where`, is correct. `known`: the symbols
     that every expression of the graph may use."""
     _check_operands(call, where)
+    _check_own_rows(call, where)
     _check_keywords(call, where, known)
     _check_coordinates(call, where, known)
     _check_loads(call, where)
@@ -155,6 +156,22 @@ def _check_operands(call: Call, where: str) -> None:
             got=f"{given[0]} reads and {given[1]} writes",
             fix="give one region for each operand",
         )
+
+
+def _check_own_rows(call: Call, where: str) -> None:
+    """Rows of which a rank may have fewer are accessed by tiles and spans, which are
+    clipped."""
+    regions = [r for r in (*call.reads, *call.writes) if r.tensor.has_own_rows]
+    for region in regions:
+        if not region.kept[0] or region.size[0] == region.tensor.shape[0]:
+            raise GraphError(
+                f"call {call.name} accesses rows that a rank may not have",
+                where=f"{where}: {region}",
+                wanted=f"tile(i, size) or span(start, size) of {region.tensor.name}",
+                got="one index, or all rows, on the first axis",
+                fix="write the largest number of rows, as in span(0, largest): regions "
+                "are clipped",
+            )
 
 
 def _check_keywords(call: Call, where: str, known: Set[str]) -> None:

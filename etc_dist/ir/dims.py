@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etc_dist.errors import ArgumentError, expect_range
-from etc_dist.ir.call import RANK
 from etc_dist.ir.expr import Expr, Symbol
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.tensor import Tensor
@@ -71,7 +70,7 @@ def refuse_undefined(graph: GraphFunction, dims: Mapping[str, int]) -> None:
     """ArgumentError if a number of `g.let`, a shape or an extent of a grid or a loop
     divides by zero at these dims."""
     for rank in range(graph.world_size):
-        env: dict[str, Any] = {**dims, RANK.name: rank}
+        env = graph.of_rank(dims, rank)
         for what, expr, symbol in _sizes(graph):
             try:
                 value = int(expr.evaluate(env))

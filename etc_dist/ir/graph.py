@@ -68,6 +68,9 @@ class GraphFunction:
     calls: tuple[Call, ...]
     local_size: int
     """The ranks of each host; ranks of one host access each other's memory."""
+    own: tuple[Symbol, Symbol] | None = None
+    """The number of rows that differs between ranks, and the dim that is the largest of
+    all ranks: see `Graph.own_rows`."""
 
     def show(self) -> str:
         """Stable text of the graph; the same graph always gives the same text."""
@@ -75,6 +78,8 @@ class GraphFunction:
         lines = [f"graph {self.name}({dims}) on {self.world_size} ranks"]
         if self.local_size < self.world_size:
             lines[0] += f", {self.local_size} on each host"
+        if self.own is not None:
+            lines.append(f"{self.own[0]} of each rank, at most {self.own[1]}")
         lines += [f"let {name} = {value}" for name, value in self.derived]
         lines += [str(t) for t in self.tensors]
         lines += [str(e) for e in self.events]
@@ -83,10 +88,30 @@ class GraphFunction:
 
     def environment(self, dims: Mapping[str, int], rank: int) -> dict[str, Any]:
         """The values of all symbols on `rank`, by name, for `Expr.evaluate`."""
-        env: dict[str, Any] = {**dims, RANK.name: rank}
+        env = self.of_rank(dims, rank)
         for symbol, value in self.derived:
             env[symbol.name] = int(value.evaluate(env))
         return env
+
+    def of_rank(self, dims: Mapping[str, int], rank: int) -> dict[str, Any]:
+        """The dims and `rank`, by name. The rank's own number of rows is the largest if
+        `dims` does not have it."""
+        env: dict[str, Any] = {**dims, RANK.name: rank}
+        if self.own is not None:
+            env.setdefault(self.own[0].name, env[self.own[1].name])
+        return env
+
+    def alike(self, dims: Mapping[str, int]) -> dict[str, int]:
+        """The dims that are equal on all ranks."""
+        return {symbol.name: dims[symbol.name] for symbol in self.dims}
+
+    def own_rows_of(self, arrays: Mapping[str, Any]) -> dict[str, int]:
+        """The rank's own number of rows by its name, from its arrays."""
+        if self.own is None:
+            return {}
+        named = [t.name for t in self.given() if t.has_own_rows and t.name in arrays]
+        shapes = [arrays[name].shape for name in named]
+        return {self.own[0].name: int(shapes[0][0])} if shapes and shapes[0] else {}
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of this name, which exists."""
@@ -169,6 +194,7 @@ class Graph:
         self._names = set(RESERVED)
         self._coordinates: set[str] = set()
         self._ranked = {RANK.name}  # names of numbers that differ between ranks
+        self._own: tuple[Symbol, Symbol] | None = None
 
     def dims(self, names: str) -> Any:
         """Symbolic dims by name, separated by spaces; bound when the program runs. One
@@ -176,6 +202,28 @@ class Graph:
         made = tuple(Symbol(self._claim(n), "dim") for n in names.split())
         self._dims += made
         return made[0] if len(made) == 1 else made
+
+    def own_rows(self, name: str, largest: str) -> tuple[Symbol, Symbol]:
+        """A number of rows that may differ between ranks, and the dim `largest`: the
+        largest of all ranks, on which these agree at each call. Both by name.
+
+        The first is the first extent of inputs, states, outputs and local tensors, and
+        part of no other expression. Regions there are clipped at it."""
+        if self._own is not None:
+            raise GraphError(
+                "a graph has one number of rows that differs between ranks",
+                where=f"graph {self.name}",
+                wanted=f"{self._own[0]} alone",
+                got=f"{name}, too",
+                fix=f"use {self._own[0]} for all of these arrays",
+            )
+        self._own = Symbol(self._claim(name), "own"), self.dims(largest)
+        return self._own
+
+    def largest(self, extent: Expr) -> Expr:
+        """The largest of an extent over all ranks."""
+        own = self._own
+        return own[1] if own is not None and own[0] == extent else extent
 
     def let(self, name: str, value: Expr | int) -> Expr:
         """A named number derived from dims: computed on the host, once a run."""
@@ -367,6 +415,7 @@ class Graph:
             tuple(self._events),
             tuple(self._calls),
             self.local_size,
+            self._own,
         )
         refuse_loads_of_written_state(made)
         return made
@@ -383,9 +432,13 @@ class Graph:
                 fix="use one of these",
             )
         what, where = f"tensor {name}", f"graph {self.name}"
-        lengths = self._shape(shape, what, where)
+        first: tuple[Expr, ...] = ()
+        if shape and self._own is not None and kind != "symmetric":
+            first = tuple(n for n in self._own[:1] if n == wrap(shape[0], where))
+        lengths = self._shape(shape[len(first) :], what, where)
         if kind in ("local", "symmetric"):
             check_extents(what, where, lengths, self._ranked)
+        lengths = first + lengths
         made = Tensor(self._claim(name), lengths, dtype, kind)
         self._tensors.append(made)
         return made

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import GraphError
-from etc_dist.ir.expr import Const, Expr, Load, wrap
+from etc_dist.ir.expr import Const, Expr, Load, Symbol, wrap
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float8_e4m3fn": 1}
 """Element types and their sizes in bytes."""
@@ -103,6 +103,12 @@ class Tensor:
         where = f"{self.name}.load(...)"
         at = tuple(wrap(i, where) for i in index)
         return Load(self.name, self.shape, at, self.is_given)
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether ranks may have different numbers of rows."""
+        first = self.shape[0] if self.shape else None
+        return isinstance(first, Symbol) and first.kind == "own"
 
     @property
     def is_given(self) -> bool:

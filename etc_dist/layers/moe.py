@@ -130,7 +130,8 @@ class SharedMoE(Operation):
             *SHARED_ARRAYS[: ("", "", *SHARED).index(shared)],
         ]
         output = f"out [{tokens}, hidden]"
-        return ArgumentTable(cls.__name__, ranks, inputs, output, empty=tokens)
+        own = tokens if parallel == "expert" and ranks > 1 else ""
+        return ArgumentTable(cls.__name__, ranks, inputs, output, empty=tokens, own=own)
 
     def candidates(self) -> list[Candidate]:
         """Internal: the programs for up to `few_tokens`, and for more."""
@@ -176,7 +177,9 @@ class MoE(SharedMoE):
     [M / W, H] is that of the rank-th part of the tokens. A rank's sum for a token is
     rounded once.
     parallel="expert": gate_up [E / W, 2 I, H] and down [E / W, H, I] are the experts of
-    this rank, and x [M, H] -> [M, H] its tokens, equally many on all ranks.
+    this rank, and x [M, H] -> [M, H] its tokens, whose number may differ between ranks.
+    Captured in a CUDA graph, a call may be replayed with any captured calls of the
+    other ranks that had the same largest M.
 
     top_k: a number, or an `etc_dist.Router`, which describes the choice; then
     `normalize` is a field of it. With a number, weight_k is the softmax over all E

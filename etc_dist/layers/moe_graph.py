@@ -301,16 +301,20 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> N
     its choice. These compute their experts' outputs, and send each token's partial sum
     back to its rank, which adds the ranks'.
 
+    A rank has `own_tokens`, and exchanged tensors have room for the `tokens` of the one
+    with the most: the choices of the others' further rows are NONE.
+
     In exchanged tensors, slot p of a rank belongs to rank + p: its own is the first."""
-    tokens, hidden, inner = g.dims("tokens hidden inner")
+    own_tokens, tokens = g.own_rows("own_tokens", "tokens")
+    hidden, inner = g.dims("hidden inner")
     world, block, top_k = g.world_size, routing.block, routing.top_k
     blocks = g.let("blocks", ceildiv(tokens, block))
     padded = g.let("padded", blocks * block)
     own = replace(routing, experts=routing.experts // world, split=True)
     x, router, gate_up, down = add_inputs(
-        g, routing, tokens, hidden, inner, own.experts
+        g, routing, own_tokens, hidden, inner, own.experts
     )
-    y = g.output("y", (tokens, hidden), routing.dtype)
+    y = g.output("y", (own_tokens, hidden), routing.dtype)
 
     routed = g.events("routed", (blocks,), expects=1)
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
@@ -448,7 +452,7 @@ def _send_back(
     the experts are split over the ranks, of this rank's, whose ids follow."""
     sent_rows = shared if ids is None else None
     added_rows = shared if ids is not None else None
-    world, (tokens, hidden) = g.world_size, y.shape
+    world, tokens, hidden = g.world_size, g.largest(y.shape[0]), y.shape[1]
     size = _part_tokens(g, sizes, sent.tokens)
     groups = g.let("groups", ceildiv(tokens, size))
     partials = g.symmetric("partials", (world, tokens, hidden), y.dtype)

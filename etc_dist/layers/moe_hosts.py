@@ -36,7 +36,7 @@ from etc_dist.ops.host_sums import host_after, near_rank
 class Exchange:
     """The tokens of all ranks on each rank, as an expert-parallel mixture needs them.
 
-    A rank has `tokens`, `padded` to whole blocks; x, choices: its own. all_x,
+    A rank has up to `tokens`, `padded` to whole blocks; x, choices: its own. all_x,
     all_choices: those of all ranks; slot p of a rank belongs to rank + p. shared,
     arrived: the events of choices and of tokens. A block of tokens is pushed in
     `pushes` parts of `size`."""
@@ -267,7 +267,8 @@ def send_back_over_hosts(
     of its host; these go to the owner, which adds the hosts': y [tokens, hidden].
     shared: of this rank's tokens."""
     world, near, routing = g.world_size, g.local_size, to.routing
-    hosts, passes, (tokens, hidden) = world // near, outputs.passes, y.shape
+    hosts, passes = world // near, outputs.passes
+    tokens, hidden = g.largest(y.shape[0]), y.shape[1]
     own = g.rank // near
     groups = g.let("groups", ceildiv(tokens, size))
     partials = g.symmetric("partials", (world, tokens, hidden), y.dtype)

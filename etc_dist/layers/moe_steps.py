@@ -157,11 +157,12 @@ def add_choices(
     sizes: Sizes,
 ) -> Choices:
     """Add the router: x [tokens, hidden] -> the choices of all tokens. `routed` has one
-    event per block of tokens, or one for all blocks."""
+    event per block of tokens, or one for all blocks. The choices have rows for the
+    largest number of tokens of all ranks, those without a token the id NONE."""
     each = routed.shape == (blocks,)
-    tokens = x.shape[0]
+    rows, tokens = x.shape[0], g.largest(x.shape[0])
     experts, top_k, block = routing.experts, routing.top_k, routing.block
-    logits, biases = add_logits(g, routing, tokens), add_biases(g, routing)
+    logits, biases = add_logits(g, routing, rows), add_biases(g, routing)
     ids = g.local("ids", (tokens, top_k), "int32")
     weights = g.local("weights", (tokens, top_k), "float32")
     chosen = g.local("chosen", (experts, blocks), "int32")
@@ -205,7 +206,7 @@ def add_choices(
     this = n * together + i
     of_block = tile(this, block)
     g.call(
-        choose_experts(routing, marks=True),
+        choose_experts(routing, marks=True, fills=rows != tokens),
         grid,
         reads=[logits[of_block, span(0, experts)], *biases],
         writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, this]],

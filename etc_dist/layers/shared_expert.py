@@ -70,7 +70,7 @@ def add_shared(
     """Add the shared expert's outputs for the rows of x; None if there is none."""
     if not kind:
         return None
-    tokens, hidden = x.shape
+    (own, hidden), tokens = x.shape, g.largest(x.shape[0])
     inner, gate_up, down, gate = add_inputs_of_shared(g, routing.dtype, kind, hidden)
     up_columns, down_columns = task_columns(g, sizes, tokens, "shared_")
     size = routing.tile_rows
@@ -78,8 +78,8 @@ def add_shared(
     wide = g.let("shared_wide", ceildiv(inner, up_columns))
     columns = g.let("shared_columns", ceildiv(hidden, down_columns))
     blocks = ceildiv(tokens, routing.block) if gate is not None else 0
-    active = g.local("shared_active", (tokens, inner), routing.dtype)
-    rows = g.local("shared_rows", (tokens, hidden), routing.dtype)
+    active = g.local("shared_active", (own, inner), routing.dtype)
+    rows = g.local("shared_rows", (own, hidden), routing.dtype)
     activated = g.events("shared_activated", (groups,), expects=wide)
     done = g.events("shared_done", (1,), expects=groups * columns + blocks)
     weights = None

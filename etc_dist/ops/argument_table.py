@@ -113,7 +113,8 @@ class ArgumentTable:
     """The inputs of the operation `name` on `ranks` ranks and its outputs, by shape.
 
     transposable: the input that may be a transposed view. empty: the dim that may be 0.
-    over: of outputs, the input that may be the same array.
+    own: the dim that may differ between ranks. over: of outputs, the input that may be
+    the same array.
     """
 
     def __init__(
@@ -125,13 +126,15 @@ class ArgumentTable:
         *,
         transposable: str = "",
         empty: str = "",
+        own: str = "",
         over: Mapping[str, str] | None = None,
     ):
         self.name, self.ranks = name, ranks
         self.inputs = [Shape.parse(text, ranks) for text in inputs]
         texts = re.findall(r"\w+ \[.*?\]", output)
         self.outputs = [Shape.parse(text, ranks) for text in texts]
-        self.transposable, self._empty, self._over = transposable, empty, over or {}
+        self.transposable, self.own = transposable, own
+        self._empty, self._over = empty, over or {}
 
     def output_shapes(self, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """The shapes of the outputs for inputs of these shapes. ArgumentError for other

@@ -241,7 +241,7 @@ class Operation:
                 self._last, bound = found
                 self._last.launch(bound, stream)
                 return outs if len(outs) > 1 else outs[0]
-            if arguments.is_empty:
+            if arguments.is_empty and not self._table.own:
                 self._agree("of no rows")
             else:
                 self._run_new(arguments, key, stream)
@@ -257,7 +257,8 @@ class Operation:
         if program is None:
             if is_capturing(self.world.backend, stream):
                 self.world.refuse(cannot_capture_first_call(self._table.name))
-            shape = _listed(dims)
+            own = self._table.own
+            shape = _listed({name: n for name, n in dims.items() if name != own})
             self._agree(f"first call, {shape}, {kind.dtype}, w_layout={kind.w_layout}")
             program = self._compile(kind)
         graph = program.plan.graph

@@ -88,7 +88,8 @@ def simulate_run(
     dims = checked_dims(plan.graph, dims)
     _refuse_data(plan)
     # NOTE: every number of the environment may be an array over the ranks.
-    of_ranks: dict[str, Any] = {**dims, RANK.name: np.arange(plan.graph.world_size)}
+    of_ranks = plan.graph.of_rank(dims, 0)
+    of_ranks[RANK.name] = np.arange(plan.graph.world_size)
     for symbol, value in plan.graph.derived:
         of_ranks[symbol.name] = value.evaluate(of_ranks)
     for call in plan.graph.calls:

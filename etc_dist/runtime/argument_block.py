@@ -184,6 +184,8 @@ def bind(
         if tensor.kind == "symmetric":
             pointer += int(block["peer"][rank % source.arguments.near])
         shape = [int(s.evaluate(env)) for s in tensor.shape]
+        if tensor.has_own_rows and shape[0] == 0:
+            continue  # no task copies any
         block[m.name] = encode(
             pointer, shape, tensor.dtype, tensor.itemsize, m.box.at(env)
         )

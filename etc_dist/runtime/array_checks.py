@@ -45,9 +45,13 @@ def bind_dims(
     chosen: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """The dims that the shapes of `arrays` give, and those `chosen`. `check_arrays` at
-    these dims finds shapes that contradict each other."""
+    these dims finds shapes that contradict each other. The largest number of rows is at
+    least that of this rank."""
     names = {d.name for d in graph.dims}
     dims = named_dims(graph, chosen or {})
+    if graph.own is not None:
+        for rows in graph.own_rows_of(arrays).values():
+            dims[graph.own[1].name] = max(rows, dims.get(graph.own[1].name, 0))
     for tensor in graph.arguments():
         array = arrays.get(tensor.name)
         if array is None or len(array.shape) != len(tensor.shape):

@@ -142,6 +142,12 @@ class LastRun:
         if self._world.size > 1 or self._world.broken:
             self._world.match_call(signature, describe)
 
+    def largest(self, signature: int, number: int, describe: Callable[[], str]) -> int:
+        """`world.largest`, on a single rank `number`."""
+        if self._world.size > 1 or self._world.broken:
+            return self._world.largest(signature, number, describe)
+        return number
+
     def end_of_run(self, error: EtcDistError) -> EtcDistError:
         """The error to raise for that of an agreement: the last run's if it failed,
         since it came first. All ranks then recover."""

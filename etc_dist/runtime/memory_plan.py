@@ -40,7 +40,7 @@ class MemoryPlan:
 def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
     """The memory of `plan` at `dims`; symmetric offsets: from the first tensor."""
     graph = plan.graph
-    env = graph.environment(dims, 0)
+    env = graph.environment(graph.alike(dims), 0)
     bases, count = {}, 0
     for events in graph.events:
         bases[events.name] = count

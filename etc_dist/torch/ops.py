@@ -288,9 +288,9 @@ def moe(
     parallel="tensor": gate_up [E, 2 I / W, H] and down [E, H, I / W] are shards of each
     expert; x [M, H] is the same on all ranks, M a multiple of W, and the result
     [M / W, H] this rank's part of the rows. parallel="expert": gate_up [E / W, 2 I, H]
-    and down [E / W, H, I] are this rank's experts; x [..., H] are its tokens, equally
-    many on all ranks, and the result has the shape of x. On one rank both give the
-    shape of x. top_k, normalize and limits: as for `etc_dist.MoE`.
+    and down [E / W, H, I] are this rank's experts; x [..., H] are its tokens, whose
+    number may differ between ranks, and the result has the shape of x. On one rank both
+    give the shape of x. top_k, normalize and limits: as for `etc_dist.MoE`.
 
     score to correction: those of `etc_dist.Router`, and its biases [E] in float32.
     shared_gate_up [2 S, H], shared_down [H, S] and shared_gate [H]: the shared expert,

@@ -24,6 +24,8 @@ END_SECONDS = 2.0
 """How long a rank that a peer has left waits for the end of that peer's process."""
 ORDERED = ("x86_64", "AMD64")
 """Processors whose stores become visible to other cores in the order of the program."""
+NUMBER_BITS = 28
+"""Of a signature, where ranks agree on the largest of a number."""
 # The signature of a rank whose own arguments are bad; no call has it.
 _REFUSED = 0
 
@@ -97,6 +99,19 @@ class Agreement:
         found = self._compare(signature & MASK or 1)
         if found is not None:
             self._raise_difference(found, describe, None)
+
+    def largest(self, signature: int, number: int, describe: Callable[[], str]) -> int:
+        """As `match_call`; the largest `number` of all ranks."""
+        if number >> NUMBER_BITS:
+            self.refuse(rank_errors.too_large(number, 1 << NUMBER_BITS, describe()))
+        call = (signature & MASK) >> NUMBER_BITS or 1
+        found = self._compare(call << NUMBER_BITS | number)
+        if found is None:
+            return number
+        calls = [one >> NUMBER_BITS for one in found]
+        if calls != [call] * self.size:
+            self._raise_difference(calls, describe, None)
+        return max(one & (1 << NUMBER_BITS) - 1 for one in found)
 
     def call(self, text: str) -> None:
         """`match_call` for the call that `text` fully describes."""

@@ -106,6 +106,17 @@ def mismatch(
     )
 
 
+def too_large(number: int, limit: int, call: str) -> ArgumentError:
+    """A number of which the ranks cannot agree on the largest."""
+    return ArgumentError(
+        "a rank passes too many rows",
+        where=call,
+        wanted=f"fewer than {limit}",
+        got=str(number),
+        fix="split the call into several",
+    )
+
+
 def refusal(errors: Mapping[int, EtcDistError], size: int) -> EtcDistError:
     """One error for all ranks, of the lowest failing rank's class. It names the ranks
     that failed, unless all `size` ranks failed with the same error."""

@@ -164,6 +164,13 @@ class World:
         with self.exclusive:
             self._agreement.match_call(signature, describe)
 
+    def largest(self, signature: int, number: int, describe: Callable[[], str]) -> int:
+        """The largest `number` of all ranks, which make the same call, as `match_call`
+        shows. Collective, and as fast. number: at least 0; ArgumentError on all ranks
+        from 2**28 on."""
+        with self.exclusive:
+            return self._agreement.largest(signature, number, describe)
+
     def follow_first(self, choices: Sequence[str], chosen: int = 0) -> int:
         """The position in `choices` of what rank 0 has chosen; `chosen` of other ranks
         is not used.

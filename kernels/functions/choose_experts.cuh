@@ -1,5 +1,5 @@
 // The top-k experts of up to kMostRows tokens, and their weights. With kMarks, also for each expert a
-// word with one bit for each token that chose it.
+// word with one bit for each token that chose it. With kFills, further rows have expert -1, weight 0.
 #pragma once
 #include "functions/router.cuh"
 
@@ -26,6 +26,7 @@ struct choose_experts {
     if (!ready()) return;
     if constexpr (Task::kMarks) task.sync();  // scratch is cleared
     const i32 rows = task.template operand<0>().size[0];
+    if constexpr (requires { Task::kFills; }) fill(task, rows);
     if (kEach == 1 || rows <= kWarps) {
       choose<1>(task, 0);
     } else {
@@ -45,11 +46,25 @@ struct choose_experts {
  private:
   template <int kRows>
   ETC_DEVICE static void choose(const Task& task, i32 first) {
+    if constexpr (requires { Task::kFills; }) {
+      if (task.template operand<0>().size[0] == 0) return;  // no logits to read
+    }
     Choice::template choose<kRows>(
         task, first, task.template operand<Task::kReads>(),
         task.template operand<Task::kReads + 1>(), [&](i32 row, i32, i32 expert) {
           if constexpr (Task::kMarks) atomicOr(&task.scratch[expert], 1u << row);
         });
+  }
+
+  // The rows from `first` on, which no token has.
+  ETC_DEVICE static void fill(const Task& task, i32 first) {
+    const auto ids = task.template operand<Task::kReads>();
+    const auto weights = task.template operand<Task::kReads + 1>();
+    const i32 count = ids.size[0] * Task::kTopK;
+    for (i32 i = first * Task::kTopK + task.thread; i < count; i += Task::threads) {
+      *ids.at(i / Task::kTopK, i % Task::kTopK) = -1;
+      *weights.at(i / Task::kTopK, i % Task::kTopK) = 0.0f;
+    }
   }
 
   template <class F>

@@ -303,6 +303,17 @@ def picks(g: Graph, *, place: str, experts: int = 8) -> None:
     g.call(choose_experts(OF_8, 1), grid, name="call", reads=reads, writes=writes)
 
 
+@graph_function
+def of_own_rows(g: Graph, *, size: Extent) -> None:
+    """A tile of rows of which a rank may have fewer."""
+    rows, most = g.own_rows("rows", "most")
+    x = g.input("x", (rows, 8), "float32")
+    tile_of_f = {0: Operand((size, 8), "float32")}
+    f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0, tile=tile_of_f)
+    (i,) = grid = g.grid(i=most)
+    g.call(f, grid, name="call", reads=[x[tile(i, 64), :]])
+
+
 TAKEN = {
     "depth": (stored(128, depth=span(8, 64)), "tile_matmul"),
     "depth to the end": (
@@ -332,6 +343,7 @@ TAKEN = {
     ),
     "declared": (declared(64, ALL), "f<Task>"),
     "tile of a constant": (picks(1, place="tile"), "choose_experts"),
+    "own rows": (of_own_rows(2, size=Extent(64, clipped=True)), "f<Task>"),
 }
 
 
@@ -387,6 +399,10 @@ REFUSED = {
     "clipped": (picks(1, place="tile", experts=4), "size 8 from 0, clipped at 4 to do"),
     "dim": (picks(1, place="dim"), "size e to do"),
     "loaded": (picks(1, place="loaded", experts=16), "as its place is loaded to do"),
+    "own rows": (
+        of_own_rows(2, size=Extent(64)),
+        "got: axis 0: size 64, where it may be clipped at rows to do",
+    ),
 }
 
 

@@ -86,7 +86,8 @@ class Aborted:
         self, program: Emulator, seed: int = 0, counts: Sequence[int] = (2, 2)
     ):
         self.program, self.seed = program, seed
-        self.memory = ProgramMemory(program.plan, program.source, DIMS, program.workers)
+        made = program.plan, program.source, [DIMS] * len(counts), program.workers
+        self.memory = ProgramMemory(*made)
         self.memory.begin()
         numbers = np.arange(DIMS["n"]).astype(numpy_dtype("bfloat16"))
         inputs = [

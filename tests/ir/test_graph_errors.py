@@ -35,6 +35,12 @@ class Kit(Graph):
         return self.input("x", (4,), "float32")
 
     @cached_property
+    def own_x(self) -> Any:
+        """Ranks may have different numbers of rows."""
+        rows, _ = self.own_rows("rows", "most")
+        return self.input("own", (rows, 4), "float32")
+
+    @cached_property
     def index(self) -> Any:
         return self.input("index", (4,), "int32")
 
@@ -138,6 +144,31 @@ GRAPHS = {
         lambda g: g.local("l", (4,), "float64"),
         "tensor l has an unknown dtype|bfloat16, float16, float32, int32, "
         "float8_e4m3fn",
+    ),
+    # Rows that differ between ranks
+    "one row of a rank": (
+        lambda g: g.work(reads=[g.own_x[0, :]]),
+        "rows that a rank may not have|own[0, :]|got: one index",
+    ),
+    "all rows of a rank": (
+        lambda g: g.work(reads=[g.own_x[:, :]]),
+        "own[:, :]|wanted: tile(i, size) or span(start, size) of own|span(0, largest)",
+    ),
+    "symmetric rows of a rank": (
+        lambda g: g.symmetric("s", g.own_x.shape, "float32"),
+        "the shape of tensor s uses unknown symbols|got: rows",
+    ),
+    "columns of a rank": (
+        lambda g: g.output("y", (g.n, *g.own_x.shape[:1]), "float32"),
+        "the shape of tensor y uses unknown symbols|got: rows",
+    ),
+    "number of rows of a rank": (
+        lambda g: g.let("half", g.own_x.shape[0] // 2),
+        "number half uses unknown symbols|got: rows",
+    ),
+    "rows of a rank twice": (
+        lambda g: (g.own_x, g.own_rows("others", "all")),
+        "wanted: rows alone|got: others, too",
     ),
     # Names
     **{

@@ -354,15 +354,13 @@ def test_tokens_that_cannot_be_split_evenly_are_refused(build, zeros, world):
 
 @pytest.mark.mpi(ranks=[2])
 def test_a_rank_alone_with_other_or_no_tokens_is_refused(build, zeros, world):
-    n = world.size
-    shares = {"router": (8 * n, 40)}
-    moe = build(MoE, shares, parallel="expert")
-    moe(zeros(3, HIDDEN), zeros(3, HIDDEN))
+    n, moe = world.size, build(MoE)
+    moe(zeros(3 * n, HIDDEN), zeros(3, HIDDEN))
     with refusal("the ranks do not make the same call"):
-        moe(zeros(8 + world.rank, HIDDEN))
+        moe(zeros((8 + world.rank) * n, HIDDEN))
     with refusal("of no rows"):
-        moe(zeros(0 if world.rank == 0 else 3, HIDDEN))
-    moe(zeros(3, HIDDEN), zeros(3, HIDDEN))
+        moe(zeros(0 if world.rank == 0 else 3 * n, HIDDEN))
+    moe(zeros(3 * n, HIDDEN), zeros(3, HIDDEN))
     moe.synchronize()
 
 

@@ -3,6 +3,7 @@ host, and one sum comes back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,18 @@ SMALL = {
 
 
 def example(
-    world: int, experts: int, top_k: int, tokens: int, hidden: int, inner: int
+    world: int,
+    experts: int,
+    top_k: int,
+    tokens: int | Sequence[int],
+    hidden: int,
+    inner: int,
 ) -> tuple[list[dict[str, Any]], list[Answer], dict[str, int]]:
+    """tokens: of all ranks, or of each."""
     rng = np.random.default_rng(world)
     weights = draw_experts(rng, experts, hidden, inner)
-    xs = [draw(rng, (tokens, hidden), "bfloat16") for _ in range(world)]
+    counts = [tokens] * world if isinstance(tokens, int) else tokens
+    xs = [draw(rng, (count, hidden), "bfloat16") for count in counts]
     inputs = [
         {"x": x, **named(own_experts(weights, "expert", rank, world))}
         for rank, x in enumerate(xs)
@@ -46,7 +54,8 @@ def example(
     gate, gate_up, down = draw_experts(rng, 1, hidden, inner)
     shared = {"shared_gate_up": gate_up, "shared_down": down, "shared_gate": gate}
     inputs = [given | shared for given in inputs]
-    dims = {"tokens": tokens, "hidden": hidden, "inner": inner, "shared_inner": inner}
+    dims = {"tokens": max(counts), "hidden": hidden, "inner": inner}
+    dims["shared_inner"] = inner
     of_all = gate_up[0], down[0], gate[0]
     return inputs, [moe_reference(x, weights, top_k, shared=of_all) for x in xs], dims
 
@@ -54,7 +63,7 @@ def example(
 @pytest.mark.parametrize(
     ("world", "local_size", "tokens", "schedule", "packs"),
     [
-        (4, 2, 5, "static", False),
+        (4, 2, (9, 0, 5, 1), "static", False),
         (2, 1, 3, "dynamic", True),
         *(
             pytest.param(*case, False, marks=exhaustive)
@@ -115,7 +124,7 @@ import etc_dist
 from tests.layers.test_moe_hosts import example
 
 world = etc_dist.start()
-inputs, answers, _ = example(world.size, 8, 2, 20, 64, 32)
+inputs, answers, _ = example(world.size, 8, 2, range(20, 0, -5)[: world.size], 64, 32)
 own, answer = inputs[world.rank], answers[world.rank]
 weights = own["router"], own["gate_up"], own["down"]
 shared = own["shared_gate_up"][0], own["shared_down"][0]

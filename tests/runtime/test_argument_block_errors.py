@@ -27,9 +27,9 @@ def sums(g: Graph, dtype: str = "bfloat16") -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_rows_that_are_not_stored_in_whole_units_are_refused(dtype):
     plan = schedule_static(sums(2, dtype=dtype))
-    ProgramMemory(plan, generate(plan), {"n": 24}, 2)
+    ProgramMemory(plan, generate(plan), [{"n": 24}] * 2, 2)
     with pytest.raises(ArgumentError) as caught:
-        ProgramMemory(plan, generate(plan), {"n": 12}, 2)
+        ProgramMemory(plan, generate(plan), [{"n": 12}] * 2, 2)
     error = caught.value
     assert error.what == "a row of tensor slots cannot be stored on a GPU"
     assert error.wanted.startswith("rows of a multiple of 8 elements")

@@ -62,7 +62,7 @@ def surplus(g: Graph) -> None:
 
 def memory(graph: Any, k: int) -> None:
     plan = schedule_static(graph)
-    ProgramMemory(plan, generate(plan), {"k": k}, 2)
+    ProgramMemory(plan, generate(plan), [{"k": k}], 2)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

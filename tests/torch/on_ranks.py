@@ -413,6 +413,19 @@ def check_replaced_models() -> None:
         assert_close(found, expected)
 
 
+def check_experts_with_different_numbers_of_tokens() -> None:
+    block = tiny("Qwen3Moe").model.layers[0].mlp
+    moe = etc_dist.torch.MoE.from_block(block, parallel="expert")
+    compiled = torch.compile(moe, fullgraph=True, backend="aot_eager")
+    for run, counts in ((moe, (0, 5)), (compiled, (7, 3)), (compiled, (5, 0))):
+        x = random(1, counts[dist.get_rank()], 32).detach()
+        with torch.no_grad():
+            y = run(x)
+        assert y.shape == x.shape
+        if x.numel():
+            assert_close(y, block(x))
+
+
 def check_bits_for_any_number_of_rows() -> None:
     """On the CPU results are only close: NumPy rounds a row's products differently with
     another number of rows."""

@@ -46,6 +46,14 @@ def test_all_ranks_follow_the_choice_of_the_first(world):
         world.match_call(chosen, silent)
 
 
+@pytest.mark.mpi(ranks=[1, 2, 4])
+def test_all_ranks_get_the_largest_of_their_numbers(world):
+    for first in (0, 3, 3, (1 << 28) - 5, 0):
+        assert world.largest(6, first + world.rank, silent) == first + world.size - 1
+        assert world.largest(6, first, silent) == first
+        world.match_call(6, silent)
+
+
 @pytest.mark.mpi(ranks=[1, 4])
 def test_gather_gives_each_ranks_object_in_rank_order(world):
     value = {"rank": world.rank, "bytes": b"x" * (100_000 * world.rank)}

@@ -63,6 +63,20 @@ def test_a_choice_is_not_followed_by_another_call(world, chosen, other):
 
 
 @pytest.mark.mpi(ranks=[2])
+def test_a_largest_number_is_that_of_one_call(world):
+    """Its bits are not taken for those of another number or another call."""
+    signature = (7 + world.rank) << 28
+    with pytest.raises(ArgumentError, match="do not make the same call") as caught:
+        world.largest(signature, 1 - world.rank, lambda: f"matmul {world.rank}")
+    assert "rank 1: matmul 1" in caught.value.got
+    number = 1 << 28 if world.rank == 1 else 3
+    with pytest.raises(ArgumentError, match="a rank passes too many rows") as caught:
+        world.largest(7, number, lambda: "moe")
+    assert (caught.value.where, caught.value.got) == ("rank 1: moe", "268435456")
+    assert is_usable(world)
+
+
+@pytest.mark.mpi(ranks=[2])
 def test_mismatch_with_equal_words_shows_signatures(world):
     with pytest.raises(ArgumentError, match=r"rank 1: add \(signature 0x15\)"):
         world.match_call(0x14 + world.rank, lambda: "add")

@@ -128,7 +128,10 @@ class _SimulatedRun:
         # Depending on the seed, ranks run far ahead of the others or alternate.
         self._stickiness = self._chance.choice((0.0, 0.5, 0.95))
         graph = plan.graph
-        self._envs = [graph.environment(dims, r) for r in range(graph.world_size)]
+        self._envs = [
+            graph.environment({**dims, **graph.own_rows_of(given)}, rank)
+            for rank, given in enumerate(inputs)
+        ]
         self.memory = ProcessMemory(plan, self._envs)
         for rank, env in enumerate(self._envs):
             where = f"graph {graph.name}, rank {rank}"
