@@ -6,6 +6,8 @@ of a process group: `etc_dist.start(process_group=...)`.
 Files, from the user down:
 
     vllm.py         a plug-in of vLLM
+    vllm_graphs.py  the graphs of its passes, with the operations
+    vllm_hooks.py   what the plug-in needs of a version
     replace.py      the blocks of a model of Hugging Face transformers
     blocks.py       the blocks of transformers and linear layers that are known
     modules.py      tensor-parallel linear layers, the MLP, the mixture of experts

@@ -1,21 +1,25 @@
-"""A plug-in of vLLM, written for its version 0.24: `register` is an entry point of the
+"""A plug-in of vLLM, written for its version 0.26: `register` is an entry point of the
 group vllm.general_plugins.
 
-In the graphs of vLLM's AsyncTP pass, the two fused operations of torch.ops.symm_mem
-become those of torch.ops.etc_dist. The experts of unquantised models run as
-`torch.ops.etc_dist.moe_experts`. What neither serves stays as vLLM has it, and the
-reason is printed on stderr, once."""
+* The communicator of tensor-parallel ranks sums by `torch.ops.etc_dist.all_reduce`.
+* In the graphs of vLLM's passes, this sum with the norm that follows it, and the fused
+  operations of AsyncTP, become those of torch.ops.etc_dist (vllm_graphs.py).
+* The experts of unquantised models run as `torch.ops.etc_dist.moe_experts`.
+
+A hook that does not fit the installed vLLM is not used (vllm_hooks.py)."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
+from hashlib import sha256
 from importlib import import_module
-from operator import getitem
+from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed._symmetric_memory  # defines torch.ops.symm_mem
 from torch import Tensor, fx
 
 from etc_dist.errors import EtcDistError, WorldError
@@ -23,17 +27,15 @@ from etc_dist.functions.router import MOST_EXPERTS
 from etc_dist.layers.moe import MAX_CHOICES
 from etc_dist.messages import show_message
 from etc_dist.settings import Settings
-from etc_dist.torch.ops import REDUCTIONS
+from etc_dist.torch import vllm_graphs
+from etc_dist.torch.vllm_graphs import DTYPES, EIGHT, say
+from etc_dist.torch.vllm_hooks import HOOKS, VERSIONS, faults
 from etc_dist.world import World, of_group, start
 
-DTYPES = (torch.bfloat16, torch.float16)
-EIGHT = 8
-"""K, N, and the sizes of experts, are multiples of this on GPUs."""
 BACKEND = "TRITON"
 """The backend of vLLM's experts that leaves their weights as they are loaded."""
-_PASSES = "vllm.compilation.passes.pass_manager"
+_STATE = "vllm.distributed.parallel_state"
 _EXPERTS = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
-_said: set[str] = set()
 _is_registered = False
 
 
@@ -43,22 +45,37 @@ def register() -> None:
     if _is_registered:
         return
     _is_registered = True
-    try:
-        config = import_module("vllm.config")
-        state = import_module("vllm.distributed.parallel_state")
-        _start_after_groups(config, state)
-        _swap_after_pass(import_module(_PASSES))
+    misfits = {hook: found for hook in HOOKS if (found := faults(hook))}
+    if "all_reduce" in misfits:
+        misfits.setdefault("graphs", ["it needs the world of all_reduce"])
+    _warn(import_module("vllm").__version__, misfits)
+    if "experts" not in misfits:
         base = import_module(_EXPERTS).UnquantizedFusedMoEMethod
-        base.register_oot(_experts_method(base, state))
-    except (ImportError, AttributeError) as error:
-        _say(f"this version of vLLM is not supported: {error}")
+        base.register_oot(_experts_method(base))
+    platform = import_module("vllm.platforms").current_platform
+    if "all_reduce" not in misfits and platform.is_cuda():
+        _extend(platform, "get_device_communicator_cls", _communicator)
+        if "graphs" not in misfits:
+            _extend(platform, "get_pass_manager_cls", _pass_manager)
+            _extend_cache_key()
 
 
-def _say(text: str) -> None:
-    """Print why something stays as vLLM has it, once."""
-    if text not in _said:
-        _said.add(text)
-        show_message(f"etc_dist: not used by vLLM: {text}\n")
+def _warn(version: str, misfits: dict[str, list[str]]) -> None:
+    """Name a version that is not known, or that some hooks do not fit."""
+    is_known = version.startswith(tuple(f"{known}." for known in VERSIONS))
+    if is_known and not misfits:
+        return
+    lines = [f"  {hook} is not used: {'; '.join(misfits[hook])}\n" for hook in misfits]
+    text = f"etc_dist: its plug-in was written for vLLM {', '.join(VERSIONS)}, "
+    show_message(text + f"and runs in {version}\n" + "".join(lines))
+
+
+def _found(find: Callable[..., str | None], *given: Any) -> str | None:
+    """The obstacle that `find` finds; also what a version that is not known lacks."""
+    try:
+        return find(*given)
+    except AttributeError as error:
+        return str(error)
 
 
 def _world_over(group: Any) -> World | None:
@@ -73,104 +90,121 @@ def _world_over(group: Any) -> World | None:
     try:
         return start(settings, process_group=group)
     except EtcDistError as error:
-        _say(f"no world over its tensor-parallel ranks: {error}")
+        say(f"no world over its tensor-parallel ranks: {error}")
         return None
+
+
+def _extend(platform: Any, method: str, extended: Callable[[Any], Any]) -> None:
+    """Let the platform's `method`, which names a class of vLLM, name one made of it."""
+    module, _, name = getattr(platform, method)().rpartition(".")
+    made = extended(getattr(import_module(module), name))
+    setattr(sys.modules[__name__], made.__name__, made)
+    named = f"{__name__}.{made.__name__}"
+    setattr(type(platform), method, classmethod(lambda cls: named))
 
 
 # ---------------------------------------------------------------------- collectives
 
 
-def _start_after_groups(config: Any, state: Any) -> None:
-    """Start a world as soon as vLLM has its process groups, if AsyncTP is on: a graph
-    from vLLM's cache runs without a pass."""
-    initialize = state.initialize_model_parallel
+def _communicator(base: Any) -> Any:
+    """vLLM's communicator, with ours where it serves a sum."""
 
-    @wraps(initialize)
-    def initialize_and_start(*args: Any, **options: Any) -> None:
-        initialize(*args, **options)
-        found = config.get_current_vllm_config_or_none()
-        if found is not None and found.compilation_config.pass_config.fuse_gemm_comms:
-            _world_over(state.get_tp_group().device_group)
+    class Communicator(base):
+        etc_dist_group: str | None = None
+        """The group whose world sums; None if vLLM does."""
 
-    state.initialize_model_parallel = initialize_and_start
-
-
-def _swap_after_pass(passes: Any) -> None:
-    """Replace vLLM's AsyncTP pass, where its platform has one."""
-    base: Any = getattr(passes, "AsyncTPPass", None)
-    if base is None:
-        return
-
-    class AsyncTPPass(base):
-        def __call__(self, graph: fx.Graph) -> None:
-            super().__call__(graph)
-            swap_collectives(graph)
-
-    passes.AsyncTPPass = AsyncTPPass
-
-
-def swap_collectives(graph: fx.Graph) -> int:
-    """Let fused_matmul_reduce_scatter and fused_all_gather_matmul of torch.ops.symm_mem
-    in a graph be those of torch.ops.etc_dist, where these serve their operands. Returns
-    how many were replaced."""
-    count = 0
-    for name in ("fused_matmul_reduce_scatter", "fused_all_gather_matmul"):
-        ours = getattr(torch.ops.etc_dist, name).default
-        theirs = getattr(torch.ops.symm_mem, name).default
-        for node in graph.find_nodes(op="call_function", target=theirs):
-            names = [argument.name for argument in theirs._schema.arguments]
-            found = dict(zip(names, node.args, strict=False)) | node.kwargs
-            obstacle = _obstacle(found)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            if self.unique_name.partition(":")[0] != "tp":
+                return
+            obstacle = _found(collectives_obstacle)
             if obstacle:
-                _say(f"{name}: {obstacle}")
-                continue
-            _swap(graph, node, ours, found)
-            count += 1
-    return count
+                say(f"collectives: {obstacle}")
+                return
+            world = _world_over(self.device_group)
+            if world is not None and self.use_custom_allreduce:
+                self.etc_dist_group = world.group_name
+
+        def all_reduce(self, input_: Tensor) -> Tensor:
+            group, count = self.etc_dist_group, input_.numel()
+            if group and count and count % EIGHT == 0 and input_.dtype in DTYPES:
+                return cast(Tensor, torch.ops.etc_dist.all_reduce(input_, "sum", group))
+            return cast(Tensor, super().all_reduce(input_))
+
+    return Communicator
 
 
-def _swap(graph: fx.Graph, node: fx.Node, ours: Any, found: dict[str, Any]) -> None:
-    is_gather = "Bs" in found
-    if is_gather:  # gathering A alone, too, is another collective
-        for part in [u for u in node.users if u.target is getitem and u.args[1] == 0]:
-            if not part.users:
-                graph.erase_node(part)
-        is_used = any(u.target is not getitem or u.args[1] == 0 for u in node.users)
-        found["return_A"] = is_used and found.get("return_A", True)
-    with graph.inserting_before(node):
-        new = graph.call_function(ours, (), found)
-    new.meta = dict(node.meta)
-    if is_gather and not found["return_A"] and "val" in new.meta:
-        new.meta["val"] = None, new.meta["val"][1]
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
+def collectives_obstacle() -> str | None:
+    """Why the collectives of this process stay with vLLM: kernels that wait for peers,
+    such as NCCL's, must not run beside ours on another stream."""
+    config = import_module("vllm.config.vllm").get_current_vllm_config_or_none()
+    if config is None:
+        return None
+    parallel = config.parallel_config
+    if parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
+        return "pipeline or data parallelism"
+    return "dual batch overlap" if parallel.enable_dbo else None
 
 
-def _obstacle(found: dict[str, Any]) -> str | None:
-    """Why a call is not served."""
-    try:
-        of_group(found["group_name"])
-    except WorldError:
-        return "no world over its group"
-    if found.get("reduce_op", REDUCTIONS[0]) not in REDUCTIONS:
-        return f"reduction {found['reduce_op']!r}"
-    nodes = found["A"], *found.get("Bs", [found.get("B")])
-    for node in nodes:
-        value = node.meta.get("val")
-        if not isinstance(value, Tensor):
-            return "operands of unknown shape"
-        if value.dtype not in DTYPES or value.dtype != nodes[0].meta["val"].dtype:
-            return f"operands of {value.dtype}"
-        sizes = value.shape if node is not nodes[0] else value.shape[-1:]
-        if any(not isinstance(n, int) or n % EIGHT for n in sizes):
-            return f"K or N of {[*map(str, sizes)]}, not a multiple of {EIGHT}"
-    return None
+def _pass_manager(base: Any) -> Any:
+    """vLLM's pass manager, with a pass of ours before the one that fuses all-reduces by
+    FlashInfer, else as the last one: behind AsyncTP in any case."""
+    inductor_pass = import_module("vllm.compilation.passes.inductor_pass")
+
+    class PassManager(base):
+        def configure(self, config: Any) -> None:
+            super().configure(config)
+            obstacle = _found(norms_obstacle, config)
+            fuses = obstacle is None
+            if obstacle:
+                say(f"all_reduce_norm: {obstacle}")
+            rewrite = inductor_pass.CallableInductorPass(
+                lambda graph: _rewrite(graph, fuses), f"{_source_hash()} {fuses}"
+            )
+            names = [type(one).__name__ for one in self.passes]
+            fusion = "AllReduceFusionPass"
+            place = names.index(fusion) if fusion in names else len(names)
+            self.passes.insert(place, rewrite)
+
+    return PassManager
+
+
+def norms_obstacle(config: Any) -> str | None:
+    """Why sums and norms are not fused: vLLM fuses the quantisation with them, too."""
+    model = config.model_config
+    is_quantised = model is not None and model.quantization is not None
+    return "a quantised model" if is_quantised else None
+
+
+def _rewrite(graph: fx.Graph, fuses: bool) -> None:
+    """fuses: whether sums and norms are fused."""
+    vllm_graphs.swap_collectives(graph)
+    group = import_module(_STATE).get_tp_group()
+    served = getattr(group.device_communicator, "etc_dist_group", None)
+    if served and fuses:
+        vllm_graphs.fuse_norms(graph, {group.unique_name: served})
+
+
+def _extend_cache_key() -> None:
+    """Keep graphs with our operations apart from others in the caches of vLLM."""
+    config = import_module("vllm.config.compilation").PassConfig
+    compute_hash = config.compute_hash
+
+    @wraps(compute_hash)
+    def with_ours(self: Any) -> str:
+        return f"{compute_hash(self)} {_source_hash()}"
+
+    config.compute_hash = with_ours
+
+
+def _source_hash() -> str:
+    return sha256(Path(vllm_graphs.__file__).read_bytes()).hexdigest()
 
 
 # -------------------------------------------------------------------------- experts
 
 
-def _experts_method(base: Any, state: Any) -> Any:
+def _experts_method(base: Any) -> Any:
     """vLLM's method for unquantised experts, with ours where it serves a layer."""
 
     class Experts(base):
@@ -179,11 +213,12 @@ def _experts_method(base: Any, state: Any) -> Any:
 
         def process_weights_after_loading(self, layer: Any) -> None:
             super().process_weights_after_loading(layer)
-            obstacle = experts_obstacle(self, layer)
+            obstacle = _found(experts_obstacle, self, layer)
             if obstacle:
-                _say(f"experts: {obstacle}")
+                say(f"experts: {obstacle}")
                 return
-            world = _world_over(state.get_tp_group().device_group)
+            group = import_module(_STATE).get_tp_group().device_group
+            world = _world_over(group)
             self.etc_dist_group = None if world is None else world.group_name
 
         def forward_native(
@@ -224,7 +259,7 @@ def experts_obstacle(method: Any, layer: Any) -> str | None:
         f"the activation {layer.activation.value}": layer.activation.value != "silu",
         "weights on the input": layer.apply_router_weight_on_input,
         "a limit or a scale of SwiGLU": any(
-            getattr(layer, f"swiglu_{name}", None) is not None
+            getattr(layer, f"swiglu_{name}") is not None
             for name in ("limit", "alpha", "beta")
         ),
         f"weights of {weight.dtype}": weight.dtype not in DTYPES,

@@ -16,7 +16,8 @@ from etc_dist import Settings, World, start
 from etc_dist.errors import ArgumentError, ArgumentTypeError
 from etc_dist.models import load
 from etc_dist.torch import ColumnParallelLinear, RowParallelLinear
-from etc_dist.torch.vllm import swap_collectives
+from etc_dist.torch.vllm_graphs import fuse_norms, swap_collectives
+from tests.torch import vllm_stand_in
 
 BF16 = torch.bfloat16
 SHAPES = ((32, 16), 0), ((2, 32, 16), 1), ((32, 3, 16), 0)
@@ -540,6 +541,27 @@ def check_graph_of_vllms_pass() -> None:
         captured = make_fx(layer, tracing_mode="fake")(*changed)
         swap_collectives(captured.graph)
         assert "symm_mem.fused_all_gather_matmul" in captured.graph.python_code("s").src
+
+
+def check_graph_of_vllms_norm() -> None:
+    """vLLM's all-reduce and the norm that follows it become one operation."""
+    x, residual, gain = random(6, 24), random(6, 24, seed=1), random(24, seed=2)
+    for same in (residual, gain):
+        dist.broadcast(same.detach(), 0)
+    given = [one.detach() for one in (x, residual, gain)]
+
+    def layer(x: Tensor, residual: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+        sums = torch.ops.vllm.all_reduce(x, "tp:0")
+        return torch.ops.vllm_ir.fused_add_rms_norm(sums, residual, gain, 1e-5)
+
+    captured = make_fx(layer, tracing_mode="fake")(*given)
+    assert fuse_norms(captured.graph, {"tp:0": name}) == 1
+    captured.recompile()
+    assert "torch.ops.vllm" not in captured.code
+    sums = total(given[0])
+    expected = vllm_stand_in.fused_add_rms_norm(sums, *given[1:], 1e-5)
+    for found, wanted in zip(captured(*given), expected, strict=True):
+        assert_close(found, wanted)
 
 
 def check_captured_calls() -> None:

@@ -3,10 +3,12 @@ these are installed. tests/torch/on_ranks.py runs a graph like that of vLLM's pa
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -14,22 +16,26 @@ from torch import distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from etc_dist.torch import vllm as plugin
-from etc_dist.world import of_group
-from tests.torch import vllm_stand_in
+from etc_dist.torch import vllm_graphs
+from tests.torch import vllm_stand_in, vllm_wheels
 from tests.torch.test_on_ranks import torchrun
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def registered(group, monkeypatch):
-    """vLLM's modules after `register`."""
+def stand_in(group, monkeypatch):
+    """vLLM's modules before `register`."""
     monkeypatch.setattr(plugin, "_is_registered", False)
-    monkeypatch.setattr(plugin, "_said", set())
-    found = vllm_stand_in.install(monkeypatch, dist.group.WORLD)
+    monkeypatch.setattr(vllm_graphs, "_said", set())
+    return vllm_stand_in.install(monkeypatch, dist.group.WORLD)
+
+
+@pytest.fixture
+def registered(stand_in):
     plugin.register()
     plugin.register()  # vLLM may call it twice
-    return found
+    return stand_in
 
 
 def layer(experts=8, hidden=16, inner=8, **changes):
@@ -41,6 +47,7 @@ def layer(experts=8, hidden=16, inner=8, **changes):
     plain = {
         "activation": SimpleNamespace(value="silu"),
         "apply_router_weight_on_input": False,
+        **dict.fromkeys(("swiglu_limit", "swiglu_alpha", "swiglu_beta")),
     }
     weights = {name: one.bfloat16() for name, one in weights.items()}
     return SimpleNamespace(**(weights | plain | changes))
@@ -53,16 +60,41 @@ def config(top_k=4, **changes):
     return SimpleNamespace(**(plain | changes))
 
 
-def call(method, given, rows=5, top_k=4):
+def call(method, given, rows=5, top_k=4, padded=0):
     x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
     order = torch.rand(rows, len(given.w2_weight)).argsort(1)
     weights = torch.rand(rows, top_k).softmax(1)
-    chosen = weights, order[:, :top_k].int()
+    ids = order[:, :top_k].int()
+    ids[rows - padded :] = -1
+    chosen = weights, ids
     expected = vllm_stand_in.UnquantizedFusedMoEMethod.forward_native(
         SimpleNamespace(calls=0), given, x, *chosen, None, None
     )
     found = method.forward_native(given, x, *chosen, None, None)
     return found, expected
+
+
+def communicator(found, unique_name="tp:0"):
+    """That of the tensor-parallel ranks, as vLLM makes it."""
+    made = vllm_stand_in.resolve(found.platform.get_device_communicator_cls())
+    group = dist.group.WORLD
+    found.tp.device_communicator = made(
+        cpu_group=group, device_group=group, unique_name=unique_name
+    )
+    return found.tp.device_communicator
+
+
+def manager(found):
+    """vLLM's passes, configured."""
+    made = vllm_stand_in.resolve(found.platform.get_pass_manager_cls())()
+    made.configure(found.config)
+    return made
+
+
+def kept(capfd):
+    """What vLLM keeps, as it was said."""
+    lines = capfd.readouterr().err.splitlines()
+    return [line.removeprefix("etc_dist: not used by vLLM: ") for line in lines]
 
 
 def test_the_entry_point_is_the_plug_in():
@@ -71,10 +103,11 @@ def test_the_entry_point_is_the_plug_in():
     assert found.load() is plugin.register
 
 
-def test_unquantised_experts_are_ours(registered, capfd):
-    method, given = registered.method.registered(config()), layer()
+@pytest.mark.parametrize("top_k", [1, 6])
+def test_unquantised_experts_are_ours(top_k, registered, capfd):
+    method, given = registered.method.registered(config(top_k)), layer()
     method.process_weights_after_loading(given)
-    found, expected = call(method, given)
+    found, expected = call(method, given, top_k=top_k, padded=2)
     assert method.calls == 0
     assert method.etc_dist_group == dist.group.WORLD.group_name
     difference = (found.float() - expected.float()).abs().max()
@@ -107,34 +140,154 @@ def test_other_experts_stay_with_vllm_and_are_named_once(
         found, expected = call(method, given)
         assert method.calls == 1
         assert torch.equal(found, expected)
-    assert capfd.readouterr().err == f"etc_dist: not used by vLLM: experts: {text}\n"
+    assert kept(capfd) == [f"experts: {text}"]
 
 
-def test_graphs_are_swapped_after_vllms_pass(registered):
+def test_sums_of_tensor_parallel_ranks_are_ours(registered, capfd):
+    ours, x = communicator(registered), torch.ones(3, 8).bfloat16()
+    assert torch.equal(ours.all_reduce(x), x)
+    for other in (x.float(), x[:, :7].flatten(), x[:0]):
+        assert not ours.all_reduce(other).any()
+    assert communicator(registered, "ep:0").etc_dist_group is None
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("pipeline_parallel_size", 2, "pipeline or data parallelism"),
+        ("data_parallel_size", 2, "pipeline or data parallelism"),
+        ("enable_dbo", True, "dual batch overlap"),
+    ],
+)
+def test_kernels_that_wait_beside_ours_keep_the_collectives(
+    name, value, text, registered, capfd
+):
+    setattr(registered.config.parallel_config, name, value)
+    assert communicator(registered).etc_dist_group is None
+    assert kept(capfd) == [f"collectives: {text}"]
+
+
+def test_vllms_switch_keeps_its_sums(registered, monkeypatch):
+    monkeypatch.setattr(vllm_stand_in.CudaCommunicator, "use_custom_allreduce", False)
+    assert not communicator(registered).all_reduce(torch.ones(8).half()).any()
+
+
+def tensor_parallel(x, w, residual, gain):
     name = dist.group.WORLD.group_name
-    registered.parallel_state.initialize_model_parallel(1)
-    assert of_group(name)
-
-    def multiply(x, w):
-        symm = torch.ops.symm_mem
-        return symm.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
-
-    x, w = torch.randn(16, 8).bfloat16(), torch.randn(8, 24).bfloat16()
-    captured = make_fx(multiply, tracing_mode="fake")(x, w)
-    swap = registered.pass_manager.AsyncTPPass()
-    swap(captured.graph)
-    assert swap.seen is captured.graph
-    captured.recompile()
-    assert torch.equal(captured(x, w), torch.ops.etc_dist.matmul(x, w))
-    compiled = torch.compile(captured, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(x, w), captured(x, w))
+    y = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, name)
+    total = torch.ops.vllm.all_reduce(y, "tp:0")
+    norm = torch.ops.vllm_ir.fused_add_rms_norm
+    y, residual = norm(total, residual, gain, 1e-6)
+    return y + residual
 
 
-def test_another_vllm_is_left_alone(registered, monkeypatch, capfd):
-    monkeypatch.setattr(plugin, "_is_registered", False)
-    monkeypatch.delattr(registered.parallel_state, "initialize_model_parallel")
+SHAPES = (16, 8), (8, 24), (16, 24), (24,)
+
+
+def captured(function, dtype=torch.bfloat16):
+    given = [torch.randn(shape).to(dtype) for shape in SHAPES]
+    return make_fx(function, tracing_mode="fake")(*given), given
+
+
+def test_graphs_are_rewritten_before_vllm_fuses_norms(registered, capfd):
+    communicator(registered)
+    graph, given = captured(tensor_parallel)
+    passes = manager(registered)
+    names = [type(one).__name__ for one in passes.passes]
+    assert names == ["AsyncTPPass", "CallableInductorPass", "AllReduceFusionPass"]
+    x, w, residual, gain = given
+    expected = sum(vllm_stand_in.fused_add_rms_norm(x @ w, residual, gain, 1e-6))
+    passes(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    assert graph.code.count("torch.ops.etc_dist.") == 2, graph.code
+    assert "torch.ops.vllm" not in graph.code
+    found = graph(*given)
+    assert (found - expected).abs().max() < 2e-2 * expected.abs().max()
+    compiled = torch.compile(graph, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*given), found)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_quantised_model_keeps_its_norms(registered, capfd):
+    communicator(registered)
+    registered.config.model_config.quantization = "fp8"
+    graph, _ = captured(tensor_parallel)
+    manager(registered)(graph.graph)
+    graph.recompile()
+    assert graph.code.count("torch.ops.etc_dist.") == 1
+    assert kept(capfd) == ["all_reduce_norm: a quantised model"]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"gain": lambda g: g.float() + 1},
+            "operands of torch.bfloat16, torch.float32",
+        ),
+        ({"total": lambda y, total: y + total}, "another user of the sum"),
+        ({"size": 8}, "a norm of a part of each row"),
+        ({"gain": lambda g: None}, "operands of unknown shape, or no weights"),
+        ({"group": "tp:1"}, "no world over its group"),
+    ],
+)
+def test_norms_that_are_not_served_stay_and_are_named(change, text, registered, capfd):
+    same = {"gain": lambda g: g, "total": lambda y, _: y, "size": None, "group": "tp:0"}
+    get = (same | change).get
+
+    def layer(x, w, residual, gain):
+        total = torch.ops.vllm.all_reduce(x @ w, get("group"))
+        norm = torch.ops.vllm_ir.fused_add_rms_norm
+        y, _ = norm(total, residual, get("gain")(gain), 1e-6, get("size"))
+        return get("total")(y, total)
+
+    communicator(registered)
+    graph, _ = captured(layer)
+    manager(registered)(graph.graph)
+    graph.recompile()
+    assert "torch.ops.etc_dist" not in graph.code
+    assert kept(capfd) == [f"all_reduce_norm: {text}"]
+
+
+def test_vllms_cache_keeps_our_graphs_apart(registered):
+    assert registered.pass_config().compute_hash() != "hash"
+
+
+def test_of_an_unknown_version_only_hooks_that_fit_are_used(
+    stand_in, monkeypatch, capfd
+):
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.31.0")
+    method = stand_in.method
+    monkeypatch.setattr(method, "forward_native", lambda self, layer, x, chosen: x)
     plugin.register()
-    assert "this version of vLLM is not supported" in capfd.readouterr().err
+    seen = capfd.readouterr().err
+    assert method.registered is None
+    assert "written for vLLM 0.24, 0.26, and runs in 0.31.0\n" in seen
+    assert "experts is not used: " in seen
+    assert "forward_native(self, layer, x, chosen) in place of" in seen
+    assert communicator(stand_in).etc_dist_group
+    monkeypatch.setattr(plugin, "_is_registered", False)
+    monkeypatch.delattr(vllm_stand_in.CudaCommunicator, "all_reduce")
+    plugin.register()
+    seen = capfd.readouterr().err
+    assert "all_reduce is not used: AttributeError" in seen
+    assert "graphs is not used: it needs the world of all_reduce" in seen
+
+
+def test_the_files_of_a_wheel_show_what_it_lacks(tmp_path):
+    with ZipFile(tmp_path / "vllm-0.31.0-any.whl", "w") as files:
+        files.writestr(
+            "vllm/base.py", "class Base:\n def run(self, x, y=1): self.z = x"
+        )
+        files.writestr("vllm/a.py", "from .base import Base as B\nclass A(B): w: int")
+    wheel = vllm_wheels.Wheel(tmp_path / "vllm-0.31.0-any.whl")
+    for same in ("A.run(self, x, y)", "A.z", "A.w"):
+        assert wheel.seen("vllm.a", same) == same
+    assert wheel.seen("vllm.a", "A.run(self, x)") == "A.run(self, x, y)"
+    assert wheel.seen("vllm.a", "A.v") == wheel.seen("vllm.b", "A") == "nothing"
+    assert not vllm_wheels.compare(tmp_path / "vllm-0.31.0-any.whl")
 
 
 if find_spec("vllm") is not None:  # not in CI
