@@ -28,6 +28,7 @@ from etc_dist.models.rope import (
     BETA,
     MOST_NUMBER,
     PARTIAL,
+    UNROTATED,
     fits_factors,
     head_tables,
     is_number,
@@ -37,7 +38,11 @@ from etc_dist.models.rope import (
 from etc_dist.models.sizes import PLAIN, DecoderSizes, Features
 from etc_dist.models.tokenizer_config import end_tokens
 from etc_dist.models.weight_files import refuse_adapter
-from etc_dist.models.windows import layer_windows
+from etc_dist.models.windows import (
+    check_unrotated,
+    layer_windows,
+    unrotated_layers,
+)
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 """Of `Features`, by the names in config.json."""
@@ -58,7 +63,7 @@ class ModelConfig:
     size dense_inner in place of experts. has_optional_norms: each query and key is
     normalized, in a family where this is a field. features: of its layers. windows: of
     each layer, as `layer_windows`. local_rope: theta and scaling of layers with a
-    window; None: those of all layers."""
+    window; None: those of all layers. unrotated: as `unrotated_layers`."""
 
     architecture: str
     layers: int
@@ -83,6 +88,7 @@ class ModelConfig:
     features: Features = PLAIN
     windows: tuple[int, ...] = ()
     local_rope: Mapping[str, Any] | None = None
+    unrotated: tuple[bool, ...] = ()
 
     def sizes(self, page_size: int, dtype: str = "bfloat16") -> DecoderSizes:
         """The sizes that `decoder_graph` takes."""
@@ -112,14 +118,16 @@ class ModelConfig:
         if scale is not None:
             tables["q_cos_sin"] = tables["cos_sin"] * scale[:, None]
         if self.features.tables > 1:
-            assert self.local_rope is not None
-            of = self.local_rope, self.head, self.head_dim
-            local = head_tables(*of, self.local_rope["rope_theta"], positions)
-            tables["cos_sin"] = np.concatenate([tables["cos_sin"], local])
-        if self.windows:
+            rope = self.local_rope or UNROTATED
+            of = rope, self.head, self.head_dim, rope["rope_theta"]
+            others = head_tables(*of, positions)
+            tables["cos_sin"] = np.concatenate([tables["cos_sin"], others])
+        if self.features.has_span:
+            windows = np.array(self.windows or (0,) * self.layers)
+            has_other = np.array(self.unrotated) if self.unrotated else windows > 0
             other = positions * (self.features.tables - 1)
-            spans = [[w or EVERY_POSITION, other * (w > 0)] for w in self.windows]
-            tables["spans"] = np.array(spans, np.int32)
+            spans = np.where(windows, windows, EVERY_POSITION), other * has_other
+            tables["spans"] = np.stack(spans, axis=1).astype(np.int32)
         if self.dense_layers:
             tables["no_rows"] = np.full((1, MOST_ROWS), -1, np.int32)
         return tables
@@ -130,7 +138,7 @@ class ModelConfig:
         shapes: dict[str, tuple[int, ...]] = {"cos_sin": (rows, self.head_dim)}
         if self.features.scales_queries:
             shapes["q_cos_sin"] = shapes["cos_sin"]
-        if self.windows:
+        if self.features.has_span:
             shapes["spans"] = self.layers, 2
         if self.dense_layers:
             shapes["no_rows"] = 1, MOST_ROWS
@@ -281,16 +289,24 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         ),
     )
     _check_variants(given, config, path)
+    check_unrotated(given, family, config.layers, path)
     of = config.layers, config.positions
     windows = layer_windows(given, family, *of, path)
+    unrotated = unrotated_layers(given, family, config.layers, windows)
     local = local if windows else None
     own = replace(
         config.features,
-        has_span=bool(windows),
+        has_span=bool(windows or unrotated),
         scales_queries=BETA in config.rope,
-        tables=1 if local is None else 2,
+        tables=2 if local is not None or unrotated else 1,
     )
-    return replace(config, windows=windows, local_rope=local, features=own)
+    return replace(
+        config,
+        windows=windows,
+        local_rope=local,
+        unrotated=unrotated,
+        features=own,
+    )
 
 
 def _score_scale(

@@ -10,7 +10,10 @@ from etc_dist.models.family import (
     Family,
     all_but_each_last,
     every_layer,
+    full_unrotated,
     last_layers,
+    listed_slide,
+    listed_unrotated,
     three_of_four,
 )
 from etc_dist.models.mixture_families import (
@@ -26,6 +29,8 @@ OWN_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": (),
     "first_k_dense_replace": (0,),
     "mlp_layer_types": (),
+    "no_rope_layer_interval": (),
+    "no_rope_layers": (),
     "moe_layer_end_index": (-1,),
     "moe_layer_start_index": (0,),
     "moe_num_shared_experts": (0,),
@@ -84,13 +89,11 @@ _OF_OLMO = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 50279,
 }
-_NORMS_OF_OLMO: Mapping[str, Any] = {
-    "normalizes_all": True,
-    "norms": {
-        "post_attention_layernorm": "post_norm",
-        "post_feedforward_layernorm": "post_mlp_norm",
-    },
+_POST_NORMS = {
+    "post_attention_layernorm": "post_norm",
+    "post_feedforward_layernorm": "post_mlp_norm",
 }
+_NORMS_OF_OLMO: Mapping[str, Any] = {"normalizes_all": True, "norms": _POST_NORMS}
 _LIST = (
     Family(
         LLAMA,
@@ -126,7 +129,7 @@ _LIST = (
         **_WINDOWS_OF_QWEN,
         biases=OPTIONAL_BIASES,
         gguf="qwen3",
-        layers="norm of each query and key; optional biases of q, k, v, o",
+        layers="as llama; norm of each query and key",
     ),
     Family(
         "Gemma3ForCausalLM",
@@ -221,7 +224,58 @@ _LIST = (
         biases=OPTIONAL_BIASES,
         has_alpha=True,
         gguf="hunyuan-dense",
-        layers="norm of each rotated query and key; optional biases of q, k, v, o",
+        layers="as llama; norm of each rotated query and key",
+    ),
+    Family(
+        "Exaone4ForCausalLM",
+        "exaone4",
+        {
+            "vocab_size": 102400,
+            "hidden_size": 4096,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 2,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        normalizes_heads=True,
+        norms=_POST_NORMS,
+        slides=all_but_each_last,
+        reads_layer_types=True,
+        is_unrotated=full_unrotated,
+        reads=frozenset({"sliding_window_pattern"}),
+        layers="as qwen3, norms after attention and the MLP; sliding windows, others "
+        "not rotated",
+    ),
+    Family(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "eos_token_id": 128001,
+            "tie_word_embeddings": True,
+            "no_rope_layer_interval": 4,
+        },
+        theta=2e6,
+        biases=OPTIONAL_BIASES,
+        slides=listed_slide,
+        reads_layer_types=True,
+        window_switch="use_sliding_window",
+        is_unrotated=listed_unrotated,
+        reads=frozenset({"no_rope_layers", "no_rope_layer_interval"}),
+        gguf="smollm3",
+        layers="as llama; some layers not rotated",
     ),
     Family(
         "MistralForCausalLM",
@@ -281,7 +335,7 @@ _LIST = (
         local_theta=5e5,
         slides=three_of_four,
         reads_layer_types=True,
-        layers="as olmo2, with sliding windows and two rotary embeddings",
+        layers="as olmo2; sliding windows, two rotary embeddings",
     ),
     Family(
         "Phi3ForCausalLM",

@@ -45,6 +45,27 @@ def every_other(number: int, given: Mapping[str, Any]) -> bool:
     return number % 2 == 0 and type(first) is int and number < first
 
 
+def none_unrotated(number: int, given: Mapping[str, Any], window: int | None) -> bool:
+    """The layers of a family whose queries and keys are all rotated."""
+    return False
+
+
+def full_unrotated(number: int, given: Mapping[str, Any], window: int | None) -> bool:
+    """Those without a sliding window, if others have one."""
+    return window == 0
+
+
+def listed_unrotated(number: int, given: Mapping[str, Any], window: int | None) -> bool:
+    """Those with a 0 in no_rope_layers, or else each no_rope_layer_interval-th."""
+    listed, interval = given.get("no_rope_layers"), given["no_rope_layer_interval"]
+    return not listed[number] if listed else (number + 1) % interval == 0
+
+
+def listed_slide(number: int, given: Mapping[str, Any]) -> bool:
+    """Those that listed_unrotated gives."""
+    return listed_unrotated(number, given, None)
+
+
 @dataclass(frozen=True)
 class MixtureForm:
     """The mixture of experts of a family, as its files have it.
@@ -115,6 +136,9 @@ class Family:
     and the fields of config.json. reads_layer_types: layer_types decides, if it is
     given. window_switch: the field without which no layer has one.
 
+    is_unrotated: whether a layer has no rotary embedding: by its number, the fields of
+    config.json, and its sliding window: 0 for none, None if no layer has one.
+
     gguf: general.architecture of its GGUF files. layers: what they have, for users."""
 
     architecture: str
@@ -142,6 +166,7 @@ class Family:
     slides: Callable[[int, Mapping[str, Any]], bool] = no_layer
     reads_layer_types: bool = False
     window_switch: str = ""
+    is_unrotated: Callable[[int, Mapping[str, Any], int | None], bool] = none_unrotated
     gguf: str = ""
     layers: str = "plain"
 

@@ -27,12 +27,12 @@ HONOURED = names(
     layer_types max_position_embeddings max_window_layers mlp_layer_types model_type
     moe_intermediate_size moe_k moe_layer_end_index moe_layer_start_index
     moe_num_experts moe_num_shared_experts moe_topk n_group n_routed_experts
-    n_shared_experts norm_topk_prob num_attention_heads num_experts num_experts_per_tok
-    num_hidden_layers num_key_value_heads num_local_experts num_mtp_layers
-    num_nextn_predict_layers num_shared_experts original_max_position_embeddings
-    partial_rotary_factor qkv_bias query_pre_attn_scalar rms_norm_eps
-    rope_local_base_freq rope_parameters rope_scaling rope_theta rotary_dim
-    routed_scaling_factor router_scaling_factor scoring_func
+    n_shared_experts no_rope_layer_interval no_rope_layers norm_topk_prob
+    num_attention_heads num_experts num_experts_per_tok num_hidden_layers
+    num_key_value_heads num_local_experts num_mtp_layers num_nextn_predict_layers
+    num_shared_experts original_max_position_embeddings partial_rotary_factor qkv_bias
+    query_pre_attn_scalar rms_norm_eps rope_local_base_freq rope_parameters rope_scaling
+    rope_theta rotary_dim routed_scaling_factor router_scaling_factor scoring_func
     shared_expert_intermediate_size sliding_window sliding_window_pattern
     tie_word_embeddings topk_group topk_method use_qk_norm use_sliding_window vocab_size
     """

@@ -33,7 +33,7 @@ ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if famil
 PARTIAL_KINDS = [
     family.gguf for family in FAMILIES.values() if family.partial is not None
 ]
-PAIRED = ("llama",)
+PAIRED = ("llama", "smollm3")
 """Architectures whose queries and keys are stored with the two elements that the
 rotary embedding rotates next to each other."""
 FACTORS = "rope_freqs.weight"

@@ -175,7 +175,7 @@ MIXTURES = (
             shared_inner="intermediate_size",
         ),
         gguf="hunyuan-moe",
-        layers="as hunyuan_v1_dense, with a mixture and a shared expert",
+        layers="as hunyuan_v1_dense; a mixture and a shared expert",
     ),
     Family(
         "MiniMaxM2ForCausalLM",
@@ -236,8 +236,7 @@ MIXTURES = (
             {*_READ_BY_GROUPS, "num_nextn_predict_layers", "num_mtp_layers"}
         ),
         gguf="glm4moe",
-        layers="optional biases of q, k, v and norm of each query and key; partial "
-        "rotary embedding; experts and dense layers as hy_v3",
+        layers="as hy_v3, with optional norms, no bias of o, partial rotary embedding",
     ),
     Family(
         "HYV3ForCausalLM",

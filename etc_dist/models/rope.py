@@ -20,6 +20,8 @@ LOCAL = "rope_local_base_freq"
 SCALINGS = "rope_scaling", "rope_parameters"
 FULL, SLIDING = "full_attention", "sliding_attention"
 PARTIAL = "partial_rotary_factor"
+UNROTATED: Mapping[str, Any] = {"rope_type": "none", "rope_theta": 1.0}
+"""Of layers without a rotary embedding: no angle grows with the position."""
 ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
@@ -210,6 +212,8 @@ def rope_rates(rope: Mapping[str, Any], width: int, base: float, count: int) -> 
             return plain / np.asarray(rope[name], np.float64)
         case "factors":
             return plain / np.asarray(rope["factors"], np.float64)
+        case "none":
+            return np.zeros_like(plain)
     return plain
 
 

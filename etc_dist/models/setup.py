@@ -39,7 +39,7 @@ MOST_GPU_BYTES = 144 << 30
 """No GPU that runs the programs has more memory."""
 UNUSED_FIELDS = (
     *("positions", "head", "rope", "rope_base", "is_tied", "stop_tokens"),
-    *("windows", "local_rope"),
+    *("windows", "local_rope", "unrotated"),
 )
 """Of ModelConfig: neither the program nor its proofs depend on them."""
 

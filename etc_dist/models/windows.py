@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etc_dist.models.family import Family, no_layer
+from etc_dist.models.family import Family, no_layer, none_unrotated
 from etc_dist.models.fields import VARIANT_FIX, refused
 from etc_dist.models.rope import FULL, SLIDING
 
@@ -16,7 +16,7 @@ def layer_windows(
 ) -> tuple[int, ...]:
     """For each layer, the number of positions up to its own that a row attends to; 0
     for all. Empty if no layer has a window below the `positions` of the model, unless
-    layers with one have another rotary embedding. given: the fields of config.json,
+    layers with one may have another rotary embedding. given: the fields of config.json,
     with defaults."""
     window, listed = given.get("sliding_window"), given.get("layer_types")
     if family.window_switch and not given.get(family.window_switch):
@@ -38,11 +38,42 @@ def layer_windows(
             or listed not in (None, types)
         ),
         f"a sliding_window for {SLIDING}": window is None and SLIDING in types,
+        "layer_types, or sliding_window_pattern as an integer": (
+            listed is None and isinstance(given.get("sliding_window_pattern"), str)
+        ),
     }
     if wanted := "; ".join(name for name, is_fault in faults.items() if is_fault):
         got = f"sliding_window = {window}, layer_types = {listed}"[:120]
         raise refused(path, wanted, got, VARIANT_FIX)
-    is_long = is_long and family.local_theta is None
+    is_alike = family.local_theta is None and family.is_unrotated is none_unrotated
+    is_long = is_long and is_alike
     if window is None or is_long or SLIDING not in types:
         return ()
     return tuple(window if name == SLIDING else 0 for name in types)
+
+
+def unrotated_layers(
+    given: Mapping[str, Any], family: Family, layers: int, windows: tuple[int, ...]
+) -> tuple[bool, ...]:
+    """For each layer, whether it has no rotary embedding; empty if all have one.
+    windows: as `layer_windows`."""
+    each = windows or (None,) * layers
+    found = tuple(family.is_unrotated(n, given, each[n]) for n in range(layers))
+    return found if any(found) else ()
+
+
+def check_unrotated(
+    given: Mapping[str, Any], family: Family, layers: int, path: Path
+) -> None:
+    """Raise ArgumentError unless fields that the family reads say which layers have no
+    rotary embedding."""
+    listed, interval = given.get("no_rope_layers"), given.get("no_rope_layer_interval")
+    if "no_rope_layers" not in family.reads:
+        return
+    numbers = [*map(str, listed)] if isinstance(listed, list) else []
+    is_list = len(numbers) >= layers and {*numbers} <= {"0", "1"}
+    is_interval = type(interval) is int and interval > 0
+    if not (is_list if listed else is_interval):
+        wanted = "no_rope_layers: 0 or 1 for each layer, or no_rope_layer_interval"
+        got = f"no_rope_layers = {listed}, no_rope_layer_interval = {interval}"[:120]
+        raise refused(path, f"{wanted}: an integer from 1", got, "correct it")

@@ -176,6 +176,24 @@ CASES = (
         },
     ),
     Case("hunyuan_v1_dense", gguf={}, name="plain"),
+    Case(
+        "exaone4",
+        {"sliding_window": 9, "layer_types": TYPES, "rope_parameters": YARN},
+        {
+            "window": {"sliding_window": 64},
+            "types": {"layer_types": TYPES[::-1]},
+            "rope": {"rope_parameters": LOCAL},
+        },
+    ),
+    Case(
+        "smollm3",
+        {"no_rope_layers": [0, 1], "sliding_window": 9, "use_sliding_window": True},
+        {
+            "first": {"no_rope_layers": [1, 1]},
+            "last": {"no_rope_layers": [0, 0]},
+            "window": {"use_sliding_window": False, "layer_types": TYPES[1:] * 2},
+        },
+    ),
     Case("mistral", {"sliding_window": 9}, {"window": {"sliding_window": None}}),
     Case(
         "ministral",
@@ -345,6 +363,7 @@ FILES = (
         EXPERTS | {"shared_expert_intermediate_size": 80, "qkv_bias": False},
         gguf={"expert_shared_feed_forward_length": 80},
     ),
+    Case("smollm3", {"num_hidden_layers": 4, "attention_bias": True}, gguf={}),
     Case(
         "hunyuan_v1_moe",
         {"num_experts": 9, "moe_topk": 3, "attention_bias": True},
@@ -459,6 +478,9 @@ class Tiny:
         tensors = {}
         for name, array in _stacked(path.parent).items():
             stem, _, suffix = name.rpartition(".")
+            if kind == "smollm3" and stem.endswith(("q_proj", "k_proj")):
+                halves = array.reshape(-1, 2, config.head_dim // 2, *array.shape[1:])
+                array = halves.swapaxes(1, 2).reshape(array.shape)
             if kind == "gemma3" and stem.endswith("norm"):
                 array = array + 1
             if not (name == "lm_head.weight" and config.tie_word_embeddings):

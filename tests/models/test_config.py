@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from etc_dist.functions.append_kv import EVERY_POSITION
 from etc_dist.functions.router import Router
 from etc_dist.models.config import parse_config, read_config
 from etc_dist.models.experts import Mixture
@@ -130,6 +131,8 @@ def test_mixtures_of_experts_are_read(changes, mixture, inner, tmp_path):
 DOTS = EXPERTS | {"architectures": ["Dots1ForCausalLM"], "intermediate_size": 64}
 DOTS |= {"n_shared_experts": 1}
 ERNIE = {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_intermediate_size": 64}
+EXAONE = {"architectures": ["Exaone4ForCausalLM"], "head_dim": 64}
+SMOL_3 = {"architectures": ["SmolLM3ForCausalLM"]}
 FULL = ["full_attention"] * SMOL["num_hidden_layers"]
 SLIDING = ["sliding_attention"]
 MINISTRAL = {"architectures": ["MinistralForCausalLM"]}
@@ -175,6 +178,7 @@ def test_neutral_values_change_nothing(base, changes, tmp_path):
         (DOTS | {"sliding_window": 64, "max_window_layers": 29}, [0] * 29 + [64]),
         (MINISTRAL | {"layer_types": SLIDING + FULL[1:]}, [4096] + [0] * 29),
         (MINISTRAL | {"sliding_window": 8192}, []),
+        (SMOL_3 | WINDOW, [0, 0, 0, 4096] * 7 + [0, 0]),
     ],
 )
 def test_layers_have_windows(changes, windows, tmp_path):
@@ -185,6 +189,30 @@ def test_layers_have_windows(changes, windows, tmp_path):
     if windows:
         wanted = [window or 2**30 for window in windows]
         assert tables["spans"][:, 0].tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        (EXAONE, 4096),
+        (EXAONE | {"sliding_window": 8192}, 8192),
+        (SMOL_3, EVERY_POSITION),
+        (SMOL_3 | {"no_rope_layers": [1, 1, 1, 0] * 8}, EVERY_POSITION),
+    ],
+)
+def test_layers_have_no_rotary_embedding(changes, window, tmp_path):
+    config = write(tmp_path, **changes)
+    tables = config.tables(8)
+    assert config.table_shapes(8) == {name: t.shape for name, t in tables.items()}
+    assert tables["cos_sin"][8:].tolist() == [[1.0] * 32 + [0.0] * 32] * 8
+    last = [EVERY_POSITION, 8]
+    wanted = [last if n % 4 == 3 else [window, 0] for n in range(config.layers)]
+    assert tables["spans"].tolist() == wanted
+
+
+def test_all_layers_are_rotated_if_none_slides(tmp_path):
+    config = write(tmp_path, **EXAONE, sliding_window=None)
+    assert config.features.tables == 1 and not config.features.has_span
 
 
 def test_the_architecture_follows_from_the_model_type(tmp_path):

@@ -10,7 +10,16 @@ from etc_dist.errors import ArgumentError
 from etc_dist.models.config import read_config
 from etc_dist.models.families import OWN_FIELDS
 from etc_dist.models.fields import NEUTRAL
-from tests.models.test_config import ERNIE, EXPERTS, LLAMA3, MIXTRAL, QWEN, write
+from tests.models.test_config import (
+    ERNIE,
+    EXAONE,
+    EXPERTS,
+    LLAMA3,
+    MIXTRAL,
+    QWEN,
+    SMOL_3,
+    write,
+)
 from tests.models.test_fields import GLM, HY
 from tests.refusals import refused
 
@@ -96,6 +105,11 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
             ERNIE | {"moe_layer_end_index": 28},
             "moe_layer_end_index: the last layer, 29",
         ),
+        (SMOL_3 | {"no_rope_layers": [1] * 29}, "no_rope_layers: 0 or 1 for each"),
+        (SMOL_3 | {"no_rope_layers": [2] * 30}, "no_rope_layers: 0 or 1 for each"),
+        (SMOL_3 | {"no_rope_layer_interval": 0}, "no_rope_layer_interval: an integer"),
+        (SMOL_3 | {"no_rope_layer_interval": None}, "no_rope_layer_interval: an int"),
+        (EXAONE | {"sliding_window_pattern": "LLLG"}, "layer_types, or sliding_window"),
         (MIXTRAL | {"first_k_dense_replace": 1}, "no first_k_dense_replace"),
         (MIXTRAL | {"n_shared_experts": 1}, "no n_shared_experts"),
         (MIXTRAL | {"scoring_func": "sigmoid"}, "no scoring_func"),

@@ -6,7 +6,15 @@ import json
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.fields import DECODING, HONOURED, NEUTRAL, UNUSED
-from tests.models.test_config import ERNIE, EXPERTS, LLAMA3, MIXTRAL, QWEN, write
+from tests.models.test_config import (
+    ERNIE,
+    EXPERTS,
+    LLAMA3,
+    MIXTRAL,
+    QWEN,
+    SMOL_3,
+    write,
+)
 
 LINEAR = {"type": "linear", "factor": 4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
@@ -41,6 +49,8 @@ CHANGES = {
     "n_group": (MIXTRAL, 2),
     "n_routed_experts": (EXPERTS, 64),
     "n_shared_experts": (GLM, 2),
+    "no_rope_layer_interval": (SMOL_3, 2),
+    "no_rope_layers": (SMOL_3, [1] * 29 + [0]),
     "norm_topk_prob": (EXPERTS, False),
     "num_attention_heads": ({}, 18),
     "num_experts": (EXPERTS, 64),
