@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import GraphError
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.matmul import silu
 from etc_dist.ir import DeviceFunction, Expr, Extent, Operand
 from etc_dist.ir.function import TENSOR
@@ -178,11 +179,17 @@ def swiglu(gate: Any, up: Any, y: Any) -> None:
     y[...] = (silu(gate) * up).astype(y.dtype)
 
 
-@epilogue(source="epilogues/geglu.cuh", gated=True)
-def geglu(gate: Any, up: Any, y: Any) -> None:
-    """y = gelu(gate) * up, rounded, with the approximation of GELU by tanh."""
-    cubic = np.float32(0.7978845608) * (gate + np.float32(0.044715) * gate**3)
-    y[...] = (gate / 2 * (1 + np.tanh(cubic)) * up).astype(y.dtype)
+def activated(activation: Activation) -> Epilogue:
+    """y = the activation of gate and up, rounded."""
+    if activation == SWIGLU:
+        return swiglu
+    of = activation.constants()
+
+    @epilogue(source="epilogues/activated.cuh", gated=True, constants=of)
+    def activated(gate: Any, up: Any, y: Any) -> None:
+        y[...] = activation.apply(gate, up).astype(y.dtype)
+
+    return activated
 
 
 def soft_cap(cap: float) -> Epilogue:

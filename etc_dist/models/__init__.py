@@ -22,6 +22,7 @@ rope.py         the rotary embedding, from the same file
 heads.py        the order of the elements of heads
 weights.py      the weights of its safetensors files
 safetensors_file.py  the tensors of one of them
+mxfp4.py        weights in MXFP4, which are widened
 weight_files.py the files that are the model's
 weight_places.py     the names of its tensors, and where each belongs
 part.py         the part of a model that a rank holds
@@ -48,6 +49,7 @@ decoder_ranks.py     its transfers between ranks
 decoder_attention.py its attention
 sizes.py        the sizes that its program is compiled for
 experts.py      the mixture of experts in it
+expert_biases.py     biases of these
 sampling.py     how a token is chosen
 library.py      the programs of the library, for building ahead of time
 extras.py       packages that only models need"""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.files import read_object
+from etc_dist.functions.activation import GELU_TANH, SWIGLU, Activation
 from etc_dist.functions.append_kv import EVERY_POSITION
 from etc_dist.functions.rotary import HEAD_DIMS
 from etc_dist.functions.route_rows import MOST_ROWS
@@ -24,6 +25,7 @@ from etc_dist.models.mixture_fields import (
     read_mixture,
     read_shared_inner,
 )
+from etc_dist.models.mxfp4 import check_field
 from etc_dist.models.rope import (
     BETA,
     MOST_NUMBER,
@@ -44,7 +46,7 @@ from etc_dist.models.windows import (
     unrotated_layers,
 )
 
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+ACTIVATIONS = {"silu": SWIGLU, "gelu_pytorch_tanh": Activation(GELU_TANH)}
 """Of `Features`, by the names in config.json."""
 MOST_LAYERS, MOST_SIZE, MOST_HEAD = 4096, 2**24, HEAD_DIMS[-1]
 
@@ -239,6 +241,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
     name = _architecture(given, path)
     refuse_fields(given, path)
     family = FAMILIES[name]
+    check_field(given, family, path)
     given = {**family.defaults, **given, **counts(given, path)}
     if "rotary_dim" in family.reads and given.get("rotary_dim") is not None:
         share = number("rotary_dim", given["rotary_dim"]) / size("head_dim")
@@ -281,6 +284,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
             score_scale=_score_scale(given, head_size, head_dim, number),
             gain_offset=family.gain_offset,
             normalizes_rotated=family.normalizes_rotated,
+            has_sinks=family.has_sinks,
             embedding_scale=(
                 size("hidden_size") ** 0.5 if family.scales_embeddings else 1.0
             ),

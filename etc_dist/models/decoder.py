@@ -14,7 +14,7 @@ import numpy as np
 
 from etc_dist.functions.best_column import best_column, next_token, unpadded_tile
 from etc_dist.functions.copy_rows import copy_rows
-from etc_dist.functions.epilogue import geglu, soft_cap, swiglu
+from etc_dist.functions.epilogue import activated, soft_cap
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import (
     embed_norm,
@@ -64,8 +64,6 @@ from etc_dist.ops.order import tile_grid
 
 BEST_COLUMNS = 1024
 """Logits of a row among which one task finds the largest; a multiple of 8."""
-GATES = {"silu": swiglu, "gelu": geglu}
-"""The epilogue of gate and up, by the activation of the MLP."""
 
 
 def decoder_for(schedule: str, ranks: int, sizes: DecoderSizes) -> GraphFunction:
@@ -234,11 +232,13 @@ class _Calls:
             count = rows * (1 if self.dense is None else 2)
             self.shared_rows = g.local("shared_rows", (count, self.hidden), dtype)
         # The rows of each step: those of the first one are given.
-        more = 0 if self.dense is None else 1
+        more: list[Expr | int] = [] if self.dense is None else [1]
+        if self.mixture is not None:
+            more += self.mixture.count_ones()
         self.begun = g.events(
             "begun",
             (self.steps + 1,),
-            expects=lambda step: 1 + select(step < 1, more, 0) if more else 1,
+            expects=lambda step: 1 + select(step < 1, sum(more), 0) if more else 1,
         )
         turns = self.steps, self.layers + 1
         self.ready = g.events("ready", turns, expects=rows)
@@ -262,6 +262,8 @@ class _Calls:
         )
         if self.dense is not None:
             self.dense.hide_rows(self.position, self.begun[0])
+        if self.mixture is not None:
+            self.mixture.fill_ones(self.begun[0])
 
     def embed(self, step: Expr) -> None:
         """The embeddings of the ids, and the first norm."""
@@ -328,7 +330,7 @@ class _Calls:
             stored = soft_cap(cap or 0) if is_capped else to.epilogue
             function = tiles.matmul(dtype, stored)
         else:
-            gate = GATES[self.sizes.features.activation]
+            gate = activated(self.sizes.features.activation)
             function, width = tiles.matmul(dtype, gate), tiles.half_columns()
         shape = self.rows, y.shape[-1]
         of = tile_grid(g, f"{name}_", shape, tiles.rows, width)
@@ -371,7 +373,7 @@ class _Calls:
         step, layer = turn
         middle, ready = self.middle[turn], self.ready[step, layer + 1]
         ended, x = self.ready[turn], mixture.x
-        self.add_norm("mlp_norm", layer, "o", turn, ended, middle, x)
+        self.add_norm("mlp_norm", layer, "o", turn, ended, middle, x, mixture.columns)
         routed = mixture.route(turn, middle)
         shared = None
         # NOTE: a shared expert's tasks come where those of others wait: for the
@@ -405,18 +407,20 @@ class _Calls:
         ended: EventRef,
         notify: EventRef,
         y: Tensor,
+        columns: Any = slice(None),
     ) -> None:
         """Adds the result of matmul `of` to the residual, and normalizes the sum into y
-        with gain `number` of `name`. ended: after it the residual can be read."""
+        with gain `number` of `name`. ended: after it the residual can be read. columns:
+        all of the residual, which y may have more of."""
         g, delta = self.g, self.deltas[of]
         (r,) = grid = g.grid(r=self.rows)
-        own = span(r, 1), slice(None)
+        own = span(r, 1), columns
         is_sum, features = delta.kind == "symmetric", self.sizes.features
-        bias = [self.biases[of][turn[1], :]] if of in self.biases else []
-        gains = [self.gains[name][number, :]] if features.pre_norm else []
+        bias = [self.biases[of][turn[1], columns]] if of in self.biases else []
+        gains = [self.gains[name][number, columns]] if features.pre_norm else []
         if features.post_norm:
             post = {"o": "post_norm", "down": "post_mlp_norm"}[of]
-            gains = [self.gains[post][turn[1], :], *gains]
+            gains = [self.gains[post][turn[1], columns], *gains]
         function = norm_of_sum(self.sizes, is_sum, bool(bias), self.early)
         is_early = bool(function.reads_before_wait)
         g.call(

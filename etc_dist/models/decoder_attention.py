@@ -74,6 +74,9 @@ class AttentionCalls:
         self.spans: Tensor | None = None
         if sizes.features.has_span:
             self.spans = g.input("spans", (layers, 2), "int32")
+        self.sinks: Tensor | None = None
+        if sizes.features.has_sinks:
+            self.sinks = g.input("sinks", (layers, sizes.heads), "float32")
         self.gains: dict[str, Tensor] = {}
         if sizes.normalizes_heads:
             for name in ("q_norm", "k_norm"):
@@ -188,7 +191,7 @@ class AttentionCalls:
             reads=[
                 self.qkv[:, columns],
                 *self._of_layer(layer, "q_norm", columns),
-                *self._span(layer),
+                *(*self._span(layer), *self._sinks(layer, of_heads)),
                 *(self.q_cos_sin[:, :], self.table[:, :]),
                 self.cache[layer, :, :, h, :, :],
                 *(self.extents[step, plan, :, :], self.bounds[step, plan, :, :]),
@@ -213,9 +216,17 @@ class AttentionCalls:
         row, slot, slices = (self.combined.load(step, plan, n, k) for k in range(3))
         own, of_heads = span(slot, slices), tile(p, queries)
         g.call(
-            combine_slices(sizes.head_dim, sizes.dtype, early=self.early),
+            combine_slices(
+                sizes.head_dim,
+                sizes.dtype,
+                has_sinks=self.sinks is not None,
+                early=self.early,
+            ),
             grid,
-            reads=[self.sums[own, of_heads, :], self.stats[own, of_heads, :]],
+            reads=[
+                *(self.sums[own, of_heads, :], self.stats[own, of_heads, :]),
+                *self._sinks(layer, of_heads),
+            ],
             writes=[self.y[row, tile(p, queries * sizes.head_dim)]],
             waits=[self.planned[step], attended[*turn, 0]],
             notifies=[attended[*turn, 1]],
@@ -233,6 +244,9 @@ class AttentionCalls:
 
     def _span(self, layer: Expr) -> list[Region]:
         return [] if self.spans is None else [self.spans[layer, :]]
+
+    def _sinks(self, layer: Expr, heads: Any) -> list[Region]:
+        return [] if self.sinks is None else [self.sinks[layer, heads]]
 
     def _plan_of(self, layer: Expr) -> Expr:
         """The plan of a layer."""

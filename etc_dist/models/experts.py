@@ -13,6 +13,9 @@ anyway. Otherwise the rows of each expert are gathered first.
 A shared expert, which every row takes, is a dense MLP, with another inner size. Its
 gate is one more row of the router.
 
+Biases of the router and of experts are a column of their matrices, beside rows with a
+column of ones.
+
 On several ranks each has a part of the inner width of all experts. Every rank routes
 all rows, and the ranks' weighted sums are added as for a dense MLP.
 """
@@ -23,10 +26,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
 from etc_dist.functions.combine_rows import SCORED, combine_rows
-from etc_dist.functions.epilogue import Epilogue, store, swiglu
+from etc_dist.functions.epilogue import Epilogue, activated, store
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import BLOCK, Routing
@@ -50,6 +54,7 @@ from etc_dist.ir import (
     up_to,
 )
 from etc_dist.ir.call import UpTo
+from etc_dist.models.expert_biases import count_tasks, even, fill_ones, with_bias
 
 if TYPE_CHECKING:
     from etc_dist.models.dense_layers import DenseLayers
@@ -76,12 +81,15 @@ Turn = tuple[Expr, Expr]
 class Mixture:
     """experts: of a layer. router: how a row chooses among them. shared: how the output
     of a shared expert is added: "plain", "scored" by its gate, or "" if there is
-    none. has_dense: the first layers have an MLP in place of experts."""
+    none. has_dense: the first layers have an MLP in place of experts. activation: of
+    the experts. has_biases: they have biases, as the router has."""
 
     experts: int
     router: Router
     shared: str = ""
     has_dense: bool = False
+    activation: Activation = SWIGLU
+    has_biases: bool = False
 
     @property
     def scored(self) -> int:
@@ -129,6 +137,7 @@ class MixtureCalls:
         tasks may read operands before their last wait is met. dense: the first layers,
         if these have no experts."""
         rows, steps, layers, hidden, inner = sizes
+        self.has_biases, self.activation = mixture.has_biases, mixture.activation
         self.g, self.routing, self.early = g, mixture.routing(dtype), early
         self.shared, self.scored = mixture.shared, mixture.scored
         self.rows, self.hidden, self.inner = rows, hidden, inner
@@ -141,14 +150,23 @@ class MixtureCalls:
         every = layers
         if dense is not None:
             layers = dense.others
-        self.router = g.input("router", (layers, self.scored, hidden), dtype)
+        # The columns of rows of x, and those without the ones.
+        self.width = hidden
+        self.columns: Any = slice(None)
+        self.active_width = inner
+        if self.has_biases:
+            self.width = g.let("biased_hidden", with_bias(hidden))
+            self.active_width = g.let("biased_inner", with_bias(inner))
+            self.columns = span(0, even(hidden))
+        self.router = g.input("router", (layers, self.scored, self.width), dtype)
         self.bias_tensors = [
             g.input(name, (layers, experts), "float32")
             for name in mixture.router.bias_names
         ]
-        shape = layers, experts, inner, hidden
+        shape = layers, experts, inner, self.width
         self.gate_up = [g.input(name, shape, dtype) for name in ("w_gate", "w_up")]
-        self.w_down = g.input("w_down", (layers, experts, hidden, inner), dtype)
+        shape = layers, experts, hidden, self.active_width
+        self.w_down = g.input("w_down", shape, dtype)
         self.experts = g.state("experts", (every, rows, top_k), "int32")
 
         # Both matmuls use the same row tiles: no more rows than both tile shapes have,
@@ -189,7 +207,7 @@ class MixtureCalls:
             least = ceildiv(rows, MOST_ROWS) * MOST_ROWS
             self.first_copy = g.let("first_copy", least)
         gathered = self.first_copy + self.gathers * places
-        self.x = g.local("expert_x", (gathered, self.hidden), dtype)
+        self.x = g.local("expert_x", (gathered, self.width), dtype)
         self.of_experts = span(0, self.routing.experts)
         columns = -(-self.scored // 4) * 4  # logits are stored four at a time
         self.logits = g.local("router_logits", (rows, columns), "float32")
@@ -199,8 +217,24 @@ class MixtureCalls:
         # The expert and the number of rows of a tile, adjacent: one load for both.
         self.tile = g.local("expert_tile", (*turns, self.tiles, 2), "int32")
         self.used = g.local("expert_tiles_used", (*turns, 1), "int32")
-        self.active = g.local("expert_active", (places, self.inner), dtype)
+        self.active = g.local("expert_active", (places, self.active_width), dtype)
         self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
+
+    def count_ones(self) -> list[Expr]:
+        """The tasks of `fill_ones`, if there are any."""
+        return [count_tasks((self.x, self.active))] if self.has_biases else []
+
+    def fill_ones(self, begun: EventRef) -> None:
+        """Writes what biases are multiplied by, if there are any."""
+        if self.has_biases:
+            tensors, columns = (self.x, self.active), (self.hidden, self.inner)
+            fill_ones(self.g, tensors, columns, begun)
+
+    def _tile(self, number: Expr, width: Expr, size: Expr) -> Any:
+        """Columns of a tile, of `size` before the ones."""
+        if not self.has_biases:
+            return tile(number, width)
+        return span(number * width, minimum(width, even(size) - number * width))
 
     def route(self, turn: Turn, ready: EventRef) -> EventRef:
         """Adds the calls that choose the experts of a layer's rows. ready: they are in
@@ -300,7 +334,7 @@ class MixtureCalls:
         pieces = g.let("gather_pieces", ceildiv(self.hidden, width))
         gathered = g.events("gathered", self.turns, expects=moved * pieces)
         r, j = grid = g.grid(r=moved, j=pieces)
-        columns = tile(j, width)
+        columns = self._tile(j, width, self.hidden)
         places = [self.place.load(*turn, r, k) for k in range(top_k)]
         g.call(
             scatter_row(top_k, self.routing.dtype),
@@ -325,11 +359,11 @@ class MixtureCalls:
         across = g.let("expert_up_across", ceildiv(self.inner, width))
         self.activated = g.events("activated", (*self.turns, tiles), expects=across)
         r, j = grid = g.grid(r=self._used(turn), j=across)
-        columns = tile(j, width)
+        columns = self._tile(j, width, self.inner)
         expert = self.tile.load(*turn, r, 0)
         first = self.gathers * (self.first_copy + r * self.stride)
         self._call(
-            *("expert_up", self.up, swiglu, grid),
+            *("expert_up", self.up, activated(self.activation), grid),
             reads=[
                 self.x[span(first, self._rows_of(turn, r)), :],
                 *(w[self._own(layer), expert, columns, :] for w in self.gate_up),

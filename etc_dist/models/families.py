@@ -47,6 +47,8 @@ OWN_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "router_scaling_factor": (1,),
     "shared_expert_intermediate_size": (0,),
     "sliding_window_pattern": (),
+    "swiglu_alpha": (),
+    "swiglu_limit": (),
     "topk_group": (1,),
 }
 """Fields that only some families read: refused of others unless null or one of these

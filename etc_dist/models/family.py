@@ -33,6 +33,11 @@ def all_but_each_last(number: int, given: Mapping[str, Any]) -> bool:
     return type(pattern) is int and pattern > 0 and (number + 1) % pattern != 0
 
 
+def alternate_layers(number: int, given: Mapping[str, Any]) -> bool:
+    """The first of each two layers."""
+    return number % 2 == 0
+
+
 def last_layers(number: int, given: Mapping[str, Any]) -> bool:
     """Those from max_window_layers on."""
     first = given["max_window_layers"]
@@ -84,7 +89,10 @@ class MixtureForm:
 
     dense: the field with the number of first layers that have an MLP in place of
     experts, or with a list of "dense" and "sparse" for each layer. last: the field with
-    the number of the last layer with experts, or -1."""
+    the number of the last layer with experts, or -1.
+
+    has_biases: the router and the experts have biases, and stacks of experts are
+    transposed, with gate and up interleaved; the activation is that of gpt-oss."""
 
     inner: str = "moe_intermediate_size"
     block: str = "mlp"
@@ -101,6 +109,7 @@ class MixtureForm:
     shared_count: str = ""
     dense: str = ""
     last: str = ""
+    has_biases: bool = False
 
     def normalizes_weights(self, given: Mapping[str, Any]) -> bool:
         """given: the fields of config.json."""
@@ -139,6 +148,8 @@ class Family:
     is_unrotated: whether a layer has no rotary embedding: by its number, the fields of
     config.json, and its sliding window: 0 for none, None if no layer has one.
 
+    has_sinks: each query head has an attention sink.
+
     gguf: general.architecture of its GGUF files. layers: what they have, for users."""
 
     architecture: str
@@ -167,6 +178,7 @@ class Family:
     reads_layer_types: bool = False
     window_switch: str = ""
     is_unrotated: Callable[[int, Mapping[str, Any], int | None], bool] = none_unrotated
+    has_sinks: bool = False
     gguf: str = ""
     layers: str = "plain"
 

@@ -22,19 +22,20 @@ def names(text: str) -> frozenset[str]:
 
 HONOURED = names(
     """
-    architectures attention_bias attention_out_bias eos_token_id final_logit_softcapping
-    first_k_dense_replace head_dim hidden_activation hidden_size intermediate_size
-    layer_types max_position_embeddings max_window_layers mlp_layer_types model_type
-    moe_intermediate_size moe_k moe_layer_end_index moe_layer_start_index
-    moe_num_experts moe_num_shared_experts moe_topk n_group n_routed_experts
-    n_shared_experts no_rope_layer_interval no_rope_layers norm_topk_prob
-    num_attention_heads num_experts num_experts_per_tok num_hidden_layers
+    architectures attention_bias attention_out_bias eos_token_id experts_per_token
+    final_logit_softcapping first_k_dense_replace head_dim hidden_activation hidden_size
+    intermediate_size layer_types max_position_embeddings max_window_layers
+    mlp_layer_types model_type moe_intermediate_size moe_k moe_layer_end_index
+    moe_layer_start_index moe_num_experts moe_num_shared_experts moe_topk n_group
+    n_routed_experts n_shared_experts no_rope_layer_interval no_rope_layers
+    norm_topk_prob num_attention_heads num_experts num_experts_per_tok num_hidden_layers
     num_key_value_heads num_local_experts num_mtp_layers num_nextn_predict_layers
     num_shared_experts original_max_position_embeddings partial_rotary_factor qkv_bias
-    query_pre_attn_scalar rms_norm_eps rope_local_base_freq rope_parameters rope_scaling
-    rope_theta rotary_dim routed_scaling_factor router_scaling_factor scoring_func
-    shared_expert_intermediate_size sliding_window sliding_window_pattern
-    tie_word_embeddings topk_group topk_method use_qk_norm use_sliding_window vocab_size
+    quantization_config query_pre_attn_scalar rms_norm_eps rope_local_base_freq
+    rope_parameters rope_scaling rope_theta rotary_dim routed_scaling_factor
+    router_scaling_factor scoring_func shared_expert_intermediate_size sliding_window
+    sliding_window_pattern swiglu_alpha swiglu_limit tie_word_embeddings topk_group
+    topk_method use_qk_norm use_sliding_window vocab_size
     """
 )
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -68,7 +69,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "per_layer_config": ({},),
     "qk_norm_type": ("per_layer",),
     "quantization": (),
-    "quantization_config": (),
     "residual_multiplier": (1,),
     "rope_interleaved": (False,),
     "sequence_bias": ([], {}),
@@ -106,15 +106,15 @@ UNUSED = names(
     chunk_size_feed_forward cla_share_factor class_num classifier_dropout compile_config
     continuous_batching_config decoder_start_token_id dense_list disable_compile dtype
     embd_pdrop enable_lm_head_fp32 enable_moe_fp32_combine eod_token_id finetuning_task
-    gradient_checkpointing hidden_dropout id2label initializer_range is_decoder
-    is_llama_config label2id low_memory max_cache_len max_sequence_length
-    model_max_length moe_capacity name_or_path num_labels org_vocab_size
-    output_attentions output_hidden_states output_logits output_router_logits
-    output_scores pad_token_id pool_type prefill_chunk_size pretraining_tp problem_type
-    resid_pdrop residual_dropout return_dict return_dict_in_generate
-    router_aux_loss_coef router_jitter_noise sep_token_id seq_aux tokenizer_class
-    torch_dtype transformers.js_config transformers_version unsloth_fixed
-    unsloth_version use_bfloat16 use_cache
+    gradient_checkpointing hidden_dropout id2label initial_context_length
+    initializer_range is_decoder is_llama_config label2id low_memory max_cache_len
+    max_sequence_length model_max_length moe_capacity name_or_path num_labels
+    org_vocab_size output_attentions output_hidden_states output_logits
+    output_router_logits output_scores pad_token_id pool_type prefill_chunk_size
+    pretraining_tp problem_type resid_pdrop residual_dropout return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
+    seq_aux tokenizer_class torch_dtype transformers.js_config transformers_version
+    unsloth_fixed unsloth_version use_bfloat16 use_cache
     """
 )
 """Training, notes, outputs and implementations of other libraries. Dtypes are those of

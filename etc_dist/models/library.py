@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from etc_dist.functions.activation import Activation
 from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.functions.router import Router
 from etc_dist.ir import GraphFunction
@@ -14,7 +15,7 @@ from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.experts import Mixture
-from etc_dist.models.sizes import DecoderSizes
+from etc_dist.models.sizes import DecoderSizes, Features
 from etc_dist.ops.all_gather_matmul import (
     all_gather_matmul_graph,
     gathered_matmul_graph,
@@ -50,6 +51,23 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
         ),
     ),
     "llama3-8b": (1, DecoderSizes(32, 8, 128)),
+    "gpt-oss-20b": (
+        1,
+        DecoderSizes(
+            64,
+            8,
+            64,
+            mixture=Mixture(
+                32,
+                Router(4, score="softmax_chosen"),
+                activation=Activation(alpha=1.702, limit=7.0, shift=1.0),
+                has_biases=True,
+            ),
+            features=Features(
+                qkv_bias=True, o_bias=True, has_span=True, has_sinks=True
+            ),
+        ),
+    ),
 }
 """Examples of models: the ranks, and the sizes of one."""
 

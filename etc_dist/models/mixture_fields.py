@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.combine_rows import PLAIN, SCORED
 from etc_dist.functions.router import MOST_CHOICES, MOST_EXPERTS, Router
 from etc_dist.models.experts import Mixture
 from etc_dist.models.family import Family, MixtureForm
 from etc_dist.models.fields import VARIANT_FIX, refused
+from etc_dist.models.rope import MOST_NUMBER, is_number
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("moe_topk", "moe_k"),
+    "num_experts_per_tok": ("moe_topk", "moe_k", "experts_per_token"),
 }
 """Numbers, with their other names."""
 Size = Callable[..., int]
@@ -69,7 +71,27 @@ def read_mixture(
         wanted = getattr(error, "wanted", str(error))
         raise refused(path, wanted, getattr(error, "got", ""), "correct it") from error
     has_dense = num_dense(given, family, path) > 0
-    return Mixture(experts, router, shared, has_dense)
+    return Mixture(
+        experts,
+        router,
+        shared,
+        has_dense,
+        _read_activation(given, form, path),
+        form.has_biases,
+    )
+
+
+def _read_activation(
+    given: Mapping[str, Any], form: MixtureForm, path: Path
+) -> Activation:
+    """Of the experts."""
+    if not form.has_biases:
+        return SWIGLU
+    alpha, limit = (given[f"swiglu_{name}"] for name in ("alpha", "limit"))
+    if not (is_number(alpha) and is_number(limit)):
+        wanted = f"swiglu_alpha and swiglu_limit: from 0 to {MOST_NUMBER:g}, but not 0"
+        raise refused(path, wanted, repr((alpha, limit)), "correct it")
+    return Activation(alpha=alpha, limit=limit, shift=1.0)
 
 
 def num_shared(given: Mapping[str, Any], form: MixtureForm, size: Size) -> int:

@@ -8,7 +8,7 @@ from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.models.config import ModelConfig
 
 SPLIT_AXES = {"w_qkv": 0, "w_o": 1, "w_gate": 0, "w_up": 0, "w_down": 1, "w_head": 0}
-SPLIT_AXES |= {"qkv_bias": 0, "q_all_norm": 0, "k_all_norm": 0}
+SPLIT_AXES |= {"qkv_bias": 0, "q_all_norm": 0, "k_all_norm": 0, "sinks": 0}
 SPLIT_AXES |= {"w_shared_gate": 0, "w_shared_up": 0, "w_shared_down": 1}
 SPLIT_AXES |= {"w_dense_gate": 0, "w_dense_up": 0, "w_dense_down": 1}
 """The weights that are split, by the axis of a matrix, also of each expert. All ranks

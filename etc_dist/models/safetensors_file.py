@@ -15,6 +15,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.fields import refused
 
 STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+PACKED = {"U8": "uint8"}
 MAX_SIZE = 2**63
 MOST_LISTED = 4
 """Names in one error."""
@@ -30,14 +31,15 @@ def weights_error(path: Path, wanted: str, got: str, fix: str = FIX) -> Argument
 
 
 def read_tensors(
-    file: Path, names: Collection[str] | None = None
+    file: Path, names: Collection[str] | None = None, may_be_packed: bool = False
 ) -> list[tuple[str, Any]]:
     """The tensors with their names, mapped from disk. names: those to read; default:
-    all.
+    all. may_be_packed: some are bytes.
 
     Raises ArgumentError for a damaged file, for names that it lacks, and for tensors of
-    other dtypes than those of STORED. All tensors must fill the file without gaps from
-    the header to the end, each with the bytes of its dtype and shape."""
+    other dtypes than those of STORED and PACKED. All tensors must fill the file without
+    gaps from the header to the end, each with the bytes of its dtype and shape."""
+    known = {**STORED, **(PACKED if may_be_packed else {})}
     try:
         with open_file(file) as content:
             data = np.memmap(content, np.uint8, "r")
@@ -45,7 +47,7 @@ def read_tensors(
         entries = [(*_fields(name, given), name) for name, given in header.items()]
         tensors, unread, at = [], [], 0
         for begin, end, shape, dtype, name in sorted(entries):
-            stored = STORED.get(dtype)
+            stored = known.get(dtype)
             size = end - begin
             if stored is not None:
                 size = prod(shape) * numpy_dtype(stored).itemsize

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.append_kv import PagedCache
 from etc_dist.models.experts import Mixture
 
@@ -23,9 +24,9 @@ class Features:
     outputs, before they are added to the residual. normalizes_all: all queries of a row
     are normalized together, and all keys. tables: rotary embeddings; with two, has_span
     says which layers have the second one. gain_offset: is added to the gains of norms.
-    embedding_scale: of embeddings. activation: "silu" or "gelu", of the MLP. logit_cap:
-    logits are at most this, by tanh. normalizes_rotated: heads are normalized after
-    they are rotated."""
+    embedding_scale: of embeddings. activation: of the MLP. logit_cap: logits are at
+    most this, by tanh. normalizes_rotated: heads are normalized after they are rotated.
+    has_sinks: each query head has an attention sink."""
 
     qkv_bias: bool = False
     o_bias: bool = False
@@ -38,9 +39,10 @@ class Features:
     tables: int = 1
     gain_offset: int = 0
     embedding_scale: float = 1.0
-    activation: str = "silu"
+    activation: Activation = SWIGLU
     logit_cap: float | None = None
     normalizes_rotated: bool = False
+    has_sinks: bool = False
 
 
 PLAIN = Features()
@@ -92,4 +94,5 @@ class DecoderSizes:
             tables=own.tables,
             gain_offset=own.gain_offset,
             normalizes_rotated=own.normalizes_rotated,
+            has_sinks=own.has_sinks,
         )

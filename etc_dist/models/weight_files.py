@@ -19,18 +19,23 @@ OTHERS = re.compile(r"(consolidated|adapter).*\.safetensors")
 COMPLETE = "copy all files of the model into this folder"
 
 
-def read_folder(folder: Path) -> list[tuple[str, Any]]:
+def read_folder(folder: Path, may_be_packed: bool = False) -> list[tuple[str, Any]]:
     """The tensors of a model with their names, mapped from disk: those of the index, or
     without an index those of `model.safetensors`, of a complete set of shards, or of
-    all files that are neither consolidated nor of an adapter.
+    all files that are neither consolidated nor of an adapter. may_be_packed: some are
+    bytes.
 
     Raises ArgumentError for files that are missing or cannot be read."""
+    shards: Mapping[str, set[str] | None]
     if os.path.lexists(folder / INDEX):
         shards = _index(folder)
-        return [
-            t for n, names in shards.items() for t in read_tensors(folder / n, names)
-        ]
-    return [t for file in _files(folder) for t in read_tensors(folder / file)]
+    else:
+        shards = dict.fromkeys(_files(folder))
+    return [
+        tensor
+        for file, names in shards.items()
+        for tensor in read_tensors(folder / file, names, may_be_packed)
+    ]
 
 
 def refuse_adapter(folder: Path) -> None:

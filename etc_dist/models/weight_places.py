@@ -63,8 +63,9 @@ class WeightPlaces:
         known = self._of_dense if layer < self._dense else self._of_layer
         if match[2] not in known or layer >= self._layers:
             return self._others.get(name)
-        target, rows = known[match[2]]
-        return target, (layer - self._dense * (target in OF_MIXTURES), rows)
+        target, index = known[match[2]]
+        of_layer = layer - self._dense * (target in OF_MIXTURES)
+        return target, (of_layer, *(index if isinstance(index, tuple) else (index,)))
 
     def is_beyond(self, name: str) -> bool:
         """Whether a tensor predicts further tokens, as the layers after the last one
@@ -94,7 +95,7 @@ def _of_layer(
     }
     family = FAMILIES[config.architecture]
     own |= {name: (to, ...) for name, to in family.norms.items()}
-    mixture = {} if is_dense else _of_mixture(config)
+    mixture, biases = ({}, {}) if is_dense else _of_mixture(config)
     targets = DENSE_WEIGHTS if is_dense else WEIGHTS
     own |= mixture or {
         f"mlp.{name}": (to, ...) for name, to in zip(MLP_NAMES, targets, strict=True)
@@ -105,6 +106,9 @@ def _of_layer(
     if family.normalizes_all:
         own |= {f"self_attn.{n}_norm": (f"{n}_all_norm", ...) for n in "qk"}
     places = {f"{name}.weight": place for name, place in own.items()}
+    places |= {f"{name}.bias": place for name, place in biases.items()}
+    if config.features.has_sinks:
+        places["self_attn.sinks"] = "sinks", ...
     if mixture and family.mixture is not None and family.mixture.correction:
         name = f"{family.mixture.block}.{family.mixture.correction}"
         places[name] = "correction", ...
@@ -116,11 +120,14 @@ def _of_layer(
     return places
 
 
-def _of_mixture(config: ModelConfig) -> dict[str, tuple[str, Any]]:
-    """Those of the experts, if there are any."""
+def _of_mixture(
+    config: ModelConfig,
+) -> tuple[dict[str, tuple[str, Any]], dict[str, tuple[str, Any]]]:
+    """Those of the experts, if there are any, and their biases: columns of the same
+    matrices."""
     form, mixture = FAMILIES[config.architecture].mixture, config.mixture
     if form is None or mixture is None:
-        return {}
+        return {}, {}
     own: dict[str, tuple[str, Any]] = {
         f"{form.block}.{form.gate}": ("router", slice(mixture.experts))
     }
@@ -134,15 +141,22 @@ def _of_mixture(config: ModelConfig) -> dict[str, tuple[str, Any]]:
         own |= {f"{form.block}.{form.shared}.{n}": (to, ...) for n, to in of_shared}
     if mixture.shared == SCORED:
         own[f"{form.block}.{form.shared_gate}"] = "router", slice(mixture.experts, None)
-    return own
+    if not mixture.has_biases:
+        return own, {}
+    biases = {}
+    for name, (to, index) in own.items():
+        size = config.inner if to == "w_down" else config.hidden
+        own[name] = to, (index, ..., slice(size))
+        biases[name] = to, (index, ..., size)
+    return own, biases
 
 
 def of_experts(
     tensors: Iterable[tuple[str, Any]], config: ModelConfig
 ) -> Iterator[tuple[str, Any]]:
     """Those of all experts of a layer, [experts, rows, columns], one by one. Rows of
-    gate_up_proj are those of gate, then those of up. A correction [1, experts] has one
-    axis."""
+    gate_up_proj are those of gate, then those of up; with biases the two alternate, and
+    matrices are [experts, columns, rows]. A correction [1, experts] has one axis."""
     form = FAMILIES[config.architecture].mixture
     if form is None:
         yield from tensors
@@ -153,13 +167,21 @@ def of_experts(
         if form.correction and name.endswith(form.correction) and len(stored) == 1:
             stored = stored.reshape(-1)
         head, _, kind = name.rpartition(f".{block}.experts.")
-        if not head or kind not in ("gate_up_proj", "down_proj") or stored.ndim != 3:
+        is_bias = form.has_biases and kind.endswith("_bias")
+        stack = kind.removesuffix("_bias") if is_bias else kind
+        is_stack = stack in ("gate_up_proj", "down_proj")
+        if not head or not is_stack or stored.ndim != 3 - is_bias:
             yield name, stored
             continue
-        half = stored.shape[1] // 2
-        for expert, matrix in enumerate(stored):
+        for expert, each in enumerate(stored):
+            matrix = each.T if form.has_biases else each
+            half = len(matrix) // 2
+            first, second = slice(half), slice(half, None)
+            if form.has_biases:
+                first, second = slice(0, None, 2), slice(1, None, 2)
             parts = {down: matrix}
-            if kind == "gate_up_proj":
-                parts = {gate: matrix[:half], up: matrix[half:]}
+            if stack == "gate_up_proj":
+                parts = {gate: matrix[first], up: matrix[second]}
             for part, rows in parts.items():
-                yield f"{head}.{block}.experts.{expert}.{part}.weight", rows
+                suffix = "bias" if is_bias else "weight"
+                yield f"{head}.{block}.experts.{expert}.{part}.{suffix}", rows

@@ -13,9 +13,11 @@ import numpy as np
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
+from etc_dist.models.expert_biases import with_bias
 from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.heads import arranged, split_fused
+from etc_dist.models.mxfp4 import may_be_packed, widened
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
 from etc_dist.models.safetensors_file import MOST_LISTED, listed, weights_error
 from etc_dist.models.weight_files import read_folder
@@ -24,7 +26,7 @@ from etc_dist.runtime.arrays import Array, inspect
 
 IGNORED = (".rotary_emb.inv_freq",)
 """The ends of names of tensors that follow from the configuration."""
-FLOAT32 = {"correction": "float32"}
+FLOAT32 = {"correction": "float32", "sinks": "float32"}
 """The dtype of arrays that have another one than the model."""
 EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
 AT_ONCE = 1 << 26
@@ -39,7 +41,10 @@ def load_weights(
 
     Raises ArgumentError that names the tensors that are missing, unknown, stored more
     than once, of another shape or dtype, or with numbers that are not finite."""
-    return stack_weights(read_folder(Path(folder)), config, dtype, Path(folder), part)
+    path, may_be = Path(folder), may_be_packed(FAMILIES[config.architecture])
+    tensors = read_folder(path, may_be)
+    own = widened(tensors, path) if may_be else tensors
+    return stack_weights(own, config, dtype, path, part)
 
 
 def stack_weights(
@@ -63,7 +68,6 @@ def stack_weights(
     seen: set[str] = set()
     faults = []
     rows = part.ids(config.vocabulary)
-    _clear_padding(held, config, rows)
     head: Any = None
     for stored_name, stored in _in_order(tensors, config):
         name = places.full_name(stored_name)
@@ -97,6 +101,7 @@ def stack_weights(
     num_faults = len(faults) + len(places) - len(seen)
     missing = (f"{name}: missing" for name in places if name not in seen)
     faults += islice(missing, MOST_LISTED)
+    _clear_padding(held, config, part)
     if config.is_tied:
         held["w_head"] = tied_head(held["embedding"], part)
         if head is not None and not np.array_equal(head, held["embedding"][rows]):
@@ -119,13 +124,17 @@ def _in_order(
     return arranged(tensors, config.head, config.head_dim)
 
 
-def _clear_padding(
-    weights: Mapping[str, Any], config: ModelConfig, rows: slice
-) -> None:
-    """Set the rows of ids that do not exist to 0. rows: the ids of this part's head."""
+def _clear_padding(weights: Mapping[str, Any], config: ModelConfig, part: Part) -> None:
+    """Set the rows of ids that do not exist to 0, columns after biases, and biases of
+    down that another rank adds."""
+    rows, own = part.ids(config.vocabulary), part.config(config)
     weights["embedding"][config.vocabulary :] = 0
     if not config.is_tied:
         weights["w_head"][rows.stop - rows.start :] = 0
+    if config.mixture is not None and config.mixture.has_biases:
+        for name in ("router", "w_gate", "w_up"):
+            weights[name][..., own.hidden + 1 :] = 0
+        weights["w_down"][..., own.inner + (part.rank == 0) :] = 0
 
 
 def tied_head(embedding: Any, part: Part) -> Any:
@@ -155,7 +164,9 @@ def weight_shapes(
     the embedding. part: of a rank, `Part(rank, ranks)`; default: the whole model.
 
     The rows of the embedding, and of w_head, are padded to an equal multiple of 8 on
-    each rank. Numbers of the padding have no effect."""
+    each rank. Numbers of the padding have no effect. Matrices of experts with biases
+    have columns more: the bias, which of w_down is 0 on all ranks but the first, and
+    others without effect."""
     config = part.config(config)
     layers, hidden, inner = config.layers, config.hidden, config.inner
     heads = config.heads * config.head_dim
@@ -167,10 +178,13 @@ def weight_shapes(
         "w_o": (layers, hidden, heads),
     }
     stack: tuple[int, ...] = (layers,)
+    columns = hidden, inner
     if config.mixture is not None:
         count = layers - config.dense_layers
         stack = count, config.mixture.experts
-        shapes["router"] = count, config.mixture.scored, hidden
+        if config.mixture.has_biases:
+            columns = with_bias(hidden), with_bias(inner)
+        shapes["router"] = count, config.mixture.scored, columns[0]
         shapes |= dict.fromkeys(config.mixture.router.bias_names, stack)
         for names, of, size in (
             (SHARED_WEIGHTS, count, config.shared_inner),
@@ -179,9 +193,9 @@ def weight_shapes(
             each = (of, size, hidden), (of, size, hidden), (of, hidden, size)
             shapes |= dict(zip(names, each, strict=True)) if size else {}
     shapes |= {
-        "w_gate": (*stack, inner, hidden),
-        "w_up": (*stack, inner, hidden),
-        "w_down": (*stack, hidden, inner),
+        "w_gate": (*stack, inner, columns[0]),
+        "w_up": (*stack, inner, columns[0]),
+        "w_down": (*stack, hidden, columns[1]),
     }
     if not config.is_tied:
         shapes["w_head"] = (config.vocabulary, hidden)
@@ -197,6 +211,8 @@ def weight_shapes(
         shapes["qkv_bias"] = layers, width
     if config.features.o_bias:
         shapes["o_bias"] = layers, hidden
+    if config.features.has_sinks:
+        shapes["sinks"] = layers, config.heads
     if config.normalizes_heads:
         shapes |= {name: (layers, config.head_dim) for name in ("q_norm", "k_norm")}
     return shapes

@@ -33,6 +33,7 @@ struct Activation {
   }
 };
 
+using SwigluActivation = Activation<0, 0x3f800000, 0, 0>;
 template <class Call>
 using ActivationOf = Activation<
     Call::kActivation, Call::kAlphaBits, Call::kLimitBits, Call::kShiftBits>;

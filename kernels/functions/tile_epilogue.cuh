@@ -1,6 +1,6 @@
 // Applying an epilogue to the tiles of a matrix multiplication: see functions/epilogue.cuh.
 #pragma once
-#include "epilogues/geglu.cuh"
+#include "epilogues/activated.cuh"
 #include "epilogues/swiglu.cuh"
 #include "functions/epilogue.cuh"
 #include "functions/tile_shape.cuh"
@@ -8,14 +8,14 @@
 namespace etc {
 
 // For calls whose epilogue only rounds. Those with equal parameters share one Compute. A gated one
-// is Gate, swiglu or geglu.
-template <bool kHasPeers, template <class> class Gate = swiglu>
+// applies Gate.
+template <bool kHasPeers, class Gate = SwigluActivation>
 struct RoundedTile {
   static constexpr bool kOnlyRounds = true, kIsGated = false;
   using Place = TilePlace<kHasPeers>;
   static constexpr u32 kWords = Place::kWords;
 
-  ETC_DEVICE static float combine(float gate, float up) { return Gate<void>::combine(gate, up); }
+  ETC_DEVICE static float combine(float gate, float up) { return Gate::apply(gate, up); }
 };
 
 // The epilogue of one call. The words of a work item: the worker's part, then the coordinate.
@@ -54,28 +54,29 @@ struct AppliedEpilogue {
 template <class Call>
 constexpr bool only_rounds() {
   using Epilogue = typename Call::template Epilogue<Call>;
-  constexpr bool kIsKnown = kIsSame<Epilogue, swiglu<Call>> || kIsSame<Epilogue, geglu<Call>>;
+  constexpr bool kIsKnown =
+      kIsSame<Epilogue, swiglu<Call>> || kIsSame<Epilogue, activated<Call>>;
   return Epilogue::kOnlyRounds && (!Call::kGated || kIsKnown);
 }
 template <class Call, bool kOnlyRounds = only_rounds<Call>()>
 struct EpilogueOf {
   using Type = AppliedEpilogue<Call>;
 };
-template <bool kHasPeers, bool kIsGelu>
+template <class Call, bool kHasPeers, bool kIsActivated>
 struct RoundedOf {
   using Type = RoundedTile<kHasPeers>;
 };
-template <bool kHasPeers>
-struct RoundedOf<kHasPeers, true> {
-  using Type = RoundedTile<kHasPeers, geglu>;
+template <class Call, bool kHasPeers>
+struct RoundedOf<Call, kHasPeers, true> {
+  using Type = RoundedTile<kHasPeers, ActivationOf<Call>>;
 };
 template <class Call>
 struct EpilogueOf<Call, true> {
-  static constexpr bool kIsGelu =
-      Call::kGated && kIsSame<typename Call::template Epilogue<Call>, geglu<Call>>;
+  static constexpr bool kIsActivated =
+      Call::kGated && kIsSame<typename Call::template Epilogue<Call>, activated<Call>>;
   // Only pairs store in the memory of peers: others have no code for it.
   static constexpr bool kHasPeers = Call::kWorld > 1 && Call::kCluster > 1;
-  using Type = typename RoundedOf<kHasPeers, kIsGelu>::Type;
+  using Type = typename RoundedOf<Call, kHasPeers, kIsActivated>::Type;
 };
 
 // The offset in shared memory of half a group of eight columns, in rows of 64 fp32 sums: swizzled

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
+from etc_dist.functions.activation import GELU_TANH, Activation
 from etc_dist.functions.epilogue import (
-    geglu,
+    activated,
     partial,
     residual,
     row_squares,
@@ -45,6 +46,8 @@ FEW = (
 """Pairs that split k, narrow tiles, two warpgroups, square tiles, pairs that split
 rows."""
 CAPPED = soft_cap(2.0)
+ACTIVATIONS = Activation(GELU_TANH), Activation(alpha=1.702, limit=0.5, shift=1.0)
+ACTIVATED_SHAPES = TileShape(64, 256, swapped=True), TileShape(128, 128)
 OTHERS = [partial, residual, row_squares]
 GATED_SHAPES = tuple(SHAPES[n] for n in GATED)
 EVERY = [(all_kinds, SHAPES), (gated_sums, GATED_SHAPES)]
@@ -72,7 +75,7 @@ def str_of(value):
         (gated_sums, tuple(shape for shape in FEW if shape.may_be_gated)),
         (only_rounded, tuple(shape for shape in FEW if shape.may_be_gated)),
         (all_kinds, FEW),
-        (geglu, (TileShape(64, 256, swapped=True), TileShape(128, 128))),
+        *((activated(of), ACTIVATED_SHAPES) for of in ACTIVATIONS),
         (CAPPED, (TileShape(64, 64, "k", swapped=True), TileShape(128, 128))),
         *(pytest.param(*case, marks=exhaustive) for case in EVERY),
         *(pytest.param(what, SHAPES, marks=exhaustive) for what in OTHERS),

@@ -37,13 +37,16 @@ SIZES = {
 class Case:
     """kind: the model_type. fields: of its configuration, in addition to SIZES. drops:
     by name, changes to these that a test must notice. gguf: keys of a GGUF file that
-    the fields are, beyond the sizes; None: it is not tested. name: beside the kind."""
+    the fields are, beyond the sizes; None: it is not tested. name: beside the kind.
+    fills: by the ends of names of arrays, numbers with which they have no effect, which
+    a test must notice, too."""
 
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     drops: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gguf: Mapping[str, Any] | None = None
     name: str = ""
+    fills: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "-".join(filter(None, (self.kind, self.name)))
@@ -141,6 +144,14 @@ ERNIE_MOE = {
     "moe_k": 3,
     "moe_intermediate_size": 48,
     "moe_num_shared_experts": 2,
+}
+OSS_YARN = YARN | {"rope_theta": 1000.0, "truncate": False}
+GPT_OSS = {
+    "num_local_experts": 9,
+    "num_experts_per_tok": 3,
+    "swiglu_limit": 0.5,
+    "sliding_window": 9,
+    "rope_parameters": OSS_YARN,
 }
 CASES = (
     Case("llama", BIAS, {"biases": {"attention_bias": False}}),
@@ -339,6 +350,26 @@ CASES = (
         EXPERTS | {"num_shared_experts": 2, "num_hidden_layers": 3},
         {"scale": {"router_scaling_factor": 1.0}},
     ),
+    Case(
+        "gpt_oss",
+        GPT_OSS,
+        {
+            "bias": {"attention_bias": False},
+            "alpha": {"swiglu_alpha": 0.7},
+            "limit": {"swiglu_limit": 7.0},
+            "top": {"num_experts_per_tok": 2},
+            "window": {"sliding_window": 64},
+            "types": {"layer_types": TYPES[::-1]},
+            "rope": {"rope_parameters": LOCAL},
+            "truncate": {"rope_parameters": OSS_YARN | {"truncate": True}},
+        },
+        fills={
+            "sinks": -1e4,
+            "router.bias": 0,
+            "gate_up_proj_bias": 0,
+            "down_proj_bias": 0,
+        },
+    ),
     Case("phi3", PHI, gguf={"rope.dimension_count": 48}),
     Case("phi3", PHI | LONG, PHI_DROPS, name="long"),
     Case("qwen3", BIAS, {"biases": {"attention_bias": False}}, {}),
@@ -450,16 +481,26 @@ class Tiny:
         with torch.no_grad():
             for name, of in self.model.named_parameters():
                 noise = torch.randn(of.shape, generator=generator)
-                if of.ndim > 1:
-                    noise *= of.shape[-1] ** -0.5
-                elif name.endswith("bias"):
+                if name.endswith("bias"):
                     noise *= 0.5
+                elif of.ndim > 1:
+                    noise *= of.shape[-1] ** -0.5
+                elif name.endswith("sinks"):
+                    noise += 2
                 else:
                     noise = of + noise / 8  # of the initial gain
                 of.copy_(noise.bfloat16())
             for name, of in self.model.named_buffers():
                 if name.endswith("correction_bias"):
                     of.copy_(torch.rand(of.shape, generator=generator))
+
+    def filled(self, case: Case, end: str, number: float) -> Tiny:
+        """The same model, but for the arrays with such names."""
+        weights = {
+            name: of.new_full(of.shape, number) if name.endswith(end) else of
+            for name, of in self.model.state_dict().items()
+        }
+        return Tiny(case, {}, weights)
 
     def save(self, folder: Path) -> None:
         """A Hugging Face folder, in bf16."""

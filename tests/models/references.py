@@ -17,9 +17,10 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.family import MLP_NAMES
-from etc_dist.models.safetensors_file import STORED
+from etc_dist.models.safetensors_file import PACKED, STORED
 
 Array = np.ndarray[Any, Any]
+KINDS = {**STORED, **PACKED}
 
 QWEN = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -169,13 +170,14 @@ def _prefer(tensors: Mapping[str, Array], preference: Sequence[float]) -> None:
 
 
 def save(file: Path, tensors: Mapping[str, Array], stored: str = "BF16") -> None:
-    """Write a safetensors file; stored: the dtype there."""
+    """Write a safetensors file; stored: the dtype there, except of bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, array in tensors.items():
-        part = array.astype(numpy_dtype(STORED[stored])).tobytes()
+        kind = "U8" if array.dtype == np.uint8 else stored
+        part = array.astype(numpy_dtype(KINDS[kind])).tobytes()
         offsets = [len(data), len(data) + len(part)]
-        header[name] = dict(dtype=stored, shape=array.shape, data_offsets=offsets)
+        header[name] = dict(dtype=kind, shape=array.shape, data_offsets=offsets)
         data += part
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -20,7 +20,7 @@ from tests.models.test_config import (
     SMOL_3,
     write,
 )
-from tests.models.test_fields import GLM, HY
+from tests.models.test_fields import GLM, GPT_OSS, HY
 from tests.refusals import refused
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 1.0}
@@ -29,6 +29,7 @@ PHI = {"architectures": ["Phi3ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 LONG = {"rope_type": "longrope", "short_factor": [1] * 32, "long_factor": [2] * 32}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
+MXFP4 = {"quant_method": "mxfp4"}
 WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
 
 
@@ -115,6 +116,13 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         (MIXTRAL | {"scoring_func": "sigmoid"}, "no scoring_func"),
         (MIXTRAL | {"routed_scaling_factor": 2.0}, "no routed_scaling_factor"),
         (MIXTRAL | {"shared_expert_intermediate_size": 8}, "no shared_expert_interm"),
+        ({"quantization_config": MXFP4}, "wanted: quantization_config: null\n"),
+        (
+            GPT_OSS | {"quantization_config": MXFP4 | {"bits": 4}},
+            "quant_method 'mxfp4'",
+        ),
+        (GPT_OSS | {"quantization_config": {}}, "quantization_config: null, or quant"),
+        (GPT_OSS | {"swiglu_limit": 0}, "swiglu_alpha and swiglu_limit: from 0 to"),
     ],
 )
 def test_models_that_are_not_implemented_are_refused(changes, text, tmp_path):

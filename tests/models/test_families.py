@@ -139,6 +139,9 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path, rng):
     for name, changes in case.drops.items():
         other = Tiny(case, changes, reference.model.state_dict()).logits(texts[0])
         assert distance([other], wanted[:1]) > 2 * most, name
+    for name, number in case.fills.items():
+        other = reference.filled(case, name, number).logits(texts[0])
+        assert distance([other], wanted[:1]) > 2 * most, name
 
 
 @pytest.mark.parametrize("case", FILES, ids=str)

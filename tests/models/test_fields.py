@@ -23,11 +23,13 @@ QWEN_2_MOE = EXPERTS | {"architectures": ["Qwen2MoeForCausalLM"], "head_dim": No
 MINIMAX = {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128}
 GLM = {"architectures": ["Glm4MoeForCausalLM"], "head_dim": 128}
 HY = {"architectures": ["HYV3ForCausalLM"], "head_dim": 128}
+GPT_OSS = {"architectures": ["GptOssForCausalLM"]}
 CHANGES = {
     "architectures": ({}, ["Qwen3ForCausalLM"]),
     "attention_bias": ({}, True),
     "attention_out_bias": ({"architectures": ["SeedOssForCausalLM"]}, True),
     "eos_token_id": ({}, 7),
+    "experts_per_token": (GPT_OSS, 2),
     "final_logit_softcapping": (GEMMA, 30.0),
     "first_k_dense_replace": (GLM, 2),
     "head_dim": ({}, 128),
@@ -64,6 +66,7 @@ CHANGES = {
     "original_max_position_embeddings": (LLAMA3, 4096),
     "partial_rotary_factor": ({"architectures": ["Phi3ForCausalLM"]}, 0.5),
     "qkv_bias": (QWEN_2_MOE, False),
+    "quantization_config": (GPT_OSS, {"quant_method": "fp8"}),
     "query_pre_attn_scalar": (GEMMA, 168),
     "rms_norm_eps": ({}, 1e-6),
     "rope_parameters": ({}, LINEAR),
@@ -77,6 +80,8 @@ CHANGES = {
     "shared_expert_intermediate_size": (QWEN_2_MOE, 64),
     "sliding_window": (MIXTRAL, 64),
     "sliding_window_pattern": (GEMMA, 2),
+    "swiglu_alpha": (GPT_OSS, 1.0),
+    "swiglu_limit": (GPT_OSS, 9.0),
     "tie_word_embeddings": ({}, False),
     "topk_group": (MIXTRAL, 2),
     "topk_method": (MIXTRAL, "noaux_tc"),

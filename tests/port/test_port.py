@@ -115,7 +115,7 @@ def test_a_supported_config_has_sizes_and_times(port):
             {"attn_logit_softcapping": 50.0, "hidden_act": "gelu"},
             {"attn_logit_softcapping": "attention", "hidden_act": "the MLP"},
         ),
-        ({"swiglu_limit": 7.0}, {"swiglu_limit = 7.0": "the MLP"}),
+        ({"swiglu_limit": 7.0}, {"swiglu_limit": "the MLP"}),
         ({"scoring_func": "tanh"}, {"scoring_func": "the mixture of experts"}),
         (
             {"final_logit_softcapping": 3},

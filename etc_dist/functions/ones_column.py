@@ -1,0 +1,31 @@
+"""A column of ones beside a matrix, by which the biases of another one are multiplied;
+CUDA half in `kernels/functions/ones_column.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from etc_dist.functions.matmul import two_byte
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TENSOR
+
+
+def ones_column(dtype: str) -> DeviceFunction:
+    """Writes y [rows, columns] of `dtype`: 1 in the first column, else 0. On GPUs
+    columns are a multiple of 8."""
+    columns = Extent(multiple=8, begins=8)
+    return DeviceFunction(
+        name="ones_column",
+        body=_ones_column,
+        source="functions/ones_column.cuh",
+        lane=TENSOR,
+        reads=0,
+        writes=1,
+        constants={"kIsHalf": int(dtype == "float16")},
+        tile={0: Operand((None, columns), two_byte(dtype))},
+    )
+
+
+def _ones_column(y: Any) -> None:
+    y[...] = 0
+    y[:, 0] = 1

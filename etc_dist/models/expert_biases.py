@@ -1,0 +1,52 @@
+"""Biases of a router and of experts.
+
+A bias is a column of a matrix: the first one after those that multiply the rows of its
+input. These rows have a 1 there, which is written once a run. So a biased matmul is
+one with a few more columns, in fp32 until its result is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from etc_dist.functions.ones_column import ones_column
+from etc_dist.ir import EventRef, Expr, Graph, Tensor, ceildiv, minimum, span
+from etc_dist.ir.expr import wrap
+
+COLUMNS = 64
+"""Rows are a multiple of this, so that all of them begin with a line of memory."""
+ROWS = 256
+"""Rows that a task gives a column of ones."""
+Size = TypeVar("Size", int, Expr)
+
+
+def with_bias(columns: Size) -> Size:
+    """The columns of a matrix with a bias after its `columns`, and then zeros."""
+    return columns // COLUMNS * COLUMNS + COLUMNS
+
+
+def even(size: Expr) -> Expr:
+    """A size, which is a multiple of 8, so that this is known of it."""
+    return size // 8 * 8
+
+
+def count_tasks(tensors: Sequence[Tensor]) -> Expr:
+    """The tasks of `fill_ones`."""
+    return sum((ceildiv(x.shape[0], ROWS) for x in tensors), wrap(0))
+
+
+def fill_ones(
+    g: Graph, tensors: Sequence[Tensor], columns: Sequence[Expr], begun: EventRef
+) -> None:
+    """Writes what follows the first `columns` of each tensor: a 1, then zeros. Each
+    task notifies begun."""
+    for x, first in zip(tensors, columns, strict=True):
+        (b,) = grid = g.grid(b=ceildiv(x.shape[0], ROWS))
+        rows = span(b * ROWS, minimum(ROWS, x.shape[0] - b * ROWS))
+        g.call(
+            ones_column(x.dtype),
+            grid,
+            name=f"ones_of_{x.name}",
+            writes=[x[rows, span(even(first), x.shape[1] - even(first))]],
+            notifies=[begun],
+        )
