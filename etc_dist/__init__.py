@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from etc_dist.ops.matmul import Matmul
     from etc_dist.ops.matmul_all_reduce import MatmulAllReduce, MatmulAllReduceNorm
     from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
+    from etc_dist.ops.scaled_weight import ScaledWeight, quantize
     from etc_dist.program import Program
     from etc_dist.settings import Settings
     from etc_dist.world import World, current, start
@@ -58,6 +59,7 @@ _PLACES = {
     "MoE": "layers.moe",
     "Program": "program",
     "Router": "functions.router",
+    "ScaledWeight": "ops.scaled_weight",
     "Settings": "settings",
     "World": "world",
     "all_gather_matmul": "ops.functional",
@@ -72,6 +74,7 @@ _PLACES = {
     "matmul_all_reduce": "ops.functional",
     "matmul_all_reduce_norm": "ops.functional",
     "matmul_reduce_scatter": "ops.functional",
+    "quantize": "ops.scaled_weight",
     "start": "world",
     "tile": "ir",
 }
@@ -94,6 +97,7 @@ __all__ = [
     "MoE",
     "Program",
     "Router",
+    "ScaledWeight",
     "Settings",
     "World",
     "all_gather_matmul",
@@ -107,6 +111,7 @@ __all__ = [
     "matmul_all_reduce",
     "matmul_all_reduce_norm",
     "matmul_reduce_scatter",
+    "quantize",
     "start",
     "tile",
 ]

@@ -18,13 +18,13 @@ import numpy as np
 from etc_dist.errors import GraphError
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.matmul import silu
+from etc_dist.functions.scaled_weights import E4M3
 from etc_dist.ir import DeviceFunction, Expr, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 PER_ELEMENT, PER_COLUMN, PER_ROW = "per element", "per column", "per row"
 READS = (PER_ELEMENT, PER_COLUMN, PER_ROW)
 WRITES = (PER_ELEMENT, PER_ROW)
-E4M3, MOST_E4M3 = "float8_e4m3fn", 448
 Y_DTYPES = ("bfloat16", "float16", "float32", E4M3)
 
 

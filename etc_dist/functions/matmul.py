@@ -26,14 +26,14 @@ def two_byte(dtype: str) -> str:
 
 def weight_shape(w_layout: str, n: Any, k: Any) -> tuple[Any, Any]:
     """The shape of w."""
-    return (n, k) if w_layout == "nk" else (k, n)
+    return (k, n) if w_layout == "kn" else (n, k)
 
 
 def weight_columns(
     w_layout: str, w: Tensor, columns: Any, k_span: Any = slice(None)
 ) -> Region:
     """The part of w that some columns of x @ w.T need, of all k or a part of it."""
-    return w[columns, k_span] if w_layout == "nk" else w[k_span, columns]
+    return w[k_span, columns] if w_layout == "kn" else w[columns, k_span]
 
 
 def silu(values: Any) -> Any:

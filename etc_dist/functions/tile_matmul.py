@@ -1,10 +1,11 @@
 """Dense matrix multiplication on tiles of many shapes; CUDA half in
 `kernels/functions/tile_matmul.cuh`.
 
-All compute x @ w.T with fp32 accumulators and w stored [n, k] or [k, n], or two such
-products (gate and up). An epilogue computes what is stored from the sums: see
-`functions/epilogue.py`. One worker runs a task, or a cluster of two. The fastest shape
-depends on the sizes: see `ops/tile_model.py`, and for clusters `ops/matmul_policy.py`.
+All compute x @ w.T with fp32 accumulators and w stored [n, k] or [k, n], or [n, k] in
+float8 with scales, or two such products (gate and up). An epilogue computes what is
+stored from the sums: see `functions/epilogue.py`. One worker runs a task, or a cluster
+of two. The fastest shape depends on the sizes: see `ops/tile_model.py`, and for
+clusters `ops/matmul_policy.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ import numpy as np
 from etc_dist.errors import ArgumentError, GraphError, expect_choice
 from etc_dist.functions.add_partials import sum_in_order
 from etc_dist.functions.epilogue import (
-    E4M3,
-    MOST_E4M3,
     PER_COLUMN,
     PER_ELEMENT,
     Epilogue,
@@ -34,8 +33,15 @@ from etc_dist.functions.matmul import (
     STAGE_K,
     W_LAYOUTS,
     two_byte,
-    weight_columns,
     weight_shape,
+)
+from etc_dist.functions.scaled_weights import (
+    BLOCK,
+    E4M3,
+    MOST_E4M3,
+    SCALINGS,
+    ScaledTensor,
+    weight_regions,
 )
 from etc_dist.ir import (
     DeviceFunction,
@@ -60,6 +66,9 @@ MOST_WIDE_BYTES = 64 * 1024
 """The most bytes of a stage of 256 elements of k, in swapped tiles."""
 MOST_SPLIT_BYTES = 48 * 1024
 """The most bytes of a stage of 128 elements of k, in other tiles whose k is split."""
+MOST_SCALED_ROWS = 128
+"""The most rows of x of a tile of scaled weights: a thread has its sums of a block of k
+in addition to those of all blocks before."""
 TURNS_COLUMNS = 64
 """In swapped tiles with at most so many columns per worker, the two warpgroups multiply
 alternate boxes along k."""
@@ -95,6 +104,7 @@ class TileShape:
     has one worker.
     swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, or
     for a number of rows between two multiples of 128, which then need little padding.
+    scaled: the weights are of one byte, with scales.
     deep: only of tiles that are not swapped: stages of 128 elements of k. By default
     they have 64, or 128 if k is split and the stage is small. Deep stages need less
     code in the loading thread, but release shared memory in larger pieces.
@@ -107,6 +117,7 @@ class TileShape:
     split: str = "columns"
     swapped: bool = False
     deep: bool = False
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         rows = {"columns": 128, "rows": 256, "k": 128, "none": 128}.get(self.split, 0)
@@ -125,6 +136,7 @@ class TileShape:
                 fits = fits and self.rows % 16 == 0 and not self.deep
                 fits = fits and self.worker_columns == TALL_COLUMNS
             most = 128
+        fits = fits and (self.may_be_scaled or not self.scaled)
         if not fits or not 0 < self.worker_columns <= most:
             raise ArgumentError(
                 f"GPUs have no tiles of {self}",
@@ -134,7 +146,8 @@ class TileShape:
                 "of a worker 8 to 64 rows in steps of 8, and columns in steps of 8 up "
                 "to 64 (not with split 'rows') or of 16 from 80 to 128; (3) swapped, "
                 "not deep, not with split 'rows': of a worker 128 columns, and 80 to "
-                "256 rows in steps of 16",
+                "256 rows in steps of 16; (4) scaled: the same as (2) and (3) with "
+                f"split 'none' and at most {MOST_SCALED_ROWS} rows",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py, or of "
                 "FAMILY in etc_dist/ops/tile_model.py",
@@ -147,6 +160,7 @@ class TileShape:
 
     def __str__(self) -> str:
         others = ", swapped" * self.swapped + ", deep" * self.deep
+        others += ", scaled" * self.scaled
         return f"{self.rows} x {self.columns}, split {self.split}{others}"
 
     @cached_property
@@ -227,6 +241,12 @@ class TileShape:
         return whole % CHUNK_COLUMNS == 0
 
     @property
+    def may_be_scaled(self) -> bool:
+        """Whether a tile of scaled weights may have the same sizes."""
+        is_few = self.rows <= MOST_SCALED_ROWS
+        return self.swapped and self.cluster == 1 and is_few
+
+    @property
     def k_parts(self) -> int:
         """The number of partial sums over k of an element of y. If it is 1, the sum
         over k is in order: it has the same bits on all such tiles."""
@@ -242,7 +262,7 @@ class TileShape:
         """Elements of k in a stage. Wide stages stream weights faster, but several
         stages must fit in shared memory."""
         if self.cluster == 1:
-            rows = self.rows + self.columns
+            rows = self.rows + self.columns * self.weight_bytes // 2
             return (4 if rows <= 128 else 2 if rows <= 208 else 1) * STAGE_K
         if self.is_tall:
             return STAGE_K
@@ -263,7 +283,12 @@ class TileShape:
         return self._bytes_of(self.depth)
 
     def _bytes_of(self, depth: int) -> int:
-        return (self.worker_rows + self.worker_columns) * depth * 2
+        return (self.worker_rows * 2 + self.worker_columns * self.weight_bytes) * depth
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of an element of w."""
+        return 1 if self.scaled else 2
 
     @property
     def code(self) -> tuple[int, ...]:
@@ -320,12 +345,31 @@ def _unpacked(packed_tile: int) -> tuple[bool, int]:
     return bool(packed_tile >> SWAPPED_BIT & 1), (packed_tile >> COLUMNS_BIT & 63) * 8
 
 
-def _multiply(epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int) -> None:
+def _sums(
+    epilogue: Epilogue, w_layout: str, arrays: Sequence[Any], first_row: int
+) -> tuple[list[Any], Sequence[Any]]:
+    """x @ w.T in fp32 for each of the weights, and the other arrays. first_row: that of
+    the weights, if they are scaled."""
     x, *rest = arrays
     weights, rest = rest[: epilogue.weights], rest[epilogue.weights :]
-    if not is_kn:
-        weights = [w.T for w in weights]
-    sums = [x.astype(np.float32) @ w.astype(np.float32) for w in weights]
+    scaling = SCALINGS.get(w_layout)
+    if scaling is None:
+        transposed = weights if w_layout == "kn" else [w.T for w in weights]
+        wide = x.astype(np.float32)
+        return [wide @ w.astype(np.float32) for w in transposed], rest
+    scales, rest = rest[: epilogue.weights], rest[epilogue.weights :]
+    pairs = zip(weights, scales, strict=True)
+    return [scaling.multiply(x, w, each, first_row) for w, each in pairs], rest
+
+
+def _multiply(
+    epilogue: Epilogue,
+    w_layout: str,
+    *arrays: Any,
+    packed_tile: int,
+    first_row: int = 0,
+) -> None:
+    sums, rest = _sums(epilogue, w_layout, arrays, first_row)
     if not epilogue.reduces:
         _apply(epilogue, sums, rest)
         return
@@ -347,15 +391,18 @@ def _multiply(epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int) -
 
 
 def _multiply_part(
-    epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int
+    epilogue: Epilogue,
+    w_layout: str,
+    *arrays: Any,
+    packed_tile: int,
+    first_row: int = 0,
 ) -> None:
     # Slices have the places of the CUDA half; in a slice, sums are row-major. If the
     # columns are the M of wgmma, each slice has gate and up; else up follows gate.
-    x, *weights, part = arrays
+    all_sums, [part] = _sums(epilogue, w_layout, arrays, first_row)
     is_swapped, columns = _unpacked(packed_tile)
     gated_words = SLICE_WORDS if is_swapped else columns * GROUP_WORDS // 8
-    for number, w in enumerate(weights):
-        sums = x.astype(np.float32) @ (w if is_kn else w.T).astype(np.float32)
+    for number, sums in enumerate(all_sums):
         words = part[number * gated_words // 2 :]
         for start in range(0, sums.shape[1 - is_swapped], SLICE):
             end = start + SLICE
@@ -388,12 +435,15 @@ def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> No
 
 
 def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape]:
-    """Those of `shapes` that serve weights [n, k] ("nk") or [k, n] ("kn"). GraphError
-    if none does, ArgumentError for another layout."""
-    expect_choice(w_layout, W_LAYOUTS, "w_layout")
+    """Those of `shapes` that serve weights [n, k] ("nk") or [k, n] ("kn"); for scaled
+    weights (one of SCALINGS), as scaled shapes. GraphError if none does, ArgumentError
+    for another layout."""
+    expect_choice(w_layout, (*W_LAYOUTS, *SCALINGS), "w_layout")
     found = shapes
     if w_layout == "kn":
         found = [shape for shape in shapes if shape.may_be_transposed]
+    if w_layout in SCALINGS:
+        found = [replace(s, scaled=True) for s in shapes if s.may_be_scaled]
     if found:
         return found
     where = f"shapes_for({w_layout!r}, ...)"
@@ -409,9 +459,11 @@ def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape
     raise GraphError(
         "no tiles serve the weights",
         where=where,
-        wanted=f"tiles of which a worker loads a multiple of {CHUNK_COLUMNS} columns",
+        wanted="tiles with may_be_scaled"
+        if w_layout in SCALINGS
+        else f"tiles of which a worker loads a multiple of {CHUNK_COLUMNS} columns",
         got=", ".join(map(str, shapes)),
-        fix="choose shapes with may_be_transposed, or store the weights as [n, k]",
+        fix="choose other shapes, or store the weights as [n, k] of the elements of x",
     )
 
 
@@ -424,8 +476,9 @@ class Tiles:
     the shape's rows, a multiple of 8 for each worker, and their number does not change:
     bulk copies beyond the edge of x take longer than copies of fewer rows.
 
-    w_layout: "nk" for weights [n, k], "kn" for [k, n]. Then `shape` selects one of
-    `shapes_for("kn", shapes)`.
+    w_layout: "nk" for weights [n, k], "kn" for [k, n], or one of SCALINGS for float8
+    codes [n, k] with scales. Then `shape` selects one of `shapes_for(w_layout,
+    shapes)`.
 
     columns: of each tile, in place of the shape's, for tiles of one worker: a multiple
     of 8 that the shape allows, see `TileShape.serves_columns`."""
@@ -443,6 +496,7 @@ class Tiles:
         self._g, self._name, self._shape = g, name, wrap(shape)
         self.w_layout = w_layout
         self._shapes = shapes = tuple(shapes_for(w_layout, shapes))
+        self._scaling = SCALINGS.get(w_layout)
         self._check_clusters(columns is not None)
         self._numbers: dict[str, Expr] = {}
         self._packed = _packed(self._shapes)
@@ -496,7 +550,8 @@ class Tiles:
         if self.w_layout == "kn":
             box = TmaBox(STAGE_K, CHUNK_COLUMNS)
         else:
-            box = TmaBox(self._weight_box_rows(epilogue.gated), STAGE_K)
+            depth = STAGE_K if self._scaling is None else BLOCK
+            box = TmaBox(self._weight_box_rows(epilogue.gated), depth)
         made = self._function(dtype, epilogue, [box] * epilogue.weights, is_part)
         if not may_have_no_rows:
             return made
@@ -528,6 +583,7 @@ class Tiles:
         self, dtype: str, epilogue: Epilogue, axes: tuple[int, ...]
     ) -> dict[str, Any]:
         expect_choice(dtype, DTYPES, "dtype")
+        scaled = {} if self._scaling is None else self._scaling.constants
         return {
             "kIsHalf": int(dtype == "float16"),
             "kGated": int(epilogue.gated),
@@ -536,6 +592,7 @@ class Tiles:
             "kWeightIsKN": int(self.w_layout == "kn"),
             "kAxes": axes,
             "kTiles": _codes(self._packed),
+            **scaled,
         }
 
     @property
@@ -555,9 +612,15 @@ class Tiles:
         ends."""
         return self._number("k_boxes", [s.step // STAGE_K for s in self._shapes])
 
-    def weight_tile(self, w: Tensor, columns: Any, k_span: Any = slice(None)) -> Region:
-        """The region of the weights for some columns of y; of all k, or a part."""
-        return weight_columns(self.w_layout, w, columns, k_span)
+    def weight_tiles(
+        self,
+        weights: Sequence[Tensor | ScaledTensor],
+        columns: Any,
+        k_span: Any = slice(None),
+    ) -> list[Region]:
+        """The regions of the weights for some columns of y, of all k, or a part from a
+        multiple of `k_boxes` boxes on; then those of their scales."""
+        return weight_regions(self.w_layout, weights, columns, k_span)
 
     def _check_clusters(self, has_columns: bool) -> None:
         clusters = {shape.cluster for shape in self._shapes}
@@ -648,28 +711,26 @@ class Tiles:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
         is_alone = self._shapes[0].cluster == 1
         depth = DEPTH if is_alone else replace(DEPTH, multiple=self.step)
-        is_kn = self.w_layout == "kn"
-        x, w = (
-            Operand(size, element, leading=True, apart=True)
-            for size in (
-                ("rows", depth),
-                weight_shape(self.w_layout, "columns", depth),
-            )
-        )
+        w_shape = weight_shape(self.w_layout, "columns", depth)
+        x = Operand(("rows", depth), element, leading=True, apart=True)
+        w_dtype, scales = element, list[Operand]()
+        if self._scaling is not None:
+            w_dtype, scales = E4M3, [self._scaling.operand] * len(weights)
+        w = Operand(w_shape, w_dtype, leading=True, apart=True)
         gated = epilogue.gated
         strip = self.strip_columns(gated=gated) if epilogue.reduces else None
         reads, writes = epilogue.operands(element, strip)
         body = _multiply
         if is_part:
             body, writes = _multiply_part, [Operand((PART,), "float32", leading=True)]
-        operands = [x, *[w] * len(weights), *reads, *writes]
+        operands = [x, *[w] * len(weights), *scales, *reads, *writes]
         axes = tuple(len(each.extents or ()) for each in (*reads, *writes))
         return DeviceFunction(
             name="tile_matmul",
-            body=partial(body, epilogue, is_kn),
+            body=partial(body, epilogue, self.w_layout),
             source="functions/tile_matmul.cuh",
             lane=TENSOR,
-            reads=1 + len(weights) + len(reads),
+            reads=1 + len(weights) + len(scales) + len(reads),
             writes=len(writes),
             cluster=self._shapes[0].cluster,
             parts=self._shapes[0].cluster,
@@ -686,6 +747,7 @@ class Tiles:
                 **self._constants(dtype, epilogue, axes),
                 "kIsPart": int(is_part),
             },
+            starts={"first_row": (1, -2)} if scales else {},
         )
 
 

@@ -34,7 +34,8 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
                    boxes: {position: TmaBox}, constants: {name: number},
                    roles*, shared, streams*, gathers*, gathers_early*,
                    reads_before_wait*, tile: {position: Operand},
-                   epilogue: DeviceFunction?, loads_before_wait, far)
+                   epilogue: DeviceFunction?, loads_before_wait, far,
+                   starts: {name: (position, axis)})
         lane   "tensor" | "transfer"
         roles  "prepare" | "load" | "gather" | "compute" | "store"
     Operand(size: Extent*?, dtype*, leading, contiguous, like?, apart, mirrors?,

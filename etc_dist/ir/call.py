@@ -170,6 +170,9 @@ class Call:
     def keywords(self, env: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the body's keyword-only parameters, without defaults."""
         given = {name: int(value.evaluate(env)) for name, value in self.values}
+        regions = (*self.reads, *self.writes)
+        for name, (operand, axis) in self.function.starts.items():
+            given[name] = int(regions[operand].start[axis].evaluate(env))
         named = {**env, **given}
         return {n: named[n] for n in self.function.keywords if n in named}
 

@@ -176,8 +176,10 @@ def _check_own_rows(call: Call, where: str) -> None:
 
 def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
     given = {name for name, _ in call.values}
-    names = known | {axis.symbol.name for axis in call.axes} | given
     function = call.function
+    names = (
+        known | {axis.symbol.name for axis in call.axes} | given | {*function.starts}
+    )
     needed = [name for name in function.keywords if name not in function.defaults]
     unknown = [name for name in needed if name not in names]
     extra = sorted(given - {*call.function.keywords})

@@ -99,7 +99,9 @@ class DeviceFunction:
     an abort.
     loads_before_wait: the loads that determine a task's regions and notifications come
     before its last wait is met. The CUDA body gets the second argument then, too.
-    far: a task may write and notify a rank of another host: one region, one element."""
+    far: a task may write and notify a rank of another host: one region, one element.
+    starts: keyword-only parameters of the body -> the operand and the axis of whose
+    region they get the first index. The CUDA body reads it from the region."""
 
     name: str
     body: Callable[..., None]
@@ -121,6 +123,7 @@ class DeviceFunction:
     epilogue: DeviceFunction | None = None
     loads_before_wait: bool = False
     far: bool = False
+    starts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def terms(self) -> str:
@@ -181,7 +184,7 @@ class DeviceFunction:
         _check_names(self)
         _check_constants(self)
         _check_body(self)
-        for name in ("boxes", "constants", "tile"):
+        for name in ("boxes", "constants", "tile", "starts"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
         named = "gathers", "gathers_early", "reads_before_wait", "roles", "streams"
@@ -258,6 +261,7 @@ def _check_operands(made: DeviceFunction) -> None:
         ("reads_before_wait", [*made.reads_before_wait], made.reads),
         ("streams", [*made.streams], made.reads),
         ("tile", [*made.tile], every),
+        ("starts", [operand for operand, _ in made.starts.values()], every),
         ("like= or mirrors", [n for n in named if n is not None], every),
     ):
         if any(not 0 <= n < count for n in positions):

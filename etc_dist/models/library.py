@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from etc_dist.functions.activation import Activation
 from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.functions.router import Router
+from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
@@ -91,6 +92,10 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         for w_layout in W_LAYOUTS:
             graph = matmul_graph(1, dtype=dtype, w_layout=w_layout)
             yield f"{graph.name} 1 {dtype} {w_layout}", graph
+    for dtype, per in zip(DTYPES, (PER_BLOCK, PER_ROW), strict=True):
+        scaling = Scaling(per, "float32")
+        graph = matmul_graph(1, dtype=dtype, w_layout=scaling.w_layout)
+        yield f"{graph.name} 1 {dtype} float8 per {per}", graph
     for world_size in (4, 8):
         graph = matmul_reduce_scatter_graph(world_size, partials="float32")
         yield f"{graph.name} {world_size} {DTYPES[0]} float32", graph

@@ -21,6 +21,7 @@ tune.py                    measuring those of one worker; fit_constants.py: thei
 functional.py              the operations as functions
 operation.py               Operation: which program runs a call
 argument_table.py          names and shapes of an operation's arrays
+scaled_weight.py           float8 weights with scales, and making them
 deterministic.py           which results have the same bits
 order.py                   tile orders
 """

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.scaled_weights import E4M3, Scaling
 from etc_dist.ir import GraphFunction
+from etc_dist.ops.scaled_weight import (
+    ScaledWeight,
+    inspect_scaled,
+    scales_name,
+    scaling_of,
+)
 from etc_dist.runtime.array_checks import Expected, check_arrays
 from etc_dist.runtime.arrays import Array, described, empty_like, inspect
 
@@ -84,7 +91,8 @@ class Known:
 @dataclass(frozen=True)
 class CallArguments:
     """The checked arrays of one call. `w_layout` is "kn" if w is a transposed view, so
-    that its memory is [k, n]. `outs` are the caller's outputs, or those made for it."""
+    that its memory is [k, n]; of scaled weights, that of their scaling. `outs` are the
+    caller's outputs, or those made for it."""
 
     arrays: Mapping[str, Array]
     dims: Mapping[str, int]
@@ -112,9 +120,9 @@ class CallArguments:
 class ArgumentTable:
     """The inputs of the operation `name` on `ranks` ranks and its outputs, by shape.
 
-    transposable: the input that may be a transposed view. empty: the dim that may be 0.
-    own: the dim that may differ between ranks. over: of outputs, the input that may be
-    the same array.
+    transposable: the input that may be a transposed view. scalable: the inputs that may
+    be a ScaledWeight each. empty: the dim that may be 0. own: the dim that may differ
+    between ranks. over: of outputs, the input that may be the same array.
     """
 
     def __init__(
@@ -125,6 +133,7 @@ class ArgumentTable:
         output: str,
         *,
         transposable: str = "",
+        scalable: Sequence[str] = (),
         empty: str = "",
         own: str = "",
         over: Mapping[str, str] | None = None,
@@ -135,6 +144,7 @@ class ArgumentTable:
         self.outputs = [Shape.parse(text, ranks) for text in texts]
         self.transposable, self.own = transposable, own
         self._empty, self._over = empty, over or {}
+        self._scalable = scalable
 
     def output_shapes(self, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """The shapes of the outputs for inputs of these shapes. ArgumentError for other
@@ -148,7 +158,7 @@ class ArgumentTable:
     def hold(self, values: Sequence[Any], device: int | str) -> Known:
         """Check the last inputs, which stay the same in every call."""
         shapes = self.inputs[-len(values) :]
-        arrays = _inspect(shapes, values)
+        arrays = self._inspect(shapes, values)
         dims: dict[str, int] = {}
         self._bind(shapes, arrays, dims)
         dtype = self._dtype(next(iter(arrays.values())))
@@ -165,9 +175,10 @@ class ArgumentTable:
     ) -> CallArguments:
         """Inspect and check the arrays of a call, and make its outputs where `outs` is
         None. Local."""
-        arrays = _inspect(self.inputs, values)
+        arrays = self._inspect(self.inputs, values)
         dims = dict(known.dims)
         self._bind(self.inputs, arrays, dims)
+        scaling = self._scaling(arrays)
         first = arrays[self.inputs[0].name]
         dtype = known.dtype or self._dtype(first)
         results = []
@@ -179,9 +190,11 @@ class ArgumentTable:
             results.append(out)
         is_empty = dims.get(self._empty) == 0
         shapes = [*self.inputs, *self.outputs]
-        self._check(shapes, arrays, dims, dtype, device, is_empty)
+        self._check(shapes, arrays, dims, dtype, device, is_empty, scaling)
         w = arrays.get(self.transposable)
         layout = "kn" if w is not None and w.order == "F" else "nk"
+        if scaling is not None:
+            layout = scaling.w_layout
         return CallArguments(arrays, dims, dtype, layout, tuple(results), is_empty)
 
     def check_dims(self, dims: Mapping[str, int]) -> None:
@@ -201,6 +214,32 @@ class ArgumentTable:
             got=got,
             fix="correct the arguments; nothing was launched on any rank",
         )
+
+    def _inspect(
+        self, shapes: Sequence[Shape], values: Sequence[Any]
+    ) -> dict[str, Array]:
+        """The arrays by name, and the scales of those that are scaled."""
+        arrays: dict[str, Array] = {}
+        for shape, value in zip(shapes, values, strict=True):
+            if not isinstance(value, ScaledWeight):
+                arrays[shape.name] = inspect(shape.name, value)
+            elif shape.name in self._scalable:
+                arrays |= inspect_scaled(shape.name, value)
+            else:
+                wanted = f"{shape.name} of {' or '.join(DTYPES)}"
+                raise self.error(wanted, f"a ScaledWeight {shape.name}")
+        return arrays
+
+    def _scaling(self, arrays: Mapping[str, Array]) -> Scaling | None:
+        """How the weights are scaled, all alike; None if they are not."""
+        scalings = set[Scaling | None]()
+        for name in self._scalable:
+            codes, scales = arrays[name], arrays.get(scales_name(name))
+            if scales is None and codes.dtype.startswith("float8"):
+                wanted = f"{name} of {' or '.join(DTYPES)}, or a ScaledWeight"
+                raise self.error(wanted, f"{described(codes)}, without scales")
+            scalings.add(None if scales is None else scaling_of(codes, scales))
+        return next(iter(scalings), None)
 
     def _bind(
         self,
@@ -226,22 +265,24 @@ class ArgumentTable:
         dtype: str,
         device: int | str,
         may_be_empty: bool = False,
+        scaling: Scaling | None = None,
     ) -> None:
+        scaled = () if scaling is None else self._scalable
         expected = [
             Expected(
                 shape.name,
                 shape.at(dims),
-                shape.dtype or dtype,
+                E4M3 if shape.name in scaled else shape.dtype or dtype,
                 written=shape in self.outputs,
-                orders="CF" if shape.name == self.transposable else "C",
+                orders="CF" if shape.name == self.transposable and not scaled else "C",
                 axes=tuple(axis.show({}) for axis in shape.axes),
                 over=self._over.get(shape.name, ""),
                 by_element=bool(shape.dtype),
             )
             for shape in shapes
         ]
+        expected += [
+            Expected(one.name, one.shape, one.dtype, by_element=True)
+            for one in map(arrays.__getitem__, map(scales_name, scaled))
+        ]
         check_arrays(self.name, expected, arrays, device, may_be_empty=may_be_empty)
-
-
-def _inspect(shapes: Sequence[Shape], values: Sequence[Any]) -> dict[str, Array]:
-    return {s.name: inspect(s.name, v) for s, v in zip(shapes, values, strict=True)}

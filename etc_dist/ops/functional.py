@@ -146,8 +146,9 @@ def matmul(
 ) -> Any:
     """x @ w.T on each rank, without communication.
 
-    x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view. out:
-    the array to write. stream: the stream to run on, by default the current one.
+    x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view, or a
+    `ScaledWeight` of float8. out: the array to write. stream: the stream to run on, by
+    default the current one.
 
     All ranks of the current world make the same call. See `Matmul` for deterministic,
     arrays and errors."""

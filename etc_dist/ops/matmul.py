@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from etc_dist.errors import expect_range
-from etc_dist.functions.matmul import weight_shape
+from etc_dist.functions.matmul import W_LAYOUTS
+from etc_dist.functions.scaled_weights import SCALINGS, weight_input
 from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.deterministic import BATCH
@@ -36,7 +37,7 @@ def matmul_graph(
     Dims select the tiles: see `tiles_of_dims` and `TiledMatmul`."""
     m, n, k = g.dims("m n k")
     x = g.input("x", (m, k), dtype)
-    w = g.input("w", weight_shape(w_layout, n, k), dtype)
+    w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (m, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, m, w_layout)
     add_matmul(g, "", tiles, dtype, x, [w], y)
@@ -51,12 +52,18 @@ class Matmul(WeightOperation):
     bits on every run. One program serves all sizes, and selects tiles by M, N and K.
     Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
 
+    w may be a `ScaledWeight`, whose codes are widened to the dtype of x exactly. In
+    fp32, the sums over each 128 elements of k are multiplied by the scale, and added in
+    the order of k. On GPUs K is then a multiple of 16. There is a program for each kind
+    and dtype of scales.
+
     deterministic="batch": a row of x has the same bits for any M. Slower for up to
     about 256 rows, since fewer tile shapes add over K in order.
     """
 
     inputs = "x [m, k]", "w [n, k]"
     output = "out [m, n]"
+    scalable = ("w",)
 
     def candidates(self) -> list[Candidate]:
         """Internal: one graph, whose tiles are chosen for each call."""
@@ -65,6 +72,7 @@ class Matmul(WeightOperation):
             Candidate(
                 matmul_graph,
                 self.sizes,
+                w_layouts=(*W_LAYOUTS, *SCALINGS),
                 capacity=self._capacity if is_divided else None,
                 policy=self._choose,
             )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from etc_dist.functions.epilogue import Epilogue, store
 from etc_dist.functions.matmul import STAGE_K
+from etc_dist.functions.scaled_weights import ScaledTensor
 from etc_dist.functions.tile_matmul import (
     GROUP_WORDS,
     SLICE,
@@ -103,7 +104,7 @@ class TiledMatmul:
         tiles: Tiles,
         dtype: str,
         x: Tensor | Matrix,
-        weights: Sequence[Tensor],
+        weights: Sequence[Tensor | ScaledTensor],
         y: Tensor | Matrix,
         epilogue: Epilogue = store,
         *,
@@ -280,7 +281,7 @@ class TiledMatmul:
 
     def _weight_tiles(self, columns: Any, k_span: Any) -> list[Region]:
         """Some columns of y, and some of k."""
-        return [self._tiles.weight_tile(w, columns, k_span) for w in self._weights]
+        return self._tiles.weight_tiles(self._weights, columns, k_span)
 
     def _of(self, events: RowEvents | None, i: Expr, j: Expr) -> list[EventRef]:
         """The event of the tile in row i and column j of tiles."""
@@ -308,7 +309,7 @@ def add_matmul(
     tiles: Tiles,
     dtype: str,
     x: Tensor,
-    weights: Sequence[Tensor],
+    weights: Sequence[Tensor | ScaledTensor],
     y: Tensor,
     epilogue: Epilogue = store,
 ) -> None:

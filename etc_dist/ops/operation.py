@@ -19,6 +19,7 @@ from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import ArgumentTable, CallArguments, Known
 from etc_dist.ops.deterministic import check_deterministic
+from etc_dist.ops.scaled_weight import arrays_of
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.program import (
     Bound,
@@ -93,6 +94,8 @@ class Operation:
     """Internal: the same of the output, or of several: "out [m, n], state [m]"."""
     transposable = ""
     """Internal: the input that may be a transposed view."""
+    scalable: Sequence[str] = ()
+    """Internal: the inputs that may be a ScaledWeight."""
     over: Mapping[str, str] = {}
     """Internal: the input that an output may be."""
     sizes: Mapping[str, Any] = {}
@@ -149,6 +152,7 @@ class Operation:
             cls.inputs,
             cls.output,
             transposable=cls.transposable,
+            scalable=cls.scalable,
             over=cls.over,
         )
 
@@ -224,7 +228,8 @@ class Operation:
             try:
                 self._check_open()
                 stream = stream_for(world.backend, stream, inputs[0])
-                key = tuple(map(identity, inputs))
+                seen = arrays_of(inputs) if self.scalable else inputs
+                key = tuple(map(identity, seen))
                 if (shapes := self._output_shapes.get(key)) is not None:
                     outs = tuple(
                         empty_like(inputs[0], shape, stream) if out is None else out

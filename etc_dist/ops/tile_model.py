@@ -178,20 +178,22 @@ def work_of(
     used_n = min(rows, wgmma_n) if shape.swapped else wgmma_n
     worker_slices = -(-down * split * -(-used_n // SLICE) // workers)
     sum_rows = worker_slices * tiling.parts * SLICE + worker_parts * used_n
-    # A block has 4 wgmma of k = 16 for each 64 of M: 64 x 16 and N x 16 elements.
+    # A block has 4 wgmma of k = 16 for each 64 of M: 64 x 16 and N x 16 elements. The
+    # codes of scaled weights are read by loads of 16 bits, at half of the rate.
     block_read_bytes = wgmma_m // 64 * 4 * (2048 + wgmma_n * 32)
+    weight_bytes = n * k * shape.weight_bytes
     return TileWork(
         num_tiles=num_tiles,
         num_blocks=worker_stages * stage_blocks,
         block_cycles=wgmma_m * wgmma_n / 32,
-        block_load_bytes=(rows + columns) * 2 * STAGE_K,
+        block_load_bytes=(2 * rows + shape.weight_bytes * columns) * STAGE_K,
         block_read_bytes=block_read_bytes,
         stage_blocks=stage_blocks,
         prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1) * stage_blocks,
         tile_area=wgmma_m * wgmma_n,
         num_epilogues=worker_tasks,
-        memory_bytes=2 * (n * k + m * k + m * n),
-        worker_weight_bytes=2 * n * k / min(workers, num_tasks),
+        memory_bytes=weight_bytes + 2 * (m * k + m * n),
+        worker_weight_bytes=weight_bytes / min(workers, num_tasks),
         is_split=int(num_parts > 0),
         worker_sum_bytes=sum_rows * ROW_BYTES if num_parts else 0,
         scratch_bytes=num_parts * -(-wgmma_n // SLICE) * SLICE * ROW_BYTES,

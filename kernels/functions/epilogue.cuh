@@ -52,7 +52,8 @@ struct EpilogueTask : Call {
 
   template <int n>
   ETC_DEVICE auto operand() const {
-    constexpr int kPosition = 1 + Call::kWeights + n;  // after x and the weights
+    // After x, the weights and their scales.
+    constexpr int kPosition = 1 + Call::kWeights * (Call::kScaleBits == 0 ? 1 : 2) + n;
     static_assert(
         n >= 0 && kPosition < Call::kReads + Call::kWrites, "the epilogue has fewer arrays");
     return last_axes<Call::kAxes[n]>(Call::template operand<kPosition>(g, c));

@@ -10,8 +10,10 @@ namespace etc {
 // number of rows of w, and of boxes in a stage, has its own mainloop; all else is shared. If the
 // pair splits k, its worker n finishes the rows of warpgroup n: the other worker's sums for them
 // come in a stage of the ring, after those of the tile.
-template <bool kIsHalf, bool kIsKN, class Epilogue, class Tiles>
+template <bool kIsHalf, class Weights, class Epilogue, class Tiles>
 struct RowsTiles {
+  static constexpr bool kIsKN = Weights::kIsKN;
+  static_assert(!Weights::kIsScaled);
   static_assert(Tiles::kFirst.rows == 128);
   // The columns of accumulators: of the widest tile, or of a slice of gate and one of up.
   static constexpr u32 kMost = maximum(i32(Tiles::most_columns()), 2 * 8 * i32(kSliceGroups));

@@ -1,5 +1,6 @@
 // Swapped tiles: rows of w are the M of wgmma, rows of x its N.
 #pragma once
+#include "functions/scaled_weights.cuh"
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_parts.cuh"
 #include "functions/tile_sums.cuh"
@@ -10,8 +11,9 @@ namespace etc {
 // With at most 64 rows of w, the warpgroups multiply alternate boxes along k; with more, each has
 // half of these rows. wgmma always multiplies 64 rows: if there are fewer, it reads the memory that
 // follows, and these sums are not used. Tiles with equally many rows of x share their code.
-template <bool kIsHalf, bool kIsKN, class Epilogue, class Tiles>
+template <bool kIsHalf, class Weights, class Epilogue, class Tiles>
 struct SwappedTiles {
+  static constexpr bool kIsKN = Weights::kIsKN;
   static constexpr u32 kRows = Tiles::kFirst.rows, kEights = kRows / 8;
   static constexpr bool kIsTall = Tiles::kFirst.is_tall();
   // The kinds of tiles among `Tiles`.
@@ -53,7 +55,11 @@ struct SwappedTiles {
         add_parts<0>(d, parts.first, parts.part_bytes, count, (rows + 7) / 8);
       }
     } else {
-      lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
+      if constexpr (Weights::kIsScaled) {
+        lost = multiply_codes(run, stages, count, at_shape, wg, is_gated, d);
+      } else {
+        lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
+      }
     }
     const TileShape shape = read_shape(at_shape);
     const bool exchanges = kExchanges && shape.split == kSplitK;
@@ -140,6 +146,16 @@ struct SwappedTiles {
       multiply_by(Number<2u>{});
     }
     return lost;
+  }
+
+  // The same of scaled weights.
+  template <class Program>
+  ETC_DEVICE bool multiply_codes(
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 wg,
+      bool is_gated, float (&d)[kRows / 2]) const {
+    const TileShape shape = read_shape(at_shape);
+    const ScaledRows<Weights> w(ScalePlace::read(at_shape + 4), shape, wg, is_gated);
+    return multiply_scaled<kIsHalf, Weights, kRows>(run, stages, count, shape, w, wg, d);
   }
 
   ETC_DEVICE static void gate(float& sum, float up) { sum = Epilogue::combine(sum, up); }

@@ -50,15 +50,15 @@ struct TileList {
 
 // The code of a TileRange.
 template <
-    bool kIsHalf, bool kIsKN, class Epilogue, class Tiles,
+    bool kIsHalf, class Weights, class Epilogue, class Tiles,
     bool kIsSwapped = bool(Tiles::kFirst.is_swapped)>
-struct TilesOf : RowsTiles<kIsHalf, kIsKN, Epilogue, Tiles> {};
-template <bool kIsHalf, bool kIsKN, class Epilogue, class Tiles>
-struct TilesOf<kIsHalf, kIsKN, Epilogue, Tiles, true>
-    : SwappedTiles<kIsHalf, kIsKN, Epilogue, Tiles> {};
+struct TilesOf : RowsTiles<kIsHalf, Weights, Epilogue, Tiles> {};
+template <bool kIsHalf, class Weights, class Epilogue, class Tiles>
+struct TilesOf<kIsHalf, Weights, Epilogue, Tiles, true>
+    : SwappedTiles<kIsHalf, Weights, Epilogue, Tiles> {};
 
 // All tile shapes of a program with one epilogue.
-template <bool kIsHalf, bool kIsKN, class Epilogue, u32... kTiles>
+template <bool kIsHalf, class Weights, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
   static constexpr u32 kControlBytes = 24;
@@ -77,7 +77,7 @@ struct TileFamily {
     bool going = true;
     const u32 at_shape = work.data + 4 * Epilogue::kWords;
     TileList<kTiles...>::with_alike(ptx::load_shared(at_shape) & 63, [&](auto tiles) ETC_INLINE {
-      going = TilesOf<kIsHalf, kIsKN, Epilogue, decltype(tiles)>{{control, buffer}}
+      going = TilesOf<kIsHalf, Weights, Epilogue, decltype(tiles)>{{control, buffer}}
                   .template compute<kVariants>(
                       run, stages, work.size, at_shape, work.data, variant,
                       counters.exchanged[decltype(tiles)::kFirst.uses_stage()]);
@@ -88,12 +88,31 @@ struct TileFamily {
   static constexpr bool kMulticast = (false || ... || TileShape::of(kTiles).may_split(kSplitRows));
   static constexpr u32 kMostStageBytes = [] {
     u32 most = 0;
-    ((most = maximum(most, TileShape::of(kTiles).bytes())), ...);
+    ((most = maximum(most, TileShape::of(kTiles).template bytes<Weights::kBytes>())), ...);
     return most;
   }();
   static constexpr bool kExchanges =
       (false || ... ||
        (TileShape::of(kTiles).may_split(kSplitK) && TileShape::of(kTiles).uses_stage()));
+};
+
+// The weights of a call.
+template <class Call, bool kIsScaled = (Call::kScaleBits != 0)>
+struct WeightsOf {
+  using Type = PlainWeights<bool(Call::kWeightIsKN)>;
+};
+template <class Call>
+struct WeightsOf<Call, true> {
+  template <bool kIsWide, class Wide, class Narrow>
+  struct Either {
+    using Type = Wide;
+  };
+  template <class Wide, class Narrow>
+  struct Either<false, Wide, Narrow> {
+    using Type = Narrow;
+  };
+  using Element = typename Either<Call::kScaleBits == 32, float, bf16>::Type;
+  using Type = ScaledWeights<u32(Call::kScaleShift), bool(Call::kScaleHasBlocks), Element>;
 };
 
 // TileFamily of the first n shapes of a call.
@@ -102,14 +121,17 @@ struct FamilyOf : FamilyOf<Call, n - 1, u32(Call::kTiles[n - 1]), kTiles...> {};
 template <class Call, u32... kTiles>
 struct FamilyOf<Call, 0, kTiles...> {
   using Family = TileFamily<
-      bool(Call::kIsHalf), bool(Call::kWeightIsKN), typename EpilogueOf<Call>::Type, kTiles...>;
+      bool(Call::kIsHalf), typename WeightsOf<Call>::Type, typename EpilogueOf<Call>::Type,
+      kTiles...>;
 };
 
 template <class Call>
 struct tile_matmul : Roles {
   using Compute = typename FamilyOf<Call, sizeof(Call::kTiles) / sizeof(int)>::Family;
   using Epilogue = typename EpilogueOf<Call>::Type;
-  static constexpr u32 kDataWords = Epilogue::kWords + 1;  // then the shape
+  using WeightKind = typename WeightsOf<Call>::Type;
+  // Then the shape, and the place of scales.
+  static constexpr u32 kDataWords = Epilogue::kWords + 1 + WeightKind::kWords;
   static constexpr u32 kVariant = Call::kGated * kGatedTile | Call::kIsPart * kPartOfTile;
   static constexpr bool kWritesPeers = Epilogue::kOnlyRounds && Call::kWrites > 1;
   static constexpr bool kMulticast = Compute::kMulticast;
@@ -141,7 +163,7 @@ struct tile_matmul : Roles {
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>& run, u32 size) {
     const TileShape shape = shape_of(run);
-    return {size, shape.bytes(), exchanged_bytes(shape, size)};
+    return {size, bytes_of(shape), exchanged_bytes(shape, size)};
   }
 
   template <class Program>
@@ -150,6 +172,9 @@ struct tile_matmul : Roles {
       u32 (&words)[kDataWords]) {
     words[Epilogue::kWords] = packed_shape(run);
     const TileShape shape = shape_of(run);
+    if constexpr (WeightKind::kIsScaled) {
+      scales(run, c).write(words + Epilogue::kWords + 1);
+    }
     if constexpr (Call::kIsPart) {
       const u64 at = u64(last_axes<1>(Call::template operand<Call::kReads>(run.g, c)).at(0));
       words[0] = u32(at), words[1] = u32(at >> 32);
@@ -177,7 +202,7 @@ struct tile_matmul : Roles {
       u32 size, u32 n) {
     const TileShape shape = shape_of(run);
     Stage stage;
-    if (!loader.begin(run, shape.bytes(), shape.loaded_bytes(), false, stage)) return false;
+    if (!loader.begin(run, bytes_of(shape), loaded_bytes_of(shape), false, stage)) return false;
     load_weights(stage, shape, Weights(run, c, shape, size), n);
     return true;
   }
@@ -195,7 +220,7 @@ struct tile_matmul : Roles {
     ready();
 #pragma unroll 1
     for (u32 n = 0; n < minimum(count, kFirstStages); ++n) {
-      const Stage stage = loader.begin_first(shape.bytes(), shape.loaded_bytes());
+      const Stage stage = loader.begin_first(bytes_of(shape), loaded_bytes_of(shape));
       load_weights(stage, shape, w, n);
       load_x(stage, shape, x, n);
     }
@@ -208,7 +233,7 @@ struct tile_matmul : Roles {
     const TileShape shape = shape_of(run);
     const Box x = first_x(run, c, shape, size);
     const Weights w(run, c, shape, size);
-    const u32 bytes = shape.bytes();
+    const u32 bytes = bytes_of(shape);
     static_assert(Compute::kMostStageBytes <= StageRing<Program>::kBytes);
     u32 n = 0;
     publish();
@@ -228,12 +253,12 @@ struct tile_matmul : Roles {
     };
     if (loader.is_in_laps(bytes)) {
       n = size;
-      const u32 expected = shape.loaded_bytes();
+      const u32 expected = loaded_bytes_of(shape);
       if (!loader.begin_in_laps(run, bytes, expected, size - begun, load_stage)) return false;
     }
     for (; n < size; ++n) {
       Stage stage;
-      if (!loader.begin(run, bytes, shape.loaded_bytes(), false, stage)) return false;
+      if (!loader.begin(run, bytes, loaded_bytes_of(shape), false, stage)) return false;
       load_stage(stage, n - begun);
     }
     if constexpr (Compute::kExchanges) {
@@ -248,6 +273,15 @@ struct tile_matmul : Roles {
   }
 
  private:
+  ETC_DEVICE static constexpr u32 bytes_of(const TileShape& shape) {
+    return shape.template bytes<WeightKind::kBytes>();
+  }
+  ETC_DEVICE static constexpr u32 loaded_bytes_of(const TileShape& shape) {
+    return shape.template loaded_bytes<WeightKind::kBytes>();
+  }
+  ETC_DEVICE static constexpr u32 box_w(const TileShape& shape) {
+    return shape.template box_w<WeightKind::kBytes>();
+  }
   // The bytes of sums that a worker receives; 0 for a task with nothing to write.
   ETC_DEVICE static u32 exchanged_bytes(const TileShape& shape, u32 size) {
     return Compute::kExchanges && size > 0 ? shape.exchanged_bytes() : 0;
@@ -261,6 +295,19 @@ struct tile_matmul : Roles {
       const i32 rank = Call::template operand<Call::kReads + n>(run.g, c).rank;
       return 1u << rank | peers<n + 1>(run, c);
     }
+  }
+
+  // The place of the scales, the operands after the weights.
+  template <class Program>
+  ETC_DEVICE static ScalePlace scales(const Run<Program>& run, const typename Call::Coord& c) {
+    constexpr int kFirst = 1 + Call::kWeights;
+    const auto w = last_axes<2>(Call::template operand<1>(run.g, c));
+    const auto gate = last_axes<2>(Call::template operand<kFirst>(run.g, c));
+    const auto up = last_axes<2>(Call::template operand<kFirst + Call::kGated>(run.g, c));
+    const u32 pitch = u32(gate.stride[0]) * sizeof(*gate.base);
+    const u32 blocks = (u32(w.size[1]) + kBlockDepth - 1) / kBlockDepth;
+    return {u64(gate.at(0, 0)), u64(up.at(0, 0)), w.start[0], w.start[0] + w.size[0],
+            pitch, blocks};
   }
 
   template <class Program>
@@ -315,7 +362,7 @@ struct tile_matmul : Roles {
   ETC_DEVICE static void load_x(
       const Stage& stage, const TileShape& shape, const Box& x, u32 n) {
     const Box first{x.map, x.x + i32(n * shape.depth * kStageDepth), x.y, x.z};
-    const u32 to = stage.at + shape.depth * shape.box_w();
+    const u32 to = stage.at + shape.depth * box_w(shape);
     each_box(shape, first, [&](u32 box, const Box& from) {
       ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
     });
@@ -323,29 +370,46 @@ struct tile_matmul : Roles {
   ETC_DEVICE static void load_weights(
       const Stage& stage, const TileShape& shape, const Weights& w, u32 n) {
     const i32 k = i32(n * shape.depth * kStageDepth);
+    if constexpr (WeightKind::kIsScaled) return load_codes(stage, shape, w, k);
     if constexpr (Call::kWeightIsKN) {
       static_assert(!Call::kGated);
       return load_chunks(stage, shape, {w.first.map, w.first.x, w.first.y + k, w.first.z});
     }
     const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
-    const u32 half_box = shape.box_w() / 2;
+    const u32 half_box = box_w(shape) / 2;
     if (shares_weights(shape)) {
       const u32 to = stage.at + u32(half()) * half_box;
       each_box(shape, first, [&](u32 box, const Box& from) {
-        ptx::load_box_multicast(to + box * shape.box_w(), from, stage.full, 3);
+        ptx::load_box_multicast(to + box * box_w(shape), from, stage.full, 3);
       });
       return;
     }
     each_box(shape, first, [&](u32 box, const Box& from) {
-      ptx::load_box(stage.at + box * shape.box_w(), from, stage.full, kEvictFirst);
+      ptx::load_box(stage.at + box * box_w(shape), from, stage.full, kEvictFirst);
     });
     if constexpr (Call::kGated) {
       const Box up{w.up.map, w.up.x + k, w.up.y, w.up.z};
       each_box(shape, up, [&](u32 box, const Box& from) {
-        const u32 to = stage.at + half_box + box * shape.box_w();
+        const u32 to = stage.at + half_box + box * box_w(shape);
         ptx::load_box(to, from, stage.full, kEvictFirst);
       });
     }
+  }
+
+  // Codes, from k on: a box has a block of them.
+  ETC_DEVICE static void load_codes(
+      const Stage& stage, const TileShape& shape, const Weights& w, i32 k) {
+    const u32 block_bytes = shape.columns * kBlockDepth;
+    const auto load = [&](u32 block, const Box& first, u32 to) ETC_INLINE {
+      const Box from{first.map, first.x + k + i32(block * kBlockDepth), first.y, first.z};
+      ptx::load_box(stage.at + block * block_bytes + to, from, stage.full, kEvictFirst);
+    };
+    const auto load_block = [&](u32 block) ETC_INLINE {
+      load(block, w.first, 0);
+      if constexpr (Call::kGated) load(block, w.up, block_bytes / 2);
+    };
+    load_block(0);
+    if (shape.depth > kBlockBoxes) load_block(1);
   }
 
   // Weights [k, n], from box `first` on: copies of 64 k by 64 columns.
@@ -353,7 +417,7 @@ struct tile_matmul : Roles {
       const Stage& stage, const TileShape& shape, const Box& first) {
     const auto each = [&](u32 begin, u32 bytes, auto load) ETC_INLINE {
       each_number(shape, [&](u32 box) {
-        const u32 to = stage.at + begin + box * shape.box_w();
+        const u32 to = stage.at + begin + box * box_w(shape);
         const i32 k = first.y + i32(box * kStageDepth);
 #pragma unroll 1
         for (u32 n = 0; n < bytes; n += kChunkBytes) {
@@ -362,12 +426,12 @@ struct tile_matmul : Roles {
       });
     };
     if (shares_weights(shape)) {
-      const u32 own = shape.box_w() / 2;
+      const u32 own = box_w(shape) / 2;
       each(u32(half()) * own, own, [&](u32 to, const Box& from) {
         ptx::load_box_multicast(to, from, stage.full, 3);
       });
     } else {
-      each(0, shape.box_w(), [&](u32 to, const Box& from) {
+      each(0, box_w(shape), [&](u32 to, const Box& from) {
         ptx::load_box(to, from, stage.full, kEvictFirst);
       });
     }

@@ -25,10 +25,20 @@ struct TileShape {
   // kSplitColumns, which is 0.
   ETC_DEVICE constexpr bool may_split(TileSplit by) const { return (split & by) != 0; }
   ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
-  ETC_DEVICE constexpr u32 box_w() const { return columns * 128; }
+  // kBytes: of an element of w.
+  template <u32 kBytes = 2>
+  ETC_DEVICE constexpr u32 box_w() const {
+    return columns * 64 * kBytes;
+  }
   // The bytes of a stage in shared memory: boxes of w, then boxes of x.
-  ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
-  ETC_DEVICE constexpr u32 loaded_bytes() const { return depth * (loaded * 128 + box_w()); }
+  template <u32 kBytes = 2>
+  ETC_DEVICE constexpr u32 bytes() const {
+    return depth * (box_x() + box_w<kBytes>());
+  }
+  template <u32 kBytes = 2>
+  ETC_DEVICE constexpr u32 loaded_bytes() const {
+    return depth * (loaded * 128 + box_w<kBytes>());
+  }
   // If the pair splits k: whether it exchanges sums in a stage of the ring, or in the buffer.
   ETC_DEVICE constexpr bool uses_stage() const { return rows > 64; }
   // Whether it is swapped, but has more than a few rows of x.

@@ -18,6 +18,9 @@ struct VariantDefaults {
   static constexpr int kShared = 0;
   static constexpr int kSharedIsScored = 0;
   static constexpr int kMayHaveNoRows = 0;
+  static constexpr int kScaleBits = 0;  // of an element of scales; 0: weights have none
+  static constexpr int kScaleShift = 0;
+  static constexpr int kScaleHasBlocks = 0;
 };
 
 // Call kNumber of a graph. A derived struct has `Function`, `Coord` and `at(g, t)`, the coordinate

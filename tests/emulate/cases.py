@@ -363,7 +363,7 @@ def tiled(
     g.call(
         tiles.matmul(dtype),
         of.grid,
-        reads=[x[of.rows, :], tiles.weight_tile(w, of.columns)],
+        reads=[x[of.rows, :], *tiles.weight_tiles([w], of.columns)],
         writes=[y[of.rows, of.columns]],
         order=of.order,
         values=tiles.values,

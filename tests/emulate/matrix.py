@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
@@ -13,6 +14,7 @@ from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import (
     FLOAT_FAMILY,
     matmul_reduce_scatter_graph,
@@ -46,12 +48,15 @@ from tests.graphs.parts import (
     HALVES,
     TURNS,
     chained,
+    gated_parts,
     given_to,
     graph_of,
     signs,
 )
 from tests.graphs.parts import TALL as TALL_TILE
 from tests.graphs.running_sums import running_sums, sums_over_ranks
+from tests.graphs.scaled import gated as gated_by_scaled
+from tests.graphs.scaled import multiplied
 from tests.graphs.stages import SIZES, copied_twice, copies, gathered, gathered_last
 from tests.graphs.turned_layers import turned, turned_layers
 from tests.graphs.written import three_matmuls
@@ -124,6 +129,23 @@ def applied_to(shape: TileShape) -> Case:
 def gated_by(shape: TileShape) -> Case:
     graph = partial(gated_tiles, 1, shapes=[shape])
     return Case(graph, lambda: gated(200, 200, 600), NEVER)
+
+
+def scaled_by(shape: TileShape, sizes: tuple[int, int, int], tiling: Tiling) -> Case:
+    """Gated, by float8 weights with a scale for each row, on tiles of one shape."""
+    scaling = Scaling(PER_ROW, "float32")
+    graph = partial(gated_parts, 1, shapes=[shape], w_layout=scaling.w_layout)
+    given = partial(gated_by_scaled, sizes, scaling, tiling)
+    return Case(graph, given, NEVER, workers=2)
+
+
+def scaled_blocks(
+    shape: TileShape, sizes: tuple[int, int, int], tiling: Tiling
+) -> Case:
+    """By float8 weights with a scale for each block, on tiles of one shape."""
+    scaling = Scaling(PER_BLOCK, "float32")
+    graph = partial(matmul_graph, 1, shapes=[shape], w_layout=scaling.w_layout)
+    return Case(graph, partial(multiplied, sizes, scaling, tiling), NEVER, workers=2)
 
 
 FLAT = TileShape(128, 160, "none")
@@ -283,6 +305,9 @@ CASES = {
     "chained": Case(
         partial(chained, 1, shapes=[TALL_TILE]), lambda: signs(141, 264), NEVER
     ),
+    "scaled": scaled_blocks(HALVES, (70, 392, 1296), Tiling(0, 128, 1, 2)),
+    "scaled, gated": scaled_by(HALVES, (70, 264, 784), Tiling(0, 128)),
+    "scaled, turns": scaled_blocks(TURNS, (9, 136, 1296), Tiling(0, 48)),
     "swapped epilogue": applied_to(PAIRS),
     "epilogue": applied_to(TileShape(128, 160)),
 }

@@ -114,6 +114,31 @@ BROKEN = {
     "functions/sum_tile_parts": {
         "gated parts, rows": {"u32(up - first)": "0u"},
     },
+    "functions/scaled_weights": {
+        "scaled": {
+            "!stages.wait_full(run)": "false",
+            "__syncwarp();  // all lanes have read the codes": "",
+            "ptx::wgmma_wait<1>();": "",
+            "scale = next;": "",
+            "ends_stage ? first : n": "first",
+            "block < blocks": "block + 1 < blocks",
+            "Weights::kHasBlocks ? block * sizeof(Element) : 0": "0",
+            "u64(u32(of_w) >> Weights::kShift)": "u64(u32(of_w) >> 8)",
+            "ptx::load_shared2(from + 8)": "ptx::load_shared2(from)",
+            "(kBox * 4 + step) ^ in_eight": "step ^ in_eight",
+        },
+        "scaled, gated": {
+            "i % 4 < 2 ? scale.x : scale.y": "scale.x",
+            "is_up ? place.up : place.gate": "place.gate",
+            "is_up ? row - gates : row": "row",
+        },
+        "scaled, turns": {
+            "k * stage_blocks": "k",
+        },
+    },
+    "common/types": {
+        "scaled": {"__float_as_uint(pair.x) >> 16": "__float_as_uint(pair.y) >> 16"}
+    },
     "functions/rows_tile": {
         "epilogue": {
             "__syncwarp();  // the rows are complete": "",

@@ -15,6 +15,7 @@ from etc_dist.functions.epilogue import (
     Epilogue,
     epilogue,
 )
+from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
@@ -58,13 +59,19 @@ def unchanged(sums: Any, y: Any) -> None:
 
 @graph_function
 def applied(
-    g: Graph, *, what: Epilogue, shapes: Sequence[TileShape], y_dtype: str = "bfloat16"
+    g: Graph,
+    *,
+    what: Epilogue,
+    shapes: Sequence[TileShape],
+    y_dtype: str = "bfloat16",
+    w_layout: str = "nk",
 ) -> None:
     """y [m, n] and the other results of one matmul; reads are r0, r1, writes s0, s1."""
     m, n, k, shape = g.dims("m n k shape")
     x = g.input("x", (m, k), "bfloat16")
-    weights = [g.input(f"w{i}", (n, k), "bfloat16") for i in range(what.weights)]
-    tiles = Tiles(g, "tile", shape, shapes)
+    names = [f"w{i}" for i in range(what.weights)]
+    weights = [weight_input(g, name, w_layout, n, k, "bfloat16") for name in names]
+    tiles = Tiles(g, "tile", shape, shapes, w_layout=w_layout)
     width = tiles.half_columns() if what.gated else tiles.columns
     strip = tiles.strip_columns(gated=what.gated)
     strips = tiles.strips(gated=what.gated)
@@ -87,7 +94,7 @@ def applied(
     g.call(
         tiles.matmul("bfloat16", what),
         of.grid,
-        reads=[x[of.rows, :], *(w[of.columns, :] for w in weights), *reads],
+        reads=[x[of.rows, :], *tiles.weight_tiles(weights, of.columns), *reads],
         writes=writes,
         order=of.order,
         values=tiles.values,

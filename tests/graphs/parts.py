@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.epilogue import swiglu
+from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
@@ -81,13 +82,17 @@ EVERY = [(kind, name) for kind, found in BY_KIND.items() for name in found]
 
 @graph_function
 def gated_parts(
-    g: Graph, *, shapes: Sequence[TileShape] = GATED_KINDS, dtype: str = "bfloat16"
+    g: Graph,
+    *,
+    shapes: Sequence[TileShape] = GATED_KINDS,
+    dtype: str = "bfloat16",
+    w_layout: str = "nk",
 ) -> None:
     """y = silu(x @ gate.T) * (x @ up.T)."""
     m, n, k = g.dims("m n k")
     x, y = g.input("x", (m, k), dtype), g.output("y", (m, n), dtype)
-    weights = [g.input(name, (n, k), dtype) for name in ("gate", "up")]
-    tiles = tiles_of_dims(g, "", shapes, m)
+    weights = [weight_input(g, w, w_layout, n, k, dtype) for w in ("gate", "up")]
+    tiles = tiles_of_dims(g, "", shapes, m, w_layout)
     add_matmul(g, "", tiles, dtype, x, weights, y, swiglu)
 
 

@@ -84,6 +84,10 @@ FUNCTIONS = {
     "gathers": (lambda: made(gathers=(1,)), "gathers= of " + MISSING),
     "reads": (lambda: made(reads_before_wait=(-1,)), "before_wait= of " + MISSING),
     "tile": (lambda: made(tile={2: Operand()}), "tile= of " + MISSING),
+    "starts": (
+        lambda: replace(work(), starts={"first": (9, 0)}),
+        "starts= of device function work names an operand that does not exist",
+    ),
     "like": (lambda: made(tile={0: Operand(like=9)}), MISSING),
     "mirrors": (lambda: made(tile={0: Operand(mirrors=9)}), MISSING),
     "words": (lambda: made(constants={"two words": 1}), CPP + "'two words'"),

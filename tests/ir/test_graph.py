@@ -125,6 +125,19 @@ def test_values_of_a_call_are_part_of_the_text():
     assert named.calls[0].keywords({"n": 7, "size": 1}) == {"size": 7}
 
 
+def test_a_body_may_get_the_first_index_of_a_region():
+    def body(x, y, *, first):
+        y[...] = x + first
+
+    f = DeviceFunction("shift", body, "", "transfer", 1, 1, starts={"first": (0, -1)})
+    g = Graph("one", 1)
+    x, y = g.input("x", (2, 8), "float32"), g.output("y", (8,), "float32")
+    (i,) = grid = g.grid(i=4)
+    g.call(f, grid, reads=[x[0, tile(i, 2)]], writes=[y[tile(i, 2)]])
+    [call] = g.finish().calls
+    assert call.keywords({"i": 3}) == {"first": 6}
+
+
 def test_the_environment_has_dims_rank_and_derived_numbers():
     assert shifted(4).environment({"n": 13}, 2) == {"n": 13, "rank": 2, "tiles": 4}
 

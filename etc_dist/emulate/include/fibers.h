@@ -74,6 +74,10 @@ struct WgmmaOp {
   int columns, rows;  // rows of a beyond these are not read
   bool adds, is_half;
   bool a_is_kn, b_is_kn;  // MN-major
+  // If a is in registers: those of the thread, their values at the start, and its two rows.
+  const uint32_t* registers;
+  uint32_t held[4];
+  uint16_t a_rows[32];
   AgentView known;                // of a warp's first thread
 };
 struct Copy {

@@ -49,7 +49,7 @@ static void check_operands(const WgmmaOp& p, uint32_t first) {
   Worker& worker = *own->worker;
   const uint32_t warp = own->id / 32, count = ++worker.warps[warp].read;
   const Access read{&p.known, p.known.wgmmas(), count, kAsync, false};
-  for (uint32_t i = 0; i < 32; ++i) {  // eight elements each
+  for (uint32_t i = 0; i < 32 && p.registers == nullptr; ++i) {  // eight elements each
     const uint32_t row = first + (p.a_is_kn ? i / 16 * 8 : i / 2);
     const uint32_t k = p.a_is_kn ? i % 16 : i % 2 * 8;
     if (row < uint32_t(p.rows)) access_shared(worker, place_of(p.a, row, k, p.a_is_kn), 16, read);
@@ -63,7 +63,13 @@ void multiply(const WgmmaOp& p) {
   const uint32_t thread = own->id % 128, row = thread / 32 * 16 + thread % 32 / 4;
   uint16_t bits[32];  // of two rows
   float a[32], b[32];
-  for (uint32_t half = 0; half < 2; ++half) {
+  if (p.registers != nullptr) {
+    if (memcmp(p.registers, p.held, sizeof p.held) != 0) {
+      fail("registers of a wgmma are written before it has ended");
+    }
+    memcpy(bits, p.a_rows, sizeof bits);
+  }
+  for (uint32_t half = 0; half < 2 && p.registers == nullptr; ++half) {
     const bool is_known = row + half * 8 < uint32_t(p.rows);
     if (is_known) read_row(bits + half * 16, p.a, row + half * 8, p.a_is_kn);
     else memset(bits + half * 16, 0xff, 32);  // not a number

@@ -49,6 +49,21 @@ UNTRACKED inline void add_wgmma(emulation::WgmmaOp p) {
   self.wgmmas[self.count++] = p;
   if (is_first) ++self.worker->warps[threadIdx.x / 32].wgmmas;
 }
+// With 16 k of a in four registers of each thread: of two rows, eight k further of these.
+UNTRACKED inline void add_wgmma_of_registers(emulation::WgmmaOp p, const u32* a) {
+  const emulation::Words* all = emulation::exchange("wgmma", {a[0], a[1], a[2], a[3]});
+  const u32 first = threadIdx.x % 32 / 4 * 4;
+  for (u32 k = 0; k < 16; ++k) {
+    const emulation::Words& of = all[first + k % 8 / 2];
+    for (u32 row = 0; row < 2; ++row) {
+      const u32 word = u32(of.word[k / 8 * 2 + row]);
+      p.a_rows[row * 16 + k] = u16(k % 2 == 0 ? word : word >> 16);
+    }
+  }
+  p.registers = a;
+  memcpy(p.held, a, sizeof p.held);
+  add_wgmma(p);
+}
 inline void keep_order(float&) {}
 template <u32 kStride = 1>
 u64 matrix_descriptor(u32 low) {

@@ -1,0 +1,123 @@
+"""Weights of float8_e4m3fn with scales; CUDA half in
+`kernels/functions/scaled_weights.cuh`.
+
+A block is 128 elements of k. y is the sum over blocks, in the order of k, of the scale
+times x @ w.T of the block, both in fp32. Codes are widened exactly, and not rounded to
+the elements of x after they are scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from etc_dist.functions.matmul import weight_columns, weight_shape
+from etc_dist.ir import Graph, Operand, Region, Tensor, ceildiv, span
+from etc_dist.ir.tensor import Tile
+
+E4M3, MOST_E4M3 = "float8_e4m3fn", 448
+BLOCK = 128
+"""Elements of k that share a scale, and rows of w where scales are per block."""
+PER_BLOCK, PER_ROW, PER_MATRIX = "block", "row", "matrix"
+SCALE_DTYPES = ("float32", "bfloat16")
+_ROW_BITS = {PER_BLOCK: 7, PER_ROW: 0, PER_MATRIX: 31}
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How weights [n, k] are scaled. per: "block", scales [ceil(n / 128), ceil(k /
+    128)]; "row", scales [n, 1]; "matrix", a scale [1, 1]. dtype: of the scales."""
+
+    per: str
+    dtype: str
+
+    @property
+    def w_layout(self) -> str:
+        """The name as a layout of weights."""
+        return f"{E4M3} per {self.per}, {self.dtype}"
+
+    def shape(self, n: Any, k: Any) -> tuple[Any, Any]:
+        """The shape of the scales."""
+        if self.per == PER_BLOCK:
+            return ceildiv(n, BLOCK), ceildiv(k, BLOCK)
+        return (n, 1) if self.per == PER_ROW else (1, 1)
+
+    def region(self, scales: Tensor, k_span: Any) -> Region:
+        """The scales of all rows, for all of k, or for a part from a block's first
+        element on."""
+        if self.per == PER_BLOCK and isinstance(k_span, Tile):
+            size = ceildiv(k_span.size, BLOCK)
+            return scales[:, span(k_span.start // BLOCK, size)]
+        return scales[:, :]
+
+    @property
+    def operand(self) -> Operand:
+        """The region of the scales of a task."""
+        return Operand((None, None), self.dtype, by_element=True)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the CUDA half reads: rows of w share scales in groups of 1 <<
+        kScaleShift."""
+        return {
+            "kScaleBits": 32 if self.dtype == "float32" else 16,
+            "kScaleShift": _ROW_BITS[self.per],
+            "kScaleHasBlocks": int(self.per == PER_BLOCK),
+        }
+
+    def multiply(self, x: Any, codes: Any, scales: Any, first_row: int) -> Any:
+        """x @ w.T in fp32. codes: from row `first_row` of the weights on."""
+        rows = np.arange(first_row, first_row + len(codes)) >> _ROW_BITS[self.per]
+        wide, scales = codes.astype(np.float32), scales[rows].astype(np.float32)
+        sums = np.zeros((len(x), len(codes)), np.float32)
+        for start in range(0, x.shape[1], BLOCK):
+            of_k = slice(start, start + BLOCK)
+            block = start // BLOCK if self.per == PER_BLOCK else 0
+            sums += x[:, of_k].astype(np.float32) @ wide[:, of_k].T * scales[:, block]
+        return sums
+
+
+SCALINGS = {
+    scaling.w_layout: scaling
+    for per in (PER_BLOCK, PER_ROW, PER_MATRIX)
+    for scaling in (Scaling(per, dtype) for dtype in SCALE_DTYPES)
+}
+"""By the name of the layout."""
+
+
+class ScaledTensor(NamedTuple):
+    """The tensors of a weight: codes [n, k], and their scales."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+def weight_input(
+    g: Graph, name: str, w_layout: str, n: Any, k: Any, dtype: str
+) -> Tensor | ScaledTensor:
+    """A weight of `dtype`, an input of `g`, in a layout. If it is scaled, its scales
+    are the input {name}_scales."""
+    scaling = SCALINGS.get(w_layout)
+    if scaling is None:
+        return g.input(name, weight_shape(w_layout, n, k), dtype)
+    scales = f"{name}_scales", scaling.shape(n, k), scaling.dtype
+    return ScaledTensor(g.input(name, (n, k), E4M3), g.input(*scales))
+
+
+def weight_regions(
+    w_layout: str,
+    weights: Sequence[Tensor | ScaledTensor],
+    columns: Any,
+    k_span: Any = slice(None),
+) -> list[Region]:
+    """The regions of weights for some columns of y; of all k, or a part. Then those of
+    the scales, if they have any."""
+    scaling = SCALINGS.get(w_layout)
+    codes = [w.codes if isinstance(w, ScaledTensor) else w for w in weights]
+    regions = [weight_columns(w_layout, w, columns, k_span) for w in codes]
+    if scaling is not None:
+        scaled = [w for w in weights if isinstance(w, ScaledTensor)]
+        regions += [scaling.region(w.scales, k_span) for w in scaled]
+    return regions

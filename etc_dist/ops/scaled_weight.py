@@ -1,0 +1,162 @@
+"""Float8 weights with scales, as an operation gets them, and making them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from etc_dist.errors import ArgumentError, expect_choice, names_options
+from etc_dist.functions.scaled_weights import (
+    BLOCK,
+    E4M3,
+    MOST_E4M3,
+    PER_BLOCK,
+    PER_MATRIX,
+    PER_ROW,
+    SCALE_DTYPES,
+    Scaling,
+)
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.runtime.arrays import Array, described, inspect, library_of
+
+PER = (PER_BLOCK, PER_ROW, PER_MATRIX)
+
+
+class ScaledWeight(NamedTuple):
+    """A weight [N, K] of float8: each element is its code times its scale.
+
+    codes: [N, K] float8_e4m3fn, contiguous; uint8 where a library has no float8.
+    scales: float32 or bfloat16, contiguous. [ceil(N / 128), ceil(K / 128)], one for
+    each block of 128 x 128, as `weight_scale_inv` of Hugging Face; [N] or [N, 1], one
+    for each row; or one element, for all.
+
+    `matmul` takes it in place of w.
+    """
+
+    codes: Any
+    scales: Any
+
+
+def arrays_of(values: Sequence[Any]) -> tuple[Any, ...]:
+    """`values`, with codes and scales in place of each ScaledWeight."""
+    pairs = (v if isinstance(v, ScaledWeight) else (v,) for v in values)
+    return tuple(chain.from_iterable(pairs))
+
+
+def scales_name(name: str) -> str:
+    """The name of the scales of a weight."""
+    return f"{name}_scales"
+
+
+def inspect_scaled(name: str, weight: ScaledWeight) -> dict[str, Array]:
+    """Codes and scales, by name."""
+    codes = inspect(name, weight.codes).of_dtype(E4M3)
+    scales = inspect(scales_name(name), weight.scales)
+    return {name: codes, scales.name: scales}
+
+
+def scaling_of(codes: Array, scales: Array) -> Scaling:
+    """How a weight is scaled. ArgumentError for codes and scales that do not fit."""
+    if codes.dtype != E4M3 or len(codes.shape) != 2 or scales.dtype not in SCALE_DTYPES:
+        raise _misfit(codes, scales)
+    n, k = codes.shape
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        PER_MATRIX: [(), (1,), (1, 1)],
+        PER_BLOCK: [(-(-n // BLOCK), -(-k // BLOCK))],
+        PER_ROW: [(n,), (n, 1)],
+    }
+    for per, accepted in shapes.items():
+        if scales.shape in accepted:
+            return Scaling(per, scales.dtype)
+    raise _misfit(codes, scales)
+
+
+def _misfit(codes: Array, scales: Array) -> ArgumentError:
+    name = codes.name
+    return ArgumentError(
+        f"the scales of {name} do not fit its codes",
+        where=f"the ScaledWeight {name}",
+        wanted=f"codes [n, k] of {E4M3}, and scales of {' or '.join(SCALE_DTYPES)}: "
+        f"[ceil(n / {BLOCK}), ceil(k / {BLOCK})], [n], [n, 1], or of one element",
+        got=described(codes, scales),
+        fix=f"give blocks of {BLOCK} x {BLOCK}, rows, or the matrix one scale each; "
+        "etc_dist.quantize(w) makes both of a weight",
+    )
+
+
+@names_options
+def quantize(w: Any, *, per: str = PER_BLOCK) -> ScaledWeight:
+    """Codes and scales of a weight: the largest element of each block, row or matrix
+    gets the largest code, 448.
+
+    w [N, K]: bfloat16, float16 or float32, of NumPy, CuPy or torch. per: "block" (of
+    128 x 128), "row" or "matrix". Returns arrays of the same library on the same
+    device: codes [N, K] float8_e4m3fn (CuPy: uint8), rounded to nearest, and scales in
+    float32, of one for each. The largest relative error of an element is 1/16, unless
+    its code is below 2**-6. Computed on the CPU.
+
+    Raises ArgumentError for other arrays, and for elements that are not finite."""
+    expect_choice(per, PER, "per")
+    array = inspect("w", w)
+    dtypes = (*SCALE_DTYPES, "float16")
+    if len(array.shape) != 2 or 0 in array.shape or array.dtype not in dtypes:
+        wanted = f"w [N, K] of {', '.join(dtypes)}"
+        raise _cannot_quantize(wanted, described(array))
+    wide = _on_host(array.owner)
+    if not np.isfinite(wide).all():
+        raise _cannot_quantize("finite elements", "infinity or NaN in w")
+    n, k = wide.shape
+    rows, columns = {
+        PER_BLOCK: (BLOCK, BLOCK),
+        PER_ROW: (1, k),
+        PER_MATRIX: (n, k),
+    }[per]
+    starts = np.arange(0, n, rows), np.arange(0, k, columns)
+    most = np.maximum.reduceat(np.abs(wide), starts[0], axis=0)
+    most = np.maximum.reduceat(most, starts[1], axis=1)
+    scales = most / np.float32(MOST_E4M3)
+    scales[scales == 0] = 1
+    for i, row in enumerate(starts[0]):
+        for j, column in enumerate(starts[1]):
+            wide[row : row + rows, column : column + columns] /= scales[i, j]
+    np.clip(wide, -MOST_E4M3, MOST_E4M3, out=wide)
+    codes = wide.astype(numpy_dtype(E4M3))
+    return ScaledWeight(_like(array.owner, codes), _like(array.owner, scales))
+
+
+def _cannot_quantize(wanted: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        "a weight cannot be quantized",
+        where="quantize(w)",
+        wanted=wanted,
+        got=got,
+        fix="give a weight of numbers, not yet quantized",
+    )
+
+
+def _on_host(w: Any) -> Any:
+    """A copy in fp32, in NumPy."""
+    library = library_of(type(w))
+    if library == "torch":
+        return w.detach().float().cpu().numpy().copy()
+    return (w.get() if library == "cupy" else w).astype(np.float32)
+
+
+def _like(owner: Any, array: Any) -> Any:
+    """`array` in the library and on the device of `owner`."""
+    library = library_of(type(owner))
+    if not library:
+        return array
+    bits = array.view(np.uint8) if array.itemsize == 1 else array
+    if library == "cupy":
+        import cupy
+
+        with cupy.cuda.Device(owner.device.id):
+            return cupy.asarray(bits)
+    torch = sys.modules["torch"]
+    made = torch.from_numpy(bits).to(owner.device)
+    return made.view(torch.float8_e4m3fn) if array.itemsize == 1 else made

@@ -1,0 +1,170 @@
+// Weights of 16 bits, or of float8_e4m3fn with scales; and the mainloop of the latter.
+//
+// A block is 128 elements of k. Each block of a row of w has a scale: y is the sum over blocks, in
+// the order of k, of the scale times x @ w.T of the block, both in fp32. Codes are widened exactly
+// to the elements of x, on their way from shared memory to the registers that wgmma reads.
+#pragma once
+#include "functions/tile_sums.cuh"
+#include "ptx/wgmma_registers.cuh"
+
+namespace etc {
+
+// Weights of the elements of x, stored [n, k] or [k, n].
+template <bool kIsKN_>
+struct PlainWeights {
+  static constexpr bool kIsKN = kIsKN_, kIsScaled = false;
+  static constexpr u32 kBytes = 2, kWords = 0;
+};
+
+constexpr u32 kBlockDepth = 128;                        // k of a block
+constexpr u32 kBlockBoxes = kBlockDepth / kStageDepth;  // boxes of x in a block
+
+// Codes [n, k] of e4m3. Rows of w share scales in groups of 1 << kShift; kHasBlocks: each block of k
+// has its own, otherwise a row has one. Element: of the scales.
+template <u32 kShift_, bool kHasBlocks_, class Element_>
+struct ScaledWeights {
+  using Element = Element_;
+  static constexpr bool kIsKN = false, kIsScaled = true, kHasBlocks = kHasBlocks_;
+  static constexpr u32 kBytes = 1, kShift = kShift_, kWords = 8;
+};
+
+// The scales of a task, in words of a work item. gate, up: the addresses of the first row's scale of
+// the first block; without gates, they are equal. first, end: the rows of w. pitch: bytes from a row
+// of scales to the next. blocks: of k.
+struct ScalePlace {
+  u64 gate, up;
+  i32 first, end;
+  u32 pitch, blocks;
+
+  ETC_DEVICE void write(u32* words) const {
+    words[0] = u32(gate), words[1] = u32(gate >> 32), words[2] = u32(up), words[3] = u32(up >> 32);
+    words[4] = u32(first), words[5] = u32(end), words[6] = pitch, words[7] = blocks;
+  }
+  ETC_DEVICE static ScalePlace read(u32 shared) {
+    const auto word = [&](u32 n) { return ptx::load_shared(shared + 4 * n); };
+    return {u64(word(0)) | u64(word(1)) << 32, u64(word(2)) | u64(word(3)) << 32,
+            i32(word(4)), i32(word(5)), word(6), word(7)};
+  }
+};
+
+// What a thread reads of w: two rows of the M of wgmma, eight apart.
+template <class Weights>
+struct ScaledRows {
+  using Element = typename Weights::Element;
+  u32 codes[2];  // bytes from a block's first code to those of a row that the thread reads
+  u64 scales[2];
+  u32 blocks;
+
+  // gated: the first half of the tile's columns are rows of gate, the others of up.
+  ETC_DEVICE ScaledRows(const ScalePlace& place, const TileShape& shape, u32 wg, bool is_gated)
+      : blocks(place.blocks) {
+    const u32 thread = ptx::thread() & 127, lane = thread & 31;
+    const u32 columns = shape.warpgroup_columns(), before = wg * shape.halves() * columns;
+    const u32 gates = is_gated ? shape.columns / 2 : shape.columns;
+#pragma unroll
+    for (u32 n = 0; n < 2; ++n) {
+      u32 row = (thread >> 5) * 16 + lane / 4 + n * 8;
+      // wgmma multiplies 64 rows: in place of those that the tile does not have, a first one.
+      row = before + (row < columns ? row : lane / 4);
+      codes[n] = row * kBlockDepth + lane % 4 * 2;
+      const bool is_up = row >= gates;
+      const i32 of_w = minimum(place.first + i32(is_up ? row - gates : row), place.end - 1);
+      scales[n] = (is_up ? place.up : place.gate) + u64(u32(of_w) >> Weights::kShift) * place.pitch;
+    }
+  }
+
+  // The scales of a block of k. Blocks beyond the end have none.
+  ETC_DEVICE float2 scales_of(u32 block) const {
+    const bool is_there = block < blocks;
+    const u64 at = Weights::kHasBlocks ? block * sizeof(Element) : 0;
+    const auto load = [&](u32 n) ETC_INLINE {
+      return is_there ? float(*reinterpret_cast<const Element*>(scales[n] + at)) : 0.0f;
+    };
+    return make_float2(load(0), load(1));
+  }
+
+  // The registers of wgmma for box kBox of the block whose codes begin at shared address `at`.
+  template <bool kIsHalf, u32 kBox>
+  ETC_DEVICE void widen_box(u32 (&a)[16], u32 at) const {
+    const u32 in_eight = ptx::thread() >> 2 & 7;  // of both rows: the swizzle of their 16 bytes
+#pragma unroll
+    for (u32 step = 0; step < 4; ++step) {
+      const u32 unit = ((kBox * 4 + step) ^ in_eight) * 16;
+#pragma unroll
+      for (u32 n = 0; n < 2; ++n) {
+        const u32 from = at + codes[n] + unit;
+        a[4 * step + n] = widen<kIsHalf>(ptx::load_shared2(from));
+        a[4 * step + 2 + n] = widen<kIsHalf>(ptx::load_shared2(from + 8));
+      }
+    }
+  }
+};
+
+// d += the scales times the sums of a block.
+template <u32 kCount>
+ETC_DEVICE void add_scaled(float (&d)[kCount], float (&block)[kCount], float2 scale) {
+#pragma unroll
+  for (u32 i = 0; i < kCount; ++i) {
+    ptx::keep_order(block[i]);
+    d[i] = __fmaf_rn(i % 4 < 2 ? scale.x : scale.y, block[i], d[i]);
+  }
+}
+
+// The mainloop of a warpgroup of a swapped tile. If the warpgroups alternate, a stage has a block for
+// each; otherwise each multiplies all blocks of a stage by its own rows of w. Returns whether a wait
+// has failed.
+// NOTE: while one box is multiplied, the next one is widened. No wgmma is in flight from one turn of
+// the loop to the next: the compiler would then reserve its registers in all of the program.
+template <bool kIsHalf, class Weights, u32 kRows, class Program>
+ETC_DEVICE bool multiply_scaled(
+    const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
+    const ScaledRows<Weights>& w, u32 wg, float (&d)[kRows / 2]) {
+  const u32 turns = 1 - shape.halves(), stage_blocks = shape.depth / kBlockBoxes;
+  const u32 first = wg * turns, end = first + (stage_blocks >> turns);
+  const u32 bytes = shape.bytes<Weights::kBytes>(), block_bytes = shape.columns * kBlockDepth;
+  const u32 at_x = (stages.descriptor_base() | 0x10000u) + stage_blocks * block_bytes / 16;
+  const u32 x = __shfl_sync(~0u, at_x, 0), box_x = shape.box_x();
+  float sums[kRows / 2];
+  u32 a[kBlockBoxes][16];
+  float2 scale = w.scales_of(first);
+  u32 at = 0, n = first, k = 0;  // the stage's place, the block in it, the number of the stage
+  bool lost = false;
+  const auto begin_stage = [&]() ETC_INLINE {
+    at = stages.next(bytes), n = first;
+    if (!lost) lost = !stages.wait_full(run);
+    lost = __any_sync(~0u, lost);
+  };
+  const auto codes = [&]() ETC_INLINE { return stages.address(at) + n * block_bytes; };
+  begin_stage();
+  w.template widen_box<kIsHalf, 0>(a[0], codes());
+#pragma unroll 1
+  while (k < count) {
+    const u32 box = x + (at + n * kBlockBoxes * box_x) / 16;
+    ptx::wgmma_fence();
+    ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
+    ptx::wgmma_commit();
+    w.template widen_box<kIsHalf, 1>(a[1], codes());
+    ptx::wgmma_fence();
+    ptx::wgmma_box_registers<kIsHalf, kRows>(
+        sums, a[1], ptx::matrix_descriptor(box + box_x / 16), 1);
+    ptx::wgmma_commit();
+    const bool ends_stage = ++n == end;
+    if (ends_stage) ++k;
+    const float2 next = w.scales_of(k * stage_blocks + (ends_stage ? first : n));
+    ptx::wgmma_wait<1>();  // the first registers have been read
+    if (k < count) {
+      if (ends_stage) begin_stage();
+      w.template widen_box<kIsHalf, 0>(a[0], codes());
+    }
+    ptx::wgmma_wait<0>();
+    add_scaled(d, sums, scale);
+    scale = next;
+    if (ends_stage) {
+      __syncwarp();  // all lanes have read the codes
+      if (!lost) stages.release(stages.count() - (k < count ? 2 : 1));
+    }
+  }
+  return lost;
+}
+
+}  // namespace etc

@@ -1,0 +1,199 @@
+"""Float8 weights with scales: the CUDA half, emulated."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.functions.scaled_weights import (
+    E4M3,
+    PER_BLOCK,
+    PER_MATRIX,
+    PER_ROW,
+    SCALINGS,
+    Scaling,
+)
+from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.ir import Graph
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
+from etc_dist.runtime.cpu import simulate
+from tests.emulate.cases import check
+from tests.functions.compiled import check_compiled, check_wgmmas
+from tests.graphs.epilogues import all_kinds, applied, gated_sums, inputs_of
+from tests.graphs.parts import gated_parts
+from tests.graphs.scaled import (
+    HALVES,
+    KINDS,
+    TALL,
+    TURNS,
+    draw_scaled,
+    gated,
+    multiplied,
+)
+from tests.refusals import refused
+
+exhaustive = pytest.mark.exhaustive
+BLOCKS, WIDE_ROWS = Scaling(PER_BLOCK, "float32"), Scaling(PER_ROW, "float32")
+K = 720
+"""Five blocks and a part, in stages of one or two blocks."""
+
+
+@cache
+def emulated(scaling, dtype="bfloat16", shapes=KINDS):
+    graph = matmul_graph(1, dtype=dtype, w_layout=scaling.w_layout, shapes=shapes)
+    return Emulator(graph, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("number", "columns"),
+    [(0, 64), (0, 40), (1, 64), (2, 128), (2, 80), (3, 128)],
+)
+@pytest.mark.parametrize(
+    ("scaling", "dtype"),
+    [
+        (BLOCKS, "bfloat16"),
+        (Scaling(PER_ROW, "bfloat16"), "float16"),
+        *(
+            pytest.param(scaling, dtype, marks=exhaustive)
+            for scaling in SCALINGS.values()
+            for dtype in ("bfloat16", "float16")
+        ),
+    ],
+    ids=str,
+)
+def test_each_kind_of_tile_multiplies_by_the_scaled_weights(
+    scaling, dtype, number, columns
+):
+    sizes = (KINDS[number].rows + 3, 2 * columns + 24, K)
+    for parts in (1, 3):
+        tiling = Tiling(number, columns, int(parts > 1), parts)
+        check(
+            emulated(scaling, dtype), *multiplied(sizes, scaling, tiling, dtype), dtype
+        )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_all_codes_are_widened_exactly(dtype):
+    """Each code at another place of a block; NaN stays NaN."""
+    rows = np.arange(256)
+    codes = np.zeros((256, 128), np.uint8)
+    codes[rows, rows * 37 % 128] = rows
+    w = codes.view(numpy_dtype(E4M3))
+    x = np.ones((1, 128), numpy_dtype(dtype))
+    given = {"x": x, "w": w, "w_scales": np.ones((2, 1), np.float32)}
+    dims = {"m": 1, "n": 256, "k": 128, **dims_of(Tiling(2, 96))}
+    program = emulated(BLOCKS, dtype)
+    expected = rows.astype(np.uint8).view(w.dtype).astype(x.dtype)
+    assert np.isnan(expected).sum() == 2
+    [from_numpy] = simulate(program.plan, [given], dims).outputs
+    [found] = program.run([given], dims)
+    for y in found["y"], from_numpy["y"]:
+        wanted, got = (a.astype(np.float32) for a in (expected, y[0]))
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_each_block_has_its_own_scale(number):
+    """Of powers of two, of 0 and of NaN; tiles begin within blocks."""
+    n, k = 392, 528
+    powers = np.arange(4 * 5).reshape(4, 5) % 9 - 4
+    scales = np.exp2(powers).astype(np.float32)
+    scales[1, 1], scales[2, 3], scales[3, 4] = 0, np.nan, -2
+    x = np.ones((3, k), numpy_dtype("bfloat16"))
+    codes = np.ones((n, k), numpy_dtype(E4M3))
+    each = np.repeat(scales, [128, 128, 128, 8], 0) @ [128, 128, 128, 128, 16]
+    columns = 24 if KINDS[number].alternates else 80
+    if KINDS[number].is_tall:
+        columns = 128
+    given = {"x": x, "w": codes, "w_scales": scales}
+    dims = {"m": 3, "n": n, "k": k, **dims_of(Tiling(number, columns, 1, 2))}
+    program = emulated(BLOCKS)
+    [from_numpy] = simulate(program.plan, [given], dims).outputs
+    [found] = program.run([given], dims)
+    for y in found["y"], from_numpy["y"]:
+        wanted, got = (a.astype(np.float32) for a in (each.astype(x.dtype), y))
+        np.testing.assert_array_equal(got, [wanted] * 3)
+
+
+def test_tiles_that_add_k_in_its_order_give_the_same_bits(rng):
+    # The products cancel: what is left is the rounding of sums in their order.
+    codes, scales, _ = draw_scaled(rng, 264, 384, BLOCKS)
+    codes = np.concatenate([codes, -codes], 1)
+    scales = np.concatenate([scales, scales], 1)
+    x = rng.standard_normal((90, 384)).astype(numpy_dtype("bfloat16"))
+    x, bits = np.concatenate([x, x], 1), {}
+    for number, shape in enumerate(KINDS):
+        for m in (1, 5, 90):
+            tiling = Tiling(number, shape.columns)
+            dims = {"m": m, "n": 264, "k": 768, **dims_of(tiling)}
+            given = {"x": x[:m].copy(), "w": codes, "w_scales": scales}
+            [found] = emulated(BLOCKS).run([given], dims)
+            bits.setdefault(shape.k_parts, set()).add(found["y"][0].tobytes())
+    assert {k_parts: len(found) for k_parts, found in bits.items()} == {1: 1, 2: 1}
+    assert bits[1] != bits[2]
+
+
+GATED = (TURNS, HALVES, TALL)
+
+
+@cache
+def gated_program(scaling):
+    graph = gated_parts(1, shapes=GATED, w_layout=scaling.w_layout)
+    return Emulator(graph, workers=2)
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(
+    "scaling", [BLOCKS, pytest.param(WIDE_ROWS, marks=exhaustive)], ids=str
+)
+def test_gate_and_up_have_their_own_scales(number, scaling):
+    shape = GATED[number]
+    for parts in (1, 2):
+        tiling = Tiling(number, shape.columns, int(parts > 1), parts)
+        given = gated((shape.rows + 3, 200, 528), scaling, tiling)
+        check(gated_program(scaling), *given)
+
+
+@pytest.mark.parametrize(
+    ("what", "shape"), [(all_kinds, HALVES), (gated_sums, HALVES), (all_kinds, TURNS)]
+)
+def test_epilogues_get_the_scaled_sums(what, shape):
+    m, n, k = 40, 136, 272
+    scaling = Scaling(PER_BLOCK, "bfloat16")
+    graph = applied(1, what=what, shapes=[shape], w_layout=scaling.w_layout)
+    emulator, inputs = Emulator(graph, workers=2), inputs_of(what, m, n, k)
+    for number in range(what.weights):
+        name = f"w{number}"
+        inputs[name] = inputs[name].astype(numpy_dtype(E4M3))
+        scales = np.exp2(np.arange(6) - 3 + number).reshape(2, 3)
+        inputs[f"{name}_scales"] = scales.astype(numpy_dtype("bfloat16"))
+    dims = {"m": m, "n": n, "k": k, "shape": 0}
+    [expected] = simulate(emulator.plan, [inputs], dims).outputs
+    [found] = emulator.run([inputs], dims)
+    for name, array in expected.items():
+        wanted, got = (a.astype(np.float32) for a in (array, found[name]))
+        np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
+
+
+def test_some_shapes_have_tiles_of_scaled_weights():
+    w_layout = WIDE_ROWS.w_layout
+    shapes = shapes_for(w_layout, FAMILY)
+    sizes = {(shape.rows, shape.columns, shape.depth) for shape in shapes}
+    assert {rows for rows, *_ in sizes} == {8, 16, 32, 64, 80, 96, 128}
+    assert (64, 128, 256) in sizes and (128, 128, 128) in sizes
+    assert str(shapes[0]) == "8 x 64, split none, swapped, scaled"
+    assert shapes[0].stage_bytes == (2 * 8 + 64) * 256
+    wide = TileShape(128, 160, "none")
+    words = "no tiles serve the weights|wanted: tiles with may_be_scaled|got: 128 x 160"
+    refused(lambda: Tiles(Graph("one", 1), "tile", 0, [wide], w_layout=w_layout), words)
+
+
+def test_a_program_of_scaled_weights_compiles():
+    layout = Scaling(PER_MATRIX, "float32").w_layout
+    graph = matmul_graph(1, w_layout=layout, shapes=[TURNS, TALL])
+    check_wgmmas(check_compiled(graph).cubin)

@@ -1,0 +1,86 @@
+"""Float8 weights with scales, and matmuls by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.matmul import silu
+from etc_dist.functions.scaled_weights import E4M3, PER_BLOCK, Scaling
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops.tile_model import Tiling, dims_of
+from tests.emulate.cases import Given
+from tests.layers.reference import Answer, Host, draw
+
+BLOCK = 128
+TURNS, NARROW_TURNS = (TileShape(r, 64, "none", swapped=True) for r in (64, 8))
+HALVES, TALL = (TileShape(r, 128, "none", swapped=True) for r in (32, 96))
+KINDS = (NARROW_TURNS, TURNS, HALVES, TALL)
+"""The warpgroups multiply alternate blocks of k, or each all blocks of a stage, of
+which tall tiles have one."""
+
+
+def expanded(scales: Host, n: int, k: int) -> Host:
+    """The scale of each element of a weight, in fp64."""
+    wide = scales.astype(np.float64)
+    if len(scales) in (1, n) and scales.shape[1] == 1:
+        return np.broadcast_to(wide, (n, k))
+    return wide.repeat(BLOCK, 0).repeat(BLOCK, 1)[:n, :k]
+
+
+def draw_scaled(rng: Any, n: int, k: int, scaling: Scaling) -> tuple[Host, Host, Host]:
+    """Codes of numbers of all sizes, scales of both signs, and the weight in fp64."""
+    bits = rng.integers(0, 0x7F, (n, k)) | rng.integers(0, 2, (n, k)) << 7
+    codes = bits.astype(np.uint8).view(numpy_dtype(E4M3))
+    shape = {"row": (n, 1), "matrix": (1, 1)}.get(scaling.per)
+    if scaling.per == PER_BLOCK:
+        shape = -(-n // BLOCK), -(-k // BLOCK)
+    assert shape is not None
+    scales = draw(rng, shape, scaling.dtype, 2**-6)
+    return codes, scales, codes.astype(np.float64) * expanded(scales, n, k)
+
+
+def answer_of(x: Host, w: Host) -> Answer:
+    """x @ w.T in fp64."""
+    x = x.astype(np.float64)
+    return Answer(x @ w.T, np.abs(x) @ np.abs(w).T)
+
+
+def multiplied(
+    sizes: tuple[int, int, int],
+    scaling: Scaling,
+    tiling: Tiling,
+    dtype: str = "bfloat16",
+) -> Given:
+    """For matmul_graph."""
+    (m, n, k), rng = sizes, np.random.default_rng(sizes)
+    codes, scales, w = draw_scaled(rng, n, k, scaling)
+    x = draw(rng, (m, k), dtype, k**-0.5)
+    dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
+    return [{"x": x, "w": codes, "w_scales": scales}], [answer_of(x, w)], dims
+
+
+def gated(
+    sizes: tuple[int, int, int],
+    scaling: Scaling,
+    tiling: Tiling,
+    dtype: str = "bfloat16",
+) -> Given:
+    """For gated_parts."""
+    (m, n, k), rng = sizes, np.random.default_rng(sizes)
+    inputs: dict[str, Any] = {"x": draw(rng, (m, k), dtype, k**-0.5)}
+    answers = []
+    for name in ("gate", "up"):
+        codes, scales, w = draw_scaled(rng, n, k, scaling)
+        inputs |= {name: codes, f"{name}_scales": scales}
+        answers.append(answer_of(inputs["x"], w))
+    left, right = answers
+    active = silu(left.expected)
+    # The slope of silu is at most 1.1.
+    magnitude = np.abs(active) * right.magnitude + 1.1 * left.magnitude * np.abs(
+        right.expected
+    )
+    dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
+    return [inputs], [Answer(active * right.expected, magnitude)], dims

@@ -1,0 +1,78 @@
+"""Float8 weights that do not fit: refused before a launch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import AllGatherMatmul, Matmul, ScaledWeight
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.scaled_weights import E4M3
+from etc_dist.ir.tensor import numpy_dtype
+from tests.refusals import refused
+
+pytestmark = pytest.mark.mpi(ranks=[1])
+
+N, K = 264, 144
+
+
+def ones(shape, dtype):
+    return np.ones(shape, numpy_dtype(dtype))
+
+
+CODES = ones((N, K), E4M3)
+FIT = "the scales of w do not fit its codes|codes [n, k] of float8_e4m3fn, and scales"
+TABLE = [
+    (CODES, f"or a ScaledWeight|got: w [{N}, {K}] float8_e4m3fn on cpu, without"),
+    (ScaledWeight(CODES, ones((5, 3), "float32")), f"{FIT}|w_scales [5, 3] float32"),
+    (ScaledWeight(CODES, ones((3, 2), "float16")), f"{FIT}|w_scales [3, 2] float16"),
+    (ScaledWeight(CODES, ones((3, 2), "uint8")), f"{FIT}|w_scales [3, 2] uint8"),
+    (ScaledWeight(CODES, ones((K,), "float32")), f"{FIT}|w_scales [{K}] float32"),
+    (
+        ScaledWeight(ones((N, K), "bfloat16"), ones((N,), "float32")),
+        f"{FIT}|got: w [{N}, {K}] bfloat16 on cpu; w_scales",
+    ),
+    (
+        ScaledWeight(ones((K, N), E4M3).T, ones((N,), "float32")),
+        f"w [n = {N}, k = {K}] float8_e4m3fn, contiguous|transposed",
+    ),
+    (
+        ScaledWeight(CODES, ones((3, 4), "float32")[:, ::2]),
+        "w_scales [3, 2] float32, contiguous|not contiguous",
+    ),
+    (ScaledWeight(ones((N, 8), E4M3), ones((), "float32")), f"k = {K}] float8_e4m3fn"),
+]
+
+
+@pytest.mark.parametrize(("w", "words"), TABLE)
+def test_weights_that_do_not_fit_are_refused(w, words, own):
+    with Matmul(world=own) as op:
+        refused(lambda: op(ones((5, K), "bfloat16"), w), words, ArgumentError)
+
+
+def test_operations_without_float8_refuse_it(own):
+    w = ScaledWeight(CODES, ones((), "float32"))
+    words = "wanted: w of bfloat16 or float16 got: a ScaledWeight w to do"
+    with AllGatherMatmul(world=own) as op:
+        refused(lambda: op(ones((5, K), "bfloat16"), w), words, ArgumentError)
+
+
+@pytest.mark.parametrize(
+    ("w", "words"),
+    [
+        (CODES, "w [N, K] of float32, bfloat16, float16|float8_e4m3fn"),
+        (ones((4,), "float32"), "w [N, K] of|got: w [4] float32"),
+        (ones((0, 4), "float32"), "w [N, K] of|got: w [0, 4] float32"),
+        (np.full((2, 2), np.inf, np.float32), "finite elements|infinity or NaN"),
+        (np.full((2, 2), np.nan, np.float16), "finite elements|infinity or NaN"),
+    ],
+)
+def test_weights_that_cannot_be_quantized_are_refused(w, words):
+    words = f"a weight cannot be quantized|where: quantize(w)|{words}"
+    refused(lambda: etc_dist.quantize(w), words, ArgumentError)
+
+
+def test_a_scale_is_per_block_row_or_matrix():
+    words = "unknown per|'block' or 'row' or 'matrix'"
+    refused(lambda: etc_dist.quantize(CODES, per="column"), words, ArgumentError)
