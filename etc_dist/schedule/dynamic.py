@@ -9,9 +9,10 @@ from dataclasses import replace
 from etc_dist.errors import ScheduleError
 from etc_dist.ir.call import RANK, TASK, Call, row_major
 from etc_dist.ir.event import EventRef
-from etc_dist.ir.expr import Const, Expr
+from etc_dist.ir.expr import Expr
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction
+from etc_dist.ir.interval import interval
 from etc_dist.schedule.plan import QUEUE, Lane, Plan, gating_axes
 from etc_dist.schedule.static import require_calls
 
@@ -178,7 +179,7 @@ def _decides_alone(call: Call, ref: EventRef) -> bool:
 
 def is_positive(ref: EventRef) -> bool:
     """Whether a wait for `ref` is for at least one notification, for all dims."""
-    return isinstance(ref.expects, Const) and ref.expects.value > 0
+    return interval(ref.expects, {})[0] > 0
 
 
 def _of_rank(graph: GraphFunction) -> set[str]:

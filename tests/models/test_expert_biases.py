@@ -51,9 +51,7 @@ exhaustive = pytest.mark.exhaustive
     ],
 )
 def test_the_cuda_bodies_agree(schedule, ranks, steps, rng):
-    # NOTE: dynamic programs have no windows.
-    given = GIVEN | ({"sliding_window": None} if schedule == "dynamic" else {})
-    whole = parse_config(given, Path("config.json"))
+    whole = parse_config(GIVEN, Path("config.json"))
     parts = [Part(rank, ranks) for rank in range(ranks)]
     own = parts[0].config(whole)
     sizes = own.sizes(16, DTYPE)
