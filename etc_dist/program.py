@@ -224,7 +224,8 @@ class Program:
             # NOTE: all ranks know whether they have agreed on these dims before.
             if not is_ready:
                 self._last.match(bound.signature, bound.describe)
-                self._agreed.put(tuple(bound.dims.values()), True)
+                if bound.own:
+                    self._agreed.put(tuple(bound.dims.values()), True)
         except (WaitTimeoutError, WorldError) as error:
             fault = self._last.end_of_run(error)
             raise fault from fault.__cause__

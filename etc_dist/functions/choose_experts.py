@@ -22,6 +22,7 @@ def choose_experts(
     has_position: bool = False,
     early: bool = False,
     fills: bool = False,
+    has_count: bool = False,
 ) -> DeviceFunction:
     """logits [rows, experts] (fp32) of at most `most` tokens, then the router's biases
     [experts] (fp32) -> ids [rows, top_k] (int32) and weights [rows, top_k] (fp32), as
@@ -31,15 +32,20 @@ def choose_experts(
     chose the expert. has_position: it also reads position [rows] (int32), after the
     logits; a row with a position below 0 has ids NONE and weights 0. early: position
     may be read before the last wait is met. fills: ids and weights may have further
-    rows, which get NONE and 0."""
-    reads, writes = 1 + has_position + len(routing.router.bias_names), 2 + marks
+    rows, which get NONE and 0. has_count: after the logits it reads count [1] (int32),
+    and a region before, whose length is the number of tokens before these; rows of
+    tokens from count on are such rows, too."""
+    further = has_position + 2 * has_count
+    reads, writes = 1 + further + len(routing.router.bias_names), 2 + marks
 
     def body(logits: Any, *operands: Any) -> None:
         inputs, (ids, weights, *chosen) = (
             operands[: reads - 1],
             operands[reads - 1 :],
         )
-        biases = inputs[has_position:]
+        biases = inputs[further:]
+        if has_count:
+            logits = logits[: max(0, inputs[0][0] - len(inputs[1]))]
         ids[len(logits) :], weights[len(logits) :] = NONE, 0
         ids, weights = ids[: len(logits)], weights[: len(logits)]
         ids[...], weights[...] = routing.router.choose(logits, *biases)
@@ -52,6 +58,9 @@ def choose_experts(
     tile = [Operand((rows, routing.experts), "float32")]
     if has_position:
         tile.append(Operand((rows,), "int32", leading=True))
+    if has_count:
+        tile.append(Operand((1,), "int32", by_element=True))
+        tile.append(Operand((None, 1), by_element=True))
     tile += routing.router.operands(routing.experts)
     tile.append(Operand((rows, routing.top_k), "int32", leading=True))
     tile.append(Operand((rows, routing.top_k), "float32", leading=True))
@@ -66,6 +75,7 @@ def choose_experts(
             "kMostRows": most,
             "kMarks": int(marks),
             **({"kFills": 1} if fills else {}),
+            **({"kHasCount": 1} if has_count else {}),
         },
     )
 

@@ -44,24 +44,32 @@ def sum_ranks(dtype: str, parts: int | None = None) -> DeviceFunction:
     )
 
 
-def sum_expert_ranks(routing: Routing, shared: str = "") -> DeviceFunction:
+def sum_expert_ranks(
+    routing: Routing, shared: str = "", *, has_none: bool = False
+) -> DeviceFunction:
     """partials [world, tokens, columns] -> y [tokens, columns], as `sum_ranks`. Where
     experts are split over ranks, it also reads ids [tokens, top_k] (int32), and adds
     for each token only the partials of ranks that have experts of its choice. shared:
     as of `combine_rows`, where experts are split. Then y and what is added for a shared
-    expert may have fewer rows than the others."""
-    return _split_sum(routing, shared) if routing.split else sum_ranks(routing.dtype)
+    expert may have fewer rows than the others. has_none: some may be
+    no tokens, without an expert; the sum of these has no meaning."""
+    if not routing.split:
+        return sum_ranks(routing.dtype)
+    return _split_sum(routing, shared, has_none=has_none)
 
 
-def sum_host_experts(routing: Routing, parts: int, shared: str = "") -> DeviceFunction:
+def sum_host_experts(
+    routing: Routing, parts: int, shared: str = "", *, has_none: bool = False
+) -> DeviceFunction:
     """As `sum_expert_ranks` of split experts, over `parts` ranks or hosts with
     `routing.experts` experts each; it also reads lower, whose length is the number of
-    experts before theirs. Rows of y are not written for tokens that chose none."""
-    return _split_sum(routing, shared, parts)
+    experts before theirs. Rows of y are not written for tokens that chose none,
+    unless it has_none."""
+    return _split_sum(routing, shared, parts, has_none=has_none)
 
 
 def _split_sum(
-    routing: Routing, shared: str, parts: int | None = None
+    routing: Routing, shared: str, parts: int | None = None, *, has_none: bool = False
 ) -> DeviceFunction:
     of_shared = shared_operands(routing.element, shared)
 
@@ -74,10 +82,11 @@ def _split_sum(
             here = (own == rank).any(axis=1)
             total[here] += partial[here].astype(np.float32)
         add_shared_rows(total, *inputs[len(lower) :])
-        some = ((own >= 0) & (own < len(partials))).any(axis=1)
+        some = ((own >= 0) & (own < len(partials))).any(axis=1) | has_none
         y[some] = total[some].astype(y.dtype)
 
     constants: dict[str, float] = {"kShared": len(of_shared)}
+    constants |= {"kHasNone": 1} if has_none else {}
     first = 2
     if parts is not None:
         first, constants = 3, {**constants, "kParts": parts}

@@ -63,6 +63,7 @@ class SharedMoE(Operation):
         shared_inner: int = 0,
         activation: Activation = SWIGLU,
         has_biases: bool = False,
+        has_count: bool = False,
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
@@ -82,6 +83,7 @@ class SharedMoE(Operation):
             expect_type(activation, Activation, "activation")
             activation.check()
             few_tokens = expect_range(few_tokens, 0, None, "few_tokens")
+            expect_type(has_count, bool, "has_count")
         self.router, self.top_k, self.parallel = router, router.top_k, parallel
         taken = router.top_k * inner + shared_inner  # inner columns of a token
         most = most_tokens(1, hidden, taken) if world.size == 1 else 0
@@ -89,6 +91,7 @@ class SharedMoE(Operation):
             most = 0
         self.few_tokens = min(few_tokens, most)
         self.activation, self.has_biases = activation, has_biases
+        self.has_count = has_count
         self.experts, self.shared = experts, shared
         self.options = {
             "experts": experts,
@@ -96,6 +99,7 @@ class SharedMoE(Operation):
             "shared": shared,
             "activation": activation,
             "has_biases": has_biases,
+            "has_count": has_count,
             "parallel": parallel,
             "dtype": self.known.dtype,
             "few_tokens": self.few_tokens,
@@ -113,6 +117,7 @@ class SharedMoE(Operation):
         parallel: str = "",
         shared: str = "",
         has_biases: bool = False,
+        has_count: bool = False,
         **options: Any,
     ) -> ArgumentTable:
         """Internal: a rank's own tokens, or those of all, and its own experts."""
@@ -122,6 +127,7 @@ class SharedMoE(Operation):
         experts = "ranks * experts" if parallel == "expert" else "experts"
         inputs = [
             f"x [ranks * {tokens}, hidden]" if is_shared else f"x [{tokens}, hidden]",
+            *(["count [1] int32"] if has_count else []),
             f"router [{experts}, hidden]",
             "gate_up [experts, 2 * inner, hidden]",
             "down [experts, hidden, inner]",
@@ -140,7 +146,7 @@ class SharedMoE(Operation):
         few_tokens = self.few_tokens
         packs = self.known.dims["inner"] >= self.packed_inner
         options = {"parallel": self.parallel, "packs": packs, **self.sizes}
-        options["has_biases"] = self.has_biases
+        options |= {"has_biases": self.has_biases, "has_count": self.has_count}
         if self.deterministic == BATCH:
             options["tiles_logits"] = False
         rest = Candidate(
@@ -199,6 +205,11 @@ class MoE(SharedMoE):
     Logits, weights and sums are in fp32, activations and expert results are rounded
     once each: the same bits on every run.
 
+    has_count: calls pass count, an int32 array [1], moe(x, out, count=count): only the
+    first of x's rows are tokens, as many as count says when the kernel reads it, which
+    may change between replays of a CUDA graph. Other rows of the result have no
+    meaning. Only with parallel="expert" on several ranks does this save work.
+
     few_tokens: up to so many tokens on one rank (at most 16, and fewer if a token's
     experts are large; 0 for none) use a program that computes each token separately,
     and keeps its experts' results in fp32 until they are summed. schedule, trace: as
@@ -220,6 +231,7 @@ class MoE(SharedMoE):
         shared_gate: Any = None,
         activation: Activation = SWIGLU,
         expert_biases: Sequence[Any] | None = None,
+        has_count: bool = False,
         parallel: str = "tensor",
         world: World | None = None,
         schedule: str = "static",
@@ -235,7 +247,7 @@ class MoE(SharedMoE):
         options: dict[str, Any] = {"router": choice, "parallel": parallel}
         options |= {"shared": kind, "activation": activation}
         of_experts = _of_experts(world, type(self).__name__, expert_biases)
-        options["has_biases"] = bool(of_experts)
+        options |= {"has_biases": bool(of_experts), "has_count": has_count}
         held += [*of_experts, *of_shared]
         self._hold(world, *held, **options)
         self.dtype = self.known.dtype
@@ -288,9 +300,23 @@ class MoE(SharedMoE):
             deterministic=deterministic,
         )
 
-    def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
+    def __call__(
+        self, x: Any, out: Any = None, *, count: Any = None, stream: Any = None
+    ) -> Any:
         """Run on x; returns `out`, or a new array. Collective."""
-        return self.call((x,), out, stream)
+        if (count is not None) is not self.has_count:
+            self.world.refuse(_wrong_count(self.has_count))
+        return self.call((x, count) if self.has_count else (x,), out, stream)
+
+
+def _wrong_count(has_count: bool) -> ArgumentError:
+    return ArgumentError(
+        "the arguments do not fit MoE",
+        where="MoE",
+        wanted="count, an int32 array [1]" if has_count else "no count",
+        got="None" if has_count else "count",
+        fix="pass count in the calls of a layer made with has_count=True, only",
+    )
 
 
 def _described(

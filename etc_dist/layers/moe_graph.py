@@ -94,6 +94,7 @@ def moe_graph(
     shared: str = "",
     activation: Activation = SWIGLU,
     has_biases: bool = False,
+    has_count: bool = False,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
 
@@ -114,7 +115,9 @@ def moe_graph(
     of which the sigmoid of x @ shared_gate is the weight. parallel="tensor": a shard of
     its inner width. activation: of all experts. has_biases: of the routed experts,
     gate_up_bias [experts, 2 inner] and down_bias [experts, hidden]; of several ranks
-    that have a part of the inner width, each adds its down_bias.
+    that have a part of the inner width, each adds its down_bias. has_count: with
+    parallel="expert" on several ranks, only the first of a rank's rows are tokens, as
+    many as its input count [1] says; other rows of y have no meaning.
 
     The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
     are free, but block is at most 32 and a multiple of group_tokens.
@@ -139,6 +142,7 @@ def moe_graph(
         packs,
         activation,
         has_biases,
+        has_count and parallel == "expert" and g.world_size > 1,
     )
     if g.world_size == 1:
         _one_rank(g, routing, sizes, shared)
@@ -361,7 +365,8 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> N
     )
     if over_hosts:
         size = _part_tokens(g, sizes, world * tokens)
-        send_back_over_hosts(g, exchange, place, located, outputs, y, size, of_shared)
+        rest = size, of_shared, sizes.has_count
+        send_back_over_hosts(g, exchange, place, located, outputs, y, *rest)
         return
     sent = Sent(
         place, all_choices.weights, world * tokens, lambda p: (p + 1) % world * padded
@@ -479,7 +484,9 @@ def _send_back(
     s, q = grid = g.grid(s=outputs.passes, q=groups)
     of_part, of_pass = tile(q, size), tile(s, outputs.pass_columns)
     g.call(
-        sum_expert_ranks(routing, added_rows.kind if added_rows else ""),
+        sum_expert_ranks(
+            routing, added_rows.kind if added_rows else "", has_none=sizes.has_count
+        ),
         grid,
         reads=[
             partials[:, of_part, of_pass],

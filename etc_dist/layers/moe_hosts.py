@@ -261,11 +261,12 @@ def send_back_over_hosts(
     y: Tensor,
     size: Expr,
     shared: SharedRows | None,
+    has_count: bool,
 ) -> None:
     """Add the partial sums of all ranks' tokens, `size` at once, in three steps: each
     is sent to the near rank with the local rank of the token's owner, which adds those
     of its host; these go to the owner, which adds the hosts': y [tokens, hidden].
-    shared: of this rank's tokens."""
+    shared: of this rank's tokens. has_count: as of `Sizes`."""
     world, near, routing = g.world_size, g.local_size, to.routing
     hosts, passes = world // near, outputs.passes
     tokens, hidden = g.largest(y.shape[0]), y.shape[1]
@@ -349,6 +350,7 @@ def send_back_over_hosts(
             replace(routing, experts=near * routing.experts),
             hosts,
             shared.kind if shared else "",
+            has_none=has_count,
         ),
         grid,
         name="sum_hosts",

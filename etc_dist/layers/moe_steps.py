@@ -66,6 +66,8 @@ class Sizes:
     activation: Activation = SWIGLU
     has_biases: bool = False
     """Whether experts have biases, further inputs."""
+    has_count: bool = False
+    """Whether an input has the number of tokens, where that differs between ranks."""
 
 
 @dataclass(frozen=True)
@@ -205,10 +207,19 @@ def add_choices(
     n, i = grid = g.grid(n=g.let("chosen_tiles", blocks // together), i=together)
     this = n * together + i
     of_block = tile(this, block)
+    count = []
+    if sizes.has_count:
+        # The length of the second region is the number of tokens before.
+        count = [
+            g.input("count", (1,), "int32")[:],
+            x[span(0, this * block), span(0, 1)],
+        ]
     g.call(
-        choose_experts(routing, marks=True, fills=rows != tokens),
+        choose_experts(
+            routing, marks=True, fills=rows != tokens, has_count=sizes.has_count
+        ),
         grid,
-        reads=[logits[of_block, span(0, experts)], *biases],
+        reads=[logits[of_block, span(0, experts)], *count, *biases],
         writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, this]],
         waits=[scored[n - (tiled - whole) * (n - n // TILE_BLOCKS)]],
         notifies=[routed[this if each else 0]],

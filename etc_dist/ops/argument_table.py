@@ -25,10 +25,15 @@ _AXIS = re.compile(r"(?:(\w+) \* )?(\w+)")
 
 @dataclass(frozen=True)
 class ArrayAxis:
-    """`factor` times a dim: an axis of an array has so many elements."""
+    """`factor` times a dim: an axis of an array has so many elements. A dim may be a
+    number."""
 
     factor: int
     dim: str
+
+    def extent(self, dims: Mapping[str, int]) -> int:
+        """The number of elements for these dims."""
+        return self.factor * (int(self.dim) if self.dim.isdigit() else dims[self.dim])
 
     def show(self, dims: Mapping[str, int]) -> str:
         """The extent for these dims; of another dim, its name and factor."""
@@ -67,12 +72,13 @@ class Shape:
             # NOTE: torch.compile keeps each remainder of a symbolic extent as a guard.
             if axis.factor > 1 and extent % axis.factor:
                 return False
-            dims.setdefault(axis.dim, extent // axis.factor)
+            if not axis.dim.isdigit():
+                dims.setdefault(axis.dim, extent // axis.factor)
         return True
 
     def at(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         """The extents for these dims, which are all of the array's."""
-        return tuple(axis.factor * dims[axis.dim] for axis in self.axes)
+        return tuple(axis.extent(dims) for axis in self.axes)
 
     def show(self, dims: Mapping[str, int]) -> str:
         """As `parse` reads it, with numbers in place of these dims."""
@@ -199,7 +205,8 @@ class ArgumentTable:
 
     def check_dims(self, dims: Mapping[str, int]) -> None:
         """ArgumentError unless there is a number above 0 for each dim of the inputs."""
-        names = {axis.dim: None for one in self.inputs for axis in one.axes}
+        axes = [axis for one in self.inputs for axis in one.axes]
+        names = {axis.dim: None for axis in axes if not axis.dim.isdigit()}
         is_complete = dims.keys() == names.keys()
         if not is_complete or not all(type(n) is int and n > 0 for n in dims.values()):
             got = ", ".join(f"{name}={value}" for name, value in dims.items())

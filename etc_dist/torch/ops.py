@@ -281,6 +281,7 @@ def moe(
     shift: float = 0.0,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    count: Tensor | None = None,
 ) -> OperationCall:
     """A mixture of experts with its router, as `etc_dist.MoE`: router [E, H]. No
     gradients. Calls of one shape share a program and its buffers.
@@ -296,7 +297,8 @@ def moe(
     shared_gate_up [2 S, H], shared_down [H, S] and shared_gate [H]: the shared expert,
     with parallel="tensor" a shard of its inner width. activation to shift: those of
     `etc_dist.Activation`. gate_up_bias [E, 2 I] and down_bias [E, H]: of the routed
-    experts, split as the weights; each rank adds its down_bias."""
+    experts, split as the weights; each rank adds its down_bias. count [1] in int32: how
+    many of the rows of x are tokens, as for `etc_dist.MoE`."""
     is_part = parallel == "tensor" and size_of(group_name) > 1
     choice = Router(
         *(top_k, normalize, score, scale, num_groups, topk_group, group_score),
@@ -307,6 +309,7 @@ def moe(
     shared = (shared_gate_up, shared_down, shared_gate)
     of_shared = [array for array in shared if array is not None]
     of_experts = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
+    rows = [as_rows(x, 0)] if count is None else [as_rows(x, 0), count]
     options = {
         "experts": gate_up.shape[0],
         "hidden": gate_up.shape[2],
@@ -315,6 +318,7 @@ def moe(
         "shared": ("", "", *SHARED)[len(of_shared)],
         "activation": Activation(activation, alpha, limit, shift),
         "has_biases": len(of_experts) == 2,
+        "has_count": count is not None,
         "shared_inner": 0 if shared_down is None else shared_down.shape[1],
         "parallel": parallel,
         "deterministic": deterministic,
@@ -323,7 +327,7 @@ def moe(
         group_name,
         SharedMoE,
         options,
-        [(as_rows(x, 0), router, gate_up, down, *biases, *of_experts, *of_shared)],
+        [(*rows, router, gate_up, down, *biases, *of_experts, *of_shared)],
         lambda out: out if is_part else out.view(x.shape),
     )
 

@@ -1,5 +1,6 @@
 // The top-k experts of up to kMostRows tokens, and their weights. With kMarks, also for each expert a
 // word with one bit for each token that chose it. With kFills, further rows have expert -1, weight 0.
+// With kHasCount, so have those of tokens from the number in operand 1 on.
 #pragma once
 #include "functions/router.cuh"
 
@@ -52,6 +53,9 @@ struct choose_experts {
     Choice::template choose<kRows>(
         task, first, task.template operand<Task::kReads>(),
         task.template operand<Task::kReads + 1>(), [&](i32 row, i32, i32 expert) {
+          if constexpr (requires { Task::kHasCount; }) {
+            if (expert < 0) return;
+          }
           if constexpr (Task::kMarks) atomicOr(&task.scratch[expert], 1u << row);
         });
   }

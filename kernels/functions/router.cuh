@@ -125,7 +125,9 @@ struct ExpertChoice {
 
   // Chooses for the rows from `first` on, of operand 0, up to kRows for each warp in parallel, and
   // stores ids and weights. With kHasPosition, a row whose position in operand 1 is below 0 has
-  // expert -1 and weight 0. Calls mark(row, k, expert) for choice k of each row.
+  // expert -1 and weight 0; with kHasCount, those of tokens from the number in operand 1 on, where
+  // operand 2 has as many rows as there are tokens before. Calls mark(row, k, expert) for choice k
+  // of each row.
   template <int kRows, class Ids, class Weights, class Mark>
   ETC_DEVICE static void choose(
       const Task& task, i32 first, const Ids& ids, const Weights& weights, Mark mark) {
@@ -143,6 +145,10 @@ struct ExpertChoice {
       if constexpr (Task::kHasPosition) {
         const u64 position = u64(task.template operand<1>().at() + minimum(row(n), rows - 1));
         is_used[n] = i32(ptx::load4_l2(position)) >= 0;
+      }
+      if constexpr (requires { Task::kHasCount; }) {
+        const i32 count = i32(ptx::load4_l2(u64(task.template operand<1>().at())));
+        is_used[n] = row(n) < count - task.template operand<2>().size[0];
       }
       read(task, address(n), lane, picks.keys[n]);
     }

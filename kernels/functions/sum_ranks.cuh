@@ -1,6 +1,7 @@
 // Sums partial results of tokens over ranks: fp32, rank order. kSplit: only ranks that have experts
-// of a token's choice have a partial result. kParts: over that many ranks or hosts, whose experts
-// begin after those of operand 2. kShared: as in combine_rows.cuh.
+// of a token's choice have a partial result. kHasNone: ids below 0 are no choice, and rows without a
+// choice are written, too. kParts: over that many ranks or hosts, whose experts begin after those
+// of operand 2. kShared: as in combine_rows.cuh.
 #pragma once
 #include "worker/task.cuh"
 
@@ -52,6 +53,9 @@ struct sum_ranks {
           const u32 own = (id - u32(task.template operand<2>().size[0])) / u32(Task::kExperts);
           if (own < kCount) ranks |= 1u << own;
         } else {
+          if constexpr (requires { Task::kHasNone; }) {
+            if (i32(id) < 0) continue;
+          }
           ranks |= 1u << id / u32(Task::kExperts);
         }
       }
@@ -86,7 +90,10 @@ struct sum_ranks {
         const u64 to = u64(y.at(token + t)) + begin;
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          const bool inside = begin + u * 512 < bytes && own[t] != 0;
+          bool inside = begin + u * 512 < bytes && own[t] != 0;
+          if constexpr (requires { Task::kHasNone; }) {
+            inside = begin + u * 512 < bytes && token + t < y.size[0];
+          }
           if (inside) {
             const u32 column = (begin + u * 512) / sizeof(*y.base);
             ptx::store16(to + u * 512, sum(task, token + t, column, part[t][u]));

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.choose_experts import choose_experts
@@ -61,31 +62,40 @@ def test_a_row_of_no_request_has_no_experts():
 
 
 @graph_function
-def chosen_of_own_rows(g: Graph) -> None:
+def chosen_of_own_rows(g: Graph, *, has_count: bool) -> None:
     rows, most = g.own_rows("rows", "most")
     logits = g.input("logits", (rows, 8), "float32")
     ids, weights = (g.output(t[:3], (most, 4), t) for t in ("int32", "float32"))
     chosen = g.output("chosen", (8, ceildiv(most, 32)), "int32")
     (b,) = grid = g.grid(b=ceildiv(most, 32))
-    of_block = tile(b, 32)
+    of_block, count = tile(b, 32), []
+    if has_count:
+        before = logits[span(0, b * 32), span(0, 1)]
+        count = [g.input("count", (1,), "int32")[:], before]
+    routing = Routing(8, Router(4), "float32")
     g.call(
-        choose_experts(Routing(8, Router(4), "float32"), marks=True, fills=True),
+        choose_experts(routing, marks=True, fills=True, has_count=has_count),
         grid,
-        reads=[logits[of_block, span(0, 8)]],
+        reads=[logits[of_block, span(0, 8)], *count],
         writes=[ids[of_block, :], weights[of_block, :], chosen[:, b]],
     )
 
 
-def test_rows_that_a_rank_does_not_have_get_no_experts(rng):
-    graph, falling = chosen_of_own_rows(2), np.arange(8, dtype=np.float32)
+@pytest.mark.parametrize("has_count", [False, True])
+def test_rows_that_are_no_tokens_get_no_experts(has_count, rng):
+    """Those that a rank does not have, and those from its count on."""
+    falling = np.arange(8, dtype=np.float32)
     logits = rng.permuted(np.tile(falling, (35, 1)), axis=1)
-    for fewer in (0, 33):
-        inputs = [{"logits": logits[:count]} for count in (fewer, 35)]
-        plan, dims = schedule_static(graph), {"most": 35}
-        of_numpy = simulate(plan, inputs, dims, check=False).outputs
-        of_cuda = Emulator(graph, workers=2).run(inputs)
-        for found in (of_numpy, of_cuda):
-            whole, part = found[1], found[0]
+    graph = chosen_of_own_rows(2, has_count=has_count)
+    emulator, plan = Emulator(graph, workers=2), schedule_static(graph)
+    counted = [(34, 33), (35, 7), (35, -1)] if has_count else []
+    for rows, fewer in [(0, 0), (33, 33), *counted]:
+        inputs = [{"logits": logits[:count]} for count in (rows, 35)]
+        for one, count in zip(inputs, (fewer, 99) if has_count else (), strict=False):
+            one["count"] = np.array([count], np.int32)
+        of_numpy = simulate(plan, inputs, {"most": 35}, check=False).outputs
+        fewer = max(fewer, 0)
+        for part, whole in (of_numpy, emulator.run(inputs)):
             for name, none in (("int", -1), ("flo", 0)):
                 assert (part[name][:fewer] == whole[name][:fewer]).all()
                 assert (part[name][fewer:] == none).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -15,8 +17,16 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
 from tests.conftest import first_always
-from tests.layers.reference import aim, draw, draw_experts, moe_reference, own_experts
+from tests.layers.reference import (
+    Answer,
+    aim,
+    draw,
+    draw_experts,
+    moe_reference,
+    own_experts,
+)
 from tests.layers.test_moe_hosts import SMALL, example
+from tests.refusals import refused
 
 COUNTS = [(3, 40, 0, 7), (40, 3, 9, 0), (0, 0, 5, 0), (0, 0, 0, 0), (6, 6, 6, 6)]
 """Of each rank, in calls in a row."""
@@ -35,10 +45,10 @@ def of_ranks(world, rng):
 def make(world, arrays):
     """Makes layers."""
 
-    def make(weights):
+    def make(weights, **options):
         own = own_experts(weights, "expert", world.rank, world.size)
         put = map(arrays.put, own)
-        return MoE(*put, top_k=2, parallel="expert", world=world)
+        return MoE(*put, top_k=2, parallel="expert", world=world, **options)
 
     return make
 
@@ -68,6 +78,36 @@ def test_a_remembered_call_follows_the_largest_number(make, of_ranks, world, arr
                 y = moe(arrays.put(x))
             moe.synchronize()
             moe_reference(x, weights, 2).check(arrays.get(y).reshape(x.shape))
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_an_array_says_how_many_rows_are_tokens(make, of_ranks, world, arrays):
+    """In calls with the same arrays, as in replays of a CUDA graph."""
+    weights, draw_rows = of_ranks
+    x = draw_rows((40, 35))[world.rank]
+    put, count = arrays.put(x), arrays.put(np.zeros(1, np.int32))
+    with make(weights, has_count=True) as moe:
+        for numbers in ((40, 35), (33, 0), (0, 99), (-1, 1)):
+            count[...] = number = numbers[world.rank]
+            number = max(0, number)
+            y = moe(put, count=count)
+            moe.synchronize()
+            few = moe_reference(x[:number], weights, 2)
+            few.check(arrays.get(y)[:number].reshape(few.expected.shape))
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_a_count_is_passed_where_the_layer_has_one(make, of_ranks, world, arrays):
+    weights, draw_rows = of_ranks
+    x = arrays.put(draw_rows((3, 3))[world.rank])
+    counts = [arrays.put(np.full(n, 3, np.int32)) for n in (1, 2)]
+    for has_count, count, words in (
+        (True, None, "wanted: count, an int32 array [1]|got: None"),
+        (False, counts[0], "wanted: no count|got: count"),
+        (True, counts[1], "wanted: count [1] int32|got: count [2] int32"),
+    ):
+        with make(weights, has_count=has_count) as moe:
+            refused(lambda: moe(x, count=count), words, ArgumentError)  # noqa: B023
 
 
 @pytest.mark.mpi(ranks=[2, 4])
@@ -105,6 +145,27 @@ def test_the_first_call_may_be_of_no_tokens_on_a_rank(of_ranks, world, arrays):
     moe_reference(x, weights, 2).check(arrays.get(y).reshape(x.shape))
 
 
+@pytest.mark.parametrize(("local_size", "schedule"), [(2, "dynamic"), (1, "static")])
+def test_a_count_is_read_when_the_graph_runs(local_size, schedule):
+    """On one host and on two."""
+    options = {"experts": 8, "top_k": 2, "parallel": "expert", "shared": "gated"}
+    options["has_count"] = True
+    plan = SCHEDULES[schedule](moe_graph(2, local_size=local_size, **options, **SMALL))
+    inputs, answers, dims = example(2, 8, 2, (19, 9), 24, 16)
+    run = partial(simulate, plan, dims=dims)
+    check_counts(inputs, answers, [9, 12], lambda inputs: run(inputs).outputs)
+
+
+def check_counts(inputs, answers, counts, run):
+    """The results of a run in which only the first rows are tokens."""
+    for one, count in zip(inputs, counts, strict=True):
+        one["count"] = np.array([count], np.int32)
+    found = run(inputs)
+    for answer, one, count in zip(answers, found, counts, strict=True):
+        few = Answer(answer.expected[:count], answer.magnitude[:count])
+        few.check(one["y"][:count])
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_graph_is_proved_for_the_largest_number_and_right_for_others(schedule):
     options = {"experts": 9, "top_k": 3, "parallel": "expert", "shared": "gated"}
@@ -118,16 +179,20 @@ def test_the_graph_is_proved_for_the_largest_number_and_right_for_others(schedul
 
 
 @pytest.mark.parametrize(
-    ("schedule", "score_tasks"),
-    first_always([("static", SCORE_TASKS), ("dynamic", 1)], 1),
+    ("schedule", "score_tasks", "has_count"),
+    first_always([("static", SCORE_TASKS, True), ("dynamic", 1, False)], 1),
 )
-def test_the_cuda_bodies_leave_out_rows_without_a_token(schedule, score_tasks):
+def test_the_cuda_bodies_leave_out_rows_without_a_token(
+    schedule, score_tasks, has_count
+):
     """Also where logits are computed in tiles."""
     options = {"experts": 8, "top_k": 2, "parallel": "expert", "shared": "gated"}
-    graph = moe_graph(2, **options, score_tasks=score_tasks)
-    program = Emulator(graph, schedule=schedule, workers=2)
-    for counts in ((0, 35), (33, 2)):
-        inputs, answers, dims = example(2, 8, 2, counts, 40, 24)
-        found = program.run(inputs, dims)
-        for answer, one in zip(answers, found, strict=True):
+    options |= {"score_tasks": score_tasks, "has_count": has_count}
+    program = Emulator(moe_graph(2, **options), schedule=schedule, workers=2)
+    for rows, counts in (((0, 35), (3, 9)), ((33, 2), (32, 2))):
+        inputs, answers, dims = example(2, 8, 2, rows, 40, 24)
+        if has_count:
+            check_counts(inputs, answers, counts, partial(program.run, dims=dims))
+            continue
+        for answer, one in zip(answers, program.run(inputs, dims), strict=True):
             answer.check(one["y"])

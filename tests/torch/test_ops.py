@@ -93,6 +93,10 @@ def test_operations_pass_opcheck(call, group):
     torch.library.opcheck(op, given)
     if "deterministic" in str(op._schema):
         torch.library.opcheck(op, given, {"deterministic": "batch"})
+    if name == "moe":
+        torch.library.opcheck(
+            op, given, {"count": torch.tensor([3], dtype=torch.int32)}
+        )
 
 
 def test_wrong_arguments_are_refused(group):
