@@ -98,7 +98,10 @@ def _split_sum(
         reads: Operand(("rows", "columns"), routing.element, leading=parts is not None),
     }
     return routing.function(
-        "sum_ranks", TRANSFER, reads, 1, body, tile=tile, constants=constants
+        *("sum_ranks", TRANSFER, reads, 1, body),
+        gathers=(0,) if has_none else (),
+        tile=tile,
+        constants=constants,
     )
 
 

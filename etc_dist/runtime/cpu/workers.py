@@ -119,7 +119,8 @@ class Workers:
         self.records: list[TaskRecord] = []
         """The tasks that have run, in this order."""
         self.read: set[str] = set()
-        """The names of the tensors that their bodies have read."""
+        """The names of the tensors that their bodies have read, other than those of
+        which other data selects elements."""
         self._memory = memory
         self._tickets = {lane.name: 0 for lane in plan.lanes}
         self._units = {worker: self._units_of(worker) for worker in lane_workers}
@@ -326,7 +327,11 @@ class Workers:
         place of memory of a far rank."""
         began, cpu_time = time.monotonic_ns(), time.thread_time_ns()
         if not task.idle:
-            self.read.update(a.tensor.name for a in task.reads if not a.empty)
+            self.read.update(
+                a.tensor.name
+                for n, a in enumerate(task.reads)
+                if not a.empty and n not in task.call.function.gathers
+            )
             views = [
                 # NOTE: the ellipsis keeps a view where every axis is one integer.
                 self._memory.array(a.tensor.name, a.rank)[(*a.index, ...)]
