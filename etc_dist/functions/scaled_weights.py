@@ -93,6 +93,11 @@ class ScaledTensor(NamedTuple):
     codes: Tensor
     scales: Tensor
 
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """That of the weight."""
+        return self.codes.shape
+
 
 def weight_input(
     g: Graph, name: str, w_layout: str, n: Any, k: Any, dtype: str

@@ -8,7 +8,7 @@ from typing import Any
 from etc_dist.compiler import world_or_current
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import PACKET_BYTES
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, equal, graph_function, select
 from etc_dist.layers.mlp_policy import choose_tiles
 from etc_dist.layers.mlp_steps import add_tensors
@@ -17,7 +17,7 @@ from etc_dist.ops.all_gather_matmul import add_gathered_matmul
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
 from etc_dist.ops.multiply import Matrix, RowEvents, tiles_of_dims
-from etc_dist.ops.operation import Candidate, Operation
+from etc_dist.ops.operation import Candidate, Capacity, Operation
 from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.return_rows import add_returned_matmul
 from etc_dist.ops.tile_model import FAMILY
@@ -29,6 +29,7 @@ def mlp_graph(
     g: Graph,
     *,
     dtype: str = "bfloat16",
+    w_layout: str = "nk",
     shapes: Sequence[TileShape] = FAMILY,
     packet_bytes: int = PACKET_BYTES,
 ) -> None:
@@ -41,10 +42,10 @@ def mlp_graph(
     those of the tile if both matmuls have tiles of equally many rows, else all of the
     rows' owner. The dims of tiles begin with `gate_up_` and `down_`: see
     `tiles_of_dims` and `TiledMatmul`."""
-    x, y, (gate, up), down = add_tensors(g, dtype)
+    x, y, (gate, up), down = add_tensors(g, dtype, w_layout)
     (rows, _), (_, inner), world = x.shape, down.shape, g.world_size
-    tiles = tiles_of_dims(g, "gate_up_", shapes, rows)
-    down_tiles = tiles_of_dims(g, "down_", shapes, rows)
+    tiles = tiles_of_dims(g, "gate_up_", shapes, rows, w_layout)
+    down_tiles = tiles_of_dims(g, "down_", shapes, rows, w_layout)
     block = select(equal(tiles.rows, down_tiles.rows), tiles.rows, rows)
     block = g.let("activated_rows", block)
     active = g.local("active", (world, rows, inner), dtype)
@@ -67,6 +68,7 @@ class SharedMLP(Operation):
         "down [hidden, inner]",
     )
     output = "out [rows, hidden]"
+    scalable = ("gate", "up", "down")
     most_gathered = MOST_ROWS
     """Internal: the rows of all ranks that the first program serves, on several."""
 
@@ -75,15 +77,22 @@ class SharedMLP(Operation):
         more on several ranks. Over several hosts the latter serves all."""
         ranks, most = self.world.size, self.most_gathered
         in_order = self.deterministic == BATCH
+        names = "gate_up_", "down_"
+
+        def capacity(
+            most: int, own_ranks: int, shapes: Sequence[TileShape]
+        ) -> Capacity:
+            return lambda w_layout, dims, workers: capacity_dims(
+                *(dims, most, shapes_for(w_layout, shapes), workers, own_ranks, names),
+                in_order=in_order,
+            )
+
         overlapped = Candidate(
             mlp_graph,
             over_hosts=True,
-            capacity=lambda w_layout, dims, workers: capacity_dims(
-                *(dims, 1, FAMILY, workers, 1, ("gate_up_", "down_")),
-                in_order=in_order,
-            ),
+            capacity=capacity(1, 1, FAMILY),
             policy=lambda tuning, w_layout, dims, workers: choose_tiles(
-                *(dims, ranks, workers, FAMILY),
+                *(dims, ranks, workers, shapes_for(w_layout, FAMILY)),
                 in_order=in_order,
                 tuning=tuning,
                 of_one_rank=True,
@@ -91,17 +100,16 @@ class SharedMLP(Operation):
         )
         if self.world.hosts.count > 1:
             return [overlapped]
-        shapes, names = self.sizes.get("shapes", FAMILY), ("gate_up_", "down_")
+        shapes = self.sizes.get("shapes", FAMILY)
         tiles = Candidate(
             mlp_tiles_graph,
             self.sizes,
             serves=lambda dims: ranks == 1 or has_few_rows(dims["rows"], ranks, most),
-            capacity=lambda w_layout, dims, workers: capacity_dims(
-                *(dims, most // ranks, shapes, workers, ranks, names),
-                in_order=in_order,
-            ),
+            capacity=capacity(most // ranks, ranks, shapes),
             policy=lambda tuning, w_layout, dims, workers: choose_tiles(
-                dims, ranks, workers, shapes, in_order=in_order, tuning=tuning
+                *(dims, ranks, workers, shapes_for(w_layout, shapes)),
+                in_order=in_order,
+                tuning=tuning,
             ),
         )
         return [tiles] if ranks == 1 else [tiles, overlapped]
@@ -116,6 +124,9 @@ class MLP(SharedMLP):
     dtype is that of the weights, bfloat16 or float16. On GPUs H and I / world_size are
     multiples of 8. Arrays and errors as for `MatmulReduceScatter`. Making a layer is
     collective and compiles its programs.
+
+    The weights may each be a `ScaledWeight`, as for `Matmul`, with scales of one kind
+    and dtype. The dtype is then that of x, at whose first call a program is compiled.
 
     GEMMs accumulate in fp32, and activations are rounded once to the dtype. The ranks'
     partial sums are rounded to the dtype before they are sent, and added in fp32 in

@@ -19,6 +19,7 @@ def mlp_tiles_graph(
     g: Graph,
     *,
     dtype: str = "bfloat16",
+    w_layout: str = "nk",
     shapes: Sequence[TileShape] = FAMILY,
     summed: int = SUMMED,
 ) -> None:
@@ -34,11 +35,12 @@ def mlp_tiles_graph(
     GEMMs: see `tiles_of_dims` and `TiledMatmul`. Tiles of down wait for the activations
     of their rows, or of all rows if the two GEMMs divide the rows in different ways.
     """
-    x, y, weights, down = add_tensors(g, dtype)
+    x, y, weights, down = add_tensors(g, dtype, w_layout)
     rows, inner = x.shape[0], down.shape[1]
     tokens = g.let("tokens", g.world_size * rows)
     tiles, down_tiles = (
-        tiles_of_dims(g, name, shapes, tokens) for name in ("gate_up_", "down_")
+        tiles_of_dims(g, name, shapes, tokens, w_layout)
+        for name in ("gate_up_", "down_")
     )
     all_x, arrived = gather_rows(g, x, tokens, tiles.rows)
     active = g.local("active", (tokens, inner), dtype)

@@ -113,6 +113,11 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
     for world_size, dtype in KINDS[1:]:
         graph = mlp_graph(world_size, dtype=dtype)
         yield f"{graph.name} {world_size} {dtype}", graph
+    layout = Scaling(PER_BLOCK, "float32").w_layout
+    graph = mlp_tiles_graph(4, w_layout=layout)
+    yield f"{graph.name} 4 {DTYPES[0]} float8 per block", graph
+    graph = matmul_reduce_scatter_graph(4, w_layout=layout, partials="float32")
+    yield f"{graph.name} 4 {DTYPES[0]} float32 float8 per block", graph
     for world_size, dtype in (
         (1, DTYPES[0]),
         (1, DTYPES[1]),

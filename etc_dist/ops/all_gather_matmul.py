@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etc_dist.functions.matmul import weight_shape
 from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
+from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     EventTensor,
@@ -52,7 +52,7 @@ def all_gather_matmul_graph(
     See `tiles_of_dims` and `TiledMatmul` for the dims that select tiles."""
     rows, n, k = g.dims("rows n k")
     x = g.input("x", (rows, k), dtype)
-    w = g.input("w", weight_shape(w_layout, n, k), dtype)
+    w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (g.world_size, rows, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, rows, w_layout)
     matmul = RankTiles(g, "", tiles, dtype, x, [w], Matrix(y, (g.rank,)))
@@ -160,7 +160,7 @@ def gathered_matmul_graph(
     rows, n, k = g.dims("rows n k")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (rows, k), dtype)
-    w = g.input("w", weight_shape(w_layout, n, k), dtype)
+    w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (tokens, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, tokens, w_layout)
     all_x, arrived = gather_rows(g, x, tokens, tiles.rows)
@@ -172,9 +172,10 @@ class AllGatherMatmul(WeightOperation):
 
     op(x, w, out=None, stream=None): x [M / world_size, K] and w [N, K] on every rank;
     returns out [M, N]: the rows of all ranks, in rank order, times this rank's w.T. w
-    may be a transposed view. On GPUs K and N are multiples of 8. Arrays, dtypes,
-    options and errors as for `MatmulReduceScatter`. With deterministic="batch" a row
-    also has the same bits for any number of ranks and hosts.
+    may be a transposed view, or scaled, as for `Matmul`. On GPUs K and N are multiples
+    of 8. Arrays, dtypes, options and errors as for `MatmulReduceScatter`. With
+    deterministic="batch" a row also has the same bits for any number of ranks and
+    hosts.
     """
 
     inputs = "x [rows, k]", "w [n, k]"

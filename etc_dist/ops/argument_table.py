@@ -88,7 +88,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Known:
-    """Dims and dtype that are known from held arrays."""
+    """Dims and dtype that are known from held arrays; no dtype if these are scaled."""
 
     dims: Mapping[str, int] = field(default_factory=dict)
     dtype: str = ""
@@ -167,8 +167,9 @@ class ArgumentTable:
         arrays = self._inspect(shapes, values)
         dims: dict[str, int] = {}
         self._bind(shapes, arrays, dims)
-        dtype = self._dtype(next(iter(arrays.values())))
-        self._check(shapes, arrays, dims, dtype, device)
+        scaling = self._scaling(arrays)
+        dtype = self._dtype(arrays[shapes[0].name]) if scaling is None else ""
+        self._check(shapes, arrays, dims, dtype, device, scaling=scaling)
         return Known(dims, dtype)
 
     def bind(
@@ -246,6 +247,10 @@ class ArgumentTable:
                 wanted = f"{name} of {' or '.join(DTYPES)}, or a ScaledWeight"
                 raise self.error(wanted, f"{described(codes)}, without scales")
             scalings.add(None if scales is None else scaling_of(codes, scales))
+        if len(scalings) > 1:
+            kinds = [one.w_layout if one else "no scales" for one in scalings]
+            wanted = "weights with scales of one kind and dtype, or all without"
+            raise self.error(wanted, ", ".join(sorted(kinds)))
         return next(iter(scalings), None)
 
     def _bind(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.scaled_weights import ScaledTensor
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import (
@@ -144,7 +145,7 @@ def multiply_and_return(
     g: Graph,
     name: str,
     tiles: Tiles,
-    operands: tuple[Tensor, Tensor, Tensor],
+    operands: tuple[Tensor, Tensor | ScaledTensor, Tensor],
     waits: RowEvents | None = None,
     summed: int = SUMMED,
 ) -> None:

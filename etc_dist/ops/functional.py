@@ -28,9 +28,9 @@ def matmul_reduce_scatter(
     """The sum over ranks of x @ w.T, of which each rank gets its share of the rows.
 
     x [M, K], w [N, K] -> [M / world_size, N], bfloat16 or float16; w may be a
-    transposed view. partials: None rounds each rank's partial sum to the dtype of x,
-    "float32" keeps it in fp32. out: the array to write. stream: the stream to run on,
-    by default the current one.
+    transposed view, or a `ScaledWeight`. partials: None rounds each rank's partial sum
+    to the dtype of x, "float32" keeps it in fp32. out: the array to write. stream: the
+    stream to run on, by default the current one.
 
     Collective, on the current world. See `MatmulReduceScatter` for deterministic,
     arrays, precision and errors."""
@@ -47,8 +47,8 @@ def all_gather_matmul(
     """The rows of all ranks' x, in rank order, @ w.T.
 
     x [M / world_size, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a
-    transposed view. out: the array to write. stream: the stream to run on, by default
-    the current one.
+    transposed view, or a `ScaledWeight`. out: the array to write. stream: the stream to
+    run on, by default the current one.
 
     Collective, on the current world. See `AllGatherMatmul` for deterministic, arrays
     and errors."""
@@ -103,9 +103,9 @@ def matmul_all_reduce(
 ) -> Any:
     """The sum over ranks of x @ w.T, on each rank.
 
-    x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view. N is
-    a multiple of 8. out: the array to write. stream: the stream to run on, by default
-    the current one.
+    x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view, or a
+    `ScaledWeight`. N is a multiple of 8. out: the array to write. stream: the stream to
+    run on, by default the current one.
 
     Collective, on the current world. See `MatmulAllReduce` for deterministic, arrays,
     precision and errors."""
@@ -147,8 +147,8 @@ def matmul(
     """x @ w.T on each rank, without communication.
 
     x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view, or a
-    `ScaledWeight` of float8. out: the array to write. stream: the stream to run on, by
-    default the current one.
+    `ScaledWeight`. out: the array to write. stream: the stream to run on, by default
+    the current one.
 
     All ranks of the current world make the same call. See `Matmul` for deterministic,
     arrays and errors."""

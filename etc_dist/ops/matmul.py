@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from etc_dist.errors import expect_range
-from etc_dist.functions.matmul import W_LAYOUTS
-from etc_dist.functions.scaled_weights import SCALINGS, weight_input
+from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.deterministic import BATCH
@@ -63,7 +62,6 @@ class Matmul(WeightOperation):
 
     inputs = "x [m, k]", "w [n, k]"
     output = "out [m, n]"
-    scalable = ("w",)
 
     def candidates(self) -> list[Candidate]:
         """Internal: one graph, whose tiles are chosen for each call."""
@@ -72,7 +70,6 @@ class Matmul(WeightOperation):
             Candidate(
                 matmul_graph,
                 self.sizes,
-                w_layouts=(*W_LAYOUTS, *SCALINGS),
                 capacity=self._capacity if is_divided else None,
                 policy=self._choose,
             )

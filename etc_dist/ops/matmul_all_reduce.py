@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.functions.matmul import weight_shape
 from etc_dist.functions.rms_norm import add_rms_norm
+from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, Tensor, graph_function, span
 from etc_dist.ir.function import TRANSFER
@@ -51,7 +51,7 @@ def matmul_all_reduce_graph(
     rows, vectors, k, algorithm, piece = g.dims("rows vectors k algorithm piece")
     shape = rows, 8 * vectors
     x = g.input("x", (rows, k), dtype)
-    w = g.input("w", weight_shape(w_layout, 8 * vectors, k), dtype)
+    w = weight_input(g, "w", w_layout, 8 * vectors, k, dtype)
     norm = None if eps is None else _norm(g, shape, dtype, eps)
     y = g.output("y", shape, dtype)
     tiles = tiles_of_dims(g, TILES, shapes, rows, w_layout)
@@ -88,6 +88,7 @@ class _MatmulSums(Operation):
     `graph_options`."""
 
     transposable = "w"
+    scalable = ("w",)
     graph_options: Mapping[str, Any] = {}
 
     def candidates(self) -> list[Candidate]:
@@ -153,8 +154,8 @@ class MatmulAllReduce(_MatmulSums, WeightOperation):
 
     op(x, w, out=None, stream=None): x [M, K] and w [N, K] on every rank, each with its
     own values; returns out [M, N], the sum over ranks of x @ w.T, the same bits on all
-    ranks. w may be a transposed view. N is a multiple of 8, on GPUs also K; M is at
-    least 1.
+    ranks. w may be a transposed view, or scaled, as for `Matmul`. N is a multiple of 8,
+    on GPUs also K; M is at least 1.
 
     The dtype is that of x, bfloat16 or float16. Each rank's product is rounded to the
     dtype; the products are added as by `AllReduce`. Arrays, options and errors as for

@@ -7,7 +7,7 @@ from functools import partial
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_choice
-from etc_dist.functions.matmul import weight_shape
+from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.few_rows import multiply_and_return, with_few_rows
@@ -44,7 +44,7 @@ def matmul_reduce_scatter_graph(
     FLOAT_FAMILY. partials: their dtype; None: `dtype`."""
     rows, n, k = g.dims("rows n k")
     x = g.input("x", (g.world_size, rows, k), dtype)
-    w = g.input("w", weight_shape(w_layout, n, k), dtype)
+    w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (rows, n), dtype)
     shapes = shapes or (FLOAT_FAMILY if partials else FAMILY)
     tiles = tiles_of_dims(g, "", shapes, rows, w_layout)
@@ -65,7 +65,7 @@ def returned_matmul_graph(
     rows, n, k = g.dims("rows n k")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (tokens, k), dtype)
-    w = g.input("w", weight_shape(w_layout, n, k), dtype)
+    w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (rows, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, tokens, w_layout)
     multiply_and_return(g, "", tiles, (x, w, y))
@@ -77,7 +77,8 @@ class MatmulReduceScatter(WeightOperation):
     op(x, w, out=None, stream=None): x [M, K] and w [N, K] on every rank, each rank with
     its own values; returns out [M / world_size, N]: rows [rank * M / world_size, ...)
     of the sum over ranks of x @ w.T. w may be a transposed view, w.T of a contiguous
-    [K, N] array. M is a multiple of the world size; on GPUs K and N are multiples of 8.
+    [K, N] array, or scaled, as for `Matmul`. M is a multiple of the world size; on GPUs
+    K and N are multiples of 8.
 
     The dtype is that of x, bfloat16 or float16. The ranks' partial sums are added in
     fp32 in rank order: the same bits on every run. Each is rounded to the dtype before

@@ -15,7 +15,6 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 
 from etc_dist.compiler import check_options, compile, world_or_current
 from etc_dist.errors import WorldError, as_refusal, names_options
-from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import ArgumentTable, CallArguments, Known
 from etc_dist.ops.deterministic import check_deterministic
@@ -50,8 +49,6 @@ class Candidate:
     graph: Callable[..., GraphFunction]
     options: Mapping[str, Any] = field(default_factory=dict)
     serves: Callable[[Mapping[str, int]], bool] = lambda dims: True
-    w_layouts: Sequence[str] = W_LAYOUTS
-    """The layouts of w that it serves."""
     capacity: Capacity | None = None
     policy: Callable[[Tuning, str, Mapping[str, int], int], Sequence[Choice]] | None = (
         None
@@ -62,10 +59,6 @@ class Candidate:
     """Whether the graph can be made for ranks on several hosts."""
     schedule: str | None = None
     """The program's schedule, if it is not the operation's."""
-
-    def accepts(self, dims: Mapping[str, int], w_layout: str) -> bool:
-        """Whether it may run a call with these dims and this layout of w."""
-        return w_layout in self.w_layouts and self.serves(dims)
 
 
 @dataclass(frozen=True)
@@ -103,8 +96,9 @@ class Operation:
     options: Mapping[str, Any] = {}
     """Internal: equal on all ranks, beside those that all operations have."""
     weights: tuple[Any, ...] = ()
-    """Internal: the last inputs of each call, if the operation holds them. All
-    candidates are then compiled at once, otherwise each at its first call."""
+    """Internal: the last inputs of each call, if the operation holds them. If they have
+    the dtype of the others, all candidates are compiled at once, otherwise each at its
+    first call."""
     known = Known()
     """Internal: dims and dtype that are the same in each call."""
 
@@ -139,7 +133,7 @@ class Operation:
                 self._table = self.table(world.size, **self.options)
                 self._candidates = self.candidates()
             self._agree(_listed({name: agreed[name] for name in sorted(agreed)}))
-            if self.weights:
+            if self.weights and self.known.dtype:
                 for place in reversed(range(len(self._candidates))):
                     self._compile(Kind(place, self.known.dtype, "nk"))
 
@@ -186,7 +180,7 @@ class Operation:
         found = (
             program
             for kind, program in sorted(programs, key=lambda one: one[1] != self._last)
-            if kind.candidate == self._place(dims, kind.w_layout)
+            if kind.candidate == self._place(dims)
         )
         program = next(found, None) or self._refuse_early(
             f"show({_listed(dims)})", "no call that the same program serves"
@@ -256,7 +250,7 @@ class Operation:
     def _run_new(self, arguments: CallArguments, key: Any, stream: Any) -> None:
         """Run a call that is not remembered, and remember it."""
         dims = arguments.dims
-        place = self._place(dims, arguments.w_layout)
+        place = self._place(dims)
         kind = Kind(place, arguments.dtype, arguments.w_layout)
         program = self._programs.get(kind)
         if program is None:
@@ -284,10 +278,10 @@ class Operation:
         if len(self._calls) > REMEMBERED_CALLS:
             self._calls.popitem(last=False)
 
-    def _place(self, dims: Mapping[str, int], w_layout: str) -> int:
+    def _place(self, dims: Mapping[str, int]) -> int:
         """The position of the first candidate that serves a call."""
         candidates = enumerate(self._candidates)
-        return next(place for place, one in candidates if one.accepts(dims, w_layout))
+        return next(place for place, one in candidates if one.serves(dims))
 
     def _agree(self, text: str) -> None:
         """Raise on every rank if the ranks make different steps of this operation."""
@@ -298,7 +292,7 @@ class Operation:
         """Compile a candidate; collective."""
         candidate = self._candidates[kind.candidate]
         options = {**candidate.options, "dtype": kind.dtype}
-        if self._table.transposable and len(candidate.w_layouts) > 1:
+        if kind.w_layout != "nk":
             options["w_layout"] = kind.w_layout
         if candidate.over_hosts:
             options["local_size"] = self.world.local_size
@@ -339,9 +333,11 @@ class Operation:
 
 
 class WeightOperation(Operation):
-    """An operation on x and the weight w [N, K], which may be a transposed view."""
+    """An operation on x and the weight w [N, K], which may be a transposed view, or
+    scaled."""
 
     transposable = "w"
+    scalable = ("w",)
 
     def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
         """Run on x and w; returns `out`, or a new array. Collective."""

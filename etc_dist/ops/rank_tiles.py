@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etc_dist.functions.epilogue import Epilogue, store
+from etc_dist.functions.scaled_weights import ScaledTensor
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import (
     EventTensor,
@@ -45,7 +46,7 @@ class RankTiles(TiledMatmul):
         tiles: Tiles,
         dtype: str,
         x: Tensor | Matrix,
-        weights: Sequence[Tensor],
+        weights: Sequence[Tensor | ScaledTensor],
         y: Matrix,
         epilogue: Epilogue = store,
         *,

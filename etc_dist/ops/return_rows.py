@@ -8,6 +8,7 @@ from etc_dist.functions.epilogue import partial as store_partial
 from etc_dist.functions.epilogue import store
 from etc_dist.functions.push_rows import PACKET_BYTES
 from etc_dist.functions.push_tile import push_tile
+from etc_dist.functions.scaled_weights import ScaledTensor
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.ir import (
@@ -239,7 +240,7 @@ def add_returned_matmul(
     name: str,
     tiles: Tiles,
     x: Tensor,
-    w: Tensor,
+    w: Tensor | ScaledTensor,
     y: Tensor,
     *,
     waits: RowEvents | None = None,

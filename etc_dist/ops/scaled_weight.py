@@ -34,7 +34,7 @@ class ScaledWeight(NamedTuple):
     each block of 128 x 128, as `weight_scale_inv` of Hugging Face; [N] or [N, 1], one
     for each row; or one element, for all.
 
-    `matmul` takes it in place of w.
+    `matmul`, the fused collectives and `MLP` take it in place of a weight.
     """
 
     codes: Any

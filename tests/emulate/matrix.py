@@ -56,6 +56,7 @@ from tests.graphs.parts import (
 from tests.graphs.parts import TALL as TALL_TILE
 from tests.graphs.running_sums import running_sums, sums_over_ranks
 from tests.graphs.scaled import gated as gated_by_scaled
+from tests.graphs.scaled import mlp as scaled_mlp
 from tests.graphs.scaled import multiplied
 from tests.graphs.stages import SIZES, copied_twice, copies, gathered, gathered_last
 from tests.graphs.turned_layers import turned, turned_layers
@@ -143,11 +144,11 @@ def scaled_blocks(
     shape: TileShape, sizes: tuple[int, int, int], tiling: Tiling
 ) -> Case:
     """By float8 weights with a scale for each block, on tiles of one shape."""
-    scaling = Scaling(PER_BLOCK, "float32")
-    graph = partial(matmul_graph, 1, shapes=[shape], w_layout=scaling.w_layout)
-    return Case(graph, partial(multiplied, sizes, scaling, tiling), NEVER, workers=2)
+    graph = partial(matmul_graph, 1, shapes=[shape], w_layout=BLOCKS.w_layout)
+    return Case(graph, partial(multiplied, sizes, BLOCKS, tiling), NEVER, workers=2)
 
 
+BLOCKS = Scaling(PER_BLOCK, "float32")
 FLAT = TileShape(128, 160, "none")
 CASES = {
     "moe, tiles of one row": experts(1, 64, 64, DYNAMIC, workers=2),
@@ -308,6 +309,14 @@ CASES = {
     "scaled": scaled_blocks(HALVES, (70, 392, 1296), Tiling(0, 128, 1, 2)),
     "scaled, gated": scaled_by(HALVES, (70, 264, 784), Tiling(0, 128)),
     "scaled, turns": scaled_blocks(TURNS, (9, 136, 1296), Tiling(0, 48)),
+    # Own rows of one tile; parts of k of both matmuls.
+    "scaled mlp": Case(
+        partial(mlp_tiles_graph, 2, shapes=[HALVES, TURNS], w_layout=BLOCKS.w_layout),
+        lambda: scaled_mlp(
+            2, 9, 784, 400, BLOCKS, Tiling(0, 128, 1, 2), Tiling(1, 40, 1, 2)
+        ),
+        workers=2,
+    ),
     "swapped epilogue": applied_to(PAIRS),
     "epilogue": applied_to(TileShape(128, 160)),
 }

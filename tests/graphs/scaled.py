@@ -12,7 +12,7 @@ from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.tile_model import Tiling, dims_of
 from tests.emulate.cases import Given
-from tests.layers.reference import Answer, Host, draw
+from tests.layers.reference import Answer, Host, draw, reference
 
 BLOCK = 128
 TURNS, NARROW_TURNS = (TileShape(r, 64, "none", swapped=True) for r in (64, 8))
@@ -30,15 +30,18 @@ def expanded(scales: Host, n: int, k: int) -> Host:
     return wide.repeat(BLOCK, 0).repeat(BLOCK, 1)[:n, :k]
 
 
-def draw_scaled(rng: Any, n: int, k: int, scaling: Scaling) -> tuple[Host, Host, Host]:
-    """Codes of numbers of all sizes, scales of both signs, and the weight in fp64."""
+def draw_scaled(
+    rng: Any, n: int, k: int, scaling: Scaling, deviation: float = 2**-6
+) -> tuple[Host, Host, Host]:
+    """Codes of numbers of all sizes, scales of both signs, and the weight in fp64.
+    deviation: of the scales."""
     bits = rng.integers(0, 0x7F, (n, k)) | rng.integers(0, 2, (n, k)) << 7
     codes = bits.astype(np.uint8).view(numpy_dtype(E4M3))
     shape = {"row": (n, 1), "matrix": (1, 1)}.get(scaling.per)
     if scaling.per == PER_BLOCK:
         shape = -(-n // BLOCK), -(-k // BLOCK)
     assert shape is not None
-    scales = draw(rng, shape, scaling.dtype, 2**-6)
+    scales = draw(rng, shape, scaling.dtype, deviation)
     return codes, scales, codes.astype(np.float64) * expanded(scales, n, k)
 
 
@@ -84,3 +87,24 @@ def gated(
     )
     dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
     return [inputs], [Answer(active * right.expected, magnitude)], dims
+
+
+def mlp(
+    ranks: int, rows: int, hidden: int, inner: int, scaling: Scaling, *tilings: Tiling
+) -> Given:
+    """For mlp_tiles_graph. tilings: of gate_up and of down."""
+    rng, shares, inputs = np.random.default_rng(3), [], []
+    for _ in range(ranks):
+        given: dict[str, Any] = {"x": draw(rng, (rows, hidden), "bfloat16", 0.5)}
+        share = []
+        for name in ("gate", "up", "down"):
+            shape = (hidden, inner) if name == "down" else (inner, hidden)
+            codes, scales, w = draw_scaled(rng, *shape, scaling, 2**-12)
+            given |= {name: codes, f"{name}_scales": scales}
+            share.append(w)
+        inputs.append(given)
+        shares.append((share[0], share[1], share[2]))
+    dims = {"rows": rows, "hidden": hidden, "inner": inner}
+    for name, tiling in zip(("gate_up_", "down_"), tilings, strict=True):
+        dims |= dims_of(tiling, name)
+    return inputs, reference([given["x"] for given in inputs], shares), dims

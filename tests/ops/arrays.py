@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist import World
+from etc_dist import ScaledWeight, World
 from etc_dist.ir.tensor import numpy_dtype
 
 Host = np.ndarray[Any, Any]
@@ -44,6 +44,11 @@ class Arrays:
 
     def put_as(self, array: Host, dtype: str) -> Any:
         return self.put(array.astype(numpy_dtype(dtype)))
+
+    def put_scaled(self, codes: Host, scales: Host) -> ScaledWeight:
+        """A weight of float8, which CuPy has as its bits."""
+        bits = codes if self._cupy is None else codes.view(np.uint8)
+        return ScaledWeight(self.put(bits), self.put(scales))
 
     def get(self, array: Any) -> Host:
         """`array` in float32, on the host."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import etc_dist
-from etc_dist import Matmul, ScaledWeight
+from etc_dist import Matmul
 from etc_dist.functions.scaled_weights import E4M3, SCALINGS
 from etc_dist.functions.tile_matmul import shapes_for
 from etc_dist.ir.tensor import numpy_dtype
@@ -21,38 +21,28 @@ TOLERANCE = {"bfloat16": 2.3e-3, "float16": 2.9e-4}
 """One rounding, of the result; the sums are in fp32."""
 
 
-@pytest.fixture
-def weight(arrays, world):
-    """Makes codes and scales of the backend."""
-
-    def weight(codes, scales) -> ScaledWeight:
-        bits = codes if world.backend == "cpu" else codes.view(np.uint8)
-        return ScaledWeight(arrays.put(bits), arrays.put(scales))
-
-    return weight
-
-
 @pytest.mark.parametrize("deterministic", ["run", "batch"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=str)
 def test_random_codes_and_scales_come_close_to_fp64(
-    scaling, dtype, deterministic, make, arrays, weight, rng
+    scaling, dtype, deterministic, make, arrays, rng
 ):
     op = make(Matmul, deterministic=deterministic)
     codes, scales, w = draw_scaled(rng, 296, 272, scaling)
     for m in (1, 40, 300):
         x = rng.standard_normal((m, 272)).astype(numpy_dtype(dtype))
-        y = op(arrays.put(x), weight(codes, scales))
+        y = op(arrays.put(x), arrays.put_scaled(codes, scales))
         op.synchronize()
         assert answer_of(x, w).error(arrays.get(y)) < TOLERANCE[dtype]
 
 
-def test_one_operation_takes_weights_with_and_without_scales(make, arrays, weight, rng):
+def test_one_operation_takes_weights_with_and_without_scales(make, arrays, rng):
     op, x = make(Matmul), np.ones((3, 64), numpy_dtype("bfloat16"))
     w = np.ones((24, 64), numpy_dtype("bfloat16"))
     scale = np.full((), 0.5, np.float32)
-    scaled = weight(w.astype(numpy_dtype(E4M3)), scale)
-    rows = weight(scaled.codes, np.full(24, 2, np.float32))
+    codes = w.astype(numpy_dtype(E4M3))
+    scaled = arrays.put_scaled(codes, scale)
+    rows = arrays.put_scaled(codes, np.full(24, 2, np.float32))
     for weights, wanted in ((w, 64), (scaled, 32), (rows, 128), (scaled, 32)):
         given = arrays.put(weights) if weights is w else weights
         assert (arrays.get(op(arrays.put(x), given)) == wanted).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import etc_dist
-from etc_dist import AllGatherMatmul, Matmul, ScaledWeight
+from etc_dist import MLP, Matmul, MoE, ScaledWeight
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.scaled_weights import E4M3
 from etc_dist.ir.tensor import numpy_dtype
@@ -51,11 +51,24 @@ def test_weights_that_do_not_fit_are_refused(w, words, own):
         refused(lambda: op(ones((5, K), "bfloat16"), w), words, ArgumentError)
 
 
-def test_operations_without_float8_refuse_it(own):
-    w = ScaledWeight(CODES, ones((), "float32"))
-    words = "wanted: w of bfloat16 or float16 got: a ScaledWeight w to do"
-    with AllGatherMatmul(world=own) as op:
-        refused(lambda: op(ones((5, K), "bfloat16"), w), words, ArgumentError)
+def test_a_mixture_without_float8_refuses_it(own):
+    router = ones((8, K), "bfloat16")
+    gate_up = ScaledWeight(ones((8, 64, K), E4M3), ones((), "float32"))
+    down = ones((8, K, 32), "bfloat16")
+    words = "wanted: gate_up of bfloat16 or float16 got: a ScaledWeight gate_up to do"
+    refused(
+        lambda: MoE(router, gate_up, down, top_k=2, world=own), words, ArgumentError
+    )
+
+
+def test_the_weights_of_an_mlp_are_scaled_alike(own):
+    gate, down = ScaledWeight(CODES, ones((N,), "float32")), ones((K, N), E4M3)
+    words = "scales of one kind and dtype, or all without|got: float8_e4m3fn per "
+    for other in (ones((), "float32"), ones((K,), "bfloat16")):
+        weights = gate, gate, ScaledWeight(down, other)
+        refused(lambda w=weights: MLP(*w, world=own), words, ArgumentError)
+    mixed = ones((N, K), "bfloat16"), gate, ScaledWeight(down, ones((K,), "float32"))
+    refused(lambda: MLP(*mixed, world=own), "no scales", ArgumentError)
 
 
 @pytest.mark.parametrize(
