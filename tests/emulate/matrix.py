@@ -230,7 +230,8 @@ CASES = {
     # Two strips of columns; the tiles of own rows that come last are not all.
     "sum in strips": Case(
         partial(matmul_reduce_scatter_graph, 2, shapes=[TURNS]),
-        lambda: matmul_reduce_scatter(68, columns=16, n=1096),
+        lambda: matmul_reduce_scatter(68, columns=64, n=1096),
+        workers=2,
     ),
     # Two blocks of rows; tiles of own rows that are divided along k.
     "sum": Case(
