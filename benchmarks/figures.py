@@ -9,9 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from benchmarks.records import Record
 from benchmarks.tables import greedy, latest, newest
 
@@ -30,6 +27,9 @@ def draw_all(records: Sequence[Record], folder: Path) -> None:
 @contextmanager
 def panels(path: Path, num_panels: int) -> Iterator[Any]:
     """A row of panels, which is written to `path` at the end."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5.6 * num_panels, 4.0), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     yield figure.subplots(1, num_panels, squeeze=False)[0]

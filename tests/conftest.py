@@ -302,7 +302,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    for item in items:
+    marked = {i for i in items if any(m.name in MARKS for m in i.iter_markers())}
+    for item in marked:
         check_marks(item)
     deselect = {
         "there is no GPU": lambda item: _devices(item) and not has_gpu(),
@@ -315,17 +316,30 @@ def pytest_collection_modifyitems(
         kept: list[pytest.Item] = []
         left_out: list[pytest.Item] = []
         for item in items:
-            (left_out if applies(item) else kept).append(item)
+            is_out = item in marked and applies(item)
+            (left_out if is_out else kept).append(item)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = kept
             counts[reason] = len(left_out)
-    for item in items:
+    for item in marked:
         _skip_without_devices(item)
     config.stash[_left_out] = counts
 
 
 _left_out = pytest.StashKey[dict[str, int]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, which ignores the collected tests later:
+    to visit them again and again takes a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -367,8 +381,7 @@ def _mpi_world() -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    # Python's own thresholds make it visit all collected tests again and again, which
-    # costs a twentieth of the time.
+    # Python's own thresholds cost a twentieth of the time.
     gc.set_threshold(20_000, 20, 20)
     hypothesis.settings.load_profile("many" if config.getoption("--all") else "few")
     under_mpi = config.getoption("--with-mpi", False) and _mpi_world() is not None

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import matplotlib.image
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from etc_dist.codegen.layout import TRACE_RECORD
 from etc_dist.runtime.trace import TaskRecord, Trace
@@ -85,6 +82,8 @@ def test_perfetto_gets_a_slice_for_each_task(tmp_path):
 
 @pytest.mark.parametrize("workers", [4, 132])
 def test_the_picture_grows_with_the_rows_up_to_a_limit(workers, tmp_path):
+    from matplotlib.image import imread
+
     trace = Trace.of(
         TaskRecord(rank, worker, lane, 1000 * t, 1000 * t + 900, lane, t, (t,))
         for rank in range(4)
@@ -93,7 +92,7 @@ def test_the_picture_grows_with_the_rows_up_to_a_limit(workers, tmp_path):
         for t in range(5)
     )
     trace.png(tmp_path / "trace.png")
-    height, width, _ = matplotlib.image.imread(tmp_path / "trace.png").shape
+    height, width, _ = imread(tmp_path / "trace.png").shape
     assert width == 1680
     assert height == {4: 1214, 132: 2160}[workers]
 
@@ -101,6 +100,8 @@ def test_the_picture_grows_with_the_rows_up_to_a_limit(workers, tmp_path):
 @pytest.fixture
 def figure(monkeypatch):
     """The figure that was drawn last."""
+    from matplotlib.figure import Figure
+
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path: drawn.append(self))
     return lambda: drawn[-1]
@@ -108,6 +109,8 @@ def figure(monkeypatch):
 
 def bars(figure):
     """Start and width of every bar, by its colour."""
+    from matplotlib.colors import to_hex
+
     (axes,) = figure.axes
     return {
         to_hex(boxes.get_facecolor()[0]): [

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -60,6 +61,15 @@ def of_bytes() -> tokenizers.Tokenizer:
     return tokens
 
 
+@pytest.fixture
+def openai() -> ModuleType:
+    """The client. Its import takes half a second, which processes without these tests
+    save."""
+    import openai
+
+    return openai
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that two ranks can split, with a tokenizer and a chat template."""
@@ -99,7 +109,7 @@ class Server:
 
     @cached_property
     def client(self) -> openai.OpenAI:
-        import openai  # half a second, which processes without these tests save
+        import openai
 
         return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0)
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from itertools import islice
 
 import numpy as np
-import openai
 import pytest
 
 import etc_dist
@@ -167,9 +166,11 @@ def test_drafts_change_no_text_and_no_logprobs(server, serve):
 
 def leave(server, limit, number):
     """Begin a text of 60 tokens, and leave after some tokens or `limit` seconds."""
+    from openai import APITimeoutError
+
     client = server.client.with_options(timeout=limit)
     options = {"model": server.name, "prompt": IDS * 3, "max_tokens": 60}
-    with suppress(openai.APITimeoutError):
+    with suppress(APITimeoutError):
         if number % 3 == 0:
             client.completions.create(**options)
             return
@@ -194,7 +195,7 @@ def test_clients_that_leave_leave_no_page_behind(server, rng):
     assert found['texts_total{reason="left"}'] >= 25
 
 
-def test_sigterm_lets_answers_end_and_takes_no_more(serve, texts):
+def test_sigterm_lets_answers_end_and_takes_no_more(serve, texts, openai):
     server = serve()
     with complete(server, IDS, 30, stream=True) as stream:
         text = next(stream).choices[0].text
@@ -207,7 +208,7 @@ def test_sigterm_lets_answers_end_and_takes_no_more(serve, texts):
     assert server.process.wait(10) == 0
 
 
-def test_answers_that_take_too_long_end_with_an_error(serve):
+def test_answers_that_take_too_long_end_with_an_error(serve, openai):
     server = serve("--drain-seconds", "0")
     with complete(server, IDS, 80, stream=True) as stream:
         next(stream)
@@ -231,7 +232,9 @@ def test_a_body_that_does_not_come_is_refused_once_the_server_drains(serve):
     assert "Traceback" not in server.log.read_text()
 
 
-def test_logits_that_are_not_finite_are_an_error_of_their_request(serve, overflowing):
+def test_logits_that_are_not_finite_are_an_error_of_their_request(
+    serve, overflowing, openai
+):
     server = serve("--dtype", "float16", of=overflowing)
     for streams in (False, True):
         with pytest.raises(openai.APIError, match="NotFiniteError: the logits of a"):
@@ -257,7 +260,7 @@ def test_two_ranks_serve_until_sigterm(serve):
     assert server.process.wait(20) == 0
 
 
-def test_a_lost_rank_is_an_error_of_all_clients(serve):
+def test_a_lost_rank_is_an_error_of_all_clients(serve, openai):
     server = serve(launcher=LAUNCHER)
     with complete(server, IDS, 80, stream=True) as stream:
         next(stream)

@@ -8,7 +8,6 @@ import socket
 import time
 from contextlib import closing
 
-import openai
 import pytest
 
 from etc_dist import cli
@@ -110,7 +109,7 @@ def test_bodies_are_refused(server, path, body, headers, status, words):
     assert found == status and words in error["message"]
 
 
-def test_models_are_found_by_their_names(server):
+def test_models_are_found_by_their_names(server, openai):
     assert [one.id for one in server.client.models.list()] == [server.name]
     assert server.client.models.retrieve(server.name).max_model_len == 96
     with pytest.raises(openai.NotFoundError, match="is not served here"):
