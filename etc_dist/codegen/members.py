@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 WIDTH = 130
 """Longer lines are broken."""
@@ -15,16 +16,16 @@ Constant = int | float | tuple[int, ...]
 def wrapped(line: str, continued: int = 4) -> list[str]:
     """`line` in lines of WIDTH, broken after commas and before operators, where
     brackets are least nested. continued: the further indent of all but the first."""
+    if len(line) <= WIDTH:
+        return [line]
     indent = len(line) - len(line.lstrip())
     places = [m.start() for m in _BREAK.finditer(line, indent + 8, WIDTH + 1)]
-    if len(line) <= WIDTH or not places:
+    if not places:
         return [line]
-
-    def nesting(at: int) -> int:
-        return sum((sign in "([{") - (sign in ")]}") for sign in line[:at])
-
+    deeper = [(sign in "([{") - (sign in ")]}") for sign in line[:WIDTH]]
+    nesting = [0, *accumulate(deeper)]
     late = [at for at in places if at > WIDTH // 3] or places[-1:]
-    at = min(late, key=lambda place: (nesting(place), -place))
+    at = min(late, key=lambda place: (nesting[place], -place))
     rest = " " * (indent + continued) + line[at + 1 :]
     return [line[:at], *wrapped(rest, continued=0)]
 

@@ -11,7 +11,7 @@ minus infinity, as in Python."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Never
 
@@ -58,9 +58,13 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 class Expr:
     """Base of all index expressions; immutable, compared by structure."""
 
+    depth: int = field(init=False, repr=False)
+    """The most operations that are nested in it."""
+
     def __post_init__(self) -> None:
         # NOTE: at once, from its parts: later it might take too many recursive calls.
-        _ = self.depth
+        deepest = max([child.depth for child in self.children()], default=-1)
+        object.__setattr__(self, "depth", 1 + deepest)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -75,11 +79,6 @@ class Expr:
     @cached_property
     def _hash(self) -> int:
         return hash(self._terms)
-
-    @cached_property
-    def depth(self) -> int:
-        """The most operations that are nested in it."""
-        return 1 + max((child.depth for child in self.children()), default=-1)
 
     @cached_property
     def _terms(self) -> tuple[object, ...]:
