@@ -4,6 +4,7 @@ The cells lie between the cuts of all axes (see `boxes.py`)."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -66,14 +67,16 @@ def all_cells(
     others in this order."""
     place = np.empty(tasks.tasks, np.int64)
     place[np.argsort(order.level[order.node], kind="stable")] = np.arange(tasks.tasks)
-    groups = [(t, {t.name}) for t in tasks.plan.graph.tensors]
+    accesses = defaultdict(list)
+    for access in tasks.accesses:
+        accesses[access.region.tensor.name].append(access)
+    groups = [(t, accesses[t.name]) for t in tasks.plan.graph.tensors]
     groups += [
-        (replace(output, name=output.over, kind="state"), {output.name, output.over})
-        for output, _ in groups
+        (replace(output, name=output.over, kind="state"), mine + accesses[output.over])
+        for output, mine in groups
         if output.over
     ]
-    for tensor, names in groups:
-        mine = [a for a in tasks.accesses if a.region.tensor.name in names]
+    for tensor, mine in groups:
         if tensor.is_given and not any(a.write for a in mine):
             continue
         for rank, env in enumerate(tasks.environments):

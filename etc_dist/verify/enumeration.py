@@ -249,7 +249,8 @@ def evaluate(expr: Expr, env: dict[str, Any], count: int) -> Array:
     value = expr.evaluate(env)
     if isinstance(value, int):
         return np.full(count, value, np.int64)
-    return np.broadcast_to(np.asarray(value, np.int64), (count,))
+    values = np.asarray(value, np.int64)
+    return values if values.shape == (count,) else np.broadcast_to(values, (count,))
 
 
 def rows(block: Block, exprs: Sequence[Expr]) -> Array:

@@ -201,13 +201,14 @@ def _merge(
     elements: npt.NDArray[np.uint64], target: Array, bits: npt.NDArray[np.uint64]
 ) -> None:
     """elements[target] |= bits; a target may occur more than once."""
-    some = np.flatnonzero(target != NONE)
-    if not some.size:
-        return
-    some = some[np.argsort(target[some], kind="stable")]
+    some = np.argsort(target, kind="stable")
     ordered = target[some]
-    starts = np.flatnonzero(np.diff(ordered, prepend=NONE))
-    elements[ordered[starts]] |= np.bitwise_or.reduceat(bits[some], starts, axis=0)
+    is_new = ordered != NONE
+    is_new[1:] &= ordered[1:] != ordered[:-1]
+    starts = is_new.nonzero()[0]
+    if starts.size:
+        merged = np.bitwise_or.reduceat(bits[some], starts, axis=0)
+        elements[ordered[starts]] |= merged
 
 
 def order_classes(

@@ -214,9 +214,9 @@ class _QueueRun:
         """Run all tasks that can run now; False if there are none."""
         done = self.take(number)
         notified = self.tasks.notify[done]
-        element, times = np.unique(notified[notified != NONE], return_counts=True)
-        self.left[element] -= times
-        self.release(element[self.left[element] == 0])
+        notified = notified[notified != NONE]
+        np.subtract.at(self.left, notified, 1)
+        self.release(np.unique(notified[self.left[notified] == 0]))
         return done.size > 0
 
     def take(self, number: int) -> Array:

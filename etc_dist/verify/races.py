@@ -100,16 +100,15 @@ class Races:
         """One fault for each pair of calls that race on the tensor."""
         bases = [b.base for b in self.tasks.blocks]
         names = [b.call.name for b in self.tasks.blocks]
-        blocks = np.stack(
-            [
-                np.searchsorted(bases, cells.task[entry], side="right") - 1
-                for entry in (first, second)
-            ]
+        one_block, two_block = (
+            np.searchsorted(bases, cells.task[entry], side="right") - 1
+            for entry in (first, second)
         )
         kinds, example, count = np.unique(
-            blocks, axis=1, return_index=True, return_counts=True
+            one_block * len(bases) + two_block, return_index=True, return_counts=True
         )
-        for (a, b), n, times in zip(kinds.T, example, count, strict=True):
+        for kind, n, times in zip(kinds, example, count, strict=True):
+            a, b = divmod(int(kind), len(bases))
             one, two = (self._does(cells, int(entry[n])) for entry in (first, second))
             text = f"{one} and {two} {cells.name(int(cells.cell[first[n]]))}"
             text += "; no event orders them"
