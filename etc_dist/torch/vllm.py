@@ -66,7 +66,7 @@ def _warn(version: str, misfits: dict[str, list[str]]) -> None:
     if is_known and not misfits:
         return
     lines = [f"  {hook} is not used: {'; '.join(misfits[hook])}\n" for hook in misfits]
-    text = f"etc_dist: its plug-in was written for vLLM {', '.join(VERSIONS)}, "
+    text = f"etc_dist: its plug-in fits vLLM {VERSIONS[0]} to {VERSIONS[-1]}, "
     show_message(text + f"and runs in {version}\n" + "".join(lines))
 
 

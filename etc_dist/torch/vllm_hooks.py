@@ -6,7 +6,7 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-VERSIONS = ("0.24", "0.26")
+VERSIONS = tuple(f"0.{minor}" for minor in range(24, 32))
 """Those of vLLM that have all of HOOKS, by their files (tests/torch/vllm_wheels.py)."""
 _MOE = "vllm.model_executor.layers.fused_moe"
 HOOKS: dict[str, dict[str, tuple[str, ...]]] = {

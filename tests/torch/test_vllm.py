@@ -258,13 +258,13 @@ def test_vllms_cache_keeps_our_graphs_apart(registered):
 def test_of_an_unknown_version_only_hooks_that_fit_are_used(
     stand_in, monkeypatch, capfd
 ):
-    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.31.0")
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.34.0")
     method = stand_in.method
     monkeypatch.setattr(method, "forward_native", lambda self, layer, x, chosen: x)
     plugin.register()
     seen = capfd.readouterr().err
     assert method.registered is None
-    assert "written for vLLM 0.24, 0.26, and runs in 0.31.0\n" in seen
+    assert "fits vLLM 0.24 to 0.31, and runs in 0.34.0\n" in seen
     assert "experts is not used: " in seen
     assert "forward_native(self, layer, x, chosen) in place of" in seen
     assert communicator(stand_in).etc_dist_group
