@@ -25,7 +25,7 @@ from etc_dist.models.mixture_fields import (
     read_mixture,
     read_shared_inner,
 )
-from etc_dist.models.mxfp4 import check_field
+from etc_dist.models.quantized import check_field
 from etc_dist.models.rope import (
     BETA,
     MOST_NUMBER,

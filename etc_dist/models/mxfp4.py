@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.models.family import Family
-from etc_dist.models.fields import VARIANT_FIX, refused
 from etc_dist.models.safetensors_file import DTYPES, listed, weights_error
 
-FIELD, METHOD = "quantization_config", "mxfp4"
+METHOD = "mxfp4"
 KEYS = {"quant_method", "modules_to_not_convert"}
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_BYTES = 16
@@ -30,26 +28,16 @@ POWERS = np.array([*(2.0 ** (n - 127) for n in range(255)), np.nan], np.float32)
 """The scales e8m0."""
 
 
-def may_be_packed(family: Family) -> bool:
-    """Whether the files of a family may have weights in MXFP4."""
-    return FIELD in family.reads
-
-
-def check_field(given: Mapping[str, Any], family: Family, path: Path) -> None:
-    """ArgumentError for another quantization_config of the file `path`."""
-    found, may_be = given.get(FIELD), may_be_packed(family)
-    is_known = isinstance(found, Mapping) and found.get("quant_method") == METHOD
-    if found is None or (may_be and is_known and found.keys() <= KEYS):
-        return
-    wanted = f"{FIELD}: null" + f", or quant_method {METHOD!r}" * may_be
-    raise refused(path, wanted, repr(found)[:120], VARIANT_FIX)
+def is_known(found: Mapping[str, Any]) -> bool:
+    """Whether this is a quantization_config of weights in MXFP4."""
+    return found.get("quant_method") == METHOD and found.keys() <= KEYS
 
 
 class Widened:
     """A stack of matrices [experts, columns, rows] of blocks along the columns. Each is
     widened to fp32 as the iteration comes to it, so that one is in memory."""
 
-    ndim = 3
+    ndim, dtype = 3, np.dtype(np.float32)
 
     def __init__(self, blocks: Any, scales: Any) -> None:
         """blocks [experts, rows, n, 16] and scales [experts, rows, n], uint8."""

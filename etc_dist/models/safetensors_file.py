@@ -15,6 +15,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.fields import refused
 
 STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+SCALED = {"F8_E4M3": "float8_e4m3fn"}
 PACKED = {"U8": "uint8"}
 MAX_SIZE = 2**63
 MOST_LISTED = 4
@@ -37,9 +38,10 @@ def read_tensors(
     all. may_be_packed: some are bytes.
 
     Raises ArgumentError for a damaged file, for names that it lacks, and for tensors of
-    other dtypes than those of STORED and PACKED. All tensors must fill the file without
-    gaps from the header to the end, each with the bytes of its dtype and shape."""
-    known = {**STORED, **(PACKED if may_be_packed else {})}
+    other dtypes than those of STORED, SCALED and PACKED. All tensors must fill the file
+    without gaps from the header to the end, each with the bytes of its dtype and shape.
+    """
+    known = {**STORED, **SCALED, **(PACKED if may_be_packed else {})}
     try:
         with open_file(file) as content:
             data = np.memmap(content, np.uint8, "r")

@@ -17,10 +17,9 @@ from etc_dist.models.expert_biases import with_bias
 from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.heads import arranged, split_fused
-from etc_dist.models.mxfp4 import may_be_packed, widened
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
+from etc_dist.models.quantized import read_widened
 from etc_dist.models.safetensors_file import MOST_LISTED, listed, weights_error
-from etc_dist.models.weight_files import read_folder
 from etc_dist.models.weight_places import WeightPlaces, of_experts
 from etc_dist.runtime.arrays import Array, inspect
 
@@ -41,10 +40,9 @@ def load_weights(
 
     Raises ArgumentError that names the tensors that are missing, unknown, stored more
     than once, of another shape or dtype, or with numbers that are not finite."""
-    path, may_be = Path(folder), may_be_packed(FAMILIES[config.architecture])
-    tensors = read_folder(path, may_be)
-    own = widened(tensors, path) if may_be else tensors
-    return stack_weights(own, config, dtype, path, part)
+    path = Path(folder)
+    tensors = read_widened(path, FAMILIES[config.architecture])
+    return stack_weights(tensors, config, dtype, path, part)
 
 
 def stack_weights(

@@ -17,10 +17,11 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.family import MLP_NAMES
-from etc_dist.models.safetensors_file import PACKED, STORED
+from etc_dist.models.safetensors_file import PACKED, SCALED, STORED
 
 Array = np.ndarray[Any, Any]
-KINDS = {**STORED, **PACKED}
+KINDS = {**STORED, **PACKED, **SCALED}
+SMALL = {dtype: kind for kind, dtype in (PACKED | SCALED).items()}
 
 QWEN = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -170,11 +171,11 @@ def _prefer(tensors: Mapping[str, Array], preference: Sequence[float]) -> None:
 
 
 def save(file: Path, tensors: Mapping[str, Array], stored: str = "BF16") -> None:
-    """Write a safetensors file; stored: the dtype there, except of bytes."""
+    """Write a safetensors file; stored: the dtype there, except of bytes and float8."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, array in tensors.items():
-        kind = "U8" if array.dtype == np.uint8 else stored
+        kind = SMALL.get(array.dtype.name, stored)
         part = array.astype(numpy_dtype(KINDS[kind])).tobytes()
         offsets = [len(data), len(data) + len(part)]
         header[name] = dict(dtype=kind, shape=array.shape, data_offsets=offsets)

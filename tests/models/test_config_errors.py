@@ -21,6 +21,7 @@ from tests.models.test_config import (
     write,
 )
 from tests.models.test_fields import GLM, GPT_OSS, HY
+from tests.models.test_float8 import RELEASED
 from tests.refusals import refused
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 1.0}
@@ -118,7 +119,18 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         (MIXTRAL | {"scoring_func": "sigmoid"}, "no scoring_func"),
         (MIXTRAL | {"routed_scaling_factor": 2.0}, "no routed_scaling_factor"),
         (MIXTRAL | {"shared_expert_intermediate_size": 8}, "no shared_expert_interm"),
-        ({"quantization_config": MXFP4}, "wanted: quantization_config: null\n"),
+        ({"quantization_config": MXFP4}, "config: null, or quant_method 'fp8'"),
+        *(
+            ({"quantization_config": RELEASED | change}, r"_block_size \[128, 128\]\n")
+            for change in (
+                {"quant_method": "fbgemm_fp8"},
+                {"weight_block_size": [64, 128]},
+                {"weight_block_size": None},
+                {"activation_scheme": "static"},
+                {"fmt": "e5m2"},
+                {"scale_fmt": "ue8m0"},
+            )
+        ),
         (
             GPT_OSS | {"quantization_config": MXFP4 | {"bits": 4}},
             "quant_method 'mxfp4'",
