@@ -161,7 +161,7 @@ def _elsewhere(first: Region, other: Region) -> Iterator[str]:
 
 def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterator[str]:
     most = wanted.size if wanted.size is not None else wanted.most
-    fits = most is None or interval(axis.size, {})[1] <= most
+    fits = not isinstance(most, int) or interval(axis.size, {})[1] <= most
     if wanted.size is not None:
         fits = fits and all(
             interval(size, {}) == (wanted.size, wanted.size)

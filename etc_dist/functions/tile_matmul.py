@@ -711,13 +711,16 @@ class Tiles:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
         is_alone = self._shapes[0].cluster == 1
         depth = DEPTH if is_alone else replace(DEPTH, multiple=self.step)
-        w_shape = weight_shape(self.w_layout, "columns", depth)
-        x = Operand(("rows", depth), element, leading=True, apart=True)
+        gated = epilogue.gated
+        rows = Extent(name="rows", most=self.rows)
+        half = self.columns // 16 * 8
+        columns = Extent(name="columns", most=half if gated else self.columns)
+        w_shape = weight_shape(self.w_layout, columns, depth)
+        x = Operand((rows, depth), element, leading=True, apart=True)
         w_dtype, scales = element, list[Operand]()
         if self._scaling is not None:
             w_dtype, scales = E4M3, [self._scaling.operand] * len(weights)
         w = Operand(w_shape, w_dtype, leading=True, apart=True)
-        gated = epilogue.gated
         strip = self.strip_columns(gated=gated) if epilogue.reduces else None
         reads, writes = epilogue.operands(element, strip)
         body = _multiply

@@ -24,7 +24,8 @@ class Extent:
 
     size: exactly this many elements.
     clipped: or fewer than `size`, where the tensor ends.
-    most: at most this many.
+    most: at most this many. An expression of numbers of the graph is checked at the
+    dims of a run.
     multiple: a multiple of this, or up to the tensor's end.
     begins: the region begins at a multiple of this; 0: at the tensor's first element.
     name: equal to all extents of this name in the call; "world": the number of ranks.
@@ -36,7 +37,7 @@ class Extent:
     at the dims of a run."""
 
     size: int | None = None
-    most: int | None = None
+    most: Expr | int | None = None
     multiple: int = 1
     begins: int = 1
     name: str = ""

@@ -55,6 +55,9 @@ class _Operands:
         for axis, size in self.exact_axes():
             if self.known(axis[0]):
                 self.measure(axis, size, tally)
+        for axis, most in self.limited_axes():
+            if self.axis(*axis)[1] != most and self.known(axis[0]):
+                self.limit(axis, most, tally)
         writes = range(len(self.call.reads), len(self.regions))
         for n in (n for n, operand in self.tile.items() if operand.apart):
             for write in writes:
@@ -84,6 +87,13 @@ class _Operands:
         for axis, extent in self.declared():
             if extent.is_exact and self.regions[axis[0]].kept[axis[1]]:
                 yield axis, self.world if extent.size is None else extent.size
+
+    def limited_axes(self) -> Iterator[tuple[Axis, Expr]]:
+        """Axes of which a task has at most so many elements, by the numbers of a
+        shape."""
+        for axis, extent in self.declared():
+            if isinstance(extent.most, Expr):
+                yield axis, extent.most
 
     def equal_axes(self) -> Iterator[tuple[Axis, Axis, Extent]]:
         """Pairs of axes of different operands that must have equal sizes, or of which
@@ -127,14 +137,21 @@ class _Operands:
             runs |= (high > low).all(axis=0)
         return runs
 
+    def running(self, tasks: Array) -> Array:
+        """Those of `tasks` whose bodies run."""
+        return tasks[self.runs[tasks]] if tasks.size else tasks
+
+    def sizes(self, axis: Axis) -> Array:
+        """The size of a region along an axis in each task, clipped at the edge."""
+        low, size, end = map(self.block.values, self.axis(*axis))
+        clipped: Array = np.maximum(np.minimum(size, end - low), 0)
+        return clipped
+
     def compare(self, one: Axis, other: Axis, extent: Extent, tally: Tally) -> None:
-        sizes = []
-        for axis in (one, other):
-            low, size, end = map(self.block.values, self.axis(*axis))
-            sizes.append(np.maximum(np.minimum(size, end - low), 0))
+        sizes = [self.sizes(axis) for axis in (one, other)]
         per = self.block.values(wrap(1 if extent.per is None else extent.per))
         bad = np.flatnonzero(-(-sizes[0] * extent.times // per) != sizes[1])
-        bad = bad[self.runs[bad]] if bad.size else bad
+        bad = self.running(bad)
         if bad.size:
             t = int(bad[0])
             has = " and ".join(
@@ -151,7 +168,7 @@ class _Operands:
         """NOTE: the CPU backend also runs regions of other sizes."""
         low, own, extent = map(self.block.values, self.axis(*axis))
         bad = np.flatnonzero((own == size) & (low + own > extent))
-        bad = bad[self.runs[bad]] if bad.size else bad
+        bad = self.running(bad)
         if bad.size:
             t = int(bad[0])
             has = max(int(extent[t] - low[t]), 0)
@@ -162,6 +179,21 @@ class _Operands:
             fix = "make the tensor larger, or give tasks only complete regions"
             fault = Fault(GraphError, text, fix, int(bad.size))
             tally.add(("complete", self.call.name, axis), fault)
+
+    def limit(self, axis: Axis, most: Expr, tally: Tally) -> None:
+        sizes, limits = self.sizes(axis), self.block.values(most)
+        bad = self.running(np.flatnonzero(sizes > limits))
+        if bad.size:
+            t = int(bad[0])
+            n, k = axis
+            text = (
+                f"{task_name(self.block, t)} has {sizes[t]} along axis {k} of "
+                f"{self.regions[n]}, of which a tile of {self.call.function.name} has "
+                f"at most {limits[t]}"
+            )
+            fix = "give each task at most one tile, or choose a larger tile"
+            fault = Fault(GraphError, text, fix, int(bad.size))
+            tally.add(("limit", self.call.name, axis), fault)
 
     def separate(self, n: int, write: int, tally: Tally) -> None:
         boxes, ranks = [], []

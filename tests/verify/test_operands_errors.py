@@ -10,7 +10,8 @@ from etc_dist.errors import GraphError
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_slices import combine_slices
-from etc_dist.functions.epilogue import row_squares
+from etc_dist.functions.epilogue import row_squares, store, swiglu
+from etc_dist.functions.matmul import weight_columns
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.router import Router
@@ -145,6 +146,41 @@ def test_an_epilogue_has_a_number_for_each_strip_of_a_tile() -> None:
     prove(squares(1), m=128, n=136, strips=3)
     with pytest.raises(GraphError, match=r"has 72 along .* and 1 .* be columns / \(64"):
         prove(squares(1), m=128, n=200, strips=3)
+
+
+@graph_function
+def multiplied(g: Graph, *, w_layout: str, gated: bool, size: tuple[int, int]) -> None:
+    m, n = g.dims("m n")
+    shape = (n, 64) if w_layout == "nk" else (64, n)
+    x, w = g.input("x", (m, 64), "bfloat16"), g.input("w", shape, "bfloat16")
+    y = g.output("y", (m, n), "bfloat16")
+    tiles = Tiles(g, "tile", 0, [TileShape(128, 128)], w_layout=w_layout)
+    i, j = grid = g.grid(i=ceildiv(m, size[0]), j=ceildiv(n, size[1]))
+    rows, columns = tile(i, size[0]), tile(j, size[1])
+    weight = weight_columns(w_layout, w, columns)
+    g.call(
+        tiles.matmul("bfloat16", swiglu if gated else store),
+        grid,
+        reads=[x[rows, :], *[weight] * (2 if gated else 1)],
+        writes=[y[rows, columns]],
+        values=tiles.values,
+    )
+
+
+@pytest.mark.parametrize(
+    ("w_layout", "gated", "size", "fault"),
+    [
+        ("nk", False, (256, 128), r"has 256 along axis 0 of x\[i \* 256 .* most 128"),
+        ("nk", False, (128, 192), r"has 192 along axis 0 of w\[j \* 192 .* most 128"),
+        ("kn", False, (128, 192), r"has 192 along axis 1 of w\[:, j .* most 128"),
+        ("nk", True, (128, 128), r"has 128 along axis 0 of w\[j \* 128 .* most 64"),
+    ],
+)
+def test_a_region_larger_than_the_tile_is_refused(w_layout, gated, size, fault) -> None:
+    graph = multiplied(1, w_layout=w_layout, gated=gated, size=size)
+    prove(graph, m=128, n=64)  # all in one tile
+    with pytest.raises(GraphError, match=f"{fault}(?s:.*)give each task at most one"):
+        prove(graph, m=512, n=384)
 
 
 @graph_function
