@@ -13,7 +13,8 @@ from etc_dist.codegen.layout import MAP_BYTES
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.ir.function import TmaBox
 
-_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
+_TYPES = {"float8_e4m3fn": 0, "float16": 6, "float32": 7, "bfloat16": 9}
+"""The driver's types of elements; float8 is copied as bytes."""
 _SWIZZLE_128B = 3
 _PROMOTION_128B, _PROMOTION_256B = 2, 3
 _INVALID_VALUE = 1

@@ -18,7 +18,8 @@ class Driver:
         self.code = code
 
     def cuTensorMapEncodeTiled(self, *given: Any) -> int:
-        _, _, axes, _, extents, pitches, sides = given[:7]
+        _, element, axes, _, extents, pitches, sides = given[:7]
+        self.type = element.value
         self.axes = axes.value
         self.promotion = given[10].value
         # The innermost axis has no pitch.
@@ -41,6 +42,13 @@ def test_a_matrix_has_three_axes_and_a_stack_of_one(driver: Driver) -> None:
     assert encode((40, 64), TmaBox(16, 32)).size == tensor_map.MAP_BYTES
     assert driver.axes == 3
     assert driver.encoded == ([64, 40, 1], [128, 40 * 128], [32, 16, 1])
+
+
+def test_float8_is_copied_as_bytes(driver: Driver) -> None:
+    box = TmaBox(16, 128)
+    tensor_map.encode(1 << 20, (40, 144), "float8_e4m3fn", 1, box)
+    assert driver.type == 0
+    assert driver.encoded == ([144, 40, 1], [144, 40 * 144], [128, 16, 1])
 
 
 @pytest.mark.parametrize(("columns", "promotion"), [(64, 3), (72, 2), (3696, 2)])
