@@ -42,7 +42,8 @@ class PagedCache:
     which the operand `span` has. tables: rotary embeddings in cos_sin, of which `span`
     has that of the layer; more than one need has_span. gain_offset: is added to the
     gains of the norm. normalizes_rotated: the norm is that of rotated heads. has_sinks:
-    the softmax of each query head has one more logit, without a value."""
+    the softmax of each query head has one more logit, without a value. score_cap:
+    scores are at most this, by tanh."""
 
     head_dim: int
     page_size: int
@@ -55,6 +56,7 @@ class PagedCache:
     gain_offset: int = 0
     normalizes_rotated: bool = False
     has_sinks: bool = False
+    score_cap: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):

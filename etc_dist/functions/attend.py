@@ -73,6 +73,7 @@ def attend(
     in `plan_shares`. cluster: the workers of a task. early: all reads but q and, of the
     cache, positions that this step stores may come before the last wait is met."""
     dim, scale = paged.head_dim, score_scale(paged)
+    cap = np.float32(np.log2(np.e) * (paged.score_cap or 0))
 
     def body(q: Any, *others: Any, j: int, shares_of_task: int, cuts: int) -> None:
         if paged.has_bias:
@@ -92,7 +93,7 @@ def attend(
                     angles = cos_sin[extents[row, 1] - 1 + of_layer]
                     heads = paged.rotated(heads, gain, angles)
                     keys, values = _cached(paged, cache, table[extents[row, 3]], at)
-                total, most, weight = _weighted(heads, keys, values, scale)
+                total, most, weight = _weighted(heads, keys, values, scale, cap)
                 if slot is None:
                     weight = with_sinks(weight, most, sinks)
                     total /= np.where(weight == 0, 1, weight)[:, None]
@@ -123,6 +124,7 @@ def attend(
     constants = {"kScale": float(scale), "kStage": STAGE, **CUTS}
     constants["kMostBytes"] = MOST_BYTES
     constants |= {"kHasSinks": 1} if paged.has_sinks else {}
+    constants |= {"kScoreCap": float(cap)} if cap else {}
     cache = len(paged.present(reads)) - 3
     return paged.function(
         *("attend", body, reads, writes, constants),
@@ -143,9 +145,13 @@ def _cached(paged: PagedCache, cache: Any, table: Any, at: Any) -> list[Any]:
     return [paged.placed(cache[numbers, i, slots], slots) for i in range(2)]
 
 
-def _weighted(heads: Any, keys: Any, values: Any, scale: Any) -> tuple[Any, Any, Any]:
-    """The weighted values, the largest scores, and the sums of the weights."""
+def _weighted(
+    heads: Any, keys: Any, values: Any, scale: Any, cap: Any
+) -> tuple[Any, Any, Any]:
+    """The weighted values, the largest scores, and the sums of the weights. cap: of
+    scores in units of log 2; 0 for none."""
     scores = heads.astype(np.float32) @ keys.T.astype(np.float32) * scale
+    scores = cap * np.tanh(scores / cap) if cap else scores
     most = scores.max(axis=1, initial=-np.inf)
     weights = np.exp2(scores - most[:, None])
     return weights @ values.astype(np.float32), most, weights.sum(axis=1)

@@ -48,6 +48,7 @@ from etc_dist.models.windows import (
 
 ACTIVATIONS = {"silu": SWIGLU, "gelu_pytorch_tanh": Activation(GELU_TANH)}
 """Of `Features`, by the names in config.json."""
+OTHER_NAMES = {"silu": ("swish",)}
 MOST_LAYERS, MOST_SIZE, MOST_HEAD = 4096, 2**24, HEAD_DIMS[-1]
 
 
@@ -285,6 +286,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
             gain_offset=family.gain_offset,
             normalizes_rotated=family.normalizes_rotated,
             has_sinks=family.has_sinks,
+            score_cap=given.get("attn_logit_softcapping"),
             embedding_scale=(
                 size("hidden_size") ** 0.5 if family.scales_embeddings else 1.0
             ),
@@ -350,8 +352,14 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         },
         f"hidden_activation {family.activation}": given.get("hidden_activation")
         in (None, family.activation),
-        "final_logit_softcapping null or a positive number": own.logit_cap is None
-        or is_number(own.logit_cap),
+        f"hidden_act {family.activation}": given.get("hidden_act")
+        in (None, family.activation, *OTHER_NAMES.get(family.activation, ())),
+        **{
+            f"{name}_logit_softcapping null or a positive number": (
+                cap is None or is_number(cap)
+            )
+            for name, cap in (("final", own.logit_cap), ("attn", own.score_cap))
+        },
         "tie_word_embeddings true or false": tied is None or isinstance(tied, bool),
         **{
             f"{name} true or false": isinstance(given.get(name), bool | None)

@@ -9,6 +9,7 @@ from etc_dist.models.family import (
     NORMS,
     Family,
     all_but_each_last,
+    alternate_layers,
     every_layer,
     full_unrotated,
     last_layers,
@@ -25,6 +26,7 @@ from etc_dist.models.mixture_families import (
 )
 
 OWN_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
     "hidden_activation": (),
     "first_k_dense_replace": (0,),
@@ -54,12 +56,24 @@ OWN_FIELDS: Mapping[str, tuple[Any, ...]] = {
 """Fields that only some families read: refused of others unless null or one of these
 values."""
 _OF_GEMMA = (
+    "attn_logit_softcapping",
     "final_logit_softcapping",
     "hidden_activation",
     "query_pre_attn_scalar",
-    "rope_local_base_freq",
-    "sliding_window_pattern",
 )
+_LAYERS_OF_GEMMA: Mapping[str, Any] = {
+    "norms": {
+        "input_layernorm": "norm",
+        "post_attention_layernorm": "post_norm",
+        "pre_feedforward_layernorm": "mlp_norm",
+        "post_feedforward_layernorm": "post_mlp_norm",
+    },
+    "gain_offset": 1,
+    "activation": "gelu_pytorch_tanh",
+    "scales_embeddings": True,
+    "reads_layer_types": True,
+    "biases": OPTIONAL_BIASES,
+}
 
 
 LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
@@ -155,21 +169,37 @@ _LIST = (
         theta=1e6,
         local_theta=1e4,
         normalizes_heads=True,
-        biases=OPTIONAL_BIASES,
         slides=all_but_each_last,
-        reads_layer_types=True,
-        norms={
-            "input_layernorm": "norm",
-            "post_attention_layernorm": "post_norm",
-            "pre_feedforward_layernorm": "mlp_norm",
-            "post_feedforward_layernorm": "post_mlp_norm",
-        },
-        gain_offset=1,
-        activation="gelu_pytorch_tanh",
-        scales_embeddings=True,
-        reads=frozenset(_OF_GEMMA),
+        **_LAYERS_OF_GEMMA,
+        reads=frozenset({*_OF_GEMMA, "rope_local_base_freq", "sliding_window_pattern"}),
         gguf="gemma3",
         layers="sliding windows, two rotary embeddings, four norms, GELU",
+    ),
+    Family(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        {
+            "vocab_size": 256000,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6,
+            "eos_token_id": 1,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+        },
+        slides=alternate_layers,
+        **_LAYERS_OF_GEMMA,
+        reads=frozenset(_OF_GEMMA),
+        gguf="gemma2",
+        layers="as gemma3_text, with one rotary embedding; caps of scores and logits",
     ),
     Family(
         "Glm4ForCausalLM",

@@ -22,26 +22,26 @@ def names(text: str) -> frozenset[str]:
 
 HONOURED = names(
     """
-    architectures attention_bias attention_out_bias eos_token_id experts_per_token
-    final_logit_softcapping first_k_dense_replace head_dim hidden_activation hidden_size
-    intermediate_size layer_types max_position_embeddings max_window_layers
-    mlp_layer_types model_type moe_intermediate_size moe_k moe_layer_end_index
-    moe_layer_start_index moe_num_experts moe_num_shared_experts moe_topk n_group
-    n_routed_experts n_shared_experts no_rope_layer_interval no_rope_layers
-    norm_topk_prob num_attention_heads num_experts num_experts_per_tok num_hidden_layers
-    num_key_value_heads num_local_experts num_mtp_layers num_nextn_predict_layers
-    num_shared_experts original_max_position_embeddings partial_rotary_factor qkv_bias
-    quantization_config query_pre_attn_scalar rms_norm_eps rope_local_base_freq
-    rope_parameters rope_scaling rope_theta rotary_dim routed_scaling_factor
-    router_scaling_factor scoring_func shared_expert_intermediate_size sliding_window
-    sliding_window_pattern swiglu_alpha swiglu_limit tie_word_embeddings topk_group
-    topk_method use_qk_norm use_sliding_window vocab_size
+    architectures attention_bias attention_out_bias attn_logit_softcapping eos_token_id
+    experts_per_token final_logit_softcapping first_k_dense_replace head_dim hidden_act
+    hidden_activation hidden_size intermediate_size layer_types max_position_embeddings
+    max_window_layers mlp_layer_types model_type moe_intermediate_size moe_k
+    moe_layer_end_index moe_layer_start_index moe_num_experts moe_num_shared_experts
+    moe_topk n_group n_routed_experts n_shared_experts no_rope_layer_interval
+    no_rope_layers norm_topk_prob num_attention_heads num_experts num_experts_per_tok
+    num_hidden_layers num_key_value_heads num_local_experts num_mtp_layers
+    num_nextn_predict_layers num_shared_experts original_max_position_embeddings
+    partial_rotary_factor qkv_bias quantization_config query_pre_attn_scalar
+    rms_norm_eps rope_local_base_freq rope_parameters rope_scaling rope_theta rotary_dim
+    routed_scaling_factor router_scaling_factor scoring_func
+    shared_expert_intermediate_size sliding_window sliding_window_pattern swiglu_alpha
+    swiglu_limit tie_word_embeddings topk_group topk_method use_qk_norm
+    use_sliding_window vocab_size
     """
 )
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention_chunk_size": (),
     "attention_multiplier": (),
-    "attn_logit_softcapping": (),
     "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
     "clip_qkv": (),
@@ -54,7 +54,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
     "guidance_scale": (1,),
-    "hidden_act": ("silu", "swish"),
     "is_causal": (True,),
     "is_encoder_decoder": (False,),
     "logits_scaling": (1,),
@@ -113,8 +112,8 @@ UNUSED = names(
     output_router_logits output_scores pad_token_id pool_type prefill_chunk_size
     pretraining_tp problem_type resid_pdrop residual_dropout return_dict
     return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
-    seq_aux tokenizer_class torch_dtype transformers.js_config transformers_version
-    unsloth_fixed unsloth_version use_bfloat16 use_cache
+    seq_aux sliding_window_size tokenizer_class torch_dtype transformers.js_config
+    transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
     """
 )
 """Training, notes, outputs and implementations of other libraries. Dtypes are those of

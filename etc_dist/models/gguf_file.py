@@ -17,6 +17,7 @@ from etc_dist.models.family import Family
 from etc_dist.models.fields import names, refused
 from etc_dist.models.gguf_keys import (
     ARCHITECTURE,
+    CAPS,
     TYPE,
     WINDOW,
     fields_of,
@@ -63,12 +64,15 @@ HUNYUAN = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
 }
+OF_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+GEMMAS = {"gemma2": 46, "gemma3": 62}
+"""Architectures, and the layers of the largest model, which has another scale."""
 OTHER_TENSORS = {
-    "gemma3": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    **dict.fromkeys(GEMMAS, OF_GEMMA),
     "hunyuan-dense": HUNYUAN,
     "hunyuan-moe": HUNYUAN,
     "glm4": {
@@ -155,8 +159,8 @@ class GgufFile:
         }
         defaults = {"rope_theta": 10000.0, "vocab_size": len(tokens)}
         fields |= {n: v for n, v in defaults.items() if fields[n] is None}
-        if kind == "gemma3":
-            fields |= self._of_gemma(fields)
+        if kind in GEMMAS:
+            fields |= self._of_gemma(kind, fields)
         config = parse_config(fields, self.path)
         if kind in PAIRED:
             config = replace(config, head=replace(config.head, is_paired=True))
@@ -175,14 +179,17 @@ class GgufFile:
         numbers = is_number(rotated) and is_number(size)
         return rotated / size if numbers and kind in PARTIAL_KINDS else None
 
-    def _of_gemma(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The window, and the scale of scores, which has no key: as in llama.cpp, that
-        of the model with 62 layers does not follow from the size of its heads."""
-        window, scale = self.get(f"gemma3.{WINDOW}"), fields["head_dim"]
+    def _of_gemma(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The window, caps, and the scale of scores, which has no key: as in llama.cpp,
+        that of the largest model does not follow from the size of its heads."""
+        window, scale = self.get(f"{kind}.{WINDOW}"), fields["head_dim"]
         whole, heads = (fields[f] for f in ("hidden_size", "num_attention_heads"))
-        if fields["num_hidden_layers"] == 62 and is_number(whole) and is_number(heads):
+        is_largest = fields["num_hidden_layers"] == GEMMAS[kind]
+        if is_largest and is_number(whole) and is_number(heads):
             scale = whole / heads
-        return {"sliding_window": window, "query_pre_attn_scalar": scale}
+        caps = {name: self.get(f"{kind}.{name}") for name in CAPS}
+        caps = {name: cap or None for name, cap in caps.items() if cap is not None}
+        return {"sliding_window": window, "query_pre_attn_scalar": scale, **caps}
 
     def _tokens(self) -> list[str]:
         name = "tokenizer.ggml.tokens"

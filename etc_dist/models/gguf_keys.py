@@ -49,6 +49,7 @@ HONOURED = frozenset(FIELDS) | ROPE
 OF_MIXTURES = frozenset(gguf_mixtures.VALUES) - FIELDS.keys()
 """Honoured of mixtures that have what they say, else refused unless neutral."""
 WINDOW = "attention.sliding_window"
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 Values = Callable[[ModelConfig], tuple[Any, ...]]
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -59,11 +60,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.sliding_window": (0,),
     "attention.temperature_length": (0,),
     "attention.temperature_scale": (0,),
-    "attn_logit_softcapping": (0,),
     "embedding_length_per_layer_input": (0,),
     "embedding_scale": (0, 1),
     "expert_chunk_feed_forward_length": (0,),
-    "final_logit_softcapping": (0,),
     "interleave_moe_layer_step": (0, 1),
     "logit_scale": (0, 1),
     "moe_every_n_layers": (0, 1),
@@ -83,6 +82,8 @@ OWN_SIZES: Mapping[str, Values] = {
     "attention.scale": lambda c: (0, float(np.float32(c.head.size**-0.5))),
     "attention.value_length": lambda c: (c.head.size,),
     "rope.scaling.attn_factor": lambda c: (c.rope.get("attention_factor", 1),),
+    CAPS[0]: lambda c: (c.features.score_cap or 0,),
+    CAPS[1]: lambda c: (c.features.logit_cap or 0,),
     "embedding_length_out": lambda c: (c.hidden,),
     "rope.dimension_count": lambda c: (c.head.rotated,),
 }

@@ -26,7 +26,8 @@ class Features:
     says which layers have the second one. gain_offset: is added to the gains of norms.
     embedding_scale: of embeddings. activation: of the MLP. logit_cap: logits are at
     most this, by tanh. normalizes_rotated: heads are normalized after they are rotated.
-    has_sinks: each query head has an attention sink."""
+    has_sinks: each query head has an attention sink. score_cap: attention scores are at
+    most this, by tanh."""
 
     qkv_bias: bool = False
     o_bias: bool = False
@@ -43,6 +44,7 @@ class Features:
     logit_cap: float | None = None
     normalizes_rotated: bool = False
     has_sinks: bool = False
+    score_cap: float | None = None
 
 
 PLAIN = Features()
@@ -95,4 +97,5 @@ class DecoderSizes:
             gain_offset=own.gain_offset,
             normalizes_rotated=own.normalizes_rotated,
             has_sinks=own.has_sinks,
+            score_cap=own.score_cap,
         )

@@ -10,6 +10,7 @@ struct VariantDefaults {
   static constexpr int kHasBias = 0;
   static constexpr int kHasSpan = 0;
   static constexpr int kHasSinks = 0;
+  static constexpr float kScoreCap = 0.0f;
   static constexpr int kKeeps = 0;
   static constexpr int kGainOffset = 0;
   static constexpr int kNormalizesRotated = 0;

@@ -206,6 +206,9 @@ BROKEN = {
         "attention": {
             "ptx::named_barrier<128>(2 + wg);  // the list's query is complete": "",
             "(!Call::kHasSpan || position >= begin)": "true",
+            "capped((a[0][i] + a[1][i]) * Call::kScale)": (
+                "(a[0][i] + a[1][i]) * Call::kScale"
+            ),
         },
         "many shares": {"clear_slots();": ""},
         "sinks": {"weights += sink_weight(sink, largest);": ""},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.graphs.paged import EPS, attention, dims_of, draw_step, expected
 RAGGED = [[0], [15], [16], [40, 41, 42], [63, 64], [130], [900], [511]]
 """Positions of the rows of each request: decoding, and parts of prompts."""
 OF_GEMMA = PagedCache(256, 16, norm_eps=EPS, has_span=True, tables=2, gain_offset=1)
+OF_GEMMA = replace(OF_GEMMA, score_cap=0.5)
 OF_HUNYUAN = PagedCache(128, 64, norm_eps=EPS, has_span=True, normalizes_rotated=True)
 CASES = [  # cache, group, KV heads, workers of a task, lists of each, tasks of a head
     (PagedCache(64, 16, "bfloat16", EPS), 3, 3, 2, 2, 4),

@@ -278,6 +278,8 @@ def expected(
             query = turned(q[row, head], position, q_gain, is_after)
             query = query.astype(cache.dtype)
             scores = keys @ query.astype(np.float64) / np.sqrt(dim)
+            if cap := paged.score_cap:
+                scores = cap * np.tanh(scores / cap)
             weights = np.exp(scores - scores.max())
             sink = given["sinks"][layer, head] if paged.has_sinks else -np.inf
             whole = weights.sum() + np.exp(sink - scores.max())

@@ -167,6 +167,22 @@ CASES = (
     Case("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
     Case("gemma3_text", GEMMA | {"rope_parameters": TWO_ROPES}, GEMMA_DROPS),
     Case(
+        "gemma2",
+        GEMMA | {"attn_logit_softcapping": 1.0, "query_pre_attn_scalar": 4},
+        {
+            **{n: of for n, of in GEMMA_DROPS.items() if n not in ("full", "local")},
+            "scores": {"attn_logit_softcapping": None},
+        },
+    ),
+    Case(
+        "gemma2",
+        {"sliding_window": 9, "query_pre_attn_scalar": 64}
+        | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0},
+        gguf={"attention.sliding_window": 9}
+        | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0},
+        name="plain",
+    ),
+    Case(
         "gemma3_text",
         {"head_dim": 256, "hidden_size": 40, "sliding_window": 9},
         gguf={"attention.sliding_window": 9},
@@ -522,7 +538,7 @@ class Tiny:
             if kind == "smollm3" and stem.endswith(("q_proj", "k_proj")):
                 halves = array.reshape(-1, 2, config.head_dim // 2, *array.shape[1:])
                 array = halves.swapaxes(1, 2).reshape(array.shape)
-            if kind == "gemma3" and stem.endswith("norm"):
+            if kind.startswith("gemma") and stem.endswith("norm"):
                 array = array + 1
             if not (name == "lm_head.weight" and config.tie_word_embeddings):
                 tensors[f"{names.get_name(stem)}.{suffix}"] = array

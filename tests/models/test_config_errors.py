@@ -20,7 +20,7 @@ from tests.models.test_config import (
     SMOL_3,
     write,
 )
-from tests.models.test_fields import GLM, GPT_OSS, HY
+from tests.models.test_fields import GEMMA, GLM, GPT_OSS, HY
 from tests.models.test_float8 import RELEASED
 from tests.refusals import refused
 
@@ -119,6 +119,9 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         (MIXTRAL | {"scoring_func": "sigmoid"}, "no scoring_func"),
         (MIXTRAL | {"routed_scaling_factor": 2.0}, "no routed_scaling_factor"),
         (MIXTRAL | {"shared_expert_intermediate_size": 8}, "no shared_expert_interm"),
+        ({"hidden_act": "gelu"}, "hidden_act silu"),
+        (GEMMA | {"hidden_act": "gelu"}, "hidden_act gelu_pytorch_tanh"),
+        (GEMMA | {"attn_logit_softcapping": 0}, "attn_logit_softcapping null or a"),
         ({"quantization_config": MXFP4}, "config: null, or quant_method 'fp8'"),
         *(
             ({"quantization_config": RELEASED | change}, r"_block_size \[128, 128\]\n")

@@ -19,6 +19,7 @@ from tests.models.test_config import (
 LINEAR = {"type": "linear", "factor": 4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 GEMMA = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 64}
+GEMMA |= {"hidden_act": None}
 QWEN_2_MOE = EXPERTS | {"architectures": ["Qwen2MoeForCausalLM"], "head_dim": None}
 MINIMAX = {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128}
 GLM = {"architectures": ["Glm4MoeForCausalLM"], "head_dim": 128}
@@ -27,12 +28,14 @@ GPT_OSS = {"architectures": ["GptOssForCausalLM"]}
 CHANGES = {
     "architectures": ({}, ["Qwen3ForCausalLM"]),
     "attention_bias": ({}, True),
+    "attn_logit_softcapping": (GEMMA, 50.0),
     "attention_out_bias": ({"architectures": ["SeedOssForCausalLM"]}, True),
     "eos_token_id": ({}, 7),
     "experts_per_token": (GPT_OSS, 2),
     "final_logit_softcapping": (GEMMA, 30.0),
     "first_k_dense_replace": (GLM, 2),
     "head_dim": ({}, 128),
+    "hidden_act": ({}, "gelu"),
     "hidden_activation": (GEMMA, "silu"),
     "hidden_size": ({}, 1152),
     "intermediate_size": ({}, 768),

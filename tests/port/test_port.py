@@ -112,9 +112,11 @@ def test_a_supported_config_has_sizes_and_times(port):
     ("changes", "wanted"),
     [
         (
-            {"attn_logit_softcapping": 50.0, "hidden_act": "gelu"},
-            {"attn_logit_softcapping": "attention", "hidden_act": "the MLP"},
+            {"attention_multiplier": 2.0, "mlp_bias": True},
+            {"attention_multiplier": "attention", "mlp_bias": "the MLP"},
         ),
+        ({"attn_logit_softcapping": 9}, {"attn_logit_softcapping": "attention"}),
+        ({"hidden_act": "gelu"}, {"hidden_act": "the MLP"}),
         ({"swiglu_limit": 7.0}, {"swiglu_limit": "the MLP"}),
         ({"scoring_func": "tanh"}, {"scoring_func": "the mixture of experts"}),
         (
