@@ -298,10 +298,10 @@ class TileShape:
         return (int(not self.swapped), *sizes, int(apart))
 
     @classmethod
-    def of(cls, packed: int) -> TileShape:
+    def of(cls, packed: int, *, scaled: bool = False) -> TileShape:
         """Of tiles of one worker, from the number that the CUDA half reads."""
-        is_swapped, columns = _unpacked(packed)
-        return cls((packed >> ROWS_BIT & 63) * 8, columns, "none", swapped=is_swapped)
+        (swapped, columns), rows = _unpacked(packed), (packed >> ROWS_BIT & 63) * 8
+        return cls(rows, columns, "none", swapped=swapped, scaled=scaled)
 
     def packed(self, number: int) -> int:
         """The shape in bits below LOADED_BIT, as the CUDA half reads it. number: that

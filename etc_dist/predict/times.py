@@ -9,6 +9,7 @@ from functools import cache
 from statistics import fmean
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.scaled_weights import E4M3
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.graph import GraphFunction
@@ -75,8 +76,9 @@ class ModelTimes:
                 return TASK_US + nbytes / self.tuning.tiles.sums_bytes_per_us
             if function.name == "tile_matmul" and function.cluster == 1:
                 packed = dict(task.call.values)["packed_tile"].evaluate(task.env)
-                depth = task.reads[0].shape[-1]
-                return _tile_us(int(packed), depth, self.tuning.tiles)
+                x, w, *_ = task.reads
+                shape = TileShape.of(int(packed), scaled=w.tensor.dtype == E4M3)
+                return _tile_us(shape, x.shape[-1], self.tuning.tiles)
             raise ArgumentError(
                 f"the time of call {task.call.name} is not known",
                 where=task.where,
@@ -89,9 +91,8 @@ class ModelTimes:
 
 
 @cache
-def _tile_us(packed: int, depth: int, constants: TileConstants) -> float:
+def _tile_us(shape: TileShape, depth: int, constants: TileConstants) -> float:
     """Of a tile of one worker, or of a part of its k."""
-    shape = TileShape.of(packed)
     sizes = shape.rows, shape.columns, depth
     return work_of(shape, Tiling(0, shape.columns), sizes, 1).us(constants) - (
         constants.call_us

@@ -8,11 +8,18 @@ import pytest
 
 import etc_dist
 from etc_dist import Matmul
-from etc_dist.functions.scaled_weights import E4M3, SCALINGS
+from etc_dist.functions.scaled_weights import (
+    E4M3,
+    PER_BLOCK,
+    PER_ROW,
+    SCALINGS,
+    Scaling,
+)
 from etc_dist.functions.tile_matmul import shapes_for
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.ops.tile_model import FAMILY, predictions, work_of
+from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of, predictions, work_of
 from etc_dist.ops.tuning import tuning_of
+from etc_dist.schedule.plan import Choice
 from tests.graphs.scaled import answer_of, draw_scaled, expanded
 
 pytestmark = pytest.mark.mpi(ranks=[1])
@@ -46,6 +53,55 @@ def test_one_operation_takes_weights_with_and_without_scales(make, arrays, rng):
     for weights, wanted in ((w, 64), (scaled, 32), (rows, 128), (scaled, 32)):
         given = arrays.put(weights) if weights is w else weights
         assert (arrays.get(op(arrays.put(x), given)) == wanted).all()
+
+
+BLOCKS, ROWS = Scaling(PER_BLOCK, "float32"), Scaling(PER_ROW, "bfloat16")
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 264, 144), (70, 520, 592)])
+@pytest.mark.parametrize("scaling", [BLOCKS, ROWS], ids=str)
+def test_all_tiles_sum_small_integers_exactly(
+    scaling, m, n, k, make, arrays, rng, monkeypatch
+):
+    """Each with a tail of rows, columns and k; k of the last column divided for some.
+    Scales are powers of two."""
+    shapes, tilings = shapes_for(scaling.w_layout, FAMILY), []
+    for number, shape in enumerate(shapes):
+        split = number % 3 > 0 and k > shape.depth
+        tilings.append(Tiling(number, shape.columns, int(split), 1 + split))
+
+    def choose(op, tuning, layout, dims, workers):
+        chosen = dims_of(tilings[dims["m"] - m])
+        return [Choice(dim, value, list) for dim, value in chosen.items()]
+
+    monkeypatch.setattr(Matmul, "_choose", choose)
+    op = make(Matmul)
+    codes = rng.integers(-1, 2, (n, k)).astype(numpy_dtype(E4M3))
+    shape = (n, 1) if scaling is ROWS else (-(-n // 128), -(-k // 128))
+    scales = np.exp2(rng.integers(-2, 3, shape)).astype(numpy_dtype(scaling.dtype))
+    w = codes.astype(np.float64) * expanded(scales, n, k)
+    for number in range(len(shapes)):
+        x = rng.integers(-1, 2, (m + number, k)) * (rng.random((m + number, k)) < 0.1)
+        x = x.astype(numpy_dtype("bfloat16"))
+        y = op(arrays.put(x), arrays.put_scaled(codes, scales))
+        op.synchronize()
+        expected = (x.astype(np.float64) @ w.T).astype(x.dtype).astype(np.float32)
+        np.testing.assert_array_equal(arrays.get(y), expected)
+
+
+# NumPy rounds a row's products differently with another number of rows.
+@pytest.mark.gpu
+def test_a_row_has_the_same_bits_for_any_number_of_rows(make, arrays, rng):
+    codes, scales, _ = draw_scaled(rng, 520, 512, BLOCKS)
+    w = np.concatenate([codes, -codes], 1), np.concatenate([scales, scales], 1)
+    x = rng.standard_normal((300, 512)).astype(numpy_dtype("bfloat16"))
+    x, op = np.concatenate([x, x], 1), make(Matmul, deterministic="batch")
+    rows = [
+        arrays.get(op(arrays.put(x[:m].copy()), arrays.put_scaled(*w)))[0]
+        for m in (1, 5, 16, 33, 64, 100, 300)
+    ]
+    for row in rows[1:]:
+        np.testing.assert_array_equal(row, rows[0])
 
 
 @pytest.mark.parametrize(

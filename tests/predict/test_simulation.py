@@ -11,11 +11,15 @@ import pytest
 from etc_dist import cli
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
 from etc_dist.ir import Graph, graph_function
+from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.tile_model import Tiling, dims_of
+from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Link, Machine
 from etc_dist.predict.simulation import simulate_run
 from etc_dist.predict.table import OPERATIONS, predict_hosts
-from etc_dist.predict.times import TracedTimes
+from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule import schedule_static
 from tests.world.jobs import run_on_hosts
@@ -82,6 +86,17 @@ def test_sending_waits_for_the_start_of_the_other_host():
 def test_what_follows_the_last_message_counts():
     link = Link("far", 10, latency_us=1, message_us=4)
     assert predict_three(link, fill=10, send=1, use=50) == 30 + 1 + 4 + 1 + 50
+
+
+def test_a_tile_of_float8_reads_half_the_weights():
+    dims = {"m": 8, "n": 64, "k": 8192, **dims_of(Tiling(0, 64))}
+    times, tuning = [], default_tuning()
+    for w_layout in ("nk", Scaling(PER_BLOCK, "float32").w_layout):
+        plan = schedule_static(matmul_graph(1, w_layout=w_layout))
+        times.append(simulate_run(plan, dims, ModelTimes(tuning), MACHINE).us)
+    constants = tuning.tiles
+    saved = 64 * 8192 / constants.worker_bytes_per_us
+    assert 0.9 * saved < times[0] - times[1] < 1.1 * saved
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
