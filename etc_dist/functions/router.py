@@ -166,12 +166,13 @@ class Router:
         return weights * np.float32(self.scale)
 
 
-def as_router(top_k: int | Router, normalize: bool = True) -> Router:
-    """The router that options of a layer or a graph describe."""
+def as_router(top_k: int | Router, normalize: bool | None = None) -> Router:
+    """The router that options of a layer or a graph describe. normalize: of a number of
+    experts; None: True."""
     if not isinstance(top_k, Router):
         expect_type(top_k, int, "top_k")
-        return Router(top_k, normalize)
-    if normalize is not True:
+        return Router(top_k, True if normalize is None else normalize)
+    if normalize is not None:
         raise ArgumentError(
             "two arguments describe the weights of the experts",
             where="arguments top_k and normalize",

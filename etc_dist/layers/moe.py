@@ -188,9 +188,10 @@ class MoE(SharedMoE):
     other ranks that had the same largest M.
 
     top_k: a number, or an `etc_dist.Router`, which describes the choice; then
-    `normalize` is a field of it. With a number, weight_k is the softmax over all E
-    logits, with `normalize` divided by the sum over the top_k. router_bias, correction:
-    [E] in float32, the biases of a `Router`, kept by reference.
+    `normalize` is a field of it, and no argument. With a number, weight_k is the
+    softmax over all E logits, divided by the sum over the top_k unless `normalize` is
+    False. router_bias, correction: [E] in float32, the biases of a `Router`, kept by
+    reference.
 
     shared: (gate_up [2 S, H], down [H, S]), an expert that every token takes, whose
     result is added; concatenate several such experts into one. With
@@ -224,7 +225,7 @@ class MoE(SharedMoE):
         down: Any,
         *,
         top_k: int | Router,
-        normalize: bool = True,
+        normalize: bool | None = None,
         router_bias: Any = None,
         correction: Any = None,
         shared: Sequence[Any] | None = None,
@@ -241,12 +242,14 @@ class MoE(SharedMoE):
     ):
         world = world_or_current(world)
         biases = {"router_bias": router_bias, "correction": correction}
-        choice = _described(world, type(self).__name__, top_k, normalize, biases)
-        kind, of_shared = _of_shared(world, type(self).__name__, shared, shared_gate)
+        name = type(self).__name__
+        with world.refusing(f"the arguments of {name}"):
+            choice = described_router(name, top_k, normalize, biases)
+            kind, of_shared = described_shared(name, shared, shared_gate)
+            of_experts = described_biases(name, expert_biases)
         held = [router, gate_up, down, *(biases[name] for name in choice.bias_names)]
         options: dict[str, Any] = {"router": choice, "parallel": parallel}
         options |= {"shared": kind, "activation": activation}
-        of_experts = _of_experts(world, type(self).__name__, expert_biases)
         options |= {"has_biases": bool(of_experts), "has_count": has_count}
         held += [*of_experts, *of_shared]
         self._hold(world, *held, **options)
@@ -310,64 +313,74 @@ class MoE(SharedMoE):
 
 
 def _wrong_count(has_count: bool) -> ArgumentError:
-    return ArgumentError(
-        "the arguments do not fit MoE",
-        where="MoE",
-        wanted="count, an int32 array [1]" if has_count else "no count",
-        got="None" if has_count else "count",
-        fix="pass count in the calls of a layer made with has_count=True, only",
+    return _unfit(
+        "MoE",
+        "count, an int32 array [1]" if has_count else "no count",
+        "None" if has_count else "count",
+        "pass count in the calls of a layer made with has_count=True, only",
     )
 
 
-def _described(
-    world: World, where: str, top_k: Any, normalize: Any, biases: Mapping[str, Any]
+def described_router(
+    where: str,
+    top_k: int | Router,
+    normalize: bool | None,
+    biases: Mapping[str, Any],
 ) -> Router:
-    """The router of these arguments, with those biases that are not None."""
-    with world.refusing(f"the arguments of {where}"):
-        router = as_router(top_k, normalize)
-        missing = [name for name in router.bias_names if biases[name] is None]
-        if missing:
-            raise ArgumentError(
-                f"the arguments do not fit {where}",
-                where=where,
-                wanted=f"{', '.join(missing)}, as the router says",
-                got="None",
-                fix="pass the array, or correct the router",
-            )
-        return replace(
-            router,
-            has_bias=biases["router_bias"] is not None,
-            has_correction=biases["correction"] is not None,
+    """Internal: the router of arguments of a layer, with those biases that are not
+    None."""
+    router = as_router(top_k, normalize)
+    missing = [name for name in router.bias_names if biases[name] is None]
+    if missing:
+        raise _unfit(
+            where,
+            f"{', '.join(missing)}, as the router says",
+            "None",
+            "pass the array, or correct the router",
         )
+    return replace(
+        router,
+        has_bias=biases["router_bias"] is not None,
+        has_correction=biases["correction"] is not None,
+    )
 
 
-def _of_experts(world: World, where: str, biases: Any) -> list[Any]:
-    """The biases of the experts: two, or none."""
-    with world.refusing(f"the arguments of {where}"):
-        if biases is None or (isinstance(biases, Sequence) and len(biases) == 2):
-            return [*(biases or ())]
-        raise ArgumentError(
-            f"the arguments do not fit {where}",
-            where=where,
-            wanted="expert_biases: a pair of arrays, ([E, 2 I], [E, H])",
-            got=type(biases).__name__,
-            fix="pass both arrays, or omit them",
+def described_biases(where: str, biases: Any) -> list[Any]:
+    """Internal: the biases of the experts: two, or none."""
+    if biases is not None and not _is_pair(biases):
+        raise _unfit(
+            where,
+            "expert_biases: a pair of arrays, ([E, 2 I], [E, H])",
+            _kinds(biases),
+            "pass both arrays, or omit them",
         )
+    return [*(biases or ())]
 
 
-def _of_shared(
-    world: World, where: str, shared: Any, gate: Any
-) -> tuple[str, list[Any]]:
-    """The kind of the shared expert, and its arrays."""
-    with world.refusing(f"the arguments of {where}"):
-        is_pair = isinstance(shared, Sequence) and len(shared) == 2
-        if is_pair or (shared is None and gate is None):
-            arrays = [*(shared or ()), *([] if gate is None else [gate])]
-            return ("", "", PLAIN, GATED)[len(arrays)], arrays
-        raise ArgumentError(
-            f"the arguments do not fit {where}",
-            where=where,
-            wanted="shared: a pair of arrays, (gate_up [2 S, H], down [H, S])",
-            got=f"{type(shared).__name__}, shared_gate {type(gate).__name__}",
-            fix="pass both arrays, or neither shared nor shared_gate",
+def described_shared(where: str, shared: Any, gate: Any) -> tuple[str, list[Any]]:
+    """Internal: the kind of the shared expert, and its arrays."""
+    if not _is_pair(shared) and not (shared is None and gate is None):
+        raise _unfit(
+            where,
+            "shared: a pair of arrays, (gate_up [2 S, H], down [H, S])",
+            f"{_kinds(shared)}, shared_gate {type(gate).__name__}",
+            "pass both arrays, or neither shared nor shared_gate",
         )
+    arrays = [*(shared or ()), *([] if gate is None else [gate])]
+    return ("", "", PLAIN, GATED)[len(arrays)], arrays
+
+
+def _is_pair(given: Any) -> bool:
+    is_pair = isinstance(given, Sequence) and len(given) == 2
+    return is_pair and all(one is not None for one in given)
+
+
+def _kinds(given: Any) -> str:
+    if not isinstance(given, list | tuple):
+        return type(given).__name__
+    return f"({', '.join(type(one).__name__ for one in given)})"
+
+
+def _unfit(where: str, wanted: str, got: str, fix: str) -> ArgumentError:
+    problem = f"the arguments do not fit {where}"
+    return ArgumentError(problem, where=where, wanted=wanted, got=got, fix=fix)

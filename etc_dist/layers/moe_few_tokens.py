@@ -79,7 +79,7 @@ def moe_few_tokens_graph(
     *,
     experts: int,
     top_k: int | Router,
-    normalize: bool = True,
+    normalize: bool | None = None,
     dtype: str = "bfloat16",
     product_tasks: int = PRODUCT_TASKS,
     score_tasks: int = SCORE_TASKS,

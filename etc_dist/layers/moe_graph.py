@@ -76,7 +76,7 @@ def moe_graph(
     *,
     experts: int,
     top_k: int | Router,
-    normalize: bool = True,
+    normalize: bool | None = None,
     dtype: str = "bfloat16",
     parallel: str = "tensor",
     passes: int | None = None,

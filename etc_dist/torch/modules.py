@@ -8,9 +8,15 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from etc_dist.errors import ArgumentError, expect_choice
+from etc_dist.errors import ArgumentError, expect_choice, expect_type
 from etc_dist.functions.activation import SWIGLU, Activation
-from etc_dist.functions.router import Router, as_router
+from etc_dist.functions.router import Router
+from etc_dist.layers.moe import (
+    described_biases,
+    described_router,
+    described_shared,
+)
+from etc_dist.layers.moe_graph import PARALLEL
 from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.torch.blocks import check_linear, check_mlp
@@ -258,7 +264,7 @@ class MLP(nn.Module):
 class _Experts(nn.Module):
     """Weights, and perhaps biases, under the names that they have in transformers."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, biases: tuple[Tensor, ...]):
+    def __init__(self, gate_up: Tensor, down: Tensor, biases: list[Tensor]):
         super().__init__()
         self.gate_up_proj, self.down_proj = _parameter(gate_up), _parameter(down)
         for name, bias in zip(BIASES, biases, strict=False):
@@ -282,7 +288,7 @@ class _Gate(nn.Module):
 class _SharedExpert(nn.Module):
     """The weights of a shared expert, and its gate [H], if it has one."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, gate: Tensor | None):
+    def __init__(self, gate_up: Tensor, down: Tensor, gate: Tensor | None = None):
         super().__init__()
         self.gate_up_proj, self.down_proj = _parameter(gate_up), _parameter(down)
         self.gate = None if gate is None else _parameter(gate)
@@ -306,7 +312,7 @@ class MoE(nn.Module):
         down: Tensor,
         *,
         top_k: int | Router,
-        normalize: bool = True,
+        normalize: bool | None = None,
         router_bias: Tensor | None = None,
         correction: Tensor | None = None,
         shared: tuple[Tensor, Tensor] | None = None,
@@ -319,13 +325,20 @@ class MoE(nn.Module):
         deterministic: str = "run",
     ):
         super().__init__()
-        with refusing(group, type(self).__name__):
+        name = type(self).__name__
+        with refusing(group, name):
             check_deterministic(deterministic)
+            expect_choice(parallel, PARALLEL, "parallel")
+            expect_type(activation, Activation, "activation")
+            biases = {"router_bias": router_bias, "correction": correction}
+            self.router = described_router(name, top_k, normalize, biases)
+            _, of_shared = described_shared(name, shared, shared_gate)
+            of_experts = described_biases(name, expert_biases)
             self.gate = _Gate(router, router_bias, correction)
-            self.experts = _Experts(gate_up, down, expert_biases or ())
+            self.experts = _Experts(gate_up, down, of_experts)
             self.activation, self.returns_pair = activation, False
-            self.shared = _SharedExpert(*shared, shared_gate) if shared else None
-            self.router, self.parallel = as_router(top_k, normalize), parallel
+            self.shared = _SharedExpert(*of_shared) if of_shared else None
+            self.parallel = parallel
             self.ranks, self.replicated = ranks_of(group), replicated
             self.deterministic = deterministic
 

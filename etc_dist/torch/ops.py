@@ -30,10 +30,9 @@ from torch.distributed.distributed_c10d import _get_group_size_by_name
 
 from etc_dist.errors import ArgumentError, as_refusal
 from etc_dist.functions.activation import SILU, Activation
-from etc_dist.functions.combine_rows import SHARED
 from etc_dist.functions.router import Router
 from etc_dist.layers.mlp import SharedMLP
-from etc_dist.layers.moe import SharedMoE
+from etc_dist.layers.moe import SharedMoE, described_biases, described_shared
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul import Matmul
@@ -306,18 +305,19 @@ def moe(
         has_correction=correction is not None,
     )
     biases = [bias for bias in (router_bias, correction) if bias is not None]
-    shared = (shared_gate_up, shared_down, shared_gate)
-    of_shared = [array for array in shared if array is not None]
-    of_experts = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
+    where = "torch.ops.etc_dist.moe"
+    shared = _both(shared_gate_up, shared_down)
+    kind, of_shared = described_shared(where, shared, shared_gate)
+    of_experts = described_biases(where, _both(gate_up_bias, down_bias))
     rows = [as_rows(x, 0)] if count is None else [as_rows(x, 0), count]
     options = {
         "experts": gate_up.shape[0],
         "hidden": gate_up.shape[2],
         "inner": gate_up.shape[1] // 2,
         "router": choice,
-        "shared": ("", "", *SHARED)[len(of_shared)],
+        "shared": kind,
         "activation": Activation(activation, alpha, limit, shift),
-        "has_biases": len(of_experts) == 2,
+        "has_biases": bool(of_experts),
         "has_count": count is not None,
         "shared_inner": 0 if shared_down is None else shared_down.shape[1],
         "parallel": parallel,
@@ -330,6 +330,11 @@ def moe(
         [(*rows, router, gate_up, down, *biases, *of_experts, *of_shared)],
         lambda out: out if is_part else out.view(x.shape),
     )
+
+
+def _both(*given: Tensor | None) -> tuple[Tensor | None, ...] | None:
+    """What is given; None if nothing is."""
+    return given if any(one is not None for one in given) else None
 
 
 def world_of(group_name: str) -> World:

@@ -129,7 +129,7 @@ def moe_reference(
     x: Host,
     weights: Weights,
     top_k: int | Router,
-    normalize: bool = True,
+    normalize: bool | None = None,
     biases: Sequence[Host] = (),
     shared: Sequence[Host] = (),
     activation: Activation = SWIGLU,

@@ -152,7 +152,7 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
     ),
     "normalize": (MoE, {"normalize": 1}, "normalize expects a bool, got in", TypeError),
     "normalize of a router": (
-        *(MoE, {"top_k": Router(2), "normalize": False}),
+        *(MoE, {"top_k": Router(2, normalize=False), "normalize": True}),
         "wanted: normalize as a field of the Router",
     ),
     "no such score": (MoE, {"top_k": Router(2, score="tanh")}, "unknown score"),
@@ -167,6 +167,10 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
     "biases in one array": (
         *(MoE, {"expert_biases": np.zeros((2, 2))}),
         "wanted: expert_biases: a pair of arrays.*got: +ndarray",
+    ),
+    "one of two biases": (
+        *(MoE, {"expert_biases": (np.zeros((2, 2)), None)}),
+        r"wanted: expert_biases: a pair.*got: +\(ndarray, NoneType\)",
     ),
     "a gate without an expert": (MoE, {"shared_gate": np.zeros(40)}, "a pair of arr"),
     "a shared expert of another width": (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import etc_dist.torch
-from etc_dist import Settings, World, start
+from etc_dist import Router, Settings, World, start
 from etc_dist.errors import ArgumentError, ArgumentTypeError
 from etc_dist.models import load
 from etc_dist.torch import ColumnParallelLinear, RowParallelLinear
@@ -295,6 +295,10 @@ def check_errors_of_one_rank() -> None:
 
 def check_modules_that_one_rank_refuses() -> None:
     w, linear = random(16, 8).detach(), nn.Linear(8, 16, dtype=BF16)
+
+    def moe(top_k: Any, **options: Any) -> nn.Module:
+        return etc_dist.torch.MoE(w, w, w, top_k=top_k, **options)
+
     refused = {
         "bias [16]": lambda: ColumnParallelLinear(w, w[0, :1]),
         "reduce = 'both'": lambda: RowParallelLinear(w, reduce="both"),
@@ -304,7 +308,15 @@ def check_modules_that_one_rank_refuses() -> None:
         "the class ReLU": lambda: ColumnParallelLinear.from_linear(nn.ReLU()),
         "known deterministic": lambda: etc_dist.torch.MLP(w, w, w, deterministic="no"),
         "act_fn": lambda: etc_dist.torch.MLP.from_block(nn.Identity()),
-        "top_k": lambda: etc_dist.torch.MoE(w, w, w, top_k="2"),
+        "top_k": lambda: moe("2"),
+        "a field of the Router": lambda: moe(
+            Router(2, normalize=False), normalize=True
+        ),
+        "correction, as": lambda: moe(Router(2, has_correction=True)),
+        "shared: a pair": lambda: moe(2, shared_gate=w),
+        "([E, 2 I], [E, H])": lambda: moe(2, expert_biases=[w]),
+        "unknown parallel": lambda: moe(2, parallel="data"),
+        "an Activation": lambda: moe(2, activation="gelu_tanh"),
         "block: Identity": lambda: etc_dist.torch.MoE.from_block(nn.Identity()),
         "Linear with no children": lambda: etc_dist.torch.replace(nn.Linear(1, 1)),
     }

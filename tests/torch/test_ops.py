@@ -125,6 +125,14 @@ def test_wrong_arguments_are_refused(group):
         ops.matmul(x.float(), x.float().t())
     with pytest.raises(ArgumentError, match="unknown deterministic"):
         ops.matmul(x, x.t(), deterministic="always")
+    given = CALLS["moe"][1](name)
+    for option, words in (
+        ("gate_up_bias", r"expert_biases: a pair .*\n.*\(Tensor, NoneType\)"),
+        ("shared_down", r"shared: a pair .*\n.*\(NoneType, Tensor\), shared_gate None"),
+        ("shared_gate", r"shared: a pair .*\n.*NoneType, shared_gate Tensor"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            ops.moe(*given, **{option: x})
     with pytest.raises(WorldError, match="no world over this process group"):
         ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, "another")
 
