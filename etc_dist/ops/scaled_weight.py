@@ -40,6 +40,11 @@ class ScaledWeight(NamedTuple):
     codes: Any
     scales: Any
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the weight."""
+        return tuple(self.codes.shape)
+
 
 def arrays_of(values: Sequence[Any]) -> tuple[Any, ...]:
     """`values`, with codes and scales in place of each ScaledWeight."""

@@ -280,6 +280,7 @@ def _register() -> None:
             reductions.all_reduce_norm,
             partial(_apply_without_gradient, OPS.all_reduce_norm),
         ),
+        (ops.scaled_matmul, partial(_apply_without_gradient, OPS.scaled_matmul)),
         (ops.mlp, partial(_apply_without_gradient, OPS.mlp)),
         (ops.moe, partial(_apply_without_gradient, OPS.moe)),
         (ops.gather_rows, lambda *given: _ExchangeRows.apply(*given, True)),

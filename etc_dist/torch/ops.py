@@ -21,7 +21,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul import Matmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.operation import Operation, kept
+from etc_dist.ops.scaled_weight import ScaledWeight
 from etc_dist.torch.tensors import as_array, as_rows, as_tensor, as_weight, from_rows
 from etc_dist.world import World, current, of_group
 from etc_dist.world.agreement import sign
@@ -63,7 +64,7 @@ class OperationCall(NamedTuple):
     group_name: str
     kind: type[Operation]
     options: Mapping[str, Any]
-    inputs: Sequence[tuple[Tensor, ...]]
+    inputs: Sequence[tuple[Tensor | ScaledWeight, ...]]
     finish: Callable[..., Any]
     agreed: str = ""
 
@@ -73,7 +74,7 @@ class OperationCall(NamedTuple):
         if self.agreed:
             world.match_call(sign(self.agreed), lambda: self.agreed)
         run = kept(world, self.kind, **self.options).call
-        results = [run([*map(as_array, tensors)]) for tensors in self.inputs]
+        results = [run([*map(_as_input, tensors)]) for tensors in self.inputs]
         return self.finish(*map(as_tensor, _flat(results)))
 
     def trace(self) -> Any:
@@ -81,11 +82,22 @@ class OperationCall(NamedTuple):
         table = self.kind.table(size_of(self.group_name), **self.options)
         return self.finish(
             *(
-                tensors[0].new_empty(shape)
+                cast(Tensor, tensors[0]).new_empty(shape)
                 for tensors in self.inputs
                 for shape in table.output_shapes([t.shape for t in tensors])
             )
         )
+
+
+def _as_input(tensor: Tensor | ScaledWeight) -> Any:
+    """An input of an operation, in the memory of a tensor, or of codes and scales."""
+    if isinstance(tensor, ScaledWeight):
+        return ScaledWeight(*map(as_array, tensor))
+    return as_array(tensor)
+
+
+def _weight(w: Tensor, scales: Tensor | None) -> Tensor | ScaledWeight:
+    return w if scales is None else ScaledWeight(w, scales)
 
 
 def _flat(results: Sequence[Any]) -> list[Any]:
@@ -230,6 +242,26 @@ def matmul(
 
 
 @operation()
+def scaled_matmul(
+    x: Tensor,
+    w: Tensor,
+    scales: Tensor,
+    group_name: str = "",
+    *,
+    deterministic: str = "run",
+) -> OperationCall:
+    """x [..., K] @ w.T -> [..., N] on each rank, by the weight w [N, K] of float8 with
+    its scales, as `etc_dist.ScaledWeight`. No gradients."""
+    return OperationCall(
+        group_name,
+        Matmul,
+        {"deterministic": deterministic},
+        [(as_rows(x, 0), ScaledWeight(w, scales))],
+        lambda out: from_rows(out, x.shape, 0),
+    )
+
+
+@operation()
 def mlp(
     x: Tensor,
     gate: Tensor,
@@ -238,16 +270,22 @@ def mlp(
     group_name: str = "",
     *,
     deterministic: str = "run",
+    gate_scales: Tensor | None = None,
+    up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
 ) -> OperationCall:
     """(silu(x @ gate.T) * (x @ up.T)) @ down.T of the rows of all ranks, as
     `etc_dist.MLP`. x [..., H]: this rank's rows, equally many on all ranks; gate and up
     [I / W, H], down [H, I / W]: its shards, contiguous. Returns [..., H], for the same
-    rows. No gradients. Calls of one shape share a program and its buffers."""
+    rows. No gradients. Calls of one shape share a program and its buffers.
+
+    gate_scales to down_scales: of weights in float8, as `etc_dist.ScaledWeight`."""
+    weights = (gate, gate_scales), (up, up_scales), (down, down_scales)
     return OperationCall(
         group_name,
         SharedMLP,
         {"deterministic": deterministic},
-        [(as_rows(x, 0), gate, up, down)],
+        [(as_rows(x, 0), *(_weight(*each) for each in weights))],
         lambda out: out.view(x.shape),
     )
 
