@@ -27,8 +27,8 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
          | Op(name, left: Expr, right: Expr)    + - * // % min max
          | Load(tensor, shape: Expr*, index: Expr*, is_given)
          | Select(condition: Comparison, then: Expr, other: Expr)
-    Comparison(name, left: Expr, right: Expr)    < <= ==
         kind   "dim" | "own" | "derived" | "coordinate" | "rank" | "task"
+    Comparison(name, left: Expr, right: Expr)    < <= ==
 
     DeviceFunction(name, body, source, lane, reads, writes, cluster, parts,
                    boxes: {position: TmaBox}, constants: {name: number},

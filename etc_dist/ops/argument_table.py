@@ -281,6 +281,10 @@ class ArgumentTable:
     ) -> None:
         scaled = () if scaling is None else self._scalable
         expected = [
+            Expected(one.name, one.shape, one.dtype, by_element=True)
+            for one in map(arrays.__getitem__, map(scales_name, scaled))
+        ]
+        expected += [
             Expected(
                 shape.name,
                 shape.at(dims),
@@ -292,9 +296,5 @@ class ArgumentTable:
                 by_element=bool(shape.dtype),
             )
             for shape in shapes
-        ]
-        expected += [
-            Expected(one.name, one.shape, one.dtype, by_element=True)
-            for one in map(arrays.__getitem__, map(scales_name, scaled))
         ]
         check_arrays(self.name, expected, arrays, device, may_be_empty=may_be_empty)

@@ -144,11 +144,13 @@ def _cannot_quantize(wanted: str, got: str) -> ArgumentError:
 
 
 def _on_host(w: Any) -> Any:
-    """A copy in fp32, in NumPy."""
+    """A contiguous copy in fp32, in NumPy."""
     library = library_of(type(w))
     if library == "torch":
-        return w.detach().float().cpu().numpy().copy()
-    return (w.get() if library == "cupy" else w).astype(np.float32)
+        w = w.detach().float().cpu().numpy()
+    elif library == "cupy":
+        w = w.get()
+    return np.array(w, np.float32, order="C")
 
 
 def _like(owner: Any, array: Any) -> Any:

@@ -111,6 +111,8 @@ def test_a_row_has_the_same_bits_for_any_number_of_rows(make, arrays, rng):
 def test_quantize_rounds_to_the_nearest_codes(per, shape, dtype, arrays, rng):
     w = (rng.standard_normal((200, 264)) * 0.02).astype(numpy_dtype(dtype))
     w[:128, 128:256] = 0
+    transposed = etc_dist.quantize(np.asfortranarray(w), per=per)
+    assert all(array.flags.c_contiguous for array in transposed)
     codes, scales = etc_dist.quantize(w, per=per)
     assert (codes.shape, codes.dtype) == (w.shape, numpy_dtype(E4M3))
     assert (scales.shape, scales.dtype) == (shape, np.float32)

@@ -51,6 +51,16 @@ def test_weights_that_do_not_fit_are_refused(w, words, own):
         refused(lambda: op(ones((5, K), "bfloat16"), w), words, ArgumentError)
 
 
+def test_outputs_do_not_overlap_scales(own):
+    memory = np.ones(4 * N, np.uint8)
+    scales = memory.view(np.float32)
+    out = memory.view(numpy_dtype("bfloat16")).reshape(2, N)
+    with Matmul(world=own) as op:
+        x, w = ones((2, K), "bfloat16"), ScaledWeight(CODES, scales)
+        words = "wanted: out apart from w_scales|got: out overlaps w_scales"
+        refused(lambda: op(x, w, out), words, ArgumentError)
+
+
 def test_a_mixture_without_float8_refuses_it(own):
     router = ones((8, K), "bfloat16")
     gate_up = ScaledWeight(ones((8, 64, K), E4M3), ones((), "float32"))
