@@ -159,6 +159,7 @@ KINDS: Mapping[str, Kind] = {
     "matmul_reduce_scatter": _COLLECTIVE,
     "all_gather_matmul": _COLLECTIVE,
     "matmul": _kind(_FUSED + "w_layout policy", _BATCH + "batch_policy"),
+    "matmul_float8": _kind(_FUSED + "w_layout", _BATCH),
     "chain": _kind(_FUSED + "policy", _BATCH),
     "mlp": _kind(_FUSED + "two_ops_ms two_ops_error", _BATCH),
     "moe": _kind(

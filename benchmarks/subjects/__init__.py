@@ -13,6 +13,7 @@ MODULES = {
     "first_token": "first_token",
     "matmul": "matmul",
     "matmul_all_reduce": "all_reduce",
+    "matmul_float8": "matmul_float8",
     "matmul_reduce_scatter": "collectives",
     "mlp": "mlp",
     "moe": "moe",
