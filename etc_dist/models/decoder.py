@@ -229,10 +229,13 @@ class _Calls:
         if "shared_up" in self.weights:
             shared_inner = self.weights["shared_up"][0].shape[1]
             self.shared_active = g.local("shared_active", (rows, shared_inner), dtype)
+        if self.mixture is not None and self.mixture.shared:
             count = rows * (1 if self.dense is None else 2)
             self.shared_rows = g.local("shared_rows", (count, self.hidden), dtype)
         # The rows of each step: those of the first one are given.
         more: list[Expr | int] = [] if self.dense is None else [1]
+        if self.dense is not None and "shared_up" not in self.weights:
+            more.append(self.dense.count_zeros())
         if self.mixture is not None:
             more += self.mixture.count_ones()
         self.begun = g.events(
@@ -262,6 +265,8 @@ class _Calls:
         )
         if self.dense is not None:
             self.dense.hide_rows(self.position, self.begun[0])
+            if "shared_up" not in self.weights:
+                self.dense.fill_zeros(self.shared_rows, self.begun[0])
         if self.mixture is not None:
             self.mixture.fill_ones(self.begun[0])
 
@@ -375,19 +380,20 @@ class _Calls:
         ended, x = self.ready[turn], mixture.x
         self.add_norm("mlp_norm", layer, "o", turn, ended, middle, x, mixture.columns)
         routed = mixture.route(turn, middle)
-        shared = None
+        shared, has_shared = None, "shared_up" in self.weights
         # NOTE: a shared expert's tasks come where those of others wait: for the
         # routing, and for each other.
-        if mixture.shared:
+        if has_shared:
             active, y = self.shared_active, self.shared_rows
             self.multiply("shared_up", x, active, middle, turn)
         waits = mixture.activate(turn, routed)
-        if mixture.shared:
+        if has_shared:
             activated = self.done["shared_up"][turn]
             self.multiply("shared_down", active, y, activated, turn)
             shared = SharedOutput(y, 0, [self.done["shared_down"][turn]])
-            if self.dense is not None:
-                shared = self.dense.add(turn, x, shared, middle)
+        if self.dense is not None:
+            shared = shared or SharedOutput(self.shared_rows, 0, [])
+            shared = self.dense.add(turn, x, shared, middle)
         waits = mixture.produce(turn, waits)
         if self.g.world_size > 1:
             parts = self.deltas["down"]

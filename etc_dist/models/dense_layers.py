@@ -2,8 +2,8 @@
 
 All layers are turns of one loop, with the same calls. In a dense layer no row chooses
 an expert, since routing reads positions of rows without a request; the MLP's output
-takes the place of the shared expert's, which is computed and not read. In other layers
-the tasks of the MLP have no rows."""
+takes the place of the shared expert's, which is computed and not read; without a shared
+expert, other layers add zeros. In other layers the tasks of the MLP have no rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from etc_dist.functions.epilogue import Epilogue, store, swiglu
+from etc_dist.functions.ones_column import ones_column
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.route_rows import MOST_ROWS
 from etc_dist.functions.tile_matmul import Tiles, TileShape
@@ -19,12 +20,14 @@ from etc_dist.ir import (
     Expr,
     Graph,
     Tensor,
+    ceildiv,
     maximum,
     minimum,
     select,
     span,
 )
 from etc_dist.ir.function import TENSOR
+from etc_dist.models.expert_biases import ROWS
 from etc_dist.models.experts import (
     DENSE_MATMULS,
     DENSE_WEIGHTS,
@@ -82,6 +85,22 @@ class DenseLayers:
                     span(self.steps + 1, 1), span(0, minimum(MOST_ROWS, self.rows))
                 ]
             ],
+            notifies=[begun],
+        )
+
+    def count_zeros(self) -> Expr:
+        """The tasks of `fill_zeros`."""
+        return ceildiv(self.rows, ROWS)
+
+    def fill_zeros(self, outputs: Tensor, begun: EventRef) -> None:
+        """Writes what layers add that have neither a shared expert nor an MLP."""
+        (b,) = grid = self.g.grid(b=self.count_zeros())
+        rows = span(b * ROWS, minimum(ROWS, self.rows - b * ROWS))
+        self.g.call(
+            ones_column(self.dtype, first=0),
+            grid,
+            name="fill_zeros",
+            writes=[outputs[rows, :]],
             notifies=[begun],
         )
 

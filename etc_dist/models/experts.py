@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
-from etc_dist.functions.combine_rows import SCORED, combine_rows
+from etc_dist.functions.combine_rows import PLAIN, SCORED, combine_rows
 from etc_dist.functions.epilogue import Epilogue, activated, store
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.router import Router
@@ -92,6 +92,12 @@ class Mixture:
     has_biases: bool = False
 
     @property
+    def added(self) -> str:
+        """How a row is added after the experts' outputs: that of a shared expert, or of
+        a dense layer in its place."""
+        return self.shared or (PLAIN if self.has_dense else "")
+
+    @property
     def scored(self) -> int:
         """Rows of the router: the experts, and the gate of the shared one."""
         return self.experts + (self.shared == SCORED)
@@ -139,7 +145,7 @@ class MixtureCalls:
         rows, steps, layers, hidden, inner = sizes
         self.has_biases, self.activation = mixture.has_biases, mixture.activation
         self.g, self.routing, self.early = g, mixture.routing(dtype), early
-        self.shared, self.scored = mixture.shared, mixture.scored
+        self.shared, self.scored = mixture.added, mixture.scored
         self.rows, self.hidden, self.inner = rows, hidden, inner
         self.turns = steps, layers
         self.position, self.dense = position, dense

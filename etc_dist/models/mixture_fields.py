@@ -71,10 +71,6 @@ def read_mixture(
         wanted = getattr(error, "wanted", str(error))
         raise refused(path, wanted, getattr(error, "got", ""), "correct it") from error
     has_dense = num_dense(given, family, path) > 0
-    if has_dense and not has_shared:
-        # The output of a dense layer takes the place of that of a shared expert.
-        of = f"{form.dense} = {given[form.dense]!r}, without a shared expert"[:120]
-        raise refused(path, f"{form.dense}: no dense layer", of, VARIANT_FIX)
     return Mixture(
         experts,
         router,

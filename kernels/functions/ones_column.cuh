@@ -1,4 +1,4 @@
-// Fills a matrix: 1 in the first column, else 0.
+// Fills a matrix: kFirst in the first column, else 0.
 #pragma once
 #include "worker/task.cuh"
 
@@ -12,7 +12,7 @@ struct ones_column {
 #pragma unroll 1
     for (i32 i = task.thread; i < y.size[0] * across; i += Task::threads) {
       const i32 row = i / across, unit = i % across;
-      const u32 first = unit == 0 ? pack<Task::kIsHalf>(1.0f, 0.0f) : 0;
+      const u32 first = unit == 0 ? pack<Task::kIsHalf>(Task::kFirst, 0.0f) : 0;
       ptx::store16(u64(y.at(row, unit * 8)), make_uint4(first, 0, 0, 0));
     }
   }

@@ -13,17 +13,20 @@ from tests.functions.compiled import check_compiled
 
 
 @graph_function
-def filled(g, *, dtype):
+def filled(g, *, dtype, first):
     rows, columns = g.dims("rows columns")
     y = g.state("y", (rows, columns), dtype)
     to = y[:, span(16, columns - 16)]
-    g.call(ones_column(dtype), g.grid(one=1), writes=[to])
+    g.call(ones_column(dtype, first), g.grid(one=1), writes=[to])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_first_column_of_a_region_is_one(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "first"), [("bfloat16", 1), ("float16", 1), ("bfloat16", 0)]
+)
+def test_the_first_column_of_a_region_is_one_or_zero(dtype, first):
+    graph = filled(1, dtype=dtype, first=first)
     given = {"y": np.full((37, 56), 9, numpy_dtype(dtype))}
-    [found] = Emulator(filled(1, dtype=dtype)).run([given], {"rows": 37, "columns": 56})
-    wanted = [9] * 16 + [1] + [0] * 39
+    [found] = Emulator(graph).run([given], {"rows": 37, "columns": 56})
+    wanted = [9] * 16 + [first] + [0] * 39
     np.testing.assert_array_equal(found["y"], np.tile(wanted, (37, 1)))
-    check_compiled(filled(1, dtype=dtype))
+    check_compiled(graph)

@@ -357,9 +357,9 @@ CASES = (
     ),
     Case(
         "ernie4_5_moe",
-        ERNIE_MOE | {"moe_layer_start_index": 0, "moe_num_shared_experts": 0},
-        gguf={"expert_shared_count": 0, "interleave_moe_layer_step": 1},
-        name="sparse",
+        ERNIE_MOE | {"moe_num_shared_experts": 0},
+        gguf={"expert_shared_count": 0, "leading_dense_block_count": 1},
+        name="300b",
     ),
     Case(
         "hy_v3",

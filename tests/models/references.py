@@ -142,7 +142,7 @@ def _mlp_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     for expert in range(config.mixture.experts):
         name = f"{form.block}.experts.{expert}"
         shapes |= _shapes(name, form.names, config, config.inner)
-    if form.shared:
+    if config.mixture.shared:
         name = f"{form.block}.{form.shared}"
         shapes |= _shapes(name, MLP_NAMES, config, config.shared_inner)
     if form.shared_gate:
@@ -251,7 +251,7 @@ class Plain:
             rows, k = np.nonzero(chosen == expert)
             part = self._mlp(x[rows], f"{block}experts.{expert}.", form.names)
             y[rows] += weights[rows, k, None] * part
-        if form.shared:
+        if mixture.shared:
             part = self._mlp(x, f"{block}{form.shared}.", MLP_NAMES)
             if form.shared_gate:
                 gate = x @ self._weight(f"{block}{form.shared_gate}").T

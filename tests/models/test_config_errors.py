@@ -112,8 +112,6 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
         (SMOL_3 | {"no_rope_layer_interval": 0}, "no_rope_layer_interval: an integer"),
         (SMOL_3 | {"no_rope_layer_interval": None}, "no_rope_layer_interval: an int"),
         (EXAONE | {"sliding_window_pattern": "LLLG"}, "layer_types, or sliding_window"),
-        (ERNIE | {"moe_num_shared_experts": 0}, "moe_layer_start_index: no dense"),
-        (HY | {"num_shared_experts": 0}, "mlp_layer_types: no dense layer"),
         (MIXTRAL | {"first_k_dense_replace": 1}, "no first_k_dense_replace"),
         (MIXTRAL | {"n_shared_experts": 1}, "no n_shared_experts"),
         (MIXTRAL | {"scoring_func": "sigmoid"}, "no scoring_func"),

@@ -48,6 +48,7 @@ DENSE = HY | SMALL | {"moe_intermediate_size": 48, "vocab_size": 528}
 DENSE |= {"num_attention_heads": 2, "intermediate_size": 176}
 DENSE |= {"mlp_layer_types": ["dense", "sparse"]}
 """With a dense layer and a shared expert, for two ranks."""
+BARE = DENSE | {"num_shared_experts": 0}
 FEW = (0.0,) * 4 + (-30.0,) * 28
 exhaustive = pytest.mark.exhaustive
 EMULATED = [
@@ -108,6 +109,8 @@ def step_of(
         (DENSE, "static", (), 2, EMULATED[1:2]),
         pytest.param(DENSE, "static", (), 1, EMULATED, marks=exhaustive),
         pytest.param(DENSE, "dynamic", (), 2, EMULATED, marks=exhaustive),
+        pytest.param(BARE, "static", (), 1, EMULATED, marks=exhaustive),
+        pytest.param(BARE, "dynamic", (), 2, EMULATED[1:3], marks=exhaustive),
         pytest.param(SHARED, "static", (), 2, EMULATED[1:2], marks=exhaustive),
         pytest.param(SPLIT, "static", (), 2, EMULATED[1:2], marks=exhaustive),
         pytest.param(SPLIT, "static", (), 2, EMULATED[2:3], marks=exhaustive),
