@@ -56,7 +56,7 @@ def none_unrotated(number: int, given: Mapping[str, Any], window: int | None) ->
 
 
 def full_unrotated(number: int, given: Mapping[str, Any], window: int | None) -> bool:
-    """Those without a sliding window, if others have one."""
+    """Those without a sliding window, if the model has one."""
     return window == 0
 
 
@@ -146,7 +146,7 @@ class Family:
     given. window_switch: the field without which no layer has one.
 
     is_unrotated: whether a layer has no rotary embedding: by its number, the fields of
-    config.json, and its sliding window: 0 for none, None if no layer has one.
+    config.json, and its sliding window: 0 for none, None if the model has none.
 
     has_sinks: each query head has an attention sink.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etc_dist.models.family import Family, no_layer, none_unrotated
+from etc_dist.models.family import Family, full_unrotated, no_layer, none_unrotated
 from etc_dist.models.fields import VARIANT_FIX, refused
 from etc_dist.models.rope import FULL, SLIDING
 
@@ -16,8 +16,8 @@ def layer_windows(
 ) -> tuple[int, ...]:
     """For each layer, the number of positions up to its own that a row attends to; 0
     for all. Empty if no layer has a window below the `positions` of the model, unless
-    layers with one may have another rotary embedding. given: the fields of config.json,
-    with defaults."""
+    the rotary embedding depends on windows. given: the fields of config.json, with
+    defaults."""
     window, listed = given.get("sliding_window"), given.get("layer_types")
     if family.window_switch and not given.get(family.window_switch):
         window = None
@@ -30,6 +30,9 @@ def layer_windows(
         types = listed
     is_long = window is not None and window >= positions
     is_refused = family.slides is no_layer and window is not None
+    pattern = given.get("sliding_window_pattern")
+    has_pattern = listed is None and "sliding_window_pattern" in family.reads
+    is_counted = window is None or (type(pattern) is int and pattern > 0)
     faults = {
         "no sliding window": is_refused and not is_long and listed is None,
         f"layer_types {FULL} or {SLIDING} of each layer, as the model has": (
@@ -38,16 +41,19 @@ def layer_windows(
             or listed not in (None, types)
         ),
         f"a sliding_window for {SLIDING}": window is None and SLIDING in types,
-        "layer_types, or sliding_window_pattern as an integer": (
-            listed is None and isinstance(given.get("sliding_window_pattern"), str)
+        "layer_types, or sliding_window_pattern as an integer from 1": (
+            has_pattern and not is_counted
         ),
     }
     if wanted := "; ".join(name for name, is_fault in faults.items() if is_fault):
         got = f"sliding_window = {window}, layer_types = {listed}"[:120]
+        got += f", sliding_window_pattern = {pattern}"[:60] * has_pattern
         raise refused(path, wanted, got, VARIANT_FIX)
     is_alike = family.local_theta is None and family.is_unrotated is none_unrotated
     is_long = is_long and is_alike
-    if window is None or is_long or SLIDING not in types:
+    if window is None or is_long:
+        return ()
+    if SLIDING not in types and family.is_unrotated is not full_unrotated:
         return ()
     return tuple(window if name == SLIDING else 0 for name in types)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from etc_dist.errors import ArgumentError
 from etc_dist.functions.append_kv import EVERY_POSITION
 from etc_dist.functions.router import Router
 from etc_dist.models.config import parse_config, read_config
@@ -210,9 +211,24 @@ def test_layers_have_no_rotary_embedding(changes, window, tmp_path):
     assert tables["spans"].tolist() == wanted
 
 
-def test_all_layers_are_rotated_if_none_slides(tmp_path):
+def test_all_layers_are_rotated_if_a_model_has_no_window(tmp_path):
     config = write(tmp_path, **EXAONE, sliding_window=None)
     assert config.features.tables == 1 and not config.features.has_span
+
+
+@pytest.mark.parametrize("types", [FULL, None])
+def test_no_layer_is_rotated_if_none_slides_in_a_model_with_a_window(types, tmp_path):
+    changes = {"layer_types": types, "sliding_window_pattern": 1}
+    config = write(tmp_path, **EXAONE | changes)
+    last = [EVERY_POSITION, 8]
+    assert config.tables(8)["spans"].tolist() == [last] * config.layers
+
+
+@pytest.mark.parametrize("pattern", [None, 0, 2.0, "LLLG"])
+def test_a_pattern_of_windows_is_a_positive_integer(pattern, tmp_path):
+    words = "sliding_window_pattern as an integer from 1"
+    with pytest.raises(ArgumentError, match=words):
+        write(tmp_path, **EXAONE, sliding_window_pattern=pattern)
 
 
 def test_the_architecture_follows_from_the_model_type(tmp_path):
