@@ -71,6 +71,7 @@ OF_GEMMA = {
 }
 GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Architectures, and the layers of the largest model, which has another scale."""
+SINKS = "attn_sinks"
 OTHER_TENSORS = {
     **dict.fromkeys(GEMMAS, OF_GEMMA),
     "hunyuan-dense": HUNYUAN,
@@ -86,6 +87,10 @@ OTHER_TENSORS = {
     },
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
+    "gpt-oss": {
+        "post_attention_norm": "post_attention_layernorm",
+        SINKS: "self_attn.sinks",
+    },
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
 }
 """Those of an architecture that differ."""
@@ -159,6 +164,8 @@ class GgufFile:
         }
         defaults = {"rope_theta": 10000.0, "vocab_size": len(tokens)}
         fields |= {n: v for n, v in defaults.items() if fields[n] is None}
+        if kind == "gpt-oss":
+            fields["sliding_window"] = self.get(f"{kind}.{WINDOW}")
         if kind in GEMMAS:
             fields |= self._of_gemma(kind, fields)
         config = parse_config(fields, self.path)
@@ -244,6 +251,8 @@ class GgufFile:
         rope = {"rope_type": kind, "factor": factor}
         if kind == "yarn":
             rope |= {n: self.get(f"{key}.{of}") for n, of in YARN_KEYS.items()}
+            family = self._family()
+            rope["truncate"] = None if family is None else family.rope.get("truncate")
         return rope
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
@@ -268,7 +277,7 @@ class GgufFile:
                 continue
             if stem == SHARED_GATE:
                 values = values.reshape(1, -1)
-            end = "" if stem == CORRECTION else f".{suffix}"
+            end = "" if stem in (CORRECTION, SINKS) else f".{suffix}"
             parts = values if "{}" in own else [values]
             for expert, part in enumerate(parts):
                 yield f"model.layers.{layer}.{own.format(expert)}{end}", part

@@ -13,7 +13,7 @@ from etc_dist.models.family import MLP_NAMES, Family
 
 NORMALIZED = ("qwen3moe",)
 """Architectures whose weights of a row are divided by their sum, without a key."""
-GATES = {"softmax": 1, "sigmoid": 2}
+GATES = {"softmax": 1, "sigmoid": 2, "softmax_chosen": 3}
 """expert_gating_func of each score."""
 CORRECTION, SHARED_GATE = "exp_probs_b", "ffn_gate_inp_shexp"
 VALUES: Mapping[str, Callable[[ModelConfig, Router], tuple[Any, ...]]] = {

@@ -381,6 +381,7 @@ MIXTURES = (
         reads_layer_types=True,
         has_sinks=True,
         reads=frozenset({"swiglu_alpha", "swiglu_limit", "quantization_config"}),
+        gguf="gpt-oss",
         layers="biases, also of experts; attention sinks; sliding windows of some "
         "layers; a mixture with clamped SwiGLU, also in MXFP4",
     ),

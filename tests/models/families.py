@@ -386,6 +386,17 @@ CASES = (
             "down_proj_bias": 0,
         },
     ),
+    Case(
+        "gpt_oss",
+        GPT_OSS | {"swiglu_limit": 7.0},
+        gguf={
+            "attention.sliding_window": 9,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 16,
+        },
+        name="gguf",
+    ),
     Case("phi3", PHI, gguf={"rope.dimension_count": 48}),
     Case("phi3", PHI | LONG, PHI_DROPS, name="long"),
     Case("qwen3", BIAS, {"biases": {"attention_bias": False}}, {}),
@@ -462,6 +473,23 @@ def choosing(experts: Array | None) -> Iterator[None]:
         torch.topk = plain
 
 
+def _of_gpt_oss(name: str, array: Array) -> dict[str, Array]:
+    """Gate and up of its experts apart, and matrices as of other families."""
+    head, _, kind = name.rpartition(".")
+    stem, end = kind.removesuffix("_bias"), "weight"
+    if kind.endswith("bias"):
+        end = "bias"
+    if kind == "sinks":
+        return {f"{name}.weight": array}
+    if stem not in ("gate_up_proj", "down_proj"):
+        return {name: array}
+    array = array if end == "bias" else array.swapaxes(1, 2)
+    parts = {"down": array}
+    if stem == "gate_up_proj":
+        parts = {"gate": array[:, ::2], "up": array[:, 1::2]}
+    return {f"{head}.{part}_proj.{end}": of for part, of in parts.items()}
+
+
 def _stacked(folder: Path) -> dict[str, Array]:
     """The tensors of a folder, with names as the package gguf knows them; those of all
     experts of a layer in one array."""
@@ -473,7 +501,7 @@ def _stacked(folder: Path) -> dict[str, Array]:
         if match := EXPERT.fullmatch(name):
             experts[match[1] + match[3]][int(match[2])] = of.float().numpy()
         else:
-            arrays[name] = of.float().numpy().squeeze()
+            arrays |= _of_gpt_oss(name, of.float().numpy().squeeze())
     stacked = {name: [of[n] for n in range(len(of))] for name, of in experts.items()}
     return arrays | {name: np.stack(of) for name, of in stacked.items()}
 
