@@ -68,13 +68,17 @@ class OperationCall(NamedTuple):
     finish: Callable[..., Any]
     agreed: str = ""
 
-    def launch(self) -> Any:
-        """Run it, and return what the operation returns. Collective."""
+    def arrays(self) -> list[list[Any]]:
+        """The inputs as arrays of the backend."""
+        return [[*map(_as_input, tensors)] for tensors in self.inputs]
+
+    def launch(self, arrays: Sequence[Sequence[Any]]) -> Any:
+        """Run it on `arrays()`, and return what the operation returns. Collective."""
         world = world_of(self.group_name)
         if self.agreed:
             world.match_call(sign(self.agreed), lambda: self.agreed)
         run = kept(world, self.kind, **self.options).call
-        results = [run([*map(_as_input, tensors)]) for tensors in self.inputs]
+        results = [run(each) for each in arrays]
         return self.finish(*map(as_tensor, _flat(results)))
 
     def trace(self) -> Any:
@@ -140,11 +144,12 @@ def operation(
         def launch(*arguments: Any, **options: Any) -> Any:
             try:
                 call = describe(*arguments, **options)
+                arrays = call.arrays()
             except Exception as error:
                 given = inspect.signature(describe).bind(*arguments, **options)
                 world = world_of(given.arguments.get("group_name", ""))
                 refuse(world, error, describe.__name__)
-            return call.launch()
+            return call.launch(arrays)
 
         def trace(*arguments: Any, **options: Any) -> Any:
             return describe(*arguments, **options).trace()

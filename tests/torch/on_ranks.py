@@ -283,14 +283,21 @@ def check_unwanted_gradients() -> None:
 
 
 def check_errors_of_one_rank() -> None:
-    A = random(16, 8)
-    try:
-        ops.fused_matmul_reduce_scatter(A, A.t(), "sum", dist.get_rank(), name)
-    except ValueError as error:
-        assert "rank 1" in str(error)
-        assert "scatter_dim: 0 to 0" in str(error)
-    else:
-        raise AssertionError("the wrong dim of rank 1 was accepted")
+    A = random(16, 8).detach()
+    is_wrong = dist.get_rank() == 1
+    wrong = A.to(torch.float8_e5m2) if is_wrong else A  # NumPy has no such dtype
+    for words, call in {
+        "scatter_dim: 0 to 0": lambda: ops.fused_matmul_reduce_scatter(
+            A, A.t(), "sum", int(is_wrong), name
+        ),
+        "Float8_e5m2": lambda: ops.all_reduce(wrong, "sum", name),
+    }.items():
+        try:
+            call()
+        except (ArgumentError, ArgumentTypeError) as error:
+            assert "rank 1" in str(error) and words in str(error), error
+        else:
+            raise AssertionError(f"{words}: rank 1 was not refused")
 
 
 def check_modules_that_one_rank_refuses() -> None:
