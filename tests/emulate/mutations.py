@@ -137,7 +137,9 @@ BROKEN = {
         },
     },
     "common/types": {
-        "scaled": {"__float_as_uint(pair.x) >> 16": "__float_as_uint(pair.y) >> 16"}
+        "scaled": {
+            "ptx::upper_halves(pair.x, pair.y)": "ptx::upper_halves(pair.y, pair.x)"
+        }
     },
     "functions/rows_tile": {
         "epilogue": {

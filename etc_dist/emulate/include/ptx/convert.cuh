@@ -29,6 +29,9 @@ inline float from_e4m3(u8 bits) {
   const float size = same_bits<float>(u32(bits & 0x7f) << 20) * 0x1p120f;
   return bits & 0x80 ? -size : size;
 }
+inline u32 upper_halves(float low, float high) {
+  return same_bits<u32>(low) >> 16 | (same_bits<u32>(high) & 0xffff0000u);
+}
 inline u32 e4m3x2_to_f16x2(u16 codes) {
   return to_f16x2(from_e4m3(u8(codes & 0xff)), from_e4m3(u8(codes >> 8)));
 }
