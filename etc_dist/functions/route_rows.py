@@ -23,7 +23,9 @@ MOST_AT_ONCE = 16
 """The most rows that choose in this task: two for each warp."""
 
 
-def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
+def route_rows(
+    routing: Routing, *, early: bool = False, own: int = 0
+) -> DeviceFunction:
     """The first `new` rows, at most 16, choose their experts; those of the other rows
     are known. int32, except logits and weights (fp32):
 
@@ -35,7 +37,9 @@ def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
 
     `tile_rows`, `stride`: see above. `gathers`: 1 if a tile has only the rows that
     chose its expert; 0 if each chosen expert has one tile with all rows of the step, in
-    their order. early: position may be read before the last wait is met."""
+    their order. early: position may be read before the last wait is met. own: only so
+    many experts are on each rank, those of rank 0 first; other choices have no place,
+    and tiles count experts from the rank's first."""
 
     def body(
         logits: Any,
@@ -45,21 +49,22 @@ def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
         tile_rows: int,
         stride: int,
         gathers: int,
+        rank: int = 0,
     ) -> None:
         *biases, new, weights, place, tiles, used = operands
         new[...], weights[...] = routing.router.choose(logits, *biases)
         leave_out(position, new, weights)
         ids = np.concatenate([new, known[len(new) :]])
         tiles[...], place[...] = 0, NONE
-        first = 0
-        for expert in range(routing.experts):
+        first, begin = 0, rank * own
+        for expert in range(begin, begin + (own or routing.experts)):
             rows, choice = np.nonzero(ids == expert)
             number = np.arange(len(rows)) if gathers else rows
             tile, within = np.divmod(number, tile_rows)
             place[rows, choice] = (first + tile) * stride + within
             counts = np.bincount(tile) if gathers else [len(ids)] * bool(len(rows))
             end = first + len(counts)
-            tiles[first:end, 0], tiles[first:end, 1] = expert, counts
+            tiles[first:end, 0], tiles[first:end, 1] = expert - begin, counts
             first = end
         used[...] = first
 
@@ -80,5 +85,8 @@ def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
         *("route_rows", TENSOR, 3 + len(routing.router.bias_names), 5, body),
         reads_before_wait=(1,) if early else (),
         tile=dict(enumerate(tile)),
-        constants=routing.choice_constants(has_position=True),
+        constants={
+            **routing.choice_constants(has_position=True),
+            **({"kOwnExperts": own} if own else {}),
+        },
     )

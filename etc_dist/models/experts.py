@@ -16,8 +16,9 @@ gate is one more row of the router.
 Biases of the router and of experts are a column of their matrices, beside rows with a
 column of ones.
 
-On several ranks each has a part of the inner width of all experts. Every rank routes
-all rows, and the ranks' weighted sums are added as for a dense MLP.
+On several ranks each has a part of the inner width of all experts, or some experts as a
+whole. Every rank routes all rows, and the ranks' weighted sums are added as for a dense
+MLP.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Mixture:
     """experts: of a layer. router: how a row chooses among them. shared: how the output
     of a shared expert is added: "plain", "scored" by its gate, or "" if there is
     none. has_dense: the first layers have an MLP in place of experts. activation: of
-    the experts. has_biases: they have biases, as the router has."""
+    the experts. has_biases: they have biases, as the router has. own: the number of
+    experts of a rank, if each has some as a whole, those of rank 0 first; else 0."""
 
     experts: int
     router: Router
@@ -90,6 +92,17 @@ class Mixture:
     has_dense: bool = False
     activation: Activation = SWIGLU
     has_biases: bool = False
+    own: int = 0
+
+    @property
+    def held(self) -> int:
+        """The experts of which a rank has weights."""
+        return self.own or self.experts
+
+    def index(self, expert: int, rank: int) -> int | None:
+        """The index of an expert's weights on a rank; None where that has none."""
+        own, first = self.held, rank * self.own
+        return expert - first if first <= expert < first + own else None
 
     @property
     def added(self) -> str:
@@ -146,6 +159,7 @@ class MixtureCalls:
         self.has_biases, self.activation = mixture.has_biases, mixture.activation
         self.g, self.routing, self.early = g, mixture.routing(dtype), early
         self.shared, self.scored = mixture.added, mixture.scored
+        self.own = mixture.own
         self.rows, self.hidden, self.inner = rows, hidden, inner
         self.turns = steps, layers
         self.position, self.dense = position, dense
@@ -169,9 +183,10 @@ class MixtureCalls:
             g.input(name, (layers, experts), "float32")
             for name in mixture.router.bias_names
         ]
-        shape = layers, experts, inner, self.width
+        held = mixture.held
+        shape = layers, held, inner, self.width
         self.gate_up = [g.input(name, shape, dtype) for name in ("w_gate", "w_up")]
-        shape = layers, experts, hidden, self.active_width
+        shape = layers, held, hidden, self.active_width
         self.w_down = g.input("w_down", shape, dtype)
         self.experts = g.state("experts", (every, rows, top_k), "int32")
 
@@ -187,8 +202,8 @@ class MixtureCalls:
         self.choosing = g.let("choose_blocks", ceildiv(self.before, CHOSEN_ROWS))
         choices = g.let("choices", rows * top_k)
         # The most tiles of any routing: one per expert, full ones for further choices.
-        more = maximum(0, choices - experts) // self.tile_rows
-        used = minimum(choices, experts + self.gathers * more)
+        more = maximum(0, choices - held) // self.tile_rows
+        used = minimum(choices, held + self.gathers * more)
         self.tiles = g.let("expert_tiles", used)
         places = g.let("expert_places", self.tiles * self.stride)
         self._add_buffers(places)
@@ -306,7 +321,7 @@ class MixtureCalls:
         new = span(0, minimum(MOST_AT_ONCE, self.at_once))
         every = span(0, minimum(MOST_ROWS, self.rows))
         g.call(
-            route_rows(self.routing, early=self.early),
+            route_rows(self.routing, early=self.early, own=self.own),
             g.grid(one=1),
             reads=[
                 self.logits[new, self.of_experts],
@@ -458,7 +473,10 @@ class MixtureCalls:
         d, r = grid = g.grid(d=world, r=self.rows)
         to, own = (g.rank + 1 + d) % world, (span(r, 1), slice(None))
         g.call(
-            combine_rows(replace(self.routing, split=True), self.shared),
+            combine_rows(
+                replace(self.routing, split=not self.own, has_none=bool(self.own)),
+                self.shared,
+            ),
             grid,
             reads=[
                 self.place[*turn, *own],

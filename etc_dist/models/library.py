@@ -51,6 +51,12 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
             32, 4, 128, normalizes_heads=True, mixture=Mixture(128, Router(8))
         ),
     ),
+    "qwen3-30b-a3b with experts of 4": (
+        4,
+        DecoderSizes(
+            8, 1, 128, normalizes_heads=True, mixture=Mixture(128, Router(8), own=32)
+        ),
+    ),
     "llama3-8b": (1, DecoderSizes(32, 8, 128)),
     "gpt-oss-20b": (
         1,

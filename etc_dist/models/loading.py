@@ -13,7 +13,7 @@ from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.model import Model
 from etc_dist.models.part import Part
-from etc_dist.models.setup import ModelSetup
+from etc_dist.models.setup import ModelSetup, part_of
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.build import ARCH
 from etc_dist.runtime.bundle import Bundle, read_bundle
@@ -29,6 +29,7 @@ DEFAULTS = {
     "steps_per_launch": 1,
     "pages": None,
     "deterministic": "run",
+    "experts": "tensor",
 }
 """The options of a model without a bundle."""
 OPTIONS: Mapping[str, tuple[type, str | None]] = {
@@ -40,6 +41,7 @@ OPTIONS: Mapping[str, tuple[type, str | None]] = {
     "dtype": (str, None),
     "schedule": (str, None),
     "deterministic": (str, None),
+    "experts": (str, None),
 }
 """Of commands: types and help texts."""
 ReadWeights = Callable[[str, Part], dict[str, Any]]
@@ -57,6 +59,7 @@ def load(
     steps_per_launch: int | None = None,
     pages: int | None = None,
     deterministic: str | None = None,
+    experts: str | None = None,
     speculate: int = 0,
     bundle: str | Path | None = None,
     world: World | None = None,
@@ -74,7 +77,9 @@ def load(
     launch computes, at most 128; default: 1. pages: of the cache; default: as many as
     `batch` requests of `positions` tokens need, and at least those of one.
     deterministic: "run" (default) or "batch": the logits of a position have the same
-    bits in each batch. speculate: drafts of a request's next tokens, found earlier in
+    bits in each batch. experts: "tensor" (default) or "parallel": each rank has a part
+    of the inner width of all experts of a mixture, or some experts as a whole, as many
+    as the others. speculate: drafts of a request's next tokens, found earlier in
     its text, that a step checks; at most 32, only with one step in a launch; default:
     0. bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled
     or proved, and its options are the defaults. world: default: the current one.
@@ -93,6 +98,7 @@ def load(
         "steps_per_launch": steps_per_launch,
         "pages": pages,
         "deterministic": deterministic,
+        "experts": experts,
     }
     with world.refusing("the arguments of load"):
         found = _read_bundle(bundle)
@@ -105,7 +111,8 @@ def load(
         setup.check_memory(world.free_bytes())
         if found is not None:
             found.expect(ARCH, setup.of_bundle(found).parameters())
-        weights = read_weights(options.pop("dtype"), Part(world.rank, world.size))
+        part = part_of(world.rank, world.size, options["experts"])
+        weights = read_weights(options.pop("dtype"), part)
     # NOTE: the numbers were examined as they were read.
     return Model(config, weights, **options, bundle=found, are_finite=True, world=world)
 

@@ -19,10 +19,9 @@ from etc_dist.models.finite import expect_finite
 from etc_dist.models.ids import checked_stop, plain
 from etc_dist.models.mirror import HostArray
 from etc_dist.models.pages import PageTable
-from etc_dist.models.part import Part
 from etc_dist.models.rows import NO_ROW, RowArrays, RowChecks, StepRows
 from etc_dist.models.sampling import Sampling, checked_sampling
-from etc_dist.models.setup import ModelSetup
+from etc_dist.models.setup import ModelSetup, part_of
 from etc_dist.models.step_policy import ROWS, padded
 from etc_dist.models.weights import check_weights, tied_head
 from etc_dist.ops.tuning import tuning_of
@@ -63,6 +62,7 @@ class Model:
         pages: int | None = None,
         deterministic: str = "run",
         speculate: int = 0,
+        experts: str = "tensor",
         bundle: Bundle | None = None,
         are_finite: bool = False,
         world: World | None = None,
@@ -73,7 +73,7 @@ class Model:
         caller has checked that the weights are finite, as `load` does; otherwise this
         reads them all once. Other options and errors: as for `load`."""
         self.config, self.world = config, world_or_current(world)
-        self.part = Part(self.world.rank, self.world.size)
+        self.part = part_of(self.world.rank, self.world.size, experts)
         self.most_rows = ROWS[-1]
         with self.world.exclusive:
             with self.world.refusing("the arguments of a model"):
@@ -84,6 +84,7 @@ class Model:
                     pages=pages,
                     deterministic=deterministic,
                     speculate=speculate,
+                    experts=experts,
                     ranks=self.world.size,
                 )
                 setup.check()

@@ -37,11 +37,17 @@ from etc_dist.runtime.bundle import Bundle
 DEFAULT_POSITIONS = 2048
 MOST_GPU_BYTES = 144 << 30
 """No GPU that runs the programs has more memory."""
+EXPERTS = "tensor", "parallel"
 UNUSED_FIELDS = (
     *("positions", "head", "rope", "rope_base", "is_tied", "stop_tokens"),
     *("windows", "local_rope", "unrotated"),
 )
 """Of ModelConfig: neither the program nor its proofs depend on them."""
+
+
+def part_of(rank: int, ranks: int, experts: str) -> Part:
+    """The part of a rank. experts: as for `load`."""
+    return Part(rank, ranks, experts == "parallel")
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class ModelSetup:
     pages: int | None = None
     deterministic: str = "run"
     speculate: int = 0
+    experts: str = "tensor"
     ranks: int = 1
     tuning: Tuning = field(default_factory=default_tuning)
 
@@ -70,7 +77,16 @@ class ModelSetup:
 
     def check(self) -> None:
         """Raise TypeError or ArgumentError for options that no model has."""
-        check_ranks(self.config, self.ranks)
+        expect_choice(self.experts, EXPERTS, "experts")
+        if self.part.has_experts and self.config.mixture is None:
+            raise ArgumentError(
+                "the model has no experts that ranks could have",
+                where='experts="parallel" of the model',
+                wanted="a mixture of experts",
+                got=self.config.architecture,
+                fix="omit experts",
+            )
+        check_ranks(self.config, self.ranks, self.part.has_experts)
         expect_range(self.batch, 1, ROWS[-1], "batch")
         expect_range(self.most_positions, 2, self.config.positions, "positions")
         expect_range(self.steps_per_launch, 1, MOST_STEPS, "steps_per_launch")
@@ -112,9 +128,14 @@ class ModelSetup:
         return self.batch * self.most_pages if self.pages is None else self.pages
 
     @property
+    def part(self) -> Part:
+        """That of the first rank."""
+        return part_of(0, self.ranks, self.experts)
+
+    @property
     def own(self) -> ModelConfig:
         """The sizes of a rank's part."""
-        return Part(0, self.ranks).config(self.config)
+        return self.part.config(self.config)
 
     @property
     def cache_shape(self) -> tuple[int, ...]:
@@ -162,7 +183,7 @@ class ModelSetup:
     def dims(self, graph: GraphFunction, workers: int) -> Iterator[dict[str, int]]:
         """The dims of all steps, on GPUs with `workers` SMs."""
         shapes = {
-            **weight_shapes(self.config, Part(0, self.ranks)),
+            **weight_shapes(self.config, self.part),
             "embedding": (self.config.vocabulary, self.own.hidden),
             "w_head": (self.own.vocabulary, self.own.hidden),
             **self.config.table_shapes(self.most_positions),

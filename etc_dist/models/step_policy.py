@@ -162,7 +162,7 @@ class StepPolicy:
         fitting = [n for n in heights if n >= wanted] or heights
         height = min(fitting[0], max(n for n in heights if n <= MOST_FEW_ROWS))
         unused = (1 - mixture.router.top_k / mixture.experts) ** rows
-        groups = math.ceil(mixture.experts * (1 - unused))
+        groups = math.ceil(mixture.held * (1 - unused))
         config = self.config
         return {
             "expert_up_shape": self._grouped_shape(

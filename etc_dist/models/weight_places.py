@@ -24,7 +24,8 @@ OF_MIXTURES = frozenset({*WEIGHTS, *SHARED_WEIGHTS, "router", "correction"})
 
 
 class WeightPlaces:
-    """Where each tensor of the files belongs in a part: an array, and an index into it.
+    """Where each tensor of the files belongs in a part: an array, and an index into it,
+    which is None for an expert that another part has.
     Takes the time and the memory of one layer, however many config.json has."""
 
     def __init__(self, config: ModelConfig, part: Part) -> None:
@@ -32,8 +33,8 @@ class WeightPlaces:
         family = FAMILIES[config.architecture]
         self._may_predict = family.may_predict
         self._layers, self._dense = config.layers, config.dense_layers
-        self._of_layer = _of_layer(part.config(config))
-        self._of_dense = _of_layer(part.config(config), is_dense=True)
+        self._of_layer = _of_layer(part.config(config), part.rank)
+        self._of_dense = _of_layer(part.config(config), part.rank, is_dense=True)
         self._others: dict[str, tuple[str, Any]] = {
             "model.embed_tokens.weight": ("embedding", slice(vocabulary)),
             "model.norm.weight": ("norm", config.layers * config.features.pre_norm),
@@ -64,6 +65,8 @@ class WeightPlaces:
         if match[2] not in known or layer >= self._layers:
             return self._others.get(name)
         target, index = known[match[2]]
+        if index is None:
+            return target, None
         of_layer = layer - self._dense * (target in OF_MIXTURES)
         return target, (of_layer, *(index if isinstance(index, tuple) else (index,)))
 
@@ -82,7 +85,7 @@ class WeightPlaces:
 
 
 def _of_layer(
-    config: ModelConfig, is_dense: bool = False
+    config: ModelConfig, rank: int, is_dense: bool = False
 ) -> dict[str, tuple[str, Any]]:
     """The tensors of a layer: an array, and an index into its part of the layer.
     is_dense: of one before those with experts."""
@@ -95,7 +98,7 @@ def _of_layer(
     }
     family = FAMILIES[config.architecture]
     own |= {name: (to, ...) for name, to in family.norms.items()}
-    mixture, biases = ({}, {}) if is_dense else _of_mixture(config)
+    mixture, biases = ({}, {}) if is_dense else _of_mixture(config, rank)
     targets = DENSE_WEIGHTS if is_dense else WEIGHTS
     own |= mixture or {
         f"mlp.{name}": (to, ...) for name, to in zip(MLP_NAMES, targets, strict=True)
@@ -121,7 +124,7 @@ def _of_layer(
 
 
 def _of_mixture(
-    config: ModelConfig,
+    config: ModelConfig, rank: int
 ) -> tuple[dict[str, tuple[str, Any]], dict[str, tuple[str, Any]]]:
     """Those of the experts, if there are any, and their biases: columns of the same
     matrices."""
@@ -132,7 +135,7 @@ def _of_mixture(
         f"{form.block}.{form.gate}": ("router", slice(mixture.experts))
     }
     own |= {
-        f"{form.block}.experts.{expert}.{name}": (to, expert)
+        f"{form.block}.experts.{expert}.{name}": (to, mixture.index(expert, rank))
         for expert in range(mixture.experts)
         for name, to in zip(form.names, WEIGHTS, strict=True)
     }
@@ -143,8 +146,11 @@ def _of_mixture(
         own[f"{form.block}.{form.shared_gate}"] = "router", slice(mixture.experts, None)
     if not mixture.has_biases:
         return own, {}
-    biases = {}
+    biases: dict[str, tuple[str, Any]] = {}
     for name, (to, index) in own.items():
+        if index is None:
+            biases[name] = to, None
+            continue
         size = config.inner if to == "w_down" else config.hidden
         own[name] = to, (index, ..., slice(size))
         biases[name] = to, (index, ..., size)

@@ -17,7 +17,7 @@ from etc_dist.models.expert_biases import with_bias
 from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.heads import arranged, split_fused
-from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
+from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.quantized import read_widened
 from etc_dist.models.safetensors_file import MOST_LISTED, listed, weights_error
 from etc_dist.models.weight_places import WeightPlaces, of_experts
@@ -90,6 +90,8 @@ def stack_weights(
         if shape != stored.shape:
             faults.append(f"{name}: {list(stored.shape)} instead of {list(shape)}")
             continue
+        if own_place[1] is None:  # an expert of another rank
+            continue
         to = held[target][own_place[1]]
         with np.errstate(invalid="ignore", over="ignore"):
             to[...] = stored[_cut(part, target, shape, to.shape)]
@@ -132,7 +134,8 @@ def _clear_padding(weights: Mapping[str, Any], config: ModelConfig, part: Part) 
     if config.mixture is not None and config.mixture.has_biases:
         for name in ("router", "w_gate", "w_up"):
             weights[name][..., own.hidden + 1 :] = 0
-        weights["w_down"][..., own.inner + (part.rank == 0) :] = 0
+        adds = part.rank == 0 or part.holds_whole
+        weights["w_down"][..., own.inner + adds :] = 0
 
 
 def tied_head(embedding: Any, part: Part) -> Any:
@@ -147,7 +150,7 @@ def _cut(
     """What `own` elements of a matrix of `shape` belong to a part."""
     if target == "w_head":
         return (part.ids(shape[0]),)
-    axis = SPLIT_AXES.get(target)
+    axis = part.split_axis(target)
     return tuple(
         part.span(size, mine) if n == axis else slice(None)
         for n, (size, mine) in enumerate(zip(shape, own, strict=True))
@@ -163,8 +166,8 @@ def weight_shapes(
 
     The rows of the embedding, and of w_head, are padded to an equal multiple of 8 on
     each rank. Numbers of the padding have no effect. Matrices of experts with biases
-    have columns more: the bias, which of w_down is 0 on all ranks but the first, and
-    others without effect."""
+    have columns more: the bias, which of w_down is 0 on all ranks but the first unless
+    ranks have whole experts, and others without effect."""
     config = part.config(config)
     layers, hidden, inner = config.layers, config.hidden, config.inner
     heads = config.heads * config.head_dim
@@ -179,11 +182,12 @@ def weight_shapes(
     columns = hidden, inner
     if config.mixture is not None:
         count = layers - config.dense_layers
-        stack = count, config.mixture.experts
+        stack = count, config.mixture.held
         if config.mixture.has_biases:
             columns = with_bias(hidden), with_bias(inner)
         shapes["router"] = count, config.mixture.scored, columns[0]
-        shapes |= dict.fromkeys(config.mixture.router.bias_names, stack)
+        of_router = count, config.mixture.experts
+        shapes |= dict.fromkeys(config.mixture.router.bias_names, of_router)
         for names, of, size in (
             (SHARED_WEIGHTS, count, config.shared_inner),
             (DENSE_WEIGHTS, config.dense_layers, config.dense_inner),

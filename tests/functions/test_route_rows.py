@@ -25,8 +25,9 @@ QWEN, FEW = (
 
 
 @graph_function
-def routed(g: Graph, *, routing: Routing) -> None:
-    """The dim `before`: the rows that choose in tasks before, all or none."""
+def routed(g: Graph, *, routing: Routing, own: int = 0) -> None:
+    """own: experts of a rank. The dim `before`: the rows that choose in tasks before,
+    all or none."""
     rows, before, tiles = g.dims("rows before tiles")
     numbers = g.dims("tile_rows stride gathers")
     top_k = routing.top_k
@@ -40,18 +41,18 @@ def routed(g: Graph, *, routing: Routing) -> None:
     blocks = g.let("blocks", ceildiv(before, CHOSEN_ROWS))
     chosen = g.events("chosen", (1,), expects=blocks)
     (b,) = grid = g.grid(b=blocks)
-    own = tile(b, CHOSEN_ROWS)
+    block = tile(b, CHOSEN_ROWS)
     g.call(
         choose_experts(routing, CHOSEN_ROWS, has_position=True),
         grid,
-        reads=[logits[own, :], position[own]],
-        writes=[ids[own, :], weights[own, :]],
+        reads=[logits[block, :], position[block]],
+        writes=[ids[block, :], weights[block, :]],
         notifies=[chosen[0]],
     )
     new = span(0, minimum(MOST_AT_ONCE, rows - before))
     here = span(0, minimum(MOST_ROWS, rows))
     g.call(
-        route_rows(routing),
+        route_rows(routing, own=own),
         g.grid(one=1),
         reads=[logits[new, :], position[new], ids[here, :]],
         writes=[ids[new, :], weights[new, :], place[here, :], of_tiles[:, :], used[:]],
@@ -97,13 +98,18 @@ def routed_rows(
     return given, dims | {"gathers": gathers, "tiles": 2 * routing.experts}
 
 
-def check_routes(found: Any, routing: Routing, given: Any, dims: Any) -> None:
+def check_routes(
+    found: Any, routing: Routing, given: Any, dims: Any, first: int = 0, own: int = 0
+) -> None:
+    """first, own: the experts of the rank, if it has only some."""
     ids, weights = routing.router.choose(given["logits"])
     unused = given["position"] < 0
     ids[unused], weights[unused] = -1, 0
     np.testing.assert_array_equal(found["ids"], ids)
     np.testing.assert_allclose(found["weights"], weights, rtol=1e-5)
-    place, expert, count = expected(ids, dims, routing.experts)
+    if own:
+        ids = np.where((ids >= first) & (ids < first + own), ids - first, -1)
+    place, expert, count = expected(ids, dims, own or routing.experts)
     np.testing.assert_array_equal(found["place"], place)
     np.testing.assert_array_equal(found["tile"], np.stack([expert, count], axis=1))
     assert found["used"] == np.count_nonzero(count)
@@ -131,6 +137,19 @@ def test_tiles_have_the_rows_of_their_experts(
         Emulator(graph, workers=2).run([given], dims)[0],
     ):
         check_routes(found, routing, given, dims)
+
+
+@pytest.mark.parametrize(("rows", "gathers"), [(9, 0), (40, 1)])
+def test_a_rank_has_tiles_of_its_experts_alone(rows, gathers, rng):
+    given, dims = routed_rows(rng, FEW, rows, 16, gathers, 1)
+    graph = routed(3, routing=FEW, own=8)
+    both = (
+        simulate(schedule_static(graph), [deepcopy(given)] * 3, dims).outputs,
+        Emulator(graph, workers=2).run([given] * 3, dims),
+    )
+    for found in both:
+        for rank, one in enumerate(found):
+            check_routes(one, FEW, given, dims, first=8 * rank, own=8)
 
 
 @pytest.mark.parametrize("routing", [QWEN, Routing(8, Router(2), "bfloat16")])

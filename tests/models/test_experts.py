@@ -49,6 +49,8 @@ DENSE |= {"num_attention_heads": 2, "intermediate_size": 176}
 DENSE |= {"mlp_layer_types": ["dense", "sparse"]}
 """With a dense layer and a shared expert, for two ranks."""
 BARE = DENSE | {"num_shared_experts": 0}
+WHOLE = DENSE | {"moe_intermediate_size": 40}
+"""The same, of which ranks have whole experts."""
 FEW = (0.0,) * 4 + (-30.0,) * 28
 exhaustive = pytest.mark.exhaustive
 EMULATED = [
@@ -111,6 +113,7 @@ def step_of(
         pytest.param(DENSE, "dynamic", (), 2, EMULATED, marks=exhaustive),
         pytest.param(BARE, "static", (), 1, EMULATED, marks=exhaustive),
         pytest.param(BARE, "dynamic", (), 2, EMULATED[1:3], marks=exhaustive),
+        pytest.param(WHOLE, "static", (), 2, EMULATED[1:3], marks=exhaustive),
         pytest.param(SHARED, "static", (), 2, EMULATED[1:2], marks=exhaustive),
         pytest.param(SPLIT, "static", (), 2, EMULATED[1:2], marks=exhaustive),
         pytest.param(SPLIT, "static", (), 2, EMULATED[2:3], marks=exhaustive),
@@ -128,7 +131,7 @@ def test_the_cuda_bodies_agree_in_any_order(
     given, schedule, preference, ranks, steps, tmp_path, rng
 ):
     config = draw_folder(tmp_path, rng, given, preference)
-    parts = [Part(rank, ranks) for rank in range(ranks)]
+    parts = [Part(rank, ranks, given is WHOLE) for rank in range(ranks)]
     own = parts[0].config(config)
     weights = [load_weights(tmp_path, config, "bfloat16", part) for part in parts]
     graph = decoder_graph(ranks, sizes=own.sizes(16), shapes=SHAPES, best_columns=64)

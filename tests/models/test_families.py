@@ -32,8 +32,10 @@ STEPS = [[18, 2], [1, 3], [1, 1]]
 class Ranks:
     """A model on some ranks, in this process."""
 
-    def __init__(self, folder: Any, config: ModelConfig, count: int) -> None:
-        parts = [Part(rank, count) for rank in range(count)]
+    def __init__(
+        self, folder: Any, config: ModelConfig, count: int, has_experts: bool = False
+    ) -> None:
+        parts = [Part(rank, count, has_experts) for rank in range(count)]
         own, requests = parts[0].config(config), len(STEPS[0])
         sizes = own.sizes(PAGE)
         self.config, self.lengths = config, [0] * requests
@@ -142,6 +144,30 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path, rng):
     for name, number in case.fills.items():
         other = reference.filled(case, name, number).logits(texts[0])
         assert distance([other], wanted[:1]) > 2 * most, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen2_moe", {"num_experts": 8}),
+        ("hy_v3", {"num_experts": 8}),
+        ("gpt_oss", {"num_local_experts": 8}),
+    ],
+)
+def test_ranks_may_have_whole_experts(kind, changes, tmp_path, rng):
+    """Beside a shared expert and its gate, after a dense layer, and with biases."""
+    case = next(case for case in CASES if case.kind == kind)
+    Tiny(case, changes).save(tmp_path)
+    config = read_config(tmp_path)
+    rows = [rng.integers(config.vocabulary, size=n).tolist() for n in (5, 2)]
+    logits, experts = [], []
+    for ranks, has_experts in ((1, False), (2, True)):
+        model = Ranks(tmp_path, config, ranks, has_experts)
+        logits.append(model.step(rows, 1))
+        experts.append(np.concatenate([of[0] for of in model.experts], axis=1))
+    np.testing.assert_array_equal(*experts)
+    off = np.linalg.norm(logits[1] - logits[0])
+    assert off < 0.02 * np.linalg.norm(logits[0])
 
 
 @pytest.mark.parametrize("case", FILES, ids=str)

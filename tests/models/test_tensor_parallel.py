@@ -46,6 +46,7 @@ DRAWN = [
 ]
 """Of the rows of a step."""
 SPLIT_EXPERTS = EXPERTS | {"moe_intermediate_size": 96}
+WHOLE_EXPERTS = EXPERTS | {"num_experts": 12}
 
 
 def split_model(folder: Any, rng: Any, kv_heads: int, **changes: Any) -> Any:
@@ -241,10 +242,11 @@ def model_of_world(world, tmp_path, rng, **changes):
     [
         ("static", 1, {}),
         ("static", 1, SPLIT_EXPERTS),
+        ("static", 1, WHOLE_EXPERTS),
         pytest.param("dynamic", 1, {}, marks=TWO),
         pytest.param("static", 3, {}, marks=TWO),
     ],
-    ids=["dense", "experts", "dynamic", "three-steps"],
+    ids=["dense", "experts", "whole-experts", "dynamic", "three-steps"],
 )
 def test_all_ranks_generate_the_same_text(
     schedule, steps, changes, tmp_path, world, rng
@@ -253,6 +255,8 @@ def test_all_ranks_generate_the_same_text(
     prompts = [rng.integers(576, size=n).tolist() for n in (1, 18, 7)]
     options = {"batch": 3, "positions": 64, "page_size": PAGE, "world": world}
     chosen = {"schedule": schedule, "steps_per_launch": steps}
+    if changes == WHOLE_EXPERTS:
+        chosen["experts"] = "parallel"
     with load(folder, **chosen, **options) as model:
         found = model.generate(prompts, max_new_tokens=4)
         assert [len(new) for new in found] == [4, 4, 4]

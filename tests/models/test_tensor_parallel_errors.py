@@ -12,12 +12,18 @@ from etc_dist.models import load
 from etc_dist.models.config import read_config
 from etc_dist.models.decoder import DecoderSizes, decoder_graph
 from etc_dist.models.part import check_ranks
+from etc_dist.models.setup import ModelSetup
 from etc_dist.verify.races import MOST_SUSPECTS
 from tests.models.conftest import SHAPES
 from tests.models.small import make_model
 from tests.models.steps import plan_data, share_dims
 from tests.models.test_decoder_sizes import dims_of
-from tests.models.test_tensor_parallel import PAGE, POSITIONS, split_model
+from tests.models.test_tensor_parallel import (
+    PAGE,
+    POSITIONS,
+    SPLIT_EXPERTS,
+    split_model,
+)
 from tests.refusals import refused
 from tests.verify.waits import Proved, change
 
@@ -58,6 +64,20 @@ def test_sizes_that_ranks_cannot_split_are_named(ranks, changes, text, tmp_path,
     with pytest.raises(ArgumentError, match=text):
         check_ranks(config, ranks)
     check_ranks(config, 1)
+
+
+def test_experts_that_ranks_cannot_have_are_named(tmp_path, rng):
+    sizes = {"num_attention_heads": 12, "vocab_size": 576}
+    config = read_config(make_model(tmp_path, rng, **(sizes | SPLIT_EXPERTS)))
+    with pytest.raises(ArgumentError, match="16 experts, a multiple of the ranks"):
+        check_ranks(config, 3, has_experts=True)
+    dense = replace(config, mixture=None)
+    for words, setup in (
+        ("no experts that ranks", ModelSetup(dense, experts="parallel")),
+        ("known experts", ModelSetup(config, experts="all")),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            setup.check()
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
