@@ -86,7 +86,7 @@ def explain(name: str) -> str:
         "The first call makes the program:": first.way(
             schedule_static, codegen.generate, compiler._executor, verify
         ),
-        "Later calls:": again.way(CpuExecutor.launch),
+        "Later calls, which check NumPy arrays again:": again.way(CpuExecutor.launch),
         "On a GPU, instead of those of the CPU:": [
             _step(build.__code__),
             _step(GpuExecutor.launch.__code__),

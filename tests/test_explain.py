@@ -46,6 +46,8 @@ def test_the_way_of_a_call_ends_at_the_tensor_cores(capsys):
         if wanted and wanted[0] == f"{place.partition('/')[2]} {function}":
             wanted.pop(0)
     assert wanted == []
+    later = shown.partition("Later calls, which check NumPy arrays again:")[2]
+    assert "Operation._run_new: Run a call that is not remembered" in later
 
 
 def test_a_program_without_matmuls_ends_at_its_body():
