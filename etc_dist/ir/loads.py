@@ -59,10 +59,19 @@ def may_overflow(expr: Expr) -> bool:
     return low < INT32[0] or high > INT32[1]
 
 
+def _may_some_overflow(expr: Expr) -> bool:
+    # Kept with the expression: a cache would compare it with equal ones, part by part.
+    kept: dict[str, bool] = vars(expr)
+    if "may_some_overflow" not in kept:
+        parts = map(_may_some_overflow, expr.children())
+        kept["may_some_overflow"] = may_overflow(expr) or any(parts)
+    return kept["may_some_overflow"]
+
+
 def overflowing(expr: Expr, env: Mapping[str, Any]) -> Iterator[Expr]:
     """The operations in `expr` that `may_overflow`, inner ones first, without those
     that `select` does not choose under `env`."""
-    if not expr.is_loaded:
+    if not _may_some_overflow(expr):
         return
     if isinstance(expr, Select):
         for part in (expr.condition.left, expr.condition.right):

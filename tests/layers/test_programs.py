@@ -150,9 +150,11 @@ def check_bits(
     rng, dims = np.random.default_rng(seed), program.dims(world, sizes)
     graph = graph or program.small(world, **options_of_graph(options))
     inputs, answers = program.inputs(rng, world, sizes, **options)
+    plans = {name: schedule(graph) for name, schedule in SCHEDULES.items()}
     runs = [
-        simulate(SCHEDULES[schedule](graph), inputs, dims, seed=n, epochs=2).outputs
-        for schedule, n in (("static", seed), ("static", seed + 1), ("dynamic", seed))
+        # The data that a proof depends on are those of the first run.
+        simulate(plans[name], inputs, dims, seed=n, epochs=2, check=n == seed).outputs
+        for name, n in (("static", seed), ("static", seed + 1), ("dynamic", seed))
     ]
     dtype = options.get("dtype", "bfloat16")
     for rank, answer in enumerate(answers):
@@ -184,7 +186,7 @@ def test_corner_shapes_give_the_same_bits_near_fp32(name, case, seed):
     check_bits(PROGRAMS[name], case, seed)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", first_always([(one,) for one in TOLERANCE], 1))
 @programs
 def test_tiles_of_the_gpu_give_the_reference(program, dtype, rng):
     world, sizes = program.world, program.full

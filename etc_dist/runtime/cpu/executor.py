@@ -186,7 +186,7 @@ class CpuExecutor(Executor):
         chance = random.Random(self._runs * self._world.size + self._world.rank)
         backoff, beats = Backoff(0.0), -1
         while not self._is_finished(workers):
-            live = [worker for worker in workers.lane_workers if not worker.done]
+            live = workers.live
             chance.shuffle(live)
             for worker in live:
                 if workers.step(worker):

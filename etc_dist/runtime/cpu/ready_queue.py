@@ -47,6 +47,7 @@ class ReadyQueue:
         for pending in self._pending:
             self.left -= pending.drop(counts)
             self._ready += pending.release(counts)
+        self._pending = [pending for pending in self._pending if pending.groups.size]
 
     def take(self) -> int | None:
         """The number of a unit in the lane, which is ready, or comes first in order;
@@ -119,11 +120,11 @@ class _Pending:
 
     def release(self, counts: Counts) -> list[int]:
         """The units of the groups that have become ready since the last call."""
-        if not self.groups.size:
-            return []
         met: Array = np.ones(self.groups.size, np.bool_)
         for wait in self._free:
-            met = met & wait.is_met(self.groups, counts)
+            met &= wait.is_met(self.groups, counts)
+            if not met.any():
+                return []
         for ref, index in self._loaded:
             for at in np.flatnonzero(met):
                 group = int(self.groups[at])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,13 @@ from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.task import Element, Task
-from etc_dist.runtime.cpu.workers import SHOWN, Memory, Workers, make_lane_workers
+from etc_dist.runtime.cpu.workers import (
+    SHOWN,
+    LaneWorker,
+    Memory,
+    Workers,
+    make_lane_workers,
+)
 from etc_dist.runtime.trace import TaskRecord
 from etc_dist.schedule.plan import Plan
 from etc_dist.verify.verify import verify
@@ -111,6 +117,10 @@ class ProcessMemory(Memory):
         self._counts[rank] = {name: np.zeros(shape, np.int64) for name, shape in shapes}
 
 
+_Step = tuple[int, LaneWorker | None]
+"""A rank, and one of its workers; None: the rank starts its next epoch."""
+
+
 class _SimulatedRun:
     """The state of one simulation."""
 
@@ -149,28 +159,41 @@ class _SimulatedRun:
         """Take steps until all ranks have run all epochs."""
         last = 0
         while steps := self._steps():
-            self._chance.shuffle(steps)
+            first = []
             if self._chance.random() < self._stickiness:
-                steps.sort(key=lambda step: step[0] != last)
-            ran = next((rank for rank, step in steps if step()), None)
+                first = [step for step in steps if step[0] == last]
+                steps = [step for step in steps if step[0] != last]
+            tried = chain(self._drawn(first), self._drawn(steps))
+            ran = next((step[0] for step in tried if self._take(*step)), None)
             if ran is None:
                 running = filter(None, self._workers)
                 waits = [w for workers in running for w in workers.unmet_waits()]
                 raise deadlock(self._plan, waits)
             last = ran
 
-    def _steps(self) -> list[tuple[int, partial[bool]]]:
-        """The steps to try next, with their ranks."""
-        steps = []
+    def _steps(self) -> list[_Step]:
+        """The steps that may be possible next."""
+        steps: list[_Step] = []
         for rank, workers in enumerate(self._workers):
-            if workers is None or workers.done:
-                if self.memory.epochs[rank] < self._epochs:
-                    steps.append((rank, partial(self._start, rank)))
-                continue
-            for worker in workers.lane_workers:
-                if not worker.done:
-                    steps.append((rank, partial(workers.step, worker)))
+            live = [] if workers is None else workers.live
+            steps += [(rank, worker) for worker in live]
+            if not live and self.memory.epochs[rank] < self._epochs:
+                steps.append((rank, None))
         return steps
+
+    def _drawn(self, steps: list[_Step]) -> Iterator[_Step]:
+        """All steps, in a random order."""
+        while steps:
+            at = int(self._chance.random() * len(steps))
+            steps[at], steps[-1] = steps[-1], steps[at]
+            yield steps.pop()
+
+    def _take(self, rank: int, worker: LaneWorker | None) -> bool:
+        """Take a step; False if it is not possible."""
+        workers = self._workers[rank]
+        if workers is None or worker is None:
+            return self._start(rank)
+        return workers.step(worker)
 
     def _start(self, rank: int) -> bool:
         """Start the next epoch of a rank, with poisoned results."""

@@ -91,8 +91,8 @@ class UnmetWait:
 
 class TaskBlock:
     """`count` tasks of `call`, from `first` on, which are resolved together. found: the
-    results for all of them, by the id of a tuple of references; [] where each task is
-    resolved alone."""
+    results for all of them, by the id of a reference and the function that resolves it;
+    [] where each task is resolved alone."""
 
     def __init__(self, call: Call, first: int, count: int, env: dict[str, Any]):
         self.first, self.count, self._own = first, count, env
@@ -103,14 +103,17 @@ class TaskBlock:
         self._tiles = [dict(zip(tiles, tile, strict=True)) for tile in columns] or [{}]
         self.found: dict[Hashable, Sequence[Any]] = {}
 
+    def tile_of(self, t: int) -> dict[str, int]:
+        """The coordinate of task `t`, by name."""
+        return self._tiles[t - self.first]
+
     def env_of(self, t: int) -> dict[str, Any]:
         """The environment with the coordinate of task `t`."""
-        return {**self._own, **self._tiles[t - self.first]}
+        return {**self._own, **self.tile_of(t)}
 
     def values(self, expr: Expr, of: str = "") -> list[int]:
-        """The value of `expr` in each task; ArithmeticError if some divides by zero."""
-        with np.errstate(divide="raise"):
-            return self._spread(expr.evaluate(self._env))
+        """The value of `expr` in each task."""
+        return self._spread(expr.evaluate(self._env))
 
     def _spread(self, value: Any) -> list[int]:
         is_array = isinstance(value, np.ndarray)
@@ -150,7 +153,7 @@ class Task:
     @property
     def coordinate(self) -> tuple[int, ...]:
         """The tile of the call."""
-        return tuple(int(self.env[axis.symbol.name]) for axis in self.call.axes)
+        return tuple(self.block.tile_of(self.t).values())
 
     @property
     def label(self) -> str:
@@ -214,13 +217,13 @@ class Resolver:
         task of its block."""
         call, block = task.call, task.block
         if ALL not in block.found:
-            columns = [
-                self._together(call.free_waits, task, self._waits),
-                self._together(call.reads, task, self._accesses),
-                self._together(call.writes, task, self._accesses),
-                self._together(call.notifies, task, self._elements),
+            parts = [
+                self._rows_of(call.free_waits, task, self._waits),
+                self._rows_of(call.reads, task, self._accesses),
+                self._rows_of(call.writes, task, self._accesses),
+                self._rows_of(call.notifies, task, self._elements),
             ]
-            block.found[ALL] = [*zip(*columns, strict=all(columns))]
+            block.found[ALL] = [*zip(*parts, strict=all(parts))]
         if rows := block.found[ALL]:
             parts = rows[task.t - block.first]
             task.waits, task.reads, task.writes, task.notifies = parts
@@ -229,26 +232,38 @@ class Resolver:
     def _resolve(
         self, refs: Sequence[T], task: Task, resolve: Resolve[T, R]
     ) -> Sequence[R]:
-        """What `resolve` finds for `refs`, a tuple of the call: with the block, or in
-        the task alone."""
-        found = task.block.found.get(id(refs))
-        if found is None:
-            found = task.block.found[id(refs)] = self._together(refs, task, resolve)
-        if found:
-            return found[task.t - task.block.first]
-        return _rows([resolve(ref, task, _alone(ref, task)) for ref in refs], 1)[0]
+        """What `resolve` finds for `refs` of the call: with the block, or in the task
+        alone."""
+        at = task.t - task.block.first
+        found: list[R | None] = []
+        for ref in refs:
+            column = self._together(ref, task, resolve)
+            found += [column[at]] if column else resolve(ref, task, _alone(ref, task))
+        return [one for one in found if one is not None]
 
-    def _together(
+    def _rows_of(
         self, refs: Sequence[T], task: Task, resolve: Resolve[T, R]
     ) -> Sequence[tuple[R, ...]]:
-        """What `resolve` finds in each task of a block; [] if any of `refs` depends on
-        loads, or is faulty in some task."""
-        if any(map(_depends_on_loads, refs)):
-            return []
-        with suppress(ArithmeticError, GraphError):
-            columns = [resolve(ref, task, task.block.values) for ref in refs]
-            return _rows(columns, task.block.count)
-        return []
+        """What `resolve` finds for all of `refs` in each task of a block; [] if any of
+        them is faulty in some task."""
+        columns = [self._together(ref, task, resolve) for ref in refs]
+        return _rows(columns, task.block.count) if all(columns) else []
+
+    def _together(
+        self, ref: T, task: Task, resolve: Resolve[T, R]
+    ) -> Sequence[R | None]:
+        """What `resolve` finds in each task of a block; [] if `ref` depends on loads,
+        or is faulty in some task."""
+        found, key = task.block.found, (id(ref), resolve.__name__)
+        column = found.get(key)
+        if column is None:
+            column = []
+            if not _depends_on_loads(ref):
+                # A division by zero raises.
+                with suppress(ArithmeticError, GraphError), np.errstate(divide="raise"):
+                    column = resolve(ref, task, task.block.values)
+            found[key] = column
+        return column
 
     def _waits(
         self, ref: EventRef, task: Task, values: Values

@@ -139,9 +139,14 @@ class Workers:
         }
 
     @property
+    def live(self) -> list[LaneWorker]:
+        """The workers that have not ended."""
+        return [worker for worker in self.lane_workers if not worker.done]
+
+    @property
     def done(self) -> bool:
         """Whether all tasks have run."""
-        return all(worker.done for worker in self.lane_workers)
+        return not self.live
 
     def unmet_waits(self) -> list[WaitRecord]:
         """The waits of tasks in current units, and of the first unready groups."""
