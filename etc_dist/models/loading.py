@@ -77,12 +77,12 @@ def load(
     launch computes, at most 128; default: 1. pages: of the cache; default: as many as
     `batch` requests of `positions` tokens need, and at least those of one.
     deterministic: "run" (default) or "batch": the logits of a position have the same
-    bits in each batch. experts: "tensor" (default) or "parallel": each rank has a part
-    of the inner width of all experts of a mixture, or some experts as a whole, as many
-    as the others. speculate: drafts of a request's next tokens, found earlier in
-    its text, that a step checks; at most 32, only with one step in a launch; default:
-    0. bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled
-    or proved, and its options are the defaults. world: default: the current one.
+    bits in each batch. experts: of a mixture: "tensor" (default): each rank has a part
+    of the inner width of every expert; "parallel": E / W of the E experts, whole, on
+    each of W ranks. speculate: drafts of a request's next tokens, found earlier in its
+    text, that a step checks; at most 32, only with one step in a launch; default: 0.
+    bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled or
+    proved, and its options are the defaults. world: default: the current one.
 
     Raises ArgumentError on every rank for a path without a model, a model that is not
     implemented or that the ranks cannot split, a cache that does not fit in the memory,

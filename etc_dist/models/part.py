@@ -106,5 +106,6 @@ def check_ranks(config: ModelConfig, count: int, has_experts: bool = False) -> N
             where=f"a world of {count} ranks",
             wanted="; ".join(broken),
             got=f"{count} ranks",
-            fix="start another number of ranks, or choose another experts= of load",
+            fix="start another number of ranks"
+            + ", or choose another experts= of load" * (experts > 0),
         )

@@ -61,15 +61,16 @@ TABLE = np.arange(2)[None]
 def test_sizes_that_ranks_cannot_split_are_named(ranks, changes, text, tmp_path, rng):
     sizes = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 576}
     config = read_config(make_model(tmp_path, rng, **(sizes | changes)))
-    with pytest.raises(ArgumentError, match=text):
-        check_ranks(config, ranks)
+    words = f"{text}|to do: start another number of ranks"
+    error = refused(lambda: check_ranks(config, ranks), words, ArgumentError)
+    assert "experts" not in str(error)
     check_ranks(config, 1)
 
 
 def test_experts_that_ranks_cannot_have_are_named(tmp_path, rng):
     sizes = {"num_attention_heads": 12, "vocab_size": 576}
     config = read_config(make_model(tmp_path, rng, **(sizes | SPLIT_EXPERTS)))
-    with pytest.raises(ArgumentError, match="16 experts, a multiple of the ranks"):
+    with pytest.raises(ArgumentError, match="16 experts, a(.|\n)*experts= of load"):
         check_ranks(config, 3, has_experts=True)
     dense = replace(config, mixture=None)
     for words, setup in (
