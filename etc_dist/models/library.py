@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from etc_dist.functions.activation import Activation
+from etc_dist.functions.combine_rows import PLAIN
 from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.functions.router import Router
 from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
@@ -58,6 +59,20 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
         ),
     ),
     "llama3-8b": (1, DecoderSizes(32, 8, 128)),
+    "glm-4.6": (
+        1,
+        DecoderSizes(
+            *(96, 8, 128, 1e-5),
+            normalizes_heads=True,
+            mixture=Mixture(
+                160,
+                Router(8, score="sigmoid", scale=2.5, has_correction=True),
+                PLAIN,
+                has_dense=True,
+            ),
+            features=Features(qkv_bias=True),
+        ),
+    ),
     "gpt-oss-20b": (
         1,
         DecoderSizes(

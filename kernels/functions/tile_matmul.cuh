@@ -182,7 +182,7 @@ struct tile_matmul : Roles {
     }
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
     const i32 wide = i32(Call::kGated ? shape.columns / 2 : shape.columns);
-    const i32 row = shape.split == kSplitRows ? half() * i32(shape.loaded) : 0;
+    const i32 row = splits_rows(shape) ? half() * i32(shape.loaded) : 0;
     const i32 column = shape.split == kSplitColumns ? half() * wide : 0;
     const i32 rows = minimum(maximum(y.size[0] - row, 0), i32(shape.loaded));
     const i32 columns = minimum(maximum(y.size[1] - column, 0), wide);
@@ -324,8 +324,9 @@ struct tile_matmul : Roles {
     if (shape.split != kSplitK) return 0;
     return half() * i32(size * shape.depth * kStageDepth);
   }
-  // Whether each worker of a pair loads half of the weights for both.
-  ETC_DEVICE static bool shares_weights(const TileShape& shape) {
+  // Whether a pair splits the rows of x: then each worker loads half of the weights for both.
+  // NOTE: where no tile does, the loading thread has no registers for what would depend on it.
+  ETC_DEVICE static bool splits_rows(const TileShape& shape) {
     return kMulticast && shape.split == kSplitRows;
   }
   // The first box of x that this worker loads.
@@ -333,7 +334,7 @@ struct tile_matmul : Roles {
   ETC_DEVICE static Box first_x(
       const Run<Program>& run, const typename Call::Coord& c, const TileShape& shape, u32 size) {
     Box x = Call::template operand<0>(run.g, c).box();
-    if (shape.split == kSplitRows) x.y += half() * i32(shape.loaded);
+    if (splits_rows(shape)) x.y += half() * i32(shape.loaded);
     x.x += first_k(shape, size);
     return x;
   }
@@ -348,12 +349,12 @@ struct tile_matmul : Roles {
       const i32 own = shape.split == kSplitColumns ? half() * i32(shape.columns) : 0;
       if constexpr (Call::kGated) {
         up = Call::template operand<2>(run.g, c).box();
-        if (shape.split == kSplitRows && half() == 1) first = up;
+        if (splits_rows(shape) && half() == 1) first = up;
         first.y += own / 2, up.y += own / 2;
         up.x += first_k(shape, size);
       } else {
         i32& row = Call::kWeightIsKN ? first.x : first.y;
-        row += shape.split == kSplitRows ? half() * i32(shape.columns / 2) : own;
+        row += splits_rows(shape) ? half() * i32(shape.columns / 2) : own;
       }
       (Call::kWeightIsKN ? first.y : first.x) += first_k(shape, size);
     }
@@ -377,7 +378,7 @@ struct tile_matmul : Roles {
     }
     const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
     const u32 half_box = box_w(shape) / 2;
-    if (shares_weights(shape)) {
+    if (splits_rows(shape)) {
       const u32 to = stage.at + u32(half()) * half_box;
       each_box(shape, first, [&](u32 box, const Box& from) {
         ptx::load_box_multicast(to + box * box_w(shape), from, stage.full, 3);
@@ -425,7 +426,7 @@ struct tile_matmul : Roles {
         }
       });
     };
-    if (shares_weights(shape)) {
+    if (splits_rows(shape)) {
       const u32 own = box_w(shape) / 2;
       each(u32(half()) * own, own, [&](u32 to, const Box& from) {
         ptx::load_box_multicast(to, from, stage.full, 3);
