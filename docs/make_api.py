@@ -186,8 +186,11 @@ def class_signature(classes: Sequence[ast.ClassDef], text: str) -> str:
         return head
     if constructor:
         return signature(head, parameters(constructor.args, skip=1))
-    if "dataclass" in decorators(classes[-1]) and any(fields(classes)):
-        return signature(head, [ast.unparse(node) for node, _ in fields(classes)])
+    if "dataclass" in decorators(classes[-1]):
+        texts = [ast.unparse(node) for node, _ in fields(classes)]
+        parts = [text for text in texts if "init=False" not in text]
+        if parts:
+            return signature(head, parts)
     return head
 
 
