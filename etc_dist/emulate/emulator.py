@@ -18,7 +18,7 @@ from etc_dist.cache import Cache
 from etc_dist.codegen import generate
 from etc_dist.emulate.faults import emulation_error, unfinished
 from etc_dist.emulate.library import compile_library
-from etc_dist.emulate.memory import Array, ProgramMemory, aligned_copy
+from etc_dist.emulate.memory import Array, EmulatedMemory, aligned_copy
 from etc_dist.emulate.places import with_names
 from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.ir import GraphFunction
@@ -86,7 +86,7 @@ class Emulator:
         self._run.restype = ctypes.c_char_p
         pointer, number = ctypes.c_void_p, ctypes.c_int
         self._run.argtypes = [pointer, pointer, *[number] * 6, ctypes.c_uint64]
-        self._memory: dict[tuple[Any, ...], ProgramMemory] = {}
+        self._memory: dict[tuple[Any, ...], EmulatedMemory] = {}
 
     def run(
         self,
@@ -152,7 +152,7 @@ class Emulator:
         # Kept only after a good run: the events and tickets of others have no use.
         memory = self._memory.pop(key, None)
         if memory is None:
-            memory = ProgramMemory(self.plan, self.source, dims, self.workers)
+            memory = EmulatedMemory(self.plan, self.source, dims, self.workers)
         memory.begin()
         report = self._call(memory, arrays, seed, runs)
         if report:
@@ -187,7 +187,7 @@ class Emulator:
 
     def _call(
         self,
-        memory: ProgramMemory,
+        memory: EmulatedMemory,
         arrays: Sequence[Mapping[str, Array]],
         seed: int,
         runs: int,

@@ -31,7 +31,7 @@ WAIT_LIMIT = 300
 body of a decoder takes more than 100."""
 
 
-class ProgramMemory:
+class EmulatedMemory:
     """The memory of all ranks, shared by a program's runs at the same dims, by rank."""
 
     def __init__(

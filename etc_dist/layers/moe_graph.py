@@ -29,7 +29,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.layers.moe_hosts import (
-    Exchange,
+    AllTokens,
     exchange_over_hosts,
     send_back_over_hosts,
 )
@@ -37,8 +37,8 @@ from etc_dist.layers.moe_steps import (
     SCORE_TASKS,
     Choices,
     ExpertOutputs,
+    ExpertTiles,
     Sizes,
-    Tiles,
     add_choices,
     add_inputs,
     add_places,
@@ -239,7 +239,7 @@ def _combine(
     routing: Routing,
     sizes: Sizes,
     choices: Choices,
-    tiles: Tiles,
+    tiles: ExpertTiles,
     outputs: ExpertOutputs,
     y: Tensor,
     shared: SharedRows | None = None,
@@ -336,7 +336,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> N
     arrived = g.events(
         "arrived", (1,), expects=world * blocks * pushes, cross_rank=True
     )
-    exchange = Exchange(
+    exchange = AllTokens(
         own,
         tokens,
         blocks,
@@ -374,7 +374,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> N
     _send_back(g, own, sizes, sent, outputs, located, y, of_shared, choices.ids)
 
 
-def _exchange(g: Graph, to: Exchange) -> None:
+def _exchange(g: Graph, to: AllTokens) -> None:
     """Add the exchange of tokens and choices between the ranks of one host."""
     world, own, block = g.world_size, to.routing, to.routing.block
     tokens, blocks, padded, size = to.tokens, to.blocks, to.padded, to.size

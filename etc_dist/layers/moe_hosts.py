@@ -33,7 +33,7 @@ from etc_dist.ops.host_sums import host_after, near_rank
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AllTokens:
     """The tokens of all ranks on each rank, as an expert-parallel mixture needs them.
 
     A rank has up to `tokens`, `padded` to whole blocks; x, choices: its own. all_x,
@@ -78,7 +78,7 @@ class Exchange:
         return self.choices.chosen[span(0, rank * self.routing.experts), b]
 
 
-def exchange_over_hosts(g: Graph, to: Exchange) -> None:
+def exchange_over_hosts(g: Graph, to: AllTokens) -> None:
     """Add the exchange of tokens and choices. A rank sends all its tokens to its
     partner on each other host, which passes each on to the near ranks that have experts
     of its choice.
@@ -118,7 +118,7 @@ def exchange_over_hosts(g: Graph, to: Exchange) -> None:
 
 
 def _send_to_hosts(
-    g: Graph, to: Exchange
+    g: Graph, to: AllTokens
 ) -> tuple[Tensor, Choices, EventTensor, EventTensor]:
     """Send all tokens and choices to the partners. Returns those of the partners, and
     the events of each block of choices and of tokens."""
@@ -190,7 +190,7 @@ def _send_to_hosts(
     return came_x, came, known, here
 
 
-def _choices(g: Graph, name: str, to: Exchange, tokens: Expr, words: Expr) -> Choices:
+def _choices(g: Graph, name: str, to: AllTokens, tokens: Expr, words: Expr) -> Choices:
     """Symmetric tensors for choices, with the words of `chosen` one after the other."""
     top_k = to.routing.top_k
     return Choices(
@@ -202,7 +202,7 @@ def _choices(g: Graph, name: str, to: Exchange, tokens: Expr, words: Expr) -> Ch
 
 def _share(
     g: Graph,
-    to: Exchange,
+    to: AllTokens,
     name: str,
     grid: Grid,
     lists: Sequence[Region],
@@ -230,7 +230,7 @@ def _share(
 
 def _push(
     g: Graph,
-    to: Exchange,
+    to: AllTokens,
     name: str,
     grid: Grid,
     tokens: Sequence[Region],
@@ -254,7 +254,7 @@ def _push(
 
 def send_back_over_hosts(
     g: Graph,
-    to: Exchange,
+    to: AllTokens,
     place: Tensor,
     located: EventRef,
     outputs: ExpertOutputs,

@@ -80,7 +80,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Tiles:
+class ExpertTiles:
     """Rows by expert, divided into tiles; valid after `planned`."""
 
     expert: Tensor
@@ -233,7 +233,7 @@ def add_tiles(
     chosen: Tensor,
     choices: Expr,
     waits: Sequence[EventRef],
-) -> Tiles:
+) -> ExpertTiles:
     """Add the tiles of the rows in chosen [experts, blocks], at most `choices`."""
     experts, blocks = routing.experts, chosen.shape[1]
     choices = g.let("choices", choices)
@@ -271,7 +271,7 @@ def add_tiles(
         notifies=[planned[0]],
     )
     lists = expert, row, rows, first, before, expert_row, tokens, needed
-    return Tiles(*lists, total, routing.tile_rows, planned[0])
+    return ExpertTiles(*lists, total, routing.tile_rows, planned[0])
 
 
 def task_columns(
@@ -292,7 +292,7 @@ def add_projections(
     routing: Routing,
     sizes: Sizes,
     x: Tensor,
-    tiles: Tiles,
+    tiles: ExpertTiles,
     gate_up: Tensor,
     down: Tensor,
     waits: Sequence[EventRef] = (),
@@ -369,7 +369,7 @@ def add_projections(
 
 
 def _pack_rows(
-    g: Graph, routing: Routing, x: Tensor, tiles: Tiles, waits: Sequence[EventRef]
+    g: Graph, routing: Routing, x: Tensor, tiles: ExpertTiles, waits: Sequence[EventRef]
 ) -> tuple[Tensor, EventTensor]:
     """Add tasks that copy rows of x to `packed`, in the order of the tiles. After
     event n those of part n are copied."""
@@ -427,7 +427,7 @@ def add_places(
     g: Graph,
     routing: Routing,
     choices: Choices,
-    tiles: Tiles,
+    tiles: ExpertTiles,
     tokens: Expr,
     lower: Sequence[Region] = (),
     waits: Sequence[EventRef] = (),

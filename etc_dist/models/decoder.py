@@ -43,7 +43,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder_attention import AttentionCalls
 from etc_dist.models.decoder_norms import norm_of_heads, norm_of_sum
 from etc_dist.models.decoder_ranks import (
-    Places,
+    TilePlaces,
     best_of_ranks,
     buffers_of_sums,
     rows_of_ranks,
@@ -328,7 +328,7 @@ class _Calls:
         g, dtype = self.g, self.sizes.dtype
         tiles = Tiles(g, name, self.shape[name], self.shapes, self.rows)
         weights = self.weights[name]
-        to = Places(g, y)
+        to = TilePlaces(g, y)
         if len(weights) == 1:
             cap, width = self.sizes.features.logit_cap, tiles.columns
             is_capped = name == "head" and cap is not None

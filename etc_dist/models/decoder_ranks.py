@@ -35,7 +35,7 @@ def other_ranks(g: Graph) -> list[Expr]:
 
 
 @dataclass(frozen=True)
-class Places:
+class TilePlaces:
     """Where the tiles of a matmul are stored: in y, or if y [ranks, ...] is symmetric,
     in this rank's part of y on every rank."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from etc_dist.codegen.layout import ABORT_OFFSET, CONTROL, HEAD_BYTES
 from etc_dist.codegen.names import address_name
 from etc_dist.emulate import Emulator
-from etc_dist.emulate.memory import ProgramMemory
+from etc_dist.emulate.memory import EmulatedMemory
 from etc_dist.functions.push_far import push_far
 from etc_dist.ir import Graph, graph_function, span, tile
 from etc_dist.ir.tensor import numpy_dtype
@@ -87,7 +87,7 @@ class Aborted:
     ):
         self.program, self.seed = program, seed
         made = program.plan, program.source, [DIMS] * len(counts), program.workers
-        self.memory = ProgramMemory(*made)
+        self.memory = EmulatedMemory(*made)
         self.memory.begin()
         numbers = np.arange(DIMS["n"]).astype(numpy_dtype("bfloat16"))
         inputs = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.emulate.memory import ProgramMemory
+from etc_dist.emulate.memory import EmulatedMemory
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import Expr, Graph, equal, graph_function, maximum, select, tile
@@ -27,9 +27,9 @@ def sums(g: Graph, dtype: str = "bfloat16") -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_rows_that_are_not_stored_in_whole_units_are_refused(dtype):
     plan = schedule_static(sums(2, dtype=dtype))
-    ProgramMemory(plan, generate(plan), [{"n": 24}] * 2, 2)
+    EmulatedMemory(plan, generate(plan), [{"n": 24}] * 2, 2)
     with pytest.raises(ArgumentError) as caught:
-        ProgramMemory(plan, generate(plan), [{"n": 12}] * 2, 2)
+        EmulatedMemory(plan, generate(plan), [{"n": 12}] * 2, 2)
     error = caught.value
     assert error.what == "a row of tensor slots cannot be stored on a GPU"
     assert error.wanted.startswith("rows of a multiple of 8 elements")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.emulate.memory import ProgramMemory
+from etc_dist.emulate.memory import EmulatedMemory
 from etc_dist.errors import ArgumentError, CodegenError
 from etc_dist.functions.grouped_matmul import grouped_store, thin_float
 from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
@@ -62,7 +62,7 @@ def surplus(g: Graph) -> None:
 
 def memory(graph: Any, k: int) -> None:
     plan = schedule_static(graph)
-    ProgramMemory(plan, generate(plan), [{"k": k}], 2)
+    EmulatedMemory(plan, generate(plan), [{"k": k}], 2)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
