@@ -195,6 +195,7 @@ class Graph:
         self._coordinates: set[str] = set()
         self._ranked = {RANK.name}  # names of numbers that differ between ranks
         self._own: tuple[Symbol, Symbol] | None = None
+        self._agreed = set[str]()  # names of numbers that ranks agree on at each call
 
     def dims(self, names: str) -> Any:
         """Symbolic dims by name, separated by spaces; bound when the program runs. One
@@ -208,7 +209,8 @@ class Graph:
         largest of all ranks, on which these agree at each call. Both by name.
 
         The first is the first extent of inputs, states, outputs and local tensors, and
-        part of no other expression. Regions there are clipped at it."""
+        part of no other expression. Regions there are clipped at it. The second is not
+        in shapes of inputs, states and outputs."""
         if self._own is not None:
             raise GraphError(
                 "a graph has one number of rows that differs between ranks",
@@ -218,6 +220,7 @@ class Graph:
                 fix=f"use {self._own[0]} for all of these arrays",
             )
         self._own = Symbol(self._claim(name), "own"), self.dims(largest)
+        self._agreed.add(largest)
         return self._own
 
     def largest(self, extent: Expr) -> Expr:
@@ -234,8 +237,9 @@ class Graph:
         check_symbols(what, where, [value], self._values())
         symbol = Symbol(self._claim(name), "derived")
         self._derived.append((symbol, value))
-        if any(s.name in self._ranked for s in value.symbols):
-            self._ranked.add(name)
+        for names in (self._ranked, self._agreed):
+            if any(s.name in names for s in value.symbols):
+                names.add(name)
         # A constant stays one in expressions; bodies get it by its name.
         return value if isinstance(value, Const) else symbol
 
@@ -438,6 +442,13 @@ class Graph:
         lengths = self._shape(shape[len(first) :], what, where)
         if kind in ("local", "symmetric"):
             check_extents(what, where, lengths, self._ranked)
+        else:
+            check_symbols(
+                *(f"the shape of {what}", where, lengths),
+                self._values() - self._agreed,
+                wanted="numbers that a rank knows before all agree on the largest one",
+                fix="use the rank's own number of rows, or a local or symmetric tensor",
+            )
         lengths = first + lengths
         made = Tensor(self._claim(name), lengths, dtype, kind)
         self._tensors.append(made)

@@ -166,6 +166,16 @@ GRAPHS = {
         lambda g: g.let("half", g.own_x.shape[0] // 2),
         "number half uses unknown symbols|got: rows",
     ),
+    **{
+        f"{kind} of the largest number of rows": (
+            lambda g, kind=kind, of=of: getattr(g, kind)("t", (4, of(g)), "float32"),
+            "shape of tensor t uses unknown symbols|before all agree on the largest",
+        )
+        for kind, of in (
+            ("input", lambda g: g.own_rows("rows", "most")[1]),
+            ("output", lambda g: g.let("all", 2 * g.own_rows("rows", "most")[1])),
+        )
+    },
     "rows of a rank twice": (
         lambda g: (g.own_x, g.own_rows("others", "all")),
         "wanted: rows alone|got: others, too",
