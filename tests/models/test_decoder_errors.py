@@ -16,7 +16,7 @@ from tests.verify.waits import Proved, change
 
 SIZES = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
 GRAPH = decoder_graph(1, sizes=SIZES, shapes=SHAPES, best_columns=64)
-DIMS = dims_of(layers=5, rows=3, steps=3) | share_dims(2)
+DIMS = dims_of(layers=4, rows=3, steps=2) | share_dims(2)
 DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520, "all_ids": 520}
 TURN = 3
 LOOPED = [call.name for call in GRAPH.calls if call.loops == 2]
@@ -70,7 +70,7 @@ def test_a_wait_for_the_step_before_is_refused_with_its_step(name, schedule):
 
 @BOTH
 @pytest.mark.parametrize(
-    ("more", "where"), [(-1, "ready[0, 5]"), (1, "[step=0, layer=5")]
+    ("more", "where"), [(-1, "ready[0, 4]"), (1, "[step=0, layer=4")]
 )
 def test_another_number_of_turns_is_refused_with_the_turn(more, where, schedule):
     steps, loop, *_ = ALL[False].call("attend").axes

@@ -17,7 +17,7 @@ from etc_dist.models.sizes import DecoderSizes
 from tests.models.steps import plan_data, share_dims
 from tests.verify.waits import Proved
 
-EXPERTS, TOP_K, STEPS, LAYERS, DENSE, TURN = 16, 4, 2, 5, 2, 3
+EXPERTS, TOP_K, STEPS, LAYERS, DENSE, TURN = 16, 4, 2, 4, 2, 3
 OF_DENSE = ("dense_up_matmul", 0), ("dense_down_matmul", 0), ("add_experts_norm", 3)
 """Waits of dense layers alone, which come before the others."""
 FEW, MANY = 3, 20

@@ -66,7 +66,7 @@ def test_odd_shapes_give_the_reference(op, world, dims, workers, epochs, seed):
 @pytest.mark.parametrize("op", OPS)
 def test_every_order_gives_the_same_bits(op, rng):
     c = case(op, 4, rng, (40, 24, 16), "bfloat16")
-    runs = [simulate(c.plan, c.inputs, c.dims, seed=seed) for seed in range(8)]
+    runs = [simulate(c.plan, c.inputs, c.dims, seed=n, check=not n) for n in range(8)]
     assert len({tuple(t.label for t in run.tasks) for run in runs}) == 8
     for rank in range(4):
         assert len({run.outputs[rank]["y"].tobytes() for run in runs}) == 1

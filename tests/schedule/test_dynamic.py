@@ -67,7 +67,8 @@ def test_every_seed_gives_the_bits_of_the_static_plan(name, world, rng):
     static = simulate(schedule_static(graph), given, dims).outputs
     plan = schedule_dynamic(graph)
     for seed in range(2):
-        found = simulate(plan, given, dims, seed=seed, epochs=2).outputs
+        once = {"check": not seed}  # one proof of the plan
+        found = simulate(plan, given, dims, seed=seed, epochs=2, **once).outputs
         for mine, theirs in zip(found, static, strict=True):
             for tensor in graph.outputs():
                 assert mine[tensor.name].tobytes() == theirs[tensor.name].tobytes()
