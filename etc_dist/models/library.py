@@ -137,8 +137,8 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
     layout = Scaling(PER_BLOCK, "float32").w_layout
     graph = mlp_tiles_graph(4, w_layout=layout)
     yield f"{graph.name} 4 {DTYPES[0]} float8 per block", graph
-    graph = matmul_reduce_scatter_graph(4, w_layout=layout, partials="float32")
-    yield f"{graph.name} 4 {DTYPES[0]} float32 float8 per block", graph
+    graph = matmul_all_reduce_graph(4, w_layout=layout, eps=EPS)
+    yield f"{graph.name} norm 4 {DTYPES[0]} float8 per block", graph
     for world_size, dtype in (
         (1, DTYPES[0]),
         (1, DTYPES[1]),

@@ -113,7 +113,8 @@ ETC_DEVICE void add_scaled(float (&d)[kCount], float (&block)[kCount], float2 sc
 // The mainloop of a warpgroup of a swapped tile. If the warpgroups alternate, a stage has a block for
 // each; otherwise each multiplies all blocks of a stage by its own rows of w. Returns whether a wait
 // has failed.
-// NOTE: while one box is multiplied, the next one is widened. No wgmma is in flight from one turn of
+// NOTE: while one box is multiplied, the next one is widened; in tiles of many rows only by the other
+// warpgroup, since registers for two boxes would spill. No wgmma is in flight from one turn of
 // the loop to the next: the compiler would then reserve its registers in all of the program.
 template <bool kIsHalf, class Weights, u32 kRows, class Program>
 ETC_DEVICE bool multiply_scaled(
@@ -124,8 +125,9 @@ ETC_DEVICE bool multiply_scaled(
   const u32 bytes = shape.bytes<Weights::kBytes>(), block_bytes = shape.columns * kBlockDepth;
   const u32 at_x = (stages.descriptor_base() | 0x10000u) + stage_blocks * block_bytes / 16;
   const u32 x = __shfl_sync(~0u, at_x, 0), box_x = shape.box_x();
+  constexpr u32 kWidened = kRows > 96 ? 1 : 2;  // boxes in registers
   float sums[kRows / 2];
-  u32 a[kBlockBoxes][16];
+  u32 a[kWidened][16];
   float2 scale = w.scales_of(first);
   u32 at = 0, n = first, k = 0;  // the stage's place, the block in it, the number of the stage
   bool lost = false;
@@ -143,15 +145,16 @@ ETC_DEVICE bool multiply_scaled(
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
     ptx::wgmma_commit();
-    w.template widen_box<kIsHalf, 1>(a[1], codes());
+    if constexpr (kWidened == 1) ptx::wgmma_wait<0>();
+    w.template widen_box<kIsHalf, 1>(a[kWidened - 1], codes());
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(
-        sums, a[1], ptx::matrix_descriptor(box + box_x / 16), 1);
+        sums, a[kWidened - 1], ptx::matrix_descriptor(box + box_x / 16), 1);
     ptx::wgmma_commit();
     const bool ends_stage = ++n == end;
     if (ends_stage) ++k;
     const float2 next = w.scales_of(k * stage_blocks + (ends_stage ? first : n));
-    ptx::wgmma_wait<1>();  // the first registers have been read
+    ptx::wgmma_wait<kWidened - 1>();  // the first registers have been read
     if (k < count) {
       if (ends_stage) begin_stage();
       w.template widen_box<kIsHalf, 0>(a[0], codes());

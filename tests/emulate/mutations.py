@@ -118,7 +118,7 @@ BROKEN = {
         "scaled": {
             "!stages.wait_full(run)": "false",
             "__syncwarp();  // all lanes have read the codes": "",
-            "ptx::wgmma_wait<1>();": "",
+            "ptx::wgmma_wait<kWidened - 1>();": "",
             "scale = next;": "",
             "ends_stage ? first : n": "first",
             "block < blocks": "block + 1 < blocks",

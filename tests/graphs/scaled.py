@@ -16,7 +16,7 @@ from tests.layers.reference import Answer, Host, draw, reference
 
 BLOCK = 128
 TURNS, NARROW_TURNS = (TileShape(r, 64, "none", swapped=True) for r in (64, 8))
-HALVES, TALL = (TileShape(r, 128, "none", swapped=True) for r in (32, 96))
+HALVES, TALL = (TileShape(r, 128, "none", swapped=True) for r in (32, 128))
 KINDS = (NARROW_TURNS, TURNS, HALVES, TALL)
 """The warpgroups multiply alternate blocks of k, or each all blocks of a stage, of
 which tall tiles have one."""
