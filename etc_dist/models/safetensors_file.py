@@ -22,8 +22,11 @@ MOST_LISTED = 4
 """Names in one error."""
 MAX_HEADER = 100_000_000
 """Bytes of a header, as the package safetensors allows."""
-FIX = "load the complete files of one model, in bfloat16, float16 or float32"
-DTYPES = f"tensors in {', '.join(STORED.values())}"
+FIX = (
+    "load the complete files of one model, in bfloat16, float16 or float32, or float8 "
+    "with a scale for each block"
+)
+DTYPES = f"tensors in {', '.join((*STORED.values(), *SCALED.values()))}"
 
 
 def weights_error(path: Path, wanted: str, got: str, fix: str = FIX) -> ArgumentError:

@@ -110,7 +110,7 @@ def test_a_tensor_of_another_dtype_is_named(tmp_path):
     text = json.dumps(header).encode()
     whole = len(text).to_bytes(8, "little") + text + content[end:]
     (tmp_path / "model.safetensors").write_bytes(whole)
-    wanted = "tensors in bfloat16, float16, float32; b: I16"
+    wanted = "tensors in bfloat16, float16, float32, float8_e4m3fn; b: I16"
     assert wanted in refusal(tmp_path, "model.safetensors")
     write_index(tmp_path, {"a": "model.safetensors"})
     assert len(read_folder(tmp_path)) == 1
