@@ -76,8 +76,8 @@ class Matmul(WeightOperation):
         ]
 
     def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:
-        """The tiles for x [m, k] and w [n, k], as text. transposed: w is the
-        transposed view of a [k, n] array. Raises WorldError before a first call."""
+        """The tiles for x [m, k] and w [n, k] without scales, as text. transposed: w is
+        the transposed view of a [k, n] array. Raises WorldError before a first call."""
         for name, size in zip("mnk", (m, n, k), strict=True):
             expect_range(size, 1, None, name)
         workers, dims = self.program.workers, {"m": m, "n": n, "k": k}
