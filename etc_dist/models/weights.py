@@ -117,7 +117,10 @@ def _in_order(
     tensors: Iterable[tuple[str, Any]], config: ModelConfig
 ) -> Iterator[tuple[str, Any]]:
     """Those of the program: parts of fused matrices, each expert, and heads whose
-    elements are in its order."""
+    elements are in its order. Single numbers, which no model has, have an axis."""
+    tensors = (
+        (name, stored if stored.ndim else stored[None]) for name, stored in tensors
+    )
     tensors = of_experts(tensors, config)
     if FAMILIES[config.architecture].is_fused:
         tensors = split_fused(tensors, config.heads, config.kv_heads)

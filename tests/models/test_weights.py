@@ -16,7 +16,12 @@ from etc_dist.models.families import FAMILIES
 from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.safetensors_file import MAX_HEADER, STORED, read_tensors
 from etc_dist.models.weight_places import WeightPlaces
-from etc_dist.models.weights import check_weights, load_weights, weight_shapes
+from etc_dist.models.weights import (
+    check_weights,
+    load_weights,
+    stack_weights,
+    weight_shapes,
+)
 from tests.models.references import save
 from tests.models.test_config import SMOL
 
@@ -346,3 +351,22 @@ def test_dense_layers_and_those_that_predict_more(
     expert = tensors["model.layers.1.mlp.experts.1.down_proj.weight"]
     np.testing.assert_array_equal(found["w_down"][0, 1].astype(np.float32), expert)
     np.testing.assert_array_equal(found["correction"][0], tensors[correction].ravel())
+
+
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "name"),
+    [
+        ("Glm4MoeForCausalLM", EXPERTS, "1.mlp.gate.e_score_correction_bias"),
+        ("Phi3ForCausalLM", {}, "0.self_attn.qkv_proj.weight"),
+        ("Phi3ForCausalLM", {}, "0.mlp.gate_up_proj.weight"),
+    ],
+)
+def test_a_number_in_place_of_an_array_is_named(architecture, changes, name, tmp_path):
+    given = SMOL | SMALL | {"architectures": [architecture], "num_key_value_heads": 2}
+    config = parse_config(given | changes, tmp_path / "config.json")
+    tensors = [(f"model.layers.{name}", np.ones((), np.float32))]
+    with pytest.raises(ArgumentError, match=r"\[[01]\] instead of \["):
+        stack_weights(tensors, config, "bfloat16", tmp_path)
