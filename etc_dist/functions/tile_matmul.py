@@ -564,7 +564,14 @@ class Tiles:
         self._check_parts(epilogue)
         element = two_byte(dtype)
         parts = Operand((None, PART), "float32", leading=True)
-        _, writes = epilogue.operands(element)
+        _, [y] = epilogue.operands(element)
+        is_swapped, (rows, columns) = equal(self.is_swapped, 1), self._most(epilogue)
+        size = (
+            select(is_swapped, minimum(rows, SLICE), rows),
+            select(is_swapped, columns, minimum(columns, SLICE)),
+        )
+        extents = zip(y.extents or (), size, strict=True)
+        y = replace(y, size=[replace(one, most=most) for one, most in extents])
         return DeviceFunction(
             name="sum_tile_parts",
             body=partial(_sum_parts, epilogue),
@@ -574,10 +581,15 @@ class Tiles:
             writes=1,
             roles=(LOAD, COMPUTE),
             shared=BUFFER_BYTES,
-            tile=dict(enumerate([parts] * epilogue.weights + writes)),
+            tile=dict(enumerate([*[parts] * epilogue.weights, y])),
             epilogue=epilogue.half,
             constants=self._constants(dtype, epilogue, (2,)),
         )
+
+    def _most(self, epilogue: Epilogue) -> tuple[Expr, Expr]:
+        """The most rows and columns of y in a tile."""
+        gated = epilogue.gated
+        return self.rows, self.columns // 16 * 8 if gated else self.columns
 
     def _constants(
         self, dtype: str, epilogue: Epilogue, axes: tuple[int, ...]
@@ -712,9 +724,12 @@ class Tiles:
         is_alone = self._shapes[0].cluster == 1
         depth = DEPTH if is_alone else replace(DEPTH, multiple=self.step)
         gated = epilogue.gated
-        rows = Extent(name="rows", most=self.rows)
-        half = self.columns // 16 * 8
-        columns = Extent(name="columns", most=half if gated else self.columns)
+        rows, columns = (
+            Extent(name=name, most=most)
+            for name, most in zip(
+                ("rows", "columns"), self._most(epilogue), strict=True
+            )
+        )
         w_shape = weight_shape(self.w_layout, columns, depth)
         x = Operand((rows, depth), element, leading=True, apart=True)
         w_dtype, scales = element, list[Operand]()

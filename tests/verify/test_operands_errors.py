@@ -184,6 +184,32 @@ def test_a_region_larger_than_the_tile_is_refused(w_layout, gated, size, fault) 
 
 
 @graph_function
+def summed(g: Graph, *, swapped: bool) -> None:
+    m, n = g.dims("m n")
+    shape = TileShape(128, 128, "rows" if swapped else "none", swapped=swapped)
+    tiles = Tiles(g, "tile", 0, [shape])
+    sums = g.input("sums", (2, 8 * 1024), "float32")
+    y = g.output("y", (m, n), "bfloat16")
+    g.call(
+        tiles.sum_parts("bfloat16"),
+        g.grid(one=1),
+        reads=[sums[:, :]],
+        writes=[y[:, :]],
+        values=tiles.values,
+    )
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_region_larger_than_a_slice_of_a_tile_is_refused(swapped) -> None:
+    prove(summed(1, swapped=swapped), m=64, n=64)
+    with pytest.raises(
+        GraphError, match=r"has 128 along axis (.) of y.* most 64"
+    ) as caught:
+        prove(summed(1, swapped=swapped), m=128, n=128)
+    assert f"axis {int(not swapped)}" in str(caught.value)
+
+
+@graph_function
 def normalised(g: Graph) -> None:
     stack, m = g.dims("stack m")
     x, gain = g.input("x", (stack, 1, 8), "bfloat16"), g.input("gain", (8,), "bfloat16")
