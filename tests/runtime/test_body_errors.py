@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from etc_dist.compiler import compile
 from etc_dist.errors import EtcDistError, GraphError
-from etc_dist.ir import Graph, GraphFunction, device_function, graph_function, tile
+from etc_dist.ir import (
+    Graph,
+    GraphFunction,
+    device_function,
+    graph_function,
+    span,
+    tile,
+)
 from etc_dist.runtime.cpu import CpuExecutor, simulate
 from etc_dist.schedule import schedule_static
 from etc_dist.world import start
@@ -92,6 +100,30 @@ def test_a_tensor_that_no_body_fills_is_named_once(kind, world, capsys):
     assert capsys.readouterr().err.count(named) == 1
     executor.close()
     cpu_world.close()
+
+
+@pytest.mark.mpi
+def test_no_tensor_is_named_that_a_rank_without_rows_does_not_fill(world, capsys):
+    @device_function(source="", reads=1, writes=1)
+    def first_rows(x: Any, z: Any) -> None:
+        z[: len(x)] = x
+
+    @graph_function
+    def graph(g: Graph) -> None:
+        rows, most = g.own_rows("rows", "most")
+        every, ready = span(0, most), g.events("ready", (1,), expects=1)
+        x = g.input("x", (rows, 4), "float32")
+        z, y = (g.local(name, (most, 4), "float32") for name in "zy")
+        write = {"writes": [z[every, :]], "notifies": [ready[0]]}
+        g.call(first_rows, g.grid(i=1), reads=[x[every, :]], **write)
+        write = {"writes": [y[every, :]], "waits": [ready[0]], "name": "again"}
+        g.call(first_rows, g.grid(i=1), reads=[z[every, :]], **write)
+
+    cpu_world = start(replace(world.settings, backend="cpu"))
+    with cpu_world, compile(graph(cpu_world.size), cpu_world) as program:
+        program.run(x=np.ones((4 * (world.rank > 0), 4), np.float32))
+        program.synchronize()
+    assert "no body has filled" not in capsys.readouterr().err
 
 
 def test_a_body_that_reads_its_output_is_refused():

@@ -139,6 +139,8 @@ class CpuExecutor(Executor):
         """Name, once, local and symmetric tensors of floats that bodies have read, and
         of which none has filled an element."""
         graph = self._plan.graph
+        if graph.own is not None:
+            return  # a rank without rows fills nothing, here or at its peers
         for tensor in map(graph.tensor, sorted(self._read - self._unfilled)):
             if tensor.kind not in ("local", "symmetric"):
                 continue
