@@ -94,11 +94,13 @@ def experts(
     return Case(graph, given, always, workers=workers)
 
 
-def few(tokens: int, hidden: int, tasks: int, always: tuple[str, ...]) -> Case:
+def few(
+    tokens: int, hidden: int, tasks: int, always: tuple[str, ...], workers: int = 4
+) -> Case:
     options = {"experts": 16, "top_k": 3, "product_tasks": tasks}
     graph = partial(moe_few_tokens_graph, 1, **options)
     given = partial(moe, tokens, 16, 3, hidden, 56, "bfloat16")
-    return Case(graph, given, always)
+    return Case(graph, given, always, workers=workers)
 
 
 def experts_of_two(
@@ -165,7 +167,7 @@ CASES = {
         NEVER,
         dtype="float16",
     ),
-    "few": few(3, 104, 8, STATIC),
+    "few": few(3, 104, 8, STATIC, workers=2),
     "wide": few(1, 1000, 1, NEVER),  # more pairs than scratch has room for
     "few, many tasks": few(1, 200, 132, NEVER),
     "moe of two, by expert": experts_of_two("expert", 20, STATIC, workers=2),
@@ -214,7 +216,9 @@ CASES = {
     ),
     # Weights that are loaded ahead fill the ring.
     "ahead": Case(
-        partial(chained, 1, shapes=[TileShape(128, 256)]), lambda: signs(40, 640)
+        partial(chained, 1, shapes=[TileShape(128, 256)]),
+        lambda: signs(40, 640),
+        workers=2,
     ),
     "sum, kn": Case(
         partial(matmul_reduce_scatter_graph, 2, w_layout="kn", shapes=[TALL_TILE]),
@@ -271,14 +275,16 @@ CASES = {
     "conditions of ranks": Case(
         partial(sums_over_ranks, 2), lambda: sums_of_ranks(2), DYNAMIC, dtype="float16"
     ),
-    "scratch": Case(partial(matmul_and_scratch, 1), lambda: matmul(300, 264, 136)),
+    "scratch": Case(
+        partial(matmul_and_scratch, 1), lambda: matmul(300, 264, 136), workers=2
+    ),
     "mixed": Case(
         partial(three_matmuls, 1), lambda: four_matmuls(300, 264, 200), NEVER
     ),
     "pairs": Case(
         partial(large_tiles_and_pairs, 1), lambda: tiles(256, 256, 64), workers=2
     ),
-    "stages": Case(partial(copied_twice, 1), lambda: copies(2000)),
+    "stages": Case(partial(copied_twice, 1), lambda: copies(2000), workers=2),
     "short stages": Case(
         partial(copied_twice, 1, sizes=SIZES[::-1]), lambda: copies(2000), NEVER
     ),
