@@ -141,8 +141,10 @@ def _array_faults(
         return [(f"{name} that can be written", "a read-only array")]
     has_odd_rows = array.has_odd_rows and not expected.by_element
     if device != "cpu" and (array.pointer % 16 or has_odd_rows):
-        rows = f"{name} with 16-byte aligned rows of a multiple of 16 bytes"
-        return [(rows, f"{array} at {array.pointer:#x}")]
+        wanted = f"{name} with 16-byte aligned rows of a multiple of 16 bytes"
+        if expected.by_element:
+            wanted = f"{name} at an address that is a multiple of 16"
+        return [(wanted, f"{array} at {array.pointer:#x}")]
     return []
 
 

@@ -8,8 +8,9 @@ import pytest
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ir.dims import checked_dims
-from etc_dist.runtime.array_checks import bind_dims
-from etc_dist.runtime.arrays import inspect
+from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
+from etc_dist.runtime.arrays import Array, inspect
+from tests.refusals import refused
 
 
 @graph_function
@@ -84,3 +85,17 @@ def test_an_output_of_negative_extent_on_a_peer_is_refused_on_all_ranks():
 
     with pytest.raises(ArgumentError, match=r"got:    y of rank 1 \[-2\]"):
         bind_dims(smaller(2), {"x": inspect("x", np.ones(2, np.float32))})
+
+
+@pytest.mark.parametrize(
+    ("by_element", "words"),
+    [
+        (True, "wanted: s at an address that is a multiple of 16|got: [3] float32 on cuda:0"),
+        (False, "wanted: s with 16-byte aligned rows of a multiple of 16 bytes"),
+    ],
+)
+def test_an_address_that_gpus_do_not_take_is_named(by_element, words):
+    s = Array(0x1004, (3,), "float32", 0, "C", None, "s")
+    expected = Expected("s", (3,), "float32", by_element=by_element)
+    words += "|at 0x1004"
+    refused(lambda: check_arrays("f", [expected], {"s": s}, 0), words, ArgumentError)
