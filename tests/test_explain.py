@@ -11,7 +11,7 @@ from etc_dist import cli, matmul_reduce_scatter
 from etc_dist.explain import Calls, explain
 from etc_dist.runtime.cpu.executor import CpuExecutor
 from etc_dist.settings import Settings
-from etc_dist.world import start
+from etc_dist.world import start, startup
 
 ROOT = Path(__file__).parent.parent
 WAY = [
@@ -31,6 +31,12 @@ WAY = [
     "functions/rows_tile.cuh RowsTiles::multiply",
     "ptx/wgmma_columns.cuh wgmma_box",
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_worlds(monkeypatch):
+    """Let the operations run in the world that is started for them."""
+    monkeypatch.setattr(startup, "_worlds", [])
 
 
 def test_the_way_of_a_call_ends_at_the_tensor_cores(capsys):

@@ -74,4 +74,7 @@ def test_an_unknown_subject_is_refused_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run.main(["nothing"]) == 2
-    assert "matmul, matmul_all_reduce, matmul_reduce_scatter" in capsys.readouterr().err
+    assert (
+        "matmul_all_reduce, matmul_float8, matmul_reduce_scatter"
+        in capsys.readouterr().err
+    )
