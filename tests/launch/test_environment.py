@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
 FOLDERS = ("benchmarks", "etc_dist", "examples", "launch", "tests")
 FOR_GPUS = {"cuda", "cupy", "cupy_backends", "cupyx"}
-FOR_TORCH = {"torch", "transformers", "vllm"}
+FOR_TORCH = {"safetensors", "torch", "transformers", "vllm"}
 """Modules of tests that `launch/test` leaves out here."""
 
 # Stands for every Python: makes a .venv with itself inside, and notes what pip does.
