@@ -64,9 +64,10 @@ def test_a_row_of_no_request_has_no_experts():
 @graph_function
 def chosen_of_own_rows(g: Graph, *, has_count: bool) -> None:
     rows, most = g.own_rows("rows", "most")
+    places = g.dims("places")  # as many as `most`, which no output may have
     logits = g.input("logits", (rows, 8), "float32")
-    ids, weights = (g.output(t[:3], (most, 4), t) for t in ("int32", "float32"))
-    chosen = g.output("chosen", (8, ceildiv(most, 32)), "int32")
+    ids, weights = (g.output(t[:3], (places, 4), t) for t in ("int32", "float32"))
+    chosen = g.output("chosen", (8, ceildiv(places, 32)), "int32")
     (b,) = grid = g.grid(b=ceildiv(most, 32))
     of_block, count = tile(b, 32), []
     if has_count:
@@ -93,9 +94,10 @@ def test_rows_that_are_no_tokens_get_no_experts(has_count, rng):
         inputs = [{"logits": logits[:count]} for count in (rows, 35)]
         for one, count in zip(inputs, (fewer, 99) if has_count else (), strict=False):
             one["count"] = np.array([count], np.int32)
-        of_numpy = simulate(plan, inputs, {"most": 35}, check=False).outputs
+        dims = {"most": 35, "places": 35}
+        of_numpy = simulate(plan, inputs, dims, check=False).outputs
         fewer = max(fewer, 0)
-        for part, whole in (of_numpy, emulator.run(inputs)):
+        for part, whole in (of_numpy, emulator.run(inputs, dims)):
             for name, none in (("int", -1), ("flo", 0)):
                 assert (part[name][:fewer] == whole[name][:fewer]).all()
                 assert (part[name][fewer:] == none).all()
