@@ -52,13 +52,6 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
             32, 4, 128, normalizes_heads=True, mixture=Mixture(128, Router(8))
         ),
     ),
-    "qwen3-30b-a3b with experts of 4": (
-        4,
-        DecoderSizes(
-            8, 1, 128, normalizes_heads=True, mixture=Mixture(128, Router(8), own=32)
-        ),
-    ),
-    "llama3-8b": (1, DecoderSizes(32, 8, 128)),
     "glm-4.6": (
         1,
         DecoderSizes(
@@ -116,7 +109,7 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
     for dtype, per in zip(DTYPES, (PER_BLOCK, PER_ROW), strict=True):
         scaling = Scaling(per, "float32")
         graph = matmul_graph(1, dtype=dtype, w_layout=scaling.w_layout)
-        yield f"{graph.name} 1 {dtype} float8 per {per}", graph
+        yield f"{graph.name} float8 per {per} 1 {dtype}", graph
     for world_size in (4, 8):
         graph = matmul_reduce_scatter_graph(world_size, partials="float32")
         yield f"{graph.name} {world_size} {DTYPES[0]} float32", graph
@@ -136,9 +129,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         yield f"{graph.name} {world_size} {dtype}", graph
     layout = Scaling(PER_BLOCK, "float32").w_layout
     graph = mlp_tiles_graph(4, w_layout=layout)
-    yield f"{graph.name} 4 {DTYPES[0]} float8 per block", graph
+    yield f"{graph.name} float8 per block 4 {DTYPES[0]}", graph
     graph = matmul_all_reduce_graph(4, w_layout=layout, eps=EPS)
-    yield f"{graph.name} norm 4 {DTYPES[0]} float8 per block", graph
+    yield f"{graph.name} float8 per block norm 4 {DTYPES[0]}", graph
     for world_size, dtype in (
         (1, DTYPES[0]),
         (1, DTYPES[1]),

@@ -18,7 +18,7 @@ from etc_dist.errors import WorldError, as_refusal, names_options
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import ArgumentTable, CallArguments, Known
 from etc_dist.ops.deterministic import check_deterministic
-from etc_dist.ops.scaled_weight import arrays_of
+from etc_dist.ops.scaled_weight import ScaledWeight, arrays_of
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.program import (
     Bound,
@@ -222,8 +222,9 @@ class Operation:
             try:
                 self._check_open()
                 stream = stream_for(world.backend, stream, inputs[0])
-                seen = arrays_of(inputs) if self.scalable else inputs
-                key = tuple(map(identity, seen))
+                is_scaled = any(type(value) is ScaledWeight for value in inputs)
+                arrays = arrays_of(inputs) if is_scaled else inputs
+                key = tuple(map(identity, arrays))
                 if (shapes := self._output_shapes.get(key)) is not None:
                     outs = tuple(
                         empty_like(inputs[0], shape, stream) if out is None else out
