@@ -21,6 +21,7 @@ import numpy as np
 from etc_dist import codegen, compiler
 from etc_dist.errors import ArgumentError
 from etc_dist.ops import functional
+from etc_dist.ops.operation import Operation
 from etc_dist.program import Program
 from etc_dist.runtime.build import build, kernels_folder
 from etc_dist.runtime.cpu.executor import CpuExecutor
@@ -81,7 +82,9 @@ def explain(name: str) -> str:
             function(*arguments)
         with again.observed():
             function(*arguments)
-        program = next(iter(world.kept.values())).program  # type: ignore[attr-defined]
+        operation = next(iter(world.kept.values()))
+        assert isinstance(operation, Operation)
+        program = operation.program
     parts = {
         "The first call makes the program:": first.way(
             schedule_static, codegen.generate, compiler._executor, verify
