@@ -11,8 +11,11 @@ import pytest
 
 from etc_dist import AllGatherMatmul, Matmul, World
 from etc_dist.errors import WorldError
+from etc_dist.functions.tile_matmul import shapes_for
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.operation import Operation
+from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
+from etc_dist.schedule.plan import Choice
 from etc_dist.settings import Settings
 from etc_dist.world import start
 from tests.ops.arrays import Arrays, Host
@@ -111,3 +114,28 @@ def problem(world: World, arrays: Arrays) -> Callable[..., Problem]:
         return Problem(world, arrays, *arguments, **options)
 
     return problem
+
+
+@pytest.fixture
+def make_each_tile(
+    make: Callable[..., Operation], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, int, int], tuple[Operation, int]]:
+    """Makes a Matmul that multiplies m + n rows by tile n of its program, with k of the
+    last column divided for some; and returns it and their number."""
+
+    def make_each_tile(w_layout: str, m: int, k: int) -> tuple[Operation, int]:
+        tilings = []
+        for number, shape in enumerate(shapes_for(w_layout, FAMILY)):
+            split = number % 3 > 0 and k > shape.depth
+            tilings.append(Tiling(number, shape.columns, int(split), 1 + split))
+
+        def choose(
+            op: Matmul, tuning: Any, layout: str, dims: dict[str, int], workers: int
+        ) -> list[Choice]:
+            chosen = dims_of(tilings[dims["m"] - m])
+            return [Choice(dim, value, list) for dim, value in chosen.items()]
+
+        monkeypatch.setattr(Matmul, "_choose", choose)
+        return make(Matmul), len(tilings)
+
+    return make_each_tile

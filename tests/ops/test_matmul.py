@@ -6,10 +6,7 @@ import pytest
 
 from etc_dist import Matmul
 from etc_dist.errors import ArgumentError, WorldError
-from etc_dist.functions.tile_matmul import shapes_for
-from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
 from etc_dist.ops.tuning import tuning_of
-from etc_dist.schedule.plan import Choice
 from tests.conftest import first_always, some_of
 
 pytestmark = pytest.mark.mpi(ranks=[1])
@@ -38,21 +35,11 @@ SIZES = first_always([(70, 520, 200), (3, 8, 8), (300, 1304, 584)], 2)
 @pytest.mark.parametrize("w_layout", ["nk", "kn"])
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_all_tiles_sum_small_integers_exactly(
-    first, w_layout, m, n, k, make, problem, monkeypatch
+    first, w_layout, m, n, k, make_each_tile, problem
 ):
     """Each fourth of them, at as many numbers of rows."""
-    shapes, tilings = shapes_for(w_layout, FAMILY), []
-    for number, shape in enumerate(shapes):
-        split = number % 3 > 0 and k > shape.depth
-        tilings.append(Tiling(number, shape.columns, int(split), 1 + split))
-
-    def choose(op, tuning, layout, dims, workers):
-        chosen = dims_of(tilings[dims["m"] - m])
-        return [Choice(dim, value, list) for dim, value in chosen.items()]
-
-    monkeypatch.setattr(Matmul, "_choose", choose)
-    op = make(Matmul)
-    for number in range(first, len(shapes), 4):
+    op, num_tiles = make_each_tile(w_layout, m, k)
+    for number in range(first, num_tiles, 4):
         p = problem(Matmul, (m + number, n, k), w_layout=w_layout)
         op(p.x, p.w, p.out)
         op.synchronize()

@@ -17,9 +17,8 @@ from etc_dist.functions.scaled_weights import (
 )
 from etc_dist.functions.tile_matmul import shapes_for
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of, predictions, work_of
+from etc_dist.ops.tile_model import FAMILY, predictions, work_of
 from etc_dist.ops.tuning import tuning_of
-from etc_dist.schedule.plan import Choice
 from tests.graphs.scaled import answer_of, draw_scaled, expanded
 
 pytestmark = pytest.mark.mpi(ranks=[1])
@@ -61,26 +60,16 @@ BLOCKS, ROWS = Scaling(PER_BLOCK, "float32"), Scaling(PER_ROW, "bfloat16")
 @pytest.mark.parametrize(("m", "n", "k"), [(3, 264, 144), (70, 520, 592)])
 @pytest.mark.parametrize("scaling", [BLOCKS, ROWS], ids=str)
 def test_all_tiles_sum_small_integers_exactly(
-    scaling, m, n, k, make, arrays, rng, monkeypatch
+    scaling, m, n, k, make_each_tile, arrays, rng
 ):
     """Each with a tail of rows, columns and k; k of the last column divided for some.
     Scales are powers of two."""
-    shapes, tilings = shapes_for(scaling.w_layout, FAMILY), []
-    for number, shape in enumerate(shapes):
-        split = number % 3 > 0 and k > shape.depth
-        tilings.append(Tiling(number, shape.columns, int(split), 1 + split))
-
-    def choose(op, tuning, layout, dims, workers):
-        chosen = dims_of(tilings[dims["m"] - m])
-        return [Choice(dim, value, list) for dim, value in chosen.items()]
-
-    monkeypatch.setattr(Matmul, "_choose", choose)
-    op = make(Matmul)
+    op, num_tiles = make_each_tile(scaling.w_layout, m, k)
     codes = rng.integers(-1, 2, (n, k)).astype(numpy_dtype(E4M3))
     shape = (n, 1) if scaling is ROWS else (-(-n // 128), -(-k // 128))
     scales = np.exp2(rng.integers(-2, 3, shape)).astype(numpy_dtype(scaling.dtype))
     w = codes.astype(np.float64) * expanded(scales, n, k)
-    for number in range(len(shapes)):
+    for number in range(num_tiles):
         x = rng.integers(-1, 2, (m + number, k)) * (rng.random((m + number, k)) < 0.1)
         x = x.astype(numpy_dtype("bfloat16"))
         y = op(arrays.put(x), arrays.put_scaled(codes, scales))
