@@ -61,6 +61,19 @@ _OF_GEMMA = (
     "hidden_activation",
     "query_pre_attn_scalar",
 )
+_SIZES_OF_GEMMA = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
 _LAYERS_OF_GEMMA: Mapping[str, Any] = {
     "norms": {
         "input_layernorm": "norm",
@@ -150,20 +163,10 @@ _LIST = (
     Family(
         "Gemma3ForCausalLM",
         "gemma3_text",
-        {
+        _SIZES_OF_GEMMA
+        | {
             "vocab_size": 262208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
             "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
-            "eos_token_id": 1,
-            "tie_word_embeddings": True,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
             "sliding_window_pattern": 6,
         },
         theta=1e6,
@@ -178,20 +181,10 @@ _LIST = (
     Family(
         "Gemma2ForCausalLM",
         "gemma2",
-        {
+        _SIZES_OF_GEMMA
+        | {
             "vocab_size": 256000,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
             "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-6,
-            "eos_token_id": 1,
-            "tie_word_embeddings": True,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
             "final_logit_softcapping": 30.0,
             "attn_logit_softcapping": 50.0,
         },
