@@ -27,7 +27,7 @@ struct choose_experts {
     if (!ready()) return;
     if constexpr (Task::kMarks) task.sync();  // scratch is cleared
     const i32 rows = task.template operand<0>().size[0];
-    if constexpr (requires { Task::kFills; }) fill(task, rows);
+    if constexpr (Task::kFills) fill(task, rows);
     if (kEach == 1 || rows <= kWarps) {
       choose<1>(task, 0);
     } else {
@@ -47,13 +47,13 @@ struct choose_experts {
  private:
   template <int kRows>
   ETC_DEVICE static void choose(const Task& task, i32 first) {
-    if constexpr (requires { Task::kFills; }) {
+    if constexpr (Task::kFills) {
       if (task.template operand<0>().size[0] == 0) return;  // no logits to read
     }
     Choice::template choose<kRows>(
         task, first, task.template operand<Task::kReads>(),
         task.template operand<Task::kReads + 1>(), [&](i32 row, i32, i32 expert) {
-          if constexpr (requires { Task::kHasCount; }) {
+          if constexpr (Task::kHasCount) {
             if (expert < 0) return;
           }
           if constexpr (Task::kMarks) atomicOr(&task.scratch[expert], 1u << row);

@@ -86,13 +86,16 @@ struct route_rows {
   ETC_DEVICE static void choose(const Task& task, const Layout& layout) {
     Choice::template choose<kRows>(
         task, 0, task.template operand<Task::kReads>(), task.template operand<Task::kReads + 1>(),
-        [&](i32 row, i32 k, i32 expert) {
-          if constexpr (requires { Task::kOwnExperts; }) {
-            const i32 first = task.g.rank * Task::kOwnExperts;
-            if (u32(expert - first) >= u32(Task::kOwnExperts)) expert = -1;
-          }
-          layout.mark(row * kTopK + k, expert);
-        });
+        [&](i32 row, i32 k, i32 expert) { layout.mark(row * kTopK + k, held(task, expert)); });
+  }
+
+  // The expert, or -1 if another rank has it.
+  ETC_DEVICE static i32 held(const Task& task, i32 expert) {
+    if constexpr (Task::kOwnExperts > 0) {
+      const i32 first = task.g.rank * Task::kOwnExperts;
+      if (u32(expert - first) >= u32(Task::kOwnExperts)) return -1;
+    }
+    return expert;
   }
 
   // Reads the known choices [from, to).
@@ -108,11 +111,7 @@ struct route_rows {
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
       const i32 i = from + task.thread + n * Task::threads;
-      if constexpr (requires { Task::kOwnExperts; }) {
-        const u32 first = u32(task.g.rank * Task::kOwnExperts);
-        if (experts[n] - first >= u32(Task::kOwnExperts)) experts[n] = ~0u;
-      }
-      if (i < to) layout.mark(i, i32(experts[n]));
+      if (i < to) layout.mark(i, held(task, i32(experts[n])));
     }
   }
 
@@ -146,9 +145,7 @@ struct route_rows {
     const auto listed = task.template operand<Task::kReads + 3>();
     constexpr int kAxis = decltype(listed)::kRank - 2;
     const auto write = [&](i32 tile, i32 expert, i32 count) {
-      if constexpr (requires { Task::kOwnExperts; }) {
-        if (count > 0) expert -= task.g.rank * Task::kOwnExperts;
-      }
+      if (count > 0) expert -= task.g.rank * Task::kOwnExperts;
       ptx::store8(u64(listed.at() + 2 * tile), u32(expert), u32(count));
     };
     constexpr i32 kSteps = (kExperts + Task::threads - 1) / Task::threads;

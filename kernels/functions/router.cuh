@@ -146,7 +146,7 @@ struct ExpertChoice {
         const u64 position = u64(task.template operand<1>().at() + minimum(row(n), rows - 1));
         is_used[n] = i32(ptx::load4_l2(position)) >= 0;
       }
-      if constexpr (requires { Task::kHasCount; }) {
+      if constexpr (Task::kHasCount) {
         const i32 count = i32(ptx::load4_l2(u64(task.template operand<1>().at())));
         is_used[n] = row(n) < count - task.template operand<2>().size[0];
       }

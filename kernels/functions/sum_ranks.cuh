@@ -1,7 +1,7 @@
 // Sums partial results of tokens over ranks: fp32, rank order. kSplit: only ranks that have experts
-// of a token's choice have a partial result. kHasNone: ids below 0 are no choice, and rows without a
-// choice are written, too. kParts: over that many ranks or hosts, whose experts begin after those
-// of operand 2. kShared: as in combine_rows.cuh.
+// of a token's choice have a partial result. kHasNone: ids below 0 stand for no expert, and rows
+// without a choice are written, too. kParts: over that many ranks or hosts, whose experts begin
+// after those of operand 2. kShared: as in combine_rows.cuh.
 #pragma once
 #include "worker/task.cuh"
 
@@ -53,7 +53,7 @@ struct sum_ranks {
           const u32 own = (id - u32(task.template operand<2>().size[0])) / u32(Task::kExperts);
           if (own < kCount) ranks |= 1u << own;
         } else {
-          if constexpr (requires { Task::kHasNone; }) {
+          if constexpr (Task::kHasNone) {
             if (i32(id) < 0) continue;
           }
           ranks |= 1u << id / u32(Task::kExperts);
@@ -91,7 +91,7 @@ struct sum_ranks {
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           bool inside = begin + u * 512 < bytes && own[t] != 0;
-          if constexpr (requires { Task::kHasNone; }) {
+          if constexpr (Task::kHasNone) {
             inside = begin + u * 512 < bytes && token + t < y.size[0];
           }
           if (inside) {
