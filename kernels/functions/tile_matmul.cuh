@@ -97,23 +97,18 @@ struct TileFamily {
 };
 
 // The weights of a call.
-template <class Call, bool kIsScaled = (Call::kScaleBits != 0)>
+template <class Call, int kScaleBits = Call::kScaleBits>
 struct WeightsOf {
   using Type = PlainWeights<bool(Call::kWeightIsKN)>;
 };
-template <class Call>
-struct WeightsOf<Call, true> {
-  template <bool kIsWide, class Wide, class Narrow>
-  struct Either {
-    using Type = Wide;
-  };
-  template <class Wide, class Narrow>
-  struct Either<false, Wide, Narrow> {
-    using Type = Narrow;
-  };
-  using Element = typename Either<Call::kScaleBits == 32, float, bf16>::Type;
+template <class Call, class Element>
+struct ScaledWeightsOf {
   using Type = ScaledWeights<u32(Call::kScaleShift), bool(Call::kScaleHasBlocks), Element>;
 };
+template <class Call>
+struct WeightsOf<Call, 32> : ScaledWeightsOf<Call, float> {};
+template <class Call>
+struct WeightsOf<Call, 16> : ScaledWeightsOf<Call, bf16> {};
 
 // TileFamily of the first n shapes of a call.
 template <class Call, int n, u32... kTiles>
