@@ -260,14 +260,17 @@ def _device_steps(program: Program) -> list[Step]:
         if is_end:
             return _way_to(found, before)
         near = _closure(found.header, texts)
-        called = [each for each in definitions if each.name in found.calls]
+        called = [
+            each
+            for each in definitions
+            if each.header in near and each.name in found.calls
+        ]
         bodies = [
             each
             for each in definitions
             if each.header.startswith(BODIES) and each.name in found.body_calls
         ]
         own = [each for each in bodies if f'"{each.header}"' in program.source]
-        called = [each for each in called if each.header in near]
         for each in [*called, *(own or bodies)]:
             if each not in before:
                 before[each] = found

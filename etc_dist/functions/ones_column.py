@@ -1,4 +1,4 @@
-"""A column of ones beside a matrix, by which the biases of another one are multiplied,
+"""A column of ones next to a matrix, by which the biases of another one are multiplied,
 or zeros; CUDA half in `kernels/functions/ones_column.cuh`."""
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ anyway. Otherwise the rows of each expert are gathered first.
 A shared expert, which every row takes, is a dense MLP, with another inner size. Its
 gate is one more row of the router.
 
-Biases of the router and of experts are a column of their matrices, beside rows with a
+Biases of the router and of experts are a column of their matrices, for rows with a
 column of ones.
 
 On several ranks each has a part of the inner width of all experts, or some experts as a

@@ -136,7 +136,7 @@ def _communicator(base: Any) -> Any:
 
 def collectives_obstacle() -> str | None:
     """Why the collectives of this process stay with vLLM: kernels that wait for peers,
-    such as NCCL's, must not run beside ours on another stream."""
+    such as NCCL's, must not run with ours on another stream."""
     config = import_module("vllm.config.vllm").get_current_vllm_config_or_none()
     if config is None:
         return None
@@ -148,7 +148,7 @@ def collectives_obstacle() -> str | None:
 
 def _pass_manager(base: Any) -> Any:
     """vLLM's pass manager, with a pass of ours before the one that fuses all-reduces by
-    FlashInfer, else as the last one: behind AsyncTP in any case."""
+    FlashInfer, else as the last one: after AsyncTP in any case."""
     inductor_pass = import_module("vllm.compilation.passes.inductor_pass")
 
     class PassManager(base):
