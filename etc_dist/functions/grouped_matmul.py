@@ -52,7 +52,6 @@ def _grouped(
     boxes: Mapping[int, TmaBox],
     tile: Mapping[int, Operand],
     gathers: tuple[int, ...] = (),
-    is_float: bool = False,
     thin: bool = False,
     activation: Activation = SWIGLU,
     biased: bool = False,
@@ -73,7 +72,6 @@ def _grouped(
         constants={
             "kGated": int(boxes[1].halves),
             "kIsHalf": int(dtype == "float16"),
-            "kIsFloat": int(is_float),
             "kIsThin": int(thin),
             "kIsBiased": int(biased),
             **activation.constants(),
@@ -160,13 +158,6 @@ def grouped_store(
         activation=activation,
         biased=biased,
     )
-
-
-def grouped_float(dtype: str) -> DeviceFunction:
-    """As grouped_store, but the tile is fp32."""
-    boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    tile = _tile(dtype, ROWS, TILE_COLUMNS, "float32")
-    return _grouped("grouped_float", dtype, _multiply, 2, boxes, tile, is_float=True)
 
 
 def thin_float(dtype: str, activation: Activation = SWIGLU) -> DeviceFunction:

@@ -83,8 +83,8 @@ struct GroupedTile {
   }
 };
 
-// kIsFloat: the result is in fp32, as is always that of a thin tile.
-template <bool kIsHalf, bool kIsFloat, class Gate>
+// The result of a thin tile is in fp32.
+template <bool kIsHalf, class Gate>
 struct GroupedMatmul : GroupedTile {
   u32 control, buffer;
   static constexpr u32 kControlBytes = 56;
@@ -212,9 +212,7 @@ struct GroupedMatmul : GroupedTile {
       if constexpr (kIsThin) {
 #pragma unroll
         for (int i = 0; i < kColumns / 2; ++i) d[0][i] += d[1][i];
-      }
-      if constexpr (kIsThin || kIsFloat) {
-        put_float<kBlocks, kColumns>(read_place(skipped, 4, size.rows), d);
+        put_float<kColumns>(read_place(skipped, 4, size.rows), d[0]);
       } else if (is_gated) {
         const Biases<kVariants, kBlocks> gate_bias(*this, variant, skipped, 0);
         const Biases<kVariants, kBlocks> up_bias(*this, variant, skipped, 1);
@@ -318,21 +316,20 @@ struct GroupedMatmul : GroupedTile {
     }
   }
 
-  // The same in fp32, directly from registers.
-  template <int kBlocks, int kColumns, int kSums>
-  ETC_DEVICE static void put_float(const Place& to, const float (&d)[kSums][kColumns / 2]) {
+  // A thin tile, directly from registers.
+  template <int kColumns>
+  ETC_DEVICE static void put_float(const Place& to, const float (&d)[kColumns / 2]) {
     const u32 thread = ptx::thread(), lane = thread & 31, warp = thread >> 5;
-    const i32 row = i32(lane) % 4 * 2, column = i32(warp) * 16 * kBlocks + i32(lane) / 4;
+    const i32 row = i32(lane) % 4 * 2, column = i32(warp) * 16 + i32(lane) / 4;
     const u64 at = to.at + u64(row) * to.row_bytes + column * 4;
 #pragma unroll
     for (i32 i = 0; i < kColumns; i += 8) {
       if (i % kPiece == 0 && i >= to.rows) break;
 #pragma unroll
-      for (i32 n = 0; n < 4 * kBlocks; ++n) {
-        const i32 r = i + n % 2, c = n / 2 * 8;  // of the warp's columns, eight of either block
+      for (i32 n = 0; n < 4; ++n) {
+        const i32 r = i + n % 2, c = n / 2 * 8;
         if (row + r < to.rows && column + c < to.columns) {
-          const float v = d[n / 2 % kBlocks][i / 2 + n / 2 / kBlocks * 2 + n % 2];
-          ptx::store4(at + u64(r) * to.row_bytes + c * 4, __float_as_uint(v));
+          ptx::store4(at + u64(r) * to.row_bytes + c * 4, __float_as_uint(d[i / 2 + n]));
         }
       }
     }

@@ -8,7 +8,7 @@ namespace etc {
 // The roles of all functions but the storing of a tile.
 template <class Call>
 struct GroupedRoles : Roles, GroupedTile {
-  using Compute = GroupedMatmul<Call::kIsHalf, Call::kIsFloat, ActivationOf<Call>>;
+  using Compute = GroupedMatmul<Call::kIsHalf, ActivationOf<Call>>;
   using Coord = typename Call::Coord;
   static constexpr bool kIsGathered = has_role<Call>(kGatherRole);
   static constexpr u32 kVariant =
@@ -297,10 +297,6 @@ struct grouped_store : GroupedRoles<Call> {
 // The activation of x @ gate.T and x @ up.T.
 template <class Call>
 struct grouped_gated : grouped_store<Call> {};
-
-// With kIsFloat: the result is in fp32.
-template <class Call>
-struct grouped_float : grouped_store<Call> {};
 
 // With kIsThin: the result is in fp32, and the weight has at most 128 rows.
 template <class Call>

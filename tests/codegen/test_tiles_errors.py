@@ -23,7 +23,6 @@ from etc_dist.functions.down_token import down_token
 from etc_dist.functions.epilogue import residual, store, swiglu
 from etc_dist.functions.gate_up_token import gate_up_token
 from etc_dist.functions.grouped_matmul import (
-    grouped_float,
     grouped_gated,
     grouped_store,
     thin_float,
@@ -172,7 +171,6 @@ ALIKE = {
         {"m": 128, "n": 256},
     ),
     "grouped": (grouped_store("bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
-    "float": (grouped_float("bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
     "thin": (thin_float("bfloat16"), "m,k n,k m,n", {"m": 128, "n": 128}),
     "experts": (grouped_gated("bfloat16"), "t,k c,k c,k m m,c", {"m": 256, "c": 256}),
     "packed experts": (
