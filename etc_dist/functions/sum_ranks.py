@@ -45,57 +45,38 @@ def sum_ranks(dtype: str, parts: int | None = None) -> DeviceFunction:
 
 
 def sum_expert_ranks(
-    routing: Routing, shared: str = "", *, has_none: bool = False
-) -> DeviceFunction:
-    """partials [world, tokens, columns] -> y [tokens, columns], as `sum_ranks`. Where
-    experts are split over ranks, it also reads ids [tokens, top_k] (int32), and adds
-    for each token only the partials of ranks that have experts of its choice. shared:
-    as of `combine_rows`, where experts are split. Then y and what is added for a shared
-    expert may have fewer rows than the others. has_none: some may be
-    no tokens, without an expert; the sum of these has no meaning."""
-    if not routing.split:
-        return sum_ranks(routing.dtype)
-    return _split_sum(routing, shared, has_none=has_none)
-
-
-def sum_host_experts(
     routing: Routing, parts: int, shared: str = "", *, has_none: bool = False
 ) -> DeviceFunction:
-    """As `sum_expert_ranks` of split experts, over `parts` ranks or hosts with
-    `routing.experts` experts each; it also reads lower, whose length is the number of
-    experts before theirs. Rows of y are not written for tokens that chose none,
-    unless it has_none."""
-    return _split_sum(routing, shared, parts, has_none=has_none)
+    """partials [parts, tokens, columns], ids [tokens, top_k] (int32), and lower -> y
+    [tokens, columns], as `sum_ranks`, over ranks or hosts with `routing.experts`
+    experts each. Only the partials are added of those that have experts of a token's
+    choice. The length of lower is the number of experts before theirs. Rows of y are
+    not written for tokens that chose none.
 
-
-def _split_sum(
-    routing: Routing, shared: str, parts: int | None = None, *, has_none: bool = False
-) -> DeviceFunction:
+    shared: as of `combine_rows`. Then y and what is added for a shared expert may have
+    fewer rows than the others. has_none: some rows are no tokens, without an expert;
+    all rows are written, and the sums of these have no meaning."""
     of_shared = shared_operands(routing.element, shared)
 
-    def body(partials: Any, ids: Any, *others: Any) -> None:
+    def body(partials: Any, ids: Any, lower: Any, *others: Any) -> None:
         (*inputs, y), total = others, np.zeros(others[-1].shape, np.float32)
-        lower = inputs[: parts is not None]
         partials, ids = partials[:, : len(y)], ids[: len(y)]
-        own = (ids - sum(map(len, lower))) // routing.experts
+        own = (ids - len(lower)) // routing.experts
         for rank, partial in enumerate(partials):
             here = (own == rank).any(axis=1)
             total[here] += partial[here].astype(np.float32)
-        add_shared_rows(total, *inputs[len(lower) :])
+        add_shared_rows(total, *inputs)
         some = ((own >= 0) & (own < len(partials))).any(axis=1) | has_none
         y[some] = total[some].astype(y.dtype)
 
-    constants: dict[str, float] = {"kShared": len(of_shared)}
+    constants: dict[str, float] = {"kShared": len(of_shared), "kParts": parts}
     constants |= {"kHasNone": 1} if has_none else {}
-    first = 2
-    if parts is not None:
-        first, constants = 3, {**constants, "kParts": parts}
-    reads = first + len(of_shared)
+    reads = 3 + len(of_shared)
     tile = {
         0: _partials(routing.element, parts),
         1: Operand(("rows", routing.top_k), "int32"),
-        **dict(enumerate(of_shared, first)),
-        reads: Operand(("rows", "columns"), routing.element, leading=parts is not None),
+        **dict(enumerate(of_shared, 3)),
+        reads: Operand(("rows", "columns"), routing.element, leading=True),
     }
     return routing.function(
         *("sum_ranks", TRANSFER, reads, 1, body),

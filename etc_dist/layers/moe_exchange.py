@@ -1,9 +1,10 @@
-"""The exchange of an expert-parallel mixture of experts over several hosts: a token
-goes once to each host, and one sum comes back."""
+"""The exchange of a mixture of experts between ranks: a token goes once to each rank of
+its host that has experts of its choice, and once to each other host, and one sum comes
+back from each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from etc_dist.functions.combine_rows import combine_rows
@@ -12,7 +13,7 @@ from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.push_tokens import push_tokens
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.share_choices import share_choices
-from etc_dist.functions.sum_ranks import sum_host_experts
+from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_ranks
 from etc_dist.ir import (
     EventRef,
     EventTensor,
@@ -21,15 +22,22 @@ from etc_dist.ir import (
     Region,
     Tensor,
     ceildiv,
+    maximum,
     minimum,
     span,
     tile,
 )
 from etc_dist.ir.call import Grid
+from etc_dist.ir.order import Order
 from etc_dist.ir.tensor import Tile
-from etc_dist.layers.moe_steps import Choices, ExpertOutputs
+from etc_dist.layers.moe_steps import Choices, ExpertOutputs, Sizes
 from etc_dist.layers.shared_expert import SharedRows
 from etc_dist.ops.host_sums import host_after, near_rank
+from etc_dist.ops.order import last_between
+
+PART_TASKS = 512
+"""A task that sends sums has fewer tokens than `Sizes.part_tokens` to make about this
+many tasks."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class AllTokens:
         return self.choices.chosen[span(0, rank * self.routing.experts), b]
 
 
-def exchange_over_hosts(g: Graph, to: AllTokens) -> None:
+def exchange(g: Graph, to: AllTokens) -> None:
     """Add the exchange of tokens and choices. A rank sends all its tokens to its
     partner on each other host, which passes each on to the near ranks that have experts
     of its choice.
@@ -86,20 +94,43 @@ def exchange_over_hosts(g: Graph, to: AllTokens) -> None:
     NOTE: so messages do not depend on data. With many choices nearly every token needs
     every host."""
     world, near, experts = g.world_size, g.local_size, to.routing.experts
-    choices, local = to.choices, g.rank % near
-    came_x, came, known, here = _send_to_hosts(g, to)
-
+    choices = to.choices
+    from_hosts = _send_to_hosts(g, to) if near < world else None
+    # The peer that needs a slot first gets it first; this rank's own is the last.
     p, b = grid = g.grid(p=near, b=to.blocks)
     at = near_rank(g, (g.rank + (near - 1) - p) % near)
     words = choices.chosen[span(at * experts, experts), b]
     rows = to.rows(b)
     lists = words, choices.ids[rows, :], choices.weights[rows, :]
     _share(g, to, "share_choices", grid, lists, (g.rank, at, b), [to.routed[b]])
+
+    def in_turn(t: Expr) -> tuple[Expr, Expr, Expr]:
+        # Local copies use no link, so they run between the others.
+        p, task = last_between(t, near, to.blocks * to.pushes)
+        return p, task // to.pushes, task % to.pushes
+
     p, b, i = grid = g.grid(p=near, b=to.blocks, i=to.pushes)
+    at = near_rank(g, (g.rank + (near - 1) - p) % near)
     part = to.part(b, i)
     tokens = to.x[part, :], choices.ids[part, :]
-    _push(g, to, "push_tokens", grid, tokens, (g.rank, at, b, i), [to.routed[b]])
+    place = g.rank, at, b, i
+    order = in_turn if near > 1 else None
+    _push(g, to, "push_tokens", grid, tokens, place, [to.routed[b]], order)
+    if from_hosts is not None:
+        _pass_on(g, to, *from_hosts)
 
+
+def _pass_on(
+    g: Graph,
+    to: AllTokens,
+    came_x: Tensor,
+    came: Choices,
+    known: EventTensor,
+    here: EventTensor,
+) -> None:
+    """Pass on the tokens and choices of the partners to the near ranks."""
+    world, near, experts = g.world_size, g.local_size, to.routing.experts
+    local = g.rank % near
     s, b, p = grid = g.grid(s=world // near - 1, b=to.blocks, p=near)
     source = (g.rank + world - (s + 1) * near) % world
     target = (local + p) % near
@@ -236,6 +267,7 @@ def _push(
     tokens: Sequence[Region],
     place: tuple[Expr, Expr, Expr, Expr],
     waits: Sequence[EventRef],
+    order: Order | None = None,
 ) -> None:
     """Copy tokens into the slot of rank `owner` on the near rank `at`, part i of block
     b."""
@@ -249,38 +281,48 @@ def _push(
         writes=[to.all_x.on(at)[part, :]],
         waits=waits,
         notifies=[to.arrived.on(at)[0]],
+        order=order,
     )
 
 
-def send_back_over_hosts(
+@dataclass(frozen=True)
+class Sent:
+    """The rows and weights of the tokens whose partial sums a rank sends: `tokens` in
+    total, those of the rank `owner` from first(owner) on. exchanged: where the experts
+    are split over the ranks."""
+
+    place: Tensor
+    weights: Tensor
+    tokens: Expr
+    first: Callable[[Expr], Expr]
+    exchanged: AllTokens | None = None
+
+
+def send_back(
     g: Graph,
-    to: AllTokens,
-    place: Tensor,
-    located: EventRef,
+    routing: Routing,
+    sizes: Sizes,
+    sent: Sent,
     outputs: ExpertOutputs,
+    located: EventRef,
     y: Tensor,
-    size: Expr,
     shared: SharedRows | None,
-    has_count: bool,
 ) -> None:
-    """Add the partial sums of all ranks' tokens, `size` at once, in three steps: each
-    is sent to the near rank with the local rank of the token's owner, which adds those
-    of its host; these go to the owner, which adds the hosts': y [tokens, hidden].
-    shared: of this rank's tokens. has_count: as of `Sizes`."""
-    world, near, routing = g.world_size, g.local_size, to.routing
+    """Add the partial sums of all ranks' tokens: each is sent to the near rank with the
+    local rank of the token's owner, which adds those of its host. The sums of other
+    hosts' tokens go to the owner, which adds the hosts': y [tokens, hidden]. shared: of
+    the tokens whose sums are sent, or, if the experts are split over the ranks, of this
+    rank's."""
+    world, near, to = g.world_size, g.local_size, sent.exchanged
     hosts, passes = world // near, outputs.passes
     tokens, hidden = g.largest(y.shape[0]), y.shape[1]
     own = g.rank // near
+    most = minimum(sizes.part_tokens, sent.tokens // PART_TASKS)
+    size = g.let("part", maximum(1, most))
     groups = g.let("groups", ceildiv(tokens, size))
     partials = g.symmetric("partials", (world, tokens, hidden), y.dtype)
-    staged = g.symmetric("staged_sums", (hosts - 1, tokens, hidden), y.dtype)
-    sums = g.symmetric("sums", (hosts, tokens, hidden), y.dtype)
     returned = g.events(
         "returned", (passes, hosts, groups), expects=near, cross_rank=True
-    )
-    summed = g.events("summed", (hosts - 1, groups), expects=passes)
-    complete = g.events(
-        "complete", (groups,), expects=hosts - 1 + passes, cross_rank=True
     )
 
     def rows(q: Expr, first: Expr | int = 0) -> Tile:
@@ -291,46 +333,71 @@ def send_back_over_hosts(
 
     def of_owner(s: Expr | int, local: Expr, q: Expr) -> Tile:
         """Tokens of the rank with this local rank on host `host_after(s)`."""
-        owner = host_after(g, s) * near + local
-        return rows(q, to.slot(g, owner, g.rank) * to.padded)
+        return rows(q, sent.first(host_after(g, s) * near + local))
 
+    # This rank's own come last: they are not sent.
     v, s, p, q = grid = g.grid(v=passes, s=hosts, p=near, q=groups)
     local = (g.rank + 1 + p) % near
     of_tokens, at = of_owner(s, local, q), near_rank(g, local)
+    of_shared = shared if to is None else None
     g.call(
-        combine_rows(routing),
+        combine_rows(routing, of_shared.kind if of_shared else ""),
         grid,
         reads=[
-            place[of_tokens, :],
-            to.all_choices.weights[of_tokens, :],
+            sent.place[of_tokens, :],
+            sent.weights[of_tokens, :],
             outputs.rows[:, columns(v)],
+            *(of_shared.of(of_tokens, columns(v)) if of_shared else []),
         ],
         writes=[partials.on(at)[s * near + g.rank % near, rows(q), columns(v)]],
-        waits=[outputs.produced[v], located],
+        waits=[outputs.produced[v], located, *([of_shared.done] if of_shared else [])],
         notifies=[returned.on(at)[v, s, q]],
     )
 
     def sum_near(
-        name: str, grid: Grid, s: Expr | int, target: Region, event: EventRef
+        name: str,
+        grid: Grid,
+        s: Expr | int,
+        target: Region,
+        notifies: Sequence[EventRef] = (),
+        added: SharedRows | None = None,
     ) -> None:
         *_, v, q = grid
+        function, of_choices = sum_ranks(y.dtype, near), []
+        if to is not None:
+            is_last, kind = hosts == 1, added.kind if added else ""
+            has_none = is_last and sizes.has_count
+            function = sum_expert_ranks(routing, near, kind, has_none=has_none)
+            ids = to.all_choices.ids[of_owner(s, g.rank % near, q), :]
+            of_choices = [ids, to.lower(own * near)]
         g.call(
-            sum_host_experts(routing, near),
+            function,
             grid,
             name=name,
             reads=[
                 partials[span(s * near, near), rows(q), columns(v)],
-                to.all_choices.ids[of_owner(s, g.rank % near, q), :],
-                to.lower(own * near),
+                *of_choices,
+                *(added.of(rows(q), columns(v)) if added else []),
             ],
             writes=[target],
-            waits=[returned[v, s, q]],
-            notifies=[event],
+            waits=[returned[v, s, q], *([added.done] if added else [])],
+            notifies=notifies,
         )
 
+    added = shared if to is not None else None
+    if to is None or hosts == 1:
+        v, q = grid = g.grid(v=passes, q=groups)
+        sum_near("sum_ranks", grid, 0, y[rows(q), columns(v)], added=added)
+        return
+    staged = g.symmetric("staged_sums", (hosts - 1, tokens, hidden), y.dtype)
+    sums = g.symmetric("sums", (hosts, tokens, hidden), y.dtype)
+    summed = g.events("summed", (hosts - 1, groups), expects=passes)
+    complete = g.events(
+        "complete", (groups,), expects=hosts - 1 + passes, cross_rank=True
+    )
     s, v, q = grid = g.grid(s=hosts - 1, v=passes, q=groups)
     target = staged[s, rows(q), columns(v)]
-    sum_near("sum_near", grid, s, target, summed[s, q])
+    sum_near("sum_near", grid, s, target, [summed[s, q]])
     s, q = grid = g.grid(s=hosts - 1, q=groups)
     owner = host_after(g, s) * near + g.rank % near
     g.call(
@@ -344,22 +411,19 @@ def send_back_over_hosts(
     )
     v, q = grid = g.grid(v=passes, q=groups)
     target = sums[own, rows(q), columns(v)]
-    sum_near("sum_own", grid, hosts - 1, target, complete[q])
+    sum_near("sum_own", grid, hosts - 1, target, [complete[q]])
+    of_hosts = replace(routing, experts=near * routing.experts)
+    kind = added.kind if added else ""
     g.call(
-        sum_host_experts(
-            replace(routing, experts=near * routing.experts),
-            hosts,
-            shared.kind if shared else "",
-            has_none=has_count,
-        ),
+        sum_expert_ranks(of_hosts, hosts, kind, has_none=sizes.has_count),
         grid,
         name="sum_hosts",
         reads=[
             sums[:, rows(q), columns(v)],
             to.choices.ids[rows(q), :],
             to.lower(0),
-            *(shared.of(rows(q), columns(v)) if shared else []),
+            *(added.of(rows(q), columns(v)) if added else []),
         ],
         writes=[y[rows(q), columns(v)]],
-        waits=[complete[q], *([shared.done] if shared else [])],
+        waits=[complete[q], *([added.done] if added else [])],
     )

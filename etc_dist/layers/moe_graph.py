@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from etc_dist.errors import expect_choice
 from etc_dist.functions.activation import SWIGLU, Activation
@@ -11,14 +10,9 @@ from etc_dist.functions.combine_rows import GROUP_TOKENS, combine_rows
 from etc_dist.functions.expect_in_range import expect_in_range
 from etc_dist.functions.grouped_matmul import TILE_COLUMNS, UP_COLUMNS
 from etc_dist.functions.mark_experts import mark_experts
-from etc_dist.functions.push_tokens import push_tokens
 from etc_dist.functions.router import Router, as_router
 from etc_dist.functions.routing import BLOCK, TILE_ROWS, Routing
-from etc_dist.functions.share_choices import share_choices
-from etc_dist.functions.sum_ranks import sum_expert_ranks
 from etc_dist.ir import (
-    EventRef,
-    Expr,
     Graph,
     Tensor,
     ceildiv,
@@ -28,10 +22,11 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.layers.moe_hosts import (
+from etc_dist.layers.moe_exchange import (
     AllTokens,
-    exchange_over_hosts,
-    send_back_over_hosts,
+    Sent,
+    exchange,
+    send_back,
 )
 from etc_dist.layers.moe_steps import (
     SCORE_TASKS,
@@ -46,7 +41,6 @@ from etc_dist.layers.moe_steps import (
     add_tiles,
 )
 from etc_dist.layers.shared_expert import SharedRows, add_shared
-from etc_dist.ops.order import last_between
 
 PARALLEL = ("tensor", "expert")
 PASSES, PARALLEL_PASSES = 2, 4
@@ -64,8 +58,6 @@ COMBINE_TASKS = 1584
 of a worker's twelve warps."""
 PART_TOKENS = 16
 """The largest number of tokens of a task that sends sums to another rank."""
-PART_TASKS = 512
-"""A task has fewer tokens than PART_TOKENS to make about this many tasks."""
 PUSH_TASKS = 128
 """Blocks of tokens are divided to make about this many tasks that push them."""
 
@@ -294,10 +286,8 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> N
     place, located = add_places(
         g, routing, choices, tiles, tokens, waits=outputs.before
     )
-    sent = Sent(
-        place, choices.weights, tokens, lambda p: (g.rank + 1 + p) % world * shard
-    )
-    _send_back(g, routing, sizes, sent, outputs, located, y, of_shared)
+    sent = Sent(place, choices.weights, tokens, lambda owner: owner * shard)
+    send_back(g, routing, sizes, sent, outputs, located, y, of_shared)
 
 
 def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:
@@ -336,7 +326,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> N
     arrived = g.events(
         "arrived", (1,), expects=world * blocks * pushes, cross_rank=True
     )
-    exchange = AllTokens(
+    to = AllTokens(
         own,
         tokens,
         blocks,
@@ -351,8 +341,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> N
         pushes,
         size,
     )
-    over_hosts = g.local_size < world
-    (exchange_over_hosts if over_hosts else _exchange)(g, exchange)
+    exchange(g, to)
 
     rows = world * tokens * min(top_k, own.experts)
     tiles = add_tiles(g, own, all_choices.chosen, rows, [exchanged[0]])
@@ -363,136 +352,11 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> N
     place, located = add_places(
         g, own, all_choices, tiles, tokens, [lower], outputs.before
     )
-    if over_hosts:
-        size = _part_tokens(g, sizes, world * tokens)
-        rest = size, of_shared, sizes.has_count
-        send_back_over_hosts(g, exchange, place, located, outputs, y, *rest)
-        return
     sent = Sent(
-        place, all_choices.weights, world * tokens, lambda p: (p + 1) % world * padded
+        place,
+        all_choices.weights,
+        world * tokens,
+        lambda owner: to.slot(g, owner, g.rank) * padded,
+        to,
     )
-    _send_back(g, own, sizes, sent, outputs, located, y, of_shared, choices.ids)
-
-
-def _exchange(g: Graph, to: AllTokens) -> None:
-    """Add the exchange of tokens and choices between the ranks of one host."""
-    world, own, block = g.world_size, to.routing, to.routing.block
-    tokens, blocks, padded, size = to.tokens, to.blocks, to.padded, to.size
-    lists = to.choices.ids, to.choices.weights
-    all_lists = to.all_choices.ids, to.all_choices.weights
-    # The peer that needs a slot first gets it first; this rank's own is the last.
-    p, b = grid = g.grid(p=world, b=blocks)
-    slot = (p + 1) % world
-    at = (g.rank + (world - 1) - p) % world
-    of_block, target = to.rows(b), to.rows(b, slot * padded)
-    g.call(
-        share_choices(own),
-        grid,
-        reads=[
-            to.choices.chosen[span(at * own.experts, own.experts), b],
-            *(t[of_block, :] for t in lists),
-        ],
-        writes=[
-            to.all_choices.chosen.on(at)[:, slot * blocks + b],
-            *(t.on(at)[target, :] for t in all_lists),
-        ],
-        waits=[to.routed[b]],
-        notifies=[to.shared.on(at)[0]],
-    )
-
-    def in_turn(t: Expr) -> tuple[Expr, Expr, Expr]:
-        # Local copies use no link, so they run between the others.
-        p, task = last_between(t, world, blocks * to.pushes)
-        return p, task // to.pushes, task % to.pushes
-
-    p, b, i = grid = g.grid(p=world, b=blocks, i=to.pushes)
-    slot = (p + 1) % world
-    at = (g.rank + (world - 1) - p) % world
-    first = b * block + i * size
-    left = minimum(minimum(size, block - i * size), tokens - first)
-    g.call(
-        push_tokens(own),
-        grid,
-        reads=[
-            *(t[span(first, left), :] for t in (to.x, to.choices.ids)),
-            to.lower(at, b),
-        ],
-        writes=[to.all_x.on(at)[span(slot * padded + first, left), :]],
-        waits=[to.routed[b]],
-        notifies=[to.arrived.on(at)[0]],
-        order=in_turn,
-    )
-
-
-def _part_tokens(g: Graph, sizes: Sizes, total: Expr) -> Expr:
-    """The tokens of a task that sends sums, of `total` tokens."""
-    most = minimum(sizes.part_tokens, total // PART_TASKS)
-    return g.let("part", maximum(1, most))
-
-
-@dataclass(frozen=True)
-class Sent:
-    """The rows and weights of the tokens whose partial sums a rank sends: `tokens` in
-    total, those of rank + 1 + p from first(p) on."""
-
-    place: Tensor
-    weights: Tensor
-    tokens: Expr
-    first: Callable[[Expr], Expr]
-
-
-def _send_back(
-    g: Graph,
-    routing: Routing,
-    sizes: Sizes,
-    sent: Sent,
-    outputs: ExpertOutputs,
-    located: EventRef,
-    y: Tensor,
-    shared: SharedRows | None,
-    ids: Tensor | None = None,
-) -> None:
-    """Add the partial sums of all ranks' tokens, each sent to its rank, and their sums
-    over ranks: y [tokens, hidden]. shared: of the tokens whose sums are sent, or, if
-    the experts are split over the ranks, of this rank's, whose ids follow."""
-    sent_rows = shared if ids is None else None
-    added_rows = shared if ids is not None else None
-    world, tokens, hidden = g.world_size, g.largest(y.shape[0]), y.shape[1]
-    size = _part_tokens(g, sizes, sent.tokens)
-    groups = g.let("groups", ceildiv(tokens, size))
-    partials = g.symmetric("partials", (world, tokens, hidden), y.dtype)
-    returned = g.events(
-        "returned", (outputs.passes, groups), expects=world, cross_rank=True
-    )
-    # This rank's own comes last: it is not sent.
-    s, p, q = grid = g.grid(s=outputs.passes, p=world, q=groups)
-    owner, left = (g.rank + 1 + p) % world, minimum(size, tokens - q * size)
-    of_tokens = span(sent.first(p) + q * size, left)
-    of_pass = tile(s, outputs.pass_columns)
-    g.call(
-        combine_rows(routing, sent_rows.kind if sent_rows else ""),
-        grid,
-        reads=[
-            *(t[of_tokens, :] for t in (sent.place, sent.weights)),
-            outputs.rows[:, of_pass],
-            *(sent_rows.of(of_tokens, of_pass) if sent_rows else []),
-        ],
-        writes=[partials.on(owner)[g.rank, span(q * size, left), of_pass]],
-        waits=[outputs.produced[s], located, *([sent_rows.done] if sent_rows else [])],
-        notifies=[returned.on(owner)[s, q]],
-    )
-    s, q = grid = g.grid(s=outputs.passes, q=groups)
-    of_part, of_pass = tile(q, size), tile(s, outputs.pass_columns)
-    g.call(
-        sum_expert_ranks(
-            routing, added_rows.kind if added_rows else "", has_none=sizes.has_count
-        ),
-        grid,
-        reads=[
-            partials[:, of_part, of_pass],
-            *([] if ids is None else [ids[of_part, :]]),
-            *(added_rows.of(of_part, of_pass) if added_rows else []),
-        ],
-        writes=[y[of_part, of_pass]],
-        waits=[returned[s, q], *([added_rows.done] if added_rows else [])],
-    )
+    send_back(g, own, sizes, sent, outputs, located, y, of_shared)

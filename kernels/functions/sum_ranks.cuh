@@ -1,7 +1,7 @@
-// Sums partial results of tokens over ranks: fp32, rank order. kSplit: only ranks that have experts
-// of a token's choice have a partial result. kHasNone: ids below 0 stand for no expert, and rows
-// without a choice are written, too. kParts: over that many ranks or hosts, whose experts begin
-// after those of operand 2. kShared: as in combine_rows.cuh.
+// Sums partial results of tokens over ranks: fp32, rank order. kParts: their number, if not all.
+// kSplit: only ranks that have experts of a token's choice have a partial result; the first of these
+// experts is the extent of operand 2. kHasNone: rows without a choice are written, too. kShared: as
+// in combine_rows.cuh.
 #pragma once
 #include "worker/task.cuh"
 
@@ -9,9 +9,8 @@ namespace etc {
 
 template <class Task>
 struct sum_ranks {
-  static constexpr bool kSome = requires { Task::kParts; };
   static constexpr int kCount = [] {
-    if constexpr (kSome) return Task::kParts;
+    if constexpr (requires { Task::kParts; }) return Task::kParts;
     return Task::kWorld;
   }();
   // NOTE: about eight loads are in flight, as in push_rows: kUnroll x 256 columns of each of
@@ -48,16 +47,9 @@ struct sum_ranks {
 #pragma unroll
       for (int k = 0; k < Task::kTopK; ++k) {
         const u32 id = ptx::load4_l2(u64(ids.at(token, k)));
-        if constexpr (kSome) {
-          // NOTE: an expert before theirs is a large number.
-          const u32 own = (id - u32(task.template operand<2>().size[0])) / u32(Task::kExperts);
-          if (own < kCount) ranks |= 1u << own;
-        } else {
-          if constexpr (Task::kHasNone) {
-            if (i32(id) < 0) continue;
-          }
-          ranks |= 1u << id / u32(Task::kExperts);
-        }
+        // NOTE: an expert before theirs is a large number, as is no expert.
+        const u32 own = (id - u32(task.template operand<2>().size[0])) / u32(Task::kExperts);
+        if (own < kCount) ranks |= 1u << own;
       }
       return ranks;
     }

@@ -6,16 +6,15 @@ import numpy as np
 
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
-from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_host_experts
+from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_ranks
 
 OWN = Routing(2, Router(2), "float32", split=True)  # experts 4 and 5 of four ranks
 IDS = np.array([[7, 4], [0, 1], [5, 3]], np.int32)
-WHOLE = Routing(8, Router(2), "float32")
 
 
 def test_partial_sums_of_all_ranks_are_added():
     y = np.full((3, 1), np.nan)
-    sum_expert_ranks(WHOLE).body(np.arange(12).reshape(4, 3, 1), y)
+    sum_ranks("bfloat16").body(np.arange(12).reshape(4, 3, 1), y)
     assert y[:, 0].tolist() == [18, 22, 26]
 
 
@@ -23,12 +22,12 @@ def test_only_partial_sums_of_chosen_ranks_are_added():
     partials = np.full((4, 3, 1), np.nan)
     partials[[2, 3, 0, 1, 2], [0, 0, 1, 2, 2]] = np.array([[1], [2], [4], [8], [16]])
     y = np.full((3, 1), np.nan)
-    sum_expert_ranks(OWN).body(partials, IDS, y)
+    sum_expert_ranks(OWN, 4).body(partials, IDS, np.empty(0), y)
     assert y[:, 0].tolist() == [3, 4, 24]
 
 
 def test_only_partial_sums_of_the_host_are_added():
     y, lower = np.full((3, 1), 7.0), np.empty(4)  # of the second of two hosts
     partials = np.array([[1, 2, 4], [8, 16, 32]])[:, :, None]
-    sum_host_experts(OWN, 2).body(partials, IDS, lower, y)
+    sum_expert_ranks(OWN, 2).body(partials, IDS, lower, y)
     assert y[:, 0].tolist() == [9, 7, 4]
