@@ -52,10 +52,10 @@ class Epilogue:
         return PER_ROW in self.writes
 
     def operands(
-        self, y_dtype: str, strip: Expr | None = None
+        self, y_dtype: str, strip: Expr | None = None, num_scales: int = 0
     ) -> tuple[list[Operand], list[Operand]]:
         """The regions of the further reads, and of y and the further writes. strip:
-        columns of y in a strip."""
+        columns of y in a strip. num_scales: of operands between weights and reads."""
         rows, columns = Extent(name="rows"), Extent(name="columns", begins=8)
         reads = {
             PER_ELEMENT: Operand((rows, columns), leading=True),
@@ -66,7 +66,7 @@ class Epilogue:
         strips = Extent(name="columns", per=strip)
         writes = {**reads, PER_ROW: Operand((strips, rows), leading=True)}
         if self.mirrors:
-            place = 1 + self.weights + len(self.reads)  # that of y
+            place = 1 + self.weights + num_scales + len(self.reads)  # that of y
             writes[PER_ELEMENT] = replace(y, mirrors=place)
         return [reads[k] for k in self.reads], [y, *(writes[k] for k in self.writes)]
 

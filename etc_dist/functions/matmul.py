@@ -30,10 +30,15 @@ def weight_shape(w_layout: str, n: Any, k: Any) -> tuple[Any, Any]:
 
 
 def weight_columns(
-    w_layout: str, w: Tensor, columns: Any, k_span: Any = slice(None)
+    w_layout: str,
+    w: Tensor,
+    columns: Any,
+    k_span: Any = slice(None),
+    place: tuple[Any, ...] = (),
 ) -> Region:
-    """The part of w that some columns of x @ w.T need, of all k or a part of it."""
-    return w[k_span, columns] if w_layout == "kn" else w[columns, k_span]
+    """The part of w that some columns of x @ w.T need, of all k or a part of it. place:
+    of w in a stack."""
+    return w[(*place, *weight_shape(w_layout, columns, k_span))]
 
 
 def silu(values: Any) -> Any:

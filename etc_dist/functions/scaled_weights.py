@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from etc_dist.functions.matmul import weight_columns, weight_shape
-from etc_dist.ir import Graph, Operand, Region, Tensor, ceildiv, span
+from etc_dist.ir import Expr, Graph, Operand, Region, Tensor, ceildiv, span
 from etc_dist.ir.tensor import Tile
 
 E4M3, MOST_E4M3 = "float8_e4m3fn", 448
@@ -22,6 +22,7 @@ BLOCK = 128
 """Elements of k that share a scale, and rows of w where scales are per block."""
 PER_BLOCK, PER_ROW, PER_MATRIX = "block", "row", "matrix"
 SCALE_DTYPES = ("float32", "bfloat16")
+Place = tuple[Expr | int, ...]
 _ROW_BITS = {PER_BLOCK: 7, PER_ROW: 0, PER_MATRIX: 31}
 
 
@@ -44,18 +45,18 @@ class Scaling:
             return ceildiv(n, BLOCK), ceildiv(k, BLOCK)
         return (n, 1) if self.per == PER_ROW else (1, 1)
 
-    def region(self, scales: Tensor, k_span: Any) -> Region:
+    def region(self, scales: Tensor, k_span: Any, place: Place = ()) -> Region:
         """The scales of all rows, for all of k, or for a part from a block's first
-        element on."""
+        element on. place: of the weight in a stack."""
         if self.per == PER_BLOCK and isinstance(k_span, Tile):
             size = ceildiv(k_span.size, BLOCK)
-            return scales[:, span(k_span.start // BLOCK, size)]
-        return scales[:, :]
+            return scales[(*place, slice(None), span(k_span.start // BLOCK, size))]
+        return scales[(*place, slice(None), slice(None))]
 
     @property
     def operand(self) -> Operand:
         """The region of the scales of a task."""
-        return Operand((None, None), self.dtype, by_element=True)
+        return Operand((None, None), self.dtype, leading=True, by_element=True)
 
     @property
     def constants(self) -> dict[str, int]:
@@ -87,8 +88,13 @@ SCALINGS = {
 """By the name of the layout."""
 
 
+BLOCKS = Scaling(PER_BLOCK, "float32")
+"""That of decoders."""
+
+
 class ScaledTensor(NamedTuple):
-    """The tensors of a weight: codes [n, k], and their scales."""
+    """The tensors of a weight, or of a stack of weights: codes [..., n, k], and their
+    scales."""
 
     codes: Tensor
     scales: Tensor
@@ -99,16 +105,27 @@ class ScaledTensor(NamedTuple):
         return self.codes.shape
 
 
+def scales_name(name: str) -> str:
+    """The name of the scales of a weight."""
+    return f"{name}_scales"
+
+
 def weight_input(
-    g: Graph, name: str, w_layout: str, n: Any, k: Any, dtype: str
+    g: Graph,
+    name: str,
+    w_layout: str,
+    n: Any,
+    k: Any,
+    dtype: str,
+    stack: Place = (),
 ) -> Tensor | ScaledTensor:
     """A weight of `dtype`, an input of `g`, in a layout. If it is scaled, its scales
-    are the input {name}_scales."""
+    are the input {name}_scales. stack: the axes before those of a weight."""
     scaling = SCALINGS.get(w_layout)
     if scaling is None:
-        return g.input(name, weight_shape(w_layout, n, k), dtype)
-    scales = f"{name}_scales", scaling.shape(n, k), scaling.dtype
-    return ScaledTensor(g.input(name, (n, k), E4M3), g.input(*scales))
+        return g.input(name, (*stack, *weight_shape(w_layout, n, k)), dtype)
+    scales = g.input(scales_name(name), (*stack, *scaling.shape(n, k)), scaling.dtype)
+    return ScaledTensor(g.input(name, (*stack, n, k), E4M3), scales)
 
 
 def weight_regions(
@@ -116,13 +133,14 @@ def weight_regions(
     weights: Sequence[Tensor | ScaledTensor],
     columns: Any,
     k_span: Any = slice(None),
+    place: Place = (),
 ) -> list[Region]:
     """The regions of weights for some columns of y; of all k, or a part. Then those of
-    the scales, if they have any."""
+    the scales, if they have any. place: of the weights in stacks."""
     scaling = SCALINGS.get(w_layout)
     codes = [w.codes if isinstance(w, ScaledTensor) else w for w in weights]
-    regions = [weight_columns(w_layout, w, columns, k_span) for w in codes]
+    regions = [weight_columns(w_layout, w, columns, k_span, place) for w in codes]
     if scaling is not None:
         scaled = [w for w in weights if isinstance(w, ScaledTensor)]
-        regions += [scaling.region(w.scales, k_span) for w in scaled]
+        regions += [scaling.region(w.scales, k_span, place) for w in scaled]
     return regions

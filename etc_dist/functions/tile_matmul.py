@@ -147,7 +147,7 @@ class TileShape:
                 "to 64 (not with split 'rows') or of 16 from 80 to 128; (3) swapped, "
                 "not deep, not with split 'rows': of a worker 128 columns, and 80 to "
                 "256 rows in steps of 16; (4) scaled: the same as (2) and (3) with "
-                f"split 'none' and at most {MOST_SCALED_ROWS} rows",
+                f"split 'columns' or 'none' and at most {MOST_SCALED_ROWS} rows",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py, or of "
                 "FAMILY in etc_dist/ops/tile_model.py",
@@ -243,8 +243,8 @@ class TileShape:
     @property
     def may_be_scaled(self) -> bool:
         """Whether a tile of scaled weights may have the same sizes."""
-        is_few = self.rows <= MOST_SCALED_ROWS
-        return self.swapped and self.cluster == 1 and is_few
+        is_few = self.worker_rows <= MOST_SCALED_ROWS
+        return self.swapped and self.split in ("columns", "none") and is_few
 
     @property
     def k_parts(self) -> int:
@@ -265,7 +265,7 @@ class TileShape:
             rows = self.rows + self.columns * self.weight_bytes // 2
             return (4 if rows <= 128 else 2 if rows <= 208 else 1) * STAGE_K
         if self.is_tall:
-            return STAGE_K
+            return BLOCK if self.scaled else STAGE_K
         if self.swapped:
             wide = self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES
             return (4 if wide and self.split != "rows" else 2) * STAGE_K
@@ -629,10 +629,12 @@ class Tiles:
         weights: Sequence[Tensor | ScaledTensor],
         columns: Any,
         k_span: Any = slice(None),
+        place: tuple[Expr | int, ...] = (),
     ) -> list[Region]:
         """The regions of the weights for some columns of y, of all k, or a part from a
-        multiple of `k_boxes` boxes on; then those of their scales."""
-        return weight_regions(self.w_layout, weights, columns, k_span)
+        multiple of `k_boxes` boxes on; then those of their scales. place: of the
+        weights in stacks."""
+        return weight_regions(self.w_layout, weights, columns, k_span, place)
 
     def _check_clusters(self, has_columns: bool) -> None:
         clusters = {shape.cluster for shape in self._shapes}
@@ -737,7 +739,7 @@ class Tiles:
             w_dtype, scales = E4M3, [self._scaling.operand] * len(weights)
         w = Operand(w_shape, w_dtype, leading=True, apart=True)
         strip = self.strip_columns(gated=gated) if epilogue.reduces else None
-        reads, writes = epilogue.operands(element, strip)
+        reads, writes = epilogue.operands(element, strip, len(scales))
         body = _multiply
         if is_part:
             body, writes = _multiply_part, [Operand((PART,), "float32", leading=True)]

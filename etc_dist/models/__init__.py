@@ -21,9 +21,10 @@ windows.py      the positions that layers attend to, from the same file
 rope.py         the rotary embedding, from the same file
 heads.py        the order of the elements of heads
 weights.py      the weights of its safetensors files
+held_weights.py      the memory that they are read into
 safetensors_file.py  the tensors of one of them
 quantized.py    which quantized weights they may have, and how these are read
-float8.py       weights in float8, which are widened; mxfp4.py: in MXFP4
+float8.py       weights in float8, and widening them; mxfp4.py: those in MXFP4
 weight_files.py the files that are the model's
 weight_places.py     the names of its tensors, and where each belongs
 part.py         the part of a model that a rank holds

@@ -25,7 +25,7 @@ from etc_dist.models.mixture_fields import (
     read_mixture,
     read_shared_inner,
 )
-from etc_dist.models.quantized import check_field
+from etc_dist.models.quantized import check_field, float8_matmuls
 from etc_dist.models.rope import (
     BETA,
     MOST_NUMBER,
@@ -66,7 +66,8 @@ class ModelConfig:
     size dense_inner in place of experts. has_optional_norms: each query and key is
     normalized, in a family where this is a field. features: of its layers. windows: of
     each layer, as `layer_windows`. local_rope: theta and scaling of layers with a
-    window; None: those of all layers. unrotated: as `unrotated_layers`."""
+    window; None: those of all layers. unrotated: as `unrotated_layers`. float8: as of
+    `DecoderSizes`."""
 
     architecture: str
     layers: int
@@ -92,6 +93,7 @@ class ModelConfig:
     windows: tuple[int, ...] = ()
     local_rope: Mapping[str, Any] | None = None
     unrotated: tuple[bool, ...] = ()
+    float8: tuple[str, ...] = ()
 
     def sizes(self, page_size: int, dtype: str = "bfloat16") -> DecoderSizes:
         """The sizes that `decoder_graph` takes."""
@@ -105,6 +107,7 @@ class ModelConfig:
             dtype,
             self.mixture,
             self.features,
+            self.float8,
         )
 
     @property
@@ -312,6 +315,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         local_rope=local,
         unrotated=unrotated,
         features=own,
+        float8=float8_matmuls(given, config),
     )
 
 

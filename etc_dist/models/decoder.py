@@ -22,6 +22,7 @@ from etc_dist.functions.rms_norm import (
     rms_norm,
 )
 from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
+from etc_dist.functions.scaled_weights import ScaledTensor, weight_input
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     EventRef,
@@ -53,12 +54,11 @@ from etc_dist.models.experts import (
     DENSE_MATMULS,
     EXPERT_MATMULS,
     SHARED_MATMULS,
-    SHARED_WEIGHTS,
     MixtureCalls,
     SharedOutput,
     Turn,
 )
-from etc_dist.models.sizes import DecoderSizes
+from etc_dist.models.sizes import WEIGHTS, DecoderSizes
 from etc_dist.models.step_policy import STEP_SHAPES, shapes_of
 from etc_dist.ops.order import tile_grid
 
@@ -187,18 +187,21 @@ class _Calls:
             for name, count in (("q", sizes.heads), ("k", sizes.kv_heads)):
                 shape = layers, count * dim
                 self.gains[name] = g.input(f"{name}_all_norm", shape, dtype)
-        self.weights = {
+        self.weights: dict[str, list[Tensor | ScaledTensor]] = {
             name: [
-                g.input(of, (self._layers_of(name), rows, columns), dtype)
-                for of in names
+                weight_input(
+                    *(g, of, sizes.w_layout(name), rows, columns, dtype),
+                    stack=(self._layers_of(name),),
+                )
+                for of in WEIGHTS[name]
             ]
-            for name, names, rows, columns in (
-                ("qkv", ("w_qkv",), width, hidden),
-                ("o", ("w_o",), hidden, heads),
-                ("gate_up", ("w_gate", "w_up"), inner, hidden),
-                ("down", ("w_down",), hidden, inner),
-                ("shared_up", SHARED_WEIGHTS[:2], shared_inner, hidden),
-                ("shared_down", SHARED_WEIGHTS[2:], hidden, shared_inner),
+            for name, rows, columns in (
+                ("qkv", width, hidden),
+                ("o", hidden, heads),
+                ("gate_up", inner, hidden),
+                ("down", hidden, inner),
+                ("shared_up", shared_inner, hidden),
+                ("shared_down", hidden, shared_inner),
             )
             if name in sizes.matmuls
         }
@@ -326,7 +329,8 @@ class _Calls:
         the layer if each layer has weights. counted: an event after which the expected
         count of `wait` can be loaded."""
         g, dtype = self.g, self.sizes.dtype
-        tiles = Tiles(g, name, self.shape[name], self.shapes, self.rows)
+        of_rows = self.shape[name], self.shapes, self.rows
+        tiles = Tiles(g, name, *of_rows, self.sizes.w_layout(name))
         weights = self.weights[name]
         to = TilePlaces(g, y)
         if len(weights) == 1:
@@ -352,7 +356,7 @@ class _Calls:
             name=f"{name}_matmul",
             reads=[
                 x[own, :],
-                *(w[(*of_layer, of.columns, slice(None))] for w in weights),
+                *tiles.weight_tiles(weights, of.columns, place=of_layer),
             ],
             writes=to.regions(own, of.columns),
             waits=[wait] if counted is None else [counted, wait],

@@ -1,4 +1,4 @@
-"""Weights in float8 with scales, which are widened as they are read.
+"""Weights in float8 with scales: which a decoder reads, and widening others.
 
 A matrix `*.weight` of float8_e4m3fn has `*.weight_scale_inv`, a scale for each block of
 128 x 128: an element is its code times the scale of its block, rounded to fp32, then to
@@ -7,7 +7,7 @@ folders, with `weight_block_size` [128, 128]."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,46 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "weight_block_size": ([BLOCK, BLOCK],),
 }
 """The values of fields of quantization_config; those that may be left out with None."""
-UNREAD = {"modules_to_not_convert"}
-"""Fields that the dtypes of the tensors imply."""
+UNCONVERTED = "modules_to_not_convert"
+"""The field with parts of the names of matrices that are not of float8."""
 WANTED = (
     f"quant_method {METHOD!r}, activation_scheme 'dynamic', fmt 'e4m3' and "
     f"weight_block_size {[BLOCK, BLOCK]}"
 )
 SCALES = "_scale_inv"
+LAYER = "model.layers.{}.{}"
+PROJECTIONS: Mapping[str, Sequence[str]] = {
+    "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
+    "o": ["self_attn.o_proj"],
+    "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+    "down": ["mlp.down_proj"],
+}
+"""The matrices in a layer's files of the matmuls that may read float8."""
 
 
 def is_known(found: Mapping[str, Any]) -> bool:
-    """Whether this is a quantization_config of weights that `widened` reads."""
-    return found.keys() <= ACCEPTED.keys() | UNREAD and all(
-        found.get(name) in values for name, values in ACCEPTED.items()
+    """Whether this is a quantization_config of weights that are read."""
+    names = found.get(UNCONVERTED)
+    are_names = isinstance(names, list) and all(isinstance(n, str) for n in names)
+    return (
+        found.keys() <= {*ACCEPTED, UNCONVERTED}
+        and (names is None or are_names)
+        and all(found.get(name) in values for name, values in ACCEPTED.items())
     )
+
+
+def converted(found: Mapping[str, Any], layers: int) -> list[str]:
+    """The matmuls whose matrices are of float8 in all layers.
+
+    A name in modules_to_not_convert stands for all that contain it, up to a final
+    pattern: so for more than in transformers. Their codes are widened."""
+    skipped = [name.rstrip("*.") for name in found.get(UNCONVERTED) or ()]
+
+    def is_converted(names: Sequence[str]) -> bool:
+        of_layers = (LAYER.format(n, name) for n in range(layers) for name in names)
+        return not any(part in name for name in of_layers for part in skipped)
+
+    return [name for name, names in PROJECTIONS.items() if is_converted(names)]
 
 
 def widen(codes: Any, scales: Any) -> Any:
@@ -52,12 +78,13 @@ def widen(codes: Any, scales: Any) -> Any:
 
 
 def widened(
-    tensors: Sequence[tuple[str, Any]], path: Path
+    tensors: Sequence[tuple[str, Any]], path: Path, is_kept: Callable[[str], bool]
 ) -> Iterator[tuple[str, Any]]:
-    """The tensors, those of float8 in fp32, without their scales. Each is widened as
-    the iteration comes to it, so that one is in memory. ArgumentError for float8
-    without scales or with some that do not fit, and for scales of no such tensor. They
-    are in `path`."""
+    """The tensors, those of float8 in fp32, without their scales; those that are kept,
+    by name, as codes, followed by their scales in fp32. Each is widened as the
+    iteration comes to it, so that one is in memory. ArgumentError for float8 without
+    scales or with some that do not fit, and for scales of no such tensor. They are in
+    `path`."""
     codes = {name for name, array in tensors if array.dtype == numpy_dtype(E4M3)}
     scales = {name: array for name, array in tensors if name.endswith(SCALES)}
     for name, array in tensors:
@@ -68,8 +95,12 @@ def widened(
         elif name not in codes:
             yield name, array
         else:
-            found = scales.get(name + SCALES)
+            found: Any = scales.get(name + SCALES)
             _check(name, array, found, path)
+            if is_kept(name):
+                yield name, array
+                yield name + SCALES, found.astype(np.float32)
+                continue
             with np.errstate(invalid="ignore", over="ignore"):
                 wide = widen(array, found)
             yield name, wide

@@ -219,10 +219,14 @@ class GgufFile:
         return sorted(stops - {NO_TOKEN})
 
     def weights(
-        self, config: ModelConfig, dtype: str, part: Part = WHOLE
+        self,
+        config: ModelConfig,
+        dtype: str,
+        part: Part = WHOLE,
+        backend: str = "cpu",
     ) -> dict[str, Any]:
         """As `load_weights`."""
-        return stack_weights(self.tensors(), config, dtype, self.path, part)
+        return stack_weights(self.tensors(), config, dtype, self.path, part, backend)
 
     def _rope(self, architecture: str) -> dict[str, Any]:
         # As llama.cpp: a factor without a type is a linear one.

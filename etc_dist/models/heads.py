@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.models.float8 import SCALES
+
 
 @dataclass(frozen=True)
 class HeadLayout:
@@ -46,15 +48,17 @@ def arranged(
     tensors: Iterable[tuple[str, Any]], head: HeadLayout, head_dim: int
 ) -> Iterator[tuple[str, Any]]:
     """The tensors, with heads of `head_dim` elements in the program's order. Those of
-    other sizes are not changed."""
+    other sizes are not changed, nor are scales, which heads have as a whole."""
     if head.is_plain(head_dim):
         yield from tensors
         return
     rotated, padded = head.order(head_dim), np.arange(head_dim).clip(max=head.size)
     for name, array in tensors:
         _, _, own = name.partition(".self_attn.")
-        of, _, _ = own.partition(".")
-        if of in ("q_proj", "k_proj", "q_norm", "k_norm"):
+        of, _, kind = own.partition(".")
+        if kind.endswith(SCALES):
+            yield name, array
+        elif of in ("q_proj", "k_proj", "q_norm", "k_norm"):
             yield name, _reordered(array, 0, head.size, rotated)
         elif of == "v_proj":
             yield name, _reordered(array, 0, head.size, padded)

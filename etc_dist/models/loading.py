@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ OPTIONS: Mapping[str, tuple[type, str | None]] = {
     "experts": (str, None),
 }
 """Of commands: types and help texts."""
-ReadWeights = Callable[[str, Part], dict[str, Any]]
+ReadWeights = Callable[[str, Part, str], dict[str, Any]]
+"""By the dtype, the part and the backend."""
 
 
 @names_options
@@ -112,7 +114,7 @@ def load(
         if found is not None:
             found.expect(ARCH, setup.of_bundle(found).parameters())
         part = part_of(world.rank, world.size, options["experts"])
-        weights = read_weights(options.pop("dtype"), part)
+        weights = read_weights(options.pop("dtype"), part, world.backend)
     # NOTE: the numbers were examined as they were read.
     return Model(config, weights, **options, bundle=found, are_finite=True, world=world)
 
@@ -136,6 +138,6 @@ def read_model(path: Any, dtype: Any) -> tuple[ModelConfig, ReadWeights]:
     if not path.is_dir():
         file = GgufFile(path)
         of_file = file.config()
-        return of_file, lambda dtype, part: file.weights(of_file, dtype, part)
+        return of_file, partial(file.weights, of_file)
     config = read_config(path)
-    return config, lambda dtype, part: load_weights(path, config, dtype, part)
+    return config, partial(load_weights, path, config)

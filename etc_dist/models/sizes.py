@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.append_kv import PagedCache
-from etc_dist.models.experts import Mixture
+from etc_dist.functions.scaled_weights import BLOCKS, scales_name
+from etc_dist.models.experts import (
+    DENSE_MATMULS,
+    DENSE_WEIGHTS,
+    EXPERT_MATMULS,
+    SHARED_MATMULS,
+    SHARED_WEIGHTS,
+    Mixture,
+)
 
 MATMULS = ("qkv", "o", "gate_up", "down", "head")
 """The matmuls of a step without experts; the dims `<name>_shape` choose their tiles."""
+
+
+MLP_WEIGHTS = ("w_gate", "w_up", "w_down")
+"""Gate, up and down of an MLP, or of all experts."""
+WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("w_qkv",),
+    "o": ("w_o",),
+    **{
+        matmul: weights
+        for matmuls, (gate, up, down) in (
+            (("gate_up", "down"), MLP_WEIGHTS),
+            (EXPERT_MATMULS, MLP_WEIGHTS),
+            (SHARED_MATMULS, SHARED_WEIGHTS),
+            (DENSE_MATMULS, DENSE_WEIGHTS),
+        )
+        for matmul, weights in zip(matmuls, ((gate, up), (down,)), strict=True)
+    },
+    "head": ("w_head",),
+}
+"""The weights of each matmul."""
+
+
+def scaled_weights(float8: Sequence[str]) -> list[str]:
+    """The weights of matmuls that read float8."""
+    return [weight for matmul in float8 for weight in WEIGHTS[matmul]]
+
+
+def weight_of(name: str) -> str:
+    """The weight of scales, or the array itself."""
+    return name.removesuffix(scales_name(""))
+
+
+def layout_of(matmul: str, float8: Collection[str]) -> str:
+    """The layout of the weights of a matmul. float8: as of `DecoderSizes`."""
+    return BLOCKS.w_layout if matmul in float8 else "nk"
 
 
 @dataclass(frozen=True)
@@ -56,7 +100,8 @@ class DecoderSizes:
 
     norm_eps: the epsilon of each RMSNorm. normalizes_heads: each query and key is
     normalized, too. page_size: positions in a page of the cache. mixture: the experts
-    in place of a dense MLP. features: of the layers."""
+    in place of a dense MLP. features: of the layers. float8: the matmuls whose weights
+    are float8 codes with scales, fp32, of blocks of 128 x 128."""
 
     heads: int
     kv_heads: int
@@ -67,6 +112,11 @@ class DecoderSizes:
     dtype: str = "bfloat16"
     mixture: Mixture | None = None
     features: Features = PLAIN
+    float8: tuple[str, ...] = ()
+
+    def w_layout(self, matmul: str) -> str:
+        """The layout of the weights of a matmul."""
+        return layout_of(matmul, self.float8)
 
     @property
     def matmuls(self) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from etc_dist.functions.attend import HEADS
 from etc_dist.functions.plan_shares import CUT, MOST_CUTS, STAGE
-from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape
+from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape, shapes_for
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
+from etc_dist.models.sizes import layout_of
 from etc_dist.ops.matmul_policy import SHAPES, choose, estimate
 from etc_dist.ops.tuning import Tuning, default_tuning
 
@@ -102,9 +103,13 @@ class StepPolicy:
         slices = min(longest // SLICE_POSITIONS, MOST_SLICES)
         return slices + (MOST_SLICES + 1) * self._cuts(longest)
 
+    def shapes_of(self, matmul: str) -> Sequence[TileShape]:
+        """The tiles of a matmul, of which the dim `<matmul>_shape` selects one."""
+        return shapes_for(layout_of(matmul, self.config.float8), self.shapes)
+
     def _choose(self, rows: int, longest: int) -> dict[str, int]:
         shapes = {
-            f"{name}_shape": self._shape(rows, n, k, gated=name in GATED)
+            f"{name}_shape": self._shape(name, rows, n, k)
             for name, (n, k) in self._matmuls().items()
         }
         if self.config.mixture is not None:
@@ -196,14 +201,15 @@ class StepPolicy:
         ]
         return min(known, key=cost)
 
-    def _shape(self, rows: int, n: int, k: int, *, gated: bool) -> int:
+    def _shape(self, name: str, rows: int, n: int, k: int) -> int:
+        gated, shapes = name in GATED, self.shapes_of(name)
         if self.workers is not None:
             kinds = {"gated": gated, "in_order": self.in_order}
             sizes = rows, n, k, self.workers
-            return choose(*sizes, self.shapes, **kinds, tuning=self.tuning)
+            return choose(*sizes, shapes, **kinds, tuning=self.tuning)
         tasks = {
             number: -(-rows // s.rows) * -(-n // s.columns)
-            for number, s in enumerate(self.shapes)
+            for number, s in enumerate(shapes)
             if self._may_have(s, gated)
         }
         return min(tasks, key=tasks.__getitem__)

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from etc_dist.functions.combine_rows import SCORED
+from etc_dist.functions.scaled_weights import scales_name
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
 from etc_dist.models.family import MLP_NAMES
-from etc_dist.models.part import Part
+from etc_dist.models.float8 import LAYER, SCALES
+from etc_dist.models.part import Part, of_blocks
+from etc_dist.models.sizes import MLP_WEIGHTS, scaled_weights
 
-LAYER = "model.layers.{}.{}"
 IN_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
 PREDICTING = "model.mtp_"
 """Of tensors that predict further tokens."""
-WEIGHTS = ("w_gate", "w_up", "w_down")
-"""Of an MLP, or of experts."""
-OF_MIXTURES = frozenset({*WEIGHTS, *SHARED_WEIGHTS, "router", "correction"})
+OF_MIXTURES = frozenset({*MLP_WEIGHTS, *SHARED_WEIGHTS, "router", "correction"})
 """Arrays that dense layers before those with experts are not in."""
 
 
@@ -77,6 +77,10 @@ class WeightPlaces:
         is_layer = match is not None and int(match[1]) >= self._layers
         return self._may_predict and (is_layer or name.startswith(PREDICTING))
 
+    def is_scaled(self, name: str) -> bool:
+        """Whether a tensor is a matrix of float8 with scales of its own."""
+        return self.find(self.full_name(name) + SCALES) is not None
+
     def full_name(self, name: str) -> str:
         """The name of a tensor in a file of the whole model. Files of the base model,
         which has no output head, lack the prefix."""
@@ -99,7 +103,7 @@ def _of_layer(
     family = FAMILIES[config.architecture]
     own |= {name: (to, ...) for name, to in family.norms.items()}
     mixture, biases = ({}, {}) if is_dense else _of_mixture(config, rank)
-    targets = DENSE_WEIGHTS if is_dense else WEIGHTS
+    targets = DENSE_WEIGHTS if is_dense else MLP_WEIGHTS
     own |= mixture or {
         f"mlp.{name}": (to, ...) for name, to in zip(MLP_NAMES, targets, strict=True)
     }
@@ -109,6 +113,15 @@ def _of_layer(
     if family.normalizes_all:
         own |= {f"self_attn.{n}_norm": (f"{n}_all_norm", ...) for n in "qk"}
     places = {f"{name}.weight": place for name, place in own.items()}
+    scaled = scaled_weights(config.float8)
+    places |= {
+        f"{name}.weight{SCALES}": (
+            scales_name(to),
+            of_blocks(index) if isinstance(index, slice) else index,
+        )
+        for name, (to, index) in own.items()
+        if to in scaled
+    }
     places |= {f"{name}.bias": place for name, place in biases.items()}
     if config.features.has_sinks:
         places["self_attn.sinks"] = "sinks", ...
@@ -137,7 +150,7 @@ def _of_mixture(
     own |= {
         f"{form.block}.experts.{expert}.{name}": (to, mixture.index(expert, rank))
         for expert in range(mixture.experts)
-        for name, to in zip(form.names, WEIGHTS, strict=True)
+        for name, to in zip(form.names, MLP_WEIGHTS, strict=True)
     }
     if mixture.shared:
         of_shared = zip(MLP_NAMES, SHARED_WEIGHTS, strict=True)

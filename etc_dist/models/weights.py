@@ -4,45 +4,56 @@ layer as `decoder_graph` reads them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.scaled_weights import BLOCK, BLOCKS, E4M3, scales_name
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.expert_biases import with_bias
 from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
 from etc_dist.models.families import FAMILIES
+from etc_dist.models.float8 import UNCONVERTED
 from etc_dist.models.heads import arranged, split_fused
-from etc_dist.models.part import WHOLE, Part
+from etc_dist.models.held_weights import HeldWeights, are_finite
+from etc_dist.models.part import INNER, WHOLE, Part, has_blocks, of_blocks
 from etc_dist.models.quantized import read_widened
 from etc_dist.models.safetensors_file import MOST_LISTED, listed, weights_error
+from etc_dist.models.sizes import scaled_weights, weight_of
 from etc_dist.models.weight_places import WeightPlaces, of_experts
-from etc_dist.runtime.arrays import Array, inspect
+from etc_dist.runtime.arrays import inspect
 
 IGNORED = (".rotary_emb.inv_freq",)
 """The ends of names of tensors that follow from the configuration."""
 FLOAT32 = {"correction": "float32", "sinks": "float32"}
 """The dtype of arrays that have another one than the model."""
-EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
-AT_ONCE = 1 << 26
-"""Numbers that are examined at once: each takes two bytes meanwhile."""
+ALL: list[tuple[Any, Any]] = [(..., ...)]
+"""The only piece of a whole matrix."""
 
 
 def load_weights(
-    folder: str | Path, config: ModelConfig, dtype: str, part: Part = WHOLE
+    folder: str | Path,
+    config: ModelConfig,
+    dtype: str,
+    part: Part = WHOLE,
+    backend: str = "cpu",
 ) -> dict[str, Any]:
-    """The weights in `folder` as arrays of `dtype` by the names of `decoder_graph`.
-    part: of a model that is split over ranks.
+    """The weights in `folder` as arrays of `dtype` by the names of `decoder_graph`, and
+    those of `own_dtypes`. part: of a model that is split over ranks. backend: "cpu" for
+    arrays of NumPy, "cuda" for those of CuPy.
 
     Raises ArgumentError that names the tensors that are missing, unknown, stored more
     than once, of another shape or dtype, or with numbers that are not finite."""
-    path = Path(folder)
-    tensors = read_widened(path, FAMILIES[config.architecture])
-    return stack_weights(tensors, config, dtype, path, part)
+    path, places = Path(folder), WeightPlaces(config, part)
+    family = FAMILIES[config.architecture]
+    tensors = read_widened(path, family, places.is_scaled)
+    return stack_weights(tensors, config, dtype, path, part, backend)
 
 
 def stack_weights(
@@ -51,66 +62,120 @@ def stack_weights(
     dtype: str,
     path: Path,
     part: Part = WHOLE,
+    backend: str = "cpu",
 ) -> dict[str, Any]:
     """As `load_weights`, of `tensors` by their names in safetensors files. They are in
     `path`."""
-    whole, places = weight_shapes(config), WeightPlaces(config, WHOLE)
-    own_places = WeightPlaces(config, part)
+    shapes, own = weight_shapes(config, part), own_dtypes(config, part)
     try:
-        held = {
-            name: np.empty(shape, numpy_dtype(FLOAT32.get(name, dtype)))
-            for name, shape in weight_shapes(config, part).items()
-        }
+        dtypes = {name: own.get(name, dtype) for name in shapes}
+        held = HeldWeights(shapes, dtypes, backend)
     except (MemoryError, ValueError) as error:
         raise weights_error(path, "weights that fit in memory", str(error)) from error
-    seen: set[str] = set()
-    faults = []
+    stack = _Stack(config, part, held, dtypes)
     rows = part.ids(config.vocabulary)
     head: Any = None
     for stored_name, stored in _in_order(tensors, config):
-        name = places.full_name(stored_name)
-        if name.endswith(IGNORED):
-            continue
+        name = stack.places.full_name(stored_name)
         if config.is_tied and name == "lm_head.weight":
             with np.errstate(invalid="ignore", over="ignore"):
                 head = np.atleast_1d(stored)[rows].astype(numpy_dtype(dtype))
-            continue
-        if places.is_beyond(name):
-            continue
-        place, own_place = places.find(name), own_places.find(name)
-        if place is None or own_place is None:
-            faults.append(f"{name}: unknown")
-            continue
-        if name in seen:
-            faults.append(f"{name}: stored more than once")
-            continue
-        seen.add(name)
-        target, index = place
-        shape = np.broadcast_to(0, whole[target])[index].shape
-        if shape != stored.shape:
-            faults.append(f"{name}: {list(stored.shape)} instead of {list(shape)}")
-            continue
-        if own_place[1] is None:  # an expert of another rank
-            continue
-        to = held[target][own_place[1]]
-        with np.errstate(invalid="ignore", over="ignore"):
-            to[...] = stored[_cut(part, target, shape, to.shape)]
-        if not np.isfinite(to.astype(np.float32)).all():
-            faults.append(f"{name}: numbers that are not finite")
+        elif not (name.endswith(IGNORED) or stack.places.is_beyond(name)):
+            stack.take(name, stored)
     # NOTE: config.json may have far more layers than the files.
-    num_faults = len(faults) + len(places) - len(seen)
-    missing = (f"{name}: missing" for name in places if name not in seen)
-    faults += islice(missing, MOST_LISTED)
-    _clear_padding(held, config, part)
-    if config.is_tied:
-        held["w_head"] = tied_head(held["embedding"], part)
-        if head is not None and not np.array_equal(head, held["embedding"][rows]):
-            faults.insert(0, "lm_head.weight: not the embedding, to which it is tied")
-            num_faults += 1
+    faults, num_faults = stack.faults, stack.num_faults()
+    if head is not None and not np.array_equal(head, held.on_host("embedding", rows)):
+        faults.insert(0, "lm_head.weight: not the embedding, to which it is tied")
+        num_faults += 1
     if faults:
         got = listed(faults, num_faults)
         raise weights_error(path, "the tensors of config.json", got)
-    return held
+    arrays = held.arrays()
+    if config.is_tied:
+        arrays["w_head"] = tied_head(arrays["embedding"], part)
+    return arrays
+
+
+class _Stack:
+    """Stores tensors in the arrays of a part, and notes what does not fit."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        part: Part,
+        held: HeldWeights,
+        dtypes: Mapping[str, str],
+    ) -> None:
+        # Files have the scales of what stays in float8 on these ranks.
+        kept = replace(config, float8=part.config(config).float8)
+        self.places, self._own = WeightPlaces(kept, WHOLE), WeightPlaces(kept, part)
+        self._part, self._held, self._dtypes = part, held, dtypes
+        self._whole, self._by_blocks = weight_shapes(kept), has_blocks(config)
+        self._shapes = weight_shapes(config, part)
+        self._seen: set[str] = set()
+        self.faults: list[str] = []
+
+    def num_faults(self) -> int:
+        """With those of missing tensors, of which the first are added."""
+        missing = len(self.places) - len(self._seen)
+        names = (name for name in self.places if name not in self._seen)
+        count = len(self.faults) + missing
+        self.faults += [f"{name}: missing" for name in islice(names, MOST_LISTED)]
+        return count
+
+    def take(self, name: str, stored: Any) -> None:
+        """Store the part of a tensor."""
+        place, own_place = self.places.find(name), self._own.find(name)
+        fault = ""
+        if place is None or own_place is None:
+            fault = "unknown"
+        elif name in self._seen:
+            fault = "stored more than once"
+        else:
+            self._seen.add(name)
+            target, index = place
+            shape = np.broadcast_to(0, self._whole[target])[index].shape
+            if shape != stored.shape:
+                fault = f"{list(stored.shape)} instead of {list(shape)}"
+            elif self._dtypes[target] == E4M3 != stored.dtype.name:
+                fault = f"{stored.dtype} instead of {E4M3}, and not in {UNCONVERTED}"
+            elif not self._store(target, own_place[1], stored):
+                fault = "numbers that are not finite"
+        if fault:
+            self.faults.append(f"{name}: {fault}")
+
+    def _store(self, target: str, index: Any, stored: Any) -> bool:
+        """Whether all numbers are finite. index: None for an expert of another rank."""
+        part = self._part
+        is_bias_of_down = target == "w_down" and stored.ndim < 2
+        adds_bias = part.rank == 0 or part.holds_whole
+        if index is None or (is_bias_of_down and not adds_bias):
+            return True
+        own = self._held.shape(target, index)
+        pieces = self._pieces(target, stored.shape, own)
+        every = [self._held.store(target, index, to, stored[of]) for to, of in pieces]
+        return all(every)
+
+    def _pieces(
+        self, target: str, shape: tuple[int, ...], own: tuple[int, ...]
+    ) -> list[tuple[Any, Any]]:
+        """Where the pieces of a matrix of `shape` that belong to a part are: in `own`
+        elements there, and in the matrix."""
+        part = self._part
+        if target == "w_head":
+            return [(..., part.ids(shape[0]))]
+        weight = weight_of(target)
+        axis = part.split_axis(weight)
+        if axis is None or axis >= len(shape):  # a bias of down has one axis
+            return ALL
+        pieces = [(slice(None), part.span(shape[axis], own[axis]))]
+        if self._by_blocks and weight in INNER:
+            widths = (each[weight][axis - 2] for each in (self._whole, self._shapes))
+            pieces = part.blocks(*widths)
+            if weight != target:
+                pieces = [(of_blocks(to), of_blocks(of)) for to, of in pieces]
+        before = (slice(None),) * axis
+        return [((*before, to), (*before, of)) for to, of in pieces]
 
 
 def _in_order(
@@ -127,37 +192,10 @@ def _in_order(
     return arranged(tensors, config.head, config.head_dim)
 
 
-def _clear_padding(weights: Mapping[str, Any], config: ModelConfig, part: Part) -> None:
-    """Set the rows of ids that do not exist to 0, columns after biases, and biases of
-    down that another rank adds."""
-    rows, own = part.ids(config.vocabulary), part.config(config)
-    weights["embedding"][config.vocabulary :] = 0
-    if not config.is_tied:
-        weights["w_head"][rows.stop - rows.start :] = 0
-    if config.mixture is not None and config.mixture.has_biases:
-        for name in ("router", "w_gate", "w_up"):
-            weights[name][..., own.hidden + 1 :] = 0
-        adds = part.rank == 0 or part.holds_whole
-        weights["w_down"][..., own.inner + adds :] = 0
-
-
 def tied_head(embedding: Any, part: Part) -> Any:
     """The output head of a part: rows of the embedding, in one memory."""
     rows = len(embedding) // part.count
     return embedding[part.rank * rows : (part.rank + 1) * rows]
-
-
-def _cut(
-    part: Part, target: str, shape: tuple[int, ...], own: tuple[int, ...]
-) -> tuple[slice, ...]:
-    """What `own` elements of a matrix of `shape` belong to a part."""
-    if target == "w_head":
-        return (part.ids(shape[0]),)
-    axis = part.split_axis(target)
-    return tuple(
-        part.span(size, mine) if n == axis else slice(None)
-        for n, (size, mine) in enumerate(zip(shape, own, strict=True))
-    )
 
 
 def weight_shapes(
@@ -168,7 +206,8 @@ def weight_shapes(
     the embedding. part: of a rank, `Part(rank, ranks)`; default: the whole model.
 
     The rows of the embedding, and of w_head, are padded to an equal multiple of 8 on
-    each rank. Numbers of the padding have no effect. Matrices of experts with biases
+    each rank. Numbers of the padding have no effect. Weights of float8 have scales, by
+    the name of the weight and "_scales". Matrices of experts with biases
     have columns more: the bias, which of w_down is 0 on all ranks but the first unless
     ranks have whole experts, and others without effect."""
     config = part.config(config)
@@ -220,21 +259,44 @@ def weight_shapes(
         shapes["sinks"] = layers, config.heads
     if config.normalizes_heads:
         shapes |= {name: (layers, config.head_dim) for name in ("q_norm", "k_norm")}
+    for name in scaled_weights(config.float8):
+        *of_stack, n, k = shapes[name]
+        shapes[scales_name(name)] = *of_stack, *(-(-size // BLOCK) for size in (n, k))
     return shapes
 
 
+def own_dtypes(config: ModelConfig, part: Part = WHOLE) -> dict[str, str]:
+    """The dtypes of the arrays that have another one than the model, and of some that
+    it may not have."""
+    scaled = scaled_weights(part.config(config).float8)
+    dtypes = {**FLOAT32, **dict.fromkeys(scaled, E4M3)}
+    return dtypes | {scales_name(name): BLOCKS.dtype for name in scaled}
+
+
+def weight_bytes(config: ModelConfig, part: Part = WHOLE) -> dict[str, int]:
+    """The bytes of each array, in a model of 16 bits."""
+    own = own_dtypes(config, part)
+    return {
+        name: prod(shape) * numpy_dtype(own.get(name, "bfloat16")).itemsize
+        for name, shape in weight_shapes(config, part).items()
+    }
+
+
 def check_weights(
-    weights: Any, config: ModelConfig, part: Part, are_finite: bool
+    weights: Any, config: ModelConfig, part: Part, is_checked: bool
 ) -> str:
     """The dtype of a model's weights; ArgumentError that names what does not fit.
-    are_finite: the numbers are not examined."""
-    wanted = weight_shapes(config, part)
+    is_checked: the numbers are not examined."""
+    wanted, own = weight_shapes(config, part), own_dtypes(config, part)
     faults = [f"{name}: missing" for name in wanted if name not in weights]
-    found = {n: inspect(n, weights[n]) for n in wanted if n in weights}
-    own = {name: FLOAT32.get(name, array.dtype) for name, array in found.items()}
-    odd = [name for name, array in found.items() if array.dtype != own[name]]
+    found = {
+        name: inspect(name, weights[name]).of_dtype(own.get(name, ""))
+        for name in wanted
+        if name in weights
+    }
+    odd = [n for n, array in found.items() if array.dtype != own.get(n, array.dtype)]
     faults += [f"{name}: dtype {found[name].dtype}" for name in odd]
-    dtypes = sorted({a.dtype for name, a in found.items() if name not in FLOAT32})
+    dtypes = sorted({a.dtype for name, a in found.items() if name not in own})
     for name, array in found.items():
         if array.shape != wanted[name] or array.order != "C":
             faults.append(f"{name}: {array} instead of {list(wanted[name])}")
@@ -243,23 +305,18 @@ def check_weights(
     faults = faults or [
         f"{name}: numbers that are not finite"
         for name, array in found.items()
-        if not are_finite and name not in FLOAT32 and not _is_finite(array)
+        if not is_checked and name not in FLOAT32
+        if not are_finite(array.words(), array.dtype)
     ]
     if faults:
         raise ArgumentError(
             "the weights do not fit the model",
             where="argument weights of a model",
             wanted="contiguous arrays of finite numbers by the names and of the shapes "
-            "of weight_shapes(config), all bfloat16 or all float16",
+            "of weight_shapes(config), all bfloat16 or all float16, but for codes and "
+            "scales",
             got=listed(faults),
             fix="make the arrays as weight_shapes(config) lists them, or load the "
             "model by load()",
         )
     return dtypes[0]
-
-
-def _is_finite(array: Array) -> bool:
-    """Whether no exponent has all its bits, as those of NaN and infinity have."""
-    bits, exponent = array.words(), EXPONENTS[array.dtype]
-    parts = range(0, len(bits), AT_ONCE)
-    return all((bits[n : n + AT_ONCE] & exponent).max() < exponent for n in parts)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from etc_dist.errors import ArgumentError
-from etc_dist.functions.scaled_weights import E4M3, Scaling
+from etc_dist.functions.scaled_weights import E4M3, Scaling, scales_name
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.scaled_weight import (
     ScaledWeight,
     inspect_scaled,
-    scales_name,
     scaling_of,
 )
 from etc_dist.runtime.array_checks import Expected, check_arrays

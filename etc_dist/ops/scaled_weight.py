@@ -19,6 +19,7 @@ from etc_dist.functions.scaled_weights import (
     PER_ROW,
     SCALE_DTYPES,
     Scaling,
+    scales_name,
 )
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.arrays import Array, described, inspect, library_of
@@ -50,11 +51,6 @@ def arrays_of(values: Sequence[Any]) -> tuple[Any, ...]:
     """`values`, with codes and scales in place of each ScaledWeight."""
     pairs = (v if isinstance(v, ScaledWeight) else (v,) for v in values)
     return tuple(chain.from_iterable(pairs))
-
-
-def scales_name(name: str) -> str:
-    """The name of the scales of a weight."""
-    return f"{name}_scales"
 
 
 def inspect_scaled(name: str, weight: ScaledWeight) -> dict[str, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from etc_dist.models.fields import refused
 from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS
-from etc_dist.models.weights import weight_shapes
+from etc_dist.models.weights import weight_bytes, weight_shapes
 from etc_dist.port import likeness, times
 from etc_dist.port.checks import compile_steps, prove_steps
 from etc_dist.port.faults import find_faults
@@ -92,7 +93,8 @@ def run_checks(
 
 def show_sizes(config: ModelConfig) -> Iterator[str]:
     """The sizes of a model, as text."""
-    count = sum(map(prod, weight_shapes(config).values()))
+    shapes = weight_shapes(replace(config, float8=()))  # without scales
+    count = sum(map(prod, shapes.values()))
     yield f"{config.architecture}: {config.layers} layers, hidden size {config.hidden}"
     heads = f"{config.heads} query heads, {config.kv_heads} KV heads"
     yield f"{heads} of {config.head.size}, vocabulary {config.vocabulary}"
@@ -133,8 +135,7 @@ def show_times(
         if reason:
             yield f"not on {ranks} ranks: {reason}"
         else:
-            shapes = weight_shapes(config, Part(0, ranks)).values()
-            size = times.ELEMENT_BYTES * sum(map(prod, shapes)) / 1e9
+            size = sum(weight_bytes(config, Part(0, ranks)).values()) / 1e9
             yield f"weights on each of {ranks} rank{'s' * (ranks > 1)}: {size:.1f} GB"
 
 

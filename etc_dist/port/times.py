@@ -11,12 +11,11 @@ Other models, and newer programs, may be further off: it is a prediction."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.part import Part
 from etc_dist.models.step_policy import padded
-from etc_dist.models.weights import weight_shapes
+from etc_dist.models.weights import weight_bytes
 
 DEVICE = "NVIDIA H200"
 ELEMENT_BYTES = 2
@@ -52,20 +51,19 @@ def step_bytes(config: ModelConfig, ranks: int, batch: int, context: int) -> Ste
     experts uniformly and independently."""
     part = Part(0, ranks)
     own = part.config(config)
-    count = own.vocabulary * own.hidden  # of the output head
-    expected = 0.0
-    for name, shape in weight_shapes(config, part).items():
+    expected = float(ELEMENT_BYTES * own.vocabulary * own.hidden)  # of the output head
+    for name, size in weight_bytes(config, part).items():
         if name in ("embedding", "w_head"):
             continue
         share = 1.0
         if config.mixture is not None and name in ("w_gate", "w_up", "w_down"):
             chosen = config.mixture.router.top_k / config.mixture.experts
             share = 1 - (1 - chosen) ** batch
-        expected += share * prod(shape)
+        expected += share * size
     windows = config.windows or (0,) * config.layers
     positions = sum(min(context, window or context) for window in windows)
     cached = batch * positions * 2 * own.kv_heads * own.head_dim
-    return StepBytes(ELEMENT_BYTES * (count + expected), ELEMENT_BYTES * cached)
+    return StepBytes(expected, ELEMENT_BYTES * cached)
 
 
 def predict_us(

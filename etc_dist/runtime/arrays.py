@@ -61,18 +61,19 @@ class Array:
         return replace(self, dtype=dtype) if is_bits else self
 
     def words(self) -> Any:
-        """The bits of a contiguous array of two-byte elements, flat and in place: a
-        NumPy array, or a CuPy array of the current stream."""
-        count = prod(self.shape)
+        """The bits of a contiguous array, flat and in place: a NumPy array of unsigned
+        integers, or a CuPy array of the current stream."""
+        count, size = prod(self.shape), SIZES[self.dtype]
+        unsigned = np.dtype(f"u{size}")
         if self.device == "cpu":
-            memory = (ctypes.c_uint16 * count).from_address(self.pointer)
-            return np.ctypeslib.as_array(memory)
+            memory = (ctypes.c_uint8 * (count * size)).from_address(self.pointer)
+            return np.ctypeslib.as_array(memory).view(unsigned)
         import cupy
 
         device = int(self.device)
-        owned = cupy.cuda.UnownedMemory(self.pointer, 2 * count, self.owner, device)
+        owned = cupy.cuda.UnownedMemory(self.pointer, size * count, self.owner, device)
         pointer = cupy.cuda.MemoryPointer(owned, 0)
-        return cupy.ndarray(count, np.uint16, memptr=pointer)
+        return cupy.ndarray(count, unsigned, memptr=pointer)
 
     def in_shape(self, shape: tuple[int, ...]) -> Array:
         """The same memory as a contiguous array of `shape`."""

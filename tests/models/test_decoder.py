@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.functions.plan_shares import STAGE
 from etc_dist.functions.rotary import frequencies, rotary_table
@@ -14,6 +16,7 @@ from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder import decoder_for, decoder_graph
+from etc_dist.models.float8 import widen
 from etc_dist.models.sizes import MATMULS, DecoderSizes
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
@@ -24,15 +27,20 @@ from tests.models.steps import row_arrays, share_dims
 
 Array = np.ndarray[Any, Any]
 SHAPES = (TileShape(16, 64, "k", swapped=True), TileShape(128, 128, deep=True))
+OF_FLOAT8 = tuple(TileShape(r, c, swapped=True) for r, c in ((16, 160), (32, 64)))
 QWEN = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
 LLAMA = DecoderSizes(4, 4, 64, norm_eps=1e-5)
+FLOAT8 = replace(QWEN, float8=MATMULS[:-1])
 HIDDEN, INNER, VOCABULARY = 72, 136, 520
+OF_BLOCKS = 144, 272
+"""Hidden and inner size with float8: of more than a block."""
 PAGES, REQUESTS, MOST_PAGES = 40, 5, 6
 
 
 def draw_model(rng: np.random.Generator, sizes: DecoderSizes, layers: int) -> Any:
     heads, dim = sizes.heads * sizes.head_dim, sizes.head_dim
     width = heads + 2 * sizes.kv_heads * dim
+    hidden, inner = OF_BLOCKS if sizes.float8 else (HIDDEN, INNER)
 
     def weight(*shape: int) -> Array:
         return draw(rng, shape, sizes.dtype, shape[-1] ** -0.5)
@@ -41,15 +49,15 @@ def draw_model(rng: np.random.Generator, sizes: DecoderSizes, layers: int) -> An
         return (1 + draw(rng, shape, "float32", 0.1)).astype(numpy_dtype(sizes.dtype))
 
     model = {
-        "embedding": weight(VOCABULARY, HIDDEN),
-        "norm": gain(layers + 1, HIDDEN),
-        "mlp_norm": gain(layers, HIDDEN),
-        "w_qkv": weight(layers, width, HIDDEN),
-        "w_o": weight(layers, HIDDEN, heads),
-        "w_gate": weight(layers, INNER, HIDDEN),
-        "w_up": weight(layers, INNER, HIDDEN),
-        "w_down": weight(layers, HIDDEN, INNER),
-        "w_head": weight(VOCABULARY, HIDDEN),
+        "embedding": weight(VOCABULARY, hidden),
+        "norm": gain(layers + 1, hidden),
+        "mlp_norm": gain(layers, hidden),
+        "w_qkv": weight(layers, width, hidden),
+        "w_o": weight(layers, hidden, heads),
+        "w_gate": weight(layers, inner, hidden),
+        "w_up": weight(layers, inner, hidden),
+        "w_down": weight(layers, hidden, inner),
+        "w_head": weight(VOCABULARY, hidden),
     }
     if sizes.normalizes_heads:
         model |= {"q_norm": gain(layers, dim), "k_norm": gain(layers, dim)}
@@ -63,9 +71,27 @@ def draw_model(rng: np.random.Generator, sizes: DecoderSizes, layers: int) -> An
     }
 
 
+def quantized(model: Any) -> Any:
+    """With all weights of layers in float8, and their scales."""
+    made = dict(model)
+    for name in ("w_qkv", "w_o", "w_gate", "w_up", "w_down"):
+        codes, scales = zip(*map(etc_dist.quantize, model[name]), strict=True)
+        made |= {name: np.stack(codes), f"{name}_scales": np.stack(scales)}
+    return made
+
+
+def widened(model: Any, name: str) -> Array:
+    """An array in fp32."""
+    array = model[name]
+    if f"{name}_scales" not in model:
+        wide: Array = array.astype(np.float32)
+        return wide
+    return np.stack([*map(widen, array, model[f"{name}_scales"])])
+
+
 def reference(model: Any, sizes: DecoderSizes, ids: list[int]) -> Array:
     """The logits of all positions of one request, in fp32."""
-    w = {name: array.astype(np.float32) for name, array in model.items()}
+    w = {name: widened(model, name) for name in model}
     dim, group, count = sizes.head_dim, sizes.group, len(ids)
 
     def norm(x: Array, gain: Array) -> Array:
@@ -112,8 +138,8 @@ def dims_of(
         "rows": len(given["ids"]),
         "stops": given["stop"].shape[1],
         "layers": len(given["w_o"]),
-        "hidden": HIDDEN,
-        "inner": INNER,
+        "hidden": given["w_o"].shape[1],
+        "inner": given["w_gate"].shape[1],
         "vocabulary": VOCABULARY,
         "all_ids": VOCABULARY,
         "positions": len(given["cos_sin"]),
@@ -133,11 +159,23 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("sizes", [QWEN, LLAMA], ids=["qwen", "llama"])
-@pytest.mark.parametrize(("layers", "schedule"), [(3, "static"), (1, "dynamic")])
-def test_steps_give_the_ids_of_the_largest_logits(sizes, layers, schedule, rng):
+SIZES = {"qwen": QWEN, "llama": LLAMA, "float8": FLOAT8}
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "schedule"),
+    [
+        *((name, 3, "static") for name in SIZES),
+        *((name, 1, "dynamic") for name in ("qwen", "float8")),
+    ],
+)
+def test_steps_give_the_ids_of_the_largest_logits(name, layers, schedule, rng):
+    sizes = SIZES[name]
     model = draw_model(rng, sizes, layers)
-    graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
+    if sizes.float8:
+        model = quantized(model)
+    shapes = SHAPES + OF_FLOAT8
+    graph = decoder_graph(1, sizes=sizes, shapes=shapes, best_columns=64)
     plan = SCHEDULES[schedule](graph)
     history: dict[int, list[int]] = {request: [] for request in range(REQUESTS)}
     for number, rows in enumerate(STEPS):
@@ -192,11 +230,16 @@ def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
 
 # Without --all, test_steps.py runs them.
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("sizes", [QWEN, FLOAT8], ids=["qwen", "float8"])
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_the_cuda_bodies_agree_in_any_order(schedule, rng, kernels):
+def test_the_cuda_bodies_agree_in_any_order(sizes, schedule, rng, kernels):
     options = {"schedule": schedule, "kernels": kernels}
-    emulator = Emulator(decoder(), workers=2, **options)
-    model = draw_model(rng, QWEN, 2)
+    shapes = SHAPES + OF_FLOAT8 * bool(sizes.float8)
+    graph = decoder_graph(1, sizes=sizes, shapes=shapes, best_columns=64)
+    emulator = Emulator(graph, workers=2, **options)
+    model = draw_model(rng, sizes, 2)
+    if sizes.float8:
+        model = quantized(model)
     for seed, counts in enumerate(EMULATED):
         rows = [(r, at) for r, count in enumerate(counts) for at in range(count)]
         request, position = rng.permutation(np.array(rows, np.int32)).T

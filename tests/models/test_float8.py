@@ -16,12 +16,25 @@ from etc_dist.functions.scaled_weights import E4M3
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models import load
 from etc_dist.models.config import read_config
+from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.float8 import widen
 from etc_dist.models.part import Part
 from etc_dist.models.safetensors_file import read_tensors
 from etc_dist.models.weights import load_weights
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.graphs.paged import BASE
 from tests.graphs.scaled import expanded
 from tests.models.references import QWEN, QWEN_MOE, draw_folder, save
+from tests.models.test_decoder import OF_FLOAT8, SHAPES
+from tests.models.test_model import expect_best
+from tests.models.test_tensor_parallel import (
+    PAGE,
+    check_logits,
+    dims_of,
+    given_on,
+    logits_of,
+)
 
 RELEASED = {
     "activation_scheme": "dynamic",
@@ -37,15 +50,20 @@ FILES = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
 
 
 def release(
-    folder: Path, rng: Any, given: Mapping[str, Any], scale_dtype: str = "float32"
+    folder: Path,
+    rng: Any,
+    given: Mapping[str, Any],
+    scale_dtype: str = "float32",
+    skipped: str = "lm_head",
 ) -> tuple[Path, Path]:
     """Two folders with the same weights: those of projections in float8, with scales in
-    another file; and all as numbers of fp32."""
+    another file; and all as numbers of fp32. skipped: in modules_to_not_convert."""
     plain, released = folder / "plain", folder / "released"
     plain.mkdir(), released.mkdir()
     draw_folder(plain, rng, given)
+    own = RELEASED | {"modules_to_not_convert": [skipped]}
     (released / "config.json").write_text(
-        json.dumps({**given, "quantization_config": RELEASED})
+        json.dumps({**given, "quantization_config": own})
     )
     tensors, scales, widened = {}, {}, {}
     for name, array in read_tensors(plain / "model.safetensors"):
@@ -76,9 +94,13 @@ def test_all_codes_are_multiplied_by_the_scale_of_their_block():
 @pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("part", [Part(0, 1), Part(1, 2)], ids=str)
 @pytest.mark.parametrize("given", [DENSE, MIXTURE], ids=["dense", "moe"])
-def test_folders_are_widened(given, part, scale_dtype, tmp_path, rng):
-    plain, released = release(tmp_path, rng, given, scale_dtype)
+def test_weights_that_no_decoder_reads_are_widened(
+    given, part, scale_dtype, tmp_path, rng
+):
+    skipped = "model.layers.0*"  # of 16 bits in the configuration alone
+    plain, released = release(tmp_path, rng, given, scale_dtype, skipped)
     config = read_config(released)
+    assert not config.float8
     wanted = load_weights(plain, config, "bfloat16", part)
     found = load_weights(released, config, "bfloat16", part)
     assert found.keys() == wanted.keys()
@@ -86,13 +108,79 @@ def test_folders_are_widened(given, part, scale_dtype, tmp_path, rng):
         np.testing.assert_array_equal(found[name], array, name)
 
 
-@pytest.mark.mpi(ranks=[1])
-def test_a_released_folder_generates_what_its_numbers_do(tmp_path, rng, one_rank):
-    ids = []
-    for folder in release(tmp_path, rng, DENSE):
-        with load(folder, positions=64, page_size=16, world=one_rank) as model:
-            ids.append(model.generate([[3, 1, 4]], max_new_tokens=8))
-    assert ids[0] == ids[1]
+WIDE = DENSE | {"num_attention_heads": 8, "num_key_value_heads": 4}
+ALL_FLOAT8 = ("qkv", "o", "gate_up", "down")
+DIVIDED = {
+    # Each rank has a block, and a half of the last one.
+    384: (
+        WIDE,
+        ALL_FLOAT8,
+        192,
+        ([*range(128), *range(256, 320)], [*range(128, 256), *range(320, 384)]),
+        ([0, 2], [1, 2]),
+    ),
+    # Each rank has two blocks, of which the second one has fewer. The keys of each are
+    # a half of a block.
+    432: (DENSE, ALL_FLOAT8[1:], 256, (range(256), range(256, 432)), ([0, 1], [2, 3])),
+}
+"""By the inner width: what changes, and what two ranks have of it."""
+
+
+@pytest.mark.parametrize("inner", DIVIDED)
+def test_ranks_have_codes_with_the_scales_of_their_blocks(inner, tmp_path, rng):
+    given, float8, own, places, blocks = DIVIDED[inner]
+    given = given | {"intermediate_size": inner}
+    _, released = release(tmp_path, rng, given, "bfloat16")
+    config = read_config(released)
+    whole = load_weights(released, config, "bfloat16")
+    assert config.float8 == ALL_FLOAT8
+    for rank in range(2):
+        part, place, of = Part(rank, 2), list(places[rank]), blocks[rank]
+        sizes = part.config(config)
+        assert (sizes.float8, sizes.inner) == (float8, own)
+        held = load_weights(released, config, "bfloat16", part)
+        wanted = {
+            "w_gate": whole["w_gate"][:, place],
+            "w_up_scales": whole["w_up_scales"][:, of],
+            "w_down": whole["w_down"][..., place],
+            "w_down_scales": whole["w_down_scales"][..., of],
+            "w_o": np.split(whole["w_o"], 2, 2)[rank],
+            "w_o_scales": np.split(whole["w_o_scales"], 2, 2)[rank],
+        }
+        for name, array in wanted.items():
+            assert held[name].dtype == array.dtype
+            cut = held[name][tuple(map(slice, array.shape))]
+            assert cut.tobytes() == array.tobytes(), name
+        assert not held["w_gate"][:, len(place) :].astype(np.float32).any()
+
+
+@pytest.mark.parametrize("inner", DIVIDED)
+def test_ranks_give_the_logits_of_the_widened_model(inner, tmp_path, rng):
+    given = DIVIDED[inner][0] | {"intermediate_size": inner, "rope_theta": BASE}
+    plain, released = release(tmp_path, rng, given)
+    config, ids = read_config(released), rng.integers(504, size=9)
+    parts = [Part(rank, 2) for rank in range(2)]
+    arrays = [given_on(released, config, ids, part) for part in parts]
+    sizes = parts[0].config(config).sizes(PAGE)
+    graph = decoder_graph(2, sizes=sizes, shapes=SHAPES + OF_FLOAT8, best_columns=64)
+    dims = dims_of(config, 2, len(ids))
+    found = simulate(schedule_static(graph), arrays, dims).outputs
+    check_logits(plain, read_config(plain), ids, logits_of(found, config))
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_a_released_folder_generates_what_its_numbers_do(
+    schedule, tmp_path, rng, world
+):
+    plain, released = release(tmp_path, rng, DENSE)
+    file = plain / "model.safetensors"
+    save(file, {name: np.array(array) for name, array in read_tensors(file)})
+    options = {"positions": 64, "page_size": 16, "schedule": schedule}
+    with load(released, **options, world=world) as model:
+        assert model.program.plan.graph.tensor("w_gate").dtype == E4M3
+        [found] = model.generate([[3, 1, 4]], max_new_tokens=8)
+    expect_best(plain, [3, 1, 4], found)
 
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
@@ -111,7 +199,11 @@ def not_a_number(a):
         ("", lambda a: None, f"{NAME}_scale_inv alone"),
         ("_scale_inv", lambda a: a[:1], r"scales \[1, 2\] float32"),
         ("_scale_inv", lambda a: a.astype(np.uint8), "U8"),
-        ("_scale_inv", lambda a: a * np.inf, f"{NAME}: numbers that are not finite"),
+        (
+            "_scale_inv",
+            lambda a: a * np.inf,
+            f"{NAME}_scale_inv: numbers that are not finite",
+        ),
         ("", not_a_number, f"{NAME}: numbers that are not finite"),
         ("", lambda a: a[None], r"q_proj.weight \[1, 256, 256\], scales"),
     ],
@@ -127,6 +219,15 @@ def test_tensors_that_do_not_fit_are_named(name, change, text, tmp_path, rng):
             save(released / file, tensors, "F32" if name else "BF16")
     with pytest.raises(ArgumentError, match=text):
         load_weights(released, read_config(released), "bfloat16")
+
+
+def test_a_matrix_of_16_bits_that_no_list_has_is_named(tmp_path, rng):
+    plain, released = release(tmp_path, rng, DENSE)
+    config = (released / "config.json").read_text()
+    (plain / "config.json").write_text(config)
+    text = f"{NAME}: float32 instead of {E4M3}, and not in modules_to_not_convert"
+    with pytest.raises(ArgumentError, match=text):
+        load_weights(plain, read_config(plain), "bfloat16")
 
 
 def test_scales_of_e8m0_are_refused(tmp_path, rng):
