@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.device import DTYPES, Call, Device, Gpu, seed_of
+from benchmarks.device import DTYPES, NUMBERS, Call, Device, Gpu, seed_of
 from benchmarks.harness import SMALL
 from benchmarks.subjects import moe
 from benchmarks.workload import DTYPE
 from etc_dist import Program, compile
 from etc_dist.functions.router import Router
+from etc_dist.functions.scaled_weights import BLOCK, E4M3, scales_name
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.experts import Mixture
@@ -23,6 +25,7 @@ from etc_dist.models.heads import HeadLayout
 from etc_dist.models.mixture_families import QWEN_MOE
 from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
 from etc_dist.models.sampling import Sampling, row_sampling
+from etc_dist.models.sizes import scaled_weights, weight_of
 from etc_dist.models.step_policy import StepPolicy, shapes_of
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.tuning import tuning_of
@@ -50,7 +53,7 @@ def qwen3(layers: int, hidden: int, inner: int, heads: int) -> ModelConfig:
     )
 
 
-MODELS: Mapping[str, ModelConfig] = {
+MODELS = {
     "qwen3-8b": qwen3(36, 4096, 12288, 32),
     "qwen3-14b": qwen3(40, 5120, 17408, 40),
     "qwen3-32b": qwen3(64, 5120, 25600, 64),
@@ -60,6 +63,13 @@ MODELS: Mapping[str, ModelConfig] = {
         kv_heads=4,
         mixture=Mixture(128, Router(8)),
     ),
+}
+FLOAT8 = ("qkv", "o", "gate_up", "down")
+"""The matmuls of a dense model that read float8."""
+MODELS |= {
+    f"{name}-fp8": replace(config, float8=FLOAT8)
+    for name, config in MODELS.items()
+    if config.mixture is None
 }
 SMALL_MODEL = replace(
     qwen3(3, 72, 192, 24),
@@ -73,6 +83,9 @@ SMALL_MODELS = {
     SMALL: SMALL_MODEL,
     "small-experts": replace(
         SMALL_MODEL, inner=48, architecture=QWEN_MOE, mixture=Mixture(16, Router(4))
+    ),
+    "small-fp8": replace(
+        SMALL_MODEL, hidden=144, inner=512, heads=16, kv_heads=8, float8=FLOAT8
     ),
 }
 """The models that the CPU backend checks."""
@@ -105,6 +118,7 @@ class Decoder:
         check_ranks(config, world.size)
         self.part = Part(world.rank, world.size)
         own = self.part.config(config)
+        assert own.float8 == config.float8, "ranks would have parts of blocks"
         self.columns = self.part.ids(config.vocabulary)
         sizes = own.sizes(PAGE_SIZE)
         self.matmuls = sizes.matmuls
@@ -193,7 +207,9 @@ class Decoder:
 
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
-        tiles = [f"{n} {self.policy.shapes[dims[f'{n}_shape']]}" for n in self.matmuls]
+        tiles = [
+            f"{n} {self.policy.shapes_of(n)[dims[f'{n}_shape']]}" for n in self.matmuls
+        ]
         shares = f"{dims['shares']} shares, {dims['shares_of_task']} of a task"
         return "; ".join([*tiles, shares])
 
@@ -203,7 +219,37 @@ class Decoder:
         pages, dim = self._most * self._pages, config.head_dim
         shape = layers, pages, 2, config.kv_heads, PAGE_SIZE, dim
         shapes = weight_shapes(config) | {"cache": shape}
-        return {n: self._draw(n, s, part) for n, s in shapes.items()}
+        scaled = {name: shapes[name] for name in scaled_weights(config.float8)}
+        drawn = {
+            n: self._draw(n, s, part)
+            for n, s in shapes.items()
+            if weight_of(n) not in scaled
+        }
+        for n, s in scaled.items():
+            drawn |= self._draw_scaled(n, s, part)
+        return drawn
+
+    def _draw_scaled(
+        self, name: str, shape: tuple[int, ...], part: Part
+    ) -> dict[str, Any]:
+        """Codes of all numbers, so that some are far larger than most, and scales that
+        differ by half of their mean, of the deviation that keeps the size of a vector.
+        """
+        device, (layers, *of_layer) = self.device, shape
+        usual = np.sqrt(np.nanmean(NUMBERS**2) * shape[-1])
+        blocks = tuple(-(-size // BLOCK) for size in of_layer)
+        arrays: dict[str, Any] = {name: [], scales_name(name): []}
+        for number in range(layers):
+            full = f"{self.name} {name} {number}"
+            codes = device.random_codes((of_layer[0], of_layer[1]), full)
+            scales = device.random(blocks, "float32", f"{full} scales", 0.5)
+            scales = device.xp.exp(scales) / np.float32(usual)
+            for n, drawn in ((name, codes), (scales_name(name), scales)):
+                arrays[n].append(self._own(n, drawn, part))
+        arrays = {n: device.xp.stack(each) for n, each in arrays.items()}
+        if not isinstance(device, Gpu):
+            arrays[name] = arrays[name].view(numpy_dtype(E4M3))
+        return arrays
 
     def _draw(self, name: str, shape: tuple[int, ...], part: Part) -> Any:
         """Random numbers; gains about 1; else each layer by itself, of the deviation
@@ -244,8 +290,9 @@ class Decoder:
         config, own = self.config, part.config(self.config)
         if name == "cache":
             return drawn[:, :, part.span(config.kv_heads, own.kv_heads)]
-        if name != "w_qkv":
-            axis = SPLIT_AXES.get(name)
+        weight = weight_of(name)
+        if weight != "w_qkv":
+            axis = SPLIT_AXES.get(weight)
             if axis is None:
                 return drawn
             whole = drawn.shape[axis - 2]  # of a matrix, or those of all experts
@@ -253,8 +300,10 @@ class Decoder:
             return drawn[..., rows, :] if axis == 0 else drawn[..., rows]
         heads = [(config.heads, own.heads), *2 * [(config.kv_heads, own.kv_heads)]]
         pieces, first = [], 0
+        unit = BLOCK if weight != name else 1
         for count, mine in heads:
-            rows = part.span(count * config.head_dim, mine * config.head_dim)
+            whole, own_rows = (n * config.head_dim // unit for n in (count, mine))
+            rows = part.span(whole, own_rows)
             pieces.append(drawn[first + rows.start : first + rows.stop])
-            first += count * config.head_dim
+            first += whole
         return self.device.xp.concatenate(pieces)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.device import wide
+from benchmarks.device import NUMBERS, dequantized, wide
+from etc_dist.functions.scaled_weights import BLOCK, scales_name
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
 
@@ -29,6 +30,10 @@ class Fp32:
     def stored(self, array: Any) -> Any:
         """A stored array in the dtype of the computation."""
         return wide(array)
+
+    def dequantized(self, codes: Any, scales: Any) -> Any:
+        """A stored weight of float8 in that dtype."""
+        return dequantized(self.xp, codes, scales)
 
     def norm(self, x: Any, gain: Any, eps: float) -> Any:
         mean = (x * x).mean(axis=-1, keepdims=True)
@@ -74,6 +79,13 @@ class Torch(Fp32):
     def stored(self, array: Any) -> Any:
         return array.to(self._dtype)
 
+    def dequantized(self, codes: Any, scales: Any) -> Any:
+        rows, columns = codes.shape
+        each = scales.repeat_interleave(BLOCK, 0)[:rows]
+        each = each.repeat_interleave(BLOCK, 1)[:, :columns]
+        numbers = self.xp.as_tensor(NUMBERS, device=codes.device)
+        return (numbers[codes.long()] * each).to(self._dtype)
+
     def norm(self, x: Any, gain: Any, eps: float) -> Any:
         mean = x.float().pow(2).mean(-1, keepdim=True)
         return gain * (x.float() * self.xp.rsqrt(mean + eps)).to(x.dtype)
@@ -115,7 +127,11 @@ def step_logits(
     for layer in range(len(arrays["w_qkv"])):
 
         def stored(name: str, layer: int = layer) -> Any:
-            return math.stored(arrays[name][layer])
+            scales = arrays.get(scales_name(name))
+            array = arrays[name][layer]
+            if scales is None:
+                return math.stored(array)
+            return math.dequantized(array, scales[layer])
 
         qkv = math.norm(x, stored("norm"), eps) @ stored("w_qkv").T
         qkv = qkv.reshape(rows, -1, dim)

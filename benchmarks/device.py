@@ -17,6 +17,8 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 
+from etc_dist.functions.scaled_weights import BLOCK, E4M3
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.operation import Operation
 from etc_dist.program import symmetric_bytes
 from etc_dist.runtime.stream import stream_for
@@ -39,6 +41,10 @@ DTYPES: Mapping[str, Any] = {
     "float32": np.float32,
 }
 
+NAN_CODE = 0x7F
+"""The code of float8 of what is not a number, without its sign."""
+NUMBERS = np.arange(256).astype(np.uint8).view(numpy_dtype(E4M3)).astype(np.float32)
+"""Of the codes of float8."""
 SWIGLU = """
 struct alignas(16) Eight { T of[8]; };
 const long long row = i / width, column = i - row * width;
@@ -80,6 +86,14 @@ class Device:
         array = self.normal(self.xp.empty(shape, np.float32), seed_of(name))
         array *= np.float32(deviation)
         return array.astype(DTYPES[dtype], copy=False)
+
+    def random_codes(self, shape: tuple[int, int], name: str) -> Any:
+        """Codes of float8 as uint8: all numbers about equally often, no NaN."""
+        # The last bits of random numbers.
+        drawn = self.random(shape, "float32", name).view(np.uint8)[:, ::4]
+        codes = self.xp.ascontiguousarray(drawn)
+        codes -= (codes & NAN_CODE == NAN_CODE).astype(np.uint8)
+        return codes
 
     def transposed(self, array: Any) -> Any:
         """A transposed view of new memory, with the elements of a 16-bit matrix."""
@@ -370,7 +384,7 @@ class Gpu(Device):
         if not array.flags.c_contiguous:
             return self.as_torch(array.T).t()
         # NOTE: `__cuda_array_interface__` has no bfloat16: pass the bits.
-        bits = array.view(np.int16 if array.itemsize == 2 else np.int32)
+        bits = array.view({1: np.uint8, 2: np.int16, 4: np.int32}[array.itemsize])
         tensor = self.torch.as_tensor(bits, device=f"cuda:{self._id}")
         assert tensor.data_ptr() == array.data.ptr, "torch copied a CuPy array"
         return tensor.view(getattr(self.torch, array.dtype.name))
@@ -427,6 +441,14 @@ class Gpu(Device):
 
 def wide(array: Any) -> Any:
     return array.astype(np.float32)
+
+
+def dequantized(xp: Any, codes: Any, scales: Any) -> Any:
+    """A weight of float8 codes and scales of blocks in fp32, of NumPy or CuPy."""
+    dense = xp.asarray(NUMBERS)[codes.view(np.uint8)]
+    rows, columns = dense.shape
+    dense *= scales.repeat(BLOCK, 0)[:rows].repeat(BLOCK, 1)[:, :columns]
+    return dense
 
 
 def seed_of(name: str) -> int:

@@ -29,8 +29,11 @@ from benchmarks.device import driver_version
 from benchmarks.harness import Result, Run, Subject, numbers
 from benchmarks.workload import DTYPE
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.scaled_weights import BLOCK
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.families import MODEL_TYPES
+from etc_dist.models.float8 import METHOD
+from etc_dist.models.quantized import FIELD
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -47,6 +50,14 @@ keeps it from NVLink multicast."""
 ATTENTION, GRAPHS = "FLASH_ATTN", "FULL_AND_PIECEWISE"
 SHORT, STEPS, SLOPES = 8, 96, 3
 """Tokens of a short output, how many a long one has more, and pairs of both."""
+FLOAT8 = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "modules_to_not_convert": ["lm_head"],
+    "quant_method": METHOD,
+    "weight_block_size": [BLOCK, BLOCK],
+}
+"""The quantization_config of a model with float8 weights."""
 MARGIN = 256
 """Positions of a request above the context."""
 PROTOCOL = (
@@ -57,7 +68,7 @@ PROTOCOL = (
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
     """The config.json of a model."""
-    fields = {
+    fields: dict[str, Any] = {
         "architectures": [config.architecture],
         "model_type": MODEL_TYPES[config.architecture],
         "hidden_size": config.hidden,
@@ -76,6 +87,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": 151643,
         "eos_token_id": 151645,
     }
+    if config.float8:
+        fields[FIELD] = FLOAT8
     if config.mixture is None:
         return fields | {"intermediate_size": config.inner}
     return fields | {

@@ -11,9 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from benchmarks.device import DTYPES, Gpu, roofline_ms, wide
+from benchmarks.device import DTYPES, Gpu, dequantized, roofline_ms, wide
 from benchmarks.harness import Result, Run, Subject, add_batch, add_shapes
 from benchmarks.protocol import measure_shapes
 from benchmarks.subjects.matmul import SHAPES as PLAIN
@@ -25,8 +23,6 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.argument_table import DTYPES as ELEMENTS
 
 SHAPES = replace(PLAIN, small=((264, 144), 20))
-NAN = 0x7F
-"""The code of what is not a number, without its sign."""
 W_LAYOUT = Scaling(PER_BLOCK, "float32").w_layout
 
 
@@ -46,26 +42,16 @@ class Float8Workload(MatmulWorkload):
 
     def _weight(self, number: int) -> ScaledWeight:
         """Codes of all numbers, about equally often, and scales of both signs."""
-        draw, xp = partial(self.device.random, dtype="float32"), self.device.xp
         name = f"{self.name} w {number}"
-        # The last bits of random numbers.
-        codes = draw((self.n, self.k), name=name).view(np.uint8)[:, ::4]
-        codes = xp.ascontiguousarray(codes)
-        codes -= (codes & NAN == NAN).astype(np.uint8)
+        codes = self.device.random_codes((self.n, self.k), name)
         blocks = -(-self.n // BLOCK), -(-self.k // BLOCK)
-        scales = draw(blocks, name=f"{name} scales")
+        scales = self.device.random(blocks, "float32", f"{name} scales")
         is_gpu = isinstance(self.device, Gpu)
         return ScaledWeight(codes if is_gpu else codes.view(numpy_dtype(E4M3)), scales)
 
     def _dense(self, number: int) -> Any:
         """The weight in fp32."""
-        codes, scales = self.weights[number]
-        numbers = np.arange(256).astype(np.uint8).view(numpy_dtype(E4M3))
-        table = self.device.xp.asarray(numbers.astype(np.float32))
-        dense = table[codes.view(np.uint8)]
-        each = scales.repeat(BLOCK, 0)[: self.n].repeat(BLOCK, 1)[:, : self.k]
-        dense *= each
-        return dense
+        return dequantized(self.device.xp, *self.weights[number])
 
     def reference(self, number: int = 0) -> Any:
         return wide(self.xs[number]) @ self._dense(number).T

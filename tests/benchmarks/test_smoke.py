@@ -76,7 +76,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(2, "moe --parallel expert --routing zipf", marks=TWO),
         pytest.param(
             2,
-            "decode --models small --batches 2 --context 4 --per-launch 2 --sample",
+            "decode --models small-fp8 --batches 2 --context 4 --per-launch 2 --sample",
             marks=TWO,
         ),
         pytest.param(

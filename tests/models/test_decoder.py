@@ -199,6 +199,29 @@ def test_steps_give_the_ids_of_the_largest_logits(name, layers, schedule, rng):
         assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
 
 
+def test_float8_weights_with_outliers_add_no_error(rng):
+    """To that of the same weights rounded to bf16, against fp32."""
+    model = draw_model(rng, FLOAT8, 1)
+    for name in ("w_qkv", "w_o", "w_gate", "w_up", "w_down"):
+        tail = rng.standard_t(3, model[name].shape)  # heavier than normal numbers
+        model[name] = (model[name] * np.abs(tail)).astype(model[name].dtype)
+    model = quantized(model)
+    plain = {n: a for n, a in model.items() if not n.endswith("_scales")}
+    for name in set(model).difference(plain):
+        weight = name.removesuffix("_scales")
+        plain[weight] = widened(model, weight).astype(plain["norm"].dtype)
+    ids, errors = rng.integers(VOCABULARY, size=12), []
+    wanted = reference(model, FLOAT8, ids.tolist())
+    for sizes, weights in ((FLOAT8, model), (QWEN, plain)):
+        shapes = SHAPES + OF_FLOAT8
+        graph = decoder_graph(1, sizes=sizes, shapes=shapes, best_columns=64)
+        given = weights | rows_of(ids, np.zeros(12), np.arange(12))
+        plan = SCHEDULES["static"](graph)
+        [run] = simulate(plan, [given], dims_of(given, sizes, 1)).outputs
+        errors.append(np.linalg.norm(run["logits"].astype(np.float32) - wanted))
+    assert errors[0] < 1.1 * errors[1] < 0.03 * np.linalg.norm(wanted)
+
+
 ROWS = ("ids", "position", "request", "end", "stop", "sampling", "logits")
 EMULATED = [[1], [1, 3, 1], [1, 2, 16, 14]]
 """Rows of each request in steps that the emulator runs, in another order each."""
