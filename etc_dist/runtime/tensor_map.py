@@ -16,7 +16,9 @@ from etc_dist.ir.function import TmaBox
 _TYPES = {"float8_e4m3fn": 0, "float16": 6, "float32": 7, "bfloat16": 9}
 """The driver's types of elements; float8 is copied as bytes."""
 _SWIZZLE_128B = 3
-_PROMOTION_128B, _PROMOTION_256B = 2, 3
+_PROMOTION_128B = 2
+"""What L2 fetches at once, a line of a box. With 256 bytes, boxes of weights stream at
+4.0 to 4.2 TB/s in place of 4.4 to 4.5, on an H200: benchmarks/log/performance.md."""
 _INVALID_VALUE = 1
 _TOGETHER = 8
 """Adjacent rows of one half in a box that alternates between both halves."""
@@ -52,7 +54,7 @@ def encode(
         (ctypes.c_uint32 * len(axes))(*[1] * len(axes)),
         ctypes.c_int(0),
         ctypes.c_int(_SWIZZLE_128B),
-        ctypes.c_int(_promotion(pitches[1])),
+        ctypes.c_int(_PROMOTION_128B),
         ctypes.c_int(0),
     )
     if code == _INVALID_VALUE:
@@ -67,14 +69,6 @@ def encode(
             fix="restart the job, and run etc-dist doctor if it happens again",
         )
     return out.copy()
-
-
-def _promotion(row_bytes: int) -> int:
-    """The bytes that L2 fetches at once. If row_bytes is not a multiple of 128, most
-    rows of a box cross a line of 128 bytes, and 256 would fetch a line too many. A
-    prototype of these tiles was 5 to 8 % faster with 128: weights of 8192 x 3696, 96
-    to 300 rows, on an H200."""
-    return _PROMOTION_128B if row_bytes % 128 else _PROMOTION_256B
 
 
 def axes_of(
