@@ -49,8 +49,17 @@ BOUNDS = (
     "loads into shared memory",
     "accesses to shared memory",
     "the latency of loads",
+    "the widening of weights",
 )
 """What the times of `TileWork.block_us` are limited by, in their order."""
+WIDEN_CYCLES, ROW_CYCLES = 300, 0.6
+"""Of the warps for a block of scaled weights, of 128 of the M of wgmma, and for each of
+its N: counted from the instructions of the mainloop, of which a scheduler of an SM
+issues four in five cycles."""
+SERIAL_CYCLES = 420
+"""The same in tiles of so many rows that the tensor cores wait meanwhile."""
+MOST_OVERLAPPED_ROWS = 80
+"""In tiles with more rows they do: `kLoadsAhead` in the CUDA half."""
 LEAST_COLUMNS = 16
 """A bound: no tile has fewer, with 8 each of gate and up."""
 MOST_PARTS = 12
@@ -85,10 +94,11 @@ class TileWork:
 
     num_tiles: of the matmul. num_blocks: of the most loaded worker. block_cycles: of
     the tensor cores for a block. block_load_bytes: of a block, into shared memory.
-    block_read_bytes: of a block, read from shared memory by wgmma. stage_blocks: blocks
-    of a stage. prefetched_blocks: that fit in shared memory in addition to the stage in
-    use. tile_area: elements of a tile, padding included. num_epilogues: tiles and parts
-    of the most loaded worker. memory_bytes: that all workers read or write once.
+    block_read_bytes: of a block, read from shared memory by wgmma. widen_cycles: of the
+    warps, to widen the weights of a block. stage_blocks: blocks of a stage.
+    prefetched_blocks: that fit in shared memory in addition to the stage in use.
+    tile_area: elements of a tile, padding included. num_epilogues: tiles and parts of
+    the most loaded worker. memory_bytes: that all workers read or write once.
     worker_weight_bytes: that one worker reads. is_split: whether any tile uses split-K.
     worker_sum_bytes: partial sums that the most loaded worker stores and reads.
     scratch_bytes: of all partial sums.
@@ -101,6 +111,7 @@ class TileWork:
     block_cycles: float
     block_load_bytes: int
     block_read_bytes: int
+    widen_cycles: float
     stage_blocks: int
     prefetched_blocks: int
     tile_area: int
@@ -111,7 +122,7 @@ class TileWork:
     worker_sum_bytes: int
     scratch_bytes: int
 
-    def block_us(self, constants: TileConstants) -> tuple[float, float, float, float]:
+    def block_us(self, constants: TileConstants) -> tuple[float, ...]:
         """The times of a block that overlap, in the order of BOUNDS. The longest
         dominates."""
         c = constants
@@ -121,6 +132,7 @@ class TileWork:
             self.block_load_bytes / c.fill_bytes_per_us,
             (self.block_read_bytes + self.block_load_bytes) / shared_bytes_per_us,
             c.latency_us / self.prefetched_blocks,
+            self.widen_cycles / c.cycles_per_us,
         )
 
     def us(self, constants: TileConstants) -> float:
@@ -188,6 +200,7 @@ def work_of(
         block_cycles=wgmma_m * wgmma_n / 32,
         block_load_bytes=(2 * rows + shape.weight_bytes * columns) * STAGE_K,
         block_read_bytes=block_read_bytes,
+        widen_cycles=_widen_cycles(shape) if shape.scaled else 0.0,
         stage_blocks=stage_blocks,
         prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1) * stage_blocks,
         tile_area=wgmma_m * wgmma_n,
@@ -198,6 +211,15 @@ def work_of(
         worker_sum_bytes=sum_rows * ROW_BYTES if num_parts else 0,
         scratch_bytes=num_parts * -(-wgmma_n // SLICE) * SLICE * ROW_BYTES,
     )
+
+
+def _widen_cycles(shape: TileShape) -> float:
+    """Of the warps, for a block of scaled weights."""
+    if shape.rows > MOST_OVERLAPPED_ROWS:
+        return shape.wgmma_n * 4 + SERIAL_CYCLES
+    cycles = WIDEN_CYCLES + ROW_CYCLES * shape.wgmma_n
+    # If they alternate, each warpgroup has every second block.
+    return cycles / 2 if shape.alternates else cycles
 
 
 def tilings(

@@ -51,7 +51,8 @@ struct ScalePlace {
 template <class Weights>
 struct ScaledRows {
   using Element = typename Weights::Element;
-  u32 codes[2];  // bytes from a block's first code to those of a row that the thread reads
+  u32 codes;  // bytes from a block's first code to the thread's first code of the first row
+  u32 apart;  // and from there to the second row, the same in a warp
   u64 scales[2];
   u32 blocks;
 
@@ -61,21 +62,25 @@ struct ScaledRows {
     const u32 thread = ptx::thread() & 127, lane = thread & 31;
     const u32 columns = shape.warpgroup_columns(), before = wg * shape.halves() * columns;
     const u32 gates = is_gated ? shape.columns / 2 : shape.columns;
+    // wgmma multiplies 64 rows: in place of those that the tile does not have, a first one.
+    const u32 of_warp = __shfl_sync(~0u, thread >> 5, 0) * 16;
+    const u32 begin = of_warp < columns ? of_warp : 0;
+    const u32 next = of_warp + 8 < columns ? 8 : 0;
+    const u32 first = before + begin + lane / 4;
+    codes = first * kBlockDepth + (lane / 4) * 16 + lane % 4 * 2;
+    apart = next * kBlockDepth;
 #pragma unroll
     for (u32 n = 0; n < 2; ++n) {
-      u32 row = (thread >> 5) * 16 + lane / 4 + n * 8;
-      // wgmma multiplies 64 rows: in place of those that the tile does not have, a first one.
-      row = before + (row < columns ? row : lane / 4);
-      codes[n] = row * kBlockDepth + lane % 4 * 2;
+      const u32 row = first + n * next;
       const bool is_up = row >= gates;
       const i32 of_w = minimum(place.first + i32(is_up ? row - gates : row), place.end - 1);
       scales[n] = (is_up ? place.up : place.gate) + u64(u32(of_w) >> Weights::kShift) * place.pitch;
     }
   }
 
-  // The scales of a block of k. Blocks beyond the end have none.
+  // The scales of a block of k. Where each block has its own, those beyond the end have none.
   ETC_DEVICE float2 scales_of(u32 block) const {
-    const bool is_there = block < blocks;
+    const bool is_there = !Weights::kHasBlocks || block < blocks;
     const u64 at = Weights::kHasBlocks ? block * sizeof(Element) : 0;
     const auto load = [&](u32 n) ETC_INLINE {
       return is_there ? float(*reinterpret_cast<const Element*>(scales[n] + at)) : 0.0f;
@@ -83,20 +88,44 @@ struct ScaledRows {
     return make_float2(load(0), load(1));
   }
 
-  // The registers of wgmma for box kBox of the block whose codes begin at shared address `at`.
-  template <bool kIsHalf, u32 kBox>
-  ETC_DEVICE void widen_box(u32 (&a)[16], u32 at) const {
-    const u32 in_eight = ptx::thread() >> 2 & 7;  // of both rows: the swizzle of their 16 bytes
+  // The codes of box kBox of the block that begins at shared address `at`, for the registers of
+  // wgmma. The swizzle exchanges units of 16 bytes by the number of the row in eight.
+  template <u32 kBox>
+  ETC_DEVICE void load_box(u32 (&box)[16], u32 at) const {
+    const u32 begin[2] = {at, at + apart};
 #pragma unroll
     for (u32 step = 0; step < 4; ++step) {
-      const u32 unit = ((kBox * 4 + step) ^ in_eight) * 16;
 #pragma unroll
       for (u32 n = 0; n < 2; ++n) {
-        const u32 from = at + codes[n] + unit;
-        a[4 * step + n] = widen<kIsHalf>(ptx::load_shared2(from));
-        a[4 * step + 2 + n] = widen<kIsHalf>(ptx::load_shared2(from + 8));
+        const u32 from = (codes ^ (kBox * 4 + step) * 16) + begin[n];
+        box[4 * step + n] = ptx::load_shared2(from);
+        box[4 * step + 2 + n] = ptx::load_shared2(from + 8);
       }
     }
+  }
+};
+
+// The scales of a thread's rows, for every `turn`-th block from `first` on. The four lanes of a row
+// have those of one block each, and of one of the four blocks after these, which arrive meanwhile.
+template <class Weights>
+struct BlockScales {
+  static constexpr u32 kLanes = 4;
+  const ScaledRows<Weights>& rows;
+  u32 block, step;
+  float2 own, later;
+
+  ETC_DEVICE BlockScales(const ScaledRows<Weights>& w, u32 first, u32 turn)
+      : rows(w), block(first + ptx::lane() % kLanes * turn), step(kLanes * turn),
+        own(rows.scales_of(block)), later(rows.scales_of(block += step)) {}
+
+  // Those of block n of the warpgroup; called for one n after the other.
+  ETC_DEVICE float2 of(u32 n) {
+    if constexpr (!Weights::kHasBlocks) return own;
+    const u32 from = n % kLanes;
+    const float2 scale =
+        make_float2(__shfl_sync(~0u, own.x, from, kLanes), __shfl_sync(~0u, own.y, from, kLanes));
+    if (from == kLanes - 1) own = later, later = rows.scales_of(block += step);
+    return scale;
   }
 };
 
@@ -113,9 +142,11 @@ ETC_DEVICE void add_scaled(float (&d)[kCount], float (&block)[kCount], float2 sc
 // The mainloop of a warpgroup of a swapped tile. If the warpgroups alternate, a stage has a block for
 // each; otherwise each multiplies all blocks of a stage by its own rows of w. Returns whether a wait
 // has failed.
-// NOTE: while one box is multiplied, the next one is widened; in tiles of many rows only by the other
-// warpgroup, since registers for two boxes would spill. No wgmma is in flight from one turn of
-// the loop to the next: the compiler would then reserve its registers in all of the program.
+// NOTE: while a box is multiplied, the next one is widened and the codes of the one after it are
+// loaded. In tiles of many rows, registers for that would spill: there codes are loaded just before
+// they are widened, and with most rows only the other warpgroup multiplies meanwhile. No wgmma is in
+// flight from one turn of the loop to the next: the compiler would then reserve its registers in all
+// of the program.
 template <bool kIsHalf, class Weights, u32 kRows, class Program>
 ETC_DEVICE bool multiply_scaled(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
@@ -126,10 +157,11 @@ ETC_DEVICE bool multiply_scaled(
   const u32 at_x = (stages.descriptor_base() | 0x10000u) + stage_blocks * block_bytes / 16;
   const u32 x = __shfl_sync(~0u, at_x, 0), box_x = shape.box_x();
   constexpr u32 kWidened = kRows > 96 ? 1 : 2;  // boxes in registers
+  constexpr bool kLoadsAhead = kRows <= 80;
   float sums[kRows / 2];
-  u32 a[kWidened][16];
-  float2 scale = w.scales_of(first);
-  u32 at = 0, n = first, k = 0;  // the stage's place, the block in it, the number of the stage
+  u32 a[kWidened][16], box[16];
+  BlockScales<Weights> scales(w, first, 1 + turns);
+  u32 at = 0, n = first;  // the stage's place, and the block in it
   bool lost = false;
   const auto begin_stage = [&]() ETC_INLINE {
     at = stages.next(bytes), n = first;
@@ -137,34 +169,52 @@ ETC_DEVICE bool multiply_scaled(
     lost = __any_sync(~0u, lost);
   };
   const auto codes = [&]() ETC_INLINE { return stages.address(at) + n * block_bytes; };
+  // Box `number` of the block whose codes begin at `from`: load() is called some time before widen().
+  const auto load = [&](auto number, u32 from) ETC_INLINE {
+    if constexpr (kLoadsAhead) w.template load_box<decltype(number)::value>(box, from);
+  };
+  const auto widen_to = [&](u32 (&to)[16], auto number, u32 from) ETC_INLINE {
+    if constexpr (!kLoadsAhead) w.template load_box<decltype(number)::value>(box, from);
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i) to[i] = widen<kIsHalf>(u16(box[i]));
+  };
   begin_stage();
-  w.template widen_box<kIsHalf, 0>(a[0], codes());
+  load(Number<0u>{}, codes());
+  widen_to(a[0], Number<0u>{}, codes());
+  load(Number<1u>{}, codes());
+  const u32 blocks = count * (end - first);
 #pragma unroll 1
-  while (k < count) {
-    const u32 box = x + (at + n * kBlockBoxes * box_x) / 16;
+  for (u32 i = 0; i < blocks; ++i) {
+    const u32 from = codes(), at_box = x + (at + n * kBlockBoxes * box_x) / 16;
     ptx::wgmma_fence();
-    ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
+    ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(at_box), 0);
     ptx::wgmma_commit();
     if constexpr (kWidened == 1) ptx::wgmma_wait<0>();
-    w.template widen_box<kIsHalf, 1>(a[kWidened - 1], codes());
+    const bool ends_stage = ++n == end, goes_on = i + 1 < blocks;
+    if (ends_stage) {
+      if (goes_on) {
+        begin_stage();
+      } else {
+        n = first;  // what is loaded from there is not used
+      }
+    }
+    widen_to(a[kWidened - 1], Number<1u>{}, from);
+    load(Number<0u>{}, codes());
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(
-        sums, a[kWidened - 1], ptx::matrix_descriptor(box + box_x / 16), 1);
+        sums, a[kWidened - 1], ptx::matrix_descriptor(at_box + box_x / 16), 1);
     ptx::wgmma_commit();
-    const bool ends_stage = ++n == end;
-    if (ends_stage) ++k;
-    const float2 next = w.scales_of(k * stage_blocks + (ends_stage ? first : n));
+    const float2 scale = scales.of(i);
     ptx::wgmma_wait<kWidened - 1>();  // the first registers have been read
-    if (k < count) {
-      if (ends_stage) begin_stage();
-      w.template widen_box<kIsHalf, 0>(a[0], codes());
+    if (goes_on) {
+      widen_to(a[0], Number<0u>{}, codes());
+      load(Number<1u>{}, codes());
     }
     ptx::wgmma_wait<0>();
     add_scaled(d, sums, scale);
-    scale = next;
     if (ends_stage) {
       __syncwarp();  // all lanes have read the codes
-      if (!lost) stages.release(stages.count() - (k < count ? 2 : 1));
+      if (!lost) stages.release(stages.count() - (goes_on ? 2 : 1));
     }
   }
   return lost;

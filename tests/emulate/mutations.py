@@ -119,13 +119,13 @@ BROKEN = {
             "!stages.wait_full(run)": "false",
             "__syncwarp();  // all lanes have read the codes": "",
             "ptx::wgmma_wait<kWidened - 1>();": "",
-            "scale = next;": "",
-            "ends_stage ? first : n": "first",
+            "from == kLanes - 1": "n == kLanes - 1",
             "block < blocks": "block + 1 < blocks",
             "Weights::kHasBlocks ? block * sizeof(Element) : 0": "0",
             "u64(u32(of_w) >> Weights::kShift)": "u64(u32(of_w) >> 8)",
             "ptx::load_shared2(from + 8)": "ptx::load_shared2(from)",
-            "(kBox * 4 + step) ^ in_eight": "step ^ in_eight",
+            "(kBox * 4 + step) * 16": "step * 16",
+            "at + apart": "at",
         },
         "scaled, gated": {
             "i % 4 < 2 ? scale.x : scale.y": "scale.x",
@@ -133,7 +133,7 @@ BROKEN = {
             "is_up ? row - gates : row": "row",
         },
         "scaled, turns": {
-            "k * stage_blocks": "k",
+            "ptx::lane() % kLanes * turn": "ptx::lane() % kLanes",
         },
     },
     "common/types": {

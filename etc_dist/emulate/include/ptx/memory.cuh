@@ -171,7 +171,7 @@ inline void store_shared16(u32 address, uint4 v) {
 inline uint4 load_shared16(u32 address) { return load_shared_as<uint4>(address); }
 inline uint2 load_shared8(u32 address) { return load_shared_as<uint2>(address); }
 inline u32 load_shared(u32 address) { return load_shared_as<u32>(address); }
-inline u16 load_shared2(u32 address) { return load_shared_as<u16>(address); }
+inline u32 load_shared2(u32 address) { return load_shared_as<u16>(address); }
 inline emulation::AsyncOp words_to(u32 address, u32 barrier, u32 worker, u32 count) {
   constexpr u32 kOffset = (1u << emulation::kPlace) - 1;
   emulation::AsyncOp what{emulation::AsyncOp::kWords, emulation::own->worker->cluster[worker]};
