@@ -65,32 +65,43 @@ struct SwappedTiles {
     const bool exchanges = kExchanges && shape.split == kSplitK;
     u32 first = 0, end = kEights;  // groups of eight rows that this warpgroup finishes
     if (kIsTall && exchanges) {
-      const StageExchange exchange{{control}, kRows};
-      lost = exchange.add(run, stages, d, wg, exchanged, lost);
-      lost = ptx::named_barrier_any<128>(2 + wg, lost);
-      if (!exchange.finishes(wg)) end = 0;
-    } else if (kTurns && (!kHalves || shape.halves() == 0)) {
-      if (!is_sum) {  // parts have the sums of both warpgroups
-        lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
+      if constexpr (kIsTall && kExchanges) {
+        const StageExchange exchange{{control}, kRows};
+        lost = exchange.add(run, stages, d, wg, exchanged, lost);
+        lost = ptx::named_barrier_any<128>(2 + wg, lost);
+        if (!exchange.finishes(wg)) end = 0;
       }
-      if (wg == 1) {
-        end = 0;
-      } else if (!is_part) {
-        if (kSplitTurns && exchanges) {
-          const PairExchange<kEights, false> pair{{control}};
-          lost = pair.add(run, d, wg, buffer + kHalfBuffer, exchanged, lost);
-          first = pair.first(wg), end = pair.end(wg);
+    } else if (kTurns && (!kHalves || shape.halves() == 0)) {
+      if constexpr (kTurns) {
+        if (!is_sum) {  // parts have the sums of both warpgroups
+          lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
         }
-        if (kMayBeGated && is_gated) gate_warps(d);
+        if (wg == 1) {
+          end = 0;
+        } else if (!is_part) {
+          if constexpr (kSplitTurns) {
+            if (exchanges) {
+              const PairExchange<kEights, false> pair{{control}};
+              lost = pair.add(run, d, wg, buffer + kHalfBuffer, exchanged, lost);
+              first = pair.first(wg), end = pair.end(wg);
+            }
+          }
+          if constexpr (kMayBeGated) {
+            if (is_gated) gate_warps(d);
+          }
+        }
       }
     } else if (kSplitHalves && exchanges) {
-      // Each worker finishes the columns of one warpgroup.
-      const PairExchange<kEights, true> pair{{control}};
-      lost = pair.add(run, d, wg, buffer, exchanged, lost);
-      end = pair.end(wg);
+      if constexpr (kSplitHalves) {  // each worker finishes the columns of one warpgroup
+        const PairExchange<kEights, true> pair{{control}};
+        lost = pair.add(run, d, wg, buffer, exchanged, lost);
+        end = pair.end(wg);
+      }
     } else if (kMayBeGated && is_gated && !is_part) {
-      lost = combine(d, wg, false, lost, [](float& sum, float up) { gate(sum, up); });
-      if (wg == 1) end = 0;
+      if constexpr (kMayBeGated) {
+        lost = combine(d, wg, false, lost, [](float& sum, float up) { gate(sum, up); });
+        if (wg == 1) end = 0;
+      }
     } else {
       lost = ptx::named_barrier_any<128>(2 + wg, lost);
     }
@@ -113,11 +124,13 @@ struct SwappedTiles {
   ETC_DEVICE bool multiply(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
       u32 wg, float (&d)[kRows / 2]) const {
-    if (!kIsTall && kExchanges && shape.split == kSplitK && ptx::thread() == 0) {
-      if (kSplitTurns && (!kSplitHalves || shape.halves() == 0)) {
-        PairExchange<kEights, false>{{control}}.begin();
-      } else {
-        PairExchange<kEights, true>{{control}}.begin();
+    if constexpr (!kIsTall && kExchanges) {
+      if (shape.split == kSplitK && ptx::thread() == 0) {
+        if (kSplitTurns && (!kSplitHalves || shape.halves() == 0)) {
+          PairExchange<kEights, false>{{control}}.begin();
+        } else {
+          PairExchange<kEights, true>{{control}}.begin();
+        }
       }
     }
     const u32 begin = stages.descriptor_base(), turns = 1 - shape.halves();
