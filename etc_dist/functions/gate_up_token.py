@@ -28,8 +28,8 @@ def gate_up_token(routing: Routing, activation: Activation = SWIGLU) -> DeviceFu
             left, right = (w[expert].astype(np.float32) @ row for w in (gate, up))
             active[0, k] = activation.apply(left, right).astype(active.dtype)
 
-    before_wait = 0, 2, 3, 4
-    weight = Operand((routing.experts, "columns", "hidden"), routing.element)
+    size = routing.experts, "columns", "hidden"
+    weight = Operand(size, routing.element, leading=True)
     tile = [
         Operand((1, "hidden"), routing.element),
         Operand((1, routing.experts), "float32"),
@@ -41,7 +41,7 @@ def gate_up_token(routing: Routing, activation: Activation = SWIGLU) -> DeviceFu
     ]
     return routing.function(
         *("gate_up_token", TENSOR, len(tile) - 1, 1, body),
-        reads_before_wait=before_wait,
+        reads_before_wait=(0, 2, 3, 4),
         tile=dict(enumerate(tile)),
         constants={**routing.choice_constants(), **activation.constants()},
     )
@@ -50,4 +50,4 @@ def gate_up_token(routing: Routing, activation: Activation = SWIGLU) -> DeviceFu
 def prefetched(routing: Routing) -> Operand:
     """Rows of a weight that are prefetched into the L2 cache."""
     whole = Extent(whole=True)
-    return Operand((routing.experts, None, whole), routing.element)
+    return Operand((routing.experts, None, whole), routing.element, leading=True)

@@ -1,5 +1,5 @@
 // Some columns of the result of one token: the weighted sum over the experts that it picks, in
-// float. With kAdds, the last read is added to it.
+// float, in each of the places that are written. With kAdds, the last read is added to it.
 #pragma once
 #include "functions/row_pairs.cuh"
 
@@ -7,19 +7,23 @@ namespace etc {
 
 template <class Task>
 struct down_token {
-  // activated(): the activations are there. Until then the first weights are sent for.
+  // activated(): the activations are there. NOTE: weights are not loaded before, but prefetched: the
+  // registers of loads in flight would be spilled in the programs of decoders.
   template <class Activated>
   ETC_DEVICE static void run(const Task& task, Activated activated) {
     const auto active = task.template operand<2>();
-    const auto down = task.template operand<3>();
-    const auto prefetched = task.template operand<4>();
-    const auto y = task.template operand<Task::kReads>();
-    // Indices after the last choice read it again.
+    const auto down = last_axes<3>(task.template operand<3>());
+    // Indices after the last choice read it again. NOTE: a row without a request has experts -1
+    // and weights 0.
     const i32 k = minimum(task.thread % 32, Task::kTopK - 1);
-    const u32 picked = ptx::load4_l2(u64(task.template operand<0>().at(0, k)));
-    const u32 weight = ptx::load4_l2(u64(task.template operand<1>().at(0, k)));
+    const u32 id = ptx::load4_l2(u64(task.template operand<0>().at() + k));
+    const u32 weight = ptx::load4_l2(u64(task.template operand<1>().at() + k));
+    const u32 picked = u32(maximum(i32(id), 0));
+    prefetch_rows(
+        task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK, down, picked);
+    if (!activated()) return;
     const i32 inner = active.size[2], each = RowPairs::steps_of(inner);
-    const u64 row = u64(inner) * 2;
+    const u32 row = u32(inner) * 2;
     const RowPairs pairs{
         .first = u64(down.at()),
         .apart = row,
@@ -27,29 +31,33 @@ struct down_token {
         .by_pair = 0,
         .pairs = down.size[1] / 2,
         .of_expert = down.size[1],
-        .by_step = u64(down.stride[0]) * 2,
+        .by_step = u32(down.stride[0]) * 2,
         .columns = inner,
         .each = each,
         .steps = Task::kTopK * each,
         .vector = u64(active.at()),
-        .by_vector = u64(active.stride[1]) * 2,
+        .by_vector = row,
         .picked = picked,
         .weight = __uint_as_float(weight)};
     const auto finish = [&](i32 pair, float first, float second) {
       if constexpr (Task::kAdds) {
-        const auto added = task.template operand<5>();
+        const auto added = task.template operand<4>();
         const float2 more = unpack<Task::kIsHalf>(ptx::load4_l2(u64(added.at(0, 2 * pair))));
         first += more.x, second += more.y;
       }
-      *y.at(0, 2 * pair) = y.base->from(first);
-      *y.at(0, 2 * pair + 1) = y.base->from(second);
+      store<0>(task, 2 * pair, pack<Task::kIsHalf>(first, second));
     };
-    const auto arrived = [&] {
-      const bool prefetches = task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK;
-      prefetch_rows(prefetches, prefetched, picked);
-      return activated();
-    };
-    pairs.multiply(task, arrived, finish);
+    pairs.multiply(task, [] { return true; }, finish);
+  }
+
+ private:
+  template <int n>
+  ETC_DEVICE static void store(const Task& task, i32 column, u32 both) {
+    if constexpr (n < Task::kWrites) {
+      const auto y = last_axes<2>(task.template operand<Task::kReads + n>());
+      ptx::store4(u64(y.at(0, column)), both);
+      store<n + 1>(task, column, both);
+    }
   }
 };
 

@@ -27,14 +27,16 @@ ETC_DEVICE void prefetch_rows(bool wanted, const Tile& rows, u32 expert) {
 // Experts may be picked in two ways: pairs are those of the first picked expert, then those of
 // the next; or the columns are, each expert's with a weight.
 struct RowPairs {
+  // NOTE: 32 bits where they suffice: registers are scarce.
   u64 first;    // address of the first pair's first row
   u64 apart;    // bytes from a pair's first row to its second,
-  u64 next;     // to the next pair's first row,
-  u64 by_pair;  // and from an expert to the next, where pairs pick: of_expert pairs each
+  u32 next;     // to the next pair's first row,
+  u32 by_pair;  // and from an expert to the next, where pairs pick: of_expert pairs each
   i32 pairs, of_expert;
-  u64 by_step;  // the same, where columns pick: each expert has `columns`, `each` steps of them
+  u32 by_step;  // the same, where columns pick: each expert has `columns`, `each` steps of them
   i32 columns, each, steps;
-  u64 vector, by_vector;  // address; bytes from an expert's part to the next
+  u64 vector;     // address
+  u32 by_vector;  // bytes from an expert's part to the next
   u32 picked;             // lane k's is the k-th expert, and
   float weight;           // its weight; lanes after the last need a finite one, for zeros
 
@@ -136,8 +138,8 @@ struct RowPairs {
 
   ETC_DEVICE u64 row(i32 tile, i32 lane) const {
     const i32 pair = minimum(tile * kTilePairs + lane / 4, pairs - 1), k = pair / of_expert;
-    const u64 expert = __shfl_sync(~0u, picked, k);
-    return first + expert * by_pair + u64(pair - k * of_expert) * next + lane % 4 * 16;
+    const u32 expert = __shfl_sync(~0u, picked, k);
+    return first + u64(expert) * by_pair + u64(u32(pair - k * of_expert)) * next + lane % 4 * 16;
   }
   // Whether another tile begins.
   ETC_DEVICE bool advance(Place& at, i32 warp) const {
@@ -154,8 +156,8 @@ struct RowPairs {
   }
   ETC_DEVICE void fetch_weight(const Place& at, i32 end, i32 lane, Step& to) const {
     const i32 k = at.step / each, column = (at.step - k * each) * kStepColumns;
-    const u64 expert = __shfl_sync(~0u, picked, k);
-    const u64 from = at.row + expert * by_step + column * 2;
+    const u32 expert = __shfl_sync(~0u, picked, k);
+    const u64 from = at.row + u64(expert) * by_step + column * 2;
 #pragma unroll
     for (i32 i = 0; i < kParts; ++i) {
       const bool inside = i * 32 + lane % 4 * 8 < left(at, end, column);
@@ -165,12 +167,13 @@ struct RowPairs {
   }
   ETC_DEVICE void fetch_vector(const Place& at, i32 end, i32 lane, Step& to) const {
     const i32 k = at.step / each, column = (at.step - k * each) * kStepColumns;
-    const u64 from = vector + k * by_vector + column * 2;
+    const u64 from = vector + u64(u32(k)) * by_vector + column * 2;
     to.vector = ptx::load8_l2_if(lane * 4 < left(at, end, column), from + lane * 8);
   }
 
-  // NOTE: a dot product does not care for the order of columns: the eight neighbours that a
-  // lane loads go to two products as if they lay apart.
+  // NOTE: a dot product does not depend on the order of columns. The eight neighbours that a lane
+  // loads are one operand of mma: columns 0, 1, 4, 5 in a row of it, 2, 3, 6, 7 in another, which
+  // even and odd columns of the other operand multiply. So they stay in their registers.
   template <bool kIsHalf>
   ETC_DEVICE static float2 product(const Step& step, i32 lane) {
     float d[2][4] = {};
@@ -180,11 +183,14 @@ struct RowPairs {
       const u32 v[4] = {
           __shfl_sync(~0u, step.vector.x, from), __shfl_sync(~0u, step.vector.y, from),
           __shfl_sync(~0u, step.vector.x, from + 1), __shfl_sync(~0u, step.vector.y, from + 1)};
-      const uint4 a = step.weight[i][0], b = step.weight[i][1];
-      ptx::mma_16x8x16<kIsHalf>(d[0], a.x, b.x, a.y, b.y, v[0], v[1]);
-      ptx::mma_16x8x16<kIsHalf>(d[1], a.z, b.z, a.w, b.w, v[2], v[3]);
+      const u32 low = lane & 4 ? v[1] : v[0], high = lane & 4 ? v[3] : v[2];
+#pragma unroll
+      for (i32 n = 0; n < 2; ++n) {
+        const uint4 w = step.weight[i][n];
+        ptx::mma_16x8x16<kIsHalf>(d[n], w.x, w.y, w.z, w.w, low, high);
+      }
     }
-    return make_float2(d[0][0] + d[1][0], d[0][2] + d[1][2]);
+    return make_float2(d[0][0] + d[0][3], d[1][0] + d[1][3]);
   }
 };
 

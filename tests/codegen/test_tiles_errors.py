@@ -201,7 +201,7 @@ ALIKE = {
     "combine": (combine_rows(OF_8), "m,2 m,2 t,n m,n", {}),
     "add": (add_experts_norm(OF_8, 1e-6), "1,2 1,2 t,n 1,n n 1,n 1,n", {}),
     "up": (gate_up_token(OF_8), "1,k 1,8 8,n,k 8,n,k 8,c,k 1,2,n", {}),
-    "down": (down_token(OF_8), "1,2 1,2 1,2,k 8,n,k 8,c,k 1,n", {}),
+    "down": (down_token(OF_8), "1,2 1,2 1,2,k 8,n,k 1,n", {}),
     "sum": (sum_expert_ranks(SPLIT, 1), "1,m,n m,2 t m,n", {}),
     "append": (append_kv(PAGED), "m,64 m,64 64 t,64 m m t,k t,2,1,16,64", {}),
     "attend": (

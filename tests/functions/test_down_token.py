@@ -14,5 +14,5 @@ def test_results_of_the_tokens_experts_are_weighted():
     ids, weights = np.array([[3, 0]]), np.array([[0.75, 0.25]])
     active, y = np.array([[[2.0], [8.0]]]), np.empty((1, 1), np.float32)
     body = down_token(Routing(4, Router(2), "float32")).body
-    body(ids, weights, active, down, down, y)
+    body(ids, weights, active, down, y)
     assert y.tolist() == [[8.0]]
