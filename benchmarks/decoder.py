@@ -26,7 +26,7 @@ from etc_dist.models.mixture_families import QWEN_MOE
 from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.models.sizes import scaled_weights, weight_of
-from etc_dist.models.step_policy import StepPolicy, shapes_of
+from etc_dist.models.step_policy import StepPolicy
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.tuning import tuning_of
 
@@ -125,8 +125,11 @@ class Decoder:
         graph = decoder_for(schedule, world.size, sizes)
         self.program: Program = compile(graph, world, schedule=schedule)
         workers = self.program.workers if isinstance(device, Gpu) else None
-        shapes = shapes_of(schedule)
-        self.policy = StepPolicy(own, workers, shapes, tuning=tuning_of(world))
+        self.policy = StepPolicy(
+            *(own, workers),
+            tuning=tuning_of(world),
+            ranks=world.size,
+        )
         pages = self._pages = -(-(context + steps - 1) // PAGE_SIZE)
         self._most = most
         drawn = self._draw_all(self.part, config.layers)
@@ -207,9 +210,7 @@ class Decoder:
 
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
-        tiles = [
-            f"{n} {self.policy.shapes_of(n)[dims[f'{n}_shape']]}" for n in self.matmuls
-        ]
+        tiles = [f"{n} {self.policy.text(n, dims)}" for n in self.matmuls]
         shares = f"{dims['shares']} shares, {dims['shares_of_task']} of a task"
         return "; ".join([*tiles, shares])
 

@@ -219,10 +219,16 @@ class TileShape:
         if not self.swapped or self.is_tall or (gated and self.alternates):
             return columns == self.columns
         least, unit = (8, 8) if self.alternates else (TURNS_COLUMNS + 16, 16)
-        unit *= 2 if gated else 1
         if w_layout == "kn":
             unit = CHUNK_COLUMNS
         return columns % unit == 0 and least <= columns <= self.columns
+
+    def widths(self, *, gated: bool) -> list[int]:
+        """The columns that a tile of one worker may have, with weights [n, k]."""
+        eighths = range(8, self.columns + 1, 8)
+        return [
+            n for n in eighths if self.serves_columns(n, gated=gated, w_layout="nk")
+        ]
 
     @property
     def alternates(self) -> bool:
@@ -481,7 +487,10 @@ class Tiles:
     shapes)`.
 
     columns: of each tile, in place of the shape's, for tiles of one worker: a multiple
-    of 8 that the shape allows, see `TileShape.serves_columns`."""
+    of 8 that the shape allows, see `TileShape.serves_columns`.
+
+    has_peers: whether tiles of the program may be stored on several ranks. Tiles of one
+    program share their code only if it is equal."""
 
     def __init__(
         self,
@@ -492,8 +501,11 @@ class Tiles:
         all_rows: Expr | None = None,
         w_layout: str = "nk",
         columns: Expr | None = None,
+        *,
+        has_peers: bool = False,
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
+        self._has_peers = has_peers
         self.w_layout = w_layout
         self._shapes = shapes = tuple(shapes_for(w_layout, shapes))
         self._scaling = SCALINGS.get(w_layout)
@@ -544,7 +556,6 @@ class Tiles:
         fp32, without the epilogue. `sum_parts` with the same epilogue reads them.
         may_have_no_rows: some tasks have none; these load nothing."""
         self._check_gated(epilogue)
-        self._check_mirrors(epilogue)
         if is_part:
             self._check_parts(epilogue)
         if self.w_layout == "kn":
@@ -604,6 +615,7 @@ class Tiles:
             "kWeightIsKN": int(self.w_layout == "kn"),
             "kAxes": axes,
             "kTiles": _codes(self._packed),
+            **({"kHasPeers": 1} if self._has_peers else {}),
             **scaled,
         }
 
@@ -657,17 +669,6 @@ class Tiles:
                 wanted="an epilogue of one weight",
                 got=str(epilogue),
                 fix="store gate and up as [n, k]",
-            )
-
-    def _check_mirrors(self, epilogue: Epilogue) -> None:
-        if epilogue.mirrors and self._shapes[0].cluster == 1:
-            raise GraphError(
-                "tiles of one worker are not stored on several ranks",
-                where=f"Tiles({self._name!r}).matmul()",
-                wanted="shapes of two workers, or results in this rank's memory",
-                got=f"{epilogue}, {self._shapes[0]}",
-                fix="choose shapes of two workers, or send the rows: see "
-                "etc_dist/ops/return_rows.py",
             )
 
     def _check_parts(self, epilogue: Epilogue) -> None:

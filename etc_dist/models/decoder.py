@@ -8,6 +8,7 @@ around it: each continues the rows of the one before, until they end."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from etc_dist.functions.rms_norm import (
 )
 from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
 from etc_dist.functions.scaled_weights import ScaledTensor, weight_input
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     EventRef,
     EventTensor,
@@ -59,19 +60,18 @@ from etc_dist.models.experts import (
     Turn,
 )
 from etc_dist.models.sizes import WEIGHTS, DecoderSizes
-from etc_dist.models.step_policy import STEP_SHAPES, shapes_of
-from etc_dist.ops.order import tile_grid
+from etc_dist.models.step_policy import DIVIDED, STEP_SHAPES
+from etc_dist.ops.multiply import AllTiles, TiledMatmul, Turns, tiles_of_dims
 
 BEST_COLUMNS = 1024
 """Logits of a row among which one task finds the largest; a multiple of 8."""
 
 
 def decoder_for(schedule: str, ranks: int, sizes: DecoderSizes) -> GraphFunction:
-    """The graph of a model under a schedule. A dynamic program has more code per call:
-    so it has fewer tile shapes. Its tasks begin with all waits met, so they read
-    nothing before the last one, and need no wait for what they would read."""
-    early = schedule != "dynamic"
-    return decoder_graph(ranks, sizes=sizes, shapes=shapes_of(schedule), early=early)
+    """The graph of a model under a schedule. Tasks of a dynamic program begin with all
+    waits met, so they read nothing before the last one, and need no wait for what they
+    would read."""
+    return decoder_graph(ranks, sizes=sizes, early=schedule != "dynamic")
 
 
 @graph_function
@@ -137,8 +137,11 @@ class _Calls:
         left = maximum(0, self.all_ids - before)
         self.first_id = g.let("first_id", before)
         self.num_ids = g.let("num_ids", minimum(self.vocabulary, left))
-        self.shape = {
-            name: g.dims(f"{name}_shape")
+        self.tiles = {
+            name: tiles_of_dims(
+                *(g, f"{name}_", shapes, self.rows, sizes.w_layout(name)),
+                has_peers=g.world_size > 1,
+            )
             for name in sizes.matmuls
             if name not in (*EXPERT_MATMULS, *DENSE_MATMULS)
         }
@@ -328,44 +331,34 @@ class _Calls:
         y [ranks, ...] gets the result of each rank, on all ranks. turn: the step, and
         the layer if each layer has weights. counted: an event after which the expected
         count of `wait` can be loaded."""
-        g, dtype = self.g, self.sizes.dtype
-        of_rows = self.shape[name], self.shapes, self.rows
-        tiles = Tiles(g, name, *of_rows, self.sizes.w_layout(name))
+        g, dtype, features = self.g, self.sizes.dtype, self.sizes.features
         weights = self.weights[name]
-        to = TilePlaces(g, y)
-        if len(weights) == 1:
-            cap, width = self.sizes.features.logit_cap, tiles.columns
-            is_capped = name == "head" and cap is not None
-            stored = soft_cap(cap or 0) if is_capped else to.epilogue
-            function = tiles.matmul(dtype, stored)
-        else:
-            gate = activated(self.sizes.features.activation)
-            function, width = tiles.matmul(dtype, gate), tiles.half_columns()
-        shape = self.rows, y.shape[-1]
-        of = tile_grid(g, f"{name}_", shape, tiles.rows, width)
         of_layer: tuple[Expr, ...] = turn[1:]
         if self.dense is not None and name in SHARED_MATMULS:
             of_layer = tuple(map(self.dense.sparse, of_layer))
-        own, turns = of.rows, (self.steps, self.layers)[: len(turn)]
-        if not x.shape[0] is y.shape[-2] is self.rows:  # others follow them
-            own = span(own.start, minimum(own.size, self.rows - own.start))
-        self.done[name] = to.events(f"{name}_done", turns, of.down * of.across)
-        g.call(
-            function,
-            of.grid,
-            name=f"{name}_matmul",
-            reads=[
-                x[own, :],
-                *tiles.weight_tiles(weights, of.columns, place=of_layer),
-            ],
-            writes=to.regions(own, of.columns),
-            waits=[wait] if counted is None else [counted, wait],
-            notifies=to.elements(self.done[name], turn),
-            order=of.order,
-            values=tiles.values,
-            even=counted is not None,
-            streams_after=1 if counted is not None and self.early else None,
+        to = TilePlaces(g, y, self.rows)
+        epilogue = to.epilogue
+        if len(weights) == 2:
+            epilogue = activated(features.activation)
+        elif name == "head" and features.logit_cap is not None:
+            epilogue = soft_cap(features.logit_cap)
+        turns: tuple[Expr, ...] = (self.steps, self.layers)[: len(turn)]
+        options: dict[str, Any] = {}
+        if counted is not None:
+            options = {"even": True, "streams_after": 1 if self.early else None}
+        matmul = TiledMatmul(
+            *(g, f"{name}_", self.tiles[name], dtype, x, weights, to, epilogue),
+            place=of_layer,
+            turns=Turns(turns, turn),
+            divides=name in DIVIDED,
+            clips=not x.shape[0] is y.shape[-2] is self.rows,
+            options=options,
         )
+        done = to.events(f"{name}_done", turns, matmul.last_tasks)
+        self.done[name] = done
+        matmul.notify(to.elements(done, turn))
+        waits = AllTiles([wait] if counted is None else [counted, wait])
+        matmul.add(waits, partial(matmul.add_whole_tiles, waits, call="matmul"))
 
     def add_mlp(self, turn: Turn) -> None:
         """The dense MLP of a layer."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from etc_dist.functions.best_column import best_on_rank
 from etc_dist.functions.epilogue import Epilogue, store, store_on_ranks
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import EventRef, EventTensor, Expr, Graph, Region, Tensor, span
 from etc_dist.ir.function import TENSOR
-from etc_dist.ir.tensor import Tile
 
 
 def buffers_of_sums(
@@ -37,10 +37,16 @@ def other_ranks(g: Graph) -> list[Expr]:
 @dataclass(frozen=True)
 class TilePlaces:
     """Where the tiles of a matmul are stored: in y, or if y [ranks, ...] is symmetric,
-    in this rank's part of y on every rank."""
+    in this rank's part of y on every rank. rows: of the matmul; y may have more."""
 
     g: Graph
     y: Tensor
+    rows: Expr
+
+    @property
+    def shape(self) -> tuple[Expr, Expr]:
+        """The rows and columns of the matmul."""
+        return self.rows, self.y.shape[-1]
 
     @property
     def peers(self) -> list[Expr]:
@@ -52,7 +58,7 @@ class TilePlaces:
         """The epilogue that stores tiles in all places."""
         return store_on_ranks(1 + len(self.peers)) if self.peers else store
 
-    def regions(self, rows: Tile, columns: Tile) -> list[Region]:
+    def regions(self, rows: Any, columns: Any) -> list[Region]:
         """What the epilogue writes: y, and the same part on peers."""
         if not self.peers:
             return [self.y[rows, columns]]

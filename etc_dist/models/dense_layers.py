@@ -14,7 +14,7 @@ from etc_dist.functions.epilogue import Epilogue, store, swiglu
 from etc_dist.functions.ones_column import ones_column
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.route_rows import MOST_ROWS
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     EventRef,
     Expr,
@@ -34,6 +34,7 @@ from etc_dist.models.experts import (
     SharedOutput,
     Turn,
 )
+from etc_dist.ops.multiply import tiles_of_dims
 from etc_dist.ops.order import tile_grid
 
 
@@ -53,7 +54,9 @@ class DenseLayers:
         self.count, self.inner = g.dims("dense_layers dense_inner")
         self.others = g.dims("sparse_layers")
         self.tiles = {
-            name: Tiles(g, name, g.dims(f"{name}_shape"), shapes, self.rows)
+            name: tiles_of_dims(
+                *(g, f"{name}_", shapes, self.rows), has_peers=g.world_size > 1
+            )
             for name in DENSE_MATMULS
         }
         wide = self.count, self.inner, self.hidden

@@ -66,6 +66,7 @@ from etc_dist.layers.moe_tokens import (
 )
 from etc_dist.models.decoder_ranks import TilePlaces
 from etc_dist.models.expert_biases import count_tasks, even, fill_ones, with_bias
+from etc_dist.ops.multiply import tiles_of_dims
 
 if TYPE_CHECKING:
     from etc_dist.models.dense_layers import DenseLayers
@@ -176,7 +177,8 @@ class MixtureCalls:
         self.turns = steps, layers
         self.position, self.dense = position, dense
         self.up, self.down = (
-            Tiles(g, name, g.dims(f"{name}_shape"), shapes) for name in EXPERT_MATMULS
+            tiles_of_dims(g, f"{name}_", shapes, has_peers=g.world_size > 1)
+            for name in EXPERT_MATMULS
         )
         experts, top_k = mixture.experts, mixture.router.top_k
         every = layers
@@ -502,7 +504,7 @@ class MixtureCalls:
         if world > 1:
             self._send_sums(turn, waits, sums, shared, summed)
         if self.may_be_alone:
-            places = TilePlaces(g, sums)
+            places = TilePlaces(g, sums, self.rows)
             self._multiply_alone(turn, ready, places, (blocks, width), summed)
         return summed
 

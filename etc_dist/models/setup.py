@@ -24,7 +24,6 @@ from etc_dist.models.step_policy import (
     MOST_STEPS,
     ROWS,
     StepPolicy,
-    shapes_of,
     step_counts,
 )
 from etc_dist.models.weights import weight_shapes
@@ -165,9 +164,12 @@ class ModelSetup:
 
     def policy(self, workers: int | None) -> StepPolicy:
         """The policy of a rank's steps. workers: SMs of the GPU; None: on the CPU."""
-        in_order = self.deterministic == BATCH
-        shapes = shapes_of(self.schedule)
-        return StepPolicy(self.own, workers, shapes, in_order, self.tuning)
+        return StepPolicy(
+            *(self.own, workers),
+            in_order=self.deterministic == BATCH,
+            tuning=self.tuning,
+            ranks=self.ranks,
+        )
 
     def parameters(self) -> dict[str, Any]:
         """By name, for the manifest of a bundle."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from etc_dist.functions.attend import HEADS
 from etc_dist.functions.plan_shares import CUT, MOST_CUTS, STAGE
@@ -14,31 +14,30 @@ from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape, shapes_for
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import layout_of
-from etc_dist.ops.matmul_policy import SHAPES, choose, estimate
+from etc_dist.ops.tile_model import (
+    FAMILY,
+    TileWork,
+    Tiling,
+    dims_of,
+    text_of,
+    tilings,
+    work_of,
+)
 from etc_dist.ops.tuning import Tuning, default_tuning
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The rows of a step; others are padded to the next one: few shapes to prove."""
 STEP_SHAPES = tuple(
-    replace(shape, deep=not shape.swapped)
-    for shape in SHAPES
-    if shape.rows <= ROWS[-1]
-    and not shape.multicasts
-    and (shape.swapped or shape.split == "columns")
+    shape
+    for shape in FAMILY
+    if shape.rows <= MOST_FEW_ROWS or (not shape.swapped and shape.columns <= 160)
 )
-"""The tiles of static programs. Larger ones, or multicast, add code, of which the
-instruction cache holds little. Deep stages, for tiles of 128 rows, need less code.
-Steps were not measured with tiles of 128 rows whose k is split."""
-DYNAMIC_SHAPES = (
-    *(TileShape(64, c, "k", swapped=True) for c in (64, 80)),
-    *(TileShape(r, 256, swapped=True) for r in (8, 16, 64)),
-    *(TileShape(r, 160, swapped=True) for r in (8, 32)),
-    *(TileShape(r, c, swapped=True) for r, c in ((16, 64), (32, 192))),
-    *(TileShape(128, c, deep=True) for c in (112, 256)),
-)
-"""The tiles of dynamic programs, which have more code per call: with those of static
-ones Qwen3-30B-A3B spills 64 bytes in place of 16. By the model of times, the matmuls of
-Qwen3 take 1.7 % longer on average than with all shapes."""
+"""The tiles of a step. More for many rows add code, of which the instruction cache
+holds little: by the model of times, the matmuls of known models take 0.1 % longer on
+average at 64 to 128 rows than with all shapes."""
+DIVIDED = ("down",)
+"""The matmuls whose tiles may use split-K, if they are stored on one rank. Others have
+so many columns that it gains at most a few percent, by the model."""
 GATED = ("gate_up", "shared_up", "dense_up")
 """The matmuls of gate and up, but for those of chosen experts."""
 SLICE_POSITIONS = 2 * STAGE
@@ -54,20 +53,22 @@ MOST_STEPS = 128
 MEAN_ROWS = 3
 """Rows of an expert's tile, as a multiple of the mean of all experts."""
 TASK_US = 2.0
-"""Microseconds for each tile of an expert: the work of its loading thread before the
+"""Microseconds for each task of a worker: the work of its loading thread before the
 first load, where the ring of stages does not hide it."""
 LEAST_TILE = 8
 """The fewest rows of such a tile: the smallest N of wgmma."""
 
 
-def shapes_of(schedule: str) -> Sequence[TileShape]:
-    """The tiles of a model's program."""
-    return DYNAMIC_SHAPES if schedule == "dynamic" else STEP_SHAPES
-
-
 def step_counts(most: int) -> list[int]:
     """The numbers of steps of a launch: powers of two and `most`."""
     return [*(1 << n for n in range((most - 1).bit_length())), most]
+
+
+def dims_of_tiles(name: str, tiling: Tiling, is_divided: bool) -> dict[str, int]:
+    """The dims that select the tiles of a matmul. is_divided: whether they may use
+    split-K."""
+    dims = dims_of(tiling, f"{name}_")
+    return dims if is_divided else dict([*dims.items()][:2])
 
 
 def padded(rows: int) -> int:
@@ -87,7 +88,11 @@ class StepPolicy:
     shapes: Sequence[TileShape] = STEP_SHAPES
     in_order: bool = False
     tuning: Tuning = field(default_factory=default_tuning)
+    ranks: int = 1
     _known: dict[tuple[int, int], dict[str, int]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _tiles: dict[int, dict[str, int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -107,18 +112,31 @@ class StepPolicy:
         """The tiles of a matmul, of which the dim `<matmul>_shape` selects one."""
         return shapes_for(layout_of(matmul, self.config.float8), self.shapes)
 
+    def text(self, matmul: str, dims: Mapping[str, int]) -> str:
+        """The tiles of a matmul in words."""
+        shape, groups = (dims[f"{matmul}_{dim}"] for dim in ("shape", "column_groups"))
+        split = dims.get(f"{matmul}_split_tile_columns", 0)
+        tiling = Tiling(shape, 8 * groups, split, dims.get(f"{matmul}_parts", 1))
+        return text_of(self.shapes_of(matmul), tiling)
+
     def _choose(self, rows: int, longest: int) -> dict[str, int]:
-        shapes = {
-            f"{name}_shape": self._shape(name, rows, n, k)
-            for name, (n, k) in self._matmuls().items()
-        }
-        if self.config.mixture is not None:
-            shapes |= self._expert_shapes(rows, self.config.mixture)
+        if rows not in self._tiles:
+            self._tiles[rows] = self._choose_tiles(rows)
         return {
-            **shapes,
+            **self._tiles[rows],
             **self._shares(rows, longest),
             "cuts": self._cuts(longest),
         }
+
+    def _choose_tiles(self, rows: int) -> dict[str, int]:
+        """The dims of the tiles of all matmuls."""
+        dims: dict[str, int] = {}
+        for name, (n, k) in self._matmuls().items():
+            tiling = self._tiling(rows, n, k, name)
+            dims |= dims_of_tiles(name, tiling, self._divides(name))
+        if self.config.mixture is not None:
+            dims |= self._expert_tiles(rows, self.config.mixture)
+        return dims
 
     def every(self, positions: int) -> list[Mapping[str, int]]:
         """All choices, for texts of up to `positions`."""
@@ -138,7 +156,7 @@ class StepPolicy:
         return [{"rows": rows, **self.dims(rows, positions), **most} for rows in counts]
 
     def _matmuls(self) -> dict[str, tuple[int, int]]:
-        """The n and k of each."""
+        """The n and k of each, n of gate and of up."""
         config = self.config
         heads = config.heads * config.head_dim
         width = heads + 2 * config.kv_heads * config.head_dim
@@ -148,17 +166,54 @@ class StepPolicy:
             "head": (config.vocabulary, config.hidden),
         }
         if config.mixture is None:
-            found["gate_up"] = 2 * config.inner, config.hidden
+            found["gate_up"] = config.inner, config.hidden
             found["down"] = config.hidden, config.inner
         if config.shared_inner:
-            found["shared_up"] = 2 * config.shared_inner, config.hidden
+            found["shared_up"] = config.shared_inner, config.hidden
             found["shared_down"] = config.hidden, config.shared_inner
         if config.dense_inner:
-            found["dense_up"] = 2 * config.dense_inner, config.hidden
+            found["dense_up"] = config.dense_inner, config.hidden
             found["dense_down"] = config.hidden, config.dense_inner
         return found
 
-    def _expert_shapes(self, rows: int, mixture: Mixture) -> dict[str, int]:
+    def _tiling(self, rows: int, n: int, k: int, name: str) -> Tiling:
+        """The fastest one by the model of times; for the CPU backend, of few tiles."""
+        shapes, sizes, gated = self.shapes_of(name), (rows, n, k), name in GATED
+        found = self._whole_tilings(shapes, gated)
+        workers = self.workers or 1
+        if self._divides(name) and self.workers is not None:
+            found += tilings(
+                *(shapes, sizes, workers), gated=gated, in_order=self.in_order
+            )
+
+        def cost(tiling: Tiling) -> float:
+            shape = shapes[tiling.shape_idx]
+            return self._cost(work_of(shape, tiling, sizes, workers, gated))
+
+        return min(found, key=cost)
+
+    def _whole_tilings(self, shapes: Sequence[TileShape], gated: bool) -> list[Tiling]:
+        """Those without split-K."""
+        return [
+            Tiling(idx, columns)
+            for idx, shape in enumerate(shapes)
+            if shape.serves(gated=gated, in_order=self.in_order)
+            for columns in shape.widths(gated=gated)
+        ]
+
+    def _cost(self, work: TileWork) -> float:
+        if self.workers is None:
+            return work.num_tiles
+        constants = self.tuning.tiles
+        us = work.us(constants) + work.last_wave_us(constants)
+        return us + TASK_US * work.num_epilogues
+
+    def _divides(self, name: str) -> bool:
+        """Whether tiles of a matmul may use split-K: not if they are stored on several
+        ranks."""
+        return name in DIVIDED and self.ranks == 1
+
+    def _expert_tiles(self, rows: int, mixture: Mixture) -> dict[str, int]:
         """Tiles with the rows that most experts have, and the fastest widths for the
         expected number of chosen experts, if rows choose uniformly."""
         mean = rows * mixture.router.top_k / mixture.experts
@@ -169,69 +224,48 @@ class StepPolicy:
         unused = (1 - mixture.router.top_k / mixture.experts) ** rows
         groups = math.ceil(mixture.held * (1 - unused))
         config = self.config
+        up = self._grouped_tiling(
+            height, groups, config.inner, config.hidden, gated=True
+        )
+        down = self._grouped_tiling(height, groups, config.hidden, config.inner)
         return {
-            "expert_up_shape": self._grouped_shape(
-                height, groups, 2 * config.inner, config.hidden, gated=True
-            ),
-            "expert_down_shape": self._grouped_shape(
-                height, groups, config.hidden, config.inner
-            ),
+            **dims_of_tiles("expert_up", up, False),
+            **dims_of_tiles("expert_down", down, False),
         }
 
-    def _grouped_shape(
+    def _grouped_tiling(
         self, height: int, groups: int, n: int, k: int, *, gated: bool = False
-    ) -> int:
-        """The position of the fastest shape of `height` rows, for weights [n, k] of
-        `groups` experts."""
+    ) -> Tiling:
+        """The fastest tiles of `height` rows, for weights [n, k] of `groups` experts,
+        or [n, k] of gate and of up."""
+        all_columns, workers = n * (1 + gated), self.workers or 1
 
-        def cost(number: int) -> float:
-            shape = self.shapes[number]
-            tiles = -(-n // shape.columns)
-            if self.workers is None:
-                return tiles
-            of_all = groups * tiles * shape.columns
-            waves = -(-2 * groups * tiles // self.workers)
-            sizes = height, of_all, k, self.workers
-            return TASK_US * waves + estimate(shape, *sizes, self.tuning)
+        def cost(tiling: Tiling) -> float:
+            tiles = -(-all_columns // tiling.columns)
+            sizes = height, groups * tiles * tiling.columns, k
+            shape = self.shapes[tiling.shape_idx]
+            return self._cost(work_of(shape, tiling, sizes, workers))
 
         known = [
-            number
-            for number, shape in enumerate(self.shapes)
-            if shape.rows == height and self._may_have(shape, gated)
+            tiling
+            for tiling in self._whole_tilings(self.shapes, gated)
+            if self.shapes[tiling.shape_idx].rows == height
         ]
         return min(known, key=cost)
-
-    def _shape(self, name: str, rows: int, n: int, k: int) -> int:
-        gated, shapes = name in GATED, self.shapes_of(name)
-        if self.workers is not None:
-            kinds = {"gated": gated, "in_order": self.in_order}
-            sizes = rows, n, k, self.workers
-            return choose(*sizes, shapes, **kinds, tuning=self.tuning)
-        tasks = {
-            number: -(-rows // s.rows) * -(-n // s.columns)
-            for number, s in enumerate(shapes)
-            if self._may_have(s, gated)
-        }
-        return min(tasks, key=tasks.__getitem__)
-
-    def _may_have(self, shape: TileShape, gated: bool) -> bool:
-        return shape.serves(gated=gated, in_order=self.in_order)
 
     def _shares(self, rows: int, longest: int) -> dict[str, int]:
         """The shares of each KV head. A worker has one list of a share while that is
         enough for all rows, or else two."""
-        cluster = self.shapes[0].cluster
         if self.workers is None:
-            return {"shares": cluster, "shares_of_task": cluster}
+            return {"shares": 1, "shares_of_task": 1}
         heads = self.config.kv_heads
         heads *= -(-self.config.heads // heads // HEADS)
-        tasks = max(1, self.workers // cluster // heads)
+        tasks = max(1, self.workers // heads)
         if rows * heads > self.workers:
-            return {"shares": 2 * cluster * tasks, "shares_of_task": 2 * cluster}
+            return {"shares": 2 * tasks, "shares_of_task": 2}
         each = min(max(1, longest // SLICE_POSITIONS), MOST_SLICES)
         each = min(each, -(-BUSY_SHARES // (rows * heads)))
-        tasks = min(tasks, -(-rows * each // cluster))
-        return {"shares": tasks * cluster, "shares_of_task": cluster}
+        return {"shares": min(tasks, rows * each), "shares_of_task": 1}
 
     def _cuts(self, longest: int) -> int:
         """The slots of a row if it is cut: a power of two, so that there are few shapes

@@ -3,13 +3,13 @@ full."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from etc_dist.functions.epilogue import Epilogue, store
 from etc_dist.functions.matmul import STAGE_K
-from etc_dist.functions.scaled_weights import ScaledTensor
+from etc_dist.functions.scaled_weights import Place, ScaledTensor
 from etc_dist.functions.tile_matmul import (
     GROUP_WORDS,
     SLICE,
@@ -38,6 +38,23 @@ from etc_dist.ir.order import Order
 from etc_dist.ops.order import ROW_GROUP, grouped_rows, row_group
 
 
+class TileEvents(Protocol):
+    """The events that tiles wait for, or notify."""
+
+    def of_tile(self, i: Expr, j: Expr, rows: Expr) -> Sequence[EventRef]:
+        """Those of the tile in row i and column j of tiles of so many rows."""
+
+
+class AllTiles(NamedTuple):
+    """The same events for all tiles."""
+
+    events: Sequence[EventRef]
+
+    def of_tile(self, i: Expr, j: Expr, rows: Expr) -> Sequence[EventRef]:
+        """All of them."""
+        return self.events
+
+
 class RowEvents(NamedTuple):
     """An event for each block of rows of a matrix, along the last axis of `events`, or
     for each block of rows and strip of columns, along the last two. rows: of a block, a
@@ -57,9 +74,10 @@ class RowEvents(NamedTuple):
         """The event of the block of a row."""
         return self._of_block(row // self.rows)
 
-    def of_tile(self, i: Expr, j: Expr, rows: Expr) -> EventRef:
+    def of_tile(self, i: Expr, j: Expr, rows: Expr) -> Sequence[EventRef]:
         """The event of the tile in row i and column j of tiles of so many rows."""
-        return self._of_block(i if self.rows is rows else i * rows // self.rows, j)
+        block = i if self.rows is rows else i * rows // self.rows
+        return [self._of_block(block, j)]
 
     def _of_block(self, block: Expr, j: Expr | None = None) -> EventRef:
         strip = () if self.strip is None or j is None else (j // self.strip,)
@@ -82,6 +100,31 @@ class Matrix(NamedTuple):
         """The region of some rows and columns."""
         return self.tensor[(*self.place, rows, columns)]
 
+    def regions(self, rows: Any, columns: Any) -> list[Region]:
+        """The regions to which a tile is written."""
+        return [self.at(rows, columns)]
+
+
+class Results(Protocol):
+    """Where tiles are written, at one or several places."""
+
+    @property
+    def shape(self) -> tuple[Expr, Expr]:
+        """Rows and columns."""
+
+    def regions(self, rows: Any, columns: Any) -> list[Region]:
+        """The regions of some rows and columns."""
+
+
+class Turns(NamedTuple):
+    """The loops around a matmul: the extents, and the coordinates of a turn."""
+
+    extents: tuple[Expr, ...] = ()
+    turn: tuple[Expr, ...] = ()
+
+
+NO_TURNS = Turns()
+
 
 class TiledMatmul:
     """y [m, n] = epilogue of x [m, k] and `weights`, in a graph `g`. The names of its
@@ -92,10 +135,12 @@ class TiledMatmul:
     The last `{name}split_tile_columns` columns of tiles use split-K, with
     `{name}parts` tasks for each tile. These tasks begin first, and store fp32 sums.
     Tasks that end the matmul add them, in the order of k. Epilogues other than
-    WITH_PARTS do not have these dims, and no tile uses split-K.
+    WITH_PARTS do not have these dims, and no tile uses split-K; nor without `divides`.
 
     Tiles run in groups of ROW_GROUP rows of tiles; with several `owners` of rows, in
-    those of `row_group`."""
+    those of `row_group`. place: of the weights in stacks. turns: of loops around the
+    matmul. options: further arguments of the calls that multiply. clips, without
+    `divides`: the tensors have more than m rows, which are not read or written."""
 
     def __init__(
         self,
@@ -105,18 +150,25 @@ class TiledMatmul:
         dtype: str,
         x: Tensor | Matrix,
         weights: Sequence[Tensor | ScaledTensor],
-        y: Tensor | Matrix,
+        y: Tensor | Results,
         epilogue: Epilogue = store,
         *,
         owners: int = 1,
+        place: Place = (),
+        turns: Turns = NO_TURNS,
+        divides: bool = True,
+        clips: bool = False,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._g, self._name, self._tiles, self._dtype = g, name, tiles, dtype
         self._x = Matrix(x) if isinstance(x, Tensor) else x
-        self._y = Matrix(y) if isinstance(y, Tensor) else y
-        self._weights, self._epilogue = weights, epilogue
+        self._y: Results = Matrix(y) if isinstance(y, Tensor) else y
+        self._weights, self._epilogue, self._place = weights, epilogue, place
+        self._turns, self._clips, self._options = turns, clips, options or {}
+        self._divides = divides and epilogue in WITH_PARTS
         self._columns = tiles.half_columns() if epilogue.gated else tiles.columns
         self._split, self._parts = wrap(0), wrap(1)
-        if epilogue in WITH_PARTS:
+        if self._divides:
             dims = g.dims(f"{name}split_tile_columns {name}parts")
             self._split, self._parts = dims
         m, n = self._y.shape
@@ -131,7 +183,17 @@ class TiledMatmul:
         # of its columns.
         self._sliced = select(equal(tiles.is_swapped, 1), tiles.rows, self._columns)
         self._slices = g.let(f"{name}slices", ceildiv(self._sliced, SLICE))
-        self._complete: RowEvents | None = None
+        self._complete: TileEvents | None = None
+
+    @property
+    def last_tasks(self) -> Expr:
+        """The number of the last tasks: those of whole tiles, and those that add
+        parts."""
+        return self._down * (self._whole + self._split * self._slices)
+
+    def notify(self, events: Sequence[EventRef]) -> None:
+        """Let all last tasks notify these events."""
+        self._complete = AllTiles(events)
 
     def complete(self, name: str, rows: Expr) -> RowEvents:
         """New events, which the last tasks of each block of `rows` rows of y notify:
@@ -145,34 +207,45 @@ class TiledMatmul:
             return row_tasks * ceildiv(in_block, self._tiles.rows)
 
         blocks = g.let(f"{name}_blocks", ceildiv(m, rows))
-        events = g.events(name, (blocks,), expects=tasks)
-        self._complete = RowEvents(events, rows)
-        return self._complete
+        events = RowEvents(g.events(name, (blocks,), expects=tasks), rows)
+        self._complete = events
+        return events
 
     def add(
         self,
-        waits: RowEvents | None = None,
+        waits: TileEvents | None = None,
         add_whole_tiles: Callable[[], None] | None = None,
     ) -> None:
-        """Add the calls. waits: the events of blocks of rows of x. add_whole_tiles:
-        adds the tiles without split-K, in place of `add_whole_tiles(waits)`."""
+        """Add the calls. waits: the events of x. add_whole_tiles: adds the tiles
+        without split-K, in place of `add_whole_tiles(waits)`."""
         g, name, tiles = self._g, self._name, self._tiles
         add_whole_tiles = add_whole_tiles or partial(self.add_whole_tiles, waits)
-        if self._epilogue not in WITH_PARTS:
+        if not self._divides:
             return add_whole_tiles()
         k, words, parts = self._x.shape[1], tiles.part_words, self._parts
         part_stages = ceildiv(ceildiv(k, STAGE_K * tiles.k_boxes), parts)
         part_boxes = g.let(f"{name}part_boxes", part_stages * tiles.k_boxes)
         shape = self._down, self._split, parts, words
         sums = g.local(f"{name}sums", shape, "float32")
-        stored = g.events(f"{name}parts_stored", shape[:2], expects=parts)
+        stored = self._add_stored(shape[:2])
         self._add_parts(sums, stored, STAGE_K * part_boxes, waits)
         add_whole_tiles()
         self._add_sums(sums, stored)
 
+    def _add_stored(self, tiles: tuple[Expr, Expr]) -> Callable[..., EventRef]:
+        """The event after which the parts of a tile can be read: in a loop that of all
+        tiles, so that there are few events."""
+        name, (extents, turn) = f"{self._name}parts_stored", self._turns
+        if not extents:
+            stored = self._g.events(name, tiles, expects=self._parts)
+            return lambda i, j: stored[i, j]
+        down, split = tiles
+        stored = self._g.events(name, extents, expects=down * split * self._parts)
+        return lambda i, j: stored[turn]
+
     def add_whole_tiles(
         self,
-        waits: RowEvents | None = None,
+        waits: TileEvents | None = None,
         *,
         columns: Expr | None = None,
         call: str = "tile_matmul",
@@ -194,11 +267,11 @@ class TiledMatmul:
         self,
         call: str,
         grid: Grid,
-        operands: tuple[Matrix, Matrix],
+        operands: tuple[Matrix, Results],
         *,
         first_column: Expr | int = 0,
-        waits: RowEvents | None = None,
-        notifies: RowEvents | None = None,
+        waits: TileEvents | None = None,
+        notifies: TileEvents | None = None,
         order: Order | None = None,
     ) -> None:
         """Add whole tiles of x and y, `operands`, one for each coordinate of `grid`.
@@ -207,24 +280,27 @@ class TiledMatmul:
         (x, y), (*_, i, j) = operands, grid
         column = first_column + j
         rows, columns = tile(i, self._tiles.rows), tile(column, self._columns)
+        if self._clips:
+            rows = span(rows.start, minimum(rows.size, y.shape[0] - rows.start))
         self._g.call(
             self._tiles.matmul(self._dtype, self._epilogue),
             grid,
             reads=[x.at(rows, slice(None)), *self._weight_tiles(columns, slice(None))],
-            writes=[y.at(rows, columns)],
+            writes=y.regions(rows, columns),
             waits=self._of(waits, i, column),
             notifies=self._of(notifies, i, column),
             order=order,
             values=self._tiles.values,
             name=f"{self._name}{call}",
+            **self._options,
         )
 
     def _add_parts(
         self,
         sums: Tensor,
-        stored: EventTensor,
+        stored: Callable[..., EventRef],
         part_k: Expr,
-        waits: RowEvents | None,
+        waits: TileEvents | None,
     ) -> None:
         g, name = self._g, self._name
         sizes = self._parts, self._down, self._split
@@ -240,17 +316,18 @@ class TiledMatmul:
             ],
             writes=[sums[i, j, p, :]],
             waits=self._of(waits, i, column),
-            notifies=[stored[i, j]],
+            notifies=[stored(i, j)],
             values=self._tiles.values,
             name=f"{name}multiply_parts",
+            **self._options,
         )
 
-    def _add_sums(self, sums: Tensor, stored: EventTensor) -> None:
+    def _add_sums(self, sums: Tensor, stored: Callable[..., EventRef]) -> None:
         g, name, tiles = self._g, self._name, self._tiles
         sizes = self._down, self._split, self._slices
         axes = [f"{name}{axis}" for axis in ("sum_row", "sum_column", "slice")]
         i, j, s = grid = g.grid(**dict(zip(axes, sizes, strict=True)))
-        is_swapped = tiles.is_swapped
+        is_swapped, column = tiles.is_swapped, self._whole + j
         slice_size = minimum(SLICE, self._sliced - s * SLICE)
         y_rows, y_columns = (
             span(
@@ -259,7 +336,7 @@ class TiledMatmul:
             )
             for tile_idx, tile_size, is_sliced in (
                 (i, tiles.rows, is_swapped),
-                (self._whole + j, self._columns, 1 - is_swapped),
+                (column, self._columns, 1 - is_swapped),
             )
         )
         offsets = [s * SLICE_WORDS]
@@ -272,35 +349,39 @@ class TiledMatmul:
             tiles.sum_parts(self._dtype, self._epilogue),
             grid,
             reads=[sums[i, j, :, span(offset, SLICE_WORDS)] for offset in offsets],
-            writes=[self._y.at(y_rows, y_columns)],
-            waits=[stored[i, j]],
-            notifies=self._of(self._complete, i, self._whole + j),
+            writes=self._y.regions(y_rows, y_columns),
+            waits=[stored(i, j)],
+            notifies=self._of(self._complete, i, column),
             values=tiles.values,
             name=f"{name}sum_parts",
         )
 
     def _weight_tiles(self, columns: Any, k_span: Any) -> list[Region]:
         """Some columns of y, and some of k."""
-        return self._tiles.weight_tiles(self._weights, columns, k_span)
+        return self._tiles.weight_tiles(self._weights, columns, k_span, self._place)
 
-    def _of(self, events: RowEvents | None, i: Expr, j: Expr) -> list[EventRef]:
-        """The event of the tile in row i and column j of tiles."""
-        return [] if events is None else [events.of_tile(i, j, self._tiles.rows)]
+    def _of(self, events: TileEvents | None, i: Expr, j: Expr) -> Sequence[EventRef]:
+        """The events of the tile in row i and column j of tiles."""
+        return [] if events is None else events.of_tile(i, j, self._tiles.rows)
 
 
 def tiles_of_dims(
     g: Graph,
     name: str,
     shapes: Sequence[TileShape],
-    all_rows: Expr,
+    all_rows: Expr | None = None,
     w_layout: str = "nk",
+    *,
+    has_peers: bool = False,
 ) -> Tiles:
     """Tiles that are selected by dims: `{name}shape` one of `shapes_for(w_layout,
     shapes)`, by position, and `{name}column_groups` the columns of a tile, 8 in each
-    group. all_rows: of x, which tiles divide evenly."""
+    group. all_rows: of x, which tiles divide evenly, if they do. has_peers: as for
+    `Tiles`."""
     shape, column_groups = g.dims(f"{name}shape {name}column_groups")
     columns = 8 * column_groups
-    return Tiles(g, f"{name}tile", shape, shapes, all_rows, w_layout, columns=columns)
+    kinds = {"columns": columns, "has_peers": has_peers}
+    return Tiles(g, f"{name}tile", shape, shapes, all_rows, w_layout, **kinds)
 
 
 def add_matmul(

@@ -99,9 +99,10 @@ class TileWork:
     prefetched_blocks: that fit in shared memory in addition to the stage in use.
     tile_area: elements of a tile, padding included. num_epilogues: tiles and parts of
     the most loaded worker. memory_bytes: that all workers read or write once.
-    worker_weight_bytes: that one worker reads. is_split: whether any tile uses split-K.
-    worker_sum_bytes: partial sums that the most loaded worker stores and reads.
-    scratch_bytes: of all partial sums.
+    worker_weight_bytes: that one worker reads. task_weight_bytes: of a tile.
+    last_tasks: in the last wave, if it is not full and not the first; else 0. is_split:
+    whether any tile uses split-K. worker_sum_bytes: partial sums that the most loaded
+    worker stores and reads. scratch_bytes: of all partial sums.
 
     The fields may also be arrays, of many tilings; then times are arrays.
     """
@@ -118,6 +119,8 @@ class TileWork:
     num_epilogues: int
     memory_bytes: int
     worker_weight_bytes: float
+    task_weight_bytes: int
+    last_tasks: int
     is_split: int
     worker_sum_bytes: int
     scratch_bytes: int
@@ -147,6 +150,15 @@ class TileWork:
         epilogues = c.end_us * self.num_epilogues * self.tile_area / REFERENCE_AREA
         sums = c.parts_us * self.is_split + self.worker_sum_bytes / c.sums_bytes_per_us
         return c.call_us + mainloops + epilogues + sums
+
+    def last_wave_us(self, constants: TileConstants) -> float:
+        """How much longer the last wave takes than its bytes at the memory's rate, if
+        its workers are too few to read at that rate. `us` does not include it."""
+        c, size = constants, self.task_weight_bytes
+        if not self.last_tasks:
+            return 0.0
+        at_rate = self.last_tasks * size / c.memory_bytes_per_us
+        return max(0.0, size / c.worker_bytes_per_us - at_rate)
 
 
 def _norm(*times: float) -> Any:
@@ -207,6 +219,8 @@ def work_of(
         num_epilogues=worker_tasks,
         memory_bytes=weight_bytes + 2 * (m * k + m * n),
         worker_weight_bytes=weight_bytes / min(workers, num_tasks),
+        task_weight_bytes=columns * k * shape.weight_bytes,
+        last_tasks=num_tasks % workers if num_tasks > workers else 0,
         is_split=int(num_parts > 0),
         worker_sum_bytes=sum_rows * ROW_BYTES if num_parts else 0,
         scratch_bytes=num_parts * -(-wgmma_n // SLICE) * SLICE * ROW_BYTES,

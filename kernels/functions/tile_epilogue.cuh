@@ -74,9 +74,7 @@ template <class Call>
 struct EpilogueOf<Call, true> {
   static constexpr bool kIsActivated =
       Call::kGated && kIsSame<typename Call::template Epilogue<Call>, activated<Call>>;
-  // Only pairs store in the memory of peers: others have no code for it.
-  static constexpr bool kHasPeers = Call::kWorld > 1 && Call::kCluster > 1;
-  using Type = typename RoundedOf<Call, kHasPeers, kIsActivated>::Type;
+  using Type = typename RoundedOf<Call, bool(Call::kHasPeers), kIsActivated>::Type;
 };
 
 // The offset in shared memory of half a group of eight columns, in rows of 64 fp32 sums: swizzled

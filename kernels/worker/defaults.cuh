@@ -19,6 +19,7 @@ struct VariantDefaults {
   static constexpr int kShared = 0;
   static constexpr int kSharedIsScored = 0;
   static constexpr int kMayHaveNoRows = 0;
+  static constexpr int kHasPeers = 0;  // whether tiles of the program may be stored on peers
   static constexpr int kFills = 0;
   static constexpr int kHasCount = 0;
   static constexpr int kHasNone = 0;

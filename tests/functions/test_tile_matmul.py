@@ -256,7 +256,7 @@ TALL, ROWS = TileShape(144, 128, "none", swapped=True), TileShape(128, 160, "non
         (FEW, True, "nk", {64}),
         (FEW, False, "kn", {64}),
         (HALVES, False, "nk", {80, 96, 112, 128}),
-        (HALVES, True, "nk", {96, 128}),
+        (HALVES, True, "nk", {80, 96, 112, 128}),
         (HALVES, False, "kn", {128}),
         (TALL, False, "nk", {128}),
         (ROWS, False, "nk", {160}),

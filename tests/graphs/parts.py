@@ -65,7 +65,7 @@ DIVISIONS = {
 GATED = {
     "turns": Division(TURNS, (13, 104, 1544), 64, 2, 3),
     "halves": Division(HALVES, (93, 136, 584), 128, 2, 3),
-    "halves, narrow": Division(HALVES, (93, 136, 584), 96, 2, 3),
+    "halves, narrow": Division(HALVES, (93, 136, 584), 80, 2, 3),
     "tall": Division(TALL, (141, 136, 200), 128, 1, 2),
     "rows": Division(GATED_KINDS[3], (135, 168, 200), 160, 2, 2),
 }

@@ -9,14 +9,9 @@ import pytest
 
 import etc_dist
 from etc_dist import Program, World
-from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.sizes import DecoderSizes
-
-FEW_ROWS = 16
-SHAPES = (TileShape(FEW_ROWS, 64, "k", swapped=True), TileShape(128, 128, deep=True))
-"""Tiles for few rows and for many."""
-
+from tests.models.steps import SHAPES
 
 MOST_RANKS = 4
 """The models of these tests can be divided by no more."""

@@ -11,13 +11,23 @@ import numpy as np
 from etc_dist import Program
 from etc_dist.functions.append_kv import PagedCache
 from etc_dist.functions.plan_shares import BOUND, EXTENT, plan_shares
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.sizes import DecoderSizes
+from etc_dist.models.step_policy import DIVIDED, dims_of_tiles
+from etc_dist.ops.tile_model import Tiling
 from etc_dist.runtime.arrays import inspect
 from tests.ops.arrays import Arrays
 
 Array = np.ndarray[Any, Any]
+FEW_ROWS = 16
+SHAPES = (
+    TileShape(FEW_ROWS, 64, "none", swapped=True),
+    TileShape(128, 128, "none", swapped=True),
+    TileShape(128, 112, "none"),
+)
+"""Tiles for few rows and for many."""
 Rows = list[tuple[int, list[int]]]
 """Of a step: requests, each with the ids of its next positions."""
 MOST_ROWS = 128
@@ -41,9 +51,19 @@ def row_arrays(
 
 
 def share_dims(tasks: int, cuts: int = 0, lists: int = 2) -> dict[str, int]:
-    """Of the attention of a decoder whose tasks have two workers: the tasks of a KV
-    head, and the lists of a worker."""
-    return {"shares": 2 * lists * tasks, "shares_of_task": 2 * lists, "cuts": cuts}
+    """Of the attention of a decoder: the tasks of a KV head, and the lists of each."""
+    return {"shares": lists * tasks, "shares_of_task": lists, "cuts": cuts}
+
+
+def tile_dims(
+    shapes: Sequence[TileShape], chosen: Mapping[str, int], ranks: int = 1
+) -> dict[str, int]:
+    """The dims that select `chosen` of the shapes for each matmul, without split-K."""
+    dims: dict[str, int] = {}
+    for name, number in chosen.items():
+        tiling = Tiling(number, shapes[number].columns)
+        dims |= dims_of_tiles(name, tiling, name in DIVIDED and ranks == 1)
+    return dims
 
 
 def plan_data(
@@ -64,7 +84,7 @@ def plan_data(
             (1,),
         )
     ]
-    numbers = {"pages": 1, "lists": dims["shares_of_task"] // 2, "cuts": dims["cuts"]}
+    numbers = {"pages": 1, "lists": dims["shares_of_task"], "cuts": dims["cuts"]}
     cos_sin, request = np.zeros((length, 64)), np.arange(rows)
     body = plan_shares(PagedCache(64, page)).body
     body(cos_sin, request, lengths - 1, table, *plan, **numbers)
@@ -159,7 +179,7 @@ class Steps:
             chosen = self.dims["layers"], count, self.mixture.router.top_k
             arrays["experts"] = self.arrays.put(np.full(chosen, -9, np.int32))
         dims = self.dims | {"rows": count} | share_dims(tasks, cuts)
-        dims |= {f"{name}_shape": shape for name in self.matmuls}
+        dims |= tile_dims(SHAPES, dict.fromkeys(self.matmuls, shape))
         seen = {name: inspect(name, array) for name, array in arrays.items()}
         with self.program.world.exclusive:
             self.program.launch(self.program.bind(seen, dims))

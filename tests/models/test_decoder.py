@@ -12,7 +12,6 @@ import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.functions.plan_shares import STAGE
 from etc_dist.functions.rotary import frequencies, rotary_table
-from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder import decoder_for, decoder_graph
@@ -23,11 +22,9 @@ from etc_dist.schedule import SCHEDULES
 from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.graphs.paged import BASE
 from tests.layers.reference import draw
-from tests.models.steps import row_arrays, share_dims
+from tests.models.steps import SHAPES, row_arrays, share_dims, tile_dims
 
 Array = np.ndarray[Any, Any]
-SHAPES = (TileShape(16, 64, "k", swapped=True), TileShape(128, 128, deep=True))
-OF_FLOAT8 = tuple(TileShape(r, c, swapped=True) for r, c in ((16, 160), (32, 64)))
 QWEN = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
 LLAMA = DecoderSizes(4, 4, 64, norm_eps=1e-5)
 FLOAT8 = replace(QWEN, float8=MATMULS[:-1])
@@ -132,8 +129,10 @@ def rows_of(ids: Any, request: Any, position: Any, end: Any = None) -> dict[str,
 def dims_of(
     given: Any, sizes: DecoderSizes, tasks: int, cuts: int = 0, steps: int = 1
 ) -> dict[str, int]:
-    dims = {name: n % 2 for n, name in enumerate(f"{n}_shape" for n in MATMULS)}
+    dims = tile_dims(SHAPES, dict(zip(MATMULS, (0, 1, 0, 1, 2), strict=True)))
     return dims | {
+        "down_split_tile_columns": 1,
+        "down_parts": 2,
         "steps": steps,
         "rows": len(given["ids"]),
         "stops": given["stop"].shape[1],
@@ -174,8 +173,7 @@ def test_steps_give_the_ids_of_the_largest_logits(name, layers, schedule, rng):
     model = draw_model(rng, sizes, layers)
     if sizes.float8:
         model = quantized(model)
-    shapes = SHAPES + OF_FLOAT8
-    graph = decoder_graph(1, sizes=sizes, shapes=shapes, best_columns=64)
+    graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
     plan = SCHEDULES[schedule](graph)
     history: dict[int, list[int]] = {request: [] for request in range(REQUESTS)}
     for number, rows in enumerate(STEPS):
@@ -213,8 +211,7 @@ def test_float8_weights_with_outliers_add_no_error(rng):
     ids, errors = rng.integers(VOCABULARY, size=12), []
     wanted = reference(model, FLOAT8, ids.tolist())
     for sizes, weights in ((FLOAT8, model), (QWEN, plain)):
-        shapes = SHAPES + OF_FLOAT8
-        graph = decoder_graph(1, sizes=sizes, shapes=shapes, best_columns=64)
+        graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
         given = weights | rows_of(ids, np.zeros(12), np.arange(12))
         plan = SCHEDULES["static"](graph)
         [run] = simulate(plan, [given], dims_of(given, sizes, 1)).outputs
@@ -257,8 +254,7 @@ def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_the_cuda_bodies_agree_in_any_order(sizes, schedule, rng, kernels):
     options = {"schedule": schedule, "kernels": kernels}
-    shapes = SHAPES + OF_FLOAT8 * bool(sizes.float8)
-    graph = decoder_graph(1, sizes=sizes, shapes=shapes, best_columns=64)
+    graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
     emulator = Emulator(graph, workers=2, **options)
     model = draw_model(rng, sizes, 2)
     if sizes.float8:

@@ -20,9 +20,8 @@ from etc_dist.models.weights import load_weights
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity
 from etc_dist.schedule import SCHEDULES
-from tests.models.conftest import FEW_ROWS, SHAPES
 from tests.models.references import QWEN, QWEN_MOE, Plain, draw_folder
-from tests.models.steps import Steps, share_dims
+from tests.models.steps import FEW_ROWS, SHAPES, Steps, share_dims, tile_dims
 
 QWEN_32B = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
 MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=Mixture(128, Router(8)))
@@ -33,9 +32,13 @@ NUMBERS |= {"units", "surplus", "divisor", "first", "initial", "total"}
 
 
 def dims_of(
-    layers: int, rows: int, steps: int = 1, matmuls: Sequence[str] = MATMULS
+    layers: int,
+    rows: int,
+    steps: int = 1,
+    matmuls: Sequence[str] = MATMULS,
+    ranks: int = 1,
 ) -> dict[str, int]:
-    return {f"{name}_shape": rows % 2 for name in matmuls} | {
+    return tile_dims(STEP_SHAPES, dict.fromkeys(matmuls, rows % 2), ranks) | {
         "rows": rows,
         "layers": layers,
         "hidden": 5120,
@@ -90,9 +93,9 @@ def test_the_rows_of_a_step_are_divided_evenly_into_tiles():
     graph = decoder_graph(1, sizes=QWEN_32B)
     for rows, height, each in ((24, 32, 24), (48, 64, 48), (96, 64, 48), (128, 64, 64)):
         shape = next(n for n, s in enumerate(STEP_SHAPES) if s.rows == height)
-        shapes = {f"{name}_shape": shape for name in MATMULS}
+        shapes = tile_dims(STEP_SHAPES, dict.fromkeys(MATMULS, shape))
         env = graph.environment(dims_of(1, rows) | shapes, 0)
-        assert {env[f"{name}_even_rows"] for name in MATMULS} == {each}
+        assert {env[f"{name}_tile_even_rows"] for name in MATMULS} == {each}
 
 
 FEW_LAYERS, MANY_LAYERS = 2, 6

@@ -28,13 +28,13 @@ from tests.models.references import (
     Plain,
     draw_folder,
 )
-from tests.models.steps import share_dims
+from tests.models.steps import share_dims, tile_dims
 from tests.models.test_decoder import MOST_PAGES, PAGES, REQUESTS, VOCABULARY, rows_of
 
 SHAPES = (
-    TileShape(8, 128, swapped=True),
-    TileShape(16, 64, "k", swapped=True),
-    TileShape(128, 128),
+    TileShape(8, 64, "none", swapped=True),
+    TileShape(16, 64, "none", swapped=True),
+    TileShape(128, 112, "none"),
 )
 SMALL = {"hidden_size": 72, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 QWEN = QWEN_MOE | SMALL | {"moe_intermediate_size": 40, "num_attention_heads": 2}
@@ -102,7 +102,7 @@ def step_of(
     dims |= {"positions": MOST_PAGES * 16, "requests": REQUESTS}
     dims |= {"most_pages": MOST_PAGES, "pages": PAGES}
     names = config.sizes(16).matmuls
-    return given, dims | {f"{name}_shape": shape for name in names}
+    return given, dims | tile_dims(SHAPES, dict.fromkeys(names, shape))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import DecoderSizes
-from tests.models.steps import plan_data, share_dims
+from tests.models.steps import plan_data, share_dims, tile_dims
 from tests.verify.waits import Proved
 
 EXPERTS, TOP_K, STEPS, LAYERS, DENSE, TURN = 16, 4, 2, 4, 2, 3
@@ -22,7 +22,7 @@ OF_DENSE = ("dense_up_matmul", 0), ("dense_down_matmul", 0), ("add_experts_norm"
 """Waits of dense layers alone, which come before the others."""
 FEW, MANY = 3, 20
 """Rows that fit a tile of 8, and rows that are gathered."""
-SHAPES = (TileShape(8, 128, swapped=True), TileShape(128, 128))
+SHAPES = (TileShape(8, 64, "none", swapped=True), TileShape(128, 112, "none"))
 MIXTURE = Mixture(EXPERTS, Router(TOP_K), PLAIN, has_dense=True)
 SIZES = DecoderSizes(*(6, 2, 64), page_size=16, mixture=MIXTURE)
 OPTIONS = {"sizes": SIZES, "shapes": SHAPES, "best_columns": 64}
@@ -76,7 +76,7 @@ def dims_of(rows: int) -> dict[str, int]:
     sizes |= {"dense_layers": DENSE, "sparse_layers": LAYERS - DENSE, "dense_inner": 88}
     sizes |= {"vocabulary": 520, "all_ids": 520}
     pages = {"requests": rows, "most_pages": 64, "pages": 64 * rows}
-    shapes = {f"{name}_shape": 0 for name in SIZES.matmuls}
+    shapes = tile_dims(SHAPES, dict.fromkeys(SIZES.matmuls, 0))
     loops = {"steps": STEPS, "layers": LAYERS, "samples": 0}
     return {"rows": rows, "stops": 1} | share_dims(2) | loops | sizes | pages | shapes
 

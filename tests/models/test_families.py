@@ -17,9 +17,8 @@ from etc_dist.models.part import Part
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
-from tests.models.conftest import SHAPES
 from tests.models.families import CASES, FILES, Case, Tiny
-from tests.models.steps import row_arrays, share_dims
+from tests.models.steps import SHAPES, row_arrays, share_dims, tile_dims
 
 pytestmark = pytest.mark.torch
 PAGE, PAGES = 16, 2
@@ -50,7 +49,8 @@ class Ranks:
             given |= config.tables(PAGE * PAGES)
             given["table"] = table.astype(np.int32)
             given["cache"] = np.full(pages, np.nan, given["norm"].dtype)
-        self.dims = {f"{n}_shape": i % 2 for i, n in enumerate(sizes.matmuls)}
+        chosen = {name: n % 2 for n, name in enumerate(sizes.matmuls)}
+        self.dims = tile_dims(SHAPES, chosen, count)
         names = ["layers", "hidden", "inner", "vocabulary"]
         names += ["shared_inner"] if own.shared_inner else []
         names += ["dense_layers", "dense_inner"] if own.dense_layers else []

@@ -26,7 +26,7 @@ from etc_dist.schedule import schedule_static
 from tests.graphs.paged import BASE
 from tests.graphs.scaled import expanded
 from tests.models.references import QWEN, QWEN_MOE, draw_folder, save
-from tests.models.test_decoder import OF_FLOAT8, SHAPES
+from tests.models.steps import SHAPES
 from tests.models.test_model import expect_best
 from tests.models.test_tensor_parallel import (
     PAGE,
@@ -162,7 +162,7 @@ def test_ranks_give_the_logits_of_the_widened_model(inner, tmp_path, rng):
     parts = [Part(rank, 2) for rank in range(2)]
     arrays = [given_on(released, config, ids, part) for part in parts]
     sizes = parts[0].config(config).sizes(PAGE)
-    graph = decoder_graph(2, sizes=sizes, shapes=SHAPES + OF_FLOAT8, best_columns=64)
+    graph = decoder_graph(2, sizes=sizes, shapes=SHAPES, best_columns=64)
     dims = dims_of(config, 2, len(ids))
     found = simulate(schedule_static(graph), arrays, dims).outputs
     check_logits(plain, read_config(plain), ids, logits_of(found, config))

@@ -10,7 +10,7 @@ from etc_dist.functions.router import Router
 from etc_dist.models import step_policy
 from etc_dist.models.config import read_config
 from etc_dist.models.experts import Mixture
-from etc_dist.models.step_policy import ROWS, StepPolicy, shapes_of
+from etc_dist.models.step_policy import ROWS, STEP_SHAPES, StepPolicy
 from tests.models.small import make_model
 
 
@@ -18,7 +18,7 @@ def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
     config = read_config(make_model(tmp_path, rng))
     policy = StepPolicy(config, 132)
     listed = policy.every(500)
-    monkeypatch.setattr(step_policy, "choose", None)
+    monkeypatch.setattr(step_policy, "work_of", None)
     for rows in ROWS:
         for longest in (1, 127, 128, 255, 256, 384, 499, 500):
             assert {"rows": rows, **policy.dims(rows, longest)} in listed
@@ -26,19 +26,19 @@ def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
     assert policy.dims(1, 1)
 
 
-@pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("workers", [None, 132])
 @pytest.mark.parametrize("mixture", [None, Mixture(8, Router(2), "plain")])
 def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
-    tmp_path, rng, mixture, workers, schedule
+    tmp_path, rng, mixture, workers
 ):
     config = read_config(make_model(tmp_path, rng))
     shared_inner = 0 if mixture is None else 64
     config = replace(config, mixture=mixture, shared_inner=shared_inner)
-    policy = StepPolicy(config, workers, shapes_of(schedule), in_order=True)
+    policy = StepPolicy(config, workers, in_order=True)
     for dims in policy.every(4096):
-        shapes = [policy.shapes[n] for name, n in dims.items() if "shape" in name]
+        shapes = [STEP_SHAPES[n] for name, n in dims.items() if "shape" in name]
         assert {shape.k_parts for shape in shapes} == {1}
+        assert dims.get("down_parts", 1) == 1
     for longest, cuts in (
         (1, 1),
         (300, 1),
@@ -53,13 +53,13 @@ def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "longest", "wanted"),
     [
-        # rows: shares of a KV head, of a task; a task has two workers
-        (32, 4, 511, {1: (4, 2), 8: (16, 2), 32: (32, 2), 48: (64, 4), 128: (64, 4)}),
-        (32, 4, 4096, {1: (16, 2), 8: (16, 2), 32: (32, 2), 128: (64, 4)}),
-        (64, 8, 4096, {1: (8, 2), 8: (8, 2), 16: (16, 2), 24: (32, 4), 128: (32, 4)}),
-        (16, 2, 64, {1: (2, 2), 64: (64, 2), 128: (132, 4)}),
-        (48, 4, 4096, {1: (8, 2), 16: (16, 2), 24: (32, 4)}),  # two tasks of a head
-        (160, 80, 64, {1: (2, 2), 128: (4, 4)}),
+        # rows: shares of a KV head, of a task
+        (32, 4, 511, {1: (3, 1), 8: (16, 1), 32: (32, 1), 48: (66, 2), 128: (66, 2)}),
+        (32, 4, 4096, {1: (16, 1), 8: (16, 1), 32: (32, 1), 128: (66, 2)}),
+        (64, 8, 4096, {1: (8, 1), 8: (8, 1), 16: (16, 1), 24: (32, 2), 128: (32, 2)}),
+        (16, 2, 64, {1: (1, 1), 64: (64, 1), 128: (132, 2)}),
+        (48, 4, 4096, {1: (8, 1), 16: (16, 1), 24: (32, 2)}),  # two tasks of a head
+        (160, 80, 64, {1: (1, 1), 128: (2, 2)}),
     ],
 )
 def test_shares_occupy_the_workers(tmp_path, rng, heads, kv_heads, longest, wanted):

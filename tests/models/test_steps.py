@@ -16,6 +16,7 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
 from tests.models.small import make_model
+from tests.models.steps import SHAPES, tile_dims
 from tests.models.test_decoder import QWEN, decoder, dims_of, draw_model, rows_of
 from tests.models.test_decoder_sizes import QWEN_32B
 from tests.models.test_decoder_sizes import dims_of as sizes_of
@@ -28,7 +29,7 @@ def launch(run, model, ids, position, steps, end):
     """The ids [steps, rows] of a launch, which updates the cache of `model`."""
     given = model | rows_of(ids, [2, 0, 1, 3], position, end)
     dims = dims_of(given, QWEN, 3, steps=steps)
-    found = run(given, dims | {f"{n}_shape": 0 for n in MATMULS})
+    found = run(given, dims | tile_dims(SHAPES, dict.fromkeys(MATMULS, 0)))
     model["cache"] = found["cache"]
     return found
 

@@ -21,9 +21,8 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.functions.test_sample_column import run as run_alone
-from tests.models.conftest import SHAPES
 from tests.models.small import make_model
-from tests.models.steps import row_arrays, share_dims
+from tests.models.steps import SHAPES, row_arrays, share_dims, tile_dims
 from tests.models.test_decoder import reference
 from tests.models.test_decoder_sizes import MOST_BYTES, QWEN_32B
 from tests.models.test_model import EXPERTS, expect_best
@@ -83,7 +82,7 @@ def given_on(
 
 def dims_of(config: ModelConfig, ranks: int, rows: int) -> dict[str, int]:
     own = Part(0, ranks).config(config)
-    dims = {f"{name}_shape": n % 2 for n, name in enumerate(MATMULS)}
+    dims = tile_dims(SHAPES, {name: n % 2 for n, name in enumerate(MATMULS)}, ranks)
     dims |= {n: getattr(own, n) for n in ("layers", "hidden", "inner", "vocabulary")}
     dims |= {"rows": rows, "positions": POSITIONS, "requests": 1, "most_pages": 2}
     dims |= {"all_ids": config.vocabulary}

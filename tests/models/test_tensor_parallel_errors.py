@@ -14,9 +14,8 @@ from etc_dist.models.decoder import DecoderSizes, decoder_graph
 from etc_dist.models.part import check_ranks
 from etc_dist.models.setup import ModelSetup
 from etc_dist.verify.races import MOST_SUSPECTS
-from tests.models.conftest import SHAPES
 from tests.models.small import make_model
-from tests.models.steps import plan_data, share_dims
+from tests.models.steps import SHAPES, plan_data, share_dims
 from tests.models.test_decoder_sizes import dims_of
 from tests.models.test_tensor_parallel import (
     PAGE,
@@ -33,7 +32,7 @@ GRAPH = decoder_graph(
     shapes=SHAPES,
     best_columns=64,
 )
-DIMS = {**dims_of(layers=5, rows=3), **share_dims(2), "steps": 2}
+DIMS = {**dims_of(layers=5, rows=3, ranks=2), **share_dims(2), "steps": 2}
 DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520, "all_ids": 1040, "samples": 1}
 PROVED = Proved(GRAPH, DIMS, plan_data(DIMS, ranks=2))
 SENT = [
