@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from etc_dist.errors import expect_choice
 from etc_dist.functions.activation import SWIGLU, Activation
-from etc_dist.functions.combine_rows import GROUP_TOKENS, combine_rows
+from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.expect_in_range import expect_in_range
-from etc_dist.functions.grouped_matmul import TILE_COLUMNS, UP_COLUMNS
+from etc_dist.functions.grouped_matmul import TILE_COLUMNS
 from etc_dist.functions.mark_experts import mark_experts
 from etc_dist.functions.router import Router, as_router
-from etc_dist.functions.routing import BLOCK, TILE_ROWS, Routing
+from etc_dist.functions.routing import Routing
 from etc_dist.ir import (
+    EventRef,
+    Expr,
     Graph,
     Tensor,
     ceildiv,
@@ -29,10 +31,8 @@ from etc_dist.layers.moe_exchange import (
     send_back,
 )
 from etc_dist.layers.moe_steps import (
-    SCORE_TASKS,
     Choices,
     ExpertOutputs,
-    ExpertTiles,
     Sizes,
     add_choices,
     add_inputs,
@@ -43,23 +43,15 @@ from etc_dist.layers.moe_steps import (
 from etc_dist.layers.shared_expert import SharedRows, add_shared
 
 PARALLEL = ("tensor", "expert")
-PASSES, PARALLEL_PASSES = 2, 4
-"""The largest number of passes over the output columns, on one rank and on several. One
-is combined while the next is computed. More passes shorten the tail, which is longer
-where sums are sent, but a tile's activations are read again in each."""
-WIDE_COLUMNS, WIDE_PASSES = TILE_COLUMNS // 2, 8
-"""Columns of a task of the down projection, and passes, where wide experts are divided
-among ranks: a rank has few such tasks, each of which takes long. With smaller ones the
-last round of the rank with most rows is shorter."""
-COMBINED = 256
-"""Columns that a warp combines in one step."""
+PARALLEL_PASSES = 4
+"""Passes on several ranks, where sums are sent, so that the tail is longer."""
+WIDE = Sizes(tile_columns=TILE_COLUMNS // 2, passes=8)
+"""Sizes where wide experts are divided among ranks: a rank has few tasks of the down
+projection, each of which takes long. With smaller ones the last round of the rank with
+most rows is shorter."""
 COMBINE_TASKS = 1584
 """The number of tasks of a pass up to which a group's columns are divided: one for each
 of a worker's twelve warps."""
-PART_TOKENS = 16
-"""The largest number of tokens of a task that sends sums to another rank."""
-PUSH_TASKS = 128
-"""Blocks of tokens are divided to make about this many tasks that push them."""
 
 
 @graph_function
@@ -71,16 +63,7 @@ def moe_graph(
     normalize: bool | None = None,
     dtype: str = "bfloat16",
     parallel: str = "tensor",
-    passes: int | None = None,
-    block: int = BLOCK,
-    tile_rows: int = TILE_ROWS,
-    up_columns: int = UP_COLUMNS,
-    tile_columns: int | None = None,
-    group_tokens: int = GROUP_TOKENS,
-    part_tokens: int = PART_TOKENS,
-    push_tasks: int = PUSH_TASKS,
-    score_tasks: int = SCORE_TASKS,
-    combined: int = COMBINED,
+    sizes: Sizes | None = None,
     tiles_logits: bool = True,
     packs: bool = False,
     shared: str = "",
@@ -111,31 +94,21 @@ def moe_graph(
     parallel="expert" on several ranks, only the first of a rank's rows are tokens, as
     many as its input count [1] says; other rows of y have no meaning.
 
-    The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
-    are free, but block is at most 32 and a multiple of group_tokens.
-    """
-    router = as_router(top_k, normalize)
-    routing = Routing(experts, router, dtype, block, tile_rows)
-    most_passes, columns = PASSES, TILE_COLUMNS
-    if g.world_size > 1:
-        most_passes = PARALLEL_PASSES
-        if packs and parallel == "expert":
-            most_passes, columns = WIDE_PASSES, WIDE_COLUMNS
-    sizes = Sizes(
-        passes or most_passes,
-        up_columns,
-        tile_columns or columns,
-        group_tokens,
-        part_tokens,
-        push_tasks,
-        score_tasks,
-        combined,
-        tiles_logits,
-        packs,
-        activation,
-        has_biases,
-        has_count and parallel == "expert" and g.world_size > 1,
+    sizes: those of tiles, and the numbers of tasks."""
+    if sizes is None:
+        is_wide = packs and parallel == "expert"
+        of_ranks = WIDE if is_wide else Sizes(passes=PARALLEL_PASSES)
+        sizes = of_ranks if g.world_size > 1 else Sizes()
+    sizes = replace(
+        sizes,
+        tiles_logits=tiles_logits,
+        packs=packs,
+        activation=activation,
+        has_biases=has_biases,
+        has_count=has_count and parallel == "expert" and g.world_size > 1,
     )
+    router = as_router(top_k, normalize)
+    routing = Routing(experts, router, dtype, sizes.block, sizes.tile_rows)
     if g.world_size == 1:
         _one_rank(g, routing, sizes, shared)
     elif parallel == "tensor":
@@ -152,31 +125,15 @@ def chosen_experts_graph(
     experts: int,
     top_k: int,
     dtype: str = "bfloat16",
-    passes: int = PASSES,
-    block: int = BLOCK,
-    tile_rows: int = TILE_ROWS,
-    up_columns: int = UP_COLUMNS,
-    tile_columns: int = TILE_COLUMNS,
-    group_tokens: int = GROUP_TOKENS,
-    combined: int = COMBINED,
+    sizes: Sizes | None = None,
     packs: bool = False,
 ) -> None:
     """`moe_graph` on one rank for tokens whose experts are chosen already: ids and
     weights [tokens, top_k]. The ids of a token are all different, except for NONE,
     which stands for no expert. Any other id ends the run with an error."""
-    router = Router(top_k)
-    routing = Routing(experts, router, dtype, block, tile_rows, has_none=True)
-    sizes = Sizes(
-        passes,
-        up_columns,
-        tile_columns,
-        group_tokens,
-        PART_TOKENS,
-        PUSH_TASKS,
-        SCORE_TASKS,
-        combined,
-        packs=packs,
-    )
+    sizes = replace(sizes or Sizes(), packs=packs)
+    block, router = sizes.block, Router(top_k)
+    routing = Routing(experts, router, dtype, block, sizes.tile_rows, has_none=True)
     tokens, hidden, inner = g.dims("tokens hidden inner")
     blocks = g.let("blocks", ceildiv(tokens, block))
     x = g.input("x", (tokens, hidden), dtype)
@@ -206,24 +163,63 @@ def chosen_experts_graph(
         reads=[gate_up[wrong.load(b), 0, 0]],
         waits=[marked[0]],
     )
-    tiles = add_tiles(g, routing, choices.chosen, tokens * top_k, [marked[0]])
-    outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
-    _combine(g, routing, sizes, choices, tiles, outputs, y)
+    weights = gate_up, down
+    rows = _multiply(g, routing, sizes, x, choices, marked[0], weights)
+    _combine(g, routing, sizes, choices, rows, y)
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """The outputs of the experts, the place of each choice among them, which is valid
+    after `located`, and the rows of a shared expert."""
+
+    outputs: ExpertOutputs
+    place: Tensor
+    located: EventRef
+    shared: SharedRows | None
+
+
+def _multiply(
+    g: Graph,
+    routing: Routing,
+    sizes: Sizes,
+    x: Tensor,
+    choices: Choices,
+    routed: EventRef,
+    weights: tuple[Tensor, Tensor],
+    shared: str = "",
+) -> ExpertRows:
+    """Add the tiles of the experts of this rank's tokens x, and their products by gate
+    and up, and by down."""
+    tokens = x.shape[0]
+    tiles = add_tiles(g, routing, choices.chosen, tokens * routing.top_k, [routed])
+    of_shared = add_shared(g, routing, sizes, x, shared)
+    outputs = add_projections(g, routing, sizes, x, tiles, *weights)
+    before = outputs.before
+    place, located = add_places(g, routing, choices, tiles, tokens, waits=before)
+    return ExpertRows(outputs, place, located, of_shared)
+
+
+def _route(
+    g: Graph, routing: Routing, sizes: Sizes, tokens: Expr, own: Expr, shared: str
+) -> tuple[Choices, ExpertRows, Tensor]:
+    """Add the choices of all tokens, the products of their experts, and the result y
+    [own, hidden]."""
+    hidden, inner = g.dims("hidden inner")
+    blocks = g.let("blocks", ceildiv(tokens, routing.block))
+    x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
+    y = g.output("y", (own, hidden), routing.dtype)
+    routed = g.events("routed", (1,), expects=blocks)
+    choices = add_choices(g, routing, x, router, blocks, routed, sizes)
+    weights = gate_up, down
+    rows = _multiply(g, routing, sizes, x, choices, routed[0], weights, shared)
+    return choices, rows, y
 
 
 def _one_rank(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:
-    tokens, hidden, inner = g.dims("tokens hidden inner")
-    blocks = g.let("blocks", ceildiv(tokens, routing.block))
-    x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
-    y = g.output("y", (tokens, hidden), routing.dtype)
-
-    routed = g.events("routed", (1,), expects=blocks)
-    choices = add_choices(g, routing, x, router, blocks, routed, sizes)
-    chosen = choices.chosen
-    tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
-    of_shared = add_shared(g, routing, sizes, x, shared)
-    outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
-    _combine(g, routing, sizes, choices, tiles, outputs, y, of_shared)
+    tokens = g.dims("tokens")
+    choices, rows, y = _route(g, routing, sizes, tokens, tokens, shared)
+    _combine(g, routing, sizes, choices, rows, y)
 
 
 def _combine(
@@ -231,16 +227,11 @@ def _combine(
     routing: Routing,
     sizes: Sizes,
     choices: Choices,
-    tiles: ExpertTiles,
-    outputs: ExpertOutputs,
+    rows: ExpertRows,
     y: Tensor,
-    shared: SharedRows | None = None,
 ) -> None:
     """Add the combination of each token's rows into y, on one rank."""
-    tokens = y.shape[0]
-    place, located = add_places(
-        g, routing, choices, tiles, tokens, waits=outputs.before
-    )
+    tokens, outputs, shared = y.shape[0], rows.outputs, rows.shared
     size = sizes.group_tokens
     groups = g.let("groups", ceildiv(tokens, size))
     width = g.let("pass_columns", outputs.pass_columns)
@@ -257,37 +248,28 @@ def _combine(
         combine_rows(routing, shared.kind if shared else ""),
         grid,
         reads=[
-            place[of_group, :],
+            rows.place[of_group, :],
             choices.weights[of_group, :],
             outputs.rows[:, of_part],
             *(shared.of(of_group, of_part) if shared else []),
         ],
         writes=[y[of_group, of_part]],
-        waits=[outputs.produced[s], located, *([shared.done] if shared else [])],
+        waits=[
+            outputs.produced[s],
+            rows.located,
+            *([shared.done] if shared else []),
+        ],
     )
 
 
 def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:
     """Every rank routes all tokens and multiplies them by its shard of all experts.
     Each token's partial sum goes to the rank that owns it, which adds the ranks'."""
-    shard, hidden, inner = g.dims("shard hidden inner")
-    world = g.world_size
-    tokens = g.let("tokens", world * shard)
-    blocks = g.let("blocks", ceildiv(tokens, routing.block))
-    x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
-    y = g.output("y", (shard, hidden), routing.dtype)
-
-    routed = g.events("routed", (1,), expects=blocks)
-    choices = add_choices(g, routing, x, router, blocks, routed, sizes)
-    chosen = choices.chosen
-    tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
-    of_shared = add_shared(g, routing, sizes, x, shared)
-    outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
-    place, located = add_places(
-        g, routing, choices, tiles, tokens, waits=outputs.before
-    )
-    sent = Sent(place, choices.weights, tokens, lambda owner: owner * shard)
-    send_back(g, routing, sizes, sent, outputs, located, y, of_shared)
+    shard = g.dims("shard")
+    tokens = g.let("tokens", g.world_size * shard)
+    choices, rows, y = _route(g, routing, sizes, tokens, shard, shared)
+    sent = Sent(rows.place, choices.weights, tokens, lambda owner: owner * shard)
+    send_back(g, routing, sizes, sent, rows.outputs, rows.located, y, rows.shared)
 
 
 def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.choose_experts import choose_experts
-from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store, thin_float
+from etc_dist.functions.combine_rows import GROUP_TOKENS
+from etc_dist.functions.grouped_matmul import (
+    TILE_COLUMNS,
+    UP_COLUMNS,
+    grouped_gated,
+    grouped_store,
+    thin_float,
+)
 from etc_dist.functions.list_rows import list_rows
 from etc_dist.functions.locate_rows import locate_rows
 from etc_dist.functions.pack_rows import PACKED_ROWS, TENSOR_ROWS, pack_rows
 from etc_dist.functions.plan_tiles import TOGETHER, plan_tiles
-from etc_dist.functions.routing import PADDING, Routing
+from etc_dist.functions.routing import BLOCK, PADDING, TILE_ROWS, Routing
 from etc_dist.functions.score_experts import GROUP_EXPERTS, score_experts
 from etc_dist.ir import (
     EventRef,
@@ -31,6 +38,10 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.function import TENSOR, TRANSFER
 
+PASSES = 2
+"""The largest number of passes over the output columns. One is combined while the next
+is computed. More passes shorten the tail, but a tile's activations are read again in
+each."""
 SCORE_TASKS = 132
 """The largest number of tasks that compute logits for groups of experts, about one per
 worker. Where many tokens would need more, logits are computed in tiles by GEMMs."""
@@ -47,16 +58,23 @@ ranks exchange tokens, their capacity counts."""
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tile sizes and task counts, in addition to those of `Routing`."""
+    """Tile sizes, task counts, and what else the steps of a graph have in common. Those
+    up to group_tokens are fixed on the GPU. On the CPU backend they are free, but block
+    is at most 32 and a multiple of group_tokens."""
 
-    passes: int
-    up_columns: int
-    tile_columns: int
-    group_tokens: int
-    part_tokens: int
-    push_tasks: int
-    score_tasks: int
-    combined: int
+    block: int = BLOCK
+    tile_rows: int = TILE_ROWS
+    up_columns: int = UP_COLUMNS
+    tile_columns: int = TILE_COLUMNS
+    group_tokens: int = GROUP_TOKENS
+    passes: int = PASSES
+    part_tokens: int = 16
+    """The largest number of tokens of a task that sends sums to another rank."""
+    push_tasks: int = 128
+    """Blocks of tokens are divided to make about this many tasks that push them."""
+    score_tasks: int = SCORE_TASKS
+    combined: int = 256
+    """Columns that a warp combines in one step."""
     tiles_logits: bool = True
     """Whether the logits of many tokens are computed in tiles, which add k in another
     order."""

@@ -55,6 +55,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.layers.moe_steps import Sizes
 from etc_dist.schedule import schedule_static
 from tests.graphs.dense import dense
 from tests.graphs.summed import summed
@@ -353,9 +354,9 @@ def test_a_region_of_the_tile_is_taken(name):
 
 THIN, UNFIT = thin_float("bfloat16"), "does not fit the tile of "
 REFUSED = {
-    "block": (moe_graph(1, experts=8, top_k=2, block=16), UNFIT),
-    "rows": (moe_graph(1, experts=8, top_k=2, tile_rows=320), UNFIT),
-    "columns": (moe_graph(1, experts=8, top_k=2, tile_columns=528), UNFIT),
+    "block": (moe_graph(1, experts=8, top_k=2, sizes=Sizes(block=16)), UNFIT),
+    "rows": (moe_graph(1, experts=8, top_k=2, sizes=Sizes(tile_rows=320)), UNFIT),
+    "columns": (moe_graph(1, experts=8, top_k=2, sizes=Sizes(tile_columns=528)), UNFIT),
     "64 rows": (stored(64, made=THIN), "got: axis 0: size 64 to do"),
     "64 of 64": (stored(64, x=(64, 72), made=THIN), "got: axis 0: size 64 to do"),
     "a stack": (

@@ -13,6 +13,7 @@ from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.layers.moe_steps import Sizes
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import (
@@ -152,6 +153,8 @@ def scaled_blocks(
 
 BLOCKS = Scaling(PER_BLOCK, "float32")
 FLAT = TileShape(128, 160, "none")
+ONE_TASK = Sizes(score_tasks=1)
+"""Logits are computed in tiles."""
 CASES = {
     "moe, tiles of one row": experts(1, 64, 64, DYNAMIC, workers=2),
     "moe, narrow tiles": experts(40, 136, 200, STATIC, workers=2),
@@ -162,7 +165,7 @@ CASES = {
     "moe, more blocks of tokens than lanes": experts(1100, 8, 8, NEVER),
     "moe, many tokens": experts(8200, 8, 8, NEVER),  # more blocks than threads
     "moe, logits in tiles": Case(
-        partial(moe_graph, 1, experts=8, top_k=1, dtype="float16", score_tasks=1),
+        partial(moe_graph, 1, experts=8, top_k=1, dtype="float16", sizes=ONE_TASK),
         lambda: moe(150, 8, 1, 72, 24, "float16"),
         NEVER,
         dtype="float16",

@@ -16,6 +16,7 @@ from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import FEW_TOKENS, moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.layers.moe_steps import Sizes as ExpertSizes
 from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.layers.reference import (
@@ -236,9 +237,8 @@ SHARED = {"": 0, "plain": 2, "gated": 3}
 """The arrays of a shared expert."""
 QWEN3, MIXTRAL = {"experts": 128, "top_k": 8}, {"experts": 8, "top_k": 2}
 """Qwen3-30B-A3B and Mixtral 8x7B, here and in the sizes below."""
-MOE_TILES = {"block": 8, "tile_rows": 10, "up_columns": 8, "tile_columns": 8}
-MOE_TILES |= {"group_tokens": 4, "passes": 3}
-MANY_TILES = {**MOE_TILES, "part_tokens": 3, "push_tasks": 8, "score_tasks": 1}
+MOE_TILES = ExpertSizes(8, 10, 8, 8, group_tokens=4, passes=3)
+MANY_TILES = replace(MOE_TILES, part_tokens=3, push_tasks=8, score_tasks=1)
 PROTECTS = {"scored": "logits", "routed": "ids", "listed": "ids"}
 PROTECTS |= {"planned": "loaded extent is not known"}
 PROTECTS |= {"activated": "active", "produced": "outputs", "located": "place"}
@@ -319,7 +319,7 @@ PROGRAMS: dict[str, Program] = {
     ),
     "moe": Experts(
         graph=moe_graph,
-        tiles={**MOE_TILES, "score_tasks": 3, "combined": 8},
+        tiles={"sizes": replace(MOE_TILES, score_tasks=3, combined=8)},
         worlds=[1],
         most=(50, 50, 30),
         real=real_moe(1, 1, 128, 8192),
@@ -360,7 +360,7 @@ PROGRAMS: dict[str, Program] = {
     "moe tensor-parallel": Experts(
         graph=moe_graph,
         parallel="tensor",
-        tiles=MANY_TILES,
+        tiles={"sizes": MANY_TILES},
         worlds=range(2, 9),
         most=(20, 50, 30),
         real=real_moe(4, 1, 2048, split=4),
@@ -375,7 +375,7 @@ PROGRAMS: dict[str, Program] = {
     "moe expert-parallel": Experts(
         graph=moe_graph,
         parallel="expert",
-        tiles=MANY_TILES,
+        tiles={"sizes": MANY_TILES},
         worlds=range(2, 9),
         most=(20, 50, 30),
         real=real_moe(4, 1, 2048),

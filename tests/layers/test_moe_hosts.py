@@ -4,6 +4,7 @@ host, and one sum comes back."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.layers.moe_steps import Sizes
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
@@ -25,12 +27,8 @@ from tests.layers.reference import (
 from tests.world.jobs import run_on_hosts
 
 exhaustive = pytest.mark.exhaustive
-SMALL = {
-    **dict.fromkeys(("block", "tile_rows", "up_columns", "tile_columns"), 8),
-    **dict.fromkeys(("part_tokens", "push_tasks", "score_tasks"), 4),
-    "group_tokens": 2,
-    "combined": 8,
-}
+SMALL = Sizes(8, 8, 8, 8, group_tokens=2, passes=4, combined=8)
+SMALL = replace(SMALL, part_tokens=4, push_tasks=4, score_tasks=4)
 """Sizes with several blocks, tiles and small parts."""
 
 
@@ -73,8 +71,7 @@ def example(
 )
 def test_the_graph_is_proved_and_right(world, local_size, tokens, schedule, packs):
     options = {"experts": 16, "top_k": 3, "parallel": "expert", "shared": "gated"}
-    options |= SMALL
-    options["packs"] = packs
+    options |= {"sizes": SMALL, "packs": packs}
     plan = SCHEDULES[schedule](moe_graph(world, local_size=local_size, **options))
     inputs, answers, dims = example(world, 16, 3, tokens, 24, 16)
     verify(plan, dims, 4)

@@ -12,7 +12,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.functions.router import Router
 from etc_dist.layers.moe import MoE, SharedMoE
 from etc_dist.layers.moe_graph import moe_graph
-from etc_dist.layers.moe_steps import SCORE_TASKS
+from etc_dist.layers.moe_steps import SCORE_TASKS, Sizes
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
@@ -151,8 +151,8 @@ def test_the_first_call_may_be_of_no_tokens_on_a_rank(of_ranks, world, arrays):
 def test_a_count_is_read_when_the_graph_runs(local_size, schedule):
     """On one host and on two."""
     options = {"experts": 8, "top_k": 2, "parallel": "expert", "shared": "gated"}
-    options["has_count"] = True
-    plan = SCHEDULES[schedule](moe_graph(2, local_size=local_size, **options, **SMALL))
+    options |= {"has_count": True, "sizes": SMALL}
+    plan = SCHEDULES[schedule](moe_graph(2, local_size=local_size, **options))
     inputs, answers, dims = example(2, 8, 2, (19, 9), 24, 16)
     run = partial(simulate, plan, dims=dims)
     check_counts(inputs, answers, [9, 12], lambda inputs: run(inputs).outputs)
@@ -171,7 +171,7 @@ def check_counts(inputs, answers, counts, run):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_graph_is_proved_for_the_largest_number_and_right_for_others(schedule):
     options = {"experts": 9, "top_k": 3, "parallel": "expert", "shared": "gated"}
-    plan = SCHEDULES[schedule](moe_graph(3, **options, **SMALL))
+    plan = SCHEDULES[schedule](moe_graph(3, **options, sizes=SMALL))
     inputs, answers, dims = example(3, 9, 3, (1, 19, 0), 24, 16)
     verify(plan, dims, 4)
     found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
@@ -189,7 +189,7 @@ def test_the_cuda_bodies_leave_out_rows_without_a_token(
 ):
     """Also where logits are computed in tiles."""
     options = {"experts": 8, "top_k": 2, "parallel": "expert", "shared": "gated"}
-    options |= {"score_tasks": score_tasks, "has_count": has_count}
+    options |= {"sizes": Sizes(score_tasks=score_tasks), "has_count": has_count}
     program = Emulator(moe_graph(2, **options), schedule=schedule, workers=2)
     for rows, counts in (((0, 35), (3, 9)), ((33, 2), (32, 2))):
         inputs, answers, dims = example(2, 8, 2, rows, 40, 24)
