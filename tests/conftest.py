@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,15 @@ def world() -> Iterator[Any]:
     started = world.start(Settings.load())
     yield started
     started.close()
+
+
+def kept_proof(plan: Any, dims: Mapping[str, int], workers: int) -> Any:
+    """A proof, in the cache as those of programs are: it is made again for another
+    plan, shape or verifier."""
+    from etc_dist.settings import Settings
+    from etc_dist.verify.proof import prove
+
+    return prove(plan, dims, workers, Settings.load())
 
 
 def expect_cpu_ranks(world: Any, ranks: int) -> None:

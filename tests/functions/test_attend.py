@@ -16,6 +16,7 @@ from tests.conftest import some_of
 from tests.functions.compiled import check_compiled
 from tests.graphs.paged import EPS, attention, dims_of, draw_step, expected
 
+exhaustive = pytest.mark.exhaustive
 RAGGED = [[0], [15], [16], [40, 41, 42], [63, 64], [130], [900], [511]]
 """Positions of the rows of each request: decoding, and parts of prompts."""
 OF_GEMMA = PagedCache(256, 16, norm_eps=EPS, has_span=True, tables=2, gain_offset=1)
@@ -32,6 +33,20 @@ CASES = [  # cache, group, KV heads, workers of a task, lists of each, tasks of 
 ]
 TOLERANCE = {"bfloat16": 5e-3, "float16": 6e-4}
 SOME = pytest.mark.parametrize("case", some_of(CASES, 2), ids=str)
+
+
+def in_some_order(step):
+    """Each `step`-th case with rows in order or not, in turn. Others are exhaustive."""
+    pairs = [
+        pytest.param(
+            *(case, in_order),
+            marks=[] if number % step == 0 and in_order == turn else exhaustive,
+        )
+        for number, case in enumerate(CASES)
+        for turn in [bool(number // step % 2)]
+        for in_order in (False, True)
+    ]
+    return pytest.mark.parametrize(("case", "in_order"), pairs, ids=str)
 
 
 def check(found, given, paged, group):
@@ -52,16 +67,14 @@ def drawn(case, rng, rows=RAGGED):
     return graph, given, partial(dims_of, given, tasks * of_task, of_task)
 
 
-@pytest.mark.parametrize("in_order", [False, True])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@in_some_order(1)
 def test_rows_attend_to_all_positions_up_to_their_own(case, in_order, rng):
     graph, given, dims = drawn(case, rng)
     run = simulate(schedule_static(graph), [given], dims(in_order))
     check(run.outputs[0], given, *case[:2])
 
 
-@SOME
-@pytest.mark.parametrize("in_order", [False, True])
+@in_some_order(2)
 def test_the_cuda_bodies_agree(case, in_order, rng):
     graph, given, dims = drawn(case, rng)
     [found] = Emulator(graph).run([given], dims(in_order))

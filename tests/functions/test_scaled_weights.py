@@ -49,26 +49,28 @@ def emulated(scaling, dtype="bfloat16", shapes=KINDS):
     return Emulator(graph, workers=2)
 
 
+SIZES = ((0, 40), (1, 64), (2, 128), (3, 128), (0, 64), (2, 80))
+"""Numbers of tiles, of which the first ones are of each kind, and columns."""
+ALWAYS = {
+    (BLOCKS, "bfloat16"): SIZES,
+    (Scaling(PER_ROW, "bfloat16"), "float16"): SIZES[: len(KINDS)],
+}
+"""The sizes that are not exhaustive."""
+
+
 @pytest.mark.parametrize(
-    ("number", "columns"),
-    [(0, 64), (0, 40), (1, 64), (2, 128), (2, 80), (3, 128)],
-)
-@pytest.mark.parametrize(
-    ("scaling", "dtype"),
+    ("scaling", "dtype", "size"),
     [
-        (BLOCKS, "bfloat16"),
-        (Scaling(PER_ROW, "bfloat16"), "float16"),
-        *(
-            pytest.param(scaling, dtype, marks=exhaustive)
-            for scaling in SCALINGS.values()
-            for dtype in ("bfloat16", "float16")
-        ),
+        pytest.param(scaling, dtype, size, marks=[] if is_always else exhaustive)
+        for scaling in SCALINGS.values()
+        for dtype in ("bfloat16", "float16")
+        for size in SIZES
+        for is_always in [size in ALWAYS.get((scaling, dtype), ())]
     ],
     ids=str,
 )
-def test_each_kind_of_tile_multiplies_by_the_scaled_weights(
-    scaling, dtype, number, columns
-):
+def test_each_kind_of_tile_multiplies_by_the_scaled_weights(scaling, dtype, size):
+    number, columns = size
     sizes = (KINDS[number].rows + 3, 2 * columns + 24, K)
     for parts in (1, 3):
         tiling = Tiling(number, columns, int(parts > 1), parts)

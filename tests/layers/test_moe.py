@@ -21,7 +21,7 @@ from etc_dist.layers.moe_few_tokens import (
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.layers.moe_tokens import PREFETCH_BYTES
 from etc_dist.schedule import schedule_static
-from etc_dist.verify.verify import verify
+from tests.conftest import kept_proof
 from tests.layers.reference import draw, draw_experts, moe_reference, own_experts
 
 FEW, MANY = "moe_few_tokens_graph", "moe_graph"
@@ -278,7 +278,8 @@ def test_the_cuda_bodies_choose_as_the_router_says(graph, rng):
 
 def test_512_experts_are_proved_for_all_data():
     graph = moe_graph(1, experts=512, top_k=10)
-    verify(schedule_static(graph), {"tokens": 4096, "hidden": 2048, "inner": 512}, 132)
+    dims = {"tokens": 4096, "hidden": 2048, "inner": 512}
+    kept_proof(schedule_static(graph), dims, 132)
 
 
 @pytest.mark.mpi(ranks=[1])

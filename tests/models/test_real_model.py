@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 ERROR = 0.125
 """The distance of neighbours among bf16 logits from 16 to 32."""
 QUESTION = "What is the capital of France?"
+DRAWN = "--temperature", "100"
 
 
 def rounded(array):
@@ -90,7 +91,7 @@ def test_the_command_takes_a_folder_and_shows_its_progress_on_a_terminal():
     folder = str(packaged_model())
     command = "-m", "etc_dist.cli", "generate", folder, QUESTION
     shown, terminal = pty.openpty()
-    done = run(*command, "--tokens", "2", stderr=terminal)
+    done = run(*command, "--tokens", "2", *DRAWN, "--top-k", "1", stderr=terminal)
     os.close(terminal)
     text = os.read(shown, 1 << 16).decode()
     os.close(shown)
@@ -98,19 +99,15 @@ def test_the_command_takes_a_folder_and_shows_its_progress_on_a_terminal():
     assert "\r\x1b[Kloading " in text and "\r\x1b[Kprompt: " in text
 
 
-@pytest.mark.parametrize(
-    ("options", "is_best"), [(("--top-k", "1"), True), (("--seed", "1"), False)]
-)
-def test_the_command_draws_tokens(options, is_best):
+def test_the_command_draws_tokens():
     command = "-m", "etc_dist.cli", "generate", QUESTION, "--tokens", "2"
-    found = run(*command, "--temperature", "100", *options).stdout
-    assert (found == "The capital\n") == is_best
+    assert run(*command, *DRAWN, "--seed", "1").stdout != "The capital\n"
 
 
 def test_three_ranks_write_one_answer():
-    command = "-m", "etc_dist.cli", "generate", QUESTION
+    command = "-m", "etc_dist.cli", "generate", QUESTION, "--tokens", "2"
     done = run("launch/mpirun", "-n", "3", sys.executable, *command)
-    assert done.stdout == "[rank 0] The capital of France is Paris.\n"
+    assert done.stdout == "[rank 0] The capital\n"
     assert done.stderr.count("SmolLM2-135M-Instruct on cpu: 37 tokens read") == 1
 
 

@@ -14,7 +14,7 @@ from etc_dist.models.sizes import MATMULS
 from etc_dist.models.step_policy import StepPolicy
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
-from etc_dist.verify.verify import verify
+from tests.conftest import kept_proof
 from tests.models.small import make_model
 from tests.models.steps import SHAPES, tile_dims
 from tests.models.test_decoder import QWEN, decoder, dims_of, draw_model, rows_of
@@ -133,4 +133,4 @@ def test_steps_that_do_not_fit_are_refused(model_folder, one_rank, options, text
 def test_three_steps_of_a_deep_model_are_proved(rows):
     plan = SCHEDULES["static"](decoder_graph(1, sizes=QWEN_32B))
     dims = StepPolicy(MODELS["qwen3-32b"], 132).dims(rows, 4096)
-    verify(plan, sizes_of(64, rows, steps=3) | dims, 132)
+    kept_proof(plan, sizes_of(64, rows, steps=3) | dims, 132)

@@ -147,7 +147,7 @@ ANY_RANKS = pytest.mark.mpi(ranks=[1, 2, 4])
     [
         pytest.param(ONE_SHOT, marks=ONE_OR_TWO),
         pytest.param(TWO_SHOT, marks=ANY_RANKS),
-        pytest.param(FLAGGED, marks=ANY_RANKS),
+        pytest.param(FLAGGED, marks=ONE_OR_TWO),
     ],
 )
 def test_all_ranks_get_the_norm(algorithm, world, make, arrays, monkeypatch):

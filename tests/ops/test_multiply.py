@@ -12,6 +12,7 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.region_checks import refuse_empty
 from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
+from tests.conftest import kept_proof
 from tests.emulate.cases import matmul_of
 from tests.graphs.parts import (
     BY_KIND,
@@ -59,8 +60,9 @@ def test_parts_are_added_in_fp32_in_the_order_of_k(shape, rng):
 def test_parts_are_proved(kind, name, schedule):
     graph, division = graph_of(kind), BY_KIND[kind][name]
     dims = given_to(kind, division)[2]
+    plan = SCHEDULES[schedule](graph)
     for workers in (1, 2, 5):
-        assert verify(SCHEDULES[schedule](graph), dims, workers).unchecked == ()
+        assert kept_proof(plan, dims, workers).unchecked == ()
 
 
 @cases
