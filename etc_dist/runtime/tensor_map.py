@@ -34,14 +34,15 @@ def encode(
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """The 128 bytes of a map of a row-major tensor of 2 or more axes: matrices, or
     stacks of them. Copies are clipped at each axis: a box never includes rows of the
-    next matrix of a stack."""
+    next matrix of a stack. The driver refuses a tensor without elements, which no task
+    reads: its map is that of a box."""
     storage = np.zeros(2 * MAP_BYTES, np.uint8)
     at = -storage.ctypes.data % MAP_BYTES
     out = storage[at : at + MAP_BYTES]
     if box.halves and shape[-2] % (2 * _TOGETHER):
         wanted = f"halves of a multiple of {_TOGETHER} rows"
         raise _refused(pointer, shape, dtype, wanted)
-    axes = axes_of(shape, itemsize, box)
+    axes = axes_of(shape if all(shape) else _one_box(box), itemsize, box)
     extents, sides, pitches = zip(*axes, strict=True)
     code = _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(out.ctypes.data),
@@ -88,6 +89,11 @@ def axes_of(
             (rows // pairs, box.rows // pairs, _TOGETHER * row),
         ]
     return [*axes, (prod(stack), 1, rows * row)]
+
+
+def _one_box(box: TmaBox) -> tuple[int, int]:
+    assert isinstance(box.rows, int)  # see TmaBox.at
+    return box.rows, box.columns
 
 
 def _refused(

@@ -61,6 +61,14 @@ def test_the_axes_of_stacks_are_one(driver: Driver) -> None:
     assert driver.encoded == ([64, 40, 15], [128, 40 * 128], [32, 16, 1])
 
 
+@pytest.mark.parametrize("shape", [(0, 768), (3, 0, 768), (0, 16, 768)])
+def test_a_tensor_without_elements_has_the_map_of_a_box(
+    driver: Driver, shape: tuple[int, ...]
+) -> None:
+    encode(shape, TmaBox(16, 64))
+    assert driver.encoded == ([64, 16, 1], [128, 16 * 128], [64, 16, 1])
+
+
 def test_halves_are_two_rows_of_groups_of_eight(driver: Driver) -> None:
     encode((5, 96, 64), TmaBox(128, 64, halves=True))
     # k, 8 rows, gate or up, groups of 8 rows, experts
