@@ -10,7 +10,6 @@ import pytest
 
 from etc_dist.models.weights import load_weights
 from tests.conftest import first_always
-from tests.models.conftest import FEW_ROWS
 from tests.models.references import (
     LLAMA,
     MIXTRAL,
@@ -19,7 +18,7 @@ from tests.models.references import (
     REFERENCES,
     draw_folder,
 )
-from tests.models.steps import MOST_ROWS, Steps, Workload, last_rows
+from tests.models.steps import FEW_ROWS, MOST_ROWS, Steps, Workload, last_rows
 
 # NOTE: with bf16, transformers itself is as far from its results in fp32.
 ERRORS = {"bfloat16": (0.016, 0.12), "float16": (0.002, 0.015)}
