@@ -12,8 +12,25 @@ from tests.world.jobs import run_torch_job
 pytestmark = pytest.mark.torch
 
 
-def test_ranks_of_a_process_group_are_a_world_without_mpi():
-    source = """
+REFUSED = """
+from dataclasses import replace
+from etc_dist.world import process_group
+key = process_group.host_key
+refused(lambda: start(CPU, process_group="tp" if rank else dist.group.WORLD))
+refused(lambda: start(CPU, "x" if rank else None, process_group=dist.group.WORLD))
+refused(lambda: start(replace(CPU, cpu_workers=3 + rank)))
+member = dist.new_group([0])
+refused(lambda: start(CPU, process_group=member) if rank else None)
+if rank:
+    process_group.host_key = lambda: "another"
+refused(lambda: start(CPU))
+process_group.host_key = key
+Settings.world_limit = 1.0
+refused(lambda: start(CPU) if rank == 0 else None)
+dist.barrier()
+Settings.world_limit = 60.0
+"""
+STARTED = """
 import numpy as np, ml_dtypes, etc_dist
 own = [dist.new_group([r]) for r in range(2)][rank]
 with start(CPU, process_group=dist.group.WORLD) as world, start(
@@ -27,8 +44,17 @@ with start(CPU) as again:  # the default group
 dist.destroy_process_group()
 show("mpi4py" in sys.modules)
 """
-    code, output = run_torch_job(source)
+
+
+@pytest.fixture(scope="module")
+def output():
+    """Of one job, since starting torch takes seconds."""
+    code, output = run_torch_job(REFUSED + STARTED)
     assert code == 0, output
+    return output
+
+
+def test_ranks_of_a_process_group_are_a_world_without_mpi(output):
     for rank in range(2):
         assert f"rank {rank}: [0, 1] world: rank {rank} of 2, backend cpu" in output
         assert f"rank {rank}: 40.0" in output
@@ -37,27 +63,7 @@ show("mpi4py" in sys.modules)
     assert output.count("torch.distributed 2") == 2
 
 
-def test_errors_of_start_come_on_all_ranks_and_it_can_be_repeated():
-    source = """
-from dataclasses import replace
-from etc_dist.world import process_group
-refused(lambda: start(CPU, process_group="tp" if rank else dist.group.WORLD))
-refused(lambda: start(CPU, "x" if rank else None, process_group=dist.group.WORLD))
-refused(lambda: start(replace(CPU, cpu_workers=3 + rank)))
-member = dist.new_group([0])
-refused(lambda: start(CPU, process_group=member) if rank else None)
-if rank:
-    process_group.host_key = lambda: "another"
-refused(lambda: start(CPU))
-process_group.host_key = lambda: "the same"
-Settings.world_limit = 1.0
-refused(lambda: start(CPU) if rank == 0 else None)
-dist.barrier()
-Settings.world_limit = 60.0
-start(CPU).close()
-"""
-    code, output = run_torch_job(source)
-    assert code == 0, output
+def test_errors_of_start_come_on_all_ranks_and_it_can_be_repeated(output):
     counts = {
         "process_group expects a ProcessGroup, got str": 2,
         "comm expects a None, got str; pass either comm or process_group": 2,
