@@ -246,10 +246,12 @@ struct tile_matmul : Roles {
       load_x(stage, shape, x, begun + i);
       loaded(begun + i + 1);
     };
-    if (loader.is_in_laps(bytes)) {
-      n = size;
-      const u32 expected = loaded_bytes_of(shape);
-      if (!loader.begin_in_laps(run, bytes, expected, size - begun, load_stage)) return false;
+    if constexpr (StageLoader<Program>::kHasLaps) {
+      if (loader.is_in_laps(bytes)) {
+        n = size;
+        const u32 expected = loaded_bytes_of(shape);
+        if (!loader.begin_in_laps(run, bytes, expected, size - begun, load_stage)) return false;
+      }
     }
     for (; n < size; ++n) {
       Stage stage;
@@ -374,12 +376,14 @@ struct tile_matmul : Roles {
     }
     const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
     const u32 half_box = box_w(shape) / 2;
-    if (splits_rows(shape)) {
-      const u32 to = stage.at + u32(half()) * half_box;
-      each_box(shape, first, [&](u32 box, const Box& from) {
-        ptx::load_box_multicast(to + box * box_w(shape), from, stage.full, 3);
-      });
-      return;
+    if constexpr (kMulticast) {
+      if (splits_rows(shape)) {
+        const u32 to = stage.at + u32(half()) * half_box;
+        each_box(shape, first, [&](u32 box, const Box& from) {
+          ptx::load_box_multicast(to + box * box_w(shape), from, stage.full, 3);
+        });
+        return;
+      }
     }
     each_box(shape, first, [&](u32 box, const Box& from) {
       ptx::load_box(stage.at + box * box_w(shape), from, stage.full, kEvictFirst);

@@ -66,8 +66,7 @@ struct CallList {
   // Calls f(Call{}) for the first call, if there is any.
   template <class F>
   ETC_DEVICE static void first(F f) {
-    bool called = false;
-    ((called || (f(Calls{}), called = true)), ...);
+    if constexpr (kCount > 0) call_first<Calls...>(f);
   }
 
   // Calls f(Call{}, unit within the call) for the call that `unit` of the lane belongs to.
@@ -84,6 +83,10 @@ struct CallList {
   }
 
  private:
+  template <class First, class... Others, class F>
+  ETC_DEVICE static void call_first(F& f) {
+    f(First{});
+  }
   template <class Call, class Args>
   ETC_DEVICE static bool in_call(const Args& g, i32& unit) {
     const i32 n = Call::units(g);

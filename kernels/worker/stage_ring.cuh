@@ -200,8 +200,9 @@ class StagePlacer {
   }
 
   // Whether the next stage, of `bytes`, continues a run of equal ones, see full_.
+  static constexpr bool kHasLaps = kCountsLaps && Ring::kUniform == 0;
   ETC_DEVICE bool is_in_laps(u32 bytes) const {
-    return kCountsLaps && Ring::kUniform == 0 && bytes == bytes_ && full_ > 0;
+    return kHasLaps && bytes == bytes_ && full_ > 0;
   }
   // If is_in_laps(): next() for `count` stages; calls begin(n, at) for each. By one thread of a
   // warp.
@@ -319,6 +320,7 @@ class StageLoader {
     return true;
   }
 
+  static constexpr bool kHasLaps = StagePlacer<Program, Begins>::kHasLaps;
   ETC_DEVICE bool is_in_laps(u32 bytes) const { return placer_.is_in_laps(bytes); }
   // If is_in_laps(bytes): begin() for `count` stages that are not gathered. Calls f(stage, i) for
   // the i-th one once it has begun. False if the program was aborted.
