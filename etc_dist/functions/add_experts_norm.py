@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.combine_rows import (
-    PLAIN,
-    SCORED,
+    SHARED,
     add_shared_rows,
-    weighted,
 )
 from etc_dist.functions.rms_norm import normalized
 from etc_dist.functions.routing import Routing
@@ -29,7 +27,7 @@ def add_experts_norm(
     the sum may replace the residual. On GPUs one row.
 
     shared: PLAIN if the output [rows, columns] of a shared expert is added after those
-    of the choices; SCORED if it is first multiplied by the sigmoid of a number of each
+    of the choices; GATED if it is first multiplied by the sigmoid of a number of each
     row, which follows it [rows, 1]. early: all but outputs may be read before the last
     wait."""
 
@@ -45,13 +43,13 @@ def add_experts_norm(
             here = place[:, k] >= 0
             part = outputs[place[here, k]].astype(np.float32)
             sums[here] += weights[here, k, None] * part
-        add_shared_rows(sums, *weighted(shared, of_shared))
+        add_shared_rows(sums, *of_shared)
         total[...] = (sums + residual.astype(np.float32)).astype(total.dtype)
         y[...] = normalized(total, gain, eps).astype(y.dtype)
 
     columns = Extent(name="columns", multiple=8, begins=8)
     row = Operand((1, columns), routing.element, leading=True)
-    of_shared = [row, Operand((1, 1), "float32")][: ("", PLAIN, SCORED).index(shared)]
+    of_shared = [row, Operand((1, 1), "float32")][: ("", *SHARED).index(shared)]
     tile = [
         Operand((1, routing.top_k), "int32", leading=True),
         Operand((1, routing.top_k), "float32"),

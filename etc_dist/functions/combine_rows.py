@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ GROUP_TOKENS = 2
 
 
 SHARED = PLAIN, GATED = "plain", "gated"
-SCORED = "scored"
 
 
 def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
@@ -26,8 +24,8 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
     it is not written, unless there is a shared expert.
 
     shared: PLAIN if it also reads rows [tokens, columns] of a shared expert, which are
-    added last; GATED if it then reads their weights [tokens, 1]; SCORED if it reads
-    logits [tokens, 1], whose sigmoids are the weights."""
+    added last; GATED if it then reads logits [tokens, 1], whose sigmoids are their
+    weights."""
 
     def body(place: Any, weights: Any, outputs: Any, *operands: Any) -> None:
         *of_shared, y = operands
@@ -38,7 +36,7 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
             part = outputs[place[here, k]].astype(np.float64)
             sums = total[here] + weights[here, k, None] * part
             total[here] = sums.astype(np.float32)
-        add_shared_rows(total, *weighted(shared, of_shared))
+        add_shared_rows(total, *of_shared)
         some = (place >= 0).any(axis=1) | (not routing.split) | bool(shared)
         y[some] = total[some].astype(y.dtype)
 
@@ -57,7 +55,6 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
         constants={
             "kHasNone": int(routing.has_none),
             "kShared": len(tile) - 4,
-            **({"kSharedIsScored": 1} if shared == SCORED else {}),
         },
     )
 
@@ -65,19 +62,14 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
 def shared_operands(element: str, shared: str) -> list[Operand]:
     """The operands of a shared expert: the last reads of functions that add it."""
     columns = Extent(name="columns", multiple=8, begins=8)
-    rows, weights = Operand(("rows", columns), element), Operand(("rows", 1), "float32")
-    return [rows, weights][: 2 if shared == SCORED else ("", *SHARED).index(shared)]
+    rows, logits = Operand(("rows", columns), element), Operand(("rows", 1), "float32")
+    return [rows, logits][: ("", *SHARED).index(shared)]
 
 
-def weighted(shared: str, operands: Sequence[Any]) -> list[Any]:
-    """The rows of a shared expert and their weights, as its operands have them."""
-    if shared != SCORED:
-        return [*operands]
-    rows, logits = operands
-    return [rows, 1 / (1 + np.exp(-np.maximum(logits, -80)))]
-
-
-def add_shared_rows(total: Any, rows: Any = None, weights: Any = 1) -> None:
-    """Add the rows of a shared expert, if there is one, to sums in fp32."""
-    if rows is not None:
-        total[...] = rows.astype(np.float64) * weights + total  # as above
+def add_shared_rows(total: Any, rows: Any = None, logits: Any = None) -> None:
+    """Add the rows of a shared expert, if there is one, times the sigmoid of its
+    logits, if there are any, to sums in fp32."""
+    if rows is None:
+        return
+    weights = 1 if logits is None else 1 / (1 + np.exp(-np.maximum(logits, -80)))
+    total[...] = rows.astype(np.float64) * weights + total  # as above

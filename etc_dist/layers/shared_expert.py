@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_rows import GATED
 from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store
 from etc_dist.functions.router import Router
@@ -27,20 +26,20 @@ from etc_dist.layers.moe_steps import Sizes, task_columns
 
 @dataclass(frozen=True)
 class SharedRows:
-    """The shared expert's outputs [tokens, hidden], their weights [tokens, 1], unless
-    these are 1, and the event after which both are valid. kind: as of `combine_rows`.
-    """
+    """The shared expert's outputs [tokens, hidden], logits whose sigmoids are their
+    weights, unless these are 1, and the event after which both are valid. kind: as of
+    `combine_rows`."""
 
     kind: str
     rows: Tensor
-    weights: Tensor | None
+    logits: Tensor | None
     done: EventRef
 
     def of(self, tokens: Tile, columns: Tile) -> list[Region]:
         """The regions of some tokens and columns that sums read."""
         regions = [self.rows[tokens, columns]]
-        if self.weights is not None:
-            regions.append(self.weights[tokens, :])
+        if self.logits is not None:
+            regions.append(self.logits[tokens, span(0, 1)])
         return regions
 
 
@@ -82,10 +81,10 @@ def add_shared(
     rows = g.local("shared_rows", (own, hidden), routing.dtype)
     activated = g.events("shared_activated", (groups,), expects=wide)
     done = g.events("shared_done", (1,), expects=groups * columns + blocks)
-    weights = None
+    logits = None
     if gate is not None:
         gated = shared_routing(routing, kind)
-        weights = _add_weights(g, gated, x, gate, blocks, done[0])
+        logits = _add_logits(g, gated, x, gate, blocks, done[0])
 
     n, j = grid = g.grid(n=groups, j=wide)
     of_rows, width = tile(n, size), minimum(up_columns, inner - j * up_columns)
@@ -109,10 +108,10 @@ def add_shared(
         waits=[activated[n]],
         notifies=[done[0]],
     )
-    return SharedRows(kind, rows, weights, done[0])
+    return SharedRows(kind, rows, logits, done[0])
 
 
-def _add_weights(
+def _add_logits(
     g: Graph,
     routing: Routing,
     x: Tensor,
@@ -120,14 +119,9 @@ def _add_weights(
     blocks: Expr | int,
     done: EventRef,
 ) -> Tensor:
-    """Add the sigmoid of each token's logit: weights [tokens, 1]."""
-    tokens = x.shape[0]
-    logits = g.local("shared_logits", (tokens, 4), "float32")
-    ids = g.local("shared_ids", (tokens, 1), "int32")
-    weights = g.local("shared_weights", (tokens, 1), "float32")
-    count = g.let("shared_blocks", blocks)
-    scored = g.events("shared_scored", (count,), expects=1)
-    (b,) = grid = g.grid(b=count)
+    """Add each token's logit: [tokens, 4], of which the first column has a meaning."""
+    logits = g.local("shared_logits", (x.shape[0], 4), "float32")
+    (b,) = grid = g.grid(b=g.let("shared_blocks", blocks))
     of_block = tile(b, routing.block)
     g.call(
         score_experts(routing, 8),
@@ -135,17 +129,6 @@ def _add_weights(
         name="score_shared",
         reads=[x[of_block, :], gate[:, :]],
         writes=[logits[of_block, :]],
-        notifies=[scored[b]],
-    )
-    (b,) = grid = g.grid(b=count)
-    of_block = tile(b, routing.block)
-    g.call(
-        choose_experts(routing),
-        grid,
-        name="weigh_shared",
-        reads=[logits[of_block, span(0, 1)]],
-        writes=[ids[of_block, :], weights[of_block, :]],
-        waits=[scored[b]],
         notifies=[done],
     )
-    return weights
+    return logits

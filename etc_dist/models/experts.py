@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
-from etc_dist.functions.combine_rows import PLAIN, SCORED, combine_rows
+from etc_dist.functions.combine_rows import GATED, PLAIN, combine_rows
 from etc_dist.functions.epilogue import Epilogue, activated, store
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.router import Router
@@ -92,7 +92,7 @@ Turn = tuple[Expr, Expr]
 @dataclass(frozen=True)
 class Mixture:
     """experts: of a layer. router: how a row chooses among them. shared: how the output
-    of a shared expert is added: "plain", "scored" by its gate, or "" if there is
+    of a shared expert is added: "plain", "gated" by its gate, or "" if there is
     none. has_dense: the first layers have an MLP in place of experts. activation: of
     the experts. has_biases: they have biases, as the router has. own: the number of
     experts of a rank, if each has some as a whole, those of rank 0 first; else 0."""
@@ -124,7 +124,7 @@ class Mixture:
     @property
     def scored(self) -> int:
         """Rows of the router: the experts, and the gate of the shared one."""
-        return self.experts + (self.shared == SCORED)
+        return self.experts + (self.shared == GATED)
 
     @property
     def matmuls(self) -> tuple[str, ...]:
@@ -477,7 +477,7 @@ class MixtureCalls:
         start = row.start + shared.first
         return [
             shared.rows[span(start, 1), :],
-            *(gate if self.shared == SCORED else []),
+            *(gate if self.shared == GATED else []),
         ]
 
     def add_sums(

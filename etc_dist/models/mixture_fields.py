@@ -9,7 +9,7 @@ from typing import Any
 
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.activation import SWIGLU, Activation
-from etc_dist.functions.combine_rows import PLAIN, SCORED
+from etc_dist.functions.combine_rows import GATED, PLAIN
 from etc_dist.functions.router import MOST_CHOICES, MOST_EXPERTS, Router
 from etc_dist.models.experts import Mixture
 from etc_dist.models.family import Family, MixtureForm
@@ -57,7 +57,7 @@ def read_mixture(
     experts = size("num_experts", most=MOST_EXPERTS)
     top_k = size("num_experts_per_tok", most=min(experts, MOST_CHOICES))
     has_shared = num_shared(given, form, size) > 0
-    shared = "" if not has_shared else SCORED if form.shared_gate else PLAIN
+    shared = "" if not has_shared else GATED if form.shared_gate else PLAIN
     router = Router(top_k, form.normalizes_weights(given), form.score)
     if form.scale:
         router = replace(router, scale=given.get(form.scale, 1.0))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from etc_dist.functions.combine_rows import SCORED
+from etc_dist.functions.combine_rows import GATED
 from etc_dist.functions.scaled_weights import scales_name
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
@@ -155,7 +155,7 @@ def _of_mixture(
     if mixture.shared:
         of_shared = zip(MLP_NAMES, SHARED_WEIGHTS, strict=True)
         own |= {f"{form.block}.{form.shared}.{n}": (to, ...) for n, to in of_shared}
-    if mixture.shared == SCORED:
+    if mixture.shared == GATED:
         own[f"{form.block}.{form.shared_gate}"] = "router", slice(mixture.experts, None)
     if not mixture.has_biases:
         return own, {}

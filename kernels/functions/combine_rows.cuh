@@ -2,8 +2,7 @@
 // kSplit: rows of other ranks' experts are absent; a token without rows is skipped, unless it has
 // one of a shared expert. kHasNone: rows may be absent, too; the sum of a token without rows is
 // zero. kShared: the number of operands of a
-// shared expert, the last reads: a row of each token, and its weight, or with kSharedIsScored a
-// number whose sigmoid that is.
+// shared expert, the last reads: a row of each token, and a logit whose sigmoid is its weight.
 #pragma once
 #include "worker/task.cuh"
 
@@ -129,9 +128,8 @@ struct combine_rows {
       const auto rows = task.template operand<Task::kReads - Task::kShared>();
       float weight = 1.0f;
       if constexpr (Task::kShared > 1) {
-        const auto weights = task.template operand<Task::kReads - 1>();
-        weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, 0))));
-        if constexpr (Task::kSharedIsScored) weight = sigmoid(weight);
+        const auto logits = task.template operand<Task::kReads - 1>();
+        weight = sigmoid(__uint_as_float(ptx::load4_l2(u64(logits.at(token, 0)))));
       }
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {

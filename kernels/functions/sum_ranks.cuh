@@ -104,8 +104,8 @@ struct sum_ranks {
       const auto rows = task.template operand<Task::kReads - Task::kShared>();
       float weight = 1.0f;
       if constexpr (Task::kShared > 1) {
-        const auto weights = task.template operand<Task::kReads - 1>();
-        weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, 0))));
+        const auto logits = task.template operand<Task::kReads - 1>();
+        weight = sigmoid(__uint_as_float(ptx::load4_l2(u64(logits.at(token, 0)))));
       }
       total.add(ptx::load16_l2(u64(rows.at(token, column))), weight);
     }

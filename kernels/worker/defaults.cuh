@@ -17,7 +17,6 @@ struct VariantDefaults {
   static constexpr float kEmbeddingScale = 1.0f;
   static constexpr int kTables = 1;
   static constexpr int kShared = 0;
-  static constexpr int kSharedIsScored = 0;
   static constexpr int kMayHaveNoRows = 0;
   static constexpr int kHasPeers = 0;  // whether tiles of the program may be stored on peers
   static constexpr int kFills = 0;

@@ -7,7 +7,7 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.add_experts_norm import add_experts_norm
-from etc_dist.functions.combine_rows import PLAIN, SCORED
+from etc_dist.functions.combine_rows import GATED, PLAIN
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import Graph, graph_function, span
@@ -39,7 +39,7 @@ def mixed(g: Graph, *, top_k: int, dtype: str, shared: str = "") -> None:
         grid,
         reads=[
             *(place[1, *own], weights[own], outputs[:, :]),
-            *of_shared[: ("", PLAIN, SCORED).index(shared)],
+            *of_shared[: ("", PLAIN, GATED).index(shared)],
             *(total[own], gain[:]),
         ],
         writes=[total[own], y[own]],
@@ -51,7 +51,7 @@ def mixed(g: Graph, *, top_k: int, dtype: str, shared: str = "") -> None:
     [
         pytest.param(8, 2056, "bfloat16", "", marks=pytest.mark.exhaustive),
         pytest.param(8, 2056, "bfloat16", PLAIN, marks=pytest.mark.exhaustive),
-        (4, 64, "float16", SCORED),
+        (4, 64, "float16", GATED),
         (20, 8200, "bfloat16", ""),
     ],
 )
@@ -74,7 +74,7 @@ def test_rows_get_the_weighted_sum_of_their_outputs(top_k, columns, dtype, share
     sums = wide["total"] + (weights[..., None] * parts).sum(axis=1)
     if shared:
         gate = 1 / (1 + np.exp(-wide["logits"][:, 1:2]))
-        sums += wide["shared"] * (gate if shared == SCORED else 1)
+        sums += wide["shared"] * (gate if shared == GATED else 1)
     graph = mixed(1, top_k=top_k, dtype=dtype, shared=shared)
     dims = {"rows": rows, "columns": columns}
     for found in (

@@ -408,7 +408,7 @@ def with_shared(name: str, kind: str = "gated") -> Program:
     if name == "moe few tokens":
         protects |= {"shared_picked": "shared_ids", "shared_routed": "shared_logits"}
     else:
-        protects |= {"shared_done": "shared_rows", "shared_scored": "shared_logits"}
+        protects |= {"shared_done": "shared_rows"}
     return replace(
         program, shared=kind, protects={**program.protects, **protects}, real=()
     )

@@ -261,7 +261,7 @@ GLM_ROUTER = Router(8, score="sigmoid", has_correction=True)
         ("Qwen3ForCausalLM", (), None),
         ("Qwen3MoeForCausalLM", (), Mixture(128, Router(8, False))),
         ("MixtralForCausalLM", (2,), Mixture(8, Router(2))),
-        ("Qwen2MoeForCausalLM", (), Mixture(60, Router(4, False), "scored")),
+        ("Qwen2MoeForCausalLM", (), Mixture(60, Router(4, False), "gated")),
         ("Glm4MoeForCausalLM", (), Mixture(128, GLM_ROUTER, "plain", True)),
     ],
 )

@@ -204,7 +204,7 @@ def check_steps(
 
 @exhaustive
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("kind", [(), ("plain", True), ("scored",)])
+@pytest.mark.parametrize("kind", [(), ("plain", True), ("gated",)])
 def test_a_program_of_all_tiles_has_at_most_a_megabyte(kind, schedule):
     mixture = Mixture(128, Router(8), *kind)
     graph = decoder_for(schedule, 1, DecoderSizes(32, 4, 128, mixture=mixture))
