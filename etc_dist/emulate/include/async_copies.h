@@ -66,10 +66,13 @@ void arrive(Worker& worker, uint32_t address, uint32_t count, bool releases) {
 void expect(uint32_t address, uint32_t bytes) {
   barrier(*own->worker, address).bytes_and_phase += int32_t(bytes) * 2;
 }
-bool is_over(uint32_t address, uint32_t parity) {
+bool try_wait(uint32_t address, uint32_t parity) {
   Worker& worker = *own->worker;
-  Phase& now = phase(worker, address, own->known);
-  if (uint32_t(barrier(worker, address).bytes_and_phase & 1) == parity) return false;
+  const Barrier& at = barrier(worker, address);
+  const Phase& now = phase(worker, address, own->known);
+  const auto is_over = [&] { return uint32_t(at.bytes_and_phase & 1) != parity; };
+  is_over() ? may_yield() : poll(&now.clock);
+  if (!is_over()) return false;
   own->known.acquire(now.known);
   return true;
 }

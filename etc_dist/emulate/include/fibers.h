@@ -19,6 +19,19 @@ namespace emulation {
 constexpr uint32_t kMaxCluster = 2;
 constexpr uint32_t kPlace = 24;  // bits of a shared address below the worker's rank in its cluster
 
+// Where a fiber or the scheduler continues.
+// NOTE: the compiler's own setjmp takes a tenth of the time of the C library's, which checks and
+// hides the addresses. It is not there for all processors. No tail call may follow it.
+#ifdef __x86_64__
+typedef void* Place[5];
+#define MARK_PLACE(place) __builtin_setjmp(place)
+#define GO_TO_PLACE(place) __builtin_longjmp(place, 1)
+#else
+typedef jmp_buf Place;
+#define MARK_PLACE(place) _setjmp(place)
+#define GO_TO_PLACE(place) _longjmp(place, 1)
+#endif
+
 struct Words {
   uint64_t word[6];
 };
@@ -105,14 +118,16 @@ RunningTask running_task(const void* coordinate) {
 // What the scheduler looks at for each thread and turn, next to that of the other threads.
 struct Turn {
   const uint32_t* turn;  // waits until this differs from `seen`; nullptr: waits for nothing
-  uint32_t seen;
+  uint32_t seen, last;   // or waits until the turn `last`
   bool is_over;
-  bool is_due() const { return !is_over && (turn == nullptr || *turn != seen); }
+  bool is_due(uint64_t turns) const {
+    return !is_over && (turn == nullptr || *turn != seen || turns >= last);
+  }
 };
 
 struct Thread {
   ucontext_t context;  // its entry
-  jmp_buf place;       // where it resumes
+  Place place;         // where it resumes
   Worker* worker;
   uint32_t id;
   bool has_begun = false;
@@ -134,8 +149,8 @@ void yield();
 // Yields sometimes.
 void may_yield();
 // As yield(), by a thread that may read the same memory again until others have written it.
-void poll();
-void wait_turn(const uint32_t* turn);
+// `changes`: differs once they have; the thread waits for that, but a few turns at most.
+void poll(const uint32_t* changes = nullptr);
 [[noreturn]] void fail(const char* what);
 // With a global address, which places.py names.
 [[noreturn]] void fail_at(const char* what, uint64_t address);
@@ -182,7 +197,8 @@ void init_barrier(uint32_t address, uint32_t count);
 // releases.
 void arrive(Worker& worker, uint32_t address, uint32_t count, bool releases = false);
 void expect(uint32_t address, uint32_t bytes);
-bool is_over(uint32_t address, uint32_t parity);
+// Whether a phase is over, for which the thread waits a little.
+bool try_wait(uint32_t address, uint32_t parity);
 
 // A tensor map as memory.py writes it.
 struct Map {

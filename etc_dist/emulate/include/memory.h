@@ -16,8 +16,11 @@ struct Range {
   Block* blocks;
 
   uint64_t count() const { return (end - begin + 15) / 16; }
+  bool has(uint64_t address, uint64_t bytes) const {
+    return address >= begin && address + bytes <= end;
+  }
 };
-static Range* ranges;  // of all arrays, by address
+static Range *ranges, *recent;  // of all arrays, by address; the one of the last access
 static uint32_t range_count;
 
 // A hash table of the words that atomics access.
@@ -55,13 +58,14 @@ static void check_at(
 }
 
 static Range* find_range(uint64_t address, uint64_t bytes) {
+  if (recent->has(address, bytes)) return recent;
   uint32_t first = 0, stop = range_count;  // first: the last range that begins here or before
   while (stop - first > 1) {
     const uint32_t middle = (first + stop) / 2;
     (ranges[middle].begin <= address ? first : stop) = middle;
   }
-  Range& range = ranges[first];
-  return address >= range.begin && address + bytes <= range.end ? &range : nullptr;
+  recent = ranges + first;
+  return recent->has(address, bytes) ? recent : nullptr;
 }
 bool is_written(uint64_t address) {
   const Range* const range = find_range(address, 1);

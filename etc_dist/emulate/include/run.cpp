@@ -44,10 +44,11 @@ static void run_thread() {
 // NOTE: separate from the loop, whose variables must not change between the returns of setjmp.
 __attribute__((noinline)) static void resume(Thread& t) {
   own = &t;
-  if (_setjmp(scheduler) != 0) return;
-  if (t.has_begun) _longjmp(t.place, 1);
+  if (MARK_PLACE(scheduler) != 0) return;
+  if (t.has_begun) GO_TO_PLACE(t.place);
   t.has_begun = true;
   setcontext(&t.context);
+  abort();  // not reached
 }
 
 static void begin(const void* const* blocks, int count, int cluster, int shared_bytes) {
@@ -176,7 +177,7 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
     const uint32_t slow = draw(uint32_t(worker_count) * 4);
     for (size_t i = 0; i < thread_count; ++i) {
       const size_t number = first + i < thread_count ? first + i : first + i - thread_count;
-      if (!next_turns[number].is_due()) continue;
+      if (!next_turns[number].is_due(turns)) continue;
       can_any = true;
       if (number / kThreads == slow || draw(8) == 0) continue;
       Worker& worker = workers[number / kThreads];
@@ -293,7 +294,7 @@ extern "C" const char* run_emulated(
     const void* const* blocks, Range* arrays, int array_count, int ranks, int count,
     int cluster, int shared_bytes, int runs, uint64_t seed) {
   state = (seed + 1) * 0x9e3779b97f4a7c15ull, clock_ns = turns = 0, failure[0] = 0;
-  ranges = arrays, range_count = uint32_t(array_count);
+  ranges = recent = arrays, range_count = uint32_t(array_count);
   for (uint32_t i = 0; i < range_count; ++i) {
     if (ranges[i].is_written != 0) {
       ranges[i].blocks = make<Block>(ranges[i].count());

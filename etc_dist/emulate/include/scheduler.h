@@ -12,11 +12,13 @@ constexpr uint64_t kRunLimit = 2'000'000'000;  // nanoseconds that runs may last
 // Turns without progress after which only the clock can end a wait, and runs fast. After half of
 // them no thread is slow any more.
 constexpr uint32_t kIdleTurns = 128;
+constexpr uint32_t kWaitTurns = 16;  // that a thread waits for a change before it polls again
 constexpr uint32_t kPollTurns = 64;  // within which a warp that polls does so again
 constexpr size_t kStack = 192 * 1024, kGuard = 4096;  // bytes; the guard is the lowest page
 constexpr size_t kMostGuards = 16384;  // a process may have 65530 mappings
 
-static jmp_buf scheduler, end;
+static Place scheduler;
+static jmp_buf end;
 static char failure[400];
 static const void* arguments[kMaxRanks];
 static uint64_t state, clock_ns, turns;
@@ -69,22 +71,26 @@ void fail(const char* what) {
 static void check_lane_writes();  // memory.h
 
 // NOTE: not swapcontext, which makes a system call for the signal mask.
-void yield() {
+__attribute__((noinline)) void yield() {
   check_lane_writes();
   accesses = 0;
-  if (_setjmp(own->place) == 0) _longjmp(scheduler, 1);
+  if (MARK_PLACE(own->place) == 0) GO_TO_PLACE(scheduler);
 }
 void may_yield() {
   if (draw(8) == 0) yield();
 }
-void poll() {
+void poll(const uint32_t* changes) {
   own->worker->warps[own->id / 32].polled = turns;
-  yield();
-}
-void wait_turn(const uint32_t* turn) {
   Turn& next = *own->next;
-  next.turn = turn, next.seen = *turn;
-  while (!next.is_due()) yield();
+  next.turn = changes, next.last = uint32_t(turns) + kWaitTurns;
+  if (changes != nullptr) next.seen = *changes;
+  yield();
+  next.turn = nullptr;
+}
+static void wait_turn(const uint32_t* turn, uint32_t seen) {
+  Turn& next = *own->next;
+  next.turn = turn, next.seen = seen, next.last = UINT32_MAX;
+  while (*turn == seen) yield();
   next.turn = nullptr;
 }
 uint64_t now() { return clock_ns; }
@@ -103,10 +109,7 @@ void ThreadBarrier::arrive(uint32_t count, bool value) {
   }
 }
 bool ThreadBarrier::wait(uint32_t seen) {
-  Turn& next = *own->next;
-  next.turn = &turn, next.seen = seen;
-  while (!next.is_due()) yield();
-  next.turn = nullptr;
+  wait_turn(&turn, seen);
   own->known.acquire(known[seen & 1]);  // its clock may have advanced since it arrived
   return any[seen & 1];
 }
@@ -129,7 +132,7 @@ const Words* exchange(const char* what, Words words, bool orders) {
     warp.arrived = 0, ++warp.turn;
     if (turns - warp.polled > kPollTurns) note_progress();
   } else {
-    wait_turn(&warp.turn);
+    wait_turn(&warp.turn, warp.turn);
   }
   if (orders) own->known.set(hold(warp.known[this_turn]));
   return all;

@@ -24,8 +24,7 @@ inline void mbarrier_arrive_cluster_release(u32 barrier, u32 worker) {
   emulation::arrive(*emulation::own->worker->cluster[worker], barrier, 1, true);
 }
 inline bool mbarrier_try_wait(u32 barrier, u32 parity) {
-  emulation::is_over(barrier, parity) ? emulation::may_yield() : emulation::poll();
-  return emulation::is_over(barrier, parity);
+  return emulation::try_wait(barrier, parity);
 }
 inline bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
   return mbarrier_try_wait(barrier, parity);
