@@ -556,6 +556,7 @@ class Tiles:
         fp32, without the epilogue. `sum_parts` with the same epilogue reads them.
         may_have_no_rows: some tasks have none; these load nothing."""
         self._check_gated(epilogue)
+        self._check_mirrors(epilogue)
         if is_part:
             self._check_parts(epilogue)
         if self.w_layout == "kn":
@@ -669,6 +670,16 @@ class Tiles:
                 wanted="an epilogue of one weight",
                 got=str(epilogue),
                 fix="store gate and up as [n, k]",
+            )
+
+    def _check_mirrors(self, epilogue: Epilogue) -> None:
+        if epilogue.mirrors and not self._has_peers:
+            raise GraphError(
+                "the tiles have no code that stores them on several ranks",
+                where=f"Tiles({self._name!r}).matmul()",
+                wanted="has_peers=True, or results in this rank's memory",
+                got=f"{epilogue}, has_peers=False",
+                fix="pass has_peers=True to all Tiles of the program",
             )
 
     def _check_parts(self, epilogue: Epilogue) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, GraphError
-from etc_dist.functions.epilogue import residual, store, swiglu
+from etc_dist.functions.epilogue import residual, store, store_on_ranks, swiglu
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.argument_table import DTYPES
@@ -220,6 +220,8 @@ def test_layouts_and_shapes_without_tiles_are_refused():
     tiles = Tiles(Graph("one", 1), "tile", 0, [TileShape(128, 128)], w_layout="kn")
     with pytest.raises(GraphError, match="have no gated epilogues"):
         tiles.matmul("bfloat16", swiglu)
+    words = "stores them on several ranks|got: epilogue store_on_ranks, has_peers=False"
+    refused(lambda: tiles.matmul("bfloat16", store_on_ranks(2)), words)
     for make in (tiles.matmul, tiles.sum_parts):
         words = "unknown dtype|wanted: 'bfloat16' or 'float16' or 'float32' got: dtype"
         refused(lambda make=make: make("half"), words, ArgumentError)

@@ -23,7 +23,7 @@ def summed(g: Graph, *, shapes: Sequence[TileShape], shift: int = 0) -> None:
     y = g.output("y", (m, n), "bfloat16")
     world = g.world_size
     slots = g.symmetric("slots", (world, m, n), "bfloat16")
-    tiles = Tiles(g, "tile", shape, shapes)
+    tiles = Tiles(g, "tile", shape, shapes, has_peers=True)
     of = tile_grid(g, "", (m, n), tiles.rows, tiles.columns)
     arrived = g.events(
         "arrived", (1,), expects=world * of.down * of.across, cross_rank=True
