@@ -33,6 +33,15 @@ ETC_DEVICE i32 num_groups(const Args& g) {
   return count;
 }
 
+template <i32 n, class First, class... Rest>
+struct NthType : NthType<n - 1, Rest...> {};
+template <class First, class... Rest>
+struct NthType<0, First, Rest...> {
+  using Type = First;
+};
+template <i32 n, class... Types>
+using NthOf = typename NthType<n, Types...>::Type;
+
 template <class... Calls>
 struct CallList {
   static constexpr int kCount = sizeof...(Calls);
@@ -80,6 +89,28 @@ struct CallList {
   template <class Call, class Args>
   ETC_DEVICE static i32 left(const Args& g, i32 unit) {
     return Call::units(g) - unit;
+  }
+
+  // The position of a call.
+  template <class Call>
+  ETC_DEVICE static constexpr i32 index() {
+    i32 n = 0;
+    (void)((kIsSame<Calls, Call> || (++n, false)) || ...);
+    return n;
+  }
+  // Calls f(Call{}) for the call at position `index`, one of [kFirst, kEnd), by halving.
+  template <i32 kFirst, i32 kEnd, class F>
+  ETC_DEVICE static void select(i32 index, F f) {
+    if constexpr (kEnd - kFirst == 1) {
+      f(NthOf<kFirst, Calls...>{});
+    } else if constexpr (kEnd > kFirst) {
+      constexpr i32 kMiddle = (kFirst + kEnd) / 2;
+      if (index < kMiddle) {
+        select<kFirst, kMiddle>(index, f);
+      } else {
+        select<kMiddle, kEnd>(index, f);
+      }
+    }
   }
 
  private:

@@ -9,8 +9,8 @@ namespace etc {
 struct Shared {
   static constexpr u32 kStageBarrierOffset = 0;  // of the stage ring
   static constexpr u32 kWorkOffset = 256;        // work items, and the channel for tickets
-  static constexpr u32 kBeginOffset = 512;       // where outstanding stages begin
-  static constexpr u32 kControlOffset = 640;     // of the Compute objects of a program
+  static constexpr u32 kBeginOffset = 576;       // where outstanding stages begin
+  static constexpr u32 kControlOffset = 704;     // of the Compute objects of a program
 
   static constexpr u32 kWorkBytes = kBeginOffset - kWorkOffset;
   static constexpr u32 kWorkItems = 8;       // that the ring of work items holds

@@ -182,7 +182,7 @@ class TensorLane {
             }
           }
           if constexpr (kPrepares<Call>) {
-            going = load_prepared<Call>(c, unit, published, stages, next, who, seen);
+            going = load_prepared<Call>(c, t, published, stages, next, who, seen);
           } else if constexpr (kIsQueued<Call>) {
             going = is_in_range<Program, Call>(run_, c, who);
           } else if constexpr (kLoadsWithCount<Call>) {
@@ -190,7 +190,7 @@ class TensorLane {
           } else if constexpr (Call::kReadsBeforeWait) {
             going = wait_first<Call>(c, who, seen);
             if (!going) return;
-            units_.publish(published, {unit, 0});
+            units_.publish(published, item_of<Call>(t));
             if constexpr (Call::kLoads) {  // the count of the last wait
               going = Call::waits_in_range(run_.g, c) || who.fail(kOutOfRange, 0, 0);
               if (!going) return;
@@ -210,9 +210,9 @@ class TensorLane {
               going = wait_starts<Program, Call>(run_, c, who, entered);
               if (!going) return;
             }
-            going = load<Call>(c, unit, published, stages, next, seen);
+            going = load<Call>(c, t, published, stages, next, seen);
           } else if constexpr (!kPrepares<Call>) {
-            units_.publish(published, {unit, 0});
+            units_.publish(published, item_of<Call>(t));
           }
         };
         if constexpr (kRepeats<Call>) {
@@ -235,7 +235,7 @@ class TensorLane {
       return going;
     };
     const bool ended = Units(run_, base_).each(knows_first(), published, lead_call);
-    units_.publish(published, {-1, 0});
+    units_.publish(published, {-1, 0, 0});
     if constexpr (kHasRoles) {
       lost = lost || !(is_admitted || admission.wait());
       // The other worker releases this one's stages.
@@ -251,8 +251,8 @@ class TensorLane {
     u32 consumed = 0, entered = 0;
     typename Computes::Counters counters;
     bool going = true;
-    for (WorkItem a; (a = units_.consume(consumed)).unit >= 0;) {
-      visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
+    for (WorkItem a; (a = units_.consume(consumed)).task >= 0;) {
+      visit_task(a, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kStoreRole)) {
           using Compute = ComputeOf<Call>;
@@ -281,12 +281,12 @@ class TensorLane {
         continue;
       }
       const WorkItem a = units_.consume(consumed);
-      assists = a.unit >= 0;
+      assists = a.task >= 0;
       if (!assists) {
         if (!going) report(run_, kInWorker);
         continue;
       }
-      visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
+      visit_task(a, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kGatherRole)) {
           going = going &&
@@ -308,16 +308,16 @@ class TensorLane {
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);
     for (bool known = knows_first();; known = false) {
       const u32 entry = consumed;
-      WorkItem a = known      ? WorkItem{i32(blockIdx.x), 0}
+      WorkItem a = known      ? WorkItem{i32(blockIdx.x), 0, 0}
                    : kHasData ? units_.read(consumed)
                               : units_.consume(consumed);
       if constexpr (kByTicket) units_.begin();
-      if (a.unit < 0) break;
+      if (a.task < 0) break;
       // NOTE: calls with the same Compute run one piece of code: so it is not in visit_task().
       u32 index = 0, variant = 0;
       Waiter who{kTensorLane, 0, 0};
       const u64 begin = trace.now();
-      visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
+      visit_task(a, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         who = Waiter{kTensorLane, Call::kCall, u32(t)};
         if constexpr (has_role<Call>(kComputeRole)) {
@@ -326,7 +326,7 @@ class TensorLane {
         } else {
           if constexpr (kHasData) units_.release(entry);
           going = run_body<Call>(t, who, going, consumed);
-          a = WorkItem{-1, 0};  // so that it occupies no registers while the body runs
+          a = WorkItem{-1, 0, 0};  // so that it occupies no registers while the body runs
         }
       });
       if constexpr (Computes::kCount > 0) {
@@ -352,9 +352,9 @@ class TensorLane {
           Computes::template visit<Program>(base_, index, run);
         }
       }
-      if (kHasData && a.unit >= 0) units_.release(entry);
-      if (kStoresInCompute && a.unit >= 0) {
-        visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
+      if (kHasData && a.task >= 0) units_.release(entry);
+      if (kStoresInCompute && a.task >= 0) {
+        visit_task(a, [&](auto call, i32 t) ETC_INLINE {
           using Call = decltype(call);
           if constexpr (has_role<Call>(kComputeRole) && !has_role<Call>(kStoreRole)) {
             going = notify_stored<Call>(t, who, going);
@@ -442,7 +442,7 @@ class TensorLane {
   struct LastEvent {
     const TensorLane& lane;
     const typename Call::Coord& c;
-    i32 unit;
+    i32 task;
     u32& published;
     Waiter& who;
     WaitCache& seen;
@@ -465,7 +465,7 @@ class TensorLane {
     ETC_DEVICE void publish() {
       is_known = true;
       if constexpr (kByTicket) lane.units_.wait_begun(published);
-      lane.units_.publish(published, {unit, 0});
+      lane.units_.publish(published, lane.item_of<Call>(task));
       lane.fence_loads<Call>(seen);
     }
   };
@@ -473,12 +473,12 @@ class TensorLane {
   // The load role of a task of a function that prepares.
   template <class Call>
   ETC_DEVICE bool load_prepared(
-      const typename Call::Coord& c, i32 unit, u32& published, StageLoader<Program>& stages,
+      const typename Call::Coord& c, i32 task, u32& published, StageLoader<Program>& stages,
       Next& next, Waiter& who, WaitCache& seen) const {
     if (!wait_first<Call>(c, who, seen)) return false;
     const auto prepared = FunctionOf<Call>::prepare(run_, c);
-    LastEvent<Call> event{*this, c, unit, published, who, seen};
-    return load<Call>(prepared, unit, published, stages, next, seen, event);
+    LastEvent<Call> event{*this, c, task, published, who, seen};
+    return load<Call>(prepared, task, published, stages, next, seen, event);
   }
   // Orders other threads' writes before the bulk copies of a task.
   template <class Call>
@@ -492,7 +492,7 @@ class TensorLane {
   // publishes it and loads its stages. c: its coordinate, or what prepare() returned.
   template <class Call, class Prepared, class... Event>
   ETC_DEVICE bool load(
-      const Prepared& c, i32 unit, u32& published, StageLoader<Program>& stages, Next& next,
+      const Prepared& c, i32 task, u32& published, StageLoader<Program>& stages, Next& next,
       WaitCache& seen, Event&... event) const {
     using Function = FunctionOf<Call>;
     static_assert(Call::kCluster == Program::kTensorCluster);
@@ -504,7 +504,7 @@ class TensorLane {
         Function::data(run_, c, size, words);
         units_.write_data<Program>(published, words);
       }
-      units_.publish(published, {unit, size});
+      units_.publish(published, item_of<Call>(task, size));
     };
     return Function::load(run_, stages, c, size, publish, event..., [&](u32 n) ETC_INLINE {
       if constexpr (kByTicket) {
@@ -581,11 +581,14 @@ class TensorLane {
       return t < Call::tasks(run_.g) ? t : -1;
     }
   }
+  template <class Call>
+  ETC_DEVICE static WorkItem item_of(i32 task, u32 size = 0) {
+    return {task, size, u32(Calls::template index<Call>())};
+  }
   template <class F>
-  ETC_DEVICE void visit_task(i32 unit, F f) const {
-    Calls::visit(run_.g, unit, [&](auto call, i32 u) ETC_INLINE {
-      f(call, task_of<decltype(call)>(u));
-    });
+  ETC_DEVICE void visit_task(const WorkItem& item, F f) const {
+    const i32 call = __shfl_sync(~0u, i32(item.call), 0);
+    Calls::template select<0, Calls::kCount>(call, [&](auto call) ETC_INLINE { f(call, item.task); });
   }
 
   // The compute threads meet, once the ranks that a task writes to have begun.
@@ -647,7 +650,7 @@ class TensorLane {
   ETC_DEVICE bool wait_last(u32& consumed) const {
     while (!units_.is_full(consumed)) {
     }
-    if (units_.next(consumed).unit < 0) return false;
+    if (units_.next(consumed).task < 0) return false;
     units_.consume(consumed);
     if constexpr (kByTicket) units_.begin();
     return true;

@@ -4,11 +4,13 @@
 
 namespace etc {
 
-// A unit of the tensor lane, or -1 after the last one. `size` is that of the function's roles. For
-// some functions an item carries words for the compute threads.
+// A task of the tensor lane: its number in its call, -1 after the last one; the `size` of the
+// function's roles; and the position of the call in the lane. For some functions an item carries
+// words for the compute threads.
+// NOTE: the warps would otherwise search for the call of a unit, twice for each task.
 struct WorkItem {
-  i32 unit;
-  u32 size;
+  i32 task;
+  u32 size, call;
 };
 
 // Every consumer reads every item, also after an abort: so all warps of a worker process the same
@@ -17,7 +19,7 @@ class WorkRing {
   static constexpr u32 kEntries = Shared::kWorkItems;
 
  public:
-  static constexpr u32 kBytes = kEntries * 24 + 8;
+  static constexpr u32 kBytes = kEntries * 32 + 8;
   static_assert(kBytes <= Shared::kWorkBytes);
 
   ETC_DEVICE explicit WorkRing(u32 base) : base_(base + Shared::kWorkOffset) {}
@@ -36,7 +38,7 @@ class WorkRing {
   // One thread; `n` counts items.
   ETC_DEVICE void publish(u32& n, WorkItem a) const {
     wait_empty(n);
-    ptx::store_shared8(entry(n), u32(a.unit), a.size);
+    ptx::store_shared16(entry(n), {u32(a.task), a.size, a.call, 0});
     ptx::mbarrier_arrive(full(n));
     ++n;
   }
@@ -75,8 +77,8 @@ class WorkRing {
   }
   // A whole warp, once entry n is full.
   ETC_DEVICE WorkItem next(u32 n) const {
-    const uint2 words = ptx::load_shared8(entry(n));
-    return WorkItem{i32(words.x), words.y};
+    const uint4 words = ptx::load_shared16(entry(n));
+    return WorkItem{i32(words.x), words.y, words.z};
   }
   // A whole warp.
   ETC_DEVICE WorkItem consume(u32& n) const {
@@ -105,8 +107,8 @@ class WorkRing {
   }
   ETC_DEVICE u32 full(u32 n) const { return base_ + 8 * (n % kEntries); }
   ETC_DEVICE u32 empty(u32 n) const { return base_ + 8 * (kEntries + n % kEntries); }
-  ETC_DEVICE u32 entry(u32 n) const { return base_ + 8 * (2 * kEntries + n % kEntries); }
-  ETC_DEVICE u32 begun() const { return base_ + 8 * (3 * kEntries); }
+  ETC_DEVICE u32 entry(u32 n) const { return base_ + 16 * (kEntries + n % kEntries); }
+  ETC_DEVICE u32 begun() const { return base_ + 16 * (2 * kEntries); }
 
   u32 base_;
 };
