@@ -30,6 +30,7 @@ from etc_dist.predict.command import run as predict
 from etc_dist.runtime.build import ARCH, expect_arch, report
 from etc_dist.runtime.trace_file import read_trace
 from etc_dist.runtime.trace_sums import show_sums
+from etc_dist.runtime.trace_turn import show_turn
 from etc_dist.schedule import Plan
 from etc_dist.serve.command import add_options as add_serve_options
 from etc_dist.serve.command import run as serve
@@ -152,7 +153,11 @@ def _run(options: argparse.Namespace) -> int:
         print(explain(options.operation), end="")
         return 0
     if options.command == "trace":
-        print(show_sums(read_trace(options.file)), end="")
+        trace = read_trace(options.file)
+        if options.loop is None:
+            print(show_sums(trace), end="")
+        else:
+            print(show_turn(trace, options.loop, options.turn), end="")
         return 0
     if options.command == "predict":
         return predict(options)
@@ -191,6 +196,10 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("trace", help=text, description=text)
     text = "written by program.trace().perfetto(FILE), with ETC_DIST_TRACE=1"
     command.add_argument("file", metavar="FILE", help=text)
+    text = "show the calls of one turn of a loop, such as layer, and when they ran"
+    command.add_argument("--loop", metavar="LOOP", help=text)
+    text = "the number of the turn; default: the middle one"
+    command.add_argument("--turn", type=int, metavar="N", help=text)
     text = "predict the time of an operation on several hosts, by simulation"
     add_predict_options(commands.add_parser("predict", help=text, description=text))
     text = "measure the constants of the GPUs of all ranks by which later worlds of "

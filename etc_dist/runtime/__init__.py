@@ -19,5 +19,5 @@ last_run.py         the interface of a backend; the end of a program's last run 
 device_faults.py    fault records of the device, as errors
 run_check.py        runs verified with their data
 trace.py            traces; timeline.py: their picture; trace_sums.py: the time by call;
-                    trace_file.py: traces from files
+                    trace_turn.py: a turn of a loop; trace_file.py: traces from files
 cpu/                the same plan in NumPy"""

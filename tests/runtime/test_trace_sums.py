@@ -13,6 +13,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.runtime.trace_file import read_trace
 from etc_dist.runtime.trace_sums import PARTS, show_sums, sum_lane
+from etc_dist.runtime.trace_turn import show_turn
 from examples.add_row_sum import add_row_sum
 from tests.ops.arrays import Arrays
 
@@ -92,6 +93,41 @@ def test_the_command_sums_a_file(tmp_path, capsys):
     assert capsys.readouterr().out == show_sums(TRACE)
 
 
+def test_a_turn_of_a_loop_is_shown_by_call(tmp_path, capsys):
+    TRACE.perfetto(tmp_path / "trace.json")
+    command = ["trace", str(tmp_path / "trace.json"), "--loop", "layer"]
+    assert cli.main([*command, "--turn", "0"]) == 0
+    assert capsys.readouterr().out == (
+        "call      tasks      start  first end   last end     a task  its loads\n"
+        "matmul        1        0.0        4.0        4.0        4.0        3.0\n"
+        "norm          1        4.0        5.0        5.0        1.0        0.0\n"
+        "copy          1        5.0        6.0        6.0        1.0        0.0\n"
+        "A note.\n"
+    )
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == show_turn(TRACE, "layer", 1)
+
+
+def test_of_other_loops_the_last_turn_is_shown():
+    at = ("step", "layer")
+    records = [
+        replace(task(0, t, t + step, "a", 0), loops=at, coordinate=(step, layer, 0))
+        for t, (step, layer) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1)])
+    ]
+    shown = show_turn(Trace.of(records), "layer", 0)
+    assert shown == show_turn(Trace.of(records[2:3]), "layer", 0)
+
+
+@pytest.mark.parametrize(
+    ("loop", "turn", "wanted"),
+    [("layer", 2, "a turn from 0 to 1"), ("step", None, "a loop of the run: layer")],
+)
+def test_a_turn_that_a_trace_does_not_have_is_refused(loop, turn, wanted):
+    with pytest.raises(ArgumentError) as caught:
+        show_turn(TRACE, loop, turn)
+    assert caught.value.wanted == wanted
+
+
 @pytest.mark.mpi
 def test_a_run_is_summed(make_program, world, tmp_path):
     arrays = Arrays(world.backend)
@@ -110,7 +146,7 @@ def test_a_run_is_summed(make_program, world, tmp_path):
 
 
 def test_a_trace_without_tasks_has_no_table():
-    assert show_sums(Trace()) == "trace: no tasks\n"
+    assert show_sums(Trace()) == show_turn(Trace(), "layer") == "trace: no tasks\n"
 
 
 @pytest.mark.parametrize(
