@@ -72,6 +72,8 @@ in addition to those of all blocks before."""
 TURNS_COLUMNS = 64
 """In swapped tiles with at most so many columns per worker, the two warpgroups multiply
 alternate boxes along k."""
+MOST_BY_WARPS = 16
+"""The most rows of x of a tile of scaled weights that warps multiply without wgmma."""
 MOST_FEW_ROWS = 64
 """The most rows of x of a worker in a swapped tile for few rows."""
 MOST_TALL_ROWS, TALL_COLUMNS = 256, 128
@@ -156,7 +158,7 @@ class TileShape:
     def serves(self, *, gated: bool, in_order: bool) -> bool:
         """Whether a matmul may have this shape. in_order: the matmul must add over k in
         order."""
-        return (self.may_be_gated or not gated) and (self.k_parts == 1 or not in_order)
+        return (self.may_be_gated or not gated) and (self.adds_in_order or not in_order)
 
     def __str__(self) -> str:
         others = ", swapped" * self.swapped + ", deep" * self.deep
@@ -254,9 +256,19 @@ class TileShape:
 
     @property
     def k_parts(self) -> int:
-        """The number of partial sums over k of an element of y. If it is 1, the sum
-        over k is in order: it has the same bits on all such tiles."""
+        """The number of partial sums over k of an element of y."""
         return (2 if self.alternates else 1) * (2 if self.split == "k" else 1)
+
+    @property
+    def by_warps(self) -> bool:
+        """Whether warps multiply without wgmma."""
+        return self.scaled and self.worker_rows <= MOST_BY_WARPS
+
+    @property
+    def adds_in_order(self) -> bool:
+        """Whether an element of y is the sum over k in the order of wgmma: it has the
+        same bits on all such tiles."""
+        return self.k_parts == 1 and not self.by_warps
 
     def strip_columns(self, gated: bool) -> int:
         """Columns of y in a strip, over which an epilogue may reduce a row: those that

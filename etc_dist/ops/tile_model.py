@@ -52,14 +52,16 @@ BOUNDS = (
     "the widening of weights",
 )
 """What the times of `TileWork.block_us` are limited by, in their order."""
-WIDEN_CYCLES, ROW_CYCLES = 300, 0.6
-"""Of the warps for a block of scaled weights, of 128 of the M of wgmma, and for each of
-its N: counted from the instructions of the mainloop, of which a scheduler of an SM
-issues four in five cycles."""
-SERIAL_CYCLES = 420
-"""The same in tiles of so many rows that the tensor cores wait meanwhile."""
+BY_WARPS, BY_WGMMA = (197.0, 3.8), (325.0, 2.54)
+"""Cycles of the warps for a block of scaled weights and 128 of their rows, and for each
+row of x. By wgmma they are measured."""
+SERIAL_CYCLES = 337
+"""By wgmma, in tiles of so many rows that the tensor cores wait meanwhile."""
 MOST_OVERLAPPED_ROWS = 80
 """In tiles with more rows they do: `kLoadsAhead` in the CUDA half."""
+NARROW, NARROW_SHARE = 32, 0.65
+"""If warpgroups alternate, each warp has 8 of up to so many rows of w, in place of 16,
+which takes this share of the time."""
 LEAST_COLUMNS = 16
 """A bound: no tile has fewer, with 8 each of gate and up."""
 MOST_PARTS = 12
@@ -212,7 +214,7 @@ def work_of(
         block_cycles=wgmma_m * wgmma_n / 32,
         block_load_bytes=(2 * rows + shape.weight_bytes * columns) * STAGE_K,
         block_read_bytes=block_read_bytes,
-        widen_cycles=_widen_cycles(shape) if shape.scaled else 0.0,
+        widen_cycles=_widen_cycles(shape, columns) if shape.scaled else 0.0,
         stage_blocks=stage_blocks,
         prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1) * stage_blocks,
         tile_area=wgmma_m * wgmma_n,
@@ -227,13 +229,15 @@ def work_of(
     )
 
 
-def _widen_cycles(shape: TileShape) -> float:
+def _widen_cycles(shape: TileShape, columns: int) -> float:
     """Of the warps, for a block of scaled weights."""
     if shape.rows > MOST_OVERLAPPED_ROWS:
         return shape.wgmma_n * 4 + SERIAL_CYCLES
-    cycles = WIDEN_CYCLES + ROW_CYCLES * shape.wgmma_n
-    # If they alternate, each warpgroup has every second block.
-    return cycles / 2 if shape.alternates else cycles
+    all_rows, each_row = BY_WARPS if shape.by_warps else BY_WGMMA
+    cycles = all_rows + each_row * shape.wgmma_n
+    if not shape.alternates:
+        return cycles
+    return cycles / 2 * (NARROW_SHARE if columns <= NARROW else 1.0)
 
 
 def tilings(

@@ -14,6 +14,9 @@ template <bool kIsKN_>
 struct PlainWeights {
   static constexpr bool kIsKN = kIsKN_, kIsScaled = false;
   static constexpr u32 kBytes = 2, kWords = 0;
+
+  // Which eight rows of w of a warpgroup a warp has in row lane / 4 of wgmma's, and 8 further.
+  ETC_DEVICE static constexpr u32 eight(u32 warp, u32 n) { return warp * 2 + n; }
 };
 
 constexpr u32 kBlockDepth = 128;                        // k of a block
@@ -26,6 +29,9 @@ struct ScaledWeights {
   using Element = Element_;
   static constexpr bool kIsKN = false, kIsScaled = true, kHasBlocks = kHasBlocks_;
   static constexpr u32 kBytes = 1, kShift = kShift_, kWords = 8;
+
+  // So that each warp has eight of up to 32 rows, and no others to widen.
+  ETC_DEVICE static constexpr u32 eight(u32 warp, u32 n) { return warp + n * 4; }
 };
 
 // The scales of a task, in words of a work item. gate, up: the addresses of the first row's scale of
@@ -47,12 +53,12 @@ struct ScalePlace {
   }
 };
 
-// What a thread reads of w: two rows of the M of wgmma, eight apart.
+// What a thread reads of w: one row of the M of wgmma, and a second one if the tile has it.
 template <class Weights>
 struct ScaledRows {
   using Element = typename Weights::Element;
-  u32 codes;  // bytes from a block's first code to the thread's first code of the first row
-  u32 apart;  // and from there to the second row, the same in a warp
+  u32 row;    // bytes from a block's first code to those of the first row
+  u32 apart;  // and from there to those of the second one, the same in a warp; 0: there is none
   u64 scales[2];
   u32 blocks;
 
@@ -62,18 +68,18 @@ struct ScaledRows {
     const u32 thread = ptx::thread() & 127, lane = thread & 31;
     const u32 columns = shape.warpgroup_columns(), before = wg * shape.halves() * columns;
     const u32 gates = is_gated ? shape.columns / 2 : shape.columns;
-    // wgmma multiplies 64 rows: in place of those that the tile does not have, a first one.
-    const u32 of_warp = __shfl_sync(~0u, thread >> 5, 0) * 16;
-    const u32 begin = of_warp < columns ? of_warp : 0;
-    const u32 next = of_warp + 8 < columns ? 8 : 0;
-    const u32 first = before + begin + lane / 4;
-    codes = first * kBlockDepth + (lane / 4) * 16 + lane % 4 * 2;
+    // wgmma multiplies 64 rows: the sums of those that the tile does not have are not used.
+    const u32 warp = __shfl_sync(~0u, thread >> 5, 0);
+    const u32 eights[2] = {Weights::eight(warp, 0) * 8, Weights::eight(warp, 1) * 8};
+    const u32 next = eights[1] < columns ? eights[1] - eights[0] : 0;
+    const u32 first = before + (eights[0] < columns ? eights[0] : 0) + lane / 4;
+    row = first * kBlockDepth;
     apart = next * kBlockDepth;
 #pragma unroll
     for (u32 n = 0; n < 2; ++n) {
-      const u32 row = first + n * next;
-      const bool is_up = row >= gates;
-      const i32 of_w = minimum(place.first + i32(is_up ? row - gates : row), place.end - 1);
+      const u32 column = first + n * next;
+      const bool is_up = column >= gates;
+      const i32 of_w = minimum(place.first + i32(is_up ? column - gates : column), place.end - 1);
       scales[n] = (is_up ? place.up : place.gate) + u64(u32(of_w) >> Weights::kShift) * place.pitch;
     }
   }
@@ -86,22 +92,6 @@ struct ScaledRows {
       return is_there ? float(*reinterpret_cast<const Element*>(scales[n] + at)) : 0.0f;
     };
     return make_float2(load(0), load(1));
-  }
-
-  // The codes of box kBox of the block that begins at shared address `at`, for the registers of
-  // wgmma. The swizzle exchanges units of 16 bytes by the number of the row in eight.
-  template <u32 kBox>
-  ETC_DEVICE void load_box(u32 (&box)[16], u32 at) const {
-    const u32 begin[2] = {at, at + apart};
-#pragma unroll
-    for (u32 step = 0; step < 4; ++step) {
-#pragma unroll
-      for (u32 n = 0; n < 2; ++n) {
-        const u32 from = (codes ^ (kBox * 4 + step) * 16) + begin[n];
-        box[4 * step + n] = ptx::load_shared2(from);
-        box[4 * step + 2 + n] = ptx::load_shared2(from + 8);
-      }
-    }
   }
 };
 
@@ -131,93 +121,213 @@ struct BlockScales {
 
 // d += the scales times the sums of a block.
 template <u32 kCount>
-ETC_DEVICE void add_scaled(float (&d)[kCount], float (&block)[kCount], float2 scale) {
+ETC_DEVICE void add_scaled(float (&d)[kCount], const float (&block)[kCount], float2 scale) {
 #pragma unroll
   for (u32 i = 0; i < kCount; ++i) {
-    ptx::keep_order(block[i]);
     d[i] = __fmaf_rn(i % 4 < 2 ? scale.x : scale.y, block[i], d[i]);
   }
 }
 
-// The mainloop of a warpgroup of a swapped tile. If the warpgroups alternate, a stage has a block for
-// each; otherwise each multiplies all blocks of a stage by its own rows of w. Returns whether a wait
-// has failed.
+// A warpgroup's position in the stages of a task: a block of k. If the warpgroups alternate, a stage
+// has a block for each; otherwise each has its own rows of w in all blocks of a stage.
+template <class Program>
+struct BlockReader {
+  const Run<Program>& run;
+  StageReader<Program>& stages;
+  u32 bytes, codes_bytes, box_x;  // of a stage, of the codes of a block, of a box of x
+  u32 x;                          // bytes from a stage's begin to its first box of x
+  u32 turn;                       // from one of the warpgroup's blocks to the next
+  u32 first, end, count;          // the warpgroup's blocks in a stage, and their number in the task
+  u32 at = 0, block = 0;          // the place of the stage in the ring, and the block in it
+  bool lost = false;              // whether a wait has failed
+
+  ETC_DEVICE BlockReader(
+      const Run<Program>& r, StageReader<Program>& s, u32 num_stages, const TileShape& shape, u32 wg)
+      : run(r), stages(s), bytes(shape.bytes<1>()), codes_bytes(shape.columns * kBlockDepth),
+        box_x(shape.box_x()), x(shape.depth / kBlockBoxes * codes_bytes), turn(2 - shape.halves()),
+        first(wg * (1 - shape.halves())), end(first + (shape.depth >> (2 - shape.halves()))),
+        count(num_stages * (end - first)) {
+    begin_stage();
+  }
+  // The places in the ring of the block's codes and of its first box of x.
+  ETC_DEVICE u32 codes() const { return at + block * codes_bytes; }
+  ETC_DEVICE u32 boxes() const { return at + x + block * kBlockBoxes * box_x; }
+  // From block i of the task to the next one, whose stage it waits for, or to an earlier one of the
+  // same stage if there is none. Returns whether block i is the last one of its stage.
+  ETC_DEVICE bool advance(u32 i) {
+    if (++block < end) return false;
+    if (i + 1 < count) {
+      begin_stage();
+    } else {
+      block = first;  // what is read from there is not used
+    }
+    return true;
+  }
+  // After the last block of a stage, block i of the task.
+  ETC_DEVICE void release(u32 i) const {
+    __syncwarp();  // all lanes have read the codes
+    if (!lost) stages.release(stages.count() - (i + 1 < count ? 2 : 1));
+  }
+
+ private:
+  ETC_DEVICE void begin_stage() {
+    at = stages.next(bytes), block = first;
+    if (!lost) lost = !stages.wait_full(run);
+    lost = __any_sync(~0u, lost);
+  }
+};
+
+// Rows of x that warps multiply without wgmma, as MOST_BY_WARPS in functions/tile_matmul.py.
+constexpr u32 kMostByWarps = 16;
+
+// The mainloop of a warpgroup of a swapped tile with few rows of x. Returns whether a wait has
+// failed.
+// NOTE: mma has both operands in registers. So a lane may have any k, the same of both: here 32
+// adjacent codes of a row in a block, two loads, and in each step of 16 k four of these. Of the lanes
+// of two rows, each load takes every unit of 16 bytes of a line once.
+template <bool kIsHalf, class Weights, u32 kRows, class Program>
+ETC_DEVICE bool multiply_by_warps(
+    BlockReader<Program>& reader, const ScaledRows<Weights>& w, float (&d)[kRows / 2]) {
+  const u32 lane = ptx::lane(), row = lane / 4, quarter = lane % 4, half = quarter / 2;
+  const u32 begin = reader.stages.address(0);
+  const u32 first_code = w.row + ((quarter * 2 + half) ^ row) * 16;
+  const u32 first_x = half * reader.box_x + row * 128 + ((quarter % 2 * 4 + half * 2) ^ row) * 16;
+  BlockScales<Weights> scales(w, reader.first, reader.turn);
+  const bool has_second = w.apart > 0;
+  u32 codes[2][2][4] = {};  // of two rows, two times 16
+  const auto load = [&](u32 (&to)[4], u32 from) ETC_INLINE {
+    const uint4 v = ptx::load_shared16(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  };
+  const auto load_codes = [&](u32 unit) ETC_INLINE {
+    const u32 from = begin + reader.codes(), place = first_code ^ unit * 16;
+    load(codes[0][unit], from + place);
+    if (has_second) load(codes[1][unit], from + w.apart + place);
+  };
+  load_codes(0), load_codes(1);
+#pragma unroll 1
+  for (u32 i = 0; i < reader.count; ++i) {
+    const u32 x = begin + reader.boxes();
+    const bool ends_stage = reader.advance(i);
+    float sums[kRows / 2] = {};
+#pragma unroll
+    for (u32 unit = 0; unit < 2; ++unit) {
+      u32 a[4][4] = {}, b[kRows / 8][2][4];
+#pragma unroll
+      for (u32 n = 0; n < kRows / 4; ++n) {
+        load(b[n / 2][n % 2], x + (first_x ^ (unit * 32 + n % 2 * 16)) + n / 2 * 1024);
+      }
+      const auto widen_row = [&](u32 n) ETC_INLINE {
+#pragma unroll
+        for (u32 step = 0; step < 4; ++step) {
+          const u32 word = codes[n][unit][step];
+          a[step][n] = widen<kIsHalf>(u16(word)), a[step][n + 2] = widen<kIsHalf>(u16(word >> 16));
+        }
+      };
+      widen_row(0);
+      if (has_second) widen_row(1);
+      load_codes(unit);  // of the next block
+#pragma unroll
+      for (u32 step = 0; step < 4; ++step) {
+#pragma unroll
+        for (u32 n = 0; n < kRows / 8; ++n) {
+          const u32* const of_x = b[n][step / 2] + step % 2 * 2;
+          float(&sum)[4] = reinterpret_cast<float(&)[4]>(sums[4 * n]);
+          ptx::mma_16x8x16<kIsHalf>(
+              sum, a[step][0], a[step][1], a[step][2], a[step][3], of_x[0], of_x[1]);
+        }
+      }
+    }
+    add_scaled(d, sums, scales.of(i));
+    if (ends_stage) reader.release(i);
+  }
+  return reader.lost;
+}
+
+// The mainloop of a warpgroup of a swapped tile. Returns whether a wait has failed.
 // NOTE: while a box is multiplied, the next one is widened and the codes of the one after it are
 // loaded. In tiles of many rows, registers for that would spill: there codes are loaded just before
 // they are widened, and with most rows only the other warpgroup multiplies meanwhile. No wgmma is in
 // flight from one turn of the loop to the next: the compiler would then reserve its registers in all
 // of the program.
 template <bool kIsHalf, class Weights, u32 kRows, class Program>
-ETC_DEVICE bool multiply_scaled(
-    const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
-    const ScaledRows<Weights>& w, u32 wg, float (&d)[kRows / 2]) {
-  const u32 turns = 1 - shape.halves(), stage_blocks = shape.depth / kBlockBoxes;
-  const u32 first = wg * turns, end = first + (stage_blocks >> turns);
-  const u32 bytes = shape.bytes<Weights::kBytes>(), block_bytes = shape.columns * kBlockDepth;
-  const u32 at_x = (stages.descriptor_base() | 0x10000u) + stage_blocks * block_bytes / 16;
-  const u32 x = __shfl_sync(~0u, at_x, 0), box_x = shape.box_x();
+ETC_DEVICE bool multiply_widened(
+    BlockReader<Program>& reader, const ScaledRows<Weights>& w, float (&d)[kRows / 2]) {
+  const u32 in_ring = reader.stages.descriptor_base() | 0x10000u;
+  const u32 x = __shfl_sync(~0u, in_ring, 0), begin = reader.stages.address(0);
+  const u32 lane = ptx::lane(), first_code = w.row + lane / 4 * 16 + lane % 4 * 2;
   constexpr u32 kWidened = kRows > 96 ? 1 : 2;  // boxes in registers
   constexpr bool kLoadsAhead = kRows <= 80;
   float sums[kRows / 2];
-  u32 a[kWidened][16], box[16];
-  BlockScales<Weights> scales(w, first, 1 + turns);
-  u32 at = 0, n = first;  // the stage's place, and the block in it
-  bool lost = false;
-  const auto begin_stage = [&]() ETC_INLINE {
-    at = stages.next(bytes), n = first;
-    if (!lost) lost = !stages.wait_full(run);
-    lost = __any_sync(~0u, lost);
-  };
-  const auto codes = [&]() ETC_INLINE { return stages.address(at) + n * block_bytes; };
-  // Box `number` of the block whose codes begin at `from`: load() is called some time before widen().
-  const auto load = [&](auto number, u32 from) ETC_INLINE {
-    if constexpr (kLoadsAhead) w.template load_box<decltype(number)::value>(box, from);
-  };
-  const auto widen_to = [&](u32 (&to)[16], auto number, u32 from) ETC_INLINE {
-    if constexpr (!kLoadsAhead) w.template load_box<decltype(number)::value>(box, from);
+  u32 a[kWidened][16], codes[16];
+  BlockScales<Weights> scales(w, reader.first, reader.turn);
+  // The codes of a box of the block at `from`, for the registers of wgmma. The swizzle exchanges
+  // units of 16 bytes by the number of the row in eight.
+  const auto load_now = [&](u32 box, u32 from) ETC_INLINE {
+    const u32 rows[2] = {from, from + w.apart};
 #pragma unroll
-    for (u32 i = 0; i < 16; ++i) to[i] = widen<kIsHalf>(u16(box[i]));
-  };
-  begin_stage();
-  load(Number<0u>{}, codes());
-  widen_to(a[0], Number<0u>{}, codes());
-  load(Number<1u>{}, codes());
-  const u32 blocks = count * (end - first);
-#pragma unroll 1
-  for (u32 i = 0; i < blocks; ++i) {
-    const u32 from = codes(), at_box = x + (at + n * kBlockBoxes * box_x) / 16;
-    ptx::wgmma_fence();
-    ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(at_box), 0);
-    ptx::wgmma_commit();
-    if constexpr (kWidened == 1) ptx::wgmma_wait<0>();
-    const bool ends_stage = ++n == end, goes_on = i + 1 < blocks;
-    if (ends_stage) {
-      if (goes_on) {
-        begin_stage();
-      } else {
-        n = first;  // what is loaded from there is not used
+    for (u32 step = 0; step < 4; ++step) {
+#pragma unroll
+      for (u32 n = 0; n < 2; ++n) {
+        const u32 at = (first_code ^ (box * 4 + step) * 16) + rows[n];
+        codes[4 * step + n] = ptx::load_shared2(at);
+        codes[4 * step + 2 + n] = ptx::load_shared2(at + 8);
       }
     }
-    widen_to(a[kWidened - 1], Number<1u>{}, from);
-    load(Number<0u>{}, codes());
+  };
+  // load() is called some time before widen_to().
+  const auto load = [&](u32 box, u32 from) ETC_INLINE {
+    if constexpr (kLoadsAhead) load_now(box, from);
+  };
+  const auto widen_to = [&](u32 (&to)[16], u32 box, u32 from) ETC_INLINE {
+    if constexpr (!kLoadsAhead) load_now(box, from);
+#pragma unroll
+    for (u32 j = 0; j < 16; ++j) to[j] = widen<kIsHalf>(u16(codes[j]));
+  };
+  const auto block = [&]() ETC_INLINE { return begin + reader.codes(); };
+  load(0, block());
+  widen_to(a[0], 0, block());
+  load(1, block());
+#pragma unroll 1
+  for (u32 i = 0; i < reader.count; ++i) {
+    const u32 from = block(), box = x + reader.boxes() / 16;
+    ptx::wgmma_fence();
+    ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
+    ptx::wgmma_commit();
+    if constexpr (kWidened == 1) ptx::wgmma_wait<0>();
+    const bool ends_stage = reader.advance(i);
+    widen_to(a[kWidened - 1], 1, from);
+    load(0, block());
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(
-        sums, a[kWidened - 1], ptx::matrix_descriptor(at_box + box_x / 16), 1);
+        sums, a[kWidened - 1], ptx::matrix_descriptor(box + reader.box_x / 16), 1);
     ptx::wgmma_commit();
     const float2 scale = scales.of(i);
     ptx::wgmma_wait<kWidened - 1>();  // the first registers have been read
-    if (goes_on) {
-      widen_to(a[0], Number<0u>{}, codes());
-      load(Number<1u>{}, codes());
+    if (i + 1 < reader.count) {
+      widen_to(a[0], 0, block());
+      load(1, block());
     }
     ptx::wgmma_wait<0>();
+#pragma unroll
+    for (float& sum : sums) ptx::keep_order(sum);
     add_scaled(d, sums, scale);
-    if (ends_stage) {
-      __syncwarp();  // all lanes have read the codes
-      if (!lost) stages.release(stages.count() - (goes_on ? 2 : 1));
-    }
+    if (ends_stage) reader.release(i);
   }
-  return lost;
+  return reader.lost;
+}
+
+// Either of them.
+template <bool kIsHalf, class Weights, u32 kRows, class Program>
+ETC_DEVICE bool multiply_scaled(
+    const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
+    const ScaledRows<Weights>& w, u32 wg, float (&d)[kRows / 2]) {
+  BlockReader<Program> reader(run, stages, count, shape, wg);
+  if constexpr (kRows <= kMostByWarps) {
+    return multiply_by_warps<kIsHalf, Weights, kRows>(reader, w, d);
+  } else {
+    return multiply_widened<kIsHalf, Weights, kRows>(reader, w, d);
+  }
 }
 
 }  // namespace etc

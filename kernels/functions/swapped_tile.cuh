@@ -199,8 +199,16 @@ struct SwappedTiles {
     return lost;
   }
 
-  // In the first warpgroup, warps 0 and 1 have gate's sums, 2 and 3 up's of the same columns.
+  // In the first warpgroup, warps 0 and 1 have gate's sums, 2 and 3 up's of the same columns; of
+  // scaled weights, each thread has both.
   ETC_DEVICE void gate_warps(float (&d)[kRows / 2]) const {
+    if constexpr (Weights::kIsScaled) {
+#pragma unroll
+      for (u32 i = 0; i < kRows / 2; ++i) {
+        if (i % 4 < 2) gate(d[i], d[i + 2]);
+      }
+      return;
+    }
     const u32 thread = ptx::thread() & 127, up = buffer + kHalfBuffer + thread % 64 * 16;
 #pragma unroll
     for (u32 j = 0; j < kEights; ++j) {
@@ -252,7 +260,7 @@ struct SwappedTiles {
 #pragma unroll
           for (u32 i = 0; i < 4; ++i) {
             const u32 at = place_of_sums(
-                (j - f) * 8 + row + i % 2, warp * 2 + i / 2, in_eight / 4);
+                (j - f) * 8 + row + i % 2, Weights::eight(warp, i / 2), in_eight / 4);
             ptx::store_shared(rows + at + in_eight % 4 * 4, __float_as_uint(d[4 * j + i]));
           }
         }
@@ -274,7 +282,7 @@ struct SwappedTiles {
       u32 wg, u32 first, u32 end) const {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 out = buffer + wg * kHalfBuffer;
-    const u32 matrix = warp * 2 + (lane >> 3 & 1), in_row = lane & 7;
+    const u32 matrix = Weights::eight(warp, lane >> 3 & 1), in_row = lane & 7;
     const u32 in = out + in_row * 128 + ((matrix ^ in_row) << 4);
     const auto whole = Epilogue::Place::read(place);
     const u32 columns = shape.warpgroup_columns();
