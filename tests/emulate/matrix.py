@@ -323,7 +323,7 @@ CASES = {
     "scaled mlp": Case(
         partial(mlp_tiles_graph, 2, shapes=[HALVES, TURNS], w_layout=BLOCKS.w_layout),
         lambda: scaled_mlp(
-            2, 9, 784, 400, BLOCKS, Tiling(0, 128, 1, 2), Tiling(1, 40, 1, 2)
+            2, 9, 400, 272, BLOCKS, Tiling(0, 128, 1, 2), Tiling(1, 40, 1, 2)
         ),
         workers=2,
     ),

@@ -20,7 +20,7 @@ constexpr uint32_t kMaxCluster = 2;
 constexpr uint32_t kPlace = 24;  // bits of a shared address below the worker's rank in its cluster
 
 // Where a fiber or the scheduler continues.
-// NOTE: the compiler's own setjmp takes a tenth of the time of the C library's, which checks and
+// NOTE: the compiler's own setjmp takes less time than that of the C library, which checks and
 // hides the addresses. It is not there for all processors. No tail call may follow it.
 #ifdef __x86_64__
 typedef void* Place[5];
