@@ -149,7 +149,7 @@ class TileShape:
                 "to 64 (not with split 'rows') or of 16 from 80 to 128; (3) swapped, "
                 "not deep, not with split 'rows': of a worker 128 columns, and 80 to "
                 "256 rows in steps of 16; (4) scaled: the same as (2) and (3) with "
-                f"split 'columns' or 'none' and at most {MOST_SCALED_ROWS} rows",
+                f"split 'none' and at most {MOST_SCALED_ROWS} rows",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py, or of "
                 "FAMILY in etc_dist/ops/tile_model.py",
@@ -251,8 +251,8 @@ class TileShape:
     @property
     def may_be_scaled(self) -> bool:
         """Whether a tile of scaled weights may have the same sizes."""
-        is_few = self.worker_rows <= MOST_SCALED_ROWS
-        return self.swapped and self.split in ("columns", "none") and is_few
+        is_few = self.rows <= MOST_SCALED_ROWS
+        return self.swapped and self.cluster == 1 and is_few
 
     @property
     def k_parts(self) -> int:
@@ -283,7 +283,7 @@ class TileShape:
             rows = self.rows + self.columns * self.weight_bytes // 2
             return (4 if rows <= 128 else 2 if rows <= 208 else 1) * STAGE_K
         if self.is_tall:
-            return BLOCK if self.scaled else STAGE_K
+            return STAGE_K
         if self.swapped:
             wide = self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES
             return (4 if wide and self.split != "rows" else 2) * STAGE_K

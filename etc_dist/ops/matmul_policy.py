@@ -118,7 +118,7 @@ def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
         started=active if few else 0,
         idle=1 - active / pairs if few else 0.0,
         copied=shape.stage_bytes,
-        read=active * shape.columns * depth * shape.weight_bytes / min(down, pairs),
+        read=active * shape.columns * depth * 2 / min(down, pairs),
         cycles=blocks * shape.depth / 16 * wide / 2,
         swapped=swapped,
         exchanged=(shape.split == "k") * exchanged / EXCHANGE_UNIT,

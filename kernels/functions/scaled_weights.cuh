@@ -246,10 +246,10 @@ ETC_DEVICE bool multiply_by_warps(
 
 // The mainloop of a warpgroup of a swapped tile. Returns whether a wait has failed.
 // NOTE: while a box is multiplied, the next one is widened and the codes of the one after it are
-// loaded. In tiles of many rows, registers for that would spill: there codes are loaded just before
-// they are widened, and with most rows only the other warpgroup multiplies meanwhile. No wgmma is in
-// flight from one turn of the loop to the next: the compiler would then reserve its registers in all
-// of the program.
+// loaded. In tiles of many rows, in programs with loops from 64 on, registers for that would spill:
+// there codes are loaded just before they are widened, and with most rows only the other warpgroup
+// multiplies meanwhile. No wgmma is in flight from one turn of the loop to the next: the compiler
+// would then reserve its registers in all of the program.
 template <bool kIsHalf, class Weights, u32 kRows, class Program>
 ETC_DEVICE bool multiply_widened(
     BlockReader<Program>& reader, const ScaledRows<Weights>& w, float (&d)[kRows / 2]) {
@@ -257,7 +257,7 @@ ETC_DEVICE bool multiply_widened(
   const u32 x = __shfl_sync(~0u, in_ring, 0), begin = reader.stages.address(0);
   const u32 lane = ptx::lane(), first_code = w.row + lane / 4 * 16 + lane % 4 * 2;
   constexpr u32 kWidened = kRows > 96 ? 1 : 2;  // boxes in registers
-  constexpr bool kLoadsAhead = kRows <= 80;
+  constexpr bool kLoadsAhead = kRows <= (Program::TensorCalls::kHasLoops ? 32 : 80);
   float sums[kRows / 2];
   u32 a[kWidened][16], codes[16];
   BlockScales<Weights> scales(w, reader.first, reader.turn);

@@ -168,7 +168,7 @@ struct tile_matmul : Roles {
     words[Epilogue::kWords] = packed_shape(run);
     const TileShape shape = shape_of(run);
     if constexpr (WeightKind::kIsScaled) {
-      scales(run, c, shape).write(words + Epilogue::kWords + 1);
+      scales(run, c).write(words + Epilogue::kWords + 1);
     }
     if constexpr (Call::kIsPart) {
       const u64 at = u64(last_axes<1>(Call::template operand<Call::kReads>(run.g, c)).at(0));
@@ -294,18 +294,17 @@ struct tile_matmul : Roles {
     }
   }
 
-  // The place of the scales, the operands after the weights. A pair splits the columns of a tile.
+  // The place of the scales, the operands after the weights.
   template <class Program>
-  ETC_DEVICE static ScalePlace scales(
-      const Run<Program>& run, const typename Call::Coord& c, const TileShape& shape) {
+  ETC_DEVICE static ScalePlace scales(const Run<Program>& run, const typename Call::Coord& c) {
     constexpr int kFirst = 1 + Call::kWeights;
     const auto w = last_axes<2>(Call::template operand<1>(run.g, c));
     const auto gate = last_axes<2>(Call::template operand<kFirst>(run.g, c));
     const auto up = last_axes<2>(Call::template operand<kFirst + Call::kGated>(run.g, c));
     const u32 pitch = u32(gate.stride[0]) * sizeof(*gate.base);
     const u32 blocks = (u32(w.size[1]) + kBlockDepth - 1) / kBlockDepth;
-    const i32 first = w.start[0] + half() * i32(shape.columns >> u32(Call::kGated));
-    return {u64(gate.at(0, 0)), u64(up.at(0, 0)), first, w.start[0] + w.size[0], pitch, blocks};
+    return {u64(gate.at(0, 0)), u64(up.at(0, 0)), w.start[0], w.start[0] + w.size[0],
+            pitch, blocks};
   }
 
   template <class Program>
