@@ -25,7 +25,6 @@ FEW_ROWS = 16
 SHAPES = (
     TileShape(FEW_ROWS, 64, "none", swapped=True),
     TileShape(128, 128, "none", swapped=True),
-    TileShape(128, 112, "none"),
 )
 """Tiles for few rows and for many."""
 Rows = list[tuple[int, list[int]]]

@@ -129,7 +129,7 @@ def rows_of(ids: Any, request: Any, position: Any, end: Any = None) -> dict[str,
 def dims_of(
     given: Any, sizes: DecoderSizes, tasks: int, cuts: int = 0, steps: int = 1
 ) -> dict[str, int]:
-    dims = tile_dims(SHAPES, dict(zip(MATMULS, (0, 1, 0, 1, 2), strict=True)))
+    dims = tile_dims(SHAPES, dict(zip(MATMULS, (0, 1, 0, 1, 0), strict=True)))
     return dims | {
         "down_split_tile_columns": 1,
         "down_parts": 2,
