@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,16 @@ from etc_dist.models.decoder import decoder_for
 from etc_dist.models.experts import Mixture
 from etc_dist.models.heads import HeadLayout
 from etc_dist.models.mixture_families import QWEN_MOE
-from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
+from etc_dist.models.part import (
+    INNER,
+    SPLIT_AXES,
+    Part,
+    check_ranks,
+    has_blocks,
+    of_blocks,
+)
 from etc_dist.models.sampling import Sampling, row_sampling
-from etc_dist.models.sizes import scaled_weights, weight_of
+from etc_dist.models.sizes import MLP_WEIGHTS, scaled_weights, weight_of
 from etc_dist.models.step_policy import StepPolicy
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.tuning import tuning_of
@@ -64,13 +72,15 @@ MODELS = {
         mixture=Mixture(128, Router(8)),
     ),
 }
-FLOAT8 = ("qkv", "o", "gate_up", "down")
-"""The matmuls of a dense model that read float8."""
-MODELS |= {
-    f"{name}-fp8": replace(config, float8=FLOAT8)
-    for name, config in MODELS.items()
-    if config.mixture is None
-}
+
+
+def in_float8(config: ModelConfig) -> ModelConfig:
+    """With float8 weights of all matmuls but that of the output head."""
+    *matmuls, _ = config.sizes(PAGE_SIZE).matmuls
+    return replace(config, float8=tuple(matmuls))
+
+
+MODELS |= {f"{name}-fp8": in_float8(config) for name, config in MODELS.items()}
 SMALL_MODEL = replace(
     qwen3(3, 72, 192, 24),
     vocabulary=576,
@@ -84,9 +94,12 @@ SMALL_MODELS = {
     "small-experts": replace(
         SMALL_MODEL, inner=48, architecture=QWEN_MOE, mixture=Mixture(16, Router(4))
     ),
-    "small-fp8": replace(
-        SMALL_MODEL, hidden=144, inner=512, heads=16, kv_heads=8, float8=FLOAT8
-    ),
+}
+OF_BLOCKS: Mapping[str, Any] = {"hidden": 144, "inner": 384, "heads": 16, "kv_heads": 8}
+"""Sizes of more than a block of float8 weights, of which 2 ranks have parts."""
+SMALL_MODELS |= {
+    f"{name}-fp8": in_float8(replace(config, **OF_BLOCKS))
+    for name, config in SMALL_MODELS.items()
 }
 """The models that the CPU backend checks."""
 ROUTINGS = ("uniform", "zipf", "one set")
@@ -198,8 +211,8 @@ class Decoder:
         sizes = {n: a.nbytes for n, a in self.weights.items() if n != "embedding"}
         if config.mixture is not None:
             share = self.active_experts(arrays) / config.mixture.experts
-            for name in ("w_gate", "w_up", "w_down"):
-                sizes[name] *= share
+            for name in sizes:
+                sizes[name] *= share if weight_of(name) in MLP_WEIGHTS else 1
         row = 2 * config.kv_heads * config.head_dim * self.cache.itemsize
         return int(sum(sizes.values()) + config.layers * batch * self.context * row)
 
@@ -236,18 +249,19 @@ class Decoder:
         """Codes of all numbers, so that some are far larger than most, and scales that
         differ by half of their mean, of the deviation that keeps the size of a vector.
         """
-        device, (layers, *of_layer) = self.device, shape
-        usual = np.sqrt(np.nanmean(NUMBERS**2) * shape[-1])
-        blocks = tuple(-(-size // BLOCK) for size in of_layer)
+        device, (layers, *stack, n, k) = self.device, shape
+        usual = np.sqrt(np.nanmean(NUMBERS**2) * k)
+        blocks = (*stack, -(-n // BLOCK), -(-k // BLOCK))
         arrays: dict[str, Any] = {name: [], scales_name(name): []}
         for number in range(layers):
             full = f"{self.name} {name} {number}"
-            codes = device.random_codes((of_layer[0], of_layer[1]), full)
+            codes = device.random_codes((prod(stack) * n, k), full)
+            codes = codes.reshape(*stack, n, k)
             scales = device.random(blocks, "float32", f"{full} scales", 0.5)
             scales = device.xp.exp(scales) / np.float32(usual)
-            for n, drawn in ((name, codes), (scales_name(name), scales)):
-                arrays[n].append(self._own(n, drawn, part))
-        arrays = {n: device.xp.stack(each) for n, each in arrays.items()}
+            for of, drawn in ((name, codes), (scales_name(name), scales)):
+                arrays[of].append(self._own(of, drawn, part))
+        arrays = {of: device.xp.stack(each) for of, each in arrays.items()}
         if not isinstance(device, Gpu):
             arrays[name] = arrays[name].view(numpy_dtype(E4M3))
         return arrays
@@ -271,6 +285,18 @@ class Decoder:
                 array = device.xp.empty((layers, *own.shape), np.uint16)
             array[number] = own
         return array.view(DTYPES[DTYPE])[... if len(shape) > 2 else 0]
+
+    def _own_blocks(self, drawn: Any, axis: int, part: Part, are_scales: bool) -> Any:
+        """Of a weight along the inner width, or of its scales."""
+        own = part.config(self.config).inner
+        shape = [*drawn.shape]
+        shape[axis] = -(-own // BLOCK) if are_scales else own
+        taken = self.device.xp.zeros(shape, drawn.dtype)
+        for to, of in part.blocks(self.config.inner, own):
+            to, of = (of_blocks(to), of_blocks(of)) if are_scales else (to, of)
+            after = (slice(None),) * (-1 - axis)
+            taken[(..., to, *after)] = drawn[(..., of, *after)]
+        return taken
 
     def _prefer_experts(self, name: str, layer: int, drawn: Any) -> None:
         """Changes embeddings and routers so that rows prefer the same experts."""
@@ -297,6 +323,8 @@ class Decoder:
             if axis is None:
                 return drawn
             whole = drawn.shape[axis - 2]  # of a matrix, or those of all experts
+            if has_blocks(config) and weight in INNER:
+                return self._own_blocks(drawn, axis - 2, part, weight != name)
             rows = part.span(whole, whole // part.count)
             return drawn[..., rows, :] if axis == 0 else drawn[..., rows]
         heads = [(config.heads, own.heads), *2 * [(config.kv_heads, own.kv_heads)]]

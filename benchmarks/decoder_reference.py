@@ -127,11 +127,7 @@ def step_logits(
     for layer in range(len(arrays["w_qkv"])):
 
         def stored(name: str, layer: int = layer) -> Any:
-            scales = arrays.get(scales_name(name))
-            array = arrays[name][layer]
-            if scales is None:
-                return math.stored(array)
-            return math.dequantized(array, scales[layer])
+            return _stored_at(math, arrays, name, layer)
 
         qkv = math.norm(x, stored("norm"), eps) @ stored("w_qkv").T
         qkv = qkv.reshape(rows, -1, dim)
@@ -151,6 +147,12 @@ def step_logits(
             x, below = x + mixed, max(below, gap)
     x = math.norm(x, math.stored(arrays["norm"][-1]), eps)
     return x @ math.stored(arrays["w_head"]).T, below
+
+
+def _stored_at(math: Fp32, arrays: Mapping[str, Any], name: str, at: Any) -> Any:
+    """The number `at` of a stack of arrays, of which some have scales."""
+    array, scales = arrays[name][at], arrays.get(scales_name(name))
+    return math.stored(array) if scales is None else math.dequantized(array, scales[at])
 
 
 def _cached(math: Fp32, cache: Any, table: Any) -> list[Any]:
@@ -180,7 +182,7 @@ def _mix(
         math.xp.zeros_like(x),
     )
     for expert in math.xp.unique(chosen).tolist():
-        matrices = (math.stored(arrays[name][layer, expert]) for name in MLP)
+        matrices = (_stored_at(math, arrays, name, (layer, expert)) for name in MLP)
         rows, place = math.xp.where(chosen == expert)
         y[rows] += _mlp(math, x[rows], *matrices) * shares[rows, place][:, None]
     return y, math.gap(logits, chosen)

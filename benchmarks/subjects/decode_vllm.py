@@ -32,7 +32,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.functions.scaled_weights import BLOCK
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.families import MODEL_TYPES
-from etc_dist.models.float8 import METHOD
+from etc_dist.models.float8 import METHOD, UNCONVERTED
 from etc_dist.models.quantized import FIELD
 
 ENVIRONMENT = {
@@ -53,7 +53,6 @@ SHORT, STEPS, SLOPES = 8, 96, 3
 FLOAT8 = {
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
-    "modules_to_not_convert": ["lm_head"],
     "quant_method": METHOD,
     "weight_block_size": [BLOCK, BLOCK],
 }
@@ -88,7 +87,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "eos_token_id": 151645,
     }
     if config.float8:
-        fields[FIELD] = FLOAT8
+        routers = [f"model.layers.{n}.mlp.gate" for n in range(config.layers)]
+        fields[FIELD] = FLOAT8 | {UNCONVERTED: ["lm_head", *routers]}
     if config.mixture is None:
         return fields | {"intermediate_size": config.inner}
     return fields | {

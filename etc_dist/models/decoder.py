@@ -167,7 +167,7 @@ class _Calls:
         self.dense: DenseLayers | None = None
         if mixture is not None and mixture.has_dense:
             sized = self.rows, self.steps, layers, hidden
-            self.dense = DenseLayers(g, dtype, self.shapes, sized)
+            self.dense = DenseLayers(g, sizes, self.shapes, sized)
         # Those of steps, and with dense layers a row for these.
         count = self.steps + (1 if self.dense is None else 2)
         self.position = g.local("step_position", (count, self.rows), "int32")
@@ -220,6 +220,7 @@ class _Calls:
             self.mixture = MixtureCalls(
                 *(g, sizes.mixture, dtype, self.shapes, of, self.position),
                 *(self.attention.cuts, self.early, self.dense),
+                layouts=(sizes.w_layout("expert_up"), sizes.w_layout("expert_down")),
             )
 
     def _add_buffers(self) -> None:

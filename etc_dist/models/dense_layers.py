@@ -8,12 +8,12 @@ expert, other layers add zeros. In other layers the tasks of the MLP have no row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from etc_dist.functions.epilogue import Epilogue, store, swiglu
 from etc_dist.functions.ones_column import ones_column
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.route_rows import MOST_ROWS
+from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     EventRef,
@@ -30,10 +30,10 @@ from etc_dist.ir.function import TENSOR
 from etc_dist.models.expert_biases import ROWS
 from etc_dist.models.experts import (
     DENSE_MATMULS,
-    DENSE_WEIGHTS,
     SharedOutput,
     Turn,
 )
+from etc_dist.models.sizes import WEIGHTS, DecoderSizes
 from etc_dist.ops.multiply import tiles_of_dims
 from etc_dist.ops.order import tile_grid
 
@@ -44,29 +44,39 @@ class DenseLayers:
     def __init__(
         self,
         g: Graph,
-        dtype: str,
+        of: DecoderSizes,
         shapes: Sequence[TileShape],
         sizes: Sequence[Expr],
     ) -> None:
-        """sizes: the rows, the steps, the layers and the hidden size."""
-        self.g, self.dtype = g, dtype
+        """of: those of the decoder. sizes: the rows, the steps, the layers and the
+        hidden size."""
+        self.g, self.dtype = g, of.dtype
         self.rows, self.steps, self.layers, self.hidden = sizes
         self.count, self.inner = g.dims("dense_layers dense_inner")
         self.others = g.dims("sparse_layers")
         self.tiles = {
             name: tiles_of_dims(
-                *(g, f"{name}_", shapes, self.rows), has_peers=g.world_size > 1
+                *(g, f"{name}_", shapes, self.rows, of.w_layout(name)),
+                has_peers=g.world_size > 1,
             )
             for name in DENSE_MATMULS
         }
-        wide = self.count, self.inner, self.hidden
-        tall = self.count, self.hidden, self.inner
-        self.weights = [
-            g.input(name, shape, dtype)
-            for name, shape in zip(DENSE_WEIGHTS, (wide, wide, tall), strict=True)
-        ]
+        self.weights = {
+            matmul: [
+                weight_input(
+                    *(g, name, of.w_layout(matmul), *shape, self.dtype),
+                    stack=(self.count,),
+                )
+                for name in WEIGHTS[matmul]
+            ]
+            for matmul, shape in zip(
+                DENSE_MATMULS,
+                ((self.inner, self.hidden), (self.hidden, self.inner)),
+                strict=True,
+            )
+        }
         self.no_rows = g.input("no_rows", (1, MOST_ROWS), "int32")
-        self.active = g.local("dense_active", (self.rows, self.inner), dtype)
+        self.active = g.local("dense_active", (self.rows, self.inner), self.dtype)
 
     def is_dense(self, layer: Expr) -> Expr:
         """1 for a dense layer, else 0."""
@@ -119,12 +129,11 @@ class DenseLayers:
         those of the shared expert. Returns those of the layer."""
         y = shared.rows
         up, down, rows = *DENSE_MATMULS, self.rows
-        gate_up, of_down = self.weights[:2], self.weights[2:]
         width = self.tiles[up].half_columns()
         to_active = self.active, 0, self.inner, width, swiglu
-        done = self._multiply(up, turn, x, gate_up, *to_active, ready)
+        done = self._multiply(up, turn, x, *to_active, ready)
         to_y = y, rows, self.hidden, self.tiles[down].columns, store
-        done = self._multiply(down, turn, self.active, of_down, *to_y, done)
+        done = self._multiply(down, turn, self.active, *to_y, done)
         return SharedOutput(y, rows * self.is_dense(turn[1]), [*shared.done, done])
 
     def _multiply(
@@ -132,7 +141,6 @@ class DenseLayers:
         name: str,
         turn: Turn,
         x: Tensor,
-        weights: Sequence[Tensor],
         y: Tensor,
         first: Expr | int,
         columns: Expr,
@@ -149,12 +157,12 @@ class DenseLayers:
         done = g.events(
             f"{name}_done", (self.steps, self.layers), expects=of.down * of.across
         )
-        reads: list[Any] = [x[span(start, count), :]]
+        weights = tiles.weight_tiles(self.weights[name], of.columns, place=(own,))
         g.call(
             tiles.matmul(self.dtype, epilogue, may_have_no_rows=True),
             of.grid,
             name=f"{name}_matmul",
-            reads=[*reads, *(w[own, of.columns, :] for w in weights)],
+            reads=[x[span(start, count), :], *weights],
             writes=[y[span(first + start, count), of.columns]],
             waits=[wait.when(is_dense)],
             notifies=[done[turn].when(is_dense)],

@@ -36,6 +36,7 @@ from etc_dist.functions.epilogue import Epilogue, activated, store
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import BLOCK, Routing
+from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.tile_matmul import Tiles, TileShape
@@ -163,11 +164,12 @@ class MixtureCalls:
         cuts: Expr,
         early: bool,
         dense: DenseLayers | None,
+        layouts: tuple[str, str] = ("nk", "nk"),
     ) -> None:
         """sizes: the rows, the steps, the layers, the hidden and the inner size. cuts:
         0 if the bits of a row may depend on the number of rows. early: tasks may read
         operands before their last wait is met. dense: the first layers, if these have
-        no experts."""
+        no experts. layouts: of gate and up, and of down."""
         rows, steps, layers, hidden, inner = sizes
         self.has_biases, self.activation = mixture.has_biases, mixture.activation
         self.g, self.routing, self.early = g, mixture.routing(dtype), early
@@ -177,8 +179,12 @@ class MixtureCalls:
         self.turns = steps, layers
         self.position, self.dense = position, dense
         self.up, self.down = (
-            tiles_of_dims(g, f"{name}_", shapes, has_peers=g.world_size > 1)
-            for name in EXPERT_MATMULS
+            tiles_of_dims(
+                *(g, f"{name}_", shapes),
+                w_layout=layout,
+                has_peers=g.world_size > 1,
+            )
+            for name, layout in zip(EXPERT_MATMULS, layouts, strict=True)
         )
         experts, top_k = mixture.experts, mixture.router.top_k
         every = layers
@@ -198,10 +204,11 @@ class MixtureCalls:
             for name in mixture.router.bias_names
         ]
         held = mixture.held
-        shape = layers, held, inner, self.width
-        self.gate_up = [g.input(name, shape, dtype) for name in ("w_gate", "w_up")]
-        shape = layers, held, hidden, self.active_width
-        self.w_down = g.input("w_down", shape, dtype)
+        stack = layers, held
+        wide = layouts[0], inner, self.width, dtype, stack
+        self.gate_up = [weight_input(g, name, *wide) for name in ("w_gate", "w_up")]
+        tall = layouts[1], hidden, self.active_width, dtype, stack
+        self.w_down = weight_input(g, "w_down", *tall)
         self.experts = g.state("experts", (every, rows, top_k), "int32")
 
         # Both matmuls use the same row tiles: no more rows than both tile shapes have,
@@ -210,9 +217,10 @@ class MixtureCalls:
         self.tile_rows = g.let("expert_tile_rows", most)
         self.stride = g.let("expert_stride", maximum(stride, self.down.rows))
         self.gathers = g.let("gathers", select(rows <= self.tile_rows, 0, 1))
-        # NOTE: GEMVs have no biases, and sums of them no shared expert. In a dynamic
-        # program, tiles that are not needed would have to be planned.
-        others = self.has_biases or self.shared or self.own
+        # NOTE: GEMVs have no biases and read no float8, and sums of them have no shared
+        # expert. In a dynamic program, tiles that are not needed would have to be
+        # planned.
+        others = self.has_biases or self.shared or self.own or {*layouts} != {"nk"}
         self.may_be_alone = early and not others
         fits = bytes_fit(FEW_BYTES, top_k, hidden, inner, 3)
         alone = select(rows + cuts <= 1, fits, 0) if self.may_be_alone else 0
@@ -411,7 +419,9 @@ class MixtureCalls:
             *("expert_up", self.up, activated(self.activation), grid),
             reads=[
                 self.x[span(first, self._rows_of(turn, r)), :],
-                *(w[self._own(layer), expert, columns, :] for w in self.gate_up),
+                *self.up.weight_tiles(
+                    self.gate_up, columns, place=(self._own(layer), expert)
+                ),
             ],
             writes=[self.active[self._places(turn, r), columns]],
             waits=waits,
@@ -432,12 +442,14 @@ class MixtureCalls:
         )
         r, j = grid = g.grid(r=self._used(turn), j=across)
         columns = tile(j, width)
-        places = self._places(turn, r)
+        places, expert = self._places(turn, r), self.tile.load(*turn, r, 0)
         self._call(
             *("expert_down", self.down, store, grid),
             reads=[
                 self.active[places, :],
-                self.w_down[self._own(layer), self.tile.load(*turn, r, 0), columns, :],
+                *self.down.weight_tiles(
+                    [self.w_down], columns, place=(self._own(layer), expert)
+                ),
             ],
             writes=[self.outputs[places, columns]],
             waits=[waits[0], self.activated[*turn, r]],
@@ -518,13 +530,15 @@ class MixtureCalls:
     ) -> None:
         """Adds the GEMVs of a row that is alone."""
         top_k, layer = self.routing.top_k, turn[1]
+        weights = *self.gate_up, self.w_down
+        *gate_up, down = (w for w in weights if isinstance(w, Tensor))
         fits = bytes_fit(PREFETCH_BYTES, top_k, self.hidden, self.inner, 1)
         experts = TokenExperts(
             self.g,
             self.routing,
             self.alone,
-            self.gate_up,
-            self.w_down,
+            gate_up,
+            down,
             PRODUCT_TASKS,
             sums,
             self.g.let("prefetches", fits * self.alone),

@@ -7,7 +7,8 @@ folders, with `weight_block_size` [128, 128]."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,7 @@ WANTED = (
 )
 SCALES = "_scale_inv"
 LAYER = "model.layers.{}.{}"
-PROJECTIONS: Mapping[str, Sequence[str]] = {
-    "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
-    "o": ["self_attn.o_proj"],
-    "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
-    "down": ["mlp.down_proj"],
-}
-"""The matrices in a layer's files of the matmuls that may read float8."""
+NUMBER = re.compile(r"[0-9]+")
 
 
 def is_known(found: Mapping[str, Any]) -> bool:
@@ -53,18 +48,18 @@ def is_known(found: Mapping[str, Any]) -> bool:
     )
 
 
-def converted(found: Mapping[str, Any], layers: int) -> list[str]:
-    """The matmuls whose matrices are of float8 in all layers.
+def are_converted(found: Mapping[str, Any], matrices: Iterable[str]) -> bool:
+    """Whether all of these matrices of all layers are of float8. matrices: their names
+    in a layer, with 0 for the number of any expert.
 
     A name in modules_to_not_convert stands for all that contain it, up to a final
-    pattern: so for more than in transformers. Their codes are widened."""
-    skipped = [name.rstrip("*.") for name in found.get(UNCONVERTED) or ()]
-
-    def is_converted(names: Sequence[str]) -> bool:
-        of_layers = (LAYER.format(n, name) for n in range(layers) for name in names)
-        return not any(part in name for name in of_layers for part in skipped)
-
-    return [name for name, names in PROJECTIONS.items() if is_converted(names)]
+    pattern, with any numbers: so for more than in transformers. What is of float8 there
+    and not here is widened."""
+    skipped = [
+        NUMBER.sub("0", name.rstrip("*.")) for name in found.get(UNCONVERTED) or ()
+    ]
+    names = [LAYER.format(0, name) for name in matrices]
+    return not any(part in name for part in skipped for name in names)
 
 
 def widen(codes: Any, scales: Any) -> Any:

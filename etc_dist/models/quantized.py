@@ -3,14 +3,15 @@ those of float8 that a decoder reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etc_dist.functions.scaled_weights import BLOCK
 from etc_dist.models import float8, mxfp4
+from etc_dist.models.experts import DENSE_MATMULS, EXPERT_MATMULS, SHARED_MATMULS
 from etc_dist.models.families import FAMILIES
-from etc_dist.models.family import Family
+from etc_dist.models.family import MLP_NAMES, Family
 from etc_dist.models.fields import VARIANT_FIX, refused
 from etc_dist.models.weight_files import read_folder
 
@@ -43,24 +44,49 @@ def check_field(given: Mapping[str, Any], family: Family, path: Path) -> None:
 
 def float8_matmuls(given: Mapping[str, Any], config: ModelConfig) -> tuple[str, ...]:
     """The matmuls of a model that read weights of float8: those of which all are, in
-    blocks that no change of the heads divides."""
-    found = given.get(FIELD)
+    blocks that no change of the heads divides. given: the fields of config.json."""
+    found, family = given.get(FIELD), FAMILIES[config.architecture]
     if not isinstance(found, Mapping) or not float8.is_known(found):
         return ()
-    if FAMILIES[config.architecture].is_fused or config.mixture is not None:
+    has_biases = config.mixture is not None and config.mixture.has_biases
+    if family.is_fused or has_biases or config.hidden % MULTIPLE:
         return ()
     head, dim = config.head, config.head_dim
     is_whole = head.size == dim
     may_be = {
         "qkv": is_whole and (head.is_plain(dim) or dim <= BLOCK),
         "o": is_whole,
-        "gate_up": True,
         "down": config.inner % MULTIPLE == 0,
+        "expert_down": config.inner % MULTIPLE == 0,
+        "shared_down": config.shared_inner % MULTIPLE == 0,
+        "dense_down": config.dense_inner % MULTIPLE == 0,
     }
-    names = (
-        float8.converted(found, config.layers) if config.hidden % MULTIPLE == 0 else []
+    return tuple(
+        name
+        for name, matrices in _matrices(config, family).items()
+        if may_be.get(name, True) and float8.are_converted(found, matrices)
     )
-    return tuple(name for name in names if may_be[name])
+
+
+def _matrices(config: ModelConfig, family: Family) -> dict[str, Sequence[str]]:
+    """The matrices of each matmul of a layer, but for the router."""
+    matrices: dict[str, Sequence[str]] = {
+        "qkv": [f"self_attn.{name}_proj" for name in "qkv"],
+        "o": ["self_attn.o_proj"],
+    }
+    form, mixture = family.mixture, config.mixture
+    if form is None or mixture is None:
+        blocks = {("gate_up", "down"): ("mlp", MLP_NAMES)}
+    else:
+        blocks = {EXPERT_MATMULS: (f"{form.block}.experts.0", form.names)}
+        if mixture.shared:
+            blocks[SHARED_MATMULS] = f"{form.block}.{form.shared}", MLP_NAMES
+        if mixture.has_dense:
+            blocks[DENSE_MATMULS] = "mlp", MLP_NAMES
+    for (up, down), (block, names) in blocks.items():
+        matrices[up] = [f"{block}.{name}" for name in names[:2]]
+        matrices[down] = [f"{block}.{names[2]}"]
+    return matrices
 
 
 def read_widened(

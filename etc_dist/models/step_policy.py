@@ -12,7 +12,7 @@ from etc_dist.functions.attend import HEADS
 from etc_dist.functions.plan_shares import CUT, MOST_CUTS, STAGE
 from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape, shapes_for
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import EXPERT_MATMULS, Mixture
 from etc_dist.models.sizes import layout_of
 from etc_dist.ops.tile_model import (
     FAMILY,
@@ -38,8 +38,8 @@ average at 64 to 128 rows than with all shapes."""
 DIVIDED = ("down",)
 """The matmuls whose tiles may use split-K, if they are stored on one rank. Others have
 so many columns that it gains at most a few percent, by the model."""
-GATED = ("gate_up", "shared_up", "dense_up")
-"""The matmuls of gate and up, but for those of chosen experts."""
+GATED = ("gate_up", "expert_up", "shared_up", "dense_up")
+"""The matmuls of gate and up."""
 SLICE_POSITIONS = 2 * STAGE
 """The fewest positions of a share that has a part of the longest request."""
 MOST_SLICES = 16
@@ -217,39 +217,38 @@ class StepPolicy:
         """Tiles with the rows that most experts have, and the fastest widths for the
         expected number of chosen experts, if rows choose uniformly."""
         mean = rows * mixture.router.top_k / mixture.experts
-        heights = sorted({shape.rows for shape in self.shapes})
+        heights = sorted({shape.rows for shape in self.shapes_of(EXPERT_MATMULS[0])})
         wanted = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * mean)))
         fitting = [n for n in heights if n >= wanted] or heights
         height = min(fitting[0], max(n for n in heights if n <= MOST_FEW_ROWS))
         unused = (1 - mixture.router.top_k / mixture.experts) ** rows
         groups = math.ceil(mixture.held * (1 - unused))
-        config = self.config
-        up = self._grouped_tiling(
-            height, groups, config.inner, config.hidden, gated=True
-        )
-        down = self._grouped_tiling(height, groups, config.hidden, config.inner)
-        return {
-            **dims_of_tiles("expert_up", up, False),
-            **dims_of_tiles("expert_down", down, False),
-        }
+        hidden, inner = self.config.hidden, self.config.inner
+        matmuls = zip(EXPERT_MATMULS, ((inner, hidden), (hidden, inner)), strict=True)
+        dims: dict[str, int] = {}
+        for name, (n, k) in matmuls:
+            tiling = self._grouped_tiling(name, height, groups, n, k)
+            dims |= dims_of_tiles(name, tiling, False)
+        return dims
 
     def _grouped_tiling(
-        self, height: int, groups: int, n: int, k: int, *, gated: bool = False
+        self, name: str, height: int, groups: int, n: int, k: int
     ) -> Tiling:
         """The fastest tiles of `height` rows, for weights [n, k] of `groups` experts,
         or [n, k] of gate and of up."""
+        shapes, gated = self.shapes_of(name), name in GATED
         all_columns, workers = n * (1 + gated), self.workers or 1
 
         def cost(tiling: Tiling) -> float:
             tiles = -(-all_columns // tiling.columns)
             sizes = height, groups * tiles * tiling.columns, k
-            shape = self.shapes[tiling.shape_idx]
+            shape = shapes[tiling.shape_idx]
             return self._cost(work_of(shape, tiling, sizes, workers))
 
         known = [
             tiling
-            for tiling in self._whole_tilings(self.shapes, gated)
-            if self.shapes[tiling.shape_idx].rows == height
+            for tiling in self._whole_tilings(shapes, gated)
+            if shapes[tiling.shape_idx].rows == height
         ]
         return min(known, key=cost)
 

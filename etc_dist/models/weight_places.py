@@ -14,7 +14,7 @@ from etc_dist.models.families import FAMILIES
 from etc_dist.models.family import MLP_NAMES
 from etc_dist.models.float8 import LAYER, SCALES
 from etc_dist.models.part import Part, of_blocks
-from etc_dist.models.sizes import MLP_WEIGHTS, scaled_weights
+from etc_dist.models.sizes import MLP_WEIGHTS, scaled_weights, weight_of
 
 IN_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)")
 PREDICTING = "model.mtp_"
@@ -67,7 +67,7 @@ class WeightPlaces:
         target, index = known[match[2]]
         if index is None:
             return target, None
-        of_layer = layer - self._dense * (target in OF_MIXTURES)
+        of_layer = layer - self._dense * (weight_of(target) in OF_MIXTURES)
         return target, (of_layer, *(index if isinstance(index, tuple) else (index,)))
 
     def is_beyond(self, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,31 @@ import numpy as np
 import pytest
 
 import etc_dist
+from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.router import Router
 from etc_dist.functions.scaled_weights import E4M3
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models import load
 from etc_dist.models.config import read_config
-from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.decoder import decoder_for, decoder_graph
+from etc_dist.models.experts import Mixture
 from etc_dist.models.float8 import widen
 from etc_dist.models.part import Part
 from etc_dist.models.safetensors_file import read_tensors
+from etc_dist.models.setup import part_of
+from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import SCHEDULES, schedule_static
+from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.graphs.paged import BASE
 from tests.graphs.scaled import expanded
-from tests.models.references import QWEN, QWEN_MOE, draw_folder, save
+from tests.models.references import QWEN, QWEN_MOE, Plain, draw_folder, save
 from tests.models.steps import SHAPES
+from tests.models.test_experts import DENSE as DENSE_LAYER
+from tests.models.test_experts import EMULATED, check_steps
+from tests.models.test_experts import SHAPES as EXPERT_SHAPES
 from tests.models.test_model import expect_best
 from tests.models.test_tensor_parallel import (
     PAGE,
@@ -46,6 +56,8 @@ RELEASED = {
 SMALL = {"num_hidden_layers": 1, "tie_word_embeddings": True}
 DENSE, MIXTURE = QWEN | SMALL, QWEN_MOE | SMALL | {"num_experts": 4}
 ENDS = ("_proj.weight",)
+FILE = "model.safetensors"
+exhaustive = pytest.mark.exhaustive
 FILES = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
 
 
@@ -66,7 +78,7 @@ def release(
         json.dumps({**given, "quantization_config": own})
     )
     tensors, scales, widened = {}, {}, {}
-    for name, array in read_tensors(plain / "model.safetensors"):
+    for name, array in read_tensors(plain / FILE):
         tensors[name] = widened[name] = np.array(array)
         if name.endswith(ENDS):
             codes, scale = etc_dist.quantize(tensors[name])
@@ -75,7 +87,7 @@ def release(
             wide = codes.astype(np.float64) * expanded(scale, *codes.shape)
             widened[name] = wide.astype(np.float32)
     assert len(scales) > 6
-    save(plain / "model.safetensors", widened, "F32")
+    save(plain / FILE, widened, "F32")
     save(released / FILES[0], tensors)
     stored = "F32" if scale_dtype == "float32" else "BF16"
     save(released / FILES[1], scales, stored)
@@ -168,13 +180,69 @@ def test_ranks_give_the_logits_of_the_widened_model(inner, tmp_path, rng):
     check_logits(plain, read_config(plain), ids, logits_of(found, config))
 
 
+EXPERTS = DENSE_LAYER | {"hidden_size": 144, "num_experts": 8}
+EXPERTS |= {"moe_intermediate_size": 192, "intermediate_size": 432}
+EXPERTS |= {"num_attention_heads": 4, "num_key_value_heads": 4}
+OF_EXPERTS = ("expert_up", "expert_down", "shared_up", "shared_down")
+OF_EXPERTS += ("dense_up", "dense_down")
+
+
+class OnCpu:
+    """As an emulator, by the NumPy bodies."""
+
+    def __init__(self, graph: Any, schedule: str, workers: int):
+        self.plan = SCHEDULES[schedule](graph)
+
+    def run(self, arrays: Any, dims: Any, seed: int) -> Any:
+        return simulate(self.plan, arrays, dims).outputs
+
+
+@pytest.mark.parametrize(
+    ("runner", "schedule", "ranks", "experts"),
+    [
+        (OnCpu, "static", 2, "tensor"),
+        pytest.param(Emulator, "static", 2, "tensor", marks=exhaustive),
+        pytest.param(Emulator, "static", 2, "parallel", marks=exhaustive),
+        pytest.param(Emulator, "dynamic", 1, "tensor", marks=exhaustive),
+    ],
+)
+def test_experts_are_multiplied_by_their_codes(
+    runner, schedule, ranks, experts, tmp_path, rng
+):
+    """With a shared expert, and a first layer without experts."""
+    plain, released = release(tmp_path, rng, EXPERTS)
+    config = read_config(released)
+    assert config.float8 == ("qkv", "o", *OF_EXPERTS)
+    parts = [part_of(rank, ranks, experts) for rank in range(ranks)]
+    own = parts[0].config(config)
+    assert own.float8 == config.float8
+    weights = [load_weights(released, config, "bfloat16", part) for part in parts]
+    assert weights[0]["w_gate"].dtype == numpy_dtype(E4M3)
+    sizes, shapes = own.sizes(16), EXPERT_SHAPES
+    graph = decoder_graph(ranks, sizes=sizes, shapes=shapes, best_columns=64)
+    wide = {name: np.array(a) for name, a in read_tensors(plain / FILE)}
+    reference = Plain(plain, read_config(plain), wide)
+    steps = EMULATED[1 : 2 if runner is OnCpu else 3]
+    runner = runner(graph, schedule=schedule, workers=4)
+    check_steps(runner, weights, own, reference, steps, rng)
+
+
+@exhaustive
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+@pytest.mark.parametrize("mixture", [None, Mixture(128, Router(8))], ids=str)
+def test_programs_of_all_tiles_compile_without_spills(mixture, schedule):
+    sizes = DecoderSizes(32, 4, 128, normalizes_heads=True, mixture=mixture)
+    sizes = replace(sizes, float8=sizes.matmuls[:-1])
+    check_wgmmas(check_compiled(decoder_for(schedule, 1, sizes), schedule).cubin)
+
+
 @pytest.mark.mpi(ranks=[1, 2])
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_a_released_folder_generates_what_its_numbers_do(
     schedule, tmp_path, rng, world
 ):
     plain, released = release(tmp_path, rng, DENSE)
-    file = plain / "model.safetensors"
+    file = plain / FILE
     save(file, {name: np.array(array) for name, array in read_tensors(file)})
     options = {"positions": 64, "page_size": 16, "schedule": schedule}
     with load(released, **options, world=world) as model:
