@@ -264,7 +264,7 @@ ETC_DEVICE bool multiply_widened(
   // The codes of a box of the block at `from`, for the registers of wgmma. The swizzle exchanges
   // units of 16 bytes by the number of the row in eight.
   const auto load_now = [&](u32 box, u32 from) ETC_INLINE {
-    const u32 rows[2] = {from, from + w.apart};
+    const u32 rows[2] = {from, w.apart + from};
 #pragma unroll
     for (u32 step = 0; step < 4; ++step) {
 #pragma unroll

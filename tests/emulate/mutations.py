@@ -125,7 +125,7 @@ BROKEN = {
             "ptx::wgmma_wait<kWidened - 1>();": "",
             "ptx::load_shared2(at + 8)": "ptx::load_shared2(at)",
             "(box * 4 + step) * 16": "step * 16",
-            "from, from + w.apart": "from, from",
+            "w.apart + from": "from",
         },
         "scaled, gated": {
             "i % 4 < 2 ? scale.x : scale.y": "scale.x",
@@ -388,5 +388,5 @@ def write_mutated(folder: Path) -> None:
         if ";" in text:
             either = f"if ({is_broken}) {{\n{instead}\n}} else {{\n{text}\n}}"
         else:
-            either = f"({is_broken} ? {instead} : {text})"
+            either = f"({is_broken} ? ({instead}) : ({text}))"
         path.write_text(before + either + after)
