@@ -324,7 +324,6 @@ class TensorLane {
           index = Computes::template index<ComputeOf<Call>>();
           variant = FunctionOf<Call>::kVariant;
         } else {
-          if constexpr (kHasData) units_.release(entry);
           going = run_body<Call>(t, who, going, consumed);
           a = WorkItem{-1, 0, 0};  // so that it occupies no registers while the body runs
         }
@@ -352,7 +351,10 @@ class TensorLane {
           Computes::template visit<Program>(base_, index, run);
         }
       }
-      if (kHasData && a.task >= 0) units_.release(entry);
+      if constexpr (kHasData) {
+        a = units_.next(entry);  // it occupies no registers before
+        units_.release(entry);
+      }
       if (kStoresInCompute && a.task >= 0) {
         visit_task(a, [&](auto call, i32 t) ETC_INLINE {
           using Call = decltype(call);
