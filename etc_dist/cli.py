@@ -83,6 +83,18 @@ def _expect_open_output() -> None:
         )
 
 
+def _refuse_turn(turn: int | None) -> None:
+    """ArgumentError for the turn of no loop."""
+    if turn is not None:
+        raise ArgumentError(
+            "a turn is of a loop",
+            where="etc-dist trace",
+            wanted="--turn with --loop",
+            got=f"--turn {turn} alone",
+            fix="add --loop and its name, such as --loop layer",
+        )
+
+
 def _as_refusal(error: OSError) -> ArgumentError:
     """The error of a command for one of the system."""
     if error.filename is not None:
@@ -155,6 +167,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "trace":
         trace = read_trace(options.file)
         if options.loop is None:
+            _refuse_turn(options.turn)
             print(show_sums(trace), end="")
         else:
             print(show_turn(trace, options.loop, options.turn), end="")

@@ -87,7 +87,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "eos_token_id": 151645,
     }
     if config.float8:
-        routers = [f"model.layers.{n}.mlp.gate" for n in range(config.layers)]
+        count = 0 if config.mixture is None else config.layers
+        routers = [f"model.layers.{n}.mlp.gate" for n in range(count)]
         fields[FIELD] = FLOAT8 | {UNCONVERTED: ["lm_head", *routers]}
     if config.mixture is None:
         return fields | {"intermediate_size": config.inner}

@@ -67,8 +67,8 @@ def moe_few_tokens_graph(
     of weights they need, two events after the first load. A task has some columns of
     each expert that its token picks; those of down come in pairs. If there is one token
     and L2 holds its rows of down, tasks of `gate_up_token` prefetch those of half of
-    its experts, a share each; tasks of `down_token` prefetch their own rows of the
-    others.
+    its experts, a share each. Tasks of `down_token` always prefetch their own rows
+    before they wait.
 
     shared, activation: as of `moe_graph`. A shared expert is a mixture of one expert,
     whose weighted rows are added to those of the others."""

@@ -30,8 +30,8 @@ time, and there matmuls that read an expert once for all its tokens are faster."
 PRODUCT_TASKS = 132
 """Tasks of a product that read weights concurrently, about one for each worker."""
 PREFETCH_BYTES = 30_000_000
-"""Rows of down are prefetched into L2 for one token that reads at most so many bytes of
-them, and not for several tokens."""
+"""`gate_up_token` prefetches rows of down into L2 for one token that reads at most so
+many bytes of them, and not for several tokens."""
 
 
 def bytes_fit(most: int, top_k: int, hidden: Expr, inner: Expr, matrices: int) -> Expr:

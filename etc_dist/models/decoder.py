@@ -98,9 +98,10 @@ def decoder_graph(
     chosen. `plan_shares` and `attend` describe the dims shares, of each KV head,
     shares_of_task and cuts.
 
-    Weights have the layer as first axis. `norm` [layers + 1, hidden] has the gains
-    before attention of each layer, then that of the final norm; [1, hidden] without
-    `pre_norm`.
+    Weights have the layer as first axis. Those of `sizes.float8` are codes, and have
+    fp32 scales for blocks of 128 x 128, NAME_scales. `norm` [layers + 1, hidden] has
+    the gains before attention of each layer, then that of the final norm; [1, hidden]
+    without `pre_norm`.
 
     On several ranks heads, inner width and the vocabulary of logits are split: `sizes`,
     weights, cache and logits are those of a rank. The embedding has all ids, and all

@@ -11,6 +11,7 @@ import numpy as np
 
 from etc_dist.compiler import compile, world_or_current
 from etc_dist.errors import ArgumentError, as_refusal, expect_range, expect_type
+from etc_dist.functions.scaled_weights import E4M3
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.batch import Batch
 from etc_dist.models.config import ModelConfig
@@ -67,11 +68,12 @@ class Model:
         are_finite: bool = False,
         world: World | None = None,
     ) -> None:
-        """weights: NumPy arrays or arrays on the GPU, all bfloat16 or all float16, by
-        the names and of the shapes of `weight_shapes(config)`; on several ranks those
-        of this rank's part. bundle: its program and proofs are used. are_finite: the
-        caller has checked that the weights are finite, as `load` does; otherwise this
-        reads them all once. Other options and errors: as for `load`."""
+        """weights: NumPy arrays or arrays on the GPU, all bfloat16 or all float16, but
+        for float8 codes (on the GPU their bits as uint8) and their scales, by the names
+        and of the shapes of `weight_shapes(config)`; on several ranks those of this
+        rank's part. bundle: its program and proofs are used. are_finite: the caller has
+        checked that the weights are finite, as `load` does; otherwise this reads them
+        all once. Other options and errors: as for `load`."""
         self.config, self.world = config, world_or_current(world)
         self.part = part_of(self.world.rank, self.world.size, experts)
         self.most_rows = ROWS[-1]
@@ -351,6 +353,8 @@ class Model:
             return array
         import cupy
 
+        if isinstance(array, np.ndarray) and array.dtype == numpy_dtype(E4M3):
+            array = array.view(np.uint8)  # CuPy has no float8
         return cupy.asarray(array)
 
     def _empty(self, shape: tuple[int, ...], dtype: str) -> Any:

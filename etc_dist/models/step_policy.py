@@ -56,7 +56,7 @@ TASK_US = 2.0
 """Microseconds for each task of a worker: the work of its loading thread before the
 first load, where the ring of stages does not hide it."""
 LEAST_TILE = 8
-"""The fewest rows of such a tile: the smallest N of wgmma."""
+"""The fewest rows of an expert's tile: the smallest N of wgmma."""
 
 
 def step_counts(most: int) -> list[int]:
@@ -217,7 +217,7 @@ class StepPolicy:
         """Tiles with the rows that most experts have, and the fastest widths for the
         expected number of chosen experts, if rows choose uniformly."""
         mean = rows * mixture.router.top_k / mixture.experts
-        heights = sorted({shape.rows for shape in self.shapes_of(EXPERT_MATMULS[0])})
+        heights = sorted(set.intersection(*map(self._heights, EXPERT_MATMULS)))
         wanted = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * mean)))
         fitting = [n for n in heights if n >= wanted] or heights
         height = min(fitting[0], max(n for n in heights if n <= MOST_FEW_ROWS))
@@ -230,6 +230,11 @@ class StepPolicy:
             tiling = self._grouped_tiling(name, height, groups, n, k)
             dims |= dims_of_tiles(name, tiling, False)
         return dims
+
+    def _heights(self, name: str) -> set[int]:
+        """The rows of the tiles that may serve a matmul."""
+        kinds = {"gated": name in GATED, "in_order": self.in_order}
+        return {s.rows for s in self.shapes_of(name) if s.serves(**kinds)}
 
     def _grouped_tiling(
         self, name: str, height: int, groups: int, n: int, k: int

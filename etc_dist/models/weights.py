@@ -71,17 +71,20 @@ def stack_weights(
         dtypes = {name: own.get(name, dtype) for name in shapes}
         held = HeldWeights(shapes, dtypes, backend)
     except (MemoryError, ValueError) as error:
-        raise weights_error(path, "weights that fit in memory", str(error)) from error
+        raise _no_memory(path, error) from error
     stack = _Stack(config, part, held, dtypes)
     rows = part.ids(config.vocabulary)
     head: Any = None
-    for stored_name, stored in _in_order(tensors, config):
-        name = stack.places.full_name(stored_name)
-        if config.is_tied and name == "lm_head.weight":
-            with np.errstate(invalid="ignore", over="ignore"):
-                head = np.atleast_1d(stored)[rows].astype(numpy_dtype(dtype))
-        elif not (name.endswith(IGNORED) or stack.places.is_beyond(name)):
-            stack.take(name, stored)
+    try:
+        for stored_name, stored in _in_order(tensors, config):
+            name = stack.places.full_name(stored_name)
+            if config.is_tied and name == "lm_head.weight":
+                with np.errstate(invalid="ignore", over="ignore"):
+                    head = np.atleast_1d(stored)[rows].astype(numpy_dtype(dtype))
+            elif not (name.endswith(IGNORED) or stack.places.is_beyond(name)):
+                stack.take(name, stored)
+    except MemoryError as error:
+        raise _no_memory(path, error) from error
     # NOTE: config.json may have far more layers than the files.
     faults, num_faults = stack.faults, stack.num_faults()
     if head is not None and not np.array_equal(head, held.on_host("embedding", rows)):
@@ -94,6 +97,11 @@ def stack_weights(
     if config.is_tied:
         arrays["w_head"] = tied_head(arrays["embedding"], part)
     return arrays
+
+
+def _no_memory(path: Path, error: Exception) -> ArgumentError:
+    fix = "load it on more ranks, or a smaller model"
+    return weights_error(path, "weights that fit in memory", str(error), fix)
 
 
 class _Stack:
@@ -138,7 +146,7 @@ class _Stack:
             if shape != stored.shape:
                 fault = f"{list(stored.shape)} instead of {list(shape)}"
             elif self._dtypes[target] == E4M3 != stored.dtype.name:
-                fault = f"{stored.dtype} instead of {E4M3}, and not in {UNCONVERTED}"
+                fault = f"{stored.dtype} instead of {E4M3}: add it to {UNCONVERTED}"
             elif not self._store(target, own_place[1], stored):
                 fault = "numbers that are not finite"
         if fault:

@@ -58,7 +58,8 @@ row of x. By wgmma they are measured."""
 SERIAL_CYCLES = 337
 """By wgmma, in tiles of so many rows that the tensor cores wait meanwhile."""
 MOST_OVERLAPPED_ROWS = 80
-"""In tiles with more rows they do: `kLoadsAhead` in the CUDA half."""
+"""In tiles with more rows they do, or partly. The model leaves out that programs with
+loops load no codes ahead from 64 rows on: `kLoadsAhead` in the CUDA half."""
 NARROW, NARROW_SHARE = 32, 0.65
 """If warpgroups alternate, each warp has 8 of up to so many rows of w, in place of 16,
 which takes this share of the time."""

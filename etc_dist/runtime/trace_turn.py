@@ -29,7 +29,7 @@ class Phase:
 
 def phases_of(trace: Trace, loop: str, turn: int | None = None) -> list[Phase]:
     """The phases of a turn of a loop on the first rank, in the order of their starts.
-    turn: default is the middle one; of other loops it is the last one that has it.
+    turn: default is the middle one; of loops around it, the last one that has it.
 
     Raises ArgumentError for a loop or a turn that the trace does not have."""
     records = _of_turn(trace, loop, turn)
@@ -67,7 +67,7 @@ def _of_turn(trace: Trace, loop: str, turn: int | None) -> list[TaskRecord]:
         names = sorted({name for at, _ in looped for name in at})
         raise ArgumentError(
             "a trace does not have the turn",
-            where=f"loop {loop!r}, turn {turn}",
+            where=f"loop {loop!r}" + (f", turn {turn}" if turns else ""),
             wanted=f"a turn from {turns[0]} to {turns[-1]}"
             if turns
             else f"a loop of the run: {', '.join(names) or 'it has none'}",
@@ -75,13 +75,14 @@ def _of_turn(trace: Trace, loop: str, turn: int | None) -> list[TaskRecord]:
             fix="choose another one; the first lines of etc-dist trace FILE list them",
         )
     within = [(at, r) for at, r in looped if at.get(loop) == turn]
-    last = max(_others(at, loop) for at, _ in within)
-    return [r for at, r in within if _others(at, loop) == last]
+    last = max(_around(at, loop) for at, _ in within)
+    return [r for at, r in within if _around(at, loop) == last]
 
 
-def _others(at: Mapping[str, int], loop: str) -> tuple[int, ...]:
-    """The turns of the other loops around a task."""
-    return tuple(turn for name, turn in at.items() if name != loop)
+def _around(at: Mapping[str, int], loop: str) -> tuple[int, ...]:
+    """The turns of the loops around `loop`."""
+    names = list(at)
+    return tuple(at[name] for name in names[: names.index(loop)])
 
 
 def show_turn(trace: Trace, loop: str, turn: int | None = None) -> str:

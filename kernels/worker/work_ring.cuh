@@ -1,4 +1,4 @@
-// The ring through which a worker's producer thread publishes units to the other warps.
+// The ring through which a worker's producer thread publishes tasks to the other warps.
 #pragma once
 #include "worker/computes.cuh"
 
@@ -14,7 +14,7 @@ struct WorkItem {
 };
 
 // Every consumer reads every item, also after an abort: so all warps of a worker process the same
-// units and leave together.
+// tasks and leave together.
 class WorkRing {
   static constexpr u32 kEntries = Shared::kWorkItems;
 
@@ -62,7 +62,7 @@ class WorkRing {
 
   // For a producer that must not run ahead; `consumers`: the warps that call begin().
   ETC_DEVICE void init_begun(u32 consumers) const { ptx::mbarrier_init(begun(), consumers); }
-  // A whole warp, when it begins the unit that it has consumed.
+  // A whole warp, when it begins the task that it has consumed.
   ETC_DEVICE void begin() const {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(begun());
   }

@@ -163,7 +163,9 @@ def test_ranks_have_codes_with_the_scales_of_their_blocks(inner, tmp_path, rng):
             assert held[name].dtype == array.dtype
             cut = held[name][tuple(map(slice, array.shape))]
             assert cut.tobytes() == array.tobytes(), name
-        assert not held["w_gate"][:, len(place) :].astype(np.float32).any()
+        width = len(place)
+        for padding in (held["w_gate"][:, width:], held["w_down"][..., width:]):
+            assert not padding.astype(np.float32).any()
 
 
 @pytest.mark.parametrize("inner", DIVIDED)
@@ -293,7 +295,7 @@ def test_a_matrix_of_16_bits_that_no_list_has_is_named(tmp_path, rng):
     plain, released = release(tmp_path, rng, DENSE)
     config = (released / "config.json").read_text()
     (plain / "config.json").write_text(config)
-    text = f"{NAME}: float32 instead of {E4M3}, and not in modules_to_not_convert"
+    text = f"{NAME}: float32 instead of {E4M3}: add it to modules_to_not_convert"
     with pytest.raises(ArgumentError, match=text):
         load_weights(plain, read_config(plain), "bfloat16")
 

@@ -10,7 +10,7 @@ from etc_dist.functions.router import Router
 from etc_dist.models import step_policy
 from etc_dist.models.config import read_config
 from etc_dist.models.experts import Mixture
-from etc_dist.models.step_policy import ROWS, STEP_SHAPES, StepPolicy
+from etc_dist.models.step_policy import ROWS, StepPolicy
 from tests.models.small import make_model
 
 
@@ -28,16 +28,23 @@ def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
 
 @pytest.mark.parametrize("workers", [None, 132])
 @pytest.mark.parametrize("mixture", [None, Mixture(8, Router(2), "plain")])
+@pytest.mark.parametrize("is_float8", [False, True])
 def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
-    tmp_path, rng, mixture, workers
+    tmp_path, rng, mixture, workers, is_float8
 ):
     config = read_config(make_model(tmp_path, rng))
     shared_inner = 0 if mixture is None else 64
     config = replace(config, mixture=mixture, shared_inner=shared_inner)
+    if is_float8:
+        config = replace(config, float8=config.sizes(16).matmuls[:-1])
     policy = StepPolicy(config, workers, in_order=True)
     for dims in policy.every(4096):
-        shapes = [STEP_SHAPES[n] for name, n in dims.items() if "shape" in name]
-        assert {shape.k_parts for shape in shapes} == {1}
+        shapes = [
+            policy.shapes_of(name.removesuffix("_shape"))[number]
+            for name, number in dims.items()
+            if name.endswith("_shape")
+        ]
+        assert all(shape.adds_in_order for shape in shapes)
         assert dims.get("down_parts", 1) == 1
     for longest, cuts in (
         (1, 1),

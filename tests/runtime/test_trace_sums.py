@@ -118,6 +118,26 @@ def test_of_other_loops_the_last_turn_is_shown():
     assert shown == show_turn(Trace.of(records[2:3]), "layer", 0)
 
 
+def test_a_turn_has_the_tasks_of_all_turns_of_loops_within_it():
+    records = [replace(task(0, 5, 9, "begin", 0), loops=("step",), coordinate=(0, 0))]
+    records += [
+        replace(
+            task(0, 10 + t, 11 + t, "a", 0),
+            loops=("step", "layer"),
+            coordinate=(0, t, 0),
+        )
+        for t in range(3)
+    ]
+    shown = show_turn(Trace.of(records), "step", 0).splitlines()
+    assert [line.split()[:2] for line in shown[1:]] == [["begin", "1"], ["a", "3"]]
+
+
+def test_a_turn_of_no_loop_is_refused(tmp_path, capsys):
+    TRACE.perfetto(tmp_path / "trace.json")
+    assert cli.main(["trace", str(tmp_path / "trace.json"), "--turn", "0"]) == 1
+    assert "--turn with --loop" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("loop", "turn", "wanted"),
     [("layer", 2, "a turn from 0 to 1"), ("step", None, "a loop of the run: layer")],
