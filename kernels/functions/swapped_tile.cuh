@@ -207,18 +207,18 @@ struct SwappedTiles {
       for (u32 i = 0; i < kRows / 2; ++i) {
         if (i % 4 < 2) gate(d[i], d[i + 2]);
       }
-      return;
-    }
-    const u32 thread = ptx::thread() & 127, up = buffer + kHalfBuffer + thread % 64 * 16;
+    } else {
+      const u32 thread = ptx::thread() & 127, up = buffer + kHalfBuffer + thread % 64 * 16;
 #pragma unroll
-    for (u32 j = 0; j < kEights; ++j) {
-      if (thread >= 64) store_four(d, j, up + j * 1024);
-    }
-    ptx::named_barrier<128>(2);  // up's sums are in the buffer
+      for (u32 j = 0; j < kEights; ++j) {
+        if (thread >= 64) store_four(d, j, up + j * 1024);
+      }
+      ptx::named_barrier<128>(2);  // up's sums are in the buffer
 #pragma unroll
-    for (u32 j = 0; j < kEights; ++j) {
-      if (thread < 64) {
-        combine_four(d, j, up + j * 1024, [](float& sum, float other) { gate(sum, other); });
+      for (u32 j = 0; j < kEights; ++j) {
+        if (thread < 64) {
+          combine_four(d, j, up + j * 1024, [](float& sum, float other) { gate(sum, other); });
+        }
       }
     }
   }

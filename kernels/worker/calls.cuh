@@ -41,6 +41,13 @@ struct NthType<0, First, Rest...> {
 };
 template <i32 n, class... Types>
 using NthOf = typename NthType<n, Types...>::Type;
+// The position of a type among others.
+template <class Type, class... Types>
+ETC_DEVICE constexpr u32 position_of() {
+  u32 n = 0;
+  (void)((kIsSame<Types, Type> || (++n, false)) || ...);
+  return n;
+}
 
 template <class... Calls>
 struct CallList {
@@ -75,7 +82,7 @@ struct CallList {
   // Calls f(Call{}) for the first call, if there is any.
   template <class F>
   ETC_DEVICE static void first(F f) {
-    if constexpr (kCount > 0) call_first<Calls...>(f);
+    if constexpr (kCount > 0) f(NthOf<0, Calls...>{});
   }
 
   // Calls f(Call{}, unit within the call) for the call that `unit` of the lane belongs to.
@@ -94,9 +101,7 @@ struct CallList {
   // The position of a call.
   template <class Call>
   ETC_DEVICE static constexpr i32 index() {
-    i32 n = 0;
-    (void)((kIsSame<Calls, Call> || (++n, false)) || ...);
-    return n;
+    return i32(position_of<Call, Calls...>());
   }
   // Calls f(Call{}) for the call at position `index`, one of [kFirst, kEnd), by halving.
   template <i32 kFirst, i32 kEnd, class F>
@@ -114,10 +119,6 @@ struct CallList {
   }
 
  private:
-  template <class First, class... Others, class F>
-  ETC_DEVICE static void call_first(F& f) {
-    f(First{});
-  }
   template <class Call, class Args>
   ETC_DEVICE static bool in_call(const Args& g, i32& unit) {
     const i32 n = Call::units(g);

@@ -36,9 +36,7 @@ struct ComputeList {
 
   template <class Compute>
   ETC_DEVICE static constexpr u32 index() {
-    u32 n = 0;
-    (void)((kIsSame<Computes, Compute> || (++n, false)) || ...);
-    return n;
+    return position_of<Compute, Computes...>();
   }
   // The control bytes of all before `end`.
   ETC_DEVICE static constexpr u32 control_bytes(u32 end) {

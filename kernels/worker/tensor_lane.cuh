@@ -1,8 +1,8 @@
 // The tensor lane: clusters of workers run its units. Cluster i takes the units i, i + clusters and
 // so on, or those of its atomic tickets, or in a dynamic program those of the queue.
 //
-// In each worker one producer thread claims units, waits for their events and publishes their
-// tasks as work items. All other warps of the lane process the same items in the same order, each in its
+// In each worker one producer thread claims units, waits for their events and publishes their tasks
+// as work items. All other warps of the lane process the same items in the same order, each in its
 // roles: see worker/roles.cuh. The producer thread has the load role, and loads as far ahead as the
 // ring of stages has room. In programs without roles and tickets, a first unit that waits for
 // nothing is not published.
