@@ -233,8 +233,9 @@ class StepPolicy:
 
     def _heights(self, name: str) -> set[int]:
         """The rows of the tiles that may serve a matmul."""
-        kinds = {"gated": name in GATED, "in_order": self.in_order}
-        return {s.rows for s in self.shapes_of(name) if s.serves(**kinds)}
+        shapes = self.shapes_of(name)
+        found = self._whole_tilings(shapes, name in GATED)
+        return {shapes[tiling.shape_idx].rows for tiling in found}
 
     def _grouped_tiling(
         self, name: str, height: int, groups: int, n: int, k: int

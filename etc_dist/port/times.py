@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.part import Part
+from etc_dist.models.sizes import MLP_WEIGHTS, weight_of
 from etc_dist.models.step_policy import padded
 from etc_dist.models.weights import weight_bytes
 
@@ -56,7 +57,7 @@ def step_bytes(config: ModelConfig, ranks: int, batch: int, context: int) -> Ste
         if name in ("embedding", "w_head"):
             continue
         share = 1.0
-        if config.mixture is not None and name in ("w_gate", "w_up", "w_down"):
+        if config.mixture is not None and weight_of(name) in MLP_WEIGHTS:
             chosen = config.mixture.router.top_k / config.mixture.experts
             share = 1 - (1 - chosen) ** batch
         expected += share * size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 
 from etc_dist.errors import ArgumentError
@@ -98,12 +98,6 @@ def _lines(phases: list[Phase], width: int) -> Iterator[str]:
     titles = ("start", "first end", "last end", "a task", "its loads")
     yield f"{'call':{width}}  {'tasks':>7}" + "".join(f"{t:>11}" for t in titles)
     for phase in phases:
-        numbers = (
-            phase.start,
-            phase.first_end,
-            phase.last_end,
-            phase.task,
-            phase.loads,
-        )
-        texts = "".join(f"{n / 1e3:>11.1f}" for n in numbers)
-        yield f"{phase.call:{width}}  {phase.num_tasks:>7}{texts}"
+        call, num_tasks, *times = astuple(phase)
+        texts = "".join(f"{time / 1e3:>11.1f}" for time in times)
+        yield f"{call:{width}}  {num_tasks:>7}{texts}"
