@@ -220,7 +220,7 @@ class _Calls:
             of = self.rows, self.steps, layers, hidden, inner
             self.mixture = MixtureCalls(
                 *(g, sizes.mixture, dtype, self.shapes, of, self.position),
-                *(self.attention.cuts, self.early, self.dense),
+                *(self.early, self.dense),
                 layouts=(sizes.w_layout("expert_up"), sizes.w_layout("expert_down")),
             )
 
@@ -394,17 +394,14 @@ class _Calls:
             shared = shared or SharedOutput(self.shared_rows, 0, [])
             shared = self.dense.add(turn, x, shared, middle)
         waits = mixture.produce(turn, waits)
-        world, sums = self.g.world_size, self.deltas["down"]
-        if world > 1 or mixture.may_be_alone:
-            summed = mixture.add_sums(turn, middle, waits, sums, shared)
-            self.done["down"] = summed
-            rows = self.rows if world > 1 else mixture.alone
-            of_down = "norm", layer + 1, "down", turn, middle, ready, self.normed
-            self.add_norm(*of_down, rows=rows)
-        if world == 1:
-            gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps
-            added = self.residual, gain, self.normed, eps
-            mixture.add_norm(turn, waits, shared, ready, *added)
+        if self.g.world_size > 1:
+            parts = self.deltas["down"]
+            self.done["down"] = mixture.send_sums(turn, waits, parts, shared)
+            self.add_norm("norm", layer + 1, "down", turn, middle, ready, self.normed)
+            return
+        gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps
+        sums = self.residual, gain, self.normed, eps
+        mixture.add_norm(turn, waits, shared, ready, *sums)
 
     def add_norm(
         self,
@@ -416,13 +413,12 @@ class _Calls:
         notify: EventRef,
         y: Tensor,
         columns: Any = slice(None),
-        rows: Expr | None = None,
     ) -> None:
         """Adds the result of matmul `of` to the residual, and normalizes the sum into y
         with gain `number` of `name`. ended: after it the residual can be read. columns:
-        all of the residual, which y may have more of. rows: their number; None: all."""
+        all of the residual, which y may have more of."""
         g, delta = self.g, self.deltas[of]
-        (r,) = grid = g.grid(r=self.rows if rows is None else rows)
+        (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), columns
         is_sum, features = delta.kind == "symmetric", self.sizes.features
         bias = [self.biases[of][turn[1], columns]] if of in self.biases else []

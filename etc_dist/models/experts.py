@@ -8,8 +8,7 @@ time.
 
 If all rows of the step fit one tile, each chosen expert has one tile with all rows.
 The rows that did not choose it cost nothing, since the tensor cores pad few rows
-anyway. Otherwise the rows of each expert are gathered first. A row that is alone in its
-step needs no tiles: GEMVs multiply it by its experts, as in the layer `MoE`.
+anyway. Otherwise the rows of each expert are gathered first.
 
 A shared expert, which every row takes, is a dense MLP, with another inner size. Its
 gate is one more row of the router.
@@ -57,15 +56,6 @@ from etc_dist.ir import (
     up_to,
 )
 from etc_dist.ir.call import UpTo
-from etc_dist.layers.moe_tokens import (
-    FEW_BYTES,
-    PREFETCH_BYTES,
-    PRODUCT_TASKS,
-    TokenExperts,
-    bytes_fit,
-    sums_of,
-)
-from etc_dist.models.decoder_ranks import TilePlaces
 from etc_dist.models.expert_biases import count_tasks, even, fill_ones, with_bias
 from etc_dist.ops.multiply import tiles_of_dims
 
@@ -161,15 +151,13 @@ class MixtureCalls:
         shapes: Sequence[TileShape],
         sizes: Sequence[Expr],
         position: Tensor,
-        cuts: Expr,
         early: bool,
         dense: DenseLayers | None,
         layouts: tuple[str, str] = ("nk", "nk"),
     ) -> None:
-        """sizes: the rows, the steps, the layers, the hidden and the inner size. cuts:
-        0 if the bits of a row may depend on the number of rows. early: tasks may read
-        operands before their last wait is met. dense: the first layers, if these have
-        no experts. layouts: of gate and up, and of down."""
+        """sizes: the rows, the steps, the layers, the hidden and the inner size. early:
+        tasks may read operands before their last wait is met. dense: the first layers,
+        if these have no experts. layouts: of gate and up, and of down."""
         rows, steps, layers, hidden, inner = sizes
         self.has_biases, self.activation = mixture.has_biases, mixture.activation
         self.g, self.routing, self.early = g, mixture.routing(dtype), early
@@ -213,29 +201,19 @@ class MixtureCalls:
 
         # Both matmuls use the same row tiles: no more rows than both tile shapes have,
         # at a stride at which no bulk copy reads rows of the next tile.
-        most, stride = minimum(self.up.rows, self.down.rows), self.up.rows
-        self.tile_rows = g.let("expert_tile_rows", most)
+        fits, stride = minimum(self.up.rows, self.down.rows), self.up.rows
+        self.tile_rows = g.let("expert_tile_rows", fits)
         self.stride = g.let("expert_stride", maximum(stride, self.down.rows))
         self.gathers = g.let("gathers", select(rows <= self.tile_rows, 0, 1))
-        # NOTE: GEMVs have no biases and read no float8, and sums of them have no shared
-        # expert. In a dynamic program, tiles that are not needed would have to be
-        # planned.
-        others = self.has_biases or self.shared or self.own or {*layouts} != {"nk"}
-        self.may_be_alone = early and not others
-        fits = bytes_fit(FEW_BYTES, top_k, hidden, inner, 3)
-        alone = select(rows + cuts <= 1, fits, 0) if self.may_be_alone else 0
-        self.alone = g.let("alone", alone)
-        self.tiled_rows = g.let("tiled_rows", rows - self.alone)
         # Few rows choose their experts in the routing task, which saves an event.
-        at_once = select(rows <= MOST_AT_ONCE, self.tiled_rows, 0)
-        self.at_once = g.let("rows_at_once", at_once)
+        self.at_once = g.let("rows_at_once", select(rows <= MOST_AT_ONCE, rows, 0))
         self.before = g.let("rows_before", rows - self.at_once)
         self.choosing = g.let("choose_blocks", ceildiv(self.before, CHOSEN_ROWS))
         choices = g.let("choices", rows * top_k)
         # The most tiles of any routing: one per expert, full ones for further choices.
         more = maximum(0, choices - held) // self.tile_rows
         used = minimum(choices, held + self.gathers * more)
-        self.tiles = g.let("expert_tiles", used * (1 - self.alone))
+        self.tiles = g.let("expert_tiles", used)
         places = g.let("expert_places", self.tiles * self.stride)
         self._add_buffers(places)
 
@@ -291,7 +269,7 @@ class MixtureCalls:
     def route(self, turn: Turn, ready: EventRef) -> EventRef:
         """Adds the calls that choose the experts of a layer's rows. ready: they are in
         x. Returns the event after which the choices can be read."""
-        self.events_scored = scored = self._score(turn, ready)
+        scored = self._score(turn, ready)
         chosen = self._choose(turn, ready, scored)
         return self._route(turn, ready, chosen)
 
@@ -348,13 +326,12 @@ class MixtureCalls:
 
     def _route(self, turn: Turn, ready: EventRef, chosen: EventRef) -> EventRef:
         g, (step, layer) = self.g, turn
-        tasks = g.let("routes", 1 - self.alone)
-        routed = g.events("routed", self.turns, expects=tasks)
+        routed = g.events("routed", self.turns, expects=1)
         new = span(0, minimum(MOST_AT_ONCE, self.at_once))
         every = span(0, minimum(MOST_ROWS, self.rows))
         g.call(
             route_rows(self.routing, early=self.early, own=self.own),
-            g.grid(one=tasks),
+            g.grid(one=1),
             reads=[
                 self.logits[new, self.of_experts],
                 self.position[self._position(turn), new],
@@ -492,83 +469,21 @@ class MixtureCalls:
             *(gate if self.shared == GATED else []),
         ]
 
-    def add_sums(
-        self,
-        turn: Turn,
-        ready: EventRef,
-        waits: list[EventRef],
-        sums: Tensor,
-        shared: SharedOutput | None,
-    ) -> EventTensor:
-        """Stores the weighted sum of each row's outputs in this rank's part of `sums`
-        [ranks, rows, hidden] on all ranks; on one rank, of a row that is alone, in
-        `sums` [rows, hidden]. ready: the rows are in x. Returns events that are met
-        once the parts of all ranks have arrived."""
-        g, world = self.g, self.g.world_size
-        blocks, width = sums_of(g, self.hidden, PRODUCT_TASKS)
-        sent = self.tiled_rows if world > 1 else 0
-        summed = g.events(
-            "experts_summed",
-            self.turns,
-            expects=world * (self.alone * blocks + sent),
-            cross_rank=world > 1,
-        )
-        if world > 1:
-            self._send_sums(turn, waits, sums, shared, summed)
-        if self.may_be_alone:
-            places = TilePlaces(g, sums, self.rows)
-            self._multiply_alone(turn, ready, places, (blocks, width), summed)
-        return summed
-
-    def _multiply_alone(
-        self,
-        turn: Turn,
-        ready: EventRef,
-        places: TilePlaces,
-        sums: tuple[Expr, Expr],
-        summed: EventTensor,
-    ) -> None:
-        """Adds the GEMVs of a row that is alone."""
-        top_k, layer = self.routing.top_k, turn[1]
-        weights = *self.gate_up, self.w_down
-        *gate_up, down = (w for w in weights if isinstance(w, Tensor))
-        fits = bytes_fit(PREFETCH_BYTES, top_k, self.hidden, self.inner, 1)
-        experts = TokenExperts(
-            self.g,
-            self.routing,
-            self.alone,
-            gate_up,
-            down,
-            PRODUCT_TASKS,
-            sums,
-            self.g.let("prefetches", fits * self.alone),
-            self.activation,
-            self.biases(layer),
-            (layer,),
-            self.turns,
-            turn,
-            name="alone_",
-        )
-        scored = [ready, self.events_scored[*turn, 0]]
-        active = experts.activate(self.x, self.logits, lambda _: scored)
-        experts.add_up(
-            lambda row: [self.experts[layer, row, :], self.weights[row, :]],
-            active,
-            lambda _: [self.events_scored[*turn, 1]],
-            places.regions,
-            lambda _: places.elements(summed, turn),
-        )
-
-    def _send_sums(
+    def send_sums(
         self,
         turn: Turn,
         waits: list[EventRef],
         parts: Tensor,
         shared: SharedOutput | None,
-        sent: EventTensor,
-    ) -> None:
+    ) -> EventTensor:
+        """Stores the weighted sum of each row's outputs in this rank's part of `parts`
+        [ranks, rows, hidden] on all ranks. Returns events that are met once the parts
+        of all ranks have arrived."""
         g, world = self.g, self.g.world_size
-        d, r = grid = g.grid(d=world, r=self.tiled_rows)
+        sent = g.events(
+            "experts_sent", self.turns, expects=world * self.rows, cross_rank=True
+        )
+        d, r = grid = g.grid(d=world, r=self.rows)
         to, own = (g.rank + 1 + d) % world, (span(r, 1), slice(None))
         g.call(
             combine_rows(
@@ -586,6 +501,7 @@ class MixtureCalls:
             waits=_after(shared, waits),
             notifies=[sent.on(to)[turn]],
         )
+        return sent
 
     def add_norm(
         self,
@@ -598,10 +514,9 @@ class MixtureCalls:
         normed: Tensor,
         eps: float,
     ) -> None:
-        """Adds the weighted outputs to the residual, and normalizes the sum, but for a
-        row that is alone."""
+        """Adds the weighted outputs to the residual, and normalizes the sum."""
         g = self.g
-        (r,) = grid = g.grid(r=self.tiled_rows)
+        (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
         g.call(
             add_experts_norm(self.routing, eps, self.shared, early=self.early),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -170,36 +169,3 @@ def test_a_wait_for_the_layer_before_is_refused_with_the_layer(
     turn = DENSE - 1 if (name, number) in OF_DENSE else TURN
     got = proved(rows).before(schedule, name, number, 1, turn)
     assert f", layer={turn}" in got
-
-
-def alone(is_for_all_data: bool = False) -> Proved:
-    """A row that is alone, in a decoder without dense layers and shared experts."""
-    sizes = replace(SIZES, mixture=Mixture(EXPERTS, Router(TOP_K)))
-    graph = decoder_graph(1, **OPTIONS | {"sizes": sizes})
-    names = {dim.name for dim in graph.dims}
-    dims = {name: size for name, size in dims_of(1).items() if name in names}
-    shapes = {"place": (1, TOP_K), "tile": (0, 2), "tiles_used": (1,)}
-    data = {
-        f"expert_{name}": [np.zeros((STEPS, LAYERS, *shape), np.int32)]
-        for name, shape in shapes.items()
-    }
-    return Proved(graph, dims, None if is_for_all_data else data | plan_data(dims))
-
-
-@pytest.mark.parametrize("is_for_all_data", [False, True])
-def test_a_row_alone_is_proved(is_for_all_data):
-    alone(is_for_all_data).check("static")
-
-
-# The first waits of other tasks are those of tasks before them on each of four workers.
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        ("alone_gate_up_token", 1),
-        ("alone_down_token", 0),
-        ("alone_down_token", 1),
-        ("add_norm", 1),
-    ],
-)
-def test_each_wait_of_a_row_alone_is_needed(name, number):
-    assert f"{name}[step=0, layer=0" in alone().lacks("static", name, number)
