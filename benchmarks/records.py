@@ -56,6 +56,7 @@ FIELDS: Mapping[str, str] = {
     "of_limit": "limit_ms / ours_ms",
     "speedup": "baseline_ms / ours_ms",
     "batch_ms": 'with deterministic="batch", in turn with ours_ms',
+    "scaled_mm_ms": "torch's quantization of x and scaled product of float8",
     "batch_policy": 'the tiles with deterministic="batch"',
     "host_us": "the host's time of an eager call after the first, by array library; of "
     "a model's step without the launch",
@@ -159,7 +160,9 @@ KINDS: Mapping[str, Kind] = {
     "matmul_reduce_scatter": _COLLECTIVE,
     "all_gather_matmul": _COLLECTIVE,
     "matmul": _kind(_FUSED + "w_layout policy", _BATCH + "batch_policy"),
-    "matmul_float8": _kind(_FUSED + "w_layout", _BATCH),
+    "matmul_float8": _kind(
+        _FUSED + "w_layout", _BATCH + "scaled_mm_ms scaled_mm_error"
+    ),
     "chain": _kind(_FUSED + "policy", _BATCH),
     "mlp": _kind(_FUSED + "two_ops_ms two_ops_error", _BATCH),
     "moe": _kind(

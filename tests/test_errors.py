@@ -126,7 +126,7 @@ def test_right_type_is_accepted(value, kind):
 @pytest.mark.parametrize(
     ("act", "names"),
     [
-        (lambda: etc_dist.matmul(None, None, outt=1), "x, w, deterministic, out"),
+        (lambda: etc_dist.matmul(None, None, outt=1), "x, w, deterministic, "),
         (lambda: etc_dist.Matmul(schedulle="static"), "world, schedule, trace"),
         (lambda: etc_dist.start(setting=None), "settings"),
         (lambda: matmul_graph(1, tile=8), "g, dtype, w_layout"),

@@ -1,6 +1,11 @@
 """Matrix multiplication by float8 weights with a scale for each block of 128 x 128, on
 one GPU. The baseline is ours by the same weights in 16 bits, which are rounded to them.
 
+With --activations float8, x is quantized in the call, also by the further rival
+"scaled_mm": torch's scaled product of the same blocks, after a quantization that
+torch.compile makes for the sizes. The reference is that of x dequantized. Without
+--models, sizes are drawn from the commit, M from 1,024 to 8,192.
+
 As the subject `matmul` otherwise: replayed CUDA graphs, and weights that take turns."""
 
 from __future__ import annotations
@@ -11,19 +16,41 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.device import DTYPES, Gpu, dequantized, roofline_ms, wide
+import numpy as np
+
+from benchmarks.device import (
+    DTYPES,
+    Call,
+    Gpu,
+    captured,
+    dequantized,
+    roofline_ms,
+    wide,
+)
 from benchmarks.harness import Result, Run, Subject, add_batch, add_shapes
 from benchmarks.protocol import measure_shapes
+from benchmarks.random_sizes import PLAIN as DRAWN
+from benchmarks.random_sizes import Sizes, draws, seed_of
+from benchmarks.records import commit
 from benchmarks.subjects.matmul import SHAPES as PLAIN
 from benchmarks.subjects.matmul import MatmulWorkload, taking_turns
-from benchmarks.workload import DTYPE, Rival, Workload, in_turn
-from etc_dist import ScaledWeight
-from etc_dist.functions.scaled_weights import BLOCK, E4M3, PER_BLOCK, Scaling
+from benchmarks.workload import DTYPE, Rival, Shapes, Workload, in_turn
+from etc_dist import Matmul, ScaledWeight
+from etc_dist.functions.quantize_rows import LEAST
+from etc_dist.functions.scaled_weights import (
+    BLOCK,
+    E4M3,
+    MOST_E4M3,
+    PER_BLOCK,
+    Scaling,
+)
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.argument_table import DTYPES as ELEMENTS
+from etc_dist.ops.scaled_weight import ACTIVATIONS, FLOAT8
 
 SHAPES = replace(PLAIN, small=((264, 144), 20))
-W_LAYOUT = Scaling(PER_BLOCK, "float32").w_layout
+SCALING = Scaling(PER_BLOCK, "float32")
+MANY_ROWS = Sizes(24, (1024, 8192), (DRAWN,))
 
 
 class Float8Workload(MatmulWorkload):
@@ -57,7 +84,7 @@ class Float8Workload(MatmulWorkload):
         return wide(self.xs[number]) @ self._dense(number).T
 
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
-        operation, outs = self.make("static"), self.new_outs()
+        operation, outs = Matmul(world=self.world), self.new_outs()
         calls = [
             partial(operation, x, self._dense(n).astype(DTYPES[self.dtype]), out)
             for n, (x, out) in enumerate(zip(self.xs, outs, strict=True))
@@ -73,7 +100,7 @@ class Float8Workload(MatmulWorkload):
         return roofline_ms(moved, flops, self.device.rates), 0.0
 
     def fields(self) -> dict[str, Any]:
-        return {**Workload.fields(self), "w_layout": W_LAYOUT}
+        return {**Workload.fields(self), "w_layout": SCALING.w_layout}
 
     def converted(self, convert: Callable[[Any], Any]) -> Workload:
         weights, self.weights = self.weights, ()
@@ -83,12 +110,124 @@ class Float8Workload(MatmulWorkload):
         return other
 
 
+class QuantizedWorkload(Float8Workload):
+    """x [M, K], which is quantized, and a weight [N, K] of float8 -> [M, N]."""
+
+    leeway = 1.5  # the tensor cores add products with fewer bits
+    baseline_leeway = 12.0  # x is not quantized
+
+    def make(self, schedule: str, **options: Any) -> Any:
+        return super().make(schedule, activations=FLOAT8, **options)
+
+    def reference(self, number: int = 0) -> Any:
+        return requantized(self.device.xp, self.xs[number]) @ self._dense(number).T
+
+    def rivals(self, gpu: Gpu) -> dict[str, Rival]:
+        rivals = super().rivals(gpu)
+        if gpu.torch is not None and self.dtype == DTYPE:
+            outs, quantize = self.new_outs(), compiled_quantization(gpu, self.k)
+            try:
+                calls = [
+                    captured(gpu, self._scaled_mm(gpu, quantize, *each))
+                    for each in enumerate(outs)
+                ]
+            except RuntimeError as error:  # of a torch, or sizes, without it
+                print(f"{self.name}: no scaled product of torch: {error}")
+            else:
+                rivals["scaled_mm"] = Rival(calls, outs)
+        return rivals
+
+    def _scaled_mm(
+        self,
+        gpu: Gpu,
+        quantize: Callable[[Any], tuple[Any, Any]],
+        number: int,
+        out: Any,
+    ) -> Call:
+        """torch's scaled product, after a quantization of x."""
+        torch = gpu.torch
+        codes, scales = map(gpu.as_torch, self.weights[number])
+        w = codes.view(torch.float8_e4m3fn).t()
+        # NOTE: cuBLAS has rows of scales of a multiple of 4.
+        pad = torch.nn.functional.pad(scales, (0, -scales.shape[1] % 4))
+        of_w = pad[:, : scales.shape[1]].t()
+        x, y = gpu.as_torch(self.xs[number]), gpu.as_torch(out)
+
+        def call() -> None:
+            of_x = quantize(x)
+            torch._scaled_mm(of_x[0], w, of_x[1], of_w, out_dtype=y.dtype, out=y)
+
+        return call
+
+    def limits(self, gemm_ms: float) -> tuple[float, float]:
+        """Of twice the rate of the tensor cores."""
+        assert isinstance(self.device, Gpu)
+        memory, flops = self.device.rates
+        moved = self.n * self.k + 2 * self.rows * (self.n + self.k)
+        products = 2 * self.rows * self.n * self.k
+        return roofline_ms(moved, products, (memory, 2 * flops)), 0.0
+
+    def fields(self) -> dict[str, Any]:
+        layout = replace(SCALING, quantizes=True).w_layout
+        return {**Workload.fields(self), "w_layout": layout}
+
+
+def requantized(xp: Any, x: Any) -> Any:
+    """What the codes of x are of, in fp32, of NumPy or CuPy: see `quantize_rows`."""
+    values = wide(x)
+    for start in range(0, values.shape[1], BLOCK):
+        group = values[:, start : start + BLOCK]
+        most = xp.maximum(xp.abs(group).max(axis=1, keepdims=True), np.float32(LEAST))
+        group *= np.float32(MOST_E4M3) / most
+        _, exponents = xp.frexp(group)
+        steps = xp.maximum(exponents - 1, -6) - 3  # 3 bits after the first one
+        group[...] = xp.ldexp(xp.rint(xp.ldexp(group, -steps)), steps)
+        group *= most / np.float32(MOST_E4M3)
+    return values
+
+
+def compiled_quantization(gpu: Gpu, k: int) -> Callable[[Any], tuple[Any, Any]]:
+    """Codes and scales of rows [m, k], the scales with groups as rows in memory, by
+    torch.compile for these sizes."""
+    torch = gpu.torch
+    torch.compiler.reset()  # NOTE: it compiles only for a few sizes
+
+    def quantize(x: Any) -> tuple[Any, Any]:
+        padded = torch.nn.functional.pad(x.float(), (0, -k % BLOCK))
+        groups = padded.view(len(x), -1, BLOCK)
+        most = groups.abs().amax(2).clamp(min=LEAST)
+        values = groups * (MOST_E4M3 / most)[:, :, None]
+        codes = values.clamp(-MOST_E4M3, MOST_E4M3).to(torch.float8_e4m3fn)
+        codes = codes.view(len(x), -1)[:, :k].contiguous()
+        return codes, (most / MOST_E4M3).t().contiguous().t()
+
+    made: Callable[[Any], tuple[Any, Any]] = torch.compile(
+        quantize, fullgraph=True, dynamic=False
+    )
+    return made
+
+
+class DrawnShapes(Shapes):
+    """Those of MANY_ROWS, from the commit."""
+
+    def of(self, run: Run) -> list[tuple[str, Any, int]]:
+        if run.options.models or not isinstance(run.device, Gpu):
+            return super().of(run)
+        drawn = draws(MANY_ROWS, seed_of(commit(), "matmul_float8", 1))
+        return [(f"draw {one.number}", (one.n, one.k), one.rows) for one in drawn]
+
+
 def measure(run: Run) -> Iterator[Result]:
-    return measure_shapes(run, partial(Float8Workload, dtype=run.options.dtype), SHAPES)
+    dtype = run.options.dtype
+    if run.options.activations != FLOAT8:
+        return measure_shapes(run, partial(Float8Workload, dtype=dtype), SHAPES)
+    shapes = DrawnShapes(SHAPES.models, SHAPES.small, (1024, 2048, 4096, 8192))
+    return measure_shapes(run, partial(QuantizedWorkload, dtype=dtype), shapes)
 
 
 def add_options(parser: ArgumentParser) -> None:
     add_shapes(parser, SHAPES.models)
+    parser.add_argument("--activations", choices=ACTIVATIONS, default=ACTIVATIONS[0])
     parser.add_argument("--dtype", choices=ELEMENTS, default=DTYPE)
     add_batch(parser)
 

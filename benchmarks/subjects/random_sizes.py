@@ -50,7 +50,7 @@ from etc_dist.ir import Graph, graph_function
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.layers.mlp_policy import fastest_pair, rankings_of, sizes_of
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.multiply import add_matmul, tiles_of_dims
+from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import kept
 from etc_dist.ops.tile_model import FAMILY, dims_of, predictions, text_of
 from etc_dist.ops.tuning import PACKAGE, tuning_of
@@ -75,7 +75,7 @@ def gated_matmul_graph(
     weights = [g.input(name, (n, k), dtype) for name in ("gate", "up")]
     y = g.output("y", (m, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, m)
-    add_matmul(g, "", tiles, dtype, x, weights, y, swiglu)
+    TiledMatmul(g, "", tiles, dtype, x, weights, y, swiglu).add()
 
 
 class Choice(NamedTuple):

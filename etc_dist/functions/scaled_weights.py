@@ -29,15 +29,19 @@ _ROW_BITS = {PER_BLOCK: 7, PER_ROW: 0, PER_MATRIX: 31}
 @dataclass(frozen=True)
 class Scaling:
     """How weights [n, k] are scaled. per: "block", scales [ceil(n / 128), ceil(k /
-    128)]; "row", scales [n, 1]; "matrix", a scale [1, 1]. dtype: of the scales."""
+    128)]; "row", scales [n, 1]; "matrix", a scale [1, 1]. dtype: of the scales.
+    quantizes: x is multiplied as float8, too, with scales [m, ceil(k / 128)] in fp32;
+    only with blocks of weights."""
 
     per: str
     dtype: str
+    quantizes: bool = False
 
     @property
     def w_layout(self) -> str:
         """The name as a layout of weights."""
-        return f"{E4M3} per {self.per}, {self.dtype}"
+        quantizes = ", float8 activations" * self.quantizes
+        return f"{E4M3} per {self.per}, {self.dtype}{quantizes}"
 
     def shape(self, n: Any, k: Any) -> tuple[Any, Any]:
         """The shape of the scales."""
@@ -53,6 +57,13 @@ class Scaling:
             return scales[(*place, slice(None), span(k_span.start // BLOCK, size))]
         return scales[(*place, slice(None), slice(None))]
 
+    def x_region(self, scales: Tensor, rows: Any, k_span: Any) -> Region:
+        """The scales of some rows of x, for all of k or a part, as `region`."""
+        if not isinstance(k_span, Tile):
+            return scales[rows, slice(None)]
+        size = ceildiv(k_span.size, BLOCK)
+        return scales[rows, span(k_span.start // BLOCK, size)]
+
     @property
     def operand(self) -> Operand:
         """The region of the scales of a task."""
@@ -66,17 +77,24 @@ class Scaling:
             "kScaleBits": 32 if self.dtype == "float32" else 16,
             "kScaleShift": _ROW_BITS[self.per],
             "kScaleHasBlocks": int(self.per == PER_BLOCK),
+            **({"kQuantizes": 1} if self.quantizes else {}),
         }
 
-    def multiply(self, x: Any, codes: Any, scales: Any, first_row: int) -> Any:
-        """x @ w.T in fp32. codes: from row `first_row` of the weights on."""
+    def multiply(
+        self, x: Any, codes: Any, scales: Any, first_row: int, x_scales: Any = None
+    ) -> Any:
+        """x @ w.T in fp32. codes: from row `first_row` of the weights on. x_scales: if
+        x has codes."""
         rows = np.arange(first_row, first_row + len(codes)) >> _ROW_BITS[self.per]
         wide, scales = codes.astype(np.float32), scales[rows].astype(np.float32)
         sums = np.zeros((len(x), len(codes)), np.float32)
         for start in range(0, x.shape[1], BLOCK):
             of_k = slice(start, start + BLOCK)
             block = start // BLOCK if self.per == PER_BLOCK else 0
-            sums += x[:, of_k].astype(np.float32) @ wide[:, of_k].T * scales[:, block]
+            scale = scales[:, block]
+            if x_scales is not None:
+                scale = x_scales[:, block, None] * scale
+            sums += x[:, of_k].astype(np.float32) @ wide[:, of_k].T * scale
         return sums
 
 
@@ -86,6 +104,12 @@ SCALINGS = {
     for scaling in (Scaling(per, dtype) for dtype in SCALE_DTYPES)
 }
 """By the name of the layout."""
+FLOAT8_SCALINGS = {
+    scaling.w_layout: scaling
+    for scaling in (Scaling(PER_BLOCK, dtype, quantizes=True) for dtype in SCALE_DTYPES)
+}
+"""Those with float8 activations, by the name of the layout."""
+ALL_SCALINGS = {**SCALINGS, **FLOAT8_SCALINGS}
 
 
 BLOCKS = Scaling(PER_BLOCK, "float32")
@@ -94,14 +118,14 @@ BLOCKS = Scaling(PER_BLOCK, "float32")
 
 class ScaledTensor(NamedTuple):
     """The tensors of a weight, or of a stack of weights: codes [..., n, k], and their
-    scales."""
+    scales. Or of activations: codes [m, k], and scales [m, ceil(k / 128)]."""
 
     codes: Tensor
     scales: Tensor
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """That of the weight."""
+        """That of the codes."""
         return self.codes.shape
 
 
@@ -121,7 +145,7 @@ def weight_input(
 ) -> Tensor | ScaledTensor:
     """A weight of `dtype`, an input of `g`, in a layout. If it is scaled, its scales
     are the input {name}_scales. stack: the axes before those of a weight."""
-    scaling = SCALINGS.get(w_layout)
+    scaling = ALL_SCALINGS.get(w_layout)
     if scaling is None:
         return g.input(name, (*stack, *weight_shape(w_layout, n, k)), dtype)
     scales = g.input(scales_name(name), (*stack, *scaling.shape(n, k)), scaling.dtype)
@@ -137,7 +161,7 @@ def weight_regions(
 ) -> list[Region]:
     """The regions of weights for some columns of y; of all k, or a part. Then those of
     the scales, if they have any. place: of the weights in stacks."""
-    scaling = SCALINGS.get(w_layout)
+    scaling = ALL_SCALINGS.get(w_layout)
     codes = [w.codes if isinstance(w, ScaledTensor) else w for w in weights]
     regions = [weight_columns(w_layout, w, columns, k_span, place) for w in codes]
     if scaling is not None:

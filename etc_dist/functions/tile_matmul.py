@@ -2,10 +2,10 @@
 `kernels/functions/tile_matmul.cuh`.
 
 All compute x @ w.T with fp32 accumulators and w stored [n, k] or [k, n], or [n, k] in
-float8 with scales, or two such products (gate and up). An epilogue computes what is
-stored from the sums: see `functions/epilogue.py`. One worker runs a task, or a cluster
-of two. The fastest shape depends on the sizes: see `ops/tile_model.py`, and for
-clusters `ops/matmul_policy.py`.
+float8 with scales, or two such products (gate and up). With the latter x may be float8
+with scales, too. An epilogue computes what is stored from the sums: see
+`functions/epilogue.py`. One worker runs a task, or a cluster of two. The fastest shape
+depends on the sizes: see `ops/tile_model.py`, and for clusters `ops/matmul_policy.py`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from etc_dist.functions.matmul import (
     weight_shape,
 )
 from etc_dist.functions.scaled_weights import (
+    ALL_SCALINGS,
     BLOCK,
     E4M3,
+    FLOAT8_SCALINGS,
     MOST_E4M3,
     SCALINGS,
     ScaledTensor,
@@ -69,6 +71,11 @@ MOST_SPLIT_BYTES = 48 * 1024
 MOST_SCALED_ROWS = 128
 """The most rows of x of a tile of scaled weights: a thread has its sums of a block of k
 in addition to those of all blocks before."""
+FLOAT8_COLUMNS = (96, 112, 128, 144, 160, 192)
+"""Of tiles of float8 activations, for the same reason. None meets more than two blocks
+of weights."""
+MOST_PART_COLUMNS = 128
+"""Of such a tile's columns that are multiplied at once: of wider ones, half."""
 TURNS_COLUMNS = 64
 """In swapped tiles with at most so many columns per worker, the two warpgroups multiply
 alternate boxes along k."""
@@ -107,6 +114,7 @@ class TileShape:
     swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, or
     for a number of rows between two multiples of 128, which then need little padding.
     scaled: the weights are of one byte, with scales.
+    float8: so are weights and x.
     deep: only of tiles that are not swapped: stages of 128 elements of k. By default
     they have 64, or 128 if k is split and the stage is small. Deep stages need less
     code in the loading thread, but release shared memory in larger pieces.
@@ -120,6 +128,7 @@ class TileShape:
     swapped: bool = False
     deep: bool = False
     scaled: bool = False
+    float8: bool = False
 
     def __post_init__(self) -> None:
         rows = {"columns": 128, "rows": 256, "k": 128, "none": 128}.get(self.split, 0)
@@ -139,6 +148,10 @@ class TileShape:
                 fits = fits and self.worker_columns == TALL_COLUMNS
             most = 128
         fits = fits and (self.may_be_scaled or not self.scaled)
+        if self.float8:
+            is_plain = not (self.swapped or self.deep or self.scaled)
+            fits = fits and is_plain and self.cluster == 1
+            fits = fits and self.columns in FLOAT8_COLUMNS
         if not fits or not 0 < self.worker_columns <= most:
             raise ArgumentError(
                 f"GPUs have no tiles of {self}",
@@ -149,7 +162,9 @@ class TileShape:
                 "to 64 (not with split 'rows') or of 16 from 80 to 128; (3) swapped, "
                 "not deep, not with split 'rows': of a worker 128 columns, and 80 to "
                 "256 rows in steps of 16; (4) scaled: the same as (2) and (3) with "
-                f"split 'none' and at most {MOST_SCALED_ROWS} rows",
+                f"split 'none' and at most {MOST_SCALED_ROWS} rows; (5) float8: 128 "
+                "rows, split 'none', not swapped, not deep, and "
+                f"{', '.join(map(str, FLOAT8_COLUMNS))} columns",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py, or of "
                 "FAMILY in etc_dist/ops/tile_model.py",
@@ -162,7 +177,7 @@ class TileShape:
 
     def __str__(self) -> str:
         others = ", swapped" * self.swapped + ", deep" * self.deep
-        others += ", scaled" * self.scaled
+        others += ", scaled" * self.scaled + ", float8" * self.float8
         return f"{self.rows} x {self.columns}, split {self.split}{others}"
 
     @cached_property
@@ -209,9 +224,11 @@ class TileShape:
     @property
     def may_be_gated(self) -> bool:
         """Whether gate and up can share a tile: each has a multiple of 8 columns of a
-        worker, in separate warps, and one worker has the complete sums of both."""
+        worker, in separate warps, and one worker has the complete sums of both. Not of
+        float8 activations."""
         is_narrow = self.swapped and self.worker_columns < 64
         apart = self.swapped and self.split == "k" and self.worker_columns > 64
+        apart = apart or self.float8
         return not (self.worker_columns % 16 == 8 or is_narrow or apart)
 
     def serves_columns(self, columns: int, *, gated: bool, w_layout: str) -> bool:
@@ -276,9 +293,16 @@ class TileShape:
         return _strip_columns(self.worker_columns, self.swapped, gated)
 
     @property
+    def parts_of_columns(self) -> int:
+        """Of float8 activations: the parts of a tile that are multiplied in turn."""
+        return -(-self.columns // MOST_PART_COLUMNS)
+
+    @property
     def depth(self) -> int:
         """Elements of k in a stage. Wide stages stream weights faster, but several
         stages must fit in shared memory."""
+        if self.float8:
+            return BLOCK
         if self.cluster == 1:
             rows = self.rows + self.columns * self.weight_bytes // 2
             return (4 if rows <= 128 else 2 if rows <= 208 else 1) * STAGE_K
@@ -301,12 +325,23 @@ class TileShape:
         return self._bytes_of(self.depth)
 
     def _bytes_of(self, depth: int) -> int:
-        return (self.worker_rows * 2 + self.worker_columns * self.weight_bytes) * depth
+        x_bytes = self.worker_rows * self.x_bytes
+        return (x_bytes + self.worker_columns * self.weight_bytes) * depth
 
     @property
     def weight_bytes(self) -> int:
         """Of an element of w."""
-        return 1 if self.scaled else 2
+        return 1 if self.scaled or self.float8 else 2
+
+    @property
+    def x_bytes(self) -> int:
+        """Of an element of x."""
+        return 1 if self.float8 else 2
+
+    @property
+    def box_k(self) -> int:
+        """Elements of k in a box of x, of 128 bytes."""
+        return STAGE_K * 2 // self.x_bytes
 
     @property
     def code(self) -> tuple[int, ...]:
@@ -316,10 +351,13 @@ class TileShape:
         return (int(not self.swapped), *sizes, int(apart))
 
     @classmethod
-    def of(cls, packed: int, *, scaled: bool = False) -> TileShape:
+    def of(
+        cls, packed: int, *, scaled: bool = False, float8: bool = False
+    ) -> TileShape:
         """Of tiles of one worker, from the number that the CUDA half reads."""
         (swapped, columns), rows = _unpacked(packed), (packed >> ROWS_BIT & 63) * 8
-        return cls(rows, columns, "none", swapped=swapped, scaled=scaled)
+        kinds = {"swapped": swapped, "scaled": scaled, "float8": float8}
+        return cls(rows, columns, "none", **kinds)
 
     def packed(self, number: int) -> int:
         """The shape in bits below LOADED_BIT, as the CUDA half reads it. number: that
@@ -328,7 +366,7 @@ class TileShape:
             (number, 6),
             (SPLITS.index(self.split) % 3, 2),
             (int(self.swapped), 1),
-            (self.depth // STAGE_K, 3),
+            (self.depth // self.box_k, 3),
             (self.worker_rows // 8, 6),
             (self.worker_columns // 8, 6),
         )
@@ -370,14 +408,15 @@ def _sums(
     the weights, if they are scaled."""
     x, *rest = arrays
     weights, rest = rest[: epilogue.weights], rest[epilogue.weights :]
-    scaling = SCALINGS.get(w_layout)
+    scaling = ALL_SCALINGS.get(w_layout)
     if scaling is None:
         transposed = weights if w_layout == "kn" else [w.T for w in weights]
         wide = x.astype(np.float32)
         return [wide @ w.astype(np.float32) for w in transposed], rest
     scales, rest = rest[: epilogue.weights], rest[epilogue.weights :]
+    x_scales = rest.pop(0) if scaling.quantizes else None
     pairs = zip(weights, scales, strict=True)
-    return [scaling.multiply(x, w, each, first_row) for w, each in pairs], rest
+    return [scaling.multiply(x, *pair, first_row, x_scales) for pair in pairs], rest
 
 
 def _multiply(
@@ -454,14 +493,15 @@ def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> No
 
 def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape]:
     """Those of `shapes` that serve weights [n, k] ("nk") or [k, n] ("kn"); for scaled
-    weights (one of SCALINGS), as scaled shapes. GraphError if none does, ArgumentError
-    for another layout."""
-    expect_choice(w_layout, (*W_LAYOUTS, *SCALINGS), "w_layout")
-    found = shapes
+    weights (one of SCALINGS), as scaled shapes; for float8 activations, those of them.
+    GraphError if none does, ArgumentError for another layout."""
+    expect_choice(w_layout, (*W_LAYOUTS, *ALL_SCALINGS), "w_layout")
+    is_float8 = w_layout in FLOAT8_SCALINGS
+    found = [shape for shape in shapes if shape.float8 == is_float8]
     if w_layout == "kn":
-        found = [shape for shape in shapes if shape.may_be_transposed]
+        found = [shape for shape in found if shape.may_be_transposed]
     if w_layout in SCALINGS:
-        found = [replace(s, scaled=True) for s in shapes if s.may_be_scaled]
+        found = [replace(s, scaled=True) for s in found if s.may_be_scaled]
     if found:
         return found
     where = f"shapes_for({w_layout!r}, ...)"
@@ -474,12 +514,17 @@ def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape
             fix="pass SHAPES of etc_dist/ops/matmul_policy.py or FAMILY of "
             "etc_dist/ops/tile_model.py, or some of them",
         )
+    wanted = "tiles of 16-bit activations"
+    if is_float8:
+        wanted = "tiles with float8=True: FLOAT8_FAMILY"
+    elif w_layout in SCALINGS:
+        wanted = "tiles with may_be_scaled"
+    elif w_layout == "kn":
+        wanted = f"tiles of which a worker loads a multiple of {CHUNK_COLUMNS} columns"
     raise GraphError(
         "no tiles serve the weights",
         where=where,
-        wanted="tiles with may_be_scaled"
-        if w_layout in SCALINGS
-        else f"tiles of which a worker loads a multiple of {CHUNK_COLUMNS} columns",
+        wanted=wanted,
         got=", ".join(map(str, shapes)),
         fix="choose other shapes, or store the weights as [n, k] of the elements of x",
     )
@@ -496,7 +541,7 @@ class Tiles:
 
     w_layout: "nk" for weights [n, k], "kn" for [k, n], or one of SCALINGS for float8
     codes [n, k] with scales. Then `shape` selects one of `shapes_for(w_layout,
-    shapes)`.
+    shapes)`. With one of FLOAT8_SCALINGS x is a `ScaledTensor`, too.
 
     columns: of each tile, in place of the shape's, for tiles of one worker: a multiple
     of 8 that the shape allows, see `TileShape.serves_columns`.
@@ -520,7 +565,9 @@ class Tiles:
         self._has_peers = has_peers
         self.w_layout = w_layout
         self._shapes = shapes = tuple(shapes_for(w_layout, shapes))
-        self._scaling = SCALINGS.get(w_layout)
+        self._scaling = ALL_SCALINGS.get(w_layout)
+        self.quantizes = self._scaling is not None and self._scaling.quantizes
+        """Whether x is float8, too."""
         self._check_clusters(columns is not None)
         self._numbers: dict[str, Expr] = {}
         self._packed = _packed(self._shapes)
@@ -661,6 +708,11 @@ class Tiles:
         weights in stacks."""
         return weight_regions(self.w_layout, weights, columns, k_span, place)
 
+    def x_scales(self, x: ScaledTensor, rows: Any, k_span: Any) -> Region:
+        """The region of the scales of some rows of x, of all k, or a part as above."""
+        assert self._scaling is not None
+        return self._scaling.x_region(x.scales, rows, k_span)
+
     def _check_clusters(self, has_columns: bool) -> None:
         clusters = {shape.cluster for shape in self._shapes}
         if len(clusters) > 1 or (has_columns and clusters != {1}):
@@ -757,10 +809,13 @@ class Tiles:
             )
         )
         w_shape = weight_shape(self.w_layout, columns, depth)
-        x = Operand((rows, depth), element, leading=True, apart=True)
-        w_dtype, scales = element, list[Operand]()
+        x_dtype, w_dtype, scales = element, element, list[Operand]()
         if self._scaling is not None:
             w_dtype, scales = E4M3, [self._scaling.operand] * len(weights)
+        if self.quantizes:
+            x_dtype = E4M3
+            scales.append(Operand((None, None), "float32", by_element=True))
+        x = Operand((rows, depth), x_dtype, leading=True, apart=True)
         w = Operand(w_shape, w_dtype, leading=True, apart=True)
         strip = self.strip_columns(gated=gated) if epilogue.reduces else None
         reads, writes = epilogue.operands(element, strip, len(scales))
@@ -782,7 +837,7 @@ class Tiles:
             streams=tuple(streams),
             shared=BUFFER_BYTES,
             boxes={
-                0: TmaBox(self._x_box, STAGE_K),
+                0: TmaBox(self._x_box, self._shapes[0].box_k),
                 **dict(zip(streams, weights, strict=True)),
             },
             tile=dict(enumerate(operands)),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etc_dist.errors import ArgumentError
-from etc_dist.functions.scaled_weights import E4M3, Scaling, scales_name
+from etc_dist.functions.scaled_weights import E4M3, PER_BLOCK, Scaling, scales_name
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.scaled_weight import (
     ScaledWeight,
@@ -126,8 +126,9 @@ class ArgumentTable:
     """The inputs of the operation `name` on `ranks` ranks and its outputs, by shape.
 
     transposable: the input that may be a transposed view. scalable: the inputs that may
-    be a ScaledWeight each. empty: the dim that may be 0. own: the dim that may differ
-    between ranks. over: of outputs, the input that may be the same array.
+    be a ScaledWeight each; with `quantizes`, they are, and x is quantized. empty: the
+    dim that may be 0. own: the dim that may differ between ranks. over: of outputs, the
+    input that may be the same array.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class ArgumentTable:
         *,
         transposable: str = "",
         scalable: Sequence[str] = (),
+        quantizes: bool = False,
         empty: str = "",
         own: str = "",
         over: Mapping[str, str] | None = None,
@@ -149,7 +151,7 @@ class ArgumentTable:
         self.outputs = [Shape.parse(text, ranks) for text in texts]
         self.transposable, self.own = transposable, own
         self._empty, self._over = empty, over or {}
-        self._scalable = scalable
+        self._scalable, self._quantizes = scalable, quantizes
 
     def output_shapes(self, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """The shapes of the outputs for inputs of these shapes. ArgumentError for other
@@ -250,7 +252,15 @@ class ArgumentTable:
             kinds = [one.w_layout if one else "no scales" for one in scalings]
             wanted = "weights with scales of one kind and dtype, or all without"
             raise self.error(wanted, ", ".join(sorted(kinds)))
-        return next(iter(scalings), None)
+        scaling = next(iter(scalings), None)
+        if not self._quantizes:
+            return scaling
+        if scaling is None or scaling.per != PER_BLOCK:
+            wanted = (
+                "weights with scales of blocks of 128 x 128, for float8 activations"
+            )
+            raise self.error(wanted, described(*arrays.values()))
+        return replace(scaling, quantizes=True)
 
     def _bind(
         self,

@@ -142,15 +142,22 @@ def matmul_all_reduce_norm(
 
 @names_options
 def matmul(
-    x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
+    x: Any,
+    w: Any,
+    *,
+    deterministic: str = "run",
+    activations: str = "16-bit",
+    out: Any = None,
+    stream: Any = None,
 ) -> Any:
     """x @ w.T on each rank, without communication.
 
     x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view, or a
-    `ScaledWeight`. out: the array to write. stream: the stream to run on, by default
-    the current one.
+    `ScaledWeight`. activations: "float8" quantizes x. out: the array to write. stream:
+    the stream to run on, by default the current one.
 
     All ranks of the current world make the same call. See `Matmul` for deterministic,
-    arrays and errors."""
-    operation = kept(current(), Matmul, deterministic=deterministic)
+    activations, arrays and errors."""
+    options = {"deterministic": deterministic, "activations": activations}
+    operation = kept(current(), Matmul, **options)
     return operation(x, w, out, stream=stream)

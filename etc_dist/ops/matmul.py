@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from etc_dist.errors import expect_range
-from etc_dist.functions.scaled_weights import weight_input
+from etc_dist.compiler import world_or_current
+from etc_dist.errors import expect_choice, expect_range
+from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling, weight_input
 from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.deterministic import BATCH
-from etc_dist.ops.multiply import add_matmul, tiles_of_dims
+from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
+from etc_dist.ops.quantized_rows import add_quantized_rows
+from etc_dist.ops.scaled_weight import ACTIVATIONS, FLOAT8
 from etc_dist.ops.tile_model import (
     FAMILY,
+    FLOAT8_FAMILY,
     Tiling,
     choose,
     dims_of,
@@ -21,6 +25,7 @@ from etc_dist.ops.tile_model import (
 )
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.schedule.plan import Choice
+from etc_dist.world import World
 
 
 @graph_function
@@ -33,13 +38,19 @@ def matmul_graph(
 ) -> None:
     """x [m, k], w [n, k] or [k, n] -> y [m, n] in `dtype`, on each rank its own.
 
-    Dims select the tiles: see `tiles_of_dims` and `TiledMatmul`."""
+    With a layout of float8 activations and tiles for them, x is quantized first, and a
+    tile waits for its rows. Dims select the tiles: see `tiles_of_dims` and
+    `TiledMatmul`."""
     m, n, k = g.dims("m n k")
     x = g.input("x", (m, k), dtype)
     w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (m, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, m, w_layout)
-    add_matmul(g, "", tiles, dtype, x, [w], y)
+    if not tiles.quantizes:
+        TiledMatmul(g, "", tiles, dtype, x, [w], y).add()
+        return
+    codes, quantized = add_quantized_rows(g, "", x, tiles.rows)
+    TiledMatmul(g, "", tiles, dtype, codes, [w], y).add(quantized)
 
 
 class Matmul(WeightOperation):
@@ -58,10 +69,33 @@ class Matmul(WeightOperation):
 
     deterministic="batch": a row of x has the same bits for any M. Slower for up to
     about 256 rows, since fewer tile shapes add over K in order.
+
+    activations="float8", for w with scales of blocks of 128 x 128 and many rows: each
+    128 elements of a row of x are rounded to float8 with a scale, max |x| / 448 in
+    fp32, of at least 2**-100 / 448. The tensor cores add the products of 128 elements
+    of k with about 14 bits. Their sums are multiplied by both scales and added in fp32.
+    A row of x with NaN or infinity gives NaN. Less accurate, and never chosen for you.
     """
 
     inputs = "x [m, k]", "w [n, k]"
     output = "out [m, n]"
+
+    def __init__(
+        self,
+        *,
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+        deterministic: str = "run",
+        activations: str = "16-bit",
+    ):
+        world = world_or_current(world)
+        with world.refusing(f"the options of {type(self).__name__}"):
+            expect_choice(activations, ACTIVATIONS, "activations")
+        self.activations, self.options = activations, {"activations": activations}
+        super().__init__(
+            world=world, schedule=schedule, trace=trace, deterministic=deterministic
+        )
 
     def candidates(self) -> list[Candidate]:
         """Internal: one graph, whose tiles are chosen for each call."""
@@ -69,19 +103,22 @@ class Matmul(WeightOperation):
         return [
             Candidate(
                 matmul_graph,
-                self.sizes,
+                {**self.sizes, "shapes": self._family},
                 capacity=self._capacity if is_divided else None,
                 policy=self._choose,
             )
         ]
 
     def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:
-        """The tiles for x [m, k] and w [n, k] without scales, as text. transposed: w is
-        the transposed view of a [k, n] array. Raises WorldError before a first call."""
+        """The tiles for x [m, k] and w [n, k], as text: without scales, or for float8
+        activations. transposed: w is the transposed view of a [k, n] array. Raises
+        WorldError before a first call."""
         for name, size in zip("mnk", (m, n, k), strict=True):
             expect_range(size, 1, None, name)
         workers, dims = self.program.workers, {"m": m, "n": n, "k": k}
         layout = "kn" if transposed else "nk"
+        if self.activations == FLOAT8:
+            layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
         chosen = self._choose(tuning_of(self.world), layout, dims, workers)
         shape_idx, column_groups, split, parts = (each.value for each in chosen)
         tiling = Tiling(shape_idx, 8 * column_groups, split, parts)
@@ -95,8 +132,15 @@ class Matmul(WeightOperation):
         _, divided = largest_tilings(self._shapes(w_layout), workers, 1)
         return [dims, {**dims, "m": 1, **dims_of(divided)}]
 
+    @property
+    def _family(self) -> Sequence[TileShape]:
+        is_float8 = self.activations == FLOAT8
+        family = FLOAT8_FAMILY if is_float8 else FAMILY
+        shapes: Sequence[TileShape] = self.sizes.get("shapes", family)
+        return shapes
+
     def _shapes(self, w_layout: str) -> Sequence[TileShape]:
-        return shapes_for(w_layout, self.sizes.get("shapes", FAMILY))
+        return shapes_for(w_layout, self._family)
 
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int

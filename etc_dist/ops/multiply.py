@@ -140,7 +140,8 @@ class TiledMatmul:
     Tiles run in groups of ROW_GROUP rows of tiles; with several `owners` of rows, in
     those of `row_group`. place: of the weights in stacks. turns: of loops around the
     matmul. options: further arguments of the calls that multiply. clips, without
-    `divides`: the tensors have more than m rows, which are not read or written."""
+    `divides`: the tensors have more than m rows, which are not read or written. x is
+    scaled if `tiles` have float8 activations."""
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class TiledMatmul:
         name: str,
         tiles: Tiles,
         dtype: str,
-        x: Tensor | Matrix,
+        x: Tensor | Matrix | ScaledTensor,
         weights: Sequence[Tensor | ScaledTensor],
         y: Tensor | Results,
         epilogue: Epilogue = store,
@@ -161,6 +162,8 @@ class TiledMatmul:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._g, self._name, self._tiles, self._dtype = g, name, tiles, dtype
+        self._scaled_x = x if isinstance(x, ScaledTensor) else None
+        x = x.codes if isinstance(x, ScaledTensor) else x
         self._x = Matrix(x) if isinstance(x, Tensor) else x
         self._y: Results = Matrix(y) if isinstance(y, Tensor) else y
         self._weights, self._epilogue, self._place = weights, epilogue, place
@@ -285,7 +288,7 @@ class TiledMatmul:
         self._g.call(
             self._tiles.matmul(self._dtype, self._epilogue),
             grid,
-            reads=[x.at(rows, slice(None)), *self._weight_tiles(columns, slice(None))],
+            reads=self._reads(x, rows, columns, slice(None)),
             writes=y.regions(rows, columns),
             waits=self._of(waits, i, column),
             notifies=self._of(notifies, i, column),
@@ -310,10 +313,12 @@ class TiledMatmul:
         g.call(
             self._tiles.matmul(self._dtype, self._epilogue, is_part=True),
             grid,
-            reads=[
-                self._x.at(tile(i, self._tiles.rows), k_span),
-                *self._weight_tiles(tile(column, self._columns), k_span),
-            ],
+            reads=self._reads(
+                self._x,
+                tile(i, self._tiles.rows),
+                tile(column, self._columns),
+                k_span,
+            ),
             writes=[sums[i, j, p, :]],
             waits=self._of(waits, i, column),
             notifies=[stored(i, j)],
@@ -356,9 +361,14 @@ class TiledMatmul:
             name=f"{name}sum_parts",
         )
 
-    def _weight_tiles(self, columns: Any, k_span: Any) -> list[Region]:
-        """Some columns of y, and some of k."""
-        return self._tiles.weight_tiles(self._weights, columns, k_span, self._place)
+    def _reads(self, x: Matrix, rows: Any, columns: Any, k_span: Any) -> list[Region]:
+        """For some rows and columns of y, and some of k."""
+        tiles, place = self._tiles, self._place
+        weights = tiles.weight_tiles(self._weights, columns, k_span, place)
+        reads = [x.at(rows, k_span), *weights]
+        if self._scaled_x is not None:
+            reads.append(tiles.x_scales(self._scaled_x, rows, k_span))
+        return reads
 
     def _of(self, events: TileEvents | None, i: Expr, j: Expr) -> Sequence[EventRef]:
         """The events of the tile in row i and column j of tiles."""
@@ -382,17 +392,3 @@ def tiles_of_dims(
     columns = 8 * column_groups
     kinds = {"columns": columns, "has_peers": has_peers}
     return Tiles(g, f"{name}tile", shape, shapes, all_rows, w_layout, **kinds)
-
-
-def add_matmul(
-    g: Graph,
-    name: str,
-    tiles: Tiles,
-    dtype: str,
-    x: Tensor,
-    weights: Sequence[Tensor | ScaledTensor],
-    y: Tensor,
-    epilogue: Epilogue = store,
-) -> None:
-    """Add a TiledMatmul without events of its rows."""
-    TiledMatmul(g, name, tiles, dtype, x, weights, y, epilogue).add()

@@ -18,7 +18,7 @@ from etc_dist.errors import WorldError, as_refusal, names_options
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import ArgumentTable, CallArguments, Known
 from etc_dist.ops.deterministic import check_deterministic
-from etc_dist.ops.scaled_weight import ScaledWeight, arrays_of
+from etc_dist.ops.scaled_weight import FLOAT8, ScaledWeight, arrays_of
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.program import (
     Bound,
@@ -147,6 +147,7 @@ class Operation:
             cls.output,
             transposable=cls.transposable,
             scalable=cls.scalable,
+            quantizes=options.get("activations") == FLOAT8,
             over=cls.over,
         )
 

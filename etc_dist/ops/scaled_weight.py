@@ -25,6 +25,9 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.arrays import Array, described, inspect, library_of
 
 PER = (PER_BLOCK, PER_ROW, PER_MATRIX)
+FLOAT8 = "float8"
+ACTIVATIONS = ("16-bit", FLOAT8)
+"""How an operation multiplies x: as it is, or quantized, by scaled weights only."""
 
 
 class ScaledWeight(NamedTuple):

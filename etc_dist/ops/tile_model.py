@@ -16,6 +16,7 @@ from typing import Any
 
 from etc_dist.functions.matmul import STAGE_K
 from etc_dist.functions.tile_matmul import (
+    FLOAT8_COLUMNS,
     GROUP_WORDS,
     SLICE,
     TileShape,
@@ -38,6 +39,8 @@ FAMILY = (
 )
 """The tile shapes of one program. The M of wgmma is 128 rows of x; in swapped tiles, 64
 or 128 rows of w. Its N is the size of the tile in the other operand."""
+FLOAT8_FAMILY = tuple(TileShape(128, c, "none", float8=True) for c in FLOAT8_COLUMNS)
+"""Those for float8 activations."""
 RING_BYTES = 210_000
 """Shared memory for stages."""
 ROW_BYTES = GROUP_WORDS // 8 * 4
@@ -49,7 +52,7 @@ BOUNDS = (
     "loads into shared memory",
     "accesses to shared memory",
     "the latency of loads",
-    "the widening of weights",
+    "the widening of weights, or the promotion of sums",
 )
 """What the times of `TileWork.block_us` are limited by, in their order."""
 BY_WARPS, BY_WGMMA = (197.0, 3.8), (325.0, 2.54)
@@ -60,6 +63,13 @@ SERIAL_CYCLES = 337
 MOST_OVERLAPPED_ROWS = 80
 """In tiles with more rows they do, or partly. The model leaves out that programs with
 loops load no codes ahead from 64 rows on: `kLoadsAhead` in the CUDA half."""
+PROMOTED_PART, PROMOTED_COLUMN = 80.0, 1.5
+"""Of float8 activations, cycles of the warps for 128 k: for each part of a tile's
+columns that is multiplied at once, and for each column. Of the instructions: not
+measured."""
+QUANTIZED_BYTES, QUANTIZED_US = 3, 2.0
+"""Memory traffic of an element of x that is quantized, and the time from the last one
+to the first loads of codes. Assumed."""
 NARROW, NARROW_SHARE = 32, 0.65
 """If warpgroups alternate, each warp has 8 of up to so many rows of w, in place of 16,
 which takes this share of the time."""
@@ -98,14 +108,16 @@ class TileWork:
     num_tiles: of the matmul. num_blocks: of the most loaded worker. block_cycles: of
     the tensor cores for a block. block_load_bytes: of a block, into shared memory.
     block_read_bytes: of a block, read from shared memory by wgmma. widen_cycles: of the
-    warps, to widen the weights of a block. stage_blocks: blocks of a stage.
-    prefetched_blocks: that fit in shared memory in addition to the stage in use.
+    warps, to widen the weights of a block, or promote its sums. stage_blocks: blocks of
+    a stage. prefetched_blocks: that fit in shared memory in addition to the stage in
+    use.
     tile_area: elements of a tile, padding included. num_epilogues: tiles and parts of
     the most loaded worker. memory_bytes: that all workers read or write once.
     worker_weight_bytes: that one worker reads. task_weight_bytes: of a tile.
     last_tasks: in the last wave, if it is not full and not the first; else 0. is_split:
     whether any tile uses split-K. worker_sum_bytes: partial sums that the most loaded
-    worker stores and reads. scratch_bytes: of all partial sums.
+    worker stores and reads. scratch_bytes: of all partial sums. quantized: elements of
+    x that are.
 
     The fields may also be arrays, of many tilings; then times are arrays.
     """
@@ -127,6 +139,7 @@ class TileWork:
     is_split: int
     worker_sum_bytes: int
     scratch_bytes: int
+    quantized: int
 
     def block_us(self, constants: TileConstants) -> tuple[float, ...]:
         """The times of a block that overlap, in the order of BOUNDS. The longest
@@ -152,7 +165,9 @@ class TileWork:
         )
         epilogues = c.end_us * self.num_epilogues * self.tile_area / REFERENCE_AREA
         sums = c.parts_us * self.is_split + self.worker_sum_bytes / c.sums_bytes_per_us
-        return c.call_us + mainloops + epilogues + sums
+        before = self.quantized * QUANTIZED_BYTES / c.memory_bytes_per_us
+        before += QUANTIZED_US * (self.quantized > 0)
+        return c.call_us + before + mainloops + epilogues + sums
 
     def last_wave_us(self, constants: TileConstants) -> float:
         """How much longer the last wave takes than its bytes at the memory's rate, if
@@ -206,32 +221,42 @@ def work_of(
     worker_slices = -(-down * split * -(-used_n // SLICE) // workers)
     sum_rows = worker_slices * tiling.parts * SLICE + worker_parts * used_n
     # A block has 4 wgmma of k = 16 for each 64 of M: 64 x 16 and N x 16 elements. The
-    # codes of scaled weights are read by loads of 16 bits, at half of the rate.
-    block_read_bytes = wgmma_m // 64 * 4 * (2048 + wgmma_n * 32)
+    # codes of scaled weights are read by loads of 16 bits, at half of the rate. Of
+    # float8 activations it has 2, of as many bytes, for each part of the columns.
+    num_wgmma, column_parts = (2, shape.parts_of_columns) if shape.float8 else (4, 1)
+    read_bytes = 2048 * column_parts + wgmma_n * 32
+    block_read_bytes = wgmma_m // 64 * num_wgmma * read_bytes
     weight_bytes = n * k * shape.weight_bytes
     return TileWork(
         num_tiles=num_tiles,
         num_blocks=worker_stages * stage_blocks,
-        block_cycles=wgmma_m * wgmma_n / 32,
-        block_load_bytes=(2 * rows + shape.weight_bytes * columns) * STAGE_K,
+        block_cycles=wgmma_m * wgmma_n / (64 if shape.float8 else 32),
+        block_load_bytes=(shape.x_bytes * rows + shape.weight_bytes * columns)
+        * STAGE_K,
         block_read_bytes=block_read_bytes,
-        widen_cycles=_widen_cycles(shape, columns) if shape.scaled else 0.0,
+        widen_cycles=_warp_cycles(shape, columns),
         stage_blocks=stage_blocks,
         prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1) * stage_blocks,
         tile_area=wgmma_m * wgmma_n,
         num_epilogues=worker_tasks,
-        memory_bytes=weight_bytes + 2 * (m * k + m * n),
+        memory_bytes=weight_bytes + shape.x_bytes * m * k + 2 * m * n,
         worker_weight_bytes=weight_bytes / min(workers, num_tasks),
         task_weight_bytes=columns * k * shape.weight_bytes,
         last_tasks=num_tasks % workers if num_tasks > workers else 0,
         is_split=int(num_parts > 0),
         worker_sum_bytes=sum_rows * ROW_BYTES if num_parts else 0,
         scratch_bytes=num_parts * -(-wgmma_n // SLICE) * SLICE * ROW_BYTES,
+        quantized=m * k if shape.float8 else 0,
     )
 
 
-def _widen_cycles(shape: TileShape, columns: int) -> float:
+def _warp_cycles(shape: TileShape, columns: int) -> float:
     """Of the warps, for a block of scaled weights."""
+    if shape.float8:
+        parts = shape.parts_of_columns
+        return (PROMOTED_PART * parts + PROMOTED_COLUMN * columns) / 2
+    if not shape.scaled:
+        return 0.0
     if shape.rows > MOST_OVERLAPPED_ROWS:
         return shape.wgmma_n * 4 + SERIAL_CYCLES
     all_rows, each_row = BY_WARPS if shape.by_warps else BY_WGMMA

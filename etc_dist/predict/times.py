@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
@@ -77,8 +77,13 @@ class ModelTimes:
             if function.name == "tile_matmul" and function.cluster == 1:
                 packed = dict(task.call.values)["packed_tile"].evaluate(task.env)
                 x, w, *_ = task.reads
-                shape = TileShape.of(int(packed), scaled=w.tensor.dtype == E4M3)
+                is_float8 = x.tensor.dtype == E4M3
+                is_scaled = w.tensor.dtype == E4M3 and not is_float8
+                shape = TileShape.of(int(packed), scaled=is_scaled, float8=is_float8)
                 return _tile_us(shape, x.shape[-1], self.tuning.tiles)
+            if function.name == "quantize_rows":
+                nbytes = sum(each.nbytes for each in (*task.reads, *task.writes))
+                return TASK_US + nbytes / self.tuning.tiles.worker_bytes_per_us
             raise ArgumentError(
                 f"the time of call {task.call.name} is not known",
                 where=task.where,
@@ -94,6 +99,6 @@ class ModelTimes:
 def _tile_us(shape: TileShape, depth: int, constants: TileConstants) -> float:
     """Of a tile of one worker, or of a part of its k."""
     sizes = shape.rows, shape.columns, depth
-    return work_of(shape, Tiling(0, shape.columns), sizes, 1).us(constants) - (
-        constants.call_us
-    )
+    work = work_of(shape, Tiling(0, shape.columns), sizes, 1)
+    us = replace(work, quantized=0).us(constants)  # other tasks quantize x
+    return us - constants.call_us

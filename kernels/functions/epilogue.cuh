@@ -52,8 +52,9 @@ struct EpilogueTask : Call {
 
   template <int n>
   ETC_DEVICE auto operand() const {
-    // After x, the weights and their scales.
-    constexpr int kPosition = 1 + Call::kWeights * (Call::kScaleBits == 0 ? 1 : 2) + n;
+    // After x, the weights and all scales.
+    constexpr int kScales = Call::kScaleBits == 0 ? 0 : int(Call::kWeights) + Call::kQuantizes;
+    constexpr int kPosition = 1 + Call::kWeights + kScales + n;
     static_assert(
         n >= 0 && kPosition < Call::kReads + Call::kWrites, "the epilogue has fewer arrays");
     return last_axes<Call::kAxes[n]>(Call::template operand<kPosition>(g, c));

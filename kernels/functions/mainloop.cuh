@@ -27,11 +27,11 @@ ETC_DEVICE void clear(float (&d)[kCount]) {
   }
 }
 
-// The number of boxes of kStageDepth along the k of a task, whose first operand is x.
-template <class Call, class Program>
+// The number of boxes of kDepth along the k of a task, whose first operand is x.
+template <class Call, u32 kDepth = kStageDepth, class Program>
 ETC_DEVICE u32 num_steps(const Run<Program>& run, const typename Call::Coord& c) {
   const auto x = Call::template operand<0>(run.g, c);
-  return (u32(x.size[x.kRank - 1]) + kStageDepth - 1) / kStageDepth;
+  return (u32(x.size[x.kRank - 1]) + kDepth - 1) / kDepth;
 }
 
 // A compute warpgroup reads `steps` stages of `stage_bytes`: multiply(at, k) issues the wgmmas of

@@ -1,8 +1,8 @@
 // Tiles with 128 rows of x per worker.
 #pragma once
+#include "functions/scaled_operands.cuh"
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_parts.cuh"
-#include "functions/tile_sums.cuh"
 
 namespace etc {
 
@@ -48,7 +48,7 @@ struct RowsTiles {
       }
     } else {
       Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
-        lost = multiply<decltype(tile)::value>(run, stages, count, wg, d);
+        lost = multiply<decltype(tile)::value>(run, stages, count, at_shape, wg, d);
       });
     }
     if constexpr ((kVariants & kPartOfTile) != 0) {
@@ -92,7 +92,7 @@ struct RowsTiles {
  private:
   template <u32 kPacked, class Program>
   ETC_DEVICE bool multiply(
-      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 wg,
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 wg,
       float (&d)[kMost / 2]) const {
     constexpr TileShape kShape = TileShape::of(kPacked);
     const u32 begin = stages.descriptor_base();
@@ -100,8 +100,14 @@ struct RowsTiles {
     const u32 first_x = kShape.depth * kShape.box_w() + wg * 64 * 128;
     Boxes boxes{0, 0, kShape.box_w(), kShape.box_x(), kShape.bytes(), 64};
     boxes.w = __shfl_sync(~0u, w, 0), boxes.x = __shfl_sync(~0u, x + first_x / 16, 0);
-    return multiply_boxes<kIsHalf, kIsKN, false, kShape.depth, kShape.columns>(
-        run, stages, count, boxes, d);
+    if constexpr (Weights::kAreCodes) {
+      static_assert(kShape.depth == 1);
+      const auto scales = OperandScales::read(at_shape + 4);
+      return multiply_codes<Weights, kShape.columns>(run, stages, count, boxes, scales, wg, d);
+    } else {
+      return multiply_boxes<kIsHalf, kIsKN, false, kShape.depth, kShape.columns>(
+          run, stages, count, boxes, d);
+    }
   }
 
   // Combines gate's sums with those of up, which follow them.

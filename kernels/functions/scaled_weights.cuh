@@ -12,8 +12,8 @@ namespace etc {
 // Weights of the elements of x, stored [n, k] or [k, n].
 template <bool kIsKN_>
 struct PlainWeights {
-  static constexpr bool kIsKN = kIsKN_, kIsScaled = false;
-  static constexpr u32 kBytes = 2, kWords = 0;
+  static constexpr bool kIsKN = kIsKN_, kIsScaled = false, kAreCodes = false;
+  static constexpr u32 kRowBytes = 128, kBoxDepth = kStageDepth, kWords = 0;
 
   // Which eight rows of w of a warpgroup a warp has in row lane / 4 of wgmma's, and 8 further.
   ETC_DEVICE static constexpr u32 eight(u32 warp, u32 n) { return warp * 2 + n; }
@@ -27,8 +27,9 @@ constexpr u32 kBlockBoxes = kBlockDepth / kStageDepth;  // boxes of x in a block
 template <u32 kShift_, bool kHasBlocks_, class Element_>
 struct ScaledWeights {
   using Element = Element_;
-  static constexpr bool kIsKN = false, kIsScaled = true, kHasBlocks = kHasBlocks_;
-  static constexpr u32 kBytes = 1, kShift = kShift_, kWords = 8;
+  static constexpr bool kIsKN = false, kIsScaled = true, kAreCodes = false;
+  static constexpr bool kHasBlocks = kHasBlocks_;
+  static constexpr u32 kRowBytes = 64, kBoxDepth = kStageDepth, kShift = kShift_, kWords = 8;
 
   // So that each warp has eight of up to 32 rows, and no others to widen.
   ETC_DEVICE static constexpr u32 eight(u32 warp, u32 n) { return warp + n * 4; }
@@ -57,6 +58,7 @@ struct ScalePlace {
 template <class Weights>
 struct ScaledRows {
   using Element = typename Weights::Element;
+  static constexpr bool kHasBlocks = Weights::kHasBlocks;
   u32 row;    // bytes from a block's first code to those of the first row
   u32 apart;  // and from there to those of the second one, the same in a warp; 0: there is none
   u64 scales[2];
@@ -86,8 +88,8 @@ struct ScaledRows {
 
   // The scales of a block of k. Where each block has its own, those beyond the end have none.
   ETC_DEVICE float2 scales_of(u32 block) const {
-    const bool is_there = !Weights::kHasBlocks || block < blocks;
-    const u64 at = Weights::kHasBlocks ? block * sizeof(Element) : 0;
+    const bool is_there = !kHasBlocks || block < blocks;
+    const u64 at = kHasBlocks ? block * sizeof(Element) : 0;
     const auto load = [&](u32 n) ETC_INLINE {
       return is_there ? float(*reinterpret_cast<const Element*>(scales[n] + at)) : 0.0f;
     };
@@ -95,22 +97,22 @@ struct ScaledRows {
   }
 };
 
-// The scales of a thread's rows, for every `turn`-th block from `first` on. The four lanes of a row
+// The scales of a thread's two rows, for every `turn`-th block from `first` on. The four lanes of a row
 // have those of one block each, and of one of the four blocks after these, which arrive meanwhile.
-template <class Weights>
+template <class Rows>
 struct BlockScales {
   static constexpr u32 kLanes = 4;
-  const ScaledRows<Weights>& rows;
+  const Rows& rows;
   u32 block, step;
   float2 own, later;
 
-  ETC_DEVICE BlockScales(const ScaledRows<Weights>& w, u32 first, u32 turn)
-      : rows(w), block(first + ptx::lane() % kLanes * turn), step(kLanes * turn),
+  ETC_DEVICE BlockScales(const Rows& of, u32 first, u32 turn)
+      : rows(of), block(first + ptx::lane() % kLanes * turn), step(kLanes * turn),
         own(rows.scales_of(block)), later(rows.scales_of(block += step)) {}
 
   // Those of block n of the warpgroup; called for one n after the other.
   ETC_DEVICE float2 of(u32 n) {
-    if constexpr (!Weights::kHasBlocks) return own;
+    if constexpr (!Rows::kHasBlocks) return own;
     const u32 from = n % kLanes;
     const float2 scale =
         make_float2(__shfl_sync(~0u, own.x, from, kLanes), __shfl_sync(~0u, own.y, from, kLanes));
@@ -143,7 +145,7 @@ struct BlockReader {
 
   ETC_DEVICE BlockReader(
       const Run<Program>& r, StageReader<Program>& s, u32 num_stages, const TileShape& shape, u32 wg)
-      : run(r), stages(s), bytes(shape.bytes<1>()), codes_bytes(shape.columns * kBlockDepth),
+      : run(r), stages(s), bytes(shape.bytes<kStageDepth>()), codes_bytes(shape.columns * kBlockDepth),
         box_x(shape.box_x()), x(shape.depth / kBlockBoxes * codes_bytes), turn(2 - shape.halves()),
         first(wg * (1 - shape.halves())), end(first + (shape.depth >> (2 - shape.halves()))),
         count(num_stages * (end - first)) {
@@ -192,7 +194,7 @@ ETC_DEVICE bool multiply_by_warps(
   const u32 begin = reader.stages.address(0);
   const u32 first_code = w.row + ((quarter * 2 + half) ^ row) * 16;
   const u32 first_x = half * reader.box_x + row * 128 + ((quarter % 2 * 4 + half * 2) ^ row) * 16;
-  BlockScales<Weights> scales(w, reader.first, reader.turn);
+  BlockScales scales(w, reader.first, reader.turn);
   const bool has_second = w.apart > 0;
   u32 codes[2][2][4] = {};  // of two rows, two times 16
   const auto load = [&](u32 (&to)[4], u32 from) ETC_INLINE {
@@ -260,7 +262,7 @@ ETC_DEVICE bool multiply_widened(
   constexpr bool kLoadsAhead = kRows <= (Program::TensorCalls::kHasLoops ? 32 : 80);
   float sums[kRows / 2];
   u32 a[kWidened][16], codes[16];
-  BlockScales<Weights> scales(w, reader.first, reader.turn);
+  BlockScales scales(w, reader.first, reader.turn);
   // The codes of a box of the block at `from`, for the registers of wgmma. The swizzle exchanges
   // units of 16 bytes by the number of the row in eight.
   const auto load_now = [&](u32 box, u32 from) ETC_INLINE {

@@ -88,7 +88,7 @@ struct TileFamily {
   static constexpr bool kMulticast = (false || ... || TileShape::of(kTiles).may_split(kSplitRows));
   static constexpr u32 kMostStageBytes = [] {
     u32 most = 0;
-    ((most = maximum(most, TileShape::of(kTiles).template bytes<Weights::kBytes>())), ...);
+    ((most = maximum(most, TileShape::of(kTiles).template bytes<Weights::kRowBytes>())), ...);
     return most;
   }();
   static constexpr bool kExchanges =
@@ -96,14 +96,18 @@ struct TileFamily {
        (TileShape::of(kTiles).may_split(kSplitK) && TileShape::of(kTiles).uses_stage()));
 };
 
-// The weights of a call.
+// The weights of a call, or both of its operands.
 template <class Call, int kScaleBits = Call::kScaleBits>
 struct WeightsOf {
   using Type = PlainWeights<bool(Call::kWeightIsKN)>;
 };
-template <class Call, class Element>
+template <class Call, class Element, bool kAreCodes = bool(Call::kQuantizes)>
 struct ScaledWeightsOf {
   using Type = ScaledWeights<u32(Call::kScaleShift), bool(Call::kScaleHasBlocks), Element>;
+};
+template <class Call, class Element>
+struct ScaledWeightsOf<Call, Element, true> {
+  using Type = ScaledOperands<Element>;
 };
 template <class Call>
 struct WeightsOf<Call, 32> : ScaledWeightsOf<Call, float> {};
@@ -125,6 +129,7 @@ struct tile_matmul : Roles {
   using Compute = typename FamilyOf<Call, sizeof(Call::kTiles) / sizeof(int)>::Family;
   using Epilogue = typename EpilogueOf<Call>::Type;
   using WeightKind = typename WeightsOf<Call>::Type;
+  static constexpr u32 kBoxDepth = WeightKind::kBoxDepth;
   // Then the shape, and the place of scales.
   static constexpr u32 kDataWords = Epilogue::kWords + 1 + WeightKind::kWords;
   static constexpr u32 kVariant = Call::kGated * kGatedTile | Call::kIsPart * kPartOfTile;
@@ -153,7 +158,7 @@ struct tile_matmul : Roles {
     const TileShape shape = shape_of(run);
     const u32 depth = shape.depth << u32(shape.split == kSplitK);  // 1, 2, 4 or 8
     const u32 logarithm = (depth >> 1) - (depth >> 3);
-    return (num_steps<Call>(run, c) + depth - 1) >> logarithm;
+    return (num_steps<Call, kBoxDepth>(run, c) + depth - 1) >> logarithm;
   }
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>& run, u32 size) {
@@ -167,9 +172,8 @@ struct tile_matmul : Roles {
       u32 (&words)[kDataWords]) {
     words[Epilogue::kWords] = packed_shape(run);
     const TileShape shape = shape_of(run);
-    if constexpr (WeightKind::kIsScaled) {
-      scales(run, c).write(words + Epilogue::kWords + 1);
-    }
+    if constexpr (WeightKind::kIsScaled) scales(run, c).write(words + Epilogue::kWords + 1);
+    if constexpr (WeightKind::kAreCodes) both_scales(run, c).write(words + Epilogue::kWords + 1);
     if constexpr (Call::kIsPart) {
       const u64 at = u64(last_axes<1>(Call::template operand<Call::kReads>(run.g, c)).at(0));
       words[0] = u32(at), words[1] = u32(at >> 32);
@@ -271,13 +275,13 @@ struct tile_matmul : Roles {
 
  private:
   ETC_DEVICE static constexpr u32 bytes_of(const TileShape& shape) {
-    return shape.template bytes<WeightKind::kBytes>();
+    return shape.template bytes<WeightKind::kRowBytes>();
   }
   ETC_DEVICE static constexpr u32 loaded_bytes_of(const TileShape& shape) {
-    return shape.template loaded_bytes<WeightKind::kBytes>();
+    return shape.template loaded_bytes<WeightKind::kRowBytes>();
   }
   ETC_DEVICE static constexpr u32 box_w(const TileShape& shape) {
-    return shape.template box_w<WeightKind::kBytes>();
+    return shape.template box_w<WeightKind::kRowBytes>();
   }
   // The bytes of sums that a worker receives; 0 for a task with nothing to write.
   ETC_DEVICE static u32 exchanged_bytes(const TileShape& shape, u32 size) {
@@ -307,6 +311,22 @@ struct tile_matmul : Roles {
             pitch, blocks};
   }
 
+  // The same if x is scaled, too: then its scales follow those of w.
+  template <class Program>
+  ETC_DEVICE static OperandScales both_scales(
+      const Run<Program>& run, const typename Call::Coord& c) {
+    static_assert(!Call::kGated);
+    const auto x = last_axes<2>(Call::template operand<0>(run.g, c));
+    const auto w = last_axes<2>(Call::template operand<1>(run.g, c));
+    const auto of_w = last_axes<2>(Call::template operand<2>(run.g, c));
+    const auto of_x = last_axes<2>(Call::template operand<3>(run.g, c));
+    const i32 of_block = w.start[0] & i32(kBlockDepth - 1), first = i32(kBlockDepth) - of_block;
+    const u32 next = first < w.size[0] ? u32(of_w.stride[0]) * sizeof(*of_w.base) : 0;
+    return {u64(of_x.at(0, 0)), u64(of_w.at(w.start[0] / i32(kBlockDepth), 0)),
+            u32(of_x.stride[0]) * 4, next, x.size[0], first,
+            (u32(x.size[1]) + kBlockDepth - 1) / kBlockDepth};
+  }
+
   template <class Program>
   ETC_DEVICE static u32 packed_shape(const Run<Program>& run) {
     return u32(Call::number_packed_tile(run.g));
@@ -319,7 +339,7 @@ struct tile_matmul : Roles {
   // The first k of this worker.
   ETC_DEVICE static i32 first_k(const TileShape& shape, u32 size) {
     if (shape.split != kSplitK) return 0;
-    return half() * i32(size * shape.depth * kStageDepth);
+    return half() * i32(size * shape.depth * kBoxDepth);
   }
   // Whether a pair splits the rows of x: then each worker loads half of the weights for both.
   // NOTE: where no tile does, the loading thread has no registers for what would depend on it.
@@ -359,7 +379,7 @@ struct tile_matmul : Roles {
 
   ETC_DEVICE static void load_x(
       const Stage& stage, const TileShape& shape, const Box& x, u32 n) {
-    const Box first{x.map, x.x + i32(n * shape.depth * kStageDepth), x.y, x.z};
+    const Box first{x.map, x.x + i32(n * shape.depth * kBoxDepth), x.y, x.z};
     const u32 to = stage.at + shape.depth * box_w(shape);
     each_box(shape, first, [&](u32 box, const Box& from) {
       ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
@@ -367,7 +387,7 @@ struct tile_matmul : Roles {
   }
   ETC_DEVICE static void load_weights(
       const Stage& stage, const TileShape& shape, const Weights& w, u32 n) {
-    const i32 k = i32(n * shape.depth * kStageDepth);
+    const i32 k = i32(n * shape.depth * kBoxDepth);
     if constexpr (WeightKind::kIsScaled) return load_codes(stage, shape, w, k);
     if constexpr (Call::kWeightIsKN) {
       static_assert(!Call::kGated);
@@ -442,7 +462,7 @@ struct tile_matmul : Roles {
   template <class F>
   ETC_DEVICE static void each_box(const TileShape& shape, const Box& first, F f) {
     each_number(shape, [&](u32 box) ETC_INLINE {
-      f(box, Box{first.map, first.x + i32(box * kStageDepth), first.y, first.z});
+      f(box, Box{first.map, first.x + i32(box * kBoxDepth), first.y, first.z});
     });
   }
   template <class F>

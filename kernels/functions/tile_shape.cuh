@@ -10,8 +10,8 @@ enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
 // The bytes of sums that a worker receives in a stage, for `columns` of wgmma's N.
 ETC_DEVICE constexpr u32 exchanged_bytes(u32 columns) { return columns * 256; }
 
-// A shape as the host packs it. number: of its mainloop in the program. depth: boxes of 64 k in a
-// stage; in Python elements of k. rows, columns: of a worker; in Python of a pair's tile. loaded:
+// A shape as the host packs it. number: of its mainloop in the program. depth: boxes of x in a
+// stage, 128 bytes of each row; in Python elements of k. rows, columns: of a worker; in Python of a pair's tile. loaded:
 // the rows of x that a worker loads in this launch, at most `rows`.
 struct TileShape {
   u32 number, split, is_swapped, depth, rows, columns, loaded;
@@ -25,19 +25,19 @@ struct TileShape {
   // kSplitColumns, which is 0.
   ETC_DEVICE constexpr bool may_split(TileSplit by) const { return (split & by) != 0; }
   ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
-  // kBytes: of an element of w.
-  template <u32 kBytes = 2>
+  // kRowBytes: of a row of w in a box.
+  template <u32 kRowBytes = 128>
   ETC_DEVICE constexpr u32 box_w() const {
-    return columns * 64 * kBytes;
+    return columns * kRowBytes;
   }
   // The bytes of a stage in shared memory: boxes of w, then boxes of x.
-  template <u32 kBytes = 2>
+  template <u32 kRowBytes = 128>
   ETC_DEVICE constexpr u32 bytes() const {
-    return depth * (box_x() + box_w<kBytes>());
+    return depth * (box_x() + box_w<kRowBytes>());
   }
-  template <u32 kBytes = 2>
+  template <u32 kRowBytes = 128>
   ETC_DEVICE constexpr u32 loaded_bytes() const {
-    return depth * (loaded * 128 + box_w<kBytes>());
+    return depth * (loaded * 128 + box_w<kRowBytes>());
   }
   // If the pair splits k: whether it exchanges sums in a stage of the ring, or in the buffer.
   ETC_DEVICE constexpr bool uses_stage() const { return rows > 64; }

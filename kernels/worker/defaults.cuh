@@ -26,6 +26,7 @@ struct VariantDefaults {
   static constexpr int kScaleBits = 0;  // of an element of scales; 0: weights have none
   static constexpr int kScaleShift = 0;
   static constexpr int kScaleHasBlocks = 0;
+  static constexpr int kQuantizes = 0;  // whether x has codes and scales, too
 };
 
 // Call kNumber of a graph. A derived struct has `Function`, `Coord` and `at(g, t)`, the coordinate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
@@ -144,14 +144,21 @@ def scaled_by(shape: TileShape, sizes: tuple[int, int, int], tiling: Tiling) -> 
 
 
 def scaled_blocks(
-    shape: TileShape, sizes: tuple[int, int, int], tiling: Tiling
+    shape: TileShape,
+    sizes: tuple[int, int, int],
+    tiling: Tiling,
+    *,
+    quantizes: bool = False,
 ) -> Case:
-    """By float8 weights with a scale for each block, on tiles of one shape."""
-    graph = partial(matmul_graph, 1, shapes=[shape], w_layout=BLOCKS.w_layout)
-    return Case(graph, partial(multiplied, sizes, BLOCKS, tiling), NEVER, workers=2)
+    """By float8 weights with a scale for each block, on tiles of one shape. quantizes:
+    with float8 activations."""
+    scaling = replace(BLOCKS, quantizes=quantizes)
+    graph = partial(matmul_graph, 1, shapes=[shape], w_layout=scaling.w_layout)
+    return Case(graph, partial(multiplied, sizes, scaling, tiling), NEVER, workers=2)
 
 
 BLOCKS = Scaling(PER_BLOCK, "float32")
+WIDE_FLOAT8 = TileShape(128, 160, "none", float8=True)
 FLAT = TileShape(128, 160, "none")
 ONE_TASK = Sizes(score_tasks=1)
 """Logits are computed in tiles."""
@@ -318,6 +325,9 @@ CASES = {
     ),
     "scaled": scaled_blocks(HALVES, (70, 392, 1296), Tiling(0, 128, 1, 2)),
     "scaled, gated": scaled_by(HALVES, (70, 264, 784), Tiling(0, 128)),
+    "float8": scaled_blocks(
+        WIDE_FLOAT8, (140, 392, 1296), Tiling(0, 160, 1, 2), quantizes=True
+    ),
     "scaled, turns": scaled_blocks(TURNS, (9, 136, 1296), Tiling(0, 48)),
     # Own rows of one tile; parts of k of both matmuls.
     "scaled mlp": Case(

@@ -81,7 +81,13 @@ BROKEN = {
     "functions/grouped_matmul": {
         "moe": {"wait_mbarrier(run, matmul.stored(0), round & 1)": "true"}
     },
-    "functions/tile_matmul": {"ahead": {"loader.is_begun()": "false"}},
+    "functions/tile_matmul": {
+        "ahead": {"loader.is_begun()": "false"},
+        "float8": {
+            "w.start[0] & i32(kBlockDepth - 1)": "0",
+            "of_w.at(w.start[0] / i32(kBlockDepth), 0)": "of_w.at(0, 0)",
+        },
+    },
     "functions/tile_sums": {
         "pairs": {"!wait_mbarrier<true>(run, ready(), n & 1)": "false"},
         "exchanged": {
@@ -120,7 +126,7 @@ BROKEN = {
             "__syncwarp();  // all lanes have read the codes": "",
             "from == kLanes - 1": "n == kLanes - 1",
             "block < blocks": "block + 1 < blocks",
-            "Weights::kHasBlocks ? block * sizeof(Element) : 0": "0",
+            "kHasBlocks ? block * sizeof(Element) : 0": "0",
             "u64(u32(of_w) >> Weights::kShift)": "u64(u32(of_w) >> 8)",
             "ptx::wgmma_wait<kWidened - 1>();": "",
             "ptx::load_shared2(at + 8)": "ptx::load_shared2(at)",
@@ -139,6 +145,30 @@ BROKEN = {
             "unit * 32 + n % 2 * 16": "n % 2 * 16",
             "from + w.apart + place": "from + place",
             "word >> 16": "word",
+        },
+    },
+    "functions/scaled_operands": {
+        "float8": {
+            "!stages.wait_full(run)": "false",
+            "ptx::wgmma_wait<0>();": "",
+            "kFirst + kPart == kColumns && !lost": "kFirst == 0 && !lost",
+            "boxes.w + at + kFirst * 128 / 16": "boxes.w + at",
+            "block < blocks": "block + 1 < blocks",
+            "minimum(n, last)": "n",
+            "row_of_x(row + 8)": "row_of_x(row)",
+            "scales.w + scales.w_pitch": "scales.w",
+            "(kFirst + 2 * i) / kStep * kStep < end": "kFirst + 2 * i <= end",
+            "rows.y * both.x": "rows.x * both.x",
+            "rows.x * both.y": "both.y",
+            "to[0] = __fmaf_rn(upper, sums[i], to[0])": "to[0] = upper * sums[i]",
+        },
+    },
+    "functions/quantize_rows": {
+        "float8": {
+            "kLanes / 2": "kLanes",
+            "fmaxf(fabsf(pairs[i].x), fabsf(pairs[i].y))": "fabsf(pairs[i].x)",
+            "column % i32(kBlockDepth) == 0": "column % kStep == 0",
+            "__fdiv_rn(most, kMostCode)": "most",
         },
     },
     "common/types": {

@@ -14,7 +14,7 @@ from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.multiply import TiledMatmul, add_matmul, tiles_of_dims
+from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from tests.emulate.cases import Given, gated, matmul_of
 from tests.layers.reference import Answer, draw
 
@@ -93,7 +93,7 @@ def gated_parts(
     x, y = g.input("x", (m, k), dtype), g.output("y", (m, n), dtype)
     weights = [weight_input(g, w, w_layout, n, k, dtype) for w in ("gate", "up")]
     tiles = tiles_of_dims(g, "", shapes, m, w_layout)
-    add_matmul(g, "", tiles, dtype, x, weights, y, swiglu)
+    TiledMatmul(g, "", tiles, dtype, x, weights, y, swiglu).add()
 
 
 def graph_of(
@@ -156,7 +156,7 @@ def two_matmuls(g: Graph, *, shapes: Sequence[TileShape] = GATED_KINDS) -> None:
         others: dict[str, Any] = {"weights": [w]}
         if name == "z":
             others = {"weights": [w, w], "epilogue": swiglu}
-        add_matmul(g, f"{name}_", tiles, "bfloat16", x, y=result, **others)
+        TiledMatmul(g, f"{name}_", tiles, "bfloat16", x, y=result, **others).add()
 
 
 @graph_function

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.matmul import silu
+from etc_dist.functions.quantize_rows import quantized
 from etc_dist.functions.scaled_weights import E4M3, PER_BLOCK, Scaling
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
@@ -51,6 +52,14 @@ def answer_of(x: Host, w: Host) -> Answer:
     return Answer(x @ w.T, np.abs(x) @ np.abs(w).T)
 
 
+def dequantized_rows(x: Host) -> Host:
+    """What the codes of the rows of x are of, in fp64."""
+    codes, scales = quantized(x)
+    wide = scales.astype(np.float64).repeat(BLOCK, 1)[:, : x.shape[1]]
+    exact: Host = codes.astype(np.float64) * wide
+    return exact
+
+
 def multiplied(
     sizes: tuple[int, int, int],
     scaling: Scaling,
@@ -62,7 +71,8 @@ def multiplied(
     codes, scales, w = draw_scaled(rng, n, k, scaling)
     x = draw(rng, (m, k), dtype, k**-0.5)
     dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
-    return [{"x": x, "w": codes, "w_scales": scales}], [answer_of(x, w)], dims
+    exact = dequantized_rows(x) if scaling.quantizes else x
+    return [{"x": x, "w": codes, "w_scales": scales}], [answer_of(exact, w)], dims
 
 
 def gated(

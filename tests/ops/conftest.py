@@ -14,7 +14,7 @@ from etc_dist.errors import WorldError
 from etc_dist.functions.tile_matmul import shapes_for
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.operation import Operation
-from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
+from etc_dist.ops.tile_model import FAMILY, FLOAT8_FAMILY, Tiling, dims_of
 from etc_dist.schedule.plan import Choice
 from etc_dist.settings import Settings
 from etc_dist.world import start
@@ -119,13 +119,16 @@ def problem(world: World, arrays: Arrays) -> Callable[..., Problem]:
 @pytest.fixture
 def make_each_tile(
     make: Callable[..., Operation], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, int, int], tuple[Operation, int]]:
+) -> Callable[..., tuple[Operation, int]]:
     """Makes a Matmul that multiplies m + n rows by tile n of its program, with k of the
     last column divided for some; and returns it and their number."""
 
-    def make_each_tile(w_layout: str, m: int, k: int) -> tuple[Operation, int]:
+    def make_each_tile(
+        w_layout: str, m: int, k: int, **options: Any
+    ) -> tuple[Operation, int]:
         tilings = []
-        for number, shape in enumerate(shapes_for(w_layout, FAMILY)):
+        shapes = shapes_for(w_layout, (*FAMILY, *FLOAT8_FAMILY))
+        for number, shape in enumerate(shapes):
             split = number % 3 > 0 and k > shape.depth
             tilings.append(Tiling(number, shape.columns, int(split), 1 + split))
 
@@ -136,6 +139,6 @@ def make_each_tile(
             return [Choice(dim, value, list) for dim, value in chosen.items()]
 
         monkeypatch.setattr(Matmul, "_choose", choose)
-        return make(Matmul), len(tilings)
+        return make(Matmul, **options), len(tilings)
 
     return make_each_tile

@@ -51,6 +51,48 @@ def test_weights_that_do_not_fit_are_refused(w, words, own):
         refused(lambda: op(ones((5, K), "bfloat16"), w), words, ArgumentError)
 
 
+BLOCKS = ScaledWeight(CODES, ones((3, 2), "float32"))
+NOT_BLOCKS = "weights with scales of blocks of 128 x 128, for float8 activations"
+
+
+@pytest.mark.parametrize(
+    ("w", "words"),
+    [
+        (ones((N, K), "bfloat16"), f"got: x [5, {K}] bfloat16 on cpu; w [{N}, {K}] bf"),
+        (ones((K, N), "bfloat16").T, f"w [{N}, {K}] bfloat16"),
+        (ScaledWeight(CODES, ones((N,), "float32")), f"w_scales [{N}] float32"),
+        (ScaledWeight(CODES, ones((), "float32")), "w_scales [] float32"),
+    ],
+)
+def test_float8_activations_need_weights_with_scales_of_blocks(w, words, own):
+    with Matmul(world=own, activations="float8") as op:
+        x, words = ones((5, K), "bfloat16"), f"{NOT_BLOCKS}|{words}"
+        refused(lambda: op(x, w), words, ArgumentError)
+
+
+def test_activations_that_do_not_exist_are_refused(own):
+    words = (
+        "unknown activations|wanted: '16-bit' or 'float8'|got: activations = 'float16'"
+    )
+    refused(lambda: Matmul(world=own, activations="float16"), words, ArgumentError)
+    with pytest.raises(TypeError, match="activations"):
+        Matmul(world=own, activations=8)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        etc_dist.all_gather_matmul,
+        etc_dist.matmul_reduce_scatter,
+        etc_dist.matmul_all_reduce,
+    ],
+)
+def test_operations_without_float8_activations_refuse_them(operation):
+    x = ones((5, K), "bfloat16")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'activations'"):
+        operation(x, BLOCKS, activations="float8")
+
+
 def test_outputs_do_not_overlap_scales(own):
     memory = np.ones(4 * N, np.uint8)
     scales = memory.view(np.float32)

@@ -12,6 +12,7 @@ from etc_dist import cli
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import Tiling, dims_of
@@ -19,7 +20,7 @@ from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Link, Machine
 from etc_dist.predict.simulation import simulate_run
 from etc_dist.predict.table import OPERATIONS, predict_hosts
-from etc_dist.predict.times import ModelTimes, TracedTimes
+from etc_dist.predict.times import TASK_US, ModelTimes, TracedTimes
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule import schedule_static
 from tests.world.jobs import run_on_hosts
@@ -98,6 +99,25 @@ def test_a_tile_of_float8_reads_half_the_weights():
     saved = 64 * 8192 / constants.worker_bytes_per_us
     # Their widening may take a little longer than their loads.
     assert 0.8 * saved < times[0] - times[1] < 1.1 * saved
+
+
+def test_tiles_of_float8_activations_are_faster_and_follow_their_rows():
+    dims = {"m": 128, "n": 160, "k": 8192}
+    times, rate = [], default_tuning().tiles.worker_bytes_per_us
+    for shape, quantizes in (
+        (TileShape(128, 160, "none"), False),
+        (TileShape(128, 160, "none", float8=True), True),
+    ):
+        layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
+        options = {"w_layout": layout} if quantizes else {}
+        plan = schedule_static(matmul_graph(1, shapes=[shape], **options))
+        given = dims | dims_of(Tiling(0, 160))
+        times.append(
+            simulate_run(plan, given, ModelTimes(default_tuning()), MACHINE).us
+        )
+    # One worker quantizes all rows, eight in a task.
+    quantized = 16 * TASK_US + 128 * (3 * 8192 + 4 * 64) / rate
+    assert 0.5 * times[0] < times[1] - quantized < 0.75 * times[0]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -87,6 +87,7 @@ struct WgmmaOp {
   int columns, rows;  // rows of a beyond these are not read
   bool adds, is_half;
   bool a_is_kn, b_is_kn;  // MN-major
+  bool are_codes;         // 32 of e4m3 in place of 16 elements of two bytes
   // If a is in registers: those of the thread, their values at the start, and its two rows.
   const uint32_t* registers;
   uint32_t held[4];

@@ -43,6 +43,21 @@ static void widen(float (&to)[32], const uint16_t (&from)[32], bool is_half) {
     __builtin_memcpy(to + i, &bits, 4);
   }
 }
+// 32 codes of e4m3.
+static void widen_codes(float (&to)[32], const uint16_t (&from)[16]) {
+  uint8_t codes[32];
+  memcpy(codes, from, sizeof codes);
+  for (uint32_t i = 0; i < 32; ++i) {
+    const uint32_t size = uint32_t(codes[i] & 0x7f) << 20, sign = uint32_t(codes[i] & 0x80) << 24;
+    float number;
+    __builtin_memcpy(&number, &size, 4);
+    number *= 0x1p120f;  // the difference of the exponents
+    uint32_t bits;
+    __builtin_memcpy(&bits, &number, 4);
+    bits = sign | ((codes[i] & 0x7f) == 0x7f ? 0x7fc00000 : bits);  // not a number
+    __builtin_memcpy(to + i, &bits, 4);
+  }
+}
 // A warp reads 16 rows of a, from `first` on, and all of b, when it waits for the wgmma.
 // NOTE: each of the four warps checks a different quarter of b, which suffices to detect races.
 static void check_operands(const WgmmaOp& p, uint32_t first) {
@@ -59,8 +74,31 @@ static void check_operands(const WgmmaOp& p, uint32_t first) {
     access_shared(worker, place_of(p.b, row, k, p.b_is_kn), 16, read);
   }
 }
+// Of K-major codes: 32 k.
+static void multiply_codes(const WgmmaOp& p, uint32_t row) {
+  uint16_t bits[16];
+  float a[2][32], b[2][32];
+  for (uint32_t half = 0; half < 2; ++half) {
+    read_row(bits, p.a, row + half * 8, false), widen_codes(a[half], bits);
+  }
+  for (uint32_t i = 0; i < uint32_t(p.columns) / 8; ++i) {
+    for (uint32_t n = 0; n < 2; ++n) {
+      read_row(bits, p.b, i * 8 + own->id % 4 * 2 + n, false), widen_codes(b[n], bits);
+    }
+    float* const sums = p.sums + 4 * i;
+    for (uint32_t j = 0; j < 4; ++j) {
+      float sum = p.adds ? sums[j] : 0;
+      for (uint32_t k = 0; k < 32; ++k) sum += a[j / 2][k] * b[j % 2][k];
+      sums[j] = sum;
+    }
+  }
+}
 void multiply(const WgmmaOp& p) {
   const uint32_t thread = own->id % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  if (p.are_codes) {
+    if (thread % 32 == 0) check_operands(p, row);
+    return multiply_codes(p, row);
+  }
   uint16_t bits[32];  // of two rows
   float a[32], b[32];
   if (p.registers != nullptr) {

@@ -1,0 +1,134 @@
+// Tiles of which x and w are codes of e4m3, and their mainloop.
+//
+// A block is 128 elements of k. Each row of x has a scale for each block, and each 128 rows of w:
+// y is the sum over blocks, in the order of k, of both scales times x @ w.T of the block. A block is
+// multiplied by wgmma into sums of its own, which are then multiplied and added in fp32.
+#pragma once
+#include "functions/scaled_weights.cuh"
+#include "functions/tile_sums.cuh"
+#include "ptx/wgmma_codes.cuh"
+
+namespace etc {
+
+// Codes [m, k] and [n, k]. A box has a block. Element: of the scales of w.
+template <class Element_>
+struct ScaledOperands {
+  using Element = Element_;
+  static constexpr bool kIsKN = false, kIsScaled = false, kAreCodes = true;
+  static constexpr u32 kRowBytes = 128, kBoxDepth = kBlockDepth, kWords = 8;
+};
+
+// The scales of a task, in words of a work item. x, w: the addresses of the first row's scale of the
+// first block. x_pitch, w_pitch: bytes from a row of scales to the next; w_pitch is 0 if the tile
+// has none. rows: of x. first: how many of the tile's rows of w have the first row of scales.
+// blocks: of k.
+struct OperandScales {
+  u64 x, w;
+  u32 x_pitch, w_pitch;
+  i32 rows, first;
+  u32 blocks;
+
+  ETC_DEVICE void write(u32* words) const {
+    words[0] = u32(x), words[1] = u32(x >> 32), words[2] = u32(w), words[3] = u32(w >> 32);
+    words[4] = x_pitch, words[5] = w_pitch, words[6] = u32(rows) | u32(first) << 16;
+    words[7] = blocks;
+  }
+  ETC_DEVICE static OperandScales read(u32 shared) {
+    const auto word = [&](u32 n) { return ptx::load_shared(shared + 4 * n); };
+    const u32 sizes = word(6);
+    return {u64(word(0)) | u64(word(1)) << 32, u64(word(2)) | u64(word(3)) << 32, word(4), word(5),
+            i32(sizes & 0xffffu), i32(sizes >> 16), word(7)};
+  }
+};
+
+// Two rows of scales, for BlockScales: of x, which tasks of other workers have written, or of w.
+template <class Element, bool kIsWritten>
+struct TwoScales {
+  static constexpr bool kHasBlocks = true;
+  u64 first, second;
+  u32 blocks;
+
+  ETC_DEVICE float2 scales_of(u32 block) const {
+    const bool is_there = block < blocks;
+    const auto load = [&](u64 row) ETC_INLINE {
+      const u64 at = row + block * sizeof(Element);
+      if constexpr (kIsWritten) return __uint_as_float(ptx::load4_l2_if(is_there, at));
+      else return is_there ? float(*reinterpret_cast<const Element*>(at)) : 0.0f;
+    };
+    return make_float2(load(first), load(second));
+  }
+};
+
+// The columns of a tile in steps of which its scales may change: it begins at a multiple of its
+// columns.
+ETC_DEVICE constexpr u32 scale_step(u32 columns) {
+  return minimum(i32(columns & ~(columns - 1)), i32(kBlockDepth));
+}
+
+// d += the scales times the sums of a block, for the columns from kFirst on. A thread has two rows:
+// in columns before `end` they have the scales `near`, in others `far`. end: a multiple of kStep.
+template <u32 kFirst, u32 kStep, u32 kPart, u32 kCount>
+ETC_DEVICE void add_part(
+    float (&d)[kCount], const float (&sums)[kPart], float2 near, float2 far, u32 end) {
+#pragma unroll
+  for (u32 i = 0; i < kPart; i += 4) {
+    const bool is_near = (kFirst + 2 * i) / kStep * kStep < end;
+    const float upper = is_near ? near.x : far.x, lower = is_near ? near.y : far.y;
+    float* const to = d + kFirst / 2 + i;
+    to[0] = __fmaf_rn(upper, sums[i], to[0]), to[1] = __fmaf_rn(upper, sums[i + 1], to[1]);
+    to[2] = __fmaf_rn(lower, sums[i + 2], to[2]), to[3] = __fmaf_rn(lower, sums[i + 3], to[3]);
+  }
+}
+
+// The mainloop of a warpgroup with 64 rows of x and kColumns rows of w: adds to the first
+// kColumns / 2 sums of a thread. A stage has one box of each operand. Returns whether a wait has
+// failed.
+// NOTE: wide tiles are multiplied in two parts, since a thread has the sums of a block in addition
+// to those of all blocks before. Meanwhile the other warpgroup multiplies.
+template <class Operands, u32 kColumns, u32 kCount, class Program>
+ETC_DEVICE bool multiply_codes(
+    const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
+    const OperandScales& scales, u32 wg, float (&d)[kCount]) {
+  constexpr u32 kParts = kColumns > 128 ? 2 : 1, kPart = kColumns / kParts;
+  const u32 thread = ptx::thread() & 127, lane = thread & 31;
+  const i32 row = i32(wg * 64 + thread / 32 * 16 + lane / 4), last = scales.rows - 1;
+  const auto row_of_x = [&](i32 n) { return scales.x + u64(u32(minimum(n, last))) * scales.x_pitch; };
+  const TwoScales<float, true> of_x{row_of_x(row), row_of_x(row + 8), scales.blocks};
+  const TwoScales<typename Operands::Element, false> of_w{
+      scales.w, scales.w + scales.w_pitch, scales.blocks};
+  BlockScales x(of_x, 0, 1);
+  BlockScales w(of_w, 0, 1);
+  const u32 end = u32(scales.first);
+  bool lost = false;
+#pragma unroll 1
+  for (u32 n = 0; n < count; ++n) {
+    const u32 at = stages.next(boxes.bytes) / 16;
+    if (!lost) lost = !stages.wait_full(run);
+    lost = __any_sync(~0u, lost);
+    float2 near, far;
+    const auto multiply = [&](auto part) ETC_INLINE {
+      constexpr u32 kFirst = decltype(part)::value * kPart;
+      float sums[kPart / 2];
+      ptx::wgmma_fence();
+      ptx::wgmma_codes<kPart>(
+          sums, ptx::matrix_descriptor(boxes.x + at),
+          ptx::matrix_descriptor(boxes.w + at + kFirst * 128 / 16));
+      ptx::wgmma_commit();
+      if constexpr (kFirst == 0) {
+        const float2 rows = x.of(n), both = w.of(n);
+        near = make_float2(rows.x * both.x, rows.y * both.x);
+        far = make_float2(rows.x * both.y, rows.y * both.y);
+      }
+      ptx::wgmma_wait<0>();
+#pragma unroll
+      for (float& sum : sums) ptx::keep_order(sum);
+      if (kFirst + kPart == kColumns && !lost) stages.release(stages.count() - 1);
+      add_part<kFirst, scale_step(kColumns)>(d, sums, near, far, end);
+    };
+    multiply(Number<0u>{});
+    if constexpr (kParts == 2) multiply(Number<1u>{});
+  }
+  return lost;
+}
+
+}  // namespace etc

@@ -1,0 +1,199 @@
+"""Matmuls by float8 weights with float8 activations: the CUDA half, emulated."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.quantize_rows import ROWS
+from etc_dist.functions.scaled_weights import (
+    BLOCK,
+    E4M3,
+    FLOAT8_SCALINGS,
+    PER_BLOCK,
+    Scaling,
+)
+from etc_dist.functions.tile_matmul import FLOAT8_COLUMNS, Tiles, TileShape, shapes_for
+from etc_dist.ir import Graph
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.tile_model import FAMILY, FLOAT8_FAMILY, Tiling, dims_of
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.conftest import kept_proof
+from tests.emulate.cases import check
+from tests.functions.compiled import check_compiled, check_wgmmas
+from tests.graphs.scaled import answer_of, dequantized_rows, draw_scaled, multiplied
+from tests.refusals import refused
+
+WIDE, ROUNDED = FLOAT8_SCALINGS.values()
+NUMBERS = range(len(FLOAT8_FAMILY))
+K = 720
+"""Five blocks and a part."""
+
+
+@cache
+def emulated(scaling=WIDE, dtype="bfloat16"):
+    layout = scaling.w_layout
+    graph = matmul_graph(1, dtype=dtype, w_layout=layout, shapes=FLOAT8_FAMILY)
+    return Emulator(graph, workers=2)
+
+
+ALWAYS = [(WIDE, "bfloat16", number) for number in NUMBERS] + [(ROUNDED, "float16", 5)]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "dtype", "number"),
+    [
+        pytest.param(*each, marks=[] if each in ALWAYS else pytest.mark.exhaustive)
+        for each in product(FLOAT8_SCALINGS.values(), ("bfloat16", "float16"), NUMBERS)
+    ],
+    ids=str,
+)
+def test_each_kind_of_tile_multiplies_quantized_rows(scaling, dtype, number):
+    columns = FLOAT8_COLUMNS[number]
+    for parts in (1, 3):
+        tiling = Tiling(number, columns, int(parts > 1), parts)
+        given = multiplied((131, 2 * columns + 24, K), scaling, tiling, dtype)
+        check(emulated(scaling, dtype), *given, dtype)
+
+
+def outputs(x, codes, scales, number=0, parts=1):
+    """y of both bodies, in fp32."""
+    (m, k), n = x.shape, len(codes)
+    tiling = Tiling(number, FLOAT8_COLUMNS[number], int(parts > 1), parts)
+    dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
+    given = {"x": x, "w": codes, "w_scales": scales}
+    program = emulated(dtype=str(x.dtype))
+    [cpu] = simulate(program.plan, [given], dims).outputs
+    [cuda] = program.run([given], dims)
+    return [each["y"].astype(np.float32) for each in (cpu, cuda)]
+
+
+def test_all_codes_are_multiplied_by_all_codes():
+    """At a place of a block each; what is not a number stays so."""
+    codes = np.arange(256, dtype=np.uint8).view(numpy_dtype(E4M3))
+    values = codes.astype(np.float32)
+    rows = np.arange(256)
+    x = np.zeros((256, BLOCK), numpy_dtype("bfloat16"))
+    w = np.zeros((256, BLOCK), numpy_dtype(E4M3))
+    x[:, 77], x[:, 0] = values, 448  # so that the scale is 1
+    w[rows, 77] = codes
+    expected = (values[:, None] * values).astype(x.dtype).astype(np.float32)
+    assert np.isnan(expected).sum() == 4 * 256 - 4
+    for y in outputs(x, w, np.ones((2, 1), np.float32)):
+        np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_each_block_of_rows_and_of_weights_has_its_own_scale(number):
+    """Of powers of two, of 0 and of NaN; tiles begin within blocks."""
+    m, n, k = 140, 392, 528
+    powers = np.arange(4 * 5).reshape(4, 5) % 9 - 4
+    scales = np.exp2(powers).astype(np.float32)
+    scales[1, 1], scales[2, 3], scales[3, 4] = 0, np.nan, -2
+    of_x = np.exp2((np.arange(m * 5).reshape(m, 5) * 5) % 7 - 3)
+    x = (448 * of_x.repeat(BLOCK, 1)[:, :k]).astype(numpy_dtype("bfloat16"))
+    each = np.repeat(scales, [128, 128, 128, 8], 0) * [128, 128, 128, 128, 16]
+    expected = (448 * of_x @ each.T).astype(x.dtype).astype(np.float32)
+    for parts in (1, 2):
+        for y in outputs(x, np.ones((n, k), numpy_dtype(E4M3)), scales, number, parts):
+            np.testing.assert_array_equal(y, expected)
+
+
+def test_a_row_with_a_number_that_is_not_finite_gives_none():
+    x = np.ones((9, 272), numpy_dtype("float16"))
+    x[2, 3], x[4, 200], x[8, 271] = np.nan, np.inf, -np.inf
+    codes, scales = np.ones((24, 272), numpy_dtype(E4M3)), np.ones((1, 3), np.float32)
+    for y in outputs(x, codes, scales):
+        lost = np.isnan(y)
+        assert lost[[2, 4, 8]].all() and lost.sum() == 3 * 24
+        assert (y[[0, 1, 3, 5, 6, 7]] == 272).all()
+
+
+def test_rows_of_zeros_give_zeros():
+    codes = np.full((24, 144), -448, numpy_dtype(E4M3))
+    x = np.zeros((3, 144), numpy_dtype("bfloat16"))
+    for y in outputs(x, codes, np.full((1, 2), 2.0**100, np.float32)):
+        assert (y == 0).all()
+
+
+def test_tiles_of_all_widths_give_the_same_bits(rng):
+    # The products cancel: what is left is the rounding of sums in their order.
+    codes, scales, _ = draw_scaled(rng, 264, 384, WIDE)
+    codes = np.concatenate([codes, -codes], 1)
+    scales = np.concatenate([scales, scales], 1)
+    x = rng.standard_normal((150, 384)).astype(numpy_dtype("bfloat16"))
+    x, bits = np.concatenate([x, x], 1), set()
+    for number, shape in enumerate(FLOAT8_FAMILY):
+        assert shape.serves(gated=False, in_order=True)
+        for m in (1, 150):
+            _, y = outputs(x[:m].copy(), codes, scales, number)
+            bits.add(y[0].tobytes())
+    assert len(bits) == 1
+
+
+ERRORS = {1: (0.02, 0.03), 100: (0.005, 0.015), 10_000: (0.002, 0.012)}
+"""Of outliers by this factor, one in 1,000: the relative error against fp64 with x as
+it is and the dequantized weights. An outlier has an exact code, and most of the
+result."""
+
+
+@pytest.mark.parametrize(("factor", "bounds"), ERRORS.items())
+def test_the_error_is_that_of_the_codes(factor, bounds, rng):
+    """Of 16-bit activations it is 0.002: the rounding of the result."""
+    x = rng.standard_normal((64, 1024))
+    x *= np.where(rng.random(x.shape) < 1e-3, factor, 1)
+    x = x.astype(numpy_dtype("bfloat16"))
+    codes, scales, w = draw_scaled(rng, 96, 1024, WIDE)
+    exact, rounded = answer_of(x, w), answer_of(dequantized_rows(x), w)
+    for y in outputs(x, codes, scales):
+        assert rounded.error(y) < 2.3e-3
+        assert bounds[0] < exact.error(y) < bounds[1]
+
+
+def test_tiles_wait_for_the_codes_of_their_rows():
+    layout = WIDE.w_layout
+    plan = schedule_static(matmul_graph(1, w_layout=layout, shapes=FLOAT8_FAMILY))
+    for number, (m, split, parts) in enumerate([(130, 0, 1), (300, 1, 2), (40, 2, 3)]):
+        columns = FLOAT8_COLUMNS[number]
+        tiling = Tiling(number, columns, split, parts)
+        dims = {"m": m, "n": 400, "k": 912, **dims_of(tiling)}
+        assert kept_proof(plan, dims, 4).unchecked == ()
+    quantize, *multiply = plan.graph.calls[:3]
+    assert quantize.name == "quantize_rows" and not quantize.waits
+    assert all(len(call.waits) == 1 for call in multiply)
+
+
+def test_some_shapes_have_float8_activations():
+    layout = WIDE.w_layout
+    assert shapes_for(layout, (*FAMILY, *FLOAT8_FAMILY)) == [*FLOAT8_FAMILY]
+    assert shapes_for("nk", (*FAMILY, *FLOAT8_FAMILY)) == [*FAMILY]
+    widest = FLOAT8_FAMILY[-1]
+    assert str(widest) == "128 x 192, split none, float8"
+    assert (widest.stage_bytes, widest.depth) == (320 * 128, BLOCK)
+    assert all(shape.rows % ROWS == 0 for shape in FLOAT8_FAMILY)
+    words = "no tiles serve the weights|wanted: tiles with float8=True|got: 8 x 64"
+    refused(lambda: Tiles(Graph("one", 1), "tile", 0, FAMILY, w_layout=layout), words)
+    for columns, others in ((176, {}), (128, {"swapped": True}), (256, {})):
+        kinds = {"split": "none", "float8": True, **others}
+        words = "GPUs have no tiles of|(5) float8: 128 rows, split 'none', not swapped"
+        refused(lambda n=columns, k=kinds: TileShape(128, n, **k), words, ArgumentError)
+
+
+def test_a_tile_meets_at_most_two_blocks_of_weights():
+    for columns in FLOAT8_COLUMNS:
+        for start in range(0, columns * BLOCK, columns):
+            assert (start + columns - 1) // BLOCK - start // BLOCK <= 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_program_of_float8_activations_compiles(dtype):
+    layout = Scaling(PER_BLOCK, "bfloat16", quantizes=True).w_layout
+    graph = matmul_graph(1, dtype=dtype, w_layout=layout, shapes=FLOAT8_FAMILY)
+    check_wgmmas(check_compiled(graph).cubin)
