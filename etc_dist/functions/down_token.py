@@ -11,26 +11,22 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 
-def down_token(
-    routing: Routing, *, adds: bool = False, copies: int = 1
-) -> DeviceFunction:
+def down_token(routing: Routing, *, adds: bool = False) -> DeviceFunction:
     """ids and weights [1, top_k], active [1, top_k, inner], down [experts, columns,
-    inner] -> y [1, columns], in each of `copies` places: the weighted sum over the
-    experts that the token picks, in fp32. An id below 0 has the weight 0. Before the
-    activations are complete, rows of down are prefetched into L2, those of the experts
-    of which `gate_up_token` prefetches none. adds: further rows [1, columns] are read,
-    and added to the sum."""
+    inner] -> y [1, columns]: the weighted sum over the experts that the token picks, in
+    fp32. An id below 0 has the weight 0. Before the activations are complete, rows of
+    down are prefetched into L2, those of the experts of which `gate_up_token`
+    prefetches none. adds: further rows [1, columns] are read, and added to the sum."""
 
     def body(ids: Any, weights: Any, active: Any, down: Any, *operands: Any) -> None:
-        added, places = operands[:adds], operands[adds:]
-        total = np.zeros(places[0].shape[1], np.float32)
+        *added, y = operands
+        total = np.zeros(y.shape[1], np.float32)
         for k, expert in enumerate(np.maximum(ids[0], 0)):
             row = down[expert].astype(np.float32) @ active[0, k].astype(np.float32)
             total += weights[0, k] * row
         for rows in added:
             total += rows[0].astype(np.float32)
-        for y in places:
-            y[0] = total.astype(y.dtype)
+        y[0] = total.astype(y.dtype)
 
     inner = Extent(name="inner", whole=True)
     # The rows of a weight come in pairs.
@@ -41,10 +37,10 @@ def down_token(
         Operand((1, routing.top_k), "float32"),
         Operand((1, routing.top_k, inner), routing.element),
         Operand((routing.experts, columns, inner), routing.element, leading=True),
-        *[y] * (adds + copies),
+        *[y] * (adds + 1),
     ]
     return routing.function(
-        *("down_token", TENSOR, len(tile) - copies, copies, body),
+        *("down_token", TENSOR, len(tile) - 1, 1, body),
         reads_before_wait=(0, 1, 3),
         tile=dict(enumerate(tile)),
         constants={"kAdds": int(adds)},

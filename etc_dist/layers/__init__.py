@@ -7,7 +7,6 @@ mlp_steps.py         shared by these graphs
 moe.py               MoE
 moe_graph.py         its graph on one rank and on many
 moe_few_tokens.py    its graph for decoding
-moe_tokens.py        the steps of tokens alone, in this graph and in decoders
 moe_exchange.py      its exchange between ranks, on one host and several
 moe_steps.py         shared by these graphs
 shared_expert.py     the expert that every token takes, in the first of them

@@ -6,34 +6,40 @@ of 97c7e54 and e2f1a17 in benchmarks/results/moe.jsonl).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.choose_experts import choose_experts
+from etc_dist.functions.down_token import down_token
+from etc_dist.functions.gate_up_token import gate_up_token
 from etc_dist.functions.router import Router, as_router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.score_token import score_token
 from etc_dist.ir import (
     EventTensor,
+    Expr,
     Graph,
+    Region,
     Tensor,
     ceildiv,
     graph_function,
     maximum,
     minimum,
     span,
+    tile,
 )
 from etc_dist.layers.moe_steps import SCORE_TASKS, add_biases, add_inputs, add_logits
-from etc_dist.layers.moe_tokens import (
-    FEW_BYTES,
-    PREFETCH_BYTES,
-    PRODUCT_TASKS,
-    TokenExperts,
-    bytes_fit,
-    sums_of,
-)
 from etc_dist.layers.shared_expert import add_inputs_of_shared, shared_routing
 
+FEW_BYTES = 350_000_000
+"""Bytes of weights that tokens alone read at most. With more, the bytes alone take the
+time, and there matmuls that read an expert once for all its tokens are faster."""
+PRODUCT_TASKS = 132
+"""Tasks of a product that read weights concurrently, about one for each worker."""
+PREFETCH_BYTES = 30_000_000
+"""`gate_up_token` prefetches rows of down into L2 for one token that reads at most so
+many bytes of them, and not for several tokens."""
 FEW_TOKENS = 16
 """Tokens at most; fewer if they read more than FEW_BYTES of weights."""
 SCORED = 8
@@ -79,30 +85,33 @@ def moe_few_tokens_graph(
     y = g.output("y", (tokens, hidden), dtype)
     tasks = g.let("token_tasks", maximum(1, product_tasks // tokens))
     logits, routed = _score(g, routing, x, router, score_tasks)
-    fits = bytes_fit(prefetch_bytes, routing.top_k, hidden, inner, 1)
-    others = TokenExperts(
+    columns = g.let("down_columns", 2 * ceildiv(hidden, 2 * tasks))
+    # Divisions: a product of sizes might not fit 32 bits.
+    fits = minimum(1, prefetch_bytes // (2 * routing.top_k) // hidden // inner)
+    others = _TokenExperts(
         g,
         routing,
         tokens,
-        (gate_up,),
+        gate_up,
         down,
         tasks,
-        sums_of(g, hidden, tasks),
+        columns,
+        g.let("down_blocks", ceildiv(hidden, columns)),
         g.let("prefetches", fits * (1 // tokens)),
         activation,
         biases,
     )
-    chosen = _choose(others, logits, routed)
+    chosen = others.choose(logits, routed)
     if not shared:
-        active = others.activate(x, logits, lambda m: [routed[m]])
-        _add_up(others, chosen, active, y)
+        active = others.activate(x, logits, routed)
+        others.add_up(chosen, active, y)
         return
     own = shared_routing(routing, shared)
     _, gate_up, down, gate = add_inputs_of_shared(g, dtype, shared, hidden)
     expert = replace(
         others,
         routing=own,
-        gate_up=(gate_up,),
+        gate_up=gate_up,
         down=down,
         prefetches=0,
         biases=(),
@@ -112,12 +121,11 @@ def moe_few_tokens_graph(
     of_shared = logits, routed  # without a gate, the weight is 1 for any logit
     if gate is not None:
         of_shared = _score(g, own, x, gate, score_tasks, "shared_")
-    logits_of_shared, scored = of_shared
-    shared_chosen = _choose(expert, *of_shared)
-    shared_active = expert.activate(x, logits_of_shared, lambda m: [scored[m]])
-    active = others.activate(x, logits, lambda m: [routed[m]], others.sums[0])
-    _add_up(expert, shared_chosen, shared_active, rows, done=active[1])
-    _add_up(others, chosen, active, y, added=rows)
+    shared_chosen = expert.choose(*of_shared)
+    shared_active = expert.activate(x, *of_shared)
+    active = others.activate(x, logits, routed, others.blocks)
+    expert.add_up(shared_chosen, shared_active, rows, done=active[1])
+    others.add_up(chosen, active, y, added=rows)
 
 
 def _score(
@@ -148,46 +156,113 @@ def _score(
     return logits, routed
 
 
-def _choose(
-    e: TokenExperts, logits: Tensor, routed: EventTensor
-) -> tuple[Tensor, Tensor, EventTensor]:
-    """Add the choices of each token: ids, weights, and the events after which they can
-    be read."""
-    g, shape = e.g, (e.tokens, e.routing.top_k)
-    ids = g.local(f"{e.name}ids", shape, "int32")
-    weights = g.local(f"{e.name}weights", shape, "float32")
-    picked = g.events(f"{e.name}picked", (e.tokens,), expects=1)
-    (m,) = grid = g.grid(m=e.tokens)
-    token = span(m, 1)
-    g.call(
-        choose_experts(e.routing, 1),
-        grid,
-        name=f"{e.name}choose_experts",
-        reads=[logits[token, span(0, e.routing.experts)], *e.biases],
-        writes=[ids[token, :], weights[token, :]],
-        waits=[routed[m]],
-        notifies=[picked[m]],
-    )
-    return ids, weights, picked
+@dataclass(frozen=True)
+class _TokenExperts:
+    """Experts of which each of `tokens` tokens takes some, and the calls for them.
 
+    gate_up: [experts, 2 inner, hidden]. down: [experts, hidden, inner]. tasks: of the
+    activations of a token. columns, blocks: of a task of a token's sums, which come in
+    pairs, and the number of these tasks. prefetches: 1 if `activate` prefetches rows of
+    down, else 0. name: the prefix of names."""
 
-def _add_up(
-    e: TokenExperts,
-    chosen: tuple[Tensor, Tensor, EventTensor],
-    active: tuple[Tensor, EventTensor],
-    y: Tensor,
-    *,
-    added: Tensor | None = None,
-    done: EventTensor | None = None,
-) -> None:
-    """Add the weighted sums of each token to y. added: as of `TokenExperts.add_up`.
-    done: the events that follow."""
-    ids, weights, picked = chosen
-    e.add_up(
-        lambda token: [ids[token, :], weights[token, :]],
-        active,
-        lambda m: [picked[m]],
-        lambda token, columns: [y[token, columns]],
-        lambda m: [] if done is None else [done[m]],
-        added,
-    )
+    g: Graph
+    routing: Routing
+    tokens: Expr
+    gate_up: Tensor
+    down: Tensor
+    tasks: Expr
+    columns: Expr
+    blocks: Expr
+    prefetches: Expr | int
+    activation: Activation
+    biases: Sequence[Region] = ()
+    name: str = ""
+
+    def choose(
+        self, logits: Tensor, routed: EventTensor
+    ) -> tuple[Tensor, Tensor, EventTensor]:
+        """Add the choices of each token: ids, weights, and the events after which they
+        can be read. routed: the events of the logits."""
+        g, shape = self.g, (self.tokens, self.routing.top_k)
+        ids = g.local(f"{self.name}ids", shape, "int32")
+        weights = g.local(f"{self.name}weights", shape, "float32")
+        picked = g.events(f"{self.name}picked", (self.tokens,), expects=1)
+        (m,) = grid = g.grid(m=self.tokens)
+        token = span(m, 1)
+        g.call(
+            choose_experts(self.routing, 1),
+            grid,
+            name=f"{self.name}choose_experts",
+            reads=[logits[token, span(0, self.routing.experts)], *self.biases],
+            writes=[ids[token, :], weights[token, :]],
+            waits=[routed[m]],
+            notifies=[picked[m]],
+        )
+        return ids, weights, picked
+
+    def activate(
+        self, x: Tensor, logits: Tensor, routed: EventTensor, further: Expr | int = 0
+    ) -> tuple[Tensor, EventTensor]:
+        """Add the activations of each token, and the events after which they can be
+        read. further: notifications of others."""
+        g, routing = self.g, self.routing
+        _, hidden, inner = self.down.shape
+        shape = self.tokens, routing.top_k, inner
+        active = g.local(f"{self.name}active", shape, routing.dtype)
+        width = g.let(f"{self.name}up_columns", ceildiv(inner, self.tasks))
+        blocks = g.let(f"{self.name}up_blocks", ceildiv(inner, width))
+        activated = g.events(
+            f"{self.name}activated", (self.tokens,), expects=blocks + further
+        )
+        m, j = grid = g.grid(m=self.tokens, j=blocks)
+        token, first = span(m, 1), j * width
+        left = minimum(width, inner - first)
+        share = ceildiv(hidden, blocks) * self.prefetches
+        share = g.let(f"{self.name}prefetched_rows", share)
+        g.call(
+            gate_up_token(routing, self.activation),
+            grid,
+            name=f"{self.name}gate_up_token",
+            reads=[
+                x[token, :],
+                logits[token, span(0, routing.experts)],
+                *(self.gate_up[:, span(n + first, left), :] for n in (0, inner)),
+                self.down[:, span(minimum(hidden, j * share), share), :],
+                *self.biases,
+            ],
+            writes=[active[token, :, span(first, left)]],
+            waits=[routed[m]],
+            notifies=[activated[m]],
+        )
+        return active, activated
+
+    def add_up(
+        self,
+        chosen: tuple[Tensor, Tensor, EventTensor],
+        active: tuple[Tensor, EventTensor],
+        y: Tensor,
+        *,
+        added: Tensor | None = None,
+        done: EventTensor | None = None,
+    ) -> None:
+        """Add the weighted sums of each token to y. chosen, active: as `choose` and
+        `activate` give them. added: rows that are added to the sums, which the events
+        of `active` cover, too. done: the events that follow."""
+        g, (ids, weights, picked), (rows, activated) = self.g, chosen, active
+        m, j = grid = g.grid(m=self.tokens, j=self.blocks)
+        token, of_block = span(m, 1), tile(j, self.columns)
+        g.call(
+            down_token(self.routing, adds=added is not None),
+            grid,
+            name=f"{self.name}down_token",
+            reads=[
+                ids[token, :],
+                weights[token, :],
+                rows[token, :, :],
+                self.down[:, of_block, :],
+                *([] if added is None else [added[token, of_block]]),
+            ],
+            writes=[y[token, of_block]],
+            waits=[picked[m], activated[m]],
+            notifies=[] if done is None else [done[m]],
+        )

@@ -1,5 +1,5 @@
 // Some columns of the result of one token: the weighted sum over the experts that it picks, in
-// float, in each of the places that are written. With kAdds, the last read is added to it.
+// float. With kAdds, the last read is added to it.
 #pragma once
 #include "functions/row_pairs.cuh"
 
@@ -12,9 +12,8 @@ struct down_token {
   template <class Activated>
   ETC_DEVICE static void run(const Task& task, Activated activated) {
     const auto active = task.template operand<2>();
-    const auto down = last_axes<3>(task.template operand<3>());
-    // Indices after the last choice read it again. NOTE: a row without a request has experts -1
-    // and weights 0.
+    const auto down = task.template operand<3>();
+    // Indices after the last choice read it again.
     const i32 k = minimum(task.thread % 32, Task::kTopK - 1);
     const u32 id = ptx::load4_l2(u64(task.template operand<0>().at() + k));
     const u32 weight = ptx::load4_l2(u64(task.template operand<1>().at() + k));
@@ -45,19 +44,10 @@ struct down_token {
         const float2 more = unpack<Task::kIsHalf>(ptx::load4_l2(u64(added.at(0, 2 * pair))));
         first += more.x, second += more.y;
       }
-      store<0>(task, 2 * pair, pack<Task::kIsHalf>(first, second));
+      const auto y = task.template operand<Task::kReads>();
+      ptx::store4(u64(y.at(0, 2 * pair)), pack<Task::kIsHalf>(first, second));
     };
     pairs.multiply(task, [] { return true; }, finish);
-  }
-
- private:
-  template <int n>
-  ETC_DEVICE static void store(const Task& task, i32 column, u32 both) {
-    if constexpr (n < Task::kWrites) {
-      const auto y = last_axes<2>(task.template operand<Task::kReads + n>());
-      ptx::store4(u64(y.at(0, column)), both);
-      store<n + 1>(task, column, both);
-    }
   }
 };
 

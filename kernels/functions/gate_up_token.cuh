@@ -14,11 +14,10 @@ struct gate_up_token {
   // routed(): the logits are there. What does not need them is worked out before.
   template <class Routed>
   ETC_DEVICE static void run(const Task& task, Routed routed) {
-    // Weights may have the axis of layers first.
     const auto x = task.template operand<0>();
-    const auto gate = last_axes<3>(task.template operand<2>());
-    const auto up = last_axes<3>(task.template operand<3>());
-    const auto down = last_axes<3>(task.template operand<4>());
+    const auto gate = task.template operand<2>();
+    const auto up = task.template operand<3>();
+    const auto down = task.template operand<4>();
     const auto active = task.template operand<Task::kReads>();
     const u64 logits = u64(task.template operand<1>().at());
     const i32 columns = gate.size[1], steps = RowPairs::steps_of(x.size[1]);

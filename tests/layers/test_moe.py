@@ -15,11 +15,11 @@ from etc_dist.functions.router import Router
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import (
     FEW_TOKENS,
+    PREFETCH_BYTES,
     moe_few_tokens_graph,
     most_tokens,
 )
 from etc_dist.layers.moe_graph import moe_graph
-from etc_dist.layers.moe_tokens import PREFETCH_BYTES
 from etc_dist.schedule import schedule_static
 from tests.conftest import kept_proof
 from tests.layers.reference import draw, draw_experts, moe_reference, own_experts
