@@ -27,7 +27,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
 }
 """The values of fields of quantization_config; those that may be left out with None."""
 UNCONVERTED = "modules_to_not_convert"
-"""The field with parts of the names of matrices that are not of float8."""
+"""The field with names of matrices that are not of float8, or of what has them."""
 WANTED = (
     f"quant_method {METHOD!r}, activation_scheme 'dynamic', fmt 'e4m3' and "
     f"weight_block_size {[BLOCK, BLOCK]}"
@@ -52,14 +52,14 @@ def are_converted(found: Mapping[str, Any], matrices: Iterable[str]) -> bool:
     """Whether all of these matrices of all layers are of float8. matrices: their names
     in a layer, with 0 for the number of any expert.
 
-    A name in modules_to_not_convert stands for all that contain it, up to a final
-    pattern, with any numbers: so for more than in transformers. What is of float8 there
-    and not here is widened."""
+    A name in modules_to_not_convert, up to a final pattern, stands for all that contain
+    its parts, with any numbers: `mlp.gate` not for `mlp.gate_proj`, but one layer for
+    all. What is of float8 there and not here is widened."""
     skipped = [
         NUMBER.sub("0", name.rstrip("*.")) for name in found.get(UNCONVERTED) or ()
     ]
-    names = [LAYER.format(0, name) for name in matrices]
-    return not any(part in name for part in skipped for name in names)
+    names = [f".{LAYER.format(0, name)}." for name in matrices]
+    return not any(f".{part}." in name for part in skipped for name in names)
 
 
 def widen(codes: Any, scales: Any) -> Any:

@@ -21,7 +21,7 @@ from etc_dist.models import load
 from etc_dist.models.config import read_config
 from etc_dist.models.decoder import decoder_for, decoder_graph
 from etc_dist.models.experts import Mixture
-from etc_dist.models.float8 import widen
+from etc_dist.models.float8 import are_converted, widen
 from etc_dist.models.part import Part
 from etc_dist.models.safetensors_file import read_tensors
 from etc_dist.models.setup import part_of
@@ -92,6 +92,21 @@ def release(
     stored = "F32" if scale_dtype == "float32" else "BF16"
     save(released / FILES[1], scales, stored)
     return plain, released
+
+
+@pytest.mark.parametrize(
+    ("skipped", "is_converted"),
+    [
+        ("model.layers.7.mlp.gate_proj", False),
+        ("mlp.gate_proj", False),
+        ("model.layers.7*", False),
+        ("lm_head", True),
+        ("model.layers.7.mlp.gate", True),  # the router of another layer
+    ],
+)
+def test_names_of_what_is_not_of_float8_have_whole_parts(skipped, is_converted):
+    found = {"modules_to_not_convert": [skipped]}
+    assert are_converted(found, ["mlp.gate_proj"]) is is_converted
 
 
 def test_all_codes_are_multiplied_by_the_scale_of_their_block():
