@@ -13,22 +13,21 @@ from etc_dist.codegen.expression import Writer, extent_names, linear, text
 from etc_dist.codegen.layout import Arguments, notification_unit
 from etc_dist.codegen.members import (
     COORD,
+    INDEX,
     Constant,
     constants,
-    free_function,
     function,
     indexed,
     method,
-    select,
+    packed,
+    table,
     wrapped,
 )
 from etc_dist.codegen.names import (
-    address_name,
     axis_name,
     call_type,
     dim_name,
     event_function,
-    events_name,
     pace_name,
     tensor_function,
 )
@@ -53,23 +52,24 @@ OTHER_MEMBERS = {
     *("Coord", "c", "g", "running", "scratch", "sync", "thread", "threads"),
 }
 """The other names of a call that a body, or its text, uses."""
+VARIANTS = {
+    **dict.fromkeys(("kIsHalf", "kGated", "kReduces", "kWeightIsKN", "kIsPart"), 0),
+    **dict.fromkeys(("kSplit", "kShared", "kHasBias", "kIsBiased", "kIsThin"), 0),
+    **dict.fromkeys(("kHasCorrection", "kHasPosition"), 0),
+    "kWeights": 1,
+}
+"""Constants of device functions that are generated where they differ from these."""
 FEW_NUMBERS = 8
 """A longer array is generated once."""
 
 
 def tensor_text(tensor: Tensor) -> str:
     """The function that returns a tensor, that of rank `rank` if it is symmetric."""
-    shape = ", ".join(map(text, tensor.shape))
-    rank, address = "g.rank", f"g.{address_name(tensor.name)}"
-    parameters = "const Args& g"
-    if tensor.kind == "symmetric":
-        rank, address = "rank", f"g.peer[rank] + {address}"
-        parameters += ", i32 rank"
     element = ELEMENTS[tensor.dtype]
     element = f"Flagged<{element}>" if tensor.flagged else element
-    kind = f"Tensor<{element}, {len(tensor.shape)}>"
-    value = f"{kind}{{{rank}, {address}, {{{shape}}}}}"
-    return free_function(f"auto {tensor_function(tensor.name)}", value, parameters)
+    macro = "ETC_SYMMETRIC" if tensor.kind == "symmetric" else "ETC_TENSOR"
+    shape = str(len(tensor.shape)), *map(text, tensor.shape)
+    return _row(macro, tensor.name, element, *shape)
 
 
 def event_text(events: EventTensor) -> str:
@@ -77,12 +77,12 @@ def event_text(events: EventTensor) -> str:
     axes = [Symbol(f"i{n}", "task") for n in range(len(events.axes))]
     parameters = ["const Args& g", *["i32 rank"] * events.cross_rank]
     parameters += [f"i32 {axis.name}" for axis in axes]
-    place = f"g.{events_name(events.name)} + {linear(axes, events.shape, level=2)}"
-    value = f"local_event(g.rank, {place})"
-    if events.cross_rank:
-        value = f"cross_rank_event(rank, {place})"
-    head = f"EventRef {event_function(events.name)}"
-    return free_function(head, value, ", ".join(parameters))
+    macro = "ETC_CROSS_RANK_EVENT" if events.cross_rank else "ETC_EVENT"
+    return _row(macro, events.name, linear(axes, events.shape), *parameters)
+
+
+def _row(macro: str, *arguments: str) -> str:
+    return "\n".join(wrapped(f"{macro}({', '.join(arguments)})"))
 
 
 def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
@@ -90,7 +90,7 @@ def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     body, epilogue = call.function, call.function.epilogue
     number = plan.graph.calls.index(call)
     flags = _flags(plan, call)
-    own_constants = _own_constants(plan, call)
+    own, lines_of_arrays = _own_constants(plan, call)
     numbers = numbers_of(plan, lane, call)
     call = _counted(call)
     writer, loaded = _loaded(call)
@@ -98,15 +98,15 @@ def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     if lane.policy == QUEUE:
         base += f", {QUEUES[lane.name]}"
     lines = [f"struct {call_type(call.name)} : CallDefaults<{base}> {{"]
-    lines.append(f"  template <class Task> using Function = {body.name}<Task>;")
+    using = f"  template <class Task> using Function = {body.name}<Task>;"
     if epilogue is not None:
-        lines.append(f"  template <class Task> using Epilogue = {epilogue.name}<Task>;")
+        using += f" template <class Task> using Epilogue = {epilogue.name}<Task>;"
+    lines.append(using)
     _check_names(call, numbers)
-    lines += constants({k: v for k, v in numbers.items() if v != default(k)})
-    lines += own_constants
-    if body.roles:
-        roles = " | ".join(f"k{role.capitalize()}Role" for role in body.roles)
-        lines.append(f"  static constexpr u32 kRoles = {roles};")
+    roles = " | ".join(f"k{role.capitalize()}Role" for role in body.roles)
+    given = {k: v for k, v in numbers.items() if v != default(k)}
+    lines += constants({**({"kRoles": roles} if roles else {}), **given, **own})
+    lines += lines_of_arrays
     axes = ", ".join(axis_name(a.symbol.name) for a in call.axes)
     lines.append(f"  struct Coord {{ i32 {axes}; }};")
     lines += _order(call, arguments)
@@ -167,7 +167,7 @@ def _tables(
         _operand(region, bulk_maps(call, n, arguments), writer)
         for n, region in enumerate((*call.reads, *call.writes))
     ]
-    yield from select("auto operand", operands)
+    yield from table("operand", operands)
     if waits := [*call.free_waits, *call.loaded_waits]:
         yield from indexed("EventRef wait", [_wait(plan, r, writer) for r in waits])
     if notifies := call.notifies:
@@ -208,24 +208,25 @@ def _check_names(call: Call, numbers: dict[str, int]) -> None:
         known |= set(body.constants)
 
 
-def _own_constants(plan: Plan, call: Call) -> list[str]:
-    """Those of a device function and its epilogue. A long array is that of the first
-    call that has it."""
+def _own_constants(plan: Plan, call: Call) -> tuple[dict[str, Constant], list[str]]:
+    """Those of a device function and its epilogue, and the lines of long arrays. One of
+    these is that of the first call that has it."""
     own, lines = _constants_of(call), list[str]()
     for name, value in tuple(own.items()):
         if isinstance(value, tuple) and len(value) > FEW_NUMBERS:
             calls = (other for lane in plan.lanes for other in lane.calls)
             first = next(c for c in calls if _constants_of(c).get(name) == value)
-            if first is not call:
-                del own[name]
-                place = f"{call_type(first.name)}::{name}"
-                lines.append(f"  static constexpr auto& {name} = {place};")
-    return constants(own) + lines
+            del own[name]
+            place = f"{call_type(first.name)}::{name}"
+            reference = f"  static constexpr auto& {name} = {place};"
+            lines += constants({name: value}) if first is call else [reference]
+    return own, lines
 
 
 def _constants_of(call: Call) -> dict[str, Constant]:
-    functions = (call.function, call.function.epilogue)
-    return {k: v for f in functions if f is not None for k, v in f.constants.items()}
+    functions = [f for f in (call.function, call.function.epilogue) if f is not None]
+    every = {k: v for function in functions for k, v in function.constants.items()}
+    return {k: v for k, v in every.items() if v != VARIANTS.get(k)}
 
 
 def _loaded(call: Call) -> tuple[Writer, list[str]]:
@@ -238,7 +239,7 @@ def _loaded(call: Call) -> tuple[Writer, list[str]]:
         Writer(names={k: v for k, v in names.items() if k != load}).text(load)
         for load in loads
     )
-    return Writer(names=names), select("i32 loaded", rows) if loads else []
+    return Writer(names=names), table("loaded", rows) if loads else []
 
 
 def _order(call: Call, arguments: Arguments) -> list[str]:
@@ -246,17 +247,15 @@ def _order(call: Call, arguments: Arguments) -> list[str]:
     extents = [_extent(axis.extent, arguments) for axis in call.axes[1:]]
     if all(extents) and call.order == row_major(call.axes, TASK):
         value = f"row_major<Coord>({', '.join(['t', *extents])})"
-        return method("Coord at", value, "const Args& g, i32 t")
+        return method("Coord at", value, INDEX)
     writer = Writer(extent_names(call), arguments.divisor_texts)
     parts, writer = writer.named(call.order, "part")
     value = f"{{{', '.join(writer.text(e) for e in call.order)}}}"
     if not parts:
-        return method("Coord at", value, "const Args& g, i32 t")
-    declared = [f"    const i32 part_{n} = {part};" for n, part in enumerate(parts)]
-    rows = [
-        line for row in (*declared, f"    return {value};") for line in wrapped(row)
-    ]
-    return function("Coord at", rows, "const Args& g, i32 t")
+        return method("Coord at", value, INDEX)
+    declared = ", ".join(f"part_{n} = {part}" for n, part in enumerate(parts))
+    rows = *wrapped(f"    const i32 {declared};"), *wrapped(f"    return {value};")
+    return function("Coord at", rows, INDEX)
 
 
 def _extent(extent: Expr, arguments: Arguments) -> str:
@@ -287,8 +286,9 @@ def _keywords(plan: Plan, call: Call) -> Iterator[str]:
     dims |= {symbol.name for symbol, _ in plan.graph.derived}
     values = {n: f"g.{dim_name(n)}" for n in call.function.keywords if n in dims}
     values |= {name: text(value) for name, value in call.values}
-    for name, value in values.items():
-        yield from method(f"i32 number_{name}", value)
+    yield from packed(
+        f"  ETC_NUMBER({name}, {value})" for name, value in values.items()
+    )
 
 
 def _surplus(call: Call) -> Iterator[str]:
@@ -302,7 +302,7 @@ def _surplus(call: Call) -> Iterator[str]:
     along, block = axis_name(call.limited.symbol.name), call.block[1]
     yield from method("bool is_surplus", f"c.{along} >= count", "Coord c, i32 count")
     end = Writer(set()).text((TASK // block + 1) * block)
-    yield from method("i32 block_end", end, "const Args& g, i32 t")
+    yield from method("i32 block_end", end, INDEX)
 
 
 def _operand(region: Region, maps: list[str], writer: Writer) -> str:

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-WIDTH = 130
+WIDTH = 160
 """Longer lines are broken."""
 _BREAK = re.compile(r"(?<=,) | (?=(?:[-+*?:<&]|&&|\|\||[<=!]=) )")
 COORD, GROUP = "const Args& g, Coord c", "const Args& g, i32 group"
-Constant = int | float | tuple[int, ...]
+INDEX, ROW = "const Args& g, i32 t", f"{COORD}, int n"
+_HEADS = {COORD: "ETC_OF_TASK", INDEX: "ETC_OF_INDEX", ROW: "ETC_ROWS"}
+"""Macros of kernels/worker/defaults.cuh for functions with these parameters."""
+Constant = int | float | str | tuple[int, ...]
 
 
 def wrapped(line: str, continued: int = 4) -> list[str]:
@@ -30,17 +33,29 @@ def wrapped(line: str, continued: int = 4) -> list[str]:
     return [line[:at], *wrapped(rest, continued=0)]
 
 
+def packed(rows: Iterable[str]) -> list[str]:
+    """Rows in lines of WIDTH, of several short rows each."""
+    lines = [""]
+    for row in rows:
+        if lines[-1] and len(lines[-1]) + len(row.lstrip()) < WIDTH:
+            lines[-1] += " " + row.lstrip()
+        elif len(broken := wrapped(row)) > 1:
+            lines += [*broken, ""]
+        else:
+            lines += broken
+    return [line for line in lines if line]
+
+
 def constants(values: Mapping[str, Constant]) -> list[str]:
-    """Declarations of constants; a Python float is one of fp32."""
+    """Declarations of constants; a Python float is one of fp32, a text an int."""
     rows: dict[str, list[str]] = {}
     for name, value in values.items():
+        is_float = isinstance(value, float)
         if isinstance(value, tuple):
-            numbers = ", ".join(map(str, value))
-            rows[name] = [f"int {name}[] = {{{numbers}}}"]
-        else:
-            kind, end = ("float", "f") if isinstance(value, float) else ("int", "")
-            row = rows.setdefault(kind, [])
-            row.append(f"{'' if row else kind + ' '}{name} = {value}{end}")
+            name, value = f"{name}[]", f"{{{', '.join(map(str, value))}}}"
+        kind, end = ("float", "f") if is_float else ("int", "")
+        row = rows.setdefault(kind, [])
+        row.append(f"{'' if row else kind + ' '}{name} = {value}{end}")
     return [
         line
         for row in rows.values()
@@ -48,49 +63,37 @@ def constants(values: Mapping[str, Constant]) -> list[str]:
     ]
 
 
+def _head(head: str, parameters: str) -> str:
+    if macro := _HEADS.get(parameters):
+        return f"{macro}({', '.join(head.split())})"
+    return f"ETC_DEVICE static {head}({parameters})"
+
+
 def function(head: str, body: Sequence[str], parameters: str) -> list[str]:
     """A function with these lines."""
-    return [f"  ETC_DEVICE static {head}({parameters}) {{", *body, "  }"]
+    return [f"  {_head(head, parameters)} {{", *body, "  }"]
 
 
 def method(head: str, value: str, parameters: str = "const Args& g") -> list[str]:
     """A function that returns one value."""
-    short = f"  ETC_DEVICE static {head}({parameters}) {{ return {value}; }}"
+    short = f"  {_head(head, parameters)} {{ return {value}; }}"
     long = function(head, wrapped(f"    return {value};"), parameters)
     return [short] if len(short) <= WIDTH else long
 
 
-def free_function(head: str, value: str, parameters: str) -> str:
-    """A function outside of structs that returns one value."""
-    start = f"ETC_DEVICE {head}({parameters}) {{"
-    short = f"{start} return {value}; }}"
-    long = "\n".join([start, *wrapped(f"  return {value};"), "}"])
-    return short if len(short) <= WIDTH else long
+def table(name: str, rows: Iterable[str]) -> list[str]:
+    """A function template that selects a row, of any type, by a compile-time index."""
+    lines = packed(f"    ETC_ROW({n}) {row};" for n, row in enumerate(rows))
+    return [f"  ETC_TABLE({name}) {{", *lines, "  }"]
 
 
-def select(head: str, options: Iterable[str]) -> list[str]:
-    """A function template that selects a value by a compile-time index."""
-    rows = [
-        line
-        for n, option in enumerate(options)
-        for line in wrapped(f"    if constexpr (n == {n}) return {option};")
-    ]
-    start = f"  template <int n> ETC_DEVICE static {head}({COORD}) {{"
-    return [start, *rows, "  }"]
-
-
-def indexed(
-    head: str, options: Sequence[str], parameters: str = f"{COORD}, int n"
-) -> list[str]:
+def indexed(head: str, options: Sequence[str], parameters: str = ROW) -> list[str]:
     """A function that selects a value by the index of an unrolled loop."""
     if len(options) < 2:
         return method(head, options[0] if options else "{}", parameters)
     last = len(options) - 1
-    rows = [
-        line
+    rows = (
+        f"    {f'if (n == {n}) ' if n < last else ''}return {option};"
         for n, option in enumerate(options)
-        for line in wrapped(
-            f"    {f'if (n == {n}) ' if n < last else ''}return {option};"
-        )
-    ]
-    return function(head, rows, parameters)
+    )
+    return function(head, packed(rows), parameters)

@@ -5,8 +5,48 @@
 
 namespace etc {
 
+// What generated text consists of. ETC_TENSOR(x, bf16, 2, ...) is tensor_x(g), a row-major tensor
+// with these 2 extents, and ETC_EVENT(done, place, ...) is event_done with these parameters: an
+// element of an event tensor, at this place in it. Those that all ranks have take the rank after g.
+#define ETC_TENSOR(name, type, axes, ...)                                            \
+  ETC_DEVICE auto tensor_##name(const Args& g) {                                     \
+    return Tensor<type, axes>{g.rank, g.address_##name, {__VA_ARGS__}};              \
+  }
+#define ETC_SYMMETRIC(name, type, axes, ...)                                         \
+  ETC_DEVICE auto tensor_##name(const Args& g, i32 rank) {                           \
+    return Tensor<type, axes>{rank, g.peer[rank] + g.address_##name, {__VA_ARGS__}}; \
+  }
+#define ETC_EVENT(name, place, ...)                                                  \
+  ETC_DEVICE EventRef event_##name(__VA_ARGS__) {                                    \
+    return local_event(g.rank, g.events_##name + (place));                           \
+  }
+#define ETC_CROSS_RANK_EVENT(name, place, ...)                                       \
+  ETC_DEVICE EventRef event_##name(__VA_ARGS__) {                                    \
+    return cross_rank_event(rank, g.events_##name + (place));                        \
+  }
+// In the struct of a call: a number for its body, a function of a task's index t or coordinate c, its
+// rows of events or ranks, and a table whose rows have types of their own.
+#define ETC_NUMBER(name, ...) \
+  ETC_DEVICE static i32 number_##name(const Args& g) { return __VA_ARGS__; }
+#define ETC_OF_INDEX(type, name) ETC_DEVICE static type name(const Args& g, i32 t)
+#define ETC_OF_TASK(type, name) ETC_DEVICE static type name(const Args& g, Coord c)
+#define ETC_ROWS(type, name) ETC_DEVICE static type name(const Args& g, Coord c, int n)
+#define ETC_TABLE(name) template <int n> ETC_DEVICE static auto name(const Args& g, Coord c)
+#define ETC_ROW(number) if constexpr (n == number) return
+
 // Constants of device functions with variants, which few calls have.
 struct VariantDefaults {
+  static constexpr int kIsHalf = 0;
+  static constexpr int kGated = 0;
+  static constexpr int kReduces = 0;
+  static constexpr int kWeights = 1;
+  static constexpr int kWeightIsKN = 0;
+  static constexpr int kIsPart = 0;
+  static constexpr int kSplit = 0;
+  static constexpr int kIsBiased = 0;
+  static constexpr int kIsThin = 0;
+  static constexpr int kHasCorrection = 0;
+  static constexpr int kHasPosition = 0;
   static constexpr int kHasBias = 0;
   static constexpr int kHasSpan = 0;
   static constexpr int kHasSinks = 0;

@@ -50,7 +50,7 @@ def test_a_loaded_wait_comes_after_the_others_and_is_checked():
         "kLoads = 1",
         "if (n == 0) return event_free(g, c.axis_i).expects(1);",
         "return event_counted(g, loaded<0>(g, c) - 1, minimum(c.axis_i, 1)).expects(",
-        "if constexpr (n == 0) return tensor_table(g).load(c.axis_i);",
+        "ETC_ROW(0) tensor_table(g).load(c.axis_i);",
     ):
         assert line in source
     count = "tensor_table(g).load(tensor_table(g).load(c.axis_i) - 1)"

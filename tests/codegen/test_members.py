@@ -7,7 +7,7 @@ import re
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.codegen.calls import default, numbers_of
+from etc_dist.codegen.calls import VARIANTS, default, numbers_of
 from etc_dist.codegen.members import WIDTH, constants, indexed, method, wrapped
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.runtime.build import kernels_folder
@@ -16,9 +16,8 @@ from etc_dist.schedule import schedule_static
 
 def test_numbers_of_one_kind_are_one_declaration():
     assert constants({"kA": 3, "kEps": 1e-6, "kB": -2, "kAll": (1, 2)}) == [
-        "  static constexpr int kA = 3, kB = -2;",
+        "  static constexpr int kA = 3, kB = -2, kAll[] = {1, 2};",
         "  static constexpr float kEps = 1e-06f;",
-        "  static constexpr int kAll[] = {1, 2};",
     ]
 
 
@@ -43,8 +42,7 @@ def test_a_long_value_has_lines_of_its_own():
 def test_the_last_value_needs_no_number():
     assert indexed("i32 f", ["8", "9"], "int n") == [
         "  ETC_DEVICE static i32 f(int n) {",
-        "    if (n == 0) return 8;",
-        "    return 9;",
+        "    if (n == 0) return 8; return 9;",
         "  }",
     ]
     assert len(indexed("i32 f", ["8"], "int n")) == 1
@@ -52,19 +50,20 @@ def test_the_last_value_needs_no_number():
 
 
 def test_the_header_has_the_constants_that_are_not_generated():
-    header = (kernels_folder() / "worker" / "defaults.cuh").read_text()
-    found = re.findall(
-        r"constexpr int (k\w+) = (\d+);",
-        header.split("struct CallDefaults")[1].split("};")[0],
-    )
     plan = schedule_static(mlp_tiles_graph(1))
     numbers = numbers_of(plan, plan.lane("tensor"), plan.graph.calls[0])
-    assert {k: int(v) for k, v in found} == {k: default(k) for k in numbers}
+    assert header_constants("CallDefaults") == {k: default(k) for k in numbers}
+    assert header_constants("VariantDefaults").items() >= VARIANTS.items()
+
+
+def header_constants(struct: str) -> dict[str, int]:
+    header = (kernels_folder() / "worker" / "defaults.cuh").read_text()
+    members = header.split(f"struct {struct}")[1].split("};")[0]
+    found = re.findall(r"constexpr int (k\w+) = (\d+);", members)
+    return {name: int(value) for name, value in found}
 
 
 @pytest.mark.parametrize("name", ["gate_up", "down"])
 def test_each_call_has_its_own_values(name):
     text = generate(schedule_static(mlp_tiles_graph(1))).text
-    assert re.search(
-        rf"i32 number_packed_tile\(.*\) \{{\s*return g.dim_{name}_tile_tile;", text
-    )
+    assert f"ETC_NUMBER(packed_tile, g.dim_{name}_tile_tile)" in text
