@@ -45,6 +45,7 @@ struct OperandScales {
 template <class Element, bool kIsWritten>
 struct TwoScales {
   static constexpr bool kHasBlocks = true;
+  static constexpr u32 kLanes = kIsWritten ? 4 : 32;  // all lanes have the same rows of w
   u64 first, second;
   u32 blocks;
 

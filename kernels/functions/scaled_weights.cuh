@@ -59,6 +59,7 @@ template <class Weights>
 struct ScaledRows {
   using Element = typename Weights::Element;
   static constexpr bool kHasBlocks = Weights::kHasBlocks;
+  static constexpr u32 kLanes = 32;  // eight rows have the scales of their first one
   u32 row;    // bytes from a block's first code to those of the first row
   u32 apart;  // and from there to those of the second one, the same in a warp; 0: there is none
   u64 scales[2];
@@ -77,9 +78,11 @@ struct ScaledRows {
     const u32 first = before + (eights[0] < columns ? eights[0] : 0) + lane / 4;
     row = first * kBlockDepth;
     apart = next * kBlockDepth;
+    // NOTE: tiles begin with rows that are multiples of eight, and so do blocks of scales.
+    const u32 scaled = Weights::kHasBlocks ? first - lane / 4 : first;
 #pragma unroll
     for (u32 n = 0; n < 2; ++n) {
-      const u32 column = first + n * next;
+      const u32 column = scaled + n * next;
       const bool is_up = column >= gates;
       const i32 of_w = minimum(place.first + i32(is_up ? column - gates : column), place.end - 1);
       scales[n] = (is_up ? place.up : place.gate) + u64(u32(of_w) >> Weights::kShift) * place.pitch;
@@ -97,11 +100,14 @@ struct ScaledRows {
   }
 };
 
-// The scales of a thread's two rows, for every `turn`-th block from `first` on. The four lanes of a row
-// have those of one block each, and of one of the four blocks after these, which arrive meanwhile.
+// The scales of a thread's two rows, for every `turn`-th block from `first` on. The kLanes lanes of
+// the rows have those of one block each, and of one of the kLanes blocks after these, which arrive
+// meanwhile.
+// NOTE: the compiler may copy what has just been loaded, and so wait for it. Where this happened
+// every four blocks, it took most of the time of the loops that widen weights.
 template <class Rows>
 struct BlockScales {
-  static constexpr u32 kLanes = 4;
+  static constexpr u32 kLanes = Rows::kLanes;
   const Rows& rows;
   u32 block, step;
   float2 own, later;
@@ -154,40 +160,32 @@ struct BlockReader {
   // The places in the ring of the block's codes and of its first box of x.
   ETC_DEVICE u32 codes() const { return at + block * codes_bytes; }
   ETC_DEVICE u32 boxes() const { return at + x + block * kBlockBoxes * box_x; }
-  // From block i of the task to the next one, whose stage it waits for, or to an earlier one of the
-  // same stage if there is none. Returns whether block i is the last one of its stage.
-  ETC_DEVICE bool advance(u32 i) {
-    if (++block < end) return false;
-    if (i + 1 < count) {
-      begin_stage();
-    } else {
-      block = first;  // what is read from there is not used
-    }
-    return true;
-  }
-  // After the last block of a stage, block i of the task.
-  ETC_DEVICE void release(u32 i) const {
-    __syncwarp();  // all lanes have read the codes
-    if (!lost) stages.release(stages.count() - (i + 1 < count ? 2 : 1));
-  }
-
- private:
+  // Passes a block. Returns whether it is the last one of its stage.
+  ETC_DEVICE bool pass() { return ++block == end; }
+  // Waits for the next stage.
   ETC_DEVICE void begin_stage() {
     at = stages.next(bytes), block = first;
     if (!lost) lost = !stages.wait_full(run);
     lost = __any_sync(~0u, lost);
+  }
+  // Of the last stage but `later`, which all lanes have read.
+  ETC_DEVICE void release(u32 later) const {
+    __syncwarp();  // all lanes have read it
+    if (!lost) stages.release(stages.count() - 1 - later);
   }
 };
 
 // Rows of x that warps multiply without wgmma, as MOST_BY_WARPS in functions/tile_matmul.py.
 constexpr u32 kMostByWarps = 16;
 
-// The mainloop of a warpgroup of a swapped tile with few rows of x. Returns whether a wait has
-// failed.
+// The mainloop of a warpgroup of a swapped tile with few rows of x, whose warps have up to `kEights`
+// times eight rows of w. Returns whether a wait has failed.
 // NOTE: mma has both operands in registers. So a lane may have any k, the same of both: here 32
 // adjacent codes of a row in a block, two loads, and in each step of 16 k four of these. Of the lanes
-// of two rows, each load takes every unit of 16 bytes of a line once.
-template <bool kIsHalf, class Weights, u32 kRows, class Program>
+// of two rows, each load takes every unit of 16 bytes of a line once. Each half of a lane's codes has
+// its own sums: an mma waits for that before it. The next stage is waited for while the last of them
+// run.
+template <bool kIsHalf, class Weights, u32 kRows, u32 kEights, class Program>
 ETC_DEVICE bool multiply_by_warps(
     BlockReader<Program>& reader, const ScaledRows<Weights>& w, float (&d)[kRows / 2]) {
   const u32 lane = ptx::lane(), row = lane / 4, quarter = lane % 4, half = quarter / 2;
@@ -195,23 +193,25 @@ ETC_DEVICE bool multiply_by_warps(
   const u32 first_code = w.row + ((quarter * 2 + half) ^ row) * 16;
   const u32 first_x = half * reader.box_x + row * 128 + ((quarter % 2 * 4 + half * 2) ^ row) * 16;
   BlockScales scales(w, reader.first, reader.turn);
-  const bool has_second = w.apart > 0;
-  u32 codes[2][2][4] = {};  // of two rows, two times 16
+  u32 codes[kEights][2][4];  // of each row, two times 16
   const auto load = [&](u32 (&to)[4], u32 from) ETC_INLINE {
     const uint4 v = ptx::load_shared16(from);
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
   };
-  const auto load_codes = [&](u32 unit) ETC_INLINE {
-    const u32 from = begin + reader.codes(), place = first_code ^ unit * 16;
-    load(codes[0][unit], from + place);
-    if (has_second) load(codes[1][unit], from + w.apart + place);
+  const auto load_codes = [&]() ETC_INLINE {
+    const u32 from = begin + reader.codes() + first_code;
+#pragma unroll
+    for (u32 unit = 0; unit < 2; ++unit) {
+#pragma unroll
+      for (u32 n = 0; n < kEights; ++n) load(codes[n][unit], (from ^ unit * 16) + n * w.apart);
+    }
   };
-  load_codes(0), load_codes(1);
+  load_codes();
+  u32 i = 0;
 #pragma unroll 1
-  for (u32 i = 0; i < reader.count; ++i) {
+  while (true) {
     const u32 x = begin + reader.boxes();
-    const bool ends_stage = reader.advance(i);
-    float sums[kRows / 2] = {};
+    float sums[2][kRows / 2] = {};
 #pragma unroll
     for (u32 unit = 0; unit < 2; ++unit) {
       u32 a[4][4] = {}, b[kRows / 8][2][4];
@@ -219,31 +219,34 @@ ETC_DEVICE bool multiply_by_warps(
       for (u32 n = 0; n < kRows / 4; ++n) {
         load(b[n / 2][n % 2], x + (first_x ^ (unit * 32 + n % 2 * 16)) + n / 2 * 1024);
       }
-      const auto widen_row = [&](u32 n) ETC_INLINE {
-#pragma unroll
-        for (u32 step = 0; step < 4; ++step) {
-          const u32 word = codes[n][unit][step];
-          a[step][n] = widen<kIsHalf>(u16(word)), a[step][n + 2] = widen<kIsHalf>(u16(word >> 16));
-        }
-      };
-      widen_row(0);
-      if (has_second) widen_row(1);
-      load_codes(unit);  // of the next block
 #pragma unroll
       for (u32 step = 0; step < 4; ++step) {
 #pragma unroll
+        for (u32 n = 0; n < kEights; ++n) {
+          const uint2 wide = widen4<kIsHalf>(codes[n][unit][step]);
+          a[step][n] = wide.x, a[step][n + 2] = wide.y;
+        }
+#pragma unroll
         for (u32 n = 0; n < kRows / 8; ++n) {
           const u32* const of_x = b[n][step / 2] + step % 2 * 2;
-          float(&sum)[4] = reinterpret_cast<float(&)[4]>(sums[4 * n]);
+          float(&sum)[4] = reinterpret_cast<float(&)[4]>(sums[unit][4 * n]);
           ptx::mma_16x8x16<kIsHalf>(
               sum, a[step][0], a[step][1], a[step][2], a[step][3], of_x[0], of_x[1]);
         }
       }
     }
-    add_scaled(d, sums, scales.of(i));
-    if (ends_stage) reader.release(i);
+    const float2 scale = scales.of(i);
+    const bool ends_stage = reader.pass(), is_last = ++i == reader.count;
+    if (ends_stage) reader.release(0);
+    if (!is_last) {
+      if (ends_stage) reader.begin_stage();
+      load_codes();
+    }
+#pragma unroll
+    for (u32 n = 0; n < kRows / 2; ++n) sums[0][n] += sums[1][n];
+    add_scaled(d, sums[0], scale);
+    if (is_last) return reader.lost;
   }
-  return reader.lost;
 }
 
 // The mainloop of a warpgroup of a swapped tile. Returns whether a wait has failed.
@@ -297,16 +300,19 @@ ETC_DEVICE bool multiply_widened(
     ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
     ptx::wgmma_commit();
     if constexpr (kWidened == 1) ptx::wgmma_wait<0>();
-    const bool ends_stage = reader.advance(i);
     widen_to(a[kWidened - 1], 1, from);
-    load(0, block());
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(
         sums, a[kWidened - 1], ptx::matrix_descriptor(box + reader.box_x / 16), 1);
     ptx::wgmma_commit();
+    const bool ends_stage = reader.pass(), is_last = i + 1 == reader.count;
+    if (!is_last) {
+      if (ends_stage) reader.begin_stage();
+      load(0, block());
+    }
     const float2 scale = scales.of(i);
     ptx::wgmma_wait<kWidened - 1>();  // the first registers have been read
-    if (i + 1 < reader.count) {
+    if (!is_last) {
       widen_to(a[0], 0, block());
       load(1, block());
     }
@@ -314,7 +320,7 @@ ETC_DEVICE bool multiply_widened(
 #pragma unroll
     for (float& sum : sums) ptx::keep_order(sum);
     add_scaled(d, sums, scale);
-    if (ends_stage) reader.release(i);
+    if (ends_stage) reader.release(is_last ? 0 : 1);
   }
   return reader.lost;
 }
@@ -326,7 +332,10 @@ ETC_DEVICE bool multiply_scaled(
     const ScaledRows<Weights>& w, u32 wg, float (&d)[kRows / 2]) {
   BlockReader<Program> reader(run, stages, count, shape, wg);
   if constexpr (kRows <= kMostByWarps) {
-    return multiply_by_warps<kIsHalf, Weights, kRows>(reader, w, d);
+    if (shape.warpgroup_columns() <= 32) {
+      return multiply_by_warps<kIsHalf, Weights, kRows, 1>(reader, w, d);
+    }
+    return multiply_by_warps<kIsHalf, Weights, kRows, 2>(reader, w, d);
   } else {
     return multiply_widened<kIsHalf, Weights, kRows>(reader, w, d);
   }

@@ -323,7 +323,7 @@ CASES = {
     "chained": Case(
         partial(chained, 1, shapes=[TALL_TILE]), lambda: signs(141, 264), NEVER
     ),
-    "scaled": scaled_blocks(HALVES, (70, 392, 1296), Tiling(0, 128, 1, 2)),
+    "scaled": scaled_blocks(HALVES, (33, 264, 4368), Tiling(0, 128, 1, 2)),
     "scaled, gated": scaled_by(HALVES, (70, 264, 784), Tiling(0, 128)),
     "float8": scaled_blocks(
         WIDE_FLOAT8, (140, 392, 1296), Tiling(0, 160, 1, 2), quantizes=True

@@ -123,8 +123,8 @@ BROKEN = {
     "functions/scaled_weights": {
         "scaled": {
             "!stages.wait_full(run)": "false",
-            "__syncwarp();  // all lanes have read the codes": "",
-            "from == kLanes - 1": "n == kLanes - 1",
+            "__syncwarp();  // all lanes have read it": "",
+            "from == kLanes - 1": "false",
             "block < blocks": "block + 1 < blocks",
             "kHasBlocks ? block * sizeof(Element) : 0": "0",
             "u64(u32(of_w) >> Weights::kShift)": "u64(u32(of_w) >> 8)",
@@ -140,11 +140,10 @@ BROKEN = {
         },
         "scaled, turns": {
             "ptx::lane() % kLanes * turn": "ptx::lane() % kLanes",
-            "first_code ^ unit * 16": "first_code",
+            "from ^ unit * 16": "from",
             "(quarter * 2 + half) ^ row": "quarter * 2 ^ row",
             "unit * 32 + n % 2 * 16": "n % 2 * 16",
-            "from + w.apart + place": "from + place",
-            "word >> 16": "word",
+            "n * w.apart": "0",
         },
     },
     "functions/scaled_operands": {

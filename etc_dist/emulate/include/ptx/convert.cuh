@@ -35,6 +35,9 @@ inline u32 upper_halves(float low, float high) {
 inline u32 e4m3x2_to_f16x2(u16 codes) {
   return to_f16x2(from_e4m3(u8(codes & 0xff)), from_e4m3(u8(codes >> 8)));
 }
+inline uint2 e4m3x4_to_f16x4(u32 codes) {
+  return {e4m3x2_to_f16x2(u16(codes)), e4m3x2_to_f16x2(u16(codes >> 16))};
+}
 inline float exp2(float v) { return exp2f(v); }
 inline float tanh(float v) { return tanhf(v); }
 
