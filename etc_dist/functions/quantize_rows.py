@@ -18,7 +18,7 @@ from etc_dist.ir.function import TENSOR
 from etc_dist.ir.tensor import numpy_dtype
 
 ROWS = 8
-"""Of a task on GPUs, at most: a warp quantizes one."""
+"""Of a task on GPUs, at most."""
 LEAST = 2.0**-100
 """By smaller numbers 448 is not divided: the quotient may not be finite."""
 
@@ -41,9 +41,10 @@ def _quantize(x: Any, codes: Any, scales: Any) -> None:
     codes[...], scales[...] = quantized(x)
 
 
-def quantize_rows(dtype: str) -> DeviceFunction:
+def quantize_rows(dtype: str, lane: str = TENSOR) -> DeviceFunction:
     """x [rows, k] of `dtype` -> codes [rows, k] and scales [rows, ceil(k / 128)]. On
-    GPUs up to ROWS rows, and k is a multiple of 16."""
+    GPUs up to ROWS rows, and k is a multiple of 16. On the tensor lane a warp has a
+    row."""
     rows = Extent(name="rows", most=ROWS)
     k = Extent(name="k", multiple=8, begins=8, whole=True)
     blocks = Extent(name="k", per=BLOCK, whole=True)
@@ -51,7 +52,7 @@ def quantize_rows(dtype: str) -> DeviceFunction:
         name="quantize_rows",
         body=_quantize,
         source="functions/quantize_rows.cuh",
-        lane=TENSOR,
+        lane=lane,
         reads=1,
         writes=2,
         shared=0,

@@ -49,7 +49,7 @@ def matmul_graph(
     if not tiles.quantizes:
         TiledMatmul(g, "", tiles, dtype, x, [w], y).add()
         return
-    codes, quantized = add_quantized_rows(g, "", x, tiles.rows)
+    codes, quantized = add_quantized_rows(g, "", x, tiles.rows, n)
     TiledMatmul(g, "", tiles, dtype, codes, [w], y).add(quantized)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from etc_dist.ir import Expr, Graph, ceildiv, maximum, select, tile
+from etc_dist.ir import Expr, Graph, ceildiv, maximum, minimum, select, tile
 from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import wrap
 from etc_dist.ir.order import Order
@@ -12,6 +12,9 @@ from etc_dist.ir.tensor import Tile
 
 ROW_GROUP = 8
 """Row blocks whose tiles run together, so that they share operand tiles in L2."""
+KEPT_UP = 2048
+"""The columns of a matmul whose tiles take the tensor cores about as long as a transfer
+lane takes to quantize their rows. Assumed."""
 LEAST_GROUP = 12
 """The same where rows have several owners, at least: then the 132 tiles of a wave have
 about as many rows as columns, so that they read few bytes."""
@@ -31,6 +34,13 @@ def row_group(blocks: Expr, height: Expr, k: Expr, owners: int) -> Expr:
     kept = KEPT_BYTES // (2 * k) // (owners * height)
     most = maximum(ceildiv(LEAST_GROUP, owners), kept)
     return ceildiv(blocks, ceildiv(blocks, most))
+
+
+def later_blocks(blocks: Expr | int, n: Expr | int) -> Expr:
+    """Of so many row blocks that are quantized, those that are while the tiles of
+    others are multiplied, by n columns. The first group of them is not."""
+    later = maximum(0, blocks - wrap(ROW_GROUP))
+    return later * minimum(n, KEPT_UP) // KEPT_UP
 
 
 def grouped_rows(

@@ -1,37 +1,68 @@
 """Activations in float8: rows that are quantized in a graph before they are
-multiplied."""
+multiplied, most of them while earlier rows are."""
 
 from __future__ import annotations
 
 from etc_dist.functions.quantize_rows import ROWS, quantize_rows
 from etc_dist.functions.scaled_weights import BLOCK, E4M3, ScaledTensor
-from etc_dist.ir import Expr, Graph, Tensor, ceildiv, minimum, tile
+from etc_dist.ir import (
+    Expr,
+    Graph,
+    Tensor,
+    ceildiv,
+    equal,
+    minimum,
+    select,
+    span,
+)
+from etc_dist.ir.expr import wrap
+from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ops.multiply import RowEvents
+from etc_dist.ops.order import later_blocks
 
 
 def add_quantized_rows(
-    g: Graph, name: str, x: Tensor, block: Expr
+    g: Graph, name: str, x: Tensor, block: Expr, n: Expr
 ) -> tuple[ScaledTensor, RowEvents]:
-    """Quantize the rows of x [m, k]. Returns codes and scales, and an event for each
-    block of `block` rows, a multiple of those of a task."""
+    """Quantize the rows of x [m, k]: first some on the tensor lane, at once the others
+    on the transfer lane. Returns codes and scales, and an event for each block of
+    `block` rows, a multiple of those of a task. n: the columns of the matmul."""
     m, k = x.shape
     codes = g.local(f"{name}x_codes", (m, k), E4M3)
     scales = g.local(f"{name}x_scales", (m, ceildiv(k, BLOCK)), "float32")
     blocks = g.let(f"{name}quantized_blocks", ceildiv(m, block))
-    events = g.events(
-        f"{name}quantized",
-        (blocks,),
-        expects=lambda i: ceildiv(minimum(block, m - i * block), ROWS),
-    )
+    early = g.let(f"{name}early_blocks", blocks - later_blocks(blocks, n))
+    start = g.let(f"{name}later_rows", minimum(m, early * block))
+    # A task of one warp: about 8,192 elements.
+    few = g.let(f"{name}few_rows", _rows_of_warp(k))
+
+    def tasks(i: Expr) -> Expr:
+        rows = minimum(block, m - i * block)
+        return ceildiv(rows, select(equal(i // early, 0), ROWS, few))
+
+    events = g.events(f"{name}quantized", (blocks,), expects=tasks)
     quantized = RowEvents(events, block)
-    (i,) = grid = g.grid(**{f"{name}eight_rows": ceildiv(m, ROWS)})
-    rows = tile(i, ROWS), slice(None)
-    g.call(
-        quantize_rows(x.dtype),
-        grid,
-        reads=[x[rows]],
-        writes=[codes[rows], scales[rows]],
-        notifies=[quantized.at(i * ROWS)],
-        name=f"{name}quantize_rows",
-    )
+    for lane, first, end, size in (
+        (TENSOR, wrap(0), start, wrap(ROWS)),
+        (TRANSFER, start, m, few),
+    ):
+        call = f"{name}quantize_rows" if lane == TENSOR else f"{name}quantize_later"
+        (i,) = grid = g.grid(**{f"{call}_task": ceildiv(end - first, size)})
+        rows = span(first + i * size, size), slice(None)
+        g.call(
+            quantize_rows(x.dtype, lane),
+            grid,
+            reads=[x[rows]],
+            writes=[codes[rows], scales[rows]],
+            notifies=[quantized.at(first + i * size)],
+            name=call,
+        )
     return ScaledTensor(codes, scales), quantized
+
+
+def _rows_of_warp(k: Expr) -> Expr:
+    """1, 2, 4 or 8: they divide those of a block."""
+    rows = wrap(1)
+    for size in (2, 4, 8):
+        rows = select(equal((k - 1) * size // 8192, 0), size, rows)
+    return rows

@@ -21,7 +21,7 @@ from etc_dist.functions.tile_matmul import (
     SLICE,
     TileShape,
 )
-from etc_dist.ops.order import ROW_GROUP
+from etc_dist.ops.order import ROW_GROUP, later_blocks
 from etc_dist.ops.tuning import TileConstants, Tuning
 from etc_dist.schedule.plan import Choice
 
@@ -117,7 +117,7 @@ class TileWork:
     last_tasks: in the last wave, if it is not full and not the first; else 0. is_split:
     whether any tile uses split-K. worker_sum_bytes: partial sums that the most loaded
     worker stores and reads. scratch_bytes: of all partial sums. quantized: elements of
-    x that are.
+    x that are before any tile.
 
     The fields may also be arrays, of many tilings; then times are arrays.
     """
@@ -226,6 +226,7 @@ def work_of(
     num_wgmma, column_parts = (2, shape.parts_of_columns) if shape.float8 else (4, 1)
     read_bytes = 2048 * column_parts + wgmma_n * 32
     block_read_bytes = wgmma_m // 64 * num_wgmma * read_bytes
+    early = down - int(later_blocks(down, n).evaluate({}))
     weight_bytes = n * k * shape.weight_bytes
     return TileWork(
         num_tiles=num_tiles,
@@ -246,7 +247,7 @@ def work_of(
         is_split=int(num_parts > 0),
         worker_sum_bytes=sum_rows * ROW_BYTES if num_parts else 0,
         scratch_bytes=num_parts * -(-wgmma_n // SLICE) * SLICE * ROW_BYTES,
-        quantized=m * k if shape.float8 else 0,
+        quantized=min(m, early * rows) * k if shape.float8 else 0,
     )
 
 

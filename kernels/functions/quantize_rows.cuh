@@ -11,7 +11,7 @@ namespace etc {
 template <class Task>
 struct quantize_rows {
   static constexpr i32 kLanes = kBlockDepth / 8, kStep = 32 * 8;  // of a group; elements of a warp
-  static constexpr i32 kAtOnce = 8;  // loads of a lane in flight
+  static constexpr i32 kAtOnce = 8;  // steps whose loads are in flight together
   static constexpr float kLeast = 0x1p-100f, kMostCode = 448.0f;
 
   ETC_DEVICE static void run(const Task& task) {
@@ -22,48 +22,75 @@ struct quantize_rows {
       const u64 scales = u64(task.template operand<2>().at(row));
 #pragma unroll 1
       for (i32 first = 0; first < columns; first += kAtOnce * kStep) {
-        uint4 v[kAtOnce];
-#pragma unroll
-        for (i32 i = 0; i < kAtOnce; ++i) {
-          const i32 column = first + i * kStep + lane * 8;
-          v[i] = ptx::load16_l2_if(column < columns, from + column * 2);
-        }
-#pragma unroll
-        for (i32 i = 0; i < kAtOnce; ++i) {
-          if (first + i * kStep >= columns) break;
-          quantize(v[i], codes, scales, first + i * kStep + lane * 8, columns);
-        }
+        quantize(from, codes, scales, first, columns, lane);
       }
     }
   }
 
  private:
-  // By a whole warp: eight elements, from `column` on, zeros beyond the end of the row.
-  ETC_DEVICE static void quantize(uint4 v, u64 codes, u64 scales, i32 column, i32 columns) {
+  // kAtOnce steps from column `first` on: zeros beyond the end of the row.
+  // NOTE: each lane divides for one group alone.
+  ETC_DEVICE static void quantize(
+      u64 from, u64 codes, u64 scales, i32 first, i32 columns, i32 lane) {
+    uint4 v[kAtOnce];
+    float most[kAtOnce];
+#pragma unroll
+    for (i32 i = 0; i < kAtOnce; ++i) {
+      const i32 column = first + i * kStep + lane * 8;
+      v[i] = ptx::load16_l2_if(column < columns, from + column * 2);
+    }
+#pragma unroll
+    for (i32 i = 0; i < kAtOnce; ++i) most[i] = most_of(v[i]);
+    const float own = most_of_pairs(most, lane), factor = __fdiv_rn(kMostCode, own);
+#pragma unroll
+    for (i32 i = 0; i < kAtOnce; ++i) {
+      const i32 column = first + i * kStep + lane * 8;
+      const uint2 word = codes_of(v[i], __shfl_sync(~0u, factor, 2 * i, kLanes));
+      if (column < columns) ptx::store8(codes + column, word.x, word.y);
+    }
+    const i32 group = first / i32(kBlockDepth) + lane % kLanes + lane / kLanes;
+    if (lane % 2 == 0 && group * i32(kBlockDepth) < columns) {
+      ptx::store4(scales + group * 4, __float_as_uint(__fdiv_rn(own, kMostCode)));
+    }
+  }
+
+  // The largest one of a group, of the lane's pair of lanes.
+  // NOTE: at each step, a lane keeps those of half of the groups.
+  ETC_DEVICE static float most_of_pairs(float (&most)[kAtOnce], i32 lane) {
+    static_assert(2 * kAtOnce == kLanes);
+#pragma unroll
+    for (i32 step = kAtOnce; step > 1; step /= 2) {
+      const bool is_upper = (lane & step) != 0;
+#pragma unroll
+      for (i32 i = 0; i < step / 2; ++i) {
+        const float other = is_upper ? most[i] : most[i + step / 2];
+        const float kept = is_upper ? most[i + step / 2] : most[i];
+        most[i] = fmaxf(kept, __shfl_xor_sync(~0u, other, step));
+      }
+    }
+    return fmaxf(most[0], __shfl_xor_sync(~0u, most[0], 1));
+  }
+
+  // The largest of eight sizes, and at least kLeast.
+  ETC_DEVICE static float most_of(uint4 v) {
     const u32 words[4] = {v.x, v.y, v.z, v.w};
-    float2 pairs[4];
     float most = kLeast;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-      pairs[i] = unpack<bool(Task::kIsHalf)>(words[i]);
-      most = fmaxf(most, fmaxf(fabsf(pairs[i].x), fabsf(pairs[i].y)));
+      const float2 pair = unpack<bool(Task::kIsHalf)>(words[i]);
+      most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
     }
-#pragma unroll
-    for (i32 step = kLanes / 2; step > 0; step /= 2) {
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    }
-    const float factor = __fdiv_rn(kMostCode, most);
+    return most;
+  }
+  ETC_DEVICE static uint2 codes_of(uint4 v, float factor) {
+    const u32 words[4] = {v.x, v.y, v.z, v.w};
     u32 halves[4];
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-      halves[i] = ptx::to_e4m3x2(__fmul_rn(pairs[i].x, factor), __fmul_rn(pairs[i].y, factor));
+      const float2 pair = unpack<bool(Task::kIsHalf)>(words[i]);
+      halves[i] = ptx::to_e4m3x2(__fmul_rn(pair.x, factor), __fmul_rn(pair.y, factor));
     }
-    if (column >= columns) return;
-    ptx::store8(codes + column, halves[0] | halves[1] << 16, halves[2] | halves[3] << 16);
-    if (column % i32(kBlockDepth) == 0) {
-      const float scale = __fdiv_rn(most, kMostCode);
-      ptx::store4(scales + column / i32(kBlockDepth) * 4, __float_as_uint(scale));
-    }
+    return make_uint2(halves[0] | halves[1] << 16, halves[2] | halves[3] << 16);
   }
 };
 

@@ -164,10 +164,10 @@ BROKEN = {
     },
     "functions/quantize_rows": {
         "float8": {
-            "kLanes / 2": "kLanes",
-            "fmaxf(fabsf(pairs[i].x), fabsf(pairs[i].y))": "fabsf(pairs[i].x)",
-            "column % i32(kBlockDepth) == 0": "column % kStep == 0",
-            "__fdiv_rn(most, kMostCode)": "most",
+            "fmaxf(fabsf(pair.x), fabsf(pair.y))": "fabsf(pair.x)",
+            "(lane & step) != 0": "(lane & step) == 0",
+            "lane % kLanes + lane / kLanes": "lane % kLanes",
+            "__fdiv_rn(own, kMostCode)": "own",
         },
     },
     "common/types": {

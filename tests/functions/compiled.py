@@ -19,7 +19,8 @@ def check_wgmmas(cubin: bytes) -> None:
     moves them from the registers of lanes before each wgmma."""
     words = memoryview(cubin[: len(cubin) // 16 * 16]).cast("Q")
     code = [word & 0xFFF for word in words[::2]]  # of 16 bytes, code or not
-    wgmmas, move = (0x9F0, 0xDF0), 0x2CA  # HGMMA, also of registers; R2UR
+    # HGMMA, also of registers; QGMMA, of float8; R2UR.
+    wgmmas, move = (0x9F0, 0xDF0, 0x9F3), 0x2CA
     places = [n for n, each in enumerate(code) if each in wgmmas]
     moved = [n for n in places if move in code[n - 8 : n]]
     assert len(moved) < len(places) / 4

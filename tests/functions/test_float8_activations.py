@@ -38,10 +38,10 @@ K = 720
 
 
 @cache
-def emulated(scaling=WIDE, dtype="bfloat16"):
+def emulated(scaling=WIDE, dtype="bfloat16", schedule="static"):
     layout = scaling.w_layout
     graph = matmul_graph(1, dtype=dtype, w_layout=layout, shapes=FLOAT8_FAMILY)
-    return Emulator(graph, workers=2)
+    return Emulator(graph, workers=2, schedule=schedule)
 
 
 ALWAYS = [(WIDE, "bfloat16", number) for number in NUMBERS] + [(ROUNDED, "float16", 5)]
@@ -160,14 +160,38 @@ def test_the_error_is_that_of_the_codes(factor, bounds, rng):
 def test_tiles_wait_for_the_codes_of_their_rows():
     layout = WIDE.w_layout
     plan = schedule_static(matmul_graph(1, w_layout=layout, shapes=FLOAT8_FAMILY))
-    for number, (m, split, parts) in enumerate([(130, 0, 1), (300, 1, 2), (40, 2, 3)]):
-        columns = FLOAT8_COLUMNS[number]
-        tiling = Tiling(number, columns, split, parts)
-        dims = {"m": m, "n": 400, "k": 912, **dims_of(tiling)}
+    for number, (m, n, k, split, parts) in enumerate(
+        [
+            (130, 400, 912, 0, 1),
+            (1300, 2400, 400, 1, 2),  # of 11 rows of tiles, 3 are quantized later
+            (1200, 1040, 2064, 2, 3),
+            (40, 96, 9008, 0, 1),
+        ]
+    ):
+        tiling = Tiling(number, FLOAT8_COLUMNS[number], split, parts)
+        dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
         assert kept_proof(plan, dims, 4).unchecked == ()
-    quantize, *multiply = plan.graph.calls[:3]
-    assert quantize.name == "quantize_rows" and not quantize.waits
+    early, later, *multiply = plan.graph.calls[:4]
+    assert [call.function.lane for call in (early, later)] == ["tensor", "transfer"]
+    assert not early.waits and not later.waits
     assert all(len(call.waits) == 1 for call in multiply)
+
+
+def test_rows_are_quantized_while_others_are_multiplied():
+    """The last one of 16 rows of tiles."""
+    tiling = Tiling(5, 192)
+    given = multiplied((1930, 264, 144), WIDE, tiling)
+    env = emulated().plan.graph.environment(given[2], 0)
+    assert (env["early_blocks"], env["later_rows"], env["few_rows"]) == (15, 1920, 8)
+    for schedule in ("static", "dynamic"):
+        check(emulated(schedule=schedule), *given)
+
+
+@pytest.mark.parametrize(("k", "rows"), [(1024, 8), (1040, 4), (4096, 2), (4112, 1)])
+def test_a_warp_quantizes_about_as_many_elements_of_any_rows(k, rows):
+    graph = emulated().plan.graph
+    dims = {"m": 2000, "n": 264, "k": k, **dims_of(Tiling(0, 96))}
+    assert graph.environment(dims, 0)["few_rows"] == rows
 
 
 def test_some_shapes_have_float8_activations():

@@ -10,7 +10,9 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.functions.quantize_rows import LEAST, ROWS, quantize_rows
 from etc_dist.functions.scaled_weights import BLOCK, E4M3
-from etc_dist.ir import Graph, ceildiv, graph_function, tile
+from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span
+from etc_dist.ir.expr import wrap
+from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
 from tests.functions.compiled import check_compiled
@@ -18,13 +20,17 @@ from tests.functions.compiled import check_compiled
 
 @graph_function
 def quantizes(g: Graph, *, dtype: str) -> None:
+    """On both lanes: the first row on the transfer lane, others on the tensor lane."""
     m, k = g.dims("m k")
     x = g.input("x", (m, k), dtype)
     codes = g.output("codes", (m, k), E4M3)
     scales = g.output("scales", (m, ceildiv(k, BLOCK)), "float32")
-    (i,) = grid = g.grid(i=ceildiv(m, ROWS))
-    own = tile(i, ROWS), slice(None)
-    g.call(quantize_rows(dtype), grid, reads=[x[own]], writes=[codes[own], scales[own]])
+    for lane, first, end in ((TRANSFER, 0, 1), (TENSOR, 1, m)):
+        (i,) = grid = g.grid(**{f"i_{lane}": ceildiv(end - wrap(first), ROWS)})
+        size = minimum(ROWS, end - wrap(first) - i * ROWS)
+        own = span(first + i * ROWS, size), slice(None)
+        of_rows = {"reads": [x[own]], "writes": [codes[own], scales[own]]}
+        g.call(quantize_rows(dtype, lane), grid, **of_rows, name=f"on_{lane}")
 
 
 @cache
