@@ -41,20 +41,51 @@ struct OperandScales {
   }
 };
 
-// Two rows of scales, for BlockScales: of x, which tasks of other workers have written, or of w.
-template <class Element, bool kIsWritten>
-struct TwoScales {
+// The scales of two rows of x, which tasks of other workers have written. The four lanes of the rows
+// have those of one block each, and of one of the four blocks after these, which arrive meanwhile.
+struct RowScales {
+  static constexpr u32 kLanes = 4;
+  u64 first, second;
+  u32 blocks, block;
+  float2 own = {}, later = {};
+
+  ETC_DEVICE RowScales(u64 first_row, u64 second_row, u32 num_blocks)
+      : first(first_row), second(second_row), blocks(num_blocks), block(ptx::lane() % kLanes) {
+    load(own), block += kLanes, load(later);
+  }
+  // Those of block n; called for one n after the other.
+  ETC_DEVICE float2 of(u32 n) {
+    const u32 from = n % kLanes;
+    const float2 scale =
+        make_float2(__shfl_sync(~0u, own.x, from, kLanes), __shfl_sync(~0u, own.y, from, kLanes));
+    if (from == kLanes - 1) {
+      own = later, block += kLanes;
+      ptx::keep_order(own.x), ptx::keep_order(own.y);  // copied before they are loaded
+      load(later);
+    }
+    return scale;
+  }
+
+ private:
+  // NOTE: lanes without a block keep other numbers, which are not used.
+  ETC_DEVICE void load(float2& to) const {
+    ptx::load4_l2_into(to.x, block < blocks, first + block * 4);
+    ptx::load4_l2_into(to.y, block < blocks, second + block * 4);
+  }
+};
+
+// Those of two rows of w, for BlockScales: alike in all lanes.
+template <class Element>
+struct WeightScales {
   static constexpr bool kHasBlocks = true;
-  static constexpr u32 kLanes = kIsWritten ? 4 : 32;  // all lanes have the same rows of w
+  static constexpr u32 kLanes = 32;
   u64 first, second;
   u32 blocks;
 
   ETC_DEVICE float2 scales_of(u32 block) const {
-    const bool is_there = block < blocks;
     const auto load = [&](u64 row) ETC_INLINE {
-      const u64 at = row + block * sizeof(Element);
-      if constexpr (kIsWritten) return __uint_as_float(ptx::load4_l2_if(is_there, at));
-      else return is_there ? float(*reinterpret_cast<const Element*>(at)) : 0.0f;
+      const auto* const at = reinterpret_cast<const Element*>(row + block * sizeof(Element));
+      return block < blocks ? float(*at) : 0.0f;
     };
     return make_float2(load(first), load(second));
   }
@@ -94,10 +125,9 @@ ETC_DEVICE bool multiply_codes(
   const u32 thread = ptx::thread() & 127, lane = thread & 31;
   const i32 row = i32(wg * 64 + thread / 32 * 16 + lane / 4), last = scales.rows - 1;
   const auto row_of_x = [&](i32 n) { return scales.x + u64(u32(minimum(n, last))) * scales.x_pitch; };
-  const TwoScales<float, true> of_x{row_of_x(row), row_of_x(row + 8), scales.blocks};
-  const TwoScales<typename Operands::Element, false> of_w{
+  const WeightScales<typename Operands::Element> of_w{
       scales.w, scales.w + scales.w_pitch, scales.blocks};
-  BlockScales x(of_x, 0, 1);
+  RowScales x(row_of_x(row), row_of_x(row + 8), scales.blocks);
   BlockScales w(of_w, 0, 1);
   const u32 end = u32(scales.first);
   bool lost = false;
