@@ -54,7 +54,7 @@ def decoder_layer(g):
         phase(name, rms_norm(TYPE, EPS), {"r": rows}, regions)
 
     def matmul(name, x, weights, y, epilogue=store, others=(), **options):
-        tiles = Tiles(g, name, 0, [TileShape(128, 128, "none")])
+        tiles = Tiles(g, name, 0, [TileShape(128, 128)])
         width = tiles.half_columns() if epilogue.gated else tiles.columns
         shape = y.shape[1], x.shape[1]
         weights = [g.input(weight, shape, TYPE) for weight in weights]

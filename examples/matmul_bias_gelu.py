@@ -12,10 +12,11 @@ import numpy as np
 
 import etc_dist
 from etc_dist.functions.epilogue import PER_COLUMN, epilogue
-from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.ir import Graph, graph_function
-from etc_dist.ops.matmul_policy import SHAPES, choose
+from etc_dist.ops.multiply import tiles_of_dims
 from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tile_model import FAMILY, choose
+from etc_dist.ops.tuning import tuning_of
 
 
 @epilogue(source=Path(__file__).with_suffix(".cuh"), reads=[PER_COLUMN])
@@ -25,12 +26,12 @@ def bias_gelu(sums: Any, bias: Any, y: Any) -> None:
 
 
 @graph_function
-def matmul_bias_gelu(g: Graph, *, shapes: Any = SHAPES) -> None:
-    """x [m, k], w [n, k], bias [n] -> y [m, n]; the dim `shape` chooses the tiles."""
-    m, n, k, shape = g.dims("m n k shape")
+def matmul_bias_gelu(g: Graph, *, shapes: Any = FAMILY) -> None:
+    """x [m, k], w [n, k], bias [n] -> y [m, n]; two dims choose the tiles."""
+    m, n, k = g.dims("m n k")
     x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     bias, y = g.input("bias", (n,), "bfloat16"), g.output("y", (m, n), "bfloat16")
-    tiles = Tiles(g, "tile", shape, shapes)
+    tiles = tiles_of_dims(g, "", shapes, m)
     of = tile_grid(g, "", (m, n), tiles.rows, tiles.columns)
     reads, writes = [x[of.rows, :], w[of.columns, :], bias[of.columns]], [y[of[3:5]]]
     function, values = tiles.matmul("bfloat16", bias_gelu), tiles.values
@@ -43,7 +44,9 @@ def main() -> None:
         normal = np.random.default_rng(1).standard_normal
         wide = [normal(size, np.float32) for size in ((300, 256), (512, 256), (512,))]
         x, w, bias = (xp.asarray(a.astype(ml_dtypes.bfloat16)) for a in wide)
-        dims = {"shape": choose(300, 512, 256, program.workers)}
+        given = (300, 512, 256), program.workers, FAMILY, tuning_of(world)
+        chosen = choose(*given, divides=False)[:2]
+        dims = {each.dim: each.value for each in chosen}
         y = program.run(x=x, w=w, bias=bias, dims=dims)["y"]
         program.synchronize()
         x, w, bias = (a.astype(ml_dtypes.bfloat16).astype(np.float32) for a in wide)

@@ -16,7 +16,7 @@ from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.ops.order import tile_grid
 
-FP8, SHAPE = "float8_e4m3fn", TileShape(256, 128, "rows")
+FP8, SHAPE = "float8_e4m3fn", TileShape(128, 128)
 SOURCE = Path(__file__).with_suffix(".cuh")
 
 

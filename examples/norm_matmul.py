@@ -21,7 +21,7 @@ from etc_dist.ir import Graph, ceildiv, device_function, graph_function, minimum
 CUDA = Path(__file__).with_suffix(".cuh")
 ROWS = 16
 """Rows of a `rms_norm` task."""
-SHAPE = TileShape(128, 128, "none")
+SHAPE = TileShape(128, 128)
 """The tile of a task of the GEMM, which one worker runs."""
 EPS = 1e-6
 

@@ -22,7 +22,7 @@ from etc_dist.functions.epilogue import partial
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 
-SHAPE = TileShape(64, 64, "k", swapped=True)
+SHAPE = TileShape(64, 64, swapped=True)
 
 
 @graph_function
@@ -32,8 +32,8 @@ def split_k(g: Graph) -> None:
     x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     y = g.output("y", (m, n), "bfloat16")
     tiles = Tiles(g, "tile", 0, [SHAPE])
-    # A slice is a multiple of the step, and none is empty.
-    width = g.let("width", ceildiv(k, tiles.step * slices) * tiles.step)
+    # A slice is a multiple of the depth of a stage, and none is empty.
+    width = g.let("width", ceildiv(k, SHAPE.depth * slices) * SHAPE.depth)
     parts = g.let("parts", ceildiv(k, width))
     partials = g.local("partials", (parts, m, n), "float32")
     blocks, columns = ceildiv(m, tiles.rows), ceildiv(n, tiles.columns)

@@ -51,9 +51,7 @@ BUFFER_BYTES = {64: 17920, 128: 17920, 256: 26624}
 of the query, by their size."""
 
 
-def attend(
-    paged: PagedCache, *, cluster: int = 1, early: bool = False
-) -> DeviceFunction:
+def attend(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
     """q [rows, heads * head_dim] of one KV head, with biases also that of q [heads *
     head_dim], the gain and span of `PagedCache.operands`, with sinks their logits
     [heads] in fp32, cos_sin and table, cache [pages, 2, page_size, head_dim] of that
@@ -69,9 +67,9 @@ def attend(
 
     The regions are those of `written`. q, cache and y are in the cache's dtype.
 
-    Dims or named numbers: shares_of_task, one or two for each of its workers; cuts, as
-    in `plan_shares`. cluster: the workers of a task. early: all reads but q and, of the
-    cache, positions that this step stores may come before the last wait is met."""
+    Dims or named numbers: shares_of_task, one or two; cuts, as in `plan_shares`. early:
+    all reads but q and, of the cache, positions that this step stores may come before
+    the last wait is met."""
     dim, scale = paged.head_dim, score_scale(paged)
     cap = np.float32(np.log2(np.e) * (paged.score_cap or 0))
 
@@ -133,8 +131,6 @@ def attend(
         reads_before_wait=[n for n in range(1, cache + 3) if n != cache and early],
         loads_before_wait=early,
         roles=(PREPARE, LOAD, COMPUTE),
-        cluster=cluster,
-        parts=cluster,
         shared=BUFFER_BYTES[dim],
     )
 

@@ -4,15 +4,15 @@
 All compute x @ w.T with fp32 accumulators and w stored [n, k] or [k, n], or [n, k] in
 float8 with scales, or two such products (gate and up). With the latter x may be float8
 with scales, too. An epilogue computes what is stored from the sums: see
-`functions/epilogue.py`. One worker runs a task, or a cluster of two. The fastest shape
-depends on the sizes: see `ops/tile_model.py`, and for clusters `ops/matmul_policy.py`.
+`functions/epilogue.py`. The fastest shape depends on the sizes: see
+`ops/tile_model.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -64,10 +64,6 @@ from etc_dist.ir.function import COMPUTE, LOAD, TENSOR
 
 BUFFER_BYTES = 16384
 """Shared memory through which the epilogue stores a tile."""
-MOST_WIDE_BYTES = 64 * 1024
-"""The most bytes of a stage of 256 elements of k, in swapped tiles."""
-MOST_SPLIT_BYTES = 48 * 1024
-"""The most bytes of a stage of 128 elements of k, in other tiles whose k is split."""
 MOST_SCALED_ROWS = 128
 """The most rows of x of a tile of scaled weights: a thread has its sums of a block of k
 in addition to those of all blocks before."""
@@ -77,17 +73,14 @@ of weights."""
 MOST_PART_COLUMNS = 128
 """Of such a tile's columns that are multiplied at once: of wider ones, half."""
 TURNS_COLUMNS = 64
-"""In swapped tiles with at most so many columns per worker, the two warpgroups multiply
-alternate boxes along k."""
+"""In swapped tiles with at most so many columns, the two warpgroups multiply alternate
+boxes along k."""
 MOST_BY_WARPS = 16
 """The most rows of x of a tile of scaled weights that warps multiply without wgmma."""
 MOST_FEW_ROWS = 64
-"""The most rows of x of a worker in a swapped tile for few rows."""
+"""The most rows of x in a swapped tile for few rows."""
 MOST_TALL_ROWS, TALL_COLUMNS = 256, 128
-"""In swapped tiles for more rows, the most of them, and the columns of a worker."""
-SPLITS = ("columns", "rows", "k", "none")
-"""What the two workers of a task may divide, as `TileSplit` in the CUDA half; "none":
-one worker runs a task."""
+"""In swapped tiles for more rows, the most of them, and the columns."""
 SLICE = 64
 """Of the N of wgmma: a task of `sum_parts` adds so many of a tile's columns, or of the
 rows of a swapped tile."""
@@ -100,74 +93,55 @@ WITH_PARTS = (store, swiglu)
 """The epilogues of tiles that may use split-K among tasks."""
 SWAPPED_BIT, ROWS_BIT, COLUMNS_BIT, LOADED_BIT = 8, 12, 18, 24
 """In the number that the CUDA half reads: the bit of swapped tiles, and the lowest bits
-of a worker's rows and columns and of the rows of x that it loads, in units of 8. The
-packed shape has the bits below the last."""
+of its rows and columns and of the rows of x that are loaded, in units of 8. The packed
+shape has the bits below the last."""
 
 
 @dataclass(frozen=True)
 class TileShape:
     """A task's tile of y: `rows` of x by `columns` rows of w.
 
-    split: what the two workers divide: "columns"; "rows", where each worker loads half
-    of w for both (TMA multicast); or "k", where their sums are added. "none": a task
-    has one worker.
     swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, or
     for a number of rows between two multiples of 128, which then need little padding.
     scaled: the weights are of one byte, with scales.
     float8: so are weights and x.
-    deep: only of tiles that are not swapped: stages of 128 elements of k. By default
-    they have 64, or 128 if k is split and the stage is small. Deep stages need less
-    code in the loading thread, but release shared memory in larger pieces.
 
     Raises ArgumentError for a shape that GPUs do not have.
     """
 
     rows: int
     columns: int
-    split: str = "columns"
     swapped: bool = False
-    deep: bool = False
     scaled: bool = False
     float8: bool = False
 
     def __post_init__(self) -> None:
-        rows = {"columns": 128, "rows": 256, "k": 128, "none": 128}.get(self.split, 0)
-        fits = self.rows == rows and self.columns % 16 == 0
-        most = 256
-        if self.swapped:
-            parts = 2 if self.split == "rows" else 1
-            unit = 8 if self.worker_columns <= TURNS_COLUMNS else 16
-            fits = self.split in SPLITS and self.rows % (8 * parts) == 0
-            fits = fits and 8 <= self.worker_rows <= MOST_FEW_ROWS and not self.deep
-            fits = fits and self.worker_columns % unit == 0
-            if self.split == "rows":
-                fits = fits and self.columns > TURNS_COLUMNS
-            if self.is_tall:
-                fits = self.split != "rows" and self.rows <= MOST_TALL_ROWS
-                fits = fits and self.rows % 16 == 0 and not self.deep
-                fits = fits and self.worker_columns == TALL_COLUMNS
-            most = 128
+        if self.is_tall:
+            fits = self.rows <= MOST_TALL_ROWS and self.rows % 16 == 0
+            fits = fits and self.columns == TALL_COLUMNS
+        elif self.swapped:
+            unit = 8 if self.alternates else 16
+            fits = self.rows >= 8 and self.rows % 8 == 0
+            fits = fits and 0 < self.columns <= 128 and self.columns % unit == 0
+        else:
+            fits = self.rows == 128 and 0 < self.columns <= 256
+            fits = fits and self.columns % 16 == 0
         fits = fits and (self.may_be_scaled or not self.scaled)
         if self.float8:
-            is_plain = not (self.swapped or self.deep or self.scaled)
-            fits = fits and is_plain and self.cluster == 1
-            fits = fits and self.columns in FLOAT8_COLUMNS
-        if not fits or not 0 < self.worker_columns <= most:
+            is_plain = not (self.swapped or self.scaled)
+            fits = fits and is_plain and self.columns in FLOAT8_COLUMNS
+        if not fits:
             raise ArgumentError(
                 f"GPUs have no tiles of {self}",
                 where="TileShape",
-                wanted="(1) not swapped: 128 rows, or 256 with split 'rows', and "
-                "columns in steps of 16, up to 256 of a worker; (2) swapped, not deep: "
-                "of a worker 8 to 64 rows in steps of 8, and columns in steps of 8 up "
-                "to 64 (not with split 'rows') or of 16 from 80 to 128; (3) swapped, "
-                "not deep, not with split 'rows': of a worker 128 columns, and 80 to "
-                "256 rows in steps of 16; (4) scaled: the same as (2) and (3) with "
-                f"split 'none' and at most {MOST_SCALED_ROWS} rows; (5) float8: 128 "
-                "rows, split 'none', not swapped, not deep, and "
-                f"{', '.join(map(str, FLOAT8_COLUMNS))} columns",
+                wanted="(1) not swapped: 128 rows, and columns in steps of 16, up to "
+                "256; (2) swapped: 8 to 64 rows in steps of 8, and columns in steps of "
+                "8 up to 64, or of 16 from 80 to 128; (3) swapped: 128 columns, and 80 "
+                "to 256 rows in steps of 16; (4) scaled: the same as (2) and (3) with "
+                f"at most {MOST_SCALED_ROWS} rows; (5) float8: 128 rows, not swapped, "
+                f"and {', '.join(map(str, FLOAT8_COLUMNS))} columns",
                 got=str(self),
-                fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py, or of "
-                "FAMILY in etc_dist/ops/tile_model.py",
+                fix="choose a shape of FAMILY in etc_dist/ops/tile_model.py",
             )
 
     def serves(self, *, gated: bool, in_order: bool) -> bool:
@@ -176,65 +150,26 @@ class TileShape:
         return (self.may_be_gated or not gated) and (self.adds_in_order or not in_order)
 
     def __str__(self) -> str:
-        others = ", swapped" * self.swapped + ", deep" * self.deep
-        others += ", scaled" * self.scaled + ", float8" * self.float8
-        return f"{self.rows} x {self.columns}, split {self.split}{others}"
-
-    @cached_property
-    def key(self) -> str:
-        """The name in a Tuning: deep tiles have the times of the others."""
-        return str(replace(self, deep=False))
+        others = ", swapped" * self.swapped + ", scaled" * self.scaled
+        others += ", float8" * self.float8
+        return f"{self.rows} x {self.columns}{others}"
 
     @property
     def is_tall(self) -> bool:
         """Whether it is swapped, but for more than a few rows of x."""
-        return self.swapped and self.worker_rows > MOST_FEW_ROWS
-
-    @property
-    def multicasts(self) -> bool:
-        """Whether the workers of a pair load for each other."""
-        return self.split == "rows"
-
-    @property
-    def worker_rows(self) -> int:
-        """Rows of x in the tile of one worker."""
-        return self.rows // 2 if self.split == "rows" else self.rows
-
-    @property
-    def worker_columns(self) -> int:
-        """Rows of w in the tile of one worker."""
-        return self.columns // 2 if self.split == "columns" else self.columns
-
-    @property
-    def loaded_columns(self) -> int:
-        """Rows of w in one TMA box of a worker."""
-        return self.columns if self.split in ("k", "none") else self.columns // 2
-
-    @property
-    def cluster(self) -> int:
-        """Workers that run a task together."""
-        return 1 if self.split == "none" else 2
-
-    @property
-    def gated_columns(self) -> int:
-        """Rows of gate or of up in one TMA box of a worker."""
-        whole = self.split == "rows"  # each worker loads one of them
-        return self.loaded_columns if whole else self.loaded_columns // 2
+        return self.swapped and self.rows > MOST_FEW_ROWS
 
     @property
     def may_be_gated(self) -> bool:
-        """Whether gate and up can share a tile: each has a multiple of 8 columns of a
-        worker, in separate warps, and one worker has the complete sums of both. Not of
-        float8 activations."""
-        is_narrow = self.swapped and self.worker_columns < 64
-        apart = self.swapped and self.split == "k" and self.worker_columns > 64
-        apart = apart or self.float8
-        return not (self.worker_columns % 16 == 8 or is_narrow or apart)
+        """Whether gate and up can share a tile: each has a multiple of 8 columns, in
+        separate warps. Not of float8 activations."""
+        is_narrow = self.swapped and self.columns < TURNS_COLUMNS
+        return not (self.columns % 16 == 8 or is_narrow or self.float8)
 
     def serves_columns(self, columns: int, *, gated: bool, w_layout: str) -> bool:
-        """Whether a tile of one worker may have so many columns: those of the shape, or
-        fewer if it is swapped and for few rows of x. The mainloop of such tiles does
-        not depend on the number of columns."""
+        """Whether a tile may have so many columns: those of the shape, or fewer if it
+        is swapped and for few rows of x. The mainloop of such tiles does not depend on
+        the number of columns."""
         if not self.swapped or self.is_tall or (gated and self.alternates):
             return columns == self.columns
         least, unit = (8, 8) if self.alternates else (TURNS_COLUMNS + 16, 16)
@@ -243,7 +178,7 @@ class TileShape:
         return columns % unit == 0 and least <= columns <= self.columns
 
     def widths(self, *, gated: bool) -> list[int]:
-        """The columns that a tile of one worker may have, with weights [n, k]."""
+        """The columns that a tile may have, with weights [n, k]."""
         eighths = range(8, self.columns + 1, 8)
         return [
             n for n in eighths if self.serves_columns(n, gated=gated, w_layout="nk")
@@ -252,34 +187,32 @@ class TileShape:
     @property
     def alternates(self) -> bool:
         """Whether the two warpgroups multiply alternate boxes along k."""
-        return self.swapped and self.worker_columns <= TURNS_COLUMNS
+        return self.swapped and self.columns <= TURNS_COLUMNS
 
     @property
     def wgmma_n(self) -> int:
-        """The N of a worker's wgmma."""
-        return self.worker_rows if self.swapped else self.worker_columns
+        """The N of wgmma."""
+        return self.rows if self.swapped else self.columns
 
     @property
     def may_be_transposed(self) -> bool:
-        """Whether w may be stored [k, n]: a worker loads whole boxes of columns."""
-        whole = self.worker_columns // (2 if self.split == "rows" else 1)
-        return whole % CHUNK_COLUMNS == 0
+        """Whether w may be stored [k, n]: whole boxes of columns are loaded."""
+        return self.columns % CHUNK_COLUMNS == 0
 
     @property
     def may_be_scaled(self) -> bool:
         """Whether a tile of scaled weights may have the same sizes."""
-        is_few = self.rows <= MOST_SCALED_ROWS
-        return self.swapped and self.cluster == 1 and is_few
+        return self.swapped and self.rows <= MOST_SCALED_ROWS
 
     @property
     def k_parts(self) -> int:
         """The number of partial sums over k of an element of y."""
-        return (2 if self.alternates else 1) * (2 if self.split == "k" else 1)
+        return 2 if self.alternates else 1
 
     @property
     def by_warps(self) -> bool:
         """Whether warps multiply without wgmma."""
-        return self.scaled and self.worker_rows <= MOST_BY_WARPS
+        return self.scaled and self.rows <= MOST_BY_WARPS
 
     @property
     def adds_in_order(self) -> bool:
@@ -290,7 +223,7 @@ class TileShape:
     def strip_columns(self, gated: bool) -> int:
         """Columns of y in a strip, over which an epilogue may reduce a row: those that
         one warp stores."""
-        return _strip_columns(self.worker_columns, self.swapped, gated)
+        return _strip_columns(self.columns, self.swapped, gated)
 
     @property
     def parts_of_columns(self) -> int:
@@ -303,30 +236,14 @@ class TileShape:
         stages must fit in shared memory."""
         if self.float8:
             return BLOCK
-        if self.cluster == 1:
-            rows = self.rows + self.columns * self.weight_bytes // 2
-            return (4 if rows <= 128 else 2 if rows <= 208 else 1) * STAGE_K
-        if self.is_tall:
-            return STAGE_K
-        if self.swapped:
-            wide = self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES
-            return (4 if wide and self.split != "rows" else 2) * STAGE_K
-        few = self.split == "k" and self._bytes_of(2 * STAGE_K) <= MOST_SPLIT_BYTES
-        return (2 if few or self.deep else 1) * STAGE_K
-
-    @property
-    def step(self) -> int:
-        """Elements of k in a stage of both workers."""
-        return self.depth * (2 if self.split == "k" else 1)
+        rows = self.rows + self.columns * self.weight_bytes // 2
+        return (4 if rows <= 128 else 2 if rows <= 208 else 1) * STAGE_K
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of a stage of one worker."""
-        return self._bytes_of(self.depth)
-
-    def _bytes_of(self, depth: int) -> int:
-        x_bytes = self.worker_rows * self.x_bytes
-        return (x_bytes + self.worker_columns * self.weight_bytes) * depth
+        """Shared memory of a stage."""
+        row_bytes = self.rows * self.x_bytes + self.columns * self.weight_bytes
+        return row_bytes * self.depth
 
     @property
     def weight_bytes(self) -> int:
@@ -346,29 +263,26 @@ class TileShape:
     @property
     def code(self) -> tuple[int, ...]:
         """A key: shapes with equal keys have the same mainloop."""
-        sizes = (self.worker_rows, self.worker_columns, self.depth)
-        apart = self.swapped and not self.is_tall and self.split == "k"
-        return (int(not self.swapped), *sizes, int(apart))
+        return int(not self.swapped), self.rows, self.columns, self.depth
 
     @classmethod
     def of(
         cls, packed: int, *, scaled: bool = False, float8: bool = False
     ) -> TileShape:
-        """Of tiles of one worker, from the number that the CUDA half reads."""
+        """From the number that the CUDA half reads."""
         (swapped, columns), rows = _unpacked(packed), (packed >> ROWS_BIT & 63) * 8
         kinds = {"swapped": swapped, "scaled": scaled, "float8": float8}
-        return cls(rows, columns, "none", **kinds)
+        return cls(rows, columns, **kinds)
 
     def packed(self, number: int) -> int:
         """The shape in bits below LOADED_BIT, as the CUDA half reads it. number: that
         of its code in a program."""
         fields = (
-            (number, 6),
-            (SPLITS.index(self.split) % 3, 2),
+            (number, 8),
             (int(self.swapped), 1),
             (self.depth // self.box_k, 3),
-            (self.worker_rows // 8, 6),
-            (self.worker_columns // 8, 6),
+            (self.rows // 8, 6),
+            (self.columns // 8, 6),
         )
         value = 0
         for field, bits in reversed(fields):
@@ -383,21 +297,18 @@ def _packed(shapes: Sequence[TileShape]) -> list[int]:
 
 
 def _codes(packed: Sequence[int]) -> tuple[int, ...]:
-    """A packed shape for each code, by number. They differ at most in how the pair
-    splits a tile: of that it has all bits."""
-    codes: dict[int, int] = {}
-    for shape in packed:
-        codes[shape & 63] = codes.get(shape & 63, 0) | shape
+    """A packed shape for each code, by number."""
+    codes = {shape & 255: shape for shape in packed}
     return tuple(codes[number] for number in sorted(codes))
 
 
-def _strip_columns(worker_columns: int, swapped: bool, gated: bool) -> int:
-    own = worker_columns // (2 if gated else 1)
+def _strip_columns(columns: int, swapped: bool, gated: bool) -> int:
+    own = columns // (2 if gated else 1)
     return own // 2 if swapped and own > 64 else own
 
 
 def _unpacked(packed_tile: int) -> tuple[bool, int]:
-    """Whether a packed shape is swapped, and the columns of a worker."""
+    """Whether a packed shape is swapped, and its columns."""
     return bool(packed_tile >> SWAPPED_BIT & 1), (packed_tile >> COLUMNS_BIT & 63) * 8
 
 
@@ -511,8 +422,7 @@ def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape
             where=where,
             wanted="at least one TileShape",
             got="none",
-            fix="pass SHAPES of etc_dist/ops/matmul_policy.py or FAMILY of "
-            "etc_dist/ops/tile_model.py, or some of them",
+            fix="pass FAMILY of etc_dist/ops/tile_model.py, or some of it",
         )
     wanted = "tiles of 16-bit activations"
     if is_float8:
@@ -520,7 +430,7 @@ def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape
     elif w_layout in SCALINGS:
         wanted = "tiles with may_be_scaled"
     elif w_layout == "kn":
-        wanted = f"tiles of which a worker loads a multiple of {CHUNK_COLUMNS} columns"
+        wanted = f"tiles with a multiple of {CHUNK_COLUMNS} columns"
     raise GraphError(
         "no tiles serve the weights",
         where=where,
@@ -536,15 +446,15 @@ class Tiles:
     names begin with `name`.
 
     all_rows: the rows of x, to divide them evenly among tiles. Tiles then have at most
-    the shape's rows, a multiple of 8 for each worker, and their number does not change:
-    bulk copies beyond the edge of x take longer than copies of fewer rows.
+    the shape's rows, a multiple of 8, and their number does not change: bulk copies
+    beyond the edge of x take longer than copies of fewer rows.
 
     w_layout: "nk" for weights [n, k], "kn" for [k, n], or one of SCALINGS for float8
     codes [n, k] with scales. Then `shape` selects one of `shapes_for(w_layout,
     shapes)`. With one of FLOAT8_SCALINGS x is a `ScaledTensor`, too.
 
-    columns: of each tile, in place of the shape's, for tiles of one worker: a multiple
-    of 8 that the shape allows, see `TileShape.serves_columns`.
+    columns: of each tile, in place of the shape's: a multiple of 8 that the shape
+    allows, see `TileShape.serves_columns`.
 
     has_peers: whether tiles of the program may be stored on several ranks. Tiles of one
     program share their code only if it is equal."""
@@ -568,26 +478,19 @@ class Tiles:
         self._scaling = ALL_SCALINGS.get(w_layout)
         self.quantizes = self._scaling is not None and self._scaling.quantizes
         """Whether x is float8, too."""
-        self._check_clusters(columns is not None)
         self._numbers: dict[str, Expr] = {}
         self._packed = _packed(self._shapes)
-        most = self._number("rows", [s.rows for s in shapes])
-        own = self._number("worker_rows", [s.worker_rows for s in shapes])
-        self.rows = most
+        most = own = self._number("rows", [s.rows for s in shapes])
         if all_rows is not None:
-            workers = most // own  # 2 if they divide the rows of a tile
-            parts = ceildiv(all_rows, most) * workers
-            even = minimum(own, ceildiv(ceildiv(all_rows, parts), 8) * 8)
-            own = g.let(f"{name}_own_rows", even)
-            self.rows = g.let(f"{name}_even_rows", own * workers)
-        self._x_box = own
+            tiles = ceildiv(all_rows, most)
+            even = minimum(most, ceildiv(ceildiv(all_rows, tiles), 8) * 8)
+            own = g.let(f"{name}_even_rows", even)
+        self.rows = self._x_box = own
         self._has_columns = columns is not None
         if columns is None:
             columns = self._number("columns", [s.columns for s in shapes])
         self.columns = columns
         """Rows of w in a tile."""
-        self.step = max(s.step for s in shapes)
-        """A task's part of k is a multiple of this, or ends where k ends."""
         mask = ~(63 << COLUMNS_BIT) if self._has_columns else ~0
         packed = self._number("packed", [each & mask for each in self._packed])
         if self._has_columns:
@@ -694,7 +597,7 @@ class Tiles:
     def k_boxes(self) -> Expr:
         """A task's part of k is a multiple of this, times STAGE_K, or ends where k
         ends."""
-        return self._number("k_boxes", [s.step // STAGE_K for s in self._shapes])
+        return self._number("k_boxes", [s.depth // STAGE_K for s in self._shapes])
 
     def weight_tiles(
         self,
@@ -712,19 +615,6 @@ class Tiles:
         """The region of the scales of some rows of x, of all k, or a part as above."""
         assert self._scaling is not None
         return self._scaling.x_region(x.scales, rows, k_span)
-
-    def _check_clusters(self, has_columns: bool) -> None:
-        clusters = {shape.cluster for shape in self._shapes}
-        if len(clusters) > 1 or (has_columns and clusters != {1}):
-            argument = " with columns=" if has_columns else ""
-            raise GraphError(
-                "one program cannot have the tiles",
-                where=f"Tiles({self._name!r}){argument}",
-                wanted="shapes of one worker, with split 'none', or all of two; only "
-                "those of one worker with columns=",
-                got=", ".join(map(str, self._shapes)),
-                fix="choose shapes with the same .cluster",
-            )
 
     def _check_gated(self, epilogue: Epilogue) -> None:
         if epilogue.gated and self.w_layout == "kn":
@@ -774,12 +664,8 @@ class Tiles:
         return self._number("half_columns", [s.columns // 2 for s in self._shapes])
 
     def _weight_box_rows(self, gated: bool) -> Expr:
-        """Rows of w, or of gate and of up, in one TMA box of a worker."""
-        if self._has_columns:
-            return self.half_columns() if gated else self._let("w_box", self.columns)
-        if gated:
-            return self._number("gated_box", [s.gated_columns for s in self._shapes])
-        return self._number("w_box", [s.loaded_columns for s in self._shapes])
+        """Rows of w, or of gate and of up, in one TMA box."""
+        return self.half_columns() if gated else self._let("w_box", self.columns)
 
     def _let(self, name: str, value: Expr) -> Expr:
         """`value` as a number of the graph, which is made once per name."""
@@ -799,8 +685,9 @@ class Tiles:
         is_part: bool,
     ) -> DeviceFunction:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
-        is_alone = self._shapes[0].cluster == 1
-        depth = DEPTH if is_alone else replace(DEPTH, multiple=self.step)
+        depth = DEPTH
+        if not is_part:  # parts end where a stage of their shape does
+            depth = replace(DEPTH, multiple=max(s.depth for s in self._shapes))
         gated = epilogue.gated
         rows, columns = (
             Extent(name=name, most=most)
@@ -831,8 +718,6 @@ class Tiles:
             lane=TENSOR,
             reads=1 + len(weights) + len(scales) + len(reads),
             writes=len(writes),
-            cluster=self._shapes[0].cluster,
-            parts=self._shapes[0].cluster,
             roles=(LOAD, COMPUTE),
             streams=tuple(streams),
             shared=BUFFER_BYTES,

@@ -176,7 +176,7 @@ class _Calls:
         self.end = g.local("row_end", (self.rows,), "int32")
         self.stop = g.input("stop", (self.rows, stops), "int32")
         self.sampling = g.input("sampling", (self.rows, NUMBERS), "int32")
-        of_rows = self.request, self.position, self.shapes[0].cluster, self.early
+        of_rows = self.request, self.position, self.early
         self.attention = AttentionCalls(g, sizes, (self.steps, layers), *of_rows)
         self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
         heads = sizes.heads * dim

@@ -54,14 +54,13 @@ class AttentionCalls:
         turns: tuple[Expr, Expr],
         request: Tensor,
         position: Tensor,
-        cluster: int,
         early: bool,
     ) -> None:
         """turns: the steps, and the layers. request [rows] and position [steps + 1,
-        rows]: of the rows. cluster: the workers of a task. early: tasks may read
-        operands before their last wait is met."""
+        rows]: of the rows. early: tasks may read operands before their last wait is
+        met."""
         self.g, self.sizes, self.turns, self.early = g, sizes, turns, early
-        self.request, self.position, self.cluster = request, position, cluster
+        self.request, self.position = request, position
         self.rows = request.shape[0]
         self.shares, self.of_task, self.cuts = g.dims("shares shares_of_task cuts")
         dim, layers = sizes.head_dim, turns[1]
@@ -127,7 +126,7 @@ class AttentionCalls:
             ],
             waits=[ready],
             notifies=[self.planned[step]],
-            values={"lists": g.let("lists", self.of_task // self.cluster)},
+            values={"lists": self.of_task},
         )
 
     def add(self, turn: Turn, known: EventRef, ready: EventRef) -> EventRef:
@@ -188,7 +187,7 @@ class AttentionCalls:
         of_heads, columns = span(first, queries), span(first * dim, queries * dim)
         own_rows, own_slots = written(self.bounds, (step, plan), j, self.of_task)
         g.call(
-            attend(sizes.paged, cluster=self.cluster, early=self.early),
+            attend(sizes.paged, early=self.early),
             grid,
             reads=[
                 self.qkv[:, columns],

@@ -16,7 +16,6 @@ matmul.py                  a matrix multiplication on each rank
 multiply.py                a GEMM in a graph, with split-K for a wave that is not full
 quantized_rows.py          activations in float8: rows quantized before a GEMM
 tile_model.py              the choice of tiles of one worker: a model of their times
-matmul_policy.py           the same for tiles of pairs of workers, for users' graphs
 tuning.py                  the constants of the models, by kind of GPU: tuned/
 tune.py                    measuring those of one worker; fit_constants.py: their fit
 functional.py              the operations as functions

@@ -26,20 +26,16 @@ from etc_dist.ops.tuning import TileConstants, Tuning
 from etc_dist.schedule.plan import Choice
 
 FAMILY = (
+    *(TileShape(r, c, swapped=True) for r in (8, 16, 32, 64) for c in (64, 128)),
     *(
-        TileShape(r, c, "none", swapped=True)
-        for r in (8, 16, 32, 64)
-        for c in (64, 128)
-    ),
-    *(
-        TileShape(r, 128, "none", swapped=True)
+        TileShape(r, 128, swapped=True)
         for r in (80, 96, 128, 144, 160, 176, 192, 208, 224, 256)
     ),
-    *(TileShape(128, c, "none") for c in (96, 112, 160, 176, 224, 256)),
+    *(TileShape(128, c) for c in (96, 112, 160, 176, 224, 256)),
 )
 """The tile shapes of one program. The M of wgmma is 128 rows of x; in swapped tiles, 64
 or 128 rows of w. Its N is the size of the tile in the other operand."""
-FLOAT8_FAMILY = tuple(TileShape(128, c, "none", float8=True) for c in FLOAT8_COLUMNS)
+FLOAT8_FAMILY = tuple(TileShape(128, c, float8=True) for c in FLOAT8_COLUMNS)
 """Those for float8 activations."""
 RING_BYTES = 210_000
 """Shared memory for stages."""

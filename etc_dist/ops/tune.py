@@ -73,9 +73,8 @@ def tune(
     sizes: Sequence[tuple[int, int]] = (),
     say: Callable[[str], object] = print,
 ) -> Tuning:
-    """The tuning that `measure` gives, for GPUs as those of `before`, whose constants
-    of pairs of workers it keeps. `sizes`: pairs of N and K for which it also keeps the
-    tiles that are faster than the model's."""
+    """The tuning that `measure` gives, for GPUs as those of `before`. `sizes`: pairs of
+    N and K for which it also keeps the tiles that are faster than the model's."""
     times: list[Time] = []
     for drawn in drawn_sizes():
         found = likely(before, drawn)
@@ -147,8 +146,6 @@ def tune_world(
         # NOTE: not the user's own, which may be damaged.
         known = shipped_for(every[0])
         before = replace(known, device=every[0], workers=program.workers)
-        if before != known:  # times of another GPU
-            before = replace(before, measured=())
         timer = MatmulTimer(world, program, _most_elements(sizes))
         made = tune(timer, before, sizes, say)
     # One rank's, since other hosts may round a solution in another way.

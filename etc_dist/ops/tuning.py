@@ -1,11 +1,7 @@
 """Tunings: what is measured on a kind of GPU to choose the tiles of matmuls.
 
-For tiles of one worker, a tuning has the constants of the model in `tile_model.py`.
-After `etc-dist tune --sizes` it also has tiles that were measured as faster than the
-model's choice.
-
-For tiles of pairs of workers, it has the constants of the model in `matmul_policy.py`.
-It also has sizes at which other tiles were faster than the model's choice.
+A tuning has the constants of the model in `tile_model.py`. After `etc-dist tune
+--sizes` it also has tiles that were measured as faster than the model's choice.
 
 The tunings in `tuned/` belong to the package. `etc-dist tune` measures one, and saves
 it in the cache.
@@ -30,7 +26,7 @@ from etc_dist.settings import AUTO
 if TYPE_CHECKING:
     from etc_dist.world import World
 
-FORMAT = 4
+FORMAT = 5
 KIND = "tunings"
 """The kind of entries of the cache."""
 PACKAGE = "package"
@@ -41,32 +37,9 @@ AGAIN = "measure it again: etc-dist tune"
 
 
 @dataclass(frozen=True)
-class Constants:
-    """The constants of the model in `matmul_policy.py`, of tiles of pairs of workers.
-    Times are in microseconds."""
-
-    launch_us: float
-    """Launch, the first loads, and the end of the last tile."""
-    start_us: float
-    """For few rows: the time for each pair of workers that has a tile."""
-    sm_bytes_per_us: float
-    """The rate of one SM's bulk copies."""
-    memory_bytes_per_us: float
-    idle: float
-    """For few rows, one tile: the share of the memory's rate that is lost if no worker
-    reads."""
-    cycles_per_us: float
-    """The rate of the tensor cores."""
-    swapped_us: float
-    """The end of a swapped tile: its sums go through shared memory."""
-    exchange_us: float
-    """The exchange of the sums of 64 columns by a pair that splits k."""
-
-
-@dataclass(frozen=True)
 class TileConstants:
-    """The constants of the model in `tile_model.py`, of tiles of one worker. Times are
-    in microseconds. A block is 64 elements of k of a tile."""
+    """The constants of the model in `tile_model.py`. Times are in microseconds. A block
+    is 64 elements of k of a tile."""
 
     call_us: float
     """Launch, prologue, and the time after the last tile."""
@@ -93,19 +66,9 @@ class TileConstants:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Microseconds of x [m, k] @ w [n, k].T, by the text of its tiles."""
-
-    m: int
-    n: int
-    k: int
-    us: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class KeptTiles:
-    """Tiles of one worker that were measured as faster than the model's choice for
-    x [m, k] @ w [n, k].T, as text: see `text_of` in `tile_model.py`."""
+    """Tiles that were measured as faster than the model's choice for x [m, k] @
+    w [n, k].T, as text: see `text_of` in `tile_model.py`."""
 
     m: int
     n: int
@@ -115,17 +78,12 @@ class KeptTiles:
 
 @dataclass(frozen=True)
 class Tuning:
-    """workers: of a GPU of the kind `device`. tiles, kept: for tiles of one worker.
-    constants, measured, factors: for tiles of pairs of workers. factors: the mean of
-    measured times, divided by the model's, by the text of tiles and a class of rows.
-    origin: for messages."""
+    """workers: of a GPU of the kind `device`. tiles: the model's constants. kept: tiles
+    of some sizes. origin: for messages."""
 
     device: str
     workers: int
     tiles: TileConstants
-    constants: Constants
-    measured: tuple[Measured, ...] = ()
-    factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     kept: tuple[KeptTiles, ...] = ()
     origin: str = field(default="", compare=False)
 
@@ -133,19 +91,8 @@ class Tuning:
         """For JSON, with a checksum."""
         content = {"format": FORMAT, **asdict(self)}
         del content["origin"]
-        for name in ("measured", "kept"):
-            content[name] = list(content[name])
+        content["kept"] = list(content["kept"])
         return {**content, "checksum": sha256(canonical(content))[:16]}
-
-    def factor(self, tile: str, m: int) -> float:
-        """The factor of the class of m rows, or of the nearest measured class."""
-        factors = {
-            int(rows): factor for rows, factor in self.factors.get(tile, {}).items()
-        }
-        if not factors:
-            return 1.0
-        rows = min((rows for rows in factors if rows >= m), default=max(factors))
-        return factors[rows]
 
     def kept_tiles(self, sizes: tuple[int, int, int]) -> str:
         """The text of the measured tiles for exactly these m, n and k, or ""."""
@@ -168,26 +115,17 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
     try:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
-        numbers, tiles = document["constants"], document["tiles"]
+        tiles = document["tiles"]
         tuning = Tuning(
             document["device"],
             document["workers"],
             TileConstants(**tiles),
-            Constants(**numbers),
-            tuple(Measured(**each) for each in document["measured"]),
-            document["factors"],
             tuple(KeptTiles(**each) for each in document["kept"]),
             origin,
         )
-        constants = [numbers[each.name] for each in fields(Constants)]
-        constants += [tiles[each.name] for each in fields(TileConstants)]
-        times = [us for each in tuning.measured for us in each.us.values()]
-        times += [
-            factor for each in tuning.factors.values() for factor in each.values()
-        ]
-        sizes = [n for each in tuning.measured for n in (each.m, each.n, each.k)]
-        sizes += [n for each in tuning.kept for n in (each.m, each.n, each.k)]
-        is_positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
+        constants = [tiles[each.name] for each in fields(TileConstants)]
+        sizes = [n for each in tuning.kept for n in (each.m, each.n, each.k)]
+        is_positive = all(math.isfinite(n) and n > 0 for n in constants)
         is_whole = all(type(n) is int and n > 0 for n in (tuning.workers, *sizes))
         if is_positive and is_whole and document == tuning.document():
             return tuning

@@ -59,9 +59,7 @@ class Machine:
     workers: int = 132
     near: Link = Link("near", NEAR_GBS, NEAR_LATENCY_US)
     far: Link = Link("far", FAR_GBS, FAR_LATENCY_US, MESSAGE_US)
-    launch_us: float = field(
-        default_factory=lambda: default_tuning().constants.launch_us
-    )
+    launch_us: float = field(default_factory=lambda: default_tuning().tiles.call_us)
     poll_us: float = 1.0
 
     def __post_init__(self) -> None:

@@ -74,7 +74,7 @@ class ModelTimes:
             if function.name == "sum_tile_parts":
                 nbytes = sum(read.nbytes for read in task.reads)
                 return TASK_US + nbytes / self.tuning.tiles.sums_bytes_per_us
-            if function.name == "tile_matmul" and function.cluster == 1:
+            if function.name == "tile_matmul":
                 packed = dict(task.call.values)["packed_tile"].evaluate(task.env)
                 x, w, *_ = task.reads
                 is_float8 = x.tensor.dtype == E4M3

@@ -263,13 +263,10 @@ ETC_DEVICE bool wait_peer_start(
 
 // A wait between warps of a worker or cluster. It has twice the limit: if an event blocks the
 // whole worker, the event is reported first.
-// kCluster: acquires what the other worker of the cluster released.
-template <bool kCluster = false, class Program>
+template <class Program>
 ETC_DEVICE bool wait_mbarrier(const Run<Program>& run, u32 barrier, u32 parity) {
-  return spin<false>(run, 2 * run.g.wait_limit, [&] {
-    if constexpr (kCluster) return ptx::mbarrier_try_wait_cluster(barrier, parity);
-    return ptx::mbarrier_try_wait(barrier, parity);
-  });
+  return spin<false>(
+      run, 2 * run.g.wait_limit, [&] { return ptx::mbarrier_try_wait(barrier, parity); });
 }
 
 }  // namespace etc

@@ -46,28 +46,25 @@ struct AttendCall {
     Positions positions[2];  // of the row with which each list begins
   };
 
-  // The first share of worker `half` of the task's cluster.
+  // The first share of a task.
   template <class Program>
-  ETC_DEVICE static i32 first_share(
-      const Run<Program>& run, const typename Call::Coord& c, i32 half) {
-    return c.axis_j * Call::number_shares_of_task(run.g) + half * num_lists(run);
+  ETC_DEVICE static i32 first_share(const Run<Program>& run, const typename Call::Coord& c) {
+    return c.axis_j * num_lists(run);
   }
   template <class Program>
   ETC_DEVICE static i32 num_lists(const Run<Program>& run) {
-    return Call::number_shares_of_task(run.g) / Call::kCluster;
+    return Call::number_shares_of_task(run.g);
   }
   template <class Program>
-  ETC_DEVICE static Lists lists(const Run<Program>& run, const typename Call::Coord& c, i32 half) {
+  ETC_DEVICE static Lists lists(const Run<Program>& run, const typename Call::Coord& c) {
     const auto bounds = last_axes<2>(Call::template operand<kBounds>(run.g, c));
-    const i32 share = first_share(run, c, half);
+    const i32 share = first_share(run, c);
     const auto bound = [&](i32 s) ETC_INLINE {
       const uint4 v = ptx::load16_l2(u64(bounds.at(s)));
       return Bound{i32(v.x), i32(v.y), v.z};
     };
     return {bound(share), bound(share + 1), bound(share + num_lists(run))};
   }
-  // The number of this worker in its cluster.
-  ETC_DEVICE static i32 half() { return Call::kCluster == 1 ? 0 : i32(ptx::worker() & 1); }
 };
 
 // What a worker reads.

@@ -1,4 +1,4 @@
-// Tiles with 128 rows of x per worker.
+// Tiles with 128 rows of x.
 #pragma once
 #include "functions/scaled_operands.cuh"
 #include "functions/tile_epilogue.cuh"
@@ -7,9 +7,7 @@
 namespace etc {
 
 // 128 rows of x, the M of wgmma, 64 for each warpgroup; any multiple of 8 rows of w, its N. Each
-// number of rows of w, and of boxes in a stage, has its own mainloop; all else is shared. If the
-// pair splits k, its worker n finishes the rows of warpgroup n: the other worker's sums for them
-// come in a stage of the ring, after those of the tile.
+// number of rows of w, and of boxes in a stage, has its own mainloop; all else is shared.
 template <bool kIsHalf, class Weights, class Epilogue, class Tiles>
 struct RowsTiles {
   static constexpr bool kIsKN = Weights::kIsKN;
@@ -17,13 +15,12 @@ struct RowsTiles {
   static_assert(Tiles::kFirst.rows == 128);
   // The columns of accumulators: of the widest tile, or of a slice of gate and one of up.
   static constexpr u32 kMost = maximum(i32(Tiles::most_columns()), 2 * 8 * i32(kSliceGroups));
-  static constexpr bool kExchanges = Tiles::any([](TileShape s) { return s.may_split(kSplitK); });
-  u32 control, buffer;
+  u32 buffer;
 
   template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
-      u32 variant, u32& exchanged) const {
+      u32 variant) const {
     constexpr bool kMayBeGated = (kVariants & kGatedTile) != 0;
     const bool is_gated = (variant & kGatedTile) != 0;
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
@@ -47,7 +44,7 @@ struct RowsTiles {
         }
       }
     } else {
-      Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
+      Tiles::with(ptx::load_shared(at_shape) & 255, [&](auto tile) ETC_INLINE {
         lost = multiply<decltype(tile)::value>(run, stages, count, at_shape, wg, d);
       });
     }
@@ -57,29 +54,19 @@ struct RowsTiles {
 #pragma unroll
       for (float& v : d) ptx::keep_order(v);
     }
-    bool finishes = true;
-    if constexpr (kExchanges) {
-      const TileShape shape = read_shape(at_shape);
-      if (shape.split == kSplitK) {
-        const StageExchange exchange{{control}, shape.columns};
-        lost = exchange.add(run, stages, d, wg, exchanged++, lost);
-        finishes = exchange.finishes(wg);
-      }
-    }
     const bool is_part = (kVariants & variant & kPartOfTile) != 0;
     if constexpr (kMayBeGated) {
       if (is_gated && !is_part && !is_sum) {
-        Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
+        Tiles::with(ptx::load_shared(at_shape) & 255, [&](auto tile) ETC_INLINE {
           combine<TileShape::of(decltype(tile)::value).columns>(d);
         });
       }
     }
     if (is_part && !lost) {
       store_part(part_address(words), d, read_shape(at_shape).columns / 8);
-      finishes = false;
     }
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
-    if (!lost && finishes) {
+    if (!lost && !is_part) {
       if constexpr (Epilogue::kOnlyRounds) {
         store(run, words, d, wg);
       } else {
@@ -130,7 +117,7 @@ struct RowsTiles {
     const u32 rows = buffer + wg * kHalfBuffer + warp * 2048, in_eight = lane % 4 * 2;
     const i32 column = i32(lane % 8 * 8);
     const auto row_of = [&](u32 n) { return i32(wg * 64 + warp * 16 + n * 4 + lane / 8); };
-    TileEights<Program, typename Epilogue::Call, 4> eights(run, words, 0, 128);
+    TileEights<Program, typename Epilogue::Call, 4> eights(run, words);
 #pragma unroll 1
     for (u32 pass = 0; pass < eights.kPasses; ++pass) {
 #pragma unroll

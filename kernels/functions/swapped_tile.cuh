@@ -19,11 +19,6 @@ struct SwappedTiles {
   // The kinds of tiles among `Tiles`.
   static constexpr bool kTurns = Tiles::any([](TileShape s) { return s.halves() == 0; });
   static constexpr bool kHalves = Tiles::any([](TileShape s) { return s.halves() == 1; });
-  static constexpr bool kSplitTurns =
-      Tiles::any([](TileShape s) { return s.halves() == 0 && s.split == kSplitK; });
-  static constexpr bool kSplitHalves =
-      Tiles::any([](TileShape s) { return s.halves() == 1 && s.may_split(kSplitK); });
-  static constexpr bool kExchanges = kSplitTurns || kSplitHalves;
   // Whether a warpgroup multiplies so many boxes of a stage of any: 1 and 2, or 2 and 4.
   template <u32 kBoxes>
   static constexpr bool kHas =
@@ -31,15 +26,14 @@ struct SwappedTiles {
 
   static_assert(!(kHas<1> && kHas<4>));
 
-  u32 control, buffer;
+  u32 buffer;
 
   // Called by the 256 compute threads. `at_shape`: the shared address of the packed shape.
-  // `exchanged` counts tiles whose k a pair splits. In a gated tile, the first half of the rows of w
-  // are those of gate.
+  // In a gated tile, the first half of the rows of w are those of gate.
   template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
-      u32 variant, u32& exchanged) const {
+      u32 variant) const {
     constexpr bool kMayBeGated = (kVariants & kGatedTile) != 0;
     const bool is_gated = (variant & kGatedTile) != 0;
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
@@ -62,57 +56,32 @@ struct SwappedTiles {
       }
     }
     const TileShape shape = read_shape(at_shape);
-    const bool exchanges = kExchanges && shape.split == kSplitK;
-    u32 first = 0, end = kEights;  // groups of eight rows that this warpgroup finishes
-    if (kIsTall && exchanges) {
-      if constexpr (kIsTall && kExchanges) {
-        const StageExchange exchange{{control}, kRows};
-        lost = exchange.add(run, stages, d, wg, exchanged, lost);
-        lost = ptx::named_barrier_any<128>(2 + wg, lost);
-        if (!exchange.finishes(wg)) end = 0;
-      }
-    } else if (kTurns && (!kHalves || shape.halves() == 0)) {
+    bool finishes = true;
+    if (kTurns && (!kHalves || shape.halves() == 0)) {
       if constexpr (kTurns) {
         if (!is_sum) {  // parts have the sums of both warpgroups
-          lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
+          lost = combine(d, wg, lost, [](float& sum, float other) { sum += other; });
         }
-        if (wg == 1) {
-          end = 0;
-        } else if (!is_part) {
-          if constexpr (kSplitTurns) {
-            if (exchanges) {
-              const PairExchange<kEights, false> pair{{control}};
-              lost = pair.add(run, d, wg, buffer + kHalfBuffer, exchanged, lost);
-              first = pair.first(wg), end = pair.end(wg);
-            }
-          }
-          if constexpr (kMayBeGated) {
-            if (is_gated) gate_warps(d);
-          }
+        finishes = wg == 0;
+        if constexpr (kMayBeGated) {
+          if (finishes && !is_part && is_gated) gate_warps(d);
         }
-      }
-    } else if (kSplitHalves && exchanges) {
-      if constexpr (kSplitHalves) {  // each worker finishes the columns of one warpgroup
-        const PairExchange<kEights, true> pair{{control}};
-        lost = pair.add(run, d, wg, buffer, exchanged, lost);
-        end = pair.end(wg);
       }
     } else if (kMayBeGated && is_gated && !is_part) {
       if constexpr (kMayBeGated) {
-        lost = combine(d, wg, false, lost, [](float& sum, float up) { gate(sum, up); });
-        if (wg == 1) end = 0;
+        lost = combine(d, wg, lost, [](float& sum, float up) { gate(sum, up); });
+        finishes = wg == 0;
       }
     } else {
       lost = ptx::named_barrier_any<128>(2 + wg, lost);
     }
-    if (exchanges) ++exchanged;
     if constexpr ((kVariants & kPartOfTile) != 0) {
-      if (is_part && end > 0 && !lost) {
+      if (is_part && finishes && !lost) {
         store_part(part_address(words), d, shape.loaded / 8);
-        end = 0;
+        finishes = false;
       }
     }
-    if (end > 0 && !lost) finish(run, words, shape, d, wg, first, end);
+    if (finishes && !lost) finish(run, words, shape, d, wg);
     return !lost;
   }
 
@@ -124,15 +93,6 @@ struct SwappedTiles {
   ETC_DEVICE bool multiply(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
       u32 wg, float (&d)[kRows / 2]) const {
-    if constexpr (!kIsTall && kExchanges) {
-      if (shape.split == kSplitK && ptx::thread() == 0) {
-        if (kSplitTurns && (!kSplitHalves || shape.halves() == 0)) {
-          PairExchange<kEights, false>{{control}}.begin();
-        } else {
-          PairExchange<kEights, true>{{control}}.begin();
-        }
-      }
-    }
     const u32 begin = stages.descriptor_base(), turns = 1 - shape.halves();
     const u32 w = begin | kLeadingOfW<kIsKN>, x = begin | 0x10000u;
     const u32 apart = shape.box_w() >> shape.halves();  // bytes between the warpgroups' boxes
@@ -175,7 +135,7 @@ struct SwappedTiles {
 
   // Combines the first warpgroup's sums with the second one's, four groups of rows at a time.
   template <class F>
-  ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool exchanges, bool lost, F f) const {
+  ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool lost, F f) const {
     const u32 sums = buffer + (ptx::thread() & 127) * 16;
 #pragma unroll
     for (u32 first = 0; first < kEights; first += 4) {
@@ -195,7 +155,7 @@ struct SwappedTiles {
       }
     }
     // The sums have been read: the tile is stored in their place.
-    if (wg == 0 && !exchanges) ptx::named_barrier<128>(2);
+    if (wg == 0) ptx::named_barrier<128>(2);
     return lost;
   }
 
@@ -223,15 +183,15 @@ struct SwappedTiles {
     }
   }
 
-  // Applies the epilogue to a warpgroup's columns of y and groups of rows [first, end).
+  // Applies the epilogue to a warpgroup's columns of y.
   template <class Program>
   ETC_DEVICE void finish(
       const Run<Program>& run, u32 words, const TileShape& shape, const float (&d)[kRows / 2],
-      u32 wg, u32 first, u32 end) const {
+      u32 wg) const {
     if constexpr (Epilogue::kOnlyRounds) {
-      store(run, words, shape, d, wg, first, end);
+      store(run, words, shape, d, wg);
     } else {
-      apply(run, words, shape, d, wg, first, end);
+      apply(run, words, shape, d, wg);
     }
   }
 
@@ -239,7 +199,7 @@ struct SwappedTiles {
   template <class Program>
   ETC_DEVICE void apply(
       const Run<Program>& run, u32 words, const TileShape& shape, const float (&d)[kRows / 2],
-      u32 wg, u32 first, u32 end) const {
+      u32 wg) const {
     constexpr u32 kTogether = 4;  // groups of rows
     const u32 columns = shape.warpgroup_columns();
     const i32 strip = Epilogue::kIsGated && shape.halves() == 0 ? 32 : i32(columns);
@@ -249,7 +209,7 @@ struct SwappedTiles {
     const i32 column = of_unit < columns ? i32(wg * columns + of_unit) : kNoColumn;
     const auto row_of = [&](u32 n) { return i32(n * 16 + thread / 8); };
     TileEights<Program, typename Epilogue::Call, (kRows + 15) / 16> eights(
-        run, words, first * 8, end * 8);
+        run, words);
 #pragma unroll 1
     for (u32 pass = 0; pass < eights.kPasses; ++pass) {
 #pragma unroll
@@ -274,12 +234,11 @@ struct SwappedTiles {
     }
   }
 
-  // Stores a warpgroup's columns of y and groups of rows [first, end), transposed in shared memory
-  // into rows of 128 bytes.
+  // Stores a warpgroup's columns of y, transposed in shared memory into rows of 128 bytes.
   template <class Program>
   ETC_DEVICE void store(
       const Run<Program>& run, u32 place, const TileShape& shape, const float (&d)[kRows / 2],
-      u32 wg, u32 first, u32 end) const {
+      u32 wg) const {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 out = buffer + wg * kHalfBuffer;
     const u32 matrix = Weights::eight(warp, lane >> 3 & 1), in_row = lane & 7;
@@ -303,8 +262,7 @@ struct SwappedTiles {
 #pragma unroll
         for (u32 i = 0; i < kTogether / 2 && i * 16 < kRows; ++i) {
           const u32 in_rows = i * 16 + thread / 8, row = f * 8 + in_rows;
-          const bool is_row = row >= first * 8 && row < minimum(end * 8, u32(to.rows));
-          if (is_row && unit * 8 < columns && column < u32(to.columns)) {
+          if (row < u32(to.rows) && unit * 8 < columns && column < u32(to.columns)) {
             ptx::store16(
                 to.at + u64(row) * to.row_bytes + column * 2,
                 ptx::load_shared16(out + in_rows * 128 + ((unit ^ (row & 7)) << 4)));

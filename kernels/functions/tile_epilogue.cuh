@@ -18,33 +18,32 @@ struct RoundedTile {
   ETC_DEVICE static float combine(float gate, float up) { return Gate::apply(gate, up); }
 };
 
-// The epilogue of one call. The words of a work item: the worker's part, then the coordinate.
+// The epilogue of one call. The words of a work item: the tile's size, then the coordinate.
 template <class Call_>
 struct AppliedEpilogue {
   using Call = Call_;
   using Coord = typename Call::Coord;
   static constexpr bool kOnlyRounds = false, kIsGated = Call::kGated;
-  static constexpr u32 kCoordinates = sizeof(Coord) / 4, kWords = 2 + kCoordinates;
+  static constexpr u32 kCoordinates = sizeof(Coord) / 4, kWords = 1 + kCoordinates;
 
   ETC_DEVICE static float combine(float gate, float up) {
     if constexpr (kIsGated) return Call::template Epilogue<Call>::combine(gate, up);
     return gate;
   }
-  ETC_DEVICE static void write(const TilePart& part, const Coord& c, u32* words) {
-    words[0] = u32(part.rows) | u32(part.columns) << 16;
-    words[1] = u32(part.row) | u32(part.column) << 16;
+  ETC_DEVICE static void write(const TileSize& size, const Coord& c, u32* words) {
+    words[0] = u32(size.rows) | u32(size.columns) << 16;
 #pragma unroll
-    for (u32 n = 0; n < kCoordinates; ++n) words[2 + n] = reinterpret_cast<const u32*>(&c)[n];
+    for (u32 n = 0; n < kCoordinates; ++n) words[1 + n] = reinterpret_cast<const u32*>(&c)[n];
   }
-  ETC_DEVICE static TilePart part(u32 words) {
-    const uint2 v = ptx::load_shared8(words);
-    return {i32(v.y & 0xffffu), i32(v.y >> 16), i32(v.x & 0xffffu), i32(v.x >> 16)};
+  ETC_DEVICE static TileSize size(u32 words) {
+    const u32 v = ptx::load_shared(words);
+    return {i32(v & 0xffffu), i32(v >> 16)};
   }
   ETC_DEVICE static Coord coordinate(u32 words) {
     Coord c;
 #pragma unroll
     for (u32 n = 0; n < kCoordinates; ++n) {
-      reinterpret_cast<u32*>(&c)[n] = ptx::load_shared(words + 8 + 4 * n);
+      reinterpret_cast<u32*>(&c)[n] = ptx::load_shared(words + 4 + 4 * n);
     }
     return c;
   }
@@ -98,21 +97,17 @@ class TileEights {
  public:
   static constexpr u32 kPasses = kReduces && kFinishes ? 2 : 1;
 
-  // The rows [first_row, end_row) of the worker's part.
-  ETC_DEVICE TileEights(const Run<Program>& run, u32 words, u32 first_row, u32 end_row)
-      : task_(run.g, Applied::coordinate(words)),
-        part_(Applied::part(words)),
-        first_row_(i32(first_row)),
-        end_row_(minimum(i32(end_row), part_.rows)) {
+  ETC_DEVICE TileEights(const Run<Program>& run, u32 words)
+      : task_(run.g, Applied::coordinate(words)), size_(Applied::size(words)) {
 #pragma unroll
     for (float& result : results_) result = Hook::kIdentity;
   }
 
-  ETC_DEVICE i32 columns() const { return part_.columns; }
+  ETC_DEVICE i32 columns() const { return size_.columns; }
 
   // One eight of row n, from row `in_rows` of the rows of 64 columns at `rows`.
   ETC_DEVICE void take(u32 pass, u32 n, i32 row, i32 column, u32 rows, u32 in_rows) {
-    if (!has_row(row) || column >= part_.columns) return;
+    if (row >= size_.rows || column >= size_.columns) return;
     const u32 eight = ptx::lane() & 7;
     float v[8];
 #pragma unroll
@@ -121,8 +116,7 @@ class TileEights {
       v[4 * half] = __uint_as_float(four.x), v[4 * half + 1] = __uint_as_float(four.y);
       v[4 * half + 2] = __uint_as_float(four.z), v[4 * half + 3] = __uint_as_float(four.w);
     }
-    const i32 in_row = part_.row + row, in_column = part_.column + column;
-    Hook::apply(task_, in_row, in_column, v);
+    Hook::apply(task_, row, column, v);
     if constexpr (kReduces) {
       if (pass == 0) {
 #pragma unroll
@@ -130,9 +124,9 @@ class TileEights {
       }
     }
     if (pass + 1 < kPasses) return;
-    if constexpr (kPasses > 1) Hook::finish(task_, in_row, in_column, v, results_[n]);
+    if constexpr (kPasses > 1) Hook::finish(task_, row, column, v, results_[n]);
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(task_.g, task_.c));
-    store_eight(y.at(in_row, in_column), v);
+    store_eight(y.at(row, column), v);
   }
 
   // The end of a pass. row_of(n); `first`: the thread's first column; `width`: that of a strip.
@@ -147,20 +141,16 @@ class TileEights {
           results_[n] = Hook::reduce(results_[n], __shfl_xor_sync(~0u, results_[n], step));
         }
         const i32 row = row_of(n);
-        if (ptx::lane() % 8 == 0 && has_row(row) && first < part_.columns) {
-          const i32 strip = (part_.column + first) / width;
-          Hook::store_row(task_, strip, part_.row + row, results_[n]);
+        if (ptx::lane() % 8 == 0 && row < size_.rows && first < size_.columns) {
+          Hook::store_row(task_, first / width, row, results_[n]);
         }
       }
     }
   }
 
  private:
-  ETC_DEVICE bool has_row(i32 row) const { return row >= first_row_ && row < end_row_; }
-
   Task task_;
-  TilePart part_;
-  i32 first_row_, end_row_;
+  TileSize size_;
   float results_[kRows];
 };
 

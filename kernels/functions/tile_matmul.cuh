@@ -1,12 +1,9 @@
-// Dense matrix multiplication y = x @ w.T on tiles of many shapes, by single workers or pairs; or
-// gated: silu(x @ gate.T) * (x @ up.T), where half of a tile's columns are rows of gate, followed
-// by the same rows of up.
+// Dense matrix multiplication y = x @ w.T on tiles of many shapes; or gated: silu(x @ gate.T) *
+// (x @ up.T), where half of a tile's columns are rows of gate, followed by the same rows of up.
 //
-// A call has a list of shapes; each run selects one. A worker has `rows` rows of x and
-// `columns` rows of w. The two workers of a pair split the columns of a tile; or its rows, where
-// each loads half of w's rows for both by multicast; or k, where each adds the other's sums to its
-// own for half of the tile. One thread loads stages of `depth` boxes of 64 elements of k. Two
-// warpgroups multiply and store the tile, through shared memory to write whole lines.
+// A call has a list of shapes; each run selects one, of `rows` rows of x and `columns` rows of w.
+// One thread loads stages of `depth` boxes of 64 elements of k. Two warpgroups multiply and store
+// the tile, through shared memory to write whole lines.
 //
 // SwappedTiles: rows of w are the M of wgmma and rows of x its N, any multiple of 8, so that x
 // needs little padding. With up to 64 rows of w, the warpgroups multiply alternate boxes along k,
@@ -25,8 +22,8 @@ template <u32... kTiles>
 struct TileList {
   static constexpr u32 kAll[] = {kTiles...}, kCount = sizeof...(kTiles);
 
-  // The end of the shapes from `first` on that share a compute function: equal but for columns,
-  // depth and split.
+  // The end of the shapes from `first` on that share a compute function: equal but for columns
+  // and depth.
   ETC_DEVICE static constexpr u32 end_of(u32 first) {
     const TileShape shape = TileShape::of(kAll[first]);
     u32 end = first + 1;
@@ -61,39 +58,30 @@ struct TilesOf<kIsHalf, Weights, Epilogue, Tiles, true>
 template <bool kIsHalf, class Weights, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
-  static constexpr u32 kControlBytes = 24;
-  // Exchanges of sums so far: in the buffer, and in stages.
-  struct Counters {
-    u32 exchanged[2] = {};
-  };
-  ETC_DEVICE void init() const { PairBarriers{control}.init(); }
+  static constexpr u32 kControlBytes = 0;
+  struct Counters {};
+  ETC_DEVICE void init() const {}
 
   template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(
-      const Run<Program>& run, StageReader<Program>& stages, const Work& work,
-      Counters& counters) const {
+      const Run<Program>& run, StageReader<Program>& stages, const Work& work, Counters&) const {
     static_assert(2 * kHalfBuffer <= Program::kBufferBytes);
     const u32 variant = __shfl_sync(~0u, kVariants & work.variant, 0);
     bool going = true;
     const u32 at_shape = work.data + 4 * Epilogue::kWords;
-    TileList<kTiles...>::with_alike(ptx::load_shared(at_shape) & 63, [&](auto tiles) ETC_INLINE {
-      going = TilesOf<kIsHalf, Weights, Epilogue, decltype(tiles)>{{control, buffer}}
+    TileList<kTiles...>::with_alike(ptx::load_shared(at_shape) & 255, [&](auto tiles) ETC_INLINE {
+      going = TilesOf<kIsHalf, Weights, Epilogue, decltype(tiles)>{{buffer}}
                   .template compute<kVariants>(
-                      run, stages, work.size, at_shape, work.data, variant,
-                      counters.exchanged[decltype(tiles)::kFirst.uses_stage()]);
+                      run, stages, work.size, at_shape, work.data, variant);
     });
     return going;
   }
 
-  static constexpr bool kMulticast = (false || ... || TileShape::of(kTiles).may_split(kSplitRows));
   static constexpr u32 kMostStageBytes = [] {
     u32 most = 0;
     ((most = maximum(most, TileShape::of(kTiles).template bytes<Weights::kRowBytes>())), ...);
     return most;
   }();
-  static constexpr bool kExchanges =
-      (false || ... ||
-       (TileShape::of(kTiles).may_split(kSplitK) && TileShape::of(kTiles).uses_stage()));
 };
 
 // The weights of a call, or both of its operands.
@@ -134,11 +122,6 @@ struct tile_matmul : Roles {
   static constexpr u32 kDataWords = Epilogue::kWords + 1 + WeightKind::kWords;
   static constexpr u32 kVariant = Call::kGated * kGatedTile | Call::kIsPart * kPartOfTile;
   static constexpr bool kWritesPeers = Epilogue::kOnlyRounds && Call::kWrites > 1;
-  static constexpr bool kMulticast = Compute::kMulticast;
-  template <class Program>
-  ETC_DEVICE static bool multicasts(const Run<Program>& run) {
-    return shape_of(run).split == kSplitRows;
-  }
 
   template <class Program>
   ETC_DEVICE static void prefetch_maps(const Run<Program>& run) {
@@ -148,22 +131,20 @@ struct tile_matmul : Roles {
     if constexpr (Call::kGated) ptx::prefetch_map(Call::template operand<2>(run.g, c).box());
   }
 
-  // The number of stages of a worker; 0 for a task with nothing to write.
+  // The number of stages; 0 for a task with nothing to write.
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
     if constexpr (Call::kLoads || Call::kMayHaveNoRows) {
       const auto y = Call::template operand<Call::kReads>(run.g, c);
       if (y.size[0] <= 0 || y.size[1] <= 0) return 0;
     }
-    const TileShape shape = shape_of(run);
-    const u32 depth = shape.depth << u32(shape.split == kSplitK);  // 1, 2, 4 or 8
-    const u32 logarithm = (depth >> 1) - (depth >> 3);
+    const u32 depth = shape_of(run).depth;  // 1, 2 or 4
+    const u32 logarithm = depth >> 1;
     return (num_steps<Call, kBoxDepth>(run, c) + depth - 1) >> logarithm;
   }
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>& run, u32 size) {
-    const TileShape shape = shape_of(run);
-    return {size, bytes_of(shape), exchanged_bytes(shape, size)};
+    return {size, bytes_of(shape_of(run))};
   }
 
   template <class Program>
@@ -181,16 +162,14 @@ struct tile_matmul : Roles {
     }
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
     const i32 wide = i32(Call::kGated ? shape.columns / 2 : shape.columns);
-    const i32 row = splits_rows(shape) ? half() * i32(shape.loaded) : 0;
-    const i32 column = shape.split == kSplitColumns ? half() * wide : 0;
-    const i32 rows = minimum(maximum(y.size[0] - row, 0), i32(shape.loaded));
-    const i32 columns = minimum(maximum(y.size[1] - column, 0), wide);
+    const i32 rows = minimum(maximum(y.size[0], 0), i32(shape.loaded));
+    const i32 columns = minimum(maximum(y.size[1], 0), wide);
     if constexpr (Epilogue::kOnlyRounds) {
-      const u64 at = u64(y.at(row, column));
+      const u64 at = u64(y.at(0, 0));
       const u32 row_bytes = u32(y.stride[0]) * 2;
       typename Epilogue::Place{at, row_bytes, rows, columns, peers(run, c)}.write(words);
     } else {
-      Epilogue::write({row, column, rows, columns}, c, words);
+      Epilogue::write({rows, columns}, c, words);
     }
   }
 
@@ -198,11 +177,11 @@ struct tile_matmul : Roles {
   template <class Program>
   ETC_DEVICE static bool load_ahead(
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
-      u32 size, u32 n) {
+      u32, u32 n) {
     const TileShape shape = shape_of(run);
     Stage stage;
     if (!loader.begin(run, bytes_of(shape), loaded_bytes_of(shape), false, stage)) return false;
-    load_weights(stage, shape, Weights(run, c, shape, size), n);
+    load_weights(stage, shape, Weights(run, c), n);
     return true;
   }
 
@@ -214,8 +193,8 @@ struct tile_matmul : Roles {
     constexpr u32 kFirstStages = 2 * Compute::kMostStageBytes <= StageRing<Program>::kBytes ? 2 : 1;
     const TileShape shape = shape_of(run);
     const u32 count = size(run, c);
-    const Weights w(run, c, shape, count);
-    const Box x = first_x(run, c, shape, count);
+    const Weights w(run, c);
+    const Box x = Call::template operand<0>(run.g, c).box();
     ready();
 #pragma unroll 1
     for (u32 n = 0; n < minimum(count, kFirstStages); ++n) {
@@ -230,8 +209,8 @@ struct tile_matmul : Roles {
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
       u32 size, Publish publish, Loaded loaded) {
     const TileShape shape = shape_of(run);
-    const Box x = first_x(run, c, shape, size);
-    const Weights w(run, c, shape, size);
+    const Box x = Call::template operand<0>(run.g, c).box();
+    const Weights w(run, c);
     const u32 bytes = bytes_of(shape);
     static_assert(Compute::kMostStageBytes <= StageRing<Program>::kBytes);
     u32 n = 0;
@@ -262,14 +241,6 @@ struct tile_matmul : Roles {
       if (!loader.begin(run, bytes, loaded_bytes_of(shape), false, stage)) return false;
       load_stage(stage, n - begun);
     }
-    if constexpr (Compute::kExchanges) {
-      using Computes = ComputesOf<typename Program::TensorCalls>;
-      const u32 control = Computes::template make<Program, Compute>(loader.base()).control;
-      const u32 exchanged = exchanged_bytes(shape, size);
-      if (exchanged > 0) {
-        return loader.begin_exchange(run, exchanged, PairBarriers{control}.room());
-      }
-    }
     return true;
   }
 
@@ -282,10 +253,6 @@ struct tile_matmul : Roles {
   }
   ETC_DEVICE static constexpr u32 box_w(const TileShape& shape) {
     return shape.template box_w<WeightKind::kRowBytes>();
-  }
-  // The bytes of sums that a worker receives; 0 for a task with nothing to write.
-  ETC_DEVICE static u32 exchanged_bytes(const TileShape& shape, u32 size) {
-    return Compute::kExchanges && size > 0 ? shape.exchanged_bytes() : 0;
   }
   // A bit for each rank that gets a copy of y.
   template <int n = 1, class Program>
@@ -335,45 +302,14 @@ struct tile_matmul : Roles {
   ETC_DEVICE static TileShape shape_of(const Run<Program>& run) {
     return TileShape::of(packed_shape(run));
   }
-  ETC_DEVICE static i32 half() { return Call::kCluster == 1 ? 0 : i32(blockIdx.x & 1); }
-  // The first k of this worker.
-  ETC_DEVICE static i32 first_k(const TileShape& shape, u32 size) {
-    if (shape.split != kSplitK) return 0;
-    return half() * i32(size * shape.depth * kBoxDepth);
-  }
-  // Whether a pair splits the rows of x: then each worker loads half of the weights for both.
-  // NOTE: where no tile does, the loading thread has no registers for what would depend on it.
-  ETC_DEVICE static bool splits_rows(const TileShape& shape) {
-    return kMulticast && shape.split == kSplitRows;
-  }
-  // The first box of x that this worker loads.
-  template <class Program>
-  ETC_DEVICE static Box first_x(
-      const Run<Program>& run, const typename Call::Coord& c, const TileShape& shape, u32 size) {
-    Box x = Call::template operand<0>(run.g, c).box();
-    if (splits_rows(shape)) x.y += half() * i32(shape.loaded);
-    x.x += first_k(shape, size);
-    return x;
-  }
-  // The first boxes of the weights that this worker loads: of one matrix, or of gate and up.
+  // The first boxes of the weights: of one matrix, or of gate and up.
   struct Weights {
     Box first, up;
 
     template <class Program>
-    ETC_DEVICE Weights(
-        const Run<Program>& run, const typename Call::Coord& c, const TileShape& shape, u32 size)
+    ETC_DEVICE Weights(const Run<Program>& run, const typename Call::Coord& c)
         : first(Call::template operand<1>(run.g, c).box()), up(first) {
-      const i32 own = shape.split == kSplitColumns ? half() * i32(shape.columns) : 0;
-      if constexpr (Call::kGated) {
-        up = Call::template operand<2>(run.g, c).box();
-        if (splits_rows(shape) && half() == 1) first = up;
-        first.y += own / 2, up.y += own / 2;
-        up.x += first_k(shape, size);
-      } else {
-        i32& row = Call::kWeightIsKN ? first.x : first.y;
-        row += splits_rows(shape) ? half() * i32(shape.columns / 2) : own;
-      }
-      (Call::kWeightIsKN ? first.y : first.x) += first_k(shape, size);
+      if constexpr (Call::kGated) up = Call::template operand<2>(run.g, c).box();
     }
   };
 
@@ -395,15 +331,6 @@ struct tile_matmul : Roles {
     }
     const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
     const u32 half_box = box_w(shape) / 2;
-    if constexpr (kMulticast) {
-      if (splits_rows(shape)) {
-        const u32 to = stage.at + u32(half()) * half_box;
-        each_box(shape, first, [&](u32 box, const Box& from) {
-          ptx::load_box_multicast(to + box * box_w(shape), from, stage.full, 3);
-        });
-        return;
-      }
-    }
     each_box(shape, first, [&](u32 box, const Box& from) {
       ptx::load_box(stage.at + box * box_w(shape), from, stage.full, kEvictFirst);
     });
@@ -435,26 +362,15 @@ struct tile_matmul : Roles {
   // Weights [k, n], from box `first` on: copies of 64 k by 64 columns.
   ETC_DEVICE static void load_chunks(
       const Stage& stage, const TileShape& shape, const Box& first) {
-    const auto each = [&](u32 begin, u32 bytes, auto load) ETC_INLINE {
-      each_number(shape, [&](u32 box) {
-        const u32 to = stage.at + begin + box * box_w(shape);
-        const i32 k = first.y + i32(box * kStageDepth);
+    each_number(shape, [&](u32 box) {
+      const u32 to = stage.at + box * box_w(shape);
+      const i32 k = first.y + i32(box * kStageDepth);
 #pragma unroll 1
-        for (u32 n = 0; n < bytes; n += kChunkBytes) {
-          load(to + n, Box{first.map, first.x + i32(n / 128), k, first.z});
-        }
-      });
-    };
-    if (splits_rows(shape)) {
-      const u32 own = box_w(shape) / 2;
-      each(u32(half()) * own, own, [&](u32 to, const Box& from) {
-        ptx::load_box_multicast(to, from, stage.full, 3);
-      });
-    } else {
-      each(0, box_w(shape), [&](u32 to, const Box& from) {
-        ptx::load_box(to, from, stage.full, kEvictFirst);
-      });
-    }
+      for (u32 n = 0; n < box_w(shape); n += kChunkBytes) {
+        const Box from{first.map, first.x + i32(n / 128), k, first.z};
+        ptx::load_box(to + n, from, stage.full, kEvictFirst);
+      }
+    });
   }
 
   // Calls f(box, from) for the boxes of a stage, which are adjacent along k.

@@ -4,26 +4,16 @@
 
 namespace etc {
 
-// What the two workers of a pair divide. Tiles of one worker have kSplitColumns.
-enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
-
-// The bytes of sums that a worker receives in a stage, for `columns` of wgmma's N.
-ETC_DEVICE constexpr u32 exchanged_bytes(u32 columns) { return columns * 256; }
-
 // A shape as the host packs it. number: of its mainloop in the program. depth: boxes of x in a
-// stage, 128 bytes of each row; in Python elements of k. rows, columns: of a worker; in Python of a pair's tile. loaded:
-// the rows of x that a worker loads in this launch, at most `rows`.
+// stage, 128 bytes of each row; in Python elements of k. loaded: the rows of x that are loaded in
+// this launch, at most `rows`.
 struct TileShape {
-  u32 number, split, is_swapped, depth, rows, columns, loaded;
+  u32 number, is_swapped, depth, rows, columns, loaded;
 
   ETC_DEVICE static constexpr TileShape of(u32 packed) {
-    return {packed & 63,         packed >> 6 & 3,           packed >> 8 & 1,
-            packed >> 9 & 7,     (packed >> 12 & 63) * 8,   (packed >> 18 & 63) * 8,
-            (packed >> 24 & 63) * 8};
+    return {packed & 255,            packed >> 8 & 1,         packed >> 9 & 7,
+            (packed >> 12 & 63) * 8, (packed >> 18 & 63) * 8, (packed >> 24 & 63) * 8};
   }
-  // Only for an element of kTiles: its split has the bits of all splits of its mainloop. Not for
-  // kSplitColumns, which is 0.
-  ETC_DEVICE constexpr bool may_split(TileSplit by) const { return (split & by) != 0; }
   ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
   // kRowBytes: of a row of w in a box.
   template <u32 kRowBytes = 128>
@@ -39,15 +29,8 @@ struct TileShape {
   ETC_DEVICE constexpr u32 loaded_bytes() const {
     return depth * (loaded * 128 + box_w<kRowBytes>());
   }
-  // If the pair splits k: whether it exchanges sums in a stage of the ring, or in the buffer.
-  ETC_DEVICE constexpr bool uses_stage() const { return rows > 64; }
   // Whether it is swapped, but has more than a few rows of x.
-  ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && uses_stage(); }
-  // The bytes of the stage in which a worker receives the other one's sums; 0 if there is none.
-  ETC_DEVICE constexpr u32 exchanged_bytes() const {
-    if (split != kSplitK || !uses_stage()) return 0;
-    return etc::exchanged_bytes(is_swapped ? rows : columns);
-  }
+  ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && rows > 64; }
   // Of a swapped tile: 0 if the warpgroups multiply alternate boxes along k, 1 if each has half of
   // the columns.
   // NOTE: without comparisons, for which the compiler would duplicate the code.
@@ -93,14 +76,13 @@ struct TileRange {
   }
 };
 
-// A worker's part of a task's tile of y: its first row and column in the tile, and its size,
-// clipped at the edges of y.
-struct TilePart {
-  i32 row, column, rows, columns;
+// The size of a task's tile of y, clipped at the edges of y.
+struct TileSize {
+  i32 rows, columns;
 };
 
-// The address of that part in y, and the peers that get a copy at the same place. It is passed to
-// the compute warps in the words of a work item.
+// The address of a tile in y, its size, and the peers that get a copy at the same place. It is
+// passed to the compute warps in the words of a work item.
 template <bool kHasPeers>
 struct TilePlace {
   static constexpr int kWords = kHasPeers ? 5 : 4;

@@ -23,7 +23,7 @@
 //   stages()  number and bytes of the ring stages that a task of this size uses
 //   load()    calls publish() once, which passes the task to the other roles. Begins each stage in
 //             order; calls loaded(n) after the n-th one, counted from 1, but not for those of
-//             load_first(). The last one may be an exchange: StageLoader::begin_exchange().
+//             load_first().
 //             With streams=, `bool load_ahead(run, StageLoader&, c, size, n)` begins stage n and
 //             loads the streamed operands alone, before the waits are met. While
 //             StageLoader::is_begun(), load() takes next_begun() and loads the other operands.
@@ -40,7 +40,6 @@
 //   kVariant     a constant of the call that its Compute receives
 //   kUniformStageBytes  the bytes of all stages of the function, where they are known
 //   kMulticast   workers of a cluster write to one another's stages
-//   multicasts(run)  whether they do so in this launch, or may
 //   kWritesPeers the compute threads write to peers: the loading thread then waits until these have
 //                started
 //   prefetch_maps(run)  one thread, at the start of a launch, or while a wait is not met: fetches
@@ -90,9 +89,9 @@ constexpr bool has_role(Role role) {
   return (Call::kRoles & role) != 0;
 }
 
-// The stages of a task, all of the same size; then one of `exchanged` bytes, unless they are 0.
+// The stages of a task, all of the same size.
 struct RingStages {
-  u32 count, bytes, exchanged = 0;
+  u32 count, bytes;
 };
 
 // What the compute threads receive of a task. `data`: shared address of the words of data(), which
@@ -104,10 +103,6 @@ struct Work {
 struct Roles {
   static constexpr u32 kVariant = 0, kDataWords = 0, kUniformStageBytes = 0;
   static constexpr bool kMulticast = false, kWritesPeers = false;
-  template <class Program>
-  ETC_DEVICE static bool multicasts(const Run<Program>&) {
-    return true;
-  }
   template <class Program>
   ETC_DEVICE static void prefetch_maps(const Run<Program>&) {}
   template <class Program, class Loader, class Coord, class Ready>

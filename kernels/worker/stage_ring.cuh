@@ -1,14 +1,13 @@
-// The ring of stages: shared memory that a loading thread and, for some tasks, gathering warps or
-// the compute warps of the other worker fill, and that the compute warps empty.
+// The ring of stages: shared memory that a loading thread and, for some tasks, gathering warps
+// fill, and that the compute warps empty.
 //
 // Stages lie one after the other. A stage begins where the one before ends if it fits there, else
 // at the beginning of the ring: loader, gatherers and compute warps each compute its place from the
 // sizes alone. The n-th stage has the mbarriers full(n % kSlots) and empty(n % kSlots), whose
 // parity is n / kSlots % 2.
 // NOTE: both workers of a cluster must place the same sequence of stages: bulk copies with
-// multicast write to the same place and mbarrier in both, exchanges of sums to those of the other
-// worker. So a function with the load role runs on the whole cluster, and size() returns the same
-// in both.
+// multicast write to the same place and mbarrier in both. So a function with the load role runs on
+// the whole cluster, and size() returns the same in both.
 #pragma once
 #include "worker/admission.cuh"
 #include "worker/computes.cuh"
@@ -79,26 +78,13 @@ struct StageRing {
   static constexpr u32 kGatherers = Calls::kRoles & kGatherRole ? 64 : 0;
   // Workers whose compute warps release a stage: with multicast, stages of either worker are also
   // written by the other one, so that both have to have read them.
-  // NOTE: this holds for all functions of a launch, see multicasts(). One without multicast may
-  // follow one that uses it, or precede it, in the same place.
+  // NOTE: this holds for all functions of a program. One without multicast may follow one that uses
+  // it, or precede it, in the same place.
   static constexpr u32 kReaders = Calls::any([](auto call) {
     using Call = decltype(call);
     if constexpr (has_role<Call>(kLoadRole)) return Call::template Function<Call>::kMulticast;
     return false;
   }) ? Program::kTensorCluster : 1;
-
-  // Whether any function multicasts in this launch. If none does, each worker releases its stages
-  // alone, and does not wait for the other one.
-  ETC_DEVICE static bool multicasts(const Run<Program>& run) {
-    return Calls::any([&](auto call) {
-      using Call = decltype(call);
-      if constexpr (has_role<Call>(kLoadRole)) {
-        using Function = typename Call::template Function<Call>;
-        if constexpr (Function::kMulticast) return Function::multicasts(run);
-      }
-      return false;
-    });
-  }
 
   ETC_DEVICE static u32 full(u32 base, u32 n) {
     return base + Shared::kStageBarrierOffset + 8 * (n % kSlots);
@@ -260,7 +246,6 @@ class StagePlacer {
     u32 at;
     const auto is_empty = [](u32) { return true; };
     for (u32 i = 0; i < stages.count; ++i) next(stages.bytes, at, is_empty);
-    if (stages.exchanged > 0) next(stages.exchanged, at, is_empty);
   }
 
  private:
@@ -347,20 +332,6 @@ class StageLoader {
     return count;
   }
 
-  // Begins a stage that the other worker of the pair fills, with `bytes` of its sums. `room`: an
-  // mbarrier of the other worker, which learns that it may do so.
-  // NOTE: only once the exchange before is over: the other worker waits for each phase of `room`.
-  ETC_DEVICE bool begin_exchange(const Run<Program>& run, u32 bytes, u32 room) {
-    const u32 n = placer_.cursor().n;
-    Stage stage;
-    if (!placer_.pass(exchange_, wait_empty(run))) return false;
-    if (!begin(run, bytes, bytes, false, stage)) return false;
-    exchange_ = n;
-    // NOTE: safe in a skipped run: both workers then stay for a while before they end.
-    ptx::mbarrier_arrive_cluster_release(room, (ptx::worker() & 1) ^ 1);
-    return true;
-  }
-
   // Waits until all stages have been released. False if the program was aborted.
   ETC_DEVICE bool wait_released(const Run<Program>& run) {
     return placer_.pass(placer_.cursor().n, wait_empty(run));
@@ -406,7 +377,6 @@ class StageLoader {
 
   u32 base_;
   StagePlacer<Program, Begins> placer_;
-  u32 exchange_ = ~0u;          // the last stage of begin_exchange(); -1: none yet
   u32 ahead_ = 0;               // stages that load_ahead() has begun and load() has not seen
   StageCursor<Program> begun_;  // the position of the first of them
   u32 first_ = 0;               // stages that load_first() has begun and load() has not seen
@@ -455,8 +425,7 @@ class StageReader {
   using Ring = StageRing<Program>;
 
  public:
-  ETC_DEVICE StageReader(const Run<Program>& run, u32 base)
-      : base_(base), is_multicast_(Ring::multicasts(run)) {}
+  explicit ETC_DEVICE StageReader(u32 base) : base_(base) {}
 
   // The ring's first byte in matrix descriptors, in units of 16 bytes.
   // NOTE: a shared address has the worker's number in its cluster above bit 23.
@@ -488,23 +457,11 @@ class StageReader {
   }
   // A whole warp, once, after it has read stage n, counted from 0.
   // NOTE: an arrival at another worker's mbarrier may overtake earlier loads from shared memory. A
-  // function that reads stages by loads, not by wgmma, must have used the values before, or say
-  // kIsLoaded.
-  template <bool kIsLoaded = false>
+  // function that multicasts, and reads stages by loads, must have used the values before.
   ETC_DEVICE void release(u32 n) const {
     const u32 lane = threadIdx.x % 32, empty = Ring::empty(base_, n);
     if constexpr (Ring::kReaders > 1) {
-      if (is_multicast_) {
-        if (lane < Ring::kReaders) {
-          if constexpr (kIsLoaded) {
-            ptx::mbarrier_arrive_cluster_release(empty, lane);
-          } else {
-            ptx::mbarrier_arrive_cluster(empty, lane);
-          }
-        }
-      } else {
-        if (lane == 0) ptx::mbarrier_arrive_many(empty, Ring::kReaders);
-      }
+      if (lane < Ring::kReaders) ptx::mbarrier_arrive_cluster(empty, lane);
     } else {
       if (lane == 0) ptx::mbarrier_arrive(empty);
     }
@@ -512,7 +469,6 @@ class StageReader {
 
  private:
   u32 base_;
-  bool is_multicast_;
   u32 empty_ns_ = 0;
   StageCursor<Program> cursor_;
 };

@@ -240,7 +240,7 @@ class TensorLane {
       lost = lost || !(is_admitted || admission.wait());
       // The other worker releases this one's stages.
       if constexpr (Ring::kReaders > 1) {
-        if (!lost && Ring::multicasts(run_)) lost = !stages.wait_released(run_);
+        if (!lost) lost = !stages.wait_released(run_);
       }
     }
     return ended && !lost;
@@ -302,7 +302,7 @@ class TensorLane {
   // The 256 compute threads: bodies, and the compute role.
   ETC_DEVICE bool compute(Tracer<Program>& trace) const {
     u32 consumed = 0, last = 0;
-    StageReader<Program> stages(run_, base_);
+    StageReader<Program> stages(base_);
     typename Computes::Counters counters;
     bool going = true;  // alike on all threads of a warpgroup
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);

@@ -210,7 +210,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   }
 
   // NOTE: where a role ended early, the other worker of the cluster may still write to this one's
-  // shared memory, by bulk loads, tickets, sums and arrivals. Its waits test for an abort about every
+  // shared memory, by bulk loads, tickets and arrivals. Its waits test for an abort about every
   // millisecond, but not at first: it stops within 2 ms.
   if (ptx::named_barrier_any<kWorkerThreads>(0, lost)) {
     const u64 now = ptx::global_timer();

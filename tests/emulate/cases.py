@@ -23,7 +23,7 @@ from etc_dist.ir import (
 )
 from etc_dist.ops.order import tile_grid
 from etc_dist.ops.tile_model import Tiling, dims_of
-from tests.graphs.dense import PAIR, dense
+from tests.graphs.dense import SINGLE, dense
 from tests.graphs.running_sums import inputs
 from tests.graphs.running_sums import reference as reference_sums
 from tests.layers.reference import (
@@ -307,8 +307,8 @@ def matmul_and_scratch(g: Graph) -> None:
     y = g.output("y", (rows, n), "bfloat16")
     turned = g.local("turned", (rows, k), "bfloat16")
     function, values = dense(g)
-    r, c = grid = g.grid(r=ceildiv(rows, PAIR.rows), c=ceildiv(n, PAIR.columns))
-    of_rows, columns = tile(r, PAIR.rows), tile(c, PAIR.columns)
+    r, c = grid = g.grid(r=ceildiv(rows, SINGLE.rows), c=ceildiv(n, SINGLE.columns))
+    of_rows, columns = tile(r, SINGLE.rows), tile(c, SINGLE.columns)
     g.call(
         function,
         grid,
@@ -322,30 +322,6 @@ def matmul_and_scratch(g: Graph) -> None:
 
 
 @graph_function
-def large_tiles_and_pairs(g: Graph) -> None:
-    """y = x @ w.T by tiles of which the two workers of a task send each other sums,
-    after the same by larger tiles, which are stored from where the sums arrive."""
-    m, n, k, shape = g.dims("m n k shape")
-    x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
-    other, y = g.local("other", (m, n), "bfloat16"), g.output("y", (m, n), "bfloat16")
-    pairs = Tiles(g, "pair", shape, [TileShape(64, 64, "k", swapped=True)])
-    for function, values, to, rows, columns in (
-        (*dense(g), other, PAIR.rows, PAIR.columns),
-        (pairs.matmul("bfloat16"), pairs.values, y, pairs.rows, pairs.columns),
-    ):
-        i, j = grid = g.grid(i=ceildiv(m, rows), j=ceildiv(n, columns))
-        of_x, of_w = tile(i, rows), tile(j, columns)
-        g.call(
-            function,
-            grid,
-            reads=[x[of_x, :], w[of_w, :]],
-            writes=[to[of_x, of_w]],
-            values=values,
-            name=f"to_{to.name}",
-        )
-
-
-@graph_function
 def tiled(
     g: Graph,
     *,
@@ -353,7 +329,7 @@ def tiled(
     dtype: str = "bfloat16",
     w_layout: str = "nk",
 ) -> None:
-    """y = x @ w.T by one call, on tiles of any cluster."""
+    """y = x @ w.T by one call."""
     m, n, k, shape = g.dims("m n k shape")
     x = g.input("x", (m, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)

@@ -29,7 +29,6 @@ from tests.emulate.cases import (
     four_matmuls,
     gated,
     gated_tiles,
-    large_tiles_and_pairs,
     matmul,
     matmul_and_scratch,
     matmul_reduce_scatter,
@@ -76,7 +75,6 @@ class Case:
     workers: int = 4
 
 
-PAIRS = TileShape(64, 64, "k", swapped=True)
 STATIC, DYNAMIC, NEVER = ("static",), ("dynamic",), ()
 BOTH = ("static", "dynamic")
 
@@ -158,8 +156,8 @@ def scaled_blocks(
 
 
 BLOCKS = Scaling(PER_BLOCK, "float32")
-WIDE_FLOAT8 = TileShape(128, 160, "none", float8=True)
-FLAT = TileShape(128, 160, "none")
+WIDE_FLOAT8 = TileShape(128, 160, float8=True)
+FLAT = TileShape(128, 160)
 ONE_TASK = Sizes(score_tasks=1)
 """Logits are computed in tiles."""
 CASES = {
@@ -207,21 +205,6 @@ CASES = {
     "mlp on other tiles of rows": Case(
         partial(mlp_tiles_graph, 1, shapes=[TALL_TILE, FLAT]),
         lambda: mlp(1, 264, 136, 200, Tiling(1, 160, 2, 2), Tiling(0, 128, 1, 2)),
-        workers=2,
-    ),
-    # Pairs of which one worker sends all sums, then others of the same program.
-    "pairs of a chain": Case(
-        partial(chained, 1, shapes=[TileShape(8, 64, "k", swapped=True), PAIRS]),
-        lambda: signs(8, 72, 1),
-        workers=2,
-    ),
-    # Bulk copies reuse a stage from which sums of the other worker were read.
-    "multicast, then exchanged": Case(
-        partial(
-            chained, 1, shapes=[TileShape(256, 64, "rows"), TileShape(128, 64, "k")]
-        ),
-        lambda: signs(300, 264, 1),
-        DYNAMIC,
         workers=2,
     ),
     # Weights that are loaded ahead fill the ring.
@@ -291,27 +274,15 @@ CASES = {
     "mixed": Case(
         partial(three_matmuls, 1), lambda: four_matmuls(300, 264, 200), NEVER
     ),
-    "pairs": Case(
-        partial(large_tiles_and_pairs, 1), lambda: tiles(256, 256, 64), workers=2
-    ),
     "stages": Case(partial(copied_twice, 1), lambda: copies(2000), workers=2),
     "short stages": Case(
         partial(copied_twice, 1, sizes=SIZES[::-1]), lambda: copies(2000), NEVER
     ),
     "gathered": Case(partial(gathered_last, 1), lambda: gathered(200, 264), NEVER),
-    "exchanged": shaped(PAIRS, 200, 200, 600),
-    "exchanged columns": shaped(TileShape(64, 80, "k", swapped=True), 200, 328, 600),
-    "exchanged rows": shaped(TileShape(128, 224, "k"), 200, 648, 600),
-    "exchanged tall": shaped(TileShape(144, 128, "k", swapped=True), 280, 200, 600),
-    "tall": shaped(TileShape(240, 256, swapped=True), 238, 264, 136),
-    "exchanged often": shaped(TileShape(128, 64, "k"), 200, 520, 64),
-    "turns": shaped(TileShape(64, 128, swapped=True), 200, 200, 600),
-    "gated pairs": gated_by(PAIRS),
-    "gated warps": gated_by(TileShape(64, 128, swapped=True)),
-    "gated groups": gated_by(TileShape(64, 256, swapped=True)),
-    "shared": shaped(TileShape(256, 64, "rows"), 300, 264, 200),
-    "shared, swapped": shaped(TileShape(64, 80, "rows", swapped=True), 200, 328, 600),
-    "shared, swapped, gated": gated_by(TileShape(128, 128, "rows", swapped=True)),
+    "tall": shaped(TileShape(240, 128, swapped=True), 238, 264, 136),
+    "turns": shaped(TileShape(64, 64, swapped=True), 200, 200, 600),
+    "gated warps": gated_by(TileShape(64, 64, swapped=True)),
+    "gated groups": gated_by(TileShape(64, 128, swapped=True)),
     "parts, turns": divided("nk", "turns"),
     "parts, halves": divided("nk", "halves"),
     "parts, narrow": divided("nk", "halves, narrow"),
@@ -337,6 +308,6 @@ CASES = {
         ),
         workers=2,
     ),
-    "swapped epilogue": applied_to(PAIRS),
+    "swapped epilogue": applied_to(TileShape(64, 64, swapped=True)),
     "epilogue": applied_to(TileShape(128, 160)),
 }

@@ -37,12 +37,9 @@ BROKEN = {
             "minimum(Ring::kBytes / bytes, Ring::kSlots)": "Ring::kBytes / bytes",
         },
         "short stages": {"n_ - oldest_ < Ring::kSlots": "true"},
-        "mixed": {"head + bytes <= kBytes ? head : 0": "head"},
-        "shared": {"Ring::multicasts(run)": "false"},
-        "exchanged often": {"!placer_.pass(exchange_, wait_empty(run))": "false"},
-        "exchanged rows": {
+        "mixed": {
+            "head + bytes <= kBytes ? head : 0": "head",
             "if (full_ > 0) tail_ = begins_.get(oldest_);": "",
-            "ptx::mbarrier_arrive_cluster_release": "ptx::mbarrier_arrive_cluster",
         },
     },
     "worker/calls": {
@@ -60,7 +57,6 @@ BROKEN = {
         },
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
         "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
-        "shared": {"!stages.wait_released(run_)": "false"},
         "shares": {
             "!wait_event_once<Program, Call>(lane.run_, c, kLast, who, seen)": "false",
             "lane.fence_loads<Call>(seen);": "",
@@ -68,10 +64,10 @@ BROKEN = {
         "moe": {
             "ptx::fence_proxy_async_global();": "",
             "    ptx::named_barrier<kComputeThreads>(1);": "",
+            "!stages.wait_released(run_)": "false",
             "Call::is_surplus(c, count)": "false",
             "Call::block_end(run_.g, t) - t - 1": "Call::block_end(run_.g, t) - t",
         },
-        "mixed": {"going = meet(going);": ""},
         "scratch": {"return meet(going);": "return going;"},
         "sent": {"wait_peers<Program, Call>(run_, c, who, entered) && going": "going"},
     },
@@ -86,29 +82,6 @@ BROKEN = {
         "float8": {
             "w.start[0] & i32(kBlockDepth - 1)": "0",
             "of_w.at(w.start[0] / i32(kBlockDepth), 0)": "of_w.at(0, 0)",
-        },
-    },
-    "functions/tile_sums": {
-        "pairs": {"!wait_mbarrier<true>(run, ready(), n & 1)": "false"},
-        "exchanged": {
-            "!wait_mbarrier(run, arrived(), n & 1)": "false",
-            "ptx::mbarrier_arrive_cluster_release": "ptx::mbarrier_arrive_cluster",
-        },
-        "gated pairs": {
-            "return ptx::named_barrier_any<128>(2 + wg, lost);": "return lost;"
-        },
-        "exchanged columns": {
-            "!wait_mbarrier<true>(run, ready(), n & 1)": "false",
-            "!wait_mbarrier(run, arrived(), n & 1)": "false",
-            "return ptx::named_barrier_any<128>(2 + wg, lost);": "return lost;",
-        },
-        "multicast, then exchanged": {
-            "ptx::fence_proxy_async_shared();  // before copies that reuse it": ""
-        },
-        "exchanged rows": {
-            "__syncwarp();  // the sums have been read": "",
-            "!stages.wait_full(run)": "false",
-            "!wait_mbarrier<true>(run, room(), n & 1)": "false",
         },
     },
     "functions/tile_parts": {
@@ -187,29 +160,23 @@ BROKEN = {
             "ptx::named_barrier<128>(2 + wg);  // the rows are complete": "",
         },
         "turns": {
-            "if (wg == 0 && !exchanges) ptx::named_barrier<128>(2);": "",
+            "if (wg == 0) ptx::named_barrier<128>(2);": "",
             "if (first > 0) ptx::named_barrier<256>(1);": "",
             "ptx::named_barrier_any<256>(1, lost)": "lost",
         },
         "tall": {f"if (f > 0) {ROWS_ARE_READ}": ""},
-        "exchanged tall": {"if (!exchange.finishes(wg)) end = 0;": ""},
-        "gated pairs": {
-            "ptx::named_barrier<128>(2);  // up's sums are in the buffer": ""
-        },
         "gated warps": {
             "ptx::named_barrier<128>(2);  // up's sums are in the buffer": ""
         },
         "gated groups": {
-            "if (wg == 0 && !exchanges) ptx::named_barrier<128>(2);": "",
+            "if (wg == 0) ptx::named_barrier<128>(2);": "",
             "if (first > 0) ptx::named_barrier<256>(1);": "",
             "ptx::named_barrier_any<256>(1, lost)": "lost",
         },
     },
     "worker/admission": {
-        "shared": {
-            "!ptx::mbarrier_try_wait(barrier_, 0)": "false",
-            "!ptx::mbarrier_try_wait(initialized(), 0)": "false",
-        }
+        "moe": {"!ptx::mbarrier_try_wait(barrier_, 0)": "false"},
+        "turns": {"!ptx::mbarrier_try_wait(initialized(), 0)": "false"},
     },
     "functions/flags": {
         "flagged": {

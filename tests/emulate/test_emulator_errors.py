@@ -106,7 +106,7 @@ def test_a_child_of_a_process_in_a_run_can_run():
 
 
 def test_what_follows_a_wait_that_was_given_up_is_not_reported():
-    graph = mlp_tiles_graph(1, shapes=[TileShape(128, 256, "none")])
+    graph = mlp_tiles_graph(1, shapes=[TileShape(128, 256)])
     inputs, _, dims = mlp(1, 40, 640, 640, Tiling(0, 256), Tiling(0, 256))
     program = Emulator(without(graph, "activated", "notifies"))
     with pytest.raises(WaitTimeoutError, match="down_tile_matmul.* waits for activate"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from tests.graphs.turned_layers import layers_to_turn, products_of, turned_layers
+from tests.graphs.turned_layers import ROWS, layers_to_turn, products_of, turned_layers
 
 
 @pytest.mark.parametrize(("layers", "schedule"), [(1, "dynamic"), (3, "static")])
@@ -14,7 +14,8 @@ def test_layers_of_matmuls_run_turn_by_turn(layers, schedule):
     given = layers_to_turn(layers)
     options = {"schedule": schedule, "workers": 4}
     outputs = Emulator(turned_layers(1), **options).run([given])[0]
+    turned = outputs["turned"].reshape(layers + 1, ROWS, -1)
     for layer, product in enumerate(products_of(given)):
         np.testing.assert_array_equal(outputs["product"][layer], product)
-        np.testing.assert_array_equal(outputs["turned"][layer + 1], product[:, ::-1])
+        np.testing.assert_array_equal(turned[layer + 1], product[:, ::-1])
     np.testing.assert_array_equal(outputs["y"], product[:1])

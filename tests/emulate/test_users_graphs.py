@@ -18,7 +18,7 @@ from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile, up_
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import PART, check, copy_on, matmul_of
-from tests.graphs.dense import PAIR, dense
+from tests.graphs.dense import SINGLE, dense
 from tests.layers.reference import Answer, draw
 
 exhaustive = pytest.mark.exhaustive
@@ -137,11 +137,12 @@ def split_of_k(g: Graph, *, dtype: str, parts: int) -> None:
     x, w = g.input("x", (rows, k), dtype), g.input("w", (n, k), dtype)
     y = g.output("y", (rows, n), dtype)
     partials = g.local("partials", (parts, rows, n), "float32")
-    tiles = Tiles(g, "tile", 0, [TileShape(64, 64, "k", swapped=True)])
+    shape = TileShape(64, 64, swapped=True)
+    tiles = Tiles(g, "tile", 0, [shape])
     blocks, columns = ceildiv(rows, tiles.rows), ceildiv(n, tiles.columns)
     done = g.events("done", (blocks, columns), expects=parts)
     p, i, j = grid = g.grid(p=parts, i=blocks, j=columns)
-    of_k = tile(p, ceildiv(k, tiles.step * parts) * tiles.step)
+    of_k = tile(p, ceildiv(k, shape.depth * parts) * shape.depth)
     of_x, of_w = tile(i, tiles.rows), tile(j, tiles.columns)
     g.call(
         tiles.matmul(dtype, partial),
@@ -178,18 +179,18 @@ def share_of_k(g: Graph, *, dtype: str, w_layout: str) -> None:
     rows, n, k = g.dims("rows n k")
     x, y = g.input("x", (rows, k), dtype), g.output("y", (rows, n), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)
-    function, values = dense(g, PAIR, dtype, w_layout)
-    i, j = grid = g.grid(i=ceildiv(rows, PAIR.rows), j=ceildiv(n, PAIR.columns))
-    share, columns = span(64, minimum(64, k - 64)), tile(j, PAIR.columns)
+    function, values = dense(g, SINGLE, dtype, w_layout)
+    i, j = grid = g.grid(i=ceildiv(rows, SINGLE.rows), j=ceildiv(n, SINGLE.columns))
+    share, columns = span(64, minimum(64, k - 64)), tile(j, SINGLE.columns)
     g.call(
         function,
         grid,
         values=values,
         reads=[
-            x[tile(i, PAIR.rows), share],
+            x[tile(i, SINGLE.rows), share],
             weight_columns(w_layout, w, columns, share),
         ],
-        writes=[y[tile(i, PAIR.rows), columns]],
+        writes=[y[tile(i, SINGLE.rows), columns]],
     )
 
 
@@ -237,7 +238,7 @@ def matmul_of_groups(g: Graph, *, shape: TileShape) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [TileShape(8, 64, swapped=True), TileShape(128, 64, "k")], ids=str
+    "shape", [TileShape(8, 64, swapped=True), TileShape(128, 64)], ids=str
 )
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_empty_tasks_of_a_users_matmul_notify(schedule, shape):
@@ -274,14 +275,14 @@ def rows_of_turns(g: Graph, *, pairs: bool) -> None:
     copied = g.events("copied", (turns, rows), expects=3)
     done = g.events("done", (turns,), expects=lambda turn: counts.load(turn) * 3)
     if pairs:
-        a = g.input("a", (PAIR.columns, PAIR.columns), "bfloat16")
-        product = g.output("product", (PAIR.rows, PAIR.columns), "bfloat16")
+        a = g.input("a", (SINGLE.columns, SINGLE.columns), "bfloat16")
+        product = g.output("product", (SINGLE.rows, SINGLE.columns), "bfloat16")
         matmul, values = dense(g)
         g.call(
             matmul,
             g.grid(one=1),
             values=values,
-            reads=[a[: PAIR.rows, :], a[:, :]],
+            reads=[a[: SINGLE.rows, :], a[:, :]],
             writes=[product[:, :]],
         )
     with g.loop(turn=turns) as turn:
@@ -333,7 +334,7 @@ def test_tasks_beyond_a_loaded_extent_do_not_exist(pairs, schedule):
     x = np.arange(5 * 3 * PART, dtype=np.int32)
     inputs = {"given": given, "x": x, "y": np.full(4 * x.size, -1, np.int32)}
     if pairs:
-        inputs["a"] = np.eye(PAIR.columns).astype(numpy_dtype("bfloat16"))
+        inputs["a"] = np.eye(SINGLE.columns).astype(numpy_dtype("bfloat16"))
     dims = {"turns": 4, "rows": 5}
     program = Emulator(rows_of_turns(1, pairs=pairs), schedule=schedule, workers=2)
     rows = np.arange(5)[:, None] < given

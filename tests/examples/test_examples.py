@@ -16,7 +16,7 @@ from ml_dtypes import bfloat16
 import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.errors import GraphError
-from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.tile_model import FAMILY
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.region_checks import refuse_empty
 from etc_dist.schedule import schedule_static
@@ -185,7 +185,7 @@ def test_rows_that_a_bin_does_not_expect_are_found():
 
 @pytest.mark.parametrize(
     ("name", "few"),
-    [("matmul_bias_gelu", {"shapes": SHAPES[:1]}), ("matmul_fp8", {})],
+    [("matmul_bias_gelu", {"shapes": FAMILY[:1]}), ("matmul_fp8", {})],
     ids=["matmul_bias_gelu", "matmul_fp8"],
 )
 def test_epilogues_of_examples_fit_their_numpy_halves(name, few):
@@ -196,7 +196,8 @@ def test_epilogues_of_examples_fit_their_numpy_halves(name, few):
 
 
 def check_epilogue(made, emulator, rows):
-    dims = {dim.name: 0 for dim in made.dims} | {"m": rows, "n": 336, "k": 72}
+    dims = {"shape": 0, "column_groups": 8, "m": rows, "n": 336, "k": 72}
+    dims = {dim.name: dims[dim.name] for dim in made.dims}
     rng = np.random.default_rng(rows)
     shapes = {"x": (rows, 72), "w": (336, 72), "bias": (336,)}
     names = {tensor.name for tensor in made.inputs()}

@@ -22,14 +22,14 @@ RAGGED = [[0], [15], [16], [40, 41, 42], [63, 64], [130], [900], [511]]
 OF_GEMMA = PagedCache(256, 16, norm_eps=EPS, has_span=True, tables=2, gain_offset=1)
 OF_GEMMA = replace(OF_GEMMA, score_cap=0.5)
 OF_HUNYUAN = PagedCache(128, 64, norm_eps=EPS, has_span=True, normalizes_rotated=True)
-CASES = [  # cache, group, KV heads, workers of a task, lists of each, tasks of a head
-    (PagedCache(64, 16, "bfloat16", EPS), 3, 3, 2, 2, 4),
-    (OF_HUNYUAN, 8, 2, 1, 2, 3),
-    (PagedCache(64, 128, "bfloat16"), 1, 2, 1, 1, 7),
-    (PagedCache(128, 16, "bfloat16", EPS, has_bias=True), 5, 1, 2, 1, 4),
-    (PagedCache(64, 32, "float16", has_bias=True, has_sinks=True), 9, 1, 1, 2, 7),
-    (PagedCache(256, 64, "float16"), 8, 1, 1, 2, 3),
-    (OF_GEMMA, 2, 2, 2, 2, 2),
+CASES = [  # cache, group, KV heads, lists of a task, tasks of a head
+    (PagedCache(64, 16, "bfloat16", EPS), 3, 3, 2, 8),
+    (OF_HUNYUAN, 8, 2, 2, 3),
+    (PagedCache(64, 128, "bfloat16"), 1, 2, 1, 7),
+    (PagedCache(128, 16, "bfloat16", EPS, has_bias=True), 5, 1, 1, 8),
+    (PagedCache(64, 32, "float16", has_bias=True, has_sinks=True), 9, 1, 2, 7),
+    (PagedCache(256, 64, "float16"), 8, 1, 2, 3),
+    (OF_GEMMA, 2, 2, 2, 4),
 ]
 TOLERANCE = {"bfloat16": 5e-3, "float16": 6e-4}
 SOME = pytest.mark.parametrize("case", some_of(CASES, 2), ids=str)
@@ -60,11 +60,10 @@ def check(found, given, paged, group):
 
 def drawn(case, rng, rows=RAGGED):
     """A graph, inputs and, for rows in order or not, dims."""
-    paged, group, kv_heads, cluster, lists, tasks = case
-    graph = attention(1, paged=paged, group=group, cluster=cluster)
+    paged, group, kv_heads, lists, tasks = case
+    graph = attention(1, paged=paged, group=group)
     given = draw_step(rng, paged, group, kv_heads, rows)
-    of_task = cluster * lists
-    return graph, given, partial(dims_of, given, tasks * of_task, of_task)
+    return graph, given, partial(dims_of, given, tasks * lists, lists)
 
 
 @in_some_order(1)
@@ -83,13 +82,13 @@ def test_the_cuda_bodies_agree(case, in_order, rng):
 
 @SOME
 def test_the_cuda_bodies_compile_without_spills(case):
-    paged, group, _, cluster, *_ = case
-    check_compiled(attention(1, paged=paged, group=group, cluster=cluster))
+    paged, group, *_ = case
+    check_compiled(attention(1, paged=paged, group=group))
 
 
 def test_in_order_a_row_has_the_same_bits_in_each_batch(rng):
     paged, long = CASES[0][0], [[1500], [1100]]
-    _graph, given, _ = drawn((paged, 3, 1, 1, 2, 1), rng, [*long, *RAGGED])
+    _graph, given, _ = drawn((paged, 3, 1, 2, 1), rng, [*long, *RAGGED])
     emulator, found = Emulator(attention(1, paged=paged, group=3)), []
     for kept, shares in ((len(given["request"]), 8), (3, 2)):
         rows = np.argsort(-given["position"])[:kept]

@@ -17,7 +17,7 @@ from etc_dist.schedule import schedule_static
 from tests.graphs.epilogues import SOURCE, applied
 from tests.refusals import refused
 
-SHAPE = TileShape(64, 64, "k", swapped=True)
+SHAPE = TileShape(64, 64, swapped=True)
 
 
 def scale(sums, factors, y):
@@ -88,8 +88,8 @@ REFUSALS = {
         "got: axis 1: size n, where another columns is 64 to do",
     ),
     "part of k": (
-        lambda: generated(product(1, width=SHAPE.step // 2)),
-        "got: axis 1: size 256|k a multiple of 512",
+        lambda: generated(product(1, width=SHAPE.depth // 2)),
+        "got: axis 1: size 128|k a multiple of 256",
     ),
     "name of the CUDA half": (
         lambda: etc_dist.build(of_scale(), target="sm_90a"),
@@ -108,7 +108,7 @@ def test_an_epilogue_that_does_not_fit_is_refused(name):
 
 
 def test_a_part_of_k_of_whole_steps_is_taken():
-    generated(product(1, width=SHAPE.step))
+    generated(product(1, width=SHAPE.depth))
 
 
 def test_the_body_must_fill_y():

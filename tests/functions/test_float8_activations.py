@@ -199,14 +199,14 @@ def test_some_shapes_have_float8_activations():
     assert shapes_for(layout, (*FAMILY, *FLOAT8_FAMILY)) == [*FLOAT8_FAMILY]
     assert shapes_for("nk", (*FAMILY, *FLOAT8_FAMILY)) == [*FAMILY]
     widest = FLOAT8_FAMILY[-1]
-    assert str(widest) == "128 x 192, split none, float8"
+    assert str(widest) == "128 x 192, float8"
     assert (widest.stage_bytes, widest.depth) == (320 * 128, BLOCK)
     assert all(shape.rows % ROWS == 0 for shape in FLOAT8_FAMILY)
     words = "no tiles serve the weights|wanted: tiles with float8=True|got: 8 x 64"
     refused(lambda: Tiles(Graph("one", 1), "tile", 0, FAMILY, w_layout=layout), words)
     for columns, others in ((176, {}), (128, {"swapped": True}), (256, {})):
-        kinds = {"split": "none", "float8": True, **others}
-        words = "GPUs have no tiles of|(5) float8: 128 rows, split 'none', not swapped"
+        kinds = {"float8": True, **others}
+        words = "GPUs have no tiles of|(5) float8: 128 rows, not swapped"
         refused(lambda n=columns, k=kinds: TileShape(128, n, **k), words, ArgumentError)
 
 

@@ -41,7 +41,7 @@ from tests.refusals import refused
 
 exhaustive = pytest.mark.exhaustive
 BLOCKS, WIDE_ROWS = Scaling(PER_BLOCK, "float32"), Scaling(PER_ROW, "float32")
-IN_ORDER = (TileShape(64, 128, "none", swapped=True), TALL)
+IN_ORDER = (TileShape(64, 128, swapped=True), TALL)
 K = 720
 """Five blocks and a part, in stages of one or two blocks."""
 
@@ -193,9 +193,9 @@ def test_some_shapes_have_tiles_of_scaled_weights():
     sizes = {(shape.rows, shape.columns, shape.depth) for shape in shapes}
     assert {rows for rows, *_ in sizes} == {8, 16, 32, 64, 80, 96, 128}
     assert (64, 128, 256) in sizes and (128, 128, 128) in sizes
-    assert str(shapes[0]) == "8 x 64, split none, swapped, scaled"
+    assert str(shapes[0]) == "8 x 64, swapped, scaled"
     assert shapes[0].stage_bytes == (2 * 8 + 64) * 256
-    wide = TileShape(128, 160, "none")
+    wide = TileShape(128, 160)
     words = "no tiles serve the weights|wanted: tiles with may_be_scaled|got: 128 x 160"
     refused(lambda: Tiles(Graph("one", 1), "tile", 0, [wide], w_layout=w_layout), words)
 

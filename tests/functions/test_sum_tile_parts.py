@@ -85,7 +85,7 @@ def test_each_shape_of_the_family_divides_k(kind):
         shapes = tuple(shape for shape in shapes if shape.may_be_gated)
     for shape in shapes:
         m, n, _ = odd_sizes(shape)
-        division = Division(shape, (m, n, 3 * shape.step - 56), shape.columns, 1, 3)
+        division = Division(shape, (m, n, 3 * shape.depth - 56), shape.columns, 1, 3)
         given = given_to(kind, division, shapes=shapes)
         check(emulated(kind, "bfloat16", shapes), *given)
 
@@ -117,7 +117,7 @@ def test_tiles_of_several_shapes_follow_one_another(first, second):
         columns = 112 if shape == HALVES and name == "y" else shape.columns
         dims[f"{name}_column_groups"] = columns // 8
         dims[f"{name}_split_tile_columns"] = 1
-        dims[f"{name}_parts"] = min(2, -(-264 // shape.step))
+        dims[f"{name}_parts"] = min(2, -(-264 // shape.depth))
     for seed in SEEDS:
         [found] = mixed().run([inputs], dims, seed=seed, runs=2)
         for name, answer in zip("yz", answers, strict=True):
@@ -148,7 +148,7 @@ def test_sums_that_wait_for_no_part_are_reported():
         Emulator(graph, workers=3).run(inputs, dims)
 
 
-LARGEST = TileShape(256, 128, "none", swapped=True), TileShape(128, 256, "none")
+LARGEST = TileShape(256, 128, swapped=True), TileShape(128, 256)
 
 
 @pytest.mark.parametrize("shape", LARGEST, ids=str)

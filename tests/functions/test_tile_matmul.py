@@ -14,8 +14,8 @@ from etc_dist.functions.epilogue import residual, store, store_on_ranks, swiglu
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.argument_table import DTYPES
-from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tile_model import FAMILY
 from tests.emulate.cases import gated, gated_tiles, matmul_of, tiled, tiles
 from tests.functions.sizes import odd_sizes
 from tests.layers.reference import draw
@@ -24,29 +24,22 @@ from tests.refusals import refused
 
 exhaustive = pytest.mark.exhaustive
 KINDS = (
-    TileShape(64, 64, "k", swapped=True),
-    TileShape(64, 80, "k", swapped=True),
-    TileShape(8, 112, swapped=True),
-    TileShape(64, 256, swapped=True),
-    TileShape(64, 128, "rows", swapped=True),
-    TileShape(144, 256, swapped=True),
-    TileShape(144, 128, "k", swapped=True),
+    TileShape(64, 64, swapped=True),
+    TileShape(8, 56, swapped=True),
+    TileShape(64, 128, swapped=True),
+    TileShape(144, 128, swapped=True),
     TileShape(128, 112),
-    TileShape(256, 128, "rows"),
-    TileShape(128, 64, "k"),
 )
 """One shape of each kind. --all runs all shapes."""
 some_shapes = pytest.mark.parametrize(
-    "shapes", [KINDS, pytest.param(SHAPES, marks=exhaustive)], ids=["kinds", "all"]
+    "shapes", [KINDS, pytest.param(FAMILY, marks=exhaustive)], ids=["kinds", "all"]
 )
 EXTREME = (
-    *(TileShape(128, columns) for columns in (16, 512)),
-    *(TileShape(128, columns, deep=True) for columns in (16, 256)),
-    *(TileShape(256, columns, "rows") for columns in (16, 256)),
-    *(TileShape(128, columns, "k") for columns in (16, 256)),
-    *(TileShape(8, columns, swapped=True) for columns in (16, 160)),
-    *(TileShape(rows, 2 * rows, "k", swapped=True) for rows in (8, 64)),
+    *(TileShape(128, columns) for columns in (16, 256)),
+    *(TileShape(8, columns, swapped=True) for columns in (8, 80)),
+    *(TileShape(rows, 2 * rows, swapped=True) for rows in (8, 64)),
 )
+GATED = [number for number, shape in enumerate(FAMILY) if shape.may_be_gated]
 
 
 @graph_function
@@ -113,24 +106,21 @@ def test_each_shape_for_transposed_weights_multiplies_by_them(shapes, dtype):
 
 
 @pytest.mark.parametrize(
-    ("rows", "tile", "own", "each"),
+    ("rows", "tile", "each"),
     [
-        (200, TileShape(128, 128), 104, 104),
-        (96, TileShape(128, 112), 96, 96),
-        (96, TileShape(64, 128, swapped=True), 48, 48),
-        (1000, TileShape(256, 256, "rows"), 128, 256),
-        (400, TileShape(256, 160, "rows"), 104, 208),
-        (3, TileShape(8, 64, "k", swapped=True), 8, 8),
-        (300, TileShape(144, 128, "none", swapped=True), 104, 104),
+        (200, TileShape(128, 128), 104),
+        (96, TileShape(128, 112), 96),
+        (96, TileShape(64, 128, swapped=True), 48),
+        (3, TileShape(8, 64, swapped=True), 8),
+        (300, TileShape(144, 128, swapped=True), 104),
     ],
 )
-def test_rows_are_divided_evenly_into_tiles(rows, tile, own, each):
+def test_rows_are_divided_evenly_into_tiles(rows, tile, each):
     graph = tiled(1, shapes=[tile])
     env = graph.environment({"m": rows, "n": 512, "k": 64, "shape": 0}, 0)
-    assert env["tile_own_rows"] == own
     assert env["tile_even_rows"] == each
     assert env["tiles_down"] == -(-rows // tile.rows)
-    assert env["tile_tile"] >> 24 == own // 8
+    assert env["tile_tile"] >> 24 == each // 8
 
 
 @some_shapes
@@ -148,21 +138,21 @@ def test_tiles_that_add_k_in_its_order_give_the_same_bits(shapes, rng):
     for dtype in DTYPES:
         in_order = bits[dtype, 1]
         assert len(in_order) == 1
-        assert in_order.isdisjoint(bits[dtype, 2] | bits[dtype, 4])
+        assert in_order.isdisjoint(bits[dtype, 2])
 
 
 @pytest.fixture(scope="module")
 def gated_program() -> Emulator:
-    graph = gated_tiles(1, shapes=SHAPES)
+    graph = gated_tiles(1, shapes=FAMILY)
     return Emulator(graph, workers=2)
 
 
 # tests/functions/test_epilogue.py gates columns of each kind of tile.
 @exhaustive
-@pytest.mark.parametrize("number", GATED, ids=lambda n: str(SHAPES[n]))
+@pytest.mark.parametrize("number", GATED, ids=lambda n: str(FAMILY[n]))
 def test_each_shape_gates_its_columns(number, gated_program):
     smaller_than_a_half = (3, 8, 72)
-    for size in odd_sizes(SHAPES[number]), smaller_than_a_half:
+    for size in odd_sizes(FAMILY[number]), smaller_than_a_half:
         inputs, [answer], dims = gated(*size)
         [found] = gated_program.run(inputs, {**dims, "shape": number})
         answer.check(found["y"], "bfloat16")
@@ -172,43 +162,33 @@ def test_each_shape_gates_its_columns(number, gated_program):
     "shape",
     [
         (64, 128),
+        (256, 128),
+        (128, 272),
+        (128, 120),
         (128, 8),
-        (128, 528),
-        (128, 272, "k"),
-        (256, 128, "k"),
-        (256, 512, "rows"),
-        (72, 128, "columns", True),
-        (8, 128, "rows", True),
-        (8, 144, "columns", True),
-        (8, 0, "k", True),
-        (8, 64, "both", True),
-        (64, 128, "columns", True, True),
-        (144, 256, "k", True),
-        (152, 256, "columns", True),
-        (144, 128, "columns", True),
-        (272, 256, "columns", True),
-        (64, 128, "none"),
-        (256, 128, "none"),
-        (128, 272, "none"),
-        (128, 120, "none"),
-        (8, 72, "none", True),
-        (8, 144, "none", True),
-        (88, 128, "none", True),
-        (144, 64, "none", True),
-        (272, 128, "none", True),
+        (72, 64, True),
+        (4, 64, True),
+        (8, 0, True),
+        (8, 72, True),
+        (8, 144, True),
+        (88, 128, True),
+        (144, 64, True),
+        (272, 128, True),
+        (128, 128, False, True),
+        (144, 128, True, True),
     ],
 )
 def test_shapes_that_gpus_do_not_have_are_refused(shape):
     with pytest.raises(ArgumentError, match="GPUs have no tiles of") as caught:
         TileShape(*shape)
-    assert caught.value.got.startswith(f"{shape[0]} x {shape[1]}, split ")
+    assert caught.value.got.startswith(f"{shape[0]} x {shape[1]}")
 
 
 def test_layouts_and_shapes_without_tiles_are_refused():
-    assert shapes_for("nk", SHAPES) is SHAPES
+    assert shapes_for("nk", FAMILY) == [*FAMILY]
     narrow = TileShape(128, 112)
     for w_layout, shapes, what, got in (
-        ("kn", [narrow], "no tiles serve the weights", "128 x 112, split columns"),
+        ("kn", [narrow], "no tiles serve the weights", "128 x 112"),
         ("kn", [], "no tile shapes are given", "none"),
         ("nk", [], "no tile shapes are given", "none"),
     ):
@@ -216,7 +196,7 @@ def test_layouts_and_shapes_without_tiles_are_refused():
             Tiles(Graph("one", 1), "tile", 0, shapes, w_layout=w_layout)
         assert caught.value.got == got
     with pytest.raises(ArgumentError, match="unknown w_layout"):
-        shapes_for("nn", SHAPES)
+        shapes_for("nn", FAMILY)
     tiles = Tiles(Graph("one", 1), "tile", 0, [TileShape(128, 128)], w_layout="kn")
     with pytest.raises(GraphError, match="have no gated epilogues"):
         tiles.matmul("bfloat16", swiglu)
@@ -227,28 +207,8 @@ def test_layouts_and_shapes_without_tiles_are_refused():
         refused(lambda make=make: make("half"), words, ArgumentError)
 
 
-ALONE, PAIR = TileShape(64, 128, "none", swapped=True), TileShape(128, 128)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "columns", "got"),
-    [
-        ([ALONE, PAIR], None, f"{ALONE}, {PAIR}"),
-        ([PAIR], 96, f"{PAIR}"),
-    ],
-)
-def test_tiles_of_other_clusters_are_refused(shapes, columns, got):
-    g = Graph("one", 1)
-    given = None if columns is None else 8 * g.dims("column_groups")
-    where = "Tiles('tile')" + " with columns=" * (columns is not None)
-    words = (
-        f"one program cannot have the tiles|where: {where} wanted: |got: {got} to do"
-    )
-    refused(lambda: Tiles(g, "tile", 0, shapes, columns=given), words)
-
-
-FEW, HALVES = (TileShape(64, c, "none", swapped=True) for c in (64, 128))
-TALL, ROWS = TileShape(144, 128, "none", swapped=True), TileShape(128, 160, "none")
+FEW, HALVES = (TileShape(64, c, swapped=True) for c in (64, 128))
+TALL, ROWS = TileShape(144, 128, swapped=True), TileShape(128, 160)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +231,7 @@ def test_few_rows_may_have_fewer_columns(shape, gated, w_layout, served):
 
 
 def test_parts_with_other_epilogues_are_refused():
-    tiles = Tiles(Graph("one", 1), "tile", 0, [ALONE])
+    tiles = Tiles(Graph("one", 1), "tile", 0, [HALVES])
     words = "parts of a tile do not have the epilogue|got: epilogue residual to do"
     for call in (partial(tiles.matmul, is_part=True), tiles.sum_parts):
         call("bfloat16", swiglu)
@@ -288,27 +248,20 @@ def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed():
         answer.check(found["y"], "bfloat16")
 
 
-def test_tiles_are_gated_if_half_of_a_workers_columns_are_eights():
-    assert not TileShape(128, 112).may_be_gated
-    assert TileShape(128, 160).may_be_gated and TileShape(8, 64, "k", True).may_be_gated
-    assert not TileShape(64, 80, "k", True).may_be_gated  # of two workers
-
-
-def test_a_worker_loads_one_weight_or_half_of_both():
-    assert TileShape(256, 64, "rows").gated_columns == 32
-    assert TileShape(128, 128).gated_columns == 32
-    assert TileShape(8, 64, "k", swapped=True).gated_columns == 32
+def test_tiles_are_gated_if_half_of_the_columns_are_eights():
+    assert TileShape(128, 112).may_be_gated and TileShape(8, 64, True).may_be_gated
+    assert not TileShape(8, 56, True).may_be_gated
 
 
 def test_a_stage_holds_what_both_operands_need():
-    shape = TileShape(16, 128, swapped=True)
-    assert (shape.worker_rows, shape.worker_columns, shape.depth) == (16, 64, 256)
+    shape = TileShape(16, 64, swapped=True)
+    assert shape.depth == 256
     assert shape.stage_bytes == (16 + 64) * 256 * 2
 
 
 def test_several_calls_may_share_their_tiles():
     g = Graph("shared", 1)
-    tiles = Tiles(g, "tile", g.dims("shape"), SHAPES)
+    tiles = Tiles(g, "tile", g.dims("shape"), FAMILY)
     plain, other, both = (tiles.matmul("bfloat16", e) for e in (store, store, swiglu))
     assert plain.boxes == other.boxes != both.boxes
     assert tiles.strips() is tiles.strips() is not tiles.strips(gated=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import DeviceFunction, Expr, Graph
 
-PAIR = TileShape(128, 256)
-"""Of two workers, each with half of the columns."""
-SINGLE = TileShape(128, 128, "none")
+SINGLE = TileShape(128, 128)
 
 
 def dense(
     g: Graph,
-    shape: TileShape = PAIR,
+    shape: TileShape = SINGLE,
     dtype: str = "bfloat16",
     w_layout: str = "nk",
     name: str = "dense",

@@ -31,12 +31,9 @@ WINDOW = 141
 
 
 @graph_function
-def attention(
-    g: Graph, *, paged: PagedCache, group: int, layer: int = 1, cluster: int = 1
-) -> None:
+def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> None:
     """qkv [rows, (group + 2) * kv_heads * head_dim] -> y [rows, group * kv_heads *
-    head_dim], with the cache of `layer` of two, and extents and bounds of the plan.
-    cluster: workers of a task."""
+    head_dim], with the cache of `layer` of two, and extents and bounds of the plan."""
     rows, kv_heads, width = g.dims("rows kv_heads width")
     positions, requests, most_pages, pages = g.dims(
         "positions requests most_pages pages"
@@ -90,7 +87,7 @@ def attention(
         ],
         writes=[extents[every, :], bounds[bound, :], combined[:, :], num_combined[:]],
         notifies=[planned[0]],
-        values={"lists": g.let("lists", of_task // cluster)},
+        values={"lists": of_task},
     )
     (h,) = grid = g.grid(h=kv_heads)
     key = heads * dim + h * dim
@@ -113,7 +110,7 @@ def attention(
     first, count = h * group + skipped, minimum(HEADS, group - skipped)
     own_rows, own_slots = written(bounds, (), j, of_task)
     g.call(
-        attend(paged, cluster=cluster, early=True),
+        attend(paged, early=True),
         grid,
         reads=[
             qkv[:, span(first * dim, count * dim)],

@@ -18,16 +18,16 @@ from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from tests.emulate.cases import Given, gated, matmul_of
 from tests.layers.reference import Answer, draw
 
-TURNS = TileShape(8, 64, "none", swapped=True)
-HALVES = TileShape(64, 128, "none", swapped=True)
-TALL = TileShape(144, 128, "none", swapped=True)
-ROWS = TileShape(128, 112, "none")
-WIDE = TileShape(128, 224, "none")
+TURNS = TileShape(8, 64, swapped=True)
+HALVES = TileShape(64, 128, swapped=True)
+TALL = TileShape(144, 128, swapped=True)
+ROWS = TileShape(128, 112)
+WIDE = TileShape(128, 224)
 KINDS = (TURNS, HALVES, TALL, ROWS, WIDE)
 """One worker: the warpgroups multiply alternate boxes along k, or have half of the
 columns, also of many rows of x; or rows of x, of which WIDE stores a third time."""
-GATED_KINDS = (TURNS, HALVES, TALL, TileShape(128, 160, "none"))
-KN_KINDS = (TURNS, HALVES, TALL, TileShape(128, 192, "none"))
+GATED_KINDS = (TURNS, HALVES, TALL, TileShape(128, 160))
+KN_KINDS = (TURNS, HALVES, TALL, TileShape(128, 192))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def in_order(rng: Any, shape: TileShape, dtype: str) -> tuple[Given, Any]:
     """Three parts whose own sums are exact, and whose sum depends on the order: large,
     small, and the first one's opposite. Also y for the order of k, which is not the
     exact sum."""
-    m, n, depth = shape.rows + 3, shape.columns + 8, shape.step
+    m, n, depth = shape.rows + 3, shape.columns + 8, shape.depth
     x, w = (rng.integers(-1, 2, (rows, depth)) for rows in (m, n))
     small_x, small_w = (rng.integers(-1, 2, (rows, depth)) for rows in (m, n))
     large = 2**13

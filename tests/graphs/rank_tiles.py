@@ -10,7 +10,7 @@ from etc_dist.layers.mlp import mlp_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 
-SMALL = (TileShape(8, 64, "none", swapped=True),)
+SMALL = (TileShape(8, 64, swapped=True),)
 
 
 def scatter(world: int, **options: Any) -> GraphFunction:

@@ -16,8 +16,8 @@ from tests.emulate.cases import Given
 from tests.layers.reference import Answer, Host, draw, reference
 
 BLOCK = 128
-TURNS, NARROW_TURNS = (TileShape(r, 64, "none", swapped=True) for r in (64, 8))
-HALVES, TALL = (TileShape(r, 128, "none", swapped=True) for r in (16, 128))
+TURNS, NARROW_TURNS = (TileShape(r, 64, swapped=True) for r in (64, 8))
+HALVES, TALL = (TileShape(r, 128, swapped=True) for r in (16, 128))
 KINDS = (NARROW_TURNS, TURNS, HALVES, TALL)
 """The warpgroups multiply alternate blocks of k, or each all blocks of a stage, of
 which tall tiles have one. Tiles of up to 16 rows multiply without wgmma."""

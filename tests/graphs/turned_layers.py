@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from etc_dist.ir import Graph, device_function, graph_function
+from etc_dist.functions.grouped_matmul import TILE_COLUMNS, grouped_store
+from etc_dist.ir import Graph, device_function, graph_function, span
 from etc_dist.ir.tensor import numpy_dtype
 from tests.emulate.cases import Given
-from tests.graphs.dense import dense
 from tests.layers.reference import Answer
 
 ROWS, N = 5, 64
@@ -24,25 +24,24 @@ def turn_row(source, to):
 @graph_function
 def turned_layers(g: Graph) -> None:
     """In each layer x @ w[layer].T, and then each row in reverse order; both are kept
-    for all layers. The rows are an odd number of tasks for pairs of workers."""
+    for all layers, one below the other. The rows are an odd number of tasks for pairs
+    of workers."""
     layers = g.dims("layers")
     x = g.input("x", (ROWS, N), "bfloat16")
     w = g.input("w", (layers, N, N), "bfloat16")
     product = g.state("product", (layers, ROWS, N), "bfloat16")
-    turned = g.state("turned", (layers + 1, ROWS, N), "bfloat16")
+    turned = g.state("turned", ((layers + 1) * ROWS, N), "bfloat16")
     ready = g.events("ready", (layers + 1,), expects=ROWS)
     done = g.events("done", (layers,), expects=1)
-    matmul, values = dense(g)
     (r,) = rows = g.grid(r=ROWS)
     g.call(turn_row, rows, name="begin", reads=[x[r : r + 1, :]],
-           writes=[turned[0, r : r + 1, :]], notifies=[ready[0]])  # fmt: skip
+           writes=[turned[r : r + 1, :]], notifies=[ready[0]])  # fmt: skip
     with g.loop(layer=layers) as layer:
         g.call(
-            matmul,
+            grouped_store("bfloat16"),
             g.grid(i=1),
-            values=values,
-            reads=[turned[layer, 0:128, :], w[layer, 0:256, :]],
-            writes=[product[layer, 0:128, 0:256]],
+            reads=[turned[span(layer * ROWS, ROWS), :], w[layer, 0:TILE_COLUMNS, :]],
+            writes=[product[layer, 0:ROWS, 0:TILE_COLUMNS]],
             waits=[ready[layer]],
             notifies=[done[layer]],
         )
@@ -51,11 +50,12 @@ def turned_layers(g: Graph) -> None:
             turn_row,
             grid,
             reads=[product[layer, i : i + 1, :]],
-            writes=[turned[layer + 1, i : i + 1, :]],
+            writes=[turned[span((layer + 1) * ROWS + i, 1), :]],
             waits=[done[layer]],
             notifies=[ready[layer + 1]],
         )
-    g.call(turn_row, g.grid(one=1), name="last", reads=[turned[layers, 0:1, :]],
+    g.call(turn_row, g.grid(one=1), name="last",
+           reads=[turned[span(layers * ROWS, 1), :]],
            writes=[g.output("y", (1, N), "bfloat16")[:, :]],
            waits=[ready[layers]])  # fmt: skip
 
@@ -65,9 +65,13 @@ def layers_to_turn(layers: int) -> dict[str, np.ndarray]:
     rng, dtype = np.random.default_rng(layers), numpy_dtype("bfloat16")
     x = rng.integers(-2, 3, (ROWS, N))
     w = np.stack([np.eye(N)[rng.permutation(N)] for _ in range(layers)])
-    kept = np.zeros((2 * layers + 1, ROWS, N), dtype)
     given = {"x": x.astype(dtype), "w": w.astype(dtype)}
-    return {**given, "product": kept[:layers], "turned": kept[layers:]}
+    product = np.zeros((layers, ROWS, N), dtype)
+    return {
+        **given,
+        "product": product,
+        "turned": np.zeros(((layers + 1) * ROWS, N), dtype),
+    }
 
 
 def products_of(given: dict[str, np.ndarray]) -> list[np.ndarray]:

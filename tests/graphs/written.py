@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from etc_dist.functions.grouped_matmul import MOST_ROWS, TILE_COLUMNS, grouped_store
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     DeviceFunction,
@@ -18,7 +17,7 @@ from etc_dist.ir import (
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from tests.graphs.dense import PAIR, dense
+from tests.graphs.dense import SINGLE, dense
 
 
 @device_function(
@@ -104,10 +103,10 @@ def three_matmuls(g: Graph) -> None:
     kn = g.input("w_kn", (k, n), "bfloat16")
     y = g.output("y", (4, rows, n), "bfloat16")
 
-    def pairs(number: int, name: str, layout: str) -> None:
-        r, c = grid = g.grid(r=ceildiv(rows, PAIR.rows), c=ceildiv(n, PAIR.columns))
-        of_rows, columns = tile(r, PAIR.rows), tile(c, PAIR.columns)
-        function, values = dense(g, w_layout=layout, name=name)
+    def multiply(number: int, name: str, shape: TileShape, w_layout: str) -> None:
+        r, c = grid = g.grid(r=ceildiv(rows, shape.rows), c=ceildiv(n, shape.columns))
+        of_rows, columns = tile(r, shape.rows), tile(c, shape.columns)
+        function, values = dense(g, shape, w_layout=w_layout, name=name)
         g.call(
             function,
             grid,
@@ -115,26 +114,18 @@ def three_matmuls(g: Graph) -> None:
             values=values,
             reads=[
                 x[of_rows, :],
-                w[columns, :] if layout == "nk" else kn[:, columns],
+                w[columns, :] if w_layout == "nk" else kn[:, columns],
             ],
             writes=[y[number, of_rows, columns]],
         )
 
-    pairs(0, "nk", "nk")
-    pairs(1, "kn", "kn")
-    r, c = grid = g.grid(r=ceildiv(rows, MOST_ROWS), c=ceildiv(n, TILE_COLUMNS))
-    of_rows, columns = tile(r, MOST_ROWS), tile(c, TILE_COLUMNS)
-    g.call(
-        grouped_store("bfloat16"),
-        grid,
-        name="grouped",
-        reads=[x[of_rows, :], w[columns, :]],
-        writes=[y[2, of_rows, columns]],
-    )
-    pairs(3, "again", "nk")
+    multiply(0, "nk", SINGLE, "nk")
+    multiply(1, "kn", SINGLE, "kn")
+    multiply(2, "narrow", TileShape(64, 64, swapped=True), "nk")
+    multiply(3, "again", SINGLE, "nk")
 
 
-TILES = (TileShape(160, 128, "none", swapped=True), TileShape(128, 256, "none"))
+TILES = (TileShape(160, 128, swapped=True), TileShape(128, 256))
 GRAPHS: dict[str, GraphFunction] = {
     "matmul_reduce_scatter": matmul_reduce_scatter_graph(2, shapes=TILES),
     "all_gather_matmul": all_gather_matmul_graph(2, shapes=TILES),

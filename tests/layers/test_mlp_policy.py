@@ -116,8 +116,8 @@ def test_the_policy_counts_the_tiles_and_blocks_of_the_graph(ranks, sizes):
 
 def test_blocks_are_the_rows_of_both_matmuls_tiles_or_all_rows():
     """300 rows in three tiles of either shape, or in two of another."""
-    shapes = [TileShape(128, 160, "none"), TileShape(112, 128, "none", swapped=True)]
-    shapes += [TileShape(160, 128, "none", swapped=True)]
+    shapes = [TileShape(128, 160), TileShape(112, 128, swapped=True)]
+    shapes += [TileShape(160, 128, swapped=True)]
     graph = mlp_tiles_graph(1, shapes=shapes)
     for down, blocks in ((0, 3), (1, 3), (2, 1)):
         dims = {"rows": 300, "hidden": 512, "inner": 512}

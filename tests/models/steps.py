@@ -23,8 +23,8 @@ from tests.ops.arrays import Arrays
 Array = np.ndarray[Any, Any]
 FEW_ROWS = 16
 SHAPES = (
-    TileShape(FEW_ROWS, 64, "none", swapped=True),
-    TileShape(128, 128, "none", swapped=True),
+    TileShape(FEW_ROWS, 64, swapped=True),
+    TileShape(128, 128, swapped=True),
 )
 """Tiles for few rows and for many."""
 Rows = list[tuple[int, list[int]]]
@@ -63,6 +63,13 @@ def tile_dims(
         tiling = Tiling(number, shapes[number].columns)
         dims |= dims_of_tiles(name, tiling, name in DIVIDED and ranks == 1)
     return dims
+
+
+def in_parts(split: int, parts: int) -> dict[str, int]:
+    """The dims of a dense decoder whose matmuls use split-K that may: for so many
+    columns of tiles, in so many parts."""
+    values = {"split_tile_columns": split, "parts": parts}
+    return {f"{name}_{dim}": n for name in DIVIDED for dim, n in values.items()}
 
 
 def plan_data(

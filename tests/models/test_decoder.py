@@ -22,7 +22,7 @@ from etc_dist.schedule import SCHEDULES
 from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.graphs.paged import BASE
 from tests.layers.reference import draw
-from tests.models.steps import SHAPES, row_arrays, share_dims, tile_dims
+from tests.models.steps import SHAPES, in_parts, row_arrays, share_dims, tile_dims
 
 Array = np.ndarray[Any, Any]
 QWEN = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
@@ -131,8 +131,7 @@ def dims_of(
 ) -> dict[str, int]:
     dims = tile_dims(SHAPES, dict(zip(MATMULS, (0, 1, 0, 1, 0), strict=True)))
     return dims | {
-        "down_split_tile_columns": 1,
-        "down_parts": 2,
+        **in_parts(1, 2),
         "steps": steps,
         "rows": len(given["ids"]),
         "stops": given["stop"].shape[1],

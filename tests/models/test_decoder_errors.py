@@ -8,7 +8,7 @@ import pytest
 
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.sizes import DecoderSizes
-from tests.models.steps import SHAPES, plan_data, share_dims
+from tests.models.steps import SHAPES, in_parts, plan_data, share_dims
 from tests.models.test_decoder_sizes import dims_of
 from tests.refusals import refused
 from tests.verify.waits import Proved, change
@@ -16,7 +16,7 @@ from tests.verify.waits import Proved, change
 SIZES = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
 GRAPH = decoder_graph(1, sizes=SIZES, shapes=SHAPES, best_columns=64)
 DIMS = dims_of(layers=4, rows=3, steps=2) | share_dims(2)
-DIMS |= {"down_split_tile_columns": 1, "down_parts": 2}
+DIMS |= in_parts(1, 2)
 DIMS |= {"hidden": 136, "inner": 136, "vocabulary": 520, "all_ids": 520}
 TURN = 3
 LOOPED = [call.name for call in GRAPH.calls if call.loops == 2]

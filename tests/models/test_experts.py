@@ -32,9 +32,9 @@ from tests.models.steps import share_dims, tile_dims
 from tests.models.test_decoder import MOST_PAGES, PAGES, REQUESTS, VOCABULARY, rows_of
 
 SHAPES = (
-    TileShape(8, 64, "none", swapped=True),
-    TileShape(16, 64, "none", swapped=True),
-    TileShape(128, 112, "none"),
+    TileShape(8, 64, swapped=True),
+    TileShape(16, 64, swapped=True),
+    TileShape(128, 112),
 )
 SMALL = {"hidden_size": 72, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 QWEN = QWEN_MOE | SMALL | {"moe_intermediate_size": 40, "num_attention_heads": 2}

@@ -22,7 +22,7 @@ OF_DENSE = ("dense_up_matmul", 0), ("dense_down_matmul", 0), ("add_experts_norm"
 """Waits of dense layers alone, which come before the others."""
 FEW, MANY = 3, 20
 """Rows that fit a tile of 8, and rows that are gathered."""
-SHAPES = (TileShape(8, 64, "none", swapped=True), TileShape(128, 112, "none"))
+SHAPES = (TileShape(8, 64, swapped=True), TileShape(128, 112))
 MIXTURE = Mixture(EXPERTS, Router(TOP_K), PLAIN, has_dense=True)
 SIZES = DecoderSizes(*(6, 2, 64), page_size=16, mixture=MIXTURE)
 OPTIONS = {"sizes": SIZES, "shapes": SHAPES, "best_columns": 64}

@@ -49,7 +49,7 @@ def test_few_rows_are_those_of_all_ranks(rows, world_size, are_few):
 def test_rows_are_gathered_and_returned_by_rows_of_tiles(ranks):
     """Rows of 300 in three tiles, of which two have those of two ranks."""
     dims = {"rows": 300 // ranks, "n": 512, "k": 64}
-    dims |= dims_of(Tiling(FAMILY.index(TileShape(128, 112, "none")), 112))
+    dims |= dims_of(Tiling(FAMILY.index(TileShape(128, 112)), 112))
     gathered = gathered_matmul_graph(ranks).environment(dims, 0)
     returned = returned_matmul_graph(ranks).environment(dims, 0)
     assert gathered["tile_even_rows"] == returned["tile_even_rows"] == 104

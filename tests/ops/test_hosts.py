@@ -29,7 +29,7 @@ from tests.ops.arrays import Host
 from tests.world.jobs import run_on_hosts
 
 exhaustive = pytest.mark.exhaustive
-SIZES = (TileShape(16, 64, "none", swapped=True),)
+SIZES = (TileShape(16, 64, swapped=True),)
 TILES = {"shapes": SIZES}
 GRAPHS = {
     "matmul_reduce_scatter": (matmul_reduce_scatter_graph, TILES),
@@ -247,7 +247,7 @@ def late(channel, kind):
 
 MpiChannel.receive = late
 world, rng = etc_dist.start(), np.random.default_rng(0)
-shapes = (TileShape(16, 64, "none", swapped=True),)
+shapes = (TileShape(16, 64, swapped=True),)
 sums = with_sizes(etc_dist.MatmulReduceScatter, shapes=shapes)
 rows = with_sizes(etc_dist.AllGatherMatmul, shapes=shapes, packet_bytes=96)
 x, w = (rng.standard_normal((n, 24)).astype(numpy_dtype("bfloat16")) for n in (80, 40))

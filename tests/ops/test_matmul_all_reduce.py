@@ -26,7 +26,7 @@ from tests.ops.test_operation_errors import refusal
 from tests.verify.waits import Proved
 
 exhaustive = pytest.mark.exhaustive
-SHAPES = (TileShape(8, 64, "none", swapped=True),)
+SHAPES = (TileShape(8, 64, swapped=True),)
 # Three rows of tiles, the last column of which is divided along k.
 DIMS = {"rows": 21, "vectors": 17, "k": 520, "piece": 10}
 DIMS |= dims_of(Tiling(0, 64, 1, 2), TILES)

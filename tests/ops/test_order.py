@@ -18,7 +18,7 @@ from etc_dist.ops.order import last_between, owners_together
 from tests.graphs.rank_tiles import tile_dims
 
 WORKERS, L2_BYTES, STEPS, COLUMNS = 132, 40_000_000, 8, 128
-SHAPES = (TileShape(96, COLUMNS, "none", swapped=True),)
+SHAPES = (TileShape(96, COLUMNS, swapped=True),)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 5])

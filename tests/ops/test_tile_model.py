@@ -129,7 +129,7 @@ def test_times_of_many_tilings_at_once_are_those_of_each():
 
 
 def test_one_more_tile_than_workers_takes_another_wave():
-    shape = TileShape(128, 256, "none")
+    shape = TileShape(128, 256)
     times = [
         work_of(shape, Tiling(0, 256), (128 * tiles, 256, 4096), WORKERS)
         for tiles in (WORKERS, WORKERS + 1, 2 * WORKERS)
@@ -140,7 +140,7 @@ def test_one_more_tile_than_workers_takes_another_wave():
 
 def test_the_work_of_a_tiling_in_parts():
     """Of a wave and 12 tiles, the last 12 columns in 11 parts of six stages each."""
-    shape, sizes = TileShape(128, 256, "none"), (128, 144 * 256, 4096)
+    shape, sizes = TileShape(128, 256), (128, 144 * 256, 4096)
     whole = work_of(shape, Tiling(0, 256), sizes, WORKERS)
     parts = work_of(shape, Tiling(0, 256, 12, 11), sizes, WORKERS)
     assert (whole.num_blocks, whole.num_epilogues, whole.scratch_bytes) == (128, 2, 0)

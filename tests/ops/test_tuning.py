@@ -13,7 +13,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.ops import tuning as module
 from etc_dist.ops.tuning import (
     PACKAGE,
-    Measured,
+    KeptTiles,
     default_tuning,
     find_tuning,
     save_tuning,
@@ -22,8 +22,8 @@ from etc_dist.ops.tuning import (
 from etc_dist.settings import AUTO
 
 H200 = "NVIDIA H200"
-LAUNCH = str(default_tuning().constants.launch_us)
-MEASURED = (Measured(64, 5120, 3200, {"64 x 80, split k, swapped": 21.0}),)
+CALL = str(default_tuning().tiles.call_us)
+KEPT = (KeptTiles(64, 5120, 3200, "64 x 40, swapped"),)
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def cache(tmp_path) -> Cache:
 @pytest.fixture
 def own(cache):
     """The user's own tuning, of `etc-dist tune`."""
-    made = replace(default_tuning(), measured=MEASURED)
+    made = replace(default_tuning(), kept=KEPT)
     save_tuning(cache, made)
     return made
 
 
 def test_own_tuning_comes_before_that_of_the_package(cache):
     assert find_tuning(AUTO, cache, H200) == default_tuning()
-    made = replace(default_tuning(), measured=MEASURED)
+    made = replace(default_tuning(), kept=KEPT)
     save_tuning(cache, made)
     assert find_tuning(AUTO, cache, H200) == made
     for setting in ("h200", PACKAGE):
@@ -68,16 +68,16 @@ def test_each_tuning_of_the_package_is_of_another_gpu():
     ("change", "got"),
     [
         (lambda text: text[:-9], "Unterminated string"),
-        (lambda text: text.replace(LAUNCH, "8.7", 1), "of its content"),
-        (lambda text: text.replace(LAUNCH, f"-{LAUNCH}", 1), "of its content"),
-        (lambda text: text.replace("idle", "rest"), "rest"),
+        (lambda text: text.replace(CALL, "8.7", 1), "of its content"),
+        (lambda text: text.replace(CALL, f"-{CALL}", 1), "of its content"),
+        (lambda text: text.replace("latency_us", "rest"), "rest"),
         (
             lambda text: text.replace('"workers": 132', '"workers": "132"'),
             "of its content",
         ),
-        (lambda text: text.replace(LAUNCH, "1" + "0" * 400, 1), "OverflowError"),
+        (lambda text: text.replace(CALL, "1" + "0" * 400, 1), "OverflowError"),
         (lambda text: "[1]", "got list"),
-        (lambda text: text.replace('"format": 4', '"format": 1'), "format 1"),
+        (lambda text: text.replace('"format": 5', '"format": 1'), "format 1"),
         (
             lambda text: text.replace('"n": 5120', '"n": -8', 1),
             "of its content",
@@ -91,9 +91,10 @@ def test_each_tuning_of_the_package_is_of_another_gpu():
 )
 def test_a_damaged_file_is_refused_by_name(change, got, tmp_path, cache):
     path = tmp_path / "tuning.json"
-    text = json.dumps(default_tuning().document(), indent=1)
+    tuning = replace(default_tuning(), kept=KEPT)
+    text = json.dumps(tuning.document(), indent=1)
     path.write_text(text)
-    assert find_tuning(str(path), cache, H200) == default_tuning()
+    assert find_tuning(str(path), cache, H200) == tuning
     path.unlink()
     if change is not None:
         path.write_text(change(text))
@@ -120,7 +121,7 @@ def test_a_file_of_another_gpu_is_refused(tmp_path, cache):
 
 def test_own_tuning_that_is_damaged_is_refused_until_it_is_measured_again(cache, own):
     path = cache.root / "tunings" / "nvidia-h200.json"
-    path.write_bytes(path.read_bytes().replace(LAUNCH.encode(), b"8.7"))
+    path.write_bytes(path.read_bytes().replace(CALL.encode(), b"8.7"))
     with pytest.raises(ArgumentError, match=r"nvidia-h200\.json(.|\n)*remove the file"):
         find_tuning(AUTO, cache, H200)
     save_tuning(cache, own)
@@ -141,8 +142,8 @@ def test_ranks_with_different_constants_are_named_on_all(
     make, problem, world, monkeypatch
 ):
     def find(*arguments):
-        changed = replace(default_tuning().constants, launch_us=9.0 + world.rank)
-        return replace(default_tuning(), constants=changed)
+        changed = replace(default_tuning().tiles, call_us=9.0 + world.rank)
+        return replace(default_tuning(), tiles=changed)
 
     before = world.kept.pop(module.KIND, None)
     op, p = make(Matmul), problem(Matmul, (64, 264, 136))

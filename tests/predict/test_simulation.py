@@ -105,8 +105,8 @@ def test_tiles_of_float8_activations_are_faster_and_follow_their_rows():
     dims = {"m": 128, "n": 160, "k": 8192}
     times, rate = [], default_tuning().tiles.worker_bytes_per_us
     for shape, quantizes in (
-        (TileShape(128, 160, "none"), False),
-        (TileShape(128, 160, "none", float8=True), True),
+        (TileShape(128, 160), False),
+        (TileShape(128, 160, float8=True), True),
     ):
         layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
         options = {"w_layout": layout} if quantizes else {}

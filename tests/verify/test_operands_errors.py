@@ -129,7 +129,7 @@ def squares(g: Graph) -> None:
     m, n, strips = g.dims("m n strips")
     x, w = g.input("x", (m, 64), "bfloat16"), g.input("w", (n, 64), "bfloat16")
     y, sums = g.output("y", (m, n), "bfloat16"), g.output("s", (strips, m), "float32")
-    tiles = Tiles(g, "tile", 0, [TileShape(128, 128)])
+    tiles = Tiles(g, "tile", 0, [TileShape(128, 128, swapped=True)])
     i, j = grid = g.grid(i=ceildiv(m, 128), j=ceildiv(n, 128))
     rows, columns = tile(i, 128), tile(j, 128)
     g.call(
@@ -186,7 +186,7 @@ def test_a_region_larger_than_the_tile_is_refused(w_layout, gated, size, fault) 
 @graph_function
 def summed(g: Graph, *, swapped: bool) -> None:
     m, n = g.dims("m n")
-    shape = TileShape(128, 128, "rows" if swapped else "none", swapped=swapped)
+    shape = TileShape(128, 128, swapped=swapped)
     tiles = Tiles(g, "tile", 0, [shape])
     sums = g.input("sums", (2, 8 * 1024), "float32")
     y = g.output("y", (m, n), "bfloat16")

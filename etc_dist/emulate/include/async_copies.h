@@ -49,11 +49,11 @@ void init_barrier(uint32_t address, uint32_t count) {
   if (made.clock == 0) made.clock = 1;
   made.agent = uint32_t(&worker - workers) * kAgents + kFirstBarrier + worker.barriers++;
 }
-void arrive(Worker& worker, uint32_t address, uint32_t count, bool releases) {
+void arrive(Worker& worker, uint32_t address, uint32_t count) {
   Barrier& at = barrier(worker, address);
   Phase& now = phase(worker, address, own->known);
   note_progress();
-  if (&worker == own->worker || releases) {
+  if (&worker == own->worker) {
     now.sum.add(own->known);
   } else {
     now.sum.add_before(own->at_remote_arrival), now.sum.add_wgmmas(own->known);

@@ -194,9 +194,8 @@ struct Barrier {
 static_assert(sizeof(Barrier) == 8);
 // On the running thread's worker, or on `worker`.
 void init_barrier(uint32_t address, uint32_t count);
-// An arrival at another worker's mbarrier orders nothing that this thread did last, unless it
-// releases.
-void arrive(Worker& worker, uint32_t address, uint32_t count, bool releases = false);
+// An arrival at another worker's mbarrier orders nothing that this thread did last.
+void arrive(Worker& worker, uint32_t address, uint32_t count);
 void expect(uint32_t address, uint32_t bytes);
 // Whether a phase is over, for which the thread waits a little.
 bool try_wait(uint32_t address, uint32_t parity);

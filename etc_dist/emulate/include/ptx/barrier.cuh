@@ -20,14 +20,8 @@ inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
 inline void mbarrier_arrive_cluster(u32 barrier, u32 worker) {
   emulation::arrive(*emulation::own->worker->cluster[worker], barrier, 1);
 }
-inline void mbarrier_arrive_cluster_release(u32 barrier, u32 worker) {
-  emulation::arrive(*emulation::own->worker->cluster[worker], barrier, 1, true);
-}
 inline bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return emulation::try_wait(barrier, parity);
-}
-inline bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
-  return mbarrier_try_wait(barrier, parity);
 }
 template <int kThreads>
 bool named_barrier_any(u32 id, bool value) {

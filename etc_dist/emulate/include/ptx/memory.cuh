@@ -186,15 +186,6 @@ inline void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker) {
   what.words[0] = v;
   emulation::issue_async(what);
 }
-inline u32 cluster_address(u32 address, u32 worker) {
-  const u32 offset = address & ((1u << emulation::kPlace) - 1);
-  return offset | emulation::own->worker->cluster[worker]->place << emulation::kPlace;
-}
-inline void store16_async_cluster(u32 address, const float* v, u32 barrier) {
-  emulation::AsyncOp what = words_to(address, barrier, address >> emulation::kPlace, 4);
-  memcpy(what.words, v, 16);
-  emulation::issue_async(what);
-}
 inline u8* shared_memory() { return emulation::own->worker->shared; }
 inline u32 shared_address(const void* p) {
   const emulation::Worker& worker = *emulation::own->worker;
