@@ -60,7 +60,7 @@ from etc_dist.models.experts import (
     Turn,
 )
 from etc_dist.models.sizes import WEIGHTS, DecoderSizes
-from etc_dist.models.step_policy import DIVIDED, STEP_SHAPES
+from etc_dist.models.step_policy import DIVIDED, step_shapes
 from etc_dist.ops.multiply import AllTiles, TiledMatmul, Turns, tiles_of_dims
 
 BEST_COLUMNS = 1024
@@ -79,7 +79,7 @@ def decoder_graph(
     g: Graph,
     *,
     sizes: DecoderSizes,
-    shapes: Sequence[TileShape] = STEP_SHAPES,
+    shapes: Sequence[TileShape] = (),
     best_columns: int = BEST_COLUMNS,
     early: bool = True,
 ) -> None:
@@ -108,8 +108,10 @@ def decoder_graph(
     ranks get the same next_ids. `vocabulary` is a multiple of 8, equal on all ranks:
     columns of logits after those of the `all_ids` ids are padding without effect.
 
-    early: tasks may read operands before their last wait is met. They have one more
-    wait, for these operands."""
+    shapes: of tiles; by default those that `StepPolicy` chooses from. early: tasks may
+    read operands before their last wait is met. They have one more wait, for these
+    operands."""
+    shapes = shapes or step_shapes(has_experts=sizes.mixture is not None)
     calls = _Calls(g, sizes, shapes, early)
     calls.take_rows()
     with g.loop(step=calls.steps) as step:
@@ -352,7 +354,7 @@ class _Calls:
             *(g, f"{name}_", self.tiles[name], dtype, x, weights, to, epilogue),
             place=of_layer,
             turns=Turns(turns, turn),
-            divides=name in DIVIDED,
+            divides=name in DIVIDED and self.sizes.mixture is None,
             clips=not x.shape[0] is y.shape[-2] is self.rows,
             options=options,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from etc_dist.functions.attend import HEADS
 from etc_dist.functions.plan_shares import CUT, MOST_CUTS, STAGE
@@ -27,17 +27,15 @@ from etc_dist.ops.tuning import Tuning, default_tuning
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The rows of a step; others are padded to the next one: few shapes to prove."""
-STEP_SHAPES = tuple(
-    shape
-    for shape in FAMILY
-    if shape.rows <= MOST_FEW_ROWS or (not shape.swapped and shape.columns <= 160)
-)
-"""The tiles of a step. More for many rows add code, of which the instruction cache
-holds little: by the model of times, the matmuls of known models take 0.1 % longer on
-average at 64 to 128 rows than with all shapes."""
-DIVIDED = ("down",)
-"""The matmuls whose tiles may use split-K, if they are stored on one rank. Others have
-so many columns that it gains at most a few percent, by the model."""
+WIDE_COLUMNS = {True: (96, 112, 160), False: (96, 160, 224)}
+"""Whether a model has experts -> the columns of its tiles for many rows. More of them
+add code, of which the instruction cache holds little: by the model of times, the
+matmuls of dense models then take 0.2 % less on average at 96 and 128 rows. Models with
+experts have no matmul as wide as `gate_up`, but for the head."""
+DIVIDED = ("o", "down")
+"""The matmuls whose tiles may use split-K, if the model has no experts, and tiles are
+stored on one rank. Others have so many columns, or so few elements of k, that it gains
+at most a few percent, by the model; and each has more code."""
 GATED = ("gate_up", "expert_up", "shared_up", "dense_up")
 """The matmuls of gate and up."""
 SLICE_POSITIONS = 2 * STAGE
@@ -52,11 +50,28 @@ MOST_STEPS = 128
 """Steps of a launch, at most."""
 MEAN_ROWS = 3
 """Rows of an expert's tile, as a multiple of the mean of all experts."""
+MOST_SWAPPED_ROWS = 64
+"""Up to so many rows, tiles that are not swapped were never faster. With them a step of
+Qwen3-32B with 64 rows took 5 % longer, on an H200."""
+MANY_ROWS_RATES = {"fill_bytes_per_us": 57e3, "parts_us": 8.0}
+"""With more rows, what differs from a call of one matmul in the constants of the model
+of times. Measured in steps of Qwen3-32B with 128 rows on an H200: each matmul loaded 54
+to 59 KB/us into an SM, and the sums of parts ended 9 us after the last part."""
 TASK_US = 2.0
 """Microseconds for each task of a worker: the work of its loading thread before the
 first load, where the ring of stages does not hide it."""
 LEAST_TILE = 8
 """The fewest rows of an expert's tile: the smallest N of wgmma."""
+
+
+def step_shapes(*, has_experts: bool) -> tuple[TileShape, ...]:
+    """The tiles of a step."""
+    wide = WIDE_COLUMNS[has_experts]
+    return tuple(
+        shape
+        for shape in FAMILY
+        if shape.rows <= MOST_FEW_ROWS or (not shape.swapped and shape.columns in wide)
+    )
 
 
 def step_counts(most: int) -> list[int]:
@@ -85,7 +100,6 @@ class StepPolicy:
 
     config: ModelConfig
     workers: int | None
-    shapes: Sequence[TileShape] = STEP_SHAPES
     in_order: bool = False
     tuning: Tuning = field(default_factory=default_tuning)
     ranks: int = 1
@@ -110,7 +124,8 @@ class StepPolicy:
 
     def shapes_of(self, matmul: str) -> Sequence[TileShape]:
         """The tiles of a matmul, of which the dim `<matmul>_shape` selects one."""
-        return shapes_for(layout_of(matmul, self.config.float8), self.shapes)
+        shapes = step_shapes(has_experts=self.config.mixture is not None)
+        return shapes_for(layout_of(matmul, self.config.float8), shapes)
 
     def text(self, matmul: str, dims: Mapping[str, int]) -> str:
         """The tiles of a matmul in words."""
@@ -185,10 +200,12 @@ class StepPolicy:
             found += tilings(
                 *(shapes, sizes, workers), gated=gated, in_order=self.in_order
             )
+        if rows <= MOST_SWAPPED_ROWS:
+            found = [each for each in found if shapes[each.shape_idx].swapped]
 
         def cost(tiling: Tiling) -> float:
             shape = shapes[tiling.shape_idx]
-            return self._cost(work_of(shape, tiling, sizes, workers, gated))
+            return self._cost(work_of(shape, tiling, sizes, workers, gated), rows)
 
         return min(found, key=cost)
 
@@ -201,17 +218,18 @@ class StepPolicy:
             for columns in shape.widths(gated=gated)
         ]
 
-    def _cost(self, work: TileWork) -> float:
+    def _cost(self, work: TileWork, rows: int) -> float:
         if self.workers is None:
             return work.num_tiles
         constants = self.tuning.tiles
+        if rows > MOST_SWAPPED_ROWS:
+            constants = replace(constants, **MANY_ROWS_RATES)
         us = work.us(constants) + work.last_wave_us(constants)
         return us + TASK_US * work.num_epilogues
 
     def _divides(self, name: str) -> bool:
-        """Whether tiles of a matmul may use split-K: not if they are stored on several
-        ranks."""
-        return name in DIVIDED and self.ranks == 1
+        """Whether tiles of a matmul may use split-K."""
+        return name in DIVIDED and self.ranks == 1 and self.config.mixture is None
 
     def _expert_tiles(self, rows: int, mixture: Mixture) -> dict[str, int]:
         """Tiles with the rows that most experts have, and the fastest widths for the
@@ -249,7 +267,7 @@ class StepPolicy:
             tiles = -(-all_columns // tiling.columns)
             sizes = height, groups * tiles * tiling.columns, k
             shape = shapes[tiling.shape_idx]
-            return self._cost(work_of(shape, tiling, sizes, workers))
+            return self._cost(work_of(shape, tiling, sizes, workers), height)
 
         known = [
             tiling

@@ -61,7 +61,8 @@ def tile_dims(
     dims: dict[str, int] = {}
     for name, number in chosen.items():
         tiling = Tiling(number, shapes[number].columns)
-        dims |= dims_of_tiles(name, tiling, name in DIVIDED and ranks == 1)
+        divides = name in DIVIDED and ranks == 1 and "down" in chosen
+        dims |= dims_of_tiles(name, tiling, divides)
     return dims
 
 

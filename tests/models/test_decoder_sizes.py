@@ -15,7 +15,7 @@ from etc_dist.functions.router import Router
 from etc_dist.models.decoder import decoder_for, decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import MATMULS, DecoderSizes
-from etc_dist.models.step_policy import STEP_SHAPES
+from etc_dist.models.step_policy import step_shapes
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity
@@ -25,6 +25,7 @@ from tests.models.steps import FEW_ROWS, SHAPES, Steps, share_dims, tile_dims
 
 QWEN_32B = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
 MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=Mixture(128, Router(8)))
+DENSE = step_shapes(has_experts=False)
 MOST_BYTES = 4096
 NUMBERS = {"dim", "events", "head", "period", "slots", "states", "tail", "address"}
 NUMBERS |= {"units", "surplus", "divisor", "first", "initial", "total"}
@@ -38,7 +39,7 @@ def dims_of(
     matmuls: Sequence[str] = MATMULS,
     ranks: int = 1,
 ) -> dict[str, int]:
-    return tile_dims(STEP_SHAPES, dict.fromkeys(matmuls, rows % 2), ranks) | {
+    return tile_dims(DENSE, dict.fromkeys(matmuls, rows % 2), ranks) | {
         "rows": rows,
         "layers": layers,
         "hidden": 5120,
@@ -92,8 +93,8 @@ def test_tasks_of_a_step_are_assigned_without_tickets(ranks):
 def test_the_rows_of_a_step_are_divided_evenly_into_tiles():
     graph = decoder_graph(1, sizes=QWEN_32B)
     for rows, height, each in ((24, 32, 24), (48, 64, 48), (96, 64, 48), (128, 64, 64)):
-        shape = next(n for n, s in enumerate(STEP_SHAPES) if s.rows == height)
-        shapes = tile_dims(STEP_SHAPES, dict.fromkeys(MATMULS, shape))
+        shape = next(n for n, s in enumerate(DENSE) if s.rows == height)
+        shapes = tile_dims(DENSE, dict.fromkeys(MATMULS, shape))
         env = graph.environment(dims_of(1, rows) | shapes, 0)
         assert {env[f"{name}_tile_even_rows"] for name in MATMULS} == {each}
 

@@ -10,7 +10,7 @@ from etc_dist.functions.router import Router
 from etc_dist.models import step_policy
 from etc_dist.models.config import read_config
 from etc_dist.models.experts import Mixture
-from etc_dist.models.step_policy import ROWS, StepPolicy
+from etc_dist.models.step_policy import DIVIDED, ROWS, StepPolicy
 from tests.models.small import make_model
 
 
@@ -45,7 +45,7 @@ def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
             if name.endswith("_shape")
         ]
         assert all(shape.adds_in_order for shape in shapes)
-        assert dims.get("down_parts", 1) == 1
+        assert {dims.get(f"{name}_parts", 1) for name in DIVIDED} == {1}
     for longest, cuts in (
         (1, 1),
         (300, 1),
