@@ -99,7 +99,8 @@ class ChainWorkload(Workload):
             )
             for n in range(2)
         ]
-        pair = fastest_pair(rankings, tuning_of(self.world).tiles.call_us)
+        tiles = tuning_of(self.world).tiles
+        pair = fastest_pair(rankings, tiles.call_us, made.program.workers)
         tilings = pair.first.tiling, pair.second.tiling
         made.dims = {
             dim: value

@@ -284,7 +284,7 @@ class RandomMLPRanks(Random, MLPWorkload):
             return []
         sizes, tuning = sizes_of(self.m, self.n, self.k), tuning_of(self.world)
         rankings = rankings_of(sizes, program.workers, FAMILY, tuning)
-        pair = fastest_pair(rankings, tuning.tiles.call_us)
+        pair = fastest_pair(rankings, tuning.tiles.call_us, program.workers)
         tilings = pair.first.tiling, pair.second.tiling
         text = " + ".join(text_of(FAMILY, each) for each in tilings)
         return [Choice({}, text, pair.us)]

@@ -19,8 +19,9 @@ from etc_dist.schedule.plan import Choice
 WAIT_US = 2.0
 """Added where down waits for all activations: from the end of the last tile of gate_up,
 through the notification, to the first loads of its results. Assumed, as the time from a
-launch to the first wgmma of a worker. Among several blocks, other tiles hide it, unless
-gate_up uses split-K: its sums, of all blocks, come last."""
+launch to the first wgmma of a worker. Among several blocks, other tiles hide it if
+workers have several, unless gate_up uses split-K: its sums, of all blocks, come last.
+"""
 SWITCH_US = 2.0
 """Added where the two matmuls have different tile shapes: the fetch of the second one's
 code, which no instruction cache holds. Measured on an H200 only."""
@@ -36,14 +37,17 @@ class Pair(NamedTuple):
     blocks: int
 
 
-def fastest_pair(rankings: Sequence[Sequence[Prediction]], launch_us: float) -> Pair:
+def fastest_pair(
+    rankings: Sequence[Sequence[Prediction]], launch_us: float, workers: int
+) -> Pair:
     """Of two rankings by `predictions` for equally many rows. launch_us: which two
     kernels take twice, and one only once."""
 
     def pair(first: Prediction, second: Prediction) -> Pair:
         blocks = first.tiles_down if first.tiles_down == second.tiles_down else 1
         is_switched = first.tiling.shape_idx != second.tiling.shape_idx
-        is_exposed = blocks == 1 or first.tiling.parts > 1
+        is_wave = first.work.num_tiles <= workers
+        is_exposed = blocks == 1 or is_wave or first.tiling.parts > 1
         us = first.us + second.us - launch_us
         us += WAIT_US * is_exposed + SWITCH_US * is_switched
         return Pair(first, second, us, blocks)
@@ -103,7 +107,7 @@ def choose_tiles(
     ranks = world_size if of_one_rank else 1
     kinds = {"in_order": in_order}
     rankings = rankings_of(sizes, workers, shapes, tuning, ranks=ranks, **kinds)
-    pair = fastest_pair(rankings, tuning.tiles.call_us)
+    pair = fastest_pair(rankings, tuning.tiles.call_us, workers)
     blocks = f"{pair.blocks} blocks of rows" if pair.blocks > 1 else "all rows"
     both, chosen = (pair.first, pair.second), []
     up, down = (text_of(shapes, each.tiling) for each in both)

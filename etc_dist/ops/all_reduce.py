@@ -149,7 +149,7 @@ class AllReduce(SumOperation):
     Small arrays take one exchange: each rank stores x on all ranks, and each adds; the
     smallest ones as flagged words (not with schedule="dynamic"). Large arrays take two:
     each rank adds a share, and stores the sum on all ranks. `show` prints the choice,
-    predicted times from estimated constants, and the memory.
+    predicted times and the memory.
 
     reduction: "sum", the only one. Arrays, other options and errors as for
     `MatmulReduceScatter`.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -15,7 +17,14 @@ from etc_dist.layers.mlp_policy import (
     fastest_pair,
 )
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
-from etc_dist.ops.tile_model import FAMILY, Prediction, Tiling, dims_of, predictions
+from etc_dist.ops.tile_model import (
+    FAMILY,
+    Prediction,
+    TileWork,
+    Tiling,
+    dims_of,
+    predictions,
+)
 from etc_dist.ops.tuning import default_tuning
 
 WORKERS = 132
@@ -55,7 +64,8 @@ def test_the_sum_of_both_times_is_least(sizes):
     likely = []
     for one, other in product(ups[:60], downs[:60]):
         is_exposed = one.tiles_down != other.tiles_down or one.tiles_down == 1
-        is_exposed |= one.tiling.parts > 1  # whose sums come last
+        # Sums of parts come last; in one wave there are no other tiles.
+        is_exposed |= one.tiling.parts > 1 or one.work.num_tiles <= WORKERS
         is_switched = one.tiling.shape_idx != other.tiling.shape_idx
         us = one.us + other.us + WAIT_US * is_exposed + SWITCH_US * is_switched
         likely.append((us, [one.tiling, other.tiling]))
@@ -66,9 +76,10 @@ def test_the_sum_of_both_times_is_least(sizes):
     assert together in reasons[1] and together in others[1]
 
 
-def made(shape_idx, us, tiles_down, parts=1):
+def made(shape_idx, us, tiles_down, parts=1, num_tiles=2 * WORKERS):
     tiling = Tiling(shape_idx, 128, int(parts > 1), parts)
-    return Prediction(tiling, None, us, tiles_down)
+    work = cast(TileWork, SimpleNamespace(num_tiles=num_tiles))
+    return Prediction(tiling, work, us, tiles_down)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +96,7 @@ def test_blocks_of_rows_save_a_wait_and_equal_tiles_a_switch(
 ):
     """others: slower tilings of the second matmul, of the first one's shape or with as
     many rows of tiles."""
-    pair = fastest_pair([[made(5, 10.0, 2)], [made(6, 8.0, 3), *others]], 1.0)
+    pair = fastest_pair([[made(5, 10.0, 2)], [made(6, 8.0, 3), *others]], 1.0, WORKERS)
     assert pair.second.tiling.shape_idx == shape_idx
     assert (pair.us, pair.blocks) == (pytest.approx(17 + us), blocks)
 
@@ -93,8 +104,15 @@ def test_blocks_of_rows_save_a_wait_and_equal_tiles_a_switch(
 @pytest.mark.parametrize(("faster_us", "parts"), [(0.9, 1), (1.1, 2)])
 def test_split_k_before_down_exposes_its_wait(faster_us, parts):
     whole, divided = made(5, 10, 2), made(5, 10 - faster_us * WAIT_US, 2, 2)
-    pair = fastest_pair([[divided, whole], [made(5, 8.0, 2)]], 1.0)
+    pair = fastest_pair([[divided, whole], [made(5, 8.0, 2)]], 1.0, WORKERS)
     assert (pair.first.tiling.parts, pair.blocks) == (parts, 2)
+
+
+def test_blocks_in_one_wave_expose_the_wait():
+    few, many = made(5, 10, 1), made(6, 10.1, 2, num_tiles=WORKERS)
+    downs = [made(5, 8, 1), made(6, 8, 2)]
+    pair = fastest_pair([[few, many], downs], 1.0, WORKERS)
+    assert pair.first.tiling.shape_idx == 5
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
