@@ -1,9 +1,8 @@
 """Matrix multiplication of tiles of rows, each by its expert's weights; CUDA half in
 `kernels/functions/grouped_matmul.cuh`.
 
-Weights are stored [experts, n, k]. A tile has up to 288 rows; one without rows is not
-computed. A cluster of two workers computes a tile with fp32 accumulation; each notifies
-for its part, hence two parts."""
+Weights are stored [experts, n, k]. A tile has up to 144 rows; one without rows is not
+computed. Sums are in fp32."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from etc_dist.functions.matmul import STAGE_K, two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
 from etc_dist.ir.function import COMPUTE, GATHER, LOAD, STORE, TENSOR
 
-UP_COLUMNS = 256
+UP_COLUMNS = 128
 """Columns of activations in a task on the GPU."""
-TILE_COLUMNS = 512
+TILE_COLUMNS = 256
 """Columns of the down projection in a task on the GPU."""
-THIN = 128
-"""Rows and columns of a thin tile."""
-MOST_ROWS = 288
+THIN_ROWS, THIN_COLUMNS = 64, 128
+"""Of a thin tile."""
+MOST_ROWS = 144
 """Rows of a tile at most."""
 ROWS = Extent(most=MOST_ROWS, name="rows")
 DEPTH = Extent(name="k", multiple=2 * STAGE_K, not_empty=True)
@@ -63,8 +62,6 @@ def _grouped(
         lane=TENSOR,
         reads=reads,
         writes=1,
-        cluster=2,
-        parts=2,
         roles=(LOAD, *([GATHER] if gathers else []), COMPUTE, STORE),
         streams=(1,),
         boxes=boxes,
@@ -87,14 +84,14 @@ def grouped_gated(
     *,
     biased: bool = False,
 ) -> DeviceFunction:
-    """x [tokens, k], an expert's gate and up [256, k], the same rows of the two halves
-    of one matrix, tokens [288] -> silu(rows @ gate.T) * (rows @ up.T), a tile [288,
-    256], rounded once, where rows are those of x that `tokens` name. On the GPU a tile
-    has at most 288 rows, and its columns begin at a multiple of 8 and are 256 or 128,
+    """x [tokens, k], an expert's gate and up [128, k], the same rows of the two halves
+    of one matrix, tokens [144] -> silu(rows @ gate.T) * (rows @ up.T), a tile [144,
+    128], rounded once, where rows are those of x that `tokens` name. On the GPU a tile
+    has at most 144 rows, and its columns begin at a multiple of 8 and are 128 or 64,
     fewer at the matrix' edge.
 
-    Without gathers: rows [288, k] in place of x, and no tokens. activation: in place of
-    that of SwiGLU. biased: biases of gate and up [256] follow the weights, and are
+    Without gathers: rows [144, k] in place of x, and no tokens. activation: in place of
+    that of SwiGLU. biased: biases of gate and up [128] follow the weights, and are
     added to the products."""
     element = two_byte(dtype)
     weight = Operand((Extent(most=UP_COLUMNS), DEPTH), element, leading=True)
@@ -141,10 +138,10 @@ def _tile(dtype: str, rows: Extent, most: int, result: str) -> dict[int, Operand
 def grouped_store(
     dtype: str, activation: Activation = SWIGLU, *, biased: bool = False
 ) -> DeviceFunction:
-    """rows [288, k], an expert's weights [512, k] -> rows @ weights.T. On the GPU a
-    tile has at most 288 rows, and its columns begin at a multiple of 8 and are 512 or
-    256, fewer at the matrix' edge; a row of the matrix is a multiple of 16 bytes.
-    A slice of k has a multiple of 128 elements, but for the last. biased: a bias [512]
+    """rows [144, k], an expert's weights [256, k] -> rows @ weights.T. On the GPU a
+    tile has at most 144 rows, and its columns begin at a multiple of 8 and are 256 or
+    128, fewer at the matrix' edge; a row of the matrix is a multiple of 16 bytes.
+    A slice of k has a multiple of 128 elements, but for the last. biased: a bias [256]
     follows the weights, and is added. activation: that of `grouped_gated` in the same
     program, which then shares its mainloop."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
@@ -161,12 +158,13 @@ def grouped_store(
 
 
 def thin_float(dtype: str, activation: Activation = SWIGLU) -> DeviceFunction:
-    """x [128, k], a weight of at most 128 rows -> x @ weight.T, a tile [128, 128] in
-    fp32. On the GPU a tile has 128 rows and columns, but at the edges, and k is all of
-    the operands' or a share that ends after a multiple of 128. activation: as of
+    """x [64, k], a weight of at most 128 rows -> x @ weight.T, a tile [64, 128] in
+    fp32. On the GPU a tile has 64 rows and 128 columns, but at the edges, and k is all
+    of the operands' or a share that ends after a multiple of 128. activation: as of
     `grouped_store`."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    tile = _tile(dtype, Extent(THIN, name="rows", clipped=True), THIN, "float32")
+    rows = Extent(THIN_ROWS, name="rows", clipped=True)
+    tile = _tile(dtype, rows, THIN_COLUMNS, "float32")
     return _grouped(
         *("thin_float", dtype, _multiply, 2, boxes, tile),
         thin=True,

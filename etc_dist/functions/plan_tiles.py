@@ -8,7 +8,7 @@ from etc_dist.functions.routing import PADDING, Routing
 from etc_dist.ir import DeviceFunction, Operand
 from etc_dist.ir.function import TENSOR
 
-TOGETHER = 2
+TOGETHER = 4
 """Tiles that alternate over the same columns of an expert's weights, which may be
 larger than the L2 cache."""
 

@@ -19,13 +19,13 @@ from etc_dist.ir.tensor import Tile
 
 BLOCK = 32
 """Tokens that one task routes: the bits of a word of `chosen`; at most 32."""
-TILE_ROWS = 288
+TILE_ROWS = 144
 """The most rows of a tile."""
 NONE = -1
 """The id of no expert, and the place of a choice without a row."""
-PADDING = 32
+PADDING = 16
 """An expert's rows begin and end at a multiple of this, so that bulk copies of a tile's
-rows of activations, 16 at a time and by two workers, touch no other expert's."""
+rows of activations, 16 at a time, touch no other expert's."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ each."""
 SCORE_TASKS = 132
 """The largest number of tasks that compute logits for groups of experts, about one per
 worker. Where many tokens would need more, logits are computed in tiles by GEMMs."""
-TILE_BLOCKS, TILE_EXPERTS = 4, 128
+TILE_BLOCKS, TILE_EXPERTS = 2, 128
 """Blocks of tokens, and experts, of a tile of logits."""
 PART_GROUPS, PARTS = 2, 4
 """Groups of tiles in a part, and the largest number of parts. Each part has an event

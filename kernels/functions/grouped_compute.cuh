@@ -1,19 +1,12 @@
-// Grouped matrix multiplication: tiles of up to 288 rows of x, all of one group, by 512 rows of
-// that group's weight, by clusters of two workers.
+// Grouped matrix multiplication: tiles of up to 144 rows of x, all of one group, by 256 rows of that
+// group's weight.
 //
 // The number of rows of x in a tile is known only at run time. So rows of the weight are the M of
 // wgmma, 64 at a time, and rows of x its N, any multiple of 16. Each of two warpgroups multiplies
-// 2 x 64 rows of the weight, or 64 in narrow and thin tiles. The kinds of tiles:
-//   short   up to 144 rows, bound by the bytes of the weight: each worker of the pair multiplies
-//           all rows by half of the weight's rows;
-//   long    more rows: each worker multiplies half of the rows by both halves of the weight in
-//           turn. The pair shares the weight by multicast;
-//   half    at most 256 rows of the weight, shared like those of a long tile, in one turn;
-//   narrow  at most 16 rows of x and 256 of the weight: each worker multiplies all rows of x by
-//           half of the weight's rows. Stages have twice the depth, to keep equally many bytes in
-//           flight;
-//   thin    at most 128 rows of the weight, which the pair shares, 64 rows of x in each worker, and
-//           stages as of a narrow tile.
+// 2 x 64 rows of the weight. In two kinds of tiles it is 64 rows, and stages have twice the depth, to
+// keep equally many bytes in flight:
+//   narrow  at most 16 rows of x and 128 of the weight;
+//   thin    at most 64 rows of x and 128 of the weight.
 //
 // The rows of the weight are in two blocks of 64, which alternate in groups of eight, so that a
 // warp has 32 adjacent rows. A gated tile needs the same rows of two weights, gate and up, which
@@ -33,42 +26,30 @@ namespace etc {
 struct GroupedTile {
   static constexpr u32 kPiece = 16;     // rows of x in a small box
   static constexpr u32 kLarge = 64;     // rows of x in a large box
-  static constexpr u32 kMaxRows = 144;  // of x in a worker
+  static constexpr u32 kMaxRows = 144;  // of x in a tile
   static constexpr u32 kRowBytes = kStageDepth * 2;
   static constexpr u32 kBoxRows = 128, kBoxBytes = kBoxRows * kRowBytes;  // of the weight
   static constexpr u32 kBytesX = kMaxRows * kRowBytes, kBytesW = 2 * kBoxBytes;
   static constexpr u32 kStageBytes = kBytesX + kBytesW;
   static constexpr u32 kOutBytes = 96 * 128;  // of a warpgroup's part of the buffer
   static constexpr u32 kFew = 8;  // gathered rows of x that bulk copies load, one by one
-  static constexpr u32 kThinRows = kLarge;  // rows of x of a worker in a thin tile
-  enum Kind : u32 { kNarrow, kShort, kHalf, kLong };
+  static constexpr u32 kThinRows = kLarge;  // rows of x in a thin tile
   enum Variant : u32 { kGated = 1, kThin = 2, kGathered = 4, kBiased = 8 };
 
   // The size of a task; rows is 0 if the tile has no rows or columns.
   struct Size {
-    u32 steps, rows;  // of a worker
-    Kind kind;
-    u32 few;  // gathered rows that are loaded one by one; 0 if there are more than kFew
+    u32 steps, rows;
+    bool is_narrow;  // or thin
+    u32 boxes;       // of the weight in a stage
+    u32 few;         // gathered rows that are loaded one by one; 0 if there are more than kFew
 
-    ETC_DEVICE u32 packed() const { return steps | rows << 16 | u32(kind) << 24 | few << 26; }
+    ETC_DEVICE u32 packed() const {
+      return steps | rows << 16 | u32(is_narrow) << 24 | boxes << 25 | few << 27;
+    }
     ETC_DEVICE static Size of(u32 v) {
-      return {v & 0xffffu, v >> 16 & 0xffu, static_cast<Kind>(v >> 24 & 3), v >> 26};
+      return {v & 0xffffu, v >> 16 & 0xffu, (v >> 24 & 1) != 0, v >> 25 & 3, v >> 27};
     }
-    // A long tile multiplies the halves of the weight in turn. In a short or narrow tile each
-    // worker has one half. The other kinds have a single half.
-    ETC_DEVICE u32 turns() const { return kind == kLong ? 2 : 1; }
-    ETC_DEVICE bool is_shared() const { return kind >= kHalf; }
-    ETC_DEVICE u32 depth() const { return kind == kNarrow ? 2 : 1; }  // of a stage, in kStageDepth
-    template <bool kIsThin>
-    ETC_DEVICE u32 first_weight(u32 turn) const {
-      if constexpr (kIsThin) return 0;
-      const u32 half = is_shared() ? turn : blockIdx.x & 1;
-      return half * (kind == kNarrow ? kBoxRows : 2 * kBoxRows);
-    }
-    template <bool kIsThin>
-    ETC_DEVICE u32 first_row() const {
-      return kIsThin || is_shared() ? (blockIdx.x & 1) * rows : 0;
-    }
+    ETC_DEVICE u32 depth() const { return is_narrow ? 2 : 1; }  // of a stage, in kStageDepth
   };
 
   template <u32 n, class F>
@@ -118,21 +99,18 @@ struct GroupedMatmul : GroupedTile {
     const Size size = Size::of(work.size);
     constexpr bool kMayBeThin = (kVariants & kThin) != 0;
     bool going = true;
-    for (u32 turn = 0; turn < size.turns() && going; ++turn) {
-      const auto multiply_by = [&](auto columns, auto blocks, auto thin) {
-        going = multiply<kVariants, decltype(blocks)::value, decltype(columns)::value,
-                         decltype(thin)::value>(
-            run, stages, size, work.variant, turn, counters.round);
-      };
-      if (size.kind != kNarrow) {
-        multiply_by(Number<kMaxRows>{}, Number<2>{}, Number<0>{});
-      } else if (kMayBeThin && size.rows == kThinRows) {
-        if constexpr (kMayBeThin) {
-          multiply_by(Number<kThinRows>{}, Number<1>{}, Number<1>{});
-        }
-      } else {
-        multiply_by(Number<kPiece>{}, Number<1>{}, Number<0>{});
+    const auto multiply_by = [&](auto columns, auto blocks, auto thin) {
+      going = multiply<kVariants, decltype(blocks)::value, decltype(columns)::value,
+                       decltype(thin)::value>(run, stages, size, work.variant, counters.round);
+    };
+    if (!size.is_narrow) {
+      multiply_by(Number<kMaxRows>{}, Number<2>{}, Number<0>{});
+    } else if (kMayBeThin && size.rows == kThinRows) {
+      if constexpr (kMayBeThin) {
+        multiply_by(Number<kThinRows>{}, Number<1>{}, Number<1>{});
       }
+    } else {
+      multiply_by(Number<kPiece>{}, Number<1>{}, Number<0>{});
     }
     if (going) ptx::mbarrier_arrive(stored(ptx::thread() >> 7));
     ++counters.round;
@@ -140,17 +118,17 @@ struct GroupedMatmul : GroupedTile {
   }
 
  private:
-  // A worker's part of a tile of y: the address of its first element, its rows and columns.
+  // A tile of y: the address of its first element, its rows and columns.
   struct Place {
     u64 at;
     u32 row_bytes;
     i32 rows, columns;
   };
-  // The place without its first `skipped` columns, and with at most `rows` rows.
-  ETC_DEVICE Place read_place(i32 skipped, u32 item_bytes, u32 rows) const {
+  // The place, with at most `rows` rows.
+  ETC_DEVICE Place read_place(u32 rows) const {
     const uint2 at = ptx::load_shared8(place()), rest = ptx::load_shared8(place() + 8);
-    return {(u64(at.y) << 32 | at.x) + u32(skipped) * item_bytes, rest.x,
-            minimum(i32(rest.y & 0xffffu), i32(rows)), i32(rest.y >> 16) - skipped};
+    return {u64(at.y) << 32 | at.x, rest.x, minimum(i32(rest.y & 0xffffu), i32(rows)),
+            i32(rest.y >> 16)};
   }
 
   // kBlocks: 1 for narrow and thin tiles, whose wgmmas have kColumns columns and whose stages have
@@ -161,7 +139,7 @@ struct GroupedMatmul : GroupedTile {
   template <u32 kVariants, int kBlocks, int kColumns, bool kIsThin, class Program>
   ETC_DEVICE bool multiply(
       const Run<Program>& run, StageReader<Program>& stages, const Size& size, u32 variant,
-      u32 turn, u32 round) const {
+      u32 round) const {
     const u32 thread = ptx::thread();
     const u32 wg = __shfl_sync(~0u, thread >> 7, 0);
     constexpr u32 kBlockBytes = 64 * kRowBytes, kParts = 2 / kBlocks;
@@ -208,15 +186,14 @@ struct GroupedMatmul : GroupedTile {
     // No thread uses the buffer any more, and the place is that of this tile.
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
     if (!lost) {
-      const i32 skipped = (i32(turn) * i32(2 * kBoxRows)) >> u32(is_gated);
       if constexpr (kIsThin) {
 #pragma unroll
         for (int i = 0; i < kColumns / 2; ++i) d[0][i] += d[1][i];
-        put_float<kColumns>(read_place(skipped, 4, size.rows), d[0]);
+        put_float<kColumns>(read_place(size.rows), d[0]);
       } else if (is_gated) {
-        const Biases<kVariants, kBlocks> gate_bias(*this, variant, skipped, 0);
-        const Biases<kVariants, kBlocks> up_bias(*this, variant, skipped, 1);
-        put<Program, kBlocks, kColumns>(size.rows, skipped, [&](int i, int n) {
+        const Biases<kVariants, kBlocks> gate_bias(*this, variant, 0);
+        const Biases<kVariants, kBlocks> up_bias(*this, variant, 1);
+        put<Program, kBlocks, kColumns>(size.rows, [&](int i, int n) {
           const float* gate = d[0] + i * 4 + n * 2;
           const float* up = kBlocks == 1 ? gate + 2 : d[kBlocks - 1] + i * 4 + n * 2;
           return pack<kIsHalf>(
@@ -224,8 +201,8 @@ struct GroupedMatmul : GroupedTile {
               Gate::apply(gate_bias.add(gate[1], n), up_bias.add(up[1], n)));
         });
       } else {
-        const Biases<kVariants, 2 * kBlocks> bias(*this, variant, skipped, 0);
-        put<Program, 2 * kBlocks, kColumns>(size.rows, skipped, [&](int i, int n) {
+        const Biases<kVariants, 2 * kBlocks> bias(*this, variant, 0);
+        put<Program, 2 * kBlocks, kColumns>(size.rows, [&](int i, int n) {
           const float* v = d[n % kBlocks] + i * 4 + n / kBlocks * 2;
           return pack<kIsHalf>(bias.add(v[0], n), bias.add(v[1], n));
         });
@@ -239,18 +216,18 @@ struct GroupedMatmul : GroupedTile {
   struct Biases {
     float value[kUnits] = {};
 
-    ETC_DEVICE Biases(const GroupedMatmul& matmul, u32 variant, i32 skipped, u32 which) {
+    ETC_DEVICE Biases(const GroupedMatmul& matmul, u32 variant, u32 which) {
       if constexpr ((kVariants & kBiased) != 0) {
         if ((variant & kBiased) == 0) return;
         const uint2 at = ptx::load_shared8(matmul.place() + 16 + 8 * which);
-        const i32 columns = matmul.read_place(skipped, 0, 0).columns;
+        const i32 columns = matmul.read_place(0).columns;
         const u32 thread = ptx::thread(), wg = thread >> 7, warp = thread >> 5 & 3;
         const i32 first = i32((wg * 4 + warp) * kUnits * 8 + (thread & 31) / 4);
 #pragma unroll
         for (int n = 0; n < kUnits; ++n) {
           const i32 column = first + n * 8;
           if (column >= columns) break;
-          const u64 from = (u64(at.y) << 32 | at.x) + u64(u32(skipped + column)) * 2;
+          const u64 from = (u64(at.y) << 32 | at.x) + u64(u32(column)) * 2;
           value[n] = unpack<kIsHalf>(u32(*reinterpret_cast<const u16*>(from))).x;
         }
       }
@@ -264,7 +241,7 @@ struct GroupedMatmul : GroupedTile {
   // of eight elements. value(i, n): two elements of unit n of rows 8 i and following, in the layout
   // of wgmma's result.
   template <class Program, int kUnits, int kColumns, class Value>
-  ETC_DEVICE void put(u32 rows, i32 skipped, Value value) const {
+  ETC_DEVICE void put(u32 rows, Value value) const {
     constexpr i32 kRow = 4 * kUnits, kStep = 128 / kRow;  // units of a row; rows of a store
     constexpr i32 kMost = i32(kOutBytes) / (kRow * 16);
     constexpr int kEights = kUnits == 1 ? 2 : 4 / kUnits;  // of rows, in one instruction
@@ -300,7 +277,7 @@ struct GroupedMatmul : GroupedTile {
       }
       ptx::named_barrier<128>(2 + wg);
       if (first == 0) {  // NOTE: not earlier: registers are scarce
-        const Place to = read_place(skipped, 2, rows);
+        const Place to = read_place(rows);
         const i32 column = (i32(wg) * kRow + unit) * 8;
         left = column < to.columns ? to.rows - row : 0;
         at = to.at + u64(row) * to.row_bytes + column * 2;

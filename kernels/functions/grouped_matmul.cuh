@@ -15,31 +15,27 @@ struct GroupedRoles : Roles, GroupedTile {
       (Call::kGated ? kGated : 0) | (Call::kIsThin ? kThin : 0) |
       (kIsGathered ? kGathered : 0) | (Call::kIsBiased ? kBiased : 0);
   static constexpr u32 kUniformStageBytes = kStageBytes;
-  static constexpr bool kMulticast = true;
 
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const Coord& c) {
     constexpr int kOfRows = kIsGathered ? Call::kReads - 1 : 0;
-    const u32 rows = minimum(Call::template operand<kOfRows>(run.g, c).size[0], 2 * kMaxRows);
+    const u32 rows = minimum(Call::template operand<kOfRows>(run.g, c).size[0], i32(kMaxRows));
     if (rows == 0) return 0;
     if constexpr (Call::kIsThin) {
-      return Size{(num_steps<Call>(run, c) + 1) / 2, kThinRows, kNarrow, 0}.packed();
+      return Size{(num_steps<Call>(run, c) + 1) / 2, kThinRows, true, 2, 0}.packed();
     }
     const auto weight = Call::template operand<1>(run.g, c);
     const u32 wide = u32(weight.size[weight.kRank - 2]) * (1 + Call::kGated);
     if (wide == 0) return 0;  // a tile of columns after the edge
-    const bool is_half = wide <= 2 * kBoxRows, is_narrow = is_half && rows <= kPiece;
-    const bool is_shared = !is_narrow && (is_half || rows > kMaxRows);
-    const u32 share = is_shared ? (rows + 1) / 2 : rows;
-    const u32 padded = (share + kPiece - 1) / kPiece * kPiece;
-    const Kind kind = is_narrow ? kNarrow : is_half ? kHalf : is_shared ? kLong : kShort;
-    const u32 steps = num_steps<Call>(run, c);
+    const bool is_half = wide <= kBoxRows, is_narrow = is_half && rows <= kPiece;
+    const u32 padded = (rows + kPiece - 1) / kPiece * kPiece;
+    const u32 steps = num_steps<Call>(run, c), boxes = is_half && !is_narrow ? 1 : 2;
     const u32 few = kIsGathered && rows <= kFew ? rows : 0;
-    return Size{is_narrow ? (steps + 1) / 2 : steps, padded, kind, few}.packed();
+    return Size{is_narrow ? (steps + 1) / 2 : steps, padded, is_narrow, boxes, few}.packed();
   }
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>&, u32 packed) {
-    return {Size::of(packed).steps * Size::of(packed).turns(), kStageBytes};
+    return {Size::of(packed).steps, kStageBytes};
   }
 
   // A bulk copy may load rows of x beyond the end of the tile. These are multiplied too, but not
@@ -57,17 +53,15 @@ struct GroupedRoles : Roles, GroupedTile {
     if constexpr (!kIsGathered) {
       x = Call::template operand<0>(run.g, c).box(), large_x = Call::template operand<0>(run.g, c).large_box();
     }
-    for (u32 turn = 0; turn < size.turns(); ++turn) {
-      for (u32 k = 0; k < size.steps; ++k) {
-        Stage stage;
-        if (Call::kLoadsAhead && stages.is_begun()) {
-          stage = stages.next_begun(kStageBytes);
-        } else if (!begin_stage(run, stages, size, turn, k, w, stage)) {
-          return false;
-        }
-        if constexpr (!kIsGathered) fill_x(size, stage, k, x, large_x);
-        loaded(turn * size.steps + k + 1);
+    for (u32 k = 0; k < size.steps; ++k) {
+      Stage stage;
+      if (Call::kLoadsAhead && stages.is_begun()) {
+        stage = stages.next_begun(kStageBytes);
+      } else if (!begin_stage(run, stages, size, k, w, stage)) {
+        return false;
       }
+      if constexpr (!kIsGathered) fill_x(size, stage, k, x, large_x);
+      loaded(k + 1);
     }
     return true;
   }
@@ -76,11 +70,9 @@ struct GroupedRoles : Roles, GroupedTile {
   template <class Program>
   ETC_DEVICE static bool load_ahead(
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 packed, u32 n) {
-    const Size size = Size::of(packed);
-    const u32 turn = n / size.steps;
     const Box w = Call::template operand<1>(run.g, c).box();
     Stage stage;
-    return begin_stage(run, stages, size, turn, n - turn * size.steps, w, stage);
+    return begin_stage(run, stages, Size::of(packed), n, w, stage);
   }
 
   template <class Program>
@@ -95,23 +87,20 @@ struct GroupedRoles : Roles, GroupedTile {
   // The store warp writes the place of this task's tile, and waits until it is stored.
   template <class Program>
   ETC_DEVICE static bool wait_stored(
-      const Run<Program>& run, const Compute& matmul, const Coord& c, const Size& size,
-      u32& round) {
+      const Run<Program>& run, const Compute& matmul, const Coord& c, u32& round) {
     const auto y = Call::template operand<Call::kReads>(run.g, c);
     constexpr int kOfRows = y.kRank - 2, kOfColumns = y.kRank - 1;
-    const u32 first_row = size.template first_row<Call::kIsThin>();
-    const u32 first = size.template first_weight<Call::kIsThin>(0) / (1 + Call::kGated);
-    const i32 rows = minimum(maximum(y.size[kOfRows] - i32(first_row), 0), kMaxRows);
-    const i32 columns = minimum(maximum(y.size[kOfColumns] - i32(first), 0), 4 * kBoxRows);
+    const i32 rows = minimum(y.size[kOfRows], i32(kMaxRows));
+    const i32 columns = minimum(y.size[kOfColumns], i32(2 * kBoxRows));
     const u32 row_bytes = u32(y.stride[kOfRows]) * sizeof(*y.base);
-    const u64 at = u64(y.at()) + u64(first_row) * row_bytes + first * sizeof(*y.base);
+    const u64 at = u64(y.at());
     if (ptx::lane() == 0) {
       ptx::store_shared8(matmul.place(), u32(at), u32(at >> 32));
       ptx::store_shared8(matmul.place() + 8, row_bytes, u32(rows) | u32(columns) << 16);
       if constexpr (Call::kIsBiased) {
         constexpr int kFirst = 2 + Call::kGated, kLast = kFirst + Call::kGated;
-        const u64 gate = u64(Call::template operand<kFirst>(run.g, c).at() + first);
-        const u64 up = u64(Call::template operand<kLast>(run.g, c).at() + first);
+        const u64 gate = u64(Call::template operand<kFirst>(run.g, c).at());
+        const u64 up = u64(Call::template operand<kLast>(run.g, c).at());
         ptx::store_shared8(matmul.place() + 16, u32(gate), u32(gate >> 32));
         ptx::store_shared8(matmul.place() + 24, u32(up), u32(up >> 32));
       }
@@ -127,12 +116,12 @@ struct GroupedRoles : Roles, GroupedTile {
   // One thread: begins a stage and loads its weight.
   template <class Program>
   ETC_DEVICE static bool begin_stage(
-      const Run<Program>& run, StageLoader<Program>& stages, const Size& size, u32 turn, u32 k,
-      const Box& w, Stage& stage) {
+      const Run<Program>& run, StageLoader<Program>& stages, const Size& size, u32 k, const Box& w,
+      Stage& stage) {
     const u32 rows = kIsGathered ? size.few : size.rows;
-    const u32 expected = size.depth() * rows * kRowBytes + kBytesW;
+    const u32 expected = size.depth() * rows * kRowBytes + size.boxes * kBoxBytes;
     if (!stages.begin(run, kStageBytes, expected, rows == 0, stage)) return false;
-    fill_w(size, stage, turn, k, w);
+    fill_w(size, stage, k, w);
     return true;
   }
 
@@ -172,39 +161,37 @@ struct GroupedRoles : Roles, GroupedTile {
     u32 offset[kMaxRows / 8];  // from x's first row to this lane's, in units of 16 bytes
 #pragma unroll
     for (u32 i = 0; i < kMaxRows / 8; ++i) {
-      const i32 row = minimum(i32(size.first_row<false>() + first + i * 8), tokens.size[0] - 1);
+      const i32 row = minimum(i32(first + i * 8), tokens.size[0] - 1);
       const u32 token = i * 8 < size.rows ? ptx::load4_l2(u64(tokens.at(row))) : 0;
       offset[i] = token * (row_bytes / 16) + unit;
     }
-    for (u32 turn = 0; turn < size.turns(); ++turn) {
-      u32 column = 0;
-      for (u32 k = 0; k < size.steps; ++k) {
-        Stage stage;
-        if (!stages.begin(run, kStageBytes, stage)) return false;
-        for (u32 part = 0; part < size.depth(); ++part, column += kRowBytes) {
-          const u32 at = stage.at + part * (kPiece * kRowBytes) + to;
-          const u32 bytes = column + unit * 16 < row_bytes ? 16 : 0;
-          const u64 from = u64(x.at()) + column;
-          const auto copy_two = [&](u32 i) ETC_INLINE {
+    u32 column = 0;
+    for (u32 k = 0; k < size.steps; ++k) {
+      Stage stage;
+      if (!stages.begin(run, kStageBytes, stage)) return false;
+      for (u32 part = 0; part < size.depth(); ++part, column += kRowBytes) {
+        const u32 at = stage.at + part * (kPiece * kRowBytes) + to;
+        const u32 bytes = column + unit * 16 < row_bytes ? 16 : 0;
+        const u64 from = u64(x.at()) + column;
+        const auto copy_two = [&](u32 i) ETC_INLINE {
 #pragma unroll
-            for (u32 n = 2 * i; n < 2 * i + 2; ++n) {
-              ptx::copy16_async(at + n * 8 * kRowBytes, from + u64(offset[n]) * 16, bytes);
-            }
-          };
-          switch (size.rows / kPiece) {
-            default: copy_two(8); [[fallthrough]];
-            case 8: copy_two(7); [[fallthrough]];
-            case 7: copy_two(6); [[fallthrough]];
-            case 6: copy_two(5); [[fallthrough]];
-            case 5: copy_two(4); [[fallthrough]];
-            case 4: copy_two(3); [[fallthrough]];
-            case 3: copy_two(2); [[fallthrough]];
-            case 2: copy_two(1); [[fallthrough]];
-            case 1: copy_two(0);
+          for (u32 n = 2 * i; n < 2 * i + 2; ++n) {
+            ptx::copy16_async(at + n * 8 * kRowBytes, from + u64(offset[n]) * 16, bytes);
           }
+        };
+        switch (size.rows / kPiece) {
+          default: copy_two(8); [[fallthrough]];
+          case 8: copy_two(7); [[fallthrough]];
+          case 7: copy_two(6); [[fallthrough]];
+          case 6: copy_two(5); [[fallthrough]];
+          case 5: copy_two(4); [[fallthrough]];
+          case 4: copy_two(3); [[fallthrough]];
+          case 3: copy_two(2); [[fallthrough]];
+          case 2: copy_two(1); [[fallthrough]];
+          case 1: copy_two(0);
         }
-        ptx::mbarrier_arrive_copied(stage.full);
       }
+      ptx::mbarrier_arrive_copied(stage.full);
     }
     return true;
   }
@@ -212,68 +199,35 @@ struct GroupedRoles : Roles, GroupedTile {
   // One thread: the bulk copies of a stage.
   ETC_DEVICE static void fill_x(
       const Size& size, const Stage& stage, u32 k, const Box& x, const Box& large) {
-    const u32 own = blockIdx.x & 1, to = stage.at;
+    const u32 to = stage.at;
     auto at = [&](const Box& box, u32 row, u32 step) -> Box {
       return {box.map, box.x + i32(step * kStageDepth), box.y + i32(row), box.z};
     };
-    if constexpr (Call::kIsThin) {
+    if (size.is_narrow) {
+      constexpr u32 kRows = Call::kIsThin ? kThinRows : kPiece;
       for (u32 part = 0; part < 2; ++part) {
-        const Box box = at(large, size.first_row<true>(), 2 * k + part);
-        ptx::load_box(to + part * (kThinRows * kRowBytes), box, stage.full);
+        const Box box = at(Call::kIsThin ? large : x, 0, 2 * k + part);
+        ptx::load_box(to + part * (kRows * kRowBytes), box, stage.full);
       }
       return;
     }
-    if (size.kind == kNarrow) {
-      ptx::load_box_multicast(
-          to + own * (kPiece * kRowBytes), at(x, 0, 2 * k + own), stage.full, 3);
-      return;
-    }
-    bool is_own = own == 0;  // in a short tile, each worker loads every other box for both
     for (u32 i = 0; i < size.rows;) {
       const bool is_large = i + kLarge <= size.rows;
-      const Box box = at(is_large ? large : x, size.first_row<false>() + i, k);
-      if (size.is_shared()) {
-        ptx::load_box(to + i * kRowBytes, box, stage.full);
-      } else if (is_own) {
-        ptx::load_box_multicast(to + i * kRowBytes, box, stage.full, 3);
-      }
-      is_own = !is_own;
+      ptx::load_box(to + i * kRowBytes, at(is_large ? large : x, i, k), stage.full);
       i += is_large ? kLarge : kPiece;
     }
   }
-  ETC_DEVICE static void fill_w(
-      const Size& size, const Stage& stage, u32 turn, u32 k, const Box& w) {
-    constexpr bool kIsGated = Call::kGated;
-    const u32 own = blockIdx.x & 1, first = size.first_weight<Call::kIsThin>(turn);
-    const u32 to = stage.at + kBytesX;
-    auto at = [&](u32 row, u32 step) -> Box {
-      return {w.map, w.x + i32(step * kStageDepth), w.y + i32(row / (1 + kIsGated)), w.z};
-    };
-    if constexpr (Call::kIsThin) {
-      ptx::load_box_multicast(to + own * kBoxBytes, at(first, 2 * k + own), stage.full, 3);
-    } else if (size.kind == kNarrow) {
-      for (u32 i = 0; i < 2; ++i) {
-        load_weight<kIsGated, false>(to + i * kBoxBytes, at(first, 2 * k + i), stage.full);
+  ETC_DEVICE static void fill_w(const Size& size, const Stage& stage, u32 k, const Box& w) {
+    for (u32 i = 0; i < size.boxes; ++i) {
+      const u32 row = size.is_narrow ? 0 : i * kBoxRows / (1 + Call::kGated);
+      const u32 step = size.is_narrow ? 2 * k + i : k;
+      const u32 to = stage.at + kBytesX + i * kBoxBytes;
+      const Box from{w.map, w.x + i32(step * kStageDepth), w.y + i32(row), w.z};
+      if constexpr (Call::kGated) {
+        ptx::load_box_of_halves(to, from, stage.full);
+      } else {
+        ptx::load_box(to, from, stage.full);
       }
-    } else if (size.kind == kShort) {
-      for (u32 i = 0; i < 2; ++i) {
-        load_weight<kIsGated, false>(to + i * kBoxBytes, at(first + i * kBoxRows, k), stage.full);
-      }
-    } else {
-      load_weight<kIsGated, true>(to + own * kBoxBytes, at(first + own * kBoxRows, k), stage.full);
-    }
-  }
-  // kIsShared: to both workers.
-  template <bool kIsGated, bool kIsShared>
-  ETC_DEVICE static void load_weight(u32 shared, const Box& box, u32 barrier) {
-    if constexpr (kIsGated && kIsShared) {
-      ptx::load_box_of_halves_multicast(shared, box, barrier, 3);
-    } else if constexpr (kIsGated) {
-      ptx::load_box_of_halves(shared, box, barrier);
-    } else if constexpr (kIsShared) {
-      ptx::load_box_multicast(shared, box, barrier, 3);
-    } else {
-      ptx::load_box(shared, box, barrier);
     }
   }
 };
@@ -287,9 +241,8 @@ struct grouped_store : GroupedRoles<Call> {
   ETC_DEVICE static bool store(
       const Run<Program>& run, const Compute& matmul, const typename Call::Coord& c, u32 packed,
       typename Compute::Counters& counters, u32& entered, Waiter who) {
-    const auto size = GroupedTile::Size::of(packed);
     using Base = GroupedRoles<Call>;
-    if (size.rows > 0 && !Base::wait_stored(run, matmul, c, size, counters.round)) return false;
+    if (packed > 0 && !Base::wait_stored(run, matmul, c, counters.round)) return false;
     return notify_own_rank<Call>(run, c, entered, who);
   }
 };

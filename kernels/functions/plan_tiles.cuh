@@ -10,8 +10,8 @@ namespace etc {
 template <class Task>
 struct plan_tiles {
   static constexpr int kExperts = Task::kExperts, kTileRows = Task::kTileRows;
-  static constexpr int kPadding = 32;  // alignment of an expert's rows and of its tiles
-  static constexpr int kTogether = 2;  // tiles of a group
+  static constexpr int kPadding = 16;  // alignment of an expert's rows and of its tiles
+  static constexpr int kTogether = 4;  // tiles of a group
   static_assert(kTileRows % kPadding == 0);
   static_assert(kExperts <= 512);
 

@@ -38,11 +38,11 @@ def twice(graph: GraphFunction) -> GraphFunction:
 
 @graph_function
 def far(g: Graph, *, dtype: str) -> None:
-    x = g.input("x", (128, 64), "bfloat16")
-    store, values = thin_float("bfloat16"), {}
+    store, values, rows = thin_float("bfloat16"), {}, 64
     if dtype == "bfloat16":
-        store, values = dense(g)
-    y = g.symmetric("y", (128, 128), dtype)
+        (store, values), rows = dense(g), 128
+    x = g.input("x", (rows, 64), "bfloat16")
+    y = g.symmetric("y", (rows, rows), dtype)
     reads, writes = [x[:, :], x[:, :]], [y.on((g.rank + 1) % 2)[:, :]]
     g.call(store, g.grid(i=1), name="send", values=values, reads=reads, writes=writes)
 

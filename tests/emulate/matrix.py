@@ -165,7 +165,7 @@ CASES = {
     "moe, narrow tiles": experts(40, 136, 200, STATIC, workers=2),
     "moe, half as many columns": experts(300, 64, 72, NEVER),
     "moe": experts(300, 320, 264, NEVER),
-    "moe, long tiles of two turns": experts(680, 640, 200, NEVER),
+    "moe, two tiles of an expert": experts(680, 640, 200, NEVER),
     "moe, packed": experts(100, 72, 72, STATIC, True, 16, workers=2),
     "moe, more blocks of tokens than lanes": experts(1100, 8, 8, NEVER),
     "moe, many tokens": experts(8200, 8, 8, NEVER),  # more blocks than threads

@@ -285,13 +285,6 @@ BROKEN = {
         "routes": {"kByLogit ? sum : best + logf(sum)": "sum / 2"},
         "many experts": {"best + logf(sum)": "best"},
     },
-    "worker/ticket_channel": {
-        "moe": {
-            "wait(run, empty(), (n & 1) ^ 1)": "true",
-            "ptx::mbarrier_arrive_cluster(empty(), 0);": "",
-            "base_ + 16 + 4 * (n & 1)": "base_ + 16",
-        }
-    },
     "worker/task": {
         "moe": {"      ptx::fence_acq_rel<Call::kNotifiesPeers>();": ""},
         "conditions of dims": {

@@ -65,7 +65,7 @@ def two_matmuls(g: Graph) -> None:
     to = g.local("to", (count,), "int32")
     half = g.local("half", (count * ROWS, k), "bfloat16")
     columns = g.let("columns", ceildiv(n, COLUMNS))
-    all_columns = span(0, minimum(2 * COLUMNS, k))
+    all_columns = span(0, minimum(COLUMNS, k))
     known = g.events("known", (count,), expects=1)
     begun = g.events("begun", (count,), expects=1)
     done = g.events("done", (count,), expects=columns)

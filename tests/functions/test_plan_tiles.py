@@ -17,7 +17,7 @@ def test_tiles_are_full_but_the_last():
     needed = np.zeros(1, int)
     body(counts, np.zeros(32), expert_row, expert, row, rows, first, needed)
     assert expert.tolist() == [1, 1, 6, 0, 0, 0, 0]
-    assert row.tolist() == [0, 4, 32, 0, 0, 0, 0]
+    assert row.tolist() == [0, 4, 16, 0, 0, 0, 0]
     assert rows.tolist() == [4, 1, 2, 0, 0, 0, 0]
     assert first.tolist() == [32, 36, 192, 0, 0, 0, 0]
-    assert expert_row[[1, 6]].tolist() == [0, 32] and needed == 2  # groups of two
+    assert expert_row[[1, 6]].tolist() == [0, 16] and needed == 1  # groups of four

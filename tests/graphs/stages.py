@@ -93,13 +93,14 @@ def gathered_last(g: Graph) -> None:
         reads=[x[:, :], both[0, columns, :]],
         writes=[other[:, columns]],
     )
-    (j,) = grid = g.grid(j=ceildiv(n, COLUMNS))
-    gate, up = (span(first + j * COLUMNS, COLUMNS) for first in (0, n))
+    width = COLUMNS // 2
+    (j,) = grid = g.grid(j=ceildiv(n, width))
+    gate, up = (span(first + j * width, width) for first in (0, n))
     g.call(
         grouped_gated("bfloat16"),
         grid,
         reads=[x[:, :], both[0, gate, :], both[0, up, :], tokens[:]],
-        writes=[y[:, tile(j, COLUMNS)]],
+        writes=[y[:, tile(j, width)]],
     )
 
 

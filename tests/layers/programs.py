@@ -324,12 +324,12 @@ PROGRAMS: dict[str, Program] = {
         most=(50, 50, 30),
         real=real_moe(1, 1, 128, 8192),
         world=1,
-        # Five tokens all choose experts 3 and 5: two tiles of 5 rows, from 0 and 32.
+        # Five tokens all choose experts 3 and 5: two tiles of 5 rows, from 0 and 16.
         sizes=(5, 40, 19),
         given=[
             {
                 "tile_expert": [3, 5],
-                "tile_row": [0, 32],
+                "tile_row": [0, 16],
                 "tile_rows": [5, 5],
                 "tile_first": [24, 40],
                 "groups_needed": [1],

@@ -197,7 +197,7 @@ def test_ranks_add_the_biases_of_experts(parallel, world, arrays, rng):
     moe_reference(own, weights, 2, expert_biases=biases).check(arrays.get(y))
 
 
-# Narrow, short and long tiles, and those of half the columns.
+# Narrow tiles, others, and those of half the columns.
 @pytest.mark.parametrize(("tokens", "packs"), [(3, False), (60, True), (200, False)])
 def test_the_cuda_bodies_add_the_biases_and_activate(tokens, packs, rng):
     hidden, inner = 520, 264

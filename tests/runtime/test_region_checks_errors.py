@@ -24,8 +24,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Graph], Any], int, int]] = {
     "tile_matmul nk": (dense, 128, 256),
     "tile_matmul kn": (partial(dense, w_layout="kn"), 128, 256),
     "tile_matmul alone": (partial(dense, shape=SINGLE), 128, 128),
-    "grouped_store": (lambda g: (grouped_store("bfloat16"), {}), 256, 256),
-    "thin_float": (lambda g: (thin_float("bfloat16"), {}), 128, 128),
+    "grouped_store": (lambda g: (grouped_store("bfloat16"), {}), 128, 256),
+    "thin_float": (lambda g: (thin_float("bfloat16"), {}), 64, 128),
 }
 
 
