@@ -162,9 +162,10 @@ class TileShape:
     @property
     def may_be_gated(self) -> bool:
         """Whether gate and up can share a tile: each has a multiple of 8 columns, in
-        separate warps. Not of float8 activations."""
+        separate warps; of float8 activations, each is a part of the columns."""
         is_narrow = self.swapped and self.columns < TURNS_COLUMNS
-        return not (self.columns % 16 == 8 or is_narrow or self.float8)
+        is_one = self.float8 and self.parts_of_columns == 1
+        return not (self.columns % 16 == 8 or is_narrow or is_one)
 
     def serves_columns(self, columns: int, *, gated: bool, w_layout: str) -> bool:
         """Whether a tile may have so many columns: those of the shape, or fewer if it

@@ -20,7 +20,8 @@ from etc_dist.ops.multiply import Matrix, RowEvents, tiles_of_dims
 from etc_dist.ops.operation import Candidate, Capacity, Operation
 from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.return_rows import add_returned_matmul
-from etc_dist.ops.tile_model import FAMILY
+from etc_dist.ops.scaled_weight import ACTIVATIONS, FLOAT8, check_activations
+from etc_dist.ops.tile_model import FAMILY, FLOAT8_FAMILY
 from etc_dist.world import World
 
 
@@ -69,6 +70,7 @@ class SharedMLP(Operation):
     )
     output = "out [rows, hidden]"
     scalable = ("gate", "up", "down")
+    activations = ACTIVATIONS[0]
     most_gathered = MOST_ROWS
     """Internal: the rows of all ranks that the first program serves, on several."""
 
@@ -100,10 +102,12 @@ class SharedMLP(Operation):
         )
         if self.world.hosts.count > 1:
             return [overlapped]
-        shapes = self.sizes.get("shapes", FAMILY)
+        is_float8 = self.activations == FLOAT8
+        family = {"shapes": FLOAT8_FAMILY if is_float8 else FAMILY, **self.sizes}
+        shapes = family["shapes"]
         tiles = Candidate(
             mlp_tiles_graph,
-            self.sizes,
+            family,
             serves=lambda dims: ranks == 1 or has_few_rows(dims["rows"], ranks, most),
             capacity=capacity(most // ranks, ranks, shapes),
             policy=lambda tuning, w_layout, dims, workers: choose_tiles(
@@ -134,7 +138,9 @@ class MLP(SharedMLP):
 
     Two programs: one for a single rank, and for few rows of several ranks, with tiles
     that suit their number; the other overlaps transfers with computation. schedule,
-    trace: as for `etc_dist.compile`. deterministic: as for `Matmul`.
+    trace: as for `etc_dist.compile`. deterministic: as for `Matmul`. activations: as
+    for `Matmul`, on one rank only: "float8" quantizes x, and the activations after they
+    are rounded to the dtype.
     """
 
     def __init__(
@@ -147,11 +153,15 @@ class MLP(SharedMLP):
         schedule: str = "static",
         trace: bool | None = None,
         deterministic: str = "run",
+        activations: str = "16-bit",
     ):
         world = world_or_current(world)
-        self._hold(world, gate, up, down)
+        with world.refusing(f"the options of {type(self).__name__}"):
+            check_activations(activations, type(self).__name__, world.size)
+        self.activations = activations
+        self._hold(world, gate, up, down, activations=activations)
         self.dtype = self.known.dtype
-        self.options = {"dtype": self.dtype}
+        self.options = {"dtype": self.dtype, "activations": activations}
         super().__init__(
             world=world, schedule=schedule, trace=trace, deterministic=deterministic
         )

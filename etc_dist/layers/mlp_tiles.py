@@ -11,6 +11,7 @@ from etc_dist.ir import Graph, equal, graph_function, select
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.few_rows import SUMMED, gather_rows, multiply_and_return
 from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
+from etc_dist.ops.quantized_rows import rows_for
 from etc_dist.ops.tile_model import FAMILY
 
 
@@ -34,6 +35,7 @@ def mlp_tiles_graph(
     Dims whose names begin with `gate_up_` and `down_` select the tiles of the two
     GEMMs: see `tiles_of_dims` and `TiledMatmul`. Tiles of down wait for the activations
     of their rows, or of all rows if the two GEMMs divide the rows in different ways.
+    With a layout of float8 activations, x and the activations are quantized first.
     """
     x, y, weights, down = add_tensors(g, dtype, w_layout)
     rows, inner = x.shape[0], down.shape[1]
@@ -44,10 +46,16 @@ def mlp_tiles_graph(
     )
     all_x, arrived = gather_rows(g, x, tokens, tiles.rows)
     active = g.local("active", (tokens, inner), dtype)
-    gate_up = TiledMatmul(g, "gate_up_", tiles, dtype, all_x, weights, active, swiglu)
+    rows_of_x, arrived = rows_for(g, "gate_up_", tiles, all_x, 2 * inner, arrived)
+    of_x = tiles, dtype, rows_of_x
+    gate_up = TiledMatmul(g, "gate_up_", *of_x, weights, active, swiglu)
     is_alike = equal(tiles.rows, down_tiles.rows)
     block = g.let("activated_rows", select(is_alike, tiles.rows, tokens))
     activated = gate_up.complete("activated", block)
     gate_up.add(arrived)
-    operands = active, down, y
-    multiply_and_return(g, "down_", down_tiles, operands, activated, summed)
+    hidden = x.shape[1]
+    rows_of_active, activated_rows = rows_for(
+        g, "down_", down_tiles, active, hidden, activated
+    )
+    operands = rows_of_active, down, y
+    multiply_and_return(g, "down_", down_tiles, operands, activated_rows, summed)

@@ -145,7 +145,7 @@ def multiply_and_return(
     g: Graph,
     name: str,
     tiles: Tiles,
-    operands: tuple[Tensor, Tensor | ScaledTensor, Tensor],
+    operands: tuple[Tensor | ScaledTensor, Tensor | ScaledTensor, Tensor],
     waits: RowEvents | None = None,
     summed: int = SUMMED,
 ) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import expect_choice, expect_range
+from etc_dist.errors import expect_range
 from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling, weight_input
 from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
-from etc_dist.ops.quantized_rows import add_quantized_rows
-from etc_dist.ops.scaled_weight import ACTIVATIONS, FLOAT8
+from etc_dist.ops.quantized_rows import rows_for
+from etc_dist.ops.scaled_weight import FLOAT8, check_activations
 from etc_dist.ops.tile_model import (
     FAMILY,
     FLOAT8_FAMILY,
@@ -46,11 +46,8 @@ def matmul_graph(
     w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (m, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, m, w_layout)
-    if not tiles.quantizes:
-        TiledMatmul(g, "", tiles, dtype, x, [w], y).add()
-        return
-    codes, quantized = add_quantized_rows(g, "", x, tiles.rows, n)
-    TiledMatmul(g, "", tiles, dtype, codes, [w], y).add(quantized)
+    rows, quantized = rows_for(g, "", tiles, x, n, None)
+    TiledMatmul(g, "", tiles, dtype, rows, [w], y).add(quantized)
 
 
 class Matmul(WeightOperation):
@@ -91,7 +88,7 @@ class Matmul(WeightOperation):
     ):
         world = world_or_current(world)
         with world.refusing(f"the options of {type(self).__name__}"):
-            expect_choice(activations, ACTIVATIONS, "activations")
+            check_activations(activations, type(self).__name__)
         self.activations, self.options = activations, {"activations": activations}
         super().__init__(
             world=world, schedule=schedule, trace=trace, deterministic=deterministic

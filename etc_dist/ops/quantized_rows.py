@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from etc_dist.functions.quantize_rows import ROWS, quantize_rows
 from etc_dist.functions.scaled_weights import BLOCK, E4M3, ScaledTensor
+from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.ir import (
     Expr,
     Graph,
@@ -21,17 +22,34 @@ from etc_dist.ops.multiply import RowEvents
 from etc_dist.ops.order import later_blocks
 
 
+def rows_for(
+    g: Graph, name: str, tiles: Tiles, x: Tensor, n: Expr, waits: RowEvents | None
+) -> tuple[Tensor | ScaledTensor, RowEvents | None]:
+    """What `tiles` multiply for x [m, k], and the events of its rows: x and `waits`,
+    its own, or quantized rows. n: the columns of the matmul."""
+    if not tiles.quantizes:
+        return x, waits
+    return add_quantized_rows(g, name, x, tiles.rows, n, waits)
+
+
 def add_quantized_rows(
-    g: Graph, name: str, x: Tensor, block: Expr, n: Expr
+    g: Graph,
+    name: str,
+    x: Tensor,
+    block: Expr,
+    n: Expr,
+    waits: RowEvents | None = None,
 ) -> tuple[ScaledTensor, RowEvents]:
     """Quantize the rows of x [m, k]: first some on the tensor lane, at once the others
-    on the transfer lane. Returns codes and scales, and an event for each block of
-    `block` rows, a multiple of those of a task. n: the columns of the matmul."""
+    on the transfer lane; all on the tensor lane if x has events, `waits`. Returns codes
+    and scales, and an event for each block of `block` rows, a multiple of those of a
+    task. n: the columns of the matmul."""
     m, k = x.shape
     codes = g.local(f"{name}x_codes", (m, k), E4M3)
     scales = g.local(f"{name}x_scales", (m, ceildiv(k, BLOCK)), "float32")
     blocks = g.let(f"{name}quantized_blocks", ceildiv(m, block))
-    early = g.let(f"{name}early_blocks", blocks - later_blocks(blocks, n))
+    later = wrap(0) if waits is not None else later_blocks(blocks, n)
+    early = g.let(f"{name}early_blocks", blocks - later)
     start = g.let(f"{name}later_rows", minimum(m, early * block))
     # A task of one warp: about 8,192 elements.
     few = g.let(f"{name}few_rows", _rows_of_warp(k))
@@ -42,10 +60,8 @@ def add_quantized_rows(
 
     events = g.events(f"{name}quantized", (blocks,), expects=tasks)
     quantized = RowEvents(events, block)
-    for lane, first, end, size in (
-        (TENSOR, wrap(0), start, wrap(ROWS)),
-        (TRANSFER, start, m, few),
-    ):
+    lanes = [(TENSOR, wrap(0), start, wrap(ROWS)), (TRANSFER, start, m, few)]
+    for lane, first, end, size in lanes if waits is None else lanes[:1]:
         call = f"{name}quantize_rows" if lane == TENSOR else f"{name}quantize_later"
         (i,) = grid = g.grid(**{f"{call}_task": ceildiv(end - first, size)})
         rows = span(first + i * size, size), slice(None)
@@ -54,6 +70,7 @@ def add_quantized_rows(
             grid,
             reads=[x[rows]],
             writes=[codes[rows], scales[rows]],
+            waits=[] if waits is None else [waits.at(first + i * size)],
             notifies=[quantized.at(first + i * size)],
             name=call,
         )

@@ -45,7 +45,8 @@ struct RowsTiles {
       }
     } else {
       Tiles::with(ptx::load_shared(at_shape) & 255, [&](auto tile) ETC_INLINE {
-        lost = multiply<decltype(tile)::value>(run, stages, count, at_shape, wg, d);
+        lost = multiply<decltype(tile)::value, kMayBeGated>(
+            run, stages, count, at_shape, wg, is_gated, d);
       });
     }
     if constexpr ((kVariants & kPartOfTile) != 0) {
@@ -77,10 +78,10 @@ struct RowsTiles {
   }
 
  private:
-  template <u32 kPacked, class Program>
+  template <u32 kPacked, bool kMayBeGated, class Program>
   ETC_DEVICE bool multiply(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 wg,
-      float (&d)[kMost / 2]) const {
+      bool is_gated, float (&d)[kMost / 2]) const {
     constexpr TileShape kShape = TileShape::of(kPacked);
     const u32 begin = stages.descriptor_base();
     const u32 w = begin | kLeadingOfW<kIsKN>, x = begin | 0x10000u;
@@ -90,7 +91,8 @@ struct RowsTiles {
     if constexpr (Weights::kAreCodes) {
       static_assert(kShape.depth == 1);
       const auto scales = OperandScales::read(at_shape + 4);
-      return multiply_codes<Weights, kShape.columns>(run, stages, count, boxes, scales, wg, d);
+      return multiply_codes<Weights, kShape.columns, kMayBeGated>(
+          run, stages, count, boxes, scales, wg, is_gated, d);
     } else {
       return multiply_boxes<kIsHalf, kIsKN, false, kShape.depth, kShape.columns>(
           run, stages, count, boxes, d);

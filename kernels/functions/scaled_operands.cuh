@@ -15,29 +15,30 @@ template <class Element_>
 struct ScaledOperands {
   using Element = Element_;
   static constexpr bool kIsKN = false, kIsScaled = false, kAreCodes = true;
-  static constexpr u32 kRowBytes = 128, kBoxDepth = kBlockDepth, kWords = 8;
+  static constexpr u32 kRowBytes = 128, kBoxDepth = kBlockDepth, kWords = 10;
 };
 
-// The scales of a task, in words of a work item. x, w: the addresses of the first row's scale of the
-// first block. x_pitch, w_pitch: bytes from a row of scales to the next; w_pitch is 0 if the tile
-// has none. rows: of x. first: how many of the tile's rows of w have the first row of scales.
-// blocks: of k.
+// The scales of a task, in words of a work item. x, w, up: the addresses of the first row's scale of
+// the first block; w: of gate in a gated tile, otherwise equal to up. x_pitch, w_pitch: bytes from a
+// row of scales to the next; w_pitch is 0 if the tile has none. rows: of x. first: how many of the
+// tile's rows of w, or of gate and of up, have the first row of scales. blocks: of k.
 struct OperandScales {
-  u64 x, w;
+  u64 x, w, up;
   u32 x_pitch, w_pitch;
   i32 rows, first;
   u32 blocks;
 
   ETC_DEVICE void write(u32* words) const {
     words[0] = u32(x), words[1] = u32(x >> 32), words[2] = u32(w), words[3] = u32(w >> 32);
-    words[4] = x_pitch, words[5] = w_pitch, words[6] = u32(rows) | u32(first) << 16;
-    words[7] = blocks;
+    words[4] = u32(up), words[5] = u32(up >> 32), words[6] = x_pitch, words[7] = w_pitch;
+    words[8] = u32(rows) | u32(first) << 16, words[9] = blocks;
   }
   ETC_DEVICE static OperandScales read(u32 shared) {
     const auto word = [&](u32 n) { return ptx::load_shared(shared + 4 * n); };
-    const u32 sizes = word(6);
-    return {u64(word(0)) | u64(word(1)) << 32, u64(word(2)) | u64(word(3)) << 32, word(4), word(5),
-            i32(sizes & 0xffffu), i32(sizes >> 16), word(7)};
+    const auto address = [&](u32 n) { return u64(word(n)) | u64(word(n + 1)) << 32; };
+    const u32 sizes = word(8);
+    return {address(0), address(2), address(4), word(6), word(7),
+            i32(sizes & 0xffffu), i32(sizes >> 16), word(9)};
   }
 };
 
@@ -116,37 +117,43 @@ ETC_DEVICE void add_part(
 // kColumns / 2 sums of a thread. A stage has one box of each operand. Returns whether a wait has
 // failed.
 // NOTE: wide tiles are multiplied in two parts, since a thread has the sums of a block in addition
-// to those of all blocks before. Meanwhile the other warpgroup multiplies.
-template <class Operands, u32 kColumns, u32 kCount, class Program>
+// to those of all blocks before. Meanwhile the other warpgroup multiplies. Of a gated tile, the
+// second part has the rows of up.
+template <class Operands, u32 kColumns, bool kMayBeGated, u32 kCount, class Program>
 ETC_DEVICE bool multiply_codes(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
-    const OperandScales& scales, u32 wg, float (&d)[kCount]) {
+    const OperandScales& scales, u32 wg, bool is_gated, float (&d)[kCount]) {
   constexpr u32 kParts = kColumns > 128 ? 2 : 1, kPart = kColumns / kParts;
+  constexpr bool kHasUp = kMayBeGated && kParts == 2;
+  using OfWeights = WeightScales<typename Operands::Element>;
   const u32 thread = ptx::thread() & 127, lane = thread & 31;
   const i32 row = i32(wg * 64 + thread / 32 * 16 + lane / 4), last = scales.rows - 1;
   const auto row_of_x = [&](i32 n) { return scales.x + u64(u32(minimum(n, last))) * scales.x_pitch; };
-  const WeightScales<typename Operands::Element> of_w{
-      scales.w, scales.w + scales.w_pitch, scales.blocks};
+  const OfWeights of_w{scales.w, scales.w + scales.w_pitch, scales.blocks};
+  const OfWeights of_up{scales.up, scales.up + scales.w_pitch, scales.blocks};
   RowScales x(row_of_x(row), row_of_x(row + 8), scales.blocks);
   BlockScales w(of_w, 0, 1);
-  const u32 end = u32(scales.first);
+  BlockScales up(of_up, 0, 1);
+  constexpr u32 kStep = scale_step(kHasUp ? kPart : kColumns);
   bool lost = false;
 #pragma unroll 1
   for (u32 n = 0; n < count; ++n) {
     const u32 at = stages.next(boxes.bytes) / 16;
     if (!lost) lost = !stages.wait_full(run);
     lost = __any_sync(~0u, lost);
-    float2 near, far;
+    float2 rows, near, far;
     const auto multiply = [&](auto part) ETC_INLINE {
       constexpr u32 kFirst = decltype(part)::value * kPart;
+      const u32 end = u32(scales.first) + (kHasUp && is_gated ? kFirst : 0);
       float sums[kPart / 2];
       ptx::wgmma_fence();
       ptx::wgmma_codes<kPart>(
           sums, ptx::matrix_descriptor(boxes.x + at),
           ptx::matrix_descriptor(boxes.w + at + kFirst * 128 / 16));
       ptx::wgmma_commit();
-      if constexpr (kFirst == 0) {
-        const float2 rows = x.of(n), both = w.of(n);
+      if constexpr (kFirst == 0) rows = x.of(n);
+      if constexpr (kFirst == 0 || kHasUp) {
+        const float2 both = kFirst == 0 ? w.of(n) : up.of(n);
         near = make_float2(rows.x * both.x, rows.y * both.x);
         far = make_float2(rows.x * both.y, rows.y * both.y);
       }
@@ -154,7 +161,7 @@ ETC_DEVICE bool multiply_codes(
 #pragma unroll
       for (float& sum : sums) ptx::keep_order(sum);
       if (kFirst + kPart == kColumns && !lost) stages.release(stages.count() - 1);
-      add_part<kFirst, scale_step(kColumns)>(d, sums, near, far, end);
+      add_part<kFirst, kStep>(d, sums, near, far, end);
     };
     multiply(Number<0u>{});
     if constexpr (kParts == 2) multiply(Number<1u>{});

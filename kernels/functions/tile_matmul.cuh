@@ -282,14 +282,16 @@ struct tile_matmul : Roles {
   template <class Program>
   ETC_DEVICE static OperandScales both_scales(
       const Run<Program>& run, const typename Call::Coord& c) {
-    static_assert(!Call::kGated);
+    constexpr int kFirst = 1 + Call::kWeights;
     const auto x = last_axes<2>(Call::template operand<0>(run.g, c));
     const auto w = last_axes<2>(Call::template operand<1>(run.g, c));
-    const auto of_w = last_axes<2>(Call::template operand<2>(run.g, c));
-    const auto of_x = last_axes<2>(Call::template operand<3>(run.g, c));
+    const auto of_w = last_axes<2>(Call::template operand<kFirst>(run.g, c));
+    const auto of_up = last_axes<2>(Call::template operand<kFirst + Call::kGated>(run.g, c));
+    const auto of_x = last_axes<2>(Call::template operand<kFirst + Call::kWeights>(run.g, c));
     const i32 of_block = w.start[0] & i32(kBlockDepth - 1), first = i32(kBlockDepth) - of_block;
     const u32 next = first < w.size[0] ? u32(of_w.stride[0]) * sizeof(*of_w.base) : 0;
-    return {u64(of_x.at(0, 0)), u64(of_w.at(w.start[0] / i32(kBlockDepth), 0)),
+    const i32 row = w.start[0] / i32(kBlockDepth);
+    return {u64(of_x.at(0, 0)), u64(of_w.at(row, 0)), u64(of_up.at(row, 0)),
             u32(of_x.stride[0]) * 4, next, x.size[0], first,
             (u32(x.size[1]) + kBlockDepth - 1) / kBlockDepth};
   }

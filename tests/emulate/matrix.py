@@ -156,6 +156,7 @@ def scaled_blocks(
 
 
 BLOCKS = Scaling(PER_BLOCK, "float32")
+FLOAT8_BLOCKS = replace(BLOCKS, quantizes=True)
 WIDE_FLOAT8 = TileShape(128, 160, float8=True)
 FLAT = TileShape(128, 160)
 ONE_TASK = Sizes(score_tasks=1)
@@ -298,6 +299,12 @@ CASES = {
     "scaled, gated": scaled_by(HALVES, (70, 264, 784), Tiling(0, 128)),
     "float8": scaled_blocks(
         WIDE_FLOAT8, (140, 392, 1296), Tiling(0, 160, 1, 2), quantizes=True
+    ),
+    "float8, gated": Case(
+        partial(gated_parts, 1, shapes=[WIDE_FLOAT8], w_layout=FLOAT8_BLOCKS.w_layout),
+        partial(gated_by_scaled, (70, 264, 784), FLOAT8_BLOCKS, Tiling(0, 160)),
+        NEVER,
+        workers=2,
     ),
     "scaled, turns": scaled_blocks(TURNS, (9, 136, 1296), Tiling(0, 48)),
     # Own rows of one tile; parts of k of both matmuls.

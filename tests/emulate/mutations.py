@@ -81,7 +81,7 @@ BROKEN = {
         "ahead": {"loader.is_begun()": "false"},
         "float8": {
             "w.start[0] & i32(kBlockDepth - 1)": "0",
-            "of_w.at(w.start[0] / i32(kBlockDepth), 0)": "of_w.at(0, 0)",
+            "w.start[0] / i32(kBlockDepth)": "0",
         },
     },
     "functions/tile_parts": {
@@ -133,6 +133,10 @@ BROKEN = {
             "rows.y * both.x": "rows.x * both.x",
             "rows.x * both.y": "both.y",
             "to[0] = __fmaf_rn(upper, sums[i], to[0])": "to[0] = upper * sums[i]",
+        },
+        "float8, gated": {
+            "kFirst == 0 ? w.of(n) : up.of(n)": "w.of(n)",
+            "kHasUp && is_gated ? kFirst : 0": "0",
         },
     },
     "functions/quantize_rows": {

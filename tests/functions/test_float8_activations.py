@@ -28,7 +28,14 @@ from etc_dist.schedule import schedule_static
 from tests.conftest import kept_proof
 from tests.emulate.cases import check
 from tests.functions.compiled import check_compiled, check_wgmmas
-from tests.graphs.scaled import answer_of, dequantized_rows, draw_scaled, multiplied
+from tests.graphs.parts import gated_parts
+from tests.graphs.scaled import (
+    answer_of,
+    dequantized_rows,
+    draw_scaled,
+    gated,
+    multiplied,
+)
 from tests.refusals import refused
 
 WIDE, ROUNDED = FLOAT8_SCALINGS.values()
@@ -61,6 +68,21 @@ def test_each_kind_of_tile_multiplies_quantized_rows(scaling, dtype, number):
         tiling = Tiling(number, columns, int(parts > 1), parts)
         given = multiplied((131, 2 * columns + 24, K), scaling, tiling, dtype)
         check(emulated(scaling, dtype), *given, dtype)
+
+
+GATED = tuple(shape for shape in FLOAT8_FAMILY if shape.may_be_gated)
+
+
+@pytest.mark.parametrize("number", range(len(GATED)))
+def test_gate_and_up_are_the_parts_of_a_tile(number):
+    columns = GATED[number].columns
+    graph = gated_parts(1, shapes=GATED, w_layout=WIDE.w_layout)
+    for parts in (1, 2):
+        tiling = Tiling(number, columns, int(parts > 1), parts)
+        given = gated((131, 2 * columns + 24, 528), WIDE, tiling)
+        check(Emulator(graph, workers=2), *given)
+    narrow = [shape for shape in FLOAT8_FAMILY if shape not in GATED]
+    assert [shape.columns for shape in narrow] == [96, 112, 128]
 
 
 def outputs(x, codes, scales, number=0, parts=1):

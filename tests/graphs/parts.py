@@ -15,6 +15,7 @@ from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
+from etc_dist.ops.quantized_rows import rows_for
 from tests.emulate.cases import Given, gated, matmul_of
 from tests.layers.reference import Answer, draw
 
@@ -93,7 +94,8 @@ def gated_parts(
     x, y = g.input("x", (m, k), dtype), g.output("y", (m, n), dtype)
     weights = [weight_input(g, w, w_layout, n, k, dtype) for w in ("gate", "up")]
     tiles = tiles_of_dims(g, "", shapes, m, w_layout)
-    TiledMatmul(g, "", tiles, dtype, x, weights, y, swiglu).add()
+    rows, quantized = rows_for(g, "", tiles, x, 2 * n, None)
+    TiledMatmul(g, "", tiles, dtype, rows, weights, y, swiglu).add(quantized)
 
 
 def graph_of(

@@ -83,12 +83,14 @@ def gated(
 ) -> Given:
     """For gated_parts."""
     (m, n, k), rng = sizes, np.random.default_rng(sizes)
-    inputs: dict[str, Any] = {"x": draw(rng, (m, k), dtype, k**-0.5)}
+    x = draw(rng, (m, k), dtype, k**-0.5)
+    exact = dequantized_rows(x) if scaling.quantizes else x
+    inputs: dict[str, Any] = {"x": x}
     answers = []
     for name in ("gate", "up"):
         codes, scales, w = draw_scaled(rng, n, k, scaling)
         inputs |= {name: codes, f"{name}_scales": scales}
-        answers.append(answer_of(inputs["x"], w))
+        answers.append(answer_of(exact, w))
     left, right = answers
     active = silu(left.expected)
     # The slope of silu is at most 1.1.
@@ -97,6 +99,14 @@ def gated(
     )
     dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
     return [inputs], [Answer(active * right.expected, magnitude)], dims
+
+
+def quantized_mlp(x: Host, gate: Host, up: Host, down: Host) -> Answer:
+    """The MLP with float8 activations, by weights in fp64."""
+    rows = dequantized_rows(x)
+    left = answer_of(rows, gate).expected
+    active = (silu(left) * answer_of(rows, up).expected).astype(x.dtype)
+    return answer_of(dequantized_rows(active), down)
 
 
 def mlp(

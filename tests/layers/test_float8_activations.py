@@ -1,0 +1,97 @@
+"""The dense MLP with float8 activations, on one rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist import MLP
+from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
+from etc_dist.ops.tile_model import FLOAT8_FAMILY, Tiling, dims_of
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.conftest import kept_proof
+from tests.functions.compiled import check_compiled, check_wgmmas
+from tests.graphs.scaled import draw_scaled, quantized_mlp
+from tests.refusals import refused
+
+BLOCKS = Scaling(PER_BLOCK, "float32", quantizes=True)
+TOLERANCE = {"bfloat16": 6e-3, "float16": 4e-3}
+"""The roundings of activations differ, and then some of their codes."""
+HIDDEN, INNER = 400, 272
+
+
+def drawn(rng):
+    """Codes and scales of gate, up and down, and the weights in fp64."""
+    shapes = (INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)
+    each = [draw_scaled(rng, *shape, BLOCKS, 2**-12) for shape in shapes]
+    return [(codes, scales) for codes, scales, _ in each], [w for *_, w in each]
+
+
+@pytest.mark.mpi(ranks=[1])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_an_mlp_quantizes_rows_and_activations(dtype, world, arrays, rng):
+    scaled, weights = drawn(rng)
+    given = [arrays.put_scaled(*each) for each in scaled]
+    with MLP(*given, world=world, activations="float8") as mlp:
+        for rows in (3, 300):
+            x = rng.standard_normal((rows, HIDDEN)).astype(numpy_dtype(dtype))
+            y = arrays.get(mlp(arrays.put(x)))
+            mlp.synchronize()
+            assert quantized_mlp(x, *weights).error(y) < TOLERANCE[dtype]
+        assert "down_quantize_rows" in mlp.show()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_an_mlp_of_several_ranks_refuses_float8_activations(world, arrays, rng):
+    scaled, _ = drawn(rng)
+    given = [arrays.put_scaled(*each) for each in scaled]
+    words = "MLP has no float8 activations on several ranks|got: 2 ranks"
+    refused(
+        lambda: MLP(*given, world=world, activations="float8"), words, ArgumentError
+    )
+
+
+def graph_of_mlp():
+    return mlp_tiles_graph(1, shapes=FLOAT8_FAMILY, w_layout=BLOCKS.w_layout)
+
+
+# Of equally many rows of tiles and columns in parts of k; and of others.
+@pytest.mark.parametrize(("up", "down"), [(3, 1), (5, 5)])
+def test_the_cuda_half_is_that_of_the_cpu(up, down, rng):
+    scaled, weights = drawn(rng)
+    names = ("gate", "up", "down")
+    x = rng.standard_normal((140, HIDDEN)).astype(numpy_dtype("bfloat16"))
+    given = {
+        "x": x,
+        **{name: codes for name, (codes, _) in zip(names, scaled, strict=True)},
+    }
+    given |= {f"{name}_scales": of for name, (_, of) in zip(names, scaled, strict=True)}
+    dims = {"rows": 140, "hidden": HIDDEN, "inner": INNER}
+    for name, number, parts in (("gate_up_", up, 2), ("down_", down, 1)):
+        columns = FLOAT8_FAMILY[number].columns
+        dims |= dims_of(Tiling(number, columns, int(parts > 1), parts), name)
+    program = Emulator(graph_of_mlp(), workers=2)
+    [cpu] = simulate(program.plan, [given], dims).outputs
+    answer = quantized_mlp(x, *weights)
+    for seed in (0, 1):
+        [cuda] = program.run([given], dims, seed=seed)
+        for y in cpu["y"], cuda["y"]:
+            assert answer.error(y) < TOLERANCE["bfloat16"]
+
+
+def test_tiles_of_an_mlp_wait_for_codes():
+    plan = schedule_static(graph_of_mlp())
+    for rows, up, down in ((130, 3, 0), (1300, 5, 4)):
+        dims = {"rows": rows, "hidden": HIDDEN, "inner": 2064}
+        for name, number in (("gate_up_", up), ("down_", down)):
+            columns = FLOAT8_FAMILY[number].columns
+            dims |= dims_of(Tiling(number, columns, 1, 2), name)
+        assert kept_proof(plan, dims, 4).unchecked == ()
+
+
+def test_the_program_compiles():
+    check_wgmmas(check_compiled(graph_of_mlp()).cubin)
