@@ -10,6 +10,7 @@ from tokenize import TokenError
 from types import CodeType, FunctionType
 from typing import Any
 
+from etc_dist.cache import Recent
 from etc_dist.ir.function import DeviceFunction
 from etc_dist.ir.graph import GraphFunction
 
@@ -59,6 +60,17 @@ def _plain(value: Any) -> Any:
 
 def _text(code: CodeType) -> str:
     """The source text, or the instructions: its file may have changed since."""
+    known = _known.get(id(code))
+    if known is None:
+        _known.put(id(code), known := (code, _read(code)))
+    return known[1]
+
+
+_known: Recent[int, tuple[CodeType, str]] = Recent(1024)
+"""The texts of code by its id: code that is equal may have another text."""
+
+
+def _read(code: CodeType) -> str:
     try:
         return inspect.getsource(code)
     except (OSError, SyntaxError, TokenError, TypeError):

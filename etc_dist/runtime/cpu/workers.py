@@ -38,6 +38,8 @@ SHOWN = 16
 """The number of groups of a rank that an error names."""
 BLOCK, MOST_BLOCKS = 128, 32
 """Tasks of a call that are evaluated together, and the blocks that a rank keeps."""
+MOST_UNITS = 4096
+"""The units of a rank that are kept."""
 
 
 class Memory(Protocol):
@@ -97,12 +99,53 @@ def make_lane_workers(plan: Plan, workers: int) -> list[LaneWorker]:
     ]
 
 
+class Blocks:
+    """The blocks of tasks at `env`, of which the last ones are kept."""
+
+    def __init__(self, env: Mapping[str, Any]):
+        self._env = dict(env)
+        self._kept: dict[tuple[str, int], TaskBlock] = {}
+
+    def of(self, call: Call, t: int) -> TaskBlock:
+        """The block of tasks that has task `t`."""
+        number = t // BLOCK
+        block = self._kept.get((call.name, number))
+        if block is None:
+            if len(self._kept) == MOST_BLOCKS:
+                del self._kept[next(iter(self._kept))]
+            first = number * BLOCK
+            count = min(BLOCK, int(call.tasks.evaluate(self._env)) - first)
+            block = TaskBlock(call, first, count, self._env)
+            self._kept[call.name, number] = block
+        return block
+
+
+class Shape:
+    """What a plan does on one rank in all runs at the numbers of `env`, whatever their
+    data: its units, and the blocks of calls that load nothing."""
+
+    def __init__(self, plan: Plan, env: Mapping[str, Any]):
+        self.blocks = Blocks(env)
+        self._plan, self._env = plan, dict(env)
+        self._lanes = {lane.name: lane.at(self._env) for lane in plan.lanes}
+        self._units: dict[tuple[str, int], Sequence[tuple[Call, int]]] = {}
+
+    def unit(self, lane: Lane, index: int) -> Sequence[tuple[Call, int]]:
+        """The tasks of a unit of a lane."""
+        unit = self._units.get((lane.name, index))
+        if unit is None:
+            unit = [*self._plan.unit(self._lanes[lane.name], index, self._env)]
+            if len(self._units) < MOST_UNITS:
+                self._units[lane.name, index] = unit
+        return unit
+
+
 class Workers:
     """The lane workers of one rank in one epoch, over `memory`.
 
     `env` has the rank's dims, derived numbers and the arrays that expressions load
     from. `seed` determines the order in which units of a queue lane are taken, if
-    the plan does not."""
+    the plan does not. `shape`: that of other runs at the same numbers."""
 
     def __init__(
         self,
@@ -113,6 +156,7 @@ class Workers:
         lane_workers: Sequence[LaneWorker],
         memory: Memory,
         seed: int = 0,
+        shape: Shape | None = None,
     ):
         self.plan, self.rank, self.epoch, self.env = plan, rank, epoch, dict(env)
         self.lane_workers = lane_workers
@@ -125,8 +169,7 @@ class Workers:
         self._tickets = {lane.name: 0 for lane in plan.lanes}
         self._units = {worker: self._units_of(worker) for worker in lane_workers}
         self._resolver = Resolver(rank, plan.graph, self.env)
-        self._lanes = {lane.name: lane.at(self.env) for lane in plan.lanes}
-        self._blocks: dict[tuple[str, int], TaskBlock] = {}
+        self._shape, self._blocks = shape or Shape(plan, env), Blocks(env)
         chance = random.Random(f"{seed} {rank} {epoch}")
 
         def counts(name: str) -> Array:
@@ -232,23 +275,14 @@ class Workers:
                 self.epoch,
                 self._block(call, t),
             )
-            for member, (call, t) in enumerate(
-                self.plan.unit(self._lanes[lane.name], index, self.env)
-            )
+            for member, (call, t) in enumerate(self._shape.unit(lane, index))
         ]
 
     def _block(self, call: Call, t: int) -> TaskBlock:
-        """The block of tasks that has task `t`."""
-        number = t // BLOCK
-        block = self._blocks.get((call.name, number))
-        if block is None:
-            if len(self._blocks) == MOST_BLOCKS:
-                del self._blocks[next(iter(self._blocks))]
-            first = number * BLOCK
-            count = min(BLOCK, int(call.tasks.evaluate(self.env)) - first)
-            block = TaskBlock(call, first, count, self.env)
-            self._blocks[call.name, number] = block
-        return block
+        """The block of tasks that has task `t`, of this run alone if it may load."""
+        has_loads = call.is_loaded or any(v.is_loaded for _, v in call.values)
+        loads = has_loads or call.limited is not None
+        return (self._blocks if loads else self._shape.blocks).of(call, t)
 
     def _pending_task(self, lane: Lane, call: Call, t: int) -> Task:
         """A task of a group that is not ready, with its first unmet wait."""
