@@ -162,7 +162,7 @@ def test_gate_and_up_have_their_own_scales(number, scaling):
     shape = GATED[number]
     for parts in (1, 2):
         tiling = Tiling(number, shape.columns, int(parts > 1), parts)
-        given = gated((shape.rows + 3, 200, 528), scaling, tiling)
+        given = gated((shape.rows + 3, 200, 272), scaling, tiling)
         check(gated_program(scaling), *given)
 
 

@@ -28,6 +28,12 @@ def case(kind: str, *values: Any, marks: Iterable[Any] = ()) -> Any:
     return pytest.param(kind, *values, marks=[*marks, RANKS[KINDS[kind][3]]])
 
 
+def cases(kinds: Iterable[str], exhaustive: str) -> list[Any]:
+    """Cases of a test by kind, of which one is exhaustive: another takes its way."""
+    marks = {exhaustive: [pytest.mark.exhaustive]}
+    return [case(kind, marks=marks.get(kind, [])) for kind in kinds]
+
+
 def experts(count: int, top_k: int, **options: Any) -> dict[str, Any]:
     return {"experts": count, "top_k": top_k, **options}
 
@@ -150,7 +156,7 @@ REPEATED = {
 }
 
 
-@pytest.mark.parametrize("kind", [*map(case, KINDS)])
+@pytest.mark.parametrize("kind", cases(KINDS, "moe packed"))
 def test_both_schedules_and_repeats_give_the_same_bits(kind, make, arrays):
     rows, hidden, inner, options = REPEATED[kind]
     bits = set()
@@ -189,7 +195,7 @@ def test_one_program_serves_any_number_of_rows(kind, make, arrays, compiled):
     ("routing", "schedule"),
     first_always(zip(ROUTINGS, itertools.cycle(SCHEDULES), strict=False), 2),
 )
-@pytest.mark.parametrize("kind", [*map(case, MIXTURES)])
+@pytest.mark.parametrize("kind", cases(MIXTURES, "moe packed"))
 def test_tokens_are_routed_to_any_experts(kind, routing, schedule, make, world, rng):
     tokens = {"moe": 290, "moe few tokens": FEW_TOKENS}.get(kind, 33)
     ids = ROUTINGS[routing](rng, tokens * world.size)

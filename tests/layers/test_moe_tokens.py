@@ -168,7 +168,7 @@ def check_counts(inputs, answers, counts, run):
         few.check(one["y"][:count])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_the_graph_is_proved_for_the_largest_number_and_right_for_others(schedule):
     options = {"experts": 9, "top_k": 3, "parallel": "expert", "shared": "gated"}
     plan = SCHEDULES[schedule](moe_graph(3, **options, sizes=SMALL))

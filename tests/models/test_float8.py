@@ -29,6 +29,7 @@ from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES, schedule_static
+from tests.conftest import some_of
 from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.graphs.paged import BASE
 from tests.graphs.scaled import expanded
@@ -254,7 +255,7 @@ def test_programs_of_all_tiles_compile_without_spills(mixture, schedule):
 
 
 @pytest.mark.mpi(ranks=[1, 2])
-@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+@pytest.mark.parametrize("schedule", some_of(["static", "dynamic"], 2))
 def test_a_released_folder_generates_what_its_numbers_do(
     schedule, tmp_path, rng, world
 ):

@@ -86,7 +86,7 @@ def test_few_and_many_rows_and_transposed_weights_take_turns(
 
 @pytest.mark.mpi
 @kinds
-@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+@pytest.mark.parametrize("w_layout", some_of(["nk", "kn"], 2))
 @pytest.mark.parametrize("first", some_of(range(4), 4))
 def test_any_tiles_give_the_result(
     kind, w_layout, first, world, make, problem, monkeypatch
