@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -161,13 +162,18 @@ class Region:
     size: tuple[Expr, ...]
     kept: tuple[bool, ...]
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Expr, ...]:
         """The expressions that select the region."""
         rank = () if self.rank is None else (self.rank,)
         return (*self.start, *self.size, *rank)
 
-    @property
+    @cached_property
+    def ends(self) -> tuple[Expr, ...]:
+        """Where it ends on each axis, if the tensor is large enough."""
+        return tuple(s + e for s, e in zip(self.start, self.size, strict=True))
+
+    @cached_property
     def is_loaded(self) -> bool:
         """Whether the selected region depends on a runtime tensor."""
         return any(e.is_loaded for e in self.parts)

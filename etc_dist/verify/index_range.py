@@ -41,9 +41,10 @@ def _check_call(call: Call, known: Mapping[str, Interval]) -> Iterator[Fault]:
         ranges[axis.symbol.name] = 0, extent - 1
         tasks *= extent
     ranges[TASK.name] = 0, tasks - 1
-    for expr in _expressions(call):
+    bounds: dict[Expr, Interval] = {}
+    for expr in dict.fromkeys(_expressions(call)):
         wide: list[Expr] = []
-        _find_wide(expr, ranges, wide)
+        _find_wide(expr, ranges, wide, bounds)
         if wide:
             low, high = interval(wide[0], ranges)
             yield Fault(
@@ -61,24 +62,30 @@ def _expressions(call: Call) -> Iterator[Expr]:
     if call.count is not None:
         yield call.count
     for region in (*call.reads, *call.writes):
-        yield from (*region.tensor.shape, *region.parts)
-        yield from (s + e for s, e in zip(region.start, region.size, strict=True))
+        yield from (*region.tensor.shape, *region.parts, *region.ends)
     for ref in (*call.waits, *call.notifies):
         yield from (*ref.events.shape, *ref.parts, ref.expects)
 
 
 def _find_wide(
-    expr: Expr, ranges: Mapping[str, Interval], wide: list[Expr]
+    expr: Expr,
+    ranges: Mapping[str, Interval],
+    wide: list[Expr],
+    known: dict[Expr, Interval],
 ) -> Interval:
     """The interval of `expr`. Adds to `wide` sub-expressions without loads that may not
     fit, innermost first, and sizes of tensors that are loaded from. Those with loads
-    are checked at run time."""
+    are checked at run time. known: the intervals of those that were visited."""
+    bounds = known.get(expr)
+    if bounds is not None:
+        return bounds
     if isinstance(expr, Op):
-        left, right = (_find_wide(e, ranges, wide) for e in (expr.left, expr.right))
+        left = _find_wide(expr.left, ranges, wide, known)
+        right = _find_wide(expr.right, ranges, wide, known)
         bounds = combine(expr.name, left, right)
     else:
         for child in expr.children():
-            _find_wide(child, ranges, wide)
+            _find_wide(child, ranges, wide, known)
         bounds = interval(expr, ranges)
     if isinstance(expr, Load):
         size = reduce(lambda a, b: a * b, expr.shape, wrap(1))
@@ -87,4 +94,5 @@ def _find_wide(
     is_wide = bounds[0] < INT32[0] or bounds[1] > INT32[1]
     if is_wide and isinstance(expr, (Const, Op)) and not expr.is_loaded:
         wide.append(expr)
+    known[expr] = bounds
     return bounds
