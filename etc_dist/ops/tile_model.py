@@ -48,7 +48,7 @@ BOUNDS = (
     "loads into shared memory",
     "accesses to shared memory",
     "the latency of loads",
-    "the widening of weights, or the promotion of sums",
+    "the widening of weights",
 )
 """What the times of `TileWork.block_us` are limited by, in their order."""
 BY_WARPS, BY_WGMMA = (197.0, 3.8), (325.0, 2.54)
@@ -59,10 +59,9 @@ SERIAL_CYCLES = 337
 MOST_OVERLAPPED_ROWS = 80
 """In tiles with more rows they do, or partly. The model leaves out that programs with
 loops load no codes ahead from 64 rows on: `kLoadsAhead` in the CUDA half."""
-PROMOTED_PART, PROMOTED_COLUMN = 80.0, 1.5
-"""Of float8 activations, cycles of the warps for 128 k: for each part of a tile's
-columns that is multiplied at once, and for each column. Of the instructions: not
-measured."""
+FLOAT8_RATE = 1.4
+"""Of float8 activations, the rate of the tensor cores with the promotion of sums, in
+relation to that of 16 bits: measured for tiles of 128 to 192 columns on an H200."""
 QUANTIZED_BYTES, QUANTIZED_US = 3, 2.0
 """Memory traffic of an element of x that is quantized, and the time from the last one
 to the first loads of codes. Assumed."""
@@ -104,9 +103,8 @@ class TileWork:
     num_tiles: of the matmul. num_blocks: of the most loaded worker. block_cycles: of
     the tensor cores for a block. block_load_bytes: of a block, into shared memory.
     block_read_bytes: of a block, read from shared memory by wgmma. widen_cycles: of the
-    warps, to widen the weights of a block, or promote its sums. stage_blocks: blocks of
-    a stage. prefetched_blocks: that fit in shared memory in addition to the stage in
-    use.
+    warps, to widen the weights of a block. stage_blocks: blocks of a stage.
+    prefetched_blocks: that fit in shared memory in addition to the stage in use.
     tile_area: elements of a tile, padding included. num_epilogues: tiles and parts of
     the most loaded worker. memory_bytes: that all workers read or write once.
     worker_weight_bytes: that one worker reads. task_weight_bytes: of a tile.
@@ -227,11 +225,11 @@ def work_of(
     return TileWork(
         num_tiles=num_tiles,
         num_blocks=worker_stages * stage_blocks,
-        block_cycles=wgmma_m * wgmma_n / (64 if shape.float8 else 32),
+        block_cycles=wgmma_m * wgmma_n / 32 / (FLOAT8_RATE if shape.float8 else 1),
         block_load_bytes=(shape.x_bytes * rows + shape.weight_bytes * columns)
         * STAGE_K,
         block_read_bytes=block_read_bytes,
-        widen_cycles=_warp_cycles(shape, columns),
+        widen_cycles=_widen_cycles(shape, columns),
         stage_blocks=stage_blocks,
         prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1) * stage_blocks,
         tile_area=wgmma_m * wgmma_n,
@@ -247,11 +245,8 @@ def work_of(
     )
 
 
-def _warp_cycles(shape: TileShape, columns: int) -> float:
+def _widen_cycles(shape: TileShape, columns: int) -> float:
     """Of the warps, for a block of scaled weights."""
-    if shape.float8:
-        parts = shape.parts_of_columns
-        return (PROMOTED_PART * parts + PROMOTED_COLUMN * columns) / 2
     if not shape.scaled:
         return 0.0
     if shape.rows > MOST_OVERLAPPED_ROWS:

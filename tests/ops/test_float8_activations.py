@@ -9,7 +9,13 @@ import etc_dist
 from etc_dist import Matmul
 from etc_dist.functions.scaled_weights import E4M3, FLOAT8_SCALINGS
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.ops.tile_model import FAMILY, FLOAT8_FAMILY, predictions, work_of
+from etc_dist.ops.tile_model import (
+    FAMILY,
+    FLOAT8_FAMILY,
+    FLOAT8_RATE,
+    predictions,
+    work_of,
+)
 from etc_dist.ops.tuning import tuning_of
 from tests.graphs.scaled import answer_of, dequantized_rows, draw_scaled, expanded
 
@@ -94,7 +100,7 @@ def test_show_gives_the_tiles_of_float8_activations(make, arrays):
     assert "quantize_rows" in text
 
 
-def test_the_model_counts_half_of_the_bytes_and_of_the_cycles(world):
+def test_the_model_counts_half_of_the_bytes(world):
     sizes, constants = (4096, 8192, 8192), tuning_of(world).tiles
     layout = BLOCKS.w_layout
     best = predictions(FLOAT8_FAMILY, sizes, 132, constants, w_layout=layout)[0]
@@ -107,10 +113,11 @@ def test_the_model_counts_half_of_the_bytes_and_of_the_cycles(world):
     same = next(one for one in FLOAT8_FAMILY if one.columns == 160)
     tiling = best.tiling.__class__(0, 160)
     narrow, wide = (work_of(one, tiling, sizes, 132) for one in (same, plain))
-    for name in ("block_cycles", "block_load_bytes", "worker_weight_bytes"):
+    for name in ("block_load_bytes", "worker_weight_bytes"):
         assert 2 * getattr(narrow, name) == getattr(wide, name)
+    assert narrow.block_cycles * FLOAT8_RATE == pytest.approx(wide.block_cycles)
     # Of the first eight rows of tiles.
     assert (narrow.quantized, wide.quantized) == (1024 * 8192, 0)
     assert shape.columns >= 128
     least = predictions(FAMILY, sizes, 132, constants)[0].us
-    assert 1.5 < least / best.us < 2
+    assert 1.2 < least / best.us < FLOAT8_RATE
