@@ -104,7 +104,7 @@ def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     lines.append(using)
     _check_names(call, numbers)
     roles = " | ".join(f"k{role.capitalize()}Role" for role in body.roles)
-    given = {k: v for k, v in numbers.items() if v != default(k)}
+    given = {k: v for k, v in numbers.items() if v != 0}
     lines += constants({**({"kRoles": roles} if roles else {}), **given, **own})
     lines += lines_of_arrays
     axes = ", ".join(axis_name(a.symbol.name) for a in call.axes)
@@ -122,11 +122,6 @@ def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     return "\n".join([*lines, "};"])
 
 
-def default(name: str) -> int:
-    """The value of a constant that is generated where it differs."""
-    return int(name in ("kCluster", "kShare"))
-
-
 def numbers_of(plan: Plan, lane: Lane, call: Call) -> dict[str, int]:
     """The constants of a call that have defaults."""
     flags = {"kHasFlags": int(has_flags(call)), "kFlagWaits": len(carried(call.waits))}
@@ -135,7 +130,6 @@ def numbers_of(plan: Plan, lane: Lane, call: Call) -> dict[str, int]:
     if lane.policy != QUEUE:
         of_queue = dict.fromkeys(of_queue, 0)
     return {
-        "kCluster": call.function.cluster,
         "kReads": len(call.reads),
         "kWrites": len(call.writes),
         "kWaits": len(call.waits),
@@ -153,7 +147,6 @@ def numbers_of(plan: Plan, lane: Lane, call: Call) -> dict[str, int]:
         "kNotifiesRanks": int(_notifies_ranks(call)),
         "kNotifiesWhen": int(any(r.guards for r in call.notifies)),
         "kFar": int(plan.has_far and call.function.far),
-        "kShare": lane.share(call),
         **flags,
         **of_queue,
     }
@@ -270,13 +263,12 @@ def _units(lane: Lane, call: Call, arguments: Arguments) -> Iterator[str]:
     """Members by which a worker finds its task of a unit, and begins it in time."""
     if call.pace != Const(0):
         yield from method("i32 pace", f"g.{pace_name(call.name)}")
-    is_queued, share = lane.policy == QUEUE, lane.share(call)
-    is_early = bool(call.waits) if is_queued else share > 1 and not lane.has_loops
-    if is_early and not lane.queued(call):
+    is_queued = lane.policy == QUEUE
+    if is_queued and call.waits and not lane.queued(call):
         yield from method("i32 tasks", text(call.tasks))
-    if is_queued or (lane.has_loops and (share > 1 or call.function.roles)):
+    if is_queued or (lane.has_loops and call.function.roles):
         tasks = text(lane.group_size(call))
-        divisor = arguments.divisor_text(lane.group_units(call))
+        divisor = arguments.divisor_text(lane.group_size(call))
         yield from method("Group group", f"{{{tasks}, {divisor}}}")
 
 

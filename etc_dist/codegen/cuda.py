@@ -51,7 +51,6 @@ class Source:
     text: str
     entry: str
     arguments: Arguments
-    cluster: int
     shared_bytes: int
     """Shared memory of a worker."""
     sources: tuple[Path, ...]
@@ -114,7 +113,6 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
         text="\n\n".join(_blocks(plan, trace, arguments, own)) + "\n",
         entry=ENTRY,
         arguments=arguments,
-        cluster=plan.cluster,
         shared_bytes=shared_memory(plan)[0],
         sources=users,
         traced=trace,
@@ -183,14 +181,6 @@ def _check_roles(plan: Plan) -> None:
             got="; ".join(far),
             fix="write to this rank's memory, and send that by a call of push_rows()",
         )
-    if narrow := [c for c in calls if c.function.cluster != lane.cluster]:
-        raise CodegenError(
-            f"graph {graph.name} mixes clusters of functions with roles",
-            where=f"plan {graph.name}: {', '.join(c.name for c in narrow)}",
-            wanted=f"functions with roles= on the lane's cluster of {lane.cluster}",
-            got="; ".join(f"{c.name}: cluster {c.function.cluster}" for c in narrow),
-            fix="use one cluster= for all functions with roles=",
-        )
     size, buffer = shared_memory(plan)
     if size < MOST_STAGE_OFFSET + buffer:
         raise CodegenError(
@@ -233,8 +223,6 @@ def _program(plan: Plan, trace: bool) -> str:
     values = {
         "kNear": plan.near * plan.has_far,
         "kHosts": plan.far_hosts,
-        "kCluster": plan.cluster,
-        "kTensorCluster": plan.lane(TENSOR).cluster,
         "kSharedBytes": shared_bytes,
         "kBufferBytes": buffer_bytes,
         "kTrace": int(trace),
@@ -242,9 +230,8 @@ def _program(plan: Plan, trace: bool) -> str:
         "kTensorTickets": int(plan.lane(TENSOR).policy == TICKET),
         "kLimits": len(limits(plan)),
     }
-    defaults = {"kCluster": 1, "kTensorCluster": 1}
     lines = ["struct Program : ProgramDefaults<Args> {"]
-    lines += constants({k: v for k, v in values.items() if v != defaults.get(k, 0)})
+    lines += constants({k: v for k, v in values.items() if v != 0})
     for name, alias in ((TENSOR, "TensorCalls"), (TRANSFER, "TransferCalls")):
         lane = plan.lane(name)
         kind = "LoopedCalls" if lane.has_loops else "CallList"
@@ -280,9 +267,8 @@ def _items(lane: Lane, items: Sequence[Item]) -> str:
 
 
 def _entry(plan: Plan) -> str:
-    cluster = f"__cluster_dims__({plan.cluster}, 1, 1) " if plan.cluster > 1 else ""
     return (
-        f'extern "C" __global__ {cluster}__launch_bounds__(etc::kWorkerThreads, 1)\n'
+        'extern "C" __global__ __launch_bounds__(etc::kWorkerThreads, 1)\n'
         f"void {ENTRY}(const __grid_constant__ etc::Args g) {{\n"
         "  etc::run_worker<etc::Program>(g);\n}" + (_QUIET if plan.has_far else "")
     )

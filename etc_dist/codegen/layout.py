@@ -228,7 +228,7 @@ def _divisors(plan: Plan) -> Iterator[Expr]:
         for call in lane.calls:
             yield from fixed_divisors(call)
             if lane.has_loops or lane.policy == QUEUE:
-                yield lane.group_units(call)
+                yield lane.group_size(call)
         yield from (lane.period(loop) for loop in loops_in(lane.items))
 
 

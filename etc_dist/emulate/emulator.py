@@ -57,7 +57,7 @@ class Emulator:
 
     graph: a GraphFunction of at most 8 ranks.
     schedule: "static", "dynamic" or "auto", as for `etc_dist.compile`.
-    workers: workers of a rank; an even number where a call of the graph uses clusters.
+    workers: workers of a rank.
     kernels: the device code, if not that of this installation.
     has_far: ranks map the memory of those of their own host only, as on GPUs of several
         hosts of graph.local_size ranks.
@@ -78,14 +78,12 @@ class Emulator:
         self.plan = replace(SCHEDULES[schedule](graph), has_far=has_far)
         self.source = generate(self.plan, trace=False)
         self.workers = workers
-        if workers % self.source.cluster:
-            raise _wrong("workers", f"a multiple of {self.source.cluster}", workers)
         store = Cache(Settings.load().cache)
         self.library = compile_library(self.source, kernels or kernels_folder(), store)
         self._run = self.library.run_emulated
         self._run.restype = ctypes.c_char_p
         pointer, number = ctypes.c_void_p, ctypes.c_int
-        self._run.argtypes = [pointer, pointer, *[number] * 6, ctypes.c_uint64]
+        self._run.argtypes = [pointer, pointer, *[number] * 5, ctypes.c_uint64]
         self._memory: dict[tuple[Any, ...], EmulatedMemory] = {}
 
     def run(
@@ -212,7 +210,6 @@ class Emulator:
             len(rows),
             len(blocks),
             self.workers,
-            self.source.cluster,
             self.source.shared_bytes,
             runs,
             seed,

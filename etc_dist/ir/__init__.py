@@ -30,7 +30,7 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
         kind   "dim" | "own" | "derived" | "coordinate" | "rank" | "task"
     Comparison(name, left: Expr, right: Expr)    < <= ==
 
-    DeviceFunction(name, body, source, lane, reads, writes, cluster, parts,
+    DeviceFunction(name, body, source, lane, reads, writes, parts,
                    boxes: {position: TmaBox}, constants: {name: number},
                    roles*, shared, streams*, gathers*, gathers_early*,
                    reads_before_wait*, tile: {position: Operand},

@@ -192,7 +192,7 @@ class Call:
         """The call as text, a line for each kind of argument."""
         axes = ", ".join(map(str, self.axes))
         lines = [f"call {self.name}: {self.function.name} [{axes}]"]
-        lines.append(f"  lane {self.function.lane}, cluster {self.function.cluster}")
+        lines.append(f"  lane {self.function.lane}")
         if self.loops:
             lines.append(f"  in loops {', '.join(self.loop_names)}")
         lines.append(f"  order t -> ({', '.join(map(str, self.order))})")

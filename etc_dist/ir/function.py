@@ -67,7 +67,6 @@ class DeviceFunction:
     or a name below `kernels/`.
     lane: "tensor" (the worker's 256 compute threads run a task together) or "transfer"
     (one warp runs a task, concurrently with the tensor lane).
-    cluster: workers that run one task together (2 share operands by TMA multicast).
     parts: counter increments per notification on the device, one for each group of
     warps that finishes its share of a task independently.
     boxes: operands (by position: reads, then writes) that the device copies by bulk
@@ -109,7 +108,6 @@ class DeviceFunction:
     lane: str
     reads: int
     writes: int
-    cluster: int = 1
     parts: int = 1
     boxes: Mapping[int, TmaBox] = field(default_factory=dict)
     constants: Mapping[str, int | float | tuple[int, ...]] = field(default_factory=dict)
@@ -371,8 +369,6 @@ def _only_stored(code: CodeType) -> set[object]:
 def _check_lane(made: DeviceFunction) -> None:
     faults = {
         f"lane in {LANES}": made.lane not in LANES,
-        "cluster 1 or 2": made.cluster not in (1, 2),
-        "cluster 1 on the transfer lane": made.lane == TRANSFER and made.cluster != 1,
         "no reads_before_wait= on the transfer lane": made.lane == TRANSFER
         and made.begins_early,
         "no roles= on the transfer lane": made.lane == TRANSFER and made.roles,
@@ -393,7 +389,7 @@ def _check_lane(made: DeviceFunction) -> None:
             f"{made} cannot run on a worker",
             where=str(made),
             wanted="; ".join(wanted),
-            got=f"lane {made.lane!r}, cluster {made.cluster}, reads_before_wait "
-            f"{made.reads_before_wait}, roles {made.roles}, streams {made.streams}",
+            got=f"lane {made.lane!r}, reads_before_wait {made.reads_before_wait}, "
+            f"roles {made.roles}, streams {made.streams}",
             fix="use lane='tensor', or change these arguments of device_function",
         )

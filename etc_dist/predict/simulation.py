@@ -128,7 +128,7 @@ class _TimedRun:
         machine: Machine,
     ):
         graph, tensor = plan.graph, plan.lane(TENSOR)
-        expect_range(machine.workers, tensor.cluster, MAX_WORKERS, "workers")
+        expect_range(machine.workers, 1, MAX_WORKERS, "workers")
         self._plan, self._times, self._machine = plan, times, machine
         self._of_ranks = of_ranks
         self._near, self._far = _Server(machine.near), _Server(machine.far)
@@ -137,16 +137,13 @@ class _TimedRun:
         env = graph.environment(dims, 0)
         self._memory = ProcessMemory(plan, [env])
         self._memory.epochs = [1] + [0] * (graph.world_size - 1)
-        self._clusters = [
-            LaneWorker(cluster * tensor.cluster, [tensor])
-            for cluster in range(machine.workers // tensor.cluster)
-        ]
+        self._tensor = [LaneWorker(n, [tensor]) for n in range(machine.workers)]
         others = [lane for lane in plan.lanes if lane is not tensor]
         self._warps = [
             LaneWorker(number // WARPS, others)
             for number in range(machine.workers * WARPS)
         ]
-        lane_workers = [*self._clusters, *self._warps]
+        lane_workers = [*self._tensor, *self._warps]
         self._workers = Workers(plan, env, 0, 1, lane_workers, self._memory)
         self._running: dict[LaneWorker, int] = defaultdict(int)
         self._waiting: dict[Element | int, dict[LaneWorker, int]] = defaultdict(dict)
@@ -161,10 +158,10 @@ class _TimedRun:
         starts += [(arrived, range(near, ranks)) for arrived in arrivals[-1:]]
         for when, peers in starts:
             self._at(when + self._machine.poll_us, partial(self._start, peers))
-        for cluster in self._clusters:
-            self._at(0.0, partial(self._advance, cluster))
-        for worker in range(self._machine.workers):
-            for warp in self._transfer_warps(worker):
+        for worker in self._tensor:
+            self._at(0.0, partial(self._advance, worker))
+        for number in range(self._machine.workers):
+            for warp in self._transfer_warps(number):
                 self._at(0.0, partial(self._advance, warp))
         with _paused_collections():
             while self._heap:
@@ -176,7 +173,7 @@ class _TimedRun:
             hosts,
             ranks,
             us=self._machine.launch_us + self._end_us,
-            tensor_us=self._tensor_us / len(self._clusters),
+            tensor_us=self._tensor_us / len(self._tensor),
             near_us=self._near.bytes_us,
             far_us=self._far.bytes_us,
             far_bytes=self._far.nbytes,
@@ -216,7 +213,7 @@ class _TimedRun:
     def _advance(self, worker: LaneWorker, now: float) -> None:
         """Begin the tasks of a lane worker's unit that can run."""
         lane = worker.lane
-        while not self._running[worker] or (lane.cluster > 1 and worker.unit):
+        while not self._running[worker]:
             if not worker.unit:
                 self._workers.take(worker)
             ready = self._workers.next_task(worker)
@@ -247,14 +244,10 @@ class _TimedRun:
 
         self._at(end, stop)
 
-    def _join(self, cluster: LaneWorker, now: float) -> None:
-        """The compute warps of a cluster run the transfer lane."""
-        for worker in self._members(cluster):
-            for warp in self._warps[worker * WARPS :][TRANSFER_WARPS:WARPS]:
-                self._advance(warp, now)
-
-    def _members(self, cluster: LaneWorker) -> range:
-        return range(cluster.worker, cluster.worker + cluster.lane.cluster)
+    def _join(self, worker: LaneWorker, now: float) -> None:
+        """The compute warps of a worker run the transfer lane."""
+        for warp in self._warps[worker.worker * WARPS :][TRANSFER_WARPS:WARPS]:
+            self._advance(warp, now)
 
     def _complete(self, task: Task, now: float) -> None:
         """The end of a task, which sends what it has written."""

@@ -86,10 +86,9 @@ class GpuExecutor(Executor):
         self.workers = resident_workers(
             plan.graph.name,
             multiprocessors=count,
-            cluster=source.cluster,
             ranks=world.ranks_per_gpu,
             resident=most_resident(
-                self._function.ptr, source.cluster, count, WORKER_THREADS, self._shared
+                self._function.ptr, count, WORKER_THREADS, self._shared
             ),
         )
         pinned = cupy.cuda.alloc_pinned_memory(64)

@@ -48,9 +48,8 @@ def plan_dynamic(graph: GraphFunction, claimed: Collection[str]) -> Plan:
     for name in (TENSOR, TRANSFER):
         mine = [c for c in graph.calls if c.function.lane == name]
         mine.sort(key=lambda c: (bool(c.waits), c.name not in claimed))
-        cluster = max((c.function.cluster for c in mine), default=1)
         first = tuple(c.name for c in mine if c.name in claimed)
-        lanes.append(Lane(name, tuple(mine), QUEUE, cluster, first))
+        lanes.append(Lane(name, tuple(mine), QUEUE, first))
     return Plan(graph, "dynamic", tuple(lanes))
 
 

@@ -1,23 +1,19 @@
 """Plans: the assignment of tasks to workers, as index arithmetic, never as a table.
 
 A lane's tasks are the tasks of its calls, one call after the other, in a loop turn by
-turn (a turn is one iteration). A *unit* is what the lane assigns at once: one task, or,
-in a lane whose workers run in clusters of two, one task that both run together or two
-tasks that each runs alone.
+turn (a turn is one iteration). A *unit* is what the lane assigns at once: one task.
 
-A strided lane assigns unit u to cluster u % clusters. Units of a ticket lane are
-claimed in order with an atomic ticket: on the tensor lane by clusters, on the transfer
-lane by several warps of every worker, and by the warps of the tensor lane once that is
-empty. Units of a queue lane are claimed in the same way: first, in order, those of
-calls that are not queued: without waits, then those that no other task can precede; at
-last all others in the order in which they become ready. Its calls are sorted
-accordingly.
+A strided lane assigns unit u to worker u % workers. Units of a ticket lane are claimed
+in order with an atomic ticket: on the tensor lane by workers, on the transfer lane by
+several warps of every worker, and by the warps of the tensor lane once that is empty.
+Units of a queue lane are claimed in the same way: first, in order, those of calls that
+are not queued: without waits, then those that no other task can precede; at last all
+others in the order in which they become ready. Its calls are sorted accordingly.
 
 The tasks of a call in a queue lane form *groups* that wait for the same events and so
 become ready together: one group for each value of the coordinates in the waits, and of
-an axis with a loaded count. A unit never spans two groups. In other lanes, and if it is
-not queued, all tasks of a call are one group, or those of each turn of the loops around
-it."""
+an axis with a loaded count. In other lanes, and if it is not queued, all tasks of a
+call are one group, or those of each turn of the loops around it."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ from typing import Any, TypeVar
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import Call, Coordinate, size_of
 from etc_dist.ir.dims import checked_dims, refuse_undefined
-from etc_dist.ir.expr import Const, Expr, ceildiv
+from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.loops import Item, Loop, loops_in, nest
 from etc_dist.settings import MAX_WORKERS
@@ -68,12 +64,11 @@ def _once(method: Callable[[Lane, Part], Expr]) -> Callable[[Lane, Part], Expr]:
 
 @dataclass(frozen=True)
 class Lane:
-    """A lane: its calls in order, the policy that assigns units, the cluster size."""
+    """A lane: its calls in order, the policy that assigns units."""
 
     name: str
     calls: tuple[Call, ...]
     policy: str
-    cluster: int
     claimed: tuple[str, ...] = ()
     """In a queue lane, the names of the calls with waits that are not queued."""
 
@@ -109,28 +104,17 @@ class Lane:
         gating = self.gating(call)
         return size_of([axis for axis in call.axes if axis not in gating])
 
-    def share(self, call: Call) -> int:
-        """Tasks of a unit of `call`; the last unit of a group may have fewer."""
-        return self.cluster // call.function.cluster
-
-    @_once
-    def group_units(self, call: Call) -> Expr:
-        """Units of a group of `call`."""
-        share = self.share(call)
-        size = self.group_size(call)
-        return size if share == 1 else ceildiv(size, share)
-
     @_once
     def units(self, call: Call) -> Expr:
         """Units of `call` on one rank."""
-        return self.groups(call) * self.group_units(call)
+        return self.groups(call) * self.group_size(call)
 
     @_once
     def turn_units(self, item: Item) -> Expr:
         """Units of a call or loop in one turn of the loops around it."""
         if isinstance(item, Loop):
             return item.axis.extent * self.period(item)
-        return self.units(item) if self.policy == QUEUE else self.group_units(item)
+        return self.units(item) if self.policy == QUEUE else self.group_size(item)
 
     @_once
     def period(self, loop: Loop) -> Expr:
@@ -142,7 +126,6 @@ class Lane:
         lane, loops = replace(self), [*loops_in(self.items)]
         counts: list[tuple[Any, Sequence[Item]]] = [
             (Lane.group_size, self.calls),
-            (Lane.group_units, self.calls),
             (Lane.period, loops),
             (Lane.turn_units, [*self.calls, *loops]),
         ]
@@ -167,21 +150,6 @@ class Lane:
     def initial(self) -> Expr:
         """Units of calls that are not queued: they are claimed first, in order."""
         return self._sum([c for c in self.calls if not self.queued(c)])
-
-    def place(self, call: Call, t: Any, env: dict[str, Any]) -> tuple[Any, Any]:
-        """The call's unit that has task `t`, and the task's index in that unit; `t` is
-        an int or an array."""
-        share, size = self.share(call), int(self.group_size(call).evaluate(env))
-        units = int(self.group_units(call).evaluate(env))
-        group, member = t // max(1, size), t % max(1, size)
-        return group * units + member // share, member % share
-
-    def tasks(self, call: Call, unit: int, env: dict[str, Any]) -> range:
-        """The tasks of a unit of the call."""
-        share, size = self.share(call), self._number(self.group_size(call), env)
-        group, part = divmod(unit, self._number(self.group_units(call), env))
-        first = part * share
-        return range(group * size + first, group * size + min(first + share, size))
 
     def position(self, call: Call, unit: Any, env: dict[str, Any]) -> Any:
         """The lane's number of the call's unit `unit`, an int or an array."""
@@ -275,33 +243,17 @@ class Plan:
         """The number of hosts in a program with far ranks, else 0."""
         return self.graph.world_size // self.near if self.has_far else 0
 
-    @property
-    def cluster(self) -> int:
-        """Workers of a cluster: the largest cluster of any lane."""
-        return max((lane.cluster for lane in self.lanes), default=1)
-
     def lane(self, name: str) -> Lane:
         """The lane of this name."""
         return next(lane for lane in self.lanes if lane.name == name)
 
-    def unit(
-        self, lane: Lane, index: int, env: dict[str, Any]
-    ) -> Iterator[tuple[Call, int]]:
-        """The tasks (call, t) of a lane's unit; two if two workers run one each."""
-        found = lane.find(index, env)
-        if found is not None:
-            call, unit = found
-            for t in lane.tasks(call, unit, env):
-                yield call, t
-
     def expect_workers(self, workers: int) -> None:
         """ArgumentError for a number of workers that cannot run the plan."""
-        if not 1 <= workers <= MAX_WORKERS or workers % self.cluster:
+        if not 1 <= workers <= MAX_WORKERS:
             raise ArgumentError(
                 "the number of workers does not fit the plan",
                 where=f"plan of graph {self.graph.name}",
-                wanted=f"a multiple of {self.cluster}, the workers of a cluster, from "
-                f"1 to {MAX_WORKERS}",
+                wanted=f"from 1 to {MAX_WORKERS}",
                 got=f"{workers} workers",
                 fix="choose another number of workers (ETC_DIST_CPU_WORKERS)",
             )
@@ -333,13 +285,12 @@ class Plan:
                 "peer has started the same epoch"
             )
         for lane in self.lanes:
-            lines.append(f"lane {lane.name}: {lane.policy}, cluster {lane.cluster}")
+            lines.append(f"lane {lane.name}: {lane.policy}")
             lines += _show_items(lane, lane.items, env)
             if env is not None and workers and lane.policy == STRIDED:
                 total = int(lane.total.evaluate(env))
-                groups = workers // lane.cluster
-                waves = total / groups
-                lines.append(f"  {total} units = {waves:.2f} waves of {groups}")
+                waves = total / workers
+                lines.append(f"  {total} units = {waves:.2f} waves of {workers}")
         return "\n".join(lines + reasons) + "\n"
 
 

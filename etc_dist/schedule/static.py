@@ -22,8 +22,7 @@ def schedule_static(graph: GraphFunction) -> Plan:
         uneven = [c for c in calls if c.is_loaded and not c.even]
         is_even = name == TENSOR and not uneven
         policy = STRIDED if is_even else TICKET
-        cluster = max((c.function.cluster for c in calls), default=1)
-        lanes.append(Lane(name, calls, policy, cluster))
+        lanes.append(Lane(name, calls, policy))
     return Plan(graph, "static", tuple(lanes))
 
 

@@ -64,19 +64,15 @@ class Block:
 @dataclass(frozen=True)
 class Queues:
     """The sequences in which tasks are claimed, by rising position. A queue has the
-    units of one cluster in a strided lane, or all units of a ticket lane on one rank.
+    units of one worker in a strided lane, or all units of a ticket lane on one rank.
     In a queue lane the unqueued tasks that wait are one such queue, and each other task
     is a separate one: it delays no task."""
 
     queue: Array
     position: Array
-    slot: Array
-    """The worker of the cluster that runs the task, unless it is `whole`."""
-    whole: Mask
-    """All workers of the cluster run the task together."""
     strided: Mask
     """The task is ordered after earlier ones of its queue. Tasks of a ticket or queue
-    lane are not, as they run concurrently, nor tasks of a cluster of two or with roles:
+    lane are not, as they run concurrently, nor tasks with roles:
     their loads and stores overlap those of the tasks before and after."""
     names: list[str]
 
@@ -85,8 +81,6 @@ class Queues:
         return Queues(
             self.queue[some],
             self.position[some],
-            self.slot[some],
-            self.whole[some],
             self.strided[some],
             self.names,
         )
@@ -264,8 +258,8 @@ def rows(block: Block, exprs: Sequence[Expr]) -> Array:
 def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
     """Every task's place in the queues of its lane."""
     total = sum(b.count for b in blocks)
-    queue, position, slot = (np.zeros(total, np.int64) for _ in range(3))
-    whole, strided = np.ones(total, bool), np.zeros(total, bool)
+    queue, position = (np.zeros(total, np.int64) for _ in range(2))
+    strided = np.zeros(total, bool)
     names: list[str] = []
     lanes: dict[tuple[str, int], Lane] = {}
     first_queue: dict[tuple[str, int], int] = {}
@@ -277,29 +271,23 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
             lanes[key] = replace(block.lane, calls=tuple(counted))
         lane = lanes[key]
         here = slice(block.base, block.base + block.count)
-        unit, member = lane.place(block.call, block.index, block.env)
-        if lane.share(block.call) > 1:
-            slot[here], whole[here] = member, False
         if lane.policy == QUEUE and block.call.name not in lane.claimed:
             queue[here] = np.arange(len(names), len(names) + block.count)
             names += [f"the {lane.name} lane of rank {block.rank}"] * block.count
             continue
-        clusters = workers // lane.cluster if lane.policy == STRIDED else 1
+        queues = workers if lane.policy == STRIDED else 1
         if key not in first_queue:
             first_queue[key] = len(names)
-            names += _queue_names(lane, block.rank, clusters)
-        unit = lane.position(block.call, unit, block.env)
-        queue[here] = first_queue[key] + unit % clusters
-        position[here] = unit // clusters
-        function = block.call.function
-        is_ordered = function.cluster == 1 and not function.roles
-        strided[here] = lane.policy == STRIDED and is_ordered
-    return Queues(queue, position, slot, whole, strided, names)
+            names += _queue_names(lane, block.rank, queues)
+        unit = lane.position(block.call, block.index, block.env)
+        queue[here] = first_queue[key] + unit % queues
+        position[here] = unit // queues
+        strided[here] = lane.policy == STRIDED and not block.call.function.roles
+    return Queues(queue, position, strided, names)
 
 
-def _queue_names(lane: Lane, rank: int, clusters: int) -> list[str]:
+def _queue_names(lane: Lane, rank: int, workers: int) -> list[str]:
     if lane.policy != STRIDED:
         return [f"the {lane.name} lane of rank {rank}"]
-    group = "worker" if lane.cluster == 1 else "cluster"
-    name = f"the {lane.name} lane of {group}"
-    return [f"{name} {c} on rank {rank}" for c in range(clusters)]
+    name = f"the {lane.name} lane of worker"
+    return [f"{name} {n} on rank {rank}" for n in range(workers)]

@@ -24,8 +24,8 @@ class HappensBefore:
 
     A task that waits for an element is ordered after all tasks that notify it. Tasks
     of a strided lane that a worker runs alone are ordered by the worker's sequence.
-    All others are ordered by events only: tasks of a cluster overlap, and tasks of
-    ticket and queue lanes run concurrently.
+    All others are ordered by events only: tasks of ticket and queue lanes run
+    concurrently.
 
     The nodes are classes of tasks: `node` has that of each task, the tables have a row
     for each node. `level` is a topological order: it rises along every ordered step.
@@ -50,7 +50,7 @@ class HappensBefore:
         return found
 
     def direct(self, first: Array, second: Array, early: Mask) -> Mask:
-        """Pairs ordered by one step: one event, or one cluster's sequence. `early`: the
+        """Pairs ordered by one step: one event, or one worker's sequence. `early`: the
         second task's access precedes some of its waits (`PARTLY_WAITED`)."""
         return self._by_event(first, second, early) | self._by_program(first, second)
 
@@ -75,7 +75,6 @@ class HappensBefore:
         same: Mask = q.strided[first] & q.strided[second]
         same &= q.queue[first] == q.queue[second]
         same &= q.position[first] < q.position[second]
-        same &= q.whole[first] | q.whole[second] | (q.slot[first] == q.slot[second])
         return same
 
     def search(self, first: Array, second: Array, early: Mask) -> Mask:
@@ -149,17 +148,15 @@ class HappensBefore:
         return np.split(order, cuts), levels
 
     def _previous(self) -> Array:
-        """[worker of the cluster, node] -> the previous node of that worker."""
+        """[1 or 0, node] -> the previous node of its worker."""
         q = self.queues
         if q is None:
             return np.zeros((0, self.level.size), np.int64)
-        workers = int(q.slot.max(initial=0)) + 1
-        previous = np.full((workers, self.level.size), NONE)
-        for worker in range(workers):
-            mine = np.flatnonzero(q.strided & (q.whole | (q.slot == worker)))
-            mine = mine[np.lexsort((q.position[mine], q.queue[mine]))]
-            same = q.queue[mine[1:]] == q.queue[mine[:-1]]
-            previous[worker, mine[1:]] = np.where(same, mine[:-1], NONE)
+        previous = np.full((1, self.level.size), NONE)
+        mine = np.flatnonzero(q.strided)
+        mine = mine[np.lexsort((q.position[mine], q.queue[mine]))]
+        same = q.queue[mine[1:]] == q.queue[mine[:-1]]
+        previous[0, mine[1:]] = np.where(same, mine[:-1], NONE)
         return previous
 
     def _reached(

@@ -220,8 +220,8 @@ class _QueueRun:
         return done.size > 0
 
     def take(self, number: int) -> Array:
-        """The tasks of the active queues up to the first blocked one of each queue, and
-        the other tasks of that one's unit. They run in round `number`."""
+        """The tasks of the active queues up to the first blocked one of each, which run
+        in round `number`."""
         taken = [np.zeros(0, np.int64)]
         # Most queues advance by a few tasks, some by many.
         queues, most = self.active, 8
@@ -236,21 +236,9 @@ class _QueueRun:
             taken.append(task[index < np.repeat(free, count)])
             self.at[queues] += free
             queues, most = queues[free == count], 2 * most
-        taken.append(self._rest_of_units())
         done: Array = np.concatenate(taken)
-        done = done[self.round[done] == NONE]
         self.round[done] = number
         return done
-
-    def _rest_of_units(self) -> Array:
-        """Tasks of the active queues that are in the unit of the first blocked task."""
-        queues, position = self.active, self.tasks.queues.position
-        second = self.at[queues] + 1
-        at = second[second < self.end[queues]]
-        first, task = self.order[at - 1], self.order[at]
-        free = (position[task] == position[first]) & (self.missing[task] == 0)
-        found: Array = task[free]
-        return found
 
     def release(self, met: Array) -> None:
         """Count the waits that the elements `met` meet."""
@@ -260,11 +248,9 @@ class _QueueRun:
         np.subtract.at(self.missing, waiter, 1)
         queues = self.tasks.queues
         waiter = waiter[self.missing[waiter] == 0]
-        # A queue advances once its first task, or another one of that unit, is free.
+        # A queue advances once its first task is free.
         queue = queues.queue[waiter]
-        first = self.order[self.at[queue]]
-        is_first = queues.position[waiter] <= queues.position[first]
-        self.active = np.unique(queue[is_first])
+        self.active = np.unique(queue[waiter == self.order[self.at[queue]]])
 
 
 _CHANGE_ORDER = (

@@ -19,7 +19,6 @@ def task_classes(tasks: Enumeration, *, by_program: bool) -> Array:
     columns = [block, tasks.turn[1], *tasks.wait.T, *tasks.notify.T]
     if by_program:
         queues = tasks.queues
-        slot = np.where(queues.whole, NONE, queues.slot)
-        places = (queues.queue, queues.position, slot)
+        places = (queues.queue, queues.position)
         columns += [np.where(queues.strided, place, NONE) for place in places]
     return row_numbers(columns)

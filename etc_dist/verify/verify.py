@@ -319,8 +319,6 @@ def _check_loaded(graph: GraphFunction) -> list[Fault]:
 
 
 def _mismatches(plan: Plan, lane: Lane, call: Call) -> Iterator[str]:
-    if call.function.cluster not in (1, lane.cluster):
-        yield f"{call.function.cluster} workers a task in a lane of {lane.cluster}"
     if lane.queued(call) and call.order != group_order(call):
         yield "tasks that wait for the same events are not contiguous"
     if call.limited is not None and not call.knows_count:

@@ -82,7 +82,7 @@ struct Waiter {
   }
 };
 
-// A wait for another role of the worker or cluster; it names no task. NOTE: roles of the tensor
+// A wait for another role of the worker; it names no task. NOTE: roles of the tensor
 // lane report it when they end, since registers are scarce before. Mostly the other role waits too,
 // and reports for itself.
 constexpr Waiter kInWorker{kTensorLane, 0, 0};
@@ -261,7 +261,7 @@ ETC_DEVICE bool wait_peer_start(
          who.fail(kPeerStart, u32(rank), run.epoch);
 }
 
-// A wait between warps of a worker or cluster. It has twice the limit: if an event blocks the
+// A wait between warps of a worker. It has twice the limit: if an event blocks the
 // whole worker, the event is reported first.
 template <class Program>
 ETC_DEVICE bool wait_mbarrier(const Run<Program>& run, u32 barrier, u32 parity) {

@@ -29,22 +29,6 @@ ETC_DEVICE void load_box_of_halves(u32 shared, const Box& box, u32 barrier) {
       "l"(box.map), "r"(box.x), "r"(0), "r"(box.y / 8), "r"(box.z), "r"(barrier)
       : "memory");
 }
-// To the same offset in the shared memory of every worker in `mask`.
-ETC_DEVICE void load_box_multicast(u32 shared, const Box& box, u32 barrier, u16 mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
-      "l"(box.map), "r"(box.x), "r"(box.y), "r"(box.z), "r"(barrier), "h"(mask)
-      : "memory");
-}
-ETC_DEVICE void load_box_of_halves_multicast(
-    u32 shared, const Box& box, u32 barrier, u16 mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, %3, %4, %5}], [%6], %7;" ::"r"(shared),
-      "l"(box.map), "r"(box.x), "r"(0), "r"(box.y / 8), "r"(box.z), "r"(barrier), "h"(mask)
-      : "memory");
-}
 // Contiguous bytes; both addresses and `bytes` are multiples of 16.
 ETC_DEVICE void load_bytes(
     u32 shared, u64 global, u32 bytes, u32 barrier, CachePolicy policy) {

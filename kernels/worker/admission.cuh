@@ -1,12 +1,16 @@
 // Two waits of the producer thread: until all mbarriers are initialized, and until it is known
 // whether the tasks of the run are to run, and its epoch.
 #pragma once
-#include "worker/ticket_channel.cuh"
+#include "worker/work_ring.cuh"
 
 namespace etc {
 
+// Whether workers draw tickets for their units of the tensor lane.
+template <class Program>
+constexpr bool kDrawsTickets = Program::kDynamic || Program::kTensorTickets;
+
 class Admission {
-  static constexpr u32 kOffset = Shared::kWorkOffset + WorkRing::kBytes + TicketChannel::kBytes;
+  static constexpr u32 kOffset = Shared::kWorkOffset + WorkRing::kBytes;
   static_assert(kOffset + 28 <= Shared::kWorkOffset + Shared::kWorkBytes);
 
  public:
@@ -17,7 +21,7 @@ class Admission {
     ptx::mbarrier_init(barrier_, 1);
     ptx::mbarrier_init(initialized(), 1);
   }
-  // One thread, once all mbarriers are initialized, those of the other worker of a cluster, too.
+  // One thread, once all mbarriers are initialized.
   ETC_DEVICE void publish_initialized() const { ptx::mbarrier_arrive(initialized()); }
   ETC_DEVICE void wait_initialized() const {
     while (!ptx::mbarrier_try_wait(initialized(), 0)) {

@@ -12,17 +12,11 @@ constexpr bool kIsQueued = Call::kQueued != 0;
 struct Group {
   i32 tasks;
   Divisor by_units;
-
-  // Units of kShare tasks each; the last one may have fewer.
-  template <int kShare>
-  ETC_DEVICE i32 units() const {
-    return kShare == 1 ? tasks : floordiv(tasks + (kShare - 1), kShare);
-  }
 };
 
 template <class Call, class Args>
 ETC_DEVICE i32 group_units(const Args& g) {
-  return Call::group(g).template units<Call::kShare>();
+  return Call::group(g).tasks;
 }
 // Groups are numbered row-major over the axes that distinguish them.
 template <class Call, class Args>

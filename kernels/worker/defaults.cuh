@@ -78,7 +78,6 @@ struct CallDefaults : VariantDefaults {
   using Queue = LaneQueue;  // of a dynamic program: see queue/README.md
   static constexpr int kCall = kNumber;
   static constexpr int kWorld = Args::kWorld;
-  static constexpr int kCluster = 1;  // workers that run a task together
   static constexpr u32 kRoles = 0;
   static constexpr int kReads = 0;
   static constexpr int kWrites = 0;
@@ -97,7 +96,6 @@ struct CallDefaults : VariantDefaults {
   static constexpr int kNotifiesRanks = 0;  // whether all notify one element, on several ranks
   static constexpr int kNotifiesWhen = 0;   // whether some notifications have conditions
   static constexpr int kFar = 0;            // whether a task may send to a rank of another host
-  static constexpr int kShare = 1;          // tasks of a unit
   static constexpr int kQueued = 0;
   static constexpr int kGating = 0;
   static constexpr int kMaybeZero = 0;
@@ -145,8 +143,6 @@ struct ProgramDefaults {
   using TensorCalls = CallList<>;
   using TransferCalls = CallList<>;
   static constexpr int kWorld = Args::kWorld;
-  static constexpr int kCluster = 1;        // workers of a cluster
-  static constexpr int kTensorCluster = 1;  // of the tensor lane
   static constexpr int kTensorTickets = 0;  // whether its units are claimed by tickets
   static constexpr int kDynamic = 0;
   static constexpr int kLimits = 0;  // tensors with counts of tasks

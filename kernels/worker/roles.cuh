@@ -18,8 +18,7 @@
 //   run       Run<Program>; c: Call::Coord of the task; who: the Waiter of the task
 //   size      what the roles need to know of a task, in 31 bits; 0 for a task with nothing to
 //             compute. size() runs on one thread, once the waits of the task are met (for a task
-//             with streams: earlier), and its result goes to the other roles in the WorkItem. Both
-//             workers of a cluster compute the same size.
+//             with streams: earlier), and its result goes to the other roles in the WorkItem.
 //   stages()  number and bytes of the ring stages that a task of this size uses
 //   load()    calls publish() once, which passes the task to the other roles. Begins each stage in
 //             order; calls loaded(n) after the n-th one, counted from 1, but not for those of
@@ -33,13 +32,12 @@
 //   gather()  fills the stages that load() begins with is_gathered = true
 //   compute   the object of the function's Compute struct; counters: its Counters of this role
 //   store()   notifies. Without the role, the compute threads store the tile, and the worker's
-//             loop notifies once a worker afterwards (parts = workers of the cluster).
+//             loop notifies afterwards.
 //   entered   peers that have started, for wait_peers()
 //
 // Every member of Roles is a default that a function may replace:
 //   kVariant     a constant of the call that its Compute receives
 //   kUniformStageBytes  the bytes of all stages of the function, where they are known
-//   kMulticast   workers of a cluster write to one another's stages
 //   kWritesPeers the compute threads write to peers: the loading thread then waits until these have
 //                started
 //   prefetch_maps(run)  one thread, at the start of a launch, or while a wait is not met: fetches
@@ -70,8 +68,7 @@
 //                  Functions use it in turn; warpgroup w has the half at w * kBufferBytes / 2.
 //                  No other warp uses it, and these do not after compute().
 //
-// Ring stages (worker/stage_ring.cuh) have any multiple of 1024 bytes. A function with the load
-// role runs on all workers of the lane's cluster, which place the same sequence of stages.
+// Ring stages (worker/stage_ring.cuh) have any multiple of 1024 bytes.
 #pragma once
 #include "event/wait.cuh"
 
@@ -102,7 +99,7 @@ struct Work {
 
 struct Roles {
   static constexpr u32 kVariant = 0, kDataWords = 0, kUniformStageBytes = 0;
-  static constexpr bool kMulticast = false, kWritesPeers = false;
+  static constexpr bool kWritesPeers = false;
   template <class Program>
   ETC_DEVICE static void prefetch_maps(const Run<Program>&) {}
   template <class Program, class Loader, class Coord, class Ready>

@@ -5,9 +5,6 @@
 // at the beginning of the ring: loader, gatherers and compute warps each compute its place from the
 // sizes alone. The n-th stage has the mbarriers full(n % kSlots) and empty(n % kSlots), whose
 // parity is n / kSlots % 2.
-// NOTE: both workers of a cluster must place the same sequence of stages: bulk copies with
-// multicast write to the same place and mbarrier in both. So a function with the load role runs on
-// the whole cluster, and size() returns the same in both.
 #pragma once
 #include "worker/admission.cuh"
 #include "worker/computes.cuh"
@@ -76,15 +73,6 @@ struct StageRing {
   // Threads that arrive at a full stage after their copies. Where a function does not gather, the
   // loader arrives for them.
   static constexpr u32 kGatherers = Calls::kRoles & kGatherRole ? 64 : 0;
-  // Workers whose compute warps release a stage: with multicast, stages of either worker are also
-  // written by the other one, so that both have to have read them.
-  // NOTE: this holds for all functions of a program. One without multicast may follow one that uses
-  // it, or precede it, in the same place.
-  static constexpr u32 kReaders = Calls::any([](auto call) {
-    using Call = decltype(call);
-    if constexpr (has_role<Call>(kLoadRole)) return Call::template Function<Call>::kMulticast;
-    return false;
-  }) ? Program::kTensorCluster : 1;
 
   ETC_DEVICE static u32 full(u32 base, u32 n) {
     return base + Shared::kStageBarrierOffset + 8 * (n % kSlots);
@@ -104,7 +92,7 @@ struct StageRing {
     for (u32 n = 0; n < kSlots; n += kParts) {
       if (n + first >= kSlots) break;
       ptx::mbarrier_init(full(base, n + first), 1 + kGatherers);
-      ptx::mbarrier_init(empty(base, n + first), 8 * kReaders);
+      ptx::mbarrier_init(empty(base, n + first), 8);
     }
   }
 };
@@ -332,11 +320,6 @@ class StageLoader {
     return count;
   }
 
-  // Waits until all stages have been released. False if the program was aborted.
-  ETC_DEVICE bool wait_released(const Run<Program>& run) {
-    return placer_.pass(placer_.cursor().n, wait_empty(run));
-  }
-
   // Stages that load_ahead() begins, of one task.
   ETC_DEVICE void start_ahead() { begun_ = placer_.cursor(); }
   ETC_DEVICE void add_ahead() { ++ahead_; }
@@ -428,7 +411,7 @@ class StageReader {
   explicit ETC_DEVICE StageReader(u32 base) : base_(base) {}
 
   // The ring's first byte in matrix descriptors, in units of 16 bytes.
-  // NOTE: a shared address has the worker's number in its cluster above bit 23.
+  // NOTE: these have 14 bits for it.
   ETC_DEVICE u32 descriptor_base() const {
     return ((base_ + SharedOf<Program>::kStageOffset) & 0x3ffffu) >> 4;
   }
@@ -456,15 +439,9 @@ class StageReader {
     return Program::kTrace ? taken : 0;
   }
   // A whole warp, once, after it has read stage n, counted from 0.
-  // NOTE: an arrival at another worker's mbarrier may overtake earlier loads from shared memory. A
-  // function that multicasts, and reads stages by loads, must have used the values before.
   ETC_DEVICE void release(u32 n) const {
     const u32 lane = threadIdx.x % 32, empty = Ring::empty(base_, n);
-    if constexpr (Ring::kReaders > 1) {
-      if (lane < Ring::kReaders) ptx::mbarrier_arrive_cluster(empty, lane);
-    } else {
-      if (lane == 0) ptx::mbarrier_arrive(empty);
-    }
+    if (lane == 0) ptx::mbarrier_arrive(empty);
   }
 
  private:

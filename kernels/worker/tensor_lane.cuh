@@ -1,4 +1,4 @@
-// The tensor lane: clusters of workers run its units. Cluster i takes the units i, i + clusters and
+// The tensor lane: workers run its units. Worker i takes the units i, i + workers and
 // so on, or those of its atomic tickets, or in a dynamic program those of the queue.
 //
 // In each worker one producer thread claims units, waits for their events and publishes their tasks
@@ -37,7 +37,7 @@ class TensorLane {
   static constexpr int kComputeThreads = 256;
   static constexpr bool kByTicket = kDrawsTickets<Program>;
   // Whether the compute threads may know a worker's first unit without a work item.
-  static constexpr bool kKnowsFirst = !kHasRoles && !kByTicket && Program::kTensorCluster == 1;
+  static constexpr bool kKnowsFirst = !kHasRoles && !kByTicket;
   // Warps that read the work items: those that compute, store and assist.
   static constexpr u32 kConsumers =
       kComputeThreads / 32 + u32(kHasStoreWarp) + 2 * u32(kIsAssisted);
@@ -96,7 +96,6 @@ class TensorLane {
     units_.init<kWarps>(warp, kConsumers);
     if (kByTicket && warp == kWarps - 1) {
       units_.init_begun(kComputeThreads / 32);
-      TicketChannel(base_).init();
     }
     if constexpr (kHasRoles) {
       Ring::template init<kWarps>(base_, warp);
@@ -105,24 +104,21 @@ class TensorLane {
       }
     }
     ptx::mbarrier_init_fence();
-    // Only bulk copies and messages in a cluster need it.
-    if constexpr (kHasRoles || Program::kCluster > 1) ptx::fence_proxy_async_shared();
+    // Only bulk copies need it.
+    if constexpr (kHasRoles) ptx::fence_proxy_async_shared();
   }
 
-  // One thread, once all mbarriers are initialized, those of the other worker of a cluster, too.
+  // One thread, once all mbarriers are initialized.
   ETC_DEVICE void publish_initialized() const { Admission(base_).publish_initialized(); }
   ETC_DEVICE void store_start() const { Admission(base_).store_start(); }
   // One thread, after the other warps agree: whether tasks are to run.
   ETC_DEVICE void admit(bool runs, u32 epoch) const { Admission(base_).publish(runs, epoch); }
   // Reads the epoch of admit() into the run.
-  // NOTE: a register that keeps it while tiles are computed makes some programs of single workers
-  // spill; reading it makes some of clusters spill.
+  // NOTE: a register that keeps it while tiles are computed makes some programs spill.
   ETC_DEVICE void read_epoch() const {
-    if constexpr (Program::kCluster == 1) {
-      const Admission admission(base_);
-      admission.wait();
-      run_.epoch = admission.epoch();
-    }
+    const Admission admission(base_);
+    admission.wait();
+    run_.epoch = admission.epoch();
   }
 
   // Another thread, as early as possible: fetches the tensor maps of the first call.
@@ -133,9 +129,7 @@ class TensorLane {
     });
   }
 
-  // The producer thread. True if it ran to its end, false after an abort or in a skipped run. If
-  // true, the other worker of the cluster only writes to this one's shared memory what the compute
-  // threads wait for.
+  // The producer thread. True if it ran to its end, false after an abort or in a skipped run.
   ETC_DEVICE bool lead() const {
     u32 published = 0, entered = 0;
     StageLoader<Program> stages(base_);
@@ -156,8 +150,7 @@ class TensorLane {
         using Call = decltype(call);
         i32 left = 0;  // units of the call from this one on
         const auto lead_unit = [&]() ETC_INLINE {
-          const i32 t = task_of<Call>(u);
-          if (t < 0) return;
+          const i32 t = u;
           if (!is_admitted) {
             going = is_admitted = admission.wait();
             if (!going) return;
@@ -174,10 +167,8 @@ class TensorLane {
             // NOTE: before the count is used, so that its load and the others overlap.
             if constexpr (kLoadsWithCount<Call>) fits = Call::in_range(run_.g, c);
             if (Call::is_surplus(c, count)) {
-              if constexpr (Call::kCluster == Program::kTensorCluster) {
-                const i32 others = skip_block<Call>(t, next);
-                if constexpr (kRepeats<Call>) u += others, unit += others, left -= others;
-              }
+              const i32 others = skip_block<Call>(t, next);
+              if constexpr (kRepeats<Call>) u += others, unit += others, left -= others;
               return;
             }
           }
@@ -217,12 +208,12 @@ class TensorLane {
         };
         if constexpr (kRepeats<Call>) {
           // NOTE: units of a call follow each other without a search for their call.
-          const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
+          const i32 workers = i32(gridDim.x);
           left = Calls::template left<Call>(run_.g, u);
 #pragma unroll 1
-          for (;; u += clusters, unit += clusters) {
+          for (;; u += workers, unit += workers) {
             lead_unit();
-            left -= clusters;
+            left -= workers;
             if (!going || left <= 0) break;
           }
         } else {
@@ -238,10 +229,6 @@ class TensorLane {
     units_.publish(published, {-1, 0, 0});
     if constexpr (kHasRoles) {
       lost = lost || !(is_admitted || admission.wait());
-      // The other worker releases this one's stages.
-      if constexpr (Ring::kReaders > 1) {
-        if (!lost) lost = !stages.wait_released(run_);
-      }
     }
     return ended && !lost;
   }
@@ -401,7 +388,7 @@ class TensorLane {
   ETC_DEVICE void begin_first(StageLoader<Program>& stages) const {
     if constexpr (kLoadsEarly<Program>) {
       const auto ready = [&]() ETC_INLINE { Admission(base_).wait_initialized(); };
-      const i32 first = i32(blockIdx.x) / Program::kTensorCluster;
+      const i32 first = i32(blockIdx.x);
       bool is_found = false;
       const auto load_first = [&](auto call, i32 unit) ETC_INLINE {
         using Call = decltype(call);
@@ -497,7 +484,6 @@ class TensorLane {
       const Prepared& c, i32 task, u32& published, StageLoader<Program>& stages, Next& next,
       WaitCache& seen, Event&... event) const {
     using Function = FunctionOf<Call>;
-    static_assert(Call::kCluster == Program::kTensorCluster);
     fence_loads<Call>(seen);
     const u32 size = Function::size(run_, c);
     const auto publish = [&]() ETC_INLINE {
@@ -547,18 +533,18 @@ class TensorLane {
   }
 
   // The producer thread of a static program, at the surplus task t: skips those after it in its
-  // block. By tickets, claims all of them; else returns how far the last one of this cluster is.
+  // block. By tickets, claims all of them; else returns how far the last one of this worker is.
   template <class Call>
   ETC_DEVICE i32 skip_block(i32 t, const Next& next) const {
     const i32 rest = Call::block_end(run_.g, t) - t - 1;
     if constexpr (kByTicket) {
       // NOTE: units that are assigned without a ticket have negative tickets.
       const i32 end = next.taken + 1 + rest;
-      if (Units::is_first() && end > 0) draw_up_to(run_, kTensorLane, u32(end));
+      if (end > 0) draw_up_to(run_, kTensorLane, u32(end));
       return 0;
     }
-    const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
-    return rest / clusters * clusters;
+    const i32 workers = i32(gridDim.x);
+    return rest / workers * workers;
   }
 
   // The compute threads meet. Whether all are going.
@@ -567,22 +553,6 @@ class TensorLane {
     return !ptx::named_barrier_any<kComputeThreads>(1, !__all_sync(~0u, going));
   }
 
-  // The task of a call's unit that this worker runs; -1 if there is none for it.
-  template <class Call>
-  ETC_DEVICE i32 task_of(i32 unit) const {
-    if constexpr (Call::kCluster == Program::kTensorCluster) {
-      return unit;
-    } else if constexpr (Program::kDynamic || Calls::kHasLoops) {
-      constexpr i32 kShare = Call::kShare;
-      const Group all = Call::group(run_.g);
-      const i32 group = div_by(unit, all.by_units);
-      const i32 member = (unit - group * all.units<kShare>()) * kShare + i32(ptx::worker()) % kShare;
-      return member < all.tasks ? group * all.tasks + member : -1;
-    } else {
-      const i32 t = unit * Program::kTensorCluster + i32(ptx::worker()) % Program::kTensorCluster;
-      return t < Call::tasks(run_.g) ? t : -1;
-    }
-  }
   template <class Call>
   ETC_DEVICE static WorkItem item_of(i32 task, u32 size = 0) {
     return {task, size, u32(Calls::template index<Call>())};

@@ -159,26 +159,16 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     // thread gets the run's epoch with its admission.
     if (lane == 0) tensor.init_producer();
     __syncwarp();
-    if constexpr (Program::kCluster > 1) {
-      ptx::cluster_arrive_relaxed();
-    } else {
-      ptx::named_barrier_arrive<kWorkerThreads>(kInitBarrier);
-    }
+    ptx::named_barrier_arrive<kWorkerThreads>(kInitBarrier);
     if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
     if (ptx::elect_one()) {
       lost = !tensor.lead();
       if (run.aborted()) run.signal_host();  // by a peer that no wait here depends on
     }
     __syncwarp();
-    if constexpr (Program::kCluster > 1) ptx::cluster_wait();
   } else {
     const auto meet = [&]() ETC_INLINE {  // all mbarriers are initialized
-      if constexpr (Program::kCluster > 1) {
-        ptx::cluster_arrive_relaxed();
-        ptx::cluster_wait();
-      } else {
-        ptx::named_barrier<kWorkerThreads>(kInitBarrier);
-      }
+      ptx::named_barrier<kWorkerThreads>(kInitBarrier);
     };
     if constexpr (kLoadsEarly<Program>) {
       if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
@@ -209,9 +199,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     }
   }
 
-  // NOTE: where a role ended early, the other worker of the cluster may still write to this one's
-  // shared memory, by bulk loads, tickets and arrivals. Its waits test for an abort about every
-  // millisecond, but not at first: it stops within 2 ms.
+  // NOTE: where a role ended early, bulk loads may still write to shared memory.
   if (ptx::named_barrier_any<kWorkerThreads>(0, lost)) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 4000000) ptx::nanosleep(1000);

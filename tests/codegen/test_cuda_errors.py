@@ -85,10 +85,6 @@ REFUSALS = {
     "two functions": (twice(USER), "two device functions are named "),
     "peer": (far(2, dtype="bfloat16"), PEER),
     "peer of floats": (far(2, dtype="float32"), PEER),
-    "cluster": (
-        of_function(three_matmuls(1), "kn", cluster=2),
-        "wanted: functions with roles= on the lane's cluster of 2 got: nk: cluster 1; ",
-    ),
     "memory": (of_function(three_matmuls(1), shared=1 << 18), "got: 262144 to do"),
     "another half": (gated(1, offset=31, rows=64), HALF + "64 rows to do"),
     "a part": (gated(1, offset=32, rows=66), HALF + "66 rows to do"),

@@ -179,22 +179,3 @@ def test_queues_follow_the_events_on_separate_lines():
         end = base + sizes[name]
     assert memory.event_count >= end
     assert set(memory.queue_bases) <= set(generate(plan).arguments.integers)
-
-
-def test_device_and_plan_number_units_alike():
-    """The arithmetic that kernels/queue/README.md gives for a unit's tasks."""
-    plan = schedule_dynamic(small_mlp(2))
-    dims = {"rows": 300, "hidden": 512, "inner": 300, **tile_dims(plan.graph)}
-    env = plan.graph.environment(dims, 0)
-    for lane in plan.lanes:
-        for call in lane.calls:
-            size, units = (
-                int(e.evaluate(env))
-                for e in (lane.group_size(call), lane.group_units(call))
-            )
-            share = lane.share(call)
-            for unit in range(int(lane.units(call).evaluate(env))):
-                group, part = divmod(unit, units)
-                members = [part * share + slot for slot in range(share)]
-                tasks = [group * size + m for m in members if m < size]
-                assert tasks == list(lane.tasks(call, unit, env))

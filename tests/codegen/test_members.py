@@ -7,7 +7,7 @@ import re
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.codegen.calls import VARIANTS, default, numbers_of
+from etc_dist.codegen.calls import VARIANTS, numbers_of
 from etc_dist.codegen.members import WIDTH, constants, indexed, method, wrapped
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.runtime.build import kernels_folder
@@ -52,7 +52,7 @@ def test_the_last_value_needs_no_number():
 def test_the_header_has_the_constants_that_are_not_generated():
     plan = schedule_static(mlp_tiles_graph(1))
     numbers = numbers_of(plan, plan.lane("tensor"), plan.graph.calls[0])
-    assert header_constants("CallDefaults") == {k: default(k) for k in numbers}
+    assert header_constants("CallDefaults") == dict.fromkeys(numbers, 0)
     assert header_constants("VariantDefaults").items() >= VARIANTS.items()
 
 

@@ -50,11 +50,6 @@ BROKEN = {
         }
     },
     "worker/tensor_lane": {
-        "loops": {
-            "member < all.tasks ? group * all.tasks + member : -1": (
-                "group * all.tasks + member"
-            )
-        },
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
         "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
         "shares": {
@@ -64,7 +59,6 @@ BROKEN = {
         "moe": {
             "ptx::fence_proxy_async_global();": "",
             "    ptx::named_barrier<kComputeThreads>(1);": "",
-            "!stages.wait_released(run_)": "false",
             "Call::is_surplus(c, count)": "false",
             "Call::block_end(run_.g, t) - t - 1": "Call::block_end(run_.g, t) - t",
         },

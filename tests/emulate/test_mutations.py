@@ -279,7 +279,7 @@ CHECKS = {
     "flagged norm": check_sums,
 }
 HANDS_OVER = re.compile(
-    r"\b(task\.sync|__syncwarp|named_barrier\w*|cluster_(barrier|arrive|wait)|"
+    r"\b(task\.sync|__syncwarp|named_barrier\w*|"
     r"mbarrier_(try_wait|arrive)\w*|store\d*_async\w*|wait_(mbarrier|event|peer|stores)\w*|"
     r"fence_\w+|fetch_add_ac\w+|load_acquire|store_release|wgmma_wait|notify_event)[<(]"
 )

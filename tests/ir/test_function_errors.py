@@ -60,12 +60,7 @@ HOLD = "numbers that its CUDA body cannot hold"
 TAKE = "a parameter for each operand|wanted: 2 positional parameters: 1 reads, then 1 w"
 FUNCTIONS = {
     "new array": (lambda: made(renamed), "renamed does not write its operand y"),
-    "lane": (lambda: work(lane="vector"), LANE + "lane 'vector', cluster 1"),
-    "cluster": (lambda: work(cluster=3), LANE + "lane 'tensor', cluster 3"),
-    "pair": (
-        lambda: work(lane="transfer", cluster=2),
-        LANE + "lane 'transfer', cluster 2",
-    ),
+    "lane": (lambda: work(lane="vector"), LANE + "lane 'vector'"),
     "early": (
         lambda: work(1, lane="transfer", **EARLY),
         "no reads_before_wait= on the transfer lane",

@@ -11,7 +11,6 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, up_to
-from etc_dist.ir.expr import ceildiv
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.layers.moe import moe_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
@@ -125,64 +124,36 @@ def test_seeds_take_units_in_different_orders(rng):
 # ------------------------------------------------------------- groups and units
 
 
-def touch(cluster: int = 1, lane: str = "tensor") -> DeviceFunction:
-    name = f"touch_{cluster}_{lane}"
-    return DeviceFunction(name, lambda *_: None, "touch.cuh", lane, 0, 0, cluster)
+def touch(lane: str = "tensor") -> DeviceFunction:
+    return DeviceFunction(f"touch_{lane}", lambda *_: None, "touch.cuh", lane, 0, 0)
 
 
 @graph_function
-def pairs(g: Graph) -> None:
-    """A call for both workers of a cluster, and one whose groups hold three tasks that
-    each runs alone."""
+def groups(g: Graph) -> None:
+    """A call, and one whose groups hold three tasks."""
     n = g.dims("n")
     begun = g.events("begun", (n,), expects=2)
     i, _half = grid = g.grid(i=n, half=2)
-    g.call(touch(2), grid, name="whole", notifies=[begun[i]])
+    g.call(touch(), grid, name="first", notifies=[begun[i]])
     _part, i = grid = g.grid(part=3, i=n)
-    g.call(touch(), grid, name="alone", waits=[begun[n - 1 - i]])
+    g.call(touch(), grid, name="second", waits=[begun[n - 1 - i]])
 
 
-def places(plan: Plan, lane: str, env: dict[str, Any]) -> list[list[tuple[Any, ...]]]:
-    """The tasks of each unit of a lane, as (call, coordinate...)."""
-    mine = plan.lane(lane)
-    found = []
+def places(plan: Plan, lane: str, env: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The task of each unit of a lane, as (call, coordinate...)."""
+    mine, found = plan.lane(lane), []
     for unit in range(int(mine.total.evaluate(env))):
-        tasks = plan.unit(mine, unit, env)
-        found.append([(c.name, *c.coordinates(t, env).values()) for c, t in tasks])
+        call, t = mine.find(unit, env)
+        found.append((call.name, *call.coordinates(t, env).values()))
     return found
 
 
-def test_a_unit_never_spans_two_groups():
-    plan = schedule_dynamic(pairs(1))
+def test_tasks_of_a_group_follow_each_other():
+    plan = schedule_dynamic(groups(1))
     assert places(plan, "tensor", {"n": 2, "rank": 0}) == [
-        [("whole", 0, 0)],
-        [("whole", 0, 1)],
-        [("whole", 1, 0)],
-        [("whole", 1, 1)],
-        [("alone", 0, 0), ("alone", 1, 0)],
-        [("alone", 2, 0)],
-        [("alone", 0, 1), ("alone", 1, 1)],
-        [("alone", 2, 1)],
+        *(("first", i, half) for i in range(2) for half in range(2)),
+        *(("second", part, i) for i in range(2) for part in range(3)),
     ]
-
-
-def test_every_task_is_in_the_unit_that_its_place_says():
-    plan = schedule_dynamic(pairs(1))
-    lane, env = plan.lane("tensor"), {"n": 5, "rank": 0}
-    for call in lane.calls:
-        for t in range(int(call.tasks.evaluate(env))):
-            unit, member = lane.place(call, t, env)
-            assert lane.tasks(call, unit, env)[member] == t
-        t = np.arange(int(call.tasks.evaluate(env)))
-        units, _ = lane.place(call, t, env)
-        assert units.max() == int(lane.units(call).evaluate(env)) - 1
-
-
-def test_odd_groups_of_a_cluster_run_to_their_end():
-    plan = schedule_dynamic(pairs(2))
-    verify(plan, {"n": 5}, 6)
-    for seed in range(4):
-        simulate(plan, [{}, {}], {"n": 5}, seed=seed, workers=4)
 
 
 @graph_function
@@ -320,7 +291,7 @@ def test_calls_without_waits_come_first_and_keep_their_order():
     plan = schedule_dynamic(late_start(1))
     assert [call.name for call in plan.lane("tensor").calls] == ["first", "second"]
     assert [call.name for call in plan.graph.calls] == ["second", "first"]
-    assert places(plan, "tensor", {"rank": 0})[0] == [("first", 3)]
+    assert places(plan, "tensor", {"rank": 0})[0] == ("first", 3)
     verify(plan, {}, 1)
 
 
@@ -380,7 +351,6 @@ def test_a_plan_shows_its_queues_and_groups(golden):
     golden(plan.show(132, **sizes, **tile_dims(plan.graph, split=1, parts=2)))
 
 
-def test_groups_of_partial_pairs_are_shown_with_their_units():
-    plan = schedule_dynamic(pairs(1))
-    assert "alone: n * 2 units, n groups by (i)" in plan.show()
-    assert plan.lane("tensor").group_units(plan.graph.calls[1]) == ceildiv(3, 2)
+def test_groups_are_shown():
+    plan = schedule_dynamic(groups(1))
+    assert "second: n * 3 units, n groups by (i)" in plan.show()

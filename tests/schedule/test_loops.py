@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,38 +10,36 @@ from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
 from etc_dist.schedule import Plan, schedule_static
 
 TENSOR = DeviceFunction("f", print, "f.cuh", "tensor", 0, 0)
-PAIR = DeviceFunction("pair", print, "f.cuh", "tensor", 0, 0, cluster=2)
 
 
 @graph_function
-def steps(g: Graph, *, pair: bool) -> None:
+def steps(g: Graph) -> None:
     """Calls before, in and after two loops, one in the other."""
     n, m = g.dims("n m")
     g.call(TENSOR, g.grid(i=2), name="first")
     with g.loop(step=n):
         g.call(TENSOR, g.grid(i=3), name="enter", order=lambda t: (2 - t,))
         with g.loop(layer=m):
-            g.call(PAIR if pair else TENSOR, g.grid(i=1, j=2), name="inner")
+            g.call(TENSOR, g.grid(i=1, j=2), name="inner")
             g.call(TENSOR, g.grid(i=1), name="after")
         g.call(TENSOR, g.grid(i=1), name="leave")
     g.call(TENSOR, g.grid(i=1), name="last")
 
 
-def units(graph: GraphFunction, **dims: int) -> list[list[str]]:
-    """The tasks of each unit of the tensor lane, as text."""
+def units(graph: GraphFunction, **dims: int) -> list[str]:
+    """The task of each unit of the tensor lane, as text."""
     plan, env = schedule_static(graph), graph.environment(dims, 0)
     lane = plan.lane("tensor")
 
-    def text(index: int) -> list[str]:
-        found = list(plan.unit(lane, index, env))
-        at = [(call, call.coordinates(t, env).values()) for call, t in found]
-        return [call.label([int(v) for v in values]) for call, values in at]
+    def text(index: int) -> str:
+        call, t = lane.find(index, env)
+        return call.label([int(v) for v in call.coordinates(t, env).values()])
 
     return [text(index) for index in range(int(lane.total.evaluate(env)))]
 
 
 def test_a_lane_takes_a_turn_after_the_other():
-    found = [task for unit in units(steps(1, pair=False), n=2, m=2) for task in unit]
+    found = units(steps(1), n=2, m=2)
     turn = [f"enter[step=@, {i}]" for i in (2, 1, 0)]
     for layer in range(2):
         turn += [f"inner[step=@, layer={layer}, 0, {j}]" for j in range(2)]
@@ -52,24 +49,13 @@ def test_a_lane_takes_a_turn_after_the_other():
     assert found == ["first[0]", "first[1]", *turns, "last[0]"]
 
 
-def test_a_unit_does_not_span_two_turns():
-    found = units(steps(1, pair=True), n=1, m=2)
-    enter = [["enter[step=0, 2]", "enter[step=0, 1]"], ["enter[step=0, 0]"]]
-    assert found[:3] == [["first[0]", "first[1]"], *enter]
-    assert [unit for unit in found if "after" in unit[0]] == [
-        [f"after[step=0, layer={layer}, 0]"] for layer in range(2)
-    ]
-
-
-@pytest.mark.parametrize("pair", [False, True])
 @given(n=st.integers(0, 3), m=st.integers(0, 3))
-def test_position_is_the_inverse_of_find(pair, n, m):
-    graph = steps(1, pair=pair)
+def test_position_is_the_inverse_of_find(n, m):
+    graph = steps(1)
     plan, env = schedule_static(graph), graph.environment({"n": n, "m": m}, 0)
     lane, seen = plan.lane("tensor"), []
     for call in lane.calls:
-        count = np.arange(int(call.tasks.evaluate(env)))
-        unit, _ = lane.place(call, count, env)
+        unit = np.arange(int(call.tasks.evaluate(env)))
         at = lane.position(call, unit, env)
         for number, place in zip(unit.tolist(), np.asarray(at).tolist(), strict=True):
             assert lane.find(place, env) == (call, number)
@@ -79,7 +65,7 @@ def test_position_is_the_inverse_of_find(pair, n, m):
 
 
 def test_a_plan_shows_its_loops():
-    plan: Plan = schedule_static(steps(1, pair=False))
+    plan: Plan = schedule_static(steps(1))
     assert plan.show(2, n=2, m=5).splitlines()[2:9] == [
         "  first: 2 units",
         "    = 2",

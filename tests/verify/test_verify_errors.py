@@ -32,10 +32,8 @@ from tests.verify.waits import change
 DIMS = {"rows": 20, "n": 20, "k": 4, **tile_dims(gather(2))}
 
 
-def touch(
-    reads: int, writes: int, lane: str = "tensor", cluster: int = 1
-) -> DeviceFunction:
-    return DeviceFunction("touch", print, "touch.cuh", lane, reads, writes, cluster)
+def touch(reads: int, writes: int, lane: str = "tensor") -> DeviceFunction:
+    return DeviceFunction("touch", print, "touch.cuh", lane, reads, writes)
 
 
 def build(body: Callable[[Graph], None], world_size: int = 1) -> GraphFunction:
@@ -49,9 +47,9 @@ class Kit(Graph):
     """A graph function's tensors, events and calls of functions that only touch."""
 
     def do(self, name: str, i: int = 1, *, lane: str = "tensor", **call: Any) -> None:
-        """A call with tasks i; roles, cluster: of its function."""
+        """A call with tasks i; roles: of its function."""
         operands = len(call.get("reads", ())), len(call.get("writes", ()))
-        terms = {n: call.pop(n) for n in ("roles", "cluster") if n in call}
+        terms = {n: call.pop(n) for n in ("roles",) if n in call}
         function = replace(touch(*operands, lane), **terms)
         self.call(function, self.grid(i=i), name=name, **call)
 
@@ -92,13 +90,6 @@ def one_good_wait(g: Kit) -> None:
     g.do("write", 2, writes=[part], notifies=[ready[ROW]])
     g.do("good", 2, lane="transfer", reads=[part], waits=[ready[ROW]])
     g.do("bad", 2, lane="transfer", reads=[part], waits=[ready[0]])
-
-
-def pairs_and_alone(g: Kit) -> None:
-    own = g.x(1)[0]
-    g.do("both", writes=[own], cluster=2)
-    g.do("each", 2, reads=[own])
-    g.do("first", writes=[own])
 
 
 def cycle(g: Kit) -> None:
@@ -228,12 +219,6 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "touch[i=0] on rank 0 writes and touch[i=1] on rank 0 writes x[0:1]",
         RaceError,
         ONE,
-    ),
-    "pairs of workers": (
-        pairs_and_alone,
-        "each[i=1] on rank 0 reads and first[i=0] on rank 0 writes|both[i=0] on rank "
-        "0 writes and each[i=0] on rank 0 reads",
-        RaceError,
     ),
     "roles": (
         lambda g: g.do("touch", 2, writes=[g.x(1)[0]], roles=("load", "compute")),

@@ -12,7 +12,7 @@ static Barrier& barrier(const Worker& worker, uint32_t address) {
   return *reinterpret_cast<Barrier*>(at(worker, address, sizeof(Barrier), sizeof(Barrier)));
 }
 static uint8_t& number(Worker& worker, uint32_t address) {
-  const uint32_t place = (address & ((1u << kPlace) - 1)) / sizeof(Barrier);
+  const uint32_t place = address / sizeof(Barrier);
   if (place >= sizeof worker.number) {
     fail("an mbarrier outside of the first 1024 bytes of shared memory");
   }
@@ -53,13 +53,7 @@ void arrive(Worker& worker, uint32_t address, uint32_t count) {
   Barrier& at = barrier(worker, address);
   Phase& now = phase(worker, address, own->known);
   note_progress();
-  if (&worker == own->worker) {
-    now.sum.add(own->known);
-  } else {
-    now.sum.add_before(own->at_remote_arrival), now.sum.add_wgmmas(own->known);
-    drop(own->at_remote_arrival.view), own->at_remote_arrival = own->known.issue();
-  }
-  if (&worker != own->worker) worker.last_access[now.agent] = now.clock;
+  now.sum.add(own->known);
   at.pending = int16_t(at.pending - int(count));
   settle(at, now);
 }
@@ -130,22 +124,19 @@ static void each_row(const AsyncOp& box, Row row) {
 }
 static void load_box(const AsyncOp& box) {
   const uint32_t item = box.map->itemsize;
-  for (uint32_t place = 0; place < kMaxCluster; ++place) {
-    if ((box.mask >> place & 1) == 0) continue;
-    Worker& worker = *box.worker->cluster[place];
-    at(worker, box.shared, box_rows(box) * 128, 128);
-    const Access reads = counted(worker, box.barrier, box.known, kAsync, false);
-    const Access writes = counted(worker, box.barrier, box.known, kAsync, true);
-    access_shared(worker, box.shared, box_rows(box) * 128, writes);
-    each_row(box, [&](uint32_t r, bool is_there, uint8_t* from, uint32_t first, uint32_t count) {
-      uint8_t row[128] = {};
-      if (is_there) access_global(from, count * item, reads);
-      if (is_there) memcpy(row + first * item, from, count * item);
-      for (uint32_t i = 0; i < 128; i += 16) {
-        memcpy(worker.shared + swizzled(box.shared + r * 128 + i), row + i, 16);
-      }
-    });
-  }
+  Worker& worker = *box.worker;
+  at(worker, box.shared, box_rows(box) * 128, 128);
+  const Access reads = counted(worker, box.barrier, box.known, kAsync, false);
+  const Access writes = counted(worker, box.barrier, box.known, kAsync, true);
+  access_shared(worker, box.shared, box_rows(box) * 128, writes);
+  each_row(box, [&](uint32_t r, bool is_there, uint8_t* from, uint32_t first, uint32_t count) {
+    uint8_t row[128] = {};
+    if (is_there) access_global(from, count * item, reads);
+    if (is_there) memcpy(row + first * item, from, count * item);
+    for (uint32_t i = 0; i < 128; i += 16) {
+      memcpy(worker.shared + swizzled(box.shared + r * 128 + i), row + i, 16);
+    }
+  });
 }
 static void load_bytes(const AsyncOp& what) {
   Worker& worker = *what.worker;
@@ -160,14 +151,11 @@ static void load_bytes(const AsyncOp& what) {
 static void complete_op(const AsyncOp& what) {
   if (what.kind == AsyncOp::kLoad) {
     load_box(what);
-    for (uint32_t place = 0; place < kMaxCluster; ++place) {
-      if ((what.mask >> place & 1) == 0) continue;
-      complete(*what.worker->cluster[place], what.barrier, box_rows(what) * 128, what.known);
-    }
+    complete(*what.worker, what.barrier, box_rows(what) * 128, what.known);
   } else if (what.kind == AsyncOp::kBytes) {
     load_bytes(what);
     complete(*what.worker, what.barrier, what.count, what.known);
-  } else if (what.kind == AsyncOp::kCopies) {
+  } else {
     for (uint32_t i = 0; i < what.count; ++i) {
       const Copy& c = what.copies[i];
       const Access reads = counted(*what.worker, what.barrier, c.known, kPlain, false);
@@ -180,12 +168,6 @@ static void complete_op(const AsyncOp& what) {
     }
     complete(*what.worker, what.barrier, 0, what.known);
     free(what.copies);
-  } else {
-    const Access writes = counted(*what.worker, what.barrier, what.known, kPlain, true);
-    const uint32_t bytes = what.count * 4;
-    access_shared(*what.worker, what.shared, bytes, writes);
-    memcpy(at(*what.worker, what.shared, bytes, bytes), what.words, bytes);
-    complete(*what.worker, what.barrier, bytes, what.known);
   }
   drop(what.known.view);
 }

@@ -14,7 +14,6 @@
 #define __global__
 #define __grid_constant__
 #define __align__(bytes) alignas(bytes)
-#define __cluster_dims__(...)
 #define __launch_bounds__(...)
 
 struct Dim {

@@ -16,8 +16,6 @@ BEGIN_UNTRACKED
 
 namespace emulation {
 
-constexpr uint32_t kMaxCluster = 2;
-constexpr uint32_t kPlace = 24;  // bits of a shared address below the worker's rank in its cluster
 
 // Where a fiber or the scheduler continues.
 // NOTE: the compiler's own setjmp takes less time than that of the C library, which checks and
@@ -57,7 +55,7 @@ struct Phase {
 };
 
 struct Worker {
-  uint32_t index, count, place, rank;
+  uint32_t index, count, rank;
   uint8_t* shared;
   uint32_t shared_bytes;
   Block* blocks;  // of shared memory
@@ -68,8 +66,7 @@ struct Worker {
   uint32_t left;                    // threads that have not ended
   Sum ended;                        // what the others knew
   uint32_t* last_access;            // by agent: its last access here from another worker
-  Worker* cluster[kMaxCluster];
-  ThreadBarrier named[16], *pair;
+  ThreadBarrier named[16];
   struct {
     uint32_t turn = 0, arrived = 0, wgmmas = 0, read = 0;  // wgmmas issued and read
     uint64_t polled = 0;  // the turn of its last poll()
@@ -133,13 +130,12 @@ struct Thread {
   uint32_t id;
   bool has_begun = false;
   Turn* next;
-  uint32_t cluster_turn = 0;  // the turn before its last cluster_arrive_relaxed()
   WgmmaOp wgmmas[64];
   uint32_t count = 0, ends[8], groups = 0;  // of wgmmas; the end of each group
   uint32_t wgmmas_done = 0;
   Copy copies[64];
   uint32_t copied = 0;
-  AgentView known, at_remote_arrival;  // now, and at the last arrival at another worker's mbarrier
+  AgentView known;
   Fences fences;
   const RunningTask* task = nullptr;
 };
@@ -164,9 +160,8 @@ void note_progress();
 // the lanes' views.
 const Words* exchange(const char* what, Words words, bool orders = false);
 
-// The memory at a shared address of a worker of the cluster, which must be a multiple of `unit`.
-inline uint8_t* at(const Worker& worker, uint32_t address, uint32_t bytes, uint32_t unit) {
-  const uint32_t offset = address & ((1u << kPlace) - 1);
+// The memory at a shared address of a worker, which must be a multiple of `unit`.
+inline uint8_t* at(const Worker& worker, uint32_t offset, uint32_t bytes, uint32_t unit) {
   if (offset + uint64_t(bytes) > worker.shared_bytes) {
     fail("an access out of bounds of shared memory");
   }
@@ -210,13 +205,13 @@ static_assert(sizeof(Map) <= 128);
 
 // An operation in flight; `kind` determines the fields in use.
 struct AsyncOp {
-  enum Kind { kLoad, kBytes, kCopies, kWords } kind;
+  enum Kind { kLoad, kBytes, kCopies } kind;
   Worker* worker;
-  uint32_t shared, barrier, mask, words[4];
+  uint32_t shared, barrier;
   const Map* map;
   int32_t first[5];
   Copy* copies;
-  uint32_t count;  // of copies, words or bytes
+  uint32_t count;  // of copies or bytes
   uint64_t global;
   uint64_t due;  // the earliest turn
   AgentView known;   // of the issuing thread

@@ -4,9 +4,7 @@
 //   - An atomic publishes its thread's view as of the last fence, or the current view if it is a
 //     release. A thread that reads the value acquires it at its next fence, or at once if the read
 //     is an acquire. Both hold within the scopes of the two atomics.
-//   - An arrival at an mbarrier publishes to threads of the same worker. To the other worker of a
-//     cluster it publishes only the view before the thread's last such arrival, and the operands
-//     that the tensor cores have read for its warp.
+//   - An arrival at an mbarrier publishes to threads of the same worker.
 //   - Bulk copies and the tensor cores see the writes of threads only after a proxy fence for that
 //     kind of memory, by the writer or by a thread whose view has the write. Their own accesses
 //     need no fence after a thread has waited for them.
@@ -210,19 +208,11 @@ struct Sum {
   View* view = nullptr;
   List<AgentView> agents;  // without their views
 
-  void add_before(const AgentView& known) {
+  void add(AgentView& known) {
     View* const all = merge(view, known.view);
     drop(view), view = all;
     agents.add(known);
-  }
-  void add(AgentView& known) {
-    add_before(known);
     ++known.clock;
-  }
-  void add_wgmmas(const AgentView& known) {
-    AgentView only{known.agent};
-    only.wgmma = known.wgmma;
-    agents.add(only);
   }
   View* take() {
     View* const all = copy(view);

@@ -90,8 +90,7 @@ static void access_range(Range& range, uint64_t address, uint64_t bytes, const A
 void access_global(const void* at, uint64_t bytes, const Access& access) {
   access_range(*find_range(uint64_t(at), bytes), uint64_t(at), bytes, access);
 }
-void access_shared(const Worker& worker, uint32_t address, uint32_t bytes, const Access& access) {
-  const uint32_t offset = address & ((1u << kPlace) - 1);
+void access_shared(const Worker& worker, uint32_t offset, uint32_t bytes, const Access& access) {
   check_at(worker.blocks, worker.shared, offset, bytes, access, kShared);
 }
 static bool is_in(const void* at, const void* begin, uint64_t bytes) {

@@ -51,11 +51,11 @@ __attribute__((noinline)) static void resume(Thread& t) {
   abort();  // not reached
 }
 
-static void begin(const void* const* blocks, int count, int cluster, int shared_bytes) {
+static void begin(const void* const* blocks, int count, int shared_bytes) {
   for (size_t w = 0; w < worker_count; ++w) {
     Worker& worker = workers[w];
     worker.index = uint32_t(w) % uint32_t(count), worker.count = uint32_t(count);
-    worker.rank = uint32_t(w) / uint32_t(count), worker.place = uint32_t(w) % uint32_t(cluster);
+    worker.rank = uint32_t(w) / uint32_t(count);
     arguments[worker.rank] = blocks[worker.rank];
     const size_t capacity = (size_t(shared_bytes) + 1023) / 1024 * 1024;
     worker.shared = static_cast<uint8_t*>(aligned_alloc(1024, capacity));
@@ -63,9 +63,6 @@ static void begin(const void* const* blocks, int count, int cluster, int shared_
     worker.shared_bytes = uint32_t(shared_bytes);
     worker.blocks = make<Block>(capacity / 16);
     worker.last_access = make<uint32_t>(row_size);
-    Worker* const first = &worker - worker.place;
-    worker.pair = worker.place == 0 ? make<ThreadBarrier>(1) : first->pair;
-    for (int i = 0; i < cluster; ++i) worker.cluster[i] = first + i;
   }
   for (size_t t = 0; t < thread_count; ++t) {
     threads[t].next = &next_turns[t];
@@ -206,7 +203,6 @@ static void end_all() {
   in_flight.end();
   for (size_t w = 0; w < worker_count; ++w) {
     Worker& worker = workers[w];
-    if (worker.place == 0) worker.pair->sum.agents.end(), free(worker.pair);
     worker.ended.agents.end();
     for (ThreadBarrier& barrier : worker.named) barrier.sum.agents.end();
     for (auto& warp : worker.warps) warp.sum.agents.end();
@@ -292,7 +288,7 @@ static void run_guarded(uint32_t ranks, uint32_t runs) {
 // all arrays, by address. Returns the failure, or nullptr.
 extern "C" const char* run_emulated(
     const void* const* blocks, Range* arrays, int array_count, int ranks, int count,
-    int cluster, int shared_bytes, int runs, uint64_t seed) {
+    int shared_bytes, int runs, uint64_t seed) {
   state = (seed + 1) * 0x9e3779b97f4a7c15ull, clock_ns = turns = 0, failure[0] = 0;
   ranges = recent = arrays, range_count = uint32_t(array_count);
   for (uint32_t i = 0; i < range_count; ++i) {
@@ -312,7 +308,7 @@ extern "C" const char* run_emulated(
   for (size_t t = 0; t < thread_count && t < kMostGuards; ++t) {
     mprotect(stacks + t * kStack, kGuard, PROT_NONE);
   }
-  begin(blocks, count, cluster, shared_bytes);
+  begin(blocks, count, shared_bytes);
   run_guarded(uint32_t(ranks), uint32_t(runs));
   own = nullptr;
   end_all();

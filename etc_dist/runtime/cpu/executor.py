@@ -270,8 +270,6 @@ def _notes(plan: Plan) -> list[str]:
         "long as the simulated tasks' CPU time, which is unrelated to that on GPUs. "
         "Gaps are other tasks, waits, and other processes."
     ]
-    if any(call.function.cluster > 1 for call in plan.graph.calls):
-        notes.append("Workers that share a task have its bar in the row of the first.")
     return notes
 
 

@@ -76,7 +76,7 @@ class _Pending:
     def __init__(self, lane: Lane, call: Call, env: dict[str, Any], counts: Counts):
         self.call, self._env, self._lane = call, env, lane
         self.size = int(lane.group_size(call).evaluate(env))
-        self._units = int(lane.group_units(call).evaluate(env))
+        self._units = int(lane.group_size(call).evaluate(env))
         self._first = int(lane.first_unit(call).evaluate(env))
         count = int(lane.groups(call).evaluate(env)) if self._units else 0
         self.groups = np.arange(count)

@@ -1,8 +1,7 @@
 """The simulated workers of one rank: they claim units and run their tasks.
 
-A `LaneWorker` runs the tasks of one lane, one at a time: it is a cluster of workers in
-the tensor lane, one worker in the transfer lane. It keeps a unit of the plan until all
-tasks of the unit have run. `step` runs a task at once; a prediction takes its units and
+A `LaneWorker` runs the tasks of one lane, one at a time. It keeps a unit of the plan
+until its task has run. `step` runs a task at once; a prediction takes its units and
 ready tasks, and ends each one later."""
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ class Memory(Protocol):
 
 @dataclass(eq=False)
 class LaneWorker:
-    """The workers of a cluster, beginning with `worker`, that run units of the first of
-    `lanes`, and of the next one once all units of a lane are taken."""
+    """A worker that runs units of the first of `lanes`, and of the next one once all
+    units of a lane are taken."""
 
     worker: int
     lanes: Sequence[Lane]
@@ -95,7 +94,7 @@ def make_lane_workers(plan: Plan, workers: int) -> list[LaneWorker]:
     return [
         LaneWorker(worker, plan.lanes[place:])
         for place, lane in enumerate(plan.lanes)
-        for worker in range(0, workers, lane.cluster)
+        for worker in range(workers)
     ]
 
 
@@ -126,16 +125,16 @@ class Shape:
 
     def __init__(self, plan: Plan, env: Mapping[str, Any]):
         self.blocks = Blocks(env)
-        self._plan, self._env = plan, dict(env)
+        self._env = dict(env)
         self._lanes = {lane.name: lane.at(self._env) for lane in plan.lanes}
-        self._units: dict[tuple[str, int], Sequence[tuple[Call, int]]] = {}
+        self._units: dict[tuple[str, int], tuple[Call, int]] = {}
 
-    def unit(self, lane: Lane, index: int) -> Sequence[tuple[Call, int]]:
-        """The tasks of a unit of a lane."""
+    def unit(self, lane: Lane, index: int) -> tuple[Call, int] | None:
+        """The task of a unit of a lane: its call and number. None after the last."""
         unit = self._units.get((lane.name, index))
         if unit is None:
-            unit = [*self._plan.unit(self._lanes[lane.name], index, self._env)]
-            if len(self._units) < MOST_UNITS:
+            unit = self._lanes[lane.name].find(index, self._env)
+            if unit is not None and len(self._units) < MOST_UNITS:
                 self._units[lane.name, index] = unit
         return unit
 
@@ -248,9 +247,8 @@ class Workers:
         """The units of `worker` in lanes without queues, computed as they are taken."""
         own = worker.lane
         if own.policy == STRIDED:
-            clusters = sum(other.lane is own for other in self.lane_workers)
-            first, total = worker.worker // own.cluster, self._total(own)
-            for index in range(first, total, clusters):
+            workers = sum(other.lane is own for other in self.lane_workers)
+            for index in range(worker.worker, self._total(own), workers):
                 yield self._unit(worker, own, index)
         for lane in worker.lanes:
             if lane.policy != TICKET:
@@ -265,18 +263,12 @@ class Workers:
         return int(lane.total.evaluate(self.env))
 
     def _unit(self, worker: LaneWorker, lane: Lane, index: int) -> list[Task]:
-        return [
-            Task(
-                self.rank,
-                worker.worker + member,
-                worker.lane.name,
-                call,
-                t,
-                self.epoch,
-                self._block(call, t),
-            )
-            for member, (call, t) in enumerate(self._shape.unit(lane, index))
-        ]
+        found = self._shape.unit(lane, index)
+        if found is None:
+            return []
+        call, t = found
+        place = self.rank, worker.worker, worker.lane.name
+        return [Task(*place, call, t, self.epoch, self._block(call, t))]
 
     def _block(self, call: Call, t: int) -> TaskBlock:
         """The block of tasks that has task `t`, of this run alone if it may load."""

@@ -212,7 +212,6 @@ def edit_function(program: Program, random: Random) -> Program | None:
             replace(old, lane="tensor"),
             replace(old, lane="transfer"),
             replace(old, roles=not old.roles),
-            replace(old, cluster=3 - old.cluster),
             replace(old, gathers=() if old.gathers else (0,)),
             replace(old, early=() if old.early else (0,)),
             replace(old, equal=not old.equal),
@@ -221,16 +220,12 @@ def edit_function(program: Program, random: Random) -> Program | None:
         )
     )
     if new.lane == "transfer":
-        new = replace(new, roles=False, cluster=1, early=())
-    changed = with_call(program, call, replace(call, function=new))
-    if any(c.function.cluster == 2 for c in changed.calls) and changed.workers % 2:
-        changed = replace(changed, workers=changed.workers + 1)
-    return changed
+        new = replace(new, roles=False, early=())
+    return with_call(program, call, replace(call, function=new))
 
 
 def edit_workers(program: Program, random: Random) -> Program | None:
-    cluster = max(call.function.cluster for call in program.calls)
-    return replace(program, workers=cluster * random.randint(1, 4))
+    return replace(program, workers=random.randint(1, 4))
 
 
 def move_call(program: Program, random: Random) -> Program | None:

@@ -34,7 +34,6 @@ class Maker:
         self.random = random
         self.world = random.choice((1, 1, 2, 2, 2, 3))
         self.local = self.world
-        self.cluster = random.choice((1, 1, 1, 2))
         if random.random() < 0.15:
             self.world, self.local = random.choice(((2, 1), (4, 2), (3, 1)))
         self.dims: dict[str, int] = {}
@@ -47,14 +46,13 @@ class Maker:
 
     def program(self) -> Program:
         random = self.random
-        clusters = max((call.function.cluster for call in self.calls), default=1)
         given = tuple(self.values)
         if random.random() < 0.25:
             given = tuple(name for name in given if random.random() < 0.5)
         return Program(
             self.world,
             self.local,
-            clusters * random.choice((1, 1, 2, 2, 3)),
+            random.choice((1, 1, 2, 2, 3, 4)),
             self.dims,
             tuple(self.tensors),
             tuple(self.events),
@@ -108,8 +106,6 @@ class Maker:
         choice = random.random()
         if choice < 0.25 and transfer:
             return Function(lane="transfer")
-        if choice < 0.4 and self.cluster == 2:
-            return Function(cluster=2, roles=random.random() < 0.5)
         if choice < 0.5:
             return Function(roles=True)
         return Function(equal=random.random() < 0.1, apart=random.random() < 0.1)

@@ -23,41 +23,39 @@ class Schedule:
         self.number = {id(task): n for n, task in enumerate(self.tasks)}
         self.queues = list(self.make_queues())
 
-    def lanes(self) -> Iterator[tuple[str, list[Call], int]]:
-        """The calls of each lane, and the workers of its clusters."""
+    def lanes(self) -> Iterator[list[Call]]:
+        """The calls of each lane."""
         for name in ("tensor", "transfer"):
             calls = [c for c in self.program.calls if c.function.lane == name]
             if calls:
-                yield name, calls, max(c.function.cluster for c in calls)
+                yield calls
 
-    def make_queues(self) -> Iterator[tuple[list[list[Task]], bool]]:
-        """The queues, each a list of units of tasks; and whether a worker runs its
-        units in this order, of which a second worker of a cluster has every second
-        task."""
+    def make_queues(self) -> Iterator[tuple[list[Task], bool]]:
+        """The queues, each a list of tasks; and whether a worker runs its tasks in this
+        order."""
         lanes = product(range(self.program.world), list(self.lanes()))
-        for rank, (_, calls, cluster) in lanes:
+        for rank, calls in lanes:
             if self.dynamic:
-                for queue in self.dynamic_queues(calls, rank, cluster):
+                for queue in self.dynamic_queues(calls, rank):
                     yield queue, False
                 continue
-            units = list(self.sequence(calls, rank, (), cluster))
+            units = list(self.sequence(calls, rank, ()))
             if not self.is_strided(calls):
-                yield units, False
+                yield [task for task in units if task is not None], False
                 continue
-            clusters = self.program.workers // cluster
-            for k in range(clusters):
-                yield units[k::clusters], True
+            workers = self.program.workers
+            for k in range(workers):
+                yield [task for task in units[k::workers] if task is not None], True
 
-    def dynamic_queues(
-        self, calls: list[Call], rank: int, cluster: int
-    ) -> Iterator[list[list[Task]]]:
+    def dynamic_queues(self, calls: list[Call], rank: int) -> Iterator[list[Task]]:
         """One for tasks that wait in place, and one for each other task."""
         early = [call for call in calls if call.waits and not is_queued(call)]
-        yield [unit for call in early for unit in self.units(call, rank, (), cluster)]
+        units = (self.units(call, rank, ()) for call in early)
+        yield [task for call in units for task in call if task is not None]
         for call in calls:
             if call not in early:
                 for task in self.expansion.blocks[call.name, rank].values():
-                    yield [[task]]
+                    yield [task]
 
     def is_strided(self, calls: list[Call]) -> bool:
         """Whether the tasks of a static lane are assigned round-robin."""
@@ -66,9 +64,9 @@ class Schedule:
         return calls[0].function.lane == "tensor" and not loads
 
     def sequence(
-        self, calls: list[Call], rank: int, turn: tuple[int, ...], cluster: int
-    ) -> Iterator[list[Task]]:
-        """The units of a static lane, in loops turn by turn."""
+        self, calls: list[Call], rank: int, turn: tuple[int, ...]
+    ) -> Iterator[Task | None]:
+        """The units of a static lane, in loops turn by turn; None for surplus tasks."""
         depth = len(turn)
 
         def loop(call: Call) -> object:
@@ -78,25 +76,22 @@ class Schedule:
             members = list(group)
             if inner is None:
                 for call in members:
-                    yield from self.units(call, rank, turn, cluster)
+                    yield from self.units(call, rank, turn)
                 continue
             loops, _ = self.expansion.extents(members[0], rank)
             for k in range(loops[depth]):
-                yield from self.sequence(members, rank, (*turn, k), cluster)
+                yield from self.sequence(members, rank, (*turn, k))
 
     def units(
-        self, call: Call, rank: int, turn: tuple[int, ...], cluster: int
-    ) -> Iterator[list[Task]]:
-        """The units of a call in one turn, surplus tasks left out."""
+        self, call: Call, rank: int, turn: tuple[int, ...]
+    ) -> Iterator[Task | None]:
+        """The units of a call in one turn; None for surplus tasks."""
         _, axes = self.expansion.extents(call, rank)
         total = 1
         for extent in axes:
             total *= extent
-        share = cluster // call.function.cluster
         block = self.expansion.blocks[call.name, rank]
-        for first in range(0, total, share):
-            indices = range(first, min(first + share, total))
-            yield [block[(*turn, i)] for i in indices if (*turn, i) in block]
+        yield from (block.get((*turn, i)) for i in range(total))
 
     def run(self, merged: bool) -> list[int]:
         """The tasks that run, in an order in which they can. Elements of unknown event
@@ -106,19 +101,15 @@ class Schedule:
             return [e for e in elements if e is not None and (merged or len(e) > 1)]
 
         left = Counter(e for task in self.tasks for e in counted(task.notifies))
-        ran: set[int] = set()
         order: list[int] = []
 
-        def step(unit: list[Task]) -> bool:
-            """Run the tasks of a unit that can; whether all have run."""
-            for task in unit:
-                number = self.number[id(task)]
-                if number in ran or any(left[e] for e in counted(task.waits)):
-                    continue
-                ran.add(number)
-                order.append(number)
-                left.subtract(counted(task.notifies))
-            return all(self.number[id(task)] in ran for task in unit)
+        def step(task: Task) -> bool:
+            """Run a task if it can; whether it has run."""
+            if any(left[e] for e in counted(task.waits)):
+                return False
+            order.append(self.number[id(task)])
+            left.subtract(counted(task.notifies))
+            return True
 
         queues = [[*units] for units, _ in self.queues]
         before = -1
@@ -131,20 +122,11 @@ class Schedule:
 
     def programs(self) -> dict[int, int]:
         """Of each task that its worker runs alone: the one before it."""
-        clusters = {lane: cluster for lane, _, cluster in self.lanes()}
         previous: dict[int, int] = {}
-        for units, strided in self.queues:
-            last: dict[int, int] = {}
-            for unit in units if strided else ():
-                for task in unit:
-                    function = task.call.function
-                    if function.cluster > 1 or function.roles:
-                        continue
-                    slot = task.index % clusters[function.lane]
-                    number = self.number[id(task)]
-                    if slot in last:
-                        previous[number] = last[slot]
-                    last[slot] = number
+        for tasks, strided in self.queues:
+            alone = [task for task in tasks if strided and not task.call.function.roles]
+            numbers = [self.number[id(task)] for task in alone]
+            previous.update(zip(numbers[1:], numbers, strict=False))
         return previous
 
 

@@ -91,7 +91,6 @@ class Function(Part):
     writes are apart from its reads."""
 
     lane: str = "tensor"
-    cluster: int = 1
     roles: bool = False
     gathers: tuple[int, ...] = ()
     early: tuple[int, ...] = ()
@@ -263,7 +262,6 @@ def device_function(call: Call, body: Body | None) -> DeviceFunction:
         function.lane,
         reads,
         len(call.writes),
-        function.cluster,
         roles=("load", "compute") if function.roles else (),
         gathers=function.gathers,
         reads_before_wait=function.early,

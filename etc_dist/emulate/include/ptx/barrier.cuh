@@ -17,9 +17,6 @@ inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
   emulation::expect(barrier, bytes);
   mbarrier_arrive_many(barrier, 1);
 }
-inline void mbarrier_arrive_cluster(u32 barrier, u32 worker) {
-  emulation::arrive(*emulation::own->worker->cluster[worker], barrier, 1);
-}
 inline bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return emulation::try_wait(barrier, parity);
 }
@@ -36,14 +33,6 @@ void named_barrier(u32 id) {
 template <int kThreads>
 void named_barrier_arrive(u32 id) {
   emulation::own->worker->named[id].arrive(kThreads, false);
-}
-inline void cluster_arrive_relaxed() {
-  constexpr u32 kCount = emulation::kMaxCluster * emulation::kThreads;
-  emulation::own->cluster_turn = emulation::own->worker->pair->turn;
-  emulation::own->worker->pair->arrive(kCount, false);
-}
-inline void cluster_wait() {
-  emulation::own->worker->pair->wait(emulation::own->cluster_turn);
 }
 
 }  // namespace etc::ptx

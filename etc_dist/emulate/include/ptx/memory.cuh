@@ -148,7 +148,7 @@ inline void copy16_async(u32 shared, u64 address, u32 bytes) {
 inline void mbarrier_arrive_copied(u32 barrier) {
   emulation::Thread& self = *emulation::own;
   emulation::AsyncOp what{emulation::AsyncOp::kCopies, self.worker};
-  what.barrier = barrier & ((1u << emulation::kPlace) - 1), what.count = self.copied;
+  what.barrier = barrier, what.count = self.copied;
   what.copies = static_cast<emulation::Copy*>(malloc(sizeof self.copies));
   memcpy(what.copies, self.copies, sizeof self.copies);
   self.copied = 0;
@@ -175,21 +175,9 @@ inline uint4 load_shared16(u32 address) { return load_shared_as<uint4>(address);
 inline uint2 load_shared8(u32 address) { return load_shared_as<uint2>(address); }
 inline u32 load_shared(u32 address) { return load_shared_as<u32>(address); }
 inline u32 load_shared2(u32 address) { return load_shared_as<u16>(address); }
-inline emulation::AsyncOp words_to(u32 address, u32 barrier, u32 worker, u32 count) {
-  constexpr u32 kOffset = (1u << emulation::kPlace) - 1;
-  emulation::AsyncOp what{emulation::AsyncOp::kWords, emulation::own->worker->cluster[worker]};
-  what.shared = address & kOffset, what.barrier = barrier & kOffset, what.count = count;
-  return what;
-}
-inline void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker) {
-  emulation::AsyncOp what = words_to(address, barrier, worker, 1);
-  what.words[0] = v;
-  emulation::issue_async(what);
-}
 inline u8* shared_memory() { return emulation::own->worker->shared; }
 inline u32 shared_address(const void* p) {
-  const emulation::Worker& worker = *emulation::own->worker;
-  return u32(static_cast<const u8*>(p) - worker.shared) | worker.place << emulation::kPlace;
+  return u32(static_cast<const u8*>(p) - emulation::own->worker->shared);
 }
 
 }  // namespace etc::ptx
