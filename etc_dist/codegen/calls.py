@@ -232,7 +232,7 @@ def _loaded(call: Call) -> tuple[Writer, list[str]]:
         Writer(names={k: v for k, v in names.items() if k != load}).text(load)
         for load in loads
     )
-    return Writer(names=names), table("loaded", rows) if loads else []
+    return Writer(names=names), table("loaded", rows, "i32") if loads else []
 
 
 def _order(call: Call, arguments: Arguments) -> list[str]:

@@ -81,10 +81,12 @@ def method(head: str, value: str, parameters: str = "const Args& g") -> list[str
     return [short] if len(short) <= WIDTH else long
 
 
-def table(name: str, rows: Iterable[str]) -> list[str]:
-    """A function template that selects a row, of any type, by a compile-time index."""
+def table(name: str, rows: Iterable[str], kind: str = "auto") -> list[str]:
+    """A function template that selects a row by a compile-time index. kind: "auto" for
+    rows of any types; "i32" for numbers, which may name other rows."""
     lines = packed(f"    ETC_ROW({n}) {row};" for n, row in enumerate(rows))
-    return [f"  ETC_TABLE({name}) {{", *lines, "  }"]
+    head = f"ETC_TABLE({name})" if kind == "auto" else f"ETC_NUMBERS({name})"
+    return [f"  {head} {{", *lines, "  }"]
 
 
 def indexed(head: str, options: Sequence[str], parameters: str = ROW) -> list[str]:

@@ -32,6 +32,7 @@ namespace etc {
 #define ETC_OF_TASK(type, name) ETC_DEVICE static type name(const Args& g, Coord c)
 #define ETC_ROWS(type, name) ETC_DEVICE static type name(const Args& g, Coord c, int n)
 #define ETC_TABLE(name) template <int n> ETC_DEVICE static auto name(const Args& g, Coord c)
+#define ETC_NUMBERS(name) template <int n> ETC_DEVICE static i32 name(const Args& g, Coord c)
 #define ETC_ROW(number) if constexpr (n == number) return
 
 // Constants of device functions with variants, which few calls have.
