@@ -13,34 +13,42 @@ from etc_dist.ir import DeviceFunction, Operand
 from etc_dist.ir.function import TRANSFER
 
 
-def sum_ranks(dtype: str, parts: int | None = None) -> DeviceFunction:
+def sum_ranks(
+    dtype: str, parts: int | None = None, *, has_own: bool = False
+) -> DeviceFunction:
     """partials [world, rows, columns] of `dtype`, row-major -> their sum [rows,
     columns] in rank order, in fp32, rounded once. On GPUs columns and the index of the
-    first one are multiples of 8. parts: their number, if not `world`."""
+    first one are multiples of 8. parts: their number, if not `world`. has_own: the
+    second read [rows, columns] is this rank's part, whose place in partials is not
+    read."""
     if dtype == "float32":
         return add_partials(dtype)
     constants = {} if parts is None else {"kParts": parts}
+    row = Operand(("rows", vector_columns(dtype)), dtype, leading=True)
 
     def body(partials: Any, y: Any) -> None:
         y[...] = sum_in_order(partials).astype(y.dtype)
 
+    def body_with_own(partials: Any, own: Any, y: Any, *, rank: int) -> None:
+        every = [own if n == rank else part for n, part in enumerate(partials)]
+        y[...] = sum_in_order(np.stack(every)).astype(y.dtype)
+
     return DeviceFunction(
         name="sum_ranks",
-        body=body,
+        body=body_with_own if has_own else body,
         source="functions/sum_ranks.cuh",
         lane=TRANSFER,
-        reads=1,
+        reads=1 + has_own,
         writes=1,
+        gathers=[0] if has_own else [],
         constants={
             "kIsHalf": int(dtype == "float16"),
             "kSplit": 0,
             "kShared": 0,
+            **({"kHasOwn": 1} if has_own else {}),
             **constants,
         },
-        tile={
-            0: _partials(dtype, parts),
-            1: Operand(("rows", vector_columns(dtype)), dtype, leading=True),
-        },
+        tile={0: _partials(dtype, parts), **dict.fromkeys(range(1, 2 + has_own), row)},
     )
 
 

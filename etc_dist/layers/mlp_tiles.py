@@ -9,7 +9,7 @@ from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, equal, graph_function, select
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.ops.few_rows import SUMMED, gather_rows, multiply_and_return
+from etc_dist.ops.few_rows import FEW, gather_rows, multiply_and_return
 from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from etc_dist.ops.quantized_rows import rows_for
 from etc_dist.ops.tile_model import FAMILY
@@ -22,15 +22,15 @@ def mlp_tiles_graph(
     dtype: str = "bfloat16",
     w_layout: str = "nk",
     shapes: Sequence[TileShape] = FAMILY,
-    summed: int = SUMMED,
+    few: int = FEW,
 ) -> None:
     """x [rows, hidden] on each rank -> y [rows, hidden], the same rows.
 
     gate, up [inner, hidden] and down [hidden, inner] are a rank's shard of the weights.
     Every rank gathers the rows of all, multiplies them by gate and up into activations,
-    and these by down. Once all tiles of a row are computed, the rank sends its partial
-    sum to the row's owner, which adds those of all ranks in fp32. A single rank reads x
-    and writes y directly.
+    and these by down. Once the tiles of some columns are computed, the rank sends its
+    partial sums of rows to their owners, which add those of all ranks in fp32. A single
+    rank reads x and writes y directly.
 
     Dims whose names begin with `gate_up_` and `down_` select the tiles of the two
     GEMMs: see `tiles_of_dims` and `TiledMatmul`. Tiles of down wait for the activations
@@ -58,4 +58,4 @@ def mlp_tiles_graph(
         g, "down_", down_tiles, active, hidden, activated
     )
     operands = rows_of_active, down, y
-    multiply_and_return(g, "down_", down_tiles, operands, activated_rows, summed)
+    multiply_and_return(g, "down_", down_tiles, operands, activated_rows, few)

@@ -6,9 +6,10 @@ all_reduce.py              the sum over ranks on each of them
 all_reduce_norm.py         all-reduce with residual and RMSNorm
 matmul_all_reduce.py       GEMM + All-Reduce, also with residual and RMSNorm
 row_sums.py                all-reduces of rows, and their norms
-sum_steps.py               their steps: one exchange, or two with shares between
-exchange_model.py          the choice of these steps: a model of their times
-few_rows.py                few rows: gathered first, returned at the end
+tile_sums.py               all-reduces of tiles, while a matmul runs
+sum_steps.py               steps of all-reduces: one exchange, or two with shares
+exchange_model.py          the choice of such steps: a model of their times
+few_rows.py                few rows: gathered first, returned by strips of columns
 rank_tiles.py              a GEMM of all ranks' rows, in tiles with rows of one rank
 return_rows.py             partial sums of many rows, returned to their owners
 host_sums.py               that sum over several hosts; host_rows.py: gathering there

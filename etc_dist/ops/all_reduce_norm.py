@@ -13,6 +13,7 @@ from etc_dist.functions.rms_norm import add_rms_norm
 from etc_dist.ir import Graph, graph_function, span
 from etc_dist.ops.all_reduce import SumOperation
 from etc_dist.ops.exchange_model import AllReduceSizes
+from etc_dist.ops.multiply import Matrix
 from etc_dist.ops.operation import Candidate
 from etc_dist.ops.row_sums import Norm, RowSums
 from etc_dist.world import World
@@ -46,7 +47,7 @@ def all_reduce_norm_graph(
             writes=[total[own], y[own]],
         )
         return
-    sums = RowSums(g, x, y, Norm(residual, gain, total, eps), piece)
+    sums = RowSums(g, Matrix(x), y, Norm(residual, gain, total, eps), piece)
     sums.add(algorithm, g.dims("flag_tasks") if has_flags else None)
 
 

@@ -13,11 +13,24 @@ from dataclasses import dataclass, replace
 
 from etc_dist.schedule.plan import Choice
 
-ALGORITHMS = "one exchange", "two exchanges", "one exchange of flagged words"
-ONE_SHOT, TWO_SHOT, FLAGGED = range(len(ALGORITHMS))
+ALGORITHMS = (
+    "one exchange",
+    "two exchanges",
+    "one exchange of flagged words",
+    "one exchange of strips",
+)
+"""The last one is of a matmul's result, while it runs."""
+ONE_SHOT, TWO_SHOT, FLAGGED, STRIPS = range(len(ALGORITHMS))
 VECTOR_BYTES = 16
-LEAST_PIECE, MOST_PIECE = 256, 2048
+PIECES = LEAST_PIECE, MOST_PIECE = 256, 2048
 """Vectors of a task: one of each thread; eight, which are in flight together."""
+WARP_PIECES = 64, 512
+"""The same of a task of a warp: the fewest that are worth a notification, and the most
+that a worker's two warps should have in flight while tiles are computed."""
+
+STRIPS_US = 4.0
+"""How much longer strips take than rows if nothing is sent before the last tile:
+measured at few rows."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,14 @@ class AllReduceSizes:
         memory = moved / constants.memory_bytes_per_us
         return start + hops + link + memory
 
+    def gains_by_strips(
+        self, waves: float, constants: ExchangeConstants = H200
+    ) -> bool:
+        """Whether strips are faster than one exchange after a matmul of so many waves:
+        those of all but the last wave are sent while it runs."""
+        sent_us = (self.ranks - 1) * self.num_bytes / constants.link_bytes_per_us
+        return sent_us * (1 - 1 / max(waves, 1.0)) > STRIPS_US
+
     def symmetric_bytes(self, algorithm: int) -> int:
         """Symmetric memory of the exchanged data on each rank, on one host."""
         each = 2 * self.share_bytes if algorithm == TWO_SHOT else self.num_bytes
@@ -127,14 +148,18 @@ def largest_sizes(exchange: AllReduceSizes) -> list[tuple[int, int]]:
     return sizes
 
 
-def choose_algorithm(exchange: AllReduceSizes, workers: int) -> list[Choice]:
-    """The algorithm, and the vectors of a task: enough tasks for all workers, where a
-    thread has a vector."""
+def choose_algorithm(
+    exchange: AllReduceSizes, workers: int, pieces: tuple[int, int] = PIECES
+) -> list[Choice]:
+    """The algorithm, and the vectors of a task: enough tasks for all workers, or warps,
+    within the limits `pieces`."""
     chosen, ranks = exchange.fastest, exchange.ranks
     num_bytes = exchange.share_bytes if chosen == TWO_SHOT else exchange.num_bytes
     piece = -(-num_bytes // (VECTOR_BYTES * workers))
     if chosen != FLAGGED:
-        piece = min(max(piece, LEAST_PIECE), MOST_PIECE)
+        piece = min(max(piece, pieces[0]), pieces[1])
+        if exchange.vectors > 1:  # pieces of rows, of equal size
+            piece = -(-exchange.vectors // -(-exchange.vectors // piece))
 
     def reasons() -> Sequence[str]:
         if ranks == 1:

@@ -6,21 +6,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.push_tile import push_tile
 from etc_dist.functions.scaled_weights import ScaledTensor
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import (
+    EventRef,
     Expr,
     Graph,
     GraphFunction,
     Tensor,
     ceildiv,
     equal,
+    maximum,
     minimum,
     select,
     span,
     tile,
 )
+from etc_dist.ir.expr import Comparison
+from etc_dist.ir.tensor import Tile
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.multiply import RowEvents, TiledMatmul
 from etc_dist.ops.operation import Candidate
@@ -29,11 +34,14 @@ from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
-SUMMED = 1024
-"""Columns of a row whose partial sums one warp adds."""
-SUMMED_FEW = 128
-"""With up to so many rows on all ranks, a warp adds half as many columns: on up to four
-ranks it loads them at once."""
+FEW, SUMMED = 128, 512
+"""With up to FEW rows on all ranks, whole rows are returned once they are computed, and
+a warp adds SUMMED columns of one. With more, strips of columns are: measured."""
+LEAST_SENT, MOST_SENT, SENDS, SENT_WORK = 2048, 4096, 1024, 9_200_000
+"""Elements of a strip that a warp sends, or adds: within these limits, so many that
+there are SENDS tasks, and that the two warps of a worker send and add a half of the
+result in the time of the matmul. Both take about 8 us for 2048 elements, and 11 us for
+4096. As for `PACKET_BYTES` of return_rows.py, few bytes are to be in flight."""
 PUSHED = 2048
 """Columns of a row that one warp pushes, which it loads at once, with up to PUSHED_FEW
 rows on all ranks; or a multiple of them, so that a row has at most PIECES pieces. With
@@ -42,6 +50,9 @@ PUSHED_FEW, PIECES = 32, 4
 MOST_ROWS = 512
 """The most rows, over all ranks, that are gathered first; more are multiplied as they
 arrive. By simulated runs of both (`predict/`), on two and four GPUs: not measured."""
+MOST_RETURNED = 1536
+"""The same of rows that are returned. More are multiplied owner by owner. Of simulated
+runs at random sizes, both take equally long at 1600 to 2200 rows."""
 
 
 def has_few_rows(rows: int, world_size: int, most: int = MOST_ROWS) -> bool:
@@ -54,10 +65,11 @@ def with_few_rows(
     many: Candidate,
     world: World,
     deterministic: str,
+    most: int = MOST_ROWS,
 ) -> list[Candidate]:
     """The candidates of a GEMM of x [rows, k] and w [n, k] or [k, n]: `graph`, with the
-    dims of a tiling, for few rows, and `many`. Only `many` on several hosts, and if it
-    has options such as a tile size."""
+    dims of a tiling, for up to `most` rows of all ranks, and `many`. Only `many` on
+    several hosts, and if it has options such as a tile size."""
     size, in_order = world.size, deterministic == BATCH
     if world.hosts.count > 1 or many.options:
         return [many]
@@ -77,12 +89,12 @@ def with_few_rows(
     def capacity(
         w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Mapping[str, int]]:
-        shapes, most = shapes_for(w_layout, FAMILY), MOST_ROWS // size
-        return capacity_dims(dims, most, shapes, workers, size, [""], in_order=in_order)
+        shapes, own = shapes_for(w_layout, FAMILY), most // size
+        return capacity_dims(dims, own, shapes, workers, size, [""], in_order=in_order)
 
     few = Candidate(
         graph,
-        serves=lambda dims: has_few_rows(dims["rows"], size),
+        serves=lambda dims: has_few_rows(dims["rows"], size, most),
         capacity=capacity,
         policy=choose_tiles,
     )
@@ -147,67 +159,149 @@ def multiply_and_return(
     tiles: Tiles,
     operands: tuple[Tensor | ScaledTensor, Tensor | ScaledTensor, Tensor],
     waits: RowEvents | None = None,
-    summed: int = SUMMED,
+    few: int = FEW,
 ) -> None:
     """Add the GEMM of x [tokens, k] and w [n, k], summed over the ranks: a TiledMatmul.
     y [rows, n] gets this rank's rows of the sum. On one rank nothing is summed or sent.
-    waits: the events of blocks of rows of x."""
+    waits: the events of blocks of rows of x. few: up to so many tokens, whole rows are
+    returned."""
     x, w, y = operands
     if g.world_size == 1:
         TiledMatmul(g, name, tiles, y.dtype, x, [w], y).add(waits)
         return
     product = g.local("product", (x.shape[0], y.shape[1]), y.dtype)
     matmul = TiledMatmul(g, name, tiles, y.dtype, x, [w], product)
-    produced = matmul.complete("produced", tiles.rows)
+    tokens, rows = x.shape[0], y.shape[0]
+    few_rows = g.let("few_rows", select(equal((tokens - 1) // few, 0), rows, 0))
+    are_few = equal(few_rows, rows)
+    strip = g.let("strip_tiles", select(are_few, matmul.across, matmul.strip))
+    produced = matmul.complete_strips("produced", strip)
     matmul.add(waits)
-    _send_back(g, product, produced, y, summed)
+    width = _pushed(g, "sent", tokens, y.shape[1])
+    sums = ReturnedSums(g, product, produced, y, are_few, width)
+    sums.add_rows(few_rows)
+    width = g.let("strip_columns", matmul.columns * strip)
+    elements = sent_elements(SENT_WORK, x.shape[1], y.shape)
+    sums.add_strips(g.let("many_rows", rows - few_rows), width, elements)
 
 
-def _width(
-    g: Graph, name: str, tokens: Expr, most: int, few: Expr | int, many: Expr | int
-) -> Expr:
-    """The columns of a row in one task, as a number of the graph: `few` for up to
-    `most` rows of all ranks, else `many`."""
-    are_few = equal((tokens - 1) // most, 0)
-    return g.let(f"{name}_columns", select(are_few, few, many))
+def sent_elements(work: int, k: Expr, sent: Sequence[Expr]) -> Expr:
+    """The elements that a warp sends at once, or adds, while a matmul over k runs.
+    work: as SENT_WORK. sent: the shape of what is sent."""
+    rows, columns = sent
+    most = minimum(work // 8 // k, rows * columns // (8 * SENDS))
+    return 8 * minimum(MOST_SENT // 8, maximum(LEAST_SENT // 8, most))
 
 
 def _pushed(g: Graph, name: str, tokens: Expr, columns: Expr) -> Expr:
-    """The columns of a row that one task pushes."""
+    """The columns of a row that one task pushes, as a number of the graph."""
+    are_few = equal((tokens - 1) // PUSHED_FEW, 0)
     few = PUSHED * ceildiv(columns, PIECES * PUSHED)
-    return _width(g, name, tokens, PUSHED_FEW, few, columns)
+    return g.let(f"{name}_columns", select(are_few, few, columns))
 
 
-def _send_back(
-    g: Graph, product: Tensor, produced: RowEvents, y: Tensor, summed: int
-) -> None:
-    """Send the rows of product [tokens, n] to their owners, which add those of all
-    ranks into y [rows, n], in rank order."""
-    (tokens, n), rows, world = product.shape, y.shape[0], g.world_size
-    partials = g.symmetric("partials", (world, rows, n), y.dtype)
-    width = _pushed(g, "sent", tokens, n)
-    pieces = g.let("sends", ceildiv(n, width))
-    returned = g.events("returned", (rows,), expects=world * pieces, cross_rank=True)
-    # A rank's own rows come last: they need no transfer.
-    p, r, c = grid = g.grid(p=world, r=rows, c=pieces)
-    owner = (g.rank + 1 + p) % world
-    row = owner * rows + r
-    g.call(
-        push_rows(),
-        grid,
-        name="send_back",
-        reads=[product[span(row, 1), tile(c, width)]],
-        writes=[partials.on(owner)[g.rank, span(r, 1), tile(c, width)]],
-        waits=[produced.at(row)],
-        notifies=[returned.on(owner)[r]],
-    )
-    width = _width(g, "summed", tokens, SUMMED_FEW, summed // 2, summed)
-    r, c = grid = g.grid(r=rows, c=g.let("pieces", ceildiv(n, width)))
-    of_piece = span(r, 1), tile(c, width)
-    g.call(
-        sum_ranks(y.dtype),
-        grid,
-        reads=[partials[:, *of_piece]],
-        writes=[y[of_piece]],
-        waits=[returned[r]],
-    )
+class ReturnedSums:
+    """Partial sums `product` [tokens, n] of the rows of all ranks, which are sent to
+    their owners. These add those of all ranks into y [rows, n], in rank order.
+    produced: the events of blocks of rows and strips of product. are_few: whether whole
+    rows are sent, in pieces of `width` columns."""
+
+    def __init__(
+        self,
+        g: Graph,
+        product: Tensor,
+        produced: RowEvents,
+        y: Tensor,
+        are_few: Comparison,
+        width: Expr,
+    ) -> None:
+        self._g, self._product, self._produced, self._y = g, product, produced, y
+        (rows, n), world = y.shape, g.world_size
+        self._partials = g.symmetric("partials", (world, rows, n), y.dtype)
+        self._width, self._pieces = width, g.let("sends", ceildiv(n, width))
+        # Of packets, each has the event of its first row.
+        self._returned = g.events(
+            "returned",
+            (rows, produced.events.shape[-1]),
+            expects=select(are_few, world * self._pieces, world - 1),
+            cross_rank=True,
+        )
+
+    def add_rows(self, rows: Expr) -> None:
+        """Send whole rows, each once it is computed. rows: of a rank, or 0."""
+        g, n, y, width = self._g, self._product.shape[1], self._y, self._width
+        world, pieces, returned = g.world_size, self._pieces, self._returned
+        # A rank's own rows come last: they need no transfer.
+        p, r, c = grid = g.grid(p=world, r=rows, c=pieces)
+        owner = (g.rank + 1 + p) % world
+        row = owner * y.shape[0] + r
+        g.call(
+            push_rows(),
+            grid,
+            name="send_rows",
+            reads=[self._product[span(row, 1), tile(c, width)]],
+            writes=[self._partials.on(owner)[g.rank, span(r, 1), tile(c, width)]],
+            waits=[self._produced.at(row)],
+            notifies=[returned.on(owner)[r, 0]],
+        )
+        r, c = grid = g.grid(r=rows, c=g.let("pieces", ceildiv(n, SUMMED)))
+        of_piece = span(r, 1), tile(c, SUMMED)
+        g.call(
+            sum_ranks(y.dtype),
+            grid,
+            name="sum_rows",
+            reads=[self._partials[:, *of_piece]],
+            writes=[y[of_piece]],
+            waits=[returned[r, 0]],
+        )
+
+    def add_strips(self, rows: Expr, width: Expr, elements: Expr) -> None:
+        """Send strips of `width` columns, some rows with about `elements` of them at
+        once. rows: of a rank, or 0."""
+        g, produced, y = self._g, self._produced, self._y
+        world, n = g.world_size, y.shape[1]
+        most = maximum(1, elements // minimum(n, width))
+        packet = minimum(maximum(1, rows), minimum(produced.rows, most))
+        packet = g.let("packet_rows", packet)
+        packets = g.let("packets", ceildiv(rows, packet))
+        returned, strips = self._returned, self._returned.shape[1]
+
+        def place(q: Expr, s: Expr) -> tuple[Tile, Tile]:
+            first = q * packet
+            return span(first, minimum(packet, rows - first)), tile(s, width)
+
+        def computed(first: Expr, size: Expr, s: Expr) -> list[EventRef]:
+            """The events of a packet of product, which may be in two blocks."""
+            last, height = first + size - 1, produced.rows
+            is_in_two = first // height < last // height
+            return [
+                produced.of_strip(first, s),
+                produced.of_strip(last, s).when(is_in_two),
+            ]
+
+        s, p, q = grid = g.grid(strip=strips, peer=world - 1, packet=packets)
+        owner, (own, columns) = (g.rank + 1 + p) % world, place(q, s)
+        first = owner * rows + own.start
+        g.call(
+            push_tile(y.dtype),
+            grid,
+            name="send_strips",
+            reads=[self._product[span(first, own.size), columns]],
+            writes=[self._partials.on(owner)[g.rank, own, columns]],
+            waits=computed(first, own.size, s),
+            notifies=[returned.on(owner)[q * packet, s]],
+        )
+        s, q = grid = g.grid(strip_of_sum=strips, packet_of_sum=packets)
+        own, columns = place(q, s)
+        first = g.rank * rows + own.start
+        g.call(
+            sum_ranks(y.dtype, has_own=True),
+            grid,
+            name="sum_strips",
+            reads=[
+                self._partials[:, own, columns],
+                self._product[span(first, own.size), columns],
+            ],
+            writes=[y[own, columns]],
+            waits=[returned[q * packet, s], *computed(first, own.size, s)],
+        )

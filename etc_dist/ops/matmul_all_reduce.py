@@ -9,22 +9,33 @@ from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.functions.rms_norm import add_rms_norm
-from etc_dist.functions.scaled_weights import weight_input
-from etc_dist.functions.tile_matmul import TileShape, shapes_for
-from etc_dist.ir import Graph, Tensor, graph_function, span
+from etc_dist.functions.scaled_weights import ScaledTensor, weight_input
+from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.ir import Expr, Graph, Tensor, equal, graph_function, select, span
 from etc_dist.ir.function import TRANSFER
 from etc_dist.ops.all_reduce_norm import EPS, checked_eps
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.exchange_model import (
-    LEAST_PIECE,
+    ONE_SHOT,
+    STRIPS,
+    WARP_PIECES,
     AllReduceSizes,
     choose_algorithm,
     largest_sizes,
 )
-from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
+from etc_dist.ops.few_rows import SENT_WORK, sent_elements
+from etc_dist.ops.multiply import Matrix, TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, Operation, WeightOperation
+from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.row_sums import Norm, RowSums
-from etc_dist.ops.tile_model import FAMILY, choose, dims_of, largest_tilings
+from etc_dist.ops.tile_model import (
+    FAMILY,
+    choose,
+    dims_of,
+    largest_tilings,
+    predictions,
+)
+from etc_dist.ops.tile_sums import TileSums
 from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
@@ -58,12 +69,15 @@ def matmul_all_reduce_graph(
     if g.world_size == 1 and norm is None:
         TiledMatmul(g, TILES, tiles, dtype, x, [w], y).add()
         return
+    if norm is None and g.local_size == g.world_size:
+        _add_tile_sums(g, tiles, (x, w, y), piece, algorithm)
+        return
     product = g.local("product", shape, dtype)
     matmul = TiledMatmul(g, TILES, tiles, dtype, x, [w], product)
     produced = matmul.complete("produced", tiles.rows)
     matmul.add()
     if g.world_size > 1:
-        RowSums(g, product, y, norm, piece, produced, TRANSFER).add(algorithm)
+        RowSums(g, Matrix(product), y, norm, piece, produced, TRANSFER).add(algorithm)
     elif norm is not None:
         (r,) = grid = g.grid(r=rows)
         own = span(r, 1), slice(None)
@@ -74,6 +88,29 @@ def matmul_all_reduce_graph(
             writes=[norm.total[own], y[own]],
             waits=[produced.at(r)],
         )
+
+
+def _add_tile_sums(
+    g: Graph,
+    tiles: Tiles,
+    operands: tuple[Tensor, Tensor | ScaledTensor, Tensor],
+    piece: Expr,
+    algorithm: Expr,
+) -> None:
+    """Sums on one host: of strips of tiles while others are computed, or of rows."""
+    x, w, y = operands
+    is_tiled = equal(algorithm, STRIPS)
+    tiled = g.let("is_tiled", select(is_tiled, 1, 0))
+    parts = g.let("result_parts", select(is_tiled, g.world_size, 1))
+    results = g.symmetric("results", (parts, *y.shape), y.dtype)
+    own = Matrix(results, (g.let("own_result", tiled * g.rank),))
+    matmul = RankTiles(g, TILES, tiles, y.dtype, x, [w], own)
+    strip = g.let("strip_tiles", select(is_tiled, matmul.strip, matmul.across))
+    produced = matmul.complete_strips("produced", strip)
+    matmul.add()
+    RowSums(g, own, y, None, piece, produced, TRANSFER).add(algorithm)
+    elements = sent_elements(2 * SENT_WORK, x.shape[1], y.shape)
+    TileSums(g, matmul, results, y, elements, produced, tiled).add()
 
 
 def _norm(g: Graph, shape: tuple[Any, Any], dtype: str, eps: float) -> Norm:
@@ -116,8 +153,9 @@ class _MatmulSums(Operation):
             in_order=self.deterministic == BATCH,
         )
         exchanges = [
-            {**dims, "rows": n, "algorithm": algorithm, "piece": LEAST_PIECE}
+            {**dims, "rows": n, "algorithm": chosen, "piece": min(WARP_PIECES)}
             for algorithm, n in largest_sizes(self._exchange(dims))
+            for chosen in {algorithm, self._while_multiplying(algorithm)}
         ]
         return [
             {**call, **dims_of(tiling, TILES)}
@@ -137,16 +175,28 @@ class _MatmulSums(Operation):
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Choice]:
+        sizes = dims["rows"], 8 * dims["vectors"], dims["k"]
+        shapes, in_order = self._shapes(w_layout), self.deterministic == BATCH
         tiles = choose(
-            (dims["rows"], 8 * dims["vectors"], dims["k"]),
-            workers,
-            self._shapes(w_layout),
-            tuning,
-            in_order=self.deterministic == BATCH,
-            w_layout=w_layout,
+            sizes, workers, shapes, tuning, in_order=in_order, w_layout=w_layout
         )
+        fastest, *_ = predictions(
+            shapes, sizes, workers, tuning.tiles, in_order=in_order, w_layout=w_layout
+        )
+        exchange = self._exchange(dims)
+        algorithm, *others = choose_algorithm(exchange, workers, WARP_PIECES)
+        if exchange.gains_by_strips(fastest.work.num_tiles / workers):
+            chosen = self._while_multiplying(algorithm.value)
+            algorithm = replace(algorithm, value=chosen)
         named = [replace(choice, dim=f"{TILES}{choice.dim}") for choice in tiles]
-        return [*named, *choose_algorithm(self._exchange(dims), workers)]
+        return [*named, algorithm, *others]
+
+    def _while_multiplying(self, algorithm: int) -> int:
+        """The algorithm in place of another one if tiles take several waves."""
+        is_near = 1 < self.world.size == self.world.local_size
+        if algorithm == ONE_SHOT and is_near and "eps" not in self.graph_options:
+            return STRIPS
+        return algorithm
 
 
 class MatmulAllReduce(_MatmulSums, WeightOperation):

@@ -10,7 +10,11 @@ from etc_dist.errors import expect_choice
 from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, graph_function
-from etc_dist.ops.few_rows import multiply_and_return, with_few_rows
+from etc_dist.ops.few_rows import (
+    MOST_RETURNED,
+    multiply_and_return,
+    with_few_rows,
+)
 from etc_dist.ops.multiply import tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
 from etc_dist.ops.rank_tiles import rank_tiles_candidate
@@ -60,8 +64,8 @@ def returned_matmul_graph(
     shapes: Sequence[TileShape] = FAMILY,
 ) -> None:
     """x [world * rows, k], w [n, k] or [k, n] -> y [rows, n] on each rank, for few
-    rows. A row is sent to its owner once all of its tiles are computed. Dims select the
-    tiles: see `tiles_of_dims` and `TiledMatmul`."""
+    rows. Columns of rows are sent to their owners once their tiles are computed. Dims
+    select the tiles: see `tiles_of_dims` and `TiledMatmul`."""
     rows, n, k = g.dims("rows n k")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (tokens, k), dtype)
@@ -89,8 +93,8 @@ class MatmulReduceScatter(WeightOperation):
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
     on GPUs, not copied. The first call with a dtype and a layout of w compiles a
     program, whose tiles are chosen for each number of rows. The first call with few
-    rows, at most 512 of all ranks on one host, compiles another one, which allocates
-    memory for 512 rows at once. schedule, trace: as for `etc_dist.compile`.
+    rows, at most 1536 of all ranks on one host, compiles another one, which allocates
+    memory for 1536 rows at once. schedule, trace: as for `etc_dist.compile`.
     deterministic: as for `Matmul`.
 
     Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'
@@ -131,4 +135,4 @@ class MatmulReduceScatter(WeightOperation):
         if self.partials:
             return [many]
         given = many, self.world, self.deterministic
-        return with_few_rows(returned_matmul_graph, *given)
+        return with_few_rows(returned_matmul_graph, *given, MOST_RETURNED)

@@ -4,7 +4,7 @@ full."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from etc_dist.functions.epilogue import Epilogue, store
@@ -27,6 +27,7 @@ from etc_dist.ir import (
     Tensor,
     ceildiv,
     equal,
+    maximum,
     minimum,
     select,
     span,
@@ -36,6 +37,10 @@ from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import wrap
 from etc_dist.ir.order import Order
 from etc_dist.ops.order import ROW_GROUP, grouped_rows, row_group
+
+SEGMENT = 512
+"""Columns of rows that are sent while a matmul runs. Assumed: shorter segments leave a
+part of NVLink's rate unused."""
 
 
 class TileEvents(Protocol):
@@ -66,21 +71,25 @@ class RowEvents(NamedTuple):
     place: tuple[Expr | int, ...] = ()
     strip: Expr | None = None
 
+    def of_strip(self, row: Expr, strip: Expr) -> EventRef:
+        """The event of the block of a row, and of a strip."""
+        return self.events[(*self.place, row // self.rows, strip)]
+
     def of(self, *place: Expr | int) -> RowEvents:
         """The events at a place."""
         return self._replace(place=place)
 
     def at(self, row: Expr) -> EventRef:
-        """The event of the block of a row."""
-        return self._of_block(row // self.rows)
+        """The event of the block of a row, and of its first strip."""
+        return self._of_block(row // self.rows, wrap(0))
 
     def of_tile(self, i: Expr, j: Expr, rows: Expr) -> Sequence[EventRef]:
         """The event of the tile in row i and column j of tiles of so many rows."""
         block = i if self.rows is rows else i * rows // self.rows
         return [self._of_block(block, j)]
 
-    def _of_block(self, block: Expr, j: Expr | None = None) -> EventRef:
-        strip = () if self.strip is None or j is None else (j // self.strip,)
+    def _of_block(self, block: Expr, j: Expr) -> EventRef:
+        strip = () if self.strip is None else (j // self.strip,)
         return self.events[(*self.place, block, *strip)]
 
 
@@ -187,6 +196,20 @@ class TiledMatmul:
         self._sliced = select(equal(tiles.is_swapped, 1), tiles.rows, self._columns)
         self._slices = g.let(f"{name}slices", ceildiv(self._sliced, SLICE))
         self._complete: TileEvents | None = None
+        self.columns = self._columns
+        """Of a tile."""
+
+    @cached_property
+    def across(self) -> Expr:
+        """The number of tiles in a row of them."""
+        return self._g.let(f"{self._name}tiles_across", self._whole + self._split)
+
+    @property
+    def strip(self) -> Expr:
+        """The columns of tiles of a strip of about SEGMENT columns, all of nearly equal
+        size."""
+        strips = ceildiv(self.across, ceildiv(SEGMENT, self.columns))
+        return ceildiv(self.across, strips)
 
     @property
     def last_tasks(self) -> Expr:
@@ -213,6 +236,25 @@ class TiledMatmul:
         events = RowEvents(g.events(name, (blocks,), expects=tasks), rows)
         self._complete = events
         return events
+
+    def complete_strips(
+        self, name: str, strip: Expr, ranks: int = 1, own: int = 0
+    ) -> RowEvents:
+        """New events [ranks, blocks, strips] of blocks of the rows of a tile, and
+        strips of `strip` columns of tiles. own: the place of the rows of y, whose last
+        tasks notify them."""
+        g, rows, slices = self._g, self._tiles.rows, self._slices
+
+        def tasks(rank: Expr, block: Expr, index: Expr) -> Expr:
+            columns = minimum(strip, self.across - index * strip)
+            split = maximum(0, minimum(columns, index * strip + columns - self._whole))
+            own_tasks = split * (slices - 1)
+            return columns + select(equal(rank, wrap(own)), own_tasks, 0)
+
+        strips = g.let(f"{name}_strips", ceildiv(self.across, strip))
+        events = g.events(name, (ranks, self._down, strips), expects=tasks)
+        self._complete = RowEvents(events, rows, (own,), strip)
+        return self._complete
 
     def add(
         self,

@@ -17,7 +17,6 @@ from etc_dist.ir import (
     Tensor,
     ceildiv,
     equal,
-    maximum,
     minimum,
     select,
 )
@@ -54,12 +53,11 @@ class RankTiles(TiledMatmul):
     ) -> None:
         given = g, name, tiles, dtype, x, weights, y, epilogue
         super().__init__(*given, owners=owners)
-        self.down, self.height, self.columns = self._down, tiles.rows, self._columns
+        self.down, self.height = self._down, tiles.rows
         self.group = self._group
         """Blocks of rows of each owner whose tiles run together."""
         self.whole, self.split = self._whole, self._split
         """Columns of tiles, without and with split-K in own rows."""
-        self.across = g.let(f"{name}tiles_across", self.whole + self.split)
 
     def complete_rows(
         self, name: str, ranks: int, rows: Expr, own: Expr | int
@@ -77,25 +75,6 @@ class RankTiles(TiledMatmul):
         events = g.events(name, (ranks, blocks), expects=tasks)
         self._complete = RowEvents(events, rows, (own,))
         return events
-
-    def complete_strips(
-        self, name: str, ranks: int, strip: Expr, own: Expr | int
-    ) -> RowEvents:
-        """New events [ranks, blocks, strips] of blocks of `height` rows and strips of
-        `strip` columns of tiles. own: as of `complete_rows`."""
-        g = self._g
-
-        def tasks(rank: Expr, block: Expr, index: Expr) -> Expr:
-            columns = minimum(strip, self.across - index * strip)
-            split = maximum(0, minimum(columns, index * strip + columns - self.whole))
-            slices = split * (self._slices - 1)
-            return columns + select(equal(rank, wrap(own)), slices, 0)
-
-        strips = g.let(f"{name}_strips", ceildiv(self.across, strip))
-        shape = ranks, self.down, strips
-        events = g.events(name, shape, expects=tasks)
-        self._complete = RowEvents(events, self.height, (own,), strip)
-        return self._complete
 
     def grid(self, ranks: Expr | int, columns: Expr) -> Grid:
         """A grid of the tiles of `ranks` ranks, of so many columns of tiles."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.epilogue import partial as store_partial
 from etc_dist.functions.epilogue import store
-from etc_dist.functions.push_rows import PACKET_BYTES
 from etc_dist.functions.push_tile import push_tile
 from etc_dist.functions.scaled_weights import ScaledTensor
 from etc_dist.functions.sum_ranks import sum_ranks
@@ -32,15 +31,15 @@ from etc_dist.ops.order import owners_together, shards_in_turn
 from etc_dist.ops.rank_tiles import RankTiles
 
 WAVE = 128
-"""About the number of tiles that run at the same time, and of a turn, of all owners. So
-many of the last own tiles follow all other tiles: while they are computed, those of the
-others are sent. By simulated runs (`predict/`), half as many take up to 13 % longer,
-turns of twice as many up to 6 %. Not measured."""
+"""About the number of tiles that run at the same time. So many of the last own tiles
+follow all other tiles: while they are computed, those of the others are sent. By
+simulated runs (`predict/`), half as many take up to 13 % longer. Not measured."""
+PACKET_BYTES = 4096
+"""Bytes that one warp sends before it notifies, unless one row of a strip is longer: a
+notification waits for their arrival, so that few bytes are in flight. About 5 KB of an
+SM fill the links; more delay the loads of the matmul."""
 SUMMED = 2048
 """Columns of a row whose partial sums one warp adds, or of several short rows."""
-SEGMENT = 512
-"""Of a row that is sent, the least columns of a strip. Assumed: shorter segments leave
-a part of NVLink's rate unused."""
 
 
 class ReturnedRows:
@@ -92,18 +91,11 @@ class ReturnedRows:
         return Matrix(self._partials, (place,))
 
     def strip(self, matmul: RankTiles) -> Expr:
-        """The number of columns of tiles that are sent together. On one host, a turn is
-        a strip of a group of blocks, and has at most about WAVE tiles of all owners;
-        strips have nearly equal size, of at least about SEGMENT columns of y. Over
-        several hosts whole rows are sent."""
-        across = matmul.across
+        """The number of columns of tiles that are sent together; over several hosts
+        all, so that whole rows are sent."""
         if self.hosts > 1:
-            return across
-        wave = ceildiv(WAVE, self.world * matmul.group)
-        most = maximum(1, across * matmul.columns // SEGMENT)
-        return self.g.let(
-            "strip_tiles", ceildiv(across, minimum(most, ceildiv(across, wave)))
-        )
+            return matmul.across
+        return self.g.let("strip_tiles", matmul.strip)
 
     def add(
         self, matmul: RankTiles, produced: EventTensor, strip: Expr, late: Expr
@@ -267,7 +259,7 @@ def add_returned_matmul(
         owners=world if returned.hosts == 1 else 1,
     )
     strip = returned.strip(matmul)
-    produced = matmul.complete_strips("produced", world, strip, last)
+    produced = matmul.complete_strips("produced", strip, world, last)
     down, across, group = matmul.down, matmul.across, wrap(matmul.group)
     # With split-K, whose sums come last, all own rows follow those of the peers.
     is_split = minimum(1, matmul.split)

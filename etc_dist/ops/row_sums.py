@@ -4,6 +4,7 @@ which may be the result of a matmul, and may be followed by residual and RMSNorm
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from etc_dist.functions.add_ranks_norm import add_ranks_norm
@@ -27,7 +28,7 @@ from etc_dist.ir.function import TENSOR
 from etc_dist.ir.tensor import Tile
 from etc_dist.ops.exchange_model import ONE_SHOT, TWO_SHOT
 from etc_dist.ops.host_sums import near_rank
-from etc_dist.ops.multiply import RowEvents
+from etc_dist.ops.multiply import Matrix, RowEvents
 from etc_dist.ops.sum_steps import every_rank, exchange_hosts, local_rank, whole
 
 
@@ -49,7 +50,7 @@ class RowSums:
     of rows of x, unless it is an input. lane: of tasks that transfer and add."""
 
     g: Graph
-    x: Tensor
+    x: Matrix
     y: Tensor
     norm: Norm | None
     piece: Expr
@@ -61,18 +62,20 @@ class RowSums:
         several hosts always of two exchanges. num_tasks: as for `add_flagged_sum`, with
         a norm: at least the rows, or 0."""
         g, rows = self.g, self.x.shape[0]
-        pieces = g.let("row_pieces", ceildiv(self.columns, self.width))
+        pieces = self.pieces
         if g.local_size < g.world_size:
             self._add_two_shot(rows, pieces)
             return
         if num_tasks is not None:
             self._add_flagged(num_tasks)
-        rows_once, rows_twice = (
-            g.let(name, select(equal(algorithm, number), rows, 0))
-            for name, number in (("rows_once", ONE_SHOT), ("rows_twice", TWO_SHOT))
-        )
-        self._add_one_shot(rows_once, pieces)
-        self._add_two_shot(rows_twice, pieces)
+        once = g.let("rows_once", select(equal(algorithm, ONE_SHOT), rows, 0))
+        self._add_one_shot(once, pieces)
+        self.add_two_shot(algorithm)
+
+    def add_two_shot(self, algorithm: Expr) -> None:
+        """Add two exchanges on one host, for calls with this algorithm."""
+        twice = select(equal(algorithm, TWO_SHOT), self.x.shape[0], 0)
+        self._add_two_shot(self.g.let("rows_twice", twice), self.pieces)
 
     @property
     def columns(self) -> Expr:
@@ -83,6 +86,11 @@ class RowSums:
     def width(self) -> Expr:
         """The elements of a piece."""
         return 8 * self.piece
+
+    @cached_property
+    def pieces(self) -> Expr:
+        """The number of pieces of a row."""
+        return self.g.let("row_pieces", ceildiv(self.columns, self.width))
 
     def _in_row(self, c: Expr) -> Tile:
         """Piece c of a row."""
@@ -100,7 +108,7 @@ class RowSums:
     def _add_flagged(self, num_tasks: Expr) -> None:
         """Each rank stores its rows on its peers as flagged words, and normalises the
         sums as they arrive."""
-        g, dtype, norm, rows = self.g, self.x.dtype, self.norm, self.x.shape[0]
+        g, dtype, norm, rows = self.g, self.x.tensor.dtype, self.norm, self.x.shape[0]
         assert norm is not None and self.ready is None
         flagged_rows = g.let("flagged_rows", minimum(rows, num_tasks))
         shape = g.world_size, flagged_rows, self.columns
@@ -117,21 +125,21 @@ class RowSums:
         g.call(
             push_flagged(dtype, len(peers), is_row=True),
             grid,
-            reads=[self.x[own]],
+            reads=[self.x.at(*own)],
             writes=[words.on(peer)[g.rank, *own] for peer in peers],
             notifies=[arrived.on(peer)[r] for peer in peers],
         )
         g.call(
             add_flagged_norm(dtype, norm.eps),
             grid,
-            reads=[self.x[own], words[:, *own], norm.residual[own], norm.gain[:]],
+            reads=[self.x.at(*own), words[:, *own], norm.residual[own], norm.gain[:]],
             writes=[norm.total[own], self.y[own]],
             waits=[arrived[r]],
         )
 
     def _add_one_shot(self, rows: Expr, pieces: Expr) -> None:
         """Each rank stores its rows on all ranks, and adds those of all."""
-        g, dtype, norm, columns = self.g, self.x.dtype, self.norm, self.columns
+        g, dtype, norm, columns = self.g, self.x.tensor.dtype, self.norm, self.columns
         shape = (rows * columns,) if norm is None else (rows, columns)
         slots = g.symmetric("slots", (g.world_size, *shape), dtype)
         expects = g.world_size * pieces
@@ -146,7 +154,7 @@ class RowSums:
             share_sum(dtype, 1, g.world_size, lane=self.lane),
             grid,
             name="push_parts",
-            reads=[self.x[r, self._in_row(c)]],
+            reads=[self.x.at(r, self._in_row(c))],
             writes=[slots.on(rank)[g.rank, *in_slot(r, c)] for rank in ranks],
             waits=self._waits(r),
             notifies=[arrived.on(rank)[r] for rank in ranks],
@@ -178,7 +186,7 @@ class RowSums:
         g, near, local = self.g, self.g.local_size, local_rank(self.g)
         num_own = share = g.let("share", ceildiv(rows, near))
         sums, ready = self._scatter(rows, share, pieces)
-        dtype = self.x.dtype
+        dtype = self.x.tensor.dtype
         if near < g.world_size:
             unit = self.columns
             # NOTE: messages to other hosts have no conditions.
@@ -205,7 +213,7 @@ class RowSums:
             dtype,
             count,
             near,
-            result=self.x.dtype,
+            result=self.x.tensor.dtype,
             has_residual=norm is not None,
             lane=self.lane,
         )
@@ -225,7 +233,7 @@ class RowSums:
     ) -> tuple[Tensor, EventTensor]:
         """Each rank of the host gets the parts of the rows of its share."""
         g, near, local = self.g, self.g.local_size, local_rank(self.g)
-        dtype = self.x.dtype
+        dtype = self.x.tensor.dtype
         shape = near, share * self.columns
         parts = g.symmetric("share_parts", shape, dtype)
         expects = near * pieces
@@ -239,7 +247,7 @@ class RowSums:
             share_sum(dtype, 1, lane=self.lane),
             grid,
             name="scatter_parts",
-            reads=[self.x[r, self._in_row(c)]],
+            reads=[self.x.at(r, self._in_row(c))],
             writes=[parts.on(to)[local, *self._flat(r // near, c)]],
             waits=self._waits(r),
             notifies=[scattered.on(to)[r // near]],
@@ -249,7 +257,7 @@ class RowSums:
     def _gather(self, rows: Expr, pieces: Expr) -> tuple[Tensor, EventTensor]:
         """Memory and events for the sums of all rows."""
         g = self.g
-        gathered = g.symmetric("gathered", (rows, self.columns), self.x.dtype)
+        gathered = g.symmetric("gathered", (rows, self.columns), self.x.tensor.dtype)
         arrived = g.events("gathered_row", (rows,), expects=pieces, cross_rank=True)
         return gathered, arrived
 
@@ -257,7 +265,7 @@ class RowSums:
         self, rows: Expr, pieces: Expr, gathered: Tensor, arrived: EventTensor
     ) -> None:
         """Copy, or normalise, the sums of all rows."""
-        g, dtype, norm = self.g, self.x.dtype, self.norm
+        g, dtype, norm = self.g, self.x.tensor.dtype, self.norm
         if norm is None:
             r, c = grid = g.grid(r=rows, c=pieces)
             g.call(

@@ -1,7 +1,7 @@
 // Sums partial results of tokens over ranks: fp32, rank order. kParts: their number, if not all.
 // kSplit: only ranks that have experts of a token's choice have a partial result; the first of these
 // experts is the extent of operand 2. kHasNone: rows without a choice are written, too. kShared: as
-// in combine_rows.cuh.
+// in combine_rows.cuh. kHasOwn: this rank's part is operand 1.
 #pragma once
 #include "worker/task.cuh"
 
@@ -69,7 +69,11 @@ struct sum_ranks {
       for (int t = 0; t < kTogether; ++t) {
 #pragma unroll
         for (int r = 0; r < kCount; ++r) {
-          const u64 from = u64(partials.at(0, token + t)) + r * stride + begin;
+          u64 from = u64(partials.at(0, token + t)) + r * stride + begin;
+          if constexpr (Task::kHasOwn) {
+            const auto row = last_axes<2>(task.template operand<1>());
+            if (r == task.g.rank) from = u64(row.at(token + t)) + begin;
+          }
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
             const bool wanted = begin + u * 512 < bytes && (own[t] >> r & 1);

@@ -63,6 +63,7 @@ struct VariantDefaults {
   static constexpr int kFills = 0;
   static constexpr int kHasCount = 0;
   static constexpr int kHasNone = 0;
+  static constexpr int kHasOwn = 0;
   static constexpr int kOwnExperts = 0;  // 0: all experts are on each rank
   static constexpr int kScaleBits = 0;  // of an element of scales; 0: weights have none
   static constexpr int kScaleShift = 0;

@@ -190,6 +190,7 @@ BROKEN = {
             ),
         },
     },
+    "functions/sum_ranks": {"mlp on tiles": {"r == task.g.rank": "r > task.g.rank"}},
     "functions/share_sum": {
         "reduced": {
             "from + p * stride": "from + (p ^ 1) * stride",

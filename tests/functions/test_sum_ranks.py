@@ -31,3 +31,11 @@ def test_only_partial_sums_of_the_host_are_added():
     partials = np.array([[1, 2, 4], [8, 16, 32]])[:, :, None]
     sum_expert_ranks(OWN, 2).body(partials, IDS, lower, y)
     assert y[:, 0].tolist() == [9, 7, 4]
+
+
+def test_the_own_part_is_read_in_its_place():
+    partials, y = np.full((3, 2, 1), 1.0), np.full((2, 1), np.nan)
+    partials[1] = np.nan
+    own = np.array([[4.0], [8.0]])
+    sum_ranks("bfloat16", has_own=True).body(partials, own, y, rank=1)
+    assert y[:, 0].tolist() == [6, 10]

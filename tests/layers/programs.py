@@ -278,7 +278,7 @@ SMALL_SHAPES = [
 PROGRAMS: dict[str, Program] = {
     "mlp": Tiled(
         graph=mlp_tiles_graph,
-        tiles={"shapes": SMALL_SHAPES, "summed": 8},
+        tiles={"shapes": SMALL_SHAPES, "few": 4},
         worlds=range(1, 9),
         most=(20, 300, 300),
         real=[

@@ -11,7 +11,13 @@ from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
 from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
-from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows, with_few_rows
+from etc_dist.ops.few_rows import (
+    MOST_RETURNED,
+    MOST_ROWS,
+    capacity_dims,
+    has_few_rows,
+    with_few_rows,
+)
 from etc_dist.ops.matmul_reduce_scatter import returned_matmul_graph
 from etc_dist.ops.operation import Candidate
 from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of, predictions
@@ -54,7 +60,7 @@ def test_rows_are_gathered_and_returned_by_rows_of_tiles(ranks):
     returned = returned_matmul_graph(ranks).environment(dims, 0)
     assert gathered["tile_even_rows"] == returned["tile_even_rows"] == 104
     if ranks > 1:
-        assert gathered["arrived_blocks"] == returned["produced_blocks"] == 3
+        assert gathered["arrived_blocks"] == returned["tiles_down"] == 3
     else:
         assert not gathered_matmul_graph(1).events[1:]
 
@@ -65,7 +71,7 @@ def test_few_and_many_rows_and_transposed_weights_take_turns(
     kind, world, make, problem, compiled
 ):
     few, many = GRAPHS[kind][0](1).name, GRAPHS[kind][1]
-    most = MOST_ROWS // world.size
+    most = {MatmulReduceScatter: MOST_RETURNED}.get(kind, MOST_ROWS) // world.size
     op, calls, names = make(kind), [], []
     # Without synchronising in between.
     for rows, w_layout in [(1, "nk"), (most + 1, "nk"), (most, "nk"), (40, "kn")]:
@@ -126,25 +132,25 @@ def test_the_policy_counts_the_tiles_of_the_graph(kind, ranks, rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "pushed", "summed"),
-    [
-        (32, 2048, 2048, 512),
-        (32, 8200, 4096, 512),
-        (128, 8200, 8200, 512),
-        (132, 5120, 5120, 1024),
-    ],
+    ("rows", "columns", "pushed"),
+    [(32, 2048, 2048), (32, 8200, 4096), (128, 8200, 8200)],
 )
-def test_few_rows_are_pushed_and_summed_in_pieces(rows, columns, pushed, summed):
-    env = returned_matmul_graph(4).environment(
-        {"n": columns, "k": 64, "rows": rows // 4, **FIRST}, 0
-    )
-    assert env["sent_columns"] == pushed
-    assert env["sends"] == -(-columns // pushed)
-    assert env["summed_columns"] == summed
-    env = gathered_matmul_graph(4).environment(
-        {"n": 64, "k": columns, "rows": rows // 4, **FIRST}, 0
-    )
+def test_few_rows_are_pushed_in_pieces(rows, columns, pushed):
+    dims = {"n": 64, "k": columns, "rows": rows // 4, **FIRST}
+    env = gathered_matmul_graph(4).environment(dims, 0)
     assert env["pushed_columns"] == pushed
+
+
+def test_few_rows_are_returned_whole_and_more_of_them_by_strips():
+    def numbers(rows, k):
+        dims = {"n": 8192, "k": k, "rows": rows // 4, **FIRST}
+        env = returned_matmul_graph(4).environment(dims, 0)
+        names = "few_rows", "many_rows", "strip_columns", "packet_rows"
+        return tuple(env[name] for name in names)
+
+    assert numbers(128, 64) == (32, 0, 8192, 1)
+    assert numbers(132, 9200) == (0, 33, 512, 4)
+    assert numbers(1024, 64) == (0, 256, 512, 4)
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -15,7 +15,7 @@ from etc_dist.functions.rms_norm import normalized
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_reduce_norm import EPS
-from etc_dist.ops.exchange_model import ONE_SHOT, TWO_SHOT, AllReduceSizes
+from etc_dist.ops.exchange_model import ONE_SHOT, STRIPS, TWO_SHOT, AllReduceSizes
 from etc_dist.ops.matmul_all_reduce import TILES, matmul_all_reduce_graph
 from etc_dist.ops.tile_model import Tiling, dims_of
 from etc_dist.runtime.cpu import simulate
@@ -36,6 +36,7 @@ KINDS = pytest.mark.parametrize(
     [
         (1, 1, ONE_SHOT),
         (2, 2, ONE_SHOT),
+        (3, 3, STRIPS),
         (3, 3, TWO_SHOT),
         pytest.param(4, 2, TWO_SHOT, marks=exhaustive),
     ],
@@ -84,6 +85,8 @@ def graph_and_inputs(ranks: int, near: int, eps: float | None, rng: Any) -> Any:
 @ends
 @KINDS
 def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
+    if algorithm == STRIPS and eps is not None:
+        algorithm = ONE_SHOT
     graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
     plan, dims = schedule_static(graph), {**DIMS, "algorithm": algorithm}
     verify(plan, dims, 4)
@@ -94,7 +97,10 @@ def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
 @pytest.mark.parametrize(
     ("ranks", "near", "algorithm", "eps"),
     [
+        (2, 2, STRIPS, None),
         (2, 2, TWO_SHOT, None),
+        pytest.param(3, 3, STRIPS, None, marks=exhaustive),
+        pytest.param(2, 2, ONE_SHOT, None, marks=exhaustive),
         pytest.param(3, 3, ONE_SHOT, EPS, marks=exhaustive),
         pytest.param(4, 2, TWO_SHOT, EPS, marks=exhaustive),
     ],
@@ -114,7 +120,12 @@ def test_kernels_compile_without_spills(eps):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "name"), [(ONE_SHOT, "push_parts"), (TWO_SHOT, "scatter_parts")]
+    ("algorithm", "name"),
+    [
+        (ONE_SHOT, "push_parts"),
+        (STRIPS, "send_strip"),
+        (TWO_SHOT, "scatter_parts"),
+    ],
 )
 def test_rows_are_sent_after_they_are_computed(algorithm, name):
     graph = matmul_all_reduce_graph(2, shapes=SHAPES)
@@ -182,3 +193,10 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, ma
     x, w = (arrays.put_as(np.zeros(shape), "bfloat16") for shape in shapes)
     with refusal(ArgumentError, words):
         op(x, w)
+
+
+def test_strips_are_sent_where_much_is_sent_before_the_last_wave():
+    large, small = (AllReduceSizes(rows, 1024, 2, 2) for rows in (512, 16))
+    assert large.gains_by_strips(2.0) and large.gains_by_strips(1.3)
+    assert not large.gains_by_strips(1.0) and not large.gains_by_strips(0.5)
+    assert not small.gains_by_strips(3.0)
