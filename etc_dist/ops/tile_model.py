@@ -51,23 +51,24 @@ BOUNDS = (
     "the widening of weights",
 )
 """What the times of `TileWork.block_us` are limited by, in their order."""
-BY_WARPS, BY_WGMMA = (197.0, 3.8), (325.0, 2.54)
+BY_WARPS, BY_WGMMA = (260.0, 6.3), (338.0, 2.5)
 """Cycles of the warps for a block of scaled weights and 128 of their rows, and for each
-row of x. By wgmma they are measured."""
-SERIAL_CYCLES = 337
+row of x."""
+SERIAL_CYCLES = 254
 """By wgmma, in tiles of so many rows that the tensor cores wait meanwhile."""
 MOST_OVERLAPPED_ROWS = 80
-"""In tiles with more rows they do, or partly. The model leaves out that programs with
-loops load no codes ahead from 64 rows on: `kLoadsAhead` in the CUDA half."""
+"""In tiles with more rows they do, or partly."""
 FLOAT8_RATE = 1.4
 """Of float8 activations, the rate of the tensor cores with the promotion of sums, in
 relation to that of 16 bits: measured for tiles of 128 to 192 columns on an H200."""
 QUANTIZED_BYTES, QUANTIZED_US = 3, 2.0
 """Memory traffic of an element of x that is quantized, and the time from the last one
 to the first loads of codes. Assumed."""
-NARROW, NARROW_SHARE = 32, 0.65
+TURNS_SHARE = 1.08
+"""If warpgroups alternate, a block takes so much longer, for a stage of its own."""
+NARROW, NARROW_SHARE = 32, 0.86
 """If warpgroups alternate, each warp has 8 of up to so many rows of w, in place of 16,
-which takes this share of the time."""
+which takes this share of the time, without wgmma."""
 LEAST_COLUMNS = 16
 """A bound: no tile has fewer, with 8 each of gate and up."""
 MOST_PARTS = 12
@@ -255,7 +256,8 @@ def _widen_cycles(shape: TileShape, columns: int) -> float:
     cycles = all_rows + each_row * shape.wgmma_n
     if not shape.alternates:
         return cycles
-    return cycles / 2 * (NARROW_SHARE if columns <= NARROW else 1.0)
+    is_narrow = shape.by_warps and columns <= NARROW
+    return cycles / 2 * TURNS_SHARE * (NARROW_SHARE if is_narrow else 1.0)
 
 
 def tilings(

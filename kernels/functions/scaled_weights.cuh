@@ -148,30 +148,48 @@ struct BlockReader {
   u32 first, end, count;          // the warpgroup's blocks in a stage, and their number in the task
   u32 at = 0, block = 0;          // the place of the stage in the ring, and the block in it
   bool lost = false;              // whether a wait has failed
+  bool has_next = false;          // what look() has seen
 
   ETC_DEVICE BlockReader(
       const Run<Program>& r, StageReader<Program>& s, u32 num_stages, const TileShape& shape, u32 wg)
       : run(r), stages(s), bytes(shape.bytes<kStageDepth>()), codes_bytes(shape.columns * kBlockDepth),
         box_x(shape.box_x()), x(shape.depth / kBlockBoxes * codes_bytes), turn(2 - shape.halves()),
         first(wg * (1 - shape.halves())), end(first + (shape.depth >> (2 - shape.halves()))),
-        count(num_stages * (end - first)) {
-    begin_stage();
-  }
+        count(num_stages * (end - first)) {}
   // The places in the ring of the block's codes and of its first box of x.
   ETC_DEVICE u32 codes() const { return at + block * codes_bytes; }
   ETC_DEVICE u32 boxes() const { return at + x + block * kBlockBoxes * box_x; }
-  // Passes a block. Returns whether it is the last one of its stage.
-  ETC_DEVICE bool pass() { return ++block == end; }
-  // Waits for the next stage.
-  ETC_DEVICE void begin_stage() {
+  // Whether the next stage has arrived, for advance().
+  // NOTE: long before it, since then the latency of the test is hidden. What is in a branch is not:
+  // the compiler moves no other work there. Waits took a third of the time of some loops.
+  ETC_DEVICE void look() { has_next = stages.has_next(); }
+  // Waits for the first stage.
+  ETC_DEVICE void begin() {
     at = stages.next(bytes), block = first;
+    wait();
+  }
+  // Whether the block is the last one of its stage.
+  ETC_DEVICE bool ends_stage() const { return block + 1 == end; }
+  // From a block to the next one, whose stage it waits for, or if it is the last one to an earlier
+  // one of the same stage. Returns whether it is the last one of its stage.
+  ETC_DEVICE bool advance(bool is_last) {
+    const bool ends = ends_stage(), is_next = ends && !is_last;
+    block = ends ? first : block + 1;
+    at = stages.next_if(is_next, bytes, at);
+    if (is_next && !has_next) wait();
+    return ends;
+  }
+  // The stage of the block; all lanes have read `n` when it is released.
+  ETC_DEVICE u32 stage() const { return stages.count() - 1; }
+  ETC_DEVICE void release(u32 n) const {
+    __syncwarp();  // all lanes have read it
+    if (!lost) stages.release(n);
+  }
+
+ private:
+  ETC_DEVICE void wait() {
     if (!lost) lost = !stages.wait_full(run);
     lost = __any_sync(~0u, lost);
-  }
-  // Of the last stage but `later`, which all lanes have read.
-  ETC_DEVICE void release(u32 later) const {
-    __syncwarp();  // all lanes have read it
-    if (!lost) stages.release(stages.count() - 1 - later);
   }
 };
 
@@ -206,11 +224,13 @@ ETC_DEVICE bool multiply_by_warps(
       for (u32 n = 0; n < kEights; ++n) load(codes[n][unit], (from ^ unit * 16) + n * w.apart);
     }
   };
+  reader.begin();  // the scales arrive meanwhile
   load_codes();
   u32 i = 0;
 #pragma unroll 1
   while (true) {
     const u32 x = begin + reader.boxes();
+    reader.look();
     float sums[2][kRows / 2] = {};
 #pragma unroll
     for (u32 unit = 0; unit < 2; ++unit) {
@@ -228,20 +248,18 @@ ETC_DEVICE bool multiply_by_warps(
         }
 #pragma unroll
         for (u32 n = 0; n < kRows / 8; ++n) {
-          const u32* const of_x = b[n][step / 2] + step % 2 * 2;
+          const u32* const words = b[n][step / 2] + step % 2 * 2;
           float(&sum)[4] = reinterpret_cast<float(&)[4]>(sums[unit][4 * n]);
           ptx::mma_16x8x16<kIsHalf>(
-              sum, a[step][0], a[step][1], a[step][2], a[step][3], of_x[0], of_x[1]);
+              sum, a[step][0], a[step][1], a[step][2], a[step][3], words[0], words[1]);
         }
       }
     }
     const float2 scale = scales.of(i);
-    const bool ends_stage = reader.pass(), is_last = ++i == reader.count;
-    if (ends_stage) reader.release(0);
-    if (!is_last) {
-      if (ends_stage) reader.begin_stage();
-      load_codes();
-    }
+    const bool is_last = ++i == reader.count;
+    if (reader.ends_stage()) reader.release(reader.stage());  // before a wait
+    reader.advance(is_last);
+    if (!is_last) load_codes();
 #pragma unroll
     for (u32 n = 0; n < kRows / 2; ++n) sums[0][n] += sums[1][n];
     add_scaled(d, sums[0], scale);
@@ -251,10 +269,9 @@ ETC_DEVICE bool multiply_by_warps(
 
 // The mainloop of a warpgroup of a swapped tile. Returns whether a wait has failed.
 // NOTE: while a box is multiplied, the next one is widened and the codes of the one after it are
-// loaded. In tiles of many rows, in programs with loops from 64 on, registers for that would spill:
-// there codes are loaded just before they are widened, and with most rows only the other warpgroup
-// multiplies meanwhile. No wgmma is in flight from one turn of the loop to the next: the compiler
-// would then reserve its registers in all of the program.
+// loaded. In tiles of many rows, registers for that would spill: there codes are loaded just before
+// they are widened, and with most rows only the other warpgroup multiplies meanwhile. No wgmma is in flight from one turn of the loop to the next: the compiler would then
+// reserve its registers in all of the program.
 template <bool kIsHalf, class Weights, u32 kRows, class Program>
 ETC_DEVICE bool multiply_widened(
     BlockReader<Program>& reader, const ScaledRows<Weights>& w, float (&d)[kRows / 2]) {
@@ -262,7 +279,7 @@ ETC_DEVICE bool multiply_widened(
   const u32 x = __shfl_sync(~0u, in_ring, 0), begin = reader.stages.address(0);
   const u32 lane = ptx::lane(), first_code = w.row + lane / 4 * 16 + lane % 4 * 2;
   constexpr u32 kWidened = kRows > 96 ? 1 : 2;  // boxes in registers
-  constexpr bool kLoadsAhead = kRows <= (Program::TensorCalls::kHasLoops ? 32 : 80);
+  constexpr bool kLoadsAhead = kRows <= 80;
   float sums[kRows / 2];
   u32 a[kWidened][16], codes[16];
   BlockScales scales(w, reader.first, reader.turn);
@@ -290,29 +307,29 @@ ETC_DEVICE bool multiply_widened(
     for (u32 j = 0; j < 16; ++j) to[j] = widen<kIsHalf>(u16(codes[j]));
   };
   const auto block = [&]() ETC_INLINE { return begin + reader.codes(); };
+  reader.begin();  // the scales arrive meanwhile
   load(0, block());
   widen_to(a[0], 0, block());
   load(1, block());
+  reader.look();
 #pragma unroll 1
   for (u32 i = 0; i < reader.count; ++i) {
-    const u32 from = block(), box = x + reader.boxes() / 16;
+    const u32 from = block(), box = x + reader.boxes() / 16, stage = reader.stage();
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
     ptx::wgmma_commit();
+    const bool is_last = i + 1 == reader.count, ends_stage = reader.advance(is_last);
     if constexpr (kWidened == 1) ptx::wgmma_wait<0>();
     widen_to(a[kWidened - 1], 1, from);
+    load(0, block());
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(
         sums, a[kWidened - 1], ptx::matrix_descriptor(box + reader.box_x / 16), 1);
     ptx::wgmma_commit();
-    const bool ends_stage = reader.pass(), is_last = i + 1 == reader.count;
-    if (!is_last) {
-      if (ends_stage) reader.begin_stage();
-      load(0, block());
-    }
+    reader.look();
     const float2 scale = scales.of(i);
     ptx::wgmma_wait<kWidened - 1>();  // the first registers have been read
-    if (!is_last) {
+    if (!is_last) {  // otherwise the compiler would do it after the next wait
       widen_to(a[0], 0, block());
       load(1, block());
     }
@@ -320,7 +337,7 @@ ETC_DEVICE bool multiply_widened(
 #pragma unroll
     for (float& sum : sums) ptx::keep_order(sum);
     add_scaled(d, sums, scale);
-    if (ends_stage) reader.release(is_last ? 0 : 1);
+    if (ends_stage) reader.release(stage);
   }
   return reader.lost;
 }
@@ -332,7 +349,7 @@ ETC_DEVICE bool multiply_scaled(
     const ScaledRows<Weights>& w, u32 wg, float (&d)[kRows / 2]) {
   BlockReader<Program> reader(run, stages, count, shape, wg);
   if constexpr (kRows <= kMostByWarps) {
-    if (shape.warpgroup_columns() <= 32) {
+    if (w.apart == 0) {
       return multiply_by_warps<kIsHalf, Weights, kRows, 1>(reader, w, d);
     }
     return multiply_by_warps<kIsHalf, Weights, kRows, 2>(reader, w, d);

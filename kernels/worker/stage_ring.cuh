@@ -425,6 +425,19 @@ class StageReader {
   ETC_DEVICE u32 count() const { return cursor_.n; }
   // Where the next stage begins, from the ring's first byte on. It may be read after wait_full().
   ETC_DEVICE u32 next(u32 bytes) { return cursor_.next(bytes); }
+  // next() if `is_next`, otherwise `at`; without a branch.
+  ETC_DEVICE u32 next_if(bool is_next, u32 bytes, u32 at) {
+    StageCursor<Program> cursor = cursor_;
+    const u32 next = cursor.next(bytes);
+    cursor_.n = is_next ? cursor.n : cursor_.n;
+    cursor_.head = is_next ? cursor.head : cursor_.head;
+    return is_next ? next : at;
+  }
+  // Whether the stage that next() will return has arrived; by whole warps.
+  ETC_DEVICE bool has_next() const {
+    const u32 n = cursor_.n;
+    return __all_sync(~0u, ptx::mbarrier_test(Ring::full(base_, n), Ring::parity(n))) != 0;
+  }
   // Waits for the stage that next() returned last. False if the program was aborted.
   ETC_DEVICE bool wait_full(const Run<Program>& run) {
     const u64 begin = Program::kTrace ? ptx::global_timer() : 0;

@@ -97,8 +97,8 @@ def test_a_tile_of_float8_reads_half_the_weights():
         times.append(simulate_run(plan, dims, ModelTimes(tuning), MACHINE).us)
     constants = tuning.tiles
     saved = 64 * 8192 / constants.worker_bytes_per_us
-    # Their widening may take a little longer than their loads.
-    assert 0.8 * saved < times[0] - times[1] < 1.1 * saved
+    # By a worker alone, their widening takes longer than their loads.
+    assert 0.4 * saved < times[0] - times[1] < 1.1 * saved
 
 
 def test_tiles_of_float8_activations_are_faster_and_follow_their_rows():

@@ -60,12 +60,13 @@ void arrive(Worker& worker, uint32_t address, uint32_t count) {
 void expect(uint32_t address, uint32_t bytes) {
   barrier(*own->worker, address).bytes_and_phase += int32_t(bytes) * 2;
 }
-bool try_wait(uint32_t address, uint32_t parity) {
+// is_once: without waiting.
+bool try_wait(uint32_t address, uint32_t parity, bool is_once) {
   Worker& worker = *own->worker;
   const Barrier& at = barrier(worker, address);
   const Phase& now = phase(worker, address, own->known);
   const auto is_over = [&] { return uint32_t(at.bytes_and_phase & 1) != parity; };
-  is_over() ? may_yield() : poll(&now.clock);
+  is_once || is_over() ? may_yield() : poll(&now.clock);
   if (!is_over()) return false;
   own->known.acquire(now.known);
   return true;

@@ -193,7 +193,7 @@ void init_barrier(uint32_t address, uint32_t count);
 void arrive(Worker& worker, uint32_t address, uint32_t count);
 void expect(uint32_t address, uint32_t bytes);
 // Whether a phase is over, for which the thread waits a little.
-bool try_wait(uint32_t address, uint32_t parity);
+bool try_wait(uint32_t address, uint32_t parity, bool is_once = false);
 
 // A tensor map as memory.py writes it.
 struct Map {

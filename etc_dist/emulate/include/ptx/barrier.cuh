@@ -20,6 +20,9 @@ inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
 inline bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return emulation::try_wait(barrier, parity);
 }
+inline bool mbarrier_test(u32 barrier, u32 parity) {
+  return emulation::try_wait(barrier, parity, true);
+}
 template <int kThreads>
 bool named_barrier_any(u32 id, bool value) {
   static_assert(kThreads % 32 == 0);
