@@ -16,6 +16,7 @@ from etc_dist.ir.function import TRANSFER
 from etc_dist.ops.all_reduce_norm import EPS, checked_eps
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.exchange_model import (
+    ALGORITHMS,
     ONE_SHOT,
     STRIPS,
     WARP_PIECES,
@@ -187,7 +188,9 @@ class _MatmulSums(Operation):
         algorithm, *others = choose_algorithm(exchange, workers, WARP_PIECES)
         if exchange.gains_by_strips(fastest.work.num_tiles / workers):
             chosen = self._while_multiplying(algorithm.value)
-            algorithm = replace(algorithm, value=chosen)
+            if chosen == STRIPS:
+                lines = [f"{ALGORITHMS[STRIPS]}, while tiles are computed"]
+                algorithm = Choice(algorithm.dim, chosen, lambda: lines)
         named = [replace(choice, dim=f"{TILES}{choice.dim}") for choice in tiles]
         return [*named, algorithm, *others]
 
