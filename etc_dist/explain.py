@@ -226,9 +226,9 @@ class Definition:
     body: str
 
     @cached_property
-    def calls(self) -> set[str]:
-        """The names of the functions that the body calls."""
-        return set(re.findall(r"\b(\w+)\s*[<(]", self.body))
+    def calls(self) -> list[str]:
+        """The names of the functions that the body calls, in its order."""
+        return list(dict.fromkeys(re.findall(r"\b(\w+)\s*[<(]", self.body)))
 
     @cached_property
     def body_calls(self) -> set[str]:
@@ -262,8 +262,9 @@ def _device_steps(program: Program) -> list[Step]:
         near = _closure(found.header, texts)
         called = [
             each
+            for name in found.calls
             for each in definitions
-            if each.header in near and each.name in found.calls
+            if each.name == name and each.header in near
         ]
         bodies = [
             each

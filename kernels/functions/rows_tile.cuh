@@ -88,14 +88,14 @@ struct RowsTiles {
     const u32 first_x = kShape.depth * kShape.box_w() + wg * 64 * 128;
     Boxes boxes{0, 0, kShape.box_w(), kShape.box_x(), kShape.bytes(), 64};
     boxes.w = __shfl_sync(~0u, w, 0), boxes.x = __shfl_sync(~0u, x + first_x / 16, 0);
-    if constexpr (Weights::kAreCodes) {
+    if constexpr (!Weights::kAreCodes) {
+      return multiply_boxes<kIsHalf, kIsKN, false, kShape.depth, kShape.columns>(
+          run, stages, count, boxes, d);
+    } else {
       static_assert(kShape.depth == 1);
       const auto scales = OperandScales::read(at_shape + 4);
       return multiply_codes<Weights, kShape.columns, kMayBeGated>(
           run, stages, count, boxes, scales, wg, is_gated, d);
-    } else {
-      return multiply_boxes<kIsHalf, kIsKN, false, kShape.depth, kShape.columns>(
-          run, stages, count, boxes, d);
     }
   }
 

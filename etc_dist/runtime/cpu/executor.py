@@ -27,7 +27,7 @@ from etc_dist.runtime.arrays import Array as Argument
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.run_state import RunState
-from etc_dist.runtime.cpu.workers import Shape, Workers, make_lane_workers
+from etc_dist.runtime.cpu.workers import SizedPlan, Workers, make_lane_workers
 from etc_dist.runtime.last_run import Executor, RunEnd, end_failed_run, timeout_error
 from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.runtime.trace import TaskRecord, Trace
@@ -65,7 +65,7 @@ class CpuExecutor(Executor):
         self._plan, self._world = plan, world
         self._prepared: set[tuple[int, ...]] = set()
         self._state = RunState(plan, world)
-        self._shapes: Recent[tuple[Any, ...], Shape] = Recent(MOST_SHAPES)
+        self._shapes: Recent[tuple[Any, ...], SizedPlan] = Recent(MOST_SHAPES)
         self._runs = 0
         self._records: list[TaskRecord] = []
         self._read: set[str] = set()
@@ -182,7 +182,7 @@ class CpuExecutor(Executor):
         self._state.own = own
         shape = self._shapes.get(key := (*env.items(),))
         if shape is None:
-            self._shapes.put(key, shape := Shape(self._plan, env))
+            self._shapes.put(key, shape := SizedPlan(self._plan, env))
         env = {**env, **storage.loads(graph, own)}
         place = rank, self._state.epoch, make_lane_workers(self._plan, self.workers)
         workers = Workers(self._plan, env, *place, self._state, self._runs, shape)

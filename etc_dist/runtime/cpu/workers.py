@@ -119,7 +119,7 @@ class Blocks:
         return block
 
 
-class Shape:
+class SizedPlan:
     """What a plan does on one rank in all runs at the numbers of `env`, whatever their
     data: its units, and the blocks of calls that load nothing."""
 
@@ -155,7 +155,7 @@ class Workers:
         lane_workers: Sequence[LaneWorker],
         memory: Memory,
         seed: int = 0,
-        shape: Shape | None = None,
+        shape: SizedPlan | None = None,
     ):
         self.plan, self.rank, self.epoch, self.env = plan, rank, epoch, dict(env)
         self.lane_workers = lane_workers
@@ -168,7 +168,7 @@ class Workers:
         self._tickets = {lane.name: 0 for lane in plan.lanes}
         self._units = {worker: self._units_of(worker) for worker in lane_workers}
         self._resolver = Resolver(rank, plan.graph, self.env)
-        self._shape, self._blocks = shape or Shape(plan, env), Blocks(env)
+        self._shape, self._blocks = shape or SizedPlan(plan, env), Blocks(env)
         chance = random.Random(f"{seed} {rank} {epoch}")
 
         def counts(name: str) -> Array:
