@@ -22,25 +22,36 @@ template <u32... kTiles>
 struct TileList {
   static constexpr u32 kAll[] = {kTiles...}, kCount = sizeof...(kTiles);
 
-  // The end of the shapes from `first` on that share a compute function: equal but for columns
-  // and depth.
+  // Whether shape n does not share the compute function of the one before it: those that share it
+  // are equal but for columns and depth.
+  ETC_DEVICE static constexpr bool begins_range(u32 n) {
+    if (n == 0) return true;
+    const TileShape shape = TileShape::of(kAll[n]), before = TileShape::of(kAll[n - 1]);
+    return shape.is_swapped != before.is_swapped || shape.rows != before.rows;
+  }
   ETC_DEVICE static constexpr u32 end_of(u32 first) {
-    const TileShape shape = TileShape::of(kAll[first]);
     u32 end = first + 1;
-    for (; end < kCount; ++end) {
-      const TileShape next = TileShape::of(kAll[end]);
-      if (next.is_swapped != shape.is_swapped || next.rows != shape.rows) break;
-    }
+    while (end < kCount && !begins_range(end)) ++end;
     return end;
   }
   // Calls f(TileRange) for the range that contains shape `number`.
-  template <u32 kFirst = 0, class F>
+  // NOTE: not by recursion: the compiler would inline the code of the last ranges once per level.
+  template <class F>
   ETC_DEVICE static void with_alike(u32 number, F f) {
-    constexpr u32 kEnd = end_of(kFirst);
-    if (kEnd == kCount || number < kEnd) {
-      f(TileRange<TileList, kFirst, kEnd>{});
-    } else if constexpr (kEnd < kCount) {
-      with_alike<kEnd>(number, f);
+    (void)(false || ... || call_in_range<TileShape::of(kTiles).number>(number, f));
+  }
+
+ private:
+  // Calls f for the range that begins with shape kFirst, if it contains `number`.
+  template <u32 kFirst, class F>
+  ETC_DEVICE static bool call_in_range(u32 number, F& f) {
+    if constexpr (!begins_range(kFirst)) {
+      return false;
+    } else {
+      constexpr u32 kEnd = end_of(kFirst);
+      const bool contains = kEnd == kCount || number < kEnd;
+      if (contains) f(TileRange<TileList, kFirst, kEnd>{});
+      return contains;
     }
   }
 };

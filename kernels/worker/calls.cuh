@@ -181,11 +181,9 @@ struct LoopedCalls : CallsIn<Items...> {
   template <class... Inner, class Args, class F>
   ETC_DEVICE static void visit_items(const Args& g, i32 unit, i32 turn, F& f) {
     bool found = false;
-    const auto try_item = [&](auto item) ETC_INLINE {
-      found = in_item<decltype(item)>(g, unit);
-      if (found) enter(item, g, unit, turn, f);
-    };
-    ((found ? void() : try_item(Inner{})), ...);
+    ((found || !in_item<Inner>(g, unit) ? void()
+                                        : (found = true, enter(Inner{}, g, unit, turn, f))),
+     ...);
   }
   template <class Call, class Args, class F>
   ETC_DEVICE static void enter(Call call, const Args& g, i32 unit, i32 turn, F& f) {
