@@ -116,7 +116,7 @@ def test_rows_that_a_function_cannot_store_are_warned_of(cpu):
 
 def test_empty_slices_are_warned_of(cpu):
     program = etc_dist.compile(split_of_k(1, dtype="float16", parts=2), cpu)
-    for k, is_warned in ((1024, False), (512, True)):
+    for k, is_warned in ((512, False), (256, True)):
         given = {"x": np.ones((8, k), np.float16), "w": np.ones((16, k), np.float16)}
         words = "a region of .* is empty"
         with pytest.warns(CpuOnlyWarning, match=words) if is_warned else nullcontext():

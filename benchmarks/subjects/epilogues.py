@@ -44,7 +44,11 @@ class Epilogue(MatmulWorkload):
 
     op = "epilogue"
     baselines = ()
-    dims: Mapping[str, int] = {}
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        """The dims of the example that its arrays do not have."""
+        return {}
 
     def graph(self) -> GraphFunction:
         """The example's, on `self.shape`."""
@@ -98,7 +102,9 @@ class Epilogue(MatmulWorkload):
 
 
 class BiasGelu(Epilogue):
-    dims: Mapping[str, int] = {"shape": 0}
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return {"shape": 0, "column_groups": self.shape.columns // 8}
 
     def graph(self) -> GraphFunction:
         return matmul_bias_gelu.matmul_bias_gelu(1, shapes=[self.shape])

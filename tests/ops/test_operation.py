@@ -40,7 +40,7 @@ def test_random_values_come_close_to_fp32(
 # Less than a tile, whole tiles, and tails of rows a rank, N and K. One has rows that
 # are longer than what one push takes.
 SHAPES = [(1, 8, 8), (24, 256, 64), (256, 264, 8), (3, 16, 16392)]
-SHAPES += [(40, 520, 72), (264, 96, 40)]
+SHAPES += [(40, 520, 72), (264, 96, 40), (800, 16, 24)]
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,6 @@ def test_the_slowest_rank_counts_and_all_have_its_tuning(world, measuring):
     assert made.device == "NVIDIA GB99"
     call = MODEL.tiles.call_us + world.size - 1
     assert made.tiles.call_us == pytest.approx(call, rel=0.05)
-    assert made.measured == ()  # of another GPU
     assert len({str(one) for one in world.gather(made.document())}) == 1
 
 
