@@ -11,7 +11,7 @@ with scales, too. An epilogue computes what is stored from the sums: see
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -111,6 +111,7 @@ class TileShape:
 
     rows: int
     columns: int
+    _: KW_ONLY
     swapped: bool = False
     scaled: bool = False
     float8: bool = False

@@ -31,7 +31,7 @@ PUSH_BYTES_PER_NS = 250
 NEED_FLOPS_PER_NS = 740_000
 """A rank's GEMM rate, which determines how fast it needs its peers' rows."""
 PUSH_LEAD = 2.2
-"""The push rate relative to the rate of need: measured best, with tiles of pairs."""
+"""The push rate relative to the rate of need: measured best, with earlier tiles."""
 
 
 @graph_function

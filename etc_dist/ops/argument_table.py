@@ -8,7 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etc_dist.errors import ArgumentError
-from etc_dist.functions.scaled_weights import E4M3, PER_BLOCK, Scaling, scales_name
+from etc_dist.functions.scaled_weights import (
+    BLOCK,
+    E4M3,
+    PER_BLOCK,
+    Scaling,
+    scales_name,
+)
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.scaled_weight import (
     ScaledWeight,
@@ -255,12 +261,20 @@ class ArgumentTable:
         scaling = next(iter(scalings), None)
         if not self._quantizes:
             return scaling
+        if scaling is not None and self._has_one_block(arrays):
+            scaling = replace(scaling, per=PER_BLOCK)
         if scaling is None or scaling.per != PER_BLOCK:
             wanted = (
                 "weights with scales of blocks of 128 x 128, for float8 activations"
             )
             raise self.error(wanted, described(*arrays.values()))
         return replace(scaling, quantizes=True)
+
+    def _has_one_block(self, arrays: Mapping[str, Array]) -> bool:
+        """Whether each weight is a block: its scale [1, 1] is also one for all."""
+        shapes = [arrays[name].shape for name in self._scalable]
+        scales = [arrays[scales_name(name)].shape for name in self._scalable]
+        return max(map(max, shapes)) <= BLOCK and {*scales} == {(1, 1)}
 
     def _bind(
         self,

@@ -221,7 +221,9 @@ def work_of(
     num_wgmma, column_parts = (2, shape.parts_of_columns) if shape.float8 else (4, 1)
     read_bytes = 2048 * column_parts + wgmma_n * 32
     block_read_bytes = wgmma_m // 64 * num_wgmma * read_bytes
-    early = down - int(later_blocks(down, n).evaluate({}))
+    early = down
+    if shape.float8:
+        early -= int(later_blocks(down, n).evaluate({}))
     weight_bytes = n * k * shape.weight_bytes
     return TileWork(
         num_tiles=num_tiles,

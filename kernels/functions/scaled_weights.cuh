@@ -270,8 +270,9 @@ ETC_DEVICE bool multiply_by_warps(
 // The mainloop of a warpgroup of a swapped tile. Returns whether a wait has failed.
 // NOTE: while a box is multiplied, the next one is widened and the codes of the one after it are
 // loaded. In tiles of many rows, registers for that would spill: there codes are loaded just before
-// they are widened, and with most rows only the other warpgroup multiplies meanwhile. No wgmma is in flight from one turn of the loop to the next: the compiler would then
-// reserve its registers in all of the program.
+// they are widened, and with most rows only the other warpgroup multiplies meanwhile. No wgmma is in
+// flight from one turn of the loop to the next: the compiler would then reserve its registers in all
+// of the program.
 template <bool kIsHalf, class Weights, u32 kRows, class Program>
 ETC_DEVICE bool multiply_widened(
     BlockReader<Program>& reader, const ScaledRows<Weights>& w, float (&d)[kRows / 2]) {

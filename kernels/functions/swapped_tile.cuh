@@ -15,7 +15,6 @@ template <bool kIsHalf, class Weights, class Epilogue, class Tiles>
 struct SwappedTiles {
   static constexpr bool kIsKN = Weights::kIsKN;
   static constexpr u32 kRows = Tiles::kFirst.rows, kEights = kRows / 8;
-  static constexpr bool kIsTall = Tiles::kFirst.is_tall();
   // The kinds of tiles among `Tiles`.
   static constexpr bool kTurns = Tiles::any([](TileShape s) { return s.halves() == 0; });
   static constexpr bool kHalves = Tiles::any([](TileShape s) { return s.halves() == 1; });

@@ -29,8 +29,6 @@ struct TileShape {
   ETC_DEVICE constexpr u32 loaded_bytes() const {
     return depth * (loaded * 128 + box_w<kRowBytes>());
   }
-  // Whether it is swapped, but has more than a few rows of x.
-  ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && rows > 64; }
   // Of a swapped tile: 0 if the warpgroups multiply alternate boxes along k, 1 if each has half of
   // the columns.
   // NOTE: without comparisons, for which the compiler would duplicate the code.

@@ -8,7 +8,7 @@ namespace etc {
 // Offsets that are the same in all programs; SharedOf in worker/computes.cuh has the others.
 struct Shared {
   static constexpr u32 kStageBarrierOffset = 0;  // of the stage ring
-  static constexpr u32 kWorkOffset = 256;        // work items, and the channel for tickets
+  static constexpr u32 kWorkOffset = 256;        // work items
   static constexpr u32 kBeginOffset = 576;       // where outstanding stages begin
   static constexpr u32 kControlOffset = 704;     // of the Compute objects of a program
 

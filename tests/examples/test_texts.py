@@ -129,7 +129,7 @@ def test_epilogue_of_the_language_page_runs(tmp_path):
     page = (ROOT / "docs/language.md").read_text()
     (listing,) = re.findall(r"^```python\n(@epilogue.*?)^```", page, re.M | re.S)
     shapes = [TileShape(64, 64, swapped=True)]
-    names = {"FOLDER": tmp_path, "SHAPES": shapes, "Tiles": Tiles, "Graph": Graph}
+    names = {"FOLDER": tmp_path, "FAMILY": shapes, "Tiles": Tiles, "Graph": Graph}
     names |= {"PER_COLUMN": PER_COLUMN, "ceildiv": ceildiv, "tile": tile}
     names |= {"epilogue": epilogue, "graph_function": graph_function}
     exec(listing, names)

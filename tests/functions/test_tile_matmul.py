@@ -179,8 +179,10 @@ def test_each_shape_gates_its_columns(number, gated_program):
     ],
 )
 def test_shapes_that_gpus_do_not_have_are_refused(shape):
+    rows, columns, *options = shape
+    kinds = dict(zip(("swapped", "scaled"), options, strict=False))
     with pytest.raises(ArgumentError, match="GPUs have no tiles of") as caught:
-        TileShape(*shape)
+        TileShape(rows, columns, **kinds)
     assert caught.value.got.startswith(f"{shape[0]} x {shape[1]}")
 
 
@@ -249,8 +251,10 @@ def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed():
 
 
 def test_tiles_are_gated_if_half_of_the_columns_are_eights():
-    assert TileShape(128, 112).may_be_gated and TileShape(8, 64, True).may_be_gated
-    assert not TileShape(8, 56, True).may_be_gated
+    assert (
+        TileShape(128, 112).may_be_gated and TileShape(8, 64, swapped=True).may_be_gated
+    )
+    assert not TileShape(8, 56, swapped=True).may_be_gated
 
 
 def test_a_stage_holds_what_both_operands_need():

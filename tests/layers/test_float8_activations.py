@@ -20,8 +20,8 @@ from tests.refusals import refused
 
 BLOCKS = Scaling(PER_BLOCK, "float32", quantizes=True)
 TOLERANCE = {"bfloat16": 7e-3, "float16": 7e-3}
-"""The roundings of activations differ, and then some of their codes, by 1 / 16 to 1 / 8:
-in float16 the error was 5.4e-3 on an H200."""
+"""The roundings of activations differ, and then some of their codes, by 1/16 to 1/8.
+In float16 the error was 5.4e-3 on an H200."""
 HIDDEN, INNER = 400, 272
 
 

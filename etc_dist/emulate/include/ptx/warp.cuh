@@ -3,7 +3,6 @@
 
 namespace etc::ptx {
 
-inline u32 worker() { return blockIdx.x; }
 inline u32 thread() { return threadIdx.x; }
 inline u32 lane() { return threadIdx.x % 32; }
 inline u32 warp() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }
