@@ -69,9 +69,13 @@ class TensorLane {
       kMayBeSurplus<Call> && Call::kWaits == int(!Call::kCountIsGiven);
 
  public:
+  // NOTE: by warp_max(), so that the compiler does not compute the address again where a body uses
+  // scratch memory in a branch that divides a warp: see ptx::warp(). In programs with loops or roles
+  // it would only occupy a register.
   ETC_DEVICE TensorLane(Run<Program>& run, u8* shared)
       : run_(run),
-        base_(ptx::shared_address(shared)),
+        base_(Calls::kHasLoops || kHasRoles ? ptx::shared_address(shared)
+                                            : ptx::warp_max(ptx::shared_address(shared))),
         units_(base_),
         scratch_(reinterpret_cast<u32*>(shared + kBufferOffset<Program>)) {}
 

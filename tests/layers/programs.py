@@ -271,7 +271,7 @@ class SmallShape(TileShape):
 
 
 SMALL_SHAPES = [
-    SmallShape(2 ** (n % 4 + 1), shape.columns, shape.swapped)
+    SmallShape(2 ** (n % 4 + 1), shape.columns, swapped=shape.swapped)
     for n, shape in enumerate(FAMILY)
 ]
 """Of as many shapes as on GPUs, so that the same dims choose."""
