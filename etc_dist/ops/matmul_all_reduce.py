@@ -4,7 +4,6 @@ and RMSNorm."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from etc_dist.compiler import world_or_current
@@ -31,10 +30,10 @@ from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.row_sums import Norm, RowSums
 from etc_dist.ops.tile_model import (
     FAMILY,
-    choose,
+    choices,
     dims_of,
     largest_tilings,
-    predictions,
+    ranked,
 )
 from etc_dist.ops.tile_sums import TileSums
 from etc_dist.ops.tuning import Tuning
@@ -179,21 +178,18 @@ class _MatmulSums(Operation):
     ) -> list[Choice]:
         sizes = dims["rows"], 8 * dims["vectors"], dims["k"]
         shapes, in_order = self._shapes(w_layout), self.deterministic == BATCH
-        tiles = choose(
+        ranking, notes = ranked(
             sizes, workers, shapes, tuning, in_order=in_order, w_layout=w_layout
         )
-        fastest, *_ = predictions(
-            shapes, sizes, workers, tuning.tiles, in_order=in_order, w_layout=w_layout
-        )
+        tiles = choices(TILES, sizes, workers, shapes, ranking, tuning, notes)
         exchange = self._exchange(dims)
         algorithm, *others = choose_algorithm(exchange, workers, WARP_PIECES)
-        if exchange.gains_by_strips(fastest.work.num_tiles / workers):
+        if exchange.gains_by_strips(ranking[0].work.num_tiles / workers):
             chosen = self._while_multiplying(algorithm.value)
             if chosen == STRIPS:
                 lines = [f"{ALGORITHMS[STRIPS]}, while tiles are computed"]
                 algorithm = Choice(algorithm.dim, chosen, lambda: lines)
-        named = [replace(choice, dim=f"{TILES}{choice.dim}") for choice in tiles]
-        return [*named, algorithm, *others]
+        return [*tiles, algorithm, *others]
 
     def _while_multiplying(self, algorithm: int) -> int:
         """The algorithm in place of another one if tiles take several waves."""

@@ -29,22 +29,9 @@ def rows_for(
     its own, or quantized rows. n: the columns of the matmul."""
     if not tiles.quantizes:
         return x, waits
-    return add_quantized_rows(g, name, x, tiles.rows, n, waits)
-
-
-def add_quantized_rows(
-    g: Graph,
-    name: str,
-    x: Tensor,
-    block: Expr,
-    n: Expr,
-    waits: RowEvents | None = None,
-) -> tuple[ScaledTensor, RowEvents]:
-    """Quantize the rows of x [m, k]: first some on the tensor lane, at once the others
-    on the transfer lane; all on the tensor lane if x has events, `waits`. Returns codes
-    and scales, and an event for each block of `block` rows, a multiple of those of a
-    task. n: the columns of the matmul."""
-    m, k = x.shape
+    # Some rows on the tensor lane first, at once the others on the transfer lane; all
+    # on the tensor lane if x has events. A block has a multiple of the rows of a task.
+    m, k, block = *x.shape, tiles.rows
     codes = g.local(f"{name}x_codes", (m, k), E4M3)
     scales = g.local(f"{name}x_scales", (m, ceildiv(k, BLOCK)), "float32")
     blocks = g.let(f"{name}quantized_blocks", ceildiv(m, block))

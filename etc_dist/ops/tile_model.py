@@ -65,7 +65,7 @@ QUANTIZED_BYTES, QUANTIZED_US = 3, 2.0
 """Memory traffic of an element of x that is quantized, and the time from the last one
 to the first loads of codes. Assumed."""
 TURNS_SHARE = 1.08
-"""If warpgroups alternate, a block takes so much longer, for a stage of its own."""
+"""If warpgroups alternate, a block takes so much longer, for its own stage."""
 NARROW, NARROW_SHARE = 32, 0.86
 """If warpgroups alternate, each warp has 8 of up to so many rows of w, in place of 16,
 which takes this share of the time, without wgmma."""
@@ -396,9 +396,31 @@ def choose(
     w_layout: str = "nk",
     ranks: int = 1,
 ) -> list[Choice]:
-    """The values of the dims of `dims_of`: for the fastest tiling by the model, or for
-    the measured one that the tuning has for weights [n, k] of exactly these sizes.
-    Arguments as for `tilings`."""
+    """The values of the dims of `dims_of` for the first tiling of `ranked`."""
+    ranking, notes = ranked(
+        *(sizes, workers, shapes, tuning),
+        in_order=in_order,
+        divides=divides,
+        w_layout=w_layout,
+        ranks=ranks,
+    )
+    return choices("", sizes, workers, shapes, ranking, tuning, notes)
+
+
+def ranked(
+    sizes: Sizes,
+    workers: int,
+    shapes: Sequence[TileShape],
+    tuning: Tuning,
+    *,
+    in_order: bool = False,
+    divides: bool = True,
+    w_layout: str = "nk",
+    ranks: int = 1,
+) -> tuple[list[Prediction], list[str]]:
+    """The predictions, the fastest first, and notes on the first one. That is the
+    measured one that the tuning has for weights [n, k] of exactly these sizes, if it
+    has one. Arguments as for `tilings`."""
     kinds = {"in_order": in_order, "divides": divides}
     ranking = predictions(
         shapes, sizes, workers, tuning.tiles, w_layout=w_layout, ranks=ranks, **kinds
@@ -408,10 +430,10 @@ def choose(
         measured = tuning.kept_tiles(sizes)
     if measured:
         ranking.sort(key=lambda each: text_of(shapes, each.tiling) != measured)
-    note = []
+    notes = []
     if text_of(shapes, ranking[0].tiling) == measured:
-        note = ["measured as faster than the next: etc-dist tune --sizes"]
-    return choices("", sizes, workers, shapes, ranking, tuning, note)
+        notes = ["measured as faster than the next: etc-dist tune --sizes"]
+    return ranking, notes
 
 
 def choices(

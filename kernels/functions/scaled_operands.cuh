@@ -2,7 +2,7 @@
 //
 // A block is 128 elements of k. Each row of x has a scale for each block, and each 128 rows of w:
 // y is the sum over blocks, in the order of k, of both scales times x @ w.T of the block. A block is
-// multiplied by wgmma into sums of its own, which are then multiplied and added in fp32.
+// multiplied by wgmma into separate sums, which are then multiplied and added in fp32.
 #pragma once
 #include "functions/scaled_weights.cuh"
 #include "functions/tile_sums.cuh"

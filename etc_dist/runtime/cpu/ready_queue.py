@@ -76,9 +76,8 @@ class _Pending:
     def __init__(self, lane: Lane, call: Call, env: dict[str, Any], counts: Counts):
         self.call, self._env, self._lane = call, env, lane
         self.size = int(lane.group_size(call).evaluate(env))
-        self._units = int(lane.group_size(call).evaluate(env))
         self._first = int(lane.first_unit(call).evaluate(env))
-        count = int(lane.groups(call).evaluate(env)) if self._units else 0
+        count = int(lane.groups(call).evaluate(env)) if self.size else 0
         self.groups = np.arange(count)
         gating = lane.gating(call)
         place = row_major(gating, TASK)
@@ -109,7 +108,7 @@ class _Pending:
         surplus = known.copy()
         surplus[known] = at[known] >= self._counts_of(self.groups[known])
         self.groups = self.groups[~surplus]
-        return int(surplus.sum()) * self._units
+        return int(surplus.sum()) * self.size
 
     def _counts_of(self, groups: Array) -> Array:
         """The count of the limited axis, of each group."""
@@ -130,8 +129,8 @@ class _Pending:
                 group = int(self.groups[at])
                 met[at] = self._is_met(ref, group, index[:, group], counts)
         ready, self.groups = self.groups[met], self.groups[~met]
-        first = (self._first + ready * self._units).tolist()
-        return [*chain.from_iterable(range(at, at + self._units) for at in first)]
+        first = (self._first + ready * self.size).tolist()
+        return [*chain.from_iterable(range(at, at + self.size) for at in first)]
 
     def _is_met(self, ref: EventRef, group: int, index: Array, counts: Counts) -> bool:
         at = tuple(int(i) for i in index)

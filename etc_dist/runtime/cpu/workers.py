@@ -120,8 +120,8 @@ class Blocks:
 
 
 class SizedPlan:
-    """What a plan does on one rank in all runs at the numbers of `env`, whatever their
-    data: its units, and the blocks of calls that load nothing."""
+    """What a plan does on one rank in all runs at the numbers of `env`, for any data:
+    its units, and the blocks of calls that load nothing."""
 
     def __init__(self, plan: Plan, env: Mapping[str, Any]):
         self.blocks = Blocks(env)
