@@ -7,7 +7,8 @@ and not rounded. N and K are uniform multiples of 64, drawn again until N K and 
 are within their limits. For an MLP they are its hidden size and a rank's inner size.
 
 A seed also gives 4 matmuls that have gates of their own: N or K, either as often, is
-below 768 and uniform; the other one and M are drawn as above."""
+below 768 and uniform; the other one and M are drawn as above. Matmuls by float8 weights
+have one seed."""
 
 from __future__ import annotations
 
@@ -72,6 +73,8 @@ SIZES: Mapping[str, Sizes] = {
     "random_reduce_scatter": Sizes(24, ON_RANKS, OF_WEIGHTS),
     "random_all_gather": Sizes(24, ON_RANKS, OF_WEIGHTS),
     "random_mlp_ranks": Sizes(24, ON_RANKS, OF_MLPS),
+    "matmul_float8": Sizes(24, (1, 64), (PLAIN,)),
+    "matmul_float8_activations": Sizes(24, (1024, 8192), (PLAIN,)),
 }
 """By the kind of record. N and K of an MLP are hidden and inner size of a rank."""
 
@@ -228,6 +231,32 @@ def _of_nccl(r: Record) -> float:
     return float(r.baselines_ms["nccl"] / r.ours_ms)
 
 
+def _has_many_weights(r: Record) -> bool:
+    return bool(r.N * r.K >= MANY_WEIGHTS)
+
+
+def _has_few_weights(r: Record) -> bool:
+    return not _has_many_weights(r)
+
+
+def _of_codes(r: Record) -> float:
+    """The ratio to the time of a read of the codes."""
+    return float(r.ours_ms / (r.N * r.K / READ_BYTES_PER_MS + CALL_MS))
+
+
+def _has_scaled_mm(r: Record) -> bool:
+    return r.get("scaled_mm_ms") is not None
+
+
+def _of_scaled_mm(r: Record) -> float:
+    """The ratio to torch's scaled product."""
+    return float(r.scaled_mm_ms / r.ours_ms)
+
+
+MANY_WEIGHTS = 64e6
+READ_BYTES_PER_MS, CALL_MS = 4.3e9, 0.0055
+"""Of an H200: its memory, and a short call."""
+SCALED_MM = "torch's scaled product / ours: "
 LONG = "cuBLAS above 30 us, M from 128 on: "
 GATES: Mapping[str, Sequence[Gate]] = {
     "random_matmul": [
@@ -271,6 +300,30 @@ GATES: Mapping[str, Sequence[Gate]] = {
         Gate("geometric mean", _always, geometric_mean, 1.15),
         Gate("least", _always, min, 0.97),
     ],
+    "matmul_float8": [
+        Gate(
+            "N K from 64M on: geometric mean", _has_many_weights, geometric_mean, 1.65
+        ),
+        Gate("N K from 64M on: least", _has_many_weights, min, 1.55),
+        Gate(
+            "N K below 64M, ours / (codes at 4.3 TB/s + 5.5 us): most",
+            _has_few_weights,
+            max,
+            most=lambda count: 1.1,
+            of=_of_codes,
+        ),
+    ],
+    "matmul_float8_activations": [
+        Gate("geometric mean", _always, geometric_mean, 1.5),
+        Gate("least", _always, min),
+        *(
+            Gate(SCALED_MM + title, _has_scaled_mm, number, least, of=_of_scaled_mm)
+            for title, number, least in (
+                ("geometric mean", geometric_mean, 0.95),
+                ("least", min, None),
+            )
+        ),
+    ],
 }
 """By the kind of record: the numbers of its summary."""
 
@@ -290,6 +343,8 @@ TITLES = {
     "all_reduce": "All-reduce against NCCL and torch's symmetric memory",
     "all_reduce_norm": "All-reduce, residual and RMSNorm against the same and a kernel",
     "matmul_all_reduce": "GEMM + All-Reduce against cuBLAS and the same",
+    "matmul_float8": "Matrix multiplication by float8 weights against 16-bit weights",
+    "matmul_float8_activations": "The same with activations in float8",
 }
 PREFACE = """
 ## Random sizes
@@ -304,7 +359,8 @@ def tables(records: Sequence[Record]) -> str:
     """The section of docs/results.md; "" without draws."""
     parts = []
     for op, title in TITLES.items():
-        of_op = [r for r in records if r.op == op and r.backend == "cuda"]
+        drawn = (r for r in records if r.op == op and r.seed)
+        of_op = [r for r in drawn if r.backend == "cuda"]
         machine = by("device world_size")
         for _, some in groupby(sorted(of_op, key=machine), machine):
             shown = newest_draws(list(some))

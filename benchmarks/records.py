@@ -160,8 +160,9 @@ KINDS: Mapping[str, Kind] = {
     "matmul_reduce_scatter": _COLLECTIVE,
     "all_gather_matmul": _COLLECTIVE,
     "matmul": _kind(_FUSED + "w_layout policy", _BATCH + "batch_policy"),
-    "matmul_float8": _kind(
-        _FUSED + "w_layout", _BATCH + "scaled_mm_ms scaled_mm_error"
+    "matmul_float8": _kind(_FUSED + "w_layout", _BATCH),
+    "matmul_float8_activations": _kind(
+        _FUSED + "w_layout policy", _BATCH + "scaled_mm_ms scaled_mm_error"
     ),
     "chain": _kind(_FUSED + "policy", _BATCH),
     "mlp": _kind(_FUSED + "two_ops_ms two_ops_error", _BATCH),

@@ -3,16 +3,19 @@ one GPU. The baseline is ours by the same weights in 16 bits, which are rounded 
 
 With --activations float8, x is quantized in the call, also by the further rival
 "scaled_mm": torch's scaled product of the same blocks, after a quantization that
-torch.compile makes for the sizes. The reference is that of x dequantized. Without
---models, sizes are drawn from the commit, M from 1,024 to 8,192.
+torch.compile makes for the sizes. The reference is that of x dequantized, and the
+records are those of `matmul_float8_activations`.
 
-As the subject `matmul` otherwise: replayed CUDA graphs, and weights that take turns."""
+Without --models and --rows, sizes are drawn from the commit: M from 1 to 64, or from
+1,024 to 8,192 with float8 activations. A gate that is not met is then recorded as a
+failure of the run. As the subject `matmul` otherwise: replayed CUDA graphs, and inputs
+that take turns."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,11 +32,11 @@ from benchmarks.device import (
 )
 from benchmarks.harness import Result, Run, Subject, add_batch, add_shapes
 from benchmarks.protocol import measure_shapes
-from benchmarks.random_sizes import PLAIN as DRAWN
-from benchmarks.random_sizes import Sizes, draws, seed_of
-from benchmarks.records import commit
+from benchmarks.random_sizes import SIZES, draws, seed_of
+from benchmarks.records import Record, commit
 from benchmarks.subjects.matmul import SHAPES as PLAIN
 from benchmarks.subjects.matmul import MatmulWorkload, taking_turns
+from benchmarks.subjects.random_sizes import check_gates, refusal
 from benchmarks.workload import DTYPE, Rival, Shapes, Workload, in_turn
 from etc_dist import Matmul, ScaledWeight
 from etc_dist.functions.quantize_rows import LEAST
@@ -50,19 +53,26 @@ from etc_dist.ops.scaled_weight import ACTIVATIONS, FLOAT8
 
 SHAPES = replace(PLAIN, small=((264, 144), 20))
 SCALING = Scaling(PER_BLOCK, "float32")
-MANY_ROWS = Sizes(24, (1024, 8192), (DRAWN,))
+ALIGNED = 4
+"""cuBLAS has rows of x, and scales of a row of w, in multiples of this."""
 
 
 class Float8Workload(MatmulWorkload):
     """x [M, K] and a weight [N, K] of float8 -> [M, N]."""
 
     op = "matmul_float8"
+    libraries = "our matmul in 16 bits; "
     baseline_leeway = 2.0  # its weights are rounded, too
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         if isinstance(self.device, Gpu):
-            self.inputs = taking_turns(self.n * self.k)
+            self.inputs = taking_turns(self.num_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all operands."""
+        return self.n * self.k + 2 * self.rows * (self.n + self.k)
 
     def make_weights(self) -> tuple[Any, ...]:
         return tuple(map(self._weight, range(self.inputs)))
@@ -95,9 +105,8 @@ class Float8Workload(MatmulWorkload):
 
     def limits(self, gemm_ms: float) -> tuple[float, float]:
         assert isinstance(self.device, Gpu)
-        moved = self.n * self.k + 2 * self.rows * (self.n + self.k)
         flops = 2 * self.rows * self.n * self.k
-        return roofline_ms(moved, flops, self.device.rates), 0.0
+        return roofline_ms(self.num_bytes, flops, self.device.rates), 0.0
 
     def fields(self) -> dict[str, Any]:
         return {**Workload.fields(self), "w_layout": SCALING.w_layout}
@@ -113,6 +122,7 @@ class Float8Workload(MatmulWorkload):
 class QuantizedWorkload(Float8Workload):
     """x [M, K], which is quantized, and a weight [N, K] of float8 -> [M, N]."""
 
+    op = "matmul_float8_activations"
     leeway = 1.5  # the tensor cores add products with fewer bits
     baseline_leeway = 12.0  # x is not quantized
 
@@ -125,37 +135,53 @@ class QuantizedWorkload(Float8Workload):
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
         rivals = super().rivals(gpu)
         if gpu.torch is not None and self.dtype == DTYPE:
-            outs, quantize = self.new_outs(), compiled_quantization(gpu, self.k)
-            try:
-                calls = [
-                    captured(gpu, self._scaled_mm(gpu, quantize, *each))
-                    for each in enumerate(outs)
-                ]
-            except RuntimeError as error:  # of a torch, or sizes, without it
-                print(f"{self.name}: no scaled product of torch: {error}")
-            else:
-                rivals["scaled_mm"] = Rival(calls, outs)
+            rows = aligned(self.rows, ALIGNED)
+            outs = [gpu.empty((rows, self.n), self.dtype) for _ in range(self.inputs)]
+            if calls := self._scaled_mms(gpu, outs):
+                of_rows = [out[: self.rows] for out in outs]
+                rivals["scaled_mm"] = Rival(calls, of_rows)
         return rivals
+
+    def _scaled_mms(self, gpu: Gpu, outs: Sequence[Any]) -> list[Call]:
+        """Calls of torch's scaled product, with whole blocks of zeros after K if it has
+        none for K; none of a torch or a GPU without it."""
+        for depth in dict.fromkeys((self.k, aligned(self.k, BLOCK))):
+            try:
+                quantize = compiled_quantization(gpu, depth)
+                make = partial(self._scaled_mm, gpu, quantize, depth)
+                return [captured(gpu, make(*each)) for each in enumerate(outs)]
+            except (RuntimeError, ValueError, AttributeError) as error:
+                print(f"{self.name}: no scaled product of torch, K {depth}: {error}")
+        return []
 
     def _scaled_mm(
         self,
         gpu: Gpu,
         quantize: Callable[[Any], tuple[Any, Any]],
+        depth: int,
         number: int,
         out: Any,
     ) -> Call:
-        """torch's scaled product, after a quantization of x."""
+        """torch's scaled product, after a quantization of x to `depth` columns."""
         torch = gpu.torch
+        pad = torch.nn.functional.pad
         codes, scales = map(gpu.as_torch, self.weights[number])
-        w = codes.view(torch.float8_e4m3fn).t()
-        # NOTE: cuBLAS has rows of scales of a multiple of 4.
-        pad = torch.nn.functional.pad(scales, (0, -scales.shape[1] % 4))
-        of_w = pad[:, : scales.shape[1]].t()
+        w = pad(codes, (0, depth - self.k)).view(torch.float8_e4m3fn).t()
+        of_w = pad(scales, (0, -scales.shape[1] % ALIGNED)).t()
         x, y = gpu.as_torch(self.xs[number]), gpu.as_torch(out)
+        kinds = torch.nn.functional.ScalingType
+        rows, blocks = kinds.BlockWise1x128.value, kinds.BlockWise128x128.value
 
         def call() -> None:
-            of_x = quantize(x)
-            torch._scaled_mm(of_x[0], w, of_x[1], of_w, out_dtype=y.dtype, out=y)
+            x_codes, of_x = quantize(x)
+            # `torch.nn.functional.scaled_mm`, which has no `out`.
+            torch._scaled_mm_v2(
+                *(x_codes, w),
+                *([of_x], [rows], []),
+                *([of_w], [blocks], []),
+                *(None, y.dtype),
+                out=y,
+            )
 
         return call
 
@@ -163,13 +189,18 @@ class QuantizedWorkload(Float8Workload):
         """Of twice the rate of the tensor cores."""
         assert isinstance(self.device, Gpu)
         memory, flops = self.device.rates
-        moved = self.n * self.k + 2 * self.rows * (self.n + self.k)
         products = 2 * self.rows * self.n * self.k
-        return roofline_ms(moved, products, (memory, 2 * flops)), 0.0
+        return roofline_ms(self.num_bytes, products, (memory, 2 * flops)), 0.0
 
     def fields(self) -> dict[str, Any]:
         layout = replace(SCALING, quantizes=True).w_layout
-        return {**Workload.fields(self), "w_layout": layout}
+        policy = self.made["ours"].policy(self.rows, self.n, self.k)
+        return {**Workload.fields(self), "w_layout": layout, "policy": policy}
+
+
+def aligned(size: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-size // step) * step
 
 
 def requantized(xp: Any, x: Any) -> Any:
@@ -186,19 +217,21 @@ def requantized(xp: Any, x: Any) -> Any:
     return values
 
 
-def compiled_quantization(gpu: Gpu, k: int) -> Callable[[Any], tuple[Any, Any]]:
-    """Codes and scales of rows [m, k], the scales with groups as rows in memory, by
-    torch.compile for these sizes."""
+def compiled_quantization(gpu: Gpu, depth: int) -> Callable[[Any], tuple[Any, Any]]:
+    """Codes and scales of rows [m, k]: the codes with zeros up to `depth` columns and
+    ALIGNED rows, the scales with groups as rows in memory; by torch.compile for these
+    sizes."""
     torch = gpu.torch
     torch.compiler.reset()  # NOTE: it compiles only for a few sizes
 
     def quantize(x: Any) -> tuple[Any, Any]:
-        padded = torch.nn.functional.pad(x.float(), (0, -k % BLOCK))
-        groups = padded.view(len(x), -1, BLOCK)
+        padding = 0, aligned(depth, BLOCK) - x.shape[1], 0, -len(x) % ALIGNED
+        padded = torch.nn.functional.pad(x.float(), padding)
+        groups = padded.view(len(padded), -1, BLOCK)
         most = groups.abs().amax(2).clamp(min=LEAST)
         values = groups * (MOST_E4M3 / most)[:, :, None]
         codes = values.clamp(-MOST_E4M3, MOST_E4M3).to(torch.float8_e4m3fn)
-        codes = codes.view(len(x), -1)[:, :k].contiguous()
+        codes = codes.view(len(padded), -1)[:, :depth].contiguous()
         return codes, (most / MOST_E4M3).t().contiguous().t()
 
     made: Callable[[Any], tuple[Any, Any]] = torch.compile(
@@ -207,22 +240,39 @@ def compiled_quantization(gpu: Gpu, k: int) -> Callable[[Any], tuple[Any, Any]]:
     return made
 
 
+def is_drawn(options: Namespace) -> bool:
+    """Whether sizes follow from the commit."""
+    return not (options.models or options.rows)
+
+
+@dataclass(frozen=True)
 class DrawnShapes(Shapes):
-    """Those of MANY_ROWS, from the commit."""
+    """Those that the commit gives for an operation, unless options name some."""
+
+    op: str
 
     def of(self, run: Run) -> list[tuple[str, Any, int]]:
-        if run.options.models or not isinstance(run.device, Gpu):
+        if not is_drawn(run.options) or not isinstance(run.device, Gpu):
             return super().of(run)
-        drawn = draws(MANY_ROWS, seed_of(commit(), "matmul_float8", 1))
+        run.shared["seed"] = seed_of(commit(), self.op, 1)
+        drawn = draws(SIZES[self.op], run.shared["seed"])
         return [(f"draw {one.number}", (one.n, one.k), one.rows) for one in drawn]
 
 
 def measure(run: Run) -> Iterator[Result]:
-    dtype = run.options.dtype
-    if run.options.activations != FLOAT8:
-        return measure_shapes(run, partial(Float8Workload, dtype=dtype), SHAPES)
-    shapes = DrawnShapes(SHAPES.models, SHAPES.small, (1024, 2048, 4096, 8192))
-    return measure_shapes(run, partial(QuantizedWorkload, dtype=dtype), shapes)
+    """The results, then the summary of drawn sizes."""
+    is_quantized = run.options.activations == FLOAT8
+    kind = QuantizedWorkload if is_quantized else Float8Workload
+    rows = (1024, 2048, 4096, 8192) if is_quantized else SHAPES.rows
+    shapes = DrawnShapes(SHAPES.models, SHAPES.small, rows, kind.op)
+    results: list[Record] = []
+    make = partial(kind, dtype=run.options.dtype)
+    for values, wrong in measure_shapes(run, make, shapes):
+        if not wrong:
+            results.append(Record(**{**run.shared, **values}))
+        yield values, wrong
+    if "seed" in run.shared:
+        check_gates(run, kind.op, results)
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -234,6 +284,9 @@ def add_options(parser: ArgumentParser) -> None:
 
 SUBJECTS = {
     "matmul_float8": Subject(
-        "Check and time a multiplication by float8 weights.", measure, add_options
+        "Check and time a multiplication by float8 weights.",
+        measure,
+        add_options,
+        refusal=lambda options: refusal(options) if is_drawn(options) else "",
     )
 }

@@ -351,9 +351,16 @@ def measure(kind: type[Random], run: Run) -> Iterator[Result]:
             yield values, wrong
             del case  # before the next one is made
     if is_timed:
-        rows = summary(run.op, results)
+        check_gates(run, run.op, results)
+
+
+def check_gates(run: Run, op: str, results: Sequence[Record]) -> None:
+    """Print the summary of an operation's draws; a gate that is not met is a failure of
+    the run."""
+    rows = summary(op, results)
+    if rows:
         run.say(markdown(rows))
-        run.failed += [" ".join(row.values()) for row in rows if row["met"] == "no"]
+    run.failed += [" ".join(row.values()) for row in rows if row["met"] == "no"]
 
 
 def refusal(options: Namespace) -> str:

@@ -151,3 +151,33 @@ def test_small_all_reduces_are_compared_with_nccl() -> None:
         row for row in summary("all_reduce", [few, many]) if "NCCL" in row["number"]
     )
     assert (row["draws"], row["value"], row["met"]) == ("1", "2.000", "yes")
+
+
+@pytest.mark.parametrize(
+    ("changes", "number", "text"),
+    [
+        ({"N": 8000, "K": 8000, "speedup": 1.66}, "64M on: geometric mean", "yes"),
+        ({"N": 8000, "K": 8000, "speedup": 1.54}, "64M on: least", "no"),
+        ({"N": 4096, "K": 4096, "ours_ms": 0.0103}, "5.5 us", "yes"),  # of 9.4 us
+        ({"N": 4096, "K": 4096, "ours_ms": 0.0104}, "5.5 us", "no"),
+    ],
+)
+def test_float8_weights_have_gates_by_size(
+    changes: dict[str, Any], number: str, text: str
+) -> None:
+    found = met("matmul_float8", [record("matmul_float8", **changes)])
+    (value,) = (found[each] for each in found if number in each)
+    assert value == text and len(found) == (2 if changes["N"] == 8000 else 1)
+
+
+def test_float8_activations_are_compared_with_the_scaled_product_of_torch() -> None:
+    op = "matmul_float8_activations"
+    absent = record(op, speedup=1.5, ours_ms=0.1)
+    slower = record(op, speedup=1.5, ours_ms=0.1, scaled_mm_ms=0.094)
+    assert list(met(op, [absent]).values()) == ["yes", "-"]
+    assert list(met(op, [absent, slower]).values()) == ["yes", "-", "no", "-"]
+
+
+def test_the_page_has_no_named_sizes() -> None:
+    assert tables([record("matmul_float8", seed=None)]) == ""
+    assert "float8" in tables([record("matmul_float8", seed="0123abcd")])
