@@ -17,8 +17,8 @@ from etc_dist.errors import EtcDistError, ScheduleError, WorldError
 from etc_dist.ir import graph_function
 from etc_dist.schedule import schedule_static
 from examples.add_row_sum import add_row_sum
+from tests.graphs.calls import whole
 from tests.graphs.ring import ring
-from tests.graphs.whole import whole
 
 pytestmark = pytest.mark.mpi
 
@@ -128,7 +128,7 @@ def fill_with(value, text="y[...] = value"):
         names,
     )
 
-    return partial(whole, function=names["make"](value), y=(1,))
+    return partial(whole, function=names["make"](value), y="1")
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -15,7 +15,7 @@ from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from etc_dist.world import start
 from tests.emulate.test_users_graphs import split_of_k
-from tests.graphs.whole import whole
+from tests.graphs.calls import whole
 from tests.runtime.programs import send
 
 ROWS = 4

@@ -24,8 +24,8 @@ from etc_dist.program import set_policy
 from etc_dist.schedule import schedule_static
 from etc_dist.schedule.plan import Choice
 from etc_dist.verify.proof import prove
+from tests.graphs.calls import whole
 from tests.graphs.ring import ring
-from tests.graphs.whole import whole
 from tests.ops.arrays import Arrays
 from tests.refusals import refused
 

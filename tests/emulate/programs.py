@@ -17,14 +17,14 @@ from etc_dist.ir import (
     graph_function,
     maximum,
 )
-from tests.graphs.whole import whole
+from tests.graphs.calls import whole
 
 FOLDER = Path(__file__).parent
 
 
 def one_task(body: str, dtype: str, lane: str = "tensor") -> GraphFunction:
     """y [m] is what `body` makes of x [n]."""
-    return whole(1, function=_function(body, lane), dtype=dtype, y=("m",))
+    return whole(1, function=_function(body, lane), dtype=dtype, y="m")
 
 
 @graph_function

@@ -21,7 +21,7 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_static
 from tests.emulate.programs import gathered_rows, one_task
-from tests.graphs.whole import whole
+from tests.graphs.calls import whole
 
 V = 2.6
 SET_ALL = """#pragma once

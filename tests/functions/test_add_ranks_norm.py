@@ -5,32 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator
 from etc_dist.functions.add_ranks_norm import add_ranks_norm
-from etc_dist.ir import Graph, graph_function, span
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both_on_ranks
 from tests.functions.compiled import check_compiled
 from tests.functions.test_rms_norm import EPS, expected
+from tests.graphs.calls import one_call
 from tests.layers.reference import draw
 
 
-@graph_function
-def norms(g: Graph, *, dtype: str, has_bias: bool) -> None:
+def norms(ranks, dtype, has_bias):
     """y: RMSNorm of total = parts[0] + parts[1] + ... + total, which is updated; with
     has_bias, of this sum and that."""
-    rows, columns = g.dims("rows columns")
-    parts = g.input("parts", (g.world_size, rows, columns), dtype)
-    gain, bias = (g.input(name, (columns,), dtype) for name in ("gain", "bias"))
-    total = g.state("total", (rows, columns), dtype)
-    y = g.output("y", (rows, columns), dtype)
-    (r,) = grid = g.grid(r=rows)
-    own = span(r, 1), slice(None)
-    g.call(
+    total = f"total rows/1 columns {dtype}"
+    return one_call(
+        ranks,
         add_ranks_norm(dtype, EPS, has_bias=has_bias),
-        grid,
-        reads=[parts[:, *own], *([bias[:]] * has_bias), total[own], gain[:]],
-        writes=[total[own], y[own]],
+        reads=[
+            f"parts ranks rows/1 columns {dtype}",
+            *[f"bias columns {dtype}"] * has_bias,
+            *(total, f"gain columns {dtype}"),
+        ],
+        writes=[total, f"y rows/1 columns {dtype}"],
     )
 
 
@@ -46,18 +41,16 @@ def norms(g: Graph, *, dtype: str, has_bias: bool) -> None:
 def test_parts_are_added_in_rank_order(ranks, columns, dtype, has_bias, rng):
     parts, total = draw(rng, (ranks, 2, columns), dtype), draw(rng, (2, columns), dtype)
     given = {"parts": parts, "total": total, "gain": draw(rng, (columns,), dtype)}
-    given["bias"] = draw(rng, (columns,), dtype)
-    graph = norms(ranks, dtype=dtype, has_bias=has_bias)
+    if has_bias:
+        given["bias"] = draw(rng, (columns,), dtype)
     dims = {"rows": 2, "columns": columns}
     wide = np.zeros((2, columns), np.float32)
-    for array in (*parts, *([given["bias"]] * has_bias), total):
+    for array in (*parts, given.get("bias", np.zeros(columns)), total):
         wide += array.astype(np.float32)
     sums = wide.astype(total.dtype)
     wanted = expected(sums, given["gain"])
-    for found in (
-        simulate(schedule_static(graph), [given] * ranks, dims).outputs[-1],
-        Emulator(graph, workers=2).run([given] * ranks, dims)[-1],
-    ):
+    graph = norms(ranks, dtype, has_bias)
+    for *_, found in both_on_ranks(graph, [given] * ranks, dims):
         np.testing.assert_array_equal(found["total"], sums)
         error = np.abs(found["y"].astype(np.float64) - wanted)
         assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6)
@@ -65,4 +58,4 @@ def test_parts_are_added_in_rank_order(ranks, columns, dtype, has_bias, rng):
 
 @pytest.mark.parametrize("ranks", [8, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_the_cuda_bodies_compile_without_spills(ranks):
-    check_compiled(norms(ranks, dtype="bfloat16", has_bias=ranks == 8))
+    check_compiled(norms(ranks, "bfloat16", has_bias=ranks == 8))

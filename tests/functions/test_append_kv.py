@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from etc_dist.errors import GraphError
 from etc_dist.functions.append_kv import PagedCache
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
+from tests.functions.both import both
 from tests.graphs.paged import attention, dims_of, draw_step
 
 PAGED = PagedCache(64, 16)
@@ -30,18 +33,14 @@ PAGED = PagedCache(64, 16)
 def test_rows_out_of_range_touch_no_memory(name, value, rng):
     given = draw_step(rng, PAGED, 1, 1, [[40]])
     given[name][...] = value
-    graph, dims = attention(1, paged=PAGED, group=1), dims_of(given, 4, 2)
-    for found in (
-        simulate(schedule_static(graph), [given], dims).outputs[0],
-        program(graph).run([given], dims)[0],
-    ):
+    for found in both(program(), given, dims_of(given, 4, 2)):
         assert found["cache"].tobytes() == given["cache"].tobytes()
         assert not found["y"].any()
 
 
-def program(graph, made=[]):  # noqa: B006
-    made += [Emulator(graph, workers=2)] if not made else []
-    return made[0]
+@cache
+def program():
+    return Emulator(attention(1, paged=PAGED, group=1), workers=2)
 
 
 @pytest.mark.parametrize("sizes", [(96, 16), (64, 24)])
@@ -52,19 +51,16 @@ def test_sizes_that_no_body_supports_are_refused(sizes):
 
 def test_the_order_of_rows_does_not_matter(rng):
     given = draw_step(rng, PAGED, 1, 2, [[3, 4], [16]])
-    graph, dims = attention(1, paged=PAGED, group=1), dims_of(given, 1)
-    [found] = simulate(schedule_static(graph), [given], dims).outputs
     turned = {n: a[::-1].copy() if len(a) == 3 else a for n, a in given.items()}
-    [other] = simulate(schedule_static(graph), [turned], dims).outputs
+    plan, dims = schedule_static(attention(1, paged=PAGED, group=1)), dims_of(given, 1)
+    found, other = (simulate(plan, [each], dims).outputs[0] for each in (given, turned))
     assert found["cache"].tobytes() == other["cache"].tobytes()
     np.testing.assert_array_equal(found["y"], other["y"][::-1])
 
 
 def test_a_warp_appends_many_rows(rng):
     given = draw_step(rng, PAGED, 1, 1, [[3 * n % 40] for n in range(133)])
-    graph, dims = attention(1, paged=PAGED, group=1), dims_of(given, 4, 2)
-    [wanted] = simulate(schedule_static(graph), [given], dims).outputs
-    [found] = program(graph).run([given], dims)
+    wanted, found = both(program(), given, dims_of(given, 4, 2))
     for name in ("cache", "y"):
         close = (a[name].astype(np.float32) for a in (found, wanted))
         np.testing.assert_allclose(*close, 2**-7, 2**-7)

@@ -12,8 +12,7 @@ from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both_on_ranks
 
 ROUTING = Routing(8, Router(2), "float32")
 
@@ -87,17 +86,15 @@ def test_rows_that_are_no_tokens_get_no_experts(has_count, rng):
     """Those that a rank does not have, and those from its count on."""
     falling = np.arange(8, dtype=np.float32)
     logits = rng.permuted(np.tile(falling, (35, 1)), axis=1)
-    graph = chosen_of_own_rows(2, has_count=has_count)
-    emulator, plan = Emulator(graph, workers=2), schedule_static(graph)
+    emulator = Emulator(chosen_of_own_rows(2, has_count=has_count), workers=2)
     counted = [(34, 33), (35, 7), (35, -1)] if has_count else []
     for rows, fewer in [(0, 0), (33, 33), *counted]:
         inputs = [{"logits": logits[:count]} for count in (rows, 35)]
         for one, count in zip(inputs, (fewer, 99) if has_count else (), strict=False):
             one["count"] = np.array([count], np.int32)
         dims = {"most": 35, "places": 35}
-        of_numpy = simulate(plan, inputs, dims, check=False).outputs
         fewer = max(fewer, 0)
-        for part, whole in (of_numpy, emulator.run(inputs, dims)):
+        for part, whole in both_on_ranks(emulator, inputs, dims, check=False):
             for name, none in (("int", -1), ("flo", 0)):
                 assert (part[name][:fewer] == whole[name][:fewer]).all()
                 assert (part[name][fewer:] == none).all()

@@ -7,17 +7,15 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.combine_slices import combine_slices
-from etc_dist.ir import graph_function, span
+from tests.graphs.calls import one_call
 
-
-@graph_function
-def combined(g):
-    slots, heads, _cuts = g.dims("slots heads cuts")
-    sums = g.input("sums", (slots, heads, 64), "float32")
-    stats = g.input("stats", (slots, heads, 4), "float32")  # inputs need it
-    y = g.output("y", (heads * 64,), "float16")
-    reads = [sums[:, :, :], stats[:, :, span(0, 2)]]
-    g.call(combine_slices(64, "float16"), g.grid(one=1), reads=reads, writes=[y[:]])
+COMBINED = one_call(
+    1,
+    combine_slices(64, "float16"),
+    dims="slots cuts",
+    reads=["sums slots 6 64 float32", "stats slots 6 4[:2] float32"],
+    writes=["y 384 float16"],
+)
 
 
 def test_slices_count_by_their_weights():
@@ -42,8 +40,8 @@ def test_many_slices_are_combined_in_rounds(cuts, rng):
         stats[2::2, :, :2] = -np.inf, 0
     sums[stats[..., 1] == 0] = np.nan
     given = {"sums": sums, "stats": stats}
-    dims = {"slots": 40, "heads": 6, "cuts": cuts}
-    [found] = Emulator(combined(1)).run([given], dims)
+    dims = {"slots": 40, "cuts": cuts}
+    [found] = Emulator(COMBINED).run([given], dims)
     wanted = np.empty(6 * 64, np.float16)
     combine_slices(64, "float16").body(sums, stats[..., :2], wanted, cuts=cuts)
     np.testing.assert_allclose(found["y"], wanted, 2e-3, 1e-3)

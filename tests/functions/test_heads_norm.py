@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator
 from etc_dist.functions.heads_norm import norm_of_ranks, push_squares
 from etc_dist.ir import Graph, graph_function, span
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both_on_ranks
 from tests.functions.compiled import check_compiled
 from tests.functions.test_rms_norm import EPS, expected
 from tests.layers.reference import draw
@@ -65,10 +63,7 @@ def test_rows_of_all_ranks_have_one_norm(ranks, dtype, rng):
             for n in ("qk", "gains")
         )
         wanted.append(np.split(expected(*whole), ranks, axis=1))
-    for found in (
-        simulate(schedule_static(graph), given, dims).outputs,
-        Emulator(graph, workers=2).run(given, dims),
-    ):
+    for found in both_on_ranks(graph, given, dims):
         for one, q, k in zip(found, *wanted, strict=True):
             of = np.concatenate([q, k], axis=1)
             error = np.abs(one["qk"].astype(np.float64) - of)

@@ -22,8 +22,7 @@ from etc_dist.functions.plan_shares import (
     stages_of,
 )
 from etc_dist.ir import graph_function, minimum, span
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both
 from tests.functions.compiled import check_compiled
 
 PAGED = PagedCache(64, 16, has_span=True)
@@ -163,7 +162,6 @@ def emulator():
 @pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize(("rows", "shares", "lists"), [(1, 6, 1), (70, 32, 2)])
 def test_both_bodies_plan_alike(rows, shares, lists, in_order, rng, emulator):
-    plan = schedule_static(planned(1))
     for most, window in zip((2048, 1500), WINDOWS, strict=True):
         lengths = rng.integers(1, most, rows)
         cuts = cuts_of(lengths, in_order)
@@ -173,8 +171,7 @@ def test_both_bodies_plan_alike(rows, shares, lists, in_order, rng, emulator):
         table[...] = rng.permutation(table.size).reshape(table.shape)
         table[1:3, 1:] = table[3:5, :-1]  # pages of two requests
         table[rows // 2, -1] = table.size - 1 + rows % 2  # out of range
-        expected = simulate(plan, [given], dims).outputs[0]
-        [found] = emulator.run([given], dims)
+        expected, found = both(emulator, given, dims)
         for name in NAMES:
             np.testing.assert_array_equal(found[name], expected[name], name)
 

@@ -7,43 +7,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator
 from etc_dist.functions.post_norm import post_norm, post_ranks_norm
-from etc_dist.ir import Graph, graph_function, span
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both_on_ranks
 from tests.functions.compiled import check_compiled
 from tests.functions.test_rms_norm import EPS, expected
+from tests.graphs.calls import one_call
 from tests.layers.reference import draw
 
 
-@graph_function
-def norms(
-    g: Graph, *, dtype: str, has_bias: bool, normalizes_sum: bool, offset: int
-) -> None:
+def norms(ranks, dtype, has_bias, normalizes_sum, offset):
     """total, which is updated, and y of `post_norm`; on several ranks of parts."""
-    rows, columns = g.dims("rows columns")
-    parts = g.input("parts", (g.world_size, rows, columns), dtype)
-    gains = g.input("gains", (3, columns), dtype)
-    total = g.state("total", (rows, columns), dtype)
-    y = g.output("y", (rows, columns), dtype)
-    (r,) = grid = g.grid(r=rows)
-    own = span(r, 1), slice(None)
-    is_sum = g.world_size > 1
-    make = post_ranks_norm if is_sum else post_norm
-    bias, gain = [gains[2, :]] * has_bias, [gains[1, :]] * normalizes_sum
+    make = post_ranks_norm if ranks > 1 else post_norm
     options = {"has_bias": has_bias, "normalizes_sum": normalizes_sum}
-    g.call(
+    total = f"total rows/1 columns {dtype}"
+    return one_call(
+        ranks,
         make(dtype, EPS, offset=offset, **options),
-        grid,
         reads=[
-            parts[:, *own] if is_sum else parts[0, *own],
-            *bias,
-            total[own],
-            gains[0, :],
-            *gain,
+            f"parts {'ranks' if ranks > 1 else '1[0]'} rows/1 columns {dtype}",
+            *[f"gains 3[2] columns {dtype}"] * has_bias,
+            *(total, f"gains 3[0] columns {dtype}"),
+            *[f"gains 3[1] columns {dtype}"] * normalizes_sum,
         ],
-        writes=[total[own], y[own]],
+        writes=[total, f"y rows/1 columns {dtype}"],
     )
 
 
@@ -80,12 +66,9 @@ def test_what_is_added_is_normalized(
     }
     options = {"has_bias": has_bias, "normalizes_sum": normalizes_sum}
     options["offset"] = offset
-    graph, dims = norms(ranks, dtype=dtype, **options), {"rows": 2, "columns": columns}
+    graph, dims = norms(ranks, dtype, **options), {"rows": 2, "columns": columns}
     wanted = dict(zip(("total", "y"), reference(given, **options), strict=True))
-    for found in (
-        simulate(schedule_static(graph), [given] * ranks, dims).outputs[-1],
-        Emulator(graph, workers=2).run([given] * ranks, dims)[-1],
-    ):
+    for *_, found in both_on_ranks(graph, [given] * ranks, dims):
         for name, of in wanted.items():
             error = np.abs(found[name].astype(np.float64) - of)
             assert np.all(error <= 2**-7 * np.abs(of) + 2**-7), name
@@ -94,4 +77,4 @@ def test_what_is_added_is_normalized(
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_cuda_bodies_compile_without_spills(ranks):
     options = {"has_bias": True, "normalizes_sum": True, "offset": 1}
-    check_compiled(norms(ranks, dtype="bfloat16", **options))
+    check_compiled(norms(ranks, "bfloat16", **options))

@@ -10,43 +10,45 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.functions.quantize_rows import LEAST, ROWS, quantize_rows
 from etc_dist.functions.scaled_weights import BLOCK, E4M3
-from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span
-from etc_dist.ir.expr import wrap
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.runtime.cpu import simulate
+from tests.functions.both import both
 from tests.functions.compiled import check_compiled
+from tests.graphs.calls import Task, calls
 
 
-@graph_function
-def quantizes(g: Graph, *, dtype: str) -> None:
-    """On both lanes: the first row on the transfer lane, others on the tensor lane."""
-    m, k = g.dims("m k")
-    x = g.input("x", (m, k), dtype)
-    codes = g.output("codes", (m, k), E4M3)
-    scales = g.output("scales", (m, ceildiv(k, BLOCK)), "float32")
-    for lane, first, end in ((TRANSFER, 0, 1), (TENSOR, 1, m)):
-        (i,) = grid = g.grid(**{f"i_{lane}": ceildiv(end - wrap(first), ROWS)})
-        size = minimum(ROWS, end - wrap(first) - i * ROWS)
-        own = span(first + i * ROWS, size), slice(None)
-        of_rows = {"reads": [x[own]], "writes": [codes[own], scales[own]]}
-        g.call(quantize_rows(dtype, lane), grid, **of_rows, name=f"on_{lane}")
+def quantizes(dtype):
+    """On both lanes."""
+    x, blocks = f"x m/{ROWS} k {dtype}", f"m/{ROWS} k//{BLOCK}[:]"
+    return calls(
+        1,
+        tasks=[
+            Task(
+                quantize_rows(dtype, lane),
+                [x],
+                [f"codes_{lane} m/{ROWS} k {E4M3}", f"scales_{lane} {blocks} float32"],
+                name=f"on_{lane}",
+            )
+            for lane in (TRANSFER, TENSOR)
+        ],
+    )
 
 
 @cache
 def emulated(dtype):
-    return Emulator(quantizes(1, dtype=dtype), workers=2)
+    return Emulator(quantizes(dtype), workers=2)
 
 
-def both(x):
+def quantized(x):
     """Codes, in fp32, and scales, which both bodies compute to the same bits."""
-    dtype, (m, k) = str(x.dtype), x.shape
-    program, dims = emulated(dtype), {"m": m, "k": k}
-    [cpu] = simulate(program.plan, [{"x": x}], dims).outputs
-    [cuda] = program.run([{"x": x}], dims)
-    for name, bits in (("codes", np.uint8), ("scales", np.uint32)):
-        np.testing.assert_array_equal(cuda[name].view(bits), cpu[name].view(bits))
-    return cpu["codes"].astype(np.float32), cpu["scales"]
+    m, k = x.shape
+    cpu, cuda = both(emulated(str(x.dtype)), {"x": x}, {"m": m, "k": k})
+    codes, scales = (cpu[f"{name}_{TENSOR}"] for name in ("codes", "scales"))
+    for found in cpu, cuda:
+        for lane in TENSOR, TRANSFER:
+            assert found[f"codes_{lane}"].tobytes() == codes.tobytes()
+            assert found[f"scales_{lane}"].tobytes() == scales.tobytes()
+    return codes.astype(np.float32), scales
 
 
 # A part of a group; groups that one lane in a warp, or some of its loads, do not have.
@@ -55,7 +57,7 @@ def both(x):
 def test_groups_are_rounded_by_their_largest_element(dtype, m, k, rng):
     x = rng.standard_normal((m, k)) * np.exp2(rng.integers(-9, 9, (m, k)))
     x = x.astype(numpy_dtype(dtype))
-    codes, scales = both(x)
+    codes, scales = quantized(x)
     groups = range(0, k, BLOCK)
     wide = x.astype(np.float64)
     most = np.stack([np.abs(wide[:, k : k + BLOCK]).max(1) for k in groups], 1)
@@ -71,14 +73,14 @@ def test_each_code_can_be_the_result():
     codes = codes[np.isfinite(codes)]
     x = np.full((2, BLOCK), 448, numpy_dtype("bfloat16"))
     x[:, : BLOCK - 1] = codes.reshape(2, -1)
-    found, scales = both(x)
+    found, scales = quantized(x)
     assert (scales == 1).all()
     np.testing.assert_array_equal(found, x.astype(np.float32))
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-40, -(2.0**-130)])
 def test_groups_of_zeros_and_of_tiny_numbers_have_the_least_scale(value):
-    codes, scales = both(np.full((1, 272), value, numpy_dtype("bfloat16")))
+    codes, scales = quantized(np.full((1, 272), value, numpy_dtype("bfloat16")))
     assert (codes == 0).all()
     assert (scales == np.float32(LEAST) / np.float32(448)).all()
 
@@ -86,7 +88,7 @@ def test_groups_of_zeros_and_of_tiny_numbers_have_the_least_scale(value):
 def test_codes_of_numbers_that_are_not_finite_are_not_numbers():
     x = np.ones((2, 400), numpy_dtype("float16"))
     x[0, 5], x[0, 200], x[1, 399] = np.nan, np.inf, -np.inf
-    codes, scales = both(x)
+    codes, scales = quantized(x)
     places = np.zeros(x.shape, bool)
     places[0, 5] = places[0, 200] = places[1, 399] = True
     np.testing.assert_array_equal(np.isnan(codes), places)
@@ -99,4 +101,4 @@ def test_codes_of_numbers_that_are_not_finite_are_not_numbers():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_body_compiles(dtype):
-    check_compiled(quantizes(1, dtype=dtype))
+    check_compiled(quantizes(dtype))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator
 from etc_dist.functions.rms_norm import (
     add_rms_norm,
     copy_norm,
@@ -15,50 +14,36 @@ from etc_dist.functions.rms_norm import (
     embed_rows,
     rms_norm,
 )
-from etc_dist.ir import Graph, graph_function, span
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both
 from tests.functions.compiled import check_compiled
+from tests.graphs.calls import Task, calls
 from tests.layers.reference import draw
 
 EPS = 1e-5
 
 
-@graph_function
-def norms(g: Graph, *, dtype: str) -> None:
+def norms(dtype):
     """y and z: RMSNorms of x, and of total = x + bias + residual, which is updated. v:
     RMSNorm of u, the rows `ids` of 3 x. q: RMSNorm of p, a copy of x. first,
     second: the rows `ids` of x."""
-    rows, columns = g.dims("rows columns")
-    shape = rows, columns
-    x, gain = g.input("x", shape, dtype), g.input("gain", (2, columns), dtype)
-    bias = g.input("bias", (2, columns), dtype)
-    total = g.state("total", shape, dtype)
-    y, z = g.output("y", shape, dtype), g.output("z", shape, dtype)
-    ids = g.input("ids", (rows,), "int32")
-    u, v = g.output("u", shape, dtype), g.output("v", shape, dtype)
-    p, q = g.output("p", shape, dtype), g.output("q", shape, dtype)
-    s, t = (g.output(name, shape, dtype) for name in ("first", "second"))
-    (r,) = grid = g.grid(r=rows)
-    own = span(r, 1), slice(None)
-    g.call(
-        copy_norm(dtype, EPS), grid, reads=[x[own], gain[1, :]], writes=[p[own], q[own]]
+    x, y, z, total, u, v, p, q, first, second = (
+        f"{name} rows/1 columns {dtype}"
+        for name in ["x", "y", "z", "total", "u", "v", "p", "q", "first", "second"]
     )
-    g.call(rms_norm(dtype, EPS), grid, reads=[x[own], gain[0, :]], writes=[y[own]])
-    g.call(
-        add_rms_norm(dtype, EPS, has_bias=True),
-        grid,
-        reads=[x[own], bias[1, :], total[own], gain[1, :]],
-        writes=[total[own], z[own]],
+    gain, other, bias = (
+        f"{n} columns {dtype}" for n in ("gain 2[0]", "gain 2[1]", "bias 2[1]")
     )
-    g.call(
-        embed_norm(dtype, EPS, scale=3.0, offset=1),
-        grid,
-        reads=[x[:, :], ids[span(r, 1)], gain[0, :]],
-        writes=[u[own], v[own]],
-    )
-    reads = [x[:, :], ids[span(r, 1)]]
-    g.call(embed_rows(dtype), grid, reads=reads, writes=[s[own], t[own]])
+    of_ids = [f"x rows columns {dtype}", "ids rows/1 int32"]
+    added = add_rms_norm(dtype, EPS, has_bias=True)
+    looked_up = embed_norm(dtype, EPS, scale=3.0, offset=1)
+    tasks = [
+        Task(copy_norm(dtype, EPS), [x, other], [p, q]),
+        Task(rms_norm(dtype, EPS), [x, gain], [y]),
+        Task(added, [x, bias, total, other], [total, z]),
+        Task(looked_up, [*of_ids, gain], [u, v]),
+        Task(embed_rows(dtype), of_ids, [first, second]),
+    ]
+    return calls(1, tasks=tasks)
 
 
 def expected(x: Any, gain: Any) -> Any:
@@ -77,11 +62,7 @@ def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
     given["bias"] = draw(rng, (2, columns), dtype)
     given["ids"] = np.array([rows - 1, -1, rows][:rows], np.int32)
     looked_up = x[[rows - 1, 0, 0][:rows]]
-    graph, dims = norms(1, dtype=dtype), {"rows": rows, "columns": columns}
-    for found in (
-        simulate(schedule_static(graph), [given], dims).outputs[0],
-        Emulator(graph, workers=2).run([given], dims)[0],
-    ):
+    for found in both(norms(dtype), given, {"rows": rows, "columns": columns}):
         parts = x, given["bias"][1], total
         sums = sum(part.astype(np.float32) for part in parts).astype(x.dtype)
         np.testing.assert_array_equal(found["total"], sums)
@@ -99,4 +80,4 @@ def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
 
 
 def test_the_cuda_bodies_compile_without_spills():
-    check_compiled(norms(1, dtype="bfloat16"))
+    check_compiled(norms("bfloat16"))

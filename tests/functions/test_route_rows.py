@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator
 from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both, both_on_ranks
 from tests.functions.compiled import check_compiled
 
 QWEN, FEW = (
@@ -131,11 +128,7 @@ def test_tiles_have_the_rows_of_their_experts(
     routing, rows, tile_rows, gathers, skew, rng
 ):
     given, dims = routed_rows(rng, routing, rows, tile_rows, gathers, skew)
-    graph = routed(1, routing=routing)
-    for found in (
-        simulate(schedule_static(graph), [deepcopy(given)], dims).outputs[0],
-        Emulator(graph, workers=2).run([given], dims)[0],
-    ):
+    for found in both(routed(1, routing=routing), given, dims):
         check_routes(found, routing, given, dims)
 
 
@@ -143,11 +136,7 @@ def test_tiles_have_the_rows_of_their_experts(
 def test_a_rank_has_tiles_of_its_experts_alone(rows, gathers, rng):
     given, dims = routed_rows(rng, FEW, rows, 16, gathers, 1)
     graph = routed(3, routing=FEW, own=8)
-    both = (
-        simulate(schedule_static(graph), [deepcopy(given)] * 3, dims).outputs,
-        Emulator(graph, workers=2).run([given] * 3, dims),
-    )
-    for found in both:
+    for found in both_on_ranks(graph, [given] * 3, dims):
         for rank, one in enumerate(found):
             check_routes(one, FEW, given, dims, first=8 * rank, own=8)
 

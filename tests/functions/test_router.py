@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -11,15 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
-from etc_dist.ir import Graph, ceildiv, graph_function, tile
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both
 from tests.functions.compiled import check_compiled
+from tests.graphs.calls import one_call
 
 DEEPSEEK = Router(
     8, score="sigmoid", scale=2.5, num_groups=8, topk_group=4, has_correction=True
@@ -52,23 +49,22 @@ ROUTERS = {
 }
 
 
-@graph_function
-def chosen(g: Graph, *, routing: Routing) -> None:
-    tokens = g.dims("tokens")
-    experts, router = routing.experts, routing.router
-    blocks = g.let("blocks", ceildiv(tokens, 32))
-    logits = g.input("logits", (tokens, -(-experts // 4) * 4), "float32")
-    biases = [g.input(name, (experts,), "float32")[:] for name in router.bias_names]
-    ids = g.output("ids", (tokens, router.top_k), "int32")
-    weights = g.state("weights", (tokens, 16), "float32")
-    words = g.output("words", (experts, blocks), "int32")
-    (b,) = grid = g.grid(b=blocks)
-    own = tile(b, 32)
-    g.call(
-        choose_experts(routing, marks=True),
-        grid,
-        reads=[logits[own, tile(0, experts)], *biases],
-        writes=[ids[own, :], weights[own, tile(0, router.top_k)], words[:, b]],
+def chosen(experts, router):
+    """Of logits and weights with columns of padding."""
+    columns, top_k = -(-experts // 4) * 4, router.top_k
+    return one_call(
+        1,
+        choose_experts(Routing(experts, router, "bfloat16"), marks=True),
+        reads=[
+            f"logits tokens/32 {columns}[:{experts}] float32",
+            *(f"{name} {experts} float32" for name in router.bias_names),
+        ],
+        writes=[
+            f"ids tokens/32 {top_k} int32",
+            f"weights tokens/32 16[:{top_k}] float32",
+            f"words {experts} tokens//32 int32",
+        ],
+        kinds={"weights": "state"},
     )
 
 
@@ -129,9 +125,10 @@ def expected(logits: Any, router: Router, bias: Any, correction: Any) -> Any:
     return ids, [v * router.scale for v in weights], min([margin, *gaps])
 
 
-def check_choices(outputs: Any, routing: Routing, given: dict[str, Any]) -> None:
+def check_choices(
+    outputs: Any, experts: int, router: Router, given: dict[str, Any]
+) -> None:
     """ids, weights and words are right, but for tokens with nearly equal values."""
-    experts, router = routing.experts, routing.router
     zeros = np.zeros(experts)
     bias, correction = given.get("router_bias", zeros), given.get("correction", zeros)
     near = 0
@@ -154,26 +151,18 @@ def check_choices(outputs: Any, routing: Routing, given: dict[str, Any]) -> None
 @pytest.mark.parametrize("name", ROUTERS)
 def test_both_bodies_choose_as_the_router_says(name, rng):
     experts, router = ROUTERS[name]
-    routing = Routing(experts, router, "bfloat16")
-    graph, given = chosen(1, routing=routing), drawn(rng, experts, router)
+    given = drawn(rng, experts, router)
     dims = {"tokens": len(given["logits"])}
-    for outputs in (
-        simulate(schedule_static(graph), [deepcopy(given)], dims).outputs[0],
-        Emulator(graph, workers=2).run([given], dims)[0],
-    ):
-        check_choices(outputs, routing, given)
+    for outputs in both(chosen(experts, router), given, dims):
+        check_choices(outputs, experts, router, given)
 
 
 @pytest.mark.parametrize("name", ["softmax", "groups", "softplus"])
 def test_nan_reaches_the_weights(name, rng):
     experts, router = ROUTERS[name]
-    graph = chosen(1, routing=Routing(experts, router, "bfloat16"))
     given = drawn(rng, experts, router, 3)
     given["logits"][1, 7] = np.nan
-    for outputs in (
-        simulate(schedule_static(graph), [deepcopy(given)], {"tokens": 3}).outputs[0],
-        Emulator(graph, workers=2).run([given], {"tokens": 3})[0],
-    ):
+    for outputs in both(chosen(experts, router), given, {"tokens": 3}):
         is_nan = np.isnan(outputs["weights"][:, : router.top_k]).any(axis=1)
         assert is_nan.tolist() == [False, True, False]
         assert outputs["ids"][1, 0] == 7
@@ -181,8 +170,7 @@ def test_nan_reaches_the_weights(name, rng):
 
 @pytest.mark.parametrize("name", ["groups", "softplus", "many"])
 def test_the_cuda_body_compiles_without_spills(name):
-    experts, router = ROUTERS[name]
-    check_compiled(chosen(1, routing=Routing(experts, router, "bfloat16")))
+    check_compiled(chosen(*ROUTERS[name]))
 
 
 def test_equal_routers_have_one_text():

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from etc_dist.emulate import Emulator
 from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.ir import Graph, ceildiv, graph_function, maximum, minimum, span, tile
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both
 from tests.functions.compiled import check_compiled
 from tests.layers.reference import draw
 
@@ -39,12 +37,8 @@ def test_rows_are_copied_to_their_places(rng):
     given = {"x": x, "place": place, "y": y}
     wanted = y.copy()
     wanted[place[place >= 0]] = x[np.nonzero(place >= 0)[0]]
-    graph = scattered(1)
-    plan = schedule_static(graph)
     dims = {"rows": 4, "columns": 1096, "places": 9}
-    simulated = simulate(plan, [given | {"y": y.copy()}], dims).outputs[0]
-    emulated = Emulator(graph, workers=2).run([given], dims)[0]
-    for found in (simulated, emulated):
+    for found in both(scattered(1), given, dims):
         np.testing.assert_array_equal(found["y"], wanted)
 
 

@@ -5,30 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator
 from etc_dist.functions.share_sum import share_sum
-from etc_dist.ir import Graph, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both
+from tests.graphs.calls import one_call
 
 COLUMNS, PIECE = 8 * 700, 8 * 600  # three vectors of a thread; a last piece of 100
 
 
-@graph_function
-def sums(g: Graph, *, dtype: str, parts: int, result: str, residual: bool) -> None:
+def sums(dtype, parts, result, residual):
     """y and copy: the sum of x [parts, columns], and of the residual."""
-    (columns,) = (g.dims("columns"),)
-    x = g.input("x", (parts, columns), dtype)
-    last = [g.input("last", (columns,), result)] if residual else []
-    y, copy = (g.output(name, (columns,), result) for name in ("y", "copy"))
-    (i,) = grid = g.grid(i=-(-COLUMNS // PIECE))
-    own = tile(i, PIECE)
-    g.call(
+    return one_call(
+        1,
         share_sum(dtype, parts, 2, result=result, has_residual=residual),
-        grid,
-        reads=[x[:, own] if parts > 1 else x[0, own], *(r[own] for r in last)],
-        writes=[y[own], copy[own]],
+        reads=[f"x {parts if parts > 1 else '1[0]'} columns/{PIECE} {dtype}"]
+        + [f"last columns/{PIECE} {result}"] * residual,
+        writes=[f"{name} columns/{PIECE} {result}" for name in ("y", "copy")],
     )
 
 
@@ -53,11 +45,7 @@ def test_parts_are_added_in_order_and_rounded_once(dtype, result, parts, residua
     if residual:
         given["last"] = rng.standard_normal(COLUMNS).astype(numpy_dtype(result))
         total += given["last"].astype(np.float32)
-    graph = sums(1, dtype=dtype, parts=parts, result=result, residual=residual)
-    dims = {"columns": COLUMNS}
-    for found in (
-        simulate(schedule_static(graph), [given], dims).outputs[0],
-        Emulator(graph, workers=2).run([given], dims)[0],
-    ):
+    graph = sums(dtype, parts, result, residual)
+    for found in both(graph, given, {"columns": COLUMNS}):
         for y in (found["y"], found["copy"]):
             np.testing.assert_array_equal(y, total.astype(numpy_dtype(result)))

@@ -9,13 +9,13 @@ import pytest
 
 from etc_dist.ir import device_function
 from etc_dist.ir.bodies import digest_bodies
-from tests.graphs.whole import whole
+from tests.graphs.calls import whole
 
 
 def digest_of(body):
     filled = device_function(source="fill.cuh", reads=0, writes=1)(body)
 
-    return digest_bodies(whole(1, function=filled, y=(1,)))
+    return digest_bodies(whole(1, function=filled, y="1"))
 
 
 def enclosing_each_other(value, number=9):

@@ -17,7 +17,7 @@ from etc_dist.errors import WorldError
 from etc_dist.ir import device_function
 from etc_dist.ops import functional
 from etc_dist.world import start
-from tests.graphs.whole import whole
+from tests.graphs.calls import whole
 from tests.ops.arrays import ones
 
 pytestmark = pytest.mark.mpi

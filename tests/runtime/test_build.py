@@ -26,7 +26,7 @@ from etc_dist.schedule import schedule_static
 from etc_dist.settings import Settings
 from tests.conftest import first_always
 from tests.functions.compiled import check_compiled, check_wgmmas
-from tests.graphs.whole import whole
+from tests.graphs.calls import whole
 from tests.graphs.written import three_matmuls
 
 ROOT = Path(__file__).parents[2]
@@ -245,7 +245,7 @@ def test_a_fault_in_the_users_body_is_shown_with_file_and_line(tmp_path, setting
         build(source, settings)
     assert f"{tmp_path}/fill.cuh(8): error:" in caught.value.got
     assert '"seven" is undefined' in caught.value.got
-    assert caught.value.where == "whole on 1 ranks, static schedule"
+    assert caught.value.where == "calls on 1 ranks, static schedule"
     assert list((settings.cache / "programs").iterdir()) == []
 
 
@@ -266,7 +266,7 @@ def test_a_build_error_carries_the_numbered_source(tmp_path):
         compile_cubin(broken, headers(source, kernels_folder()))
     assert caught.value.source == broken
     lines = caught.value.numbered().splitlines()
-    assert lines[0] == "   1  // whole on 1 ranks, static schedule"
+    assert lines[0] == "   1  // calls on 1 ranks, static schedule"
     at = next(n for n, line in enumerate(broken.splitlines(), 1) if "oops" in line)
     assert lines[at - 1] == f"{at:4d}  struct Args {{ oops;"
     assert f"program.cu({at}): error" in caught.value.got

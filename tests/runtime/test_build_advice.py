@@ -13,7 +13,7 @@ from etc_dist.ir import DeviceFunction, GraphFunction
 from etc_dist.runtime.build import build
 from etc_dist.schedule import schedule_static
 from etc_dist.settings import Settings
-from tests.graphs.whole import whole
+from tests.graphs.calls import whole
 
 HEAD = '#pragma once\n#include "worker/task.cuh"\nnamespace etc {\n'
 WRONG = {
@@ -38,7 +38,7 @@ BODIES = {
 
 def one_call(source: Path, lane: str = "tensor") -> GraphFunction:
     relu = DeviceFunction("relu", print, source, lane, 0, 1)
-    return whole(1, function=relu, dtype="bfloat16", y=(8,))
+    return whole(1, function=relu, dtype="bfloat16", y="8")
 
 
 def refusal(compiler: str, graph: GraphFunction, folder: Path) -> BuildError:
@@ -71,7 +71,7 @@ def test_mistake_in_a_body_is_named_with_what_to_write(compiler, line, tmp_path)
     lane = "transfer" if "scratch)" in line else "tensor"
     caught = refusal(compiler, one_call(path, lane), tmp_path)
     assert BODIES[line] in caught.fix + caught.got
-    assert caught.where == "whole on 1 ranks, static schedule"
+    assert caught.where == "calls on 1 ranks, static schedule"
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "emulator"])

@@ -10,7 +10,7 @@ from etc_dist.ir import RANK, device_function
 from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
-from tests.graphs.whole import whole
+from tests.graphs.calls import whole
 from tests.runtime.programs import ring, ring_inputs, with_call
 
 
@@ -81,4 +81,4 @@ def plan_of_x():
     def copy(x, y):
         y[...] = x
 
-    return schedule_static(whole(1, function=copy, x=(), y=()))
+    return schedule_static(whole(1, function=copy, x="", y=""))

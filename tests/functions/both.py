@@ -1,0 +1,33 @@
+"""Runs of both bodies of device functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from etc_dist.emulate import Emulator
+from etc_dist.ir import GraphFunction
+from etc_dist.runtime.cpu import simulate
+
+Arrays = dict[str, Any]
+
+
+def both_on_ranks(
+    graph: GraphFunction | Emulator,
+    inputs: Sequence[Arrays],
+    dims: dict[str, int],
+    *,
+    check: bool = True,
+) -> Iterator[Sequence[Arrays]]:
+    """The outputs of each rank, of the NumPy bodies and of the emulated ones."""
+    program = graph if isinstance(graph, Emulator) else Emulator(graph, workers=2)
+    yield simulate(program.plan, inputs, dims, check=check).outputs
+    yield program.run(list(inputs), dims)
+
+
+def both(
+    graph: GraphFunction | Emulator, given: Arrays, dims: dict[str, int]
+) -> Iterator[Arrays]:
+    """The outputs of one rank."""
+    for [found] in both_on_ranks(graph, [given], dims):
+        yield found
