@@ -34,7 +34,7 @@ from tests.functions.test_attend import check as check_step
 from tests.functions.test_best_column import argmax, rows_of
 from tests.functions.test_heads_norm import COLUMNS
 from tests.functions.test_heads_norm import norms as heads_norms
-from tests.functions.test_mark_experts import marked
+from tests.functions.test_mark_experts import MARKED
 from tests.functions.test_post_norm import norms as post_norms
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.functions.test_router import DEEPSEEK, check_choices, chosen, drawn
@@ -241,7 +241,7 @@ MUTATED = {
     "decoder": Case(decoder, decoder_step),
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),
     "samples": Case(partial(sampled, 1, width=64), some_samples),
-    "marked": Case(partial(marked, 1), some_choices),
+    "marked": Case(lambda: MARKED, some_choices),
     **{
         name: Case(partial(chosen, 1, routing=r), partial(some_logits, r))
         for name, r in CHOSEN.items()
