@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.epilogue import swiglu
-from etc_dist.functions.matmul import silu, weight_shape
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.matmul import silu
 from etc_dist.ir import (
     DeviceFunction,
     Graph,
@@ -21,7 +19,6 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.ops.order import tile_grid
 from etc_dist.ops.tile_model import Tiling, dims_of
 from tests.graphs.dense import SINGLE, dense
 from tests.graphs.running_sums import inputs
@@ -321,50 +318,6 @@ def matmul_and_scratch(g: Graph) -> None:
     g.call(turn_numbers, grid, reads=[x[row, :]], writes=[turned[row, :]])
 
 
-@graph_function
-def tiled(
-    g: Graph,
-    *,
-    shapes: Sequence[TileShape],
-    dtype: str = "bfloat16",
-    w_layout: str = "nk",
-) -> None:
-    """y = x @ w.T by one call."""
-    m, n, k, shape = g.dims("m n k shape")
-    x = g.input("x", (m, k), dtype)
-    w = g.input("w", weight_shape(w_layout, n, k), dtype)
-    y = g.output("y", (m, n), dtype)
-    tiles = Tiles(g, "tile", shape, shapes, m, w_layout)
-    of = tile_grid(g, "", (m, n), tiles.rows, tiles.columns)
-    g.call(
-        tiles.matmul(dtype),
-        of.grid,
-        reads=[x[of.rows, :], *tiles.weight_tiles([w], of.columns)],
-        writes=[y[of.rows, of.columns]],
-        order=of.order,
-        values=tiles.values,
-    )
-
-
-@graph_function
-def gated_tiles(g: Graph, *, shapes: Sequence[TileShape]) -> None:
-    """y = silu(x @ gate.T) * (x @ up.T)."""
-    m, n, k, shape = g.dims("m n k shape")
-    x, y = g.input("x", (m, k), "bfloat16"), g.output("y", (m, n), "bfloat16")
-    gate, up = g.input("gate", (n, k), "bfloat16"), g.input("up", (n, k), "bfloat16")
-    tiles = Tiles(g, "tile", shape, shapes)
-    columns = tiles.half_columns()
-    i, j = grid = g.grid(i=ceildiv(m, tiles.rows), j=ceildiv(n, columns))
-    of_x, of_w = tile(i, tiles.rows), tile(j, columns)
-    g.call(
-        tiles.matmul("bfloat16", swiglu),
-        grid,
-        reads=[x[of_x, :], gate[of_w, :], up[of_w, :]],
-        writes=[y[of_x, of_w]],
-        values=tiles.values,
-    )
-
-
 def matmul(rows: int, n: int, k: int) -> Given:
     rng = np.random.default_rng(8)
     x, w = draw(rng, (rows, k), "bfloat16"), draw(rng, (n, k), "bfloat16")
@@ -372,13 +325,13 @@ def matmul(rows: int, n: int, k: int) -> Given:
 
 
 def tiles(m: int, n: int, k: int) -> Given:
-    """For `tiled` with one shape of tiles."""
+    """For `product` on tiles of one shape."""
     inputs, answers, _ = matmul(m, n, k)
     return inputs, answers, {"m": m, "n": n, "k": k, "shape": 0}
 
 
 def gated(m: int, n: int, k: int, dtype: str = "bfloat16") -> Given:
-    """For gated_tiles with one shape of tiles."""
+    """For a gated `product` on tiles of one shape."""
     rng = np.random.default_rng(9)
     x, gate, up = (draw(rng, (r, k), dtype, k**-0.25) for r in (m, n, n))
     active, linear = silu(matmul_of(x, gate).expected), matmul_of(x, up)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
@@ -28,7 +29,6 @@ from tests.emulate.cases import (
     float_partials,
     four_matmuls,
     gated,
-    gated_tiles,
     matmul,
     matmul_and_scratch,
     matmul_reduce_scatter,
@@ -39,10 +39,9 @@ from tests.emulate.cases import (
     sent_at_once,
     sums,
     sums_of_ranks,
-    tiled,
     tiles,
 )
-from tests.graphs.epilogues import all_kinds, applied, applied_given
+from tests.graphs.epilogues import all_kinds, applied_given, product
 from tests.graphs.parts import (
     BY_KIND,
     HALVES,
@@ -111,7 +110,7 @@ def experts_of_two(
 
 def shaped(shape: TileShape, *sizes: int) -> Case:
     """One of the shapes of tests/functions/test_tile_matmul.py."""
-    return Case(partial(tiled, 1, shapes=[shape]), lambda: tiles(*sizes), NEVER)
+    return Case(partial(product, 1, shapes=[shape]), lambda: tiles(*sizes), NEVER)
 
 
 def divided(kind: str, name: str) -> Case:
@@ -124,12 +123,12 @@ def divided(kind: str, name: str) -> Case:
 
 def applied_to(shape: TileShape) -> Case:
     """A reducing epilogue on tiles of one shape."""
-    graph = partial(applied, 1, what=all_kinds, shapes=[shape])
+    graph = partial(product, 1, what=all_kinds, shapes=[shape])
     return Case(graph, lambda: applied_given(72, 328, 136, shape), NEVER)
 
 
 def gated_by(shape: TileShape) -> Case:
-    graph = partial(gated_tiles, 1, shapes=[shape])
+    graph = partial(product, 1, what=swiglu, shapes=[shape])
     return Case(graph, lambda: gated(200, 200, 600), NEVER)
 
 

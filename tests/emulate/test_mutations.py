@@ -17,7 +17,6 @@ from etc_dist.emulate import Emulator
 from etc_dist.errors import EtcDistError
 from etc_dist.functions.append_kv import PagedCache
 from etc_dist.functions.router import Router
-from etc_dist.functions.routing import Routing
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.sampling import Sampling
 from etc_dist.ops.all_reduce import all_reduce_graph
@@ -76,21 +75,21 @@ def some_choices() -> Any:
 
 
 CHOSEN = {
-    "groups": Routing(256, DEEPSEEK, "bfloat16"),
-    "many experts": Routing(512, Router(6, False, has_correction=True), "bfloat16"),
+    "groups": (256, DEEPSEEK),
+    "many experts": (512, Router(6, False, has_correction=True)),
 }
 
 
-def some_logits(routing: Routing) -> Any:
-    given = drawn(np.random.default_rng(5), routing.experts, routing.router)
+def some_logits(experts: int, router: Router) -> Any:
+    given = drawn(np.random.default_rng(5), experts, router)
     return given, {"tokens": len(given["logits"])}
 
 
 def check_some_choices(
-    routing: Routing, program: Emulator, given: Any, dims: dict[str, int]
+    experts: int, router: Router, program: Emulator, given: Any, dims: dict[str, int]
 ) -> None:
     [found] = program.run([given], dims)
-    check_choices(found, routing, given)
+    check_choices(found, experts, router, given)
 
 
 def divided_rows() -> Any:
@@ -243,8 +242,8 @@ MUTATED = {
     "samples": Case(partial(sampled, 1, width=64), some_samples),
     "marked": Case(lambda: MARKED, some_choices),
     **{
-        name: Case(partial(chosen, 1, routing=r), partial(some_logits, r))
-        for name, r in CHOSEN.items()
+        name: Case(partial(chosen, *each), partial(some_logits, *each))
+        for name, each in CHOSEN.items()
     },
     "attention": Case(partial(attention, 1, paged=OF_GEMMA, group=2), some_attention),
     "post norm": Case(
@@ -266,7 +265,7 @@ CHECKS = {
     "routes": check_some_routes,
     "samples": check_equal,
     "marked": check_equal,
-    **{name: partial(check_some_choices, r) for name, r in CHOSEN.items()},
+    **{name: partial(check_some_choices, *each) for name, each in CHOSEN.items()},
     "shares": check_rows,
     "many shares": check_rows,
     "sinks": check_sinks,

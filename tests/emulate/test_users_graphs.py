@@ -10,7 +10,6 @@ from etc_dist.emulate import Emulator
 from etc_dist.emulate.memory import WAIT_LIMIT
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.epilogue import E4M3, partial
-from etc_dist.functions.matmul import weight_columns, weight_shape
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles, TileShape
@@ -19,6 +18,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import PART, check, copy_on, matmul_of
 from tests.graphs.dense import SINGLE, dense
+from tests.graphs.epilogues import product
 from tests.layers.reference import Answer, draw
 
 exhaustive = pytest.mark.exhaustive
@@ -173,27 +173,6 @@ def test_parts_of_k_are_added(dtype):
     check_both(graph, [{"x": x, "w": w}], [matmul_of(x, w)], dims, dtype)
 
 
-@graph_function
-def share_of_k(g: Graph, *, dtype: str, w_layout: str) -> None:
-    """y [rows, n] = x @ w.T, or x @ w, over 64 of k."""
-    rows, n, k = g.dims("rows n k")
-    x, y = g.input("x", (rows, k), dtype), g.output("y", (rows, n), dtype)
-    w = g.input("w", weight_shape(w_layout, n, k), dtype)
-    function, values = dense(g, SINGLE, dtype, w_layout)
-    i, j = grid = g.grid(i=ceildiv(rows, SINGLE.rows), j=ceildiv(n, SINGLE.columns))
-    share, columns = span(64, minimum(64, k - 64)), tile(j, SINGLE.columns)
-    g.call(
-        function,
-        grid,
-        values=values,
-        reads=[
-            x[tile(i, SINGLE.rows), share],
-            weight_columns(w_layout, w, columns, share),
-        ],
-        writes=[y[tile(i, SINGLE.rows), columns]],
-    )
-
-
 @pytest.mark.parametrize("k", [104, 200])
 @pytest.mark.parametrize(
     ("dtype", "w_layout"),
@@ -204,8 +183,10 @@ def test_a_matmul_of_a_slice_of_k(k, dtype, w_layout):
     x, w = draw(rng, (300, k), dtype), draw(rng, (40, k), dtype)
     answer = matmul_of(x[:, 64:128], w[:, 64:128])
     given = {"x": x, "w": w if w_layout == "nk" else np.ascontiguousarray(w.T)}
-    graph, dims = share_of_k(1, dtype=dtype, w_layout=w_layout), {"rows": 300, "n": 40}
-    check_both(graph, [given], [answer], {**dims, "k": k}, dtype)
+    options = {"shapes": [SINGLE], "dtypes": [dtype], "w_layout": w_layout}
+    graph = product(1, part=lambda k: span(64, minimum(64, k - 64)), **options)
+    dims = {"m": 300, "n": 40, "k": k, "shape": 0}
+    check_both(graph, [given], [answer], dims, dtype)
 
 
 @graph_function

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from etc_dist.emulate import Emulator
 from etc_dist.ir import GraphFunction
 from etc_dist.runtime.cpu import simulate
@@ -31,3 +33,13 @@ def both(
     """The outputs of one rank."""
     for [found] in both_on_ranks(graph, [given], dims):
         yield found
+
+
+def check_both(
+    graph: GraphFunction | Emulator, given: Arrays, dims: dict[str, int]
+) -> None:
+    """All results of both are nearly equal."""
+    expected, found = both(graph, given, dims)
+    for name, array in expected.items():
+        wanted, got = (a.astype(np.float32) for a in (array, found[name]))
+        np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)

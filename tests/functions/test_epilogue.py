@@ -21,16 +21,16 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.tile_model import FAMILY
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
+from tests.functions.both import both, check_both
 from tests.functions.compiled import check_compiled
 from tests.functions.sizes import odd_sizes
 from tests.graphs.epilogues import (
     all_kinds,
-    applied,
     applied_given,
-    applied_to_a_stack,
     gated_sums,
     inputs_of,
     only_rounded,
+    product,
     unchanged,
 )
 from tests.graphs.summed import summed, summed_given
@@ -54,8 +54,7 @@ exhaustive = pytest.mark.exhaustive
 
 
 def graph_of(what, shapes):
-    y_dtype = what.dtype or "bfloat16"
-    return applied(1, what=what, shapes=shapes, y_dtype=y_dtype)
+    return product(1, what=what, shapes=shapes, y_dtype=what.dtype)
 
 
 @cache
@@ -87,38 +86,27 @@ def test_both_halves_give_the_same_on_every_shape(what, shapes):
         for size in odd_sizes(shape), (4, 8, 72):
             inputs = inputs_of(what, *size)
             dims = {**dict(zip("mnk", size, strict=True)), "shape": number}
-            [expected] = simulate(emulator.plan, [inputs], dims).outputs
-            [found] = emulator.run([inputs], dims)
-            for name, array in expected.items():
-                wanted, got = (a.astype(np.float32) for a in (array, found[name]))
-                np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
+            check_both(emulator, inputs, dims)
 
 
 def test_float8_is_rounded_alike_and_ends_at_the_largest_number():
     numbers = [448, 460, 464, 500, -1e30, np.nan, np.inf, 0.3]
     x, w = np.zeros((8, 8)), np.ones((16, 8))
     x[:, 0] = numbers
-    inputs = {n: a.astype(numpy_dtype("bfloat16")) for n, a in (("x", x), ("w0", w))}
+    inputs = {n: a.astype(numpy_dtype("bfloat16")) for n, a in (("x", x), ("w", w))}
     emulator = emulated(unchanged, FEW[1:2])
     dims = {"m": 8, "n": 16, "k": 8, "shape": 0}
-    [expected] = simulate(emulator.plan, [inputs], dims).outputs
-    [found] = emulator.run([inputs], dims)
     wanted = [448, 448, 448, 448, -448, np.nan, 448, 0.3125]
-    for y in expected["y"], found["y"]:
-        np.testing.assert_array_equal(y[:, 0].astype(np.float32), wanted)
+    for found in both(emulator, inputs, dims):
+        np.testing.assert_array_equal(found["y"][:, 0].astype(np.float32), wanted)
 
 
 @pytest.mark.parametrize("shape", [FEW[0], pytest.param(FEW[-1], marks=exhaustive)])
 def test_arrays_may_be_matrices_of_stacks(shape):
     once = inputs_of(all_kinds, 72, 80, 72)
     inputs = {name: np.stack([a, a[::-1]]) for name, a in once.items()}
-    dims = {"matrices": 2, "m": 72, "n": 80, "k": 72}
-    emulator = Emulator(applied_to_a_stack(1, shape=shape), workers=2)
-    [expected] = simulate(emulator.plan, [inputs], dims).outputs
-    [found] = emulator.run([inputs], dims)
-    for name, array in expected.items():
-        wanted, got = (a.astype(np.float32) for a in (array, found[name]))
-        np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
+    dims = {"matrices": 2, "m": 72, "n": 80, "k": 72, "shape": 0}
+    check_both(product(1, what=all_kinds, shapes=[shape], stacked=True), inputs, dims)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +129,7 @@ def test_a_tile_is_stored_on_all_ranks(ranks, schedule):
 @pytest.mark.parametrize("shape", [TileShape(64, 128, swapped=True), FAMILY[-1]])
 def test_numpy_half_reduces_each_strip(shape):
     inputs, [answer], dims = applied_given(40, 328, 72, shape)
-    plan = schedule_static(applied(1, what=all_kinds, shapes=[shape]))
+    plan = schedule_static(product(1, what=all_kinds, shapes=[shape]))
     answer.check(simulate(plan, inputs, dims).outputs[0]["y"])
 
 

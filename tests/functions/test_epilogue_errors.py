@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ import etc_dist
 from etc_dist.codegen import generate
 from etc_dist.errors import BuildError, CodegenError, GraphError
 from etc_dist.functions.epilogue import PER_COLUMN, epilogue, residual, store
-from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import Graph, graph_function
-from etc_dist.ops.order import tile_grid
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir import span
 from etc_dist.schedule import schedule_static
-from tests.graphs.epilogues import SOURCE, applied
+from tests.graphs.epilogues import SOURCE, product
 from tests.refusals import refused
+from tests.verify.waits import change
 
 SHAPE = TileShape(64, 64, swapped=True)
 
@@ -28,22 +29,17 @@ def declared(body=scale, **options):
     return epilogue(**{"source": SOURCE, "reads": [PER_COLUMN], **options})(body)
 
 
-@graph_function
-def product(g: Graph, *, what: Any = store, width: Any = None) -> None:
-    """y of the first columns of x and w. A residual has all columns."""
-    m, n, k = g.dims("m n k")
-    x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
-    more = [g.input("other", (m, n), "bfloat16")] if what is residual else []
-    y, tiles = g.output("y", (m, n), "bfloat16"), Tiles(g, "tile", 0, [SHAPE])
-    of = tile_grid(g, "", (m, n), 64, 64)
-    g.call(
-        tiles.matmul("bfloat16", what),
-        of.grid,
-        reads=[x[of.rows, :width], w[of.columns, :width]]
-        + [other[of.rows, :] for other in more],
-        writes=[y[of.rows, of.columns]],
-        values=tiles.values,
-    )
+def residual_of_all_columns() -> Any:
+    graph = product(1, what=residual, shapes=[SHAPE])
+    (call,) = graph.calls
+    *reads, other = call.reads
+    start, size = (other.start[0], reads[0].start[1]), (other.size[0], graph.dims[1])
+    other = replace(other, start=start, size=size)
+    return change(graph, call.name, reads=(*reads, other))
+
+
+def first_of_k(size: int) -> Any:
+    return product(1, shapes=[SHAPE], part=lambda k: span(0, size))
 
 
 def generated(graph: Any) -> None:
@@ -58,7 +54,7 @@ def more(sums, factors, y, more): ...
 
 
 def of_scale(**options: Any) -> Any:
-    return applied(1, what=declared(**options), shapes=[SHAPE])
+    return product(1, what=declared(**options), shapes=[SHAPE])
 
 
 REFUSALS = {
@@ -84,11 +80,11 @@ REFUSALS = {
         "got: kTiles to do",
     ),
     "residual of other columns": (
-        lambda: generated(product(1, what=residual)),
+        lambda: generated(residual_of_all_columns()),
         "got: axis 1: size n, where another columns is 64 to do",
     ),
     "part of k": (
-        lambda: generated(product(1, width=SHAPE.depth // 2)),
+        lambda: generated(first_of_k(SHAPE.depth // 2)),
         "got: axis 1: size 128|k a multiple of 256",
     ),
     "name of the CUDA half": (
@@ -96,7 +92,7 @@ REFUSALS = {
         "scale",
     ),
     "dtype of y": (
-        lambda: generated(applied(1, what=store, shapes=[SHAPE], y_dtype="float32")),
+        lambda: generated(product(1, what=store, shapes=[SHAPE], y_dtype="float32")),
         "got: float32 to do",
     ),
 }
@@ -108,7 +104,7 @@ def test_an_epilogue_that_does_not_fit_is_refused(name):
 
 
 def test_a_part_of_k_of_whole_steps_is_taken():
-    generated(product(1, width=SHAPE.depth))
+    generated(first_of_k(SHAPE.depth))
 
 
 def test_the_body_must_fill_y():

@@ -22,10 +22,16 @@ from etc_dist.ir import Graph
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
-from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import check
+from tests.functions.both import both, check_both
 from tests.functions.compiled import check_compiled, check_wgmmas
-from tests.graphs.epilogues import all_kinds, applied, gated_sums, inputs_of
+from tests.graphs.epilogues import (
+    all_kinds,
+    gated_sums,
+    inputs_of,
+    product,
+    weights_of,
+)
 from tests.graphs.parts import gated_parts
 from tests.graphs.scaled import (
     HALVES,
@@ -92,13 +98,10 @@ def test_all_codes_are_widened_exactly(dtype):
     x = np.ones((1, 128), numpy_dtype(dtype))
     given = {"x": x, "w": w, "w_scales": np.ones((2, 1), np.float32)}
     dims = {"m": 1, "n": 256, "k": 128, **dims_of(Tiling(2, 96))}
-    program = emulated(BLOCKS, dtype)
     expected = rows.astype(np.uint8).view(w.dtype).astype(x.dtype)
     assert np.isnan(expected).sum() == 2
-    [from_numpy] = simulate(program.plan, [given], dims).outputs
-    [found] = program.run([given], dims)
-    for y in found["y"], from_numpy["y"]:
-        wanted, got = (a.astype(np.float32) for a in (expected, y[0]))
+    for found in both(emulated(BLOCKS, dtype), given, dims):
+        wanted, got = (a.astype(np.float32) for a in (expected, found["y"][0]))
         np.testing.assert_array_equal(got, wanted)
 
 
@@ -117,11 +120,8 @@ def test_each_block_has_its_own_scale(number):
         columns = 128
     given = {"x": x, "w": codes, "w_scales": scales}
     dims = {"m": 3, "n": n, "k": k, **dims_of(Tiling(number, columns, 1, 2))}
-    program = emulated(BLOCKS)
-    [from_numpy] = simulate(program.plan, [given], dims).outputs
-    [found] = program.run([given], dims)
-    for y in found["y"], from_numpy["y"]:
-        wanted, got = (a.astype(np.float32) for a in (each.astype(x.dtype), y))
+    for found in both(emulated(BLOCKS), given, dims):
+        wanted, got = (a.astype(np.float32) for a in (each.astype(x.dtype), found["y"]))
         np.testing.assert_array_equal(got, [wanted] * 3)
 
 
@@ -172,19 +172,14 @@ def test_gate_and_up_have_their_own_scales(number, scaling):
 def test_epilogues_get_the_scaled_sums(what, shape):
     m, n, k = 40, 136, 272
     scaling = Scaling(PER_BLOCK, "bfloat16")
-    graph = applied(1, what=what, shapes=[shape], w_layout=scaling.w_layout)
-    emulator, inputs = Emulator(graph, workers=2), inputs_of(what, m, n, k)
-    for number in range(what.weights):
-        name = f"w{number}"
+    graph = product(1, what=what, shapes=[shape], w_layout=scaling.w_layout)
+    inputs = inputs_of(what, m, n, k)
+    for number, name in enumerate(weights_of(what)):
         inputs[name] = inputs[name].astype(numpy_dtype(E4M3))
         scales = np.exp2(np.arange(6) - 3 + number).reshape(2, 3)
         inputs[f"{name}_scales"] = scales.astype(numpy_dtype("bfloat16"))
     dims = {"m": m, "n": n, "k": k, "shape": 0}
-    [expected] = simulate(emulator.plan, [inputs], dims).outputs
-    [found] = emulator.run([inputs], dims)
-    for name, array in expected.items():
-        wanted, got = (a.astype(np.float32) for a in (array, found[name]))
-        np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
+    check_both(graph, inputs, dims)
 
 
 def test_some_shapes_have_tiles_of_scaled_weights():

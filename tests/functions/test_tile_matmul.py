@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -12,12 +11,12 @@ from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.functions.epilogue import residual, store, store_on_ranks, swiglu
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
-from etc_dist.ir import Graph, graph_function
+from etc_dist.ir import Graph
 from etc_dist.ops.argument_table import DTYPES
-from etc_dist.ops.order import tile_grid
 from etc_dist.ops.tile_model import FAMILY
-from tests.emulate.cases import gated, gated_tiles, matmul_of, tiled, tiles
+from tests.emulate.cases import gated, matmul_of, tiles
 from tests.functions.sizes import odd_sizes
+from tests.graphs.epilogues import product
 from tests.layers.reference import draw
 from tests.ops.arrays import cancelling
 from tests.refusals import refused
@@ -42,35 +41,9 @@ EXTREME = (
 GATED = [number for number, shape in enumerate(FAMILY) if shape.may_be_gated]
 
 
-@graph_function
-def both_dtypes(g: Graph, *, shapes: Sequence[TileShape]) -> None:
-    """y = x @ w.T in bfloat16, and the same in float16, in one program."""
-    m, n, k, shape = g.dims("m n k shape")
-    for dtype in DTYPES:
-        x, w, y = (
-            make(f"{name}_{dtype}", extents, dtype)
-            for make, name, extents in (
-                (g.input, "x", (m, k)),
-                (g.input, "w", (n, k)),
-                (g.output, "y", (m, n)),
-            )
-        )
-        tiles = Tiles(g, dtype, shape, shapes, m)
-        of = tile_grid(g, dtype, (m, n), tiles.rows, tiles.columns)
-        g.call(
-            tiles.matmul(dtype),
-            of.grid,
-            name=dtype,
-            reads=[x[of.rows, :], w[of.columns, :]],
-            writes=[y[of.rows, of.columns]],
-            order=of.order,
-            values=tiles.values,
-        )
-
-
 @cache
 def program(shapes: tuple[TileShape, ...]) -> Emulator:
-    return Emulator(both_dtypes(1, shapes=shapes), workers=2)
+    return Emulator(product(1, dtypes=DTYPES, shapes=shapes), workers=2)
 
 
 @some_shapes
@@ -96,7 +69,7 @@ def test_each_shape_gives_x_times_w_transposed_in_both_dtypes(shapes):
 @some_shapes
 def test_each_shape_for_transposed_weights_multiplies_by_them(shapes, dtype):
     shapes = shapes_for("kn", shapes)
-    graph = tiled(1, dtype=dtype, w_layout="kn", shapes=shapes)
+    graph = product(1, dtypes=[dtype], w_layout="kn", shapes=shapes)
     kn, rng = Emulator(graph, workers=2), np.random.default_rng(8)
     for number, shape in enumerate(shapes):
         m, n, k = odd_sizes(shape)
@@ -116,7 +89,7 @@ def test_each_shape_for_transposed_weights_multiplies_by_them(shapes, dtype):
     ],
 )
 def test_rows_are_divided_evenly_into_tiles(rows, tile, each):
-    graph = tiled(1, shapes=[tile])
+    graph = product(1, shapes=[tile])
     env = graph.environment({"m": rows, "n": 512, "k": 64, "shape": 0}, 0)
     assert env["tile_even_rows"] == each
     assert env["tiles_down"] == -(-rows // tile.rows)
@@ -143,7 +116,7 @@ def test_tiles_that_add_k_in_its_order_give_the_same_bits(shapes, rng):
 
 @pytest.fixture(scope="module")
 def gated_program() -> Emulator:
-    graph = gated_tiles(1, shapes=FAMILY)
+    graph = product(1, what=swiglu, shapes=FAMILY)
     return Emulator(graph, workers=2)
 
 
@@ -242,7 +215,7 @@ def test_parts_with_other_epilogues_are_refused():
 
 @exhaustive
 def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed():
-    graph = tiled(1, shapes=EXTREME)
+    graph = product(1, shapes=EXTREME)
     program = Emulator(graph, workers=2)
     inputs, [answer], dims = tiles(70, 88, 136)
     for number in range(len(EXTREME)):

@@ -1,8 +1,8 @@
-"""Graphs with an epilogue, and their inputs and expected results."""
+"""Products of matrices by one call with an epilogue, and their inputs and results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from etc_dist.functions.epilogue import (
     PER_ROW,
     Epilogue,
     epilogue,
+    store,
 )
 from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import Graph, ceildiv, graph_function, tile
+from etc_dist.ir import Expr, Graph, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.order import tile_grid
 from tests.layers.reference import Answer
@@ -58,84 +59,88 @@ def unchanged(sums: Any, y: Any) -> None:
 
 
 @graph_function
-def applied(
+def product(
     g: Graph,
     *,
-    what: Epilogue,
     shapes: Sequence[TileShape],
-    y_dtype: str = "bfloat16",
+    what: Epilogue = store,
+    dtypes: Sequence[str] = ("bfloat16",),
+    y_dtype: str | None = None,
     w_layout: str = "nk",
+    part: Callable[[Expr], Any] | None = None,
+    size: tuple[int, int] | None = None,
+    stacked: bool = False,
 ) -> None:
-    """y [m, n] and the other results of one matmul; reads are r0, r1, writes s0, s1."""
+    """y [m, n] = x @ w.T, and the other results of an epilogue, which also reads r0, r1
+    and writes s0, s1. Gated ones have the weights gate and up. dtypes: of products of
+    one program, whose names end in them. part: of k. size: rows and columns of a task,
+    default those of a tile. stacked: all arrays have an axis of matrices in front."""
+    stack = (g.dims("matrices"),) if stacked else ()
     m, n, k, shape = g.dims("m n k shape")
-    x = g.input("x", (m, k), "bfloat16")
-    names = [f"w{i}" for i in range(what.weights)]
-    weights = [weight_input(g, name, w_layout, n, k, "bfloat16") for name in names]
-    tiles = Tiles(g, "tile", shape, shapes, w_layout=w_layout)
-    width = tiles.half_columns() if what.gated else tiles.columns
-    strip = tiles.strip_columns(gated=what.gated)
-    strips = tiles.strips(gated=what.gated)
-    of = tile_grid(g, "", (m, n), tiles.rows, width)
-    by_strip = (ceildiv(n, strip), m), (tile(of.grid[1], strips), of.rows)
-    kinds: dict[str, Any] = {
-        PER_ELEMENT: ((m, n), (of.rows, of.columns)),
-        PER_COLUMN: ((n,), (of.columns,)),
-        PER_ROW: ((m,), (of.rows,)),
-    }
-    reads = []
-    for i, kind in enumerate(what.reads):
-        extents, region = kinds[kind]
-        dtype = "float32" if kind == PER_ROW else "bfloat16"
-        reads.append(g.input(f"r{i}", extents, dtype)[region])
-    writes = [g.output("y", (m, n), y_dtype)[of.rows, of.columns]]
-    for i, kind in enumerate(what.writes):
-        extents, region = by_strip if kind == PER_ROW else kinds[kind]
-        writes.append(g.output(f"s{i}", extents, "float32")[region])
-    g.call(
-        tiles.matmul("bfloat16", what),
-        of.grid,
-        reads=[x[of.rows, :], *tiles.weight_tiles(weights, of.columns), *reads],
-        writes=writes,
-        order=of.order,
-        values=tiles.values,
-    )
+    for dtype in dtypes:
+        end = f"_{dtype}" if len(dtypes) > 1 else ""
+        tiles = Tiles(g, f"tile{end}", shape, shapes, m, w_layout)
+        weights = [
+            weight_input(g, f"{name}{end}", w_layout, n, k, dtype, stack)
+            for name in weights_of(what)
+        ]
+        width = tiles.half_columns() if what.gated else tiles.columns
+        of = tile_grid(g, end.strip("_"), (m, n), *(size or (tiles.rows, width)))
+        grid, rows, columns, order = of.grid, of.rows, of.columns, of.order
+        place: tuple[Expr, ...] = ()
+        if stacked:
+            *place, i, j = grid = g.grid(s=stack[0], i=of.down, j=of.across)
+            rows, columns, order = tile(i, tiles.rows), tile(j, width), None
+        strip = tiles.strip_columns(gated=what.gated)
+        strips = tile(grid[-1], tiles.strips(gated=what.gated))
+        axes: dict[str, Any] = {
+            PER_ELEMENT: {m: rows, n: columns},
+            PER_COLUMN: {n: columns},
+            PER_ROW: {m: rows},
+            BY_STRIP: {ceildiv(n, strip): strips, m: rows},
+        }
+        operands: dict[str, list[Any]] = {"input": [], "output": []}
+        of_k = part(k) if part else slice(None)
+        for kind, name, along, of_array in (
+            ("input", "x", {m: rows, k: of_k}, dtype),
+            *_arrays("input", "r", what.reads, axes, dtype),
+            ("output", "y", axes[PER_ELEMENT], y_dtype or dtype),
+            *_arrays("output", "s", what.writes, axes, "float32"),
+        ):
+            array = getattr(g, kind)(f"{name}{end}", (*stack, *along), of_array)
+            operands[kind].append(array[(*place, *along.values())])
+        x, *reads = operands["input"]
+        g.call(
+            tiles.matmul(dtype, what),
+            grid,
+            name=f"tile_matmul{end}",
+            reads=[x, *tiles.weight_tiles(weights, columns, of_k, (*place,)), *reads],
+            writes=operands["output"],
+            order=order,
+            values=tiles.values,
+        )
 
 
-@graph_function
-def applied_to_a_stack(g: Graph, *, shape: TileShape) -> None:
-    """`applied` with all_kinds to the matrices of a stack: each array has an axis of
-    matrices in front."""
-    matrices, m, n, k = g.dims("matrices m n k")
-    tiles = Tiles(g, "tile", 0, [shape])
-    strip, strips = tiles.strip_columns(), tiles.strips()
-    x, w = (
-        g.input(*a, "bfloat16")
-        for a in (("x", (matrices, m, k)), ("w0", (matrices, n, k)))
-    )
-    bias = g.input("r0", (matrices, n), "bfloat16")
-    factors = g.input("r1", (matrices, m), "float32")
-    y = g.output("y", (matrices, m, n), "bfloat16")
-    old = g.output("s0", (matrices, m, n), "float32")
-    most = g.output("s1", (matrices, ceildiv(n, strip), m), "float32")
-    s, i, j = grid = g.grid(
-        s=matrices, i=ceildiv(m, tiles.rows), j=ceildiv(n, tiles.columns)
-    )
-    rows, columns = tile(i, tiles.rows), tile(j, tiles.columns)
-    g.call(
-        tiles.matmul("bfloat16", all_kinds),
-        grid,
-        reads=[x[s, rows, :], w[s, columns, :], bias[s, columns], factors[s, rows]],
-        writes=[
-            y[s, rows, columns],
-            old[s, rows, columns],
-            most[s, tile(j, strips), rows],
-        ],
-        values=tiles.values,
-    )
+BY_STRIP = "per row and strip"
+
+
+def _arrays(
+    kind: str, letter: str, kinds: Sequence[str], axes: dict[str, Any], dtype: str
+) -> Iterator[tuple[str, str, Any, str]]:
+    """The arrays of an epilogue: what they are, names, axes and dtypes."""
+    for number, each in enumerate(kinds):
+        by_row = each == PER_ROW
+        along = axes[BY_STRIP if by_row and kind == "output" else each]
+        yield kind, f"{letter}{number}", along, "float32" if by_row else dtype
+
+
+def weights_of(what: Epilogue) -> tuple[str, ...]:
+    """The names of the weights of a product."""
+    return ("gate", "up") if what.gated else ("w",)
 
 
 def inputs_of(what: Epilogue, m: int, n: int, k: int) -> dict[str, Any]:
-    """The inputs of `applied`: whole numbers, so that sums are exact in any order."""
+    """The inputs of `product`: whole numbers, so that sums are exact in any order."""
     rng = np.random.default_rng(m * n + k)
     bf16 = numpy_dtype("bfloat16")
 
@@ -144,7 +149,7 @@ def inputs_of(what: Epilogue, m: int, n: int, k: int) -> dict[str, Any]:
 
     extents = {PER_ELEMENT: (m, n), PER_COLUMN: (n,), PER_ROW: (m,)}
     arrays = {"x": whole(m, k).astype(bf16)}
-    arrays |= {f"w{i}": whole(n, k).astype(bf16) for i in range(what.weights)}
+    arrays |= {name: whole(n, k).astype(bf16) for name in weights_of(what)}
     for i, kind in enumerate(what.reads):
         read = whole(*extents[kind])
         arrays[f"r{i}"] = read if kind == PER_ROW else read.astype(bf16)
@@ -152,7 +157,7 @@ def inputs_of(what: Epilogue, m: int, n: int, k: int) -> dict[str, Any]:
 
 
 def applied_given(m: int, n: int, k: int, shape: TileShape) -> Any:
-    """The inputs, results and dims of `applied` with `all_kinds`."""
+    """The inputs, results and dims of `product` with `all_kinds`."""
     inputs = inputs_of(all_kinds, m, n, k)
     x, w, bias, factors = (a.astype(np.float32) for a in inputs.values())
     made = (x @ w.T) * factors[:, None] + bias

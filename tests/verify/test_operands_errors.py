@@ -2,129 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 
-from etc_dist.errors import GraphError
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_slices import combine_slices
-from etc_dist.functions.epilogue import row_squares, store, swiglu
-from etc_dist.functions.matmul import weight_columns
+from etc_dist.functions.epilogue import row_squares, swiglu
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
+from etc_dist.ir import Graph, GraphFunction, ceildiv, tile
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
+from tests.graphs.calls import one_call
 from tests.graphs.dense import SINGLE, dense
+from tests.graphs.epilogues import product
+from tests.graphs.kit import Kit, made
+from tests.refusals import refused
 
 
 def prove(graph: GraphFunction, **dims: int) -> None:
     verify(schedule_static(graph), dims, workers=2)
 
 
-@graph_function
-def push_within(g: Graph, *, to: int) -> None:
+def push_within(g: Kit, to: int) -> None:
     n = g.dims("n")
     state = g.state("state", (n,), "float32")
     reads, writes = [state[8:n]], [state[8 - to : n - to]]
     g.call(push_rows(), g.grid(one=1), reads=reads, writes=writes)
 
 
-def test_copy_onto_a_part_of_its_source_is_refused() -> None:
-    with pytest.raises(GraphError, match=r"which overlaps state\[8 \+: n - 8\]"):
-        prove(push_within(1, to=4), n=64)
-    prove(push_within(1, to=8), n=16)  # 8:16 to 0:8
-
-
-@graph_function
-def multiply_in_place(g: Graph) -> None:
+def multiply_in_place(g: Kit) -> None:
     n = g.dims("n")
     x, w = g.input("x", (n, 128), "bfloat16"), g.state("w", (128, 128), "bfloat16")
     function, values = dense(g, SINGLE)
-    g.call(
-        function,
-        g.grid(one=1),
-        values=values,
-        reads=[x[tile(0, 128), :], w[:, :]],
-        writes=[w[:, :]],
-    )
+    operands = {"reads": [x[tile(0, 128), :], w[:, :]], "writes": [w[:, :]]}
+    g.call(function, g.grid(one=1), values=values, **operands)
 
 
-def test_matmul_over_its_weight_is_refused() -> None:
-    with pytest.raises(GraphError, match=r"writes w\[:, :\], which overlaps w"):
-        prove(multiply_in_place(1), n=128)
-
-
-@graph_function
-def clipped(g: Graph, *, partials: bool) -> None:
-    n, m = g.dims("n m")
-    (i,) = grid = g.grid(i=ceildiv(m, 64))
-    shape: Any = (2, n, 8) if partials else (n, 8)
-    x, y = g.input("x", shape, "float32"), g.output("y", (m, 8), "float32")
-    rows = tile(i, 64), slice(None)
-    read = x[:, rows[0], :] if partials else x[rows]
-    function = add_partials("float32") if partials else push_rows()
-    g.call(function, grid, reads=[read], writes=[y[rows]])
-
-
-@pytest.mark.parametrize("partials", [False, True])
-@pytest.mark.parametrize("m", [32, 100])
-def test_regions_of_equal_sizes_that_are_clipped_differently_are_refused(
-    partials, m
-) -> None:
-    graph = clipped(1, partials=partials)
-    with pytest.raises(GraphError, match="has 16 along .* which must be equal"):
-        prove(graph, n=16, m=m)
-    prove(graph, n=m, m=m)
-
-
-@graph_function
-def picks(g: Graph) -> None:
-    n, e = g.dims("n e")
-    logits = g.input("logits", (n, e), "float32")
-    ids, weights = (g.output(t[:3], (n, 2), t) for t in ("int32", "float32"))
-    i, j = grid = g.grid(i=n, j=ceildiv(e, 8))
-    to = tile(i, 1), tile(j, 2)
-    g.call(
-        choose_experts(Routing(8, Router(2), "bfloat16"), 1),
-        grid,
-        reads=[logits[tile(i, 1), tile(j, 8)]],
-        writes=[ids[to], weights[to]],
-    )
-
-
-def test_region_that_is_smaller_than_the_constant_of_a_function_is_refused() -> None:
-    prove(picks(1), n=3, e=8)
-    with pytest.raises(GraphError) as caught:
-        prove(picks(1), n=3, e=6)
-    assert "has 6 of 8 along axis 1 of logits[i +: 1, j * 8 +: 8]" in str(caught.value)
-    assert "2 more like it" in str(caught.value)
-
-
-@graph_function
-def combined(g: Graph) -> None:
-    h, n, _cuts = g.dims("h n cuts")
-    sums = g.input("sums", (4, h, 64), "float32")
-    stats = g.input("stats", (4, h, 2), "float32")
-    y = g.output("y", (n,), "bfloat16")
-    j, *_ = grid = g.grid(j=ceildiv(h, 2))
-    reads = [sums[:, tile(j, 2), :], stats[:, tile(j, 2), :]]
-    function = combine_slices(64, "bfloat16")
-    g.call(function, grid, reads=reads, writes=[y[tile(j, 128)]])
-
-
-def test_sizes_with_a_factor_are_compared() -> None:
-    prove(combined(1), h=3, n=192, cuts=1)
-    with pytest.raises(GraphError, match=r"has 1 along .* and 128 .* be 64 \* heads"):
-        prove(combined(1), h=3, n=256, cuts=1)
-
-
-@graph_function
 def squares(g: Graph) -> None:
     m, n, strips = g.dims("m n strips")
     x, w = g.input("x", (m, 64), "bfloat16"), g.input("w", (n, 64), "bfloat16")
@@ -141,85 +60,140 @@ def squares(g: Graph) -> None:
     )
 
 
-def test_an_epilogue_has_a_number_for_each_strip_of_a_tile() -> None:
-    prove(squares(1), m=128, n=200, strips=4)
-    prove(squares(1), m=128, n=136, strips=3)
-    with pytest.raises(GraphError, match=r"has 72 along .* and 1 .* be columns / \(64"):
-        prove(squares(1), m=128, n=200, strips=3)
-
-
-@graph_function
-def multiplied(g: Graph, *, w_layout: str, gated: bool, size: tuple[int, int]) -> None:
+def summed(g: Kit, swapped: bool) -> None:
     m, n = g.dims("m n")
-    shape = (n, 64) if w_layout == "nk" else (64, n)
-    x, w = g.input("x", (m, 64), "bfloat16"), g.input("w", shape, "bfloat16")
-    y = g.output("y", (m, n), "bfloat16")
-    tiles = Tiles(g, "tile", 0, [TileShape(128, 128)], w_layout=w_layout)
-    i, j = grid = g.grid(i=ceildiv(m, size[0]), j=ceildiv(n, size[1]))
-    rows, columns = tile(i, size[0]), tile(j, size[1])
-    weight = weight_columns(w_layout, w, columns)
-    g.call(
-        tiles.matmul("bfloat16", swiglu if gated else store),
-        grid,
-        reads=[x[rows, :], *[weight] * (2 if gated else 1)],
-        writes=[y[rows, columns]],
-        values=tiles.values,
+    tiles = Tiles(g, "tile", 0, [TileShape(128, 128, swapped=swapped)])
+    sums, y = (
+        g.input("sums", (2, 8 * 1024), "float32"),
+        g.output("y", (m, n), "bfloat16"),
     )
+    operands = {"reads": [sums[:, :]], "writes": [y[:, :]], "values": tiles.values}
+    g.call(tiles.sum_parts("bfloat16"), g.grid(one=1), **operands)
 
 
-@pytest.mark.parametrize(
-    ("w_layout", "gated", "size", "fault"),
-    [
-        ("nk", False, (256, 128), r"has 256 along axis 0 of x\[i \* 256 .* most 128"),
-        ("nk", False, (128, 192), r"has 192 along axis 0 of w\[j \* 192 .* most 128"),
-        ("kn", False, (128, 192), r"has 192 along axis 1 of w\[:, j .* most 128"),
-        ("nk", True, (128, 128), r"has 128 along axis 0 of w\[j \* 128 .* most 64"),
-    ],
+def multiplied(
+    size: tuple[int, int], w_layout: str = "nk", gated: bool = False
+) -> GraphFunction:
+    options = {"w_layout": w_layout, "size": size} | ({"what": swiglu} if gated else {})
+    return product(1, shapes=[TileShape(128, 128)], **options)
+
+
+CLIPPED = one_call(1, push_rows(), ["x n/64@m 8 float32"], ["y m/64 8 float32"])
+CLIPPED_PARTS = one_call(
+    1, add_partials("float32"), ["x 2 n/64@m 8 float32"], ["y m/64 8 float32"]
 )
-def test_a_region_larger_than_the_tile_is_refused(w_layout, gated, size, fault) -> None:
-    graph = multiplied(1, w_layout=w_layout, gated=gated, size=size)
-    prove(graph, m=128, n=64)  # all in one tile
-    with pytest.raises(GraphError, match=f"{fault}(?s:.*)give each task at most one"):
-        prove(graph, m=512, n=384)
+PICKS = one_call(
+    1,
+    choose_experts(Routing(8, Router(2), "bfloat16"), 1),
+    ["logits n/1 e/8 float32"],
+    ["int n/1 2/2@e int32", "flo n/1 2/2@e float32"],
+)
+COMBINED = one_call(
+    1,
+    combine_slices(64, "bfloat16"),
+    ["sums 4 h/2 64 float32", "stats 4 h/2 2 float32"],
+    ["y n/128@h bfloat16"],
+    dims="h n cuts",
+)
+NORMALISED = one_call(
+    1,
+    rms_norm("bfloat16", 1e-6),
+    ["x stack/1@m 1 8 bfloat16", "gain 8 bfloat16"],
+    ["y m/1 8 bfloat16"],
+)
+FEW, MANY = {"m": 128, "n": 64, "k": 64, "shape": 0}, {"m": 512, "n": 384, "k": 64}
+MANY["shape"] = 0
+AT_MOST = "|give each task at most one"
+# The graph, its dims, words of the refusal; dims with which it is proved.
+REFUSALS = {
+    "a part of its source": (
+        made(partial(push_within, to=4)),
+        {"n": 64},
+        "which overlaps state[8 +: n - 8]",
+    ),
+    "its weight": (
+        made(multiply_in_place),
+        {"n": 128},
+        "writes w[:, :], which overlaps w",
+    ),
+    **{
+        f"{name}, clipped to {m}": (
+            graph,
+            {"n": 16, "m": m},
+            "has 16 along|which must be equal",
+            {"n": m, "m": m},
+        )
+        for name, graph in (("rows", CLIPPED), ("parts", CLIPPED_PARTS))
+        for m in (32, 100)
+    },
+    "smaller than a constant": (
+        PICKS,
+        {"n": 3, "e": 6},
+        "has 6 of 8 along axis 1 of logits[i +: 1, j * 8 +: 8]|2 more like it",
+        {"n": 3, "e": 8},
+    ),
+    "a size with a factor": (
+        COMBINED,
+        {"h": 3, "n": 256, "cuts": 1},
+        "has 1 along|and 128|be 64 * heads",
+        {"h": 3, "n": 192, "cuts": 1},
+    ),
+    "a number for each strip": (
+        made(squares),
+        {"m": 128, "n": 200, "strips": 3},
+        "has 72 along|and 1|be columns / (64",
+        {"m": 128, "n": 200, "strips": 4},
+        {"m": 128, "n": 136, "strips": 3},
+    ),
+    "rows of a tile": (
+        multiplied((256, 128)),
+        MANY,
+        "has 256 along axis 0 of x[i * 256|most 128" + AT_MOST,
+        FEW,
+    ),
+    "columns of a tile": (
+        multiplied((128, 192)),
+        MANY,
+        "has 192 along axis 0 of w[j * 192|most 128" + AT_MOST,
+        FEW,
+    ),
+    "columns of weights [k, n]": (
+        multiplied((128, 192), "kn"),
+        MANY,
+        "has 192 along axis 1 of w[:, j|most 128" + AT_MOST,
+        FEW,
+    ),
+    "columns of a gated tile": (
+        multiplied((128, 128), gated=True),
+        MANY,
+        "has 128 along axis 0 of gate[j * 128|most 64" + AT_MOST,
+        FEW,
+    ),
+    **{
+        f"a slice of a tile, axis {int(not swapped)}": (
+            made(partial(summed, swapped=swapped)),
+            {"m": 128, "n": 128},
+            f"has 128 along axis {int(not swapped)} of y|most 64",
+            {"m": 64, "n": 64},
+        )
+        for swapped in (False, True)
+    },
+    "a further axis beyond the edge": (
+        NORMALISED,
+        {"stack": 2, "m": 3},
+        "has 0 of 1 along axis 0 of x[i +: 1",
+        {"stack": 3, "m": 3},
+    ),
+}
 
 
-@graph_function
-def summed(g: Graph, *, swapped: bool) -> None:
-    m, n = g.dims("m n")
-    shape = TileShape(128, 128, swapped=swapped)
-    tiles = Tiles(g, "tile", 0, [shape])
-    sums = g.input("sums", (2, 8 * 1024), "float32")
-    y = g.output("y", (m, n), "bfloat16")
-    g.call(
-        tiles.sum_parts("bfloat16"),
-        g.grid(one=1),
-        reads=[sums[:, :]],
-        writes=[y[:, :]],
-        values=tiles.values,
-    )
+@pytest.mark.parametrize("name", REFUSALS)
+def test_operands_that_do_not_fit_are_refused(name) -> None:
+    graph, dims, words, *right = REFUSALS[name]
+    refused(lambda: prove(graph, **dims), words)
+    for dims in right:
+        prove(graph, **dims)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_a_region_larger_than_a_slice_of_a_tile_is_refused(swapped) -> None:
-    prove(summed(1, swapped=swapped), m=64, n=64)
-    with pytest.raises(
-        GraphError, match=r"has 128 along axis (.) of y.* most 64"
-    ) as caught:
-        prove(summed(1, swapped=swapped), m=128, n=128)
-    assert f"axis {int(not swapped)}" in str(caught.value)
-
-
-@graph_function
-def normalised(g: Graph) -> None:
-    stack, m = g.dims("stack m")
-    x, gain = g.input("x", (stack, 1, 8), "bfloat16"), g.input("gain", (8,), "bfloat16")
-    y = g.output("y", (m, 8), "bfloat16")
-    (i,) = grid = g.grid(i=m)
-    reads = [x[tile(i, 1), :, :], gain[:]]
-    g.call(rms_norm("bfloat16", 1e-6), grid, reads=reads, writes=[y[tile(i, 1), :]])
-
-
-def test_index_of_a_further_axis_beyond_the_edge_is_refused() -> None:
-    prove(normalised(1), stack=3, m=3)
-    with pytest.raises(GraphError, match=r"has 0 of 1 along axis 0 of x\[i \+: 1"):
-        prove(normalised(1), stack=2, m=3)
+def test_a_copy_to_another_part_is_proved() -> None:
+    prove(made(partial(push_within, to=8)), n=16)  # 8:16 to 0:8

@@ -1,0 +1,59 @@
+"""Graphs of calls that only touch their operands, made by functions of a `Kit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from etc_dist.ir import (
+    DeviceFunction,
+    EventTensor,
+    Graph,
+    GraphFunction,
+    Symbol,
+    Tensor,
+)
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def touch(reads: int = 0, writes: int = 0, lane: str = "tensor") -> DeviceFunction:
+    name = f"touch_{reads}_{writes}_{lane}"
+    return DeviceFunction(name, _nothing, "touch.cuh", lane, reads, writes)
+
+
+ROW = Symbol("i", "coordinate")
+"""The coordinate of the tasks of `Kit.do`."""
+
+
+class Kit(Graph):
+    """A graph with shorter words for its parts."""
+
+    def do(self, name: str, i: Any = 1, *, lane: str = "tensor", **call: Any) -> None:
+        """A call with tasks i; some terms are of its function."""
+        operands = len(call.get("reads", ())), len(call.get("writes", ()))
+        terms = {n: call.pop(n) for n in FUNCTION_TERMS if n in call}
+        function = replace(touch(*operands, lane), **terms)
+        self.call(function, self.grid(i=i), name=name, **call)
+
+    def event(self, name: str = "ready", *shape: Any, **options: Any) -> EventTensor:
+        return self.events(name, shape or (1,), **{"expects": 1, **options})
+
+    def x(self, *shape: Any, kind: str = "local") -> Tensor:
+        """One tensor: that of the first call, which has a shape."""
+        if not self._tensors:
+            getattr(self, kind)("x", shape, "float32")
+        return self._tensors[0]
+
+
+FUNCTION_TERMS = ("roles", "reads_before_wait", "gathers")
+
+
+def made(act: Callable[[Kit], Any], ranks: int = 1) -> GraphFunction:
+    """The graph that `act` makes of a kit, or returns."""
+    g = Kit("body", ranks)
+    graph = act(g)
+    return graph if isinstance(graph, GraphFunction) else g.finish()
