@@ -56,7 +56,7 @@ def row_multiples(graph: GraphFunction) -> dict[Tensor, int]:
         regions = (*call.reads, *call.writes)
         for n, operand in call.function.tile.items():
             unit = operand.extents[-1].begins if operand.extents else 1
-            if unit > 1:
+            if isinstance(unit, int) and unit > 1:
                 tensor = regions[n].tensor
                 found[tensor] = lcm(unit, found.get(tensor, 1))
     return found
@@ -185,7 +185,8 @@ def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterat
         yield from _cut_off(axis)
     if wanted.not_empty and (axis.start.is_loaded or axis.size.is_loaded):
         yield f"from {axis.start}, which may be empty, as its place is loaded"
-    if not is_multiple(axis.start, wanted.begins):
+    begins = wanted.begins if isinstance(wanted.begins, int) else 1
+    if not is_multiple(axis.start, begins):
         yield f"from {axis.start}"
 
 

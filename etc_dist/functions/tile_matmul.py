@@ -179,12 +179,11 @@ class TileShape:
             unit = CHUNK_COLUMNS
         return columns % unit == 0 and least <= columns <= self.columns
 
-    def widths(self, *, gated: bool) -> list[int]:
-        """The columns that a tile may have, with weights [n, k]."""
+    def widths(self, *, gated: bool, w_layout: str = "nk") -> list[int]:
+        """The columns that a tile may have."""
+        kinds: dict[str, Any] = {"gated": gated, "w_layout": w_layout}
         eighths = range(8, self.columns + 1, 8)
-        return [
-            n for n in eighths if self.serves_columns(n, gated=gated, w_layout="nk")
-        ]
+        return [n for n in eighths if self.serves_columns(n, **kinds)]
 
     @property
     def alternates(self) -> bool:
@@ -521,6 +520,7 @@ class Tiles:
         may_have_no_rows: some tasks have none; these load nothing."""
         self._check_gated(epilogue)
         self._check_mirrors(epilogue)
+        self._require_tile(epilogue.gated)
         if is_part:
             self._check_parts(epilogue)
         if self.w_layout == "kn":
@@ -628,6 +628,25 @@ class Tiles:
                 fix="store gate and up as [n, k]",
             )
 
+    def _require_tile(self, gated: bool) -> None:
+        """Refuse runs whose numbers select no tile: CUDA bodies do not check them."""
+        of_shapes = {
+            n: shape.widths(gated=gated, w_layout=self.w_layout)
+            for n, shape in enumerate(self._shapes)
+            if shape.may_be_gated or not gated
+        }
+        numbers = [self._shape]
+        values: list[tuple[int, ...]] = [(n,) for n in of_shapes]
+        if self._has_columns:
+            numbers.append(self.columns)
+            values = [(n, width) for n, widths in of_shapes.items() for width in widths]
+        self._g.require(
+            f"Tiles({self._name!r}) has no {'gated ' * gated}tile of these numbers",
+            numbers,
+            values,
+            "choose them by choose() of etc_dist/ops/tile_model.py",
+        )
+
     def _check_mirrors(self, epilogue: Epilogue) -> None:
         if epilogue.mirrors and not self._has_peers:
             raise GraphError(
@@ -665,6 +684,12 @@ class Tiles:
             return self._let("half_columns", self.columns // 16 * 8)
         return self._number("half_columns", [s.columns // 2 for s in self._shapes])
 
+    def _scale_step(self, gated: bool) -> Expr:
+        """Rows of w in steps of which the scales of a tile change. It begins at a
+        multiple of this."""
+        columns = [s.columns // (2 if gated else 1) for s in self._shapes]
+        return chosen(self._shape, tuple(min(n & -n, BLOCK) for n in columns))
+
     def _weight_box_rows(self, gated: bool) -> Expr:
         """Rows of w, or of gate and of up, in one TMA box."""
         return self.half_columns() if gated else self._let("w_box", self.columns)
@@ -697,7 +722,10 @@ class Tiles:
                 ("rows", "columns"), self._most(epilogue), strict=True
             )
         )
-        w_shape = weight_shape(self.w_layout, columns, depth)
+        w_columns = columns
+        if self.quantizes:
+            w_columns = replace(columns, begins=self._scale_step(gated))
+        w_shape = weight_shape(self.w_layout, w_columns, depth)
         x_dtype, w_dtype, scales = element, element, list[Operand]()
         if self._scaling is not None:
             w_dtype, scales = E4M3, [self._scaling.operand] * len(weights)

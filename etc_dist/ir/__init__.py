@@ -5,8 +5,9 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
 
     GraphFunction(name, world_size, dims: Symbol*, derived: (Symbol, Expr)*,
                   tensors: Tensor*, events: EventTensor*, calls: Call*, local_size,
-                  own: (Symbol, Symbol)?)
+                  own: (Symbol, Symbol)?, requirements: Requirement*)
 
+    Requirement(what, numbers: Expr*, values: (integer*)*, fix, exprs: Expr*)
     Tensor(name, shape: Expr*, dtype, kind, over, flagged)
         kind   "input" | "output" | "state" | "local" | "symmetric"
         dtype  "bfloat16" | "float16" | "float32" | "int32" | "float8_e4m3fn"
@@ -52,7 +53,7 @@ tensor.py     tensors and regions
 event.py      event tensors; flags.py: those that flagged tensors carry
 expr.py       symbolic integers; loads.py: loads in them; interval.py: their bounds
 guard.py      conditions of expressions, and of waits and notifications
-dims.py       the numbers given for dims
+dims.py       the numbers given for dims; requirement.py: those that a graph allows
 checks.py     refusals of calls that are not correct"""
 
 from etc_dist.ir.call import RANK, TASK, Call, up_to

@@ -17,7 +17,7 @@ def checked_dims(graph: GraphFunction, dims: Mapping[str, Any]) -> dict[str, int
     whole = named_dims(graph, dims)
     if missing := [symbol.name for symbol in graph.dims if symbol.name not in dims]:
         raise _unfit(graph, f"none for {', '.join(missing)}", "give every dim")
-    refuse_negative_extents(graph, whole)
+    refuse_unfit(graph, whole)
     return whole
 
 
@@ -41,12 +41,15 @@ def _unfit(graph: GraphFunction, got: str, fix: str) -> ArgumentError:
     )
 
 
-def refuse_negative_extents(graph: GraphFunction, dims: Mapping[str, int]) -> None:
-    """ArgumentError if a tensor or an event tensor has no size at these dims."""
+def refuse_unfit(graph: GraphFunction, dims: Mapping[str, int]) -> None:
+    """ArgumentError if a tensor or an event tensor has no size at these dims, or if
+    these do not meet a requirement of the graph."""
     shapes = {t.name: t.shape for t in graph.tensors}
     shapes |= {e.name: e.shape for e in graph.events}
     arguments = graph.arguments()  # only these may depend on the rank
     ranked = [t.name for t in arguments if any(s.name not in dims for s in _symbols(t))]
+    for requirement in graph.requirements:
+        requirement.check(dims, _place(graph, dims), ArgumentError)
     try:
         found = _lengths(shapes, graph.environment(dims, 0))
         for rank in range(1, graph.world_size) if ranked else ():

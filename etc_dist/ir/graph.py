@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction, isgeneratorfunction
 from types import FunctionType
@@ -39,12 +39,13 @@ from etc_dist.ir.checks import (
     refuse_loads_of_written_state,
 )
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
-from etc_dist.ir.expr import Const, Expr, Symbol, wrap
+from etc_dist.ir.expr import Const, Expr, Symbol, substitute, wrap
 from etc_dist.ir.flags import refuse_carrier
 from etc_dist.ir.function import DeviceFunction, is_name
 from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.loop import LoopBlock, loop_extent, refuse_open
 from etc_dist.ir.order import Order, task_order
+from etc_dist.ir.requirement import Requirement
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
 
 RESERVED = {RANK.name, TASK.name, "dims", "self", "stream", "workers"}
@@ -71,6 +72,7 @@ class GraphFunction:
     own: tuple[Symbol, Symbol] | None = None
     """The number of rows that differs between ranks, and the dim that is the largest of
     all ranks: see `Graph.own_rows`."""
+    requirements: tuple[Requirement, ...] = ()
 
     def show(self) -> str:
         """Stable text of the graph; the same graph always gives the same text."""
@@ -81,6 +83,7 @@ class GraphFunction:
         if self.own is not None:
             lines.append(f"{self.own[0]} of each rank, at most {self.own[1]}")
         lines += [f"let {name} = {value}" for name, value in self.derived]
+        lines += [str(requirement) for requirement in self.requirements]
         lines += [str(t) for t in self.tensors]
         lines += [str(e) for e in self.events]
         lines += [c.show() for c in self.calls]
@@ -187,6 +190,7 @@ class Graph:
         self.rank = RANK
         self._dims: list[Symbol] = []
         self._derived: list[tuple[Symbol, Expr]] = []
+        self._requirements: list[Requirement] = []
         self._tensors: list[Tensor] = []
         self._events: list[EventTensor] = []
         self._calls: list[Call] = []
@@ -242,6 +246,41 @@ class Graph:
                 names.add(name)
         # A constant stays one in expressions; bodies get it by its name.
         return value if isinstance(value, Const) else symbol
+
+    def require(
+        self,
+        what: str,
+        numbers: Sequence[Expr | int],
+        values: Iterable[Sequence[int]],
+        fix: str,
+    ) -> None:
+        """Refuse runs in which `numbers` do not together have one of `values`, by an
+        ArgumentError that says `what` is wrong and how to `fix` it, on every rank and
+        before a launch. For numbers that no proof checks, as only CUDA bodies read
+        them."""
+        where = f"graph {self.name}: g.require"
+        exprs = tuple(wrap(number, where) for number in numbers)
+        refuse_loads("g.require", where, exprs, "require numbers of dims")
+        check_symbols("g.require", where, exprs, self._values() - self._ranked)
+        rows = tuple(dict.fromkeys(tuple(map(int, row)) for row in values))
+        if not rows or any(len(row) != len(exprs) for row in rows):
+            raise GraphError(
+                what,
+                where=where,
+                wanted=f"values of {', '.join(map(str, exprs)) or 'numbers'}",
+                got=str([*rows]),
+                fix=fix,
+            )
+        derived: dict[str, Expr] = {}
+        for symbol, value in self._derived:
+            derived[symbol.name] = substitute(value, derived)
+        of_dims = tuple(substitute(expr, derived) for expr in exprs)
+        made = Requirement(what, exprs, rows, fix, of_dims)
+        if all(isinstance(number, Const) for number in of_dims):
+            made.check({}, where, GraphError)
+            return
+        if made not in self._requirements:
+            self._requirements.append(made)
 
     def input(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
         """An array of the caller, [dims] of a dtype: "bfloat16", "float16", "float32",
@@ -420,6 +459,7 @@ class Graph:
             tuple(self._calls),
             self.local_size,
             self._own,
+            tuple(self._requirements),
         )
         refuse_loads_of_written_state(made)
         return made

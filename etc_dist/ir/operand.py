@@ -28,6 +28,7 @@ class Extent:
     dims of a run.
     multiple: a multiple of this, or up to the tensor's end.
     begins: the region begins at a multiple of this; 0: at the tensor's first element.
+    An expression of numbers of the graph is checked at the dims of a run.
     name: equal to all extents of this name in the call; "world": the number of ranks.
     times: this many times the extents of the name without it.
     per: one element for each `per` of theirs, or fewer at the end. This is checked at
@@ -39,7 +40,7 @@ class Extent:
     size: int | None = None
     most: Expr | int | None = None
     multiple: int = 1
-    begins: int = 1
+    begins: Expr | int = 1
     name: str = ""
     whole: bool = False
     not_empty: bool = False
@@ -79,8 +80,9 @@ class Extent:
         terms += [f"{factor}{self.name}{divisor}"] * bool(self.name)
         terms += [] if self.most is None else [f"at most {self.most}"]
         terms += [f"a multiple of {self.multiple}"] * (self.multiple > 1)
-        if self.begins != 1:
-            place = f"a multiple of {self.begins}" if self.begins else "0"
+        if isinstance(self.begins, Expr) or self.begins != 1:
+            is_first = isinstance(self.begins, int) and not self.begins
+            place = "0" if is_first else f"a multiple of {self.begins}"
             terms.append(f"from {place}")
         terms += ["the whole axis"] * self.whole
         terms += ["not empty"] * self.not_empty

@@ -8,7 +8,7 @@ from typing import Any
 
 from etc_dist.errors import ArgumentError, warn_cpu_only
 from etc_dist.ir import GraphFunction
-from etc_dist.ir.dims import named_dims, refuse_negative_extents
+from etc_dist.ir.dims import named_dims, refuse_unfit
 from etc_dist.runtime.arrays import Array, described
 
 
@@ -79,7 +79,7 @@ def bind_dims(
             fix=fix,
         )
     bound = {d.name: dims[d.name] for d in graph.dims}
-    refuse_negative_extents(graph, bound)
+    refuse_unfit(graph, bound)
     return bound
 
 

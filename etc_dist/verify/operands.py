@@ -58,6 +58,9 @@ class _Operands:
         for axis, most in self.limited_axes():
             if self.axis(*axis)[1] != most and self.known(axis[0]):
                 self.limit(axis, most, tally)
+        for axis, unit in self.placed_axes():
+            if self.known(axis[0]):
+                self.place(axis, unit, tally)
         writes = range(len(self.call.reads), len(self.regions))
         for n in (n for n, operand in self.tile.items() if operand.apart):
             for write in writes:
@@ -94,6 +97,13 @@ class _Operands:
         for axis, extent in self.declared():
             if isinstance(extent.most, Expr):
                 yield axis, extent.most
+
+    def placed_axes(self) -> Iterator[tuple[Axis, Expr]]:
+        """Axes of which a task has elements from a multiple of a number on, by the
+        numbers of a shape."""
+        for axis, extent in self.declared():
+            if isinstance(extent.begins, Expr):
+                yield axis, extent.begins
 
     def equal_axes(self) -> Iterator[tuple[Axis, Axis, Extent]]:
         """Pairs of axes of different operands that must have equal sizes, or of which
@@ -194,6 +204,21 @@ class _Operands:
             fix = "give each task at most one tile, or choose a larger tile"
             fault = Fault(GraphError, text, fix, int(bad.size))
             tally.add(("limit", self.call.name, axis), fault)
+
+    def place(self, axis: Axis, unit: Expr, tally: Tally) -> None:
+        first, units = self.block.values(self.axis(*axis)[0]), self.block.values(unit)
+        bad = self.running(np.flatnonzero(first % units))
+        if bad.size:
+            t = int(bad[0])
+            n, k = axis
+            text = (
+                f"{task_name(self.block, t)} begins at {first[t]} along axis {k} of "
+                f"{self.regions[n]}, of which a tile of {self.call.function.name} "
+                f"begins at a multiple of {units[t]}"
+            )
+            fix = "begin each region at a multiple of the tile's size"
+            fault = Fault(GraphError, text, fix, int(bad.size))
+            tally.add(("place", self.call.name, axis), fault)
 
     def separate(self, n: int, write: int, tally: Tally) -> None:
         boxes, ranks = [], []

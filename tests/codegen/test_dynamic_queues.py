@@ -165,7 +165,7 @@ def test_queues_follow_the_events_on_separate_lines():
     sizes = {
         "head_tensor": 1,
         "tail_tensor": 1,
-        "slots_tensor": 125 * 224 + 2 * 125 * 256,  # of peers' rows, of down
+        "slots_tensor": 125 * 56 + 2 * 125 * 256,  # of peers' rows, of down
         "head_transfer": 1,
         "tail_transfer": 1,
         "slots_transfer": 2250,

@@ -30,12 +30,15 @@ def tile_dims(
     graph: GraphFunction, columns: int = 16, split: int = 0, parts: int = 1
 ) -> dict[str, int]:
     """The dims of a graph that select tiles: of the first shape, of so many columns,
-    of which the last `split` columns of tiles are in `parts` parts of k."""
+    of which the last `split` columns of tiles are in `parts` parts of k. Gated tiles
+    have all columns of the shape."""
     values = {
+        "gate_up_column_groups": SMALL[0].columns // 8,
         "shape": 0,
         "column_groups": columns // 8,
         "split_tile_columns": split,
         "parts": parts,
     }
     names = [dim.name for dim in graph.dims]
-    return {n: v for n in names for end, v in values.items() if n.endswith(end)}
+    found = [(n, v) for n in names for end, v in values.items() if n.endswith(end)]
+    return dict(reversed(found))

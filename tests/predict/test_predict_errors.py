@@ -86,7 +86,7 @@ def test_the_command_refuses_bad_input_by_name(words, parts, capsys):
 def test_a_trace_of_another_plan_is_refused(calls, got):
     graph = all_gather_matmul_graph(2, local_size=1)
     trace = Trace.of([TaskRecord(0, 0, "tensor", 0, 9, call, 0) for call in calls])
-    dims = {"rows": 256, "n": 256, "k": 64, **tile_dims(graph, 128)}
+    dims = {"rows": 256, "n": 256, "k": 64, **tile_dims(graph, 64)}
     with pytest.raises(ArgumentError) as error:
         times = TracedTimes.of(graph, trace)
         simulate_run(schedule_static(graph), dims, times, Machine())

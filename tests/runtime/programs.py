@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.functions.matmul import CHUNK_COLUMNS
 from etc_dist.ir import DeviceFunction, Graph, device_function, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.schedule import Plan, schedule_static
@@ -39,7 +40,7 @@ def case(
     dtype: str = "float32",
     w_layout: str = "nk",
 ) -> Case:
-    """`op` with random inputs of `dims` (rows, n, k), in tiles of 16."""
+    """`op` with random inputs of `dims` (rows, n, k)."""
     rows, n, k = dims
     scatters = op == "matmul_reduce_scatter"
     x_shape = (world, rows, k) if scatters else (rows, k)
@@ -64,8 +65,10 @@ def case(
     else:
         expected = [np.stack([x @ w.T for x in xs]) for w in ws]
         bound = [rounding * np.abs(y) + 1e-4 for y in expected]
-    plan = plan_of(op, world, dtype, w_layout)
-    dims = {"rows": rows, "n": n, "k": k, **tile_dims(plan.graph)}
+    plan, columns = plan_of(op, world, dtype, w_layout), 16
+    if w_layout == "kn":
+        columns = CHUNK_COLUMNS
+    dims = {"rows": rows, "n": n, "k": k, **tile_dims(plan.graph, columns)}
     return Case(plan, inputs, dims, expected, bound)
 
 

@@ -14,8 +14,10 @@ from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
+from etc_dist.functions.scaled_weights import E4M3, FLOAT8_SCALINGS, ScaledTensor
 from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import Graph, GraphFunction, ceildiv, tile
+from etc_dist.ir import Graph, GraphFunction, ceildiv, span, tile
+from etc_dist.ops.tile_model import FLOAT8_FAMILY
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.graphs.calls import one_call
@@ -69,6 +71,36 @@ def summed(g: Kit, swapped: bool) -> None:
     )
     operands = {"reads": [sums[:, :]], "writes": [y[:, :]], "values": tiles.values}
     g.call(tiles.sum_parts("bfloat16"), g.grid(one=1), **operands)
+
+
+CODES = next(iter(FLOAT8_SCALINGS.values()))
+
+
+def of_codes(g: Kit, first: int) -> None:
+    """Two tiles of weights in float8, from row `first` on."""
+    m, n, number = g.dims("m n number")
+    x, w = (
+        ScaledTensor(
+            g.input(name, (rows, 256), E4M3),
+            g.input(f"{name}_scales", (blocks, 2), "float32"),
+        )
+        for name, rows, blocks in (("x", m, m), ("w", n, ceildiv(n, 128)))
+    )
+    tiles = Tiles(g, "tile", number, FLOAT8_FAMILY, w_layout=CODES.w_layout)
+    y = g.output("y", (m, 2 * tiles.columns), "bfloat16")
+    (j,) = grid = g.grid(j=2)
+    weights = tiles.weight_tiles([w], span(first + j * tiles.columns, tiles.columns))
+    g.call(
+        tiles.matmul("bfloat16"),
+        grid,
+        reads=[
+            x.codes[:, :],
+            *weights,
+            tiles.x_scales(x, slice(None), slice(None)),
+        ],
+        writes=[y[:, tile(j, tiles.columns)]],
+        values=tiles.values,
+    )
 
 
 def multiplied(
@@ -178,6 +210,17 @@ REFUSALS = {
         )
         for swapped in (False, True)
     },
+    **{
+        f"codes from row {first}, tile {number}": (
+            made(partial(of_codes, first=first)),
+            {"m": 8, "n": 512, "number": number},
+            f"begins at {first} along axis 0 of w|at a multiple of {unit}",
+        )
+        for first, number, unit in (
+            *((4, 1, 16), (8, 0, 32), (16, 0, 32)),
+            *((64, 2, 128), (32, 5, 64), (96, 5, 64)),
+        )
+    },
     "a further axis beyond the edge": (
         NORMALISED,
         {"stack": 2, "m": 3},
@@ -197,3 +240,10 @@ def test_operands_that_do_not_fit_are_refused(name) -> None:
 
 def test_a_copy_to_another_part_is_proved() -> None:
     prove(made(partial(push_within, to=8)), n=16)  # 8:16 to 0:8
+
+
+@pytest.mark.parametrize("number", range(len(FLOAT8_FAMILY)))
+def test_tiles_of_codes_begin_where_their_scales_may_change(number) -> None:
+    dims = {"m": 8, "n": 512, "number": number}
+    for first in (0, 128):
+        prove(made(partial(of_codes, first=first)), **dims)
