@@ -224,10 +224,10 @@ CASES = {
         lambda: matmul_reduce_scatter(20, columns=64),
         NEVER,
     ),
-    # Two strips of columns; the tiles of own rows that come last are not all.
+    # Two strips of columns; packets of rows of one tile, and of two.
     "sum in strips": Case(
-        partial(matmul_reduce_scatter_graph, 2, shapes=[TURNS]),
-        lambda: matmul_reduce_scatter(68, columns=64, n=1096),
+        partial(matmul_reduce_scatter_graph, 2, shapes=[HALVES]),
+        lambda: matmul_reduce_scatter(68, n=584),
         workers=2,
     ),
     # Two blocks of rows; tiles of own rows that are divided along k.
@@ -310,7 +310,7 @@ CASES = {
     "scaled mlp": Case(
         partial(mlp_tiles_graph, 2, shapes=[HALVES, TURNS], w_layout=BLOCKS.w_layout),
         lambda: scaled_mlp(
-            2, 9, 400, 272, BLOCKS, Tiling(0, 128, 1, 2), Tiling(1, 40, 1, 2)
+            2, 9, 272, 272, BLOCKS, Tiling(0, 128, 1, 2), Tiling(1, 40, 1, 2)
         ),
         workers=2,
     ),

@@ -23,18 +23,21 @@ from etc_dist.ir import Graph
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import FAMILY, FLOAT8_FAMILY, Tiling, dims_of
-from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.conftest import kept_proof
-from tests.emulate.cases import check
+from tests.emulate.cases import SEEDS, check
+from tests.functions.both import both
 from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.graphs.parts import gated_parts
 from tests.graphs.scaled import (
     answer_of,
+    blocks_by_hand,
+    cancelling_codes,
     dequantized_rows,
     draw_scaled,
     gated,
     multiplied,
+    tilings,
 )
 from tests.refusals import refused
 
@@ -64,10 +67,9 @@ ALWAYS = [(WIDE, "bfloat16", number) for number in NUMBERS] + [(ROUNDED, "float1
 )
 def test_each_kind_of_tile_multiplies_quantized_rows(scaling, dtype, number):
     columns = FLOAT8_COLUMNS[number]
-    for parts in (1, 3):
-        tiling = Tiling(number, columns, int(parts > 1), parts)
-        given = multiplied((131, 2 * columns + 24, K), scaling, tiling, dtype)
-        check(emulated(scaling, dtype), *given, dtype)
+    for tiling in tilings(number, columns, parts=3):
+        given = multiplied((131, columns + 24, K), scaling, tiling, dtype)
+        check(emulated(scaling, dtype), *given, dtype, seeds=SEEDS[number > 0 :])
 
 
 GATED = tuple(shape for shape in FLOAT8_FAMILY if shape.may_be_gated)
@@ -77,10 +79,10 @@ GATED = tuple(shape for shape in FLOAT8_FAMILY if shape.may_be_gated)
 def test_gate_and_up_are_the_parts_of_a_tile(number):
     columns = GATED[number].columns
     graph = gated_parts(1, shapes=GATED, w_layout=WIDE.w_layout)
-    for parts in (1, 2):
-        tiling = Tiling(number, columns, int(parts > 1), parts)
-        given = gated((131, 2 * columns + 24, 528), WIDE, tiling)
-        check(Emulator(graph, workers=2), *given)
+    program = Emulator(graph, workers=2)
+    for tiling in tilings(number, columns, parts=2):
+        given = gated((131, columns // 2 + 24, 528), WIDE, tiling)
+        check(program, *given, seeds=SEEDS[number > 0 :])
     narrow = [shape for shape in FLOAT8_FAMILY if shape not in GATED]
     assert [shape.columns for shape in narrow] == [96, 112, 128]
 
@@ -91,10 +93,8 @@ def outputs(x, codes, scales, number=0, parts=1):
     tiling = Tiling(number, FLOAT8_COLUMNS[number], int(parts > 1), parts)
     dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
     given = {"x": x, "w": codes, "w_scales": scales}
-    program = emulated(dtype=str(x.dtype))
-    [cpu] = simulate(program.plan, [given], dims).outputs
-    [cuda] = program.run([given], dims)
-    return [each["y"].astype(np.float32) for each in (cpu, cuda)]
+    found = both(emulated(dtype=str(x.dtype)), given, dims)
+    return [each["y"].astype(np.float32) for each in found]
 
 
 def test_all_codes_are_multiplied_by_all_codes():
@@ -115,16 +115,12 @@ def test_all_codes_are_multiplied_by_all_codes():
 @pytest.mark.parametrize("number", NUMBERS)
 def test_each_block_of_rows_and_of_weights_has_its_own_scale(number):
     """Of powers of two, of 0 and of NaN; tiles begin within blocks."""
-    m, n, k = 140, 392, 528
-    powers = np.arange(4 * 5).reshape(4, 5) % 9 - 4
-    scales = np.exp2(powers).astype(np.float32)
-    scales[1, 1], scales[2, 3], scales[3, 4] = 0, np.nan, -2
+    given, of_blocks, (m, _, k) = blocks_by_hand(140)
     of_x = np.exp2((np.arange(m * 5).reshape(m, 5) * 5) % 7 - 3)
-    x = (448 * of_x.repeat(BLOCK, 1)[:, :k]).astype(numpy_dtype("bfloat16"))
-    each = np.repeat(scales, [128, 128, 128, 8], 0) * [128, 128, 128, 128, 16]
-    expected = (448 * of_x @ each.T).astype(x.dtype).astype(np.float32)
+    x = (448 * of_x.repeat(BLOCK, 1)[:, :k]).astype(given["x"].dtype)
+    expected = (448 * of_x @ of_blocks.T).astype(x.dtype).astype(np.float32)
     for parts in (1, 2):
-        for y in outputs(x, np.ones((n, k), numpy_dtype(E4M3)), scales, number, parts):
+        for y in outputs(x, given["w"], given["w_scales"], number, parts):
             np.testing.assert_array_equal(y, expected)
 
 
@@ -146,12 +142,8 @@ def test_rows_of_zeros_give_zeros():
 
 
 def test_tiles_of_all_widths_give_the_same_bits(rng):
-    # The products cancel: what is left is the rounding of sums in their order.
-    codes, scales, _ = draw_scaled(rng, 264, 384, WIDE)
-    codes = np.concatenate([codes, -codes], 1)
-    scales = np.concatenate([scales, scales], 1)
-    x = rng.standard_normal((150, 384)).astype(numpy_dtype("bfloat16"))
-    x, bits = np.concatenate([x, x], 1), set()
+    x, codes, scales = cancelling_codes(rng, 150, 200, WIDE)
+    bits = set()
     for number, shape in enumerate(FLOAT8_FAMILY):
         assert shape.serves(gated=False, in_order=True)
         for m in (1, 150):
@@ -206,7 +198,7 @@ def test_rows_are_quantized_while_others_are_multiplied():
     env = emulated().plan.graph.environment(given[2], 0)
     assert (env["early_blocks"], env["later_rows"], env["few_rows"]) == (15, 1920, 8)
     for schedule in ("static", "dynamic"):
-        check(emulated(schedule=schedule), *given)
+        check(emulated(schedule=schedule), *given, seeds=SEEDS[1:])
 
 
 @pytest.mark.parametrize(("k", "rows"), [(1024, 8), (1040, 4), (4096, 2), (4112, 1)])

@@ -22,7 +22,7 @@ from etc_dist.ir import Graph
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
-from tests.emulate.cases import check
+from tests.emulate.cases import SEEDS, check
 from tests.functions.both import both, check_both
 from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.graphs.epilogues import (
@@ -39,9 +39,11 @@ from tests.graphs.scaled import (
     NARROW_TURNS,
     TALL,
     TURNS,
-    draw_scaled,
+    blocks_by_hand,
+    cancelling_codes,
     gated,
     multiplied,
+    tilings,
 )
 from tests.refusals import refused
 
@@ -80,12 +82,10 @@ ALWAYS = {
 )
 def test_each_kind_of_tile_multiplies_by_the_scaled_weights(scaling, dtype, size):
     number, columns = size
-    sizes = (KINDS[number].rows + 3, 2 * columns + 24, K)
-    for parts in (1, 3):
-        tiling = Tiling(number, columns, int(parts > 1), parts)
-        check(
-            emulated(scaling, dtype), *multiplied(sizes, scaling, tiling, dtype), dtype
-        )
+    sizes = (KINDS[number].rows + 3, columns + 24, K)
+    for tiling in tilings(number, columns, parts=3):
+        given = multiplied(sizes, scaling, tiling, dtype)
+        check(emulated(scaling, dtype), *given, dtype, seeds=SEEDS[number > 0 :])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -108,35 +108,25 @@ def test_all_codes_are_widened_exactly(dtype):
 @pytest.mark.parametrize("number", range(4))
 def test_each_block_has_its_own_scale(number):
     """Of powers of two, of 0 and of NaN; tiles begin within blocks."""
-    n, k = 392, 528
-    powers = np.arange(4 * 5).reshape(4, 5) % 9 - 4
-    scales = np.exp2(powers).astype(np.float32)
-    scales[1, 1], scales[2, 3], scales[3, 4] = 0, np.nan, -2
-    x = np.ones((3, k), numpy_dtype("bfloat16"))
-    codes = np.ones((n, k), numpy_dtype(E4M3))
-    each = np.repeat(scales, [128, 128, 128, 8], 0) @ [128, 128, 128, 128, 16]
+    given, of_blocks, (m, n, k) = blocks_by_hand(3)
+    each = of_blocks.sum(axis=1).astype(given["x"].dtype)
     columns = 24 if KINDS[number].alternates else 80
     if KINDS[number].is_tall:
         columns = 128
-    given = {"x": x, "w": codes, "w_scales": scales}
-    dims = {"m": 3, "n": n, "k": k, **dims_of(Tiling(number, columns, 1, 2))}
+    dims = {"m": m, "n": n, "k": k, **dims_of(Tiling(number, columns, 1, 2))}
     for found in both(emulated(BLOCKS), given, dims):
-        wanted, got = (a.astype(np.float32) for a in (each.astype(x.dtype), found["y"]))
+        wanted, got = (a.astype(np.float32) for a in (each, found["y"]))
         np.testing.assert_array_equal(got, [wanted] * 3)
 
 
 def test_tiles_that_add_k_in_its_order_give_the_same_bits(rng):
-    # The products cancel: what is left is the rounding of sums in their order.
-    codes, scales, _ = draw_scaled(rng, 264, 384, BLOCKS)
-    codes = np.concatenate([codes, -codes], 1)
-    scales = np.concatenate([scales, scales], 1)
-    x = rng.standard_normal((90, 384)).astype(numpy_dtype("bfloat16"))
-    x, bits = np.concatenate([x, x], 1), set()
+    x, codes, scales = cancelling_codes(rng, 90, 264, BLOCKS)
+    bits = set()
     for number, shape in enumerate(IN_ORDER):
         assert replace(shape, scaled=True).serves(gated=False, in_order=True)
         for m in (1, 5, 90):
             tiling = Tiling(number, shape.columns)
-            dims = {"m": m, "n": 264, "k": 768, **dims_of(tiling)}
+            dims = {"m": m, "n": 264, "k": x.shape[1], **dims_of(tiling)}
             given = {"x": x[:m].copy(), "w": codes, "w_scales": scales}
             [found] = emulated(BLOCKS, shapes=IN_ORDER).run([given], dims)
             bits.add(found["y"][0].tobytes())
@@ -160,10 +150,9 @@ def gated_program(scaling):
 )
 def test_gate_and_up_have_their_own_scales(number, scaling):
     shape = GATED[number]
-    for parts in (1, 2):
-        tiling = Tiling(number, shape.columns, int(parts > 1), parts)
-        given = gated((shape.rows + 3, 200, 272), scaling, tiling)
-        check(gated_program(scaling), *given)
+    for tiling in tilings(number, shape.columns, parts=2):
+        given = gated((shape.rows + 3, shape.columns // 2 + 24, 272), scaling, tiling)
+        check(gated_program(scaling), *given, seeds=SEEDS[number > 0 :])
 
 
 @pytest.mark.parametrize(

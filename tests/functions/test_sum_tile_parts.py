@@ -66,7 +66,7 @@ def test_parts_and_whole_tiles_give_the_reference(kind, name, dtype):
 @pytest.mark.parametrize("columns", range(8, 72, 8))
 def test_few_rows_store_any_eighths_of_columns(columns):
     division = Division(KINDS[0], (5, 2 * columns + 8, 1032), columns, 1, 2)
-    check(emulated("nk", "bfloat16"), *given_to("nk", division))
+    check(emulated("nk", "bfloat16"), *given_to("nk", division), seeds=SEEDS[1:])
 
 
 @pytest.mark.parametrize("shape", KINDS, ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,45 +61,79 @@ def dequantized_rows(x: Host) -> Host:
     return exact
 
 
-def multiplied(
-    sizes: tuple[int, int, int],
-    scaling: Scaling,
-    tiling: Tiling,
-    dtype: str = "bfloat16",
-) -> Given:
-    """For matmul_graph."""
-    (m, n, k), rng = sizes, np.random.default_rng(sizes)
-    codes, scales, w = draw_scaled(rng, n, k, scaling)
-    x = draw(rng, (m, k), dtype, k**-0.5)
-    dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
-    exact = dequantized_rows(x) if scaling.quantizes else x
-    return [{"x": x, "w": codes, "w_scales": scales}], [answer_of(exact, w)], dims
+Sizes = tuple[int, int, int]
 
 
-def gated(
-    sizes: tuple[int, int, int],
-    scaling: Scaling,
-    tiling: Tiling,
-    dtype: str = "bfloat16",
-) -> Given:
-    """For gated_parts."""
+def _products(
+    sizes: Sizes, scaling: Scaling, names: Sequence[str], dtype: str
+) -> tuple[dict[str, Any], list[Answer]]:
+    """x and weights of m, n and k, and x times each weight."""
     (m, n, k), rng = sizes, np.random.default_rng(sizes)
-    x = draw(rng, (m, k), dtype, k**-0.5)
+    x, answers = draw(rng, (m, k), dtype, k**-0.5), []
     exact = dequantized_rows(x) if scaling.quantizes else x
     inputs: dict[str, Any] = {"x": x}
-    answers = []
-    for name in ("gate", "up"):
+    for name in names:
         codes, scales, w = draw_scaled(rng, n, k, scaling)
         inputs |= {name: codes, f"{name}_scales": scales}
         answers.append(answer_of(exact, w))
-    left, right = answers
+    return inputs, answers
+
+
+def _dims(sizes: Sizes, tiling: Tiling) -> dict[str, int]:
+    return {**dict(zip("mnk", sizes, strict=True)), **dims_of(tiling)}
+
+
+def multiplied(
+    sizes: Sizes, scaling: Scaling, tiling: Tiling, dtype: str = "bfloat16"
+) -> Given:
+    """For matmul_graph."""
+    inputs, answers = _products(sizes, scaling, ["w"], dtype)
+    return [inputs], answers, _dims(sizes, tiling)
+
+
+def gated(
+    sizes: Sizes, scaling: Scaling, tiling: Tiling, dtype: str = "bfloat16"
+) -> Given:
+    """For gated_parts."""
+    inputs, (left, right) = _products(sizes, scaling, ["gate", "up"], dtype)
     active = silu(left.expected)
     # The slope of silu is at most 1.1.
-    magnitude = np.abs(active) * right.magnitude + 1.1 * left.magnitude * np.abs(
-        right.expected
-    )
-    dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
-    return [inputs], [Answer(active * right.expected, magnitude)], dims
+    magnitude = np.abs(active) * right.magnitude
+    magnitude += 1.1 * left.magnitude * np.abs(right.expected)
+    answer = Answer(active * right.expected, magnitude)
+    return [inputs], [answer], _dims(sizes, tiling)
+
+
+def tilings(number: int, columns: int, parts: int) -> Iterator[Tiling]:
+    """Whole tiles, and ones whose last column is divided into parts of k."""
+    for split in (0, 1):
+        yield Tiling(number, columns, split, parts if split else 1)
+
+
+def blocks_by_hand(rows: int) -> tuple[dict[str, Host], Host, tuple[int, int, int]]:
+    """x of ones, codes of ones, and scales that are powers of two, 0 and NaN, of blocks
+    in which tiles begin; y of fp64 from x; and sizes."""
+    n, k = 392, 528
+    scales = np.exp2(np.arange(4 * 5).reshape(4, 5) % 9 - 4).astype(np.float32)
+    scales[1, 1], scales[2, 3], scales[3, 4] = 0, np.nan, -2
+    of_blocks = np.repeat(scales, [128, 128, 128, 8], 0) * [128, 128, 128, 128, 16]
+    given = {
+        "x": np.ones((rows, k), numpy_dtype("bfloat16")),
+        "w": np.ones((n, k), numpy_dtype(E4M3)),
+        "w_scales": scales,
+    }
+    return given, of_blocks, (rows, n, k)
+
+
+def cancelling_codes(
+    rng: Any, m: int, n: int, scaling: Scaling
+) -> tuple[Host, Host, Host]:
+    """x, codes and scales whose products cancel: what is left of a sum is the rounding
+    in its order."""
+    codes, scales, _ = draw_scaled(rng, n, 256, scaling)
+    x = rng.standard_normal((m, 256)).astype(numpy_dtype("bfloat16"))
+    twice = (np.concatenate(pair, 1) for pair in ((x, x), (codes, -codes)))
+    return *twice, np.concatenate([scales, scales], 1)
 
 
 def quantized_mlp(x: Host, gate: Host, up: Host, down: Host) -> Answer:
