@@ -137,7 +137,11 @@ def test_random_sizes_are_recorded_with_the_gates_that_are_not_met(
     )
 
 
-@pytest.mark.parametrize("op", [op for op in SIZES if op != "random_matmul"])
+# Float8 matmuls have one seed, whose sizes a stand-in for a GPU would take minutes for.
+HAVE_SEEDS = [op for op in SIZES if not op.startswith("matmul_float8")]
+
+
+@pytest.mark.parametrize("op", [op for op in HAVE_SEEDS if op != "random_matmul"])
 def test_every_random_operation_has_a_rival(
     op: str, results: Callable[[str], list[Record]]
 ) -> None:
