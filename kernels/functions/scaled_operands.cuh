@@ -6,6 +6,7 @@
 #pragma once
 #include "functions/scaled_weights.cuh"
 #include "functions/tile_sums.cuh"
+#include "functions/wgmma_turns.cuh"
 #include "ptx/wgmma_codes.cuh"
 
 namespace etc {
@@ -42,53 +43,40 @@ struct OperandScales {
   }
 };
 
-// The scales of two rows of x, which tasks of other workers have written. The four lanes of the rows
-// have those of one block each, and of one of the four blocks after these, which arrive meanwhile.
+// The scales of two rows, of x or of w, for one block of k after the other. Each of kLanes lanes has
+// those of one of kLanes blocks, and of one of the blocks after these, which arrive meanwhile. Tasks
+// of other workers have written those of x.
+// NOTE: the compiler waits in each block for loads whose registers are copied or read elsewhere.
+template <class Element, u32 kLanes>
 struct RowScales {
-  static constexpr u32 kLanes = 4;
   u64 first, second;
   u32 blocks, block;
-  float2 own = {}, later = {};
+  u32 own[2] = {}, later[2] = {};  // their bits
 
   ETC_DEVICE RowScales(u64 first_row, u64 second_row, u32 num_blocks)
       : first(first_row), second(second_row), blocks(num_blocks), block(ptx::lane() % kLanes) {
-    load(own), block += kLanes, load(later);
+    load();
   }
   // Those of block n; called for one n after the other.
   ETC_DEVICE float2 of(u32 n) {
-    const u32 from = n % kLanes;
-    const float2 scale =
-        make_float2(__shfl_sync(~0u, own.x, from, kLanes), __shfl_sync(~0u, own.y, from, kLanes));
-    if (from == kLanes - 1) {
-      own = later, block += kLanes;
-      ptx::keep_order(own.x), ptx::keep_order(own.y);  // copied before they are loaded
-      load(later);
+    if (n % kLanes == 0) {
+      own[0] = later[0], own[1] = later[1], block += kLanes;
+      ptx::keep_order(own[0]), ptx::keep_order(own[1]);  // copied before they are loaded
+      load();
     }
-    return scale;
+    return make_float2(scale(own[0], n), scale(own[1], n));
   }
 
  private:
   // NOTE: lanes without a block keep other numbers, which are not used.
-  ETC_DEVICE void load(float2& to) const {
-    ptx::load4_l2_into(to.x, block < blocks, first + block * 4);
-    ptx::load4_l2_into(to.y, block < blocks, second + block * 4);
+  ETC_DEVICE void load() {
+    const u32 at = block * sizeof(Element);
+    ptx::load_l2_into<sizeof(Element)>(later[0], block < blocks, first + at);
+    ptx::load_l2_into<sizeof(Element)>(later[1], block < blocks, second + at);
   }
-};
-
-// Those of two rows of w, for BlockScales: alike in all lanes.
-template <class Element>
-struct WeightScales {
-  static constexpr bool kHasBlocks = true;
-  static constexpr u32 kLanes = 32;
-  u64 first, second;
-  u32 blocks;
-
-  ETC_DEVICE float2 scales_of(u32 block) const {
-    const auto load = [&](u64 row) ETC_INLINE {
-      const auto* const at = reinterpret_cast<const Element*>(row + block * sizeof(Element));
-      return block < blocks ? float(*at) : 0.0f;
-    };
-    return make_float2(load(first), load(second));
+  ETC_DEVICE static float scale(u32 bits, u32 n) {
+    const u32 shared = __shfl_sync(~0u, bits, n % kLanes, kLanes);
+    return __uint_as_float(shared << (32 - 8 * sizeof(Element)));  // bf16 is the upper half
   }
 };
 
@@ -117,39 +105,47 @@ ETC_DEVICE void add_part(
 // kColumns / 2 sums of a thread. A stage has one box of each operand. Returns whether a wait has
 // failed.
 // NOTE: wide tiles are multiplied in two parts, since a thread has the sums of a block in addition
-// to those of all blocks before. Meanwhile the other warpgroup multiplies. Of a gated tile, the
-// second part has the rows of up.
+// to those of all blocks before. Of a gated tile, the second part has the rows of up.
 template <class Operands, u32 kColumns, bool kMayBeGated, u32 kCount, class Program>
 ETC_DEVICE bool multiply_codes(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
     const OperandScales& scales, u32 wg, bool is_gated, float (&d)[kCount]) {
   constexpr u32 kParts = kColumns > 128 ? 2 : 1, kPart = kColumns / kParts;
   constexpr bool kHasUp = kMayBeGated && kParts == 2;
-  using OfWeights = WeightScales<typename Operands::Element>;
+  using OfWeights = RowScales<typename Operands::Element, 32>;
   const u32 thread = ptx::thread() & 127, lane = thread & 31;
   const i32 row = i32(wg * 64 + thread / 32 * 16 + lane / 4), last = scales.rows - 1;
   const auto row_of_x = [&](i32 n) { return scales.x + u64(u32(minimum(n, last))) * scales.x_pitch; };
-  const OfWeights of_w{scales.w, scales.w + scales.w_pitch, scales.blocks};
-  const OfWeights of_up{scales.up, scales.up + scales.w_pitch, scales.blocks};
-  RowScales x(row_of_x(row), row_of_x(row + 8), scales.blocks);
-  BlockScales w(of_w, 0, 1);
-  BlockScales up(of_up, 0, 1);
+  RowScales<float, 4> x(row_of_x(row), row_of_x(row + 8), scales.blocks);
+  OfWeights w(scales.w, scales.w + scales.w_pitch, scales.blocks);
+  OfWeights up(scales.up, scales.up + scales.w_pitch, scales.blocks);
   constexpr u32 kStep = scale_step(kHasUp ? kPart : kColumns);
   bool lost = false;
-#pragma unroll 1
-  for (u32 n = 0; n < count; ++n) {
-    const u32 at = stages.next(boxes.bytes) / 16;
+  const auto wait = [&]() ETC_INLINE {
     if (!lost) lost = !stages.wait_full(run);
     lost = __any_sync(~0u, lost);
+  };
+  u32 at = stages.next(boxes.bytes);
+  const WgmmaTurns turns{wg};
+  turns.begin();
+  wait();
+#pragma unroll 1
+  for (u32 n = 0; n < count; ++n) {
+    const bool is_last = n + 1 == count;
+    bool has_next = false;
     float2 rows, near, far;
     const auto multiply = [&](auto part) ETC_INLINE {
       constexpr u32 kFirst = decltype(part)::value * kPart;
+      constexpr bool kIsLast = kFirst + kPart == kColumns;
       const u32 end = u32(scales.first) + (kHasUp && is_gated ? kFirst : 0);
+      const u64 a = ptx::matrix_descriptor(boxes.x + at / 16);
+      const u64 b = ptx::matrix_descriptor(boxes.w + at / 16 + kFirst * 128 / 16);
       float sums[kPart / 2];
+      turns.wait();
       ptx::wgmma_fence();
-      ptx::wgmma_codes<kPart>(
-          sums, ptx::matrix_descriptor(boxes.x + at),
-          ptx::matrix_descriptor(boxes.w + at + kFirst * 128 / 16));
+      ptx::wgmma_half_codes<kPart>(sums, a, b, 0);
+      ptx::wgmma_commit();
+      ptx::wgmma_half_codes<kPart>(sums, a + 4, b + 4, 1);
       ptx::wgmma_commit();
       if constexpr (kFirst == 0) rows = x.of(n);
       if constexpr (kFirst == 0 || kHasUp) {
@@ -157,14 +153,20 @@ ETC_DEVICE bool multiply_codes(
         near = make_float2(rows.x * both.x, rows.y * both.x);
         far = make_float2(rows.x * both.y, rows.y * both.y);
       }
+      // NOTE: long before the next stage is read, since then the latency of the test is hidden.
+      if constexpr (kIsLast) has_next = stages.has_next();
+      ptx::wgmma_wait<1>();
+      turns.pass(kIsLast && is_last);
       ptx::wgmma_wait<0>();
 #pragma unroll
       for (float& sum : sums) ptx::keep_order(sum);
-      if (kFirst + kPart == kColumns && !lost) stages.release(stages.count() - 1);
+      if (kIsLast && !lost) stages.release(stages.count() - 1);
       add_part<kFirst, kStep>(d, sums, near, far, end);
     };
     multiply(Number<0u>{});
     if constexpr (kParts == 2) multiply(Number<1u>{});
+    at = stages.next_if(!is_last, boxes.bytes, at);
+    if (!is_last && !has_next) wait();
   }
   return lost;
 }

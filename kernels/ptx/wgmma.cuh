@@ -12,6 +12,7 @@ ETC_DEVICE void wgmma_wait() {
 }
 // Keeps the compiler from reading `v` before the code above.
 ETC_DEVICE void keep_order(float& v) { asm volatile("" : "+f"(v)::"memory"); }
+ETC_DEVICE void keep_order(u32& v) { asm volatile("" : "+r"(v)::"memory"); }
 // Shared-memory matrix descriptor, 128-byte swizzle. `low` holds address / 16 in bits
 // 0..13 and the leading offset / 16 in bits 16..29; the matrix is every
 // kStride-th group of eight 128-byte rows.

@@ -14,7 +14,7 @@ namespace etc {
 constexpr int kWorkerThreads = 384;
 constexpr u32 kProducerWarp = 8;
 constexpr int kOtherWarps = kWorkerThreads / 32 - 1;
-// Named barriers; those from 0 to 3 have other uses.
+// Named barriers; those from 0 to 3, and two in functions/wgmma_turns.cuh, have other uses.
 constexpr u32 kInitBarrier = 4, kAgreeBarrier = 5;
 
 // Registers per thread: 168 at launch; those of the three warpgroups must sum to 504.

@@ -113,12 +113,17 @@ BROKEN = {
             "n * w.apart": "0",
         },
     },
+    "functions/wgmma_turns": {
+        "float8": {"kTurnBarrier + (wg ^ 1)": "kTurnBarrier + wg", "wg == 1": "false"}
+    },
     "functions/scaled_operands": {
         "float8": {
             "!stages.wait_full(run)": "false",
             "ptx::wgmma_wait<0>();": "",
-            "kFirst + kPart == kColumns && !lost": "kFirst == 0 && !lost",
-            "boxes.w + at + kFirst * 128 / 16": "boxes.w + at",
+            "kIsLast && !lost": "kFirst == 0 && !lost",
+            "at / 16 + kFirst * 128 / 16": "at / 16",
+            "b + 4": "b",
+            "n % kLanes == 0": "n == 0",
             "block < blocks": "block + 1 < blocks",
             "minimum(n, last)": "n",
             "row_of_x(row + 8)": "row_of_x(row)",

@@ -124,8 +124,9 @@ inline uint4 load16_l2_if(bool wanted, u64 address) {
   return wanted ? load<uint4>(address) : uint4{};
 }
 inline u32 load4_l2_if(bool wanted, u64 address) { return wanted ? load<u32>(address) : 0; }
-inline void load4_l2_into(float& v, bool wanted, u64 address) {
-  if (wanted) v = load<float>(address);
+template <u32 kBytes>
+void load_l2_into(u32& v, bool wanted, u64 address) {
+  if (wanted) v = kBytes == 2 ? load<u16>(address) : load<u32>(address);
 }
 inline uint2 load8_l2_if(bool wanted, u64 address) {
   return wanted ? load<uint2>(address) : uint2{};

@@ -65,6 +65,7 @@ UNTRACKED inline void add_wgmma_of_registers(emulation::WgmmaOp p, const u32* a)
   add_wgmma(p);
 }
 inline void keep_order(float&) {}
+inline void keep_order(u32&) {}
 template <u32 kStride = 1>
 u64 matrix_descriptor(u32 low) {
   return u64(low) | u64(64 * kStride) << 32;
