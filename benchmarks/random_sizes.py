@@ -359,13 +359,25 @@ def tables(records: Sequence[Record]) -> str:
     """The section of docs/results.md; "" without draws."""
     parts = []
     for op, title in TITLES.items():
-        drawn = (r for r in records if r.op == op and r.seed)
-        of_op = [r for r in drawn if r.backend == "cuda"]
         machine = by("device world_size")
-        for _, some in groupby(sorted(of_op, key=machine), machine):
+        for _, some in groupby(sorted(drawn(records, op), key=machine), machine):
             shown = newest_draws(list(some))
             parts += [f"\n### {title}\n{markdown(summary(op, shown))}", origin(shown)]
     return "".join([PREFACE, *parts]) if parts else ""
+
+
+def drawn(records: Sequence[Record], op: str) -> list[Record]:
+    """Those of an operation on GPUs at sizes that follow from a commit."""
+    of_op = (r for r in records if r.op == op and r.seed)
+    return [r for r in of_op if r.backend == "cuda"]
+
+
+def newest(records: Sequence[Record], op: str) -> list[Record]:
+    """The draws of an operation that were measured last. Raises ValueError without
+    any."""
+    if found := drawn(records, op):
+        return newest_draws(found)
+    raise ValueError(f"no records of {op}")
 
 
 def newest_draws(records: Sequence[Record]) -> list[Record]:

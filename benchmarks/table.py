@@ -178,11 +178,18 @@ def means(shown: Sequence[Record]) -> list[Row]:
 
 def mean(records: Sequence[Record]) -> Row:
     """Geometric means, and the range."""
+    return {
+        **speeds(records),
+        of_limit(records[0]): f"{geometric_mean(r.of_limit for r in records):.0%}",
+    }
+
+
+def speeds(records: Sequence[Record]) -> Row:
+    """The geometric mean of speed-ups, and their range."""
     ups = [r.speedup for r in records]
     return {
         "speed-up": f"{geometric_mean(ups):.2f}",
         "from, to": f"{min(ups):.2f}, {max(ups):.2f}",
-        of_limit(records[0]): f"{geometric_mean(r.of_limit for r in records):.0%}",
     }
 
 
@@ -234,20 +241,46 @@ def page(records: Sequence[Record]) -> str:
     return "".join([*parts, *(table(records) for table in TABLES)])
 
 
+DRAWN = {
+    "random_matmul": "Matrix multiplication",
+    "random_mlp": "MLP",
+    "random_mlp_ranks": "MLP",
+    "random_reduce_scatter": "GEMM + Reduce-Scatter",
+    "random_all_gather": "AllGather + GEMM",
+    "matmul_all_reduce": "GEMM + All-Reduce",
+    "all_reduce": "All-Reduce",
+    "all_reduce_norm": "All-Reduce, residual, RMSNorm",
+}
+"""Titles of the summary by operation whose sizes follow from the commit."""
+
+
 def summary(records: Sequence[Record]) -> str:
-    """One row for each operation, on the most ranks that were measured, of H200."""
-    rows = []
+    """One row for each operation on H200: the draws of the commit that was measured
+    last, or the models of a mixture, on the most ranks that were measured."""
     of_h200 = [r for r in records if H200 in (r.get("device") or "")]
-    for op, title in SECTIONS.items():
-        shown = rows_of(op, of_h200)
-        of_all = mean(shown)
-        row = {
-            "operation": title.removesuffix(" on one GPU"),
-            "GPUs": f"{shown[0].world_size}",
-            "M": span([str(m) for m in sorted({r.M for r in shown})]),
+    shown = {op: random_sizes.newest(of_h200, op) for op in DRAWN}
+    rows = [
+        {
+            "operation": DRAWN[op],
+            "GPUs": f"{draws[0].world_size}",
+            "sizes": f"{len(draws)} drawn",
+            **speeds(draws),
         }
-        titles = "speed-up", "from, to", GEMMS, ROOFLINE
-        rows.append(row | {title: of_all.get(title, "-") for title in titles})
+        for op, draws in shown.items()
+    ]
+    for op in SECTIONS:
+        if not op.startswith("moe"):
+            continue
+        of_models = rows_of(op, of_h200)
+        counts = [str(m) for m in sorted({r.M for r in of_models})]
+        rows.append(
+            {
+                "operation": SECTIONS[op].removesuffix(" on one GPU"),
+                "GPUs": f"{of_models[0].world_size}",
+                "sizes": f"models, {span(counts)} tokens",
+                **speeds(of_models),
+            }
+        )
     return markdown(rows)
 
 
