@@ -30,15 +30,16 @@ from tests.emulate.matrix import CASES, Case
 from tests.emulate.mutations import BROKEN, MUTATIONS
 from tests.functions.test_attend import OF_GEMMA
 from tests.functions.test_attend import check as check_step
-from tests.functions.test_best_column import argmax, rows_of
+from tests.functions.test_best_column import rows_of
 from tests.functions.test_heads_norm import COLUMNS
 from tests.functions.test_heads_norm import norms as heads_norms
 from tests.functions.test_mark_experts import MARKED
 from tests.functions.test_post_norm import norms as post_norms
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.functions.test_router import DEEPSEEK, check_choices, chosen, drawn
-from tests.functions.test_sample_column import sampled, sampled_given
+from tests.functions.test_sample_column import GRAPH, sampled_given
 from tests.graphs.paged import EPS, attention, dims_of, draw_step
+from tests.graphs.tokens import next_tokens
 from tests.layers.reference import draw
 from tests.models.test_decoder import check_ids, decoder, decoder_step
 
@@ -239,7 +240,7 @@ MUTATED = {
     "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),
     "decoder": Case(decoder, decoder_step),
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),
-    "samples": Case(partial(sampled, 1, width=64), some_samples),
+    "samples": Case(lambda: GRAPH, some_samples),
     "marked": Case(lambda: MARKED, some_choices),
     **{
         name: Case(partial(chosen, *each), partial(some_logits, *each))
@@ -257,7 +258,7 @@ MUTATED = {
     "shares": Case(partial(attention, 1, paged=PAGED, group=3), divided_rows),
     "sinks": Case(partial(attention, 1, paged=SINKS, group=3), some_sinks),
     "many shares": Case(partial(attention, 1, paged=PAGED, group=3), many_shares),
-    "spoiled": Case(partial(argmax, 1, dtype="float32"), spoiled_rows),
+    "spoiled": Case(partial(next_tokens, 1, dtype="float32"), spoiled_rows),
 }
 CHECKS = {
     "aborted": check_skipped,

@@ -2,55 +2,24 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.best_column import (
-    NO_TOKEN,
-    NOT_FINITE,
-    best_column,
-    next_token,
-    unpadded_tile,
-)
-from etc_dist.ir import Graph, ceildiv, graph_function
+from etc_dist.functions.best_column import NO_TOKEN, NOT_FINITE
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.decoder_ranks import best_of_ranks
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from tests.functions.both import both, both_on_ranks
 from tests.functions.compiled import check_compiled
+from tests.graphs.tokens import next_tokens
 
 WIDTH = 64
 
 
-@graph_function
-def argmax(g: Graph, *, dtype: str) -> None:
-    """best [rows]: the first of `count` columns of x with the largest number."""
-    stops, count = g.dims("stops count")
-    rows, columns = g.dims("rows columns")
-    tiles = g.let("tiles", ceildiv(columns, WIDTH))
-    x, best = g.input("x", (rows, columns), dtype), g.output("best", (rows,), "int32")
-    position, end = (g.input(n, (rows,), "int32") for n in ("position", "end"))
-    stop = g.input("stop", (rows, stops), "int32")
-    after = g.output("after", (rows,), "int32")
-    values = g.local("values", (rows, tiles), "float32")
-    ids = g.local("ids", (rows, tiles), "int32")
-    found = g.events("found", (1,), expects=tiles)
-    (j,) = grid = g.grid(j=tiles)
-    g.call(
-        best_column(dtype),
-        grid,
-        reads=[unpadded_tile(x, j, WIDTH, count)],
-        writes=[values[:, j], ids[:, j]],
-        notifies=[found[0]],
-    )
-    g.call(
-        next_token(WIDTH),
-        g.grid(one=1),
-        reads=[values[:, :], ids[:, :], position[:], end[:], stop[:, :]],
-        writes=[best[:], after[:]],
-        waits=[found[0]],
-    )
+@cache
+def program(dtype="float32", ranks=1):
+    return Emulator(next_tokens(ranks, width=WIDTH, dtype=dtype), workers=2)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -59,7 +28,7 @@ def test_the_first_largest_number_is_found(dtype, rng):
     x[0, :2599], x[1, 7:], x[2, 70:] = -np.inf, -np.inf, 5
     x[3, 2599] = 9
     wanted = x.astype(np.float32).argmax(axis=1)
-    for outputs in both(dtype, x, rows_of(20)):
+    for outputs in found_in(dtype, x, rows_of(20)):
         assert outputs["best"].tolist() == wanted.tolist()
         assert outputs["after"].tolist() == [8] * 20
 
@@ -72,7 +41,7 @@ def test_columns_of_padding_are_not_found(dtype, padding, rng):
     wanted = x[:, :-padding].argmax(axis=1)
     x[:, -padding:] = 99
     x[3, -1] = np.nan
-    for outputs in both(dtype, x, rows_of(20), padding):
+    for outputs in found_in(dtype, x, rows_of(20), padding):
         assert outputs["best"].tolist() == wanted.tolist()
 
 
@@ -81,7 +50,7 @@ def test_a_row_ends_at_its_end_or_after_a_stop_token():
     rows = rows_of(4)
     rows["position"][1], rows["end"][2] = -1, 8
     rows["stop"][0, 39], rows["stop"][3] = 38, 39
-    for outputs in both("float32", x, rows):
+    for outputs in found_in("float32", x, rows):
         assert outputs["best"].tolist() == [39, -1, 39, 39]
         assert outputs["after"].tolist() == [8, -1, -1, -1]
 
@@ -103,7 +72,7 @@ def test_a_row_that_is_not_finite_ends_all_rows(dtype, spoiled, rng):
     wanted = x.argmax(axis=1)
     x[13, columns] = value
     wanted[13] = NOT_FINITE
-    for outputs in both(dtype, x, rows_of(20)):
+    for outputs in found_in(dtype, x, rows_of(20)):
         assert outputs["best"].tolist() == wanted.tolist()
         assert outputs["after"].tolist() == [-1] * 20
 
@@ -113,7 +82,7 @@ def test_a_row_without_a_step_may_have_any_numbers():
     x[3] = np.nan
     rows = rows_of(9)
     rows["position"][3] = -1
-    for outputs in both("float32", x, rows):
+    for outputs in found_in("float32", x, rows):
         assert outputs["best"].tolist() == [63] * 3 + [NO_TOKEN] + [63] * 5
         assert outputs["after"].tolist() == [8] * 3 + [-1] + [8] * 5
 
@@ -125,46 +94,12 @@ def rows_of(rows):
     return given | {"stop": np.full((rows, 40), -1, np.int32)}
 
 
-def both(dtype, x, rows, padding=0):
+def found_in(dtype, x, rows, padding=0):
     """The outputs of both backends. padding: columns at the end of a row."""
-    graph, given = argmax(1, dtype=dtype), rows | {"x": x}
     num_rows, columns = x.shape
     dims = {"rows": num_rows, "columns": columns, "stops": rows["stop"].shape[1]}
     dims["count"] = columns - padding
-    yield simulate(schedule_static(graph), [given], dims).outputs[0]
-    yield Emulator(graph, workers=2).run([given], dims)[0]
-
-
-@graph_function
-def argmax_of_ranks(g: Graph) -> None:
-    """best [rows], on each rank: the first column of all ranks' x with the largest
-    number, of which each rank has some."""
-    rows, columns = g.dims("rows columns")
-    x = g.input("x", (rows, columns), "float32")
-    best = g.output("best", (rows,), "int32")
-    values = g.local("values", (rows, 1), "float32")
-    ids = g.local("ids", (rows, 1), "int32")
-    found = g.events("found", (1,), expects=1)
-    g.call(
-        best_column("float32"),
-        g.grid(one=1),
-        reads=[x[:, :]],
-        writes=[values[:, 0], ids[:, 0]],
-        notifies=[found[0]],
-    )
-    of_ranks = best_of_ranks(g, (values, ids), WIDTH, columns, 1, 0, found[0])
-    position, end = (g.input(n, (rows,), "int32") for n in ("position", "end"))
-    stop, after = (
-        g.input("stop", (rows, 40), "int32"),
-        g.output("after", (rows,), "int32"),
-    )
-    g.call(
-        next_token(0),
-        g.grid(one=1),
-        reads=[*(p[:, :] for p in of_ranks[:2]), position[:], end[:], stop[:, :]],
-        writes=[best[:], after[:]],
-        waits=[of_ranks[2]],
-    )
+    return both(program(dtype), rows | {"x": x}, dims)
 
 
 def test_of_equal_numbers_on_two_ranks_the_first_one_is_found(rng):
@@ -188,14 +123,14 @@ def test_all_ranks_find_a_row_that_is_not_finite_on_one(value, rng):
 
 def ranks_of(x):
     """The outputs of three ranks, of both backends."""
-    graph, dims = argmax_of_ranks(3), {"rows": len(x), "columns": WIDTH}
     parts = [rows_of(len(x)) | {"x": part.copy()} for part in np.split(x, 3, axis=1)]
-    yield from simulate(schedule_static(graph), parts, dims).outputs
-    yield from Emulator(graph, workers=2).run(parts, dims)
+    dims = {"rows": len(x), "columns": WIDTH, "stops": 40, "count": WIDTH}
+    for found in both_on_ranks(program(ranks=3), parts, dims):
+        yield from found
 
 
 @pytest.mark.parametrize(
     "dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.exhaustive)]
 )
 def test_the_cuda_bodies_compile_without_spills(dtype):
-    check_compiled(argmax(1, dtype=dtype))
+    check_compiled(next_tokens(1, width=WIDTH, dtype=dtype))

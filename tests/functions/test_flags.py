@@ -7,44 +7,12 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import WaitTimeoutError
-from etc_dist.functions.flags import add_flagged, push_flagged
-from etc_dist.ir import Graph, graph_function
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
+from tests.graphs.flagged import flagged_sum
 
 COLUMNS = 8 * 300  # two vectors of a thread
-
-
-@graph_function
-def summed(g: Graph, *, dtype: str) -> None:
-    """y: the sum of the ranks' x."""
-    (n,) = (g.dims("n"),)
-    x, y = g.input("x", (n,), dtype), g.output("y", (n,), dtype)
-    words = g.flagged("words", (g.world_size, n), dtype)
-    arrived = g.events(
-        "arrived",
-        (1,),
-        expects=g.world_size - 1,
-        cross_rank=True,
-        carried_by=words,
-    )
-    peers = [(g.rank + n) % g.world_size for n in range(1, g.world_size)]
-    (i,) = grid = g.grid(i=1)
-    g.call(
-        push_flagged(dtype, len(peers)),
-        grid,
-        reads=[x[:]],
-        writes=[words.on(peer)[g.rank, :] for peer in peers],
-        notifies=[arrived.on(peer)[i] for peer in peers],
-    )
-    g.call(
-        add_flagged(dtype),
-        grid,
-        reads=[x[:], words[:, :]],
-        writes=[y[:]],
-        waits=[arrived[i]],
-    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +24,7 @@ def summed(g: Graph, *, dtype: str) -> None:
     ],
 )
 def test_parts_are_added_in_rank_order(ranks, dtype, rng):
-    graph, dims = summed(ranks, dtype=dtype), {"n": COLUMNS}
+    graph, dims = flagged_sum(ranks, dtype=dtype), {"vectors": COLUMNS // 8}
     emulator = Emulator(graph, workers=1)
     for seed in range(3):
         wide = rng.standard_normal((ranks, COLUMNS))
@@ -74,12 +42,12 @@ def test_parts_are_added_in_rank_order(ranks, dtype, rng):
 
 
 def test_words_that_never_come_are_named(kernels_without_stores):
-    graph = summed(2, dtype="bfloat16")
+    graph = flagged_sum(2)
     program = Emulator(graph, workers=1, kernels=kernels_without_stores)
     given = [{"x": np.ones(COLUMNS, numpy_dtype("bfloat16"))}] * 2
     with pytest.raises(WaitTimeoutError) as caught:
-        program.run(given, {"n": COLUMNS})
-    assert "add_flagged[0] waits for arrived[0]: have 0, want 1" in str(caught.value)
+        program.run(given, {"vectors": COLUMNS // 8})
+    assert "add_flagged[0, 0] waits for arrived[0]: have 0, want 1" in str(caught.value)
 
 
 @pytest.fixture

@@ -2,69 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.best_column import NOT_FINITE, next_token, unpadded_tile
+from etc_dist.functions.best_column import NOT_FINITE
 from etc_dist.functions.philox import philox
-from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
-from etc_dist.ir import Graph, ceildiv, graph_function, span
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.functions.compiled import check_compiled
+from tests.graphs.tokens import next_tokens
 
-
-@graph_function
-def sampled(g: Graph, *, width: int, dtype: str = "bfloat16") -> None:
-    """The token of each row of x [rows, columns], in tiles of `width`, and its least
-    logit. The columns after `count` are padding."""
-    rows, columns, stops, count = g.dims("rows columns stops count")
-    tiles = g.let("tiles", ceildiv(columns, width))
-    x = g.input("x", (rows, columns), dtype)
-    sampling = g.input("sampling", (rows, NUMBERS), "int32")
-    position, end = (g.input(n, (rows,), "int32") for n in ("position", "end"))
-    stop = g.input("stop", (rows, stops), "int32")
-    best, after = (g.output(n, (rows,), "int32") for n in ("best", "after"))
-    least = g.output("least", (rows,), "float32")
-    values = g.local("values", (rows, tiles), "float32")
-    ids = g.local("ids", (rows, tiles), "int32")
-    limited = g.events("limited", (1,), expects=rows)
-    found = g.events("found", (1,), expects=tiles)
-    (r,) = grid = g.grid(r=rows)
-    own = span(r, 1)
-    g.call(
-        least_kept(dtype),
-        grid,
-        reads=[x[own, span(0, count)], sampling[own, :]],
-        writes=[least[own]],
-        notifies=[limited[0]],
-    )
-    (j,) = grid = g.grid(j=tiles)
-    g.call(
-        sample_column(dtype, width),
-        grid,
-        reads=[
-            unpadded_tile(x, j, width, count),
-            *(sampling[:, :], position[:], least[:]),
-        ],
-        writes=[values[:, j], ids[:, j]],
-        waits=[limited[0]],
-        notifies=[found[0]],
-        values={"first": 0},
-    )
-    g.call(
-        next_token(width),
-        g.grid(one=1),
-        reads=[values[:, :], ids[:, :], position[:], end[:], stop[:, :]],
-        writes=[best[:], after[:]],
-        waits=[found[0]],
-    )
-
-
-GRAPH = sampled(1, width=64)
+SAMPLED = partial(next_tokens, 1, samples=True)
+GRAPH = SAMPLED(width=64)
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +172,7 @@ def test_a_token_depends_on_seed_and_position_alone(rng):
     many, _ = run(x, [one if n % 2 else other for n in range(30)])
     assert many[17] == alone[0]
     assert len(set(many)) > 20
-    wide, _ = run(x, [one] * 30, graph=sampled(1, width=256))
+    wide, _ = run(x, [one] * 30, graph=SAMPLED(width=256))
     assert wide[17] == alone[0]
     greedy = [None if n != 17 else one for n in range(30)]
     assert run(x, greedy)[0][17] == alone[0]
@@ -226,4 +180,4 @@ def test_a_token_depends_on_seed_and_position_alone(rng):
 
 def test_the_cuda_bodies_compile_without_spills():
     check_compiled(GRAPH)
-    check_compiled(sampled(1, width=64, dtype="float16"))
+    check_compiled(SAMPLED(width=64, dtype="float16"))

@@ -14,6 +14,7 @@ from etc_dist.ir import (
     Symbol,
     Tensor,
 )
+from etc_dist.ir.call import Grid
 
 
 def _nothing(*_: Any) -> None:
@@ -33,11 +34,12 @@ class Kit(Graph):
     """A graph with shorter words for its parts."""
 
     def do(self, name: str, i: Any = 1, *, lane: str = "tensor", **call: Any) -> None:
-        """A call with tasks i; some terms are of its function."""
+        """A call with tasks i, or of a grid; some terms are of its function."""
         operands = len(call.get("reads", ())), len(call.get("writes", ()))
         terms = {n: call.pop(n) for n in FUNCTION_TERMS if n in call}
         function = replace(touch(*operands, lane), **terms)
-        self.call(function, self.grid(i=i), name=name, **call)
+        grid = i if isinstance(i, Grid) else self.grid(i=i)
+        self.call(function, grid, name=name, **call)
 
     def event(self, name: str = "ready", *shape: Any, **options: Any) -> EventTensor:
         return self.events(name, shape or (1,), **{"expects": 1, **options})
@@ -57,3 +59,19 @@ def made(act: Callable[[Kit], Any], ranks: int = 1) -> GraphFunction:
     g = Kit("body", ranks)
     graph = act(g)
     return graph if isinstance(graph, GraphFunction) else g.finish()
+
+
+def backwards(g: Kit) -> None:
+    """Each task waits for the next one, the last for `begin`: on one worker a deadlock
+    if its order is kept."""
+    done = g.event("done", 9)
+    g.do("begin", notifies=[done[8]])
+    g.do("back", 8, waits=[done[ROW + 1]], notifies=[done[ROW]])
+    g.do("end", waits=[done[0]])
+
+
+def cycle(g: Kit) -> None:
+    """Each rank waits for its peer, which waits for it."""
+    there, back = g.event("there", cross_rank=True), g.event("back")
+    g.do("a", waits=[back[0]], notifies=[there.on((g.rank + 1) % 2)[0]])
+    g.do("b", lane="transfer", waits=[there[0]], notifies=[back[0]])

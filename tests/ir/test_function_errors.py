@@ -32,10 +32,10 @@ from etc_dist.ir import (
 from etc_dist.ir.expr import MOST_DEPTH, Expr, wrap
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
+from tests.graphs.kit import touch
 from tests.ir.test_graph_errors import EARLY, Kit, work
 from tests.refusals import refused
 from tests.runtime.programs import send
-from tests.verify.test_verify import touch
 
 J = Symbol("j", "coordinate")
 N, M = Symbol("n", "dim"), Symbol("m", "dim")

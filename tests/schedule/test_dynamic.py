@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, up_to
+from etc_dist.ir import GraphFunction, up_to
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.layers.moe import moe_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
@@ -19,6 +21,7 @@ from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
 from examples.add_row_sum import add_row_sum
 from examples.ring_all_gather import ring_all_gather
+from tests.graphs.kit import ROW, Kit, backwards, made
 from tests.graphs.rank_tiles import gather, scatter, small_mlp, tile_dims
 
 GRAPHS: dict[str, tuple[Callable[[int], GraphFunction], dict[str, int]]] = {
@@ -124,19 +127,14 @@ def test_seeds_take_units_in_different_orders(rng):
 # ------------------------------------------------------------- groups and units
 
 
-def touch(lane: str = "tensor") -> DeviceFunction:
-    return DeviceFunction(f"touch_{lane}", lambda *_: None, "touch.cuh", lane, 0, 0)
-
-
-@graph_function
-def groups(g: Graph) -> None:
+def groups(g: Kit) -> None:
     """A call, and one whose groups hold three tasks."""
     n = g.dims("n")
-    begun = g.events("begun", (n,), expects=2)
+    begun = g.event("begun", n, expects=2)
     i, _half = grid = g.grid(i=n, half=2)
-    g.call(touch(), grid, name="first", notifies=[begun[i]])
+    g.do("first", grid, notifies=[begun[i]])
     _part, i = grid = g.grid(part=3, i=n)
-    g.call(touch(), grid, name="second", waits=[begun[n - 1 - i]])
+    g.do("second", grid, waits=[begun[n - 1 - i]])
 
 
 def places(plan: Plan, lane: str, env: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -149,35 +147,31 @@ def places(plan: Plan, lane: str, env: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def test_tasks_of_a_group_follow_each_other():
-    plan = schedule_dynamic(groups(1))
+    plan = schedule_dynamic(made(groups))
     assert places(plan, "tensor", {"n": 2, "rank": 0}) == [
         *(("first", i, half) for i in range(2) for half in range(2)),
         *(("second", part, i) for i in range(2) for part in range(3)),
     ]
 
 
-@graph_function
-def columns(g: Graph) -> None:
+def columns(g: Kit) -> None:
     """Rows, as many as are loaded, wait one by one; the last call waits for whole
     columns."""
     n, m = g.dims("n m")
     rows = g.input("rows", (1,), "int32")
-    known = g.events("known", (1,), expects=1)
-    begun = g.events("begun", (n,), expects=1)
-    done = g.events("done", (m,), expects=lambda j: 2 * rows.load(0))
-    g.call(touch(), g.grid(one=1), name="know", notifies=[known[0]])
+    known, begun = g.event("known"), g.event("begun", n)
+    done = g.event("done", m, expects=lambda j: 2 * rows.load(0))
+    g.do("know", notifies=[known[0]])
     few = up_to(n, rows.load(0))
-    (i,) = grid = g.grid(i=few)
-    g.call(touch(), grid, name="begin", waits=[known[0]], notifies=[begun[i]])
+    g.do("begin", few, waits=[known[0]], notifies=[begun[ROW]])
     j, i, _half = grid = g.grid(j=m, i=few, half=2)
-    events = {"waits": [known[0], begun[i]], "notifies": [done[j]]}
-    g.call(touch(), grid, name="go", **events)
+    g.do("go", grid, waits=[known[0], begun[i]], notifies=[done[j]])
     (j,) = grid = g.grid(j=m)
-    g.call(touch(lane="transfer"), grid, name="end", waits=[known[0], done[j]])
+    g.do("end", grid, lane="transfer", waits=[known[0], done[j]])
 
 
 def test_tasks_beyond_a_loaded_count_are_left_out():
-    plan = schedule_dynamic(columns(1))
+    plan = schedule_dynamic(made(columns))
     for m in range(1, 4):
         verify(plan, {"n": 5, "m": m}, 2)
     for rows in range(6):
@@ -188,20 +182,17 @@ def test_tasks_beyond_a_loaded_count_are_left_out():
         assert counts == [rows, 6 * rows, 3]
 
 
-@graph_function
-def inner_rows(g: Graph) -> None:
+def inner_rows(g: Kit) -> None:
     """In each of two turns, rows of two columns: as many as one number says, which is
     known before all turns. No wait names a turn or a row."""
-    rows = g.input("rows", (1,), "int32")
-    known = g.events("known", (1,), expects=1)
-    g.call(touch(), g.grid(one=1), name="know", notifies=[known[0]])
+    rows, known = g.input("rows", (1,), "int32"), g.event("known")
+    g.do("know", notifies=[known[0]])
     with g.loop(turn=2):
-        grid = g.grid(column=2, row=up_to(3, rows.load(0)))
-        g.call(touch(), grid, name="go", waits=[known[0]])
+        g.do("go", g.grid(column=2, row=up_to(3, rows.load(0))), waits=[known[0]])
 
 
 def test_groups_are_apart_by_turns_and_rows_that_may_not_exist():
-    plan = schedule_dynamic(inner_rows(1))
+    plan = schedule_dynamic(made(inner_rows))
     verify(plan, {}, 2)
     assert "go: 12 units, 6 groups by (turn, row)" in plan.show()
     for rows in range(5):
@@ -210,32 +201,19 @@ def test_groups_are_apart_by_turns_and_rows_that_may_not_exist():
         assert names.count("go") == 4 * min(rows, 3)
 
 
-@graph_function
-def steps(
-    g: Graph, *, apart: bool = False, beside: bool = False, turns: int = 0
-) -> None:
+def steps(g: Kit, *, apart: bool = False, beside: bool = False, turns: int = 0) -> None:
     """`begin`, `middle` and `end`, each after all tasks of the one before. apart: a
     task of `end` waits for one of `middle`. beside: another call follows `begin`."""
     n = g.dims("n")
-    begun, half = (
-        g.events(name, (turns + 1,), expects=n) for name in ("begun", "half")
-    )
-    each = g.events("each", (n,), expects=1)
-
-    def add(turn: Any) -> None:
-        (i,) = grid = g.grid(i=n)
-        made = each[i] if apart else half[turn]
-        g.call(touch(), grid, name="begin", notifies=[begun[turn]])
-        g.call(touch(), grid, name="middle", waits=[begun[turn]], notifies=[made])
-        g.call(touch(), grid, name="end", waits=[made])
+    begun, half = (g.event(name, turns + 1, expects=n) for name in ("begun", "half"))
+    each = g.event("each", n)
+    with g.loop(turn=turns) if turns else nullcontext(0) as turn:
+        made = each[ROW] if apart else half[turn]
+        g.do("begin", n, notifies=[begun[turn]])
+        g.do("middle", n, waits=[begun[turn]], notifies=[made])
+        g.do("end", n, waits=[made])
         if beside:
-            g.call(touch(), grid, name="beside", waits=[begun[turn]])
-
-    if turns:
-        with g.loop(turn=turns) as turn:
-            add(turn)
-    else:
-        add(0)
+            g.do("beside", n, waits=[begun[turn]])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +226,7 @@ def steps(
     ],
 )
 def test_calls_that_no_other_can_precede_are_claimed_first(options, claimed):
-    plan = schedule_dynamic(steps(1, **options))
+    plan = schedule_dynamic(made(partial(steps, **options)))
     lane = plan.lane("tensor")
     assert lane.claimed == claimed
     assert [call.name for call in lane.calls][:3] == ["begin", "middle", "end"]
@@ -280,15 +258,12 @@ def test_experts_run_on_any_number_of_workers(tokens, workers, rng):
 
 
 def test_calls_without_waits_come_first_and_keep_their_order():
-    @graph_function
-    def late_start(g: Graph) -> None:
-        begun = g.events("begun", (4,), expects=1)
-        (i,) = grid = g.grid(i=4)
-        g.call(touch(), grid, name="second", waits=[begun[i]])
-        order = {"order": lambda t: (3 - t,)}
-        g.call(touch(), grid, name="first", notifies=[begun[i]], **order)
+    def late_start(g: Kit) -> None:
+        begun = g.event("begun", 4)
+        g.do("second", 4, waits=[begun[ROW]])
+        g.do("first", 4, notifies=[begun[ROW]], order=lambda t: (3 - t,))
 
-    plan = schedule_dynamic(late_start(1))
+    plan = schedule_dynamic(made(late_start))
     assert [call.name for call in plan.lane("tensor").calls] == ["first", "second"]
     assert [call.name for call in plan.graph.calls] == ["second", "first"]
     assert places(plan, "tensor", {"rank": 0})[0] == ("first", 3)
@@ -296,15 +271,7 @@ def test_calls_without_waits_come_first_and_keep_their_order():
 
 
 def test_an_order_that_would_deadlock_statically_runs_dynamically():
-    @graph_function
-    def backwards(g: Graph) -> None:
-        done = g.events("done", (6,), expects=1)
-        (i,) = grid = g.grid(i=5)
-        g.call(touch(), grid, name="chain", waits=[done[i + 1]], notifies=[done[i]])
-        g.call(touch(), g.grid(one=1), name="begin", notifies=[done[5]])
-        g.call(touch(), g.grid(one=1), name="end", waits=[done[0]])
-
-    plan = schedule_dynamic(backwards(1))
+    plan = schedule_dynamic(made(backwards))
     verify(plan, {}, 1)
     simulate(plan, [{}], {}, workers=1)
 
@@ -312,23 +279,20 @@ def test_an_order_that_would_deadlock_statically_runs_dynamically():
 # ------------------------------------------------------- counts that may be zero
 
 
-@graph_function
-def counted(g: Graph, *, experts: int = 4, limit: int = 3) -> None:
+def counted(g: Kit) -> None:
     """Expert e is notified `counts[e]` times, by tasks that a table sends to it."""
-    n = g.dims("n")
-    counts = g.input("counts", (experts,), "int32")
-    to = g.input("to", (n,), "int32")
-    served = g.events("served", (experts,), expects=lambda e: counts.load(e))
-    (i,) = grid = g.grid(i=n)
-    g.call(touch(), grid, name="serve", notifies=[served[to.load(i)]])
-    e, _part = grid = g.grid(e=experts, part=limit)
-    g.call(touch(), grid, name="collect", waits=[served[e]])
+    n, experts = g.dims("n"), 4
+    counts, to = (g.input(*a, "int32") for a in (("counts", (experts,)), ("to", (n,))))
+    served = g.event("served", experts, expects=counts.load)
+    g.do("serve", n, notifies=[served[to.load(ROW)]])
+    e, _part = grid = g.grid(e=experts, part=3)
+    g.do("collect", grid, waits=[served[e]])
 
 
 def test_elements_that_expect_nothing_are_met_from_the_start():
     to = np.array([0, 2, 2, 0, 2], np.int32)
     counts = np.bincount(to, minlength=4).astype(np.int32)
-    plan = schedule_dynamic(counted(1))
+    plan = schedule_dynamic(made(counted))
     tensors = {"counts": [counts], "to": [to]}
     verify(plan, {"n": 5}, 2, tensors)
     given = {"counts": counts, "to": to}
@@ -340,7 +304,7 @@ def test_elements_that_expect_nothing_are_met_from_the_start():
 
 
 def test_auto_claims_tickets_where_the_work_is_loaded():
-    for graph, policy in ((counted(1), "ticket"), (add_row_sum(1), "strided")):
+    for graph, policy in ((made(counted), "ticket"), (add_row_sum(1), "strided")):
         plan = SCHEDULES["auto"](graph)
         assert (plan.schedule, plan.lane("tensor").policy) == ("static", policy)
 
@@ -352,5 +316,5 @@ def test_a_plan_shows_its_queues_and_groups(golden):
 
 
 def test_groups_are_shown():
-    plan = schedule_dynamic(groups(1))
+    plan = schedule_dynamic(made(groups))
     assert "second: n * 3 units, n groups by (i)" in plan.show()

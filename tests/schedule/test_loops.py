@@ -6,24 +6,22 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
+from etc_dist.ir import GraphFunction
 from etc_dist.schedule import Plan, schedule_static
+from tests.graphs.kit import Kit, made
 
-TENSOR = DeviceFunction("f", print, "f.cuh", "tensor", 0, 0)
 
-
-@graph_function
-def steps(g: Graph) -> None:
+def steps(g: Kit) -> None:
     """Calls before, in and after two loops, one in the other."""
     n, m = g.dims("n m")
-    g.call(TENSOR, g.grid(i=2), name="first")
+    g.do("first", 2)
     with g.loop(step=n):
-        g.call(TENSOR, g.grid(i=3), name="enter", order=lambda t: (2 - t,))
+        g.do("enter", 3, order=lambda t: (2 - t,))
         with g.loop(layer=m):
-            g.call(TENSOR, g.grid(i=1, j=2), name="inner")
-            g.call(TENSOR, g.grid(i=1), name="after")
-        g.call(TENSOR, g.grid(i=1), name="leave")
-    g.call(TENSOR, g.grid(i=1), name="last")
+            g.do("inner", g.grid(i=1, j=2))
+            g.do("after")
+        g.do("leave")
+    g.do("last")
 
 
 def units(graph: GraphFunction, **dims: int) -> list[str]:
@@ -39,7 +37,7 @@ def units(graph: GraphFunction, **dims: int) -> list[str]:
 
 
 def test_a_lane_takes_a_turn_after_the_other():
-    found = units(steps(1), n=2, m=2)
+    found = units(made(steps), n=2, m=2)
     turn = [f"enter[step=@, {i}]" for i in (2, 1, 0)]
     for layer in range(2):
         turn += [f"inner[step=@, layer={layer}, 0, {j}]" for j in range(2)]
@@ -51,7 +49,7 @@ def test_a_lane_takes_a_turn_after_the_other():
 
 @given(n=st.integers(0, 3), m=st.integers(0, 3))
 def test_position_is_the_inverse_of_find(n, m):
-    graph = steps(1)
+    graph = made(steps)
     plan, env = schedule_static(graph), graph.environment({"n": n, "m": m}, 0)
     lane, seen = plan.lane("tensor"), []
     for call in lane.calls:
@@ -65,7 +63,7 @@ def test_position_is_the_inverse_of_find(n, m):
 
 
 def test_a_plan_shows_its_loops():
-    plan: Plan = schedule_static(steps(1))
+    plan: Plan = schedule_static(made(steps))
     assert plan.show(2, n=2, m=5).splitlines()[2:9] == [
         "  first: 2 units",
         "    = 2",

@@ -13,13 +13,13 @@ from etc_dist.schedule import SCHEDULES
 from etc_dist.verify import cells
 from etc_dist.verify.verify import verify
 from tests.graphs.decode_list import decode_list
+from tests.graphs.kit import made, touch
 from tests.refusals import refused
-from tests.verify.test_verify import build, touch
 
 
 def one_race(body: Callable[[Graph], None], schedule: str, words: str) -> None:
     """The only race of a graph."""
-    plan = SCHEDULES[schedule](build(body))
+    plan = SCHEDULES[schedule](made(body))
     error = refused(lambda: verify(plan, {}, 128), words, RaceError)
     assert "more like it" not in str(error)
 
@@ -37,8 +37,8 @@ def in_place(g: Graph, swapped: int) -> None:
 
 @BOTH
 def test_tasks_update_their_own_elements_alone(schedule):
-    verify(SCHEDULES[schedule](build(lambda g: in_place(g, 0))), {}, 8)
-    plan = SCHEDULES[schedule](build(lambda g: in_place(g, 2)))
+    verify(SCHEDULES[schedule](made(lambda g: in_place(g, 0))), {}, 8)
+    plan = SCHEDULES[schedule](made(lambda g: in_place(g, 2)))
     with pytest.raises(RaceError, match=r"update.i=6. .* update.i=7. .* x.7:8.*1 more"):
         verify(plan, {}, 8)
 
@@ -130,7 +130,7 @@ def test_a_gather_after_the_turn_of_the_first_write_is_not_before_it(schedule):
                 touch(0, 1), g.grid(b=1), name="w", writes=[part], waits=[sent[wait]]
             )
 
-    verify(SCHEDULES[schedule](build(lambda g: body(g, 2))), {}, 4)
-    plan = SCHEDULES[schedule](build(lambda g: body(g, 4)))
+    verify(SCHEDULES[schedule](made(lambda g: body(g, 2))), {}, 4)
+    plan = SCHEDULES[schedule](made(lambda g: body(g, 4)))
     words = "r[layer=2, a=0] on rank 0 reads x[0:8] on rank 0 before w[layer=2, b=0]"
     refused(lambda: verify(plan, {}, 4), words)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from etc_dist.errors import DeadlockError, GraphError, RaceError
-from etc_dist.ir import Graph, graph_function
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
+from tests.graphs.kit import ROW, Kit, made
 from tests.graphs.running_sums import running_sums
-from tests.runtime.programs import send
 
 both = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 JOINS = np.array([0, 1, 1, 0, 1], np.int32)
@@ -40,30 +41,19 @@ def test_a_notification_without_its_condition_is_for_no_task(kind, schedule):
     assert "(and 1 more like it)" in got
 
 
-@graph_function
-def neighbours(g: Graph, *, holds: str) -> None:
+def neighbours(g: Kit, holds: str) -> None:
     """y[i] = z[i - 1] for i > 0, which task i - 1 has written."""
     n = g.dims("n")
-    x, y = g.input("x", (n, 4), "float32"), g.output("y", (n, 4), "float32")
-    z = g.local("z", (n, 4), "float32")
-    ready = g.events("ready", (n,), expects=1)
-    (i,) = grid = g.grid(i=n)
-    last = n - 1 - i
-    g.call(
-        send,
-        grid,
-        name="make",
-        reads=[x[i, :]],
-        writes=[z[i, :]],
-        notifies=[ready[i].when(i < n - 1)],
-    )
-    wait = {
-        "right": ready[i - 1].when(i > 0),
-        "too often": ready[i - 1].when(i >= 0),
-        "never": ready[i - 1].when(False),
-        "reversed": ready[i - 1].when(last),
+    z, i, ready = g.x(n, 4), ROW, g.event("ready", n)
+    condition = {
+        "right": i > 0,
+        "too often": i >= 0,
+        "never": False,
+        "reversed": n - 1 - i,
     }[holds]
-    g.call(send, grid, reads=[z[(i + n - 1) % n, :]], writes=[y[i, :]], waits=[wait])
+    g.do("make", n, writes=[z[i, :]], notifies=[ready[i].when(i < n - 1)])
+    waits = [ready[i - 1].when(condition)]
+    g.do("send", n, reads=[z[(i + n - 1) % n, :]], waits=waits)
 
 
 @pytest.mark.parametrize(
@@ -75,36 +65,33 @@ def neighbours(g: Graph, *, holds: str) -> None:
     ],
 )
 def test_a_condition_that_is_wrong_is_refused(holds, error, words):
-    plan = SCHEDULES["static"](neighbours(1, holds=holds))
+    plan = SCHEDULES["static"](made(partial(neighbours, holds=holds)))
     with pytest.raises(error, match=words):
         verify(plan, {"n": 4}, 2)
 
 
 def test_a_task_without_its_wait_races():
     """Task 0 reads the last row, for which it does not wait."""
-    plan = SCHEDULES["static"](neighbours(1, holds="right"))
+    plan = SCHEDULES["static"](made(partial(neighbours, holds="right")))
     with pytest.raises(RaceError, match=r"make\[i=3\].* send\[i=0\].*no event orders"):
         verify(plan, {"n": 4}, 2)
 
 
-@graph_function
-def read_at_once(g: Graph, *, waits: bool) -> None:
-    """y = z, which other tasks write, and notify by loaded numbers."""
-    at = g.input("at", (4,), "int32")
-    x, y = g.input("x", (4, 4), "float32"), g.output("y", (4, 4), "float32")
-    z = g.local("z", (4, 4), "float32")
-    ready = g.events("ready", (4,), expects=1)
-    (i,) = grid = g.grid(i=4)
-    moves = {"reads": [x[i, :]], "writes": [z[i, :]]}
-    g.call(send, grid, name="make", **moves, notifies=[ready[at.load(i)]])
-    moves = {"reads": [z[i, :]], "writes": [y[i, :]]}
-    g.call(send, grid, name="use", **moves, waits=[ready[i].when(waits)])
+def read_at_once(g: Kit, waits: bool) -> None:
+    """z is read by other tasks than write it, and notify by loaded numbers."""
+    at, z, ready = (
+        g.input("at", (4,), "int32"),
+        g.local("z", (4,), "float32"),
+        g.event("ready", 4),
+    )
+    g.do("make", 4, writes=[z[ROW]], notifies=[ready[at.load(ROW)]])
+    g.do("use", 4, reads=[z[ROW]], waits=[ready[ROW].when(waits)])
 
 
 def test_a_wait_that_is_known_not_to_be_made_orders_nothing():
-    verify(SCHEDULES["static"](read_at_once(1, waits=True)), {}, 2)
+    verify(SCHEDULES["static"](made(partial(read_at_once, waits=True))), {}, 2)
     with pytest.raises(RaceError, match=r"make\[i=0\].* use\[i=0\].*no event orders"):
-        verify(SCHEDULES["static"](read_at_once(1, waits=False)), {}, 2)
+        verify(SCHEDULES["static"](made(partial(read_at_once, waits=False))), {}, 2)
 
 
 def test_data_that_contradicts_conditions_is_found():

@@ -16,7 +16,6 @@ from etc_dist.ir import (
     Graph,
     GraphFunction,
     Tensor,
-    graph_function,
     maximum,
     minimum,
     select,
@@ -28,8 +27,8 @@ from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import Settings
 from etc_dist.verify.proof import prove
 from etc_dist.verify.verify import Verified, verify
+from tests.graphs.kit import made, touch
 from tests.graphs.permute import EXPERTS, computed, permute
-from tests.verify.test_verify import touch
 
 ROUTING = [0, 2, 1, 1]
 
@@ -40,10 +39,6 @@ def streaming() -> DeviceFunction:
     return DeviceFunction(
         "stream", print, "x.cuh", TENSOR, 2, 1, roles=roles, streams=(0,)
     )
-
-
-def build(body: Callable[[Graph], None]) -> GraphFunction:
-    return graph_function(body)(1)
 
 
 def values(routing: list[int], **changed: list[int]) -> dict[str, list[Any]]:
@@ -139,7 +134,7 @@ def test_a_load_from_another_graphs_tensor_is_refused():
         g.call(touch(0, 1), g.grid(i=1), writes=[y[span(lost.load(0), 4)]])
 
     with pytest.raises(GraphError, match="events of another graph") as caught:
-        build(body)
+        made(body)
     assert caught.value.got == "lost[0]"
 
 
@@ -198,8 +193,8 @@ def late(g: Graph, *, waits: bool) -> None:
 
 
 def test_a_loaded_wait_orders_what_the_regions_load():
-    check(build(lambda g: late(g, waits=True)), workers=4)
-    error = refused(build(lambda g: late(g, waits=False)), workers=4)
+    check(made(lambda g: late(g, waits=True)), workers=4)
+    error = refused(made(lambda g: late(g, waits=False)), workers=4)
     assert "use[c=0] on rank 0 loads table[0:1] on rank 0" in error.got
     assert "table[1:2]" not in error.got
 
@@ -239,7 +234,7 @@ def test_a_task_that_begins_early_loads_before_its_last_wait(known, function, te
             **terms,
         )
 
-    graph = build(body)
+    graph = made(body)
     verify(schedule_dynamic(graph), {}, 4)  # all waits are met before
     if known:
         error = refused(graph, workers=4)
@@ -258,7 +253,7 @@ def test_no_sequence_orders_loads():
         g.call(touch(0, 1), g.grid(b=1), name="use", writes=[y[span(table.load(0), 4)]])
 
     for workers in (1, 2):
-        fault = refused(build(body), workers=workers).got
+        fault = refused(made(body), workers=workers).got
         assert "use[b=0] on rank 0 loads table[0:1]" in fault
 
 
@@ -280,13 +275,13 @@ def nested(g: Graph, written: int) -> None:
 
 
 def test_a_load_of_any_element_needs_the_whole_tensor():
-    check(build(lambda g: nested(g, 4)))
-    error = refused(build(lambda g: nested(g, 3)))
+    check(made(lambda g: nested(g, 4)))
+    error = refused(made(lambda g: nested(g, 3)))
     assert "use[i=0] on rank 0 loads table[3:4] on rank 0, which no task writes" in (
         error.got
     )
     tensors = {"at": [np.array([0, 2])], "table": [np.array([0, 2, 2, 2])]}
-    check(build(lambda g: nested(g, 3)), tensors)
+    check(made(lambda g: nested(g, 3)), tensors)
 
 
 def test_a_notified_element_with_a_loaded_count_is_ordered_after_that_count():
@@ -305,11 +300,11 @@ def test_a_notified_element_with_a_loaded_count_is_ordered_after_that_count():
         g.call(call, g.grid(b=1), name="n", waits=waits, notifies=[done[0]])
         g.call(call, g.grid(c=1), name="u", waits=[ready[0], done[0]])
 
-    check(build(lambda g: body(g, orders=True)), workers=4)
-    error = refused(build(lambda g: body(g, orders=False)), workers=4)
+    check(made(lambda g: body(g, orders=True)), workers=4)
+    error = refused(made(lambda g: body(g, orders=False)), workers=4)
     assert "n[b=0] on rank 0 loads table[0:1]" in error.got
     # Only the waiting rank evaluates the count of a cross-rank event.
-    check(build(lambda g: body(g, orders=False, cross_rank=True)), workers=4)
+    check(made(lambda g: body(g, orders=False, cross_rank=True)), workers=4)
 
 
 def test_a_task_that_writes_what_its_indices_load_is_refused():
@@ -319,7 +314,7 @@ def test_a_task_that_writes_what_its_indices_load_is_refused():
         writes = [table[:], y[table.load(1) : 4]]
         g.call(touch(0, 2), g.grid(b=1), name="add", writes=writes)
 
-    error = refused(build(body))
+    error = refused(made(body))
     assert "add[b=0] on rank 0 writes table[1:2] on rank 0, which its own" in error.got
 
 
@@ -338,7 +333,7 @@ def loaded_twice(g: Graph, *, kind: str = "local", again: Callable[..., Any]) ->
 
 
 def test_a_second_write_of_a_loaded_tensor_is_refused():
-    error = refused(build(lambda g: loaded_twice(g, again=lambda t: t[2:3])))
+    error = refused(made(lambda g: loaded_twice(g, again=lambda t: t[2:3])))
     assert error.got == (
         "\n    - table[2:3] on rank 0 is written by fill[w=0] on rank 0 and by "
         "again[a=0] on rank 0"
@@ -347,7 +342,7 @@ def test_a_second_write_of_a_loaded_tensor_is_refused():
 
 
 def test_a_loaded_region_of_a_loaded_tensor_is_refused():
-    error = refused(build(lambda g: loaded_twice(g, again=lambda t: t[t.load(1)])))
+    error = refused(made(lambda g: loaded_twice(g, again=lambda t: t[t.load(1)])))
     assert error.got == (
         "\n    - call again writes table[table[1]], a loaded region of a tensor that "
         "index expressions load from"
@@ -356,7 +351,7 @@ def test_a_loaded_region_of_a_loaded_tensor_is_refused():
 
 def test_a_write_of_an_input_that_is_loaded_is_refused():
     with pytest.raises(GraphError, match="call again writes an input"):
-        build(lambda g: loaded_twice(g, kind="input", again=lambda t: t[:]))
+        made(lambda g: loaded_twice(g, kind="input", again=lambda t: t[:]))
 
 
 # ------------------------------------------------------------------------------- range
@@ -369,7 +364,7 @@ def test_a_known_index_beyond_the_loaded_tensor_is_refused():
         (i,) = grid = g.grid(i=4)
         g.call(touch(0, 1), grid, name="use", writes=[y[table.load(i)]])
 
-    error = refused(build(body))
+    error = refused(made(body))
     assert "use[i=3] on rank 0 loads table[3], outside of [3]" in error.got
 
 
@@ -386,8 +381,8 @@ def test_the_parts_of_a_loaded_region_that_are_known_are_in_range():
             writes=[y[i]],
         )
 
-    check(build(lambda g: body(g, 0)))
-    error = refused(build(lambda g: body(g, -1)))
+    check(made(lambda g: body(g, 0)))
+    error = refused(made(lambda g: body(g, -1)))
     assert "reads x[table[i], i + -1 +: 1] from [?, -1], outside of [4, 4]" in error.got
 
 
@@ -400,7 +395,7 @@ def test_known_references_to_an_event_that_others_load_are_in_range():
         g.call(touch(0, 0), grid, name="w", waits=[done[table.load(i)]])
 
     assert "n[i=1] on rank 0 notifies done[2] on rank 0, outside of [2]" in (
-        refused(build(body)).got
+        refused(made(body)).got
     )
 
 
@@ -411,7 +406,7 @@ def test_an_empty_task_reads_nothing():
         (i,) = grid = g.grid(i=2)
         g.call(touch(1, 1), grid, reads=[x[span(2 * i, 2)]], writes=[y[span(2 * i, 2)]])
 
-    check(build(body), workers=1)
+    check(made(body), workers=1)
 
 
 def test_a_load_that_select_does_not_choose_is_not_made():
@@ -423,9 +418,9 @@ def test_a_load_that_select_does_not_choose_is_not_made():
         g.call(touch(1, 1), grid, reads=[x[row]], writes=[y[i]])
 
     table = {"table": [np.array([3, 2])]}
-    assert check(build(lambda g: body(g, 2)), table).unchecked == ()
-    check(build(lambda g: body(g, 2)))
-    error = refused(build(lambda g: body(g, 3)))
+    assert check(made(lambda g: body(g, 2)), table).unchecked == ()
+    check(made(lambda g: body(g, 2)))
+    error = refused(made(lambda g: body(g, 3)))
     assert "touch_1_1_tensor[i=2] on rank 0 loads table[2], outside of [2]" in error.got
 
 
@@ -443,6 +438,6 @@ def test_only_tasks_that_select_a_load_are_ordered_after_its_writer(order):
         )
 
     if order == "<":
-        check(build(body))
+        check(made(body))
     else:
-        assert "r[i=1] on rank 0 loads table[0:1]" in refused(build(body)).got
+        assert "r[i=1] on rank 0 loads table[0:1]" in refused(made(body)).got

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from etc_dist.errors import DeadlockError, GraphError, RaceError
-from etc_dist.ir import Expr, Graph, equal, graph_function, select
+from etc_dist.ir import Expr, Graph, equal, select
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
+from tests.graphs.kit import made, touch
 from tests.graphs.looped import dims_of, residual_layers
-from tests.verify.test_verify import build, touch
 
 LAYERS = 20
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
@@ -66,7 +66,7 @@ def in_loop(g: Graph, offset: int) -> None:
 
 
 def test_a_task_may_wait_for_the_turn_before_but_not_for_a_later_task():
-    before, later = (build(lambda g, n=n: in_loop(g, n)) for n in (0, 1))
+    before, later = (made(lambda g, n=n: in_loop(g, n)) for n in (0, 1))
     verify(SCHEDULES["static"](before), {}, 1)
     with pytest.raises(DeadlockError, match="8 tasks can never run") as caught:
         verify(SCHEDULES["static"](later), {}, 1)
@@ -75,18 +75,12 @@ def test_a_task_may_wait_for_the_turn_before_but_not_for_a_later_task():
 
 
 def test_a_worker_takes_a_turn_after_the_other_without_events():
-    @graph_function
-    def turns(g: Graph, *, looped: bool) -> None:
+    def turns(g: Graph) -> None:
         x = g.local("x", (5, 4), "float32")
-        if looped:
-            with g.loop(layer=4) as layer:
-                g.call(touch(0, 1), g.grid(a=1), name="w", writes=[x[layer, :]])
-                g.call(touch(1, 0), g.grid(b=1), name="r", reads=[x[layer, :]])
-        else:
-            (i,) = grid = g.grid(i=4)
-            g.call(touch(0, 1), grid, name="w", writes=[x[i, :]])
-            g.call(touch(1, 0), grid, name="r", reads=[x[i, :]])
+        with g.loop(layer=4) as layer:
+            g.call(touch(0, 1), g.grid(a=1), name="w", writes=[x[layer, :]])
+            g.call(touch(1, 0), g.grid(b=1), name="r", reads=[x[layer, :]])
 
-    verify(SCHEDULES["static"](turns(1, looped=True)), {}, 1)
+    verify(SCHEDULES["static"](made(turns)), {}, 1)
     with pytest.raises(RaceError, match=r"w\[layer=0, a=0\].* and r\[layer=0, b=0\]"):
-        verify(SCHEDULES["static"](turns(1, looped=True)), {}, 2)
+        verify(SCHEDULES["static"](made(turns)), {}, 2)

@@ -10,28 +10,22 @@ import pytest
 import etc_dist
 from etc_dist.cache import Cache, Entry
 from etc_dist.errors import GraphError
-from etc_dist.ir import DeviceFunction, Graph, graph_function
+from etc_dist.ir import DeviceFunction
 from etc_dist.schedule import schedule_static
 from etc_dist.schedule.plan import Plan
 from etc_dist.settings import Settings
 from etc_dist.verify import proof
 from etc_dist.verify.proof import prove, verifier_digest
+from tests.graphs.calls import Task, calls
 
 DIMS = {"n": 4}
 
 
 def plan(writers: int = 1) -> Plan:
     """A graph with `writers` calls that write its output."""
-
-    @graph_function
-    def filled(g: Graph) -> None:
-        n = g.dims("n")
-        y = g.output("y", (n,), "float32")
-        fill = DeviceFunction("fill", print, "/fill.cuh", "tensor", 0, 1)
-        for number in range(writers):
-            g.call(fill, g.grid(i=1), writes=[y[:]], name=f"fill{number}")
-
-    return schedule_static(filled(1))
+    fill = DeviceFunction("fill", print, "/fill.cuh", "tensor", 0, 1)
+    tasks = [Task(fill, (), ["y n float32"], name=f"fill{n}") for n in range(writers)]
+    return schedule_static(calls(1, tasks=tasks))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, RaceError
-from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, tile
+from etc_dist.ir import Graph, GraphFunction, tile
 from etc_dist.layers.moe import moe_graph
 from etc_dist.ops.all_gather_matmul import (
     all_gather_matmul_graph,
@@ -25,6 +25,7 @@ from etc_dist.ops.tile_model import FAMILY, Tiling, choose, dims_of
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import Verified, verify
+from tests.graphs.kit import made, touch
 from tests.graphs.rank_tiles import gather, scatter, tile_dims
 from tests.refusals import refused
 
@@ -33,16 +34,6 @@ shapes = st.fixed_dictionaries(
     {"rows": st.integers(1, 70), "n": st.integers(1, 70), "k": st.integers(1, 40)}
 )
 numbers = st.integers(1, 14)
-
-
-def touch(reads: int, writes: int, lane: str = "tensor") -> DeviceFunction:
-    return DeviceFunction(
-        f"touch_{reads}_{writes}_{lane}", print, "touch.cuh", lane, reads, writes
-    )
-
-
-def build(body: Callable[[Graph], None], world_size: int = 1) -> GraphFunction:
-    return graph_function(body)(world_size)
 
 
 def check(graph: GraphFunction, workers: int = 4, **dims: Any) -> Verified:
@@ -118,9 +109,9 @@ def two_steps(g: Graph) -> None:
 
 
 def test_one_worker_runs_its_tasks_in_order() -> None:
-    assert check(build(two_steps), workers=4).tasks == 8
+    assert check(made(two_steps), workers=4).tasks == 8
     with pytest.raises(RaceError):
-        check(build(two_steps), workers=3)
+        check(made(two_steps), workers=3)
 
 
 def test_a_chain_of_events_orders_its_ends() -> None:
@@ -133,7 +124,7 @@ def test_a_chain_of_events_orders_its_ends() -> None:
         g.call(touch(0, 0), grid, waits=[first[0]], notifies=[second[0]])
         g.call(touch(1, 0), grid, reads=[x[0]], waits=[second[0]])
 
-    check(build(relay))
+    check(made(relay))
 
 
 def test_one_wait_serves_the_later_tasks_of_its_worker() -> None:
@@ -146,9 +137,9 @@ def test_one_wait_serves_the_later_tasks_of_its_worker() -> None:
         g.call(touch(1, 0), g.grid(i=1), name="a", reads=[x[:]], waits=[sent[0]])
         g.call(touch(1, 0), g.grid(i=1), name="b", reads=[x[:]])
 
-    check(build(wait_once), workers=1)
+    check(made(wait_once), workers=1)
     with pytest.raises(RaceError):
-        check(build(wait_once), workers=2)
+        check(made(wait_once), workers=2)
 
 
 def test_a_buffer_may_be_rewritten_after_its_reader_notified() -> None:
@@ -167,7 +158,7 @@ def test_a_buffer_may_be_rewritten_after_its_reader_notified() -> None:
         )
         g.call(use, one, name="use_1", reads=[x[0]], waits=[full[1]])
 
-    check(build(reuse))
+    check(made(reuse))
 
 
 def test_two_lanes_take_turns() -> None:
@@ -181,7 +172,7 @@ def test_two_lanes_take_turns() -> None:
         g.call(touch(0, 0), grid, waits=[pong[i]], notifies=[ping[i + 1]])
         g.call(touch(0, 0), g.grid(i=1), name="end", waits=[ping[7]])
 
-    check(build(ping_pong), workers=1)
+    check(made(ping_pong), workers=1)
 
 
 def routed(g: Graph) -> None:
@@ -197,13 +188,13 @@ def routed(g: Graph) -> None:
 
 
 def test_counts_from_runtime_tensors_are_checked_where_given() -> None:
-    plan = schedule_static(build(routed))
+    plan = schedule_static(made(routed))
     tensors = {"bin_of": [np.array([1, 0, 1, 1])], "size": [np.array([1, 3])]}
     assert verify(plan, {}, 2, tensors).unchecked == ()
 
 
 def test_parts_that_need_absent_tensors_are_named() -> None:
-    assert check(build(routed)).unchecked == (
+    assert check(made(routed)).unchecked == (
         "the expected count of full (loads from size)",
         "call send, full[bin_of[i]] (loads from bin_of)",
         "call send, x[bin_of[i], i] (loads from bin_of)",
@@ -218,7 +209,7 @@ def test_a_task_beyond_the_edge_touches_nothing() -> None:
         (i,) = grid = g.grid(i=5)
         g.call(touch(0, 1), grid, writes=[y[tile(i, 4)]])
 
-    assert check(build(padded), n=10).accesses == 3
+    assert check(made(padded), n=10).accesses == 3
 
 
 def test_there_is_a_worker() -> None:
@@ -247,7 +238,7 @@ GOOD = {"rows": 1, "n": 1, "k": 1}
     ],
 )
 def test_dims_are_integers_one_for_each(dims: Any, words: str) -> None:
-    plan = schedule_static(build(three_dims))
+    plan = schedule_static(made(three_dims))
     for use in (lambda: verify(plan, dims, 4), lambda: plan.show(4, **dims)):
         refused(use, words, (ArgumentError, TypeError))
 
@@ -262,6 +253,6 @@ def test_a_tensor_without_axes_is_one_element() -> None:
         g.call(touch(1, 1), one, name="r", **read, waits=[done[0]] if waits else [])
         g.call(touch(0, 0), one, name="last", waits=[done[0]])
 
-    assert check(build(lambda g: scalar(g, waits=True))).accesses == 3
+    assert check(made(lambda g: scalar(g, waits=True))).accesses == 3
     with pytest.raises(RaceError, match="w.i=0. on rank 0 writes and r.i=0. on rank 0"):
-        check(build(lambda g: scalar(g, waits=False)))
+        check(made(lambda g: scalar(g, waits=False)))

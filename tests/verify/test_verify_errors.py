@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,57 +9,16 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
-from etc_dist.ir import (
-    RANK,
-    DeviceFunction,
-    EventTensor,
-    Graph,
-    GraphFunction,
-    Symbol,
-    Tensor,
-    graph_function,
-    tile,
-    up_to,
-)
+from etc_dist.ir import RANK, Graph, GraphFunction, tile, up_to
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify import cells, races
 from etc_dist.verify.verify import verify
+from tests.graphs.kit import ROW, Kit, cycle, made, touch
 from tests.graphs.rank_tiles import gather, scatter, tile_dims
 from tests.refusals import refused
 from tests.verify.waits import change
 
 DIMS = {"rows": 20, "n": 20, "k": 4, **tile_dims(gather(2))}
-
-
-def touch(reads: int, writes: int, lane: str = "tensor") -> DeviceFunction:
-    return DeviceFunction("touch", print, "touch.cuh", lane, reads, writes)
-
-
-def build(body: Callable[[Graph], None], world_size: int = 1) -> GraphFunction:
-    return graph_function(body)(world_size)
-
-
-ROW = Symbol("i", "coordinate")
-
-
-class Kit(Graph):
-    """A graph function's tensors, events and calls of functions that only touch."""
-
-    def do(self, name: str, i: int = 1, *, lane: str = "tensor", **call: Any) -> None:
-        """A call with tasks i; roles: of its function."""
-        operands = len(call.get("reads", ())), len(call.get("writes", ()))
-        terms = {n: call.pop(n) for n in ("roles",) if n in call}
-        function = replace(touch(*operands, lane), **terms)
-        self.call(function, self.grid(i=i), name=name, **call)
-
-    def event(self, name: str = "ready", *shape: Any, **options: Any) -> EventTensor:
-        return self.events(name, shape or (1,), **{"expects": 1, **options})
-
-    def x(self, *shape: int, kind: str = "local") -> Tensor:
-        """One tensor: that of the first call, which has a shape."""
-        if not self._tensors:
-            getattr(self, kind)("x", shape, "float32")
-        return self._tensors[0]
 
 
 def counted(g: Kit, expects: int) -> None:
@@ -92,12 +50,6 @@ def one_good_wait(g: Kit) -> None:
     g.do("bad", 2, lane="transfer", reads=[part], waits=[ready[0]])
 
 
-def cycle(g: Kit) -> None:
-    there, back = g.event("there", cross_rank=True), g.event("back")
-    g.do("a", waits=[back[0]], notifies=[there.on((g.rank + 1) % 2)[0]])
-    g.do("b", lane="transfer", waits=[there[0]], notifies=[back[0]])
-
-
 def of_a_lane(g: Kit) -> None:
     ready = g.event()[0]
     g.do("receive", waits=[ready])
@@ -107,13 +59,6 @@ def of_a_lane(g: Kit) -> None:
 def many_waits(g: Kit) -> None:
     for n in range(30):
         g.do(f"wait_{n}", waits=[g.event(f"ready_{n}")[0]])
-
-
-def made(act: Callable[[Kit], Any], ranks: int = 1) -> GraphFunction:
-    """The graph that `act` makes of g, or returns."""
-    g = Kit("body", ranks)
-    graph = act(g)
-    return graph if isinstance(graph, GraphFunction) else g.finish()
 
 
 STEP = "{} on rank {} waits for {} on rank {}, which {} on rank {} notifies "
@@ -334,15 +279,13 @@ def test_a_plan_that_lost_a_call_is_refused() -> None:
 
 
 def test_a_load_beyond_its_tensor_is_refused() -> None:
-    def body(g: Graph) -> None:
-        at = g.input("at", (2,), "int32")
-        y = g.output("y", (3,), "float32")
-        (i,) = grid = g.grid(i=3)
-        g.call(touch(0, 1), grid, writes=[y[at.load(i)]])
+    def body(g: Kit) -> None:
+        at, y = g.input("at", (2,), "int32"), g.output("y", (3,), "float32")
+        g.do("use", 3, writes=[y[at.load(ROW)]])
 
-    plan = schedule_static(build(body))
+    plan = schedule_static(made(body))
     loaded = {"at": [np.array([0, 1])]}
-    refused(lambda: verify(plan, {}, 1, loaded), "touch[i=2] on rank 0 loads at[2]")
+    refused(lambda: verify(plan, {}, 1, loaded), "use[i=2] on rank 0 loads at[2]")
 
 
 def test_a_proof_of_too_many_accesses_is_refused(monkeypatch):
@@ -353,7 +296,7 @@ def test_a_proof_of_too_many_accesses_is_refused(monkeypatch):
         g.call(touch(1, 1), grid, reads=[part[0 : i + 1]], writes=[y[tile(i, 1)]])
 
     monkeypatch.setattr(cells, "MOST_CELLS", 50)
-    plan, words = schedule_static(build(body)), "of tensor part are too many|got: 55 to"
+    plan, words = schedule_static(made(body)), "of tensor part are too many|got: 55 to"
     refused(lambda: verify(plan, {"n": 10}, 1), words, ArgumentError)
 
 
@@ -377,7 +320,7 @@ def test_an_early_read_is_not_ordered_by_the_last_wait(waits) -> None:
             name="add",
         )
 
-    graph = build(body)
+    graph = made(body)
     if waits == ("one", "two"):
         verify(schedule_static(graph), {}, 2)
         return
@@ -409,7 +352,7 @@ def test_an_early_read_may_be_overwritten_and_partly_unwritten() -> None:
         )
         g.call(touch(0, 1), grid, writes=[a[tile(i, 2)]], waits=[done[0]], name="again")
 
-    verify(schedule_static(build(body)), {}, 2)
+    verify(schedule_static(made(body)), {}, 2)
 
 
 def test_the_last_wait_orders_a_write_of_what_is_read_early() -> None:
@@ -429,7 +372,7 @@ def test_the_last_wait_orders_a_write_of_what_is_read_early() -> None:
             name="add",
         )
 
-    verify(schedule_static(build(body)), {}, 2)
+    verify(schedule_static(made(body)), {}, 2)
 
 
 # ------------------------------------------------------------------- loaded extents
@@ -469,14 +412,14 @@ def limited(g: Graph, kind: str) -> None:
     ],
 )
 def test_a_loaded_extent_is_right_for_all_counts(kind, text):
-    verify(schedule_static(build(lambda g: limited(g, "right"))), {}, 2)
-    plan = schedule_static(build(lambda g: limited(g, kind)))
+    verify(schedule_static(made(lambda g: limited(g, "right"))), {}, 2)
+    plan = schedule_static(made(lambda g: limited(g, kind)))
     refused(lambda: verify(plan, {}, 2), text)
 
 
 @pytest.mark.parametrize(("count", "tasks"), [(0, 2), (2, 4), (3, 5)])
 def test_surplus_tasks_are_left_out_of_a_run_with_data(count, tasks):
-    plan = schedule_static(build(lambda g: limited(g, "right")))
+    plan = schedule_static(made(lambda g: limited(g, "right")))
     proof = verify(plan, {}, 2, tensors={"counts": [np.array([count])]})
     assert proof.tasks == tasks and not proof.unchecked
 
@@ -497,7 +440,7 @@ def empty(g: Graph, expects: int = 1) -> None:
 @pytest.mark.parametrize("columns", [0, 1])
 @pytest.mark.parametrize("tensors", [None, {"counts": [np.array([0])] * 2}])
 def test_an_empty_grid_of_a_loaded_extent_waits_for_no_event(columns, tensors):
-    plan = schedule_static(build(empty, 2))
+    plan = schedule_static(made(empty, 2))
     if columns:
         verify(plan, {"columns": columns}, 2, tensors)
     else:
@@ -506,7 +449,7 @@ def test_an_empty_grid_of_a_loaded_extent_waits_for_no_event(columns, tensors):
 
 
 def test_surplus_tasks_wait_for_the_event_before_their_count():
-    plan = schedule_static(build(lambda g: empty(g, expects=2), 2))
+    plan = schedule_static(made(lambda g: empty(g, expects=2), 2))
     tensors = {"counts": [np.array([0])] * 2}
     with pytest.raises(DeadlockError, match="a surplus task waits for go.0.*make 1"):
         verify(plan, {"columns": 1}, 2, tensors)
@@ -520,4 +463,4 @@ def test_the_wait_before_a_count_is_in_range():
         g.call(touch(0, 0), grid, name="some", waits=[known[1]])
 
     words = "some[i=0] on rank 0 waits for known[1] on rank 0, outside of [1]"
-    refused(lambda: verify(schedule_static(build(body)), {}, 2), words)
+    refused(lambda: verify(schedule_static(made(body)), {}, 2), words)
