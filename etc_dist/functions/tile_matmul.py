@@ -405,11 +405,14 @@ def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> No
 
 def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape]:
     """Those of `shapes` that serve weights [n, k] ("nk") or [k, n] ("kn"); for scaled
-    weights (one of SCALINGS), as scaled shapes; for float8 activations, those of them.
+    weights (one of SCALINGS), also scaled ones, and all as scaled shapes; for float8
+    activations, those of them.
     GraphError if none does, ArgumentError for another layout."""
     expect_choice(w_layout, (*W_LAYOUTS, *ALL_SCALINGS), "w_layout")
     is_float8 = w_layout in FLOAT8_SCALINGS
     found = [shape for shape in shapes if shape.float8 == is_float8]
+    if w_layout not in SCALINGS:
+        found = [shape for shape in found if not shape.scaled]
     if w_layout == "kn":
         found = [shape for shape in found if shape.may_be_transposed]
     if w_layout in SCALINGS:

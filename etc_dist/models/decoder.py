@@ -111,7 +111,8 @@ def decoder_graph(
     shapes: of tiles; by default those that `StepPolicy` chooses from. early: tasks may
     read operands before their last wait is met. They have one more wait, for these
     operands."""
-    shapes = shapes or step_shapes(has_experts=sizes.mixture is not None)
+    has_experts, is_float8 = sizes.mixture is not None, bool(sizes.float8)
+    shapes = shapes or step_shapes(has_experts=has_experts, is_float8=is_float8)
     calls = _Calls(g, sizes, shapes, early)
     calls.take_rows()
     with g.loop(step=calls.steps) as step:

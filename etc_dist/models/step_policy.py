@@ -32,6 +32,9 @@ WIDE_COLUMNS = {True: (96, 112, 160), False: (96, 160, 224)}
 add code, of which the instruction cache holds little: by the model of times, the
 matmuls of dense models then take 0.2 % less on average at 96 and 128 rows. Models with
 experts have no matmul as wide as `gate_up`, but for the head."""
+SCALED = TileShape(128, 128, swapped=True, scaled=True)
+"""For more than 64 rows and float8 weights, of which each code is then widened once. In
+models with experts, few of them are in matmuls of so many rows."""
 DIVIDED = ("o", "down")
 """The matmuls whose tiles may use split-K, if the model has no experts, and tiles are
 stored on one rank. Others have so many columns, or so few elements of k, that it gains
@@ -64,13 +67,13 @@ LEAST_TILE = 8
 """The fewest rows of an expert's tile: the smallest N of wgmma."""
 
 
-def step_shapes(*, has_experts: bool) -> tuple[TileShape, ...]:
+def step_shapes(*, has_experts: bool, is_float8: bool = False) -> tuple[TileShape, ...]:
     """The tiles of a step."""
     wide = WIDE_COLUMNS[has_experts]
-    return tuple(
-        shape
-        for shape in FAMILY
-        if shape.rows <= MOST_FEW_ROWS or (not shape.swapped and shape.columns in wide)
+    return (
+        *(shape for shape in FAMILY if shape.rows <= MOST_FEW_ROWS),
+        *([SCALED] if is_float8 and not has_experts else []),
+        *(shape for shape in FAMILY if not shape.swapped and shape.columns in wide),
     )
 
 
@@ -124,7 +127,9 @@ class StepPolicy:
 
     def shapes_of(self, matmul: str) -> Sequence[TileShape]:
         """The tiles of a matmul, of which the dim `<matmul>_shape` selects one."""
-        shapes = step_shapes(has_experts=self.config.mixture is not None)
+        has_experts = self.config.mixture is not None
+        is_float8 = bool(self.config.float8)
+        shapes = step_shapes(has_experts=has_experts, is_float8=is_float8)
         return shapes_for(layout_of(matmul, self.config.float8), shapes)
 
     def text(self, matmul: str, dims: Mapping[str, int]) -> str:

@@ -127,12 +127,14 @@ struct BlockScales {
   }
 };
 
-// d += the scales times the sums of a block.
-template <u32 kCount>
-ETC_DEVICE void add_scaled(float (&d)[kCount], const float (&block)[kCount], float2 scale) {
+// d += the scales times the sums of a block, from sum kFirst of d on.
+template <u32 kFirst = 0, u32 kCount, u32 kBlock>
+ETC_DEVICE void add_scaled(float (&d)[kCount], const float (&block)[kBlock], float2 scale) {
+  static_assert(kFirst + kBlock <= kCount);
 #pragma unroll
-  for (u32 i = 0; i < kCount; ++i) {
-    d[i] = __fmaf_rn(i % 4 < 2 ? scale.x : scale.y, block[i], d[i]);
+  for (u32 i = 0; i < kBlock; ++i) {
+    float& sum = d[kFirst + i];
+    sum = __fmaf_rn(i % 4 < 2 ? scale.x : scale.y, block[i], sum);
   }
 }
 
@@ -267,72 +269,71 @@ ETC_DEVICE bool multiply_by_warps(
   }
 }
 
+// The codes of a box for the registers of wgmma.
+template <bool kIsHalf>
+struct BoxCodes {
+  u32 codes[16];
+
+  // The swizzle exchanges units of 16 bytes by the number of the row in eight. first: bytes from a
+  // block's first code to those of the thread in its first row; from: the block.
+  ETC_DEVICE void load(u32 first, u32 apart, u32 box, u32 from) {
+    const u32 rows[2] = {from, apart + from};
+#pragma unroll
+    for (u32 step = 0; step < 4; ++step) {
+#pragma unroll
+      for (u32 n = 0; n < 2; ++n) {
+        const u32 at = (first ^ (box * 4 + step) * 16) + rows[n];
+        codes[4 * step + n] = ptx::load_shared2(at);
+        codes[4 * step + 2 + n] = ptx::load_shared2(at + 8);
+      }
+    }
+  }
+  ETC_DEVICE void widen_to(u32 (&to)[16]) const {
+#pragma unroll
+    for (u32 j = 0; j < 16; ++j) to[j] = widen<kIsHalf>(u16(codes[j]));
+  }
+};
+
 // The mainloop of a warpgroup of a swapped tile. Returns whether a wait has failed.
 // NOTE: while a box is multiplied, the next one is widened and the codes of the one after it are
-// loaded. In tiles of many rows, registers for that would spill: there codes are loaded just before
-// they are widened, and with most rows only the other warpgroup multiplies meanwhile. No wgmma is in
-// flight from one turn of the loop to the next: the compiler would then reserve its registers in all
-// of the program.
+// loaded. No wgmma is in flight from one turn of the loop to the next: the compiler would then
+// reserve its registers in all of the program.
 template <bool kIsHalf, class Weights, u32 kRows, class Program>
 ETC_DEVICE bool multiply_widened(
     BlockReader<Program>& reader, const ScaledRows<Weights>& w, float (&d)[kRows / 2]) {
   const u32 in_ring = reader.stages.descriptor_base() | 0x10000u;
   const u32 x = __shfl_sync(~0u, in_ring, 0), begin = reader.stages.address(0);
   const u32 lane = ptx::lane(), first_code = w.row + lane / 4 * 16 + lane % 4 * 2;
-  constexpr u32 kWidened = kRows > 96 ? 1 : 2;  // boxes in registers
-  constexpr bool kLoadsAhead = kRows <= 80;
   float sums[kRows / 2];
-  u32 a[kWidened][16], codes[16];
+  u32 a[2][16];
+  BoxCodes<kIsHalf> codes;
   BlockScales scales(w, reader.first, reader.turn);
-  // The codes of a box of the block at `from`, for the registers of wgmma. The swizzle exchanges
-  // units of 16 bytes by the number of the row in eight.
-  const auto load_now = [&](u32 box, u32 from) ETC_INLINE {
-    const u32 rows[2] = {from, w.apart + from};
-#pragma unroll
-    for (u32 step = 0; step < 4; ++step) {
-#pragma unroll
-      for (u32 n = 0; n < 2; ++n) {
-        const u32 at = (first_code ^ (box * 4 + step) * 16) + rows[n];
-        codes[4 * step + n] = ptx::load_shared2(at);
-        codes[4 * step + 2 + n] = ptx::load_shared2(at + 8);
-      }
-    }
-  };
-  // load() is called some time before widen_to().
-  const auto load = [&](u32 box, u32 from) ETC_INLINE {
-    if constexpr (kLoadsAhead) load_now(box, from);
-  };
-  const auto widen_to = [&](u32 (&to)[16], u32 box, u32 from) ETC_INLINE {
-    if constexpr (!kLoadsAhead) load_now(box, from);
-#pragma unroll
-    for (u32 j = 0; j < 16; ++j) to[j] = widen<kIsHalf>(u16(codes[j]));
-  };
   const auto block = [&]() ETC_INLINE { return begin + reader.codes(); };
+  const auto load = [&](u32 box) ETC_INLINE { codes.load(first_code, w.apart, box, block()); };
   reader.begin();  // the scales arrive meanwhile
-  load(0, block());
-  widen_to(a[0], 0, block());
-  load(1, block());
+  load(0);
+  codes.widen_to(a[0]);
+  load(1);
   reader.look();
 #pragma unroll 1
   for (u32 i = 0; i < reader.count; ++i) {
-    const u32 from = block(), box = x + reader.boxes() / 16, stage = reader.stage();
+    const u32 box = x + reader.boxes() / 16, stage = reader.stage();
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
     ptx::wgmma_commit();
     const bool is_last = i + 1 == reader.count, ends_stage = reader.advance(is_last);
-    if constexpr (kWidened == 1) ptx::wgmma_wait<0>();
-    widen_to(a[kWidened - 1], 1, from);
-    load(0, block());
+    codes.widen_to(a[1]);
+    load(0);
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(
-        sums, a[kWidened - 1], ptx::matrix_descriptor(box + reader.box_x / 16), 1);
+        sums, a[1], ptx::matrix_descriptor(box + reader.box_x / 16), 1);
     ptx::wgmma_commit();
     reader.look();
     const float2 scale = scales.of(i);
-    ptx::wgmma_wait<kWidened - 1>();  // the first registers have been read
+    ptx::wgmma_wait<1>();  // the first registers have been read
     if (!is_last) {  // otherwise the compiler would do it after the next wait
-      widen_to(a[0], 0, block());
-      load(1, block());
+      codes.widen_to(a[0]);
+      load(1);
     }
     ptx::wgmma_wait<0>();
 #pragma unroll
@@ -343,7 +344,66 @@ ETC_DEVICE bool multiply_widened(
   return reader.lost;
 }
 
-// Either of them.
+// The most rows of x whose sums of a block, and codes ahead, fit in the registers of a thread.
+constexpr u32 kMostAhead = 80;
+
+// The same with more rows of x.
+// NOTE: a thread has the sums of a block for half of the rows. A box is widened once, and then
+// multiplied by either half; the other box is widened meanwhile.
+template <bool kIsHalf, class Weights, u32 kRows, class Program>
+ETC_DEVICE bool multiply_by_halves(
+    BlockReader<Program>& reader, const ScaledRows<Weights>& w, float (&d)[kRows / 2]) {
+  constexpr u32 kHalf = kRows / 2;
+  const u32 in_ring = reader.stages.descriptor_base() | 0x10000u;
+  const u32 x = __shfl_sync(~0u, in_ring, 0), begin = reader.stages.address(0);
+  const u32 lane = ptx::lane(), first_code = w.row + lane / 4 * 16 + lane % 4 * 2;
+  float sums[kHalf / 2];
+  u32 a[2][16];
+  BlockScales scales(w, reader.first, reader.turn);
+  const auto widen_to = [&](u32 (&to)[16], u32 box, u32 from) ETC_INLINE {
+    BoxCodes<kIsHalf> codes;
+    codes.load(first_code, w.apart, box, from);
+    codes.widen_to(to);
+  };
+  reader.begin();  // the scales arrive meanwhile
+  widen_to(a[0], 0, begin + reader.codes());
+#pragma unroll 1
+  for (u32 i = 0; i < reader.count; ++i) {
+    const u32 from = begin + reader.codes(), boxes = x + reader.boxes() / 16;
+    const u32 stage = reader.stage();
+    const bool is_last = i + 1 == reader.count;
+    const auto multiply = [&](u32 box, u32 half) ETC_INLINE {
+      const u32 at = boxes + box * reader.box_x / 16 + half * kHalf * 128 / 16;
+      ptx::wgmma_fence();
+      ptx::wgmma_box_registers<kIsHalf, kHalf>(sums, a[box], ptx::matrix_descriptor(at), i32(box));
+      ptx::wgmma_commit();
+    };
+    const auto keep = [&]() ETC_INLINE {
+#pragma unroll
+      for (float& sum : sums) ptx::keep_order(sum);
+    };
+    multiply(0, 0);
+    widen_to(a[1], 1, from);
+    multiply(1, 0);
+    reader.look();
+    const float2 scale = scales.of(i);
+    ptx::wgmma_wait<0>();
+    keep();
+    add_scaled<0>(d, sums, scale);
+    multiply(0, 1);
+    multiply(1, 1);
+    const bool ends_stage = reader.advance(is_last);
+    ptx::wgmma_wait<1>();  // the first registers have been read
+    if (!is_last) widen_to(a[0], 0, begin + reader.codes());
+    ptx::wgmma_wait<0>();
+    keep();
+    add_scaled<kHalf / 2>(d, sums, scale);
+    if (ends_stage) reader.release(stage);
+  }
+  return reader.lost;
+}
+
+// One of them.
 template <bool kIsHalf, class Weights, u32 kRows, class Program>
 ETC_DEVICE bool multiply_scaled(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
@@ -354,8 +414,10 @@ ETC_DEVICE bool multiply_scaled(
       return multiply_by_warps<kIsHalf, Weights, kRows, 1>(reader, w, d);
     }
     return multiply_by_warps<kIsHalf, Weights, kRows, 2>(reader, w, d);
-  } else {
+  } else if constexpr (kRows <= kMostAhead) {
     return multiply_widened<kIsHalf, Weights, kRows>(reader, w, d);
+  } else {
+    return multiply_by_halves<kIsHalf, Weights, kRows>(reader, w, d);
   }
 }
 

@@ -57,16 +57,15 @@ namespace etc::ptx {
 template <bool kIsHalf, int kColumns, u32 kSums>
 ETC_DEVICE void wgmma_box_registers(
     float (&d)[kSums], const u32 (&a)[16], u64 b, i32 accumulate) {
-  constexpr bool kIsKnown = kColumns == 8 || kColumns == 16 || kColumns == 32 || kColumns == 64 ||
-                            kColumns == 80 || kColumns == 96 || kColumns == 128;
+  constexpr bool kIsKnown = kColumns == 8 || kColumns == 16 || kColumns == 32 || kColumns == 48 ||
+                            kColumns == 64 || kColumns == 80;
   static_assert(kIsKnown && kColumns <= 2 * kSums);
   ETC_COLUMNS(8, "8", ETC_L1, ETC_G1, ETC_G2, ETC_G3, ETC_G4, "%20", "%21", ETC_P1)
   ETC_COLUMNS(16, "16", ETC_L2, ETC_G2, ETC_G3, ETC_G4, ETC_G5, "%24", "%25", ETC_P2)
   ETC_COLUMNS(32, "32", ETC_L4, ETC_G4, ETC_G5, ETC_G6, ETC_G7, "%32", "%33", ETC_P4)
+  ETC_COLUMNS(48, "48", ETC_L6, ETC_G6, ETC_G7, ETC_G8, ETC_G9, "%40", "%41", ETC_P6)
   ETC_COLUMNS(64, "64", ETC_L8, ETC_G8, ETC_G9, ETC_G10, ETC_G11, "%48", "%49", ETC_P8)
   ETC_COLUMNS(80, "80", ETC_L10, ETC_G10, ETC_G11, ETC_G12, ETC_G13, "%56", "%57", ETC_P10)
-  ETC_COLUMNS(96, "96", ETC_L12, ETC_G12, ETC_G13, ETC_G14, ETC_G15, "%64", "%65", ETC_P12)
-  ETC_COLUMNS(128, "128", ETC_L16, ETC_G16, ETC_G17, ETC_G18, ETC_G19, "%80", "%81", ETC_P16)
 }
 #undef ETC_STEP
 #undef ETC_NEXT

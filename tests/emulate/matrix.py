@@ -157,6 +157,7 @@ def scaled_blocks(
 BLOCKS = Scaling(PER_BLOCK, "float32")
 FLOAT8_BLOCKS = replace(BLOCKS, quantizes=True)
 WIDE_FLOAT8 = TileShape(128, 160, float8=True)
+TALL_SCALED = TileShape(128, 128, swapped=True, scaled=True)
 FLAT = TileShape(128, 160)
 ONE_TASK = Sizes(score_tasks=1)
 """Logits are computed in tiles."""
@@ -296,6 +297,7 @@ CASES = {
     ),
     "scaled": scaled_blocks(HALVES, (33, 264, 4368), Tiling(0, 128, 1, 2)),
     "scaled, gated": scaled_by(HALVES, (70, 264, 784), Tiling(0, 128)),
+    "scaled, tall": scaled_blocks(TALL_SCALED, (140, 136, 784), Tiling(0, 128)),
     "float8": scaled_blocks(
         WIDE_FLOAT8, (140, 392, 1296), Tiling(0, 160, 1, 2), quantizes=True
     ),

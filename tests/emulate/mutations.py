@@ -95,10 +95,10 @@ BROKEN = {
             "block < blocks": "block + 1 < blocks",
             "kHasBlocks ? block * sizeof(Element) : 0": "0",
             "u64(u32(of_w) >> Weights::kShift)": "u64(u32(of_w) >> 8)",
-            "ptx::wgmma_wait<kWidened - 1>();": "",
+            "ptx::wgmma_wait<1>();": "",
             "ptx::load_shared2(at + 8)": "ptx::load_shared2(at)",
             "(box * 4 + step) * 16": "step * 16",
-            "w.apart + from": "from",
+            "apart + from": "from",
         },
         "scaled, gated": {
             "i % 4 < 2 ? scale.x : scale.y": "scale.x",
@@ -111,6 +111,11 @@ BROKEN = {
             "(quarter * 2 + half) ^ row": "quarter * 2 ^ row",
             "unit * 32 + n % 2 * 16": "n % 2 * 16",
             "n * w.apart": "0",
+        },
+        "scaled, tall": {
+            "half * kHalf * 128 / 16": "0",
+            "box * reader.box_x / 16": "0",
+            "i32(box)": "1",
         },
     },
     "functions/wgmma_turns": {

@@ -6,12 +6,24 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.decoder import MODELS
 from etc_dist.functions.router import Router
 from etc_dist.models import step_policy
 from etc_dist.models.config import read_config
 from etc_dist.models.experts import Mixture
-from etc_dist.models.step_policy import DIVIDED, ROWS, StepPolicy
+from etc_dist.models.step_policy import DIVIDED, ROWS, SCALED, StepPolicy
 from tests.models.small import make_model
+
+
+def test_float8_weights_of_dense_models_are_widened_once_for_many_rows():
+    config = MODELS["qwen3-32b"]
+    scaled = replace(config, float8=config.sizes(16).matmuls[:-1])
+    policy = StepPolicy(scaled, 132)
+    for rows, height in ((64, 64), (96, 128), (128, 128)):
+        number = policy.dims(rows, 512)["gate_up_shape"]
+        assert policy.shapes_of("gate_up")[number].rows == height
+    assert not any(shape.scaled for shape in policy.shapes_of("head"))
+    assert SCALED not in StepPolicy(config, 132).shapes_of("gate_up")
 
 
 def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
