@@ -18,9 +18,10 @@ ALGORITHMS = (
     "two exchanges",
     "one exchange of flagged words",
     "one exchange of strips",
+    "one exchange of tiles",
 )
-"""The last one is of a matmul's result, while it runs."""
-ONE_SHOT, TWO_SHOT, FLAGGED, STRIPS = range(len(ALGORITHMS))
+"""The last two are of a matmul's result: while it runs, and by its epilogues."""
+ONE_SHOT, TWO_SHOT, FLAGGED, STRIPS, TILES = range(len(ALGORITHMS))
 VECTOR_BYTES = 16
 PIECES = LEAST_PIECE, MOST_PIECE = 256, 2048
 """Vectors of a task: one of each thread; eight, which are in flight together."""
@@ -31,6 +32,11 @@ that a worker's two warps should have in flight while tiles are computed."""
 STRIPS_US = 4.0
 """How much longer strips take than rows if nothing is sent before the last tile:
 measured at few rows."""
+
+
+TILES_US = 2.5
+"""What the epilogues' stores on all ranks save for few rows: an event, and the loads
+and stores of another task. Estimated from traces."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from etc_dist.ops.exchange_model import (
     ALGORITHMS,
     ONE_SHOT,
     STRIPS,
+    TILES,
+    TILES_US,
     WARP_PIECES,
     AllReduceSizes,
     choose_algorithm,
@@ -35,12 +37,12 @@ from etc_dist.ops.tile_model import (
     largest_tilings,
     ranked,
 )
-from etc_dist.ops.tile_sums import TileSums
+from etc_dist.ops.tile_sums import StoredSums, TileSums
 from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
-TILES = "matmul_"
+TILES_NAME = "matmul_"
 """The begin of the names of dims that select tiles."""
 
 
@@ -66,15 +68,16 @@ def matmul_all_reduce_graph(
     w = weight_input(g, "w", w_layout, 8 * vectors, k, dtype)
     norm = None if eps is None else _norm(g, shape, dtype, eps)
     y = g.output("y", shape, dtype)
-    tiles = tiles_of_dims(g, TILES, shapes, rows, w_layout)
+    is_near = norm is None and 1 < g.local_size == g.world_size
+    tiles = tiles_of_dims(g, TILES_NAME, shapes, rows, w_layout, has_peers=is_near)
     if g.world_size == 1 and norm is None:
-        TiledMatmul(g, TILES, tiles, dtype, x, [w], y).add()
+        TiledMatmul(g, TILES_NAME, tiles, dtype, x, [w], y).add()
         return
-    if norm is None and g.local_size == g.world_size:
+    if is_near:
         _add_tile_sums(g, tiles, (x, w, y), piece, algorithm)
         return
     product = g.local("product", shape, dtype)
-    matmul = TiledMatmul(g, TILES, tiles, dtype, x, [w], product)
+    matmul = TiledMatmul(g, TILES_NAME, tiles, dtype, x, [w], product)
     produced = matmul.complete("produced", tiles.rows)
     matmul.add()
     if g.world_size > 1:
@@ -98,17 +101,26 @@ def _add_tile_sums(
     piece: Expr,
     algorithm: Expr,
 ) -> None:
-    """Sums on one host: of strips of tiles while others are computed, or of rows."""
+    """Sums on one host: of strips of tiles while others are computed, of tiles that are
+    stored on all ranks, or of rows."""
     x, w, y = operands
     is_tiled = equal(algorithm, STRIPS)
     tiled = g.let("is_tiled", select(is_tiled, 1, 0))
-    parts = g.let("result_parts", select(is_tiled, g.world_size, 1))
+    stored = g.let("is_stored", select(equal(algorithm, TILES), 1, 0))
+    parts = g.let("result_parts", 1 + (tiled + stored) * (g.world_size - 1))
     results = g.symmetric("results", (parts, *y.shape), y.dtype)
     own = Matrix(results, (g.let("own_result", tiled * g.rank),))
-    matmul = RankTiles(g, TILES, tiles, y.dtype, x, [w], own)
+    matmul = RankTiles(g, TILES_NAME, tiles, y.dtype, x, [w], own)
     strip = g.let("strip_tiles", select(is_tiled, matmul.strip, matmul.across))
-    produced = matmul.complete_strips("produced", strip)
-    matmul.add()
+    produced = matmul.complete_strips("produced", strip, 1 - stored)
+    sums = StoredSums(g, matmul, results, y, 8 * piece, stored)
+
+    def add_whole_tiles() -> None:
+        own_columns = g.let("own_columns", (1 - stored) * matmul.whole)
+        matmul.add_whole_tiles(columns=own_columns)
+        sums.add()
+
+    matmul.add(add_whole_tiles=add_whole_tiles)
     RowSums(g, own, y, None, piece, produced, TRANSFER).add(algorithm)
     elements = sent_elements(2 * SENT_WORK, x.shape[1], y.shape)
     TileSums(g, matmul, results, y, elements, produced, tiled).add()
@@ -156,10 +168,10 @@ class _MatmulSums(Operation):
         exchanges = [
             {**dims, "rows": n, "algorithm": chosen, "piece": min(WARP_PIECES)}
             for algorithm, n in largest_sizes(self._exchange(dims))
-            for chosen in {algorithm, self._while_multiplying(algorithm)}
+            for chosen in (algorithm, *self._in_place_of(algorithm))
         ]
         return [
-            {**call, **dims_of(tiling, TILES)}
+            {**call, **dims_of(tiling, TILES_NAME)}
             for call in (dims, *exchanges)
             for tiling in tilings
         ]
@@ -181,22 +193,29 @@ class _MatmulSums(Operation):
         ranking, notes = ranked(
             sizes, workers, shapes, tuning, in_order=in_order, w_layout=w_layout
         )
-        tiles = choices(TILES, sizes, workers, shapes, ranking, tuning, notes)
         exchange = self._exchange(dims)
         algorithm, *others = choose_algorithm(exchange, workers, WARP_PIECES)
-        if exchange.gains_by_strips(ranking[0].work.num_tiles / workers):
-            chosen = self._while_multiplying(algorithm.value)
-            if chosen == STRIPS:
-                lines = [f"{ALGORITHMS[STRIPS]}, while tiles are computed"]
-                algorithm = Choice(algorithm.dim, chosen, lambda: lines)
+        if self._in_place_of(algorithm.value):
+            whole = next(each for each in ranking if each.tiling.parts == 1)
+            if exchange.gains_by_strips(ranking[0].work.num_tiles / workers):
+                algorithm = _sent(STRIPS, "while tiles are computed")
+            elif whole.us < ranking[0].us + TILES_US:
+                algorithm = _sent(TILES, "which their epilogues store on all ranks")
+                if whole is not ranking[0]:
+                    ranking, notes = [whole, *ranking], []
+        tiles = choices(TILES_NAME, sizes, workers, shapes, ranking, tuning, notes)
         return [*tiles, algorithm, *others]
 
-    def _while_multiplying(self, algorithm: int) -> int:
-        """The algorithm in place of another one if tiles take several waves."""
+    def _in_place_of(self, algorithm: int) -> Sequence[int]:
+        """The algorithms that may be chosen in place of another one, as they send tiles
+        while others are computed, or by their epilogues."""
         is_near = 1 < self.world.size == self.world.local_size
-        if algorithm == ONE_SHOT and is_near and "eps" not in self.graph_options:
-            return STRIPS
-        return algorithm
+        sums_tiles = is_near and "eps" not in self.graph_options
+        return (STRIPS, TILES) if sums_tiles and algorithm == ONE_SHOT else ()
+
+
+def _sent(algorithm: int, how: str) -> Choice:
+    return Choice("algorithm", algorithm, lambda: [f"{ALGORITHMS[algorithm]}, {how}"])
 
 
 class MatmulAllReduce(_MatmulSums, WeightOperation):

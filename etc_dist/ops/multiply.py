@@ -125,6 +125,14 @@ class Results(Protocol):
         """The regions of some rows and columns."""
 
 
+class Stored(NamedTuple):
+    """Where and by which epilogue tiles are stored, and the events that they notify."""
+
+    results: Results
+    epilogue: Epilogue
+    events: TileEvents | None
+
+
 class Turns(NamedTuple):
     """The loops around a matmul: the extents, and the coordinates of a turn."""
 
@@ -238,7 +246,7 @@ class TiledMatmul:
         return events
 
     def complete_strips(
-        self, name: str, strip: Expr, ranks: int = 1, own: int = 0
+        self, name: str, strip: Expr, ranks: Expr | int = 1, own: int = 0
     ) -> RowEvents:
         """New events [ranks, blocks, strips] of blocks of the rows of a tile, and
         strips of `strip` columns of tiles. own: the place of the rows of y, whose last
@@ -294,18 +302,22 @@ class TiledMatmul:
         *,
         columns: Expr | None = None,
         call: str = "tile_matmul",
+        axes: str = "",
+        to: Stored | None = None,
     ) -> None:
         """Add the tiles without split-K. columns: how many columns of tiles there are,
-        if not all of them."""
+        if not all of them. axes: before the names of the coordinates. to: as for
+        `multiply`."""
         name, down, group = self._name, self._down, self._group
         across = self._whole if columns is None else columns
         self.multiply(
             call,
-            self._g.grid(**{f"{name}row": down, f"{name}column": across}),
+            self._g.grid(**{f"{name}{axes}row": down, f"{name}{axes}column": across}),
             (self._x, self._y),
             waits=waits,
             notifies=self._complete,
             order=lambda t: grouped_rows(t, down, across, group),
+            to=to,
         )
 
     def multiply(
@@ -318,17 +330,21 @@ class TiledMatmul:
         waits: TileEvents | None = None,
         notifies: TileEvents | None = None,
         order: Order | None = None,
+        to: Stored | None = None,
     ) -> None:
         """Add whole tiles of x and y, `operands`, one for each coordinate of `grid`.
         Its last axes are those of the rows and columns of tiles, these counted from
-        `first_column` on."""
+        `first_column` on. to: where tiles are stored, in place of y."""
         (x, y), (*_, i, j) = operands, grid
+        epilogue = self._epilogue
+        if to is not None:
+            y, epilogue, notifies = to
         column = first_column + j
         rows, columns = tile(i, self._tiles.rows), tile(column, self._columns)
         if self._clips:
             rows = span(rows.start, minimum(rows.size, y.shape[0] - rows.start))
         self._g.call(
-            self._tiles.matmul(self._dtype, self._epilogue),
+            self._tiles.matmul(self._dtype, epilogue),
             grid,
             reads=self._reads(x, rows, columns, slice(None)),
             writes=y.regions(rows, columns),

@@ -1,15 +1,21 @@
-"""Sums over the ranks of a host of a matmul's result, which every rank gets, while the
-matmul runs."""
+"""Sums over the ranks of a host of a matmul's result, which every rank gets: of strips
+of tiles, while the matmul runs, or of tiles that their epilogues store on all ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from etc_dist.functions.epilogue import store_on_ranks
 from etc_dist.functions.push_tile import push_tile
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import (
+    EventRef,
+    EventTensor,
     Expr,
     Graph,
+    Region,
     Tensor,
     ceildiv,
     maximum,
@@ -18,9 +24,10 @@ from etc_dist.ir import (
     span,
 )
 from etc_dist.ir.tensor import Tile
-from etc_dist.ops.multiply import RowEvents
+from etc_dist.ops.multiply import RowEvents, Stored
 from etc_dist.ops.order import ROW_GROUP
 from etc_dist.ops.rank_tiles import RankTiles
+from etc_dist.ops.sum_steps import every_rank
 
 LAG = 64
 """The tiles that are sent before those of a turn are added: while the parts of peers
@@ -97,6 +104,96 @@ class TileSums:
                     each.when(i < blocks) for each in (arrived[i, s], events[0, i, s])
                 ],
             )
+
+
+@dataclass(frozen=True)
+class StoredSums:
+    """y [rows, n]: the sums over ranks of the result of `matmul`, on one host, without
+    split-K. The tiles of each rank are stored in its place of `slots` [world, rows, n]
+    on all ranks, and each adds all places, strip by strip.
+
+    elements: that a task adds. used: 1, or 0: then there is nothing to do."""
+
+    g: Graph
+    matmul: RankTiles
+    slots: Tensor
+    y: Tensor
+    elements: Expr
+    used: Expr
+
+    def add(self) -> None:
+        """Add the tiles, and the sums."""
+        g, matmul = self.g, self.matmul
+        strip = g.let("stored_strip", matmul.strip)
+        strips = g.let("stored_strips", ceildiv(matmul.across, strip))
+        arrived = g.events(
+            "tiles_arrived",
+            (self.used * matmul.down, strips),
+            expects=lambda _, s: (
+                g.world_size * minimum(strip, matmul.across - s * strip)
+            ),
+            cross_rank=True,
+        )
+        *peers, _ = every_rank(g)
+        matmul.add_whole_tiles(
+            columns=g.let("stored_columns", self.used * matmul.whole),
+            call="tile_on_ranks",
+            axes="stored_",
+            to=Stored(
+                PlacesOnRanks(g, self.slots, peers),
+                store_on_ranks(g.world_size),
+                EventsOnRanks(arrived, strip, peers),
+            ),
+        )
+        width = g.let("stored_width", minimum(self.y.shape[1], matmul.columns * strip))
+        pieces = Pieces(g, "stored_piece", matmul.height, width, self.elements)
+        i, s, r, c = grid = g.grid(
+            arrived_block=self.used * matmul.down,
+            arrived_strip=strips,
+            added_row=pieces.down,
+            added_piece=pieces.across,
+        )
+        piece = pieces.place(i, s, r, c)
+        g.call(
+            sum_ranks(self.y.dtype),
+            grid,
+            name="add_stored",
+            reads=[self.slots[span(0, g.world_size), *piece]],
+            writes=[self.y[piece]],
+            waits=[arrived[i, s]],
+        )
+
+
+class PlacesOnRanks(NamedTuple):
+    """This rank's place of `slots` [world, rows, n], here and on peers."""
+
+    g: Graph
+    slots: Tensor
+    peers: Sequence[Expr]
+
+    @property
+    def shape(self) -> tuple[Expr, Expr]:
+        """Rows and columns."""
+        _, rows, columns = self.slots.shape
+        return rows, columns
+
+    def regions(self, rows: Any, columns: Any) -> list[Region]:
+        """The own one first."""
+        own = self.g.rank, rows, columns
+        return [self.slots[own], *(self.slots.on(peer)[own] for peer in self.peers)]
+
+
+class EventsOnRanks(NamedTuple):
+    """The event of a row of tiles and a strip of them, here and on peers."""
+
+    events: EventTensor
+    strip: Expr
+    peers: Sequence[Expr]
+
+    def of_tile(self, i: Expr, j: Expr, rows: Expr) -> Sequence[EventRef]:
+        """Those of the tile in row i and column j of tiles."""
+        own = i, j // self.strip
+        return [self.events[own], *(self.events.on(p)[own] for p in self.peers)]
 
 
 class Pieces:

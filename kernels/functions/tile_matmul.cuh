@@ -203,7 +203,7 @@ struct tile_matmul : Roles {
       Ready ready) {
     constexpr u32 kFirstStages = 2 * Compute::kMostStageBytes <= StageRing<Program>::kBytes ? 2 : 1;
     const TileShape shape = shape_of(run);
-    const u32 count = size(run, c);
+    const u32 count = before_start(size(run, c));
     const Weights w(run, c);
     const Box x = Call::template operand<0>(run.g, c).box();
     ready();
@@ -219,6 +219,13 @@ struct tile_matmul : Roles {
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
       u32 size, Publish publish, Loaded loaded) {
+    return load(run, loader, c, size, publish, [] { return true; }, loaded);
+  }
+  template <class Program, class Publish, class Started, class Loaded>
+  ETC_DEVICE static bool load(
+      const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
+      u32 size, Publish publish, Started started, Loaded loaded) {
+    const u32 before = before_start(size);
     const TileShape shape = shape_of(run);
     const Box x = Call::template operand<0>(run.g, c).box();
     const Weights w(run, c);
@@ -229,7 +236,7 @@ struct tile_matmul : Roles {
     if constexpr (kLoadsEarly<Program> && kLoadsAtOnce<Call>) n = loader.take_first(bytes);
     if constexpr (Call::kLoadsAhead) {
 #pragma unroll 1  // unrolled, it adds 300 to 400 instructions to each call
-      for (; n < size && loader.is_begun(); ++n) {
+      for (; n < before && loader.is_begun(); ++n) {
         load_x(loader.next_begun(bytes), shape, x, n);
         loaded(n + 1);
       }
@@ -242,12 +249,13 @@ struct tile_matmul : Roles {
     };
     if constexpr (StageLoader<Program>::kHasLaps) {
       if (loader.is_in_laps(bytes)) {
-        n = size;
+        n = before;
         const u32 expected = loaded_bytes_of(shape);
-        if (!loader.begin_in_laps(run, bytes, expected, size - begun, load_stage)) return false;
+        if (!loader.begin_in_laps(run, bytes, expected, before - begun, load_stage)) return false;
       }
     }
     for (; n < size; ++n) {
+      if (kWritesPeers && n == before && !started()) return false;
       Stage stage;
       if (!loader.begin(run, bytes, loaded_bytes_of(shape), false, stage)) return false;
       load_stage(stage, n - begun);
@@ -256,6 +264,11 @@ struct tile_matmul : Roles {
   }
 
  private:
+  // The stages that are loaded before peers have started: all but the last one, if the tile is
+  // stored on peers.
+  ETC_DEVICE static constexpr u32 before_start(u32 size) {
+    return size - u32(kWritesPeers && size > 0);
+  }
   ETC_DEVICE static constexpr u32 bytes_of(const TileShape& shape) {
     return shape.template bytes<WeightKind::kRowBytes>();
   }

@@ -106,14 +106,13 @@ struct TilePlace {
   template <class Program, class F>
   ETC_DEVICE void each_rank(const Run<Program>& run, u32 words, F f) const {
     if constexpr (kHasPeers) {
-      const bool is_sent = ptx::load_shared(words + 16) != 0;
+      TilePlace to = read(words);
 #pragma unroll 1
-      for (i32 n = is_sent ? 1 - Program::kWorld : 0; n <= 0; ++n) {
-        TilePlace to = read(words);
+      for (i32 n = to.peers != 0 ? 1 - Program::kWorld : 0;; ++n, to = read(words)) {
         const i32 before = run.g.rank + n, rank = before < 0 ? before + Program::kWorld : before;
-        if (n < 0 && (to.peers >> rank & 1) == 0) continue;
-        to.at += run.g.peer[rank] - run.self();
-        f(to);
+        if (n < 0) to.at += run.g.peer[rank] - run.self();
+        if (n == 0 || (to.peers >> rank & 1) != 0) f(to);
+        if (n == 0) break;
       }
     } else {
       f(*this);

@@ -33,14 +33,9 @@ ETC_DEVICE constexpr u32 uniform_stage_bytes(CallList<Calls...>) {
   return is_uniform ? bytes : 0;
 }
 
-// Whether a call's first loads wait for nothing: no event, no start of a peer, no loaded count.
+// Whether a call's first loads wait for nothing: no event, no loaded count.
 template <class Call>
-constexpr bool loads_at_once() {
-  if constexpr (!has_role<Call>(kLoadRole) || Call::kWaits > 0 || Call::kLoads) return false;
-  else return !Call::template Function<Call>::kWritesPeers;
-}
-template <class Call>
-constexpr bool kLoadsAtOnce = loads_at_once<Call>();
+constexpr bool kLoadsAtOnce = has_role<Call>(kLoadRole) && Call::kWaits == 0 && !Call::kLoads;
 template <class First, class... Others>
 constexpr bool first_loads_at_once(CallList<First, Others...>) {
   return kLoadsAtOnce<First>;

@@ -198,10 +198,13 @@ class TensorLane {
           if (kPrepares<Call> || !going) return;
           if constexpr (has_role<Call>(kLoadRole) && !kPrepares<Call>) {
             if constexpr (FunctionOf<Call>::kWritesPeers) {
-              going = wait_starts<Program, Call>(run_, c, who, entered);
-              if (!going) return;
+              const auto started = [&]() ETC_INLINE {
+                return wait_starts<Program, Call>(run_, c, who, entered);
+              };
+              going = load<Call>(c, t, published, stages, next, seen, started);
+            } else {
+              going = load<Call>(c, t, published, stages, next, seen);
             }
-            going = load<Call>(c, t, published, stages, next, seen);
           } else if constexpr (!kPrepares<Call>) {
             units_.publish(published, item_of<Call>(t));
           }
@@ -478,7 +481,8 @@ class TensorLane {
     }
   }
   // The load role of a task whose waits are met, but for that of `event`, if there is one:
-  // publishes it and loads its stages. c: its coordinate, or what prepare() returned.
+  // publishes it and loads its stages. c: its coordinate, or what prepare() returned. For a function
+  // that writes to peers, `event` is the wait for their start.
   template <class Call, class Prepared, class... Event>
   ETC_DEVICE bool load(
       const Prepared& c, i32 task, u32& published, StageLoader<Program>& stages, Next& next,
@@ -524,7 +528,9 @@ class TensorLane {
     const u32 size = Function::size(run_, c);
     const RingStages all = Function::stages(run_, size);
     stages.start_ahead();
-    for (u32 n = 0; n < all.count && stages.has_room_ahead(all.bytes); ++n) {
+    // The last stage may wait for the start of peers: see kWritesPeers.
+    const u32 most = all.count - u32(Function::kWritesPeers && all.count > 0);
+    for (u32 n = 0; n < most && stages.has_room_ahead(all.bytes); ++n) {
       if (n > 0 && late_waits_are_met<Program, Call>(run_, c, seen)) return true;
       if (!Function::load_ahead(run_, stages, c, size, n)) return false;
       stages.add_ahead();

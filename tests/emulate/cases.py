@@ -19,6 +19,8 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.ops.exchange_model import TILES
+from etc_dist.ops.matmul_all_reduce import TILES_NAME
 from etc_dist.ops.tile_model import Tiling, dims_of
 from tests.graphs.dense import SINGLE, dense
 from tests.graphs.running_sums import inputs
@@ -112,6 +114,20 @@ def matmul_of(x: Any, w: Any) -> Answer:
     """x @ w.T."""
     x, w = x.astype(np.float32), w.astype(np.float32)
     return Answer(x @ w.T, np.abs(x) @ np.abs(w).T)
+
+
+def matmul_all_reduce(rows: int, columns: int, k: int) -> Given:
+    """Of two ranks, by tiles of so many columns that are stored on both."""
+    n, rng = 136, np.random.default_rng(k)
+    inputs = [
+        {"x": draw(rng, (rows, k), "bfloat16"), "w": draw(rng, (n, k), "bfloat16")}
+        for _ in range(2)
+    ]
+    each = [matmul_of(**given) for given in inputs]
+    total = sum(a.expected for a in each)
+    answer = Answer(total, sum(a.magnitude for a in each))
+    dims = {"rows": rows, "vectors": n // 8, "k": k, "algorithm": TILES, "piece": 10}
+    return inputs, [answer] * 2, dims | dims_of(Tiling(0, columns), TILES_NAME)
 
 
 def matmul_reduce_scatter(

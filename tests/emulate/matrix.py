@@ -17,6 +17,7 @@ from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.layers.moe_steps import Sizes
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.matmul_all_reduce import matmul_all_reduce_graph
 from etc_dist.ops.matmul_reduce_scatter import (
     FLOAT_FAMILY,
     matmul_reduce_scatter_graph,
@@ -30,6 +31,7 @@ from tests.emulate.cases import (
     four_matmuls,
     gated,
     matmul,
+    matmul_all_reduce,
     matmul_and_scratch,
     matmul_reduce_scatter,
     mlp,
@@ -231,6 +233,16 @@ CASES = {
         lambda: matmul_reduce_scatter(68, n=584),
         workers=2,
     ),
+    # Four stages, and one: loads wait for the start of the peer before the last one.
+    **{
+        f"stored on ranks, {k} of k": Case(
+            partial(matmul_all_reduce_graph, 2, shapes=[TURNS]),
+            partial(matmul_all_reduce, 37, 24, k),
+            NEVER,
+            workers=2,
+        )
+        for k in (200, 904)
+    },
     # Two blocks of rows; tiles of own rows that are divided along k.
     "sum": Case(
         partial(matmul_reduce_scatter_graph, 2, shapes=[TALL_TILE]),

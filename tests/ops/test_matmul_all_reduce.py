@@ -15,8 +15,14 @@ from etc_dist.functions.rms_norm import normalized
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_reduce_norm import EPS
-from etc_dist.ops.exchange_model import ONE_SHOT, STRIPS, TWO_SHOT, AllReduceSizes
-from etc_dist.ops.matmul_all_reduce import TILES, matmul_all_reduce_graph
+from etc_dist.ops.exchange_model import (
+    ONE_SHOT,
+    STRIPS,
+    TILES,
+    TWO_SHOT,
+    AllReduceSizes,
+)
+from etc_dist.ops.matmul_all_reduce import TILES_NAME, matmul_all_reduce_graph
 from etc_dist.ops.tile_model import Tiling, dims_of
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
@@ -29,7 +35,9 @@ exhaustive = pytest.mark.exhaustive
 SHAPES = (TileShape(8, 64, swapped=True),)
 # Three rows of tiles, the last column of which is divided along k.
 DIMS = {"rows": 21, "vectors": 17, "k": 520, "piece": 10}
-DIMS |= dims_of(Tiling(0, 64, 1, 2), TILES)
+DIMS |= dims_of(Tiling(0, 64, 1, 2), TILES_NAME)
+WHOLE = dims_of(Tiling(0, 24), TILES_NAME)
+"""Tiles that are stored on all ranks are not divided."""
 ends = pytest.mark.parametrize("eps", [None, EPS])
 KINDS = pytest.mark.parametrize(
     ("ranks", "near", "algorithm"),
@@ -37,6 +45,8 @@ KINDS = pytest.mark.parametrize(
         (1, 1, ONE_SHOT),
         (2, 2, ONE_SHOT),
         (3, 3, STRIPS),
+        (2, 2, TILES),
+        (3, 3, TILES),
         (3, 3, TWO_SHOT),
         pytest.param(4, 2, TWO_SHOT, marks=exhaustive),
     ],
@@ -82,13 +92,18 @@ def graph_and_inputs(ranks: int, near: int, eps: float | None, rng: Any) -> Any:
     return graph, inputs, wanted
 
 
+def dims_with(algorithm: int) -> dict[str, int]:
+    whole = WHOLE if algorithm == TILES else {}
+    return {**DIMS, **whole, "algorithm": algorithm}
+
+
 @ends
 @KINDS
 def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
-    if algorithm == STRIPS and eps is not None:
+    if algorithm in (STRIPS, TILES) and eps is not None:
         algorithm = ONE_SHOT
     graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
-    plan, dims = schedule_static(graph), {**DIMS, "algorithm": algorithm}
+    plan, dims = schedule_static(graph), dims_with(algorithm)
     verify(plan, dims, 4)
     for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
         check(found, eps, *wanted)
@@ -98,7 +113,9 @@ def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
     ("ranks", "near", "algorithm", "eps"),
     [
         (2, 2, STRIPS, None),
+        (2, 2, TILES, None),
         (2, 2, TWO_SHOT, None),
+        pytest.param(3, 3, TILES, None, marks=exhaustive),
         pytest.param(3, 3, STRIPS, None, marks=exhaustive),
         pytest.param(2, 2, ONE_SHOT, None, marks=exhaustive),
         pytest.param(3, 3, ONE_SHOT, EPS, marks=exhaustive),
@@ -108,8 +125,7 @@ def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
 def test_kernels_give_the_reference(ranks, near, algorithm, eps, rng):
     graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
     program = Emulator(graph, workers=2, has_far=near < ranks)
-    dims = {**DIMS, "algorithm": algorithm}
-    for found in program.run(inputs, dims, seed=1, runs=2):
+    for found in program.run(inputs, dims_with(algorithm), seed=1, runs=2):
         check(found, eps, *wanted)
 
 
@@ -124,12 +140,13 @@ def test_kernels_compile_without_spills(eps):
     [
         (ONE_SHOT, "push_parts"),
         (STRIPS, "send_strip"),
+        (TILES, "add_stored"),
         (TWO_SHOT, "scatter_parts"),
     ],
 )
 def test_rows_are_sent_after_they_are_computed(algorithm, name):
     graph = matmul_all_reduce_graph(2, shapes=SHAPES)
-    proved = Proved(graph, {**DIMS, "algorithm": algorithm})
+    proved = Proved(graph, dims_with(algorithm))
     assert f"{name}[" in proved.lacks("static", name, 0)
 
 
