@@ -14,18 +14,11 @@ from etc_dist.codegen import generate
 from etc_dist.codegen.bounds import Condition, conjunction, in_range, waits_in_range
 from etc_dist.codegen.names import tensor_function
 from etc_dist.errors import ArgumentError
-from etc_dist.ir import (
-    Call,
-    DeviceFunction,
-    Graph,
-    GraphFunction,
-    graph_function,
-    select,
-    tile,
-)
+from etc_dist.ir import Call, GraphFunction, select, tile
 from etc_dist.runtime.cpu.task import Resolver, Task, TaskBlock
 from etc_dist.schedule import schedule_static
 from tests.codegen.as_python import as_python
+from tests.graphs.kit import ROW, Kit, made
 from tests.graphs.permute import permute
 from tests.graphs.written import GRAPHS, scattered
 
@@ -63,14 +56,11 @@ def test_a_loaded_wait_comes_after_the_others_and_is_checked():
 
 
 def test_a_product_of_loads_does_not_wrap():
-    @graph_function
-    def tiled(g: Graph) -> None:
+    def tiled(g: Kit) -> None:
         at = g.input("at", (4,), "int32")
-        x = g.input("x", (4096,), "float32")
-        f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0)
-        g.call(f, g.grid(i=1), reads=[x[tile(at.load(0), 1024)]])
+        g.do("f", reads=[g.input("x", (4096,), "float32")[tile(at.load(0), 1024)]])
 
-    call = call_of(tiled(1), "f")
+    call = call_of(made(tiled), "f")
     assert list(in_range(call, 1)) == [
         ("is_at_most(i64(tensor_at(g).load(0)) * 1024, 4096)", 1)
     ]
@@ -79,15 +69,13 @@ def test_a_product_of_loads_does_not_wrap():
 
 
 def test_results_within_an_expression_are_checked_before_their_use():
-    @graph_function
-    def hashed(g: Graph) -> None:
+    def hashed(g: Kit) -> None:
         m = g.dims("m")
         at, x = g.input("at", (4,), "int32"), g.input("x", (m,), "float32")
-        f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0)
-        g.call(f, g.grid(i=1), reads=[x[tile(at.load(0) * 65537 % m, 1)]])
+        g.do("f", reads=[x[tile(at.load(0) * 65537 % m, 1)]])
 
     product = "tensor_at(g).load(0)"
-    assert list(in_range(call_of(hashed(1), "f"), 1)) == [
+    assert list(in_range(call_of(made(hashed), "f"), 1)) == [
         (f"fits_i32(i64({product}) * 65537)", 1),
         (f"is_at_most(i64(floormod({product} * 65537, g.dim_m)), g.dim_m)", 2),
     ]
@@ -176,22 +164,18 @@ def test_device_and_host_refuse_the_same_values(at, table, i):
     assert device_says(call, i, tensors) == host_says(graph, call, i, tensors)
 
 
-@graph_function
-def chosen(g: Graph) -> None:
+def chosen(g: Kit) -> None:
     """Loads, divisors and products of loads that only one choice of `select` has."""
     n = g.dims("n")
     at, table = g.input("at", (n, 2), "int32"), g.input("table", (n,), "int32")
     x = g.input("x", (n,), "float32")
-    (i,) = grid = g.grid(i=n)
-    key = table.load(i)
+    i, key = ROW, table.load(ROW)
     start = select(key < n, table.load(key), n // at.load(i, 0))
     wide = select(at.load(i, 1) < 2, at.load(i, 1) * 3 // 4, select(key < 0, key, 0))
-    f = DeviceFunction("f", print, "f.cuh", "tensor", 2, 0)
-    g.call(f, grid, reads=[x[tile(start, 1)], x[tile(wide, 1)]])
+    g.do("f", n, reads=[x[tile(start, 1)], x[tile(wide, 1)]])
 
 
-@graph_function
-def conditional(g: Graph) -> None:
+def conditional(g: Kit) -> None:
     """Waits and notifications by loaded conditions, with loads, divisors and ranks that
     are in range only where these hold."""
     n = g.dims("n")
@@ -199,24 +183,21 @@ def conditional(g: Graph) -> None:
     free = g.events("free", (n,), expects=1)
     counted = g.events("counted", (n, 2), expects=lambda i, j: table.load(i) // j)
     here = g.events("here", (n,), expects=1, cross_rank=True)
-    (i,) = grid = g.grid(i=n)
-    key, side = table.load(i), at.load(i, 1)
+    i, key, side = ROW, table.load(ROW), at.load(ROW, 1)
     wait = counted[table.load(key), side].when(key < n).when(6 // key)
     notify = here.on(side)[i - key].when(at.load(i, 0))
-    f = DeviceFunction("f", print, "f.cuh", "tensor", 0, 0)
-    waits = [free[i - 1].when(key), wait]
-    g.call(f, grid, waits=waits, notifies=[notify])
+    g.do("f", n, waits=[free[i - 1].when(key), wait], notifies=[notify])
 
 
-@pytest.mark.parametrize("graph", [chosen, conditional])
+@pytest.mark.parametrize("act", [chosen, conditional])
 @many
 @given(
     at=st.lists(VALUES, min_size=2 * ROWS, max_size=2 * ROWS),
     table=st.lists(VALUES, min_size=ROWS, max_size=ROWS),
     i=st.integers(0, ROWS - 1),
 )
-def test_what_is_not_chosen_is_not_checked(graph, at, table, i):
-    graph = graph(WORLD)
+def test_what_is_not_chosen_is_not_checked(act, at, table, i):
+    graph = made(act, WORLD)
     call = call_of(graph, "f")
     tensors = {"at": np.array(at).reshape(ROWS, 2), "table": np.array(table)}
     assert device_says(call, i, tensors) == host_says(graph, call, i, tensors)

@@ -13,8 +13,10 @@ from etc_dist.functions.grouped_matmul import grouped_gated, thin_float
 from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, span, tile
 from etc_dist.ir.function import TmaBox
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.graphs.calls import one_call
 from tests.graphs.dense import dense
 from tests.graphs.exchange_hosts import exchange_hosts
+from tests.graphs.kit import made
 from tests.graphs.written import GRAPHS, three_matmuls
 from tests.refusals import refused
 
@@ -63,12 +65,6 @@ def gated(g: Graph, *, offset: int, rows: int) -> None:
 BOXED = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0, boxes={0: TmaBox(8, 8)})
 
 
-@graph_function
-def copied(g: Graph, *, axes: int) -> None:
-    x = g.input("x", (8,) * axes, "float32")
-    g.call(BOXED, g.grid(i=1), reads=[x[(slice(None),) * axes]])
-
-
 PEER = "graph far has a GEMM that writes to a peer's memory|got: send writes y"
 HALF = "call grouped_gated: operand 2 is not the other half of 1|got: a tensor of "
 BULK = "call f: operand 0 cannot be copied in bulk|got: "
@@ -88,8 +84,11 @@ REFUSALS = {
     "memory": (of_function(three_matmuls(1), shared=1 << 18), "got: 262144 to do"),
     "another half": (gated(1, offset=31, rows=64), HALF + "64 rows to do"),
     "a part": (gated(1, offset=32, rows=66), HALF + "66 rows to do"),
-    "one axis": (copied(1, axes=1), BULK + "x[:] to do"),
-    "four axes": (copied(1, axes=4), BULK + "x[:, :, :, :] to do"),
+    "one axis": (one_call(1, BOXED, ["x 8 float32"]), BULK + "x[:] to do"),
+    "four axes": (
+        one_call(1, BOXED, ["x 8 8 8 8 float32"]),
+        BULK + "x[:, :, :, :] to do",
+    ),
 }
 
 
@@ -120,11 +119,10 @@ def test_both_halves_of_one_tensor_are_copied_at_once():
 
 
 def test_a_matrix_of_a_stack_of_stacks_is_copied_in_bulk():
-    @graph_function
     def stacked(g: Graph) -> None:
         x = g.input("x", (3, 5, 16, 8), "float32")
         i, j = grid = g.grid(i=3, j=5)
         g.call(BOXED, grid, reads=[x[i, j, 8:16, :]])
 
     copy = "tensor_x(g).bulk({&g.map_x_8x8}, c.axis_i, c.axis_j, span_of(8, 8), kAll)"
-    assert copy in generate(schedule_static(stacked(1))).text
+    assert copy in generate(schedule_static(made(stacked))).text

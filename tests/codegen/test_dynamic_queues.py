@@ -10,13 +10,14 @@ import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.codegen.dynamic_queues import released
-from etc_dist.ir import DeviceFunction, Graph, Symbol, graph_function, tile
+from etc_dist.ir import DeviceFunction, Graph, Symbol, tile
 from etc_dist.ir.expr import Const, Expr, maximum, wrap
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.runtime.build import compile_cubin, kernels_folder
 from etc_dist.runtime.includes import headers
 from etc_dist.runtime.memory_plan import plan_memory
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.graphs.kit import ROW, Kit, made
 from tests.graphs.rank_tiles import small_mlp, tile_dims
 
 A, B = (Symbol(name, "coordinate") for name in "ab")
@@ -102,18 +103,16 @@ def test_static_programs_have_no_queues():
 TOUCH = DeviceFunction("touch", lambda: None, "touch.cuh", "transfer", 0, 0)
 
 
-@graph_function
-def by_rank(g: Graph) -> None:
+def by_rank(g: Kit) -> None:
     """The expected counts differ between ranks."""
     share = g.let("share", g.rank + 2)
-    done = g.events("done", (4,), expects=lambda e: share + e, cross_rank=True)
-    (i,) = grid = g.grid(i=4)
-    g.call(TOUCH, grid, name="begin", notifies=[done.on((g.rank + 1) % 2)[i]])
-    g.call(TOUCH, grid, name="follow", waits=[done[(g.rank + i) % 4]])
+    done = g.event("done", 4, expects=lambda e: share + e, cross_rank=True)
+    g.do("begin", 4, notifies=[done.on((g.rank + 1) % 2)[ROW]])
+    g.do("follow", 4, waits=[done[(g.rank + ROW) % 4]])
 
 
 def test_counts_are_evaluated_for_the_owner():
-    text = generate(schedule_dynamic(by_rank(2))).text
+    text = generate(schedule_dynamic(made(by_rank, 2))).text
     assert (
         "u32 target(const Args& g, i32 owner, Coord c) "
         "{ return u32(owner + 2 + c.axis_done_0) * 1u; }" in text
@@ -131,7 +130,6 @@ def test_any_name_of_a_user_can_be_compiled():
     body = Path(__file__).parent.parent / "emulate" / "copy_numbers.cuh"
     copy = DeviceFunction("copy_numbers", print, body, "transfer", 1, 1)
 
-    @graph_function
     def named(g: Graph) -> None:
         n = g.let("double", g.dims("class") * 1 + 1)
         x, y = g.input("control", (n,), "float32"), g.output("rank_", (n,), "float32")
@@ -148,7 +146,7 @@ def test_any_name_of_a_user_can_be_compiled():
         g.call(copy, grid, name="a_b", waits=[done[i]], writes=[v[1, region]], **own)
         g.call(copy, grid, name="b", waits=[later[i]], writes=[v[2, region]], **own)
 
-    source = generate(schedule_dynamic(named(1)))
+    source = generate(schedule_dynamic(made(named)))
     compile_cubin(source.text, headers(source, kernels_folder()))
 
 

@@ -12,9 +12,10 @@ from etc_dist.codegen.names import address_name
 from etc_dist.emulate import Emulator
 from etc_dist.emulate.memory import EmulatedMemory
 from etc_dist.functions.push_far import push_far
-from etc_dist.ir import Graph, graph_function, span, tile
+from etc_dist.ir import Graph, GraphFunction, graph_function, span, tile
 from etc_dist.ir.tensor import numpy_dtype
 from tests.emulate.cases import PART, copy_on
+from tests.graphs.stages import copied
 
 Host = np.ndarray[Any, Any]
 DIMS = {"n": 24 * PART}
@@ -150,31 +151,8 @@ def check_skipped(program: Emulator) -> None:
         assert runs.memory.control[rank]["resident"] == 0
 
 
-@graph_function
-def copied_in_vain(g: Graph, *, lane: str) -> None:
-    """y is x, by three copies, of which the second one, on `lane`, waits for a
-    notification too many. It is claimed first, the third one is queued."""
-    n = g.dims("n")
-    x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
-    a, b = (g.local(name, (n,), "bfloat16") for name in "ab")
-    parts = g.let("parts", n // PART)
-    begun = g.events("begun", (1,), expects=parts + 1)
-    copied = g.events("copied", (1,), expects=parts)
-    (i,) = grid = g.grid(i=parts)
-    part, copy = tile(i, PART), copy_on("tensor")
-    g.call(
-        *(copy, grid),
-        name="begin",
-        reads=[x[part]],
-        writes=[a[part]],
-        notifies=[begun[0]],
-    )
-    g.call(
-        *(copy_on(lane), grid),
-        name="middle",
-        reads=[a[part]],
-        writes=[b[part]],
-        waits=[begun[0]],
-        notifies=[copied[0]],
-    )
-    g.call(copy, grid, name="end", reads=[b[part]], writes=[y[part]], waits=[copied[0]])
+def copied_in_vain(lane: str) -> GraphFunction:
+    """Three copies, of which the second one, on `lane`, waits for a notification too
+    many. It is claimed first, the third one is queued."""
+    lanes = "tensor", lane, "tensor"
+    return copied(1, copies=[(copy_on(each), PART) for each in lanes], extra=1)

@@ -59,7 +59,14 @@ from tests.graphs.running_sums import running_sums, sums_over_ranks
 from tests.graphs.scaled import gated as gated_by_scaled
 from tests.graphs.scaled import mlp as scaled_mlp
 from tests.graphs.scaled import multiplied
-from tests.graphs.stages import SIZES, copied_twice, copies, gathered, gathered_last
+from tests.graphs.stages import (
+    SIZES,
+    copied,
+    copies,
+    gathered,
+    gathered_last,
+    in_stages,
+)
 from tests.graphs.turned_layers import turned, turned_layers
 from tests.graphs.written import three_matmuls
 
@@ -287,9 +294,11 @@ CASES = {
     "mixed": Case(
         partial(three_matmuls, 1), lambda: four_matmuls(300, 264, 200), NEVER
     ),
-    "stages": Case(partial(copied_twice, 1), lambda: copies(2000), workers=2),
+    "stages": Case(
+        partial(copied, 1, **in_stages(*SIZES)), lambda: copies(2000), workers=2
+    ),
     "short stages": Case(
-        partial(copied_twice, 1, sizes=SIZES[::-1]), lambda: copies(2000), NEVER
+        partial(copied, 1, **in_stages(*SIZES[::-1])), lambda: copies(2000), NEVER
     ),
     "gathered": Case(partial(gathered_last, 1), lambda: gathered(200, 264), NEVER),
     "tall": shaped(TileShape(240, 128, swapped=True), 238, 264, 136),

@@ -86,10 +86,10 @@ def test_slots_that_do_not_fit_the_queue_are_not_stored(reserved):
 @pytest.mark.parametrize("lane", ["tensor", "transfer"])
 def test_the_wait_that_is_the_cause_is_named(lane, workers):
     """Whichever wait reaches its limit first: those for queued tasks follow from it."""
-    graph = copied_in_vain(1, lane=lane)
+    graph = copied_in_vain(lane)
     program = Emulator(graph, schedule="dynamic", workers=workers)
     x = np.zeros(4 * PART, numpy_dtype("bfloat16"))
     for seed in range(4):
-        cause = r"middle\[\d\] waits for begun\[0\]: have 4, want 5"
+        cause = r"copy_1\[\d\] waits for copied_0\[0\]: have 4, want 5"
         with pytest.raises(WaitTimeoutError, match=cause):
             program.run([{"x": x}], {"n": 4 * PART}, seed=seed)

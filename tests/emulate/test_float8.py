@@ -10,8 +10,9 @@ import numpy as np
 import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.functions.epilogue import E4M3
-from etc_dist.ir import Graph, device_function, graph_function
+from etc_dist.ir import device_function
 from etc_dist.runtime.cpu import simulate
+from tests.graphs.calls import one_call
 
 
 @device_function(source=Path(__file__).with_name("float8.cuh"), reads=1, writes=2)
@@ -20,16 +21,11 @@ def halve(x, y, z):
     z[...] = y
 
 
-@graph_function
-def halves(g: Graph) -> None:
-    n = g.dims("n")
-    x, z = g.input("x", (n,), E4M3), g.output("z", (n,), E4M3)
-    y = g.output("y", (n,), "float32")
-    g.call(halve, g.grid(i=1), reads=[x[:]], writes=[y[:], z[:]])
+HALVES = one_call(1, halve, [f"x n {E4M3}"], ["y n float32", f"z n {E4M3}"])
 
 
 def test_each_number_of_float8_is_read_and_written():
-    program = Emulator(halves(1))
+    program = Emulator(HALVES)
     # NOTE: without 0xff, the NaN of elements that are not written.
     x = np.array([*range(255), 0], np.uint8).view(ml_dtypes.float8_e4m3fn)
     [found] = program.run([{"x": x}])
@@ -43,4 +39,4 @@ def test_each_number_of_float8_is_read_and_written():
 
 
 def test_a_body_of_float8_compiles():
-    assert "spills     0 bytes" in etc_dist.build(halves(1)).show()
+    assert "spills     0 bytes" in etc_dist.build(HALVES).show()

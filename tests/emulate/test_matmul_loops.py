@@ -1,4 +1,4 @@
-"""Loops of matmuls by pairs of workers, and of tasks that each worker runs alone."""
+"""Loops of matmuls and of tasks between them."""
 
 from __future__ import annotations
 

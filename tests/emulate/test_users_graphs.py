@@ -17,21 +17,12 @@ from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile, up_
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import PART, check, copy_on, matmul_of
+from tests.graphs.calls import one_call
 from tests.graphs.dense import SINGLE, dense
 from tests.graphs.epilogues import product
 from tests.layers.reference import Answer, draw
 
 exhaustive = pytest.mark.exhaustive
-
-
-@graph_function
-def one_of_a_stack(g: Graph) -> None:
-    """y [rows, n] = x[1] of x [3, rows, n], eight rows a task."""
-    rows, n = g.dims("rows n")
-    x = g.input("x", (3, rows, n), "bfloat16")
-    y = g.output("y", (rows, n), "bfloat16")
-    (i,) = grid = g.grid(i=ceildiv(rows, 8))
-    g.call(push_rows(), grid, reads=[x[1, tile(i, 8), :]], writes=[y[tile(i, 8), :]])
 
 
 def copied(x: np.ndarray) -> Answer:
@@ -41,23 +32,16 @@ def copied(x: np.ndarray) -> Answer:
 @pytest.mark.parametrize("n", [8, 64])
 def test_rows_of_a_stack_are_pushed(n):
     x = draw(np.random.default_rng(n), (3, 20, n), "bfloat16")
-    program = Emulator(one_of_a_stack(1), workers=2)
+    reads, writes = ["x 3[1] rows/8 n bfloat16"], ["y rows/8 n bfloat16"]
+    program = Emulator(one_call(1, push_rows(), reads, writes), workers=2)
     check(program, [{"x": x}], [copied(x[1])], {"rows": 20, "n": n})
-
-
-@graph_function
-def rows_at_a_pace(g: Graph, *, pace: int) -> None:
-    """y [rows, n] = x [rows, n], two rows a task, each `pace` ns after the last."""
-    rows, n = g.dims("rows n")
-    x, y = g.input("x", (rows, n), "bfloat16"), g.output("y", (rows, n), "bfloat16")
-    (i,) = grid = g.grid(i=ceildiv(rows, 2))
-    part = tile(i, 2)
-    g.call(push_rows(), grid, reads=[x[part, :]], writes=[y[part, :]], pace=pace)
 
 
 def test_a_pace_has_no_limit():
     x = draw(np.random.default_rng(3), (4, 16), "bfloat16")
-    program = Emulator(rows_at_a_pace(1, pace=2 * WAIT_LIMIT * 10**6))
+    reads, writes = ["x rows/2 n bfloat16"], ["y rows/2 n bfloat16"]
+    pace = 2 * WAIT_LIMIT * 10**6
+    program = Emulator(one_call(1, push_rows(), reads, writes, pace=pace))
     check(program, [{"x": x}], [copied(x)], {"rows": 4, "n": 16})
 
 
@@ -240,9 +224,9 @@ def test_empty_tasks_of_a_users_matmul_notify(schedule, shape):
 
 
 @graph_function
-def rows_of_turns(g: Graph, *, pairs: bool) -> None:
+def rows_of_turns(g: Graph, *, has_matmul: bool) -> None:
     """y [turns, rows, 3, PART]: x [rows, 3, PART], as many rows in each turn as given.
-    seen [turns] has their numbers. pairs: with a matmul by pairs of workers."""
+    seen [turns] has their numbers. has_matmul: with a matmul of other tasks."""
     turns, rows = g.dims("turns rows")
     given = g.input("given", (turns,), "int32")
     size = g.let("size", rows * 3 * PART)
@@ -255,7 +239,7 @@ def rows_of_turns(g: Graph, *, pairs: bool) -> None:
     known = g.events("known", (turns,), expects=1)
     copied = g.events("copied", (turns, rows), expects=3)
     done = g.events("done", (turns,), expects=lambda turn: counts.load(turn) * 3)
-    if pairs:
+    if has_matmul:
         a = g.input("a", (SINGLE.columns, SINGLE.columns), "bfloat16")
         product = g.output("product", (SINGLE.rows, SINGLE.columns), "bfloat16")
         matmul, values = dense(g)
@@ -309,15 +293,17 @@ def rows_of_turns(g: Graph, *, pairs: bool) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("pairs", [False, True])
-def test_tasks_beyond_a_loaded_extent_do_not_exist(pairs, schedule):
+@pytest.mark.parametrize("has_matmul", [False, True])
+def test_tasks_beyond_a_loaded_extent_do_not_exist(has_matmul, schedule):
     given = np.array([3, 0, 5, 1], np.int32)
     x = np.arange(5 * 3 * PART, dtype=np.int32)
     inputs = {"given": given, "x": x, "y": np.full(4 * x.size, -1, np.int32)}
-    if pairs:
+    if has_matmul:
         inputs["a"] = np.eye(SINGLE.columns).astype(numpy_dtype("bfloat16"))
     dims = {"turns": 4, "rows": 5}
-    program = Emulator(rows_of_turns(1, pairs=pairs), schedule=schedule, workers=2)
+    program = Emulator(
+        rows_of_turns(1, has_matmul=has_matmul), schedule=schedule, workers=2
+    )
     rows = np.arange(5)[:, None] < given
     wanted = np.where(rows.T[..., None], x.reshape(5, -1), -1).reshape(-1)
     simulated = simulate(program.plan, [inputs], dims, workers=4)

@@ -54,9 +54,11 @@ class Kit(Graph):
 FUNCTION_TERMS = ("roles", "reads_before_wait", "gathers")
 
 
-def made(act: Callable[[Kit], Any], ranks: int = 1) -> GraphFunction:
+def made(
+    act: Callable[[Kit], Any], ranks: int = 1, local_size: int | None = None
+) -> GraphFunction:
     """The graph that `act` makes of a kit, or returns."""
-    g = Kit("body", ranks)
+    g = Kit("body", ranks, local_size)
     graph = act(g)
     return graph if isinstance(graph, GraphFunction) else g.finish()
 

@@ -46,31 +46,44 @@ SIZES = (8, 300), (24, 170)
 
 
 @graph_function
-def copied_twice(g: Graph, *, sizes: Sequence[tuple[int, int]] = SIZES) -> None:
-    """y is x, copied in stages of one size, then of another. sizes: rows of a stage and
-    of a task."""
-    rows = g.dims("rows")
-    x, y = g.input("x", (rows, 64), "bfloat16"), g.output("y", (rows, 64), "bfloat16")
-    half = g.local("half", (rows, 64), "bfloat16")
-    tiles = g.let("tiles", ceildiv(rows, sizes[0][1]))
-    copied = g.events("copied", (1,), expects=tiles)
-    for source, to, (stage, size) in ((x, half, sizes[0]), (half, y, sizes[1])):
-        (r,) = grid = g.grid(r=ceildiv(rows, size))
-        g.call(
-            copy_stages(stage),
-            grid,
-            name=f"by_{stage}",
-            reads=[source[tile(r, size), :]],
-            writes=[to[tile(r, size), :]],
-            waits=[copied[0]] if to is y else [],
-            notifies=[copied[0]] if to is half else [],
-        )
+def copied(
+    g: Graph,
+    *,
+    copies: Sequence[tuple[DeviceFunction, int]],
+    columns: Sequence[int] = (),
+    extra: int = 0,
+) -> None:
+    """y is x, by copies one after the other, each after all tasks of the one before.
+    copies: the functions, and rows of their tasks. extra: so many notifications more
+    are expected by the second one, which is wrong."""
+    n, rest = g.dims("n"), (slice(None),) * len(columns)
+    source, done = g.input("x", (n, *columns), "bfloat16"), []
+    for number, (function, size) in enumerate(copies):
+        is_last = number == len(copies) - 1
+        name, make = ("y", g.output) if is_last else (f"half_{number}", g.local)
+        to = make(name, (n, *columns), "bfloat16")
+        parts = g.let(f"parts_{number}", ceildiv(n, size))
+        expects = parts + (extra if number == 0 else 0)
+        waits, done = done, []
+        if not is_last:
+            done = [g.events(f"copied_{number}", (1,), expects=expects)[0]]
+        (i,) = grid = g.grid(i=parts)
+        own = (tile(i, size), *rest)
+        ends = {"reads": [source[own]], "writes": [to[own]]}
+        events = {"waits": waits, "notifies": done}
+        g.call(function, grid, name=f"copy_{number}", **ends, **events)
+        source = to
+
+
+def in_stages(*sizes: tuple[int, int]) -> dict[str, Any]:
+    """Options of `copied`: rows of a stage and of a task of each copy."""
+    return {"copies": [(copy_stages(s), rows) for s, rows in sizes], "columns": (64,)}
 
 
 def copies(rows: int) -> Given:
     x = draw(np.random.default_rng(9), (rows, 64), "bfloat16")
     wide = x.astype(np.float32)
-    return [{"x": x}], [Answer(wide, np.abs(wide))], {"rows": rows}
+    return [{"x": x}], [Answer(wide, np.abs(wide))], {"n": rows}
 
 
 ROWS, COLUMNS = 100, 256

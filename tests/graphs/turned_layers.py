@@ -1,5 +1,4 @@
-"""A graph with a loop over matmuls by pairs of workers, and tasks that each worker runs
-alone."""
+"""A graph with a loop over matmuls and tasks between them."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def turn_row(source, to):
 @graph_function
 def turned_layers(g: Graph) -> None:
     """In each layer x @ w[layer].T, and then each row in reverse order; both are kept
-    for all layers, one below the other. The rows are an odd number of tasks for pairs
-    of workers."""
+    for all layers, one below the other."""
     layers = g.dims("layers")
     x = g.input("x", (ROWS, N), "bfloat16")
     w = g.input("w", (layers, N, N), "bfloat16")

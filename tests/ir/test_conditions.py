@@ -6,8 +6,9 @@ import pytest
 
 from etc_dist.errors import GraphError
 from etc_dist.functions.push_far import push_far
-from etc_dist.ir import Graph, equal, graph_function
+from etc_dist.ir import Graph, equal
 from etc_dist.ir.expr import MOST_DEPTH
+from tests.graphs.kit import made
 from tests.runtime.programs import send
 
 
@@ -85,7 +86,6 @@ def test_a_deep_condition_is_refused(g):
         ready.when(n > 0)
 
 
-@graph_function
 def sent_perhaps(g: Graph) -> None:
     x = g.symmetric("x", (4, 4), "float32")
     here = g.events("here", (1,), expects=1, cross_rank=True)
@@ -98,4 +98,4 @@ def sent_perhaps(g: Graph) -> None:
 
 def test_a_message_to_another_host_has_its_notification():
     with pytest.raises(GraphError, match=r"and without \.when"):
-        sent_perhaps(2, local_size=1)
+        made(sent_perhaps, 2, 1)

@@ -8,8 +8,7 @@ import pytest
 
 from etc_dist import cli
 from etc_dist.errors import ArgumentError
-from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import Graph, graph_function, minimum, span
+from etc_dist.ir import minimum
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.tuning import default_tuning
@@ -18,6 +17,7 @@ from etc_dist.predict.simulation import simulate_run
 from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.graphs.kit import Kit, made
 from tests.graphs.rank_tiles import tile_dims
 from tests.predict.test_simulation import send_rows
 
@@ -120,16 +120,11 @@ def test_the_model_knows_matmuls_alone():
         simulate_run(plan, {"rows": 3, "n": 8}, MODEL, Machine())
 
 
-@graph_function
-def more_on_later_ranks(g: Graph) -> None:
-    rows = g.dims("rows")
-    x, y = g.input("x", (rows,), "float32"), g.output("y", (rows,), "float32")
-    (i,) = grid = g.grid(i=g.let("own", minimum(rows, g.rank + 1)))
-    g.call(push_rows(), grid, reads=[x[span(i, 1)]], writes=[y[span(i, 1)]])
-
-
 def test_ranks_with_different_numbers_of_tasks_are_refused():
-    plan = schedule_static(more_on_later_ranks(3))
+    def more_on_later_ranks(g: Kit) -> None:
+        g.do("few", g.let("own", minimum(g.dims("rows"), g.rank + 1)))
+
+    plan = schedule_static(made(more_on_later_ranks, 3))
     with pytest.raises(ArgumentError, match="one rank stands for all") as error:
         simulate_run(plan, {"rows": 8}, MODEL, Machine())
     assert error.value.got == "1 to 3 tasks"

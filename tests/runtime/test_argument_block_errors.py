@@ -8,25 +8,22 @@ from etc_dist.codegen import generate
 from etc_dist.emulate.memory import EmulatedMemory
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.sum_ranks import sum_ranks
-from etc_dist.ir import Expr, Graph, equal, graph_function, maximum, select, tile
+from etc_dist.ir import Expr, Graph, GraphFunction, equal, maximum, select, tile
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_static
+from tests.graphs.calls import one_call
+from tests.graphs.kit import made
 
 
-@graph_function
-def sums(g: Graph, dtype: str = "bfloat16") -> None:
-    n = g.dims("n")
-    slots = g.symmetric("slots", (g.world_size, 4, n), dtype)
-    y = g.output("y", (4, n), dtype)
-    (i,) = grid = g.grid(i=2)
-    rows = tile(i, 2)
-    g.call(sum_ranks(dtype), grid, reads=[slots[:, rows, :]], writes=[y[rows, :]])
+def sums(ranks: int, dtype: str = "bfloat16") -> GraphFunction:
+    reads, kinds = [f"slots ranks 4/2 n {dtype}"], {"slots": "symmetric"}
+    return one_call(ranks, sum_ranks(dtype), reads, [f"y 4/2 n {dtype}"], kinds=kinds)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_rows_that_are_not_stored_in_whole_units_are_refused(dtype):
-    plan = schedule_static(sums(2, dtype=dtype))
+    plan = schedule_static(sums(2, dtype))
     EmulatedMemory(plan, generate(plan), [{"n": 24}] * 2, 2)
     with pytest.raises(ArgumentError) as caught:
         EmulatedMemory(plan, generate(plan), [{"n": 12}] * 2, 2)
@@ -51,7 +48,6 @@ def test_a_dim_beyond_32_bits_is_refused():
 
 
 def test_a_divisor_that_no_task_divides_by_is_zero():
-    @graph_function
     def scattered(g: Graph) -> None:
         m, n = g.dims("m n")
         y = g.output("y", (4, m), "float32")
@@ -64,7 +60,7 @@ def test_a_divisor_that_no_task_divides_by_is_zero():
 
         g.call(sum_ranks("float32"), grid, reads=reads, writes=writes, order=order)
 
-    plan = schedule_static(scattered(1))
+    plan = schedule_static(made(scattered))
     source = generate(plan)
     divisors = enumerate(source.arguments.divisors)
     (number,) = (number for number, expr in divisors if expr.depth > 0)
@@ -75,17 +71,8 @@ def test_a_divisor_that_no_task_divides_by_is_zero():
 
 
 def test_events_beyond_32_bits_are_refused():
-    @graph_function
-    def waits(g: Graph) -> None:
-        n = g.dims("n")
-        done = g.events("done", (n,), expects=0)
-        y = g.output("y", (1, 1), "float32")
-        parts = g.symmetric("parts", (g.world_size, 1, 1), "float32")
-        (i,) = grid = g.grid(i=1)
-        reads, writes = [parts[:, tile(i, 1), :]], [y[tile(i, 1), :]]
-        g.call(sum_ranks("float32"), grid, reads=reads, writes=writes, waits=[done[0]])
-
-    plan = schedule_static(waits(1))
+    waits = made(lambda g: g.do("w", waits=[g.event("e", g.dims("n"), expects=0)[0]]))
+    plan = schedule_static(waits)
     assert plan_memory(plan, {"n": 2**31 - 1}).event_count == 2**31 - 1
-    with pytest.raises(ArgumentError, match="event tensors of graph waits are too"):
+    with pytest.raises(ArgumentError, match="event tensors of graph body are too"):
         plan_memory(plan, {"n": 2**31})

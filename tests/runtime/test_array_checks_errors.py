@@ -6,44 +6,42 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
-from etc_dist.ir import Graph, graph_function
+from etc_dist.ir import Graph
 from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
 from etc_dist.runtime.arrays import Array, inspect
+from tests.graphs.kit import made
 from tests.refusals import refused
 
 
-@graph_function
 def gathered(g: Graph) -> None:
-    """A graph whose only input has the rows of all ranks."""
+    """Its only input has the rows of all ranks."""
     rows, n = g.dims("rows n")
     g.input("x", (g.world_size * rows, n), "float32")
 
 
-@graph_function
-def plain(g: Graph) -> None:
-    rows, n = g.dims("rows n")
-    g.input("x", (rows, n), "float32")
+GATHERED = made(gathered, 2)
+PLAIN = made(lambda g: g.input("x", g.dims("rows n"), "float32"), 2)
 
 
 @pytest.mark.parametrize(
     ("graph", "shape", "fix"),
     [
-        (gathered, (8, 4), "in the graph, give an input an axis that is just rows"),
-        (plain, (8,), "check the number of axes of each array"),
+        (GATHERED, (8, 4), "in the graph, give an input an axis that is just rows"),
+        (PLAIN, (8,), "check the number of axes of each array"),
     ],
 )
 def test_dims_that_no_axis_gives_are_refused(graph, shape, fix):
     x = inspect("x", np.zeros(shape, np.float32))
     with pytest.raises(ArgumentError, match="dims of .* cannot be found") as caught:
-        bind_dims(graph(2), {"x": x})
+        bind_dims(graph, {"x": x})
     assert caught.value.fix.startswith(fix)
     assert "x [" in caught.value.wanted
 
 
 def test_dims_that_no_axis_gives_may_be_chosen():
     x = inspect("x", np.zeros((8, 4), np.float32))
-    assert bind_dims(gathered(2), {"x": x}, {"rows": 4}) == {"rows": 4, "n": 4}
+    assert bind_dims(GATHERED, {"x": x}, {"rows": 4}) == {"rows": 4, "n": 4}
 
 
 @pytest.mark.parametrize(
@@ -57,12 +55,11 @@ def test_dims_that_no_axis_gives_may_be_chosen():
 def test_chosen_dims_that_do_not_fit_are_refused(dims, kind, text):
     x = inspect("x", np.zeros((8, 4), np.float32))
     with pytest.raises(kind, match=text):
-        bind_dims(gathered(2), {"x": x}, dims)
+        bind_dims(GATHERED, {"x": x}, dims)
 
 
 @pytest.mark.parametrize("kind", ["local", "symmetric", "events", "output"])
 def test_negative_extents_are_refused(kind):
-    @graph_function
     def small(g: Graph) -> None:
         n = g.dims("n")
         g.input("x", (n,), "float32")
@@ -71,20 +68,19 @@ def test_negative_extents_are_refused(kind):
 
     wanted = "axes of length 0 or more\n  got:    part .-2, -2"
     with pytest.raises(ArgumentError, match=wanted):
-        bind_dims(small(1), {"x": inspect("x", np.ones(2, np.float32))})
+        bind_dims(made(small), {"x": inspect("x", np.ones(2, np.float32))})
     with pytest.raises(ArgumentError, match=wanted):
-        checked_dims(small(1), {"n": 2})
+        checked_dims(made(small), {"n": 2})
 
 
 def test_an_output_of_negative_extent_on_a_peer_is_refused_on_all_ranks():
-    @graph_function
     def smaller(g: Graph) -> None:
         n = g.dims("n")
         g.input("x", (n,), "float32")
         g.output("y", (n - 4 * g.rank,), "float32")
 
     with pytest.raises(ArgumentError, match=r"got:    y of rank 1 \[-2\]"):
-        bind_dims(smaller(2), {"x": inspect("x", np.ones(2, np.float32))})
+        bind_dims(made(smaller, 2), {"x": inspect("x", np.ones(2, np.float32))})
 
 
 @pytest.mark.parametrize(

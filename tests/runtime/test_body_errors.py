@@ -16,25 +16,18 @@ from etc_dist.ir import (
     device_function,
     graph_function,
     span,
-    tile,
 )
 from etc_dist.runtime.cpu import CpuExecutor, simulate
 from etc_dist.schedule import schedule_static
 from etc_dist.world import start
+from tests.graphs.calls import one_call
 
 
 def graph_of(body: Any, dtype: str, kind: str = "output") -> GraphFunction:
     """`body` computes y[i] from x[i], four rows of three per task."""
     made = device_function(source="", reads=1, writes=1)(body)
 
-    @graph_function
-    def graph(g: Graph) -> None:
-        x = g.input("x", (8, 3), dtype)
-        y = g.output("y", (8, 3), dtype)
-        (i,) = grid = g.grid(i=2)
-        g.call(made, grid, reads=[x[tile(i, 4), :]], writes=[y[tile(i, 4), :]])
-
-    return graph(1)
+    return one_call(1, made, [f"x 8/4 3 {dtype}"], [f"y 8/4 3 {dtype}"])
 
 
 def forgets(x: Any, y: Any) -> None:

@@ -9,42 +9,18 @@ import etc_dist
 from etc_dist import Program
 from etc_dist.codegen.layout import CONTROL, EVENT_WAIT
 from etc_dist.errors import WaitTimeoutError
-from etc_dist.ir import Graph, graph_function, tile
+from etc_dist.ir import GraphFunction
 from etc_dist.runtime.device_faults import Record, decode
 from etc_dist.schedule import schedule_static
 from tests.conftest import LIMIT
 from tests.emulate.cases import PART, copy_on
+from tests.graphs.stages import copied
 from tests.ops.arrays import Arrays
 from tests.runtime.test_loads_errors import Ended
 
 
-@graph_function
-def copied_twice(g: Graph) -> None:
-    """y = x by two copies; the second waits for all tasks of the first."""
-    n = g.dims("n")
-    x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
-    half = g.local("half", (n,), "bfloat16")
-    parts = g.let("parts", n // PART)
-    copied = g.events("copied", (1,), expects=parts)
-    (i,) = grid = g.grid(i=parts)
-    part = tile(i, PART)
-    copy = copy_on("tensor")
-    g.call(
-        copy,
-        grid,
-        name="first",
-        reads=[x[part]],
-        writes=[half[part]],
-        notifies=[copied[0]],
-    )
-    g.call(
-        copy,
-        grid,
-        name="second",
-        reads=[half[part]],
-        writes=[y[part]],
-        waits=[copied[0]],
-    )
+def copied_twice(ranks: int) -> GraphFunction:
+    return copied(ranks, copies=2 * [(copy_on("tensor"), PART)])
 
 
 def records(rank: int, begun: int) -> list[Record]:

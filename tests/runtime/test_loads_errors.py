@@ -26,6 +26,7 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.device_faults import Record, decode, out_of_range
 from etc_dist.runtime.last_run import Executor
 from etc_dist.schedule import schedule_static
+from tests.graphs.calls import one_call
 from tests.graphs.permute import inputs, permute, reference
 from tests.ops.arrays import Arrays
 from tests.runtime.programs import send
@@ -122,12 +123,8 @@ def test_a_rank_that_does_not_exist_is_named(bad):
 
 
 def test_an_index_without_loads_out_of_range_is_a_graph_error():
-    @graph_function
-    def beyond(g: Graph) -> None:
-        x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
-        g.call(send, g.grid(i=1), reads=[x[4]], writes=[y[:]])
-
-    error = stopped(beyond(1), [{"x": np.ones(4, np.float32)}])
+    beyond = one_call(1, send, ["x 4[4] float32"], ["y 4 float32"])
+    error = stopped(beyond, [{"x": np.ones(4, np.float32)}])
     assert type(error) is GraphError
 
 

@@ -15,6 +15,7 @@ from etc_dist.functions.grouped_matmul import grouped_store, thin_float
 from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
 from etc_dist.schedule import schedule_static
 from tests.graphs.dense import SINGLE, dense
+from tests.graphs.kit import made
 
 CHUNK, SPLITS = 128, 3
 
@@ -30,8 +31,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Graph], Any], int, int]] = {
 
 
 @graph_function
-def split(g: Graph, *, name: str) -> None:
-    """y[s] = the product of split s of k."""
+def split(g: Graph, *, name: str, surplus: bool = False) -> None:
+    """y[s] = the product of split s of k. surplus: a task without k is one without rows
+    of y, too."""
     k = g.dims("k")
     make, rows, columns = FUNCTIONS[name]
     (function, values), is_kn = make(g), name.endswith("kn")
@@ -39,25 +41,14 @@ def split(g: Graph, *, name: str) -> None:
     w = g.input("w", (k, columns) if is_kn else (columns, k), "bfloat16")
     dtype = "float32" if name == "thin_float" else "bfloat16"
     y = g.output("y", (SPLITS, rows, columns), dtype)
+    if surplus:
+        y = g.output("z", (rows * ceildiv(k, CHUNK), columns), dtype)
     (s,) = grid = g.grid(s=SPLITS)
     part = tile(s, CHUNK)
     weight = w[part, :] if is_kn else w[:, part]
     reads = [x[:, part], *[weight] * (function.reads - 1)]
-    writes = [y[s, :, :]]
+    writes = [y[tile(s, rows), :] if surplus else y[s, :, :]]
     g.call(function, grid, name="part", reads=reads, writes=writes, values=values)
-
-
-@graph_function
-def surplus(g: Graph) -> None:
-    """As `split`, but a task without k is one without rows of y, too."""
-    k = g.dims("k")
-    x, w = (g.input(name, (128, k), "bfloat16") for name in "xw")
-    y = g.output("y", (128 * ceildiv(k, CHUNK), 128), "bfloat16")
-    (s,) = grid = g.grid(s=SPLITS)
-    part = tile(s, CHUNK)
-    reads, writes = [x[:, part], w[:, part]], [y[tile(s, 128), :]]
-    function, values = dense(g, SINGLE)
-    g.call(function, grid, values=values, reads=reads, writes=writes)
 
 
 def memory(graph: Any, k: int) -> None:
@@ -78,11 +69,10 @@ def test_an_empty_split_of_k_is_refused_before_a_run(name):
 
 
 def test_a_task_that_writes_nothing_may_read_nothing():
-    memory(surplus(1), 2 * CHUNK)
+    memory(split(1, name="tile_matmul alone", surplus=True), 2 * CHUNK)
 
 
 def test_a_loaded_place_on_k_is_refused():
-    @graph_function
     def loaded(g: Graph) -> None:
         first = g.input("first", (4,), "int32")
         x = g.input("x", (128, 256), "bfloat16")
@@ -92,4 +82,4 @@ def test_a_loaded_place_on_k_is_refused():
         g.call(function, g.grid(i=1), values=values, reads=reads, writes=writes)
 
     with pytest.raises(CodegenError, match="as its place is loaded"):
-        memory(loaded(1), 0)
+        memory(made(loaded), 0)

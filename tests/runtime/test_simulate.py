@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, GraphError
-from etc_dist.ir import ceildiv, device_function, graph_function, span, tile, up_to
+from etc_dist.ir import Symbol, ceildiv, device_function, span, tile, up_to
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.cpu.simulate import ProcessMemory
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.conftest import some_of
 from tests.emulate.cases import four_matmuls
+from tests.graphs.calls import Task, calls
+from tests.graphs.kit import made
 from tests.graphs.written import three_matmuls
 from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs
 
@@ -115,20 +117,19 @@ def write_place(y, *, rank, rows, half, i=7, unknown=0):
     y[...] = (rank, rows, half, i + unknown)
 
 
-@graph_function
 def places(g):
     """y [rows, 4] is where each task runs."""
-    rows, four = g.dims("rows four")
+    rows = g.dims("rows")
     g.let("half", rows // 2)
-    y = g.output("y", (rows, four), "int32")
+    y = g.output("y", (rows, 4), "int32")
     (i,) = grid = g.grid(i=rows)
     g.call(write_place, grid, writes=[y[span(i, 1), :]])
 
 
 @pytest.mark.parametrize("schedule", [schedule_static, schedule_dynamic])
 def test_body_gets_dims_and_coordinates_by_name(schedule):
-    plan = schedule(places(2))
-    run = simulate(plan, [{}, {}], {"rows": 5, "four": 4})
+    plan = schedule(made(places, 2))
+    run = simulate(plan, [{}, {}], {"rows": 5})
     for rank, outputs in enumerate(run.outputs):
         assert outputs["y"].tolist() == [[rank, 5, 2, i] for i in range(5)]
 
@@ -143,7 +144,6 @@ def write_one(y):
     y[...] = 1
 
 
-@graph_function
 def counted_rows(g):
     """The first rows of y [3, 1] become 1, as many as count says."""
     count, y = g.input("count", (1,), "int32"), g.state("y", (3, 1), "float32")
@@ -156,7 +156,7 @@ def counted_rows(g):
 
 
 def test_a_loaded_extent_beside_an_axis_of_one_task():
-    plan = schedule_dynamic(counted_rows(1))
+    plan = schedule_dynamic(made(counted_rows))
     given = {"count": np.array([2], np.int32), "y": np.zeros((3, 1), np.float32)}
     assert simulate(plan, [given], {}).outputs[0]["y"].tolist() == [[1], [1], [0]]
 
@@ -194,15 +194,13 @@ def test_a_body_gets_the_values_of_its_call():
     def write(y, *, size, n):
         y[...] = 10 * size + n
 
-    @graph_function
-    def graph(g):
-        n, m = g.dims("n m")
-        y, z = g.output("y", (n,), "int32"), g.output("z", (n,), "int32")
-        grid = g.grid(i=1)
-        g.call(write, grid, writes=[y[:]], values={"size": m})
-        g.call(write, grid, name="again", writes=[z[:]], values={"size": 7, "n": m})
-
-    [out] = simulate(schedule_static(graph(1)), [{}], {"n": 2, "m": 3}).outputs
+    m = Symbol("m", "dim")
+    tasks = [
+        Task(write, [], ["y n int32"], {"size": m}),
+        Task(write, [], ["z n int32"], {"size": 7, "n": m}, name="again"),
+    ]
+    plan = schedule_static(calls(1, tasks=tasks, dims="n m"))
+    [out] = simulate(plan, [{}], {"n": 2, "m": 3}).outputs
     assert out["y"].tolist() == [32, 32] and out["z"].tolist() == [73, 73]
 
 
@@ -211,12 +209,11 @@ def test_a_body_gets_a_named_constant():
     def add(x, y, *, blocks):
         y[...] = x + blocks
 
-    @graph_function
     def graph(g):
         x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
         (i,) = grid = g.grid(i=g.let("blocks", ceildiv(4, 2)))
         g.call(add, grid, reads=[x[tile(i, 2)]], writes=[y[tile(i, 2)]])
 
     inputs = [{"x": np.zeros(4, np.float32)}]
-    done = simulate(schedule_static(graph(1)), inputs, {})
+    done = simulate(schedule_static(made(graph)), inputs, {})
     assert done.outputs[0]["y"].tolist() == [2] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,33 +13,34 @@ import pytest
 
 from etc_dist.errors import ArgumentError, GraphError, RaceError
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import Graph, graph_function
+from etc_dist.ir import Graph
 from etc_dist.runtime.array_checks import Expected, check_arrays
 from etc_dist.runtime.arrays import inspect
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.graphs.accumulate import WIDTH, accumulate, arrays
+from tests.graphs.calls import one_call
+from tests.graphs.kit import ROW, Kit, made
 from tests.ops.arrays import Arrays
 
 DIMS = {"n": 4, "rows": 6}
 
 
-@graph_function
-def twice(g: Graph, *, ordered: bool) -> None:
+def twice(g: Kit, ordered: bool) -> None:
     """Two calls that write the same state."""
-    x = g.input("x", (4, WIDTH), "float32")
-    kept = g.state("kept", (4, WIDTH), "float32")
-    done = g.events("done", (4,), expects=1)
-    (i,) = grid = g.grid(i=4)
-    both = {"reads": [x[i, :]], "writes": [kept[i, :]]}
-    g.call(push_rows(), grid, name="a", **both, notifies=[done[i]] if ordered else [])
-    g.call(push_rows(), grid, name="b", **both, waits=[done[i]] if ordered else [])
+    kept, done = g.state("kept", (4, WIDTH), "float32")[ROW, :], g.event("done", 4)
+    call, events = (
+        {"lane": "transfer", "writes": [kept]},
+        [done[ROW]] if ordered else [],
+    )
+    g.do("a", 4, **call, notifies=events)
+    g.do("b", 4, **call, waits=events)
 
 
 def test_two_writes_need_an_order():
-    verify(schedule_static(twice(1, ordered=True)), {}, 4)
+    verify(schedule_static(made(partial(twice, ordered=True))), {}, 4)
     with pytest.raises(RaceError, match=r"a\[i=0\].*and b\[i=0\].* writes kept\[0:1"):
-        verify(schedule_static(twice(1, ordered=False)), {}, 4)
+        verify(schedule_static(made(partial(twice, ordered=False))), {}, 4)
 
 
 def test_a_read_and_a_write_need_an_order():
@@ -51,14 +53,13 @@ def test_a_read_and_a_write_need_an_order():
 
 
 def test_a_loaded_state_is_not_written():
-    @graph_function
     def moves(g: Graph) -> None:
         at = g.state("at", (4,), "int32")
         g.call(push_rows(), g.grid(i=1), reads=[at[at.load(0)]], writes=[at[1]])
 
     with pytest.raises(GraphError, match="state at is written, and index") as caught:
-        moves(1)
-    assert caught.value.where == "graph moves, call push_rows writes at[1]"
+        made(moves)
+    assert caught.value.where == "graph body, call push_rows writes at[1]"
     assert "give that as at in the next run" in caught.value.fix
 
 
@@ -122,15 +123,12 @@ def test_an_array_that_cannot_be_updated_is_refused_on_all_ranks(
 
 
 def test_two_states_do_not_overlap(make_program, world):
-    @graph_function
-    def swapped(g: Graph) -> None:
-        n = g.dims("n")
-        a, b = (g.state(name, (n, WIDTH), "float32") for name in ("a", "b"))
-        g.call(push_rows(), g.grid(i=1), reads=[a[:, :]], writes=[b[:, :]])
-
+    axes, kinds = f"n {WIDTH} float32", {"a": "state", "b": "state"}
+    operands = [f"a {axes}"], [f"b {axes}"]
+    graph = one_call(world.size, push_rows(), *operands, kinds=kinds)
     both = Arrays(world.backend).poisoned((4, WIDTH), "float32")
     with pytest.raises(ArgumentError, match="b overlaps a"):
-        make_program(swapped(world.size)).run(a=both, b=both)
+        make_program(graph).run(a=both, b=both)
 
 
 def test_an_array_of_another_library_may_be_read_only(monkeypatch):
