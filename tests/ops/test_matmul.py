@@ -80,7 +80,7 @@ def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
         f"  tuning: {tuning_of(world).show()}\n"
         "column_groups = 5\nsplit_tile_columns = 0\nparts = 1\n"
     )
-    dims = {"shape": 3, "column_groups": 2, "split_tile_columns": 0, "parts": 1}
+    dims = {"shape": 2, "column_groups": 2, "split_tile_columns": 0, "parts": 1}
     given = op.program.plan.show(132, m=64, n=5120, k=25600, **dims)
     assert "tiles of" not in given and "1280 units" in given
     p = problem(Matmul, (64, 264, 136), w_layout="kn")
