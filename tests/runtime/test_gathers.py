@@ -12,6 +12,7 @@ from etc_dist.ir import Graph, device_function, graph_function, minimum
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
+from tests.refusals import refused
 
 PLANS = {"static": schedule_static, "dynamic": schedule_dynamic}
 
@@ -74,12 +75,6 @@ def simulated(plan, at, seed):
     return simulate(plan, inputs, {}, seed=seed, epochs=2).outputs[0]["y"].tolist()
 
 
-def refused(plan):
-    with pytest.raises(GraphError) as caught:
-        verify(plan, {}, 4)
-    return caught.value
-
-
 def test_rows_that_no_task_writes_may_be_gathered_from(schedule, seed):
     plan = schedule(gathering(1))
     assert verify(plan, {}, 4).unchecked == ()
@@ -91,27 +86,30 @@ def test_a_gathered_row_that_no_task_writes_leaves_an_output_incomplete(schedule
         simulated(schedule(gathering(1)), 3, seed)
 
 
-def test_the_same_read_without_gathers_is_refused(schedule):
-    assert "reads box[2" in refused(schedule(gathering(1, reader=take))).got
-
-
-def test_a_read_operand_next_to_a_gathered_one_must_be_written(schedule):
-    assert "box[3" in refused(schedule(gathering(1, reader=gather_and_read))).got
-
-
-def test_writes_that_nothing_orders_before_a_gather_are_a_race(schedule):
-    error = refused(schedule(gathering(1, first="none")))
-    assert type(error) is RaceError
-    assert "gather[one=0] on rank 0 reads" in error.got
-    assert "double[i=0] on rank 0 writes" in error.got
-    assert "box[0:1, 0:4] on rank 0; no event orders them" in error.got
-
-
-def test_writes_that_are_ordered_after_a_gather_are_refused(schedule):
-    assert (
+# Options of `gathering`, and the error.
+FAULTS = {
+    "a plain read": ({"reader": take}, GraphError, "reads box[2"),
+    "a read next to it": ({"reader": gather_and_read}, GraphError, "box[3"),
+    "no order": (
+        {"first": "none"},
+        RaceError,
+        "gather[one=0] on rank 0 reads|double[i=0] on rank 0 writes|"
+        "box[0:1, 0:4] on rank 0; no event orders them",
+    ),
+    "written later": (
+        {"first": "reader"},
+        GraphError,
         "gather[one=0] on rank 0 reads box[0:1, 0:4] on rank 0 before double[i=0] on "
-        "rank 0, the first to write it"
-    ) in refused(schedule(gathering(1, first="reader"))).got
+        "rank 0, the first to write it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_other_reads_than_gathers_after_all_writes_are_refused(name, schedule):
+    options, kind, words = FAULTS[name]
+    plan = schedule(gathering(1, **options))
+    assert type(refused(lambda: verify(plan, {}, 4), words, kind)) is kind
 
 
 @graph_function
@@ -147,8 +145,8 @@ def gathering_in_turns(g: Graph, *, reader: Any = gather) -> None:
 
 def test_rows_of_later_turns_may_be_gathered_from(schedule):
     verify(schedule(gathering_in_turns(1)), {}, 4)
-    error = refused(schedule(gathering_in_turns(1, reader=take)))
-    assert "the first to write it" in error.got
+    plan = schedule(gathering_in_turns(1, reader=take))
+    refused(lambda: verify(plan, {}, 4), "the first to write it")
 
 
 def test_gathers_change_the_key_of_a_proof():

@@ -247,7 +247,6 @@ def test_experts_run_on_any_number_of_workers(tokens, workers, rng):
     graph = moe_few_tokens_graph(1, experts=8, top_k=2)
     if tokens > 1:
         graph = moe_graph(1, experts=8, top_k=2)
-        workers *= 2  # matmuls run on pairs
     dims = {"tokens": tokens, "hidden": 16, "inner": 24}
     given = inputs(graph, dims, rng)
     (static,) = simulate(schedule_static(graph), given, dims, check=False).outputs

@@ -12,7 +12,6 @@ import pytest
 from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
 from etc_dist.ir import (
     DeviceFunction,
-    Expr,
     Graph,
     GraphFunction,
     Tensor,
@@ -27,8 +26,9 @@ from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import Settings
 from etc_dist.verify.proof import prove
 from etc_dist.verify.verify import Verified, verify
-from tests.graphs.kit import made, touch
+from tests.graphs.kit import ROW, Kit, made, touch
 from tests.graphs.permute import EXPERTS, computed, permute
+from tests.refusals import refused as words_of
 
 ROUTING = [0, 2, 1, 1]
 
@@ -82,31 +82,6 @@ def test_with_all_values_nothing_is_unchecked(routing):
     assert check(permute(1), values(routing)).unchecked == ()
 
 
-def test_a_missing_row_of_an_output_is_found_where_the_values_are_known():
-    error = refused(permute(1), values(ROUTING, first=[0, 1, 2, 4]))
-    assert "y[2:3, 0:4] on rank 0 is written by" in error.got
-    assert "no task writes y[3:4, 0:4]" in error.got
-
-
-def test_a_wrong_count_is_a_deadlock():
-    error = refused(permute(1, miscounted=1), values(ROUTING))
-    assert type(error) is DeadlockError
-    assert "filled[0] on rank 0; the wait can never be met: it expects 2" in error.got
-
-
-def test_a_count_that_is_too_small_is_refused():
-    error = refused(permute(1, miscounted=-1), values(ROUTING))
-    assert "filled[0] on rank 0, which expects 0 notifications and gets 1" in error.got
-
-
-@pytest.mark.parametrize("bad", [-1, EXPERTS])
-def test_a_value_out_of_range_is_found_where_it_is_known(bad):
-    tensors = values(ROUTING)
-    tensors["expert"] = [np.array([0, bad, 1, 1])]
-    error = refused(permute(1), tensors)
-    assert f"move_row[i=1] on rank 0 notifies filled[{bad}] on rank 0" in error.got
-
-
 @pytest.mark.parametrize(
     ("given", "wanted", "got"),
     [
@@ -129,7 +104,7 @@ def test_values_of_a_tensor_without_loads_are_refused():
 def test_a_load_from_another_graphs_tensor_is_refused():
     lost = Tensor("lost", (Const(4),), "int32", "local")
 
-    def body(g: Graph) -> None:
+    def body(g: Kit) -> None:
         y = g.output("y", (4,), "float32")
         g.call(touch(0, 1), g.grid(i=1), writes=[y[span(lost.load(0), 4)]])
 
@@ -141,55 +116,15 @@ def test_a_load_from_another_graphs_tensor_is_refused():
 # ------------------------------------------------------------------------------- order
 
 
-def test_a_load_that_nothing_orders_after_its_write_is_refused():
-    # The tasks that load wait for no element of `filled`.
-    error = refused(permute(1, move_waits=False))
-    assert type(error) is RaceError
-    assert (
-        "plan_rows[one=0] on rank 0 writes and move_row[i=0] on rank 0 loads place[0:1]"
-        in error.got
-    )
-    assert "no event orders them (and 3 more like it)" in error.got
-
-
-def test_a_count_is_loaded_once_the_waits_without_loads_are_met():
-    # The wait for `filled` orders its own count too late.
-    error = refused(permute(1, double_waits=False), values(ROUTING))
-    assert type(error) is RaceError
-    assert "double_rows[e=0] on rank 0 loads count[0:1] on rank 0" in error.got
-
-
-def late(g: Graph, *, waits: bool) -> None:
+def late(g: Kit, waits: bool) -> None:
     """A loaded wait orders the loads of regions, but not its own loads."""
-    table = g.local("table", (2,), "int32")
-    x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
-    first = g.events("first", (1,), expects=1)
-    second = g.events(
-        "second", (1,), expects=lambda k: minimum(maximum(1, table.load(k)), 1)
-    )
-    g.call(
-        touch(0, 1),
-        g.grid(a=1),
-        name="count",
-        writes=[table[0:1]],
-        notifies=[first[0]] if waits else [],
-    )
-    g.call(
-        touch(0, 1),
-        g.grid(b=1),
-        name="place",
-        writes=[table[1:2]],
-        waits=[first[0]] if waits else [],
-        notifies=[second[0]],
-    )
-    g.call(
-        touch(1, 1),
-        g.grid(c=1),
-        name="use",
-        reads=[x[span(table.load(1), 4)]],
-        writes=[y[:]],
-        waits=[second[0], *([first[0]] if waits else [])],
-    )
+    table, x = g.local("table", (2,), "int32"), g.input("x", (4,), "float32")
+    first = [g.event("first")[0]] if waits else []
+    counts = g.event("second", expects=lambda k: minimum(maximum(1, table.load(k)), 1))
+    g.do("count", g.grid(a=1), writes=[table[0:1]], notifies=first)
+    g.do("place", g.grid(b=1), writes=[table[1:2]], waits=first, notifies=[counts[0]])
+    reads = [x[span(table.load(1), 4)]]
+    g.do("use", g.grid(c=1), reads=reads, waits=[counts[0], *first])
 
 
 def test_a_loaded_wait_orders_what_the_regions_load():
@@ -210,29 +145,15 @@ BEGINS_EARLY = [
 def test_a_task_that_begins_early_loads_before_its_last_wait(known, function, terms):
     """Its index is written before the event of its wait `known`."""
 
-    def body(g: Graph) -> None:
-        table = g.local("table", (1,), "int32")
+    def body(g: Kit) -> None:
+        table, made = g.local("table", (1,), "int32"), g.local("made", (4,), "float32")
         x, y = g.input("x", (8,), "float32"), g.output("y", (4,), "float32")
-        made = g.local("made", (4,), "float32")
-        events = [g.events(name, (1,), expects=1) for name in ("first", "second")]
+        waits = [g.event(name)[0] for name in ("first", "second")]
         outcomes = [made[:], table[:]] if known else [table[:], made[:]]
-        for n, (written, event) in enumerate(zip(outcomes, events, strict=True)):
-            g.call(
-                touch(0, 1),
-                g.grid(**{f"a{n}": 1}),
-                name=f"write{n}",
-                writes=[written],
-                notifies=[event[0]],
-            )
-        g.call(
-            function,
-            g.grid(b=1),
-            name="use",
-            reads=[x[span(table.load(0), 4)], made[:]],
-            writes=[y[:]],
-            waits=[event[0] for event in events],
-            **terms,
-        )
+        for n, (written, wait) in enumerate(zip(outcomes, waits, strict=True)):
+            g.do(f"write{n}", g.grid(a=1), writes=[written], notifies=[wait])
+        ends = {"reads": [x[span(table.load(0), 4)], made[:]], "writes": [y[:]]}
+        g.call(function, g.grid(b=1), name="use", **ends, waits=waits, **terms)
 
     graph = made(body)
     verify(schedule_dynamic(graph), {}, 4)  # all waits are met before
@@ -243,35 +164,11 @@ def test_a_task_that_begins_early_loads_before_its_last_wait(known, function, te
         check(graph, workers=4)
 
 
-def test_no_sequence_orders_loads():
-    """A lane with data-dependent tasks is not strided: nothing orders its loads."""
-
-    def body(g: Graph) -> None:
-        table = g.local("table", (1,), "int32")
-        y = g.output("y", (4,), "float32")
-        g.call(touch(0, 1), g.grid(a=1), name="write", writes=[table[:]])
-        g.call(touch(0, 1), g.grid(b=1), name="use", writes=[y[span(table.load(0), 4)]])
-
-    for workers in (1, 2):
-        fault = refused(made(body), workers=workers).got
-        assert "use[b=0] on rank 0 loads table[0:1]" in fault
-
-
-def nested(g: Graph, written: int) -> None:
-    at = g.input("at", (2,), "int32")
-    table = g.local("table", (4,), "int32")
-    y = g.output("y", (4,), "float32")
-    ready = g.events("ready", (1,), expects=1)
-    (i,) = grid = g.grid(i=2)
-    g.call(
-        touch(0, 1),
-        g.grid(a=1),
-        name="write",
-        writes=[table[0:written]],
-        notifies=[ready[0]],
-    )
-    first = table.load(at.load(i))
-    g.call(touch(0, 1), grid, name="use", writes=[y[span(first, 2)]], waits=[ready[0]])
+def nested(g: Kit, written: int) -> None:
+    at, table = g.input("at", (2,), "int32"), g.local("table", (4,), "int32")
+    y, ready = g.output("y", (4,), "float32"), g.event()[0]
+    g.do("write", g.grid(a=1), writes=[table[0:written]], notifies=[ready])
+    g.do("use", 2, writes=[y[span(table.load(at.load(ROW)), 2)]], waits=[ready])
 
 
 def test_a_load_of_any_element_needs_the_whole_tensor():
@@ -285,37 +182,19 @@ def test_a_load_of_any_element_needs_the_whole_tensor():
 
 
 def test_a_notified_element_with_a_loaded_count_is_ordered_after_that_count():
-    def body(g: Graph, *, orders: bool, cross_rank: bool = False) -> None:
-        table = g.local("table", (1,), "int32")
-        ready = g.events("ready", (1,), expects=1)
-
-        def count(_: Expr) -> Expr:
-            return table.load(0)
-
-        done = g.events("done", (1,), expects=count, cross_rank=cross_rank)
-        call = touch(0, 0)
-        write = touch(0, 1)
-        g.call(write, g.grid(a=1), name="w", writes=[table[:]], notifies=[ready[0]])
-        waits = [ready[0]] if orders else []
-        g.call(call, g.grid(b=1), name="n", waits=waits, notifies=[done[0]])
-        g.call(call, g.grid(c=1), name="u", waits=[ready[0], done[0]])
+    def body(g: Kit, *, orders: bool, cross_rank: bool = False) -> None:
+        table, ready = g.local("table", (1,), "int32"), g.event()[0]
+        count = {"expects": lambda _: table.load(0), "cross_rank": cross_rank}
+        done = g.event("done", **count)[0]
+        g.do("w", g.grid(a=1), writes=[table[:]], notifies=[ready])
+        g.do("n", g.grid(b=1), waits=[ready] if orders else [], notifies=[done])
+        g.do("u", g.grid(c=1), waits=[ready, done])
 
     check(made(lambda g: body(g, orders=True)), workers=4)
     error = refused(made(lambda g: body(g, orders=False)), workers=4)
     assert "n[b=0] on rank 0 loads table[0:1]" in error.got
     # Only the waiting rank evaluates the count of a cross-rank event.
     check(made(lambda g: body(g, orders=False, cross_rank=True)), workers=4)
-
-
-def test_a_task_that_writes_what_its_indices_load_is_refused():
-    def body(g: Graph) -> None:
-        table = g.local("table", (4,), "int32")
-        y = g.output("y", (4,), "float32")
-        writes = [table[:], y[table.load(1) : 4]]
-        g.call(touch(0, 2), g.grid(b=1), name="add", writes=writes)
-
-    error = refused(made(body))
-    assert "add[b=0] on rank 0 writes table[1:2] on rank 0, which its own" in error.got
 
 
 def loaded_twice(g: Graph, *, kind: str = "local", again: Callable[..., Any]) -> None:
@@ -357,50 +236,126 @@ def test_a_write_of_an_input_that_is_loaded_is_refused():
 # ------------------------------------------------------------------------------- range
 
 
-def test_a_known_index_beyond_the_loaded_tensor_is_refused():
-    def body(g: Graph) -> None:
-        table = g.input("table", (3,), "int32")
-        y = g.output("y", (8,), "float32")
-        (i,) = grid = g.grid(i=4)
-        g.call(touch(0, 1), grid, name="use", writes=[y[table.load(i)]])
+def beyond(g: Kit) -> None:
+    table, y = g.input("table", (3,), "int32"), g.output("y", (8,), "float32")
+    g.do("use", 4, writes=[y[table.load(ROW)]])
 
-    error = refused(made(body))
-    assert "use[i=3] on rank 0 loads table[3], outside of [3]" in error.got
+
+def known_part(g: Kit, start: int) -> None:
+    table, x = g.input("table", (2,), "int32"), g.input("x", (4, 4), "float32")
+    g.do("touch", 2, reads=[x[table.load(ROW), span(ROW + start, 1)]])
+
+
+def next_event(g: Kit) -> None:
+    table, done = g.input("table", (2,), "int32"), g.event("done", 2)
+    g.do("n", 2, notifies=[done[ROW + 1]])
+    g.do("w", 2, waits=[done[table.load(ROW)]])
+
+
+def own_index(g: Kit) -> None:
+    table, y = g.local("table", (4,), "int32"), g.output("y", (4,), "float32")
+    g.do("add", g.grid(b=1), writes=[table[:], y[table.load(1) : 4]])
+
+
+def without_events(g: Kit) -> None:
+    """A lane with data-dependent tasks is not strided: nothing orders its loads."""
+    table, y = g.local("table", (1,), "int32"), g.output("y", (4,), "float32")
+    g.do("write", g.grid(a=1), writes=[table[:]])
+    g.do("use", g.grid(b=1), writes=[y[span(table.load(0), 4)]])
+
+
+KNOWN = values(ROUTING)
+# The graph, its tensors, kind and words of the error; workers, default 2.
+FAULTS: dict[str, tuple[Any, ...]] = {
+    "a missing row": (
+        permute(1),
+        values(ROUTING, first=[0, 1, 2, 4]),
+        GraphError,
+        "y[2:3, 0:4] on rank 0 is written by|no task writes y[3:4, 0:4]",
+    ),
+    "a high count": (
+        permute(1, miscounted=1),
+        KNOWN,
+        DeadlockError,
+        "filled[0] on rank 0; the wait can never be met: it expects 2",
+    ),
+    "a low count": (
+        permute(1, miscounted=-1),
+        KNOWN,
+        GraphError,
+        "filled[0] on rank 0, which expects 0 notifications and gets 1",
+    ),
+    **{
+        f"an event {bad}": (
+            permute(1),
+            KNOWN | {"expert": [np.array([0, bad, 1, 1])]},
+            GraphError,
+            f"move_row[i=1] on rank 0 notifies filled[{bad}] on rank 0",
+        )
+        for bad in (-1, EXPERTS)
+    },
+    # The tasks that load wait for no element of `filled`.
+    "a load without a wait": (
+        permute(1, move_waits=False),
+        None,
+        RaceError,
+        "plan_rows[one=0] on rank 0 writes and move_row[i=0] on rank 0 loads place[0:1]"
+        "|no event orders them (and 3 more like it)",
+    ),
+    # The wait for `filled` orders its own count too late.
+    "a count without a wait": (
+        permute(1, double_waits=False),
+        KNOWN,
+        RaceError,
+        "double_rows[e=0] on rank 0 loads count[0:1] on rank 0",
+    ),
+    **{
+        f"a lane of {workers} workers": (
+            *(made(without_events), None, GraphError),
+            *("use[b=0] on rank 0 loads table[0:1]", workers),
+        )
+        for workers in (1, 2)
+    },
+    "a load beyond": (
+        made(beyond),
+        None,
+        GraphError,
+        "use[i=3] on rank 0 loads table[3], outside of [3]",
+    ),
+    "a known part beyond": (
+        made(lambda g: known_part(g, -1)),
+        None,
+        GraphError,
+        "reads x[table[i], i + -1 +: 1] from [?, -1], outside of [4, 4]",
+    ),
+    "an event beyond": (
+        made(next_event),
+        None,
+        GraphError,
+        "n[i=1] on rank 0 notifies done[2] on rank 0, outside of [2]",
+    ),
+    "its own index": (
+        made(own_index),
+        None,
+        GraphError,
+        "add[b=0] on rank 0 writes table[1:2] on rank 0, which its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_loads_is_found(name):
+    graph, tensors, kind, words, *workers = FAULTS[name]
+    error = words_of(lambda: check(graph, tensors, *workers), words, kind)
+    assert kind is GraphError or type(error) is kind
 
 
 def test_the_parts_of_a_loaded_region_that_are_known_are_in_range():
-    def body(g: Graph, start: int) -> None:
-        table = g.input("table", (2,), "int32")
-        x = g.input("x", (4, 4), "float32")
-        (i,) = grid = g.grid(i=2)
-        y = g.output("y", (2,), "float32")
-        g.call(
-            touch(1, 1),
-            grid,
-            reads=[x[table.load(i), span(i + start, 1)]],
-            writes=[y[i]],
-        )
-
-    check(made(lambda g: body(g, 0)))
-    error = refused(made(lambda g: body(g, -1)))
-    assert "reads x[table[i], i + -1 +: 1] from [?, -1], outside of [4, 4]" in error.got
-
-
-def test_known_references_to_an_event_that_others_load_are_in_range():
-    def body(g: Graph) -> None:
-        table = g.input("table", (2,), "int32")
-        done = g.events("done", (2,), expects=1)
-        (i,) = grid = g.grid(i=2)
-        g.call(touch(0, 0), grid, name="n", notifies=[done[i + 1]])
-        g.call(touch(0, 0), grid, name="w", waits=[done[table.load(i)]])
-
-    assert "n[i=1] on rank 0 notifies done[2] on rank 0, outside of [2]" in (
-        refused(made(body)).got
-    )
+    check(made(lambda g: known_part(g, 0)))
 
 
 def test_an_empty_task_reads_nothing():
-    def body(g: Graph) -> None:
+    def body(g: Kit) -> None:
         x, y = g.local("x", (4,), "float32"), g.output("y", (2,), "float32")
         g.call(touch(0, 1), g.grid(a=1), name="write", writes=[x[0:2]])
         (i,) = grid = g.grid(i=2)
@@ -426,7 +381,7 @@ def test_a_load_that_select_does_not_choose_is_not_made():
 
 @pytest.mark.parametrize("order", ["<", ">="])
 def test_only_tasks_that_select_a_load_are_ordered_after_its_writer(order):
-    def body(g: Graph) -> None:
+    def body(g: Kit) -> None:
         table, y = g.local("table", (1,), "int32"), g.output("y", (2,), "float32")
         written = g.events("written", (2,), expects=lambda i: 1 - i)
         g.call(touch(0, 1), g.grid(a=1), writes=[table[:]], notifies=[written[0]])

@@ -246,7 +246,6 @@ FAULTS: dict[str, tuple[Any, ...]] = {
 # Words that the messages do not have.
 ABSENT = {
     "wait for another": "good",
-    "pairs of workers": "each[i=0] on rank 0 reads and first",
 }
 
 
