@@ -233,34 +233,6 @@ def sums_of_ranks(world_size: int) -> Given:
 
 
 @graph_function
-def sent_at_once(g: Graph) -> None:
-    """y [n] is the other rank's x, sent by the first tasks of a run."""
-    n = g.dims("n")
-    x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
-    box = g.symmetric("box", (n,), "bfloat16")
-    parts = g.let("parts", n // PART)
-    came = g.events("came", (parts,), expects=1, cross_rank=True)
-    other = (g.rank + 1) % 2
-    (i,) = grid = g.grid(i=parts)
-    g.call(
-        copy_on("tensor"),
-        grid,
-        reads=[x[tile(i, PART)]],
-        writes=[box.on(other)[tile(i, PART)]],
-        notifies=[came.on(other)[i]],
-    )
-    (i,) = grid = g.grid(i=parts)
-    g.call(
-        copy_on("transfer"),
-        grid,
-        name="take",
-        reads=[box[tile(i, PART)]],
-        writes=[y[tile(i, PART)]],
-        waits=[came[i]],
-    )
-
-
-@graph_function
 def counted_late(g: Graph) -> None:
     """y [n] is x, copied by tasks that wait for `count` notifications, which tasks of
     this run have written, and for other tasks."""
@@ -365,14 +337,21 @@ def four_matmuls(rows: int, n: int, k: int) -> Given:
     return [inputs], [Answer(*stacked)], dims
 
 
-def numbers(ranks: int) -> Given:
+def numbers() -> Given:
+    """For counted_late."""
     rng, n, notifiers = np.random.default_rng(7), 24 * PART, 40
-    xs = [draw(rng, (n,), "bfloat16") for _ in range(ranks)]
-    wide = [x.astype(np.float32) for x in reversed(xs)]
-    answers = [Answer(x, np.abs(x)) for x in wide]
-    if ranks == 2:
-        return [{"x": x} for x in xs], answers, {"n": n}
+    x = draw(rng, (n,), "bfloat16")
     target = rng.integers(0, n // PART, notifiers).astype(np.int32)
     given = np.bincount(target, minlength=n // PART).astype(np.int32)
-    dims = {"n": n, "notifiers": notifiers}
-    return [{"x": xs[0], "given": given, "target": target}], answers, dims
+    wide = x.astype(np.float32)
+    inputs = {"x": x, "given": given, "target": target}
+    return [inputs], [Answer(wide, np.abs(wide))], {"n": n, "notifiers": notifiers}
+
+
+def rows_of_two() -> Given:
+    """For a ring of two."""
+    rng = np.random.default_rng(7)
+    xs = [draw(rng, (96, 8), "float32") for _ in range(2)]
+    count = np.ones(4, np.int32)
+    answers = [Answer(x, np.abs(x)) for x in reversed(xs)]
+    return [{"x": x, "count": count} for x in xs], answers, {"rows": 96}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from etc_dist.functions.epilogue import swiglu
+from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
@@ -38,7 +39,7 @@ from tests.emulate.cases import (
     moe,
     moe_of_two,
     numbers,
-    sent_at_once,
+    rows_of_two,
     sums,
     sums_of_ranks,
     tiles,
@@ -55,6 +56,7 @@ from tests.graphs.parts import (
     signs,
 )
 from tests.graphs.parts import TALL as TALL_TILE
+from tests.graphs.ring import ring
 from tests.graphs.running_sums import running_sums, sums_over_ranks
 from tests.graphs.scaled import gated as gated_by_scaled
 from tests.graphs.scaled import mlp as scaled_mlp
@@ -269,10 +271,9 @@ CASES = {
         workers=2,
     ),
     "loops": Case(partial(turned_layers, 1), turned, NEVER),
-    "sent": Case(partial(sent_at_once, 2), lambda: numbers(2)),
-    "counts": Case(
-        partial(counted_late, 1), lambda: numbers(1), DYNAMIC, schedule="dynamic"
-    ),
+    # Tiles that the first tasks of a run send.
+    "sent": Case(partial(ring, 2, wanted=1, send=push_rows("tensor")), rows_of_two),
+    "counts": Case(partial(counted_late, 1), numbers, DYNAMIC, schedule="dynamic"),
     "conditions": Case(
         partial(running_sums, 1, kind="local"),
         lambda: sums("local"),

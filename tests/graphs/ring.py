@@ -1,38 +1,53 @@
-"""A small graph across ranks, made of what both backends can run."""
+"""Rows that travel around a ring of ranks."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import Graph, graph_function, tile
+from etc_dist.ir import DeviceFunction, Graph, device_function, graph_function, tile
 
 
 @graph_function
-def ring(g: Graph, *, notifies: bool = True, wanted: int | None = None) -> None:
-    """y is the previous rank's x; a tile waits for `wanted` notifications, or for as
+def ring(
+    g: Graph,
+    *,
+    notifies: bool = True,
+    wanted: int | None = None,
+    send: DeviceFunction | None = None,
+    take: DeviceFunction | None = None,
+    columns: tuple[int, ...] = (8,),
+) -> None:
+    """y is what `take` makes of the previous rank's x, which `send` has sent, in tiles
+    of four rows; by default copies. A tile waits for `wanted` notifications, or for as
     many as element 0 of `count` says."""
     rows = g.dims("rows")
     tiles = g.let("tiles", rows // 4)
-    x = g.input("x", (rows, 8), "float32")
+    x = g.input("x", (rows, *columns), "float32")
     count = g.input("count", (4,), "int32")
-    y = g.output("y", (rows, 8), "float32")
-    box = g.symmetric("box", (rows, 8), "float32")
+    y = g.output("y", (rows, *columns), "float32")
+    box = g.symmetric("box", (rows, *columns), "float32")
     expects = count.load(0) if wanted is None else wanted
     here = g.events("here", (tiles,), expects=expects, cross_rank=True)
     following = (g.rank + 1) % g.world_size
     (i,) = grid = g.grid(i=tiles)
-    g.call(
-        push_rows(),
-        grid,
-        name="send",
-        reads=[x[tile(i, 4), :]],
-        writes=[box.on(following)[tile(i, 4), :]],
-        notifies=[here.on(following)[i]] if notifies else [],
-    )
-    g.call(
-        push_rows(),
-        grid,
-        name="take",
-        reads=[box[tile(i, 4), :]],
-        writes=[y[tile(i, 4), :]],
-        waits=[here[i]],
-    )
+    own = (tile(i, 4), *(slice(None) for _ in columns))
+    there = {"writes": [box.on(following)[own]]}
+    there["notifies"] = [here.on(following)[i]] if notifies else []
+    g.call(send or push_rows(), grid, name="send", reads=[x[own]], **there)
+    here_too = {"writes": [y[own]], "waits": [here[i]]}
+    g.call(take or push_rows(), grid, name="take", reads=[box[own]], **here_too)
+
+
+@device_function(source="", reads=1, writes=1, lane="transfer")
+def copy(x, box):
+    box[...] = x
+
+
+@device_function(source="", reads=1, writes=1)
+def double(box, y):
+    y[...] = 2 * box
+
+
+doubled_ring = partial(ring, wanted=1, send=copy, take=double, columns=())
+"""By bodies of NumPy alone: y [rows] is twice the previous rank's x."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.matmul import CHUNK_COLUMNS
-from etc_dist.ir import DeviceFunction, Graph, device_function, graph_function, tile
+from etc_dist.ir import device_function
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.schedule import Plan, schedule_static
 from tests.graphs.rank_tiles import gather, scatter, tile_dims
@@ -94,41 +94,6 @@ def send(x: Array, box: Array) -> None:
     box[...] = x
 
 
-@device_function(source="", reads=1, writes=1)
-def double(box: Array, y: Array) -> None:
-    y[...] = 2 * box
-
-
-@graph_function
-def ring(
-    g: Graph, *, expects: int = 1, loaded: bool = False, function: DeviceFunction = send
-) -> None:
-    """y = 2 * the previous rank's x, which travels by `box`, four elements a tile.
-
-    With `loaded` an event's expected count is element 0 of an input `count`."""
-    n = g.dims("n")
-    tiles = g.let("tiles", n // 4)
-    x = g.input("x", (n,), "float32")
-    count = g.input("count", (1,), "int32")
-    y = g.output("y", (n,), "float32")
-    box = g.symmetric("box", (n,), "float32")
-    wanted = count.load(0) if loaded else expects
-    here = g.events("here", (tiles,), expects=wanted, cross_rank=True)
-    following = (g.rank + 1) % g.world_size
-    (i,) = grid = g.grid(i=tiles)
-    g.call(
-        function,
-        grid,
-        name="send",
-        reads=[x[tile(i, 4)]],
-        writes=[box.on(following)[tile(i, 4)]],
-        notifies=[here.on(following)[i]],
-    )
-    g.call(
-        double, grid, reads=[box[tile(i, 4)]], writes=[y[tile(i, 4)]], waits=[here[i]]
-    )
-
-
 def ring_inputs(rank: int, n: int) -> dict[str, Array]:
     x = np.arange(n, dtype=np.float32) + 100 * rank
-    return {"x": x, "count": np.ones(1, np.int32)}
+    return {"x": x, "count": np.ones(4, np.int32)}

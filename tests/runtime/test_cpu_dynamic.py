@@ -11,7 +11,8 @@ from etc_dist.errors import WaitTimeoutError
 from etc_dist.runtime.cpu import CpuExecutor
 from etc_dist.schedule import schedule_dynamic
 from etc_dist.world import start
-from tests.runtime.programs import OPS, case, ring, ring_inputs
+from tests.graphs.ring import doubled_ring
+from tests.runtime.programs import OPS, case, ring_inputs
 
 pytestmark = pytest.mark.mpi
 
@@ -37,17 +38,17 @@ def test_a_run_gives_the_reference(op, short_timeout, rng):
 
 
 def test_every_rank_reports_a_wait_that_is_never_met(short_timeout):
-    graph = ring(short_timeout.size)
+    graph = doubled_ring(short_timeout.size)
     silent = tuple(replace(c, notifies=()) for c in graph.calls)
     executor = CpuExecutor(
         schedule_dynamic(replace(graph, calls=silent)), short_timeout
     )
     given = ring_inputs(short_timeout.rank, 8)
     with pytest.raises(WaitTimeoutError) as caught:
-        executor.run({**given, "y": np.zeros(8, np.float32)}, {"n": 8})
+        executor.run({**given, "y": np.zeros(8, np.float32)}, {"rows": 8})
     records = [str(record) for record in caught.value.records]
     assert records == [
-        f"rank {rank}, tensor lane: double[{i}] waits for here[{i}]: have 0, want 1"
+        f"rank {rank}, tensor lane: take[{i}] waits for here[{i}]: have 0, want 1"
         for rank in range(short_timeout.size)
         for i in range(2)
     ]

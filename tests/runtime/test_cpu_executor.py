@@ -20,7 +20,8 @@ from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.world import World, start
 from tests.graphs.permute import inputs, permute
-from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs, with_call
+from tests.graphs.ring import doubled_ring
+from tests.runtime.programs import OPS, case, plan_of, ring_inputs, with_call
 
 pytestmark = pytest.mark.mpi
 
@@ -89,7 +90,7 @@ def test_time_of_other_processes_does_not_lengthen_a_task(cpu_world):
         time.sleep(0.1)
         box[...] = x
 
-    executor = ring_on(cpu_world, function=sleeps)
+    executor = ring_on(cpu_world, send=sleeps)
     run_ring(executor, cpu_world)
     sends = [r for r in executor.trace().records if r.call == "send"]
     assert {record.label for record in sends} == {"send[0]", "send[1]"}
@@ -98,12 +99,12 @@ def test_time_of_other_processes_does_not_lengthen_a_task(cpu_world):
 
 
 def ring_on(world: World, **options: Any) -> CpuExecutor:
-    return CpuExecutor(schedule_static(ring(world.size, **options)), world)
+    return CpuExecutor(schedule_static(doubled_ring(world.size, **options)), world)
 
 
 def run_ring(executor: CpuExecutor, world: World) -> np.ndarray:
     y = np.zeros(8, np.float32)
-    executor.run({**ring_inputs(world.rank, 8), "y": y}, {"n": 8})
+    executor.run({**ring_inputs(world.rank, 8), "y": y}, {"rows": 8})
     return y
 
 
@@ -115,7 +116,7 @@ def doubled(world: World) -> list[float]:
 @pytest.mark.mpi(ranks=[4])
 def test_a_rank_that_never_notifies_ends_the_run_on_all_ranks(short_timeout):
     last = short_timeout.size - 1
-    good = schedule_static(ring(short_timeout.size))
+    good = schedule_static(doubled_ring(short_timeout.size))
     bad = with_call(good, "send", notifies=()) if short_timeout.rank == last else good
     executor = CpuExecutor(bad, short_timeout)
     with pytest.raises(WaitTimeoutError) as caught:
@@ -124,8 +125,8 @@ def test_a_rank_that_never_notifies_ends_the_run_on_all_ranks(short_timeout):
     # Only the last rank's neighbour has unmet waits; all ranks report them.
     assert {record.rank for record in caught.value.records} == {0}
     assert {record.task for record in caught.value.records} == {
-        "double[0]",
-        "double[1]",
+        "take[0]",
+        "take[1]",
     }
     record = caught.value.records[0]
     assert (record.lane, record.have, record.want) == ("tensor", 0, 1)
@@ -144,9 +145,9 @@ def test_a_slow_task_of_a_peer_is_no_timeout(short_timeout):
         time.sleep(0.4 * LIMIT if short_timeout.rank == 0 else 0)
         box[...] = x
 
-    executor = ring_on(short_timeout, function=slow)
+    executor = ring_on(short_timeout, send=slow)
     y = np.zeros(24, np.float32)
-    executor.run({**ring_inputs(short_timeout.rank, 24), "y": y}, {"n": 24})
+    executor.run({**ring_inputs(short_timeout.rank, 24), "y": y}, {"rows": 24})
     assert y[0] == doubled(short_timeout)[0]
     executor.close()
 
@@ -163,7 +164,7 @@ def test_an_error_in_a_body_ends_the_run_on_all_ranks(error, short_timeout):
             raise error("a fault of rank 0", **parts)
         box[...] = x
 
-    executor = ring_on(short_timeout, function=broken)
+    executor = ring_on(short_timeout, send=broken)
     kind = error if short_timeout.rank == 0 else WorldError
     with pytest.raises(kind, match="a fault of rank 0") as caught:
         run_ring(executor, short_timeout)
@@ -190,7 +191,7 @@ def test_a_child_that_a_body_forks_leaves_the_run_alone(error, cpu_world):
         elif error is not None:
             raise error("x", **parts) if error is ArgumentError else error
 
-    executor, parent = ring_on(cpu_world, function=forks), os.getpid()
+    executor, parent = ring_on(cpu_world, send=forks), os.getpid()
     try:
         y = run_ring(executor, cpu_world)
     finally:
@@ -212,7 +213,7 @@ def test_an_error_that_cannot_be_pickled_ends_the_run_on_all_ranks(cpu_world):
         error.reason = lambda: 0
         raise error
 
-    executor = ring_on(cpu_world, function=fails)
+    executor = ring_on(cpu_world, send=fails)
     # A rank whose own task has not failed yet gets the first one's error as text.
     with pytest.raises(EtcDistError, match="of a user"):
         run_ring(executor, cpu_world)
@@ -225,7 +226,7 @@ def test_no_body_warns_of_nan(cpu_world):
     def divide(x, box):
         box[...] = (x - x) / (x - x)
 
-    executor = ring_on(cpu_world, function=divide)
+    executor = ring_on(cpu_world, send=divide)
     with warnings.catch_warnings(action="error"):
         assert np.isnan(run_ring(executor, cpu_world)).all()
     executor.close()
@@ -237,7 +238,7 @@ def test_bad_arrays_of_one_rank_end_the_run_on_all_ranks(short_timeout):
     if short_timeout.rank == 0:
         del arrays["y"]
     with pytest.raises((ArgumentError, WorldError), match=r"no y") as caught:
-        executor.run(arrays, {"n": 8})
+        executor.run(arrays, {"rows": 8})
     shown = "".join(traceback.format_exception(caught.value))
     assert shown.count(caught.value.what) == 1
     assert run_ring(executor, short_timeout).tolist() == doubled(short_timeout)
@@ -268,7 +269,7 @@ def test_a_launch_reads_and_fills_the_memory_of_any_library(cpu_world):
         name: replace(inspect(name, array), owner=Foreign())
         for name, array in memory.items()
     }
-    launch = executor.prepare(foreign, {"n": 8})
+    launch = executor.prepare(foreign, {"rows": 8})
     assert executor.is_current(launch)
     executor.launch(launch)
     assert memory["y"].tolist() == doubled(cpu_world)

@@ -16,8 +16,9 @@ from tests.conftest import some_of
 from tests.emulate.cases import four_matmuls
 from tests.graphs.calls import Task, calls
 from tests.graphs.kit import made
+from tests.graphs.ring import doubled_ring
 from tests.graphs.written import three_matmuls
-from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs
+from tests.runtime.programs import OPS, case, plan_of, ring_inputs
 
 
 @pytest.mark.parametrize(
@@ -105,9 +106,9 @@ def test_without_the_handshake_epochs_race(rng, monkeypatch):
 
 
 def test_a_small_program_gives_literal_values():
-    plan = schedule_static(ring(2))
+    plan = schedule_static(doubled_ring(2))
     inputs = [ring_inputs(rank, 8) for rank in range(2)]
-    run = simulate(plan, inputs, {"n": 8}, workers=1)
+    run = simulate(plan, inputs, {"rows": 8}, workers=1)
     assert run.outputs[0]["y"].tolist() == [200, 202, 204, 206, 208, 210, 212, 214]
     assert run.outputs[1]["y"].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
 
@@ -162,9 +163,9 @@ def test_a_loaded_extent_beside_an_axis_of_one_task():
 
 
 def test_expected_counts_may_come_from_a_runtime_tensor():
-    plan = schedule_static(ring(2, loaded=True))
+    plan = schedule_static(doubled_ring(2, wanted=None))
     inputs = [ring_inputs(rank, 8) for rank in range(2)]
-    run = simulate(plan, inputs, {"n": 8})
+    run = simulate(plan, inputs, {"rows": 8})
     assert run.outputs[1]["y"].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
 
 

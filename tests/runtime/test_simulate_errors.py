@@ -11,42 +11,43 @@ from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
 from tests.graphs.calls import whole
-from tests.runtime.programs import ring, ring_inputs, with_call
+from tests.graphs.ring import doubled_ring
+from tests.runtime.programs import ring_inputs, with_call
 
 
 def run_ring(plan: Plan, check: bool = True) -> None:
     inputs = [ring_inputs(rank, 4) for rank in range(plan.graph.world_size)]
-    simulate(plan, inputs, {"n": 4}, check=check)
+    simulate(plan, inputs, {"rows": 4}, check=check)
 
 
 def test_a_deadlock_names_rank_worker_lane_task_and_event():
-    plan = with_call(schedule_static(ring(1)), "send", notifies=())
+    plan = with_call(schedule_static(doubled_ring(1)), "send", notifies=())
     with pytest.raises(DeadlockError, match="no task can run") as caught:
         run_ring(plan)
     assert caught.value.got == (
-        "rank 0, worker 0, tensor lane: double[0] waits for here[0]: have 0, want 1"
+        "rank 0, worker 0, tensor lane: take[0] waits for here[0]: have 0, want 1"
     )
 
 
 def test_a_deadlock_of_a_queue_names_each_group_once():
-    silent = with_call(schedule_static(ring(2)), "send", notifies=()).graph
+    silent = with_call(schedule_static(doubled_ring(2)), "send", notifies=()).graph
     with pytest.raises(DeadlockError) as caught:
         run_ring(schedule_dynamic(silent))
     assert [line.strip() for line in caught.value.got.splitlines()] == [
-        f"rank {rank}, tensor lane: double[0] waits for here[0]: have 0, want 1"
+        f"rank {rank}, tensor lane: take[0] waits for here[0]: have 0, want 1"
         for rank in range(2)
     ]
 
 
 def test_a_finished_run_is_verified():
-    plan = with_call(schedule_static(ring(1)), "double", waits=())
+    plan = with_call(schedule_static(doubled_ring(1)), "take", waits=())
     with pytest.raises(GraphError, match=r"writes box\[0:4\] on rank 0; no event"):
         run_ring(plan)
     run_ring(plan, check=False)
 
 
 def test_a_reference_out_of_range_is_named():
-    plan = schedule_static(ring(2))
+    plan = schedule_static(doubled_ring(2))
     (ref,) = plan.graph.calls[0].notifies
     wrong = with_call(plan, "send", notifies=(ref.events.on(RANK + 1)[0],))
     with pytest.raises(GraphError, match=r"a rank of 0 \.\. 1") as caught:
