@@ -31,6 +31,7 @@ from etc_dist.ops.matmul_reduce_scatter import (
     matmul_reduce_scatter_graph,
     returned_matmul_graph,
 )
+from etc_dist.ops.tile_model import FLOAT8_FAMILY
 from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
 
 KINDS = ((4, DTYPES[0]), (8, DTYPES[1]))
@@ -47,6 +48,12 @@ MIXTURES: Mapping[str, tuple[int, int, int]] = {
 """The number of experts, the experts of a token, and the inner width of all ranks."""
 DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
     "qwen3-32b": (1, DecoderSizes(64, 8, 128, normalizes_heads=True)),
+    "qwen3-32b float8": (
+        1,
+        DecoderSizes(
+            64, 8, 128, normalizes_heads=True, float8=("qkv", "o", "gate_up", "down")
+        ),
+    ),
     "qwen3-32b of 4": (4, DecoderSizes(16, 2, 128, normalizes_heads=True)),
     "qwen3-30b-a3b": (
         1,
@@ -111,6 +118,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         scaling = Scaling(per, "float32")
         graph = matmul_graph(1, dtype=dtype, w_layout=scaling.w_layout)
         yield f"{graph.name} float8 per {per} 1 {dtype}", graph
+    layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
+    graph = matmul_graph(1, w_layout=layout, shapes=FLOAT8_FAMILY)
+    yield f"{graph.name} float8 activations 1 {DTYPES[0]}", graph
     graph = matmul_reduce_scatter_graph(8, partials="float32")
     yield f"{graph.name} 8 {DTYPES[0]} float32", graph
     for make in (returned_matmul_graph, gathered_matmul_graph):
@@ -139,6 +149,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         routing = {"experts": experts, "top_k": top_k, "dtype": dtype}
         graph = moe_few_tokens_graph(1, **routing)
         yield f"{graph.name} {model} {dtype}", graph
+        if dtype == DTYPES[0]:
+            graph = moe_graph(1, **routing)
+            yield f"{graph.name} {model} {dtype}", graph
         # A rank with experts of its own also has the functions of the other division.
         divisions = PARALLEL if dtype == DTYPES[0] else ("expert",)
         for parallel in divisions:
