@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, RaceError
-from etc_dist.ir import Graph, GraphFunction, tile
+from etc_dist.ir import GraphFunction, tile
 from etc_dist.layers.moe import moe_graph
 from etc_dist.ops.all_gather_matmul import (
     all_gather_matmul_graph,
@@ -25,7 +25,7 @@ from etc_dist.ops.tile_model import FAMILY, Tiling, choose, dims_of
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import Verified, verify
-from tests.graphs.kit import made, touch
+from tests.graphs.kit import ROW, Kit, made
 from tests.graphs.rank_tiles import gather, scatter, tile_dims
 from tests.refusals import refused
 
@@ -100,91 +100,65 @@ def test_verified_counts_all_ranks_and_shows_them() -> None:
     )
 
 
-def two_steps(g: Graph) -> None:
+def two_steps(g: Kit) -> None:
     """Task i of `read` reads what task i of `write` wrote; no event between them."""
-    x = g.local("x", (4,), "float32")
-    (i,) = grid = g.grid(i=4)
-    g.call(touch(0, 1), grid, name="write", writes=[x[i]])
-    g.call(touch(1, 0), grid, name="read", reads=[x[i]])
+    g.do("write", 4, writes=[g.x(4)[ROW]])
+    g.do("read", 4, reads=[g.x()[ROW]])
 
 
-def test_one_worker_runs_its_tasks_in_order() -> None:
-    assert check(made(two_steps), workers=4).tasks == 8
+def wait_once(g: Kit) -> None:
+    """One wait serves the later tasks of its worker."""
+    x, sent = g.x(2), g.event(expects=2)[0]
+    g.do("write", 2, lane="transfer", writes=[x[ROW]], notifies=[sent])
+    g.do("a", reads=[x[:]], waits=[sent])
+    g.do("b", reads=[x[:]])
+
+
+@pytest.mark.parametrize(("act", "workers"), [(two_steps, 4), (wait_once, 1)])
+def test_the_order_of_workers_serves_those_of_one_number(act, workers) -> None:
+    check(made(act), workers=workers)
     with pytest.raises(RaceError):
-        check(made(two_steps), workers=3)
+        check(made(act), workers={4: 3, 1: 2}[workers])
 
 
-def test_a_chain_of_events_orders_its_ends() -> None:
-    def relay(g: Graph) -> None:
-        x = g.local("x", (1,), "float32")
-        first = g.events("first", (1,), expects=1)
-        second = g.events("second", (1,), expects=1)
-        grid = g.grid(i=1)
-        g.call(touch(0, 1), grid, writes=[x[0]], notifies=[first[0]])
-        g.call(touch(0, 0), grid, waits=[first[0]], notifies=[second[0]])
-        g.call(touch(1, 0), grid, reads=[x[0]], waits=[second[0]])
-
-    check(made(relay))
+def relay(g: Kit) -> None:
+    """A chain of events orders its ends."""
+    first, second = g.event("first")[0], g.event("second")[0]
+    g.do("write", writes=[g.x(1)[0]], notifies=[first])
+    g.do("pass", waits=[first], notifies=[second])
+    g.do("read", reads=[g.x()[0]], waits=[second])
 
 
-def test_one_wait_serves_the_later_tasks_of_its_worker() -> None:
-    def wait_once(g: Graph) -> None:
-        x = g.local("x", (2,), "float32")
-        sent = g.events("sent", (1,), expects=2)
-        (i,) = grid = g.grid(i=2)
-        send = touch(0, 1, "transfer")
-        g.call(send, grid, writes=[x[i]], notifies=[sent[0]])
-        g.call(touch(1, 0), g.grid(i=1), name="a", reads=[x[:]], waits=[sent[0]])
-        g.call(touch(1, 0), g.grid(i=1), name="b", reads=[x[:]])
-
-    check(made(wait_once), workers=1)
-    with pytest.raises(RaceError):
-        check(made(wait_once), workers=2)
+def reuse(g: Kit) -> None:
+    """A buffer may be rewritten after its reader notified."""
+    x, full, free = g.x(1)[0], g.event("full", 2), g.event("free")[0]
+    g.do("fill_0", writes=[x], notifies=[full[0]])
+    g.do("use_0", lane="transfer", reads=[x], waits=[full[0]], notifies=[free])
+    g.do("fill_1", writes=[x], waits=[free], notifies=[full[1]])
+    g.do("use_1", lane="transfer", reads=[x], waits=[full[1]])
 
 
-def test_a_buffer_may_be_rewritten_after_its_reader_notified() -> None:
-    def reuse(g: Graph) -> None:
-        x = g.local("x", (1,), "float32")
-        full = g.events("full", (2,), expects=1)
-        free = g.events("free", (1,), expects=1)
-        one = g.grid(i=1)
-        fill, use = touch(0, 1), touch(1, 0, "transfer")
-        g.call(fill, one, name="fill_0", writes=[x[0]], notifies=[full[0]])
-        g.call(
-            use, one, name="use_0", reads=[x[0]], waits=[full[0]], notifies=[free[0]]
-        )
-        g.call(
-            fill, one, name="fill_1", writes=[x[0]], waits=[free[0]], notifies=[full[1]]
-        )
-        g.call(use, one, name="use_1", reads=[x[0]], waits=[full[1]])
-
-    check(made(reuse))
+def ping_pong(g: Kit) -> None:
+    """Two lanes take turns."""
+    ping, pong = g.event("ping", 8), g.event("pong", 8)
+    g.do("start", notifies=[ping[0]])
+    g.do("back", 7, lane="transfer", waits=[ping[ROW]], notifies=[pong[ROW]])
+    g.do("there", 7, waits=[pong[ROW]], notifies=[ping[ROW + 1]])
+    g.do("end", waits=[ping[7]])
 
 
-def test_two_lanes_take_turns() -> None:
-    def ping_pong(g: Graph) -> None:
-        ping = g.events("ping", (8,), expects=1)
-        pong = g.events("pong", (8,), expects=1)
-        (i,) = grid = g.grid(i=7)
-        g.call(touch(0, 0), g.grid(i=1), name="start", notifies=[ping[0]])
-        back = touch(0, 0, "transfer")
-        g.call(back, grid, waits=[ping[i]], notifies=[pong[i]])
-        g.call(touch(0, 0), grid, waits=[pong[i]], notifies=[ping[i + 1]])
-        g.call(touch(0, 0), g.grid(i=1), name="end", waits=[ping[7]])
-
-    check(made(ping_pong), workers=1)
+@pytest.mark.parametrize(("act", "workers"), [(relay, 4), (reuse, 4), (ping_pong, 1)])
+def test_events_order_tasks(act, workers) -> None:
+    check(made(act), workers=workers)
 
 
-def routed(g: Graph) -> None:
+def routed(g: Kit) -> None:
     """A runtime tensor has the number of tasks that send to each of two bins."""
-    bin_of = g.input("bin_of", (4,), "int32")
-    size = g.input("size", (2,), "int32")
+    bin_of, size = g.input("bin_of", (4,), "int32"), g.input("size", (2,), "int32")
+    full, to = g.event("full", 2, expects=size.load), bin_of.load(ROW)
     x = g.local("x", (2, 4), "float32")
-    full = g.events("full", (2,), expects=lambda b: size.load(b))
-    (i,) = grid = g.grid(i=4)
-    to = bin_of.load(i)
-    g.call(touch(0, 1), grid, name="send", writes=[x[to, i]], notifies=[full[to]])
-    g.call(touch(0, 0), g.grid(b=2), name="receive", waits=[full[0], full[1]])
+    g.do("send", 4, writes=[x[to, ROW]], notifies=[full[to]])
+    g.do("receive", 2, waits=[full[0], full[1]])
 
 
 def test_counts_from_runtime_tensors_are_checked_where_given() -> None:
@@ -203,11 +177,8 @@ def test_parts_that_need_absent_tensors_are_named() -> None:
 
 
 def test_a_task_beyond_the_edge_touches_nothing() -> None:
-    def padded(g: Graph) -> None:
-        n = g.dims("n")
-        y = g.output("y", (n,), "float32")
-        (i,) = grid = g.grid(i=5)
-        g.call(touch(0, 1), grid, writes=[y[tile(i, 4)]])
+    def padded(g: Kit) -> None:
+        g.do("write", 5, writes=[g.x(g.dims("n"), kind="output")[tile(ROW, 4)]])
 
     assert check(made(padded), n=10).accesses == 3
 
@@ -218,9 +189,8 @@ def test_there_is_a_worker() -> None:
         check(graph, 0, tokens=1, hidden=8, inner=8)
 
 
-def three_dims(g: Graph) -> None:
-    x = g.local("x", g.dims("rows n k"), "float32")
-    g.call(touch(0, 1), g.grid(i=1), writes=[x[:, :, :]])
+def three_dims(g: Kit) -> None:
+    g.do("write", writes=[g.x(*g.dims("rows n k"))[:, :, :]])
 
 
 GOOD = {"rows": 1, "n": 1, "k": 1}
@@ -244,15 +214,12 @@ def test_dims_are_integers_one_for_each(dims: Any, words: str) -> None:
 
 
 def test_a_tensor_without_axes_is_one_element() -> None:
-    def scalar(g: Graph, *, waits: bool) -> None:
-        x, y = g.local("x", (), "float32"), g.output("y", (), "float32")
-        done = g.events("done", (1,), expects=1)
-        one = g.grid(i=1)
-        g.call(touch(0, 1), one, name="w", writes=[x[()]], notifies=[done[0]])
-        read = {"reads": [x[()]], "writes": [y[()]]}
-        g.call(touch(1, 1), one, name="r", **read, waits=[done[0]] if waits else [])
-        g.call(touch(0, 0), one, name="last", waits=[done[0]])
+    def scalar(g: Kit, waits: bool) -> None:
+        x, done = g.x()[()], g.event()[0]
+        g.do("w", writes=[x], notifies=[done])
+        g.do("r", reads=[x], waits=[done] if waits else [])
+        g.do("last", waits=[done])
 
-    assert check(made(lambda g: scalar(g, waits=True))).accesses == 3
+    assert check(made(lambda g: scalar(g, waits=True))).accesses == 2
     with pytest.raises(RaceError, match="w.i=0. on rank 0 writes and r.i=0. on rank 0"):
         check(made(lambda g: scalar(g, waits=False)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
-from etc_dist.ir import RANK, Graph, GraphFunction, tile, up_to
+from etc_dist.ir import RANK, GraphFunction, tile, up_to
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify import cells, races
 from etc_dist.verify.verify import verify
@@ -288,11 +288,10 @@ def test_a_load_beyond_its_tensor_is_refused() -> None:
 
 
 def test_a_proof_of_too_many_accesses_is_refused(monkeypatch):
-    def body(g: Graph) -> None:
+    def body(g: Kit) -> None:
         n = g.dims("n")
         part, y = g.local("part", (n,), "float32"), g.output("y", (n,), "float32")
-        (i,) = grid = g.grid(i=n)
-        g.call(touch(1, 1), grid, reads=[part[0 : i + 1]], writes=[y[tile(i, 1)]])
+        g.do("sum", n, reads=[part[0 : ROW + 1]], writes=[y[tile(ROW, 1)]])
 
     monkeypatch.setattr(cells, "MOST_CELLS", 50)
     plan, words = schedule_static(made(body)), "of tensor part are too many|got: 55 to"
@@ -301,23 +300,14 @@ def test_a_proof_of_too_many_accesses_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("waits", [("one", "two"), ("two", "one")])
 def test_an_early_read_is_not_ordered_by_the_last_wait(waits) -> None:
-    def body(g: Graph) -> None:
-        made = [g.local(name, (8,), "float32") for name in ("first", "second")]
-        events = {name: g.events(name, (1,), expects=4) for name in ("one", "two")}
-        (i,) = grid = g.grid(i=4)
-        for n, (name, tensor) in enumerate(zip(events, made, strict=True)):
-            writes, notifies = [tensor[tile(i, 2)]], [events[name][0]]
-            options = {"writes": writes, "notifies": notifies, "name": f"write_{n}"}
-            g.call(touch(0, 1, "transfer"), grid, **options)
-        y = g.output("y", (8,), "float32")
-        g.call(
-            replace(touch(2, 1), reads_before_wait=(0,)),
-            grid,
-            reads=[t[:] for t in made],
-            writes=[y[tile(i, 2)]],
-            waits=[events[name][0] for name in waits],
-            name="add",
-        )
+    def body(g: Kit) -> None:
+        parts = [g.local(name, (8,), "float32") for name in ("first", "second")]
+        events = {name: g.event(name, expects=4)[0] for name in ("one", "two")}
+        for n, (event, part) in enumerate(zip(events.values(), parts, strict=True)):
+            ends = {"writes": [part[tile(ROW, 2)]], "notifies": [event]}
+            g.do(f"write_{n}", 4, lane="transfer", **ends)
+        order = {"waits": [events[name] for name in waits], "reads_before_wait": (0,)}
+        g.do("add", 4, reads=[part[:] for part in parts], **order)
 
     graph = made(body)
     if waits == ("one", "two"):
@@ -329,47 +319,33 @@ def test_an_early_read_is_not_ordered_by_the_last_wait(waits) -> None:
 
 
 def test_an_early_read_may_be_overwritten_and_partly_unwritten() -> None:
-    def body(g: Graph) -> None:
+    def body(g: Kit) -> None:
         a, b = (g.local(name, (8,), "float32") for name in "ab")
-        made, ready = (g.events(n, (1,), expects=2) for n in ("made", "ready"))
-        done = g.events("done", (1,), expects=4)
-        (i,) = grid = g.grid(i=2)
-        for tensor, event, name in ((a, made, "write_a"), (b, ready, "write_b")):
-            writes, notifies = [tensor[tile(i, 2)]], [event[0]]
-            g.call(touch(0, 1), grid, writes=writes, notifies=notifies, name=name)
-        y = g.output("y", (4,), "float32")
+        made, ready = (g.event(name, expects=2)[0] for name in ("made", "ready"))
+        done = g.event("done", expects=4)[0]
+        for name, part, event in (("write_a", a, made), ("write_b", b, ready)):
+            g.do(name, 2, writes=[part[tile(ROW, 2)]], notifies=[event])
         # Half of a is never written, and two of the tasks are empty.
-        (k,) = more = g.grid(k=4)
-        g.call(
-            replace(touch(2, 1), reads_before_wait=(0,), gathers=(0,)),
-            more,
-            reads=[a[tile(k, 2)], b[0:4]],
-            writes=[y[tile(k, 2)]],
-            waits=[made[0], ready[0]],
-            notifies=[done[0]],
-            name="use",
-        )
-        g.call(touch(0, 1), grid, writes=[a[tile(i, 2)]], waits=[done[0]], name="again")
+        ends = {"reads": [a[tile(ROW, 2)], b[0:4]], "notifies": [done]}
+        ends["writes"] = [g.output("y", (4,), "float32")[tile(ROW, 2)]]
+        early = {"reads_before_wait": (0,), "gathers": (0,), "waits": [made, ready]}
+        g.do("use", 4, **ends, **early)
+        g.do("again", 2, writes=[a[tile(ROW, 2)]], waits=[done])
 
     verify(schedule_static(made(body)), {}, 2)
 
 
 def test_the_last_wait_orders_a_write_of_what_is_read_early() -> None:
-    def body(g: Graph) -> None:
-        x = g.state("x", (8,), "float32")
-        first, used = (g.events(name, (1,), expects=1) for name in ("first", "used"))
-        one, begin = g.grid(i=1), touch(0, 0, "transfer")
-        g.call(begin, one, name="begin", notifies=[first[0]])
-        use = touch(1, 0, "transfer")
-        g.call(use, one, name="use", reads=[x[:]], notifies=[used[0]])
-        g.call(
-            replace(touch(1, 1), reads_before_wait=(0,)),
-            one,
-            reads=[x[:]],
-            writes=[x[:]],
-            waits=[first[0], used[0]],
-            name="add",
+    def body(g: Kit) -> None:
+        x, first, used = (
+            g.x(8, kind="state")[:],
+            g.event("first")[0],
+            g.event("used")[0],
         )
+        g.do("begin", lane="transfer", notifies=[first])
+        g.do("use", lane="transfer", reads=[x], notifies=[used])
+        early = {"waits": [first, used], "reads_before_wait": (0,)}
+        g.do("add", reads=[x], writes=[x], **early)
 
     verify(schedule_static(made(body)), {}, 2)
 
@@ -377,23 +353,19 @@ def test_the_last_wait_orders_a_write_of_what_is_read_early() -> None:
 # ------------------------------------------------------------------- loaded extents
 
 
-def limited(g: Graph, kind: str) -> None:
+def limited(g: Kit, kind: str) -> None:
     """Tasks of a loaded extent notify the last call."""
-    counts = g.local("counts", (1,), "int32")
-    known = g.events("known", (1,), expects=1)
-    number = 3 if kind == "fixed" else counts.load(0)
-    done = g.events("done", (1,), expects=number)
-    each = g.events("each", (3,), expects=1)
-    late = g.events("late", (1,), expects=0)
-    g.call(touch(0, 1), g.grid(one=1), name="count", writes=[counts[:]],
-           notifies=[known[0]])  # fmt: skip
-    (r,) = grid = g.grid(r=up_to(3, counts.load(0)))
-    waits, notifies = [late[0], known[0]] if kind == "late" else [known[0]], [done[0]]
-    if kind == "each":
-        notifies.append(each[r])
-        g.call(touch(0, 0), g.grid(k=1), name="first", waits=[each[0]])
-    g.call(touch(0, 0), grid, name="some", waits=waits, notifies=notifies)
-    g.call(touch(0, 0), g.grid(z=1), name="last", waits=[known[0], done[0]])
+    counts, known = g.local("counts", (1,), "int32"), g.event("known")[0]
+    count = counts.load(0)
+    done = g.event("done", expects=3 if kind == "fixed" else count)[0]
+    each, late = g.event("each", 3), g.event("late", expects=0)[0]
+    g.do("count", writes=[counts[:]], notifies=[known])
+    is_each = kind == "each"
+    if is_each:
+        g.do("first", waits=[each[0]])
+    events = {"waits": [late, known] if kind == "late" else [known]}
+    g.do("some", up_to(3, count), **events, notifies=[done, *[each[ROW]] * is_each])
+    g.do("last", waits=[known, done])
 
 
 @pytest.mark.parametrize(
@@ -401,13 +373,13 @@ def limited(g: Graph, kind: str) -> None:
     [
         (
             "fixed",
-            "last[z=0] on rank 0 waits for done[0] on rank 0, which tasks notify",
+            "last[i=0] on rank 0 waits for done[0] on rank 0, which tasks notify",
         ),
         (
             "each",
-            "first[k=0] on rank 0 waits for each[0] on rank 0, which tasks notify",
+            "first[i=0] on rank 0 waits for each[0] on rank 0, which tasks notify",
         ),
-        ("late", "writes and some[r=0] on rank 0 loads counts[0:1] on rank 0"),
+        ("late", "writes and some[i=0] on rank 0 loads counts[0:1] on rank 0"),
     ],
 )
 def test_a_loaded_extent_is_right_for_all_counts(kind, text):
@@ -423,17 +395,15 @@ def test_surplus_tasks_are_left_out_of_a_run_with_data(count, tasks):
     assert proof.tasks == tasks and not proof.unchecked
 
 
-def empty(g: Graph, expects: int = 1) -> None:
+def empty(g: Kit, expects: int = 1) -> None:
     """A rank notifies its peer, where only a grid with a loaded extent waits."""
     columns = g.dims("columns")
     counts = g.input("counts", (1,), "int32")
     y = g.local("y", (4, columns), "float32")
-    go = g.events("go", (1,), expects=expects, cross_rank=True)
-    peer = go.on((g.rank + 1) % g.world_size)[0]
-    g.call(touch(0, 0), g.grid(p=1), name="tag", notifies=[peer])
+    go = g.event("go", expects=expects, cross_rank=True)
+    g.do("tag", notifies=[go.on((g.rank + 1) % g.world_size)[0]])
     i, j = grid = g.grid(i=up_to(4, counts.load(0)), j=columns)
-    some = {"writes": [y[tile(i, 1), tile(j, 1)]], "waits": [go[0]]}
-    g.call(touch(0, 1), grid, name="some", **some)
+    g.do("some", grid, writes=[y[tile(i, 1), tile(j, 1)]], waits=[go[0]])
 
 
 @pytest.mark.parametrize("columns", [0, 1])
@@ -455,11 +425,9 @@ def test_surplus_tasks_wait_for_the_event_before_their_count():
 
 
 def test_the_wait_before_a_count_is_in_range():
-    def body(g: Graph) -> None:
-        counts = g.input("counts", (1,), "int32")
-        known = g.events("known", (1,), expects=0)
-        grid = g.grid(i=up_to(3, counts.load(0)))
-        g.call(touch(0, 0), grid, name="some", waits=[known[1]])
+    def body(g: Kit) -> None:
+        counts, known = g.input("counts", (1,), "int32"), g.event("known", expects=0)
+        g.do("some", up_to(3, counts.load(0)), waits=[known[1]])
 
     words = "some[i=0] on rank 0 waits for known[1] on rank 0, outside of [1]"
     refused(lambda: verify(schedule_static(made(body)), {}, 2), words)
