@@ -73,7 +73,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(2, "all_reduce --seeds 1", marks=TWO),
         pytest.param(2, "all_reduce_norm --seeds 1", marks=TWO),
         pytest.param(2, "matmul_all_reduce --seeds 1", marks=TWO),
-        pytest.param(2, "moe --parallel tensor", marks=TWO),
+        pytest.param(2, "moe --parallel tensor", marks=[TWO, pytest.mark.exhaustive]),
         pytest.param(2, "moe --parallel expert --routing zipf", marks=TWO),
         pytest.param(
             2,

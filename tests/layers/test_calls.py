@@ -38,15 +38,15 @@ def experts(count: int, top_k: int, **options: Any) -> dict[str, Any]:
     return {"experts": count, "top_k": top_k, **options}
 
 
-ALWAYS = {kind: 1 if kind == "moe packed" else 3 for kind in KINDS}
+ALWAYS = {kind: 1 if kind == "moe packed" else 2 for kind in KINDS}
 """So many first shapes of a kind run without --all, too."""
 # kind: (rows a rank, hidden, inner, options)
 SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
     # One row a rank, tails of rows, hidden and inner, tiles with rows of two ranks.
     "mlp": [
-        (1, 8, 8, {}),
         (40, 72, 520, {}),
         (2, 296, 136, FP16),
+        (1, 8, 8, {}),
         (90, 264, 520, {}),
         (90, 264, 520, FP16),
         (5, 1032, 776, {}),
@@ -55,9 +55,9 @@ SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
     ],
     # Less than a tile, whole tiles, and tails of rows a rank, hidden and inner.
     "mlp many rows": [
-        (1, 8, 8, {}),
         (40, 72, 520, {}),
         (48, 296, 136, FP16),
+        (1, 8, 8, {}),
         (24, 256, 128, FP16),
         (256, 264, 8, {}),
         (264, 40, 136, {}),
@@ -68,9 +68,9 @@ SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
     # that they may have; tokens enough for the router to go by tiles, and to be counted
     # in more than one turn.
     "moe": [
-        (1, 8, 8, experts(8, 1)),
         (75, 72, 40, experts(16, 4, dtype="float16", normalize=False)),
         (70, 40, 24, experts(136, 5)),
+        (1, 8, 8, experts(8, 1)),
         (75, 72, 40, experts(16, 4, dtype="float16")),
         (75, 72, 40, experts(16, 4, normalize=False)),
         (31, 256, 128, experts(8, 2)),
@@ -95,9 +95,9 @@ SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
     # tokens as may be, more tiles of pairs a task than one round has, experts that are
     # picked before the first weights are prefetched and others that are picked after.
     "moe few tokens": [
-        (1, 8, 8, experts(8, 1)),
         (2, 264, 40, experts(24, 3, dtype="float16")),
         (3, 40, 24, experts(256, 16)),
+        (1, 8, 8, experts(8, 1)),
         (1, 1288, 72, experts(8, 8, normalize=False)),
         (3, 40, 24, experts(136, 16, dtype="float16", normalize=False)),
         (FEW_TOKENS, 24, 16, experts(256, 4)),
@@ -108,9 +108,9 @@ SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
 }
 # One token a rank, whole blocks and tiles and more; tails of hidden and inner.
 SHAPES["moe tensor-parallel"] = SHAPES["moe expert-parallel"] = [
-    (1, 8, 64, experts(8, 1)),
     (269, 40, 64, experts(16, 3)),
     (43, 72, 192, experts(16, 4, dtype="float16", schedule="dynamic")),
+    (1, 8, 64, experts(8, 1)),
     (31, 256, 128, experts(8, 2)),
     (33, 328, 64, experts(128, 8)),
     (160, 72, 320, experts(8, 8)),
@@ -118,7 +118,7 @@ SHAPES["moe tensor-parallel"] = SHAPES["moe expert-parallel"] = [
 ]
 # Rows are copied as for the layer above, so that one shape is enough without --all.
 SHAPES["moe packed"] = [
-    *SHAPES["moe expert-parallel"][2:],
+    *SHAPES["moe expert-parallel"][1:],
     (269, 40, 64, experts(16, 3)),
 ]
 

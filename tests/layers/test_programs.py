@@ -205,7 +205,7 @@ def test_tiles_of_the_gpu_give_the_reference(program, dtype, rng):
 def routings() -> list[Any]:
     """Each program with each routing and number of tokens, of which a routing has one
     without --all: a full tile of ten rows, one row more, and many tiles. A shared
-    expert has all tokens."""
+    expert has all tokens, and rows are packed alike for any routing."""
     counts = (41, 11, 10, 1)
     return [
         pytest.param(name, routing, count, marks=[] if always else [exhaustive])
@@ -213,7 +213,9 @@ def routings() -> list[Any]:
         for number, routing in enumerate(ROUTINGS)
         for count in counts
         for always in [
-            count == counts[number % len(counts)] and not PROGRAMS[name].shared
+            count == counts[number % len(counts)]
+            and not PROGRAMS[name].shared
+            and (name in BASES or number % 3 == 0)
         ]
     ]
 

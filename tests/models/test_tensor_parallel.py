@@ -239,11 +239,11 @@ def model_of_world(world, tmp_path, rng, **changes):
 @pytest.mark.parametrize(
     ("schedule", "steps", "changes"),
     [
-        ("static", 1, {}),
+        pytest.param("static", 1, {}, marks=pytest.mark.exhaustive),
         ("static", 1, SPLIT_EXPERTS),
         ("static", 1, WHOLE_EXPERTS),
-        pytest.param("dynamic", 1, {}, marks=TWO),
-        pytest.param("static", 3, {}, marks=TWO),
+        ("dynamic", 1, {}),
+        ("static", 3, {}),
     ],
     ids=["dense", "experts", "whole-experts", "dynamic", "three-steps"],
 )
@@ -269,7 +269,7 @@ def test_all_ranks_generate_the_same_text(
 @pytest.mark.parametrize(
     "vocabulary",
     [
-        pytest.param(576, marks=pytest.mark.mpi(ranks=[2])),
+        pytest.param(576, marks=[TWO, pytest.mark.exhaustive]),
         pytest.param(531, marks=pytest.mark.mpi(ranks=[2, 4])),
     ],
 )

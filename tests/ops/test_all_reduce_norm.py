@@ -21,6 +21,7 @@ from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
 from tests.functions.compiled import check_compiled
 from tests.ops.test_all_reduce import (
+    FLAGGED_IN_PLACE,
     FLAGGED_KINDS,
     KINDS,
     dims_of,
@@ -115,8 +116,7 @@ def test_norms_by_flagged_words_are_proved_and_right(ranks, rng):
 
 
 # Of the long rows a thread has vectors that it loads again.
-@FLAGGED_KINDS
-@pytest.mark.parametrize("in_place", [False, True])
+@FLAGGED_IN_PLACE
 def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng):
     dtype = "float16" if ranks == 3 else "bfloat16"
     graph = all_reduce_norm_graph(ranks, dtype=dtype, has_flags=True)

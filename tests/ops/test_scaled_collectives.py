@@ -20,6 +20,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from tests.graphs.scaled import draw_scaled
 
 pytestmark = pytest.mark.mpi
+exhaustive = pytest.mark.exhaustive
 
 TOLERANCE = {"bfloat16": 4e-3, "float16": 5e-4}
 """Roundings of a rank's sums, and of the result."""
@@ -43,16 +44,25 @@ def own(rng, world):
     return rng.spawn(world.size)[world.rank]
 
 
-@pytest.mark.parametrize("rows", [4, 600])
-@pytest.mark.parametrize("scaling", SCALINGS, ids=str)
+COLLECTIVES: list[tuple[Any, dict[str, str]]] = [
+    (AllGatherMatmul, {}),
+    (MatmulReduceScatter, {}),
+    (MatmulReduceScatter, {"partials": "float32"}),
+    (MatmulAllReduce, {"deterministic": "batch"}),
+]
+
+
+# Without --all, each pair of a collective, a kind of scales and a number of rows.
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("kind", "options", "scaling", "rows"),
     [
-        (AllGatherMatmul, {}),
-        (MatmulReduceScatter, {}),
-        (MatmulReduceScatter, {"partials": "float32"}),
-        (MatmulAllReduce, {"deterministic": "batch"}),
+        pytest.param(*collective, scaling, rows, marks=exhaustive if is_odd else [])
+        for number, collective in enumerate(COLLECTIVES)
+        for which, scaling in enumerate(SCALINGS)
+        for size, rows in enumerate((4, 600))
+        for is_odd in [(number + which + size) % 2 == 1]
     ],
+    ids=str,
 )
 def test_each_collective_multiplies_by_the_scaled_weights(
     kind, options, scaling, rows, make, world, arrays, own
@@ -89,8 +99,15 @@ def test_the_norm_follows_the_sum_of_scaled_products(make, world, arrays, own):
     assert error(arrays.get(out), norm) < TOLERANCE["bfloat16"]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("scaling", SCALINGS, ids=str)
+@pytest.mark.parametrize(
+    ("scaling", "dtype"),
+    [
+        pytest.param(scaling, dtype, marks=[] if which == number else exhaustive)
+        for which, scaling in enumerate(SCALINGS)
+        for number, dtype in enumerate(TOLERANCE)
+    ],
+    ids=str,
+)
 def test_an_mlp_multiplies_by_the_scaled_weights(scaling, dtype, world, arrays, own):
     hidden, inner = 272, 144
     shapes = (inner, hidden), (inner, hidden), (hidden, inner)
