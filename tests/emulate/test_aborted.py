@@ -11,7 +11,7 @@ from etc_dist.errors import WaitTimeoutError
 from etc_dist.ir.tensor import numpy_dtype
 from tests.conftest import first_always
 from tests.emulate.aborted import (
-    DIMS,
+    PARTS,
     Aborted,
     check_skipped,
     copied_in_vain,
@@ -78,7 +78,7 @@ def test_slots_that_do_not_fit_the_queue_are_not_stored(reserved):
     assert runs.run(1) == ""
     assert sum(control["faults"][0] for control in runs.memory.control) > 0
     for rank in range(2):
-        unused = places["slots_transfer"] + DIMS["n"] // PART
+        unused = places["slots_transfer"] + PARTS
         assert not runs.area(rank, 1)[unused:].any()
 
 
