@@ -136,6 +136,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         yield f"{graph.name}{end} 4 {DTYPES[0]}", graph
     graph = mlp_graph(4)
     yield f"{graph.name} 4 {DTYPES[0]}", graph
+    layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
+    graph = mlp_tiles_graph(1, shapes=FLOAT8_FAMILY, w_layout=layout)
+    yield f"{graph.name} float8 activations 1 {DTYPES[0]}", graph
     layout = Scaling(PER_BLOCK, "float32").w_layout
     graph = mlp_tiles_graph(4, w_layout=layout)
     yield f"{graph.name} float8 per block 4 {DTYPES[0]}", graph

@@ -14,6 +14,7 @@ from etc_dist.runtime.build import compile_cubin, kernels_folder
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_static
+from tests.conftest import first_always
 from tests.ops.arrays import Arrays
 
 EXPERTS, TOP_K, HIDDEN, INNER = 8, 4, 24, 16
@@ -71,7 +72,7 @@ def test_a_choice_of_no_expert_adds_nothing(left, world, rng):
         expect_sums(on.get(program.run(**given)["y"]), arrays)
 
 
-@pytest.mark.parametrize("top_k", [1, 3, 7])
+@pytest.mark.parametrize("top_k", first_always([(1,), (7,), (3,)], 2))
 def test_the_cuda_bodies_take_any_number_of_choices(top_k, rng):
     arrays = draw(rng, 40, top_k)
     graph = chosen_experts_graph(1, experts=EXPERTS, top_k=top_k)

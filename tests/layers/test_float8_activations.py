@@ -94,5 +94,6 @@ def test_tiles_of_an_mlp_wait_for_codes():
         assert kept_proof(plan, dims, 4).unchecked == ()
 
 
+@pytest.mark.exhaustive
 def test_the_program_compiles():
     check_wgmmas(check_compiled(graph_of_mlp()).cubin)

@@ -274,7 +274,7 @@ def test_the_cuda_bodies_agree_in_any_order(sizes, schedule, rng, kernels):
         np.testing.assert_array_equal(found["next_ids"][0], best)
 
 
-def test_steps_of_a_launch_read_what_earlier_ones_stored(rng):
+def test_steps_of_a_launch_read_what_earlier_ones_stored(rng, kernels):
     """The second step loads a stage that the first one completes, before its own keys
     are there."""
     position = np.array([STAGE - 1, 5, STAGE + 7])
@@ -283,7 +283,7 @@ def test_steps_of_a_launch_read_what_earlier_ones_stored(rng):
     given["cache"] = draw(rng, given["cache"].shape, QWEN.dtype)
     dims = dims_of(given, QWEN, 1, steps=3)
     [wanted] = simulate(SCHEDULES["static"](decoder()), [given], dims).outputs
-    [found] = Emulator(decoder(), workers=4).run([given], dims)
+    [found] = Emulator(decoder(), workers=4, kernels=kernels).run([given], dims)
     np.testing.assert_array_equal(found["next_ids"], wanted["next_ids"])
     caches = (a["cache"].astype(np.float32) for a in (found, wanted))
     np.testing.assert_allclose(*caches, 0, 0.1)

@@ -96,7 +96,8 @@ def test_kernels_give_the_same_bits(ranks, local_size, algorithm, in_place, rng)
     check(found, *wanted, dtype)
 
 
-@pytest.mark.parametrize("ranks", [8, pytest.param(1, marks=exhaustive)])
+@exhaustive  # others are programs of the library
+@pytest.mark.parametrize("ranks", [1, 8])
 def test_kernels_compile_without_spills(ranks):
     check_compiled(all_reduce_norm_graph(ranks, has_flags=ranks > 1))
 
