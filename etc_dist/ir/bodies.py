@@ -21,9 +21,9 @@ def digest_bodies(graph: GraphFunction) -> str:
     """A hash of the bodies of the graph's device functions and epilogues: of their
     source texts, defaults and enclosed values. Functions that they call are not
     covered, unless they are enclosed."""
-    used = [f for call in graph.calls for f in _with_epilogue(call.function)]
-    seen: set[int] = set()
-    parts = [part for function in used for part in _parts(function.body, seen)]
+    functions = [f for call in graph.calls for f in _with_epilogue(call.function)]
+    body_ids: set[int] = set()
+    parts = [part for function in functions for part in _parts(function.body, body_ids)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -33,12 +33,12 @@ def _with_epilogue(function: DeviceFunction) -> Iterator[DeviceFunction]:
         yield from _with_epilogue(function.epilogue)
 
 
-def _parts(body: Callable[..., Any], seen: set[int]) -> Iterator[str]:
-    """The parts of a function that is not among those `seen`, and of enclosed ones."""
-    if not isinstance(body, FunctionType) or id(body) in seen:
+def _parts(body: Callable[..., Any], body_ids: set[int]) -> Iterator[str]:
+    """The parts of a function that is not among `body_ids`, and of enclosed ones."""
+    if not isinstance(body, FunctionType) or id(body) in body_ids:
         yield type(body).__name__
         return
-    seen.add(id(body))
+    body_ids.add(id(body))
     yield _text(body.__code__)
     defaults = (*(body.__defaults__ or ()), *(body.__kwdefaults__ or {}).items())
     yield repr(_plain(defaults))
@@ -46,7 +46,7 @@ def _parts(body: Callable[..., Any], seen: set[int]) -> Iterator[str]:
         with suppress(ValueError):  # an empty cell
             value = cell.cell_contents
             if isinstance(value, FunctionType):
-                yield from _parts(value, seen)
+                yield from _parts(value, body_ids)
             else:
                 yield repr(_plain(value))
 
@@ -60,13 +60,13 @@ def _plain(value: Any) -> Any:
 
 def _text(code: CodeType) -> str:
     """The source text, or the instructions: its file may have changed since."""
-    known = _known.get(id(code))
-    if known is None:
-        _known.put(id(code), known := (code, _read(code)))
-    return known[1]
+    entry = _texts.get(id(code))
+    if entry is None:
+        _texts.put(id(code), entry := (code, _read(code)))
+    return entry[1]
 
 
-_known: Recent[int, tuple[CodeType, str]] = Recent(1024)
+_texts: Recent[int, tuple[CodeType, str]] = Recent(1024)
 """The texts of code by its id: code that is equal may have another text."""
 
 
@@ -74,6 +74,8 @@ def _read(code: CodeType) -> str:
     try:
         return inspect.getsource(code)
     except (OSError, SyntaxError, TokenError, TypeError):
-        nested = [_text(one) for one in code.co_consts if isinstance(one, CodeType)]
+        nested = [
+            _text(const) for const in code.co_consts if isinstance(const, CodeType)
+        ]
         names = (code.co_names, code.co_varnames, code.co_freevars)
         return repr((code.co_code, names, _plain(code.co_consts), nested))

@@ -120,9 +120,12 @@ class Call:
         all tasks of a turn, and loads nothing."""
         if self.limited is None:
             return False
-        first, own = self.waits[:1], {a.symbol.name for a in self.axes[self.loops :]}
+        first, axis_names = (
+            self.waits[:1],
+            {a.symbol.name for a in self.axes[self.loops :]},
+        )
         names = {s.name for ref in first for part in ref.parts for s in part.symbols}
-        return bool(first) and first[0] in self.free_waits and not names & own
+        return bool(first) and first[0] in self.free_waits and not names & axis_names
 
     @property
     def knows_count(self) -> bool:
@@ -169,12 +172,14 @@ class Call:
 
     def keywords(self, env: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the body's keyword-only parameters, without defaults."""
-        given = {name: int(value.evaluate(env)) for name, value in self.values}
+        values = {name: int(value.evaluate(env)) for name, value in self.values}
         regions = (*self.reads, *self.writes)
         for name, (operand, axis) in self.function.starts.items():
-            given[name] = int(regions[operand].start[axis].evaluate(env))
-        named = {**env, **given}
-        return {n: named[n] for n in self.function.keywords if n in named}
+            values[name] = int(regions[operand].start[axis].evaluate(env))
+        value_by_name = {**env, **values}
+        return {
+            n: value_by_name[n] for n in self.function.keywords if n in value_by_name
+        }
 
     def coordinates(self, t: Any, env: dict[str, Any]) -> dict[str, Any]:
         """Coordinate name -> value of task `t` (an int or an array of them)."""

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from etc_dist.ir.graph import GraphFunction
 
 
-def check_call(call: Call, where: str, known: Set[str]) -> None:
-    """Raise GraphError unless `call`, made at `where`, is correct. `known`: the symbols
-    that every expression of the graph may use."""
+def check_call(call: Call, where: str, graph_names: Set[str]) -> None:
+    """Raise GraphError unless `call`, made at `where`, is correct. `graph_names`: the
+    symbols that every expression of the graph may use."""
     _check_operands(call, where)
     _check_own_rows(call, where)
-    _check_keywords(call, where, known)
-    _check_coordinates(call, where, known)
+    _check_keywords(call, where, graph_names)
+    _check_coordinates(call, where, graph_names)
     _check_loads(call, where)
     _check_ranks(call, where)
     _check_far(call, where)
     _check_reads_before_wait(call, where)
     _check_streams_after(call, where)
-    _check_count(call, where, known)
+    _check_count(call, where, graph_names)
     _check_pace(call, where)
     check_flags(call, where)
 
@@ -71,10 +71,12 @@ def check_members(
 def refuse_loads_of_written_state(graph: GraphFunction) -> None:
     """Raise GraphError for a state that tasks write and index expressions load from: no
     proof shows which value a load finds."""
-    loaded = [tensor for tensor in graph.loaded_tensors() if tensor.kind == "state"]
+    loaded_tensors = [
+        tensor for tensor in graph.loaded_tensors() if tensor.kind == "state"
+    ]
     for call in graph.calls:
         for region in call.writes:
-            if region.tensor in loaded:
+            if region.tensor in loaded_tensors:
                 name = region.tensor.name
                 raise GraphError(
                     f"state {name} is written, and index expressions load from it",
@@ -86,11 +88,11 @@ def refuse_loads_of_written_state(graph: GraphFunction) -> None:
                 )
 
 
-def checked_local_size(given: int | None, ranks: int, name: str) -> int:
+def checked_local_size(local_size: int | None, ranks: int, name: str) -> int:
     """The ranks on each host; GraphError if hosts would be unequal."""
-    if given is None:
+    if local_size is None:
         return ranks
-    size = expect_range(given, 1, ranks, "local_size")
+    size = expect_range(local_size, 1, ranks, "local_size")
     if ranks % size:
         raise GraphError(
             "the hosts of a graph have different numbers of ranks",
@@ -106,13 +108,13 @@ def check_extents(
     what: str, where: str, shape: Sequence[Expr], ranked: Set[str]
 ) -> None:
     """Refuse a shape that differs between ranks: by a symbol in `ranked`."""
-    found = [str(n) for n in shape if any(s.name in ranked for s in n.symbols)]
-    if found:
+    rank_extents = [str(n) for n in shape if any(s.name in ranked for s in n.symbols)]
+    if rank_extents:
         raise GraphError(
             f"the shape of {what} depends on the rank",
             where=where,
             wanted="the same shape on every rank",
-            got=", ".join(found),
+            got=", ".join(rank_extents),
             fix="use the same shape on all ranks, as large as the largest needs",
         )
 
@@ -121,19 +123,21 @@ def check_symbols(
     what: str,
     where: str,
     exprs: Sequence[Expr],
-    known: Set[str],
+    usable_names: Set[str],
     *,
     wanted: str = "",
     fix: str = "use dims of this graph, and no coordinates of a grid",
 ) -> None:
-    """Refuse symbols that are not `known`, whose names are `wanted` by default."""
-    unknown = [s.name for e in exprs for s in e.symbols if s.name not in known]
-    if unknown:
+    """Refuse symbols that are not among `usable_names`, described by `wanted`."""
+    unusable_names = [
+        s.name for e in exprs for s in e.symbols if s.name not in usable_names
+    ]
+    if unusable_names:
         raise GraphError(
             f"{what} uses unknown symbols",
             where=where,
-            wanted=wanted or f"only {', '.join(sorted(known))}",
-            got=", ".join(unknown),
+            wanted=wanted or f"only {', '.join(sorted(usable_names))}",
+            got=", ".join(unusable_names),
             fix=fix,
         )
 
@@ -147,13 +151,13 @@ def _check_operands(call: Call, where: str) -> None:
             got="g.grid()",
             fix="write i, j = grid = g.grid(i=..., j=...), and give grid",
         )
-    function, given = call.function, (len(call.reads), len(call.writes))
-    if given != (function.reads, function.writes):
+    function, num_operands = call.function, (len(call.reads), len(call.writes))
+    if num_operands != (function.reads, function.writes):
         raise GraphError(
             f"call {call.name} does not fit device function {function.name}",
             where=where,
             wanted=f"{function.reads} reads and {function.writes} writes",
-            got=f"{given[0]} reads and {given[1]} writes",
+            got=f"{num_operands[0]} reads and {num_operands[1]} writes",
             fix="give one region for each operand",
         )
 
@@ -174,15 +178,20 @@ def _check_own_rows(call: Call, where: str) -> None:
             )
 
 
-def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
-    given = {name for name, _ in call.values}
+def _check_keywords(call: Call, where: str, graph_names: Set[str]) -> None:
+    value_names = {name for name, _ in call.values}
     function = call.function
     names = (
-        known | {axis.symbol.name for axis in call.axes} | given | {*function.starts}
+        graph_names
+        | {axis.symbol.name for axis in call.axes}
+        | value_names
+        | {*function.starts}
     )
-    needed = [name for name in function.keywords if name not in function.defaults]
-    unknown = [name for name in needed if name not in names]
-    extra = sorted(given - {*call.function.keywords})
+    required_names = [
+        name for name in function.keywords if name not in function.defaults
+    ]
+    missing_names = [name for name in required_names if name not in names]
+    extra = sorted(value_names - {*call.function.keywords})
     if extra:
         raise GraphError(
             f"values= of call {call.name} has names that its body does not take",
@@ -192,7 +201,7 @@ def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
             got=", ".join(extra),
             fix="name a parameter after * in the body",
         )
-    unnamed = [str(v) for _, v in call.values if not _is_named(v, known)]
+    unnamed = [str(v) for _, v in call.values if not _is_named(v, graph_names)]
     if unnamed:
         raise GraphError(
             f"values= of call {call.name} has expressions",
@@ -212,26 +221,26 @@ def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
             got=", ".join(large),
             fix="choose smaller numbers",
         )
-    if unknown:
+    if missing_names:
         raise GraphError(
             f"the body of call {call.name} takes values that the call does not have",
             where=f"{where}, {call.function}",
             wanted=f"keyword-only parameters among {', '.join(sorted(names))}",
-            got=", ".join(unknown),
+            got=", ".join(missing_names),
             fix="name a dim, a number of g.let, a coordinate of the grid, or rank; "
             "operands are positional parameters",
         )
 
 
-def _is_named(value: Expr, known: Set[str]) -> bool:
+def _is_named(value: Expr, graph_names: Set[str]) -> bool:
     return isinstance(value, Const) or (
-        isinstance(value, Symbol) and value.name in known
+        isinstance(value, Symbol) and value.name in graph_names
     )
 
 
-def _check_coordinates(call: Call, where: str, known: Set[str]) -> None:
+def _check_coordinates(call: Call, where: str, graph_names: Set[str]) -> None:
     """Refuse coordinates of other grids."""
-    for what, expr, allowed in _expressions(call, known):
+    for what, expr, allowed in _expressions(call, graph_names):
         check_symbols(
             f"call {call.name}",
             f"{where}: {what}",
@@ -241,17 +250,19 @@ def _check_coordinates(call: Call, where: str, known: Set[str]) -> None:
         )
 
 
-def _expressions(call: Call, known: Set[str]) -> Iterator[tuple[str, Expr, Set[str]]]:
+def _expressions(
+    call: Call, graph_names: Set[str]
+) -> Iterator[tuple[str, Expr, Set[str]]]:
     """All expressions of `call`, each with a description and the allowed symbols."""
-    yield from ((f"extent of {a.symbol}", a.extent, known) for a in call.axes)
-    coordinates = known | {a.symbol.name for a in call.axes}
-    task = known | {TASK.name}
+    yield from ((f"extent of {a.symbol}", a.extent, graph_names) for a in call.axes)
+    coordinates = graph_names | {a.symbol.name for a in call.axes}
+    task = graph_names | {TASK.name}
     for region in (*call.reads, *call.writes):
         yield from ((str(region), e, coordinates) for e in region.parts)
     for ref in (*call.waits, *call.notifies):
         yield from ((str(ref), e, coordinates) for e in ref.parts)
     yield from ((f"order {e}", e, task) for e in call.order)
-    yield f"pace {call.pace}", call.pace, known
+    yield f"pace {call.pace}", call.pace, graph_names
 
 
 def _check_loads(call: Call, where: str) -> None:
@@ -303,12 +314,14 @@ def _check_far(call: Call, where: str) -> None:
         )
     # NOTE: transports send registered memory only. And the caller may change its arrays
     # after the run, while the bytes are on their way.
-    if given := [r for r in call.reads if r.tensor.kind != "symmetric"]:
+    if unsendable_reads := [r for r in call.reads if r.tensor.kind != "symmetric"]:
         raise GraphError(
             f"call {call.name} sends a tensor that is not symmetric",
             where=where,
             wanted="reads of symmetric tensors",
-            got=", ".join(f"{region}, {region.tensor.kind}" for region in given),
+            got=", ".join(
+                f"{region}, {region.tensor.kind}" for region in unsendable_reads
+            ),
             fix="copy the rows by push_rows() to a symmetric tensor, and send that",
         )
 
@@ -316,11 +329,13 @@ def _check_far(call: Call, where: str) -> None:
 def _check_reads_before_wait(call: Call, where: str) -> None:
     """Early reads need a wait, and no load but of the last wait's expected count; or
     also loads that are valid before that wait, of a function that does them early."""
-    others = [r for r in call.loaded_waits if r.is_loaded or r is not call.waits[-1]]
+    earlier_loads = [
+        r for r in call.loaded_waits if r.is_loaded or r is not call.waits[-1]
+    ]
     working = call.limited is not None or bool(working_loads(call))
     if call.function.loads_before_wait:
         working = call.limited is not None and len(call.waits) == 1
-    loads = bool(others) or working
+    loads = bool(earlier_loads) or working
     if call.function.begins_early and (loads or not call.waits):
         raise GraphError(
             f"call {call.name} cannot read before its last wait",
@@ -355,14 +370,16 @@ def _check_streams_after(call: Call, where: str) -> None:
     )
 
 
-def _check_count(call: Call, where: str, known: Set[str]) -> None:
+def _check_count(call: Call, where: str, graph_names: Set[str]) -> None:
     """A loaded extent depends on loops only. It is an array's of the caller, or the
     first wait, which is alike for all tasks of a turn, orders its load."""
     counts = [axis.count for axis in call.axes if axis.count is not None]
     if not counts:
         return
     symbols = {s.name for i in counts[0].index for s in i.symbols}
-    is_plain = symbols <= known | {*call.loop_names} and not loads_of(counts[0].index)
+    is_plain = symbols <= graph_names | {*call.loop_names} and not loads_of(
+        counts[0].index
+    )
     is_known = len(counts) == 1 and call.knows_count
     if is_known and is_plain and call.function.lane == TENSOR:
         return

@@ -25,8 +25,8 @@ def named_dims(graph: GraphFunction, dims: Mapping[str, Any]) -> dict[str, int]:
     """Some dims as ints, in the graph's order. ArgumentError for other names, and for
     numbers below 0; TypeError for others than integers."""
     names = [symbol.name for symbol in graph.dims]
-    if unknown := [name for name in dims if name not in names]:
-        raise _unfit(graph, ", ".join(map(str, unknown)), "correct the name")
+    if bad_names := [name for name in dims if name not in names]:
+        raise _unfit(graph, ", ".join(map(str, bad_names)), "correct the name")
     return {n: expect_range(dims[n], 0, None, n) for n in names if n in dims}
 
 
@@ -51,14 +51,14 @@ def refuse_unfit(graph: GraphFunction, dims: Mapping[str, int]) -> None:
     for requirement in graph.requirements:
         requirement.check(dims, _place(graph, dims), ArgumentError)
     try:
-        found = _lengths(shapes, graph.environment(dims, 0))
+        lengths = _lengths(shapes, graph.environment(dims, 0))
         for rank in range(1, graph.world_size) if ranked else ():
             env = graph.environment(dims, rank)
-            found |= _lengths({f"{k} of rank {rank}": shapes[k] for k in ranked}, env)
+            lengths |= _lengths({f"{k} of rank {rank}": shapes[k] for k in ranked}, env)
     except ArithmeticError:
         refuse_undefined(graph, dims)
         raise
-    negative = [f"{k} {n}" for k, n in found.items() if min(n, default=0) < 0]
+    negative = [f"{k} {n}" for k, n in lengths.items() if min(n, default=0) < 0]
     if negative:
         raise ArgumentError(
             f"the dims do not fit graph {graph.name}",
@@ -103,8 +103,8 @@ def _sizes(graph: GraphFunction) -> Iterator[tuple[str, Expr, Symbol | None]]:
 
 
 def _place(graph: GraphFunction, dims: Mapping[str, int]) -> str:
-    named = ", ".join(f"{name}={value}" for name, value in dims.items())
-    return f"graph {graph.name}, {named}"
+    values = ", ".join(f"{name}={value}" for name, value in dims.items())
+    return f"graph {graph.name}, {values}"
 
 
 def _symbols(tensor: Tensor) -> Iterator[Symbol]:

@@ -148,26 +148,26 @@ class Expr:
     @cached_property
     def symbols(self) -> tuple[Symbol, ...]:
         """All symbols, each once, in order of first appearance."""
-        found: dict[str, Symbol] = {}
+        symbol_by_name: dict[str, Symbol] = {}
         stack: list[Expr] = [self]
         while stack:
             node = stack.pop()
             if isinstance(node, Symbol):
-                found.setdefault(node.name, node)
+                symbol_by_name.setdefault(node.name, node)
             stack.extend(reversed(node.children()))
-        return tuple(found.values())
+        return tuple(symbol_by_name.values())
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:
         """All loads, outer ones first."""
-        found: list[Load] = []
+        loads: list[Load] = []
         stack: list[Expr] = [self]
         while stack:
             node = stack.pop()
             if isinstance(node, Load):
-                found.append(node)
+                loads.append(node)
             stack.extend(reversed(node.children()))
-        return tuple(found)
+        return tuple(loads)
 
     @cached_property
     def symbol_names(self) -> frozenset[str]:
@@ -266,9 +266,9 @@ class Load(Expr):
             if np.any(outside):
                 first = int(np.asarray(i)[outside][0])
                 raise IndexError(f"{self}: index {first} is outside of [0, {extent})")
-        found = values[index]
-        is_array = isinstance(found, np.ndarray) and found.ndim > 0
-        return np.asarray(found, np.int64) if is_array else int(found)
+        elements = values[index]
+        is_array = isinstance(elements, np.ndarray) and elements.ndim > 0
+        return np.asarray(elements, np.int64) if is_array else int(elements)
 
     def __str__(self) -> str:
         return f"{self.tensor}[{', '.join(map(str, self.index))}]"
@@ -327,13 +327,15 @@ class Select(Expr):
             return (self.then if holds else self.other).evaluate(env)
         arrays = {s.name: env[s.name] for s in self.symbols if np.ndim(env[s.name])}
         shape = np.broadcast_shapes(*(a.shape for a in (holds, *arrays.values())))
-        found = np.empty(shape, np.int64)
+        result = np.empty(shape, np.int64)
         holds = np.broadcast_to(holds, shape)
-        for chosen, expr in ((holds, self.then), (~holds, self.other)):
-            if chosen.any():
-                each = {n: np.broadcast_to(a, shape)[chosen] for n, a in arrays.items()}
-                found[chosen] = expr.evaluate({**env, **each})
-        return found
+        for mask, expr in ((holds, self.then), (~holds, self.other)):
+            if mask.any():
+                masked_arrays = {
+                    n: np.broadcast_to(a, shape)[mask] for n, a in arrays.items()
+                }
+                result[mask] = expr.evaluate({**env, **masked_arrays})
+        return result
 
     def __str__(self) -> str:
         return f"select({self.condition}, {self.then}, {self.other})"
@@ -422,8 +424,8 @@ def _substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
         index = tuple(_substitute(i, values) for i in expr.index)
         return replace(expr, index=index)
     if isinstance(expr, Select):
-        left, right, then, other = (_substitute(e, values) for e in expr.children())
-        return select(Comparison(expr.condition.name, left, right), then, other)
+        left, right, then, otherwise = (_substitute(e, values) for e in expr.children())
+        return select(Comparison(expr.condition.name, left, right), then, otherwise)
     return expr
 
 
@@ -464,7 +466,7 @@ def select(condition: Comparison, a: Expr | int, b: Expr | int) -> Expr:
             f"select() expects a comparison of expressions, got {condition!r}: write "
             "a < b or equal(a, b); for numbers that Python knows, a Python `if`"
         )
-    then, other = wrap(a), wrap(b)
+    then, otherwise = wrap(a), wrap(b)
     if isinstance(condition.left, Const) and isinstance(condition.right, Const):
-        return then if condition.evaluate({}) else other
-    return then if then == other else Select(condition, then, other)
+        return then if condition.evaluate({}) else otherwise
+    return then if then == otherwise else Select(condition, then, otherwise)

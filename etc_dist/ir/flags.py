@@ -64,25 +64,25 @@ def check_flags(call: Call, where: str) -> None:
                 got=f"{region.tensor}",
                 fix="use functions of etc_dist/functions/flags.py for flagged tensors",
             )
-    read = {r.tensor.name for r in call.reads if r.tensor.flagged}
-    written = {r.tensor.name for r in call.writes if r.tensor.flagged}
-    awaited = {ref.events.carried_by for ref in carried(call.waits)}
-    notified = {ref.events.carried_by for ref in carried(call.notifies)}
+    read_names = {r.tensor.name for r in call.reads if r.tensor.flagged}
+    written_names = {r.tensor.name for r in call.writes if r.tensor.flagged}
+    waited_names = {ref.events.carried_by for ref in carried(call.waits)}
+    notified_names = {ref.events.carried_by for ref in carried(call.notifies)}
     is_simple = not any(
         ref.guards or ref.is_loaded for ref in carried((*call.waits, *call.notifies))
     )
     is_simple &= function.lane == TENSOR and not call.is_loaded and not call.loops
-    if not (read or written or awaited or notified):
+    if not (read_names or written_names or waited_names or notified_names):
         return
-    if (read, written) != (awaited, notified) or not is_simple:
+    if (read_names, written_names) != (waited_names, notified_names) or not is_simple:
         raise GraphError(
             f"call {call.name} does not name the events of its flagged tensors",
             where=where,
             wanted="a wait for events carried by each flagged tensor that it reads, a "
             "notification of those of each that it writes, and no others; without "
             "conditions, loads and loops, on the tensor lane",
-            got=f"reads {sorted(read)}, waits for events of {sorted(awaited)}; writes "
-            f"{sorted(written)}, notifies those of {sorted(notified)}; "
-            f"{function.lane} lane",
+            got=f"reads {sorted(read_names)}, waits for events of "
+            f"{sorted(waited_names)}; writes {sorted(written_names)}, notifies those "
+            f"of {sorted(notified_names)}; {function.lane} lane",
             fix="use g.events(..., carried_by=tensor) in waits= and notifies=",
         )

@@ -185,8 +185,14 @@ class DeviceFunction:
         for name in ("boxes", "constants", "tile", "starts"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
-        named = "gathers", "gathers_early", "reads_before_wait", "roles", "streams"
-        for name in named:
+        sequence_fields = (
+            "gathers",
+            "gathers_early",
+            "reads_before_wait",
+            "roles",
+            "streams",
+        )
+        for name in sequence_fields:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_lane(self)
 
@@ -224,7 +230,7 @@ def device_function(
     docs/language.md describes both bodies."""
 
     def decorate(body: Callable[..., Any]) -> DeviceFunction:
-        made = DeviceFunction(
+        function = DeviceFunction(
             name=body.__name__,
             body=body,
             source=source,
@@ -236,51 +242,51 @@ def device_function(
             reads_before_wait=reads_before_wait,
             tile={} if tile is None else tile,
         )
-        _check_parameters(made)
-        return made
+        _check_parameters(function)
+        return function
 
     return decorate
 
 
-def _check_operands(made: DeviceFunction) -> None:
-    if min(made.reads, made.writes) < 0:
+def _check_operands(function: DeviceFunction) -> None:
+    if min(function.reads, function.writes) < 0:
         raise GraphError(
-            f"{made} has a negative number of operands",
-            where=str(made),
+            f"{function} has a negative number of operands",
+            where=str(function),
             wanted="reads= and writes= of 0 or more",
-            got=f"reads={made.reads}, writes={made.writes}",
+            got=f"reads={function.reads}, writes={function.writes}",
             fix="count the regions that the body is given: first reads, then writes",
         )
-    every = made.reads + made.writes
-    named = [n for o in made.tile.values() for n in (o.like, o.mirrors)]
+    every = function.reads + function.writes
+    operand_positions = [n for o in function.tile.values() for n in (o.like, o.mirrors)]
     for name, positions, count in (
-        ("gathers", [*made.gathers], made.reads),
-        ("gathers_early", [*made.gathers_early], made.reads),
-        ("reads_before_wait", [*made.reads_before_wait], made.reads),
-        ("streams", [*made.streams], made.reads),
-        ("tile", [*made.tile], every),
-        ("starts", [operand for operand, _ in made.starts.values()], every),
-        ("like= or mirrors", [n for n in named if n is not None], every),
+        ("gathers", [*function.gathers], function.reads),
+        ("gathers_early", [*function.gathers_early], function.reads),
+        ("reads_before_wait", [*function.reads_before_wait], function.reads),
+        ("streams", [*function.streams], function.reads),
+        ("tile", [*function.tile], every),
+        ("starts", [operand for operand, _ in function.starts.values()], every),
+        ("like= or mirrors", [n for n in operand_positions if n is not None], every),
     ):
         if any(not 0 <= n < count for n in positions):
             raise GraphError(
-                f"{name}= of {made} names an operand that does not exist",
-                where=str(made),
+                f"{name}= of {function} names an operand that does not exist",
+                where=str(function),
                 wanted=f"positions below {count}",
                 got=str(positions),
                 fix="count operands from 0: first reads, then writes",
             )
 
 
-def _check_names(made: DeviceFunction) -> None:
+def _check_names(function: DeviceFunction) -> None:
     """A multiple or a part of a named extent needs an operand with this extent."""
-    extents = [e for operand in made.tile.values() for e in operand.extents or ()]
+    extents = [e for operand in function.tile.values() for e in operand.extents or ()]
     names = {e.name for e in extents if not e.is_scaled}
     bad = [str(e) for e in extents if e.is_scaled and not (e.name and e.name in names)]
     if bad:
         raise GraphError(
-            f"tile= of {made} has a multiple or a part of an unknown extent",
-            where=str(made),
+            f"tile= of {function} has a multiple or a part of an unknown extent",
+            where=str(function),
             wanted="times= or per= with the name of an extent that has none of them",
             got=", ".join(bad),
             fix="give the extent that is multiplied or divided the same name",
@@ -292,104 +298,107 @@ def is_name(text: str) -> bool:
     return text.isidentifier() and text.isascii() and text[0] != "_"
 
 
-def _check_constants(made: DeviceFunction) -> None:
-    bad = [k for k in made.constants if not is_name(k)]
-    bad += [made.name] * (not made.name.isascii())
+def _check_constants(function: DeviceFunction) -> None:
+    bad = [k for k in function.constants if not is_name(k)]
+    bad += [function.name] * (not function.name.isascii())
     if bad:
         raise GraphError(
-            f"{made} or its constants= has names that C++ cannot use",
-            where=str(made),
+            f"{function} or its constants= has names that C++ cannot use",
+            where=str(function),
             wanted="ASCII identifiers without a leading underscore",
             got=", ".join(map(repr, bad)),
             fix='rename them, as in constants={"kName": 3}',
         )
     large = [
         f"{name}={value}"
-        for name, values in made.constants.items()
+        for name, values in function.constants.items()
         for value in (values if isinstance(values, tuple) else (values,))
         if not abs(value) <= (MAX_FLOAT if isinstance(value, float) else MAX_INT)
     ]
     if large:
         raise GraphError(
-            f"constants= of {made} has numbers that its CUDA body cannot hold",
-            where=str(made),
+            f"constants= of {function} has numbers that its CUDA body cannot hold",
+            where=str(function),
             wanted="integers of 32 bits, and floats in the range of fp32",
             got=", ".join(large),
             fix="choose smaller numbers",
         )
 
 
-def _check_parameters(made: DeviceFunction) -> None:
+def _check_parameters(function: DeviceFunction) -> None:
     """Refuses a body that cannot be called with all operands of a call."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    named = [p for p in made.parameters if p.kind in kinds]
-    required = sum(p.default is Parameter.empty for p in named)
-    takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in made.parameters)
-    operands = made.reads + made.writes
-    if required > operands or (len(named) < operands and not takes_more):
+    positional = [p for p in function.parameters if p.kind in kinds]
+    num_required = sum(p.default is Parameter.empty for p in positional)
+    takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in function.parameters)
+    operands = function.reads + function.writes
+    if num_required > operands or (len(positional) < operands and not takes_more):
         raise GraphError(
-            f"the body of {made} does not have a parameter for each operand",
-            where=str(made),
-            wanted=f"{operands} positional parameters: {made.reads} reads, then "
-            f"{made.writes} writes",
-            got=", ".join(p.name for p in named) or "none",
+            f"the body of {function} does not have a parameter for each operand",
+            where=str(function),
+            wanted=f"{operands} positional parameters: {function.reads} reads, then "
+            f"{function.writes} writes",
+            got=", ".join(p.name for p in positional) or "none",
             fix="correct reads= and writes=; dims and coordinates are keyword-only "
             "parameters, after a *",
         )
 
 
-def _check_body(made: DeviceFunction) -> None:
+def _check_body(function: DeviceFunction) -> None:
     """Refuses `y = ...` where y is an operand that the body writes, and that it uses
     nowhere: then the operand stays as it was."""
-    code = getattr(made.body, "__code__", None)
+    code = getattr(function.body, "__code__", None)
     if code is None:
         return
-    written = code.co_varnames[made.reads : code.co_argcount]
-    for name in written:
+    output_names = code.co_varnames[function.reads : code.co_argcount]
+    for name in output_names:
         if name in _only_stored(code):
             raise GraphError(
-                f"the body of {made} does not write its operand {name}",
-                where=str(made),
+                f"the body of {function} does not write its operand {name}",
+                where=str(function),
                 wanted=f"{name}[...] = ..., which fills the operand's elements",
                 got=f"{name} = ..., which makes a new array",
-                fix=f"in {made.name}, assign to {name}[...]",
+                fix=f"in {function.name}, assign to {name}[...]",
             )
 
 
 @lru_cache(1024)  # factories make many functions of one body
 def _only_stored(code: CodeType) -> set[object]:
     """The names that the code assigns to, and does not load."""
-    used: dict[str, set[object]] = {"LOAD": set(), "STORE": set()}
+    names_by_kind: dict[str, set[object]] = {"LOAD": set(), "STORE": set()}
     for instruction in dis.get_instructions(code):
         kind, names = instruction.opname.partition("_")[0], instruction.argval
-        used.get(kind, set()).update(names if isinstance(names, tuple) else {names})
-    return used["STORE"] - used["LOAD"]
+        names_by_kind.get(kind, set()).update(
+            names if isinstance(names, tuple) else {names}
+        )
+    return names_by_kind["STORE"] - names_by_kind["LOAD"]
 
 
-def _check_lane(made: DeviceFunction) -> None:
+def _check_lane(function: DeviceFunction) -> None:
     faults = {
-        f"lane in {LANES}": made.lane not in LANES,
-        "no reads_before_wait= on the transfer lane": made.lane == TRANSFER
-        and made.begins_early,
-        "no roles= on the transfer lane": made.lane == TRANSFER and made.roles,
-        f"roles of {ROLES}, with 'load' and 'compute'": made.roles
-        and not {LOAD, COMPUTE} <= {*made.roles} <= {*ROLES},
-        "streams= only with roles=": made.streams and not made.roles,
+        f"lane in {LANES}": function.lane not in LANES,
+        "no reads_before_wait= on the transfer lane": function.lane == TRANSFER
+        and function.begins_early,
+        "no roles= on the transfer lane": function.lane == TRANSFER and function.roles,
+        f"roles of {ROLES}, with 'load' and 'compute'": function.roles
+        and not {LOAD, COMPUTE} <= {*function.roles} <= {*ROLES},
+        "streams= only with roles=": function.streams and not function.roles,
         "gathers_early= only of gathers=, with the role 'prepare' and "
-        "reads_before_wait=": made.gathers_early
+        "reads_before_wait=": function.gathers_early
         and not (
-            {*made.gathers_early} <= {*made.gathers}
-            and PREPARE in made.roles
-            and made.begins_early
+            {*function.gathers_early} <= {*function.gathers}
+            and PREPARE in function.roles
+            and function.begins_early
         ),
     }
     wanted = [rule for rule, broken in faults.items() if broken]
     if wanted:
         raise GraphError(
-            f"{made} cannot run on a worker",
-            where=str(made),
+            f"{function} cannot run on a worker",
+            where=str(function),
             wanted="; ".join(wanted),
-            got=f"lane {made.lane!r}, reads_before_wait {made.reads_before_wait}, "
-            f"roles {made.roles}, streams {made.streams}",
+            got=f"lane {function.lane!r}, "
+            f"reads_before_wait {function.reads_before_wait}, "
+            f"roles {function.roles}, streams {function.streams}",
             fix="use lane='tensor', or change these arguments of device_function",
         )

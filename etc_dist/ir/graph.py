@@ -112,8 +112,8 @@ class GraphFunction:
         """The rank's own number of rows by its name, from its arrays."""
         if self.own is None:
             return {}
-        named = [t.name for t in self.given() if t.has_own_rows and t.name in arrays]
-        shapes = [arrays[name].shape for name in named]
+        names = [t.name for t in self.given() if t.has_own_rows and t.name in arrays]
+        shapes = [arrays[name].shape for name in names]
         return {self.own[0].name: int(shapes[0][0])} if shapes and shapes[0] else {}
 
     def tensor(self, name: str) -> Tensor:
@@ -204,9 +204,9 @@ class Graph:
     def dims(self, names: str) -> Any:
         """Symbolic dims by name, separated by spaces; bound when the program runs. One
         name gives its Symbol, several give a tuple of them."""
-        made = tuple(Symbol(self._claim(n), "dim") for n in names.split())
-        self._dims += made
-        return made[0] if len(made) == 1 else made
+        symbols = tuple(Symbol(self._claim(n), "dim") for n in names.split())
+        self._dims += symbols
+        return symbols[0] if len(symbols) == 1 else symbols
 
     def own_rows(self, name: str, largest: str) -> tuple[Symbol, Symbol]:
         """A number of rows that may differ between ranks, and the dim `largest`: the
@@ -229,8 +229,12 @@ class Graph:
 
     def largest(self, extent: Expr) -> Expr:
         """The largest of an extent over all ranks."""
-        own = self._own
-        return own[1] if own is not None and own[0] == extent else extent
+        own_extents = self._own
+        return (
+            own_extents[1]
+            if own_extents is not None and own_extents[0] == extent
+            else extent
+        )
 
     def let(self, name: str, value: Expr | int) -> Expr:
         """A named number derived from dims: computed on the host, once a run."""
@@ -275,12 +279,12 @@ class Graph:
         for symbol, value in self._derived:
             derived[symbol.name] = substitute(value, derived)
         of_dims = tuple(substitute(expr, derived) for expr in exprs)
-        made = Requirement(what, exprs, rows, fix, of_dims)
+        requirement = Requirement(what, exprs, rows, fix, of_dims)
         if all(isinstance(number, Const) for number in of_dims):
-            made.check({}, where, GraphError)
+            requirement.check({}, where, GraphError)
             return
-        if made not in self._requirements:
-            self._requirements.append(made)
+        if requirement not in self._requirements:
+            self._requirements.append(requirement)
 
     def input(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
         """An array of the caller, [dims] of a dtype: "bfloat16", "float16", "float32",
@@ -303,19 +307,19 @@ class Graph:
         """An array of the caller that tasks write, each element once. over: an input of
         the same shape and dtype, in place of which the caller may have it written: each
         read of the input is then proved to come before the write there."""
-        made = self._tensor(name, shape, dtype, "output")
+        tensor = self._tensor(name, shape, dtype, "output")
         if over is None:
-            return made
+            return tensor
         like = over.kind, over.shape, over.dtype
-        if over not in self._tensors or like != ("input", made.shape, dtype):
+        if over not in self._tensors or like != ("input", tensor.shape, dtype):
             raise GraphError(
                 f"output {name} cannot be written over {over.name}",
                 where=f"graph {self.name}",
-                wanted=f"an input of this graph like {made}",
+                wanted=f"an input of this graph like {tensor}",
                 got=str(over),
                 fix="pass over= an input of the same shape and dtype",
             )
-        self._tensors[-1] = replace(made, over=over.name)
+        self._tensors[-1] = replace(tensor, over=over.name)
         return self._tensors[-1]
 
     def local(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
@@ -332,8 +336,8 @@ class Graph:
         without a fence, a counter or the handshake. Each element is written by one
         task, and read. On GPUs it takes four times the memory. Only functions with
         `Operand(flagged=True)` access it. See docs/language.md."""
-        made = self._tensor(name, shape, dtype, "symmetric")
-        self._tensors[-1] = replace(made, flagged=True)
+        tensor = self._tensor(name, shape, dtype, "symmetric")
+        self._tensors[-1] = replace(tensor, flagged=True)
         return self._tensors[-1]
 
     @names_options
@@ -368,9 +372,9 @@ class Graph:
             fix="write expects=lambda i, ...: with one argument for each axis",
         )
         carrier = "" if carried_by is None else carried_by.name
-        made = EventTensor(name, lengths, axes, count, cross_rank, carrier)
-        self._events.append(made)
-        return made
+        event_tensor = EventTensor(name, lengths, axes, count, cross_rank, carrier)
+        self._events.append(event_tensor)
+        return event_tensor
 
     def grid(self, /, **extents: Expr | int | UpTo) -> Grid:
         """The axes of a call: coordinate name -> extent. That of one axis may be
@@ -378,9 +382,11 @@ class Graph:
         axes = []
         for name, extent in extents.items():
             self._claim_coordinate(name)
-            given = extent if isinstance(extent, UpTo) else UpTo(extent, None)
-            length = wrap(given.bound, f"graph {self.name}: extent of {name}")
-            axes.append(Coordinate(Symbol(name, "coordinate"), length, given.count))
+            axis_extent = extent if isinstance(extent, UpTo) else UpTo(extent, None)
+            length = wrap(axis_extent.bound, f"graph {self.name}: extent of {name}")
+            axes.append(
+                Coordinate(Symbol(name, "coordinate"), length, axis_extent.count)
+            )
         return Grid(axes)
 
     def loop(self, /, **turns: Expr | int) -> LoopBlock:
@@ -426,7 +432,7 @@ class Graph:
         Raises GraphError for a call that cannot be correct."""
         name = self._claim(name or function.name)
         where = f"graph {self.name}, call {name}"
-        made = Call(
+        call = Call(
             name,
             function,
             (*self._loops, *grid.axes),
@@ -441,15 +447,15 @@ class Graph:
             even,
             streams_after,
         )
-        check_members(made, where, self._tensors, self._events)
-        check_call(made, where, self._values())
-        self._calls.append(made)
-        return made
+        check_members(call, where, self._tensors, self._events)
+        check_call(call, where, self._values())
+        self._calls.append(call)
+        return call
 
     def finish(self) -> GraphFunction:
         """The graph of all parts so far; `@graph_function` calls it after the body."""
         refuse_open(self._loops, f"graph {self.name}")
-        made = GraphFunction(
+        graph = GraphFunction(
             self.name,
             self.world_size,
             tuple(self._dims),
@@ -461,8 +467,8 @@ class Graph:
             self._own,
             tuple(self._requirements),
         )
-        refuse_loads_of_written_state(made)
-        return made
+        refuse_loads_of_written_state(graph)
+        return graph
 
     def _tensor(
         self, name: str, shape: Sequence[Expr | int], dtype: str, kind: str
@@ -490,17 +496,19 @@ class Graph:
                 fix="use the rank's own number of rows, or a local or symmetric tensor",
             )
         lengths = first + lengths
-        made = Tensor(self._claim(name), lengths, dtype, kind)
-        self._tensors.append(made)
-        return made
+        tensor = Tensor(self._claim(name), lengths, dtype, kind)
+        self._tensors.append(tensor)
+        return tensor
 
     def _shape(
         self, shape: Sequence[Expr | int], what: str, where: str
     ) -> tuple[Expr, ...]:
-        made = tuple(wrap(extent, f"{where}: the shape of {what}") for extent in shape)
-        refuse_loads(f"the shape of {what}", where, made, UPPER_BOUND)
-        check_symbols(f"the shape of {what}", where, made, self._values())
-        return made
+        lengths = tuple(
+            wrap(extent, f"{where}: the shape of {what}") for extent in shape
+        )
+        refuse_loads(f"the shape of {what}", where, lengths, UPPER_BOUND)
+        check_symbols(f"the shape of {what}", where, lengths, self._values())
+        return lengths
 
     def _values(self) -> set[str]:
         """The symbols that every expression may use."""
@@ -519,9 +527,9 @@ class Graph:
         self._refuse_taken(name)
         self._coordinates.add(name)
 
-    def _refuse_taken(self, name: str, others: Set[str] = frozenset()) -> None:
-        taken = name in self._names or name in others
-        if taken or not is_name(name):
+    def _refuse_taken(self, name: str, more_names: Set[str] = frozenset()) -> None:
+        is_taken = name in self._names or name in more_names
+        if is_taken or not is_name(name):
             raise GraphError(
                 f"the name {name!r} cannot be used",
                 where=f"graph {self.name}",

@@ -39,6 +39,6 @@ def guard_text(guard: Guard) -> str:
 def under(guards: Iterable[Guard], expr: Expr, default: Expr) -> Expr:
     """`expr` where all `guards` are met, else `default`."""
     for condition, holds in reversed(tuple(guards)):
-        then, other = (expr, default) if holds else (default, expr)
-        expr = select(condition, then, other)
+        then, otherwise = (expr, default) if holds else (default, expr)
+        expr = select(condition, then, otherwise)
     return expr

@@ -61,11 +61,11 @@ def may_overflow(expr: Expr) -> bool:
 
 def _may_some_overflow(expr: Expr) -> bool:
     # Kept with the expression: a cache would compare it with equal ones, part by part.
-    kept: dict[str, bool] = vars(expr)
-    if "may_some_overflow" not in kept:
+    attributes: dict[str, bool] = vars(expr)
+    if "may_some_overflow" not in attributes:
         parts = map(_may_some_overflow, expr.children())
-        kept["may_some_overflow"] = may_overflow(expr) or any(parts)
-    return kept["may_some_overflow"]
+        attributes["may_some_overflow"] = may_overflow(expr) or any(parts)
+    return attributes["may_some_overflow"]
 
 
 def overflowing(expr: Expr, env: Mapping[str, Any]) -> Iterator[Expr]:

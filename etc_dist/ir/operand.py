@@ -121,13 +121,13 @@ class Operand:
     def __post_init__(self) -> None:
         dtypes = (self.dtype,) if isinstance(self.dtype, str) else tuple(self.dtype)
         sizes = None if self.size is None else tuple(map(_extent, self.size))
-        unknown = [d for d in dtypes if d not in DTYPES]
-        if unknown:
+        unknown_dtypes = [d for d in dtypes if d not in DTYPES]
+        if unknown_dtypes:
             raise GraphError(
                 "an operand is declared with an unknown dtype",
                 where="Operand(...)",
                 wanted=f"dtypes among {', '.join(DTYPES)}",
-                got=", ".join(map(repr, unknown)),
+                got=", ".join(map(repr, unknown_dtypes)),
                 fix="correct dtype=",
             )
         object.__setattr__(self, "dtype", dtypes)
@@ -155,9 +155,9 @@ class Operand:
         return ", ".join(terms) or "any region"
 
 
-def _extent(given: Extent | int | str | None) -> Extent:
-    if isinstance(given, Extent):
-        return given
-    if isinstance(given, str):
-        return Extent(name=given)
-    return Extent(size=given)
+def _extent(extent: Extent | int | str | None) -> Extent:
+    if isinstance(extent, Extent):
+        return extent
+    if isinstance(extent, str):
+        return Extent(name=extent)
+    return Extent(size=extent)

@@ -42,16 +42,16 @@ class Requirement:
         self, dims: Mapping[str, int], where: str, kind: type[EtcDistError]
     ) -> None:
         """Raise an error of a kind, if the numbers have none of the values."""
-        got = tuple(int(number.evaluate(dims)) for number in self.exprs)
-        if got in self.values:
+        numbers = tuple(int(number.evaluate(dims)) for number in self.exprs)
+        if numbers in self.values:
             return
-        pairs = zip(self.numbers, got, strict=True)
+        pairs = zip(self.numbers, numbers, strict=True)
         text = ", ".join(f"{number} = {value}" for number, value in pairs)
         # Up to the first number that none of the values has.
-        count = len(got) - 1
-        while not (after := self._after(got[:count])):
+        count = len(numbers) - 1
+        while not (after := self._after(numbers[:count])):
             count -= 1
-        place = self._where(list(map(str, self.numbers[:count])), [got[:count]])
+        place = self._where(list(map(str, self.numbers[:count])), [numbers[:count]])
         raise kind(
             self.what,
             where=where,
@@ -70,7 +70,7 @@ class Requirement:
 
     @staticmethod
     def _where(names: Sequence[str], rows: Sequence[Values]) -> str:
-        values = [_ranges(sorted(set(each))) for each in zip(*rows, strict=True)]
+        values = [_ranges(sorted(set(column))) for column in zip(*rows, strict=True)]
         terms = [f"{name} = {of}" for name, of in zip(names, values, strict=True)]
         return f" if {', '.join(terms)}" if terms else ""
 

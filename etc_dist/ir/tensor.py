@@ -21,8 +21,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name in ("bfloat16", "float8_e4m3fn"):
         import ml_dtypes
 
-        made: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return made
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
     return np.dtype(name)
 
 
@@ -193,18 +193,18 @@ class Region:
     def view(self, array: Any, env: dict[str, Any]) -> Any:
         """The region of `array` (the tensor's storage on the right rank)."""
         index = tuple(
-            slice(int(low), max(int(low), int(high))) if kept else int(low)
-            for kept, (low, high) in zip(self.kept, self.bounds(env), strict=True)
+            slice(int(low), max(int(low), int(high))) if is_kept else int(low)
+            for is_kept, (low, high) in zip(self.kept, self.bounds(env), strict=True)
         )
         return array[index]
 
     def __str__(self) -> str:
         where = "" if self.rank is None else f".on({self.rank})"
         parts = []
-        for start, size, extent, kept in zip(
+        for start, size, extent, is_kept in zip(
             self.start, self.size, self.tensor.shape, self.kept, strict=True
         ):
-            if not kept:
+            if not is_kept:
                 parts.append(str(start))
             elif size == extent and str(start) == "0":
                 parts.append(":")
@@ -227,7 +227,7 @@ def _region(tensor: Tensor, rank: Expr | None, index: Any) -> Region:
             got=f"{len(parts)}",
             fix="index every axis; use : for a whole one",
         )
-    starts, sizes, kept = [], [], []
+    starts, sizes, keeps_axis = [], [], []
     for part, extent in zip(parts, tensor.shape, strict=True):
         if isinstance(part, Tile):
             starts.append(part.start)
@@ -257,12 +257,12 @@ def _region(tensor: Tensor, rank: Expr | None, index: Any) -> Region:
         else:
             starts.append(wrap(part))
             sizes.append(wrap(1))
-        kept.append(isinstance(part, (Tile, slice)))
+        keeps_axis.append(isinstance(part, (Tile, slice)))
     where = f"{tensor.name}[...]"
     return Region(
         tensor,
         rank,
         tuple(wrap(part, where) for part in starts),
         tuple(wrap(part, where) for part in sizes),
-        tuple(kept),
+        tuple(keeps_axis),
     )
