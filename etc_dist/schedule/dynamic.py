@@ -31,10 +31,13 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
     return plan_dynamic(graph, leading_calls(graph))
 
 
-def plan_dynamic(graph: GraphFunction, claimed: Collection[str]) -> Plan:
-    """The dynamic plan of `graph` in which the calls `claimed` are not queued, although
-    they wait."""
-    if reasons := [*claimed_obstacles(graph, claimed), *_obstacles(graph, claimed)]:
+def plan_dynamic(graph: GraphFunction, claimed_names: Collection[str]) -> Plan:
+    """The dynamic plan of `graph` in which the calls `claimed_names` are not queued,
+    although they wait."""
+    if reasons := [
+        *claimed_obstacles(graph, claimed_names),
+        *_obstacles(graph, claimed_names),
+    ]:
         raise ScheduleError(
             f"graph {graph.name} cannot be scheduled dynamically",
             where=f"graph {graph.name}",
@@ -42,14 +45,14 @@ def plan_dynamic(graph: GraphFunction, claimed: Collection[str]) -> Plan:
             got="; ".join(reasons),
             fix='use schedule="static"',
         )
-    calls = (c if c.name in claimed else _in_groups(c) for c in graph.calls)
+    calls = (c if c.name in claimed_names else _in_groups(c) for c in graph.calls)
     graph = replace(graph, calls=tuple(calls))
     lanes = []
     for name in (TENSOR, TRANSFER):
-        mine = [c for c in graph.calls if c.function.lane == name]
-        mine.sort(key=lambda c: (bool(c.waits), c.name not in claimed))
-        first = tuple(c.name for c in mine if c.name in claimed)
-        lanes.append(Lane(name, tuple(mine), QUEUE, first))
+        calls_of_lane = [c for c in graph.calls if c.function.lane == name]
+        calls_of_lane.sort(key=lambda c: (bool(c.waits), c.name not in claimed_names))
+        first = tuple(c.name for c in calls_of_lane if c.name in claimed_names)
+        lanes.append(Lane(name, tuple(calls_of_lane), QUEUE, first))
     return Plan(graph, "dynamic", tuple(lanes))
 
 
@@ -59,11 +62,11 @@ def leading_calls(graph: GraphFunction) -> tuple[str, ...]:
     leading: list[str] = []
     waiting = [call for call in graph.calls if call.waits]
     for n, call in enumerate(waiting[:-1]):
-        rest = {other.name for other in waiting[n + 1 :]}
+        later_names = {c.name for c in waiting[n + 1 :]}
         is_single = all(map(_is_one_element, call.notifies))
         if call.loops or call.limited is not None or not is_single:
             break
-        if _followers(graph, call) != rest:
+        if _followers(graph, call) != later_names:
             break
         leading.append(call.name)
     return tuple(leading)
@@ -81,11 +84,11 @@ def _followers(graph: GraphFunction, call: Call) -> set[str]:
     names, following = set[str](), [call]
     while following:
         events = {ref.events.name for ref in following.pop().notifies}
-        for other in graph.calls:
-            awaits = any(ref.events.name in events for ref in other.waits)
-            if awaits and other.name not in names:
-                names.add(other.name)
-                following.append(other)
+        for waiter in graph.calls:
+            awaits = any(ref.events.name in events for ref in waiter.waits)
+            if awaits and waiter.name not in names:
+                names.add(waiter.name)
+                following.append(waiter)
     return names
 
 
@@ -103,13 +106,13 @@ def group_order(call: Call) -> tuple[Expr, ...]:
     if not gating:
         return call.order
     axes = [*gating, *(axis for axis in call.axes if axis not in gating)]
-    found = dict(zip(axes, row_major(axes, TASK), strict=True))
-    return tuple(found[axis] for axis in call.axes)
+    expr_by_axis = dict(zip(axes, row_major(axes, TASK), strict=True))
+    return tuple(expr_by_axis[axis] for axis in call.axes)
 
 
-def _obstacles(graph: GraphFunction, claimed: Collection[str]) -> Iterator[str]:
+def _obstacles(graph: GraphFunction, claimed_names: Collection[str]) -> Iterator[str]:
     """The reasons why a notifier cannot derive the groups that an event releases."""
-    own = _of_rank(graph)
+    names_of_rank = _of_rank(graph)
     for events in graph.events:
         if events.carried_by:
             yield f"nothing counts {events.name}, which {events.carried_by} carries"
@@ -118,13 +121,13 @@ def _obstacles(graph: GraphFunction, claimed: Collection[str]) -> Iterator[str]:
             what = f"call {call.name} has a loaded extent"
             yield f"{what}, and its tasks have no first wait in common"
     for call in graph.calls:
-        if not call.waits or call.name in claimed:
+        if not call.waits or call.name in claimed_names:
             continue
         if len(call.waits) > MOST_WAITS:
             excess = f"{len(call.waits)} waits, more than {MOST_WAITS}"
             yield f"call {call.name} has {excess}"
         for axis in call.axes:
-            if any(symbol.name in own for symbol in axis.extent.symbols):
+            if any(symbol.name in names_of_rank for symbol in axis.extent.symbols):
                 yield f"the grid of call {call.name}, which waits, depends on the rank"
         for ref in call.waits:
             if any(part.is_loaded for part in ref.index):
@@ -138,24 +141,28 @@ def _obstacles(graph: GraphFunction, claimed: Collection[str]) -> Iterator[str]:
         if crosses and call.loaded_waits:
             # NOTE: the notifier that meets the other waits checks for a count of zero;
             # a peer cannot load it.
-            loaded = ", ".join(map(str, call.loaded_waits))
-            yield f"call {call.name} waits for peers and for {loaded}, a loaded count"
+            loaded_texts = ", ".join(map(str, call.loaded_waits))
+            waits = f"waits for peers and for {loaded_texts}"
+            yield f"call {call.name} {waits}, a loaded count"
 
 
-def claimed_obstacles(graph: GraphFunction, claimed: Collection[str]) -> Iterator[str]:
-    """The reasons why the calls `claimed` cannot be claimed before their waits are met:
-    all workers could hold tasks that wait for a queued one, and claimed tickets of
-    surplus tasks cannot be skipped."""
+def claimed_obstacles(
+    graph: GraphFunction, claimed_names: Collection[str]
+) -> Iterator[str]:
+    """The reasons why the calls `claimed_names` cannot be claimed before their waits
+    are met: all workers could hold tasks that wait for a queued one, and claimed
+    tickets of surplus tasks cannot be skipped."""
     for call in graph.calls:
-        if call.name not in claimed:
+        if call.name not in claimed_names:
             continue
         if call.limited is not None or call.loops:
             yield f"call {call.name} is claimed first, in a loop or a loaded extent"
         for ref in call.waits:
-            for other in graph.calls:
-                made = any(one.events.name == ref.events.name for one in other.notifies)
-                if made and other.waits and other.name not in claimed:
-                    after = f"{ref}, which the queued call {other.name} notifies"
+            for notifier in graph.calls:
+                events = {e.events.name for e in notifier.notifies}
+                is_queued = notifier.waits and notifier.name not in claimed_names
+                if ref.events.name in events and is_queued:
+                    after = f"{ref}, which the queued call {notifier.name} notifies"
                     yield f"call {call.name} is claimed first, and waits for {after}"
 
 

@@ -52,14 +52,14 @@ def _once(method: Callable[[Lane, Part], Expr]) -> Callable[[Lane, Part], Expr]:
     key = f"_{method.__name__}"
 
     @wraps(method)
-    def kept(self: Lane, part: Part) -> Expr:
-        made: dict[str, Expr] = self.__dict__.setdefault(key, {})
-        expr = made.get(part.name)
+    def cached_method(self: Lane, part: Part) -> Expr:
+        expr_by_part: dict[str, Expr] = self.__dict__.setdefault(key, {})
+        expr = expr_by_part.get(part.name)
         if expr is None:
-            expr = made[part.name] = method(self, part)
+            expr = expr_by_part[part.name] = method(self, part)
         return expr
 
-    return kept
+    return cached_method
 
 
 @dataclass(frozen=True)
@@ -261,18 +261,20 @@ class Plan:
     def chosen(self, dims: Mapping[str, int], workers: int) -> dict[str, int]:
         """All dims of a run, of which the policy chooses those that are not given."""
         choices = self.policy(dims, workers) if self.policy is not None else ()
-        return {**{one.dim: one.value for one in choices}, **dims}
+        return {**{choice.dim: choice.value for choice in choices}, **dims}
 
     def show(self, workers: int | None = None, **dims: int) -> str:
         """Stable text; with dims and workers, also the numbers at that shape, and the
         choices of the policy for dims that are not given."""
         graph, reasons = self.graph, []
         if dims and workers and self.policy is not None:
-            for one in self.policy(dims, workers):
-                if one.dim not in dims:
-                    found = one.reasons()
-                    first = ": ".join([f"{one.dim} = {one.value}", *found[:1]])
-                    reasons += [first, *found[1:]]
+            for choice in self.policy(dims, workers):
+                if choice.dim not in dims:
+                    choice_reasons = choice.reasons()
+                    first = ": ".join(
+                        [f"{choice.dim} = {choice.value}", *choice_reasons[:1]]
+                    )
+                    reasons += [first, *choice_reasons[1:]]
             dims = self.chosen(dims, workers)
         env = None
         if dims:
