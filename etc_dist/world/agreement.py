@@ -64,8 +64,8 @@ class Agreement:
             monitor = ProcessMonitor(every)
             self._objects.find_lost = monitor.find_ended
             # No rank may end before all have received the processes of all.
-            received = self._objects.gather(None, self.limit, need_all=True)
-            if len(received) == self.size:
+            replies = self._objects.gather(None, self.limit, need_all=True)
+            if len(replies) == self.size:
                 return monitor
         raise rank_errors.not_together(self.rank, self.size, self.limit)
 
@@ -85,64 +85,66 @@ class Agreement:
 
     def why_lost(self, rank: int) -> str:
         """The known reason why `rank` did not answer, in a few words."""
-        left = self._left()
-        if self._ended(rank, left):
+        reasons = self._left()
+        if self._ended(rank, reasons):
             return REASONS[ENDED]
-        if left.get(rank, SILENT) != SILENT:
-            return f"it left the world: {REASONS[left[rank]]}"
+        if reasons.get(rank, SILENT) != SILENT:
+            return f"it left the world: {REASONS[reasons[rank]]}"
         if self.monitor.stopped(rank):
             return "its process is stopped, by a signal or a debugger"
         return "it did not answer"
 
     def match_call(self, signature: int, describe: Callable[[], str]) -> None:
         """Make sure that every rank makes the same call. Collective."""
-        found = self._compare(signature & MASK or 1)
-        if found is not None:
-            self._raise_difference(found, describe, None)
+        signatures = self._compare(signature & MASK or 1)
+        if signatures is not None:
+            self._raise_difference(signatures, describe, None)
 
     def largest(self, signature: int, number: int, describe: Callable[[], str]) -> int:
         """As `match_call`; the largest `number` of all ranks."""
         if number >> NUMBER_BITS:
             self.refuse(rank_errors.too_large(number, 1 << NUMBER_BITS, describe()))
         call = (signature & MASK) >> NUMBER_BITS or 1
-        found = self._compare(call << NUMBER_BITS | number)
-        if found is None:
+        signatures = self._compare(call << NUMBER_BITS | number)
+        if signatures is None:
             return number
-        calls = [one >> NUMBER_BITS for one in found]
+        calls = [value >> NUMBER_BITS for value in signatures]
         if calls != [call] * self.size:
             self._raise_difference(calls, describe, None)
-        return max(one & (1 << NUMBER_BITS) - 1 for one in found)
+        return max(value & (1 << NUMBER_BITS) - 1 for value in signatures)
 
     def call(self, text: str) -> None:
         """`match_call` for the call that `text` fully describes."""
         self.match_call(sign(text), lambda: text)
 
-    def follow_first(self, choices: Sequence[str], chosen: int) -> int:
+    def follow_first(self, choices: Sequence[str], choice: int) -> int:
         """The choice of rank 0 among calls with these texts. Collective."""
         if self.size == 1:
-            return chosen
+            return choice
         signatures = [sign(text) for text in choices]
-        own = chosen if self.rank == 0 else 0
-        found = self._compare(signatures[own])
-        if found is None:
-            return own
-        first, *others = found
-        if first not in signatures or others != [signatures[0]] * len(others):
-            self._raise_difference(found, lambda: choices[own], None)
+        own_choice = choice if self.rank == 0 else 0
+        received_signatures = self._compare(signatures[own_choice])
+        if received_signatures is None:
+            return own_choice
+        first, *later_signatures = received_signatures
+        if first not in signatures or {*later_signatures} != {signatures[0]}:
+            self._raise_difference(
+                received_signatures, lambda: choices[own_choice], None
+            )
         return signatures.index(first)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
         """Raise on all ranks, in place of a call. Collective."""
         if self.broken or self.size == 1:
             raise error
-        found = self._compare(_REFUSED) or [_REFUSED] * self.size
-        self._raise_difference(found, lambda: error.what, error)
+        signatures = self._compare(_REFUSED) or [_REFUSED] * self.size
+        self._raise_difference(signatures, lambda: error.what, error)
 
     def agree(self, step: Callable[[], T]) -> list[T]:
         """The results of `step` on all ranks, or one error on all. Collective."""
         # Pickled within the step: a result that cannot be pickled is its fault.
         result = self._run(lambda: pickle.dumps(step()), "world.agree")
-        return [pickle.loads(one) for one in self._gather_values(result, None)]
+        return [pickle.loads(pickled) for pickled in self._gather_values(result, None)]
 
     def agree_done(self, step: Callable[[], object]) -> None:
         """As `agree`, without results."""
@@ -151,11 +153,11 @@ class Agreement:
     def gather(self, value: object) -> list[object | None]:
         """Each rank's value; None for ranks that did not answer. Collective."""
         self._begin()
-        received = self._objects.gather(value, self.limit)
-        missing = [rank for rank in range(self.size) if rank not in received]
+        value_by_rank = self._objects.gather(value, self.limit)
+        missing = [rank for rank in range(self.size) if rank not in value_by_rank]
         if missing:
             self._lose(missing)
-        return [received.get(rank) for rank in range(self.size)]
+        return [value_by_rank.get(rank) for rank in range(self.size)]
 
     def barrier(self) -> None:
         """Wait for all ranks, whose writes are visible then. Collective."""
@@ -168,8 +170,10 @@ class Agreement:
         """Leave the world: later calls here, and the peers' next ones, raise."""
         # A forked child shares the board of its parent, which stays.
         if not self.broken and not is_forked():
-            left = self._left()
-            self._left_before = frozenset(r for r in left if not self._ended(r, left))
+            reasons = self._left()
+            self._left_before = frozenset(
+                r for r in reasons if not self._ended(r, reasons)
+            )
             if self._board is not None:
                 self._board.leave(reason)
             self._unusable, self.broken = text, True
@@ -197,17 +201,19 @@ class Agreement:
     def _compare(self, signature: int) -> list[int] | None:
         """The ranks' signatures if they differ from this one; raises if any is lost."""
         self._begin()
-        found: list[int | None] | None
+        signatures: list[int | None] | None
         if self._board is not None:
-            found = self._board.compare(signature, self.limit)
+            signatures = self._board.compare(signature, self.limit)
         else:
-            found = self._exchange(signature)
-        if found is None or found == [signature] * self.size:
+            signatures = self._exchange(signature)
+        if signatures is None or signatures == [signature] * self.size:
             return None
-        missing = [rank for rank, one in enumerate(found) if one is None or one < 0]
+        missing = [
+            rank for rank, value in enumerate(signatures) if value is None or value < 0
+        ]
         if missing:
             raise self._lose(missing)
-        return cast("list[int]", found)
+        return cast("list[int]", signatures)
 
     def _raise_difference(
         self,
@@ -241,27 +247,29 @@ class Agreement:
                 raise error
             return [value]
         pairs = self._exchange((value, error))
-        errors = {rank: one for rank, (_, one) in enumerate(pairs) if one is not None}
+        errors = {
+            rank: fault for rank, (_, fault) in enumerate(pairs) if fault is not None
+        }
         if errors:
             # NOTE: this rank's own error is not the cause: it has the same text.
             cause = None if error is None else error.__cause__
             refusal = rank_errors.refusal(errors, self.size)
             self.report(refusal)
             raise refusal from cause
-        return [one for one, _ in pairs]
+        return [result for result, _ in pairs]
 
     def _exchange(self, value: T) -> list[T]:
         """Every rank's value, by rank. WorldError if any does not answer."""
-        received = self._objects.gather(value, self.limit, need_all=True)
-        missing = [rank for rank in range(self.size) if rank not in received]
+        value_by_rank = self._objects.gather(value, self.limit, need_all=True)
+        missing = [rank for rank in range(self.size) if rank not in value_by_rank]
         if missing:
             raise self._lose(missing)
-        return [cast("T", received[rank]) for rank in range(self.size)]
+        return [cast("T", value_by_rank[rank]) for rank in range(self.size)]
 
-    def _ended(self, rank: int, left: Mapping[int, int]) -> bool:
+    def _ended(self, rank: int, reasons: Mapping[int, int]) -> bool:
         """Whether the process of `rank` is the cause: it ended without leaving."""
-        return left.get(rank, ENDED) == ENDED and (
-            rank in left or self.monitor.ended(rank)
+        return reasons.get(rank, ENDED) == ENDED and (
+            rank in reasons or self.monitor.ended(rank)
         )
 
     def _left(self) -> dict[int, int]:
@@ -272,13 +280,13 @@ class Agreement:
         where = self._where()
         # Name all that left: the first may have answered this call before. Ranks also
         # leave because another one has ended: then its end is the cause.
-        left = {r: why for r, why in self._left().items() if why != SILENT}
-        ended = [r for r in missing if self._ended(r, left)]
-        if not left.keys().isdisjoint(missing) and not ended:
-            return self._break(rank_errors.left_ranks(where, left))
+        reasons = {r: why for r, why in self._left().items() if why != SILENT}
+        ended_ranks = [r for r in missing if self._ended(r, reasons)]
+        if not reasons.keys().isdisjoint(missing) and not ended_ranks:
+            return self._break(rank_errors.left_ranks(where, reasons))
         stopped = [rank for rank in missing if self.monitor.stopped(rank)]
         return self._break(
-            rank_errors.missing_ranks(where, missing, self.limit, ended, stopped)
+            rank_errors.missing_ranks(where, missing, self.limit, ended_ranks, stopped)
         )
 
     def _break(self, error: WorldError) -> WorldError:

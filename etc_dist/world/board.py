@@ -66,9 +66,10 @@ class SignatureBoard:
         self._is_complete = True
         """Whether all ranks took part in the last call, which is not under way."""
         self._own = self._rank * _WORDS
-        others = [rank for rank in range(self._size) if rank != self._rank]
+        other_ranks = [rank for rank in range(self._size) if rank != self._rank]
         self._others = tuple(
-            tuple(rank * _WORDS + 2 * parity for rank in others) for parity in (0, 1)
+            tuple(rank * _WORDS + 2 * parity for rank in other_ranks)
+            for parity in (0, 1)
         )
 
     def compare(self, signature: int, limit: float) -> list[int | None] | None:
@@ -79,9 +80,9 @@ class SignatureBoard:
         self._is_complete = False
         self._mark = mark = (self._mark + _STEP) & MASK
         self._parity = parity = 1 - self._parity
-        words, own, token = self._words, self._own + 2 * parity, signature ^ mark
-        words[own + 1] = signature
-        words[own] = token
+        words, own_idx, token = self._words, self._own + 2 * parity, signature ^ mark
+        words[own_idx + 1] = signature
+        words[own_idx] = token
         for slot in self._others[parity]:
             spins = _SPINS
             while words[slot] != token:
@@ -110,20 +111,20 @@ class SignatureBoard:
 
     def _wait(self, signature: int, limit: float) -> list[int | None] | None:
         """The slow half of `compare`: a rank is late, or has another signature."""
-        found: list[int | None] = [None] * self._size
-        found[self._rank] = signature
+        signatures: list[int | None] = [None] * self._size
+        signatures[self._rank] = signature
         backoff = Backoff(limit, self._find_ended)
         while True:
             for rank in range(self._size):
-                if found[rank] is None:
-                    found[rank] = self._read(rank)
-            if None not in found or any(one < 0 for one in found if one):
+                if signatures[rank] is None:
+                    signatures[rank] = self._read(rank)
+            if None not in signatures or any(word < 0 for word in signatures if word):
                 break
-            lost = any(found[rank] is None for rank in backoff.lost)
-            if lost or not backoff.pause():
+            has_lost = any(signatures[rank] is None for rank in backoff.lost)
+            if has_lost or not backoff.pause():
                 break
-        self._is_complete = _is_complete(found)
-        return None if found == [signature] * self._size else found
+        self._is_complete = _is_complete(signatures)
+        return None if signatures == [signature] * self._size else signatures
 
     def _read(self, rank: int) -> int | None:
         slot = rank * _WORDS + 2 * self._parity
@@ -133,9 +134,9 @@ class SignatureBoard:
         return signature if token ^ signature == self._mark else None
 
 
-def _is_complete(found: list[int | None]) -> bool:
+def _is_complete(signatures: list[int | None]) -> bool:
     """Whether all ranks have a signature: none is late or has left."""
-    return all(one is not None and one >= 0 for one in found)
+    return all(word is not None and word >= 0 for word in signatures)
 
 
 class HostsBoard:
@@ -174,15 +175,15 @@ class HostsBoard:
         self._is_complete = False
         near = self._near.compare(signature, limit) or [signature] * hosts.local_size
         # Ranks that nothing is known of count as alike: others are the cause.
-        found: list[int | None] = [signature] * hosts.size
-        found[hosts.near.start : hosts.near.stop] = near
+        signatures: list[int | None] = [signature] * hosts.size
+        signatures[hosts.near.start : hosts.near.stop] = near
         self._silent = {
-            rank for rank, one in zip(hosts.near, near, strict=True) if one is None
+            rank for rank, word in zip(hosts.near, near, strict=True) if word is None
         }
         if _is_complete(near):
-            self._receive_calls(found, near, limit)
-        self._is_complete = _is_complete(found)
-        return None if found.count(signature) == hosts.size else found
+            self._receive_calls(signatures, near, limit)
+        self._is_complete = _is_complete(signatures)
+        return None if signatures.count(signature) == hosts.size else signatures
 
     def leave(self, reason: int) -> None:
         """Publish the reason why this rank makes no further call."""
@@ -215,7 +216,7 @@ class HostsBoard:
         self._last_calls |= dict.fromkeys(reasons, last_call)
         host = {self._hosts.host(rank) for rank in reasons}
         # The cause first: a rank that was lost because of another one is not named.
-        for rank, reason in sorted(reasons.items(), key=lambda one: one[1]):
+        for rank, reason in sorted(reasons.items(), key=lambda item: item[1]):
             is_first = host.isdisjoint(map(self._hosts.host, self._far))
             if reason < LOST or is_first:
                 self._far[rank] = min(reason, self._far.get(rank, reason))
@@ -231,21 +232,24 @@ class HostsBoard:
         return frozenset(rank for host in hosts for rank in self._hosts.ranks(host))
 
     def _receive_calls(
-        self, found: list[int | None], near: list[int | None], limit: float
+        self, signatures: list[int | None], near: list[int | None], limit: float
     ) -> None:
-        """Exchange the signatures `near` with those of the other hosts, for `found`."""
+        """Exchange the signatures `near` with those of the other hosts, for
+        `signatures`."""
         hosts = self._hosts
-        received = self._partners.gather(near, limit + FAR_SECONDS, need_all=True)
+        signatures_of_hosts = self._partners.gather(
+            near, limit + FAR_SECONDS, need_all=True
+        )
         pending: list[int] = []
         for partner in hosts.partners:
             ranks = hosts.ranks(hosts.host(partner))
-            if partner in received:
-                far = cast("list[int | None]", received[partner])
-                found[ranks.start : ranks.stop] = far
+            if partner in signatures_of_hosts:
+                far = cast("list[int | None]", signatures_of_hosts[partner])
+                signatures[ranks.start : ranks.stop] = far
             else:
                 pending += ranks
         if self.left().keys().isdisjoint(pending):  # the limit has passed
             self._far |= dict.fromkeys(pending, SILENT)
         for rank in pending:
-            reason = self._far.get(rank, found[rank])
-            found[rank] = None if reason in (ENDED, SILENT) else reason
+            reason = self._far.get(rank, signatures[rank])
+            signatures[rank] = None if reason in (ENDED, SILENT) else reason

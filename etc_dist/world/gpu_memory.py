@@ -76,8 +76,8 @@ class GpuMemory(Backend):
         ids = agreement.agree(self._new_id)
         before = agreement.agree(self._free_memory)[agreement.rank]
         if hosts.count > 1:
-            own = agreement.rank
-            far_transport.announce(own, names[own], self._transport)
+            rank = agreement.rank
+            far_transport.announce(rank, names[rank], self._transport)
         agreement.agree(lambda: self._start(ids[0]))
         # Bytes of GPU memory that the heap holds already; ranks on one GPU share them.
         self._taken = max(0, before - self._free_memory()) // ranks_per_gpu
@@ -239,10 +239,10 @@ class GpuMemory(Backend):
 
     def _addresses(self, address: int) -> tuple[int, ...]:
         """The same block on each rank; 0 for far ranks, also where it is mapped."""
-        found = [0] * self._hosts.size
+        addresses = [0] * self._hosts.size
         for rank in self._hosts.near:
-            found[rank] = self._library.peer_address(address, rank)
-        return tuple(found)
+            addresses[rank] = self._library.peer_address(address, rank)
+        return tuple(addresses)
 
     def _view(self, address: int, nbytes: int) -> Any:
         """uint8 [nbytes] at `address`.
@@ -254,10 +254,12 @@ class GpuMemory(Backend):
         return cupy.ndarray((nbytes,), cupy.uint8, pointer)
 
     def _require(self, size: int) -> None:
-        held = sum(self._sizes.values())
-        if held + size > self._heap_size:
-            raise self._exhausted(size, f"{held} of {self._heap_size} bytes in use")
-        growth = held + size - self._taken
+        num_bytes = sum(self._sizes.values())
+        if num_bytes + size > self._heap_size:
+            raise self._exhausted(
+                size, f"{num_bytes} of {self._heap_size} bytes in use"
+            )
+        growth = num_bytes + size - self._taken
         steps = -(-growth // _STEP) * _STEP * self.ranks_per_gpu
         available = self._free_memory()
         if growth > 0 and steps > available:

@@ -44,13 +44,13 @@ def _mpi_variables() -> list[tuple[str, str]]:
 def refuse_alone() -> None:
     """WorldError where a launcher has started several ranks, though MPI sees only this
     one: each would be a world, and return its own part of each result."""
-    if found := next(_several(), None):
+    if variables := next(_several(), None):
         raise WorldError(
             "a rank would start a world without its peers",
             where="start of the world",
             wanted="MPI that connects the ranks of this launcher, or an initialised "
             "torch.distributed",
-            got=f"1 rank in MPI, and {found}",
+            got=f"1 rank in MPI, and {variables}",
             fix="start the ranks by launch/mpirun or the mpirun of mpi4py's MPI, or "
             "call torch.distributed.init_process_group() first; for a world of this "
             "process alone, unset these variables or pass comm=MPI.COMM_SELF",
@@ -111,7 +111,7 @@ def _job() -> str:
     if "PMIX_NAMESPACE" in os.environ:
         return os.environ["PMIX_NAMESPACE"]
     try:
-        found = os.fstat(int(os.environ["PMI_FD"]))
+        status = os.fstat(int(os.environ["PMI_FD"]))
     except (KeyError, ValueError, OSError):
         return ""
-    return f"{found.st_dev}:{found.st_ino}" if stat.S_ISSOCK(found.st_mode) else ""
+    return f"{status.st_dev}:{status.st_ino}" if stat.S_ISSOCK(status.st_mode) else ""

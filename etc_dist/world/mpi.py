@@ -168,17 +168,17 @@ class MpiTransport(Transport):
             self._arriving.append(_Message(status.Get_source(), kind, request, data))
         # Those of a rank in order: a later one that is complete waits.
         waiting: set[int] = set()
-        for one in self._arriving:
-            if one.kind == kind and one.rank not in waiting:
-                if one.request.Test():
-                    self._arriving.remove(one)
-                    return one.rank, one.data
-                waiting.add(one.rank)
+        for arrival in self._arriving:
+            if arrival.kind == kind and arrival.rank not in waiting:
+                if arrival.request.Test():
+                    self._arriving.remove(arrival)
+                    return arrival.rank, arrival.data
+                waiting.add(arrival.rank)
         return None
 
     def find_unsent(self, kind: int) -> set[int]:
-        self._sending = [one for one in self._sending if not one.request.Test()]
-        return {one.rank for one in self._sending if one.kind == kind}
+        self._sending = [send for send in self._sending if not send.request.Test()]
+        return {send.rank for send in self._sending if send.kind == kind}
 
     def close(self) -> None:
         # The peers have taken the messages of all calls before.
@@ -227,11 +227,11 @@ def keep_children_out_of_mpi() -> None:
     # An int in MPICH, a pointer in Open MPI.
     is_int = MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_int)
     handle = ctypes.c_int if is_int else ctypes.c_void_p
-    own = handle.from_address(MPI._addressof(MPI.COMM_SELF))
+    own_handle = handle.from_address(MPI._addressof(MPI.COMM_SELF))
 
     def begin_child() -> None:
         # NOTE: not now, as a thread of the parent may hold a lock of MPI's; and most
         # children end without exit handlers, or run another program.
-        atexit.register(library.MPI_Comm_set_attr, own, key, None)
+        atexit.register(library.MPI_Comm_set_attr, own_handle, key, None)
 
     os.register_at_fork(after_in_child=begin_child)

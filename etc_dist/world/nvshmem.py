@@ -95,13 +95,13 @@ class NvshmemLibrary:
 
     def unique_id(self) -> bytes:
         """The id of a new world, made on one rank for all."""
-        made = _UniqueId(version=_versioned(_UniqueId))
-        self._check("nvshmemx_get_uniqueid", byref(made))
-        return bytes(made)
+        unique_id = _UniqueId(version=_versioned(_UniqueId))
+        self._check("nvshmemx_get_uniqueid", byref(unique_id))
+        return bytes(unique_id)
 
     def start(self, rank: int, size: int, unique_id: bytes) -> None:
         """Begin as `rank` of `size`; collective; this rank's CUDA device is current."""
-        made = _UniqueId.from_buffer_copy(unique_id)
+        id_struct = _UniqueId.from_buffer_copy(unique_id)
         attributes = _InitAttributes(version=_versioned(_InitAttributes))
         attributes.args.version = _versioned(_InitArgs)
         attributes.args.unique_id.version = _versioned(_UniqueIdArgs)
@@ -109,7 +109,7 @@ class NvshmemLibrary:
             "nvshmemx_set_attr_uniqueid_args",
             rank,
             size,
-            byref(made),
+            byref(id_struct),
             byref(attributes),
         )
         self._check("nvshmemx_hostlib_init_attr", _WITH_UNIQUE_ID, byref(attributes))

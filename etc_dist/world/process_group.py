@@ -65,10 +65,10 @@ def connect(argument: object, comm: object, limit: float) -> GroupTransport:
     group: Any = argument if is_good else distributed.group.WORLD
     rank, size = group.rank(), group.size()
     listener, name = listen(size)
-    own = {"name": name, "key": host_key(), "host": socket.gethostname()}
+    own_peer = {"name": name, "key": host_key(), "host": socket.gethostname()}
     with listener:
         try:
-            peers = _exchange(group, json.dumps(own), limit)
+            peers = _exchange(group, json.dumps(own_peer), limit)
             if len({peer["key"] for peer in peers}) > 1:
                 raise _several_hosts([peer["host"] for peer in peers])
             names = [peer["name"] for peer in peers]
@@ -114,13 +114,13 @@ class GroupTransport(SocketTransport):
         return torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
 
-def _exchange(group: Any, own: str, limit: float) -> list[dict[str, str]]:
+def _exchange(group: Any, own_text: str, limit: float) -> list[dict[str, str]]:
     """Each rank's JSON object, by rank. Collective."""
     rank, size = group.rank(), group.size()
     store = group.get_group_store()
     stem = f"etc_dist/{_starts[group.group_name]}"
     keys = [f"{stem}/{peer}" for peer in range(size)]
-    store.set(keys[rank], own)
+    store.set(keys[rank], own_text)
     backoff = Backoff(limit)
     while not store.check(keys):
         if not backoff.pause():

@@ -138,12 +138,15 @@ class ProcessMonitor:
 
     def __init__(self, processes: Sequence[Process | None]):
         """`processes` by rank, while all of them are alive; None where unknown."""
-        own = Process.own()
+        own_process = Process.own()
         # NOTE: a process that is not visible now is never monitored: /proc may belong
         # to another namespace, or hide the processes of others.
         self._processes = [
             process
-            if process and own and process.realm == own.realm and not process.ended()
+            if process
+            and own_process
+            and process.realm == own_process.realm
+            and not process.ended()
             else None
             for process in processes
         ]
@@ -226,11 +229,11 @@ class Exclusive:
             if _forked:
                 raise rank_errors.forked()
             entry = get_ident(), sys._getframe(1)
-            found = self._current.setdefault(None, entry)
-            if found is not entry and self._contains(found, *entry):
+            holder = self._current.setdefault(None, entry)
+            if holder is not entry and self._contains(holder, *entry):
                 return
-            if found is not entry:
-                self._take_over(found, entry)
+            if holder is not entry:
+                self._take_over(holder, entry)
             if self._backend is not None:
                 self._device = self._backend.enter()
             if self._was_interrupted and self._recover is not None:
@@ -311,15 +314,15 @@ class Exclusive:
         self._was_interrupted = True
 
     def _take_over(
-        self, found: tuple[int, FrameType], entry: tuple[int, FrameType]
+        self, holder: tuple[int, FrameType], entry: tuple[int, FrameType]
     ) -> None:
-        """Refuse a second thread, unless the call that was found is over."""
-        while found[1].f_code is _FINALIZING and _is_running(found[1]):
+        """Refuse a second thread, unless the call of `holder` is over."""
+        while holder[1].f_code is _FINALIZING and _is_running(holder[1]):
             time.sleep(0)
-        if _is_running(found[1]):
-            raise rank_errors.second_thread(_name(found[0]), _name(entry[0]))
+        if _is_running(holder[1]):
+            raise rank_errors.second_thread(_name(holder[0]), _name(entry[0]))
         current = self._current.setdefault(None, entry)
-        if current is found:
+        if current is holder:
             # NOTE: a signal handler can raise before `__exit__` has begun.
             self._interrupt("a call was interrupted")
             self._current[None] = entry
@@ -355,7 +358,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _name(thread: int) -> str:
-    names = {one.ident: one.name for one in threading.enumerate()}
+    names = {t.ident: t.name for t in threading.enumerate()}
     return f"thread {names.get(thread, thread)!r}"
 
 

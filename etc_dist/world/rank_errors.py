@@ -127,9 +127,9 @@ def refusal(errors: Mapping[int, EtcDistError], size: int) -> EtcDistError:
         alike = len(set(texts.values())) == 1
         one_text = alike and (part != "where" or len(texts) == size)
         parts[part] = getattr(first, part) if one_text else by_rank(texts)
-    made = type(first)(**parts)
-    vars(made).update({**vars(first), **parts})
-    return made
+    error_of_ranks = type(first)(**parts)
+    vars(error_of_ranks).update({**vars(first), **parts})
+    return error_of_ranks
 
 
 def failed_step(fault: Exception, where: str) -> WorldError:
@@ -152,27 +152,31 @@ def missing_ranks(
     where: str,
     missing: Sequence[int],
     limit: float,
-    ended: Sequence[int] = (),
-    stopped: Sequence[int] = (),
+    ended_ranks: Sequence[int] = (),
+    stopped_ranks: Sequence[int] = (),
 ) -> WorldError:
     """Some ranks did not make a call within `limit` seconds.
 
     If processes of missing ranks have ended, only these are named: they are the cause.
     """
-    got = f"{name_ranks(ended or missing)} did not take part"
+    got = f"{name_ranks(ended_ranks or missing)} did not take part"
     fix = "check those ranks for an error, or another path through the program; "
     fix += "raise ETC_DIST_WORLD_LIMIT if they are only slow"
-    if ended:
-        got += ": its process has" if len(ended) == 1 else ": their processes have"
+    if ended_ranks:
+        got += (
+            ": its process has" if len(ended_ranks) == 1 else ": their processes have"
+        )
         got += " ended"
         fix = "see the last output there, and whether a signal or a lack of memory "
         fix += "ended it; then end all ranks and start again"
-    elif stopped:
-        got += f"; stopped by a signal or a debugger: {name_ranks(stopped)}"
+    elif stopped_ranks:
+        got += f"; stopped by a signal or a debugger: {name_ranks(stopped_ranks)}"
     return WorldError(
         "not all ranks made the same call",
         where=where,
-        wanted="every rank to take part" if ended else f"every rank within {limit:g} s",
+        wanted="every rank to take part"
+        if ended_ranks
+        else f"every rank within {limit:g} s",
         got=got,
         fix=fix,
     )

@@ -128,7 +128,9 @@ class SocketTransport(Transport):
     def __init__(self, rank: int, sockets: dict[int, socket.socket]):
         """Takes over the `sockets`, by peer."""
         self.rank, self.size = rank, len(sockets) + 1
-        self._connections = {peer: _Connection(one) for peer, one in sockets.items()}
+        self._connections = {
+            peer: _Connection(peer_socket) for peer, peer_socket in sockets.items()
+        }
         self._messages: defaultdict[int, deque[tuple[int, bytes]]] = defaultdict(deque)
         for connection in sockets.values():
             connection.setblocking(False)
@@ -153,10 +155,10 @@ class SocketTransport(Transport):
     def find_unsent(self, kind: int) -> set[int]:
         for connection in self._connections.values():
             connection.send()
-        return {peer for peer, one in self._connections.items() if one.unsent}
+        return {peer for peer, c in self._connections.items() if c.unsent}
 
     def find_closed(self) -> set[int]:
-        return {peer for peer, one in self._connections.items() if one.is_closed}
+        return {peer for peer, c in self._connections.items() if c.is_closed}
 
     def close(self) -> None:
         for connection in self._connections.values():

@@ -121,9 +121,9 @@ def of_group(name: str) -> World:
     """The open world over torch's process group of this name, one that is not broken
     if there is any; WorldError if there is none."""
     _forget_closed()
-    found = [world for world in _worlds if world.group_name == name]
-    if found:
-        return next((world for world in found if not world.broken), found[0])
+    worlds = [world for world in _worlds if world.group_name == name]
+    if worlds:
+        return next((world for world in worlds if not world.broken), worlds[0])
     raise WorldError(
         "there is no world over this process group",
         where="an operation of torch",
@@ -162,7 +162,7 @@ def _start(settings: Settings, transport: Transport, agreement: Agreement) -> Wo
     keys = agreement.agree(lambda: f"{settings.host} {host_key()}")
     reports = agreement.agree(lambda: _report(settings, transport, keys))
     choice = choose(reports)
-    own = reports[transport.rank]
+    own_report = reports[transport.rank]
     names = [report.host for report in reports]
     hosts = arrange(transport.rank, [report.node for report in reports], names)
     agreement.monitor.forget_all_but(hosts.near)
@@ -172,7 +172,7 @@ def _start(settings: Settings, transport: Transport, agreement: Agreement) -> Wo
     if choice.backend == "cuda":
         size = settings.symmetric_bytes
         shared = choice.ranks_per_gpu
-        backend = GpuMemory(agreement, hosts, own.device, size, shared)
+        backend = GpuMemory(agreement, hosts, own_report.device, size, shared)
     return World(settings, transport, hosts, agreement, backend, choice.reason)
 
 

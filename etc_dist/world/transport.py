@@ -99,17 +99,19 @@ class Exchange:
         transport, data = self._transport, pickle.dumps(value)
         for peer in self._arrived:
             transport.send(peer, self._kind, data)
-        received: dict[int, object] = {transport.rank: value}
+        value_by_rank: dict[int, object] = {transport.rank: value}
         backoff = Backoff(limit, self.find_lost)
         while True:
             while (message := transport.receive(self._kind)) is not None:
                 self._arrived[message[0]].append(message[1])
             for peer, messages in self._arrived.items():
-                if messages and peer not in received:
-                    received[peer] = pickle.loads(messages.popleft())
-            missing = self._arrived.keys() - received.keys()
+                if messages and peer not in value_by_rank:
+                    value_by_rank[peer] = pickle.loads(messages.popleft())
+            missing = self._arrived.keys() - value_by_rank.keys()
             pending = missing | transport.find_unsent(self._kind)
-            lost = pending & (backoff.lost | transport.find_closed())
-            hopeless = pending == lost or (need_all and not lost <= received.keys())
+            lost_ranks = pending & (backoff.lost | transport.find_closed())
+            hopeless = pending == lost_ranks or (
+                need_all and not lost_ranks <= value_by_rank.keys()
+            )
             if not pending or hopeless or not backoff.pause():
-                return received
+                return value_by_rank
