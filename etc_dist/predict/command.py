@@ -84,26 +84,26 @@ def run(options: argparse.Namespace) -> int:
         trace,
     )
     title = f"{options.operation}({', '.join(options.dims)})"
-    found: list[PredictedRun] = []
-    for one in counts:
-        if not found:
+    runs: list[PredictedRun] = []
+    for predicted_run in counts:
+        if not runs:
             print(
                 f"{title}, {options.local_size} ranks a host: predicted, not measured"
             )
             print(f"{show_machine(machine, origin)}{notes}{show_heading()}")
-        print(show_line(one), flush=True)
-        found.append(one)
+        print(show_line(predicted_run), flush=True)
+        runs.append(predicted_run)
     if options.plot is not None:
-        draw(found, f"{title}, {options.local_size} ranks a host", options.plot)
+        draw(runs, f"{title}, {options.local_size} ranks a host", options.plot)
     return 0
 
 
 def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     """Texts such as "rows=256", of other names each; ArgumentError for others."""
-    found: dict[str, int] = {}
+    dims: dict[str, int] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not (name and NUMBER.fullmatch(value)) or name in found:
+        if not (name and NUMBER.fullmatch(value)) or name in dims:
             raise ArgumentError(
                 "the dims of a prediction cannot be read",
                 where="etc-dist predict",
@@ -111,8 +111,8 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
                 got=repr(text),
                 fix="correct it",
             )
-        found[name] = expect_range(int(value), 1, MOST, name)
-    return found
+        dims[name] = expect_range(int(value), 1, MOST, name)
+    return dims
 
 
 def check_plot(path: Path) -> None:

@@ -138,9 +138,9 @@ class _TimedRun:
         self._memory = ProcessMemory(plan, [env])
         self._memory.epochs = [1] + [0] * (graph.world_size - 1)
         self._tensor = [LaneWorker(n, [tensor]) for n in range(machine.workers)]
-        others = [lane for lane in plan.lanes if lane is not tensor]
+        other_lanes = [lane for lane in plan.lanes if lane is not tensor]
         self._warps = [
-            LaneWorker(number // WARPS, others)
+            LaneWorker(number // WARPS, other_lanes)
             for number in range(machine.workers * WARPS)
         ]
         lane_workers = [*self._tensor, *self._warps]
@@ -155,7 +155,7 @@ class _TimedRun:
         hosts = ranks // near
         arrivals = [self._far.send(0.0, 0) for _ in range(hosts - 1)]
         starts = [(self._machine.near.latency_us, range(1, near))]
-        starts += [(arrived, range(near, ranks)) for arrived in arrivals[-1:]]
+        starts += [(arrival_us, range(near, ranks)) for arrival_us in arrivals[-1:]]
         for when, peers in starts:
             self._at(when + self._machine.poll_us, partial(self._start, peers))
         for worker in self._tensor:
@@ -252,16 +252,16 @@ class _TimedRun:
     def _complete(self, task: Task, now: float) -> None:
         """The end of a task, which sends what it has written."""
         nbytes = sum(access.nbytes for access in task.writes if access.rank)
-        arrived = end = now
+        arrival_us = end = now
         if any(peer >= self._plan.graph.local_size for peer in task.peers):
-            arrived = self._far.send(now, nbytes)
+            arrival_us = self._far.send(now, nbytes)
             # A run ends once its messages are acknowledged.
-            end = arrived + self._machine.far.latency_us
+            end = arrival_us + self._machine.far.latency_us
         elif task.peers:
-            arrived = self._near.send(now, nbytes)
+            arrival_us = self._near.send(now, nbytes)
         self._end_us = max(self._end_us, end)
-        own = [element for element in task.notifies if element.rank == 0]
-        for when, elements in ((now, own), (arrived, self._mirrored(task))):
+        own_elements = [element for element in task.notifies if element.rank == 0]
+        for when, elements in ((now, own_elements), (arrival_us, self._mirrored(task))):
             if elements:
                 act = partial(self._notify, elements)
                 self._at(when + self._machine.poll_us, act)
@@ -276,7 +276,7 @@ class _TimedRun:
 
     def _mirror(self, call: Call, block: TaskBlock) -> Sequence[Sequence[Element]]:
         """For each task of a block, the elements that `_mirrored` finds."""
-        found: list[list[Element]] = [[] for _ in range(block.count)]
+        elements_of_tasks: list[list[Element]] = [[] for _ in range(block.count)]
         graph = self._plan.graph
         ranks = [*range(1, graph.local_size)]
         if call.function.far:
@@ -295,12 +295,15 @@ class _TimedRun:
         for ref in call.notifies:
             if ref.rank is None:
                 continue
-            chosen = (values(ref.holds) != 0) & (values(ref.guarded(ref.rank)) == 0)
-            index = [values(ref.guarded(part))[chosen].tolist() for part in ref.index]
-            rows = np.nonzero(chosen)[0].tolist()
+            is_notified = values(ref.guarded(ref.rank)) == 0
+            is_notified &= values(ref.holds) != 0
+            index = [
+                values(ref.guarded(part))[is_notified].tolist() for part in ref.index
+            ]
+            rows = np.nonzero(is_notified)[0].tolist()
             for row, *place in zip(rows, *index, strict=True):
-                found[row].append(Element(ref.events.name, 0, tuple(place)))
-        return found
+                elements_of_tasks[row].append(Element(ref.events.name, 0, tuple(place)))
+        return elements_of_tasks
 
 
 @contextmanager
@@ -316,13 +319,15 @@ def _paused_collections() -> Iterator[None]:
 
 
 def _refuse_data(plan: Plan) -> None:
-    loaded = [call.name for call in plan.graph.calls if call.is_loaded]
-    if loaded or any(lane.policy == QUEUE for lane in plan.lanes):
+    loaded_names = [call.name for call in plan.graph.calls if call.is_loaded]
+    if loaded_names or any(lane.policy == QUEUE for lane in plan.lanes):
         raise _refusal(
             plan,
             f"graph {plan.graph.name}",
             "a static schedule, and tasks that depend on no data",
-            f"loads in {', '.join(loaded)}" if loaded else "a dynamic schedule",
+            f"loads in {', '.join(loaded_names)}"
+            if loaded_names
+            else "a dynamic schedule",
             "predict one of the collectives or the MLP, statically scheduled",
         )
 

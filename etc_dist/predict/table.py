@@ -60,18 +60,18 @@ def with_tiles(
     """Dims that arrays have, with those of the tiles that the operation would choose on
     an H200."""
     tuning, ranks = default_tuning(), graph.world_size
-    names, given = {dim.name for dim in graph.dims}, dims.values()
+    names, lengths = {dim.name for dim in graph.dims}, dims.values()
     sizes = [dims.get(name, 0) for name in ("rows", "n", "k")]
     if "shape" in names and min(sizes) >= 1:
         all_sizes = ranks * sizes[0], sizes[1], sizes[2]
         choices = choose(all_sizes, workers, FAMILY, tuning, ranks=ranks)
-    elif "down_shape" in names and len(given) == 3 and min(given) >= 1:
+    elif "down_shape" in names and len(lengths) == 3 and min(lengths) >= 1:
         choices = choose_tiles(
             dims, ranks, workers, FAMILY, tuning=tuning, of_one_rank=True
         )
     else:
         return dims
-    return {**dims, **{each.dim: each.value for each in choices}}
+    return {**dims, **{choice.dim: choice.value for choice in choices}}
 
 
 def show_machine(machine: Machine, origin: str) -> str:
@@ -90,14 +90,14 @@ def show_heading() -> str:
     return f"{'hosts':>5}  {'ranks':>5}" + "".join(f"{t:>14}" for t in titles)
 
 
-def show_line(one: PredictedRun) -> str:
+def show_line(run: PredictedRun) -> str:
     """A prediction as a line, in microseconds."""
-    numbers = (one.us, one.tensor_us, one.near_us, one.far_us, one.bound_us)
+    numbers = (run.us, run.tensor_us, run.near_us, run.far_us, run.bound_us)
     texts = "".join(f"{us:>14.1f}" for us in numbers)
-    return f"{one.hosts:>5}  {one.ranks:>5}{texts}{one.bound_us / one.us:>14.1%}"
+    return f"{run.hosts:>5}  {run.ranks:>5}{texts}{run.bound_us / run.us:>14.1%}"
 
 
-def draw(found: Sequence[PredictedRun], title: str, path: Path) -> None:
+def draw(runs: Sequence[PredictedRun], title: str, path: Path) -> None:
     """Draw the predicted times and their bounds over the number of hosts."""
     # Imported here, as Matplotlib is slow to import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -106,10 +106,10 @@ def draw(found: Sequence[PredictedRun], title: str, path: Path) -> None:
     figure = Figure(figsize=(7.0, 4.4), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
-    hosts = [one.hosts for one in found]
-    axes.plot(hosts, [one.us / 1e3 for one in found], "o-", label="predicted")
-    for number, name in enumerate(found[0].bounds, 1):
-        times = [one.bounds[name] / 1e3 for one in found]
+    hosts = [run.hosts for run in runs]
+    axes.plot(hosts, [run.us / 1e3 for run in runs], "o-", label="predicted")
+    for number, name in enumerate(runs[0].bounds, 1):
+        times = [run.bounds[name] / 1e3 for run in runs]
         axes.plot(hosts, times, ":", color=f"C{number}", label=f"bound: {name}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

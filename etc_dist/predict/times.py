@@ -82,7 +82,7 @@ class ModelTimes:
                 shape = TileShape.of(int(packed), scaled=is_scaled, float8=is_float8)
                 return _tile_us(shape, x.shape[-1], self.tuning.tiles)
             if function.name == "quantize_rows":
-                nbytes = sum(each.nbytes for each in (*task.reads, *task.writes))
+                nbytes = sum(access.nbytes for access in (*task.reads, *task.writes))
                 return TASK_US + nbytes / self.tuning.tiles.worker_bytes_per_us
             raise ArgumentError(
                 f"the time of call {task.call.name} is not known",
