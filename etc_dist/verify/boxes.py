@@ -61,9 +61,9 @@ class Boxes:
         """The boxes that differ in this order, cut: all writes, one of the reads of
         each kind that have the same box, and no slice that is equal to another one."""
         kind = _kinds(self.accesses, self.task, self.operand, order)
-        needed = self.write
-        needed[first_rows((kind, *self.low, *self.high))] = True
-        return self.of(needed).cut(extent, kind[needed]).without_equal_slices()
+        is_needed = self.write
+        is_needed[first_rows((kind, *self.low, *self.high))] = True
+        return self.of(is_needed).cut(extent, kind[is_needed]).without_equal_slices()
 
     def cut(self, extent: Sequence[int], kind: Array | None = None) -> Cut:
         """The boxes in a tensor with these extents, cut along all of their sides."""
@@ -112,16 +112,16 @@ class Cut:
     def without_equal_slices(self) -> Cut:
         """Without slices that are equal to another slice of their axis, and without the
         boxes that lie in them."""
-        found = self
+        cut = self
         # The axis with the most slices first: fewer boxes may be left for the others.
         for axis in np.argsort(self.shape)[::-1]:
             if self.shape[axis] > 1 and self.boxes.task.size:
-                found = found._only(axis, found._different_slices(axis))
-        return found
+                cut = cut._only(axis, cut._different_slices(axis))
+        return cut
 
     def _different_slices(self, axis: int) -> Array:
-        others = [k for k in range(len(self.low)) if k != axis]
-        columns = self.kind, *self.begin[others], *self.end[others]
+        other_axes = [k for k in range(len(self.low)) if k != axis]
+        columns = self.kind, *self.begin[other_axes], *self.end[other_axes]
         number = row_numbers(columns)
         # A slice is identified by the sum of 128 random bits of each of its boxes.
         random = _random_bits(int(number.max()) + 1)
@@ -142,9 +142,9 @@ class Cut:
             return self
         low, high = list(self.low), list(self.high)
         low[axis], high[axis] = low[axis][slices], high[axis][slices]
-        found = Cut(self.boxes, self.kind, low, high)
-        kept = found.end[axis] > found.begin[axis]
-        return Cut(self.boxes.of(kept), self.kind[kept], low, high)
+        cut = Cut(self.boxes, self.kind, low, high)
+        is_filled = cut.end[axis] > cut.begin[axis]
+        return Cut(self.boxes.of(is_filled), self.kind[is_filled], low, high)
 
 
 def _random_bits(count: int) -> npt.NDArray[np.uint64]:
@@ -184,8 +184,8 @@ def _kinds(
     operands of one task need no order, and those of two tasks do."""
     node = order.node[task]
     pair = row_numbers((node, operand))
-    one = first_rows([pair])
-    node, operand = node[one], operand[one]
+    examples = first_rows([pair])
+    node, operand = node[examples], operand[examples]
     write = np.array([a.write for a in accesses], bool)[operand]
     operands, writes = np.bincount(node), np.bincount(node, write)
     is_apart = (writes > 0) & (operands > 1)

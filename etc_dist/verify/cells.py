@@ -74,16 +74,16 @@ def all_cells(
         accesses[access.region.tensor.name].append(access)
     groups = [(t, accesses[t.name]) for t in tasks.plan.graph.tensors]
     groups += [
-        (replace(output, name=output.over, kind="state"), mine + accesses[output.over])
-        for output, mine in groups
+        (replace(output, name=output.over, kind="state"), group + accesses[output.over])
+        for output, group in groups
         if output.over
     ]
-    for tensor, mine in groups:
-        if tensor.is_given and not any(a.write for a in mine):
+    for tensor, group in groups:
+        if tensor.is_given and not any(a.write for a in group):
             continue
         for rank, env in enumerate(tasks.environments):
             extent = [int(n.evaluate(env)) for n in tensor.shape]
-            boxes = boxes_of(mine, rank, len(extent))
+            boxes = boxes_of(group, rank, len(extent))
             cut = boxes.cut(extent)
             # Of flagged tensors events order all, which are left out of `order`.
             most = FEW_CELLS if reduced else MANY_CELLS
@@ -128,7 +128,7 @@ def _expand(shape: list[int], begin: Array, count: Array) -> tuple[Array, Array]
     """(box, cell) for each cell of each box."""
     total = np.prod(count, axis=0, dtype=np.int64)
     box = np.repeat(np.arange(total.size), total)
-    rest = np.arange(box.size) - np.repeat(np.cumsum(total) - total, total)
+    index = np.arange(box.size) - np.repeat(np.cumsum(total) - total, total)
     cell = np.zeros(box.size, np.int64)
     stride = 1
     for axis in reversed(range(len(shape))):
@@ -136,8 +136,8 @@ def _expand(shape: list[int], begin: Array, count: Array) -> tuple[Array, Array]
             at = begin[axis][box]
         else:
             width = count[axis][box]
-            at = begin[axis][box] + rest % width
-            rest = rest // width
+            at = begin[axis][box] + index % width
+            index = index // width
         cell += at * stride
         stride *= shape[axis]
     return box, cell
@@ -157,8 +157,8 @@ def merged(cells: Cells) -> Cells:
     write = np.logical_or.reduceat(cells.write, at)
     phase = np.minimum.reduceat(cells.phase, at)
     cell, task = cells.cell[at], cells.task[at]
-    gathered = np.logical_and.reduceat(cells.gathered | cells.write, at)
-    gathered = gathered & ~write
+    is_gathered = np.logical_and.reduceat(cells.gathered | cells.write, at)
+    is_gathered = is_gathered & ~write
     return replace(
-        cells, cell=cell, task=task, write=write, phase=phase, gathered=gathered
+        cells, cell=cell, task=task, write=write, phase=phase, gathered=is_gathered
     )

@@ -13,12 +13,16 @@ from etc_dist.verify.violations import Fault, Tally
 def check_once(tasks: Enumeration, cells: Cells, kind: str, tally: Tally) -> None:
     """Refuse cells that are written more than once. `kind` describes the tensor: an
     output, or a tensor that index expressions load from."""
-    written = np.flatnonzero(cells.write)
-    cell = cells.cell[written]
+    writes = np.flatnonzero(cells.write)
+    cell = cells.cell[writes]
     twice = np.flatnonzero(cell[1:] == cell[:-1])
     if twice.size:
-        one, two = (tasks.name(int(cells.task[written[twice[0] + k]])) for k in (0, 1))
-        text = f"{cells.name(int(cell[twice[0]]))} is written by {one} and by {two}"
+        first, second = (
+            tasks.name(int(cells.task[writes[twice[0] + k]])) for k in (0, 1)
+        )
+        text = (
+            f"{cells.name(int(cell[twice[0]]))} is written by {first} and by {second}"
+        )
         fix = f"write each element of {kind} in exactly one task"
         fault = Fault(GraphError, text, fix, int(twice.size))
         tally.add(("twice", cells.tensor.name), fault)
@@ -38,9 +42,11 @@ def check_complete(cells: Cells, tally: Tally) -> None:
         tally.add(("missing", cells.tensor.name), fault)
 
 
-def check_reads(tasks: Enumeration, cells: Cells, ordered: bool, tally: Tally) -> None:
+def check_reads(
+    tasks: Enumeration, cells: Cells, has_order: bool, tally: Tally
+) -> None:
     """Refuse reads of cells that no other task writes, except gathers. With
-    `ordered`, also those by the first task that writes the cell."""
+    `has_order`, also those by the first task that writes the cell."""
     count = cells.cell.size
     if not count:
         return
@@ -50,14 +56,14 @@ def check_reads(tasks: Enumeration, cells: Cells, ordered: bool, tally: Tally) -
     entry = np.where(cells.write, np.arange(count), count)
     first = np.minimum.reduceat(entry, begin)
     writer = np.append(cells.task, NONE)[first][np.cumsum(is_first) - 1]
-    own = (writer == cells.task) & ordered
+    is_own = (writer == cells.task) & has_order
     needs = ~(cells.write | cells.gathered)
-    bad = np.flatnonzero(needs & (own | (writer == NONE)))
+    bad = np.flatnonzero(needs & (is_own | (writer == NONE)))
     if bad.size:
-        others = "other task has written" if own[bad[0]] else "task writes"
+        writers = "other task has written" if is_own[bad[0]] else "task writes"
         text = (
             f"{tasks.name(int(cells.task[bad[0]]))} {cells.verb(int(bad[0]))} "
-            f"{cells.name(int(cells.cell[bad[0]]))}, which no {others}"
+            f"{cells.name(int(cells.cell[bad[0]]))}, which no {writers}"
         )
         fix = "extend the written regions to all elements that are read, or shrink the "
         fix += "read region"
@@ -65,10 +71,10 @@ def check_reads(tasks: Enumeration, cells: Cells, ordered: bool, tally: Tally) -
         tally.add(("unwritten", cells.tensor.name), fault)
 
 
-def check_remote_writes(tasks: Enumeration, counted: Enumeration) -> list[Fault]:
-    """Refuse a write into a peer's memory without a notification to that peer. counted:
-    the tasks without events that flagged tensors carry, which notify of their own words
-    alone.
+def check_remote_writes(tasks: Enumeration, counted_tasks: Enumeration) -> list[Fault]:
+    """Refuse a write into a peer's memory without a notification to that peer.
+    `counted_tasks`: the tasks without events that flagged tensors carry, which notify
+    of their own words alone.
 
     A task there waits for the notification (else `count_notifications` refuses it), so
     the data arrives before the epoch of the peer ends."""
@@ -78,10 +84,10 @@ def check_remote_writes(tasks: Enumeration, counted: Enumeration) -> list[Fault]
     for access in tasks.accesses:
         if not access.write:
             continue
-        by = tasks if access.region.tensor.flagged else counted
+        by = tasks if access.region.tensor.flagged else counted_tasks
         ranks = rank_of[by.notify[access.task]]
-        notified = (ranks == access.rank[:, None]).any(axis=1)
-        bad = np.flatnonzero(~notified & (access.rank != tasks.rank[access.task]))
+        has_notified = (ranks == access.rank[:, None]).any(axis=1)
+        bad = np.flatnonzero(~has_notified & (access.rank != tasks.rank[access.task]))
         if bad.size:
             fault = Fault(
                 RaceError,

@@ -95,7 +95,7 @@ class _Reader:
     # ------------------------------------------------------------------------ tasks
 
     def blocks(self) -> list[Block]:
-        found: list[Block] = []
+        blocks: list[Block] = []
         base = 0
         for rank in range(self.world):
             for lane in self.plan.lanes:
@@ -106,9 +106,9 @@ class _Reader:
                         self.unknown_events.update(ref.events.name for ref in refs)
                         self.unknown_writes.update(r.tensor.name for r in call.writes)
                         continue
-                    found.append(block)
+                    blocks.append(block)
                     base += block.count
-        return found
+        return blocks
 
     def block(self, lane: Lane, call: Call, rank: int, base: int) -> Block | None:
         """The tasks of `call`; None where they cannot be counted."""
@@ -162,8 +162,10 @@ class _Reader:
             examples.append(f"t={t} gives {shown(at[:, t])}, outside of {shape}")
         if (times > 1).any():
             twice = int(np.flatnonzero(times > 1)[0])
-            one, two = inside[np.flatnonzero(task == twice)[:2]]
-            examples.append(f"t={one} and t={two} both give {shown(at[:, one])}")
+            first_t, second_t = inside[np.flatnonzero(task == twice)[:2]]
+            examples.append(
+                f"t={first_t} and t={second_t} both give {shown(at[:, first_t])}"
+            )
         if (times == 0).any():
             never = np.unravel_index(int(np.flatnonzero(times == 0)[0]), shape)
             examples.append(f"no t gives {shown(never)}")
@@ -204,11 +206,11 @@ class _Reader:
                 [[int(n.evaluate(e)) for n in event.shape] for e in self.environments],
                 np.int64,
             ).clip(0)
-            each = sizes.prod(axis=1)
+            counts = sizes.prod(axis=1)
             shape[event.name] = sizes
-            first[event.name] = total + np.cumsum(each) - each
-            ranks.append(np.repeat(np.arange(self.world), each))
-            total += int(each.sum())
+            first[event.name] = total + np.cumsum(counts) - counts
+            ranks.append(np.repeat(np.arange(self.world), counts))
+            total += int(counts.sum())
         for call in (c for lane in self.plan.lanes for c in lane.calls):
             for ref in (*call.waits, *call.notifies):
                 if not self.known(ref.parts):
@@ -233,7 +235,7 @@ class _Reader:
     def count_events(self, blocks: list[Block], elements: Elements) -> Array:
         """The elements after which the counts of loaded extents are known, of grids
         that are not empty at the bounds of these extents."""
-        found = [np.zeros(0, np.int64)]
+        batches = [np.zeros(0, np.int64)]
         for block in blocks:
             call = block.call
             if not call.waits_for_count or not int(call.tasks.evaluate(block.env)):
@@ -244,10 +246,10 @@ class _Reader:
             at: dict[str, Any] = {axis.symbol.name: 0 for axis in call.axes}
             at.update((a.symbol.name, t) for a, t in zip(loops, turns, strict=True))
             all_turns = replace(block, count=prod(shape), env={**block.env, **at})
-            found.append(self.reference(all_turns, elements, "waits", call.waits[0]))
-        each = np.unique(np.concatenate(found))
-        known: Array = each[each != NONE]
-        return known
+            batches.append(self.reference(all_turns, elements, "waits", call.waits[0]))
+        numbers = np.unique(np.concatenate(batches))
+        elements_of_counts: Array = numbers[numbers != NONE]
+        return elements_of_counts
 
     def reference(
         self, block: Block, elements: Elements, verb: str, ref: EventRef
@@ -304,7 +306,7 @@ class _Reader:
         """The accesses of the block's tasks: loads, then writes, then reads."""
         if not block.count:
             return []
-        found = load_accesses(block, self.graph, self.given, self.tally)
+        accesses = load_accesses(block, self.graph, self.given, self.tally)
         active = np.zeros(block.count, bool)
         unsure = not block.call.writes
         for region in block.call.writes:
@@ -315,7 +317,7 @@ class _Reader:
             else:
                 if self.may_be_fewer(block.call):
                     self.unknown_writes.add(region.tensor.name)
-                found.append(access)
+                accesses.append(access)
                 active[access.task - block.base] = True
         # A task whose writes are all empty runs no body, and so reads nothing.
         runs = active | unsure
@@ -326,9 +328,9 @@ class _Reader:
                 # All waits of a task from a queue are met before it starts.
                 reads_early = n in function.reads_before_wait
                 early = reads_early and not block.lane.queued(block.call)
-                phase, gathered = EARLY if early else BODY, n in function.gathers
-                found.append(replace(access, phase=phase, gathered=gathered))
-        return found
+                phase, is_gathered = EARLY if early else BODY, n in function.gathers
+                accesses.append(replace(access, phase=phase, gathered=is_gathered))
+        return accesses
 
     def access(
         self, block: Block, region: Region, write: bool, active: Mask, runs: Mask
@@ -369,22 +371,24 @@ class _Reader:
         checked at run time. `strict`: also refuse a start at the tensor's end."""
         wrong = np.zeros(block.count, bool)
         starts: list[Array | None] = []
-        for start, extent, kept in zip(
+        for start, extent, is_range in zip(
             region.start, region.tensor.shape, region.kept, strict=True
         ):
             starts.append(block.values(start) if self.known([start]) else None)
             at, end = starts[-1], extent.evaluate(block.env)
             if at is not None:
-                beyond = (at > end) & (strict | start.is_loaded) if kept else at >= end
+                beyond = (
+                    (at > end) & (strict | start.is_loaded) if is_range else at >= end
+                )
                 wrong |= (at < 0) | beyond
         if wrong.any():
             t = int(np.flatnonzero(wrong)[0])
-            got = ", ".join("?" if at is None else str(at[t]) for at in starts)
+            starts_text = ", ".join("?" if at is None else str(at[t]) for at in starts)
             extents = [int(block.values(n)[t]) for n in region.tensor.shape]
             self.fail(
                 ("region", block.call.name, region),
                 f"{task_name(block, t)} {'writes' if write else 'reads'} {region} from "
-                f"[{got}], outside of {extents}",
+                f"[{starts_text}], outside of {extents}",
                 f"keep the start of {region} inside of the tensor",
                 int(wrong.sum()),
             )

@@ -200,11 +200,13 @@ class Enumeration:
     def turn(self) -> tuple[Array, Array]:
         """Of each task: the number of its loops, NONE without, and of its turn."""
         loops, turn = np.full((2, self.tasks), NONE)
-        known: dict[tuple[str, ...], int] = {}
+        loop_numbers: dict[tuple[str, ...], int] = {}
         for block in self.blocks:
             here = slice(block.base, block.base + block.count)
             if axes := block.call.loop_axes:
-                loops[here] = known.setdefault(block.call.loop_names, len(known))
+                loops[here] = loop_numbers.setdefault(
+                    block.call.loop_names, len(loop_numbers)
+                )
                 turn[here] = 0
                 for axis in axes:
                     turn[here] *= int(axis.extent.evaluate(block.env))
@@ -249,10 +251,10 @@ def evaluate(expr: Expr, env: dict[str, Any], count: int) -> Array:
 
 def rows(block: Block, exprs: Sequence[Expr]) -> Array:
     """The values of `exprs`: [expressions, tasks]."""
-    made = np.empty((len(exprs), block.count), np.int64)
+    values = np.empty((len(exprs), block.count), np.int64)
     for row, expr in enumerate(exprs):
-        made[row] = expr.evaluate(block.env)
-    return made
+        values[row] = expr.evaluate(block.env)
+    return values
 
 
 def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
@@ -267,8 +269,8 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
         key = block.lane.name, block.rank
         if key not in lanes:
             # Calls whose tasks cannot be counted are left out.
-            counted = [b.call for b in blocks if (b.lane.name, b.rank) == key]
-            lanes[key] = replace(block.lane, calls=tuple(counted))
+            counted_calls = [b.call for b in blocks if (b.lane.name, b.rank) == key]
+            lanes[key] = replace(block.lane, calls=tuple(counted_calls))
         lane = lanes[key]
         here = slice(block.base, block.base + block.count)
         if lane.policy == QUEUE and block.call.name not in lane.claimed:

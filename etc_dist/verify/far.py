@@ -23,26 +23,26 @@ def check_far(tasks: Enumeration) -> list[Fault]:
     for block in tasks.blocks:
         ranks = rank_of[tasks.notify[block.base : block.base + block.count]]
         for k, ref in enumerate(block.call.notifies):
-            reached = _reaches(block.call, block.rank, ranks[:, k], size)
-            bad = np.flatnonzero((ranks[:, k] != NONE) & ~reached)
+            is_reachable = _reaches(block.call, block.rank, ranks[:, k], size)
+            bad = np.flatnonzero((ranks[:, k] != NONE) & ~is_reachable)
             _add(tasks, f"notifies {ref}", block.base + bad, ranks[bad, k], tally)
     for access in tasks.accesses:
-        own = tasks.rank[access.task]
-        away = np.flatnonzero(access.rank // size != own // size)
+        own_rank = tasks.rank[access.task]
+        away = np.flatnonzero(access.rank // size != own_rank // size)
         if away.size:
             call = tasks.block(int(access.task[away[0]])).call
-            bad = away[~_reaches(call, own[away], access.rank[away], size)]
+            bad = away[~_reaches(call, own_rank[away], access.rank[away], size)]
             what = f"writes {access.region}"
             _add(tasks, what, access.task[bad], access.rank[bad], tally)
     return tally.faults()
 
 
-def _reaches(call: Call, own: Array | int, rank: Array, size: int) -> Array:
+def _reaches(call: Call, own_rank: Array | int, rank: Array, size: int) -> Array:
     """Which of these ranks are near ones, or partners where the function is far."""
-    reached: Array = rank // size == own // size
+    is_reachable: Array = rank // size == own_rank // size
     if call.function.far:
-        reached = reached | ((rank - own) % size == 0)
-    return reached
+        is_reachable = is_reachable | ((rank - own_rank) % size == 0)
+    return is_reachable
 
 
 def check_kept(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
@@ -55,9 +55,13 @@ def check_kept(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
     read, write = reads_before_writes(cells)
     bad = np.flatnonzero(far[np.searchsorted(bases, cells.task[read], "right") - 1])
     if bad.size:
-        one, two = (tasks.name(int(cells.task[at[bad[0]]])) for at in (read, write))
+        reader, writer = (
+            tasks.name(int(cells.task[at[bad[0]]])) for at in (read, write)
+        )
         cell = cells.name(int(cells.cell[read[bad[0]]]))
-        text = f"{two} writes {cell}, which {one} sends to another host in this run"
+        text = (
+            f"{writer} writes {cell}, which {reader} sends to another host in this run"
+        )
         fix = "write to other memory, such as one tensor for each turn"
         fault = Fault(RaceError, text, fix, int(bad.size))
         tally.add(("sent", cells.tensor.name), fault)

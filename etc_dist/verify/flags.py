@@ -86,11 +86,11 @@ def check_returns(tasks: Enumeration) -> list[Fault]:
     if not any(tensor.flagged for tensor in graph.tensors):
         return []
     answers = np.eye(graph.world_size, dtype=bool)
-    awaited = np.zeros(tasks.elements.total + 1, bool)
-    awaited[tasks.wait] = True
-    awaited[NONE] = False
+    is_awaited = np.zeros(tasks.elements.total + 1, bool)
+    is_awaited[tasks.wait] = True
+    is_awaited[NONE] = False
     for column in tasks.notify.T:
-        some = np.flatnonzero(awaited[column])
+        some = np.flatnonzero(is_awaited[column])
         answers[tasks.rank[some], tasks.elements.rank[column[some]]] = True
     host = np.arange(graph.world_size) // graph.local_size
     lacking = np.argwhere(~answers & (host[:, None] == host))
@@ -122,8 +122,8 @@ def _are_ordered(
     notifies."""
     is_carried = _elements_of(tasks, names)
     are_ordered = np.zeros(first.shape, bool)
-    for notified in tasks.notify.T:
-        left = notified[first]
-        for awaited in tasks.wait.T:
-            are_ordered |= (left == awaited[second]) & is_carried[left]
+    for notified_column in tasks.notify.T:
+        elements = notified_column[first]
+        for awaited_column in tasks.wait.T:
+            are_ordered |= (elements == awaited_column[second]) & is_carried[elements]
     return are_ordered

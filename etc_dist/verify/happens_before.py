@@ -43,11 +43,11 @@ class HappensBefore:
         """Of each node: whether it waits for an element that all of `nodes` notify.
         early: by one of its first waits."""
         waits = self.free_wait if early else self.wait
-        found = np.zeros(self.level.size, bool)
+        is_after = np.zeros(self.level.size, bool)
         for element in self.notify[nodes[0]]:
             if element != NONE and (self.notify[nodes] == element).any(axis=1).all():
-                found |= (waits == element).any(axis=1)
-        return found
+                is_after |= (waits == element).any(axis=1)
+        return is_after
 
     def direct(self, first: Array, second: Array, early: Mask) -> Mask:
         """Pairs ordered by one step: one event, or one worker's sequence. `early`: the
@@ -55,18 +55,18 @@ class HappensBefore:
         return self._by_event(first, second, early) | self._by_program(first, second)
 
     def _by_event(self, first: Array, second: Array, early: Mask) -> Mask:
-        found = np.zeros(first.shape, bool)
-        waits = [awaited[second] for awaited in self.wait.T]
+        is_ordered = np.zeros(first.shape, bool)
+        waits = [wait_column[second] for wait_column in self.wait.T]
         if early.any():
-            free = (awaited[second] for awaited in self.free_wait.T)
+            free = (wait_column[second] for wait_column in self.free_wait.T)
             pairs = zip(free, waits, strict=True)
             waits = [np.where(early, some, every) for some, every in pairs]
-        for notified in self.notify.T:
-            left = notified[first]
-            is_notified = left != NONE
-            for awaited in waits:
-                found |= (left == awaited) & is_notified
-        return found
+        for notify_column in self.notify.T:
+            elements = notify_column[first]
+            is_notified = elements != NONE
+            for wait_column in waits:
+                is_ordered |= (elements == wait_column) & is_notified
+        return is_ordered
 
     def _by_program(self, first: Array, second: Array) -> Mask:
         q = self.queues
@@ -79,7 +79,7 @@ class HappensBefore:
 
     def search(self, first: Array, second: Array, early: Mask) -> Mask:
         """Pairs ordered by a chain of steps. Exact, for the few that are not direct."""
-        found = np.zeros(first.shape, bool)
+        is_after = np.zeros(first.shape, bool)
         # By level: the chains of a batch then lie within few levels.
         by_level = np.lexsort((first, self.level[first]))
         new = np.diff(first[by_level], prepend=NONE) != 0
@@ -93,20 +93,21 @@ class HappensBefore:
             pairs = by_level[begin:end]
             low, high = self.level[batch[0]], self.level[second[pairs]].max()
             here = slice(*np.searchsorted(levels, (low, high + 1)))
-            reached, met = self._reached(batch, previous, steps[here])
+            node_bits, element_bits = self._reached(batch, previous, steps[here])
             bit = source[begin:end] - start
-            words = reached[second[pairs], bit // WORD]
+            words = node_bits[second[pairs], bit // WORD]
             few = np.flatnonzero(early[pairs])
             if few.size:
                 at, word = second[pairs[few]], bit[few] // WORD
                 words[few] = 0
                 for before in previous:
-                    words[few] |= reached[before[at], word]
-                for awaited in self.free_wait.T:
-                    words[few] |= met[awaited[at], word]
-            found[pairs] = (words >> (bit % WORD).astype(np.uint64)) & np.uint64(1) != 0
-        found &= first != second
-        return found
+                    words[few] |= node_bits[before[at], word]
+                for wait_column in self.free_wait.T:
+                    words[few] |= element_bits[wait_column[at], word]
+            words >>= (bit % WORD).astype(np.uint64)
+            is_after[pairs] = words & np.uint64(1) != 0
+        is_after &= first != second
+        return is_after
 
     @cached_property
     def _alike(self) -> tuple[Array, Array]:
@@ -121,9 +122,9 @@ class HappensBefore:
         the second waits for, so one pair of each equivalence class is searched."""
         notifies, waits = self._alike
         kinds = notifies[first] * (int(waits.max(initial=0)) + 1) + waits[second]
-        _, one, kind = np.unique(kinds, return_index=True, return_inverse=True)
-        first, second = first[one], second[one]
-        found = np.zeros(first.shape, bool)
+        _, examples, kind = np.unique(kinds, return_index=True, return_inverse=True)
+        first, second = first[examples], second[examples]
+        is_ordered = np.zeros(first.shape, bool)
         by_level = np.argsort(self.level[first], kind="stable")
         width = WORD * max(1, min(WORD, BUDGET // max(1, self.level.size)))
         previous = self._previous()
@@ -132,13 +133,16 @@ class HappensBefore:
             pairs = by_level[start : start + width]
             low, high = self.level[first[pairs[0]]], self.level[second[pairs]].max()
             here = slice(*np.searchsorted(levels, (low, high + 1)))
-            _, met = self._reached(first[pairs], previous, steps[here], by_event=True)
+            _, element_bits = self._reached(
+                first[pairs], previous, steps[here], by_event=True
+            )
             bit = np.arange(pairs.size)
             words = np.zeros(pairs.size, np.uint64)
-            for awaited in self.wait.T:
-                words |= met[awaited[second[pairs]], bit // WORD]
-            found[pairs] = (words >> (bit % WORD).astype(np.uint64)) & np.uint64(1) != 0
-        return found[kind]
+            for wait_column in self.wait.T:
+                words |= element_bits[wait_column[second[pairs]], bit // WORD]
+            words >>= (bit % WORD).astype(np.uint64)
+            is_ordered[pairs] = words & np.uint64(1) != 0
+        return is_ordered[kind]
 
     def _steps(self) -> tuple[list[Array], Array]:
         """The nodes, level by level, and the levels."""
@@ -153,10 +157,10 @@ class HappensBefore:
         if q is None:
             return np.zeros((0, self.level.size), np.int64)
         previous = np.full((1, self.level.size), NONE)
-        mine = np.flatnonzero(q.strided)
-        mine = mine[np.lexsort((q.position[mine], q.queue[mine]))]
-        same = q.queue[mine[1:]] == q.queue[mine[:-1]]
-        previous[0, mine[1:]] = np.where(same, mine[:-1], NONE)
+        tasks = np.flatnonzero(q.strided)
+        tasks = tasks[np.lexsort((q.position[tasks], q.queue[tasks]))]
+        same = q.queue[tasks[1:]] == q.queue[tasks[:-1]]
+        previous[0, tasks[1:]] = np.where(same, tasks[:-1], NONE)
         return previous
 
     def _reached(
@@ -175,22 +179,22 @@ class HappensBefore:
         nodes = np.zeros((self.level.size + 1, words), np.uint64)
         elements = np.zeros((self.elements + 1, words), np.uint64)
         bit = np.arange(sources.size)
-        own = np.zeros((sources.size, words), np.uint64)
-        own[bit, bit // WORD] = np.uint64(1) << (bit % WORD).astype(np.uint64)
+        source_bits = np.zeros((sources.size, words), np.uint64)
+        source_bits[bit, bit // WORD] = np.uint64(1) << (bit % WORD).astype(np.uint64)
         if by_event:
-            for notified in self.notify.T:
-                _merge(elements, notified[sources], own)
+            for notify_column in self.notify.T:
+                _merge(elements, notify_column[sources], source_bits)
         else:
-            np.bitwise_or.at(nodes, sources, own)
+            np.bitwise_or.at(nodes, sources, source_bits)
         for step in steps:
-            mine = nodes[step]
+            step_bits = nodes[step]
             for before in previous:
-                mine |= nodes[before[step]]
-            for awaited in self.wait.T:
-                mine |= elements[awaited[step]]
-            nodes[step] = mine
-            for notified in self.notify.T:
-                _merge(elements, notified[step], mine)
+                step_bits |= nodes[before[step]]
+            for wait_column in self.wait.T:
+                step_bits |= elements[wait_column[step]]
+            nodes[step] = step_bits
+            for notify_column in self.notify.T:
+                _merge(elements, notify_column[step], step_bits)
         return nodes, elements
 
 
@@ -199,13 +203,13 @@ def _merge(
 ) -> None:
     """elements[target] |= bits; a target may occur more than once."""
     some = np.argsort(target, kind="stable")
-    ordered = target[some]
-    is_new = ordered != NONE
-    is_new[1:] &= ordered[1:] != ordered[:-1]
+    elements_of_bits = target[some]
+    is_new = elements_of_bits != NONE
+    is_new[1:] &= elements_of_bits[1:] != elements_of_bits[:-1]
     starts = is_new.nonzero()[0]
     if starts.size:
-        merged = np.bitwise_or.reduceat(bits[some], starts, axis=0)
-        elements[ordered[starts]] |= merged
+        unions = np.bitwise_or.reduceat(bits[some], starts, axis=0)
+        elements[elements_of_bits[starts]] |= unions
 
 
 def order_classes(
@@ -214,11 +218,11 @@ def order_classes(
     """The relation of the classes of `tasks`, given the round in which each one runs.
     Without `by_program`, events alone order them."""
     classes = task_classes(tasks, by_program=by_program)
-    one = first_rows([classes])
-    level, queues = rounds[one], None
+    examples = first_rows([classes])
+    level, queues = rounds[examples], None
     if by_program:
-        queues = tasks.queues.of(one)
+        queues = tasks.queues.of(examples)
         position = np.where(queues.strided, queues.position, 0)
         level = level * (int(position.max(initial=0)) + 1) + position
-    tables = (tasks.wait[one], tasks.free_wait[one], tasks.notify[one])
+    tables = (tasks.wait[examples], tasks.free_wait[examples], tasks.notify[examples])
     return HappensBefore(classes, level, *tables, tasks.elements.total, queues)

@@ -26,18 +26,18 @@ def check_index_range(
     `environments` has the dims and derived numbers of each rank."""
     symbols = (*graph.dims, *(graph.own or ())[:1], *(s for s, _ in graph.derived))
     names = [symbol.name for symbol in symbols]
-    known: dict[str, Interval] = {}
+    intervals: dict[str, Interval] = {}
     for name in (*names, RANK.name):
         values = [env[name] for env in environments]
-        known[name] = min(values), max(values)
-    return [fault for call in graph.calls for fault in _check_call(call, known)]
+        intervals[name] = min(values), max(values)
+    return [fault for call in graph.calls for fault in _check_call(call, intervals)]
 
 
-def _check_call(call: Call, known: Mapping[str, Interval]) -> Iterator[Fault]:
-    ranges = dict(known)
+def _check_call(call: Call, intervals: Mapping[str, Interval]) -> Iterator[Fault]:
+    ranges = dict(intervals)
     tasks: float = 1
     for axis in call.axes:
-        extent = max(interval(axis.extent, known)[1], 1)
+        extent = max(interval(axis.extent, intervals)[1], 1)
         ranges[axis.symbol.name] = 0, extent - 1
         tasks *= extent
     ranges[TASK.name] = 0, tasks - 1
@@ -71,21 +71,21 @@ def _find_wide(
     expr: Expr,
     ranges: Mapping[str, Interval],
     wide: list[Expr],
-    known: dict[Expr, Interval],
+    intervals: dict[Expr, Interval],
 ) -> Interval:
     """The interval of `expr`. Adds to `wide` sub-expressions without loads that may not
     fit, innermost first, and sizes of tensors that are loaded from. Those with loads
-    are checked at run time. known: the intervals of those that were visited."""
-    bounds = known.get(expr)
+    are checked at run time. `intervals` has those that were visited."""
+    bounds = intervals.get(expr)
     if bounds is not None:
         return bounds
     if isinstance(expr, Op):
-        left = _find_wide(expr.left, ranges, wide, known)
-        right = _find_wide(expr.right, ranges, wide, known)
+        left = _find_wide(expr.left, ranges, wide, intervals)
+        right = _find_wide(expr.right, ranges, wide, intervals)
         bounds = combine(expr.name, left, right)
     else:
         for child in expr.children():
-            _find_wide(child, ranges, wide, known)
+            _find_wide(child, ranges, wide, intervals)
         bounds = interval(expr, ranges)
     if isinstance(expr, Load):
         size = reduce(lambda a, b: a * b, expr.shape, wrap(1))
@@ -94,5 +94,5 @@ def _find_wide(
     is_wide = bounds[0] < INT32[0] or bounds[1] > INT32[1]
     if is_wide and isinstance(expr, (Const, Op)) and not expr.is_loaded:
         wide.append(expr)
-    known[expr] = bounds
+    intervals[expr] = bounds
     return bounds

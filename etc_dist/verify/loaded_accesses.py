@@ -32,10 +32,10 @@ from etc_dist.verify.violations import Fault, Tally
 
 
 def load_accesses(
-    block: Block, graph: GraphFunction, given: Set[str], tally: Tally
+    block: Block, graph: GraphFunction, known_tensors: Set[str], tally: Tally
 ) -> list[Access]:
-    """The loads of the block's tasks; `given` names the tensors with known values."""
-    found: list[Access] = []
+    """The loads of the block's tasks; `known_tensors` have known values."""
+    accesses: list[Access] = []
     call = block.call
     # All waits of a task from a queue are met before it starts.
     loads_early = call.streams_after is not None or call.function.loads_before_wait
@@ -45,16 +45,16 @@ def load_accesses(
         (WAITING if loads_early else BEGINNING, working_exprs(call)),
     ):
         for load, guards in dict.fromkeys(guarded_loads(exprs)):
-            access = _access(block, graph, given, load, guards, phase, tally)
+            access = _access(block, graph, known_tensors, load, guards, phase, tally)
             if access is not None:
-                found.append(access)
-    return found
+                accesses.append(access)
+    return accesses
 
 
 def _access(
     block: Block,
     graph: GraphFunction,
-    given: Set[str],
+    known_tensors: Set[str],
     load: Load,
     guards: Sequence[Guard],
     phase: int,
@@ -66,11 +66,11 @@ def _access(
     extent = rows(block, load.shape)
     conditions = [c for c, _ in guards]
     deciding = (*load.index, *(e for c in conditions for e in (c.left, c.right)))
-    if any(inner.tensor not in given for inner in loads_of(deciding)):
+    if any(inner.tensor not in known_tensors for inner in loads_of(deciding)):
         none = np.zeros_like(extent)
         return Access(region, False, block.tasks, rank, none, extent, phase)
     try:
-        chosen = block.values(under(guards, Const(1), Const(0))) == 1
+        is_loading = block.values(under(guards, Const(1), Const(0))) == 1
         at = rows(block, [under(guards, i, Const(0)) for i in load.index])
     except IndexError:  # of an inner load, which is reported separately
         return None
@@ -78,7 +78,7 @@ def _access(
         text, fix = f"call {block.call.name}, {load}: {error}", "correct the expression"
         tally.add(("load", text), Fault(GraphError, text, fix))
         return None
-    wrong = chosen & ((at < 0) | (at >= extent)).any(axis=0)
+    wrong = is_loading & ((at < 0) | (at >= extent)).any(axis=0)
     if wrong.any():
         t = int(np.flatnonzero(wrong)[0])
         fault = Fault(
@@ -89,7 +89,7 @@ def _access(
             int(wrong.sum()),
         )
         tally.add(("load", block.call.name, load), fault)
-    right = chosen & ~wrong
+    right = is_loading & ~wrong
     at = at[:, right]
     return Access(region, False, block.tasks[right], rank[right], at, at + 1, phase)
 
@@ -105,13 +105,13 @@ def check_own_writes(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
     )
     begin = np.flatnonzero(new)
     loads = np.logical_or.reduceat(cells.phase < EARLY, begin)
-    own = begin[loads & np.logical_or.reduceat(cells.write, begin)]
-    if own.size:
+    entries = begin[loads & np.logical_or.reduceat(cells.write, begin)]
+    if entries.size:
         text = (
-            f"{tasks.name(int(cells.task[own[0]]))} writes "
-            f"{cells.name(int(cells.cell[own[0]]))}, which its own index expressions "
-            "load"
+            f"{tasks.name(int(cells.task[entries[0]]))} writes "
+            f"{cells.name(int(cells.cell[entries[0]]))}, which its own index "
+            "expressions load"
         )
         fix = "write to another tensor, or in another task"
-        fault = Fault(RaceError, text, fix, int(own.size))
+        fault = Fault(RaceError, text, fix, int(entries.size))
         tally.add(("own", cells.tensor.name), fault)

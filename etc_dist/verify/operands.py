@@ -26,32 +26,34 @@ Axis = tuple[int, int]
 """An operand by position, and one of its axes."""
 
 
-def check_operands(tasks: Enumeration, given: Container[str]) -> list[Fault]:
+def check_operands(tasks: Enumeration, known_tensors: Container[str]) -> list[Fault]:
     """A fault for each call with a task whose operands do not have the sizes or places
-    that its device function declares. `given`: the tensors with known values."""
+    that its device function declares. `known_tensors` have known values."""
     tally = Tally()
     for block in tasks.blocks:
         if block.count and block.call.function.tile:
             # Expressions without a value have been reported.
             with suppress(ArithmeticError, IndexError):
-                _Operands(block, given, tasks.plan.graph.world_size).check(tally)
+                _Operands(block, known_tensors, tasks.plan.graph.world_size).check(
+                    tally
+                )
     return tally.faults()
 
 
 class _Operands:
     """The operands of all tasks of a block."""
 
-    def __init__(self, block: Block, given: Container[str], world: int):
-        self.block, self.call, self.given = block, block.call, given
+    def __init__(self, block: Block, known_tensors: Container[str], world: int):
+        self.block, self.call, self.given = block, block.call, known_tensors
         self.world = world
         self.regions = (*block.call.reads, *block.call.writes)
         self.tile = block.call.function.tile
 
     def check(self, tally: Tally) -> None:
-        for one, other, extent in self.equal_axes():
-            same = not extent.is_scaled and self.axis(*one) == self.axis(*other)
-            if not same and self.known(one[0], other[0]):
-                self.compare(one, other, extent, tally)
+        for first, second, extent in self.equal_axes():
+            same = not extent.is_scaled and self.axis(*first) == self.axis(*second)
+            if not same and self.known(first[0], second[0]):
+                self.compare(first, second, extent, tally)
         for axis, size in self.exact_axes():
             if self.known(axis[0]):
                 self.measure(axis, size, tally)
@@ -108,24 +110,24 @@ class _Operands:
     def equal_axes(self) -> Iterator[tuple[Axis, Axis, Extent]]:
         """Pairs of axes of different operands that must have equal sizes, or of which
         the second one is scaled as its extent says."""
-        named: dict[str, list[Axis]] = {}
+        axes_by_name: dict[str, list[Axis]] = {}
         for axis, extent in self.declared():
             if extent.name and extent.name != WORLD and not extent.is_scaled:
-                named.setdefault(extent.name, []).append(axis)
+                axes_by_name.setdefault(extent.name, []).append(axis)
         for n, operand in self.tile.items():
             if operand.like is not None:
                 yield from ((*axes, EQUAL) for axes in self.like(operand.like, n))
-        for axes in named.values():
+        for axes in axes_by_name.values():
             yield from ((*pair, EQUAL) for pair in pairwise(axes))
         for axis, extent in self.declared():
-            if extent.is_scaled and extent.name in named:
-                yield named[extent.name][0], axis, extent
+            if extent.is_scaled and extent.name in axes_by_name:
+                yield axes_by_name[extent.name][0], axis, extent
 
-    def like(self, one: int, other: int) -> Iterator[tuple[Axis, Axis]]:
+    def like(self, first: int, second: int) -> Iterator[tuple[Axis, Axis]]:
         """Pairs of the axes of two operands, without those of one element."""
         axes = [
             [(n, k) for k, size in enumerate(self.regions[n].size) if size != ONE]
-            for n in (one, other)
+            for n in (first, second)
         ]
         if len(axes[0]) == len(axes[1]):  # others are refused for GPUs
             yield from zip(*axes, strict=True)
@@ -157,8 +159,8 @@ class _Operands:
         clipped: Array = np.maximum(np.minimum(size, end - low), 0)
         return clipped
 
-    def compare(self, one: Axis, other: Axis, extent: Extent, tally: Tally) -> None:
-        sizes = [self.sizes(axis) for axis in (one, other)]
+    def compare(self, first: Axis, second: Axis, extent: Extent, tally: Tally) -> None:
+        sizes = [self.sizes(axis) for axis in (first, second)]
         per = self.block.values(wrap(1 if extent.per is None else extent.per))
         bad = np.flatnonzero(-(-sizes[0] * extent.times // per) != sizes[1])
         bad = self.running(bad)
@@ -166,18 +168,18 @@ class _Operands:
             t = int(bad[0])
             has = " and ".join(
                 f"{size[t]} along axis {k} of {self.regions[n]}"
-                for size, (n, k) in zip(sizes, (one, other), strict=True)
+                for size, (n, k) in zip(sizes, (first, second), strict=True)
             )
             must = f"be {extent}" if extent.is_scaled else "be equal"
             text = f"{task_name(self.block, t)} has {has}, which must {must}"
             fix = "clip both regions at the same index, or write the rest elsewhere"
             fault = Fault(GraphError, text, fix, int(bad.size))
-            tally.add(("sizes", self.call.name, one, other), fault)
+            tally.add(("sizes", self.call.name, first, second), fault)
 
     def measure(self, axis: Axis, size: int, tally: Tally) -> None:
         """NOTE: the CPU backend also runs regions of other sizes."""
-        low, own, extent = map(self.block.values, self.axis(*axis))
-        bad = np.flatnonzero((own == size) & (low + own > extent))
+        low, lengths, extent = map(self.block.values, self.axis(*axis))
+        bad = np.flatnonzero((lengths == size) & (low + lengths > extent))
         bad = self.running(bad)
         if bad.size:
             t = int(bad[0])

@@ -32,11 +32,11 @@ def count_notifications(tasks: Enumeration) -> tuple[Counts, list[Fault]]:
     Also refuse elements that are notified on a rank where no task waits for them:
     counters are cleared an epoch later, and such a notification might arrive later."""
     total = tasks.elements.total
-    notified, awaited = (
+    num_notifications, num_waits = (
         np.bincount(table[table != NONE], minlength=total)
         for table in (tasks.notify, tasks.wait)
     )
-    expected = notified.copy()
+    expected = num_notifications.copy()
     tally = Tally()
     for event in tasks.plan.graph.events:
         if event.name in tasks.unknown_events | tasks.unknown_counts:
@@ -49,17 +49,17 @@ def count_notifications(tasks: Enumeration) -> tuple[Counts, list[Fault]]:
                 text = f"the expected count of {event.name} on rank {rank}: {error}"
                 fix = "correct expects="
                 tally.add(event.name, Fault(GraphError, text, fix))
-    counts = Counts(notified, awaited, expected)
+    counts = Counts(num_notifications, num_waits, expected)
     _check_counts(tasks, counts, tally)
     return counts, tally.faults()
 
 
 def _check_counts(tasks: Enumeration, counts: Counts, tally: Tally) -> None:
-    awaited = counts.awaited > 0
-    awaited[tasks.count_events] = True
-    few = awaited & (counts.notified < counts.expected)
-    many = awaited & (counts.notified > counts.expected)
-    idle = ~awaited & (counts.notified > 0)
+    is_awaited = counts.awaited > 0
+    is_awaited[tasks.count_events] = True
+    few = is_awaited & (counts.notified < counts.expected)
+    many = is_awaited & (counts.notified > counts.expected)
+    idle = ~is_awaited & (counts.notified > 0)
     for name, first in tasks.elements.first.items():
         size = int(tasks.elements.shape[name].prod(axis=1).sum())
         for kind, wrong in (("few", few), ("many", many), ("idle", idle)):
@@ -126,10 +126,10 @@ def run_queues(tasks: Enumeration, counts: Counts) -> tuple[Array, list[Fault]]:
 
 def _without_order(tasks: Enumeration) -> Enumeration:
     """`tasks`, each in a queue with no other task."""
-    each = np.arange(tasks.tasks)
+    task_idx = np.arange(tasks.tasks)
     names = ["no queue"] * tasks.tasks
-    at = np.zeros_like(each)
-    queues = replace(tasks.queues, queue=each, position=at, names=names)
+    at = np.zeros_like(task_idx)
+    queues = replace(tasks.queues, queue=task_idx, position=at, names=names)
     return replace(tasks, queues=queues)
 
 
@@ -149,10 +149,10 @@ def suppose_events(tasks: Enumeration) -> tuple[Enumeration, Array]:
                     table[here, k] = np.where(_may_hold(block, ref), element, NONE)
     rank = np.concatenate((tasks.elements.rank, np.full(len(names), NONE)))
     elements = replace(tasks.elements, rank=rank, total=first + len(names))
-    supposed = replace(tasks, elements=elements, wait=wait, notify=notify)
-    run = _QueueRun(supposed, count_notifications(supposed)[0])
+    supposed_tasks = replace(tasks, elements=elements, wait=wait, notify=notify)
+    run = _QueueRun(supposed_tasks, count_notifications(supposed_tasks)[0])
     run.finish()
-    return supposed, run.round
+    return supposed_tasks, run.round
 
 
 def _may_hold(block: Block, ref: EventRef) -> Mask | bool:
@@ -195,8 +195,8 @@ class _QueueRun:
     @property
     def rest(self) -> Array:
         """The tasks that have not run, queue by queue."""
-        rest: Array = self.order[self.round[self.order] == NONE]
-        return rest
+        stuck_tasks: Array = self.order[self.round[self.order] == NONE]
+        return stuck_tasks
 
     def blocked(self) -> Mask:
         return self.missing[self.rest] > 0
@@ -212,17 +212,17 @@ class _QueueRun:
 
     def advance(self, number: int) -> bool:
         """Run all tasks that can run now; False if there are none."""
-        done = self.take(number)
-        notified = self.tasks.notify[done]
-        notified = notified[notified != NONE]
-        np.subtract.at(self.left, notified, 1)
-        self.release(np.unique(notified[self.left[notified] == 0]))
-        return done.size > 0
+        tasks = self.take(number)
+        elements = self.tasks.notify[tasks]
+        elements = elements[elements != NONE]
+        np.subtract.at(self.left, elements, 1)
+        self.release(np.unique(elements[self.left[elements] == 0]))
+        return tasks.size > 0
 
     def take(self, number: int) -> Array:
         """The tasks of the active queues up to the first blocked one of each, which run
         in round `number`."""
-        taken = [np.zeros(0, np.int64)]
+        batches = [np.zeros(0, np.int64)]
         # Most queues advance by a few tasks, some by many.
         queues, most = self.active, 8
         while (queues := queues[self.at[queues] < self.end[queues]]).size:
@@ -233,16 +233,19 @@ class _QueueRun:
             task = self.order[np.repeat(begin, count) + index]
             free = np.where(self.missing[task] > 0, index, np.repeat(count, count))
             free = np.minimum.reduceat(free, start)
-            taken.append(task[index < np.repeat(free, count)])
+            batches.append(task[index < np.repeat(free, count)])
             self.at[queues] += free
             queues, most = queues[free == count], 2 * most
-        done: Array = np.concatenate(taken)
-        self.round[done] = number
-        return done
+        tasks: Array = np.concatenate(batches)
+        self.round[tasks] = number
+        return tasks
 
-    def release(self, met: Array) -> None:
-        """Count the waits that the elements `met` meet."""
-        begin, count = self.span[met], self.span[met + 1] - self.span[met]
+    def release(self, elements: Array) -> None:
+        """Count the waits that `elements` meet."""
+        begin, count = (
+            self.span[elements],
+            self.span[elements + 1] - self.span[elements],
+        )
         offset = np.repeat(begin - np.cumsum(count) + count, count)
         waiter = self.waiters[offset + np.arange(count.sum())]
         np.subtract.at(self.missing, waiter, 1)
@@ -304,8 +307,8 @@ def _cycle(run: _QueueRun, task: int, stuck: Array) -> list[str]:
     One always does: every unmet element has a notifier that did not run, and a blocked
     task in the queue of that notifier."""
     tasks, queues = run.tasks, run.tasks.queues
-    seen: dict[int, str] = {}
-    while task not in seen:
+    text_by_task: dict[int, str] = {}
+    while task not in text_by_task:
         element = _unmet(run, task)
         notifiers = np.flatnonzero((tasks.notify == element).any(axis=1))
         notifier = int(notifiers[run.round[notifiers] == NONE][0])
@@ -320,7 +323,7 @@ def _cycle(run: _QueueRun, task: int, stuck: Array) -> list[str]:
             )
         else:
             text += f", which {tasks.name(notifier)} notifies"
-        seen[task] = text
+        text_by_task[task] = text
         task = following
-    steps = list(seen)
-    return [seen[t] for t in steps[steps.index(task) :]]
+    steps = list(text_by_task)
+    return [text_by_task[t] for t in steps[steps.index(task) :]]

@@ -28,14 +28,15 @@ def prove(
     dims: Mapping[str, int],
     workers: int,
     settings: Settings,
-    known: Mapping[str, Mapping[str, Any]] | None = None,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Verified:
-    """Verify `plan` at `dims`, or return the result that is recorded in `known`, by
-    `proof_key`, or in the cache; see `verify`. known: `is_record` is true for each."""
+    """Verify `plan` at `dims`, or return the result that is recorded in `records`, by
+    `proof_key`, or in the cache; see `verify`. For each of `records`,
+    `is_record` is true."""
     cache = Cache(settings.cache)
     key = proof_key(plan, dims, workers)
-    if known is not None and key in known:
-        return _from_record(known[key])
+    if records is not None and key in records:
+        return _from_record(records[key])
     entry = cache.load("proofs", key, lambda entry: is_record(entry.facts, key))
     if entry is not None:
         return _from_record(entry.facts)

@@ -50,16 +50,16 @@ class Races:
             read, write = unwritten
             # A gather need not read what a later turn is the first to write.
             later = self.tasks.is_later_turn(cells.task[read], cells.task[write])
-            needed = ~(cells.gathered[read] & later)
-            self.unwritten.append((cells, read[needed], write[needed]))
+            is_needed = ~(cells.gathered[read] & later)
+            self.unwritten.append((cells, read[is_needed], write[is_needed]))
 
     def faults(self) -> list[Fault]:
         """All races that were found."""
         tally = Tally()
-        for cells, first, second, ordered in self._searched(self.suspects):
-            self._add_races(cells, first[~ordered], second[~ordered], tally)
-        for cells, first, second, ordered in self._searched(self.unwritten):
-            self._add_unwritten(cells, first[ordered], second[ordered], tally)
+        for cells, first, second, is_ordered in self._searched(self.suspects):
+            self._add_races(cells, first[~is_ordered], second[~is_ordered], tally)
+        for cells, first, second, is_ordered in self._searched(self.unwritten):
+            self._add_unwritten(cells, first[is_ordered], second[is_ordered], tally)
         return tally.faults()
 
     def _drop_ordered(self) -> None:
@@ -68,13 +68,13 @@ class Races:
         second = np.concatenate([cells.task[b] for cells, _, b in self.suspects])
         loose = np.concatenate([_is_early(*pairs) for pairs in self.suspects])
         loose |= ~self.order.search_events(self.node[first], self.node[second])
-        kept, begin = [], 0
+        suspects, begin = [], 0
         for cells, a, b in self.suspects:
-            mine = loose[begin : begin + a.size]
+            is_loose = loose[begin : begin + a.size]
             begin += a.size
-            if mine.any():
-                kept.append((cells, a[mine], b[mine]))
-        self.suspects, self._count = kept, int(loose.sum())
+            if is_loose.any():
+                suspects.append((cells, a[is_loose], b[is_loose]))
+        self.suspects, self._count = suspects, int(loose.sum())
         self._most = max(MOST_SUSPECTS, 2 * self._count)
 
     def _searched(self, pairs: list[Pairs]) -> Iterator[tuple[*Pairs, Mask]]:
@@ -85,13 +85,13 @@ class Races:
         second = self.node[np.concatenate([cells.task[b] for cells, _, b in pairs])]
         early = np.concatenate([_is_early(cells, a, b) for cells, a, b in pairs])
         count = self.order.level.size
-        both = (first * count + second) * 2 + early
-        each, where = np.unique(both, return_inverse=True)
-        pair = np.divmod(each // 2, count)
-        ordered = self.order.search(*pair, each % 2 == 1)[where]
+        pair_keys = (first * count + second) * 2 + early
+        unique_keys, where = np.unique(pair_keys, return_inverse=True)
+        pair = np.divmod(unique_keys // 2, count)
+        is_ordered = self.order.search(*pair, unique_keys % 2 == 1)[where]
         begin = 0
         for cells, a, b in pairs:
-            yield cells, a, b, ordered[begin : begin + a.size]
+            yield cells, a, b, is_ordered[begin : begin + a.size]
             begin += a.size
 
     def _add_races(
@@ -109,9 +109,11 @@ class Races:
         )
         for kind, n, times in zip(kinds, example, count, strict=True):
             a, b = divmod(int(kind), len(bases))
-            one, two = (self._does(cells, int(entry[n])) for entry in (first, second))
-            text = f"{one} and {two} {cells.name(int(cells.cell[first[n]]))}"
-            text += "; no event orders them"
+            first_access, second_access = (
+                self._does(cells, int(entry[n])) for entry in (first, second)
+            )
+            text = f"{first_access} and {second_access} "
+            text += f"{cells.name(int(cells.cell[first[n]]))}; no event orders them"
             fix = "order them by an event: notify it after one access, wait for it "
             fix += "before the other"
             fault = Fault(RaceError, text, fix, int(times))
@@ -162,7 +164,8 @@ def _neighbours(
     ahead = np.minimum.accumulate(np.where(cells.write, entry, count)[::-1])[::-1]
     following[:-1] = np.where(ahead[1:] < count, ahead[1:], -1)
     has_last, has_next = (
-        (other >= 0) & (cells.cell[other] == cells.cell) for other in (last, following)
+        (neighbour >= 0) & (cells.cell[neighbour] == cells.cell)
+        for neighbour in (last, following)
     )
     has_next &= ~cells.write
     unwritten = has_next & ~has_last

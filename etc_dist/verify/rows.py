@@ -23,8 +23,8 @@ def first_rows(columns: Sequence[Array]) -> Array:
         return np.unique(keys, return_index=True)[1]
     first = np.full(size, keys.size)
     first[keys[::-1]] = np.arange(keys.size)[::-1]
-    found: Array = first[first < keys.size]
-    return found
+    row_idx: Array = first[first < keys.size]
+    return row_idx
 
 
 def _keys(columns: Sequence[Array]) -> tuple[Array, int]:

@@ -8,25 +8,25 @@ from etc_dist.ir.expr import Expr
 from etc_dist.schedule.plan import Plan
 
 
-def missing(exprs: Iterable[Expr], given: Container[str]) -> list[str]:
-    """The tensors that `exprs` load from and that are not `given`."""
+def missing(exprs: Iterable[Expr], known_tensors: Container[str]) -> list[str]:
+    """The tensors that `exprs` load from and that are not `known_tensors`."""
     names = {load.tensor for e in exprs for load in e.loads}
-    return sorted(name for name in names if name not in given)
+    return sorted(name for name in names if name not in known_tensors)
 
 
-def list_unchecked(plan: Plan, given: Container[str] = ()) -> tuple[str, ...]:
+def list_unchecked(plan: Plan, known_tensors: Container[str] = ()) -> tuple[str, ...]:
     """The parts of `plan` that `verify` cannot prove, each with the tensors that it
-    loads from. `given`: the tensors with known values."""
-    found: dict[str, None] = {}
+    loads from. `known_tensors` have known values."""
+    parts: dict[str, None] = {}
     for what, exprs in _parts(plan):
-        absent = missing(exprs, given)
+        absent = missing(exprs, known_tensors)
         if absent:
-            found[f"{''.join(map(str, what))} (loads from {', '.join(absent)})"] = None
+            parts[f"{''.join(map(str, what))} (loads from {', '.join(absent)})"] = None
     calls = [call for lane in plan.lanes for call in lane.calls]
     refs = [ref for call in calls for ref in (*call.waits, *call.notifies)]
-    if any(missing(ref.parts, given) for ref in refs):
-        found["races and the order of remote writes"] = None
-    return tuple(found)
+    if any(missing(ref.parts, known_tensors) for ref in refs):
+        parts["races and the order of remote writes"] = None
+    return tuple(parts)
 
 
 def _parts(plan: Plan) -> Iterator[tuple[tuple[object, ...], Iterable[Expr]]]:

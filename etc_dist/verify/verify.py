@@ -125,10 +125,10 @@ def verify(
         tasks, faults = enumerate_plan(plan, dims, workers, tensors)
         faults += check_index_range(plan.graph, tasks.environments)
         faults += check_operands(tasks, tensors)
-        counts, found = count_notifications(tasks)
-        faults += found + check_surplus(tasks, tensors)
-        found, by_events = _check_tasks(tasks, *run_queues(tasks, counts))
-    faults += found
+        counts, new_faults = count_notifications(tasks)
+        faults += new_faults + check_surplus(tasks, tensors)
+        new_faults, by_events = _check_tasks(tasks, *run_queues(tasks, counts))
+    faults += new_faults
     refuse(subject, where, faults)
     return Verified(
         plan.graph.name,
@@ -175,28 +175,30 @@ def _check_tasks(
     events alone order them.
 
     If some task never runs, tasks have no order: only coverage is checked."""
-    supposed = tasks
+    supposed_tasks = tasks
     if tasks.unknown_events:
         # They order more than the plan does: a pair without an order is a race.
-        supposed, rounds = suppose_events(tasks)
+        supposed_tasks, rounds = suppose_events(tasks)
     has_order = not stuck and bool((rounds != NONE).all())
-    supposed = without_flags(supposed)
-    found, by_events = _check_accesses(tasks, supposed, rounds, has_order=has_order)
-    faults = stuck + found
+    supposed_tasks = without_flags(supposed_tasks)
+    access_faults, by_events = _check_accesses(
+        tasks, supposed_tasks, rounds, has_order=has_order
+    )
+    faults = stuck + access_faults
     if not tasks.unknown_events:
-        faults += check_remote_writes(tasks, supposed)
+        faults += check_remote_writes(tasks, supposed_tasks)
     return faults + check_far(tasks) + check_returns(tasks), by_events
 
 
 def _check_accesses(
-    tasks: Enumeration, supposed: Enumeration, rounds: Array, *, has_order: bool
+    tasks: Enumeration, supposed_tasks: Enumeration, rounds: Array, *, has_order: bool
 ) -> tuple[list[Fault], bool]:
     """Check the accesses that differ, where events alone order tasks. That is less than
     the order of the plan: without a fault there, there is none. Otherwise check all
     accesses, in the order of the plan."""
     faults: list[Fault] = []
     for by_program in (False, True):
-        order = order_classes(supposed, rounds, by_program=by_program)
+        order = order_classes(supposed_tasks, rounds, by_program=by_program)
         every = all_cells(tasks, order, reduced=not by_program)
         faults = _check_cells(tasks, every, Races(tasks, order) if has_order else None)
         if not faults:
@@ -209,14 +211,14 @@ def _check_cells(
 ) -> list[Fault]:
     """Check the accesses of each cell; without `races`, only their coverage."""
     tally = Tally()
-    loaded = tasks.plan.graph.loaded_tensors()
+    loaded_tensors = tasks.plan.graph.loaded_tensors()
     for cells in every:
         complete = cells.tensor.name not in tasks.unknown_writes
         if cells.tensor.kind == "output":
             check_once(tasks, cells, "an output", tally)
             if complete:
                 check_complete(cells, tally)
-        elif cells.tensor in loaded:
+        elif cells.tensor in loaded_tensors:
             kind = "a tensor that index expressions load from"
             check_once(tasks, cells, kind, tally)
         check_own_writes(tasks, cells, tally)
@@ -283,18 +285,18 @@ def _check_structure(plan: Plan) -> list[Fault]:
     """Faults that need no dims: parts of a plan that do not belong together."""
     texts: list[str] = []
     graph = plan.graph
-    planned = sorted(c.name for lane in plan.lanes for c in lane.calls)
-    if planned != sorted(c.name for c in graph.calls):
+    plan_calls = sorted(c.name for lane in plan.lanes for c in lane.calls)
+    if plan_calls != sorted(c.name for c in graph.calls):
         texts.append(
-            f"the plan's lanes hold {planned}, not each call of the graph once"
+            f"the plan's lanes hold {plan_calls}, not each call of the graph once"
         )
     for lane in plan.lanes:
         for call in lane.calls:
             texts += [
                 f"call {call.name}: {text}" for text in _mismatches(plan, lane, call)
             ]
-    claimed = [name for lane in plan.lanes for name in lane.claimed]
-    texts += claimed_obstacles(graph, claimed)
+    claimed_calls = [name for lane in plan.lanes for name in lane.claimed]
+    texts += claimed_obstacles(graph, claimed_calls)
     fix = "build graphs by graph_function and plans by a function of etc_dist.schedule"
     return [Fault(GraphError, text, fix) for text in texts] + _check_loaded(graph)
 
@@ -302,7 +304,7 @@ def _check_structure(plan: Plan) -> list[Fault]:
 def _check_loaded(graph: GraphFunction) -> list[Fault]:
     """Refuse writes that could change a value after an index expression has loaded it:
     a run is checked with the values that the tensors have at its end."""
-    loaded = graph.loaded_tensors()
+    loaded_tensors = graph.loaded_tensors()
     fix = "load from an input, or from a local tensor whose written regions have no "
     fix += "loads"
     return [
@@ -314,7 +316,7 @@ def _check_loaded(graph: GraphFunction) -> list[Fault]:
         )
         for call in graph.calls
         for region in call.writes
-        if region.tensor in loaded and region.is_loaded
+        if region.tensor in loaded_tensors and region.is_loaded
     ]
 
 

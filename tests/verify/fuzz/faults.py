@@ -128,7 +128,7 @@ FAULTS = (
     Fault(
         "a task may be the first to write what it reads",
         coverage.check_reads,
-        "(own | (writer == NONE))",
+        "(is_own | (writer == NONE))",
         "(writer == NONE)",
         265,
     ),
