@@ -50,11 +50,13 @@ def in_range(
     there are at most the partners of far functions."""
     checks, regions = _Checks(writer), (*call.reads, *call.writes)
     accessed = (c for region in regions for c in checks.region(region, world))
-    notified = (c for ref in call.notifies for c in checks.notified(ref, world))
+    notification_checks = (
+        c for ref in call.notifies for c in checks.notified(ref, world)
+    )
     ranks = [region.rank for region in regions] + [*map(_rank_of, call.notifies)]
     far = call.function.far
-    reached = (c for r in ranks if has_far for c in checks.reached(r, far))
-    return dict.fromkeys([*accessed, *notified, *reached])
+    rank_checks = (c for r in ranks if has_far for c in checks.reached(r, far))
+    return dict.fromkeys([*accessed, *notification_checks, *rank_checks])
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,11 @@ class _Checks:
         empty. The verifier proves that it is not negative."""
         shape = region.tensor.shape
         parts = zip(region.start, region.size, shape, region.kept, strict=True)
-        for start, size, extent, kept in parts:
+        for start, size, extent, is_kept in parts:
             yield from self.loads(start, is_compared=True)
             yield from self.loads(size)
             if start.is_loaded:
-                check = "is_at_most" if kept else "is_below"
+                check = "is_at_most" if is_kept else "is_below"
                 yield from self.below(start, extent, check)
         yield from self.rank(region.rank, world)
 

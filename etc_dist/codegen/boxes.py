@@ -40,11 +40,11 @@ def bulk_maps(call: Call, n: int, arguments: Arguments) -> list[str]:
 def _is_other_half(region: Region, following: Sequence[Region]) -> bool:
     if not following:
         return False
-    other = following[0]
+    neighbour = following[0]
     *outer, rows, columns = region.start
-    *other_outer, other_rows, other_columns = other.start
+    *other_outer, other_rows, other_columns = neighbour.start
     return (
-        (region.tensor, region.size) == (other.tensor, other.size)
+        (region.tensor, region.size) == (neighbour.tensor, neighbour.size)
         and (outer, columns) == (other_outer, other_columns)
         and any(
             other_rows in (half + rows, rows + half)

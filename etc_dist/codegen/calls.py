@@ -90,10 +90,10 @@ def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     body, epilogue = call.function, call.function.epilogue
     number = plan.graph.calls.index(call)
     flags = _flags(plan, call)
-    own, lines_of_arrays = _own_constants(plan, call)
+    own_constants, lines_of_arrays = _own_constants(plan, call)
     numbers = numbers_of(plan, lane, call)
     call = _counted(call)
-    writer, loaded = _loaded(call)
+    writer, loaded_lines = _loaded(call)
     base = f"Args, {number}"
     if lane.policy == QUEUE:
         base += f", {QUEUES[lane.name]}"
@@ -104,8 +104,9 @@ def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     lines.append(using)
     _check_names(call, numbers)
     roles = " | ".join(f"k{role.capitalize()}Role" for role in body.roles)
-    given = {k: v for k, v in numbers.items() if v != 0}
-    lines += constants({**({"kRoles": roles} if roles else {}), **given, **own})
+    nonzero_numbers = {k: v for k, v in numbers.items() if v != 0}
+    role_constants = {"kRoles": roles} if roles else {}
+    lines += constants({**role_constants, **nonzero_numbers, **own_constants})
     lines += lines_of_arrays
     axes = ", ".join(axis_name(a.symbol.name) for a in call.axes)
     lines.append(f"  struct Coord {{ i32 {axes}; }};")
@@ -113,7 +114,7 @@ def call_text(plan: Plan, lane: Lane, call: Call, arguments: Arguments) -> str:
     lines += _units(lane, call, arguments)
     lines += _keywords(plan, call)
     lines += _surplus(call)
-    lines += loaded
+    lines += loaded_lines
     lines += _tables(plan, call, arguments, writer)
     lines += flags
     lines += _checks(plan, call, writer)
@@ -186,34 +187,34 @@ def _checks(plan: Plan, call: Call, writer: Writer) -> Iterator[str]:
 
 def _check_names(call: Call, numbers: dict[str, int]) -> None:
     """Refuse constants of a device function or its epilogue that replace others."""
-    known = {*numbers, *OTHER_MEMBERS}
+    reserved_names = {*numbers, *OTHER_MEMBERS}
     for body in (call.function, call.function.epilogue):
         if body is None:
             continue
-        if taken := [name for name in body.constants if name in known]:
+        if clashes := [name for name in body.constants if name in reserved_names]:
             raise CodegenError(
                 f"constants= of {body} has names that generated code uses",
                 where=f"call {call.name}",
-                wanted=f"names other than {', '.join(sorted(known))}",
-                got=", ".join(taken),
+                wanted=f"names other than {', '.join(sorted(reserved_names))}",
+                got=", ".join(clashes),
                 fix="rename these constants",
             )
-        known |= set(body.constants)
+        reserved_names |= set(body.constants)
 
 
 def _own_constants(plan: Plan, call: Call) -> tuple[dict[str, Constant], list[str]]:
     """Those of a device function and its epilogue, and the lines of long arrays. One of
     these is that of the first call that has it."""
-    own, lines = _constants_of(call), list[str]()
-    for name, value in tuple(own.items()):
+    own_constants, lines = _constants_of(call), list[str]()
+    for name, value in tuple(own_constants.items()):
         if isinstance(value, tuple) and len(value) > FEW_NUMBERS:
-            calls = (other for lane in plan.lanes for other in lane.calls)
+            calls = (c for lane in plan.lanes for c in lane.calls)
             first = next(c for c in calls if _constants_of(c).get(name) == value)
-            del own[name]
+            del own_constants[name]
             place = f"{call_type(first.name)}::{name}"
             reference = f"  static constexpr auto& {name} = {place};"
             lines += constants({name: value}) if first is call else [reference]
-    return own, lines
+    return own_constants, lines
 
 
 def _constants_of(call: Call) -> dict[str, Constant]:
@@ -362,11 +363,11 @@ def _may_be_idle(call: Call) -> bool:
     """Whether data, or the number of rows of a rank, may leave a task without anything
     to write, to be checked before the body runs. Functions with roles have their own
     check."""
-    unknown = [
+    may_be_empty = [
         r.tensor.has_own_rows or any(e.is_loaded for e in (*r.start, *r.size))
         for r in call.writes
     ]
-    return bool(unknown) and all(unknown) and not call.function.roles
+    return bool(may_be_empty) and all(may_be_empty) and not call.function.roles
 
 
 def _loads_ahead(lane: Lane, call: Call) -> bool:

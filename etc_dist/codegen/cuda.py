@@ -107,10 +107,10 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
     functions = [c.function for c in calls]
     functions += [f.epilogue for f in functions if f.epilogue is not None]
     _check_sources(functions)
-    own = sorted({str(function.source) for function in functions})
-    users = tuple(Path(s) for s in own if Path(s).is_absolute())
+    source_texts = sorted({str(function.source) for function in functions})
+    users = tuple(Path(s) for s in source_texts if Path(s).is_absolute())
     return Source(
-        text="\n\n".join(_blocks(plan, trace, arguments, own)) + "\n",
+        text="\n\n".join(_blocks(plan, trace, arguments, source_texts)) + "\n",
         entry=ENTRY,
         arguments=arguments,
         shared_bytes=shared_memory(plan)[0],
@@ -139,9 +139,9 @@ def _blocks(
         for call in lane.calls
     ]
     words = {w for struct in structs for w in re.findall(r"tensor_\w+", struct)}
-    used = [t for t in graph.tensors if tensor_function(t.name) in words]
-    if used:
-        blocks.append("\n".join(map(tensor_text, used)))
+    used_tensors = [t for t in graph.tensors if tensor_function(t.name) in words]
+    if used_tensors:
+        blocks.append("\n".join(map(tensor_text, used_tensors)))
     if graph.events:
         blocks.append("\n".join(map(event_text, graph.events)))
     if is_dynamic:

@@ -116,17 +116,17 @@ class _Release:
 
 def releases(plan: Plan) -> Iterator[str]:
     """The structs of all releases, and their list for each event tensor."""
-    found = [
+    release_structs = [
         _Release(ref.events, lane, call, n, ref)
         for lane in plan.lanes
         for call in filter(lane.queued, lane.calls)
         for n, ref in enumerate(_waits(call))
     ]
-    for release in found:
+    for release in release_structs:
         yield _release_struct(plan.graph, release)
     lists = []
     for events in plan.graph.events:
-        names = ", ".join(r.name for r in found if r.events == events)
+        names = ", ".join(r.name for r in release_structs if r.events == events)
         head = f"template <> struct Releases<{event_type(events.name)}>"
         lists += wrapped(f"{head} : ReleaseList<{names}> {{}};")
     yield "\n".join(lists)
@@ -173,10 +173,10 @@ def released(
     for c // n, or for max(c, bound) equal to the bound; else all values."""
     spans: Spans = {name: (Const(0), extent) for name, extent in extents.items()}
     for part, value in zip(index, element, strict=True):
-        found = _solve(part, value, Const(1), extents)
-        if found is None:
+        solution = _solve(part, value, Const(1), extents)
+        if solution is None:
             continue
-        name, low, count = found
+        name, low, count = solution
         if spans[name][1] != Const(1):
             spans[name] = low, count
     return spans
@@ -215,10 +215,10 @@ def _solve(
 def _solve_modulo(
     part: Expr, value: Expr, modulus: Expr, extents: Mapping[str, Expr]
 ) -> tuple[str, Expr, Expr] | None:
-    found = _solve(part, value, Const(1), extents)
-    if found is None or found[2] != Const(1):
+    solution = _solve(part, value, Const(1), extents)
+    if solution is None or solution[2] != Const(1):
         return None
-    name, low, count = found
+    name, low, count = solution
     if not _at_most(extents[name], modulus):
         return None
     return name, low % modulus, count

@@ -44,14 +44,15 @@ class Writer:
             index = ", ".join(map(self.text, expr.index))
             return f"{tensor_function(expr.tensor)}(g).load({index})"
         if isinstance(expr, Select):
-            then, other = self.text(expr.then), self.text(expr.other)
-            return f"({self.condition(expr.condition)} ? {then} : {other})"
+            then, otherwise = self.text(expr.then), self.text(expr.other)
+            return f"({self.condition(expr.condition)} ? {then} : {otherwise})"
         assert isinstance(expr, Op)
         if expr.name in _LEVELS:
-            own = _LEVELS[expr.name]
-            left, right = self.text(expr.left, own), self.text(expr.right, own + 1)
+            own_level = _LEVELS[expr.name]
+            left = self.text(expr.left, own_level)
+            right = self.text(expr.right, own_level + 1)
             whole = f"{left} {expr.name} {right}"
-            return f"({whole})" if own < level else whole
+            return f"({whole})" if own_level < level else whole
         left, right = self.text(expr.left), self.text(expr.right)
         if self._is_prepared(expr):
             by = self.divisors[expr.right]
@@ -70,10 +71,10 @@ class Writer:
         """`expr` as an i64 expression that is exact if its operands have 32 bits."""
         if expr.name in ("min", "max", "%"):  # its result has 32 bits, too
             return f"i64({self.text(expr)})"
-        left = f"i64({self.text(expr.left)})"
+        dividend = f"i64({self.text(expr.left)})"
         if expr.name == "//":
-            return f"floordiv({left}, i64({self.text(expr.right)}))"
-        return f"{left} {expr.name} {self.text(expr.right, _LEVELS[expr.name] + 1)}"
+            return f"floordiv({dividend}, i64({self.text(expr.right)}))"
+        return f"{dividend} {expr.name} {self.text(expr.right, _LEVELS[expr.name] + 1)}"
 
     def linear(
         self, index: Sequence[Expr], shape: Sequence[Expr], level: int = 0
@@ -154,8 +155,8 @@ def _is_natural(expr: Expr, naturals: Set[str]) -> bool:
         return expr.kind != "derived" or expr.name in naturals
     if not isinstance(expr, Op) or expr.name == "-":
         return False
-    both = (_is_natural(side, naturals) for side in (expr.left, expr.right))
-    return any(both) if expr.name == "max" else all(both)
+    sides = (_is_natural(side, naturals) for side in (expr.left, expr.right))
+    return any(sides) if expr.name == "max" else all(sides)
 
 
 def _symbol(symbol: Symbol) -> str:

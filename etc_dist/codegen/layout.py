@@ -241,13 +241,13 @@ def periods(plan: Plan) -> Iterator[tuple[str, Lane, Loop]]:
 
 def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
     """The parts of a plan's queues, with the number of words of each."""
-    one = Const(1)
+    one_word = Const(1)
     for lane in plan.lanes:
         if lane.policy != QUEUE:
             continue
         is_limited = any(call.limited is not None for call in lane.calls)
         for part in ("head", "tail", *["surplus"] * is_limited):
-            yield queue_name(lane.name, part), one
+            yield queue_name(lane.name, part), one_word
         yield queue_name(lane.name, "slots"), lane.total - lane.initial
         for call in lane.calls:
             if has_states(lane, call):
@@ -282,7 +282,7 @@ def notification_unit(plan: Plan, events: EventTensor) -> int:
 
 
 def _maps(plan: Plan) -> tuple[Map, ...]:
-    found: dict[tuple[Tensor, TmaBox], Map] = {}
+    map_by_box: dict[tuple[Tensor, TmaBox], Map] = {}
     for lane in plan.lanes:
         for call in lane.calls:
             regions = (*call.reads, *call.writes)
@@ -291,5 +291,5 @@ def _maps(plan: Plan) -> tuple[Map, ...]:
                 for box in boxes.small_and_large:
                     kind = "halves" if box.halves else "map"
                     name = f"{kind}_{tensor.name}_{box.rows}x{box.columns}"
-                    found.setdefault((tensor, box), Map(name, tensor, box))
-    return tuple(found.values())
+                    map_by_box.setdefault((tensor, box), Map(name, tensor, box))
+    return tuple(map_by_box.values())

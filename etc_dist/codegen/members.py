@@ -29,8 +29,8 @@ def wrapped(line: str, continued: int = 4) -> list[str]:
     nesting = [0, *accumulate(deeper)]
     late = [at for at in places if at > WIDTH // 3] or places[-1:]
     at = min(late, key=lambda place: (nesting[place], -place))
-    rest = " " * (indent + continued) + line[at + 1 :]
-    return [line[:at], *wrapped(rest, continued=0)]
+    tail = " " * (indent + continued) + line[at + 1 :]
+    return [line[:at], *wrapped(tail, continued=0)]
 
 
 def packed(rows: Iterable[str]) -> list[str]:

@@ -21,8 +21,8 @@ def divisor(expr: Expr) -> int:
 
 def is_multiple(expr: Expr, of: int) -> bool:
     """Whether `expr` is a multiple of `of` for all dims; of 0: whether it is 0."""
-    known = divisor(expr)
-    return known == 0 if of == 0 else known % of == 0
+    factor = divisor(expr)
+    return factor == 0 if of == 0 else factor % of == 0
 
 
 def alternatives(expr: Expr) -> list[Expr]:

@@ -44,22 +44,22 @@ class Axis:
     @property
     def reaches_end(self) -> bool:
         """Whether the region ends where the axis ends."""
-        rest, end = op("-", self.extent, self.start), op("+", self.start, self.size)
-        return self.size == rest or end == self.extent
+        end = op("+", self.start, self.size)
+        return end == self.extent or self.size == op("-", self.extent, self.start)
 
 
 def row_multiples(graph: GraphFunction) -> dict[Tensor, int]:
     """Tensors whose rows CUDA bodies access in units of several elements, with the
     number that the row length must be a multiple of; to be checked at given dims."""
-    found: dict[Tensor, int] = {}
+    unit_by_tensor: dict[Tensor, int] = {}
     for call in graph.calls:
         regions = (*call.reads, *call.writes)
         for n, operand in call.function.tile.items():
             unit = operand.extents[-1].begins if operand.extents else 1
             if isinstance(unit, int) and unit > 1:
                 tensor = regions[n].tensor
-                found[tensor] = lcm(unit, found.get(tensor, 1))
-    return found
+                unit_by_tensor[tensor] = lcm(unit, unit_by_tensor.get(tensor, 1))
+    return unit_by_tensor
 
 
 def tile_errors(graph: GraphFunction) -> Iterator[CodegenError]:
@@ -93,8 +93,8 @@ def _names(call: Call, axes: list[list[Axis]]) -> dict[str, Expr]:
 def _axes(region: Region, derived: Mapping[str, Expr]) -> list[Axis]:
     parts = zip(region.start, region.size, region.tensor.shape, strict=True)
     return [
-        Axis(kept, *(substitute(e, derived) for e in part))
-        for part, kept in zip(parts, region.kept, strict=True)
+        Axis(is_kept, *(substitute(e, derived) for e in part))
+        for part, is_kept in zip(parts, region.kept, strict=True)
     ]
 
 
@@ -122,27 +122,27 @@ def _faults(
         return
     for number, axis in enumerate(axes[n]):
         if number >= front:
-            wanted = operand.extents[number - front]
-            texts = _extent_faults(wanted, axis, names)
+            extent = operand.extents[number - front]
+            texts = _extent_faults(extent, axis, names)
         else:
             texts = _cut_off(axis) if axis.is_one else iter([f"size {axis.size}"])
         yield from (f"axis {number}: {text}" for text in texts)
 
 
 def _is_contiguous(axes: list[Axis]) -> bool:
-    rest = iter(axes)
-    for axis in rest:
+    axis_iterator = iter(axes)
+    for axis in axis_iterator:
         if not axis.is_one:
             break
-    return all(axis.is_whole for axis in rest)
+    return all(axis.is_whole for axis in axis_iterator)
 
 
 def _unlike(
     like: int, n: int, regions: tuple[Region, ...], axes: list[list[Axis]]
 ) -> Iterator[str]:
-    own, other = regions[n].tensor.dtype, regions[like].tensor.dtype
-    if own != other:
-        yield f"{own}, where operand {like} is {other}"
+    own_dtype, like_dtype = regions[n].tensor.dtype, regions[like].tensor.dtype
+    if own_dtype != like_dtype:
+        yield f"{own_dtype}, where operand {like} is {like_dtype}"
     own_sizes, sizes = (
         [str(axis.size) for axis in axes[k] if not axis.is_one] for k in (n, like)
     )
@@ -150,42 +150,42 @@ def _unlike(
         yield f"[{', '.join(own_sizes)}], where operand {like} is [{', '.join(sizes)}]"
 
 
-def _elsewhere(first: Region, other: Region) -> Iterator[str]:
+def _elsewhere(first: Region, second: Region) -> Iterator[str]:
     """The faults of a region that is to be the place of `first` on another rank."""
     same = (first.tensor.name, first.start, first.size)
-    if (other.tensor.name, other.start, other.size) != same:
-        yield f"{other}, where the other is {first}"
-    if first.tensor.kind != "symmetric" or other.rank in (None, RANK):
-        yield f"{other}, which is on the own rank"
+    if (second.tensor.name, second.start, second.size) != same:
+        yield f"{second}, where the other is {first}"
+    if first.tensor.kind != "symmetric" or second.rank in (None, RANK):
+        yield f"{second}, which is on the own rank"
 
 
-def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterator[str]:
-    most = wanted.size if wanted.size is not None else wanted.most
+def _extent_faults(extent: Extent, axis: Axis, names: dict[str, Expr]) -> Iterator[str]:
+    most = extent.size if extent.size is not None else extent.most
     fits = not isinstance(most, int) or interval(axis.size, {})[1] <= most
-    if wanted.size is not None:
+    if extent.size is not None:
         fits = fits and all(
-            interval(size, {}) == (wanted.size, wanted.size)
-            or (wanted.clipped and replace(axis, size=size).reaches_end)
+            interval(size, {}) == (extent.size, extent.size)
+            or (extent.clipped and replace(axis, size=size).reaches_end)
             for size in alternatives(axis.size)
         )
-    known = axis.size
-    if wanted.name and wanted.per is None:
-        base, times = names.get(wanted.name, ONE), Const(wanted.times)
-        known = op("*", base, times)
-        fits = fits and axis.size in (known, op("*", times, base))
+    expected_size = axis.size
+    if extent.name and extent.per is None:
+        base, times = names.get(extent.name, ONE), Const(extent.times)
+        expected_size = op("*", base, times)
+        fits = fits and axis.size in (expected_size, op("*", times, base))
     fits = fits and all(
-        is_multiple(size, wanted.multiple) or replace(axis, size=size).reaches_end
+        is_multiple(size, extent.multiple) or replace(axis, size=size).reaches_end
         for size in alternatives(axis.size)
     )
-    if not fits or (wanted.whole and not axis.is_whole):
-        factor = f"{wanted.times} *" if wanted.times > 1 else "another"
-        other = f", where {factor} {wanted.name} is {known}"
-        yield f"size {axis.size}{other if known != axis.size else ''}"
-    elif wanted.is_exact:
+    if not fits or (extent.whole and not axis.is_whole):
+        factor = f"{extent.times} *" if extent.times > 1 else "another"
+        relation = f", where {factor} {extent.name} is {expected_size}"
+        yield f"size {axis.size}{relation if expected_size != axis.size else ''}"
+    elif extent.is_exact:
         yield from _cut_off(axis)
-    if wanted.not_empty and (axis.start.is_loaded or axis.size.is_loaded):
+    if extent.not_empty and (axis.start.is_loaded or axis.size.is_loaded):
         yield f"from {axis.start}, which may be empty, as its place is loaded"
-    begins = wanted.begins if isinstance(wanted.begins, int) else 1
+    begins = extent.begins if isinstance(extent.begins, int) else 1
     if not is_multiple(axis.start, begins):
         yield f"from {axis.start}"
 
