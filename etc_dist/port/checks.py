@@ -33,10 +33,12 @@ def prove_steps(setup: ModelSetup, batches: Collection[int]) -> str:
     """Prove all steps of these numbers of requests, of every length; a line on it.
 
     Raises GraphError for a step with a deadlock or a race."""
-    graph, settings, started = setup.graph(), Settings.load(), time.perf_counter()
+    graph, settings, start = setup.graph(), Settings.load(), time.perf_counter()
     plan = SCHEDULES[setup.schedule](graph)
     heights = {padded(batch) for batch in batches}
-    chosen = [dims for dims in setup.dims(graph, WORKERS) if dims["rows"] in heights]
-    tasks = sum(prove(plan, dims, WORKERS, settings).tasks for dims in chosen)
-    seconds = time.perf_counter() - started
-    return f"{len(chosen)} steps with {tasks} tasks in {seconds:.0f} s"
+    dims_of_steps = [
+        dims for dims in setup.dims(graph, WORKERS) if dims["rows"] in heights
+    ]
+    tasks = sum(prove(plan, dims, WORKERS, settings).tasks for dims in dims_of_steps)
+    seconds = time.perf_counter() - start
+    return f"{len(dims_of_steps)} steps with {tasks} tasks in {seconds:.0f} s"

@@ -49,26 +49,26 @@ def run(options: argparse.Namespace) -> int:
     path = options.config
     path = path / "config.json" if path.is_dir() else path
     try:
-        given = read_object(path)
+        fields = read_object(path)
     except (OSError, ValueError) as error:
         fix = "give the config.json of a Hugging Face model"
         raise refused(path, "a readable config.json", str(error), fix) from error
-    faults = find_faults(given, path)
+    faults = find_faults(fields, path)
     if faults:
         print(f"{path}: not supported")
         print(*(f"  {fault.show()}" for fault in faults), sep="\n")
         return 1
-    config = parse_config(given, path)
+    config = parse_config(fields, path)
     print(f"{path}: supported")
     print(*(f"  {line}" for line in show_sizes(config)), sep="\n", flush=True)
-    is_good = run_checks(options, given, config, batches)
+    is_good = run_checks(options, fields, config, batches)
     print(*show_times(config, batches, counts, options.context), sep="\n")
     return 0 if is_good else 1
 
 
 def run_checks(
     options: argparse.Namespace,
-    given: Mapping[str, Any],
+    fields: Mapping[str, Any],
     config: ModelConfig,
     batches: Sequence[int],
 ) -> bool:
@@ -86,7 +86,7 @@ def run_checks(
     if missing:
         print(f"not compared with transformers: {' and '.join(missing)} not installed")
         return is_good
-    text, is_near = likeness.compare(given, config)
+    text, is_near = likeness.compare(fields, config)
     print(f"{'ran' if is_near else 'FAILED'}: {text}", flush=True)
     return is_good and is_near
 

@@ -49,25 +49,28 @@ class UnsupportedField:
 
     def show(self) -> str:
         """One line."""
-        is_unknown = self.wanted == f"no unknown field {self.name}"
-        wanted = "a field that is not known" if is_unknown else f"wanted: {self.wanted}"
-        return f"{self.got}: {self.part}; {wanted}"
+        advice = f"wanted: {self.wanted}"
+        if self.wanted == f"no unknown field {self.name}":
+            advice = "a field that is not known"
+        return f"{self.got}: {self.part}; {advice}"
 
 
-def find_faults(given: Mapping[str, Any], path: Path) -> list[UnsupportedField]:
+def find_faults(fields: Mapping[str, Any], path: Path) -> list[UnsupportedField]:
     """What of these fields of the file `path` is not supported: all fields that are
     refused by name, and the first refusal of the others' values."""
     faults = []
     try:
-        refuse_fields(given, path)
+        refuse_fields(fields, path)
     except ArgumentError as error:
         pairs = zip(error.wanted.split("; "), error.got.split("; "), strict=False)
         for wanted, got in pairs:
             faults.append(UnsupportedField(got.partition(" = ")[0], wanted, got))
-    refused = {fault.name for fault in faults}
-    rest = {name: value for name, value in given.items() if name not in refused}
+    refused_names = {fault.name for fault in faults}
+    other_fields = {
+        name: value for name, value in fields.items() if name not in refused_names
+    }
     try:
-        parse_config(rest, path)
+        parse_config(other_fields, path)
     except ArgumentError as error:
         faults.append(
             UnsupportedField(error.wanted.partition(":")[0], error.wanted, error.got)

@@ -44,14 +44,18 @@ def missing_packages() -> list[str]:
     return [name for name in PACKAGES if find_spec(name) is None]
 
 
-def small_fields(given: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+def small_fields(
+    config_fields: Mapping[str, Any], config: ModelConfig
+) -> dict[str, Any]:
     """The fields of a small model of the same kind, with LAYERS layers: of each kind of
     its layers, the first ones."""
-    others = {name: value for name, value in given.items() if name not in NOTES}
+    kept_fields = {
+        name: value for name, value in config_fields.items() if name not in NOTES
+    }
     groups = config.heads // config.kv_heads
     kv_heads = min(2, config.kv_heads)
     fields = {
-        **others,
+        **kept_fields,
         "num_hidden_layers": LAYERS,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
@@ -63,40 +67,42 @@ def small_fields(given: Mapping[str, Any], config: ModelConfig) -> dict[str, Any
         "eos_token_id": 1,
         "pad_token_id": 2,
     }
-    kinds = given.get("layer_types")
+    kinds = config_fields.get("layer_types")
     if isinstance(kinds, list):
         first = list(dict.fromkeys(kinds))
         fields["layer_types"] = [first[n % len(first)] for n in range(LAYERS)]
-    if given.get("sliding_window") is not None:
+    if config_fields.get("sliding_window") is not None:
         fields["sliding_window"] = WINDOW
-    if given.get("max_window_layers") is not None:
+    if config_fields.get("max_window_layers") is not None:
         fields["max_window_layers"] = 1
     if config.mixture is not None:
         experts = min(config.mixture.experts, max(EXPERTS, config.mixture.router.top_k))
         names = {"num_experts", *COUNTS["num_experts"]}
-        fields |= {name: experts for name in names.intersection(given)}
+        fields |= {name: experts for name in names.intersection(config_fields)}
         widths = {"moe_intermediate_size", "shared_expert_intermediate_size"}
-        fields |= {name: INNER for name in widths if given.get(name) is not None}
+        fields |= {
+            name: INNER for name in widths if config_fields.get(name) is not None
+        }
         form = FAMILIES[config.architecture].mixture
         assert form is not None
         dense = min(config.dense_layers, LAYERS - 1)
         kinds = ["dense"] * dense + ["sparse"] * (LAYERS - dense)
-        if given.get(form.dense) is not None:
-            is_list = isinstance(given[form.dense], list)
+        if config_fields.get(form.dense) is not None:
+            is_list = isinstance(config_fields[form.dense], list)
             fields[form.dense] = kinds if is_list else dense
-        if given.get(form.last) is not None:
+        if config_fields.get(form.last) is not None:
             fields[form.last] = LAYERS - 1
     return fields
 
 
-def compare(given: Mapping[str, Any], config: ModelConfig) -> tuple[str, bool]:
+def compare(config_fields: Mapping[str, Any], config: ModelConfig) -> tuple[str, bool]:
     """Compare the logits of a prompt, in several steps; a line on it, and whether they
     are as near to those of fp32 as those of transformers in bf16."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    model = _random_model(given, config)
+    model = _random_model(config_fields, config)
     ids = np.random.default_rng(5).integers(VOCABULARY, size=sum(ROWS)).tolist()
     exact, rounded = (
         _their_logits(model, ids, kind) for kind in ("float32", "bfloat16")
@@ -112,13 +118,13 @@ def compare(given: Mapping[str, Any], config: ModelConfig) -> tuple[str, bool]:
     )
 
 
-def _random_model(given: Mapping[str, Any], config: ModelConfig) -> Any:
+def _random_model(config_fields: Mapping[str, Any], config: ModelConfig) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family = FAMILIES[config.architecture]
-    small = CONFIG_MAPPING[family.model_type](**small_fields(given, config))
+    small = CONFIG_MAPPING[family.model_type](**small_fields(config_fields, config))
     model = AutoModelForCausalLM.from_config(small).float().eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -147,21 +153,21 @@ def _their_logits(model: Any, ids: list[int], dtype: str) -> Array:
 
 def _own_logits(folder: Path, ids: list[int]) -> Array:
     """By steps of ROWS rows, which read what those before have written."""
-    parts, done = [], 0
+    parts, position = [], 0
     with (
         start(Settings(backend="cpu", verify=0)) as world,
         load(folder, batch=1, positions=len(ids), world=world) as model,
     ):
         for count in ROWS:
-            span = range(done, done + count)
-            model.step(ids[done : done + count], [0] * count, span, [[0]])
+            span = range(position, position + count)
+            model.step(ids[position : position + count], [0] * count, span, [[0]])
             parts.append(model.logits.astype(np.float32))
-            done += count
+            position += count
     return np.concatenate(parts)
 
 
-def _distance(some: Array, others: Array) -> float:
+def _distance(logits: Array, expected: Array) -> float:
     """The root mean square of the differences of a row, in the median of all rows: one
     whose rounding has changed the choice of an expert is far off."""
-    of_rows = np.sqrt(np.mean((some - others) ** 2, axis=1))
+    of_rows = np.sqrt(np.mean((logits - expected) ** 2, axis=1))
     return float(np.median(of_rows))

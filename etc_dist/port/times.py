@@ -54,20 +54,21 @@ def step_bytes(config: ModelConfig, ranks: int, batch: int, context: int) -> Ste
     """Of a step that decodes `batch` requests of `context` positions each. Rows choose
     experts uniformly and independently."""
     part = Part(0, ranks)
-    own = part.config(config)
-    expected = float(ELEMENT_BYTES * own.vocabulary * own.hidden)  # of the output head
+    rank_config = part.config(config)
+    head = rank_config.vocabulary * rank_config.hidden
+    expected = float(ELEMENT_BYTES * head)
     for name, size in weight_bytes(config, part).items():
         if name in ("embedding", "w_head"):
             continue
         share = 1.0
         if config.mixture is not None and weight_of(name) in MLP_WEIGHTS:
-            chosen = config.mixture.router.top_k / config.mixture.experts
-            share = 1 - (1 - chosen) ** batch
+            chosen_share = config.mixture.router.top_k / config.mixture.experts
+            share = 1 - (1 - chosen_share) ** batch
         expected += share * size
     windows = config.windows or (0,) * config.layers
     positions = sum(min(context, window or context) for window in windows)
-    cached = batch * positions * 2 * own.kv_heads * own.head_dim
-    return StepBytes(expected, ELEMENT_BYTES * cached)
+    cache_elements = batch * positions * 2 * rank_config.kv_heads * rank_config.head_dim
+    return StepBytes(expected, ELEMENT_BYTES * cache_elements)
 
 
 def predict_us(
