@@ -36,13 +36,13 @@ def error(message: str, status: int, param: str | None = None) -> Json:
     return {"error": inner}
 
 
-def usage(prompt: int, completion: int, cached: int) -> Json:
+def usage(prompt: int, completion: int, num_cached: int) -> Json:
     """The tokens of a request."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": num_cached},
     }
 
 

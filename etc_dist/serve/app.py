@@ -57,18 +57,18 @@ class Answering:
         """Send the answer."""
         working = asyncio.ensure_future(self._work(send))
         leaving = asyncio.ensure_future(_disconnect(receive))
-        both = {working, leaving}
+        tasks = {working, leaving}
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 working.result()
         except asyncio.CancelledError:
             pass  # the client has not read its answer until the end of the server
         finally:
             self._exchange.close()
-            for task in both:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -79,8 +79,8 @@ async def _disconnect(receive: Receive) -> None:
 class Routes:
     """The endpoints."""
 
-    def __init__(self, served: Served, clients: Clients) -> None:
-        self._served, self._clients = served, clients
+    def __init__(self, served_model: Served, clients: Clients) -> None:
+        self._served, self._clients = served_model, clients
 
     def app(self) -> Starlette:
         """The application."""
@@ -103,29 +103,29 @@ class Routes:
     async def complete(self, request: Request) -> Any:
         """/v1/completions"""
         document = await self._read(request)
-        wanted = read_completion(document, self._served.name)
+        completion = read_completion(document, self._served.name)
         encode = self._served.tokenizer.encode
         prompts = [
             prompt
             if isinstance(prompt, list)
             else await _encode("prompt", encode, prompt)
-            for prompt in wanted.prompts
+            for prompt in completion.prompts
         ]
         answer = CompletionAnswer(self._served.name, self._served.tokenizer)
-        return self._answer(answer, prompts, wanted.options)
+        return self._answer(answer, prompts, completion.options)
 
     async def chat(self, request: Request) -> Any:
         """/v1/chat/completions"""
         document = await self._read(request)
-        wanted = read_chat(document, self._served.name)
+        chat = read_chat(document, self._served.name)
 
         def encode(messages: list[dict[str, Any]]) -> list[int]:
-            tokenizer, arguments = self._served.tokenizer, wanted.arguments
-            return tokenizer.chat(messages, tools=wanted.tools, **arguments)
+            tokenizer, arguments = self._served.tokenizer, chat.arguments
+            return tokenizer.chat(messages, tools=chat.tools, **arguments)
 
-        prompt = await _encode("messages", encode, wanted.messages)
+        prompt = await _encode("messages", encode, chat.messages)
         answer = ChatAnswer(self._served.name, self._served.tokenizer)
-        return self._answer(answer, [prompt], wanted.options)
+        return self._answer(answer, [prompt], chat.options)
 
     async def models(self, request: Request) -> Response:
         """/v1/models"""
@@ -205,9 +205,9 @@ class Routes:
         if wrong:
             text = f"stop_token_ids: expected ids of 0 .. {config.vocabulary - 1}"
             raise BadRequest(f"{text}, got {wrong[0]}", "stop_token_ids")
-        own = () if options.ignores_end else config.stop_tokens
+        config_ids = () if options.ignores_end else config.stop_tokens
         return frozenset(
-            (*options.stop_ids, *(n for n in own if n < config.vocabulary))
+            (*options.stop_ids, *(n for n in config_ids if n < config.vocabulary))
         )
 
     async def _refuse(self, request: Request, error: BadRequest) -> Response:

@@ -107,7 +107,7 @@ def lead(
     from etc_dist.serve.front import Front
 
     name = options.name or (PACKAGED if options.model is None else path.name)
-    served = Served(
+    served_model = Served(
         name=name,
         config=model.config,
         tokenizer=load_tokenizer(path),
@@ -118,7 +118,7 @@ def lead(
     metrics = Metrics(model.pages.count)
     engine = Engine(model, stepper, metrics)
     sys.setswitchinterval(SWITCH_SECONDS)
-    front = Front(served, engine.put, metrics, listener, options.drain_seconds)
+    front = Front(served_model, engine.put, metrics, listener, options.drain_seconds)
     front.start()
     when_signalled(front.drain)
     print(f"{name} at {front.address}/v1, {show(model)}", file=sys.stderr, flush=True)

@@ -42,10 +42,10 @@ class Engine:
     def run(self, deliver: Callable[[list[Progress]], None]) -> None:
         """Until `Ended`. deliver: called with what each step gives. Raises the error of
         a step, and that of the event loop."""
-        ended: Ended | None = None
-        while ended is None:
-            ended = self._receive()
-            turn = Turn(is_last=True) if ended is not None else self._choose()
+        end: Ended | None = None
+        while end is None:
+            end = self._receive()
+            turn = Turn(is_last=True) if end is not None else self._choose()
             turn = share(self._world, turn)
             before = time.perf_counter()
             progress = self._stepper.run(turn)
@@ -55,8 +55,8 @@ class Engine:
             self._measure()
             if progress:
                 deliver(progress)
-        if ended.error is not None:
-            raise ended.error
+        if end.error is not None:
+            raise end.error
 
     def _receive(self) -> Ended | None:
         """Read what has come; wait for it while there is nothing to step."""
@@ -81,9 +81,9 @@ class Engine:
             self._alive.add(message.number)
         elif message in self._alive:  # else it has ended meanwhile
             self._alive.remove(message)
-            others = [job for job in self._waiting if job.number != message]
-            if len(others) < len(self._waiting):
-                self._waiting = deque(others)
+            other_jobs = [job for job in self._waiting if job.number != message]
+            if len(other_jobs) < len(self._waiting):
+                self._waiting = deque(other_jobs)
             else:
                 self._leaves.append(message)
 

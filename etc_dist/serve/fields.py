@@ -125,8 +125,10 @@ class Fields:
         # Bool is an int in Python, and integers of JSON are numbers.
         fits = isinstance(value, kinds) or (float in kinds and type(value) is int)
         if not fits or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join(JSON_NAMES[each] for each in kinds)
-            raise BadRequest(f"{name}: expected {wanted}, got {_short(value)}", name)
+            kinds_text = " or ".join(JSON_NAMES[json_kind] for json_kind in kinds)
+            raise BadRequest(
+                f"{name}: expected {kinds_text}, got {_short(value)}", name
+            )
         return value
 
     def integer(self, name: str, default: Any, low: int, high: int) -> Any:
@@ -147,12 +149,13 @@ class Fields:
                 short = name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}..."
                 raise BadRequest(f"{short}: this field is not known", short)
             if not any(
-                value == other and isinstance(value, bool) == isinstance(other, bool)
-                for other in neutral
+                value == neutral_value
+                and isinstance(value, bool) == isinstance(neutral_value, bool)
+                for neutral_value in neutral
             ):
-                texts = [_short(other) for other in neutral]
-                wanted = f", except {' or '.join(texts)}" if texts else ""
-                text = f"{name}: not supported{wanted}; got {_short(value)}"
+                texts = [_short(neutral_value) for neutral_value in neutral]
+                exception = f", except {' or '.join(texts)}" if texts else ""
+                text = f"{name}: not supported{exception}; got {_short(value)}"
                 raise BadRequest(text, name)
 
 
@@ -184,7 +187,7 @@ def read_chat(document: Mapping[str, Any], model: str) -> Chat:
     fields = Fields(document)
     expect_model(fields.take("model", str, model), model)
     messages = fields.take("messages", list, [])
-    if not messages or not all(isinstance(each, dict) for each in messages):
+    if not messages or not all(isinstance(message, dict) for message in messages):
         raise BadRequest(
             "messages: expected an array of one object or more", "messages"
         )
@@ -226,8 +229,8 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
             type(number) is int for part in prompt for number in part
         ):
             return prompt
-    wanted = "a text, an array of ids, or an array of one of these or more"
-    raise BadRequest(f"prompt: expected {wanted}", "prompt")
+    prompt_kinds = "a text, an array of ids, or an array of one of these or more"
+    raise BadRequest(f"prompt: expected {prompt_kinds}", "prompt")
 
 
 def _options(
@@ -280,8 +283,8 @@ def _stops(value: str | list[Any]) -> tuple[str, ...]:
         isinstance(stop, str) and 0 < len(stop) <= MOST_STOP_LENGTH for stop in stops
     )
     if not is_good:
-        wanted = f"up to {MOST_STOPS} texts of 1 to {MOST_STOP_LENGTH} characters"
-        raise BadRequest(f"stop: expected {wanted}", "stop")
+        limits = f"up to {MOST_STOPS} texts of 1 to {MOST_STOP_LENGTH} characters"
+        raise BadRequest(f"stop: expected {limits}", "stop")
     return tuple(stops)
 
 

@@ -29,7 +29,7 @@ class Front:
 
     def __init__(
         self,
-        served: Served,
+        served_model: Served,
         put: Callable[[Any], None],
         metrics: Metrics,
         listener: socket.socket,
@@ -39,7 +39,7 @@ class Front:
         self._drain_seconds = drain_seconds
         self._clients = Clients(put, metrics)
         config = uvicorn.Config(
-            Routes(served, self._clients).app(),
+            Routes(served_model, self._clients).app(),
             lifespan="off",
             ws="none",
             log_config=None,

@@ -40,7 +40,7 @@ def find_logprobs(
     largest = np.max([part.largest for part in parts], axis=0)
     total = sum(part.total * np.exp(part.largest - largest) for part in parts)
     norm = largest + np.log(total)
-    chosen = np.max([part.chosen for part in parts], axis=0) - norm
+    chosen_logprobs = np.max([part.chosen for part in parts], axis=0) - norm
     logits = np.concatenate([part.most_likely for part in parts], axis=1)
     of_logits = np.concatenate([part.ids for part in parts], axis=1)
     logprobs = []
@@ -49,7 +49,7 @@ def find_logprobs(
         order = np.argsort(-logits[row], kind="stable")[:count]
         values = (logits[row, order] - norm[row]).tolist()
         pairs = zip(of_logits[row, order].tolist(), values, strict=True)
-        logprobs.append(TokenLogprobs(float(chosen[row]), tuple(pairs)))
+        logprobs.append(TokenLogprobs(float(chosen_logprobs[row]), tuple(pairs)))
     return logprobs
 
 
@@ -65,11 +65,11 @@ def own_part(
     total = xp.exp(logits - largest[:, None]).sum(axis=1)
     order = xp.argsort(-logits, axis=1, kind="stable")[:, :most]
     best = xp.take_along_axis(logits, order, axis=1)
-    chosen = np.full(len(rows), -np.inf, np.float32)
+    chosen_logits = np.full(len(rows), -np.inf, np.float32)
     for row, number in enumerate(ids):
         if first <= number < first + width:
-            chosen[row] = logits[row, number - first]
+            chosen_logits[row] = logits[row, number - first]
     arrays = largest, total, best, order + first
     if xp is not np:
         arrays = tuple(array.get() for array in arrays)
-    return RankLogits(*arrays, chosen)
+    return RankLogits(*arrays, chosen_logits)

@@ -78,10 +78,10 @@ class Metrics:
         self._values["texts_waiting"] = waiting
         self._values["pages_free"] = free_pages
 
-    def add_prompt(self, tokens: int, cached: int) -> None:
+    def add_prompt(self, tokens: int, num_cached: int) -> None:
         """A text has its first token."""
         self._values["prompt_tokens_total"] += tokens
-        self._values["prompt_tokens_cached_total"] += cached
+        self._values["prompt_tokens_cached_total"] += num_cached
 
     def add_tokens(self, count: int) -> None:
         """Tokens were generated."""

@@ -64,16 +64,16 @@ class Stepper:
         num_places, num_pages = pages.free_requests, pages.free_pages
         joins = []
         while waiting and num_places:
-            needed = pages.needed(waiting[0].length)
-            if needed > num_pages:
+            num_needed = pages.needed(waiting[0].length)
+            if num_needed > num_pages:
                 prefix = self._batch.prefix(
                     waiting[0].prompt, self._keys_of(waiting[0])
                 )
-                needed = pages.needed(waiting[0].length, prefix)
-            if needed > num_pages:
+                num_needed = pages.needed(waiting[0].length, prefix)
+            if num_needed > num_pages:
                 break
             num_places -= 1
-            num_pages -= needed
+            num_pages -= num_needed
             joins.append(waiting.popleft())
         return joins
 
@@ -118,9 +118,9 @@ class Stepper:
             self._batch.remove(self._pop(number).request)
         return [Progress(number, finish="error", error=error) for number in failed]
 
-    def _collect(self, changed: Sequence[Request]) -> list[Progress]:
+    def _collect(self, requests: Sequence[Request]) -> list[Progress]:
         """The news of these requests; those that have ended stop running."""
-        running = map(self._of_requests.__getitem__, changed)
+        running = map(self._of_requests.__getitem__, requests)
         news = [(text, text.take_new()) for text in running]
         of_jobs = self._find_logprobs(news)
         progress = []
@@ -129,8 +129,10 @@ class Stepper:
             if finish is not None:
                 self._pop(number)
             logprobs = of_jobs.get(number, [])
-            cached = text.request.reused
-            progress.append(Progress(number, ids, logprobs, finish, num_cached=cached))
+            num_cached = text.request.reused
+            progress.append(
+                Progress(number, ids, logprobs, finish, num_cached=num_cached)
+            )
         return progress
 
     def _find_logprobs(
