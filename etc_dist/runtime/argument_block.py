@@ -137,20 +137,20 @@ def far_senders(plan: Plan, rank: int) -> list[int]:
     """The hosts whose partner of `rank` may send to it.
 
     NOTE: at any dims, as these partners count the epochs of the program."""
-    graph, found = plan.graph, []
+    graph, hosts = plan.graph, []
     near = graph.local_size
     to = [c.writes[0].rank for c in graph.calls if c.function.far]
     for host in range(graph.world_size // near):
         if host == rank // near:
             continue
         env = {RANK.name: host * near + rank % near}
-        for one in to:
-            assert one is not None
-            known = all(symbol.name in env for symbol in one.symbols)
-            if not known or one.is_loaded or one.evaluate(env) == rank:
-                found.append(host)
+        for rank_expr in to:
+            assert rank_expr is not None
+            is_known = all(symbol.name in env for symbol in rank_expr.symbols)
+            if not is_known or rank_expr.is_loaded or rank_expr.evaluate(env) == rank:
+                hosts.append(host)
                 break
-    return found
+    return hosts
 
 
 def _too_large(

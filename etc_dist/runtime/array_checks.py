@@ -42,13 +42,13 @@ class Expected:
 def bind_dims(
     graph: GraphFunction,
     arrays: Mapping[str, Array],
-    chosen: Mapping[str, Any] | None = None,
+    explicit_dims: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
-    """The dims that the shapes of `arrays` give, and those `chosen`. `check_arrays` at
+    """The dims that the shapes of `arrays` give, and `explicit_dims`. `check_arrays` at
     these dims finds shapes that contradict each other. The largest number of rows is at
     least that of this rank."""
     names = {d.name for d in graph.dims}
-    dims = named_dims(graph, chosen or {})
+    dims = named_dims(graph, explicit_dims or {})
     if graph.own is not None:
         for rows in graph.own_rows_of(arrays).values():
             dims[graph.own[1].name] = max(rows, dims.get(graph.own[1].name, 0))
@@ -93,8 +93,9 @@ def check_arrays(
 ) -> None:
     """Raise one ArgumentError for all arrays of `call` that are not as expected."""
     faults = []
-    for one in expected:
-        faults += _array_faults(one, arrays.get(one.name), device, may_be_empty)
+    for argument in expected:
+        array = arrays.get(argument.name)
+        faults += _array_faults(argument, array, device, may_be_empty)
     faults = faults or _overlaps(expected, arrays)
     if faults:
         raise ArgumentError(
@@ -105,7 +106,7 @@ def check_arrays(
             fix="correct these arrays; nothing was launched on any rank",
         )
     if device == "cpu":
-        rows = [arrays[one.name] for one in expected if not one.by_element]
+        rows = [arrays[a.name] for a in expected if not a.by_element]
         _warn_of_rows(call, rows)
 
 
@@ -130,9 +131,9 @@ def _array_faults(
     name = expected.name
     if array is None:
         return [(expected.describe(device), f"no {name}")]
-    found = (array.shape, array.dtype, array.device)
+    properties = (array.shape, array.dtype, array.device)
     is_ordered = array.order != "" and array.order in expected.orders
-    if found != (expected.shape, expected.dtype, device) or not is_ordered:
+    if properties != (expected.shape, expected.dtype, device) or not is_ordered:
         return [(expected.describe(device), described(array))]
     if 0 in array.shape:
         wanted = f"{name} without an axis of length 0"
@@ -153,11 +154,11 @@ def _overlaps(
 ) -> list[tuple[str, str]]:
     """Written arrays that share memory with one before, unless they may be that one;
     read ones come first."""
-    seen = [arrays[one.name] for one in expected]
+    ordered_arrays = [arrays[argument.name] for argument in expected]
     faults = []
-    for place, y in enumerate(seen):
+    for place, y in enumerate(ordered_arrays):
         over = expected[place].over
-        for x in seen[:place] if expected[place].written else ():
+        for x in ordered_arrays[:place] if expected[place].written else ():
             is_same = over == x.name and (y.pointer, y.end) == (x.pointer, x.end)
             if y.overlaps(x) and not is_same:
                 wanted = f"{y.name} apart from {x.name}"

@@ -50,9 +50,9 @@ class Array:
         # No device function copies int32 rows in bulk.
         return self.row_bytes % 16 != 0 and self.dtype != "int32"
 
-    def overlaps(self, other: Array) -> bool:
+    def overlaps(self, array: Array) -> bool:
         """Whether they share memory; only for arrays that have an `end`."""
-        return max(self.pointer, other.pointer) < min(self.end, other.end)
+        return max(self.pointer, array.pointer) < min(self.end, array.end)
 
     def of_dtype(self, dtype: str) -> Array:
         """The same elements as `dtype` if they are given as their bits: uint8 for
@@ -198,15 +198,15 @@ def _refuse_without_memory(name: str, tensor: Any) -> None:
     shape, strides = tuple(tensor.shape), tensor.stride()
     steps = zip(shape, strides, strict=True)
     count = 1 + sum((size - 1) * stride for size, stride in steps)
-    needed = (tensor.storage_offset() + count) * tensor.element_size()
-    held = tensor.untyped_storage().nbytes()
+    end_byte = (tensor.storage_offset() + count) * tensor.element_size()
+    num_bytes = tensor.untyped_storage().nbytes()
     kind = tensor.device.type
     if kind not in ("cpu", "cuda"):
         got = f"a tensor on the device {kind}"
     elif tensor.is_neg() or tensor.is_conj():
         got = "a view whose negation or conjugation is not computed yet"
-    elif 0 not in shape and (held < needed or not tensor.data_ptr()):
-        got = f"a storage of {held} bytes for elements that end at byte {needed}"
+    elif 0 not in shape and (num_bytes < end_byte or not tensor.data_ptr()):
+        got = f"a storage of {num_bytes} bytes for elements that end at byte {end_byte}"
     else:
         return
     raise ArgumentError(
@@ -288,6 +288,6 @@ def _torch_stream(tensor: Any, stream: Any) -> AbstractContextManager[Any]:
     torch, device = sys.modules["torch"], tensor.get_device()
     if torch._C._cuda_getCurrentRawStream(device) == stream.ptr:
         return nullcontext()
-    given = torch.cuda.ExternalStream(stream.ptr, device=device)
-    context: AbstractContextManager[Any] = torch.cuda.stream(given)
+    torch_stream = torch.cuda.ExternalStream(stream.ptr, device=device)
+    context: AbstractContextManager[Any] = torch.cuda.stream(torch_stream)
     return context

@@ -83,23 +83,23 @@ def build(
     of the bundle: nothing is compiled, and no compiler is loaded."""
     kernels = kernels_folder()
     refuse_missing(source, kernels)
-    started = time.perf_counter()
-    included = headers(source, kernels)
+    start = time.perf_counter()
+    header_texts = headers(source, kernels)
     if bundle is not None:
-        key = _key(source, included, arch, bundle.compiler)
-        entry, cached = bundle.program(key, source.title), True
+        key = _key(source, header_texts, arch, bundle.compiler)
+        entry, is_cached = bundle.program(key, source.title), True
     else:
-        entry, cached = Cache(settings.cache).fetch(
+        entry, is_cached = Cache(settings.cache).fetch(
             "programs",
-            _key(source, included, arch, compiler_version()),
-            lambda: _compile(source, included, arch, settings),
+            _key(source, header_texts, arch, compiler_version()),
+            lambda: _compile(source, header_texts, arch, settings),
             fits=is_program,
             limit=settings.world_limit / 2,  # before other ranks time out
         )
     facts = {name: entry.facts[name] for name in FACTS}
     facts["remarks"] = tuple(facts["remarks"])
-    seconds = time.perf_counter() - started
-    return Cubin(entry.files["cubin"], seconds=seconds, cached=cached, **facts)
+    seconds = time.perf_counter() - start
+    return Cubin(entry.files["cubin"], seconds=seconds, cached=is_cached, **facts)
 
 
 def for_bundle(source: Source, settings: Settings, arch: str) -> tuple[str, Entry]:
@@ -127,26 +127,28 @@ def refuse_missing(source: Source, kernels: Path) -> None:
         )
 
 
-def _key(source: Source, included: Mapping[str, str], arch: str, compiler: str) -> str:
-    kept = [field.name for field in fields(Cubin)]
+def _key(
+    source: Source, header_texts: Mapping[str, str], arch: str, compiler: str
+) -> str:
+    field_names = [field.name for field in fields(Cubin)]
     if source.has_far:
         compiler += far_link.versions(kernels_folder())
-    parts = (source.text, arch, OPTIONS, compiler, kept, sorted(included))
+    parts = (source.text, arch, OPTIONS, compiler, field_names, sorted(header_texts))
     digest = hashlib.sha256(repr(parts).encode(errors="surrogateescape"))
-    for _, text in sorted(included.items()):
+    for _, text in sorted(header_texts.items()):
         digest.update(hashlib.sha256(_encoded(text)).digest())
     return digest.hexdigest()[:32]
 
 
 def _compile(
-    source: Source, included: Mapping[str, str], arch: str, settings: Settings
+    source: Source, header_texts: Mapping[str, str], arch: str, settings: Settings
 ) -> Entry:
-    started = time.perf_counter()
+    start = time.perf_counter()
     if source.has_far:
-        cubin, log = _compile_far(source, included, arch, settings)
+        cubin, log = _compile_far(source, header_texts, arch, settings)
     else:
-        cubin, log = compile_cubin(source.text, included, arch)
-    seconds = time.perf_counter() - started
+        cubin, log = compile_cubin(source.text, header_texts, arch)
+    seconds = time.perf_counter() - start
     if seconds > SLOW_SECONDS:
         show_message(f"etc_dist: compiled {source.title} in {seconds:.1f} s\n")
     files = {"cu": source.text.encode(), "cubin": cubin, "log": log.encode()}
@@ -198,15 +200,15 @@ def compiler_version() -> str:
 
 
 def compile_cubin(
-    text: str, included: Mapping[str, str], arch: str = ARCH
+    text: str, header_texts: Mapping[str, str], arch: str = ARCH
 ) -> tuple[bytes, str]:
     """Compile `text`, which includes these headers by name, to (cubin, log). Raises
     BuildError with the numbered source."""
-    return _run(text, included, [f"--gpu-architecture={arch}", *OPTIONS], "CUBIN")
+    return _run(text, header_texts, [f"--gpu-architecture={arch}", *OPTIONS], "CUBIN")
 
 
 def _compile_far(
-    source: Source, included: Mapping[str, str], arch: str, settings: Settings
+    source: Source, header_texts: Mapping[str, str], arch: str, settings: Settings
 ) -> tuple[bytes, str]:
     """As `compile_cubin`, with the transport to far ranks."""
     virtual = f"--gpu-architecture={arch.replace('sm', 'compute')}"
@@ -217,19 +219,19 @@ def _compile_far(
     store, kernels = Cache(settings.cache), kernels_folder()
     version = compiler_version()
     bridge = far_link.compile_bridge(compile, kernels, version, arch, store)
-    own = [o for o in OPTIONS if o.startswith(("--std", "--no-source"))]
-    program = compile(source.text, included, own)
+    own_options = [o for o in OPTIONS if o.startswith(("--std", "--no-source"))]
+    program = compile(source.text, header_texts, own_options)
     return far_link.link({"program": program, "nvshmem": bridge}, arch, source.title)
 
 
 def _run(
-    text: str, included: Mapping[str, str], options: Sequence[str], output: str
+    text: str, header_texts: Mapping[str, str], options: Sequence[str], output: str
 ) -> tuple[bytes, str]:
     library = _nvrtc()
     handle = c_void_p()
-    names, texts = _strings(included), _strings(included.values())
+    names, texts = _strings(header_texts), _strings(header_texts.values())
     library.nvrtcCreateProgram(
-        byref(handle), _encoded(text), b"program.cu", len(included), texts, names
+        byref(handle), _encoded(text), b"program.cu", len(header_texts), texts, names
     )
     try:
         code = library.nvrtcCompileProgram(handle, len(options), _strings(options))
@@ -268,15 +270,15 @@ def _read(library: ctypes.CDLL, handle: c_void_p, what: str) -> bytes:
 
 def report(name: str, plan: Plan, arch: str = ARCH) -> dict[str, object]:
     """Compile one plan without the cache; returns times, size and registers."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     source = generate(plan)
-    generated = time.perf_counter() - started
-    included = headers(source, kernels_folder())
-    cubin, log = compile_cubin(source.text, included, arch)
+    generated = time.perf_counter() - start
+    header_texts = headers(source, kernels_folder())
+    cubin, log = compile_cubin(source.text, header_texts, arch)
     return {
         "program": name,
         "generate_s": round(generated, 3),
-        "compile_s": round(time.perf_counter() - started - generated, 3),
+        "compile_s": round(time.perf_counter() - start - generated, 3),
         "cubin_bytes": len(cubin),
         **_facts(log),
     }

@@ -54,8 +54,8 @@ def errors_of(text: str, log: str) -> str:
     folders = {f"{Path(file).parent}/" for file in _own_files(text)}
 
     def kept(note: re.Match[str]) -> str:
-        own = any(folder in note[0] for folder in folders)
-        return note[0] if own and not note[0].startswith("In file") else ""
+        is_own = any(folder in note[0] for folder in folders)
+        return note[0] if is_own and not note[0].startswith("In file") else ""
 
     return _NO_NOTES.sub("", _NOTE.sub(kept, log)).strip()
 
@@ -71,8 +71,8 @@ def advice(text: str, log: str) -> str:
                 f"<class Task> struct {name} {{ static void run(const Task& task) "
                 "{ ... } }"
             )
-    for other, fix in _OTHER.items():
-        if re.search(other, log):
+    for message, fix in _OTHER.items():
+        if re.search(message, log):
             return fix
     if "undeclared identifier" in log:
         return (
@@ -85,8 +85,8 @@ def advice(text: str, log: str) -> str:
 def _file_of(name: str, text: str) -> str:
     """The source of device function `name`, or all candidates."""
     files = _own_files(text)
-    own = [file for file in files if Path(file).stem == name]
-    return " or ".join(own or files) or f"the source of {name}"
+    matches = [file for file in files if Path(file).stem == name]
+    return " or ".join(matches or files) or f"the source of {name}"
 
 
 def _own_files(text: str) -> list[str]:

@@ -66,17 +66,17 @@ class Bundle:
 
     def expect(self, architecture: str, parameters: Mapping[str, Any]) -> None:
         """ArgumentError unless the bundle was built for these."""
-        given = {"architecture": self.architecture}
+        own_values = {"architecture": self.architecture}
         self._compare(
-            "was built for another GPU", {"architecture": architecture}, given
+            "was built for another GPU", {"architecture": architecture}, own_values
         )
-        given, wanted = _plain(self.parameters), _plain(parameters)
-        self._compare("was built for something else", wanted, given)
+        own_values, values = _plain(self.parameters), _plain(parameters)
+        self._compare("was built for something else", values, own_values)
 
     def expect_workers(self, workers: int) -> None:
         """ArgumentError unless the proofs are for so many workers."""
-        given = {"workers": self.workers}
-        self._compare("was built for another GPU", {"workers": workers}, given)
+        own_values = {"workers": self.workers}
+        self._compare("was built for another GPU", {"workers": workers}, own_values)
 
     def program(self, key: str, title: str) -> Entry:
         """The program of this key, with file "cubin"."""
@@ -92,16 +92,16 @@ class Bundle:
         return self.programs[key]
 
     def _compare(
-        self, what: str, wanted: Mapping[str, Any], given: Mapping[str, Any]
+        self, what: str, wanted: Mapping[str, Any], own_values: Mapping[str, Any]
     ) -> None:
-        names = [*wanted, *(name for name in given if name not in wanted)]
-        wrong = [name for name in names if wanted.get(name) != given.get(name)]
+        names = [*wanted, *(name for name in own_values if name not in wanted)]
+        wrong = [name for name in names if wanted.get(name) != own_values.get(name)]
         if wrong:
             raise ArgumentError(
                 f"a bundle {what}",
                 where=f"bundle {self.folder}",
                 wanted=_listed(wanted, wrong),
-                got=_listed(given, wrong),
+                got=_listed(own_values, wrong),
                 fix=f"load with the values of the bundle, or {BUILD}",
             )
 
@@ -123,8 +123,8 @@ def read_bundle(folder: Path) -> Bundle:
             key: Entry(program["facts"], {"cubin": files[program["file"]]})
             for key, program in manifest["programs"].items()
         }
-        named = ("architecture", "compiler", "workers", "parameters")
-        of_all = {name: manifest[name] for name in named}
+        field_names = ("architecture", "compiler", "workers", "parameters")
+        of_all = {name: manifest[name] for name in field_names}
         proofs = parse_object(files[PROOFS])
         odd = [key for key, record in proofs.items() if not is_record(record, key)]
         odd += [key for key, entry in programs.items() if not is_program(entry)]
@@ -190,15 +190,15 @@ def _refuse_of_others(folder: Path, path: Path) -> None:
     """ArgumentError if another user may have written the folder or a file in it: a GPU
     runs the programs, and proofs are believed."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise _refused(path, "the file", str(error), BUILD) from error
-    mode = stat.S_IMODE(found.st_mode)
-    if found.st_uid not in (os.geteuid(), 0) or mode & OF_OTHERS:
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in (os.geteuid(), 0) or mode & OF_OTHERS:
         raise _refused(
             path,
             f"of user {os.geteuid()} or root, and writable by no other",
-            f"of user {found.st_uid}, mode {mode:04o}",
+            f"of user {status.st_uid}, mode {mode:04o}",
             f"if you trust it: chown -R $(id -u) {folder}; chmod -R go-w {folder}; the "
             "same for a copy (cp -r), if others need this one",
         )

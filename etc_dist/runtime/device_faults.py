@@ -34,13 +34,13 @@ def decode(
     are left out if there are others, which cause them. If data was out of range, all
     other records are left out."""
     count = min(int(control["faults"]), MAX_FAULTS)
-    found = sorted(control["fault"][:count], key=lambda f: int(f["event"]))
-    invalid = [f for f in found if f["event"] == OUT_OF_RANGE]
+    faults = sorted(control["fault"][:count], key=lambda f: int(f["event"]))
+    invalid = [f for f in faults if f["event"] == OUT_OF_RANGE]
     if invalid:
         return [_range_record(plan, f, dims, rank) for f in invalid]
-    if any(f["event"] != INSIDE_WORKER for f in found):
-        found = [f for f in found if f["event"] != INSIDE_WORKER]
-    records: list[Record] = [_wait_record(plan, f, dims, rank) for f in found]
+    if any(f["event"] != INSIDE_WORKER for f in faults):
+        faults = [f for f in faults if f["event"] != INSIDE_WORKER]
+    records: list[Record] = [_wait_record(plan, f, dims, rank) for f in faults]
     if control["resident"]:
         records.append(WorkersRecord(rank, int(control["resident"]), workers))
     return records
@@ -86,7 +86,8 @@ def _range_record(
     wanted = "elements, regions, ranks, loads and 32-bit results in range, in "
     wanted += loading
     got = "one out of range"
-    return RangeRecord(rank, int(fault["worker"]), lane, task, wanted, got)
+    row = rank, int(fault["worker"]), lane, task
+    return RangeRecord(*row, wanted=wanted, got=got)
 
 
 def _wait_record(

@@ -64,8 +64,8 @@ def nvshmem_version() -> str:
     except OSError as error:
         raise _missing("the headers of NVSHMEM", str(error)) from error
     parts = ("MAJOR", "MINOR", "PATCH")
-    found = [re.search(rf"NVSHMEM_VENDOR_{p}_VERSION\s+(\d+)", text) for p in parts]
-    return ".".join(part[1] for part in found if part is not None)
+    matches = [re.search(rf"NVSHMEM_VENDOR_{p}_VERSION\s+(\d+)", text) for p in parts]
+    return ".".join(part[1] for part in matches if part is not None)
 
 
 def include_folders() -> list[Path]:
@@ -76,19 +76,19 @@ def include_folders() -> list[Path]:
 def _folder(library: str) -> Path:
     from cuda import pathfinder
 
-    found, fault = None, "not found"
+    folder, fault = None, "not found"
     try:
-        found = pathfinder.find_nvidia_header_directory(library)
+        folder = pathfinder.find_nvidia_header_directory(library)
     except Exception as error:
         fault = str(error)
-    if not found and library == "cccl":
+    if not folder and library == "cccl":
         cupy = find_spec("cupy")  # found, not imported
         inside = "_core/include/cupy/_cccl/libcudacxx"
         if cupy is not None and cupy.origin is not None:
-            found = str(Path(cupy.origin).parent / inside)
-    if not found or not Path(found).is_dir():
+            folder = str(Path(cupy.origin).parent / inside)
+    if not folder or not Path(folder).is_dir():
         raise _missing(f"the headers of {library}", fault)
-    return Path(found)
+    return Path(folder)
 
 
 def link(codes: Mapping[str, bytes], arch: str, where: str) -> tuple[bytes, str]:
@@ -111,8 +111,8 @@ def link(codes: Mapping[str, bytes], arch: str, where: str) -> tuple[bytes, str]
     check("nvJitLinkCreate", byref(handle), len(options), options)
     try:
         for name, code in codes.items():
-            given = code, c_size_t(len(code)), name.encode()
-            check("nvJitLinkAddData", handle, _LTO_IR, *given)
+            code_arguments = code, c_size_t(len(code)), name.encode()
+            check("nvJitLinkAddData", handle, _LTO_IR, *code_arguments)
         check("nvJitLinkComplete", handle)
         size = c_size_t()
         check("nvJitLinkGetLinkedCubinSize", handle, byref(size))

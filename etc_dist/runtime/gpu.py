@@ -109,13 +109,13 @@ class GpuExecutor(Executor):
     def grow(self, *shapes: Mapping[str, int]) -> None:
         if self._quiet is not None and not self._is_known:
             self.world.agree_done(self._begin_far)
-        needed = Capacity()
+        demand = Capacity()
         for dims in shapes:
-            needed = needed.grown(plan_memory(self.plan, dims))
+            demand = demand.grown(plan_memory(self.plan, dims))
         self.finish()
         self.world.barrier()
         self._templates.clear()
-        self._memory.grow(needed, self._make_own)
+        self._memory.grow(demand, self._make_own)
 
     def _begin_far(self) -> None:
         """Let the kernel call NVSHMEM. NOTE: not before all ranks have compiled it: one
@@ -211,7 +211,7 @@ class GpuExecutor(Executor):
         self, launch: Launch, names: Sequence[str]
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Copies of these inputs, states and local tensors after a run."""
-        runtime, found = self._cupy.cuda.runtime, {}
+        runtime, arrays = self._cupy.cuda.runtime, {}
         env = self.plan.graph.environment(launch.dims, self.world.rank)
         for name in names:
             tensor = self.plan.graph.tensor(name)
@@ -220,8 +220,8 @@ class GpuExecutor(Executor):
             place = int(launch.arguments[address_name(name)])
             to_host = runtime.memcpyDeviceToHost
             runtime.memcpy(array.ctypes.data, place, array.nbytes, to_host)
-            found[name] = array
-        return found
+            arrays[name] = array
+        return arrays
 
     def reset(self) -> None:
         """Clear the state of a failed run and restart at epoch 1. All ranks call it

@@ -41,12 +41,12 @@ _NAME = re.compile(r'"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>')
 def headers(source: Source, kernels: Path) -> dict[str, str]:
     """The texts of all headers of a program by name. Raises BuildError for a file
     outside of `kernels` and of the folders of the program's sources."""
-    included = _Included(source, kernels)
+    reader = _Included(source, kernels)
     texts: dict[str, str] = {}
-    while included.waiting:
-        name, path = included.waiting.popitem()
+    while reader.waiting:
+        name, path = reader.waiting.popitem()
         if name not in texts:
-            texts[name] = included.renamed(path)
+            texts[name] = reader.renamed(path)
     return dict(sorted(texts.items()))
 
 
@@ -58,30 +58,33 @@ class _Included:
         self.roots = sorted({_normal(path.parent) for path in source.sources})
         # The generated text has the paths of a user's sources as given.
         self.names = {_normal(path): str(path) for path in source.sources}
-        own = re.findall(r'^#include "([^/"][^"]*)"$', source.text, re.MULTILINE)
+        own_names = re.findall(r'^#include "([^/"][^"]*)"$', source.text, re.MULTILINE)
         self.waiting = {str(path): path for path in source.sources}
-        self.waiting |= {name: kernels / name for name in own}
+        self.waiting |= {name: kernels / name for name in own_names}
 
     def renamed(self, path: Path) -> str:
         """The text of a file with renamed includes; adds these to `waiting`."""
         text, directives = _scanned(_read(path), path)
 
-        def rename(found: re.Match[str]) -> str:
-            name = _NAME.match(found["name"]) if found["word"] == "include" else None
+        def rename(directive: re.Match[str]) -> str:
+            is_include = directive["word"] == "include"
+            name = _NAME.match(directive["name"]) if is_include else None
             file = self.find(name[1] or name[2], path, name[0][0]) if name else None
             if name and file is None and not (name[1] or name[2]).startswith("/"):
-                return found[0]  # NVRTC will not find it, either
+                return directive[0]  # NVRTC will not find it, either
             if name is None or file is None or not self.allows(file):
-                raise _refusal(path, text.count("\n", 0, found.start()) + 1, found)
-            known = self.name(file)
-            self.waiting[known] = file
-            start = found.start("name") - found.start()
-            return f'{found[0][:start]}"{known}"{found["name"][name.end() :]}'
+                line = text.count("\n", 0, directive.start()) + 1
+                raise _refusal(path, line, directive)
+            header_name = self.name(file)
+            self.waiting[header_name] = file
+            start = directive.start("name") - directive.start()
+            end_text = directive["name"][name.end() :]
+            return f'{directive[0][:start]}"{header_name}"{end_text}'
 
         parts, end = [], 0
-        for found in directives:
-            parts += [text[end : found.start()], rename(found)]
-            end = found.end()
+        for directive in directives:
+            parts += [text[end : directive.start()], rename(directive)]
+            end = directive.end()
         return "".join([*parts, text[end:]])
 
     def find(self, name: str, user: Path, quote: str) -> Path | None:
@@ -110,9 +113,9 @@ def _scanned(text: str, path: Path) -> tuple[str, list[re.Match[str]]]:
 
 def _normalized(text: str, path: Path) -> str:
     """`text` without comments and line splices, with unchanged line numbers."""
-    joined = text
-    while "\\\n" in joined:  # one splice can make another
-        joined = _SPLICED.sub(_joined, joined)
+    logical_text = text
+    while "\\\n" in logical_text:  # one splice can make another
+        logical_text = _SPLICED.sub(_joined, logical_text)
     pending = 0
 
     def replace(token: re.Match[str]) -> str:
@@ -133,15 +136,15 @@ def _normalized(text: str, path: Path) -> str:
             return lines * "\n"
         return token[0]
 
-    return _TOKEN.sub(replace, joined)
+    return _TOKEN.sub(replace, logical_text)
 
 
 def _joined(lines: re.Match[str]) -> str:
     return lines[0].replace("\\\n", "") + lines[0].count("\\\n") * "\n"
 
 
-def _refusal(path: Path, line: int, found: re.Match[str]) -> BuildError:
-    got = found["test"] or f"#{found['word']} {found['name'].strip()}"
+def _refusal(path: Path, line: int, directive: re.Match[str]) -> BuildError:
+    got = directive["test"] or f"#{directive['word']} {directive['name'].strip()}"
     return BuildError(
         "a device function includes a file that cannot be part of its program",
         where=f"{path}, line {line}",

@@ -186,19 +186,19 @@ class LastRun:
     def _recover(self) -> EtcDistError:
         """All ranks: exchange the records, clear the counters. Returns the error."""
         self._is_reported = True
-        own = RunEnd(self.executor.failure() or ())
-        return end_failed_run(self._world, self.executor, self._graph, own)
+        own_end = RunEnd(self.executor.failure() or ())
+        return end_failed_run(self._world, self.executor, self._graph, own_end)
 
 
 def end_failed_run(
-    world: World, executor: Executor, graph: str, own: RunEnd
+    world: World, executor: Executor, graph: str, own_end: RunEnd
 ) -> EtcDistError:
     """Exchange how a run of `graph` ended, and clear its state, so that all ranks can
     run again. Returns their error. Collective, unless the world is broken."""
-    ends: list[object | None] = [own]
+    ends: list[object | None] = [own_end]
     silent: Iterable[int] = world.find_lost()
     if not world.broken:
-        ends = world.gather(own)
+        ends = world.gather(own_end)
         silent = [rank for rank, end in enumerate(ends) if end is None]
     executor.finish()
     if not world.broken:

@@ -115,23 +115,23 @@ class Capacity:
             max(self.flagged, plan.flagged_bytes),
         )
 
-    def joined(self, other: Capacity) -> Capacity:
+    def joined(self, capacity: Capacity) -> Capacity:
         """A capacity that holds both."""
-        return self._each(other, max)
+        return self._each(capacity, max)
 
-    def doubled(self, needed: Capacity) -> Capacity:
+    def doubled(self, demand: Capacity) -> Capacity:
         """A capacity that holds both, while this one is kept. Each part is twice this
-        one's, if that is at most twice `needed`. So capacities grow geometrically, and
-        the kept ones add up to at most twice the largest `needed`."""
-        return self._each(needed, lambda own, new: max(own, new, 2 * min(own, new)))
+        one's, if that is at most twice `demand`. So capacities grow geometrically, and
+        the kept ones add up to at most twice the largest `demand`."""
+        return self._each(demand, lambda a, b: max(a, b, 2 * min(a, b)))
 
-    def _each(self, other: Capacity, merge: Callable[[int, int], int]) -> Capacity:
+    def _each(self, capacity: Capacity, merge: Callable[[int, int], int]) -> Capacity:
         return Capacity(
-            merge(self.events, other.events),
-            merge(self.symmetric, other.symmetric),
-            merge(self.local, other.local),
-            other.far_hosts,
-            merge(self.flagged, other.flagged),
+            merge(self.events, capacity.events),
+            merge(self.symmetric, capacity.symmetric),
+            merge(self.local, capacity.local),
+            capacity.far_hosts,
+            merge(self.flagged, capacity.flagged),
         )
 
     @property

@@ -35,11 +35,11 @@ def most_resident(
 ) -> int:
     """Workers of a loaded kernel that the GPU can hold at once, by the driver."""
     driver = ctypes.CDLL("libcuda.so.1")
-    found = c_int()
+    num_blocks = c_int()
     # NOTE: workers are one per SM: the plan counts on their shared memory.
     call = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
     code = call(
-        byref(found), c_void_p(function), threads, ctypes.c_size_t(shared_bytes)
+        byref(num_blocks), c_void_p(function), threads, ctypes.c_size_t(shared_bytes)
     )
     if code:
         raise BuildError(
@@ -50,4 +50,4 @@ def most_resident(
             got=f"return code {code}",
             fix="run `etc-dist doctor`",
         )
-    return min(found.value, 1) * multiprocessors
+    return min(num_blocks.value, 1) * multiprocessors

@@ -52,23 +52,23 @@ class ProgramMemory:
         """Whether CUDA graphs may refer to any of it."""
         return any(memory.is_captured for memory in self)
 
-    def grow(self, needed: Capacity, make_own: MakeOwn) -> None:
-        """Allocate memory for `needed`, and keep the latest one if it is captured on
+    def grow(self, demand: Capacity, make_own: MakeOwn) -> None:
+        """Allocate memory for `demand`, and keep the latest one if it is captured on
         any rank. Collective; no run is in flight on any rank.
 
         Raises SymmetricMemoryError on all ranks if too large; captures stay usable."""
         latest = self.latest
         self.generation += 1
         if latest is None:
-            self.latest = self._allocate(needed, make_own)
+            self.latest = self._allocate(demand, make_own)
         elif any(self._world.agree(lambda: latest.is_captured)):
-            larger = self._allocate(latest.capacity.doubled(needed), make_own)
+            larger = self._allocate(latest.capacity.doubled(demand), make_own)
             self._kept.append(latest)
             self.latest = larger
         else:
             self.latest = None
             latest.block.free()
-            self.latest = self._allocate(latest.capacity.joined(needed), make_own)
+            self.latest = self._allocate(latest.capacity.joined(demand), make_own)
 
     def close(self) -> None:
         """Free all. Collective, idempotent; no run is in flight on any rank."""
@@ -81,19 +81,19 @@ class ProgramMemory:
         """How much is kept, where any is."""
         if self.latest is None or not self._kept:
             return ""
-        kept = sum(memory.capacity.nbytes for memory in self._kept)
+        num_kept_bytes = sum(memory.capacity.nbytes for memory in self._kept)
         return (
             f"memory: {self.latest.capacity.nbytes} bytes a rank; "
-            f"kept for captured CUDA graphs: {kept} bytes\n"
+            f"kept for captured CUDA graphs: {num_kept_bytes} bytes\n"
         )
 
     def _allocate(self, capacity: Capacity, make_own: MakeOwn) -> LaunchMemory:
         block = self._world.allocate(capacity.block_bytes)
-        own: list[tuple[Any, Any]] = []
+        memories: list[tuple[Any, Any]] = []
         try:
-            self._world.agree_done(lambda: own.append(make_own(capacity)))
+            self._world.agree_done(lambda: memories.append(make_own(capacity)))
         except EtcDistError:  # of all ranks
             if not self._world.broken:
                 block.free()
             raise
-        return LaunchMemory(capacity, block, *own[0])
+        return LaunchMemory(capacity, block, *memories[0])

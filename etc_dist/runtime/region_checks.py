@@ -73,15 +73,15 @@ def _empty_task(
     tasks = int(call.tasks.evaluate(env))
     inner = {**env, **call.coordinates(np.arange(tasks), env)}
     writes = np.zeros(tasks, bool)
-    for written in call.writes:
+    for written_region in call.writes:
         # Where it is loaded, it may have elements.
-        axes = () if written.is_loaded else range(len(written.size))
-        sizes = [_size(written, a, inner, tasks) for a in axes]
+        axes = () if written_region.is_loaded else range(len(written_region.size))
+        sizes = [_size(written_region, a, inner, tasks) for a in axes]
         writes |= np.all([size > 0 for size in sizes], axis=0)
-    found = np.flatnonzero(writes & (_size(region, axis, inner, tasks) <= 0))
-    if not found.size:
+    empty_tasks = np.flatnonzero(writes & (_size(region, axis, inner, tasks) <= 0))
+    if not empty_tasks.size:
         return None
-    place = call.coordinates(int(found[0]), env)
+    place = call.coordinates(int(empty_tasks[0]), env)
     return call.label([int(n) for n in place.values()])
 
 

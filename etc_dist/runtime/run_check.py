@@ -47,18 +47,21 @@ class RunCheck:
     ) -> None:
         """Verify the run that has just ended on all ranks; `read` returns this rank's
         data by name. Collective. Raises RaceError, DeadlockError or GraphError."""
-        loaded: dict[str, np.ndarray[Any, Any]] = {}
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
 
         def digest() -> bytes:
-            loaded.update(read(self._names))
-            parts = [loaded[name].tobytes() for name in self._names]
+            arrays.update(read(self._names))
+            parts = [arrays[name].tobytes() for name in self._names]
             return hashlib.sha256(b"".join(parts)).digest()
 
         key = (*dims.items(), *self._world.agree(digest))
         if self._correct.get(key):
             return
-        every = self._world.agree(lambda: loaded)
-        tensors = {name: [each[name] for each in every] for name in self._names}
+        every = self._world.agree(lambda: arrays)
+        tensors = {
+            name: [arrays_of_rank[name] for arrays_of_rank in every]
+            for name in self._names
+        }
         fault = self._world.agree(lambda: self._find_fault(tensors, dims))[0]
         if fault is not None:
             raise fault

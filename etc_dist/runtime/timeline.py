@@ -87,9 +87,9 @@ def draw(
         _add_legend(axes, colours, meanings)
     least = f"Bars below {LEAST_BAR * length / divisor:.2g} {unit} are drawn that wide."
     text = _wrapped([caption, " ".join([LANES, *trace.notes, least])])
-    left: dict[str, Any] = {"x": 0.01, "ha": "left", "parse_math": False}
-    figure.suptitle(title, fontsize=14, fontweight="bold", **left)
-    figure.supxlabel(text, fontsize=9, color="#444444", **left)
+    alignment: dict[str, Any] = {"x": 0.01, "ha": "left", "parse_math": False}
+    figure.suptitle(title, fontsize=14, fontweight="bold", **alignment)
+    figure.supxlabel(text, fontsize=9, color="#444444", **alignment)
     figure.savefig(path)
 
 

@@ -84,9 +84,10 @@ class Trace:
         room are lost. A tensor lane's warps run each task together: one row a worker;
         warps of the transfer lane are rows of their own, "transfer.0" and so on."""
         notes = [_GPU_CLOCK]
-        lost = np.count_nonzero(per_warp["begin"][:, :, 0] >= per_warp.shape[2])
-        if lost:
-            notes.append(f"The last tasks of {lost} warps are missing.")
+        num_tasks = per_warp["begin"][:, :, 0]
+        num_full_warps = np.count_nonzero(num_tasks >= per_warp.shape[2])
+        if num_full_warps:
+            notes.append(f"The last tasks of {num_full_warps} warps are missing.")
         records = _joined(_gpu_records(plan, dims, rank, per_warp))
         return cls.of(records, notes, len(per_warp))
 
@@ -203,30 +204,30 @@ def _gpu_records(
     count = np.minimum(per_warp["begin"][:, :, :1], per_warp.shape[2] - 1)
     slots = np.arange(per_warp.shape[2])
     worker, warp, slot = np.nonzero((slots >= 1) & (slots <= count))
-    found = per_warp[worker, warp, slot]
-    if not len(found):
+    stamps = per_warp[worker, warp, slot]
+    if not len(stamps):
         return
     # GPUs do not share a clock: each rank's time counts from its first task.
-    origin = int(found["begin"].min())
+    origin = int(stamps["begin"].min())
     env = plan.graph.environment(dims, rank)
-    transfer = found["lane"] == LANES.index(TRANSFER)
+    transfer = stamps["lane"] == LANES.index(TRANSFER)
     warps = sorted(set(warp[transfer].tolist()))
     for number, call in enumerate(plan.graph.calls):
-        rows = np.flatnonzero(found["call"] == number)
+        rows = np.flatnonzero(stamps["call"] == number)
         if len(rows) == 0:
             continue
-        t = found["task"][rows].astype(np.int64)
+        t = stamps["task"][rows].astype(np.int64)
         parts = call.coordinates(t, env).values()
         tiles = np.stack([np.broadcast_to(part, t.shape) for part in parts], axis=1)
         for row, index, tile in zip(rows, t.tolist(), tiles.tolist(), strict=True):
-            lane = LANES[int(found["lane"][row])]
+            lane = LANES[int(stamps["lane"][row])]
             if lane == TRANSFER:
                 lane = f"{lane}.{warps.index(warp[row])}"
-            begin, end = int(found["begin"][row]), int(found["end"][row])
+            begin, end = int(stamps["begin"][row]), int(stamps["end"][row])
             at = (rank, int(worker[row]), lane)
             span = (begin - origin, end - origin)
             place = tuple(tile), call.loop_names
-            empty = int(found["empty"][row])
+            empty = int(stamps["empty"][row])
             yield TaskRecord(*at, *span, call.name, index, *place, empty_ns=empty)
 
 

@@ -59,7 +59,7 @@ class LaneSums:
 
 def sum_lane(trace: Trace, lane: str) -> LaneSums:
     """The sums of all rows of a lane."""
-    found = LaneSums()
+    lane_sums = LaneSums()
     rows: dict[int, dict[tuple[int, int, str], list[TaskRecord]]]
     rows = defaultdict(lambda: defaultdict(list))
     for record in trace.records:
@@ -69,18 +69,18 @@ def sum_lane(trace: Trace, lane: str) -> LaneSums:
         begin, end = Trace(tuple(r for r in trace.records if r.rank == rank)).span
         for tasks in by_row.values():
             # NOTE: most warps of the transfer lane have other work before.
-            _add_row(found, tasks, begin if lane == TENSOR else tasks[0].start_ns)
+            _add_row(lane_sums, tasks, begin if lane == TENSOR else tasks[0].start_ns)
         count = max(len(by_row), trace.workers if lane == TENSOR else 0)
-        found.workers += count
-        found.time += count * (end - begin)
-    return found
+        lane_sums.workers += count
+        lane_sums.time += count * (end - begin)
+    return lane_sums
 
 
-def _add_row(found: LaneSums, tasks: list[TaskRecord], begin: int) -> None:
+def _add_row(lane_sums: LaneSums, tasks: list[TaskRecord], begin: int) -> None:
     """Adds the tasks of one row, in the order of their starts; the first one waited
     from `begin` on."""
     for task in tasks:
-        sums, start = found.calls[task.call], max(task.start_ns, begin)
+        sums, start = lane_sums.calls[task.call], max(task.start_ns, begin)
         busy = max(task.end_ns - start, 0)
         pages = min(task.empty_ns, busy)
         sums.tasks += 1
@@ -110,8 +110,8 @@ def _turns(trace: Trace) -> Iterator[str]:
         for name, turn in zip(record.loops, record.coordinate, strict=False):
             turns[name].add(turn)
     if turns:
-        named = ", ".join(f"{name} ({len(found)})" for name, found in turns.items())
-        yield f"Turns are summed: {named}."
+        text = ", ".join(f"{name} ({len(numbers)})" for name, numbers in turns.items())
+        yield f"Turns are summed: {text}."
 
 
 def _table(trace: Trace, lane: str, sums: LaneSums) -> Iterator[str]:
@@ -126,9 +126,9 @@ def _table(trace: Trace, lane: str, sums: LaneSums) -> Iterator[str]:
     yield f"{'call':{width}}  {'tasks':>8}{titles}  {'share':>6}"
     for call in trace.calls:
         if call in sums.calls:
-            one = sums.calls[call]
-            numbers = one.compute, one.events, one.pages, one.total
-            yield _line(call, width, str(one.tasks), numbers, per_worker, sums.time)
+            parts = sums.calls[call]
+            numbers = parts.compute, parts.events, parts.pages, parts.total
+            yield _line(call, width, str(parts.tasks), numbers, per_worker, sums.time)
     idle = 0, 0, 0, sums.idle
     yield _line(IDLE, width, "", idle, per_worker, sums.time)
     every = [sums.of_part(part) for part in ("compute", "events", "pages")]

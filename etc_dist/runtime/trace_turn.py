@@ -40,7 +40,7 @@ def phases_of(trace: Trace, loop: str, turn: int | None = None) -> list[Phase]:
         (r.start_ns for r in records if r.lane == TENSOR),
         default=min(r.start_ns for r in records),
     )
-    phases = (_phase(call, found, begin) for call, found in by_call.items())
+    phases = (_phase(call, tasks, begin) for call, tasks in by_call.items())
     return sorted(phases, key=lambda phase: (phase.start, phase.call))
 
 

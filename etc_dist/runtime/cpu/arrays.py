@@ -66,8 +66,8 @@ def bind(
                 if array is None
                 else f"{tensor.name} {list(array.shape)} {array.dtype}"
             )
-    unknown = sorted(set(arrays) - {tensor.name for tensor in tensors})
-    got += [f"{name}, which the graph does not have" for name in unknown]
+    extra_names = sorted(set(arrays) - {tensor.name for tensor in tensors})
+    got += [f"{name}, which the graph does not have" for name in extra_names]
     if got:
         raise ArgumentError(
             "the arrays do not fit the graph",

@@ -39,9 +39,9 @@ def run_body(task: Task, views: Sequence[Array]) -> None:
         again[n] = np.zeros_like(views[n])
     _call(task, again)
     for n, access in outputs.items():
-        left = np.argwhere(still_poisoned(views[n]) & ~still_poisoned(again[n]))
-        if len(left):
-            raise _unwritten(task, access, left)
+        places = np.argwhere(still_poisoned(views[n]) & ~still_poisoned(again[n]))
+        if len(places):
+            raise _unwritten(task, access, places)
 
 
 def _operands_again(
@@ -58,8 +58,8 @@ def _operands_again(
     ]
 
 
-def _is_shared(view: Array, others: Sequence[Array]) -> bool:
-    return any(np.may_share_memory(view, other) for other in others)
+def _is_shared(view: Array, arrays: Sequence[Array]) -> bool:
+    return any(np.may_share_memory(view, array) for array in arrays)
 
 
 def _bits(view: Array) -> Array:
@@ -68,40 +68,40 @@ def _bits(view: Array) -> Array:
 
 def _call(task: Task, views: Sequence[Array]) -> None:
     body: Callable[..., object] = task.call.function.body
-    named = task.call.keywords(task.env)
+    keywords = task.call.keywords(task.env)
     try:
         # As on GPUs, NaN and infinity pass through without a warning.
         with np.errstate(all="ignore"):
-            returned = body(*views, **named)
+            value = body(*views, **keywords)
     except Exception as fault:
         fault.add_note(f"in {task.where}")
         raise
     if is_forked():
         raise forked()  # a child process that the body forked
-    if returned is not None:
-        raise _returned(task, returned)
+    if value is not None:
+        raise _returned(task, value)
 
 
-def _returned(task: Task, returned: object) -> GraphError:
+def _returned(task: Task, value: object) -> GraphError:
     call = task.call
     return GraphError(
         f"the body of call {call.name} returned a value, which nothing uses",
         where=task.where,
         wanted="None: a body fills the arrays that it writes",
-        got=type(returned).__name__,
+        got=type(value).__name__,
         fix=f"in {call.function.name}, assign to y[...] instead of returning",
     )
 
 
-def _unwritten(task: Task, access: ArrayAccess, left: Array) -> GraphError:
+def _unwritten(task: Task, access: ArrayAccess, places: Array) -> GraphError:
     call, name = task.call, access.tensor.name
-    inside = iter(left[0].tolist())
+    inside = iter(places[0].tolist())
     index = [i.start + next(inside) if type(i) is slice else i for i in access.index]
     region, place = call.writes[task.writes.index(access)], ", ".join(map(str, index))
     return GraphError(
         f"the body of call {call.name} leaves elements of an output unwritten",
         where=task.where,
         wanted=f"a value for each element of {region}, independent of its old value",
-        got=f"{name}[{place}] is unwritten, the first of {len(left)}",
+        got=f"{name}[{place}] is unwritten, the first of {len(places)}",
         fix=f"in {call.function.name}, assign to all of it: y[...] = ...",
     )

@@ -98,8 +98,8 @@ class CpuExecutor(Executor):
         self.run(launch.arrays, launch.dims)
 
     def loaded(self, launch: PreparedRun, names: Sequence[str]) -> dict[str, Array]:
-        own = {**launch.arrays, **self._state.own}
-        return {name: own[name] for name in names}
+        array_by_name = {**launch.arrays, **self._state.own}
+        return {name: array_by_name[name] for name in names}
 
     def reset(self) -> None:
         self._state.reset()
@@ -175,15 +175,15 @@ class CpuExecutor(Executor):
     ) -> Workers:
         graph, rank = self._plan.graph, self._world.rank
         where = f"graph {graph.name}, rank {rank}"
-        own = storage.bind(graph.arguments(), arrays, env, where)
+        own_arrays = storage.bind(graph.arguments(), arrays, env, where)
         for tensor in graph.tensors:
             if tensor.kind == "local":
-                own[tensor.name] = storage.poisoned(tensor, env)
-        self._state.own = own
+                own_arrays[tensor.name] = storage.poisoned(tensor, env)
+        self._state.own = own_arrays
         shape = self._shapes.get(key := (*env.items(),))
         if shape is None:
             self._shapes.put(key, shape := SizedPlan(self._plan, env))
-        env = {**env, **storage.loads(graph, own)}
+        env = {**env, **storage.loads(graph, own_arrays)}
         place = rank, self._state.epoch, make_lane_workers(self._plan, self.workers)
         workers = Workers(self._plan, env, *place, self._state, self._runs, shape)
         self._records, self._read = workers.records, workers.read
@@ -238,7 +238,7 @@ class CpuExecutor(Executor):
             if not state.finished(peer)
         ]
 
-    def _fail(self, own: RunEnd) -> None:
+    def _fail(self, own_end: RunEnd) -> None:
         """End the run on all ranks, reset the state for the next run, and raise the
         error of all ranks, unless a task of this rank has raised."""
         self._state.abort()
@@ -247,9 +247,9 @@ class CpuExecutor(Executor):
         # next call, and recovers with the others in `Program`.
         if not world.find_lost():
             with suppress(WaitTimeoutError):
-                self._refuse(timeout_error(world, name, own.records))
-        error = end_failed_run(world, self, name, own)
-        if not own.fault:
+                self._refuse(timeout_error(world, name, own_end.records))
+        error = end_failed_run(world, self, name, own_end)
+        if not own_end.fault:
             # NOTE: an error of this rank has the same text.
             raise error from None
 

@@ -72,9 +72,9 @@ class Mailbox:
         """The one of `world`; None where no rank is far."""
         if world.hosts.count == 1:
             return None
-        found = world.kept.setdefault(Mailbox, cls(world.transport))
-        assert isinstance(found, Mailbox)
-        return found
+        mailbox = world.kept.setdefault(Mailbox, cls(world.transport))
+        assert isinstance(mailbox, Mailbox)
+        return mailbox
 
     def send(self, rank: int, epoch: Epoch, message: Message) -> None:
         """Send a message of `epoch` to a far rank. Does not wait."""
@@ -82,17 +82,17 @@ class Mailbox:
 
     def receive(self, epoch: Epoch) -> Message | None:
         """The next message of `epoch`; keeps those of others."""
-        while (found := self._transport.receive(RUN)) is not None:
-            sent, message = pickle.loads(found[1])
-            self._queues[sent].append(message)
+        while (packet := self._transport.receive(RUN)) is not None:
+            sent_epoch, message = pickle.loads(packet[1])
+            self._queues[sent_epoch].append(message)
         queue = self._queues.get(epoch)
         return queue.popleft() if queue else None
 
     def forget_before(self, epoch: Epoch) -> None:
         """Drop messages of earlier epochs of the program."""
-        for other in list(self._queues):
-            if other.block == epoch.block and other < epoch:
-                del self._queues[other]
+        for queue_epoch in list(self._queues):
+            if queue_epoch.block == epoch.block and queue_epoch < epoch:
+                del self._queues[queue_epoch]
 
 
 class FarRun:

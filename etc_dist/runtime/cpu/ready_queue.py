@@ -103,10 +103,10 @@ class _Pending:
         limited = self.call.limited
         if limited is None or not self.groups.size:
             return 0
-        known = self._free[0].is_met(self.groups, counts)
+        is_known = self._free[0].is_met(self.groups, counts)
         at = self._inner[limited.symbol.name][self.groups]
-        surplus = known.copy()
-        surplus[known] = at[known] >= self._counts_of(self.groups[known])
+        surplus = is_known.copy()
+        surplus[is_known] = at[is_known] >= self._counts_of(self.groups[is_known])
         self.groups = self.groups[~surplus]
         return int(surplus.sum()) * self.size
 
@@ -119,16 +119,16 @@ class _Pending:
 
     def release(self, counts: Counts) -> list[int]:
         """The units of the groups that have become ready since the last call."""
-        met: Array = np.ones(self.groups.size, np.bool_)
+        is_met: Array = np.ones(self.groups.size, np.bool_)
         for wait in self._free:
-            met &= wait.is_met(self.groups, counts)
-            if not met.any():
+            is_met &= wait.is_met(self.groups, counts)
+            if not is_met.any():
                 return []
         for ref, index in self._loaded:
-            for at in np.flatnonzero(met):
+            for at in np.flatnonzero(is_met):
                 group = int(self.groups[at])
-                met[at] = self._is_met(ref, group, index[:, group], counts)
-        ready, self.groups = self.groups[met], self.groups[~met]
+                is_met[at] = self._is_met(ref, group, index[:, group], counts)
+        ready, self.groups = self.groups[is_met], self.groups[~is_met]
         first = (self._first + ready * self.size).tolist()
         return [*chain.from_iterable(range(at, at + self.size) for at in first)]
 
@@ -178,16 +178,16 @@ class _Wait:
         have = counts(self.name).reshape(-1)
         if not have.size:
             return np.ones(groups.size, np.bool_)
-        met: Array = have[self.element[groups]] >= self.want[groups]
-        return met
+        is_met: Array = have[self.element[groups]] >= self.want[groups]
+        return is_met
 
 
 def _index(ref: EventRef, env: dict[str, Any], count: int) -> Array:
     """The index of `ref` for each group: [axes, groups]."""
-    made = np.empty((len(ref.index), count), np.int64)
+    index_rows = np.empty((len(ref.index), count), np.int64)
     for row, part in enumerate(ref.index):
         try:
-            made[row] = part.evaluate(env)
+            index_rows[row] = part.evaluate(env)
         except ArithmeticError:
-            made[row] = 0
-    return made
+            index_rows[row] = 0
+    return index_rows

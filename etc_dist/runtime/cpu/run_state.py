@@ -124,8 +124,8 @@ class RunState(Memory):
     def counts(self, name: str, rank: int) -> Array:
         first, shape = self._offsets[name]
         cells = self._area(rank, self.epoch)[first : first + prod(shape)]
-        found: Array = cells.sum(axis=1).reshape(shape)
-        return found
+        sums: Array = cells.sum(axis=1).reshape(shape)
+        return sums
 
     def notify(self, element: Element) -> None:
         area = self._area(element.rank, self.epoch)

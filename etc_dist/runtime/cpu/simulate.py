@@ -139,8 +139,8 @@ class _SimulatedRun:
         self._stickiness = self._chance.choice((0.0, 0.5, 0.95))
         graph = plan.graph
         self._envs = [
-            graph.environment({**dims, **graph.own_rows_of(given)}, rank)
-            for rank, given in enumerate(inputs)
+            graph.environment({**dims, **graph.own_rows_of(rank_inputs)}, rank)
+            for rank, rank_inputs in enumerate(inputs)
         ]
         self.memory = ProcessMemory(plan, self._envs)
         for rank, env in enumerate(self._envs):

@@ -194,7 +194,7 @@ class Resolver:
         size = graph.local_size
         self._near = range(rank - rank % size, rank - rank % size + size)
         shaped: list[EventTensor | Tensor] = [*graph.events, *graph.tensors]
-        self._shapes = {each.name: shape_of(each, env) for each in shaped}
+        self._shapes = {item.name: shape_of(item, env) for item in shaped}
 
     def waits(
         self, refs: Sequence[EventRef], task: Task
@@ -235,11 +235,11 @@ class Resolver:
         """What `resolve` finds for `refs` of the call: with the block, or in the task
         alone."""
         at = task.t - task.block.first
-        found: list[R | None] = []
+        results: list[R | None] = []
         for ref in refs:
             column = self._together(ref, task, resolve)
-            found += [column[at]] if column else resolve(ref, task, _alone(ref, task))
-        return [one for one in found if one is not None]
+            results += [column[at]] if column else resolve(ref, task, _alone(ref, task))
+        return [result for result in results if result is not None]
 
     def _rows_of(
         self, refs: Sequence[T], task: Task, resolve: Resolve[T, R]
@@ -254,25 +254,25 @@ class Resolver:
     ) -> Sequence[R | None]:
         """What `resolve` finds in each task of a block; [] if `ref` depends on loads,
         or is faulty in some task."""
-        found, key = task.block.found, (id(ref), resolve.__name__)
-        column = found.get(key)
+        columns, key = task.block.found, (id(ref), resolve.__name__)
+        column = columns.get(key)
         if column is None:
             column = []
             if not _depends_on_loads(ref):
                 # A division by zero raises.
                 with suppress(ArithmeticError, GraphError), np.errstate(divide="raise"):
                     column = resolve(ref, task, task.block.values)
-            found[key] = column
+            columns[key] = column
         return column
 
     def _waits(
         self, ref: EventRef, task: Task, values: Values
     ) -> Sequence[tuple[Element, int] | None]:
         elements = self._elements(ref, task, values)
-        wanted = [0] * len(elements)
+        counts = [0] * len(elements)
         if any(elements):
-            wanted = values(ref.expects, "the expected count of ")
-        pairs = zip(elements, wanted, strict=True)
+            counts = values(ref.expects, "the expected count of ")
+        pairs = zip(elements, counts, strict=True)
         return [(element, want) if element else None for element, want in pairs]
 
     def _elements(
@@ -292,8 +292,8 @@ class Resolver:
         ranks = self._ranks(rank, task, ref, values)
         places = _rows(columns, len(holds))
         return [
-            Element(ref.events.name, rank, place) if held else None
-            for held, rank, place in zip(holds, ranks, places, strict=True)
+            Element(ref.events.name, rank, place) if does_hold else None
+            for does_hold, rank, place in zip(holds, ranks, places, strict=True)
         ]
 
     def _accesses(
@@ -301,17 +301,17 @@ class Resolver:
     ) -> Sequence[ArrayAccess]:
         axes: list[Sequence[Any]] = []
         shape = self._shapes[region.tensor.name]
-        for start, size, end, kept in zip(
+        for start, size, end, is_kept in zip(
             region.start, region.size, shape, region.kept, strict=True
         ):
-            lows, loaded = values(start), start.is_loaded
-            most = end - (not kept)
-            if min(lows) < 0 or (max(lows) > most and (loaded or not kept)):
+            lows, is_loaded = values(start), start.is_loaded
+            most = end - (not is_kept)
+            if min(lows) < 0 or (max(lows) > most and (is_loaded or not is_kept)):
                 wanted = f"a start of 0 .. {most}"
-                raise _outside(task, region, wanted, (lows[0],), loaded)
+                raise _outside(task, region, wanted, (lows[0],), is_loaded)
             pairs = [*zip(lows, values(size), strict=True)]
             clipped = {pair: _clipped(*pair, end) for pair in {*pairs}}
-            axes.append([clipped[pair] for pair in pairs] if kept else lows)
+            axes.append([clipped[pair] for pair in pairs] if is_kept else lows)
         ranks = self._ranks(region.rank, task, region, values)
         places = zip(ranks, _rows(axes, len(ranks)), strict=True)
         return [ArrayAccess(region.tensor, rank, place) for rank, place in places]
@@ -377,14 +377,18 @@ def _value(expr: Expr, task: Task, what: EventRef | Region, of: str = "") -> int
 def range_error(task: Task, wanted: str, got: str) -> EtcDistError:
     """The error for a task whose data does not fit its graph."""
     row = task.rank, task.worker, task.lane, task.label
-    return out_of_range([RangeRecord(*row, wanted, got)])
+    return out_of_range([RangeRecord(*row, wanted=wanted, got=got)])
 
 
 def _outside(
-    task: Task, what: EventRef | Region, wanted: str, got: tuple[int, ...], loaded: bool
+    task: Task,
+    what: EventRef | Region,
+    wanted: str,
+    indices: tuple[int, ...],
+    is_loaded: bool,
 ) -> EtcDistError:
-    numbers = ", ".join(map(str, got))
-    if loaded:
+    numbers = ", ".join(map(str, indices))
+    if is_loaded:
         return range_error(task, f"{wanted}, in {what}", numbers)
     return GraphError(
         f"an index of call {task.call.name} is out of range",

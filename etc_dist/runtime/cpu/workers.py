@@ -245,11 +245,13 @@ class Workers:
 
     def _units_of(self, worker: LaneWorker) -> Iterator[list[Task]]:
         """The units of `worker` in lanes without queues, computed as they are taken."""
-        own = worker.lane
-        if own.policy == STRIDED:
-            workers = sum(other.lane is own for other in self.lane_workers)
-            for index in range(worker.worker, self._total(own), workers):
-                yield self._unit(worker, own, index)
+        own_lane = worker.lane
+        if own_lane.policy == STRIDED:
+            workers = sum(
+                lane_worker.lane is own_lane for lane_worker in self.lane_workers
+            )
+            for index in range(worker.worker, self._total(own_lane), workers):
+                yield self._unit(worker, own_lane, index)
         for lane in worker.lanes:
             if lane.policy != TICKET:
                 continue
@@ -263,10 +265,10 @@ class Workers:
         return int(lane.total.evaluate(self.env))
 
     def _unit(self, worker: LaneWorker, lane: Lane, index: int) -> list[Task]:
-        found = self._shape.unit(lane, index)
-        if found is None:
+        place_in_call = self._shape.unit(lane, index)
+        if place_in_call is None:
             return []
-        call, t = found
+        call, t = place_in_call
         place = self.rank, worker.worker, worker.lane.name
         return [Task(*place, call, t, self.epoch, self._block(call, t))]
 
@@ -280,10 +282,10 @@ class Workers:
         """A task of a group that is not ready, with its first unmet wait."""
         block = TaskBlock(call, t, 1, self.env)
         task = Task(self.rank, -1, lane.name, call, t, self.epoch, block)
-        free, loaded = call.free_waits, call.loaded_waits
+        free, loaded_waits = call.free_waits, call.loaded_waits
         task.waits = (
             *self._resolver.waits(free, task),
-            *self._resolver.waits(loaded, task),
+            *self._resolver.waits(loaded_waits, task),
         )
         self._met(task)
         return task
@@ -308,16 +310,16 @@ class Workers:
         if not self._met(task):
             return False
         if not task.knows_waits:
-            task.knows_waits, loaded = True, task.call.loaded_waits
-            task.waits = (*task.waits, *self._resolver.waits(loaded, task))
+            task.knows_waits, loaded_waits = True, task.call.loaded_waits
+            task.waits = (*task.waits, *self._resolver.waits(loaded_waits, task))
             if not self._met(task):
                 return False
         if not task.begun:
             self._begin(task)
         for peer in sorted(self._memory.awaited(task)):
-            started = self._memory.started(peer)
-            if started < self.epoch:
-                task.unmet = UnmetWait(None, peer, started, self.epoch)
+            peer_epoch = self._memory.started(peer)
+            if peer_epoch < self.epoch:
+                task.unmet = UnmetWait(None, peer, peer_epoch, self.epoch)
                 return False
         return True
 
