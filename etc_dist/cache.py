@@ -203,18 +203,18 @@ class _Unusable(OSError):
 def require_private(folder: Path, *, links: bool) -> int:
     """The mode of a folder of this user's that no other user can write; OSError for
     anything else. links: a link of this user's or of root may lead to it."""
-    found = folder.lstat()
+    status = folder.lstat()
     user = os.geteuid()
-    if links and stat.S_ISLNK(found.st_mode) and found.st_uid in (user, 0):
-        found = folder.stat()
-    if not stat.S_ISDIR(found.st_mode):
+    if links and stat.S_ISLNK(status.st_mode) and status.st_uid in (user, 0):
+        status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
         raise _Unusable(f"{folder} is not a folder")
-    if found.st_uid != user:
-        raise _Unusable(f"{folder} belongs to user {found.st_uid}, not to {user}")
-    if found.st_mode & 0o022:
-        mode = stat.S_IMODE(found.st_mode)
+    if status.st_uid != user:
+        raise _Unusable(f"{folder} belongs to user {status.st_uid}, not to {user}")
+    if status.st_mode & 0o022:
+        mode = stat.S_IMODE(status.st_mode)
         raise _Unusable(f"other users can write {folder} (mode {mode:04o})")
-    return found.st_mode
+    return status.st_mode
 
 
 @dataclass
@@ -232,37 +232,37 @@ def _entries(folder: Path) -> dict[str, _Use]:
     with os.scandir(folder) as items:
         for item in items:
             with contextlib.suppress(FileNotFoundError):  # removed by another process
-                found = item.stat(follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode):
+                status = item.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
                     continue
                 use = entries.setdefault(item.name.partition(".")[0], _Use([]))
                 use.paths.append(item.path)
-                use.size += found.st_blocks * 512
-                use.used = max(use.used, found.st_mtime)
+                use.size += status.st_blocks * 512
+                use.used = max(use.used, status.st_mtime)
     return entries
 
 
-_stored: dict[Path, int] = {}
+_stored_bytes: dict[Path, int] = {}
 """The bytes that this process has stored in a folder since it has trimmed it."""
 
 
-def _trim_when_due(folder: Path, limit: int, kept: str, stored: int) -> None:
+def _trim_when_due(folder: Path, limit: int, kept_key: str, num_bytes: int) -> None:
     """Trim by the first entry of this process, then by each 64th part of the limit: to
     look at all entries takes longer than to store one."""
-    total = _stored.get(folder, limit) + stored
-    _stored[folder] = total if total < limit // 64 else 0
-    if not _stored[folder]:
-        _trim(folder, limit, kept)
+    total = _stored_bytes.get(folder, limit) + num_bytes
+    _stored_bytes[folder] = total if total < limit // 64 else 0
+    if not _stored_bytes[folder]:
+        _trim(folder, limit, kept_key)
 
 
-def _trim(folder: Path, limit: int, kept: str) -> None:
+def _trim(folder: Path, limit: int, kept_key: str) -> None:
     """Remove the entries used longest ago until `limit` holds, and unfinished files of
     ended processes. Another process that reads a removed entry makes it again."""
     entries = _entries(folder)
     total = sum(use.size for use in entries.values())
     for key, use in sorted(entries.items(), key=lambda item: item[1].used):
         parts = [path for path in use.paths if path.endswith(".part")]
-        if total > limit and key != kept:
+        if total > limit and key != kept_key:
             total -= use.size
             # The manifest first: without it there is no entry.
             _remove(sorted(use.paths, key=lambda path: not path.endswith(".json")))
@@ -350,8 +350,8 @@ def unsigned(document: Any, **expected: object) -> dict[str, Any]:
     """A signed document; ValueError if it is damaged, or has others than `expected`."""
     if isinstance(document, dict):
         digest = document.pop("digest", None)
-        found = {name: document.get(name) for name in expected}
-        if found == expected and digest == sha256(canonical(document)):
+        values = {name: document.get(name) for name in expected}
+        if values == expected and digest == sha256(canonical(document)):
             return document
     raise ValueError(f"not a document with {expected} and its own SHA-256")
 

@@ -126,16 +126,22 @@ def _run(options: argparse.Namespace) -> int:
             print("\n".join(name for name, _ in select_programs(options.names)))
             return 0
         expect_arch(options.arch, "etc-dist build --arch")
-        chosen = {name: getattr(options, name) for name in OF_MODELS}
-        given = {name: value for name, value in chosen.items() if value is not None}
+        model_options = {name: getattr(options, name) for name in OF_MODELS}
+        given_options = {
+            name: value for name, value in model_options.items() if value is not None
+        }
         if options.bundle is not None:
-            return build_model(options.names, options.bundle, options.arch, given)
-        if given:
+            return build_model(
+                options.names, options.bundle, options.arch, given_options
+            )
+        if given_options:
             raise ArgumentError(
                 "options of a model for programs of the library",
                 where="etc-dist build",
                 wanted="--bundle FOLDER with these options",
-                got=", ".join(f"{name} = {value!r}" for name, value in given.items()),
+                got=", ".join(
+                    f"{name} = {value!r}" for name, value in given_options.items()
+                ),
                 fix="etc-dist build MODEL --bundle FOLDER, or omit them",
             )
         return build_programs(options.names, options.arch)
@@ -145,9 +151,11 @@ def _run(options: argparse.Namespace) -> int:
         from etc_dist.models.sampling import Sampling
 
         expect_range(options.tokens, 1, None, "--tokens")
-        given = {name: getattr(options, name) for name in SAMPLING}
-        given = {name: value for name, value in given.items() if value is not None}
-        sampling = Sampling(**given) if given else None
+        given_options = {name: getattr(options, name) for name in SAMPLING}
+        given_options = {
+            name: value for name, value in given_options.items() if value is not None
+        }
+        sampling = Sampling(**given_options) if given_options else None
         arguments = options.template_argument
         of_model = options.model, options.prompt, options.tokens, sampling
         answer(*of_model, arguments, options.speculate)
@@ -274,12 +282,12 @@ def tune_gpus(options: argparse.Namespace) -> int:
         say = print if world.rank == 0 else lambda text: None
         say(world.show())
         place = options.output or Cache(world.settings.cache).root
-        made = tune_world(world, sizes, say)
+        tuning = tune_world(world, sizes, say)
         if world.local_rank == 0 and options.output is None:
-            save_tuning(Cache(world.settings.cache), made)
+            save_tuning(Cache(world.settings.cache), tuning)
         elif world.rank == 0:
-            place.write_text(json.dumps(made.document(), indent=1) + "\n")
-        say(f"{made.show()}, saved in {place}")
+            place.write_text(json.dumps(tuning.document(), indent=1) + "\n")
+        say(f"{tuning.show()}, saved in {place}")
     return 0
 
 
@@ -302,9 +310,9 @@ def _expect_place(output: Path | None) -> None:
 
 
 def build_model(
-    names: Sequence[str], folder: Path, arch: str, given: Mapping[str, Any]
+    names: Sequence[str], folder: Path, arch: str, model_options: Mapping[str, Any]
 ) -> int:
-    """Write the bundle of the model that is named. given: options of the model."""
+    """Write the bundle of the model that is named, with `model_options`."""
     if len(names) != 1:
         raise ArgumentError(
             "a bundle is of one model",
@@ -313,7 +321,7 @@ def build_model(
             got=" ".join(names) or "no name",
             fix="etc-dist build MODEL --bundle FOLDER",
         )
-    print(bundle_model(names[0], folder, arch=arch, **given))
+    print(bundle_model(names[0], folder, arch=arch, **model_options))
     return 0
 
 
@@ -336,25 +344,25 @@ def select_programs(names: Sequence[str]) -> list[tuple[str, Plan]]:
     programs = list(library_programs())
     if not names:
         return programs
-    for wanted in names:
-        if not any(_matches(name, wanted) for name, _ in programs):
+    for pattern in names:
+        if not any(_matches(name, pattern) for name, _ in programs):
             raise ArgumentError(
-                f"no program of the library has the name {wanted!r}",
+                f"no program of the library has the name {pattern!r}",
                 where="etc-dist build",
                 wanted="a name, its first words, or a pattern with * of: "
                 + ", ".join(name for name, _ in programs),
-                got=repr(wanted),
+                got=repr(pattern),
                 fix="choose one of these; `etc-dist build --list` prints them",
             )
     return [
         (name, plan)
         for name, plan in programs
-        if any(_matches(name, wanted) for wanted in names)
+        if any(_matches(name, pattern) for pattern in names)
     ]
 
 
-def _matches(name: str, wanted: str) -> bool:
-    return f"{name} ".startswith(f"{wanted} ") or fnmatchcase(name, wanted)
+def _matches(name: str, pattern: str) -> bool:
+    return f"{name} ".startswith(f"{pattern} ") or fnmatchcase(name, pattern)
 
 
 if __name__ == "__main__":

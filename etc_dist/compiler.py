@@ -74,8 +74,8 @@ def compile(
             plan = replace(plan, has_far=on_gpus and world.hosts.count > 1)
             source = generate(plan, trace=tracing, check=on_gpus)
         if not on_gpus:
-            for refused in tile_errors(graph):
-                warn_cpu_only(refused)
+            for tile_error in tile_errors(graph):
+                warn_cpu_only(tile_error)
         executor, code = _executor(plan, world, source, bundle)
         parts.append((plan, executor, source.text))
         facts = {
@@ -130,10 +130,10 @@ def world_or_current(world: Any) -> World:
     """`world`, or the current one for None."""
     if isinstance(world, World):
         return world
-    found = current()
-    with found.refusing("the argument world"):
+    current_world = current()
+    with current_world.refusing("the argument world"):
         expect_type(world, (World, NoneType), "world")
-    return found
+    return current_world
 
 
 def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> None:
@@ -203,8 +203,8 @@ def first_difference(texts: Sequence[Sequence[str]]) -> list[str]:
 
 @contextmanager
 def _timed(stage: str, settings: Settings) -> Iterator[None]:
-    started = time.perf_counter()
+    start = time.perf_counter()
     yield
     if settings.timing:
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start
         show_message(f"etc_dist: {stage} {seconds * 1e3:.1f} ms\n")

@@ -109,7 +109,7 @@ def _run(command: list[str]) -> Output:
     names = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -122,10 +122,10 @@ def _run(command: list[str]) -> Output:
         return Output(fault=error.strerror or str(error))
     except subprocess.TimeoutExpired:
         return Output(fault=f"no result within {LIMIT:g} s")
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        return Output(fault=lines[-1] if lines else f"exit code {done.returncode}")
-    return Output(text=done.stdout.strip())
+    if result.returncode:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        return Output(fault=lines[-1] if lines else f"exit code {result.returncode}")
+    return Output(text=result.stdout.strip())
 
 
 def _run_python(source: str) -> Output:
@@ -193,8 +193,8 @@ def _shared_memory(folder: Path) -> Finding:
     except OSError as error:
         return Finding(topic, f"{folder} is not there: {error.strerror}", "mount it")
     small = "the cpu backend puts arrays there; for Docker: --shm-size=8g"
-    found = f"{size / GIB:.1f} GiB in {folder}"
-    return Finding(topic, found, small if size < GIB else "")
+    text = f"{size / GIB:.1f} GiB in {folder}"
+    return Finding(topic, text, small if size < GIB else "")
 
 
 _GPU_COLUMNS = "index,name,memory.total,compute_cap,driver_version"
@@ -217,17 +217,17 @@ def describe_gpus(listing: str, topology: str) -> Iterator[Finding]:
         f"{name}, {memory}, sm_{capability.replace('.', '')}"
         for _, name, memory, capability, *_ in rows
     )
-    found = "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    text = "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
     majors = [row[3].partition(".")[0] for row in rows]  # or [N/A]
     old = any(int(major) < 9 for major in majors if major.isdigit())
-    yield Finding("GPUs", found, "kernels need sm_90 or newer" if old else "")
+    yield Finding("GPUs", text, "kernels need sm_90 or newer" if old else "")
     links = count_links(topology)
     if links:
-        found = ", ".join(f"{kind}: {n}" for kind, n in sorted(links.items()))
-        found = f"pairs of GPUs by link: {found}"
+        text = ", ".join(f"{kind}: {n}" for kind, n in sorted(links.items()))
+        text = f"pairs of GPUs by link: {text}"
         slow = any(not kind.startswith("NV") for kind in links)
         fix = "expect slow transfers: some pairs have no NVLink" if slow else ""
-        yield Finding("links", found, fix)
+        yield Finding("links", text, fix)
 
 
 def count_links(topology: str) -> Counter[str]:
@@ -312,11 +312,11 @@ def _mpi() -> Iterator[Finding]:
         return
     version = _run([mpirun, "--version"]).text
     starts = "Open MPI" if "Open MPI" in version else "MPICH"
-    other = bool(library.text) and (starts == "Open MPI") != (
+    is_other_mpi = bool(library.text) and (starts == "Open MPI") != (
         "Open MPI" in library.text
     )
     fix = "its ranks would not find each other: use the mpirun of the MPI above"
-    yield Finding("mpirun", f"of {starts} ({mpirun})", fix if other else "")
+    yield Finding("mpirun", f"of {starts} ({mpirun})", fix if is_other_mpi else "")
 
 
 def describe_hosts(environ: Mapping[str, str]) -> Finding:
@@ -382,11 +382,11 @@ def _tuning(settings: Settings, listing: str) -> Finding:
     rows = _gpu_rows(listing)
     device = rows[0][1] if rows else ""
     try:
-        found = find_tuning(settings.tuning, Cache(settings.cache), device)
+        tuning = find_tuning(settings.tuning, Cache(settings.cache), device)
     except EtcDistError as error:
         return Finding(topic, f"{error.what}: {error.where}", error.fix)
-    known = device in ("", found.device)
-    return Finding(topic, found.show(), "" if known else "etc-dist tune")
+    is_tuned = device in ("", tuning.device)
+    return Finding(topic, tuning.show(), "" if is_tuned else "etc-dist tune")
 
 
 # ---------------------------------------------------------------------------- verdict

@@ -109,18 +109,19 @@ def _settings(folder: str) -> Settings:
 
 def _operations() -> dict[str, tuple[Callable[..., Any], list[int]]]:
     """name -> the function, and the numbers of axes of its required arguments."""
-    found = {}
+    function_by_name = {}
     for name, function in vars(functional).items():
         if getattr(function, "__module__", "") != functional.__name__:
             continue
-        required = [
+        required_names = [
             argument.name
             for argument in inspect.signature(function).parameters.values()
             if argument.default is argument.empty
         ]
-        if all(argument in RANKS for argument in required):
-            found[name] = function, [RANKS[argument] for argument in required]
-    return found
+        if all(argument in RANKS for argument in required_names):
+            num_axes = [RANKS[argument] for argument in required_names]
+            function_by_name[name] = function, num_axes
+    return function_by_name
 
 
 # ----------------------------------------------------------------------- Python
@@ -167,16 +168,16 @@ class Calls:
     def way(self, *targets: Callable[..., Any]) -> list[Step]:
         """The functions from the call to the first entry of each of the targets and of
         each graph."""
-        wanted = {target.__code__ for target in targets}
-        wanted |= {
+        code_objects = {target.__code__ for target in targets}
+        code_objects |= {
             entry.code
             for entry in self.entries
             if "/ops/" in entry.code.co_filename
             and entry.code.co_name.endswith("_graph")
         }
         for entry in self.entries:
-            if entry.code in wanted:
-                wanted.remove(entry.code)
+            if entry.code in code_objects:
+                code_objects.remove(entry.code)
                 step: EnteredFunction | None = entry
                 while step is not None:
                     step.is_on_way = True
@@ -247,35 +248,35 @@ def _device_steps(program: Program) -> list[Step]:
     """The shortest way from the worker to the tensor cores by the calls that the texts
     of the included headers show, or to the bodies of a program without matmuls."""
     texts = _included(program.source)
-    definitions = [each for name in texts for each in _definitions(name, texts[name])]
+    definitions = [d for name in texts for d in _definitions(name, texts[name])]
     has_tensor_cores = any(TENSOR_CORE in text for text in texts.values())
-    first = next(each for each in definitions if each.name == "run_worker")
+    first = next(d for d in definitions if d.name == "run_worker")
     before: dict[Definition, Definition | None] = {first: None}
     waiting = deque([first])
     while waiting:
-        found = waiting.popleft()
-        is_end = found.header.startswith(BODIES)
+        caller = waiting.popleft()
+        is_end = caller.header.startswith(BODIES)
         if has_tensor_cores:
-            is_end = TENSOR_CORE in texts[found.header]
+            is_end = TENSOR_CORE in texts[caller.header]
         if is_end:
-            return _way_to(found, before)
-        near = _closure(found.header, texts)
+            return _way_to(caller, before)
+        near = _closure(caller.header, texts)
         called = [
-            each
-            for name in found.calls
-            for each in definitions
-            if each.name == name and each.header in near
+            d
+            for name in caller.calls
+            for d in definitions
+            if d.name == name and d.header in near
         ]
         bodies = [
-            each
-            for each in definitions
-            if each.header.startswith(BODIES) and each.name in found.body_calls
+            d
+            for d in definitions
+            if d.header.startswith(BODIES) and d.name in caller.body_calls
         ]
-        own = [each for each in bodies if f'"{each.header}"' in program.source]
-        for each in [*called, *(own or bodies)]:
-            if each not in before:
-                before[each] = found
-                waiting.append(each)
+        own_bodies = [d for d in bodies if f'"{d.header}"' in program.source]
+        for definition in [*called, *(own_bodies or bodies)]:
+            if definition not in before:
+                before[definition] = caller
+                waiting.append(definition)
     raise AssertionError("run_worker calls no body")
 
 
@@ -283,11 +284,11 @@ def _way_to(
     end: Definition, before: Mapping[Definition, Definition | None]
 ) -> list[Step]:
     way: list[Definition] = []
-    found: Definition | None = end
-    while found is not None:
-        way.append(found)
-        found = before[found]
-    return [each.step(depth) for depth, each in enumerate(reversed(way))]
+    definition_on_way: Definition | None = end
+    while definition_on_way is not None:
+        way.append(definition_on_way)
+        definition_on_way = before[definition_on_way]
+    return [definition.step(depth) for depth, definition in enumerate(reversed(way))]
 
 
 def _included(source: str) -> dict[str, str]:
@@ -305,14 +306,14 @@ def _included(source: str) -> dict[str, str]:
 
 def _closure(header: str, texts: Mapping[str, str]) -> set[str]:
     """A header, and those that it includes."""
-    found = {header}
+    closure = {header}
     waiting = [header]
     while waiting:
         for name in INCLUDE.findall(texts[waiting.pop()]):
-            if name in texts and name not in found:
-                found.add(name)
+            if name in texts and name not in closure:
+                closure.add(name)
                 waiting.append(name)
-    return found
+    return closure
 
 
 def _definitions(header: str, text: str) -> Iterator[Definition]:

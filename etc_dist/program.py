@@ -149,23 +149,23 @@ class Program:
     def bind(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Bound:
         """A call on checked arrays, by tensor name. Local."""
         graph = self.plan.graph
-        own = graph.own_rows_of(arrays)
+        own_rows = graph.own_rows_of(arrays)
         alike = ", ".join(f"{k}={v}" for k, v in dims.items() if k != self._largest)
         text = f"{graph.name}({alike})"
         text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.given()))}"
         signature = sign(f"{self._identity} {text}")
         text += f", program {self._number}"
         rows = dims.get(self._largest, 0)
-        return Bound(arrays, dims, signature, text, own, rows)
+        return Bound(arrays, dims, signature, text, own_rows, rows)
 
     def bind_arrays(
         self, arrays: Mapping[str, Any], dims: Mapping[str, int] | None, stream: Any
     ) -> tuple[Bound, dict[str, Any]]:
         """A call on arrays as of `run`, which it checks, and its outputs. Local."""
         graph = self.plan.graph
-        required = [t.name for t in graph.given()]
+        required_names = [t.name for t in graph.given()]
         names = {t.name for t in graph.arguments()}
-        missing = [name for name in required if name not in arrays]
+        missing = [name for name in required_names if name not in arrays]
         strange = [name for name in arrays if name not in names]
         if missing or strange:
             raise ArgumentError(
@@ -178,25 +178,28 @@ class Program:
                 fix="pass each array by its name; values that are not arrays are "
                 "options of the graph function",
             )
-        seen = {
+        checked_arrays = {
             name: inspect(name, value).of_dtype(graph.tensor(name).dtype)
             for name, value in arrays.items()
         }
-        dims, own = bind_dims(graph, seen, dims), graph.own_rows_of(seen)
-        expected = self._expected({**dims, **own})
+        dims = bind_dims(graph, checked_arrays, dims)
+        own_rows = graph.own_rows_of(checked_arrays)
+        expected = self._expected({**dims, **own_rows})
         outputs: dict[str, Any] = {}
         for tensor in graph.outputs():
             name = tensor.name
             if name in arrays:
                 outputs[name] = arrays[name]
                 continue
-            owner, dtype = self._like(tensor.dtype, seen)
+            owner, dtype = self._like(tensor.dtype, checked_arrays)
             outputs[name] = empty_like(owner, expected[name].shape, stream, dtype)
-            seen[name] = inspect(name, outputs[name]).of_dtype(tensor.dtype)
+            checked_arrays[name] = inspect(name, outputs[name]).of_dtype(tensor.dtype)
         every, device = [*expected.values()], self.world.device
-        may_be_empty = self.backend == "cpu" or 0 in own.values()
-        check_arrays(graph.name, every, seen, device, may_be_empty=may_be_empty)
-        return self.bind(seen, dims), outputs
+        may_be_empty = self.backend == "cpu" or 0 in own_rows.values()
+        check_arrays(
+            graph.name, every, checked_arrays, device, may_be_empty=may_be_empty
+        )
+        return self.bind(checked_arrays, dims), outputs
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
         """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream).
@@ -258,8 +261,8 @@ class Program:
         """The timeline of the last run, of all ranks (needs settings.trace)."""
         with self.world.exclusive:
             self.check_open()
-            mine = self._executor.trace()
-            return Trace.merge(cast(list[Trace], self.world.gather(mine)))
+            own_trace = self._executor.trace()
+            return Trace.merge(cast(list[Trace], self.world.gather(own_trace)))
 
     def show(self, **dims: int) -> str:
         """Graph and plan as stable text, the parts that are not proved, and the memory
@@ -296,13 +299,13 @@ class Program:
         expected, by_element = {}, graph.accessed_by_element()
         for tensor in graph.arguments():
             shape = tuple(int(extent.evaluate(env)) for extent in tensor.shape)
-            written = tensor.kind != "input"
+            is_written = tensor.kind != "input"
             axes = tuple(map(str, tensor.shape))
             expected[tensor.name] = Expected(
                 tensor.name,
                 shape,
                 tensor.dtype,
-                written,
+                is_written,
                 axes=axes,
                 by_element=tensor.name in by_element,
                 over=tensor.over,
@@ -391,15 +394,15 @@ def set_capacity_hint(program: Program, hint: CapacityHint) -> None:
 def set_policy(program: Program, policy: Policy) -> None:
     """Internal, for operations: choose the dims that no array has by `policy`, which is
     called once for equal dims: a choice takes milliseconds."""
-    known: Recent[tuple[object, ...], Sequence[Choice]] = Recent(MOST_CHOICES)
+    choices_by_key: Recent[tuple[object, ...], Sequence[Choice]] = Recent(MOST_CHOICES)
 
     def choose(dims: Mapping[str, int], workers: int) -> Sequence[Choice]:
         key = (workers, *sorted(dims.items()))
-        found = known.get(key)
-        if found is None:
-            found = policy(dims, workers)
-            known.put(key, found)
-        return found
+        choices = choices_by_key.get(key)
+        if choices is None:
+            choices = policy(dims, workers)
+            choices_by_key.put(key, choices)
+        return choices
 
     program.plan = replace(program.plan, policy=choose)
 

@@ -73,41 +73,41 @@ class Settings:
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the settings from `environ` (default: the process's own), checked."""
         environ = os.environ if environ is None else environ
-        names = {_variable(one.name): one.name for one in fields(Settings)}
-        unknown = {v for v in environ if v.startswith("ETC_DIST_")} - names.keys()
-        if unknown:
+        names = {_variable(field.name): field.name for field in fields(Settings)}
+        bad_names = {v for v in environ if v.startswith("ETC_DIST_")} - names.keys()
+        if bad_names:
             raise ArgumentError(
                 "an environment variable is not a setting",
                 where="Settings.load",
                 wanted=", ".join(sorted(names)),
-                got=", ".join(sorted(unknown)),
+                got=", ".join(sorted(bad_names)),
                 fix="correct the spelling or unset it",
             )
-        given, bad = {}, {}
+        values, bad = {}, {}
         for variable in filter(environ.__contains__, names):
             name, text = names[variable], environ[variable]
             try:
-                given[name] = _RULES[name].parse(text)
+                values[name] = _RULES[name].parse(text)
             except ValueError:
                 bad[name] = text
         if bad:
             raise _refusal(bad)
-        return cls(**given).checked()
+        return cls(**values).checked()
 
     def checked(self) -> Settings:
         """These settings, converted to the declared types. Raises TypeError for a value
         of another type, ArgumentError for values out of range."""
-        made, bad = copy(self), {}
+        settings, bad = copy(self), {}
         for name in (setting.name for setting in fields(Settings)):
             value, rule = getattr(self, name), _RULES[name]
             expect_type(value, rule.types, name)
             try:
-                object.__setattr__(made, name, rule.convert(value))
+                object.__setattr__(settings, name, rule.convert(value))
             except ValueError:
                 bad[name] = value
         if bad:
             raise _refusal(bad)
-        return made
+        return settings
 
     @property
     def symmetric_bytes(self) -> int:

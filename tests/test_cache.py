@@ -155,7 +155,7 @@ def test_the_entries_are_counted_once_for_many_small_ones(cache, monkeypatch):
 
 def test_unfinished_files_of_ended_processes_are_removed(cache, monkeypatch):
     cache.store("programs", KEY, ENTRY)
-    monkeypatch.setattr(caching, "_stored", {})  # as in another process
+    monkeypatch.setattr(caching, "_stored_bytes", {})  # as in another process
     for name, age in (("old", caching.ABANDONED_SECONDS + 1), ("young", 0.0)):
         path = cache.root / "programs" / f"{name}.cubin.x.part"
         path.write_bytes(b"half")
