@@ -69,20 +69,20 @@ def _faults(experts: Any) -> list[str]:
     """What these experts compute that `moe_experts` does not."""
     from transformers.integrations import moe
 
-    others = [name for name in experts.__dict__ if name.startswith(("has_", "is_"))]
-    found = []
-    for name in dict.fromkeys((*PLAIN, *others)):
+    flag_names = [name for name in experts.__dict__ if name.startswith(("has_", "is_"))]
+    differences = []
+    for name in dict.fromkeys((*PLAIN, *flag_names)):
         plain = PLAIN.get(name, False)
         value = getattr(experts, name, plain)
         if bool(value) is not plain:
-            found.append(f"{name} = {value}")
+            differences.append(f"{name} = {value}")
     gate = getattr(experts, "_apply_gate", None)
     if getattr(gate, "__func__", gate) is not getattr(moe, "_default_apply_gate", None):
-        found.append("_apply_gate of their own")
+        differences.append("_apply_gate of their own")
     odd = odd_activation(getattr(experts, "act_fn", None))
     if odd:
-        found.append(f"act_fn {odd}")
-    return found
+        differences.append(f"act_fn {odd}")
+    return differences
 
 
 def moe_experts(
@@ -144,18 +144,18 @@ def _program(
 ) -> Program:
     """The program of `world` for these experts, compiled at the first use."""
     key = "torch", chosen_experts_graph, experts, count, dtype, packs
-    found = world.kept.get(key)
-    if found is None:
+    program = world.kept.get(key)
+    if program is None:
         with world.refusing("the arguments of moe_experts"):
             Router(count).check(experts, MAX_CHOICES)
             graph = chosen_experts_graph(
                 world.size, experts=experts, top_k=count, dtype=dtype, packs=packs
             )
-        found = world.kept[key] = compile(graph, world)
-    return cast(Program, found)
+        program = world.kept[key] = compile(graph, world)
+    return cast(Program, program)
 
 
-def _fake(x: Tensor, *others: Any) -> Tensor:
+def _fake(x: Tensor, *arguments: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 

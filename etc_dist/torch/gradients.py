@@ -42,10 +42,10 @@ class _ReduceScatter(Function):
         needs_a, needs_b = ctx.needs_input_grad[:2]
         if ctx.reduce_op == "avg":
             grad = grad / size_of(ctx.group)
-        joined, (grad_a,) = OPS.fused_all_gather_matmul(
+        gathered_grad, (grad_a,) = OPS.fused_all_gather_matmul(
             grad, [B.t()], ctx.dim, ctx.group, return_A=needs_b
         )
-        grad_b = _rows(A).t() @ _rows(joined) if needs_b else None
+        grad_b = _rows(A).t() @ _rows(gathered_grad) if needs_b else None
         return grad_a if needs_a else None, grad_b, None, None, None
 
 
@@ -57,13 +57,13 @@ class _AllGather(Function):
     def forward(
         ctx: Any, A: Tensor, dim: int, group: str, return_A: bool, *Bs: Tensor
     ) -> tuple[Tensor, ...]:
-        joined, results = OPS.fused_all_gather_matmul(
+        all_rows, results = OPS.fused_all_gather_matmul(
             A, list(Bs), dim, group, return_A=return_A
         )
         ctx.save_for_backward(A, *Bs)
         ctx.dim, ctx.group, ctx.return_A = dim, group, return_A
         ctx.set_materialize_grads(False)
-        return (joined, *results) if return_A else tuple(results)
+        return (all_rows, *results) if return_A else tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -71,16 +71,20 @@ class _AllGather(Function):
         dim, group = ctx.dim, ctx.group
         needs_a, _, _, _, *needs_bs = ctx.needs_input_grad
         of_joined, of_results = (grads[0], grads[1:]) if ctx.return_A else (None, grads)
-        used = [(g, B) for g, B in zip(of_results, Bs, strict=True) if g is not None]
+        used_pairs = [
+            (g, B) for g, B in zip(of_results, Bs, strict=True) if g is not None
+        ]
         grad_a: Any = None
-        if needs_a and used:
-            grad, B = used[0] if len(used) == 1 else map(_join, zip(*used, strict=True))
+        if needs_a and used_pairs:
+            grad, B = used_pairs[0]
+            if len(used_pairs) > 1:
+                grad, B = map(_join, zip(*used_pairs, strict=True))
             grad_a = OPS.fused_matmul_reduce_scatter(grad, B.t(), "sum", dim, group)
         if needs_a and of_joined is not None:
             part = _scatter(of_joined, dim, group)
             grad_a = part if grad_a is None else grad_a + part
         grad_bs: list[Any] = [None] * len(Bs)
-        if any(needs_bs) and used:
+        if any(needs_bs) and used_pairs:
             rows = _rows(_gather(A, dim, group)).t()
             grad_bs = [None if g is None else rows @ _rows(g) for g in of_results]
         return grad_a, None, None, None, *grad_bs
@@ -196,8 +200,8 @@ class _NoGradient(Function):
 def _apply_all_gather(
     A: Tensor, Bs: Sequence[Tensor], dim: int, group: str, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    found = _AllGather.apply(A, dim, group, return_A, *Bs)
-    return (found[0], list(found[1:])) if return_A else (None, list(found))
+    results = _AllGather.apply(A, dim, group, return_A, *Bs)
+    return (results[0], list(results[1:])) if return_A else (None, list(results))
 
 
 def _apply_matmul(
@@ -220,8 +224,8 @@ def _join(tensors: Sequence[Tensor]) -> Tensor:
 
 def _gather(shard: Tensor, dim: int, group: str) -> Tensor:
     """All ranks' parts, joined along `dim`."""
-    joined = OPS.gather_rows(as_rows(shard, dim), group)
-    return from_rows(joined, shard.shape, dim)
+    rows = OPS.gather_rows(as_rows(shard, dim), group)
+    return from_rows(rows, shard.shape, dim)
 
 
 def _scatter(whole: Tensor, dim: int, group: str) -> Tensor:
@@ -235,7 +239,7 @@ def _scatter(whole: Tensor, dim: int, group: str) -> Tensor:
 def _refuse_tangents(name: str, arguments: Sequence[Any]) -> None:
     """Raises for tensors of forward-mode derivatives, which would be lost."""
     lists = (a if isinstance(a, list | tuple) else [a] for a in arguments)
-    tensors = [a for one in lists for a in one if isinstance(a, Tensor)]
+    tensors = [a for values in lists for a in values if isinstance(a, Tensor)]
     if any(forward_ad.unpack_dual(a).tangent is not None for a in tensors):
         raise ArgumentError(
             "the operation has no forward-mode derivative",
@@ -283,8 +287,8 @@ def _register() -> None:
         (ops.scaled_matmul, partial(_apply_without_gradient, OPS.scaled_matmul)),
         (ops.mlp, partial(_apply_without_gradient, OPS.mlp)),
         (ops.moe, partial(_apply_without_gradient, OPS.moe)),
-        (ops.gather_rows, lambda *given: _ExchangeRows.apply(*given, True)),
-        (ops.scatter_rows, lambda *given: _ExchangeRows.apply(*given, False)),
+        (ops.gather_rows, lambda *arguments: _ExchangeRows.apply(*arguments, True)),
+        (ops.scatter_rows, lambda *arguments: _ExchangeRows.apply(*arguments, False)),
         (experts.moe_experts, partial(_apply_without_gradient, OPS.moe_experts)),
     ):
         kernel = _kernel(function, apply)

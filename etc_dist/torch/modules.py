@@ -38,8 +38,8 @@ def _split(extent: int, ranks: Ranks, what: str) -> slice:
             got=f"{what} = {extent}",
             fix="use another number of ranks",
         )
-    each = extent // ranks.size
-    return slice(ranks.rank * each, (ranks.rank + 1) * each)
+    extent_of_rank = extent // ranks.size
+    return slice(ranks.rank * extent_of_rank, (ranks.rank + 1) * extent_of_rank)
 
 
 def _parameter(source: Tensor, part: Tensor | None = None) -> nn.Parameter:
@@ -91,10 +91,12 @@ class _ParallelLinear(nn.Module):
             check_linear(linear)
             weight, bias = linear.weight, linear.bias
             is_row = cls._features == "in_features"
-            own = _split(weight.shape[is_row], ranks_of(group), cls._features)
-            part = _parameter(weight, weight[:, own] if is_row else weight[own])
+            own_slice = _split(weight.shape[is_row], ranks_of(group), cls._features)
+            part = _parameter(
+                weight, weight[:, own_slice] if is_row else weight[own_slice]
+            )
             if bias is not None and not is_row:
-                bias = _parameter(bias, bias[own])
+                bias = _parameter(bias, bias[own_slice])
         return cls(part, bias, group=group, dim=dim)
 
 
@@ -156,9 +158,9 @@ class RowParallelLinear(_ParallelLinear):
         """As of `ColumnParallelLinear`."""
         with refusing(group, f"{cls.__name__}.from_linear"):
             expect_choice(reduce, REDUCE, "reduce")
-        made = super().from_linear(linear, group=group, dim=dim)
-        made.reduce = reduce
-        return made
+        layer = super().from_linear(linear, group=group, dim=dim)
+        layer.reduce = reduce
+        return layer
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., K / W] to y [..., N], a part along `dim` or whole. Collective."""
@@ -232,9 +234,9 @@ class MLP(nn.Module):
             gate, up, down = (
                 getattr(block, f"{part}_proj").weight for part in ("gate", "up", "down")
             )
-            own = _split(gate.shape[0], ranks_of(group), "intermediate_size")
-            weights = _parameter(gate, gate[own]), _parameter(up, up[own])
-            narrow = _parameter(down, down[:, own])
+            own_slice = _split(gate.shape[0], ranks_of(group), "intermediate_size")
+            weights = _parameter(gate, gate[own_slice]), _parameter(up, up[own_slice])
+            narrow = _parameter(down, down[:, own_slice])
         return cls(
             *weights,
             narrow,
@@ -250,10 +252,10 @@ class MLP(nn.Module):
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
             gate, up, down = (weight.t() for weight in weights)
             name = self.ranks.name
-            _, (one, other) = OPS.fused_all_gather_matmul(
+            _, (gated, scaled) = OPS.fused_all_gather_matmul(
                 rows, [gate, up], 0, name, return_A=False
             )
-            active = nn.functional.silu(one) * other
+            active = nn.functional.silu(gated) * scaled
             y = OPS.fused_matmul_reduce_scatter(active, down, "sum", 0, name)
         else:
             name, deterministic = self.ranks.name, self.deterministic
@@ -357,20 +359,20 @@ class MoE(nn.Module):
         for blocks that compute something else."""
         with refusing(group, f"{cls.__name__}.from_block"):
             ranks = ranks_of(group)
-            found = read_sparse_block(block)
-            own = found.share(parallel, ranks.rank, ranks.size)
-        made = cls(
-            own.router,
-            own.gate_up,
-            own.down,
-            **own.arguments(),
+            sparse_block = read_sparse_block(block)
+            own_share = sparse_block.share(parallel, ranks.rank, ranks.size)
+        module = cls(
+            own_share.router,
+            own_share.gate_up,
+            own_share.down,
+            **own_share.arguments(),
             parallel=parallel,
             group=group,
             replicated=replicated,
             deterministic=deterministic,
         )
-        made.returns_pair = own.returns_pair
-        return made
+        module.returns_pair = own_share.returns_pair
+        return module
 
     def forward(self, x: Tensor, input_ids: Tensor | None = None) -> Any:
         """x [..., H] to the result: of the same shape, or [M / W, H]. Collective. In
@@ -387,7 +389,7 @@ class MoE(nn.Module):
             rows = _padded(rows, self.ranks) if is_tensor else _own_rows(x, self.ranks)
         weights = self.gate.weight, self.experts.gate_up_proj, self.experts.down_proj
         name, deterministic = self.ranks.name, self.deterministic
-        given = router.top_k, router.normalize, self.parallel, name
+        routing = router.top_k, router.normalize, self.parallel, name
         options = {
             "score": router.score,
             "scale": router.scale,
@@ -407,7 +409,7 @@ class MoE(nn.Module):
             options["shared_gate_up"] = shared.gate_up_proj
             options["shared_down"] = shared.down_proj
             options["shared_gate"] = shared.gate
-        y = OPS.moe(rows, *weights, *given, deterministic=deterministic, **options)
+        y = OPS.moe(rows, *weights, *routing, deterministic=deterministic, **options)
         if self.replicated:
             return _all_rows(y, x, self.ranks)
         return y.view(x.shape) if y.shape[0] == rows.shape[0] else y
@@ -443,9 +445,11 @@ class _Linked(torch.autograd.Function):
     """A linear map `one` and its adjoint `other`: each is the gradient of the other."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, ranks: Ranks, one: Map, other: Map) -> Tensor:
-        ctx.adjoint = ranks, other, one
-        return one(given, ranks)
+    def forward(
+        ctx: Any, x: Tensor, ranks: Ranks, forward_map: Map, backward_map: Map
+    ) -> Tensor:
+        ctx.adjoint = ranks, backward_map, forward_map
+        return forward_map(x, ranks)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -454,8 +458,8 @@ class _Linked(torch.autograd.Function):
 
 def _part(rows: Tensor, ranks: Ranks) -> Tensor:
     """This rank's part of rows that are the same on all ranks, as their gradients."""
-    each = rows.shape[0] // ranks.size
-    return rows.narrow(0, ranks.rank * each, each).clone()
+    num_rows = rows.shape[0] // ranks.size
+    return rows.narrow(0, ranks.rank * num_rows, num_rows).clone()
 
 
 def _whole(part: Tensor, ranks: Ranks) -> Tensor:

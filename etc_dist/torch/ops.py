@@ -78,7 +78,7 @@ class OperationCall(NamedTuple):
         if self.agreed:
             world.match_call(sign(self.agreed), lambda: self.agreed)
         run = kept(world, self.kind, **self.options).call
-        results = [run(each) for each in arrays]
+        results = [run(arguments) for arguments in arrays]
         return self.finish(*map(as_tensor, _flat(results)))
 
     def trace(self) -> Any:
@@ -119,12 +119,13 @@ def register(
     """Define an operation of the library by the signature of `function`, of which
     `fake` gives results without data. returns: their type in the schema."""
     parts: list[str] = []
-    for one in inspect.signature(function).parameters.values():
-        if one.kind is one.KEYWORD_ONLY and "*" not in parts:
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
-        text = f"{SCHEMA_TYPES.get(one.annotation, one.annotation)} {one.name}"
-        if one.default is not one.empty:
-            text += "=" + repr(one.default).replace("'", '"')
+        kind = SCHEMA_TYPES.get(parameter.annotation, parameter.annotation)
+        text = f"{kind} {parameter.name}"
+        if parameter.default is not parameter.empty:
+            text += "=" + repr(parameter.default).replace("'", '"')
         parts.append(text)
     name = function.__name__
     schema = f"{name}({', '.join(parts)}) -> {returns}"
@@ -146,8 +147,8 @@ def operation(
                 call = describe(*arguments, **options)
                 arrays = call.arrays()
             except Exception as error:
-                given = inspect.signature(describe).bind(*arguments, **options)
-                world = world_of(given.arguments.get("group_name", ""))
+                bound = inspect.signature(describe).bind(*arguments, **options)
+                world = world_of(bound.arguments.get("group_name", ""))
                 refuse(world, error, describe.__name__)
             return call.launch(arrays)
 
@@ -216,11 +217,11 @@ def fused_all_gather_matmul(
     x, shape = as_rows(A, gather_dim), A.shape
 
     def finish(*outs: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-        joined = None
+        all_rows = None
         if return_A:
             rows = torch.ops.etc_dist.gather_rows(x, group_name)
-            joined = from_rows(rows, shape, gather_dim)
-        return joined, [from_rows(out, shape, gather_dim) for out in outs]
+            all_rows = from_rows(rows, shape, gather_dim)
+        return all_rows, [from_rows(out, shape, gather_dim) for out in outs]
 
     inputs = [(x, as_weight(B)) for B in Bs]
     agreed = _agreed(op, gather_dim)
@@ -290,7 +291,7 @@ def mlp(
         group_name,
         SharedMLP,
         {"deterministic": deterministic},
-        [(as_rows(x, 0), *(_weight(*each) for each in weights))],
+        [(as_rows(x, 0), *(_weight(*weight) for weight in weights))],
         lambda out: out.view(x.shape),
     )
 
@@ -375,9 +376,9 @@ def moe(
     )
 
 
-def _both(*given: Tensor | None) -> tuple[Tensor | None, ...] | None:
-    """What is given; None if nothing is."""
-    return given if any(one is not None for one in given) else None
+def _both(*tensors: Tensor | None) -> tuple[Tensor | None, ...] | None:
+    """`tensors`; None if all are None."""
+    return tensors if any(tensor is not None for tensor in tensors) else None
 
 
 def world_of(group_name: str) -> World:

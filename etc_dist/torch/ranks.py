@@ -27,15 +27,15 @@ class Ranks(NamedTuple):
 def ranks_of(group: Group) -> Ranks:
     """The ranks of a process group or of its name; by default of torch's default group,
     or of the current world where torch.distributed is not initialised."""
-    found: Any = group
+    process_group: Any = group
     if group is None and dist.is_initialized():
-        found = dist.group.WORLD
+        process_group = dist.group.WORLD
     elif not group:
         world = current()
         return Ranks("", world.size, world.rank)
     elif isinstance(group, str):
-        found = dist.distributed_c10d._resolve_process_group(group)
-    return Ranks(found.group_name, found.size(), found.rank())
+        process_group = dist.distributed_c10d._resolve_process_group(group)
+    return Ranks(process_group.group_name, process_group.size(), process_group.rank())
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def all_reduce_norm(
     if residual.shape != x.shape:
         wanted = f"the shape of x, {list(x.shape)}"
         raise refusal("all_reduce_norm", "residual", wanted, str(list(residual.shape)))
-    rows = [each.reshape(-1, x.shape[-1]).contiguous() for each in (x, residual)]
+    rows = [tensor.reshape(-1, x.shape[-1]).contiguous() for tensor in (x, residual)]
 
     def finish(y: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
         return y.view(x.shape), total.view(x.shape)

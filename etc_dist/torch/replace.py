@@ -46,22 +46,22 @@ def replace(
     do not record."""
     with refusing(group, "replace"):
         check_deterministic(deterministic)
-        found = _blocks(model)
-    made: list[tuple[nn.Module, str, nn.Module]] = []
+        blocks = _blocks(model)
+    modules: list[tuple[nn.Module, str, nn.Module]] = []
     options: dict[str, Any] = {
         "group": group,
         "replicated": True,
         "deterministic": deterministic,
     }
-    for parent, name, block in found:
+    for parent, name, block in blocks:
         if hasattr(block, "experts"):
             new: nn.Module = MoE.from_block(block, parallel=parallel, **options)
         else:
             new = MLP.from_block(block, **options)
         with refusing(group, "replace"):
             _check_dtype(new)
-        made.append((parent, name, new.train(block.training)))
-    for parent, name, new in made:
+        modules.append((parent, name, new.train(block.training)))
+    for parent, name, new in modules:
         setattr(parent, name, new)
     return model
 
@@ -71,10 +71,10 @@ def _blocks(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     config = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False):
         raise _refusal("a model with config.output_router_logits False", "True")
-    found = list(_find(model))
-    if not found:
+    blocks = list(_find(model))
+    if not blocks:
         raise _refusal("a model with MLPs or mixtures of experts", _describe(model))
-    return found
+    return blocks
 
 
 def _find(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:

@@ -53,8 +53,8 @@ def from_rows(rows: Tensor, shape: torch.Size, dim: int) -> Tensor:
     `dim`, and of elements in a vector: a view."""
     if len(shape) == 2:
         return rows
-    others = [extent for axis, extent in enumerate(shape[:-1]) if axis != dim]
-    return rows.view(-1, *others, rows.shape[-1]).movedim(0, dim)
+    other_extents = [extent for axis, extent in enumerate(shape[:-1]) if axis != dim]
+    return rows.view(-1, *other_extents, rows.shape[-1]).movedim(0, dim)
 
 
 def as_weight(matrix: Tensor) -> Tensor:

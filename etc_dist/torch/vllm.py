@@ -45,7 +45,7 @@ def register() -> None:
     if _is_registered:
         return
     _is_registered = True
-    misfits = {hook: found for hook in HOOKS if (found := faults(hook))}
+    misfits = {hook: hook_faults for hook in HOOKS if (hook_faults := faults(hook))}
     if "all_reduce" in misfits:
         misfits.setdefault("graphs", ["it needs the world of all_reduce"])
     _warn(import_module("vllm").__version__, misfits)
@@ -62,7 +62,7 @@ def register() -> None:
 
 def _warn(version: str, misfits: dict[str, list[str]]) -> None:
     """Name a version that is not known, or that some hooks do not fit."""
-    is_known = version.startswith(tuple(f"{known}." for known in VERSIONS))
+    is_known = version.startswith(tuple(f"{prefix}." for prefix in VERSIONS))
     if is_known and not misfits:
         return
     lines = [f"  {hook} is not used: {'; '.join(misfits[hook])}\n" for hook in misfits]
@@ -70,10 +70,10 @@ def _warn(version: str, misfits: dict[str, list[str]]) -> None:
     show_message(text + f"and runs in {version}\n" + "".join(lines))
 
 
-def _found(find: Callable[..., str | None], *given: Any) -> str | None:
+def _found(find: Callable[..., str | None], *arguments: Any) -> str | None:
     """The obstacle that `find` finds; also what a version that is not known lacks."""
     try:
-        return find(*given)
+        return find(*arguments)
     except AttributeError as error:
         return str(error)
 
@@ -97,10 +97,10 @@ def _world_over(group: Any) -> World | None:
 def _extend(platform: Any, method: str, extended: Callable[[Any], Any]) -> None:
     """Let the platform's `method`, which names a class of vLLM, name one made of it."""
     module, _, name = getattr(platform, method)().rpartition(".")
-    made = extended(getattr(import_module(module), name))
-    setattr(sys.modules[__name__], made.__name__, made)
-    named = f"{__name__}.{made.__name__}"
-    setattr(type(platform), method, classmethod(lambda cls: named))
+    extended_class = extended(getattr(import_module(module), name))
+    setattr(sys.modules[__name__], extended_class.__name__, extended_class)
+    path_of_class = f"{__name__}.{extended_class.__name__}"
+    setattr(type(platform), method, classmethod(lambda cls: path_of_class))
 
 
 # ---------------------------------------------------------------------- collectives
@@ -161,7 +161,7 @@ def _pass_manager(base: Any) -> Any:
             rewrite = inductor_pass.CallableInductorPass(
                 lambda graph: _rewrite(graph, fuses), f"{_source_hash()} {fuses}"
             )
-            names = [type(one).__name__ for one in self.passes]
+            names = [type(graph_pass).__name__ for graph_pass in self.passes]
             fusion = "AllReduceFusionPass"
             place = names.index(fusion) if fusion in names else len(names)
             self.passes.insert(place, rewrite)
@@ -180,9 +180,9 @@ def _rewrite(graph: fx.Graph, fuses: bool) -> None:
     """fuses: whether sums and norms are fused."""
     vllm_graphs.swap_collectives(graph)
     group = import_module(_STATE).get_tp_group()
-    served = getattr(group.device_communicator, "etc_dist_group", None)
-    if served and fuses:
-        vllm_graphs.fuse_norms(graph, {group.unique_name: served})
+    served_group = getattr(group.device_communicator, "etc_dist_group", None)
+    if served_group and fuses:
+        vllm_graphs.fuse_norms(graph, {group.unique_name: served_group})
 
 
 def _extend_cache_key() -> None:
@@ -231,9 +231,9 @@ def _experts_method(base: Any) -> Any:
             shared_experts_input: Tensor | None,
         ) -> Tensor:
             if self.etc_dist_group is None:
-                chosen = topk_weights, topk_ids
+                routing = topk_weights, topk_ids
                 shared = shared_experts, shared_experts_input
-                return cast(Tensor, super().forward_native(layer, x, *chosen, *shared))
+                return cast(Tensor, super().forward_native(layer, x, *routing, *shared))
             weights = layer.w13_weight, layer.w2_weight
             group = self.etc_dist_group
             moe_experts = torch.ops.etc_dist.moe_experts

@@ -20,13 +20,13 @@ from etc_dist.world import of_group
 DTYPES = (torch.bfloat16, torch.float16)
 EIGHT = 8
 """K, N, and the sizes of norms and experts, are multiples of this on GPUs."""
-_said: set[str] = set()
+_printed_texts: set[str] = set()
 
 
 def say(text: str) -> None:
     """Print why something stays as vLLM has it, once."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _printed_texts:
+        _printed_texts.add(text)
         show_message(f"etc_dist: not used by vLLM: {text}\n")
 
 
@@ -55,42 +55,42 @@ def swap_collectives(graph: fx.Graph) -> int:
         ours = getattr(torch.ops.etc_dist, name).default
         theirs = getattr(torch.ops.symm_mem, name).default
         for node in graph.find_nodes(op="call_function", target=theirs):
-            found = _arguments(node)
-            obstacle = _obstacle(found)
+            arguments = _arguments(node)
+            obstacle = _obstacle(arguments)
             if obstacle:
                 say(f"{name}: {obstacle}")
                 continue
-            _swap(graph, node, ours, found)
+            _swap(graph, node, ours, arguments)
             count += 1
     return count
 
 
-def _swap(graph: fx.Graph, node: fx.Node, ours: Any, found: dict[str, Any]) -> None:
-    is_gather = "Bs" in found
+def _swap(graph: fx.Graph, node: fx.Node, ours: Any, arguments: dict[str, Any]) -> None:
+    is_gather = "Bs" in arguments
     if is_gather:  # gathering A alone, too, is another collective
         for part in [u for u in node.users if u.target is getitem and u.args[1] == 0]:
             if not part.users:
                 graph.erase_node(part)
         is_used = any(u.target is not getitem or u.args[1] == 0 for u in node.users)
-        found["return_A"] = is_used and found.get("return_A", True)
+        arguments["return_A"] = is_used and arguments.get("return_A", True)
     with graph.inserting_before(node):
-        new = graph.call_function(ours, (), found)
+        new = graph.call_function(ours, (), arguments)
     new.meta = dict(node.meta)
-    if is_gather and not found["return_A"] and "val" in new.meta:
+    if is_gather and not arguments["return_A"] and "val" in new.meta:
         new.meta["val"] = None, new.meta["val"][1]
     node.replace_all_uses_with(new)
     graph.erase_node(node)
 
 
-def _obstacle(found: dict[str, Any]) -> str | None:
+def _obstacle(arguments: dict[str, Any]) -> str | None:
     """Why a call is not served."""
     try:
-        of_group(found["group_name"])
+        of_group(arguments["group_name"])
     except WorldError:
         return "no world over its group"
-    if found.get("reduce_op", REDUCTIONS[0]) not in REDUCTIONS:
-        return f"reduction {found['reduce_op']!r}"
-    nodes = found["A"], *found.get("Bs", [found.get("B")])
+    if arguments.get("reduce_op", REDUCTIONS[0]) not in REDUCTIONS:
+        return f"reduction {arguments['reduce_op']!r}"
+    nodes = arguments["A"], *arguments.get("Bs", [arguments.get("B")])
     dtypes = set()
     for node in nodes:
         value = _value(node)

@@ -92,23 +92,23 @@ HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
 def faults(hook: str) -> list[str]:
     """What a hook needs that the installed vLLM has not, as far as signatures show."""
     return [
-        f"{seen} in place of {needed}"
+        f"{signature} in place of {expected}"
         for module, names in HOOKS[hook].items()
-        for needed in names
-        if needed.endswith(")") and (seen := _seen(module, needed)) != needed
+        for expected in names
+        if expected.endswith(")") and (signature := _seen(module, expected)) != expected
     ]
 
 
-def _seen(module: str, needed: str) -> str:
-    """The signature in the place of `needed`."""
-    path = needed.partition("(")[0]
+def _seen(module: str, expected: str) -> str:
+    """The signature in the place of `expected`."""
+    path = expected.partition("(")[0]
     try:
-        found: Any = import_module(module)
+        member: Any = import_module(module)
         for name in path.split("."):
-            found = getattr(found, name)
-        schema = getattr(getattr(found, "torch_op", None), "_schema", None)
+            member = getattr(member, name)
+        schema = getattr(getattr(member, "torch_op", None), "_schema", None)
         if schema is None:
-            names = list(inspect.signature(found).parameters)
+            names = list(inspect.signature(member).parameters)
         else:  # an operation of vLLM's IR
             names = [argument.name for argument in schema.arguments]
     except Exception as error:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.torch
 def stand_in(group, monkeypatch):
     """vLLM's modules before `register`."""
     monkeypatch.setattr(plugin, "_is_registered", False)
-    monkeypatch.setattr(vllm_graphs, "_said", set())
+    monkeypatch.setattr(vllm_graphs, "_printed_texts", set())
     return vllm_stand_in.install(monkeypatch, dist.group.WORLD)
 
 
