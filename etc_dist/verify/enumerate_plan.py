@@ -222,15 +222,19 @@ class _Reader:
         """The element numbers that each task waits for, or notifies. All known
         references are checked, even if other references to the events are unknown."""
         widest = max((len(getattr(b.call, verb)) for b in blocks), default=0)
-        made = np.full((sum(b.count for b in blocks), widest), NONE, np.int64)
+        elements_of_tasks = np.full(
+            (sum(b.count for b in blocks), widest), NONE, np.int64
+        )
         for block in blocks:
             for k, ref in enumerate(getattr(block.call, verb)):
                 if not block.count or not self.known(ref.parts):
                     continue
-                found = self.reference(block, elements, verb, ref)
+                element = self.reference(block, elements, verb, ref)
                 if ref.events.name not in self.unknown_events:
-                    made[block.base : block.base + block.count, k] = found
-        return made
+                    elements_of_tasks[block.base : block.base + block.count, k] = (
+                        element
+                    )
+        return elements_of_tasks
 
     def count_events(self, blocks: list[Block], elements: Elements) -> Array:
         """The elements after which the counts of loaded extents are known, of grids
