@@ -107,7 +107,7 @@ class Batch:
         if stop is None:  # no row has an id outside of the vocabulary
             stop = [n for n in model.config.stop_tokens if n < vocabulary]
         ends = checked_stop(stop, vocabulary)
-        (chosen,) = checked_sampling(sampling, 1, "batch.add")
+        (request_sampling,) = checked_sampling(sampling, 1, "batch.add")
         tokens = checked_prompt(prompt, vocabulary)
         count = 1
         if max_new_tokens is not None:
@@ -126,7 +126,7 @@ class Batch:
         keys = PageKeys(model.pages.page_size)
         prefix = self.prefix(tokens, keys)
         number = model.pages.add(limit, self, prefix)
-        request = Request(tokens, len(tokens), limit, ends, number, chosen)
+        request = Request(tokens, len(tokens), limit, ends, number, request_sampling)
         if self._reuses:
             request.keys, request.num_kept = keys, len(prefix)
             request.reused = request.cached = len(prefix) * model.pages.page_size
@@ -163,8 +163,8 @@ class Batch:
         pages, world = self._model.pages, self._model.world
         numbers = [set(n) for n in world.agree(pages.ownerless)]
         if world.size == 1:  # after an interrupt, the table has more than the batch
-            own = {request.number for request in self._requests}
-            numbers[0].update(set(pages.owned(self)) - own)
+            batch_numbers = {request.number for request in self._requests}
+            numbers[0].update(set(pages.owned(self)) - batch_numbers)
         for number in sorted(set.intersection(*numbers)):
             pages.remove(number)
 
@@ -183,7 +183,7 @@ class Batch:
         Raises ArgumentError for a batch without requests. After a NotFiniteError the
         requests have the state from before the step. Remove those in its `requests` to
         continue the others."""
-        for request in [each for each in self._requests if each.is_done]:
+        for request in [r for r in self._requests if r.is_done]:
             self.remove(request)  # a step before was interrupted
         parts = self._choose()
         if self._model.speculate:
@@ -225,12 +225,12 @@ class Batch:
     def _add(self, parts: Sequence[StepPart], ids: Any) -> list[Request]:
         """Adds the ids of a step. Returns the requests that have new ones."""
         # NOTE: a step takes microseconds: few operations for each request.
-        changed, end = [], 0
+        extended_requests, end = [], 0
         of_rows = ids[0].tolist()
         for request, count, drafts in parts:
-            cached, row = request.cached + count, end + count - 1
+            num_cached, row = request.cached + count, end + count - 1
             end = row + 1 + len(drafts)
-            if cached == len(request.tokens):
+            if num_cached == len(request.tokens):
                 if drafts:
                     tokens = _accepted(of_rows[row:end], drafts, request.stop)
                     self.num_drafted += len(drafts)
@@ -242,14 +242,14 @@ class Batch:
                     tokens = [token for token in ids[:, row].tolist() if token >= 0]
                 _extend(request, tokens)
                 request.row = row
-                cached += len(tokens) - 1
-                changed.append(request)
-            request.cached = cached
+                num_cached += len(tokens) - 1
+                extended_requests.append(request)
+            request.cached = num_cached
             if request.keys is not None:
                 self._keep(request)
             if request.is_done and request in self._requests:
                 self.remove(request)
-        return changed
+        return extended_requests
 
     def _keep(self, request: Request) -> None:
         """Let other requests find the pages that a step has filled."""
@@ -268,8 +268,8 @@ class Batch:
             is_decoded = count == 1 and request.cached + 1 == len(request.tokens)
             if not is_decoded or len(request.stop) > MOST_STOPS:
                 return 1
-        needed = max((r.limit - len(r.tokens) for r, _, _ in parts), default=1)
-        return max(n for n in step_counts(most) if n <= needed)
+        num_needed = max((r.limit - len(r.tokens) for r, _, _ in parts), default=1)
+        return max(n for n in step_counts(most) if n <= num_needed)
 
     def _choose(self) -> list[StepPart]:
         """The requests of the next step, and the number of positions of each. Those
@@ -280,26 +280,26 @@ class Batch:
         ]
         pending.sort(key=lambda pair: pair[0])
         parts: list[StepPart] = []
-        left = self._model.most_rows
+        num_free_rows = self._model.most_rows
         for length, request in pending:
-            if left:
-                count = min(length, left)
+            if num_free_rows:
+                count = min(length, num_free_rows)
                 parts.append((request, count, ()))
-                left -= count
+                num_free_rows -= count
         return parts
 
     def _with_drafts(self, parts: Sequence[StepPart]) -> list[StepPart]:
         """The parts, with drafts of what may follow, for the rows that are left."""
-        left = self._model.most_rows - sum(count for _, count, _ in parts)
+        num_free_rows = self._model.most_rows - sum(count for _, count, _ in parts)
         with_drafts: list[StepPart] = []
         for request, count, _ in parts:
             # The id after the last one is the last of the request.
-            rest = request.limit - len(request.tokens) - 1
-            most = min(self._model.speculate, left, rest)
+            num_new = request.limit - len(request.tokens) - 1
+            most = min(self._model.speculate, num_free_rows, num_new)
             drafts: list[int] = []
             if most > 0 and request.cached + count == len(request.tokens):
                 drafts = request.drafts.propose(request.tokens, most)
-            left -= len(drafts)
+            num_free_rows -= len(drafts)
             with_drafts.append((request, count, drafts))
         return with_drafts
 

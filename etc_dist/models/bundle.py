@@ -45,7 +45,7 @@ def bundle_model(
 def build_bundle(setup: ModelSetup, folder: Path, workers: int, arch: str) -> str:
     """Builds the program of `setup` for `workers` workers, proves its shapes,
     and writes both to `folder`. Returns a line on what was made."""
-    settings, started = Settings.load(), time.perf_counter()
+    settings, start = Settings.load(), time.perf_counter()
     graph = setup.graph()
     plan = SCHEDULES[setup.schedule](graph)
     programs = dict([for_bundle(generate(plan), settings, arch)])
@@ -57,6 +57,6 @@ def build_bundle(setup: ModelSetup, folder: Path, workers: int, arch: str) -> st
     write_bundle(Bundle(folder, arch, compiler, workers, parameters, programs, proofs))
     size = sum(path.stat().st_size for path in folder.iterdir())
     return (
-        f"{folder}: 1 program in {compiled - started:.1f} s, {len(proofs)} proofs in "
+        f"{folder}: 1 program in {compiled - start:.1f} s, {len(proofs)} proofs in "
         f"{proved - compiled:.1f} s, {size / 1e6:.1f} MB"
     )

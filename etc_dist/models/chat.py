@@ -78,29 +78,29 @@ def answer(
         with load(path, **options) as model, Batch(model) as requests:
             room = min(max_new_tokens, max(1, model.positions - len(ids)))
             request = requests.add(ids, max_new_tokens=room, sampling=sampling)
-            text, sent, began = TextStream(tokenizer), 0, time.perf_counter()
+            text, num_printed, began = TextStream(tokenizer), 0, time.perf_counter()
             first, num_first, num_steps = began, 0, 0
             while not requests.is_done:
                 if request.cached < len(ids):
                     progress.show(f"prompt: {request.cached} of {len(ids)} tokens")
                 requests.step()
                 num_steps += 1
-                if sent == 0 and request.cached >= len(ids):
+                if num_printed == 0 and request.cached >= len(ids):
                     progress.show("")
                     first, num_steps = time.perf_counter(), 0
                     num_first = len(request.new_tokens)
-                new = request.new_tokens[sent:]
-                sent += len(new)
+                new = request.new_tokens[num_printed:]
+                num_printed += len(new)
                 print(text.add(new), end="", file=out, flush=True)
         print(text.end(), file=out, flush=True)
         seconds = time.perf_counter() - first
-        speed, more = "", sent - num_first
+        speed, more = "", num_printed - num_first
         if more > 0:
             speed = f", {more / seconds:.1f} tokens/s"
             speed += f", {more / num_steps:.2f} a step" if speculate else ""
         progress.result(
             f"{name} on {world.backend}: {len(ids)} tokens read in "
-            f"{first - began:.1f} s, {sent} written{speed}"
+            f"{first - began:.1f} s, {num_printed} written{speed}"
         )
 
 

@@ -79,18 +79,20 @@ class ChatTemplate:
         if not parts:
             return messages
         marked = {n: _marked(n, some) for n, some in parts.items()}
-        listed = self._shown(messages, marked, values)
+        rendered = self._shown(messages, marked, values)
         fit = dict(parts)
         for n, some in marked.items():
             marks = [part["text"] for part in some if part["type"] == "text"]
-            if listed is None or not all(_is_taken(m, listed) for m in marks):
+            if rendered is None or not all(_is_taken(m, rendered) for m in marks):
                 expect_texts(parts[n])
                 fit[n] = _joined(parts[n])
                 continue
             for idx, part in enumerate(parts[n]):
-                others = {**marked, n: some[:idx] + some[idx + 1 :]}
+                fewer_parts = {**marked, n: some[:idx] + some[idx + 1 :]}
                 is_text = part["type"] == "text"
-                if not is_text and self._shown(messages, others, values) == listed:
+                if is_text:
+                    continue
+                if self._shown(messages, fewer_parts, values) == rendered:
                     raise _part_refused(part)
         return _with_contents(messages, fit)
 
@@ -217,9 +219,9 @@ def _marked(number: int, parts: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _is_taken(mark: str, listed: str) -> bool:
+def _is_taken(mark: str, rendered: str) -> bool:
     """Whether the text of a part is written, and not the list itself."""
-    return mark in listed and not re.search(rf"text['\"]\s*:\s*['\"]{mark}", listed)
+    return mark in rendered and not re.search(rf"text['\"]\s*:\s*['\"]{mark}", rendered)
 
 
 def _with_contents(

@@ -126,13 +126,13 @@ class ModelConfig:
         if self.features.tables > 1:
             rope = self.local_rope or UNROTATED
             of = rope, self.head, self.head_dim, rope["rope_theta"]
-            others = head_tables(*of, positions)
-            tables["cos_sin"] = np.concatenate([tables["cos_sin"], others])
+            local_tables = head_tables(*of, positions)
+            tables["cos_sin"] = np.concatenate([tables["cos_sin"], local_tables])
         if self.features.has_span:
             windows = np.array(self.windows or (0,) * self.layers)
             has_other = np.array(self.unrotated) if self.unrotated else windows > 0
-            other = positions * (self.features.tables - 1)
-            spans = np.where(windows, windows, EVERY_POSITION), other * has_other
+            table_offset = positions * (self.features.tables - 1)
+            spans = np.where(windows, windows, EVERY_POSITION), table_offset * has_other
             tables["spans"] = np.stack(spans, axis=1).astype(np.int32)
         if self.dense_layers:
             tables["no_rows"] = np.full((1, MOST_ROWS), -1, np.int32)
@@ -164,13 +164,13 @@ def read_config(folder: str | Path) -> ModelConfig:
     architecture or with a variant that is not implemented."""
     path = Path(folder) / "config.json"
     try:
-        given = read_object(path)
+        fields = read_object(path)
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
             refuse_adapter(path.parent)
         fix = "give the folder of a Hugging Face model, with config.json"
         raise refused(path, "a readable config.json", str(error), fix) from error
-    config = replace(parse_config(given, path), **_generation(path))
+    config = replace(parse_config(fields, path), **_generation(path))
     return replace(config, stop_tokens=_with_end_tokens(config, path.parent))
 
 
@@ -178,14 +178,14 @@ def _generation(path: Path) -> dict[str, Any]:
     """What generation_config.json changes."""
     path = path.with_name("generation_config.json")
     try:
-        given = read_object(path)
+        fields = read_object(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         fix = "correct the file, or remove it"
         raise refused(path, "a JSON object", str(error), fix) from error
-    refuse_fields(given, path)
-    stops = _stop_tokens(given.get("eos_token_id"), path)
+    refuse_fields(fields, path)
+    stops = _stop_tokens(fields.get("eos_token_id"), path)
     return {"stop_tokens": stops} if stops else {}
 
 
@@ -207,11 +207,11 @@ def _stop_tokens(stop: Any, path: Path) -> tuple[int, ...]:
     return tuple(token for token in tokens if token >= 0)
 
 
-def _architecture(given: Mapping[str, Any], path: Path) -> str:
+def _architecture(fields: Mapping[str, Any], path: Path) -> str:
     """From architectures and model_type, which do not contradict each other."""
-    names, kind = given.get("architectures"), given.get("model_type")
+    names, kind = fields.get("architectures"), fields.get("model_type")
     if not names:
-        names = [name for name, own in MODEL_TYPES.items() if own == kind]
+        names = [name for name, model_type in MODEL_TYPES.items() if model_type == kind]
     name = ", ".join(map(str, names)) if isinstance(names, list) else str(names)
     if name not in FAMILIES:
         fix = "use a model of one of these architectures"
@@ -223,8 +223,8 @@ def _architecture(given: Mapping[str, Any], path: Path) -> str:
     return name
 
 
-def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
-    """The configuration of a model with the fields `given` of the file `path`. A field
+def parse_config(fields: Mapping[str, Any], path: Path) -> ModelConfig:
+    """The configuration of a model with `fields` of the file `path`. A field
     that is not given has the default of its architecture.
 
     Raises ArgumentError as `read_config`."""
@@ -236,27 +236,27 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         return value
 
     def size(key: str, default: Any = None, most: int = MOST_SIZE) -> int:
-        value = default if given.get(key) is None else given[key]
+        value = default if fields.get(key) is None else fields[key]
         if type(value) is not int or not 1 <= value <= most:
             wanted = f"{key}: an integer from 1 to {most}"
             raise refused(path, wanted, repr(value), "correct it")
         return value
 
-    name = _architecture(given, path)
-    refuse_fields(given, path)
+    name = _architecture(fields, path)
+    refuse_fields(fields, path)
     family = FAMILIES[name]
-    check_field(given, family, path)
-    given = {**family.defaults, **given, **counts(given, path)}
-    if "rotary_dim" in family.reads and given.get("rotary_dim") is not None:
-        share = number("rotary_dim", given["rotary_dim"]) / size("head_dim")
-        given = {PARTIAL: share, **given}
-    rope, local = read_ropes(given, family, path)
+    check_field(fields, family, path)
+    fields = {**family.defaults, **fields, **counts(fields, path)}
+    if "rotary_dim" in family.reads and fields.get("rotary_dim") is not None:
+        share = number("rotary_dim", fields["rotary_dim"]) / size("head_dim")
+        fields = {PARTIAL: share, **fields}
+    rope, local = read_ropes(fields, family, path)
     partial = rope.pop(PARTIAL, 1)
     base = rope.pop("rope_theta", family.theta)
     heads = size("num_attention_heads")
     head_size = size("head_dim", size("hidden_size") // heads, most=MOST_HEAD)
     head = HeadLayout(head_size, int(head_size * partial), family.is_paired)
-    dense = num_dense(given, family, path)
+    dense = num_dense(fields, family, path)
     head_dim = min((n for n in HEAD_DIMS if n >= head_size), default=MOST_HEAD)
     config = ModelConfig(
         architecture=name,
@@ -269,41 +269,41 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         head_dim=head_dim,
         head=head,
         positions=size("max_position_embeddings"),
-        norm_eps=number("rms_norm_eps", given["rms_norm_eps"]),
+        norm_eps=number("rms_norm_eps", fields["rms_norm_eps"]),
         rope_base=number("rope_theta", base),
         rope=rope,
-        is_tied=given.get("tie_word_embeddings") is True,
-        stop_tokens=_stop_tokens(given.get("eos_token_id"), path),
-        mixture=read_mixture(given, family, size, path),
-        shared_inner=read_shared_inner(given, family, size),
+        is_tied=fields.get("tie_word_embeddings") is True,
+        stop_tokens=_stop_tokens(fields.get("eos_token_id"), path),
+        mixture=read_mixture(fields, family, size, path),
+        shared_inner=read_shared_inner(fields, family, size),
         dense_layers=dense,
         dense_inner=size("intermediate_size") if dense else 0,
-        has_optional_norms=family.has_optional_norms(given),
+        has_optional_norms=family.has_optional_norms(fields),
         features=Features(
-            qkv_bias=family.has_bias("qkv", given),
-            o_bias=family.has_bias("o", given),
+            qkv_bias=family.has_bias("qkv", fields),
+            o_bias=family.has_bias("o", fields),
             pre_norm="norm" in family.norms.values(),
             post_norm="post_norm" in family.norms.values(),
             normalizes_all=family.normalizes_all,
-            score_scale=_score_scale(given, head_size, head_dim, number),
+            score_scale=_score_scale(fields, head_size, head_dim, number),
             gain_offset=family.gain_offset,
             normalizes_rotated=family.normalizes_rotated,
             has_sinks=family.has_sinks,
-            score_cap=given.get("attn_logit_softcapping"),
+            score_cap=fields.get("attn_logit_softcapping"),
             embedding_scale=(
                 size("hidden_size") ** 0.5 if family.scales_embeddings else 1.0
             ),
             activation=ACTIVATIONS[family.activation],
-            logit_cap=given.get("final_logit_softcapping"),
+            logit_cap=fields.get("final_logit_softcapping"),
         ),
     )
-    _check_variants(given, config, path)
-    check_unrotated(given, family, config.layers, path)
+    _check_variants(fields, config, path)
+    check_unrotated(fields, family, config.layers, path)
     of = config.layers, config.positions
-    windows = layer_windows(given, family, *of, path)
-    unrotated = unrotated_layers(given, family, config.layers, windows)
+    windows = layer_windows(fields, family, *of, path)
+    unrotated = unrotated_layers(fields, family, config.layers, windows)
     local = local if windows else None
-    own = replace(
+    features = replace(
         config.features,
         has_span=bool(windows or unrotated),
         scales_queries=BETA in config.rope,
@@ -314,19 +314,19 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         windows=windows,
         local_rope=local,
         unrotated=unrotated,
-        features=own,
-        float8=float8_matmuls(given, config),
+        features=features,
+        float8=float8_matmuls(fields, config),
     )
 
 
 def _score_scale(
-    given: Mapping[str, Any],
+    fields: Mapping[str, Any],
     head_size: int,
     head_dim: int,
     number: Callable[[str, Any], Any],
 ) -> float | None:
     """number(key, value): of config.json, checked."""
-    scalar = given.get("query_pre_attn_scalar")
+    scalar = fields.get("query_pre_attn_scalar")
     if scalar is not None:
         scalar = number("query_pre_attn_scalar", scalar)
     return (
@@ -336,9 +336,9 @@ def _score_scale(
     )
 
 
-def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -> None:
-    tied, mixture = given.get("tie_word_embeddings"), config.mixture
-    own, family = config.features, FAMILIES[config.architecture]
+def _check_variants(fields: Mapping[str, Any], config: ModelConfig, path: Path) -> None:
+    tied, mixture = fields.get("tie_word_embeddings"), config.mixture
+    features, family = config.features, FAMILIES[config.architecture]
     head, words = config.head, " or ".join(map(str, HEAD_DIMS))
     has_norm = config.normalizes_heads
     variants = {
@@ -348,29 +348,32 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         f"head_dim {words}": not has_norm or head.size in HEAD_DIMS,
         "a multiple of num_key_value_heads heads": config.heads % config.kv_heads == 0,
         "attention_bias false": not (
-            own.normalizes_all and given.get("attention_bias")
+            features.normalizes_all and fields.get("attention_bias")
         ),
         **{
-            f"no {name}": name in family.reads or given.get(name) in (None, *neutral)
+            f"no {name}": name in family.reads or fields.get(name) in (None, *neutral)
             for name, neutral in {**OWN_FIELDS, **neutral_values(family)}.items()
         },
-        f"hidden_activation {family.activation}": given.get("hidden_activation")
+        f"hidden_activation {family.activation}": fields.get("hidden_activation")
         in (None, family.activation),
-        f"hidden_act {family.activation}": given.get("hidden_act")
+        f"hidden_act {family.activation}": fields.get("hidden_act")
         in (None, family.activation, *OTHER_NAMES.get(family.activation, ())),
         **{
             f"{name}_logit_softcapping null or a positive number": (
                 cap is None or is_number(cap)
             )
-            for name, cap in (("final", own.logit_cap), ("attn", own.score_cap))
+            for name, cap in (
+                ("final", features.logit_cap),
+                ("attn", features.score_cap),
+            )
         },
         "tie_word_embeddings true or false": tied is None or isinstance(tied, bool),
         **{
-            f"{name} true or false": isinstance(given.get(name), bool | None)
+            f"{name} true or false": isinstance(fields.get(name), bool | None)
             for name in ("attention_bias", "attention_out_bias", "qkv_bias")
         },
-        f"use_qk_norm {str(has_norm).lower()}": given.get("use_qk_norm")
-        in (None, has_norm or own.normalizes_all),
+        f"use_qk_norm {str(has_norm).lower()}": fields.get("use_qk_norm")
+        in (None, has_norm or features.normalizes_all),
         "a factor of each pair that is rotated": fits_factors(
             config.rope, head.rotated
         ),
@@ -383,13 +386,13 @@ def _check_variants(given: Mapping[str, Any], config: ModelConfig, path: Path) -
         ),
     }
     if mixture is None:
-        variants["no num_experts"] = given.get("num_experts") in (None, 0)
+        variants["no num_experts"] = fields.get("num_experts") in (None, 0)
     else:
-        normalizes = given.get("norm_topk_prob")
+        normalizes = fields.get("norm_topk_prob")
         assert family.mixture is not None
         choices = (True,) if family.mixture.normalizes is True else (True, False)
-        wanted = " or ".join(str(choice).lower() for choice in choices)
-        variants[f"norm_topk_prob {wanted}"] = normalizes in (None, *choices)
-    missing = [wanted for wanted, holds in variants.items() if not holds]
+        texts = " or ".join(str(choice).lower() for choice in choices)
+        variants[f"norm_topk_prob {texts}"] = normalizes in (None, *choices)
+    missing = [rule for rule, holds in variants.items() if not holds]
     if missing:
         raise refused(path, "; ".join(missing), "another variant", VARIANT_FIX)

@@ -138,9 +138,9 @@ class _Calls:
         self.vocabulary = g.dims("vocabulary")
         self.all_ids = g.dims("all_ids")
         before = g.rank * self.vocabulary
-        left = maximum(0, self.all_ids - before)
+        num_later_ids = maximum(0, self.all_ids - before)
         self.first_id = g.let("first_id", before)
-        self.num_ids = g.let("num_ids", minimum(self.vocabulary, left))
+        self.num_ids = g.let("num_ids", minimum(self.vocabulary, num_later_ids))
         self.tiles = {
             name: tiles_of_dims(
                 *(g, f"{name}_", shapes, self.rows, sizes.w_layout(name)),
@@ -184,13 +184,13 @@ class _Calls:
         self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
         heads = sizes.heads * dim
         width = heads + 2 * sizes.kv_heads * dim
-        own = sizes.features
-        gains = {"norm": layers + 1 if own.pre_norm else 1}
-        of_layers = ["mlp_norm"] * own.pre_norm
-        of_layers += ["post_norm", "post_mlp_norm"] * own.post_norm
+        features = sizes.features
+        gains = {"norm": layers + 1 if features.pre_norm else 1}
+        of_layers = ["mlp_norm"] * features.pre_norm
+        of_layers += ["post_norm", "post_mlp_norm"] * features.post_norm
         gains |= dict.fromkeys(of_layers, layers)
         self.gains = {n: g.input(n, (c, hidden), dtype) for n, c in gains.items()}
-        if own.normalizes_all:
+        if features.normalizes_all:
             for name, count in (("q", sizes.heads), ("k", sizes.kv_heads)):
                 shape = layers, count * dim
                 self.gains[name] = g.input(f"{name}_all_norm", shape, dtype)
@@ -285,7 +285,7 @@ class _Calls:
         """The embeddings of the ids, and the first norm."""
         g = self.g
         (r,) = grid = g.grid(r=self.rows)
-        own = span(r, 1), slice(None)
+        row = span(r, 1), slice(None)
         features, dtype = self.sizes.features, self.sizes.dtype
         has_norm, scale = features.pre_norm, np.array(features.embedding_scale)
         embed = embed_norm(
@@ -302,7 +302,7 @@ class _Calls:
                 self.ids[step, span(r, 1)],
                 *([self.gains["norm"][0, :]] if has_norm else []),
             ],
-            writes=[self.residual[own], self.normed[own]],
+            writes=[self.residual[row], self.normed[row]],
             waits=[self.begun[step]],
             notifies=[self.ready[step, 0]],
         )
@@ -316,8 +316,8 @@ class _Calls:
             self.done["qkv"] = norm_of_heads(self.g, *of, self.done["qkv"], turns, turn)
         attention, qkv_done = self.attention, self.done["qkv"][turn]
         attended = attention.add(turn, self.ready[turn], qkv_done)
-        planned = attention.planned[turn[0]]
-        self.multiply("o", attention.y, self.deltas["o"], attended, turn, planned)
+        plan_event = attention.planned[turn[0]]
+        self.multiply("o", attention.y, self.deltas["o"], attended, turn, plan_event)
         if self.mixture is None:
             self.add_mlp(turn)
         else:
@@ -330,11 +330,11 @@ class _Calls:
         y: Tensor,
         wait: EventRef,
         turn: tuple[Expr] | Turn,
-        counted: EventRef | None = None,
+        count_event: EventRef | None = None,
     ) -> None:
         """y = x @ w.T; the events `done[name]` are met once it is complete. A symmetric
         y [ranks, ...] gets the result of each rank, on all ranks. turn: the step, and
-        the layer if each layer has weights. counted: an event after which the expected
+        the layer if each layer has weights. count_event: after it the expected
         count of `wait` can be loaded."""
         g, dtype, features = self.g, self.sizes.dtype, self.sizes.features
         weights = self.weights[name]
@@ -349,7 +349,7 @@ class _Calls:
             epilogue = soft_cap(features.logit_cap)
         turns: tuple[Expr, ...] = (self.steps, self.layers)[: len(turn)]
         options: dict[str, Any] = {}
-        if counted is not None:
+        if count_event is not None:
             options = {"even": True, "streams_after": 1 if self.early else None}
         matmul = TiledMatmul(
             *(g, f"{name}_", self.tiles[name], dtype, x, weights, to, epilogue),
@@ -359,10 +359,10 @@ class _Calls:
             clips=not x.shape[0] is y.shape[-2] is self.rows,
             options=options,
         )
-        done = to.events(f"{name}_done", turns, matmul.last_tasks)
-        self.done[name] = done
-        matmul.notify(to.elements(done, turn))
-        waits = AllTiles([wait] if counted is None else [counted, wait])
+        done_events = to.events(f"{name}_done", turns, matmul.last_tasks)
+        self.done[name] = done_events
+        matmul.notify(to.elements(done_events, turn))
+        waits = AllTiles([wait] if count_event is None else [count_event, wait])
         matmul.add(waits, partial(matmul.add_whole_tiles, waits, call="matmul"))
 
     def add_mlp(self, turn: Turn) -> None:
@@ -379,8 +379,9 @@ class _Calls:
         """The mixture of experts of a layer."""
         step, layer = turn
         middle, ready = self.middle[turn], self.ready[step, layer + 1]
-        ended, x = self.ready[turn], mixture.x
-        self.add_norm("mlp_norm", layer, "o", turn, ended, middle, x, mixture.columns)
+        residual_event, x = self.ready[turn], mixture.x
+        events, columns = (residual_event, middle), mixture.columns
+        self.add_norm("mlp_norm", layer, "o", turn, *events, x, columns)
         routed = mixture.route(turn, middle)
         shared, has_shared = None, "shared_up" in self.weights
         # NOTE: a shared expert's tasks come where those of others wait: for the
@@ -412,17 +413,17 @@ class _Calls:
         number: Expr,
         of: str,
         turn: Turn,
-        ended: EventRef,
+        residual_event: EventRef,
         notify: EventRef,
         y: Tensor,
         columns: Any = slice(None),
     ) -> None:
         """Adds the result of matmul `of` to the residual, and normalizes the sum into y
-        with gain `number` of `name`. ended: after it the residual can be read. columns:
-        all of the residual, which y may have more of."""
+        with gain `number` of `name`. residual_event: after it that can be read.
+        columns: all of the residual, which y may have more of."""
         g, delta = self.g, self.deltas[of]
         (r,) = grid = g.grid(r=self.rows)
-        own = span(r, 1), columns
+        row_columns = span(r, 1), columns
         is_sum, features = delta.kind == "symmetric", self.sizes.features
         bias = [self.biases[of][turn[1], columns]] if of in self.biases else []
         gains = [self.gains[name][number, columns]] if features.pre_norm else []
@@ -436,11 +437,11 @@ class _Calls:
             grid,
             name=f"add_{name}",
             reads=[
-                delta[:, *own] if is_sum else delta[own],
-                *(*bias, self.residual[own], *gains),
+                delta[:, *row_columns] if is_sum else delta[row_columns],
+                *(*bias, self.residual[row_columns], *gains),
             ],
-            writes=[self.residual[own], y[own]],
-            waits=[*([ended] if is_early else []), self.done[of][turn]],
+            writes=[self.residual[row_columns], y[row_columns]],
+            waits=[*([residual_event] if is_early else []), self.done[of][turn]],
             notifies=[notify],
         )
 
@@ -449,12 +450,12 @@ class _Calls:
         g = self.g
         last = g.events("last_normed", (self.steps,), expects=self.rows)
         (r,) = grid = g.grid(r=self.rows)
-        own = span(r, 1), slice(None)
+        row = span(r, 1), slice(None)
         g.call(
             rms_norm(self.sizes.dtype, self.sizes.norm_eps),
             grid,
-            reads=[self.residual[own], self.gains["norm"][0, :]],
-            writes=[self.normed[own]],
+            reads=[self.residual[row], self.gains["norm"][0, :]],
+            writes=[self.normed[row]],
             waits=[wait],
             notifies=[last[step]],
         )
@@ -470,7 +471,7 @@ class _Calls:
         tiles = g.let("best_tiles", ceildiv(self.vocabulary, best_columns))
         values = g.local("best_values", (self.rows, tiles), "float32")
         columns = g.local("best_columns", (self.rows, tiles), "int32")
-        found = g.events("found", (self.steps,), expects=tiles)
+        picks = g.events("found", (self.steps,), expects=tiles)
         greedy_tiles = g.let("greedy_tiles", select(self.samples < 1, tiles, 0))
         (j,) = grid = g.grid(j=greedy_tiles)
         g.call(
@@ -479,7 +480,7 @@ class _Calls:
             reads=[unpadded_tile(self.logits, j, best_columns, self.num_ids)],
             writes=[values[:, j], columns[:, j]],
             waits=[self.done["head"][step]],
-            notifies=[found[step]],
+            notifies=[picks[step]],
         )
         least, wait = self._find_least(step)
         (j,) = grid = g.grid(j=tiles - greedy_tiles)
@@ -494,10 +495,10 @@ class _Calls:
             ],
             writes=[values[:, j], columns[:, j]],
             waits=[wait],
-            notifies=[found[step]],
+            notifies=[picks[step]],
             values={"first": self.first_id},
         )
-        wait = found[step]
+        wait = picks[step]
         if g.world_size > 1:
             values, columns, wait = best_of_ranks(
                 g,
@@ -534,12 +535,12 @@ class _Calls:
         least = g.local("least", (self.rows,), "float32")
         limited = g.events("limited", (self.steps,), expects=sampled)
         (r,) = grid = g.grid(r=sampled)
-        own = span(r, 1)
+        row = span(r, 1)
         g.call(
             least_kept(self.sizes.dtype),
             grid,
-            reads=[of_row[own, span(0, self.all_ids)], self.sampling[own, :]],
-            writes=[least[own]],
+            reads=[of_row[row, span(0, self.all_ids)], self.sampling[row, :]],
+            writes=[least[row]],
             waits=[wait],
             notifies=[limited[step]],
         )

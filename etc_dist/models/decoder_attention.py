@@ -129,17 +129,17 @@ class AttentionCalls:
             values={"lists": self.of_task},
         )
 
-    def add(self, turn: Turn, known: EventRef, ready: EventRef) -> EventRef:
+    def add(self, turn: Turn, rows_event: EventRef, ready: EventRef) -> EventRef:
         """Appends the keys and values of a layer to the cache, and attends to it, once
-        qkv is `ready`. known: after it the step's rows can be read. Returns the event
+        qkv is `ready`. rows_event: after it the rows can be read. Returns the event
         after which y can be read; `planned[step]` orders what it loads."""
-        appended = self._append(turn, known, ready)
+        appended = self._append(turn, rows_event, ready)
         attended = self._add_events()
         self._attend(turn, appended, attended)
         self._combine(turn, attended)
         return attended[*turn, 1]
 
-    def _append(self, turn: Turn, known: EventRef, ready: EventRef) -> EventTensor:
+    def _append(self, turn: Turn, rows_event: EventRef, ready: EventRef) -> EventTensor:
         g, sizes, (step, layer) = self.g, self.sizes, turn
         heads, dim = sizes.kv_heads, sizes.head_dim
         appended = g.events("appended", (*self.turns, heads), expects=1)
@@ -154,7 +154,7 @@ class AttentionCalls:
                 *self._places(step, layer),
             ],
             writes=[self.cache[layer, :, :, h, :, :]],
-            waits=[*([known] if self.early else []), ready],
+            waits=[*([rows_event] if self.early else []), ready],
             notifies=[appended[*turn, h]],
         )
         return appended
@@ -182,8 +182,9 @@ class AttentionCalls:
         dim, group, tiles = sizes.head_dim, sizes.group, -(-sizes.group // HEADS)
         plan = self._plan_of(layer)
         i, j = grid = g.grid(i=sizes.kv_heads * tiles, j=self.tasks)
-        h, skipped = i // tiles, i % tiles * HEADS
-        first, queries = h * group + skipped, minimum(HEADS, group - skipped)
+        h, first_of_group = i // tiles, i % tiles * HEADS
+        first = h * group + first_of_group
+        queries = minimum(HEADS, group - first_of_group)
         of_heads, columns = span(first, queries), span(first * dim, queries * dim)
         own_rows, own_slots = written(self.bounds, (step, plan), j, self.of_task)
         g.call(
@@ -215,7 +216,7 @@ class AttentionCalls:
         count = self.num_combined.load(step, plan, 0)
         n, p = grid = g.grid(n=up_to(self.most_combined, count), p=self.pieces)
         row, slot, slices = (self.combined.load(step, plan, n, k) for k in range(3))
-        own, of_heads = span(slot, slices), tile(p, queries)
+        slots, of_heads = span(slot, slices), tile(p, queries)
         g.call(
             combine_slices(
                 sizes.head_dim,
@@ -225,7 +226,7 @@ class AttentionCalls:
             ),
             grid,
             reads=[
-                *(self.sums[own, of_heads, :], self.stats[own, of_heads, :]),
+                *(self.sums[slots, of_heads, :], self.stats[slots, of_heads, :]),
                 *self._sinks(layer, of_heads),
             ],
             writes=[self.y[row, tile(p, queries * sizes.head_dim)]],

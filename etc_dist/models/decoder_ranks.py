@@ -62,8 +62,8 @@ class TilePlaces:
         """What the epilogue writes: y, and the same part on peers."""
         if not self.peers:
             return [self.y[rows, columns]]
-        own = self.g.rank, rows, columns
-        return [self.y[own], *(self.y.on(peer)[own] for peer in self.peers)]
+        own_index = self.g.rank, rows, columns
+        return [self.y[own_index], *(self.y.on(peer)[own_index] for peer in self.peers)]
 
     def events(self, name: str, shape: Sequence[Expr], tiles: Expr) -> EventTensor:
         """An element is met once each rank that stores into y has stored `tiles`."""
@@ -89,9 +89,9 @@ def rows_of_ranks(
     It begins only after results of all ranks that depend on them."""
     columns = part.shape[1]
     shape = rows, g.world_size * columns
-    gathered = g.symmetric(f"rank_{part.name}", shape, part.dtype)
+    all_parts = g.symmetric(f"rank_{part.name}", shape, part.dtype)
     name, expects = f"{part.name}_arrived", rows * g.world_size
-    arrived = g.events(name, (steps,), expects=expects, cross_rank=True)
+    arrival_events = g.events(name, (steps,), expects=expects, cross_rank=True)
     r, d = grid = g.grid(r=rows, d=g.world_size)
     to = (g.rank + 1 + d) % g.world_size
     g.call(
@@ -99,11 +99,11 @@ def rows_of_ranks(
         grid,
         name=f"push_{part.name}",
         reads=[part[span(r, 1), :]],
-        writes=[gathered.on(to)[span(r, 1), span(g.rank * columns, columns)]],
+        writes=[all_parts.on(to)[span(r, 1), span(g.rank * columns, columns)]],
         waits=[wait],
-        notifies=[arrived.on(to)[step]],
+        notifies=[arrival_events.on(to)[step]],
     )
-    return gathered, arrived[step]
+    return all_parts, arrival_events[step]
 
 
 def best_of_ranks(
@@ -125,7 +125,7 @@ def best_of_ranks(
     first = g.let("first_column", g.rank * columns)
     best = g.symmetric("rank_values", shape, "float32")
     best_ids = g.symmetric("rank_ids", shape, "int32")
-    arrived = g.events("picked", (steps,), expects=g.world_size, cross_rank=True)
+    arrival_events = g.events("picked", (steps,), expects=g.world_size, cross_rank=True)
     (d,) = grid = g.grid(d=g.world_size)
     to = (g.rank + 1 + d) % g.world_size
     g.call(
@@ -134,7 +134,7 @@ def best_of_ranks(
         reads=[values[:, :], ids[:, :]],
         writes=[best.on(to)[:, g.rank], best_ids.on(to)[:, g.rank]],
         waits=[wait],
-        notifies=[arrived.on(to)[step]],
+        notifies=[arrival_events.on(to)[step]],
         values={"first": first},
     )
-    return best, best_ids, arrived[step]
+    return best, best_ids, arrival_events[step]

@@ -86,7 +86,7 @@ class DenseLayers:
         """The number of a layer among those with experts."""
         return maximum(0, layer - self.count)
 
-    def hide_rows(self, position: Tensor, begun: EventRef) -> None:
+    def hide_rows(self, position: Tensor, begin_event: EventRef) -> None:
         """Writes positions of rows without a request after those of all steps."""
         self.g.call(
             push_rows(TENSOR),
@@ -98,14 +98,14 @@ class DenseLayers:
                     span(self.steps + 1, 1), span(0, minimum(MOST_ROWS, self.rows))
                 ]
             ],
-            notifies=[begun],
+            notifies=[begin_event],
         )
 
     def count_zeros(self) -> Expr:
         """The tasks of `fill_zeros`."""
         return ceildiv(self.rows, ROWS)
 
-    def fill_zeros(self, outputs: Tensor, begun: EventRef) -> None:
+    def fill_zeros(self, outputs: Tensor, begin_event: EventRef) -> None:
         """Writes what layers add that have neither a shared expert nor an MLP."""
         (b,) = grid = self.g.grid(b=self.count_zeros())
         rows = span(b * ROWS, minimum(ROWS, self.rows - b * ROWS))
@@ -114,7 +114,7 @@ class DenseLayers:
             grid,
             name="fill_zeros",
             writes=[outputs[rows, :]],
-            notifies=[begun],
+            notifies=[begin_event],
         )
 
     def position_of(self, turn: Turn) -> Expr:
@@ -131,10 +131,12 @@ class DenseLayers:
         up, down, rows = *DENSE_MATMULS, self.rows
         width = self.tiles[up].half_columns()
         to_active = self.active, 0, self.inner, width, swiglu
-        done = self._multiply(up, turn, x, *to_active, ready)
+        done_event = self._multiply(up, turn, x, *to_active, ready)
         to_y = y, rows, self.hidden, self.tiles[down].columns, store
-        done = self._multiply(down, turn, self.active, *to_y, done)
-        return SharedOutput(y, rows * self.is_dense(turn[1]), [*shared.done, done])
+        done_event = self._multiply(down, turn, self.active, *to_y, done_event)
+        return SharedOutput(
+            y, rows * self.is_dense(turn[1]), [*shared.done, done_event]
+        )
 
     def _multiply(
         self,
@@ -153,11 +155,13 @@ class DenseLayers:
         of = tile_grid(g, f"{name}_", (self.rows, columns), tiles.rows, width)
         start, is_dense = of.rows.start, layer < self.count
         count = self.is_dense(layer) * minimum(tiles.rows, self.rows - start)
-        own = minimum(layer, self.count - 1)
-        done = g.events(
+        weight_layer = minimum(layer, self.count - 1)
+        done_events = g.events(
             f"{name}_done", (self.steps, self.layers), expects=of.down * of.across
         )
-        weights = tiles.weight_tiles(self.weights[name], of.columns, place=(own,))
+        weights = tiles.weight_tiles(
+            self.weights[name], of.columns, place=(weight_layer,)
+        )
         g.call(
             tiles.matmul(self.dtype, epilogue, may_have_no_rows=True),
             of.grid,
@@ -165,8 +169,8 @@ class DenseLayers:
             reads=[x[span(start, count), :], *weights],
             writes=[y[span(first + start, count), of.columns]],
             waits=[wait.when(is_dense)],
-            notifies=[done[turn].when(is_dense)],
+            notifies=[done_events[turn].when(is_dense)],
             order=of.order,
             values=tiles.values,
         )
-        return done[turn].when(is_dense)
+        return done_events[turn].when(is_dense)

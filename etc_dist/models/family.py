@@ -12,63 +12,66 @@ MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 """Gate, up and down of an MLP."""
 
 
-def no_layer(number: int, given: Mapping[str, Any]) -> bool:
+def no_layer(number: int, fields: Mapping[str, Any]) -> bool:
     """The layers of a family without sliding windows."""
     return False
 
 
-def every_layer(number: int, given: Mapping[str, Any]) -> bool:
+def every_layer(number: int, fields: Mapping[str, Any]) -> bool:
     """Those of a family whose layers are alike."""
     return True
 
 
-def three_of_four(number: int, given: Mapping[str, Any]) -> bool:
+def three_of_four(number: int, fields: Mapping[str, Any]) -> bool:
     """All layers but each fourth."""
     return (number + 1) % 4 != 0
 
 
-def all_but_each_last(number: int, given: Mapping[str, Any]) -> bool:
+def all_but_each_last(number: int, fields: Mapping[str, Any]) -> bool:
     """All layers but the last of each sliding_window_pattern."""
-    pattern = given["sliding_window_pattern"]
+    pattern = fields["sliding_window_pattern"]
     return type(pattern) is int and pattern > 0 and (number + 1) % pattern != 0
 
 
-def alternate_layers(number: int, given: Mapping[str, Any]) -> bool:
+def alternate_layers(number: int, fields: Mapping[str, Any]) -> bool:
     """The first of each two layers."""
     return number % 2 == 0
 
 
-def last_layers(number: int, given: Mapping[str, Any]) -> bool:
+def last_layers(number: int, fields: Mapping[str, Any]) -> bool:
     """Those from max_window_layers on."""
-    first = given["max_window_layers"]
+    first = fields["max_window_layers"]
     return type(first) is int and number >= first
 
 
-def every_other(number: int, given: Mapping[str, Any]) -> bool:
+def every_other(number: int, fields: Mapping[str, Any]) -> bool:
     """The first of each two layers, before max_window_layers."""
-    first = given["max_window_layers"]
+    first = fields["max_window_layers"]
     return number % 2 == 0 and type(first) is int and number < first
 
 
-def none_unrotated(number: int, given: Mapping[str, Any], window: int | None) -> bool:
+def none_unrotated(number: int, fields: Mapping[str, Any], window: int | None) -> bool:
     """The layers of a family whose queries and keys are all rotated."""
     return False
 
 
-def full_unrotated(number: int, given: Mapping[str, Any], window: int | None) -> bool:
+def full_unrotated(number: int, fields: Mapping[str, Any], window: int | None) -> bool:
     """Those without a sliding window, if the model has one."""
     return window == 0
 
 
-def listed_unrotated(number: int, given: Mapping[str, Any], window: int | None) -> bool:
+def listed_unrotated(
+    number: int, fields: Mapping[str, Any], window: int | None
+) -> bool:
     """Those with a 0 in no_rope_layers, or else each no_rope_layer_interval-th."""
-    listed, interval = given.get("no_rope_layers"), given["no_rope_layer_interval"]
-    return not listed[number] if listed else (number + 1) % interval == 0
+    layer_flags = fields.get("no_rope_layers")
+    interval = fields["no_rope_layer_interval"]
+    return not layer_flags[number] if layer_flags else (number + 1) % interval == 0
 
 
-def listed_slide(number: int, given: Mapping[str, Any]) -> bool:
+def listed_slide(number: int, fields: Mapping[str, Any]) -> bool:
     """Those that listed_unrotated gives."""
-    return listed_unrotated(number, given, None)
+    return listed_unrotated(number, fields, None)
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,10 @@ class MixtureForm:
     last: str = ""
     has_biases: bool = False
 
-    def normalizes_weights(self, given: Mapping[str, Any]) -> bool:
-        """given: the fields of config.json."""
+    def normalizes_weights(self, fields: Mapping[str, Any]) -> bool:
+        """fields: those of config.json."""
         of = self.normalizes
-        return given.get(of) is True if isinstance(of, str) else of
+        return fields.get(of) is True if isinstance(of, str) else of
 
 
 @dataclass(frozen=True)
@@ -187,13 +190,13 @@ class Family:
         """Whether files may have layers that predict further tokens."""
         return "num_nextn_predict_layers" in self.reads
 
-    def has_optional_norms(self, given: Mapping[str, Any]) -> bool:
-        """Whether a field says that each query and key is normalized. given: the fields
+    def has_optional_norms(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a field says that each query and key is normalized. fields: those
         of config.json."""
         of = self.normalizes_heads
-        return isinstance(of, str) and given.get(of) is True
+        return isinstance(of, str) and fields.get(of) is True
 
-    def has_bias(self, matmul: str, given: Mapping[str, Any]) -> bool:
-        """Whether a matmul has a bias. given: the fields of config.json."""
+    def has_bias(self, matmul: str, fields: Mapping[str, Any]) -> bool:
+        """Whether a matmul has a bias. fields: those of config.json."""
         bias = self.biases.get(matmul, False)
-        return given.get(bias) is True if isinstance(bias, str) else bias
+        return fields.get(bias) is True if isinstance(bias, str) else bias

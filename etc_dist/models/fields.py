@@ -122,14 +122,14 @@ EMPTY: tuple[Any, ...] = (False, "", [], {})
 VARIANT_FIX = "use a model of which each variant is implemented"
 
 
-def refuse_fields(given: Mapping[str, Any], path: Path) -> None:
+def refuse_fields(fields: Mapping[str, Any], path: Path) -> None:
     """Raise ArgumentError that names the fields of the file `path` that are unknown or
     not neutral."""
-    others = given.keys() - HONOURED - DECODING - UNUSED
-    faults = sorted(name for name in others if not _is_neutral(name, given[name]))
+    other_names = fields.keys() - HONOURED - DECODING - UNUSED
+    faults = sorted(name for name in other_names if not _is_neutral(name, fields[name]))
     if faults:
         wanted = "; ".join(map(_wanted, faults))
-        got = "; ".join(f"{name} = {_short(given[name])}" for name in faults)
+        got = "; ".join(f"{name} = {_short(fields[name])}" for name in faults)
         fix = f"{VARIANT_FIX}, or remove a field that does not change its results"
         raise refused(path, wanted, got, fix)
 
@@ -148,8 +148,9 @@ def _short(value: Any, most: int = 60) -> str:
 def _is_neutral(name: str, value: Any) -> bool:
     # Bool is an int in Python: 0 is not false here.
     return value is None or any(
-        value == one and isinstance(value, bool) == isinstance(one, bool)
-        for one in NEUTRAL.get(name, EMPTY)
+        value == neutral_value
+        and isinstance(value, bool) == isinstance(neutral_value, bool)
+        for neutral_value in NEUTRAL.get(name, EMPTY)
     )
 
 

@@ -31,9 +31,9 @@ def expect_finite(rows: StepRows, ids: Array, dtype: str) -> None:
         return
     requests = rows.numbers[REQUESTS, places]
     positions = rows.numbers[POSITIONS, places] + steps
-    named = np.stack([places, requests, positions], axis=1)[:SHOWN].tolist()
+    numbers_of_rows = np.stack([places, requests, positions], axis=1)[:SHOWN].tolist()
     where = [f"step {steps[0] + 1} of {len(ids)} of a launch"]
-    where += [f"row {r} (request {q}, position {p})" for r, q, p in named]
+    where += [f"row {r} (request {q}, position {p})" for r, q, p in numbers_of_rows]
     if len(places) > SHOWN:
         where.append(f"{len(places) - SHOWN} more rows")
     raise NotFiniteError(

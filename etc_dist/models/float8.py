@@ -37,29 +37,30 @@ LAYER = "model.layers.{}.{}"
 NUMBER = re.compile(r"[0-9]+")
 
 
-def is_known(found: Mapping[str, Any]) -> bool:
+def is_known(quantization: Mapping[str, Any]) -> bool:
     """Whether this is a quantization_config of weights that are read."""
-    names = found.get(UNCONVERTED)
+    names = quantization.get(UNCONVERTED)
     are_names = isinstance(names, list) and all(isinstance(n, str) for n in names)
     return (
-        found.keys() <= {*ACCEPTED, UNCONVERTED}
+        quantization.keys() <= {*ACCEPTED, UNCONVERTED}
         and (names is None or are_names)
-        and all(found.get(name) in values for name, values in ACCEPTED.items())
+        and all(quantization.get(name) in values for name, values in ACCEPTED.items())
     )
 
 
-def are_converted(found: Mapping[str, Any], matrices: Iterable[str]) -> bool:
+def are_converted(quantization: Mapping[str, Any], matrices: Iterable[str]) -> bool:
     """Whether all of these matrices of all layers are of float8. matrices: their names
     in a layer, with 0 for the number of any expert.
 
     A name in modules_to_not_convert, up to a final pattern, stands for all that contain
     its parts, with any numbers: `mlp.gate` not for `mlp.gate_proj`, but one layer for
     all. What is of float8 there and not here is widened."""
-    skipped = [
-        NUMBER.sub("0", name.rstrip("*.")) for name in found.get(UNCONVERTED) or ()
+    unconverted_names = [
+        NUMBER.sub("0", name.rstrip("*."))
+        for name in quantization.get(UNCONVERTED) or ()
     ]
     names = [f".{LAYER.format(0, name)}." for name in matrices]
-    return not any(f".{part}." in name for part in skipped for name in names)
+    return not any(f".{part}." in name for part in unconverted_names for name in names)
 
 
 def widen(codes: Any, scales: Any) -> Any:
@@ -90,14 +91,14 @@ def widened(
         elif name not in codes:
             yield name, array
         else:
-            found: Any = scales.get(name + SCALES)
-            _check(name, array, found, path)
+            block_scales: Any = scales.get(name + SCALES)
+            _check(name, array, block_scales, path)
             if is_kept(name):
                 yield name, array
-                yield name + SCALES, found.astype(np.float32)
+                yield name + SCALES, block_scales.astype(np.float32)
                 continue
             with np.errstate(invalid="ignore", over="ignore"):
-                wide = widen(array, found)
+                wide = widen(array, block_scales)
             yield name, wide
 
 

@@ -148,8 +148,9 @@ class GgufFile:
         family = self._family()
         fields = fields_of(kind, family, metadata, self.path)
         bias, norm = "attention_bias", "use_qk_norm"
-        if family is not None and isinstance(own := family.biases.get("qkv"), str):
-            bias = own
+        bias_field = None if family is None else family.biases.get("qkv")
+        if isinstance(bias_field, str):
+            bias = bias_field
         if family is not None and isinstance(family.normalizes_heads, str):
             fields[norm] = "blk.0.attn_q_norm.weight" in names
         fields |= {
@@ -234,9 +235,9 @@ class GgufFile:
         factor = self.get(f"{key}.factor", 1.0)
         is_linear = factor not in (0.0, 1.0)
         kind = self.get(f"{key}.type", "linear" if is_linear else "none")
-        named = {t.name: t for t in self._content.tensors}
-        if all(name in named for name in LONG_FACTORS):
-            short, long = (self._values(named[name]) for name in LONG_FACTORS)
+        tensor_by_name = {t.name: t for t in self._content.tensors}
+        if all(name in tensor_by_name for name in LONG_FACTORS):
+            short, long = (self._values(tensor_by_name[name]) for name in LONG_FACTORS)
             scale = self.get(f"{key}.attn_factor")
             length = self.get(f"{key}.original_context_length")
             rope = {"rope_type": "longrope", "attention_factor": scale, LENGTH: length}
@@ -245,7 +246,7 @@ class GgufFile:
                 "short_factor": short.tolist(),
                 "long_factor": long.tolist(),
             }
-        factors = [named[FACTORS]] if FACTORS in named else []
+        factors = [tensor_by_name[FACTORS]] if FACTORS in tensor_by_name else []
         if factors and kind != "none":
             return {"rope_type": f"{kind} with {FACTORS}"}
         if factors:
@@ -263,8 +264,8 @@ class GgufFile:
         """The tensors by their names in safetensors files."""
         layer_tensors, offset = LAYER_TENSORS, 0
         if (family := self._family()) is not None:
-            others = OTHER_TENSORS.get(family.gguf, {})
-            layer_tensors = LAYER_TENSORS | others | mixture_tensors(family)
+            family_tensors = OTHER_TENSORS.get(family.gguf, {})
+            layer_tensors = LAYER_TENSORS | family_tensors | mixture_tensors(family)
             offset = family.gain_offset
         for tensor in self._content.tensors:
             if tensor.name in (FACTORS, *LONG_FACTORS):
@@ -272,19 +273,20 @@ class GgufFile:
             values = self._values(tensor)
             if offset and tensor.name.endswith("norm.weight"):
                 values = values - offset  # which a file contains
-            _, _, rest = tensor.name.partition("blk.")
-            layer, _, name = rest.partition(".")
+            _, _, place = tensor.name.partition("blk.")
+            layer, _, name = place.partition(".")
             stem, _, suffix = name.rpartition(".")
-            own = layer_tensors.get(stem, stem if stem.startswith("nextn.") else None)
-            if own is None or suffix not in ("weight", "bias"):
+            predicts = stem.startswith("nextn.")
+            layer_name = layer_tensors.get(stem, stem if predicts else None)
+            if layer_name is None or suffix not in ("weight", "bias"):
                 yield TENSORS.get(tensor.name, tensor.name), values
                 continue
             if stem == SHARED_GATE:
                 values = values.reshape(1, -1)
             end = "" if stem in (CORRECTION, SINKS) else f".{suffix}"
-            parts = values if "{}" in own else [values]
+            parts = values if "{}" in layer_name else [values]
             for expert, part in enumerate(parts):
-                yield f"model.layers.{layer}.{own.format(expert)}{end}", part
+                yield f"model.layers.{layer}.{layer_name.format(expert)}{end}", part
 
     def _values(self, tensor: GgufTensor) -> Any:
         try:

@@ -136,11 +136,11 @@ def refuse_keys(
     """Raise ArgumentError that names the keys of architecture `kind` that are unknown
     or not neutral."""
     faults = []
-    known = (HONOURED | UNUSED) - gguf_mixtures.VALUES.keys()
-    known |= {PREDICTING} if FAMILIES[config.architecture].may_predict else set()
+    known_keys = (HONOURED | UNUSED) - gguf_mixtures.VALUES.keys()
+    known_keys |= {PREDICTING} if FAMILIES[config.architecture].may_predict else set()
     for name, value in metadata.items():
         prefix, _, key = name.partition(".")
-        is_known = key in known
+        is_known = key in known_keys
         if prefix == kind and not is_known and not _is_neutral(key, value, config):
             faults.append(f"{name} = {value!r}"[:120])
     if faults:

@@ -69,13 +69,13 @@ def mixture_fields(
     }
     if shared not in ("", "intermediate_size"):
         fields["expert_shared_feed_forward_length"] = shared, None
-    found = {}
+    values = {}
     for key, (field, default) in fields.items():
         value = metadata.get(f"{kind}.{key}", 0)
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if field:
-            found[field] = default if value == 0 and value is not False else value
-    return found
+            values[field] = default if value == 0 and value is not False else value
+    return values
 
 
 def mixture_tensors(family: Family) -> dict[str, str]:

@@ -105,9 +105,9 @@ class _Header:
 
     def take(self, size: int) -> bytes:
         """The next bytes; ValueError if there are not so many."""
-        left = len(self._content) - self.at
-        if size > left:
-            raise ValueError(f"{size} bytes at {self.at}, where {left} are left")
+        num_bytes = len(self._content) - self.at
+        if size > num_bytes:
+            raise ValueError(f"{size} bytes at {self.at}, where {num_bytes} are left")
         self.at += size
         return bytes(self._content[self.at - size : self.at])
 
@@ -116,10 +116,10 @@ class _Header:
 
     def expect_count(self, count: int, size: int, name: str) -> None:
         """ValueError if there is no space for `count` values of `size` bytes."""
-        left = len(self._content) - self.at
-        if count * size > left:
+        num_bytes = len(self._content) - self.at
+        if count * size > num_bytes:
             raise ValueError(
-                f"{count} {name} at {self.at}, where {left} bytes are left"
+                f"{count} {name} at {self.at}, where {num_bytes} bytes are left"
             )
 
     def text(self) -> str | bytes:
@@ -155,12 +155,12 @@ class _Header:
     def numbers(self, kind: int, count: int, name: str) -> Any:
         dtype = SCALARS[kind]
         self.expect_count(count, dtype.itemsize, f"numbers of {name}")
-        found = np.frombuffer(self.take(count * dtype.itemsize), dtype)
+        numbers = np.frombuffer(self.take(count * dtype.itemsize), dtype)
         if kind != BOOL:
-            return found
-        if (found > 1).any():
-            raise ValueError(f"{name}: {found.max()} instead of true or false")
-        return found.astype(np.bool_)
+            return numbers
+        if (numbers > 1).any():
+            raise ValueError(f"{name}: {numbers.max()} instead of true or false")
+        return numbers.astype(np.bool_)
 
     def tensor(self) -> _Info:
         name = self.name("tensor")
@@ -178,7 +178,7 @@ def _mapped(
     names = [info.name for info in infos]
     if len(set(names)) != len(names):
         raise ValueError("a tensor's name more than once")
-    found, places = [], []
+    tensors, places = [], []
     for info in infos:
         kind, row_bytes = _row(info)
         size = prod(info.shape[:-1]) * row_bytes
@@ -194,11 +194,11 @@ def _mapped(
         places.append((begin, begin + size, info.name))
         part = np.asarray(data[begin : begin + size])
         shape = (*info.shape[:-1], row_bytes)
-        found.append(GgufTensor(info.name, kind, part.reshape(shape)))
+        tensors.append(GgufTensor(info.name, kind, part.reshape(shape)))
     for (_, end, name), (begin, _, after) in pairwise(sorted(places)):
         if end > begin:
             raise ValueError(f"{name} and {after}: tensors that overlap")
-    return tuple(found)
+    return tuple(tensors)
 
 
 def _row(info: _Info) -> tuple[Any, int]:

@@ -62,13 +62,13 @@ def _read(path: Path) -> GgufContent:
 
 
 def _check(
-    path: Path, own: Mapping[str, Any], first: Mapping[str, Any], number: int
+    path: Path, metadata: Mapping[str, Any], first: Mapping[str, Any], number: int
 ) -> None:
     """Compare the keys of a part with those of the first one."""
-    wanted = {NUMBER: number, COUNT: first[COUNT]}
-    shared = {name: value for name, value in own.items() if name not in OWN}
-    for name, value in {**shared, **{n: own.get(n) for n in wanted}}.items():
-        expected: Any = {**first, **wanted}.get(name)
+    own_values = {NUMBER: number, COUNT: first[COUNT]}
+    shared = {name: value for name, value in metadata.items() if name not in OWN}
+    for name, value in {**shared, **{n: metadata.get(n) for n in own_values}}.items():
+        expected: Any = {**first, **own_values}.get(name)
         if not np.array_equal(value, expected):
             text = f"{name} = {expected!r}, as for part {number + 1} of this model"
             raise weights_error(path, text[:120], repr(value)[:120], COMPLETE)

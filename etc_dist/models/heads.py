@@ -37,10 +37,10 @@ class HeadLayout:
         order = np.full((2, half), self.size)
         order[0, :pairs] = np.arange(pairs) * step
         order[1, :pairs] = np.arange(pairs) * step + apart
-        others = np.arange(self.rotated, self.size)
+        unrotated = np.arange(self.rotated, self.size)
         room = half - pairs
-        order[0, pairs:][: len(others)] = others[:room]
-        order[1, pairs:][: max(0, len(others) - room)] = others[room:]
+        order[0, pairs:][: len(unrotated)] = unrotated[:room]
+        order[1, pairs:][: max(0, len(unrotated) - room)] = unrotated[room:]
         return order.ravel()
 
 
@@ -54,8 +54,8 @@ def arranged(
         return
     rotated, padded = head.order(head_dim), np.arange(head_dim).clip(max=head.size)
     for name, array in tensors:
-        _, _, own = name.partition(".self_attn.")
-        of, _, kind = own.partition(".")
+        _, _, attention_name = name.partition(".self_attn.")
+        of, _, kind = attention_name.partition(".")
         if kind.endswith(SCALES):
             yield name, array
         elif of in ("q_proj", "k_proj", "q_norm", "k_norm"):
@@ -75,8 +75,8 @@ def _reordered(array: Any, axis: int, size: int, order: Any) -> Any:
     front, back = array.shape[:axis], array.shape[axis + 1 :]
     heads = array.reshape(*front, -1, size, *back)
     zeros = np.zeros((*heads.shape[: axis + 1], 1, *back), array.dtype)
-    taken = np.concatenate([heads, zeros], axis + 1).take(order, axis + 1)
-    return taken.reshape(*front, -1, *back)
+    ordered_heads = np.concatenate([heads, zeros], axis + 1).take(order, axis + 1)
+    return ordered_heads.reshape(*front, -1, *back)
 
 
 def split_fused(

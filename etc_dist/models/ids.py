@@ -19,10 +19,10 @@ def plain(value: Any) -> Any:
 def checked_stop(stop: Any, vocabulary: int) -> frozenset[int]:
     """Ids that end a text. TypeError unless they are a collection of integers,
     ArgumentError for ids outside of the vocabulary."""
-    given = plain(stop)
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+    values = plain(stop)
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"stop expects a list of ids, got {type(stop).__name__}")
-    ends = list(map(plain, given))
+    ends = list(map(plain, values))
     for token in ends:
         expect_type(token, int, "each of stop")
         if not 0 <= token < vocabulary:
@@ -38,9 +38,9 @@ def checked_stop(stop: Any, vocabulary: int) -> frozenset[int]:
 
 def checked_prompt(prompt: Any, vocabulary: int) -> list[int]:
     """The ids of a prompt as integers."""
-    given = plain(prompt)
-    expect_type(given, (list, tuple), "a prompt")
-    tokens = list(map(plain, given))
+    values = plain(prompt)
+    expect_type(values, (list, tuple), "a prompt")
+    tokens = list(map(plain, values))
     for token in tokens:
         expect_type(token, int, "a token")
     wrong = [token for token in tokens if not 0 <= token < vocabulary]

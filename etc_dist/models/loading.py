@@ -103,20 +103,23 @@ def load(
         "experts": experts,
     }
     with world.refusing("the arguments of load"):
-        found = _read_bundle(bundle)
-        given = DEFAULTS if found is None else {**DEFAULTS, **found.parameters}
-        options = {k: given[k] if v is None else v for k, v in options.items()}
+        opened_bundle = _read_bundle(bundle)
+        parameters = {} if opened_bundle is None else opened_bundle.parameters
+        defaults = {**DEFAULTS, **parameters}
+        options = {k: defaults[k] if v is None else v for k, v in options.items()}
         config, read_weights = read_model(path, options["dtype"])
         options["speculate"] = speculate
         setup = ModelSetup(config, **options, ranks=world.size)
         setup.check()
         setup.check_memory(world.free_bytes())
-        if found is not None:
-            found.expect(ARCH, setup.of_bundle(found).parameters())
+        if opened_bundle is not None:
+            opened_bundle.expect(ARCH, setup.of_bundle(opened_bundle).parameters())
         part = part_of(world.rank, world.size, options["experts"])
         weights = read_weights(options.pop("dtype"), part, world.backend)
     # NOTE: the numbers were examined as they were read.
-    return Model(config, weights, **options, bundle=found, are_finite=True, world=world)
+    return Model(
+        config, weights, **options, bundle=opened_bundle, are_finite=True, world=world
+    )
 
 
 def add_options_of_load(group: argparse._ArgumentGroup) -> None:

@@ -25,18 +25,18 @@ Size = Callable[..., int]
 """size(key, default, most): a number of config.json, checked."""
 
 
-def counts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def counts(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """COUNTS, by their first names."""
-    found = {}
-    for name, others in COUNTS.items():
-        all_names = {key: given[key] for key in (name, *others) if key in given}
+    values_by_name = {}
+    for name, other_names in COUNTS.items():
+        all_names = {key: fields[key] for key in (name, *other_names) if key in fields}
         values = [value for value in all_names.values() if value is not None]
         if any(value != values[0] for value in values[1:]):
             wanted = f"one number for {' and '.join(all_names)}"
             raise refused(path, wanted, repr(all_names), "correct it")
         if all_names:
-            found[name] = values[0] if values else None
-    return found
+            values_by_name[name] = values[0] if values else None
+    return values_by_name
 
 
 def neutral_values(family: Family) -> dict[str, tuple[Any, ...]]:
@@ -48,7 +48,7 @@ def neutral_values(family: Family) -> dict[str, tuple[Any, ...]]:
 
 
 def read_mixture(
-    given: Mapping[str, Any], family: Family, size: Size, path: Path
+    fields: Mapping[str, Any], family: Family, size: Size, path: Path
 ) -> Mixture | None:
     """The experts of a layer; None for a dense MLP."""
     form = family.mixture
@@ -56,11 +56,11 @@ def read_mixture(
         return None
     experts = size("num_experts", most=MOST_EXPERTS)
     top_k = size("num_experts_per_tok", most=min(experts, MOST_CHOICES))
-    has_shared = num_shared(given, form, size) > 0
+    has_shared = num_shared(fields, form, size) > 0
     shared = "" if not has_shared else GATED if form.shared_gate else PLAIN
-    router = Router(top_k, form.normalizes_weights(given), form.score)
+    router = Router(top_k, form.normalizes_weights(fields), form.score)
     if form.scale:
-        router = replace(router, scale=given.get(form.scale, 1.0))
+        router = replace(router, scale=fields.get(form.scale, 1.0))
     if form.is_grouped:
         groups, best = size("n_group", 1), size("topk_group", 1)
         router = replace(router, num_groups=groups, topk_group=best)
@@ -70,50 +70,50 @@ def read_mixture(
     except (ArgumentError, TypeError) as error:
         wanted = getattr(error, "wanted", str(error))
         raise refused(path, wanted, getattr(error, "got", ""), "correct it") from error
-    has_dense = num_dense(given, family, path) > 0
+    has_dense = num_dense(fields, family, path) > 0
     return Mixture(
         experts,
         router,
         shared,
         has_dense,
-        _read_activation(given, form, path),
+        _read_activation(fields, form, path),
         form.has_biases,
     )
 
 
 def _read_activation(
-    given: Mapping[str, Any], form: MixtureForm, path: Path
+    fields: Mapping[str, Any], form: MixtureForm, path: Path
 ) -> Activation:
     """Of the experts."""
     if not form.has_biases:
         return SWIGLU
-    alpha, limit = (given[f"swiglu_{name}"] for name in ("alpha", "limit"))
+    alpha, limit = (fields[f"swiglu_{name}"] for name in ("alpha", "limit"))
     if not (is_number(alpha) and is_number(limit)):
         wanted = f"swiglu_alpha and swiglu_limit: from 0 to {MOST_NUMBER:g}, but not 0"
         raise refused(path, wanted, repr((alpha, limit)), "correct it")
     return Activation(alpha=alpha, limit=limit, shift=1.0)
 
 
-def num_shared(given: Mapping[str, Any], form: MixtureForm, size: Size) -> int:
+def num_shared(fields: Mapping[str, Any], form: MixtureForm, size: Size) -> int:
     """The number of shared experts, which are one MLP."""
     if not form.shared_count:
         return 1 if form.shared else 0
-    return size(form.shared_count) if given.get(form.shared_count) != 0 else 0
+    return size(form.shared_count) if fields.get(form.shared_count) != 0 else 0
 
 
-def read_shared_inner(given: Mapping[str, Any], family: Family, size: Size) -> int:
+def read_shared_inner(fields: Mapping[str, Any], family: Family, size: Size) -> int:
     """The inner size of the shared expert; 0 if there is none."""
     form = family.mixture or MixtureForm()
-    count = num_shared(given, form, size)
+    count = num_shared(fields, form, size)
     return count and count * size(form.shared_inner)
 
 
-def num_dense(given: Mapping[str, Any], family: Family, path: Path) -> int:
+def num_dense(fields: Mapping[str, Any], family: Family, path: Path) -> int:
     """The number of first layers without experts, of a model whose others have some."""
     form = family.mixture
     if form is None or not form.dense:
         return 0
-    count, layers = given.get(form.dense), given.get("num_hidden_layers")
+    count, layers = fields.get(form.dense), fields.get("num_hidden_layers")
     if count is None:
         count = family.defaults[form.dense]
     if isinstance(count, list):
@@ -122,8 +122,8 @@ def num_dense(given: Mapping[str, Any], family: Family, path: Path) -> int:
         count = number if count == kinds and len(count) == layers else None
     if type(count) is not int or type(layers) is not int or not 0 <= count < layers:
         wanted = f"{form.dense}: dense layers before all others, fewer than all"
-        raise refused(path, wanted, repr(given.get(form.dense))[:120], VARIANT_FIX)
-    last = given.get(form.last)
+        raise refused(path, wanted, repr(fields.get(form.dense))[:120], VARIANT_FIX)
+    last = fields.get(form.last)
     if last not in (None, -1, layers - 1):
         wanted = f"{form.last}: the last layer, {layers - 1} or -1"
         raise refused(path, wanted, repr(last)[:120], VARIANT_FIX)

@@ -151,13 +151,16 @@ class Model:
         expect_type(prompts, (list, tuple), "prompts")
         # Once, since it may be an iterator.
         ends = stop if stop is None else checked_stop(stop, self.config.vocabulary)
-        chosen = checked_sampling(sampling, len(prompts), "model.generate")
+        samplings = checked_sampling(sampling, len(prompts), "model.generate")
         with Batch(self) as batch:
             requests = [
                 batch.add(
-                    prompt, max_new_tokens=max_new_tokens, stop=ends, sampling=one
+                    prompt,
+                    max_new_tokens=max_new_tokens,
+                    stop=ends,
+                    sampling=text_sampling,
                 )
-                for prompt, one in zip(prompts, chosen, strict=True)
+                for prompt, text_sampling in zip(prompts, samplings, strict=True)
             ]
             while not batch.is_done:
                 batch.step()
@@ -178,11 +181,11 @@ class Model:
             request = batch.add(
                 prompt, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling
             )
-            sent = 0
+            num_yielded = 0
             while not batch.is_done:
                 batch.step()
-                yield from request.new_tokens[sent:]
-                sent = len(request.new_tokens)
+                yield from request.new_tokens[num_yielded:]
+                num_yielded = len(request.new_tokens)
 
     def step(self, ids: Any, requests: Any, positions: Any, table: Any) -> Array:
         """One step. ids, requests, positions [rows]: row r has the token ids[r], at
@@ -198,8 +201,8 @@ class Model:
         step has written, and for numbers that differ between ranks.
         Raises NotFiniteError, after the step, if a row's logits have a NaN, +inf or no
         finite number."""
-        found: Array = self.steps(ids, requests, positions, table, count=1)[0]
-        return found
+        next_ids: Array = self.steps(ids, requests, positions, table, count=1)[0]
+        return next_ids
 
     def steps(
         self,
@@ -250,11 +253,11 @@ class Model:
             prepared = self._prepared.get(key)
             if prepared is None:
                 prepared = self._prepared[key] = self._prepare(rows, steps)
-            height, bound, found = prepared
+            height, bound, host_ids = prepared
             self._rows.fill(rows, height)
             self.program.launch(bound)
             self.program.await_run()
-            found_ids: Array = found.copy()
+            found_ids: Array = host_ids.copy()
             expect_finite(rows, found_ids, self._dtype)
             self._checks.add_written(rows, found_ids)
             return found_ids
@@ -288,22 +291,22 @@ class Model:
         if key not in self._bound:
             dims = self._policy.dims(height, rows.longest)
             dims |= {"steps": steps, "samples": int(rows.samples)}
-            given = self._rows.fill(rows, height)
-            self._bound[key] = self._bind(given, height, dims)
-        bound, found = self._bound[key]
-        return height, bound, found[:, :count]
+            row_arrays = self._rows.fill(rows, height)
+            self._bound[key] = self._bind(row_arrays, height, dims)
+        bound, host_ids = self._bound[key]
+        return height, bound, host_ids[:, :count]
 
     def _bind(
-        self, given: Mapping[str, Any], height: int, dims: Mapping[str, int]
+        self, row_arrays: Mapping[str, Any], height: int, dims: Mapping[str, int]
     ) -> tuple[Bound, Array]:
         """A step with `height` rows, and where its ids will be."""
-        found = HostArray((dims["steps"], height), self.world.backend, NO_ROW)
-        outputs = {"logits": self._logits[:height], "next_ids": found.device}
+        next_ids = HostArray((dims["steps"], height), self.world.backend, NO_ROW)
+        outputs = {"logits": self._logits[:height], "next_ids": next_ids.device}
         if self.config.mixture is not None:
             outputs["experts"] = self._experts(height, self.config.mixture)
-        arrays = {**self._arrays, **given, **outputs}
+        arrays = {**self._arrays, **row_arrays, **outputs}
         bound, _ = self.program.bind_arrays(arrays, dims, None)
-        return bound, found.host
+        return bound, next_ids.host
 
     def _experts(self, rows: int, mixture: Mixture) -> Any:
         """The array of the experts that a step's rows choose."""

@@ -28,9 +28,9 @@ POWERS = np.array([*(2.0 ** (n - 127) for n in range(255)), np.nan], np.float32)
 """The scales e8m0."""
 
 
-def is_known(found: Mapping[str, Any]) -> bool:
+def is_known(quantization: Mapping[str, Any]) -> bool:
     """Whether this is a quantization_config of weights in MXFP4."""
-    return found.get("quant_method") == METHOD and found.keys() <= KEYS
+    return quantization.get("quant_method") == METHOD and quantization.keys() <= KEYS
 
 
 class Widened:

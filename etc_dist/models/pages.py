@@ -44,8 +44,8 @@ class UsedPages:
         shared = np.isin(self.table, pages[(counts > 1) & (pages != UNUSED)])
         width = shared.shape[1]
         last = np.where(shared.any(axis=1), width - shared[:, ::-1].argmax(axis=1), 0)
-        own: Array = last.astype(np.int32) * self.page_size
-        return own
+        first_positions: Array = last.astype(np.int32) * self.page_size
+        return first_positions
 
     @cached_property
     def digest(self) -> bytes:
@@ -140,7 +140,7 @@ class PageTable:
 
         Raises ArgumentError if all requests or pages are in use."""
         length = expect_range(length, 0, None, "length")
-        needed, free = self.needed(length, prefix), self.free_pages
+        num_needed, free = self.needed(length, prefix), self.free_pages
         if not self.free_requests:
             most = len(self.table)
             raise ArgumentError(
@@ -150,11 +150,11 @@ class PageTable:
                 got="another one",
                 fix="wait for a request to end, or load the model with a larger batch=",
             )
-        if needed > free:
+        if num_needed > free:
             raise ArgumentError(
                 "the cache is full",
                 where=f"a request of up to {length} tokens",
-                wanted=f"{needed} free pages of {self.page_size} positions",
+                wanted=f"{num_needed} free pages of {self.page_size} positions",
                 got=f"{free} free pages of {self.count}",
                 fix="wait for a request to end, generate fewer tokens, or load the "
                 "model with more pages=",
@@ -173,14 +173,14 @@ class PageTable:
     def _take(self, count: int) -> list[int]:
         """Pages that are free: such as have been used and have no key, then such as no
         request has had, then those that were kept."""
-        taken = [self._pages.pop() for _ in range(min(count, len(self._pages)))]
-        unused = min(self._fresh + count - len(taken), self.count)
-        taken += range(self._fresh, unused)
+        new_pages = [self._pages.pop() for _ in range(min(count, len(self._pages)))]
+        unused = min(self._fresh + count - len(new_pages), self.count)
+        new_pages += range(self._fresh, unused)
         self._fresh = unused
-        idle = self._named.take(count - len(taken))
+        idle = self._named.take(count - len(new_pages))
         if idle:
             self.written.forget(idle)
-        return [*taken, *idle]
+        return [*new_pages, *idle]
 
     def remove(self, request: int) -> None:
         """Free a request, and the pages that no other one has."""
@@ -191,11 +191,11 @@ class PageTable:
         row: Any = self.table[request]
         pages = row[row != UNUSED].tolist()
         self._users.subtract(pages)
-        ended = [page for page in pages if not self._users[page]]
-        for page in ended:
+        unused_pages = [page for page in pages if not self._users[page]]
+        for page in unused_pages:
             del self._users[page]
         # The last pages first: without them, those before can still be found.
-        unnamed = self._named.release(ended[::-1])[::-1]
+        unnamed = self._named.release(unused_pages[::-1])[::-1]
         self._pages += unnamed
         self.written.forget(unnamed)
         row[...] = UNUSED
@@ -204,7 +204,11 @@ class PageTable:
 
     def owned(self, owner: Any) -> list[int]:
         """The requests of `owner`, sorted."""
-        return sorted(n for n, one in self._owners.items() if one and one() is owner)
+        return sorted(
+            n
+            for n, owner_ref in self._owners.items()
+            if owner_ref and owner_ref() is owner
+        )
 
     def ownerless(self) -> list[int]:
         """The requests whose owners were dropped, sorted."""
@@ -234,9 +238,9 @@ class PageTable:
         key = table.shape, table.dtype, table.tobytes()
         if key == self._given[0] and self._given[1] is not None:
             return self._given[1]
-        used = self._examine(integers("table", given, 2))
-        self._given = key, used
-        return used
+        used_pages = self._examine(integers("table", given, 2))
+        self._given = key, used_pages
+        return used_pages
 
     def _examine(self, table: Array) -> UsedPages:
         (height, width), most = table.shape, self.table.shape

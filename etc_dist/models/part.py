@@ -76,8 +76,8 @@ class Part:
         and at most one part of a block, which is a fraction of it; or else only whole
         ones, which may be more than all ranks need."""
         share = whole // self.count
-        rest = share % BLOCK
-        is_even = rest in FRACTIONS and whole % self.count == 0
+        remainder = share % BLOCK
+        is_even = remainder in FRACTIONS and whole % self.count == 0
         if not has_blocks(config) or self.count == 1 or is_even:
             return share
         return -(-whole // (BLOCK * self.count)) * BLOCK
@@ -96,21 +96,21 @@ class Part:
     def _head_rows(self, vocabulary: int) -> int:
         return -(-vocabulary // (EIGHT * self.count)) * EIGHT
 
-    def span(self, whole: int, own: int) -> slice:
-        """The part of an axis, `own` of `whole` rows."""
-        first = self.rank * whole // self.count // own * own
-        return slice(first, first + own)
+    def span(self, whole: int, length: int) -> slice:
+        """The part of an axis, `length` of `whole` rows."""
+        first = self.rank * whole // self.count // length * length
+        return slice(first, first + length)
 
-    def blocks(self, whole: int, own: int) -> list[tuple[slice, slice]]:
-        """The part of an inner width with blocks, `own` of `whole` elements: where
+    def blocks(self, whole: int, length: int) -> list[tuple[slice, slice]]:
+        """The part of an inner width with blocks, `length` of `whole` elements: where
         pieces of it are in the part, and in the whole. First whole blocks: of each rank
         the same number; then a part of one of the others."""
-        rest = own % BLOCK
-        most = own - rest
+        remainder = length % BLOCK
+        most = length - remainder
         first = min(self.rank * most, whole)
         pieces = [(0, first, min(most, whole - first))]
-        if rest:
-            pieces.append((most, self.count * most + self.rank * rest, rest))
+        if remainder:
+            pieces.append((most, self.count * most + self.rank * remainder, remainder))
         return [(slice(to, to + n), slice(of, of + n)) for to, of, n in pieces if n]
 
 

@@ -79,18 +79,18 @@ class NamedPages:
 
     def take(self, count: int) -> list[int]:
         """The pages that have been idle for the longest time, without their names."""
-        taken = [page for page, _ in zip(self._idle, range(count), strict=False)]
-        for page in taken:
+        idle_pages = [page for page, _ in zip(self._idle, range(count), strict=False)]
+        for page in idle_pages:
             del self.pages[self._keys.pop(page)]
             del self._idle[page]
-        return taken
+        return idle_pages
 
-    def settle(self, used: Container[int]) -> list[int]:
+    def settle(self, pages_in_use: Container[int]) -> list[int]:
         """After an interrupt, or where the contents are not known any more, in which
-        case `pages` is empty: find what is idle. used: the pages that requests have.
+        case `pages` is empty: find what is idle. Requests have `pages_in_use`.
         Returns the idle ones."""
         self._keys = {page: key for key, page in self.pages.items()}
-        idle = [page for page in self._idle if page in self._keys and page not in used]
-        others = [n for n in self._keys if n not in used and n not in self._idle]
-        self._idle = dict.fromkeys([*idle, *others])
+        pages = [*self._idle, *(page for page in self._keys if page not in self._idle)]
+        idle = [p for p in pages if p in self._keys and p not in pages_in_use]
+        self._idle = dict.fromkeys(idle)
         return list(self._idle)

@@ -28,25 +28,25 @@ def may_be_packed(family: Family) -> bool:
     return FIELD in family.reads
 
 
-def check_field(given: Mapping[str, Any], family: Family, path: Path) -> None:
+def check_field(fields: Mapping[str, Any], family: Family, path: Path) -> None:
     """ArgumentError for another quantization_config of the file `path`."""
-    found, may_be = given.get(FIELD), may_be_packed(family)
-    if found is None:
+    quantization, may_be = fields.get(FIELD), may_be_packed(family)
+    if quantization is None:
         return
-    is_known = isinstance(found, Mapping) and (
-        float8.is_known(found) or (may_be and mxfp4.is_known(found))
+    is_known = isinstance(quantization, Mapping) and (
+        float8.is_known(quantization) or (may_be and mxfp4.is_known(quantization))
     )
     if not is_known:
         wanted = f"{FIELD}: null, or {float8.WANTED}"
         wanted += f", or quant_method {mxfp4.METHOD!r}" * may_be
-        raise refused(path, wanted, repr(found)[:120], VARIANT_FIX)
+        raise refused(path, wanted, repr(quantization)[:120], VARIANT_FIX)
 
 
-def float8_matmuls(given: Mapping[str, Any], config: ModelConfig) -> tuple[str, ...]:
+def float8_matmuls(fields: Mapping[str, Any], config: ModelConfig) -> tuple[str, ...]:
     """The matmuls of a model that read weights of float8: those of which all are, in
-    blocks that no change of the heads divides. given: the fields of config.json."""
-    found, family = given.get(FIELD), FAMILIES[config.architecture]
-    if not isinstance(found, Mapping) or not float8.is_known(found):
+    blocks that no change of the heads divides. fields: those of config.json."""
+    quantization, family = fields.get(FIELD), FAMILIES[config.architecture]
+    if not isinstance(quantization, Mapping) or not float8.is_known(quantization):
         return ()
     has_biases = config.mixture is not None and config.mixture.has_biases
     if family.is_fused or has_biases or config.hidden % MULTIPLE:
@@ -64,7 +64,7 @@ def float8_matmuls(given: Mapping[str, Any], config: ModelConfig) -> tuple[str, 
     return tuple(
         name
         for name, matrices in _matrices(config, family).items()
-        if may_be.get(name, True) and float8.are_converted(found, matrices)
+        if may_be.get(name, True) and float8.are_converted(quantization, matrices)
     )
 
 

@@ -54,20 +54,20 @@ ROPE_FIELDS = ("rope_theta", LENGTH, PARTIAL)
 MOST_NUMBER = 1e12
 
 
-def read_rope(given: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
+def read_rope(fields: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
     """The theta, the share of elements and the scaling of the rotary embedding,
-    checked. given: the fields of config.json, with defaults."""
-    outer = {key: given[key] for key in ROPE_FIELDS if given.get(key) is not None}
-    names = [key for key in SCALINGS if given.get(key)]
+    checked. fields: those of config.json, with defaults."""
+    outer = {key: fields[key] for key in ROPE_FIELDS if fields.get(key) is not None}
+    names = [key for key in SCALINGS if fields.get(key)]
     if not names and family.rope:
-        given, names = {**given, "rope_parameters": family.rope}, ["rope_parameters"]
-    ropes = [_merged(given[name], name, outer, family, path) for name in names]
+        fields, names = {**fields, "rope_parameters": family.rope}, ["rope_parameters"]
+    ropes = [_merged(fields[name], name, outer, family, path) for name in names]
     if len(ropes) == 2 and ropes[0] != ropes[1]:
-        got = f"{given['rope_scaling']!r} and {given['rope_parameters']!r}"
+        got = f"{fields['rope_scaling']!r} and {fields['rope_parameters']!r}"
         raise refused(path, "equal rope_scaling, rope_parameters", got, "correct it")
     rope = ropes[0] if ropes else {**outer, "rope_type": "default"}
     kind = rope["rope_type"]
-    _add_defaults(rope, given)
+    _add_defaults(rope, fields)
     if family.partial is not None:
         rope.setdefault(PARTIAL, family.partial)
     optional = [key for key in OPTIONAL_KEYS.get(kind, ()) if key in rope]
@@ -77,26 +77,26 @@ def read_rope(given: Mapping[str, Any], family: Family, path: Path) -> dict[str,
         wanted = f"rope_scaling with {', '.join(wrong)}: positive numbers"
         raise refused(path, wanted, repr(wrong), "correct it")
     _check_values(rope, family, path)
-    used = "rope_type", "rope_theta", PARTIAL, "truncate", *keys
-    used += LIST_KEYS.get(kind, ())
-    return {key: rope[key] for key in used if key in rope}
+    result_keys = "rope_type", "rope_theta", PARTIAL, "truncate", *keys
+    result_keys += LIST_KEYS.get(kind, ())
+    return {key: rope[key] for key in result_keys if key in rope}
 
 
 def read_ropes(
-    given: Mapping[str, Any], family: Family, path: Path
+    fields: Mapping[str, Any], family: Family, path: Path
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """As `read_rope`: that of all layers, and that of layers with a sliding window, if
     it is another one."""
     if family.local_theta is None:
-        return read_rope(given, family, path), None
-    nested = given.get("rope_parameters")
+        return read_rope(fields, family, path), None
+    nested = fields.get("rope_parameters")
     nested = {} if nested is None else nested
     if not isinstance(nested, Mapping) or nested.keys() - {FULL, SLIDING}:
         wanted = f"rope_parameters with {FULL} and {SLIDING}"
         raise refused(path, wanted, repr(nested), VARIANT_FIX)
-    local = {key: of for key, of in given.items() if key not in SCALINGS}
-    local |= {"rope_theta": given.get(LOCAL), "rope_parameters": nested.get(SLIDING)}
-    whole = {**given, "rope_parameters": nested.get(FULL)}
+    local = {key: of for key, of in fields.items() if key not in SCALINGS}
+    local |= {"rope_theta": fields.get(LOCAL), "rope_parameters": nested.get(SLIDING)}
+    whole = {**fields, "rope_parameters": nested.get(FULL)}
     rope, of_local = (read_rope(of, family, path) for of in (whole, local))
     of_local.setdefault("rope_theta", family.local_theta)
     if of_local == {"rope_theta": family.theta, **rope}:
@@ -104,9 +104,9 @@ def read_ropes(
     return rope, of_local
 
 
-def _add_defaults(rope: dict[str, Any], given: Mapping[str, Any]) -> None:
+def _add_defaults(rope: dict[str, Any], fields: Mapping[str, Any]) -> None:
     """Those that follow from the longest text of the model."""
-    kind, positions = rope["rope_type"], given.get("max_position_embeddings")
+    kind, positions = rope["rope_type"], fields.get("max_position_embeddings")
     if LENGTH in ROPE_KEYS[kind]:
         rope.setdefault(LENGTH, positions)
     is_ratio = kind in ("yarn", "longrope") and "factor" not in rope
@@ -135,17 +135,19 @@ def _check_values(rope: Mapping[str, Any], family: Family, path: Path) -> None:
 
 
 def _merged(
-    given: Any, name: str, outer: Mapping[str, Any], family: Family, path: Path
+    rope_fields: Any, name: str, outer: Mapping[str, Any], family: Family, path: Path
 ) -> dict[str, Any]:
-    """The object `given` of the field `name`, with `outer` fields of the file."""
-    if not isinstance(given, Mapping):
-        raise refused(path, f"{name}: an object", repr(given), "correct it")
-    if any(isinstance(value, Mapping) for value in given.values()):
-        raise refused(path, "one scaling for all layers", repr(given), VARIANT_FIX)
-    rope = {key: value for key, value in given.items() if value is not None}
+    """The object `rope_fields` of the field `name`, with `outer` fields of the file."""
+    if not isinstance(rope_fields, Mapping):
+        raise refused(path, f"{name}: an object", repr(rope_fields), "correct it")
+    if any(isinstance(value, Mapping) for value in rope_fields.values()):
+        raise refused(
+            path, "one scaling for all layers", repr(rope_fields), VARIANT_FIX
+        )
+    rope = {key: value for key, value in rope_fields.items() if value is not None}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.pop("type", kind) != kind:
-        raise refused(path, f"one type of {name}", repr(given), "correct it")
+        raise refused(path, f"one type of {name}", repr(rope_fields), "correct it")
     kind = family.rope_names.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in tuple(ROPE_KEYS):
         wanted = f"rope_type {' or '.join(ROPE_KEYS)}"
@@ -156,12 +158,12 @@ def _merged(
         if outer[key] != rope[key]:
             got = f"{outer[key]!r}, and {rope[key]!r} of {name}"
             raise refused(path, f"one {key}", got, "correct it")
-    known = {"rope_type", *ROPE_FIELDS, *ROPE_KEYS[kind]}
+    known_keys = {"rope_type", *ROPE_FIELDS, *ROPE_KEYS[kind]}
     for keys in (OPTIONAL_KEYS, LIST_KEYS, OTHER_KEYS):
-        known |= {*keys.get(kind, ())}
-    if unknown := rope.keys() - known:
-        wanted = f"{name} of type {kind} without {', '.join(sorted(unknown))}"
-        raise refused(path, wanted, repr(given), VARIANT_FIX)
+        known_keys |= {*keys.get(kind, ())}
+    if unknown_keys := rope.keys() - known_keys:
+        wanted = f"{name} of type {kind} without {', '.join(sorted(unknown_keys))}"
+        raise refused(path, wanted, repr(rope_fields), VARIANT_FIX)
     return {**outer, **rope, "rope_type": kind}
 
 

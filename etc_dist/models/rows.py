@@ -58,12 +58,12 @@ class StepRows(NamedTuple):
 
     def describe(self) -> str:
         """The numbers as text, for errors."""
-        named = dict(zip(NAMES, self.numbers, strict=True))
-        named |= {"table": self.used.table.ravel()}
+        array_by_name = dict(zip(NAMES, self.numbers, strict=True))
+        array_by_name |= {"table": self.used.table.ravel()}
         for name in ("stops", "sampling"):
             array = getattr(self, name)
-            named |= {} if array is None else {name: array.ravel()}
-        texts = [f"{name} {array.tolist()}" for name, array in named.items()]
+            array_by_name |= {} if array is None else {name: array.ravel()}
+        texts = [f"{name} {array.tolist()}" for name, array in array_by_name.items()]
         return f"model.steps({', '.join(texts)})"
 
 
@@ -135,12 +135,12 @@ class RowSections:
 
 def _update(mirror: Mirror, first: Array | None, value: int) -> None:
     """Sets the first rows, or none, and the others to `value`. Sends what differs."""
-    wanted = np.full_like(mirror.host, value)
+    values = np.full_like(mirror.host, value)
     if first is not None:
-        wanted[: len(first)] = first
-    if not (mirror.is_sent and np.array_equal(wanted, mirror.host)):
+        values[: len(first)] = first
+    if not (mirror.is_sent and np.array_equal(values, mirror.host)):
         mirror.is_sent = False
-        mirror.host[...] = wanted
+        mirror.host[...] = values
         mirror.send()
 
 
@@ -174,15 +174,15 @@ class RowChecks:
         one place in the cache, or if a position before a row was never written. ends:
         None for `steps` positions of the last row of each request, and one of the
         others. stops, sampling: None for none."""
-        given = {"ids": ids, "positions": positions, "requests": requests}
+        lists_by_name = {"ids": ids, "positions": positions, "requests": requests}
         if ends is not None:
-            given["ends"] = ends
-        numbers = read_rows(given, self._most_rows)
+            lists_by_name["ends"] = ends
+        numbers = read_rows(lists_by_name, self._most_rows)
         if ends is None:
             numbers = np.vstack([numbers, _default_ends(numbers, steps)])
         _, of_rows, requests, last = numbers
         limits = self._limits_of(requests, self._pages.examine(table))
-        self._expect_below(numbers, limits, given)
+        self._expect_below(numbers, limits, lists_by_name)
         if not (limits.are_apart or _are_own(limits, of_rows)):
             self._expect_apart(numbers, limits.used.table)
         gap = self._pages.written.gap(limits, requests, of_rows)
@@ -197,8 +197,10 @@ class RowChecks:
         if steps != 1 or ends is not None:
             longest = max(longest, _largest(last))
         of_stops = None if stops is None else self._read_stops(stops, len(requests))
-        chosen = None if sampling is None else row_sampling(len(requests), sampling)
-        return StepRows(numbers, longest, of_stops, chosen, limits.used)
+        sampling_rows = (
+            None if sampling is None else row_sampling(len(requests), sampling)
+        )
+        return StepRows(numbers, longest, of_stops, sampling_rows, limits.used)
 
     def add_written(self, rows: StepRows, ids: Array) -> None:
         """Later steps may attend to the positions of `rows`, the last checked ones,
@@ -206,28 +208,28 @@ class RowChecks:
         counts = 1 if len(ids) == 1 else np.count_nonzero(ids >= 0, axis=0)
         self._pages.written.add(rows.numbers[POSITIONS] + counts)
 
-    def _limits_of(self, requests: Array, used: UsedPages) -> RowLimits:
+    def _limits_of(self, requests: Array, used_pages: UsedPages) -> RowLimits:
         count, key = len(requests), requests.tobytes()
-        known = self._limits.get(count)
-        if known is not None and known[0] == key and known[1].used is used:
-            return known[1]
+        entry = self._limits.get(count)
+        if entry is not None and entry[0] == key and entry[1].used is used_pages:
+            return entry[1]
         # Requests that do not exist have any of these limits, beside their own.
-        positions = used.positions.take(requests, mode="clip")
+        positions = used_pages.positions.take(requests, mode="clip")
         most = np.minimum(positions, self._most_positions)
         limits = np.empty((4, count), np.uint32)
-        limits[IDS], limits[REQUESTS] = self._vocabulary, len(used.table)
+        limits[IDS], limits[REQUESTS] = self._vocabulary, len(used_pages.table)
         limits[POSITIONS], limits[ENDS] = most, most + 1
         own_from, are_apart = None, False
         if len(np.unique(requests)) == count:
-            are_apart = not used.has_shared
-            if used.has_shared:
-                own_from = used.own_from.take(requests, mode="clip")
-        found = RowLimits(used, limits, are_apart, own_from)
-        self._limits[count] = key, found
-        return found
+            are_apart = not used_pages.has_shared
+            if used_pages.has_shared:
+                own_from = used_pages.own_from.take(requests, mode="clip")
+        row_limits = RowLimits(used_pages, limits, are_apart, own_from)
+        self._limits[count] = key, row_limits
+        return row_limits
 
     def _expect_below(
-        self, numbers: Array, limits: RowLimits, given: Mapping[str, Any]
+        self, numbers: Array, limits: RowLimits, lists_by_name: Mapping[str, Any]
     ) -> None:
         """All numbers are from 0, below their limits."""
         # As unsigned numbers, those below 0 are large.
@@ -238,7 +240,7 @@ class RowChecks:
         outside = numbers.view(np.uint32) >= limits.limits
         if not outside.any():
             return
-        values = {**dict(zip(NAMES, numbers, strict=True)), **given}
+        values = {**dict(zip(NAMES, numbers, strict=True)), **lists_by_name}
         wanted, got = [], []
         for kind, row in zip(*_first_of_each(outside), strict=True):
             name, limit = NAMES[kind], limits.limits[kind, row]
@@ -291,11 +293,11 @@ def _shared_place(table: Array, page_size: int, numbers: Array) -> int | None:
     """The first row that writes a position of the cache that a row before it writes.
     numbers: ids, positions, requests and ends."""
     _, positions, requests, ends = numbers
-    rows, written = ranges(positions, np.maximum(ends - positions, 1))
-    pages = table[requests[rows], written // page_size]
-    places = pages * np.int64(page_size) + written % page_size
-    _, kept = np.unique(places, return_index=True)
-    again = np.delete(np.arange(len(places)), kept)
+    rows, positions_written = ranges(positions, np.maximum(ends - positions, 1))
+    pages = table[requests[rows], positions_written // page_size]
+    places = pages * np.int64(page_size) + positions_written % page_size
+    _, first_idx = np.unique(places, return_index=True)
+    again = np.delete(np.arange(len(places)), first_idx)
     return int(rows[again[0]]) if len(again) else None
 
 
@@ -304,8 +306,8 @@ def _default_ends(numbers: Array, steps: int) -> Array:
     _, positions, requests = numbers
     if steps == 1:
         return np.zeros_like(positions)
-    _, own = np.unique(requests, return_inverse=True)
+    _, request_idx = np.unique(requests, return_inverse=True)
     last = np.full_like(positions, -1)
-    np.maximum.at(last, own, positions)
-    ends: Array = positions + np.where(positions == last[own], steps, 1)
+    np.maximum.at(last, request_idx, positions)
+    ends: Array = positions + np.where(positions == last[request_idx], steps, 1)
     return ends.astype(np.int32)

@@ -31,7 +31,7 @@ DTYPES = f"tensors in {', '.join((*STORED.values(), *SCALED.values()))}"
 
 def weights_error(path: Path, wanted: str, got: str, fix: str = FIX) -> ArgumentError:
     """The error for the file `path` with weights."""
-    return refused(path, wanted, got, fix)
+    return refused(path, wanted=wanted, got=got, fix=fix)
 
 
 def read_tensors(
@@ -44,28 +44,28 @@ def read_tensors(
     other dtypes than those of STORED, SCALED and PACKED. All tensors must fill the file
     without gaps from the header to the end, each with the bytes of its dtype and shape.
     """
-    known = {**STORED, **SCALED, **(PACKED if may_be_packed else {})}
+    dtype_names = {**STORED, **SCALED, **(PACKED if may_be_packed else {})}
     try:
         with open_file(file) as content:
             data = np.memmap(content, np.uint8, "r")
         header, data = _split(data)
-        entries = [(*_fields(name, given), name) for name, given in header.items()]
+        entries = [(*_fields(name, fields), name) for name, fields in header.items()]
         tensors, unread, at = [], [], 0
         for begin, end, shape, dtype, name in sorted(entries):
-            stored = known.get(dtype)
+            numpy_name = dtype_names.get(dtype)
             size = end - begin
-            if stored is not None:
-                size = prod(shape) * numpy_dtype(stored).itemsize
+            if numpy_name is not None:
+                size = prod(shape) * numpy_dtype(numpy_name).itemsize
             if (begin, end) != (at, at + size) or end > len(data):
                 wanted = f"{at} to {at + size} of {len(data)} bytes"
                 raise ValueError(f"{name}: bytes {begin} to {end} instead of {wanted}")
             at = end
             if names is not None and name not in names:
                 continue
-            if stored is None:
+            if numpy_name is None:
                 unread.append(f"{name}: {dtype}")
                 continue
-            part = np.asarray(data[begin:end]).view(numpy_dtype(stored))
+            part = np.asarray(data[begin:end]).view(numpy_dtype(numpy_name))
             tensors.append((name, part.reshape(shape)))
         if at != len(data):
             raise ValueError(f"{len(data) - at} bytes after the last tensor")
@@ -84,9 +84,9 @@ def read_tensors(
 def listed(texts: list[str], count: int | None = None) -> str:
     """The first texts, and how many more there are. count: of all, if `texts` are only
     the first ones."""
-    shown = texts[:MOST_LISTED]
-    left = (len(texts) if count is None else count) - len(shown)
-    return "; ".join(shown) + (f"; and {left} more" if left else "")
+    first_texts = texts[:MOST_LISTED]
+    num_more = (len(texts) if count is None else count) - len(first_texts)
+    return "; ".join(first_texts) + (f"; and {num_more} more" if num_more else "")
 
 
 def _split(data: Any) -> tuple[dict[str, Any], Any]:
@@ -100,11 +100,11 @@ def _split(data: Any) -> tuple[dict[str, Any], Any]:
     return header, data[end:]
 
 
-def _fields(name: str, given: Any) -> tuple[int, int, list[int], str]:
+def _fields(name: str, fields: Any) -> tuple[int, int, list[int], str]:
     """The first byte of a tensor, its end, shape and dtype."""
-    match given:
+    match fields:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]}:
             sizes = [begin, end, *shape]
             if all(type(s) is int and 0 <= s < MAX_SIZE for s in sizes):
                 return begin, end, shape, dtype
-    raise ValueError(f"{name}: {str(given)[:120]}")
+    raise ValueError(f"{name}: {str(fields)[:120]}")

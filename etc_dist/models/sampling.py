@@ -76,26 +76,26 @@ class Sampling:
 MOST_LIKELY = NUMBERS * (0,)
 
 
-def row_sampling(rows: int, given: Sequence[Sampling | None]) -> Array:
+def row_sampling(rows: int, samplings: Sequence[Sampling | None]) -> Array:
     """`sampling` [rows, 5], int32, of `sample_column`. Rows with None or without an
     entry get the most likely token."""
-    numbers = [MOST_LIKELY if one is None else one.numbers for one in given]
-    return np.array([*numbers, *(rows - len(given)) * [MOST_LIKELY]], np.int32)
+    numbers = [MOST_LIKELY if entry is None else entry.numbers for entry in samplings]
+    return np.array([*numbers, *(rows - len(samplings)) * [MOST_LIKELY]], np.int32)
 
 
-def checked_sampling(given: Any, count: int, where: str) -> list[Sampling | None]:
-    """A list of `count` entries from `given`: one for all, or a sequence of as many."""
-    if given is None or isinstance(given, Sampling):
-        given = [given] * count
-    expect_type(given, (list, tuple), "sampling")
-    for one in given:
-        expect_type(one, (Sampling, type(None)), "sampling")
-    if len(given) != count:
+def checked_sampling(samplings: Any, count: int, where: str) -> list[Sampling | None]:
+    """A list of `count` entries of `samplings`: one for all, or a sequence of them."""
+    if samplings is None or isinstance(samplings, Sampling):
+        samplings = [samplings] * count
+    expect_type(samplings, (list, tuple), "sampling")
+    for entry in samplings:
+        expect_type(entry, (Sampling, type(None)), "sampling")
+    if len(samplings) != count:
         raise ArgumentError(
             "there is not one sampling for each",
             where=where,
             wanted=f"{count}, or one for all",
-            got=str(len(given)),
+            got=str(len(samplings)),
             fix="pass a list of equal length",
         )
-    return list(given)
+    return list(samplings)

@@ -99,13 +99,13 @@ class ModelSetup:
 
     def check_memory(self, available: int) -> None:
         """ArgumentError if a rank's cache does not fit in `available` bytes."""
-        needed = prod(self.cache_shape) * numpy_dtype(self.dtype).itemsize
-        if needed > available:
+        num_bytes = prod(self.cache_shape) * numpy_dtype(self.dtype).itemsize
+        if num_bytes > available:
             raise ArgumentError(
                 "the cache of the model does not fit in the memory",
                 where="batch=, positions= and pages= of the model",
                 wanted=f"at most {available} bytes on a rank",
-                got=f"{self.all_pages} pages of {needed // self.all_pages} bytes",
+                got=f"{self.all_pages} pages of {num_bytes // self.all_pages} bytes",
                 fix="choose fewer of them, or split the model over more ranks",
             )
 
@@ -146,8 +146,10 @@ class ModelSetup:
         """The model and its options, which all ranks have in common."""
         options = asdict(self)
         del options["tuning"]  # that of the world
-        named = {**options.pop("config"), **options}
-        return f"Model({', '.join(f'{name}={value}' for name, value in named.items())})"
+        fields = {**options.pop("config"), **options}
+        return (
+            f"Model({', '.join(f'{name}={value}' for name, value in fields.items())})"
+        )
 
     def graph(self) -> GraphFunction:
         """The graph of the steps."""
@@ -156,11 +158,11 @@ class ModelSetup:
 
     def of_bundle(self, bundle: Bundle) -> ModelSetup:
         """With the bundle's tuning: its proofs are for these tiles."""
-        known = bundle.parameters.get("tuning")
-        if known is None:
+        document = bundle.parameters.get("tuning")
+        if document is None:
             return self
         origin = f"of bundle {bundle.folder}"
-        return replace(self, tuning=parse(known, origin, origin))
+        return replace(self, tuning=parse(document, origin, origin))
 
     def policy(self, workers: int | None) -> StepPolicy:
         """The policy of a rank's steps. workers: SMs of the GPU; None: on the CPU."""
@@ -173,14 +175,14 @@ class ModelSetup:
 
     def parameters(self) -> dict[str, Any]:
         """By name, for the manifest of a bundle."""
-        found = asdict(self)
-        config = found.pop("config")
-        del found["speculate"]  # the program and its proofs do not depend on it
+        fields = asdict(self)
+        config = fields.pop("config")
+        del fields["speculate"]  # the program and its proofs do not depend on it
         for name in UNUSED_FIELDS:
             del config[name]
-        found |= {"positions": self.most_positions, "pages": self.all_pages}
-        found["tuning"] = self.tuning.document()
-        return {**config, **found}
+        fields |= {"positions": self.most_positions, "pages": self.all_pages}
+        fields["tuning"] = self.tuning.document()
+        return {**config, **fields}
 
     def dims(self, graph: GraphFunction, workers: int) -> Iterator[dict[str, int]]:
         """The dims of all steps, on GPUs with `workers` SMs."""
@@ -193,8 +195,8 @@ class ModelSetup:
             "cache": self.cache_shape,
         }
         arrays = {n: Array(0, s, "", "", "C", None, n) for n, s in shapes.items()}
-        for chosen in self.policy(workers).every(self.most_positions):
+        for step_dims in self.policy(workers).every(self.most_positions):
             counts = step_counts(self.steps_per_launch)
             for steps, samples in product(counts, range(2)):
                 more = {"steps": steps, "stops": MOST_STOPS, "samples": samples}
-                yield bind_dims(graph, arrays, {**chosen, **more})
+                yield bind_dims(graph, arrays, {**step_dims, **more})

@@ -134,18 +134,18 @@ class DecoderSizes:
     def paged(self) -> PagedCache:
         """The parameters of the functions of a paged cache."""
         eps = self.norm_eps if self.normalizes_heads else None
-        own = self.features
+        features = self.features
         return PagedCache(
             self.head_dim,
             self.page_size,
             self.dtype,
             eps,
-            has_bias=own.qkv_bias,
-            score_scale=own.score_scale,
-            has_span=own.has_span,
-            tables=own.tables,
-            gain_offset=own.gain_offset,
-            normalizes_rotated=own.normalizes_rotated,
-            has_sinks=own.has_sinks,
-            score_cap=own.score_cap,
+            has_bias=features.qkv_bias,
+            score_scale=features.score_scale,
+            has_span=features.has_span,
+            tables=features.tables,
+            gain_offset=features.gain_offset,
+            normalizes_rotated=features.normalizes_rotated,
+            has_sinks=features.has_sinks,
+            score_cap=features.score_cap,
         )

@@ -163,8 +163,8 @@ class StepPolicy:
         useful = {n * SLICE_POSITIONS for n in range(1, MOST_SLICES + 1)}
         useful |= {(CUT * STAGE << n) + 1 for n in range(MOST_CUTS.bit_length())}
         lengths = [1, *sorted(n for n in useful if n <= positions)]
-        chosen = [{"rows": r, **self.dims(r, n)} for r in ROWS for n in lengths]
-        return list({tuple(dims.values()): dims for dims in chosen}.values())
+        dims_of_steps = [{"rows": r, **self.dims(r, n)} for r in ROWS for n in lengths]
+        return list({tuple(dims.values()): dims for dims in dims_of_steps}.values())
 
     def capacity(
         self, most_rows: int, positions: int, steps: int
@@ -180,39 +180,43 @@ class StepPolicy:
         config = self.config
         heads = config.heads * config.head_dim
         width = heads + 2 * config.kv_heads * config.head_dim
-        found = {
+        sizes_by_name = {
             "qkv": (width, config.hidden),
             "o": (config.hidden, heads),
             "head": (config.vocabulary, config.hidden),
         }
         if config.mixture is None:
-            found["gate_up"] = config.inner, config.hidden
-            found["down"] = config.hidden, config.inner
+            sizes_by_name["gate_up"] = config.inner, config.hidden
+            sizes_by_name["down"] = config.hidden, config.inner
         if config.shared_inner:
-            found["shared_up"] = config.shared_inner, config.hidden
-            found["shared_down"] = config.hidden, config.shared_inner
+            sizes_by_name["shared_up"] = config.shared_inner, config.hidden
+            sizes_by_name["shared_down"] = config.hidden, config.shared_inner
         if config.dense_inner:
-            found["dense_up"] = config.dense_inner, config.hidden
-            found["dense_down"] = config.hidden, config.dense_inner
-        return found
+            sizes_by_name["dense_up"] = config.dense_inner, config.hidden
+            sizes_by_name["dense_down"] = config.hidden, config.dense_inner
+        return sizes_by_name
 
     def _tiling(self, rows: int, n: int, k: int, name: str) -> Tiling:
         """The fastest one by the model of times; for the CPU backend, of few tiles."""
         shapes, sizes, gated = self.shapes_of(name), (rows, n, k), name in GATED
-        found = self._whole_tilings(shapes, gated)
+        candidates = self._whole_tilings(shapes, gated)
         workers = self.workers or 1
         if self._divides(name) and self.workers is not None:
-            found += tilings(
+            candidates += tilings(
                 *(shapes, sizes, workers), gated=gated, in_order=self.in_order
             )
         if rows <= MOST_SWAPPED_ROWS:
-            found = [each for each in found if shapes[each.shape_idx].swapped]
+            candidates = [
+                candidate
+                for candidate in candidates
+                if shapes[candidate.shape_idx].swapped
+            ]
 
         def cost(tiling: Tiling) -> float:
             shape = shapes[tiling.shape_idx]
             return self._cost(work_of(shape, tiling, sizes, workers, gated), rows)
 
-        return min(found, key=cost)
+        return min(candidates, key=cost)
 
     def _whole_tilings(self, shapes: Sequence[TileShape], gated: bool) -> list[Tiling]:
         """Those without split-K."""
@@ -241,8 +245,8 @@ class StepPolicy:
         expected number of chosen experts, if rows choose uniformly."""
         mean = rows * mixture.router.top_k / mixture.experts
         heights = sorted(set.intersection(*map(self._heights, EXPERT_MATMULS)))
-        wanted = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * mean)))
-        fitting = [n for n in heights if n >= wanted] or heights
+        least_rows = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * mean)))
+        fitting = [n for n in heights if n >= least_rows] or heights
         height = min(fitting[0], max(n for n in heights if n <= MOST_FEW_ROWS))
         unused = (1 - mixture.router.top_k / mixture.experts) ** rows
         groups = math.ceil(mixture.held * (1 - unused))
@@ -257,8 +261,8 @@ class StepPolicy:
     def _heights(self, name: str) -> set[int]:
         """The rows of the tiles that may serve a matmul."""
         shapes = self.shapes_of(name)
-        found = self._whole_tilings(shapes, name in GATED)
-        return {shapes[tiling.shape_idx].rows for tiling in found}
+        whole_tilings = self._whole_tilings(shapes, name in GATED)
+        return {shapes[tiling.shape_idx].rows for tiling in whole_tilings}
 
     def _grouped_tiling(
         self, name: str, height: int, groups: int, n: int, k: int
@@ -274,12 +278,12 @@ class StepPolicy:
             shape = shapes[tiling.shape_idx]
             return self._cost(work_of(shape, tiling, sizes, workers), height)
 
-        known = [
+        fitting_tilings = [
             tiling
             for tiling in self._whole_tilings(shapes, gated)
             if shapes[tiling.shape_idx].rows == height
         ]
-        return min(known, key=cost)
+        return min(fitting_tilings, key=cost)
 
     def _shares(self, rows: int, longest: int) -> dict[str, int]:
         """The shares of each KV head. A worker has one list of a share while that is
@@ -291,9 +295,9 @@ class StepPolicy:
         tasks = max(1, self.workers // heads)
         if rows * heads > self.workers:
             return {"shares": 2 * tasks, "shares_of_task": 2}
-        each = min(max(1, longest // SLICE_POSITIONS), MOST_SLICES)
-        each = min(each, -(-BUSY_SHARES // (rows * heads)))
-        return {"shares": min(tasks, rows * each), "shares_of_task": 1}
+        num_shares = min(max(1, longest // SLICE_POSITIONS), MOST_SLICES)
+        num_shares = min(num_shares, -(-BUSY_SHARES // (rows * heads)))
+        return {"shares": min(tasks, rows * num_shares), "shares_of_task": 1}
 
     def _cuts(self, longest: int) -> int:
         """The slots of a row if it is cut: a power of two, so that there are few shapes

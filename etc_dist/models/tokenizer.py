@@ -41,8 +41,8 @@ class Tokenizer:
     ) -> None:
         self._tokens, self._conflict = tokens, conflict
         self.chat_templates, self._special = dict(chat_templates), dict(special)
-        added = tokens.get_added_tokens_decoder().items()
-        self._invisible = {number for number, token in added if token.special}
+        token_items = tokens.get_added_tokens_decoder().items()
+        self._invisible = {number for number, token in token_items if token.special}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, without a template. Names of special tokens in it become
@@ -95,24 +95,24 @@ class Tokenizer:
         Raises ArgumentError where the template refuses or drops what it is given, and
         TypeError for values that are not JSON data."""
         expect_type(add_generation_prompt, bool, "add_generation_prompt")
-        given = conversation(messages)
+        dialogue = conversation(messages)
         arguments |= {"tools": tools, "documents": documents}
         for name in ("tools", "documents"):
             expect_type(arguments[name], (list, tuple, NoneType), name)
-            for one in arguments[name] or ():
-                expect_type(one, Mapping, f"one of {name}")
+            for entry in arguments[name] or ():
+                expect_type(entry, Mapping, f"one of {name}")
         if self.chat_templates:
             text = self._template(chat_template, tools is not None)
             arguments |= (
                 {} if add_generation_prompt else {"add_generation_prompt": False}
             )
-            chat = ChatTemplate(text).chat(given, arguments, self._special)
+            chat = ChatTemplate(text).chat(dialogue, arguments, self._special)
             return self.encode(chat, add_special_tokens=False)
         arguments["chat_template"] = chat_template
         names = [name for name, value in arguments.items() if is_left_out(name, value)]
         if names:
             missing_template(", ".join(names))
-        return self.encode(contents(given))
+        return self.encode(contents(dialogue))
 
     def _template(self, name: str | None, has_tools: bool) -> str:
         if name is None:
@@ -138,7 +138,7 @@ class TextStream:
 
     def add(self, ids: Iterable[int]) -> str:
         """The text that these ids add, up to the last complete character."""
-        return "".join([self._add(*one) for one in self._tokenizer.visible(ids)])
+        return "".join([self._add(*piece) for piece in self._tokenizer.visible(ids)])
 
     def end(self) -> str:
         """What is left of the text, with a mark for an incomplete character."""

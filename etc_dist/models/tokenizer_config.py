@@ -88,19 +88,22 @@ def read_special(folder: Path) -> SpecialTokens:
     fields, declared = read_optional(path), read_optional(older)
     _expect_special(fields, path)
     _expect_special(declared, older)
-    added = fields.get("added_tokens_decoder")
-    declared = fields if added is not None else _merged(fields, declared)
-    added = {} if added is None else added
-    if not isinstance(added, dict) or not all(map(is_token, added.values())):
+    tokens = fields.get("added_tokens_decoder")
+    declared = fields if tokens is not None else _merged(fields, declared)
+    tokens = {} if tokens is None else tokens
+    if not isinstance(tokens, dict) or not all(map(is_token, tokens.values())):
         wanted = "added_tokens_decoder: an object of tokens"
-        raise refused(path, wanted, repr(added)[:80], "correct it")
-    listed = read_optional(folder / "added_tokens.json").items()
+        raise refused(path, wanted, repr(tokens)[:80], "correct it")
+    old_items = read_optional(folder / "added_tokens.json").items()
     return SpecialTokens(
         path,
         fields,
         dict(_named(declared)),
         tuple(_unnamed(declared)),
-        {**{str(number): {"content": text} for text, number in listed}, **added},
+        {
+            **{str(number): {"content": text} for text, number in old_items},
+            **tokens,
+        },
     )
 
 
@@ -140,17 +143,17 @@ def read_templates(special: SpecialTokens) -> dict[str, str]:
         files = {DEFAULT: single, **files}
     if files:
         return {name: _read_text(path) for name, path in files.items()}
-    given = special.fields.get("chat_template")
-    if isinstance(given, str):
-        return {DEFAULT: given}
-    entries = [] if given is None else given
+    template = special.fields.get("chat_template")
+    if isinstance(template, str):
+        return {DEFAULT: template}
+    entries = [] if template is None else template
     if isinstance(entries, list) and all(isinstance(t, dict) for t in entries):
         templates = {t.get("name"): t.get("template") for t in entries}
         pairs = (*templates, *templates.values())
         if len(templates) == len(entries) and all(isinstance(x, str) for x in pairs):
             return templates
     wanted = "chat_template: a text, or a list of templates with different names"
-    raise refused(special.path, wanted, repr(given)[:80], "correct it")
+    raise refused(special.path, wanted, repr(template)[:80], "correct it")
 
 
 def is_token(value: Any) -> bool:
@@ -183,42 +186,42 @@ def refused(path: Path, wanted: str, got: str, fix: str) -> ArgumentError:
     )
 
 
-def _expect_special(given: Mapping[str, Any], path: Path) -> None:
+def _expect_special(fields: Mapping[str, Any], path: Path) -> None:
     """Refuse special tokens that are neither texts nor objects with content."""
     for name in SPECIAL:
-        if given.get(name) is not None and not is_token(given[name]):
+        if fields.get(name) is not None and not is_token(fields[name]):
             wanted = f"{name}: a text, or an object with content"
-            raise refused(path, wanted, repr(given[name])[:80], "correct it")
+            raise refused(path, wanted, repr(fields[name])[:80], "correct it")
     for name in FURTHER:
-        tokens = given.get(name) or []
+        tokens = fields.get(name) or []
         some = tokens.values() if isinstance(tokens, dict) else tokens
         if not isinstance(tokens, (dict, list)) or not all(map(is_token, some)):
             wanted = f"{name}: texts, or objects with content"
             raise refused(path, wanted, repr(tokens)[:80], "correct it")
 
 
-def _merged(given: Mapping[str, Any], older: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(fields: Mapping[str, Any], older: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of both files: those of the older one, and both lists."""
-    merged = {**given, **older}
-    first, second = given.get(EXTRA), older.get(EXTRA)
+    all_fields = {**fields, **older}
+    first, second = fields.get(EXTRA), older.get(EXTRA)
     if isinstance(first, list) and isinstance(second, list):
-        merged[EXTRA] = first + second
-    return merged
+        all_fields[EXTRA] = first + second
+    return all_fields
 
 
-def _named(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, token in given.items():
+def _named(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, token in fields.items():
         if name.endswith("_token") and is_token(token):
             yield name, token
     for name in FURTHER:
-        if isinstance(given.get(name), dict):
-            yield from given[name].items()
+        if isinstance(fields.get(name), dict):
+            yield from fields[name].items()
 
 
-def _unnamed(given: Mapping[str, Any]) -> Iterator[Any]:
+def _unnamed(fields: Mapping[str, Any]) -> Iterator[Any]:
     for name in FURTHER:
-        if isinstance(given.get(name), list):
-            yield from given[name]
+        if isinstance(fields.get(name), list):
+            yield from fields[name]
 
 
 def _read_text(path: Path) -> str:
@@ -228,14 +231,14 @@ def _read_text(path: Path) -> str:
         raise refused(path, "a text in UTF-8", str(error), "correct it") from error
 
 
-def _ids(given: Mapping[str, Any], path: Path) -> dict[str, int]:
+def _ids(fields: Mapping[str, Any], path: Path) -> dict[str, int]:
     """The ids of tokens in tokenizer.json, by their texts."""
     try:
-        tokens = given["model"]["vocab"]
+        tokens = fields["model"]["vocab"]
         if not isinstance(tokens, dict):  # with scores
             tokens = {token[0]: number for number, token in enumerate(tokens)}
-        added = {token["content"]: token["id"] for token in given["added_tokens"]}
-        return {text: int(number) for text, number in {**tokens, **added}.items()}
+        added_ids = {token["content"]: token["id"] for token in fields["added_tokens"]}
+        return {text: int(number) for text, number in {**tokens, **added_ids}.items()}
     except (KeyError, IndexError, TypeError, ValueError) as error:
         wanted = "a tokenizer.json with model.vocab and added_tokens"
         raise refused(path, wanted, repr(error), "correct it") from error

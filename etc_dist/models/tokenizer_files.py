@@ -91,11 +91,11 @@ def _begins_with_space(tokens: Any) -> bool:
 
 def _expect_added(tokens: Any, special: SpecialTokens) -> None:
     """Refuse added tokens that tokenizer.json lacks or has with other flags."""
-    known = {str(n): t for n, t in tokens.get_added_tokens_decoder().items()}
+    token_by_id = {str(n): t for n, t in tokens.get_added_tokens_decoder().items()}
     for number, token in special.added.items():
-        own = known.get(number)
+        file_token = token_by_id.get(number)
         if any(
-            name in FLAGS and value != getattr(own, name, None)
+            name in FLAGS and value != getattr(file_token, name, None)
             for name, value in token.items()
         ):
             wanted = f"token {number} as in tokenizer.json"
@@ -105,24 +105,26 @@ def _expect_added(tokens: Any, special: SpecialTokens) -> None:
 def _add_special(tokens: Any, special: SpecialTokens) -> None:
     """Make the tokens that are declared as special ones special in texts, too."""
     tokenizers = extra_module("tokenizers")
-    known = {t.content: t for t in tokens.get_added_tokens_decoder().values()}
-    named = special.texts().values()
+    token_by_text = {t.content: t for t in tokens.get_added_tokens_decoder().values()}
+    special_texts = special.texts().values()
     for token in (*special.named.values(), *special.unnamed):
         text = content(token)
         if tokens.token_to_id(text) is None:
             raise refused(
                 special.path, "tokens of tokenizer.json", repr(text), ADD_TOKEN
             )
-        own = known.get(text)
-        if own is not None and (own.special or text not in named):
+        file_token = token_by_text.get(text)
+        if file_token is not None and (file_token.special or text not in special_texts):
             continue
-        if own is None:
-            given = token if isinstance(token, dict) else {}
-            flags = {name: given[name] for name in FLAGS[1:] if name in given}
-            own = tokenizers.AddedToken(text, special=True, **flags)
-        own.special = True
-        known[text] = own
-        tokens.add_special_tokens([own])
+        if file_token is None:
+            flag_fields = token if isinstance(token, dict) else {}
+            flags = {
+                name: flag_fields[name] for name in FLAGS[1:] if name in flag_fields
+            }
+            file_token = tokenizers.AddedToken(text, special=True, **flags)
+        file_token.special = True
+        token_by_text[text] = file_token
+        tokens.add_special_tokens([file_token])
 
 
 def _conflict(tokens: Any, special: SpecialTokens) -> ArgumentError | None:
@@ -133,12 +135,12 @@ def _conflict(tokens: Any, special: SpecialTokens) -> ArgumentError | None:
         is_added = bool(ids) and ids[place] == number
         if is_added:
             ids.pop(place)  # the same token may be added at both places
-        wanted = special.fields.get(flag)
-        if wanted is not None and wanted is not is_added:
+        is_wanted = special.fields.get(flag)
+        if is_wanted is not None and is_wanted is not is_added:
             return refused(
                 special.path,
                 f"{flag}: {str(is_added).lower()}, as tokenizer.json has it",
-                f"{wanted!r}",
+                f"{is_wanted!r}",
                 "correct the wrong one of both files, or give add_special_tokens=False",
             )
     return None

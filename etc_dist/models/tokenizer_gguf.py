@@ -77,15 +77,15 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """The tokenizer of a file.
 
     Raises ArgumentError for keys that are damaged or not implemented."""
-    given = dict(_read_keys(file))
-    kind, split = given.get("model"), given.get("pre")
+    fields = dict(_read_keys(file))
+    kind, split = fields.get("model"), fields.get("pre")
     if kind != "gpt2" or split not in (*SPLIT, DIGITS):
-        known = ", ".join((*SPLIT, DIGITS))
-        wanted = f"tokenizer.ggml.model gpt2, with tokenizer.ggml.pre {known}"
+        split_names = ", ".join((*SPLIT, DIGITS))
+        wanted = f"tokenizer.ggml.model gpt2, with tokenizer.ggml.pre {split_names}"
         fix = "use the Hugging Face folder of this model, or token ids"
         raise refused(file.path, wanted, f"{kind}, {split}", fix)
-    texts, kinds = given.get("tokens", []), given.get("token_type", [])
-    ids = {name: given[name] for name in SPECIAL if name in given}
+    texts, kinds = fields.get("tokens", []), fields.get("token_type", [])
+    ids = {name: fields[name] for name in SPECIAL if name in fields}
     if (
         not all(isinstance(text, str) for text in texts)
         or not all(0 <= number < len(texts) for number in ids.values())
@@ -94,17 +94,17 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         wanted = "tokenizer.ggml.tokens, one for each type and special token"
         got = f"{len(texts)} tokens, {len(kinds)} types, {ids}"
         raise refused(file.path, wanted, got, "use another file")
-    tokens = _split_by_merges(file, given)
+    tokens = _split_by_merges(file, fields)
     added_token = extra_module("tokenizers").AddedToken
     for text, kind in zip(texts, kinds, strict=False):
-        added = added_token(text, normalized=False)
+        token = added_token(text, normalized=False)
         if kind == CONTROL:
-            tokens.add_special_tokens([added])
+            tokens.add_special_tokens([token])
         elif kind == USER_DEFINED:
-            tokens.add_tokens([added])
-    tokens.post_processor = _surrounding(file, given)
-    named = {SPECIAL[name]: texts[number] for name, number in ids.items()}
-    return Tokenizer(tokens, dict(_templates(file)), named)
+            tokens.add_tokens([token])
+    tokens.post_processor = _surrounding(file, fields)
+    special_texts = {SPECIAL[name]: texts[number] for name, number in ids.items()}
+    return Tokenizer(tokens, dict(_templates(file)), special_texts)
 
 
 def _read_keys(file: GgufFile) -> Iterator[tuple[str, Any]]:
@@ -128,12 +128,12 @@ def _read_keys(file: GgufFile) -> Iterator[tuple[str, Any]]:
             raise refused(file.path, wanted, repr(value)[:80], fix)
 
 
-def _split_by_merges(file: GgufFile, given: Mapping[str, Any]) -> Any:
+def _split_by_merges(file: GgufFile, fields: Mapping[str, Any]) -> Any:
     """A tokenizer of the package, without added tokens."""
     tokenizers = extra_module("tokenizers")
-    pre, split = tokenizers.pre_tokenizers, given["pre"]
-    vocabulary = {text: number for number, text in enumerate(given["tokens"])}
-    merges = [tuple(str(one).split(" ")) for one in given.get("merges", [])]
+    pre, split = tokenizers.pre_tokenizers, fields["pre"]
+    vocabulary = {text: number for number, text in enumerate(fields["tokens"])}
+    merges = [tuple(str(merge).split(" ")) for merge in fields.get("merges", [])]
     for pair in merges:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
             wanted = "tokenizer.ggml.merges: pairs of tokens, whose texts are tokens"
@@ -155,19 +155,19 @@ def _split_by_merges(file: GgufFile, given: Mapping[str, Any]) -> Any:
     return tokens
 
 
-def _surrounding(file: GgufFile, given: Mapping[str, Any]) -> Any:
+def _surrounding(file: GgufFile, fields: Mapping[str, Any]) -> Any:
     """What puts the special tokens before and after a text."""
-    has_beginning = given["pre"] in BEGINNING and "bos_token_id" in given
+    has_beginning = fields["pre"] in BEGINNING and "bos_token_id" in fields
     template, special = ["$A"], []
     for name, default in (("bos", has_beginning), ("eos", False)):
-        if not given.get(f"add_{name}_token", default):
+        if not fields.get(f"add_{name}_token", default):
             continue
-        number = given.get(f"{name}_token_id")
+        number = fields.get(f"{name}_token_id")
         if number is None:
             wanted = f"{PREFIX}{name}_token_id, since add_{name}_token is true"
             raise refused(file.path, wanted, "none", "use another file")
         template = [name, *template] if name == "bos" else [*template, name]
-        text = given["tokens"][number]
+        text = fields["tokens"][number]
         special.append({"id": name, "ids": [number], "tokens": [text]})
     processors = extra_module("tokenizers").processors
     return processors.TemplateProcessing(single=template, special_tokens=special)

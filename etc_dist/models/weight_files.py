@@ -87,8 +87,8 @@ def _files(folder: Path) -> list[str]:
     if SINGLE in present:
         return [SINGLE]
     matches = [match for name in present if (match := SHARD.fullmatch(name))]
-    own = [match for match in matches if not OTHERS.fullmatch(match[0])]
-    sets = sorted({(match["prefix"], match["count"]) for match in own})
+    own_matches = [match for match in matches if not OTHERS.fullmatch(match[0])]
+    sets = sorted({(match["prefix"], match["count"]) for match in own_matches})
     if len(sets) > 1:
         wanted = f"one set of shards, or {INDEX}"
         got = listed([f"{prefix}-*-of-{count}" for prefix, count in sets])

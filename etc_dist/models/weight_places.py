@@ -40,8 +40,8 @@ class WeightPlaces:
             "model.norm.weight": ("norm", config.layers * config.features.pre_norm),
         }
         if not config.is_tied:
-            own = slice(ids.stop - ids.start)
-            self._others["lm_head.weight"] = "w_head", own
+            own_rows = slice(ids.stop - ids.start)
+            self._others["lm_head.weight"] = "w_head", own_rows
 
     def __len__(self) -> int:
         dense = self._dense * len(self._of_dense)
@@ -61,10 +61,10 @@ class WeightPlaces:
         if match is None:
             return self._others.get(name)
         layer = int(match[1])
-        known = self._of_dense if layer < self._dense else self._of_layer
-        if match[2] not in known or layer >= self._layers:
+        place_by_name = self._of_dense if layer < self._dense else self._of_layer
+        if match[2] not in place_by_name or layer >= self._layers:
             return self._others.get(name)
-        target, index = known[match[2]]
+        target, index = place_by_name[match[2]]
         if index is None:
             return target, None
         of_layer = layer - self._dense * (weight_of(target) in OF_MIXTURES)
@@ -94,32 +94,32 @@ def _of_layer(
     """The tensors of a layer: an array, and an index into its part of the layer.
     is_dense: of one before those with experts."""
     heads, width = (n * config.head_dim for n in (config.heads, config.kv_heads))
-    own: dict[str, tuple[str, Any]] = {
+    targets_by_name: dict[str, tuple[str, Any]] = {
         "self_attn.q_proj": ("w_qkv", slice(0, heads)),
         "self_attn.k_proj": ("w_qkv", slice(heads, heads + width)),
         "self_attn.v_proj": ("w_qkv", slice(heads + width, None)),
         "self_attn.o_proj": ("w_o", ...),
     }
     family = FAMILIES[config.architecture]
-    own |= {name: (to, ...) for name, to in family.norms.items()}
+    targets_by_name |= {name: (to, ...) for name, to in family.norms.items()}
     mixture, biases = ({}, {}) if is_dense else _of_mixture(config, rank)
     targets = DENSE_WEIGHTS if is_dense else MLP_WEIGHTS
-    own |= mixture or {
+    targets_by_name |= mixture or {
         f"mlp.{name}": (to, ...) for name, to in zip(MLP_NAMES, targets, strict=True)
     }
     if config.normalizes_heads:
         for to, name in zip(("q_norm", "k_norm"), family.head_norms, strict=True):
-            own[f"self_attn.{name}"] = to, ...
+            targets_by_name[f"self_attn.{name}"] = to, ...
     if family.normalizes_all:
-        own |= {f"self_attn.{n}_norm": (f"{n}_all_norm", ...) for n in "qk"}
-    places = {f"{name}.weight": place for name, place in own.items()}
+        targets_by_name |= {f"self_attn.{n}_norm": (f"{n}_all_norm", ...) for n in "qk"}
+    places = {f"{name}.weight": place for name, place in targets_by_name.items()}
     scaled = scaled_weights(config.float8)
     places |= {
         f"{name}.weight{SCALES}": (
             scales_name(to),
             of_blocks(index) if isinstance(index, slice) else index,
         )
-        for name, (to, index) in own.items()
+        for name, (to, index) in targets_by_name.items()
         if to in scaled
     }
     places |= {f"{name}.bias": place for name, place in biases.items()}
@@ -132,7 +132,7 @@ def _of_layer(
         if getattr(config.features, f"{to}_bias"):
             for projection in of:
                 name = f"self_attn.{projection}_proj"
-                places[f"{name}.bias"] = f"{to}_bias", own[name][1]
+                places[f"{name}.bias"] = f"{to}_bias", targets_by_name[name][1]
     return places
 
 
@@ -144,30 +144,35 @@ def _of_mixture(
     form, mixture = FAMILIES[config.architecture].mixture, config.mixture
     if form is None or mixture is None:
         return {}, {}
-    own: dict[str, tuple[str, Any]] = {
+    targets_by_name: dict[str, tuple[str, Any]] = {
         f"{form.block}.{form.gate}": ("router", slice(mixture.experts))
     }
-    own |= {
+    targets_by_name |= {
         f"{form.block}.experts.{expert}.{name}": (to, mixture.index(expert, rank))
         for expert in range(mixture.experts)
         for name, to in zip(form.names, MLP_WEIGHTS, strict=True)
     }
     if mixture.shared:
         of_shared = zip(MLP_NAMES, SHARED_WEIGHTS, strict=True)
-        own |= {f"{form.block}.{form.shared}.{n}": (to, ...) for n, to in of_shared}
+        targets_by_name |= {
+            f"{form.block}.{form.shared}.{n}": (to, ...) for n, to in of_shared
+        }
     if mixture.shared == GATED:
-        own[f"{form.block}.{form.shared_gate}"] = "router", slice(mixture.experts, None)
+        targets_by_name[f"{form.block}.{form.shared_gate}"] = (
+            "router",
+            slice(mixture.experts, None),
+        )
     if not mixture.has_biases:
-        return own, {}
+        return targets_by_name, {}
     biases: dict[str, tuple[str, Any]] = {}
-    for name, (to, index) in own.items():
+    for name, (to, index) in targets_by_name.items():
         if index is None:
             biases[name] = to, None
             continue
         size = config.inner if to == "w_down" else config.hidden
-        own[name] = to, (index, ..., slice(size))
+        targets_by_name[name] = to, (index, ..., slice(size))
         biases[name] = to, (index, ..., size)
-    return own, biases
+    return targets_by_name, biases
 
 
 def of_experts(
@@ -181,19 +186,19 @@ def of_experts(
         yield from tensors
         return
     block, (gate, up, down) = form.block, form.names
-    for stored_name, stored in tensors:
+    for stored_name, array in tensors:
         name = stored_name.replace(".mlp.", f".{block}.")  # as Mixtral in transformers
-        if form.correction and name.endswith(form.correction) and len(stored) == 1:
-            stored = stored.reshape(-1)
+        if form.correction and name.endswith(form.correction) and len(array) == 1:
+            array = array.reshape(-1)
         head, _, kind = name.rpartition(f".{block}.experts.")
         is_bias = form.has_biases and kind.endswith("_bias")
         stack = kind.removesuffix("_bias") if is_bias else kind
         is_stack = stack in ("gate_up_proj", "down_proj")
-        if not head or not is_stack or stored.ndim != 3 - is_bias:
-            yield name, stored
+        if not head or not is_stack or array.ndim != 3 - is_bias:
+            yield name, array
             continue
-        for expert, each in enumerate(stored):
-            matrix = each.T if form.has_biases else each
+        for expert, expert_part in enumerate(array):
+            matrix = expert_part.T if form.has_biases else expert_part
             half = len(matrix) // 2
             first, second = slice(half), slice(half, None)
             if form.has_biases:

@@ -66,34 +66,36 @@ def stack_weights(
 ) -> dict[str, Any]:
     """As `load_weights`, of `tensors` by their names in safetensors files. They are in
     `path`."""
-    shapes, own = weight_shapes(config, part), own_dtypes(config, part)
+    shapes, dtype_by_name = weight_shapes(config, part), own_dtypes(config, part)
     try:
-        dtypes = {name: own.get(name, dtype) for name in shapes}
-        held = HeldWeights(shapes, dtypes, backend)
+        dtypes = {name: dtype_by_name.get(name, dtype) for name in shapes}
+        weights = HeldWeights(shapes, dtypes, backend)
     except (MemoryError, ValueError) as error:
         raise _no_memory(path, error) from error
-    stack = _Stack(config, part, held, dtypes)
+    stack = _Stack(config, part, weights, dtypes)
     rows = part.ids(config.vocabulary)
     head: Any = None
     try:
-        for stored_name, stored in _in_order(tensors, config):
+        for stored_name, array in _in_order(tensors, config):
             name = stack.places.full_name(stored_name)
             if config.is_tied and name == "lm_head.weight":
                 with np.errstate(invalid="ignore", over="ignore"):
-                    head = np.atleast_1d(stored)[rows].astype(numpy_dtype(dtype))
+                    head = np.atleast_1d(array)[rows].astype(numpy_dtype(dtype))
             elif not (name.endswith(IGNORED) or stack.places.is_beyond(name)):
-                stack.take(name, stored)
+                stack.take(name, array)
     except MemoryError as error:
         raise _no_memory(path, error) from error
     # NOTE: config.json may have far more layers than the files.
     faults, num_faults = stack.faults, stack.num_faults()
-    if head is not None and not np.array_equal(head, held.on_host("embedding", rows)):
+    if head is not None and not np.array_equal(
+        head, weights.on_host("embedding", rows)
+    ):
         faults.insert(0, "lm_head.weight: not the embedding, to which it is tied")
         num_faults += 1
     if faults:
         got = listed(faults, num_faults)
         raise weights_error(path, "the tensors of config.json", got)
-    arrays = held.arrays()
+    arrays = weights.arrays()
     if config.is_tied:
         arrays["w_head"] = tied_head(arrays["embedding"], part)
     return arrays
@@ -111,14 +113,15 @@ class _Stack:
         self,
         config: ModelConfig,
         part: Part,
-        held: HeldWeights,
+        weights: HeldWeights,
         dtypes: Mapping[str, str],
     ) -> None:
         # Files have the scales of what stays in float8 on these ranks.
-        kept = replace(config, float8=part.config(config).float8)
-        self.places, self._own = WeightPlaces(kept, WHOLE), WeightPlaces(kept, part)
-        self._part, self._held, self._dtypes = part, held, dtypes
-        self._whole, self._by_blocks = weight_shapes(kept), has_blocks(config)
+        kept_config = replace(config, float8=part.config(config).float8)
+        self.places = WeightPlaces(kept_config, WHOLE)
+        self._own = WeightPlaces(kept_config, part)
+        self._part, self._held, self._dtypes = part, weights, dtypes
+        self._whole, self._by_blocks = weight_shapes(kept_config), has_blocks(config)
         self._shapes = weight_shapes(config, part)
         self._seen: set[str] = set()
         self.faults: list[str] = []
@@ -131,7 +134,7 @@ class _Stack:
         self.faults += [f"{name}: missing" for name in islice(names, MOST_LISTED)]
         return count
 
-    def take(self, name: str, stored: Any) -> None:
+    def take(self, name: str, array: Any) -> None:
         """Store the part of a tensor."""
         place, own_place = self.places.find(name), self._own.find(name)
         fault = ""
@@ -143,32 +146,32 @@ class _Stack:
             self._seen.add(name)
             target, index = place
             shape = np.broadcast_to(0, self._whole[target])[index].shape
-            if shape != stored.shape:
-                fault = f"{list(stored.shape)} instead of {list(shape)}"
-            elif self._dtypes[target] == E4M3 != stored.dtype.name:
-                fault = f"{stored.dtype} instead of {E4M3}: add it to {UNCONVERTED}"
-            elif not self._store(target, own_place[1], stored):
+            if shape != array.shape:
+                fault = f"{list(array.shape)} instead of {list(shape)}"
+            elif self._dtypes[target] == E4M3 != array.dtype.name:
+                fault = f"{array.dtype} instead of {E4M3}: add it to {UNCONVERTED}"
+            elif not self._store(target, own_place[1], array):
                 fault = "numbers that are not finite"
         if fault:
             self.faults.append(f"{name}: {fault}")
 
-    def _store(self, target: str, index: Any, stored: Any) -> bool:
+    def _store(self, target: str, index: Any, array: Any) -> bool:
         """Whether all numbers are finite. index: None for an expert of another rank."""
         part = self._part
-        is_bias_of_down = target == "w_down" and stored.ndim < 2
+        is_bias_of_down = target == "w_down" and array.ndim < 2
         adds_bias = part.rank == 0 or part.holds_whole
         if index is None or (is_bias_of_down and not adds_bias):
             return True
-        own = self._held.shape(target, index)
-        pieces = self._pieces(target, stored.shape, own)
-        every = [self._held.store(target, index, to, stored[of]) for to, of in pieces]
+        own_shape = self._held.shape(target, index)
+        pieces = self._pieces(target, array.shape, own_shape)
+        every = [self._held.store(target, index, to, array[of]) for to, of in pieces]
         return all(every)
 
     def _pieces(
-        self, target: str, shape: tuple[int, ...], own: tuple[int, ...]
+        self, target: str, shape: tuple[int, ...], own_shape: tuple[int, ...]
     ) -> list[tuple[Any, Any]]:
-        """Where the pieces of a matrix of `shape` that belong to a part are: in `own`
-        elements there, and in the matrix."""
+        """Where the pieces of a matrix of `shape` that belong to a part are: in
+        `own_shape` there, and in the matrix."""
         part = self._part
         if target == "w_head":
             return [(..., part.ids(shape[0]))]
@@ -176,9 +179,12 @@ class _Stack:
         axis = part.split_axis(weight)
         if axis is None or axis >= len(shape):  # a bias of down has one axis
             return ALL
-        pieces = [(slice(None), part.span(shape[axis], own[axis]))]
+        pieces = [(slice(None), part.span(shape[axis], own_shape[axis]))]
         if self._by_blocks and weight in INNER:
-            widths = (each[weight][axis - 2] for each in (self._whole, self._shapes))
+            widths = (
+                stack_shapes[weight][axis - 2]
+                for stack_shapes in (self._whole, self._shapes)
+            )
             pieces = part.blocks(*widths)
             if weight != target:
                 pieces = [(of_blocks(to), of_blocks(of)) for to, of in pieces]
@@ -191,9 +197,7 @@ def _in_order(
 ) -> Iterator[tuple[str, Any]]:
     """Those of the program: parts of fused matrices, each expert, and heads whose
     elements are in its order. Single numbers, which no model has, have an axis."""
-    tensors = (
-        (name, stored if stored.ndim else stored[None]) for name, stored in tensors
-    )
+    tensors = ((name, array if array.ndim else array[None]) for name, array in tensors)
     tensors = of_experts(tensors, config)
     if FAMILIES[config.architecture].is_fused:
         tensors = split_fused(tensors, config.heads, config.kv_heads)
@@ -242,8 +246,8 @@ def weight_shapes(
             (SHARED_WEIGHTS, count, config.shared_inner),
             (DENSE_WEIGHTS, config.dense_layers, config.dense_inner),
         ):
-            each = (of, size, hidden), (of, size, hidden), (of, hidden, size)
-            shapes |= dict(zip(names, each, strict=True)) if size else {}
+            matrix_shapes = (of, size, hidden), (of, size, hidden), (of, hidden, size)
+            shapes |= dict(zip(names, matrix_shapes, strict=True)) if size else {}
     shapes |= {
         "w_gate": (*stack, inner, columns[0]),
         "w_up": (*stack, inner, columns[0]),
@@ -283,9 +287,9 @@ def own_dtypes(config: ModelConfig, part: Part = WHOLE) -> dict[str, str]:
 
 def weight_bytes(config: ModelConfig, part: Part = WHOLE) -> dict[str, int]:
     """The bytes of each array, in a model of 16 bits."""
-    own = own_dtypes(config, part)
+    dtype_by_name = own_dtypes(config, part)
     return {
-        name: prod(shape) * numpy_dtype(own.get(name, "bfloat16")).itemsize
+        name: prod(shape) * numpy_dtype(dtype_by_name.get(name, "bfloat16")).itemsize
         for name, shape in weight_shapes(config, part).items()
     }
 
@@ -295,24 +299,30 @@ def check_weights(
 ) -> str:
     """The dtype of a model's weights; ArgumentError that names what does not fit.
     is_checked: the numbers are not examined."""
-    wanted, own = weight_shapes(config, part), own_dtypes(config, part)
-    faults = [f"{name}: missing" for name in wanted if name not in weights]
-    found = {
-        name: inspect(name, weights[name]).of_dtype(own.get(name, ""))
-        for name in wanted
+    shapes, dtype_by_name = weight_shapes(config, part), own_dtypes(config, part)
+    faults = [f"{name}: missing" for name in shapes if name not in weights]
+    arrays = {
+        name: inspect(name, weights[name]).of_dtype(dtype_by_name.get(name, ""))
+        for name in shapes
         if name in weights
     }
-    odd = [n for n, array in found.items() if array.dtype != own.get(n, array.dtype)]
-    faults += [f"{name}: dtype {found[name].dtype}" for name in odd]
-    dtypes = sorted({a.dtype for name, a in found.items() if name not in own})
-    for name, array in found.items():
-        if array.shape != wanted[name] or array.order != "C":
-            faults.append(f"{name}: {array} instead of {list(wanted[name])}")
+    odd = [
+        n
+        for n, array in arrays.items()
+        if array.dtype != dtype_by_name.get(n, array.dtype)
+    ]
+    faults += [f"{name}: dtype {arrays[name].dtype}" for name in odd]
+    dtypes = sorted(
+        {a.dtype for name, a in arrays.items() if name not in dtype_by_name}
+    )
+    for name, array in arrays.items():
+        if array.shape != shapes[name] or array.order != "C":
+            faults.append(f"{name}: {array} instead of {list(shapes[name])}")
     if len(dtypes) > 1 or not {*dtypes} <= {"bfloat16", "float16"}:
         faults.append(f"dtypes {', '.join(dtypes)}")
     faults = faults or [
         f"{name}: numbers that are not finite"
-        for name, array in found.items()
+        for name, array in arrays.items()
         if not is_checked and name not in FLOAT32
         if not are_finite(array.words(), array.dtype)
     ]

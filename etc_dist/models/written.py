@@ -30,20 +30,20 @@ class WrittenPositions:
         of written positions, and those of them that `_of_pages` has."""
 
     def gap(
-        self, known: RowLimits, requests: Array, positions: Array
+        self, limits: RowLimits, requests: Array, positions: Array
     ) -> tuple[int, int] | None:
         """A row of a step, and a position before it that no step has written and that
         is none of the rows'; None if there is none. No two rows have one place."""
-        if known is not self._known:
+        if limits is not self._known:
             self._store()
-            self._count(known, requests)
+            self._count(limits, requests)
         most = self._lengths
-        if not known.are_apart:
+        if not limits.are_apart:
             new = requests[positions >= most]
             most = most + np.bincount(new, minlength=requests.max() + 1)[requests] - 1
         if 1 not in np.greater(positions, most).tobytes():  # takes less than `all`
             return None
-        return self._exact_gap(known, requests, positions)
+        return self._exact_gap(limits, requests, positions)
 
     def add(self, ends: Array) -> None:
         """The last rows wrote all positions below their end."""
@@ -59,13 +59,13 @@ class WrittenPositions:
         self._known = None
         self._of_pages[pages] = 0
 
-    def _count(self, known: RowLimits, requests: Array) -> None:
+    def _count(self, limits: RowLimits, requests: Array) -> None:
         self._known = None  # also if an interrupt follows
         self._requests = requests.copy()
-        self._pages = known.used.table[requests]
+        self._pages = limits.used.table[requests]
         self._stored = self._lengths_of(self._pages, self._of_pages)
         self._lengths = self._stored.copy()
-        self._known = known
+        self._known = limits
 
     def _lengths_of(self, pages: Array, of_pages: Array) -> Array:
         """The number of written positions of rows with these pages."""
@@ -89,19 +89,19 @@ class WrittenPositions:
         np.maximum.at(self._of_pages, pages, np.minimum(counts, self._page_size))
 
     def _exact_gap(
-        self, known: RowLimits, requests: Array, positions: Array
+        self, limits: RowLimits, requests: Array, positions: Array
     ) -> tuple[int, int] | None:
         """The same from the counts of the pages, which other rows may write."""
         self._store()
-        self._count(known, requests)
-        pages = known.used.table[requests, positions // self._page_size]
+        self._count(limits, requests)
+        pages = limits.used.table[requests, positions // self._page_size]
         slots, counts = positions % self._page_size, self._of_pages[pages]
         new = np.bincount(pages[slots >= counts], minlength=len(self._of_pages))
         rows = np.flatnonzero(slots >= counts + new[pages])
         if len(rows):  # a slot of its page is left out
             row, slot = int(rows[0]), slots[rows[0]]
-            taken = slots[pages == pages[row]]
-            (first, *_) = np.setdiff1d(np.arange(counts[row], slot), taken)
+            taken_slots = slots[pages == pages[row]]
+            (first, *_) = np.setdiff1d(np.arange(counts[row], slot), taken_slots)
             return row, int(positions[row] - slot + first)
         lengths = self._lengths_of(self._pages, self._of_pages + new)
         rows = np.flatnonzero(positions >= lengths)
