@@ -255,7 +255,7 @@ CASES = {
     # Two blocks of rows; tiles of own rows that are divided along k.
     "sum": Case(
         partial(matmul_reduce_scatter_graph, 2, shapes=[TALL_TILE]),
-        lambda: matmul_reduce_scatter(200, split=1, parts=2),
+        lambda: matmul_reduce_scatter(200, split=1, parts=2, n=136),
         workers=2,
     ),
     "sum in fp32": Case(
@@ -290,7 +290,7 @@ CASES = {
         partial(sums_over_ranks, 2), lambda: sums_of_ranks(2), DYNAMIC, dtype="float16"
     ),
     "scratch": Case(
-        partial(matmul_and_scratch, 1), lambda: matmul(300, 264, 136), workers=2
+        partial(matmul_and_scratch, 1), lambda: matmul(140, 264, 136), workers=2
     ),
     "mixed": Case(
         partial(three_matmuls, 1), lambda: four_matmuls(300, 264, 200), NEVER
