@@ -32,7 +32,7 @@ TESTS = "import pytest\n" + "".join(
             ],
         ),
         (["--all"], 1, ["needs 2 GPUs, and 1 can be used", "2 passed, 1 skipped"]),
-        (["--all"], 2, ["3 passed"]),
+        pytest.param(["--all"], 2, ["3 passed"], marks=pytest.mark.exhaustive),
     ],
 )
 def test_marked_tests_run_where_they_can(options, gpus, words, tmp_path):

@@ -189,7 +189,7 @@ def test_corner_shapes_give_the_same_bits_near_fp32(name, case, seed):
 
 
 @pytest.mark.parametrize("dtype", first_always([(one,) for one in TOLERANCE], 1))
-@programs
+@programs_of_bases
 def test_tiles_of_the_gpu_give_the_reference(program, dtype, rng):
     world, sizes = program.world, program.full
     experts = program.experts(world)
