@@ -11,10 +11,10 @@ from etc_dist.codegen.layout import ABORT_OFFSET, CONTROL, HEAD_BYTES
 from etc_dist.codegen.names import address_name
 from etc_dist.emulate import Emulator
 from etc_dist.emulate.memory import EmulatedMemory
-from etc_dist.functions.push_far import push_far
-from etc_dist.ir import Graph, GraphFunction, graph_function, span, tile
+from etc_dist.ir import Graph, GraphFunction, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from tests.emulate.cases import PART, copy_on
+from tests.graphs.sent_far import sent_far
 from tests.graphs.stages import copied
 
 Host = np.ndarray[Any, Any]
@@ -45,39 +45,11 @@ def sent_in_vain(g: Graph, *, wanted: int | None = None) -> None:
     g.call(copy_on("tensor"), grid, name="keep", reads=[x[part]], writes=[z[part]])
 
 
-@graph_function
-def sent_far_in_vain(g: Graph) -> None:
+def sent_far_in_vain(ranks: int, local_size: int) -> GraphFunction:
     """`sent_in_vain` by one message, for partners on two hosts."""
-    n = g.dims("n")
-    x, count = g.input("x", (n,), "bfloat16"), g.input("count", (8,), "int32")
-    y, z = (g.output(name, (n,), "bfloat16") for name in "yz")
-    box, kept = (g.symmetric(name, (n,), "bfloat16") for name in ("box", "kept"))
-    came = g.events("came", (1,), expects=count.load(0), cross_rank=True)
-    ready = g.events("ready", (1,), expects=1)
-    whole, one = span(0, n), g.grid(i=1)
-    other = (g.rank + g.local_size) % g.world_size
-    copy = copy_on("transfer")
-    g.call(
-        copy,
-        one,
-        name="keep",
-        reads=[x[whole]],
-        writes=[kept[whole]],
-        notifies=[ready[0]],
-    )
-    g.call(
-        push_far(),
-        one,
-        name="send",
-        reads=[kept[whole]],
-        writes=[box.on(other)[whole]],
-        waits=[ready[0]],
-        notifies=[came.on(other)[0]],
-    )
-    g.call(
-        copy, one, name="take", reads=[box[whole]], writes=[y[whole]], waits=[came[0]]
-    )
-    g.call(copy_on("tensor"), one, name="keep_own", reads=[x[whole]], writes=[z[whole]])
+    options = {"copy": copy_on("transfer"), "keep": copy_on("tensor")}
+    made = {"dtype": "bfloat16", "counts": True, "local_size": local_size}
+    return sent_far(ranks, **options, **made)
 
 
 class Aborted:

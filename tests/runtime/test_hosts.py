@@ -1,20 +1,17 @@
 """Programs over two pretended hosts of two ranks each."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, GraphError, RaceError
-from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import Graph, graph_function
 from etc_dist.runtime.argument_block import far_senders
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
 from tests.graphs.exchange_hosts import exchange_hosts, rows_of
+from tests.graphs.sent_far import sent_far
 from tests.world.jobs import run_on_hosts
 from tests.world.test_hosts import START
 
@@ -53,21 +50,10 @@ def test_far_ranks_that_send_are_found_from_the_graph():
 def test_a_run_may_send_to_other_hosts_than_the_last_one():
     """Each rank counts the epochs of all partners that send to it at any dims."""
 
-    @graph_function
-    def send_on(g: Graph) -> None:
-        n, hops = g.dims("n hops")
-        x, y = g.input("x", (n,), "float32"), g.output("y", (n,), "float32")
-        own, box = (g.symmetric(name, (n,), "float32") for name in ("own", "box"))
-        ready = g.events("ready", (1,), expects=1)
-        here = g.events("here", (1,), expects=1, cross_rank=True)
-        to, copy = (g.rank + hops) % g.world_size, partial(g.call, push_rows())
-        sent = {"writes": [box.on(to)[:]], "notifies": [here.on(to)[0]]}
-        one = g.grid(i=1)
-        copy(one, name="keep", reads=[x[:]], writes=[own[:]], notifies=[ready[0]])
-        g.call(push_far(), one, reads=[own[:]], waits=[ready[0]], **sent)
-        copy(one, name="take", reads=[box[:]], writes=[y[:]], waits=[here[0]])
+    def hops(g):
+        return (g.rank + g.dims("hops")) % g.world_size
 
-    program = Emulator(send_on(3, local_size=1), workers=2, has_far=True)
+    program = Emulator(sent_far(3, local_size=1, to=hops), workers=2, has_far=True)
     inputs = [{"x": rows_of(rank)[0]} for rank in range(3)]
     program.run(inputs, {"n": 4, "hops": 1})
     (memory,) = program._memory.values()
@@ -111,45 +97,18 @@ def test_sending_to_other_ranks_than_partners_is_refused():
     assert "or a partner" in caught.value.wanted
 
 
-@graph_function
-def chosen_rank(g: Graph, *, far: bool) -> None:
-    """x of each rank goes to the rank that its data names."""
-    x, to = g.input("x", (4,), "float32"), g.input("to", (4,), "int32").load(0)
-    y = g.output("y", (4,), "float32")
-    own = g.symmetric("own", (4,), "float32")
-    box = g.symmetric("box", (g.world_size, 4), "float32")
-    ready = g.events("ready", (1,), expects=1)
-    here = g.events("here", (1,), expects=1, cross_rank=True)
-    one = g.grid(i=1)
-    g.call(
-        push_rows(),
-        one,
-        name="copy",
-        reads=[x[:]],
-        writes=[own[:]],
-        notifies=[ready[0]],
-    )
-    g.call(
-        push_far() if far else push_rows(),
-        one,
-        name="send",
-        reads=[own[:]],
-        writes=[box.on(to)[0, :]],
-        waits=[ready[0]],
-        notifies=[here.on(to)[0]],
-    )
-    g.call(
-        push_rows(), one, name="take", reads=[box[0, :]], writes=[y[:]], waits=[here[0]]
-    )
-
-
 @pytest.mark.parametrize(
     ("far", "step", "is_right"),
     [(True, 2, True), (True, 3, False), (False, 2, False)],
     ids=["partner", "other", "without a far function"],
 )
 def test_data_chooses_only_partners_of_other_hosts(far, step, is_right):
-    program = Emulator(chosen_rank(4, local_size=2, far=far), workers=2, has_far=True)
+    def named(g):
+        return g.input("to", (4,), "int32").load(0)
+
+    send, options = None if far else push_rows(), {"workers": 2, "has_far": True}
+    graph = sent_far(4, local_size=2, to=named, send=send)
+    program = Emulator(graph, **options)
     inputs = [
         {"x": rows_of(rank)[0], "to": np.full(4, (rank + step) % 4, np.int32)}
         for rank in range(4)
@@ -166,40 +125,10 @@ def test_data_chooses_only_partners_of_other_hosts(far, step, is_right):
 
 
 def test_memory_that_was_sent_is_not_written_in_the_same_run():
-    @graph_function
-    def overwrite(g: Graph) -> None:
-        x, to = g.input("x", (4,), "float32"), 1 - g.rank
-        y = g.output("y", (4,), "float32")
-        local = g.symmetric("local", (4,), "float32")
-        slot = g.symmetric("slot", (4,), "float32")
-        copied, sent, arrived = (
-            g.events(name, (1,), expects=1, cross_rank=name == "arrived")
-            for name in ("copied", "sent", "arrived")
-        )
-        copy = partial(g.call, push_rows(), g.grid(i=1))
-        copy(name="a", reads=[x[:]], writes=[local[:]], notifies=[copied[0]])
-        g.call(
-            push_far(),
-            g.grid(i=1),
-            reads=[local[:]],
-            writes=[slot.on(to)[:]],
-            waits=[copied[0]],
-            notifies=[arrived.on(to)[0]],
-        )
-        # The partner's rows show that it has begun, not that this rank's have left.
-        copy(
-            name="b",
-            reads=[slot[:]],
-            writes=[local[:]],
-            waits=[arrived[0]],
-            notifies=[sent[0]],
-        )
-        copy(name="c", reads=[local[:]], writes=[y[:]], waits=[sent[0]])
-
-    plan = schedule_static(overwrite(2, local_size=1))
+    plan = schedule_static(sent_far(2, local_size=1, overwrites=True))
     with pytest.raises(RaceError) as caught:
-        verify(plan, {}, 1)
-    assert "which push_far[i=0] on rank 0 sends to another host" in caught.value.got
+        verify(plan, {"n": 4}, 1)
+    assert "which send[i=0] on rank 0 sends to another host" in caught.value.got
 
 
 def test_data_cannot_choose_a_rank_of_another_host():
