@@ -167,12 +167,12 @@ class Cache:
         except OSError:
             yield
             return
-        first = False
+        is_first = False
         try:
-            first = _lock(lock, limit)
+            is_first = _lock(lock, limit)
             yield
         finally:
-            if first:
+            if is_first:
                 _remove([str(path)])
             os.close(lock)
 
@@ -281,24 +281,24 @@ def _lock(lock: int, limit: float) -> bool:
     if it was not locked before."""
     end = time.monotonic() + limit
     nap = 0.005
-    first = True
+    is_first = True
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            first = False
+            is_first = False
             if time.monotonic() > end:
                 break
         except OSError:  # a file system without locks
             break
         time.sleep(nap)
         nap = min(2 * nap, 0.1)
-    if not first:
+    if not is_first:
         # NOTE: if the first process failed, so do the others, all at the same time.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_UN)
-    return first
+    return is_first
 
 
 # ----------------------------------------------------------------------------- files

@@ -331,9 +331,9 @@ def build_programs(names: Sequence[str], arch: str) -> int:
     failed = []
     for name, plan in select_programs(names):
         facts = report(name, plan, arch)
-        good = not (facts["spill_bytes"] or facts["stack_bytes"] or facts["remarks"])
-        print(("built   " if good else "FAILED  ") + json.dumps(facts), flush=True)
-        failed += [] if good else [name]
+        is_good = not (facts["spill_bytes"] or facts["stack_bytes"] or facts["remarks"])
+        print(("built   " if is_good else "FAILED  ") + json.dumps(facts), flush=True)
+        failed += [] if is_good else [name]
     print(f"spills or lost properties: {', '.join(failed) or 'none'}")
     return int(bool(failed))
 

@@ -70,10 +70,10 @@ def compile(
             plan = SCHEDULES[schedule](graph)
         with _timed("codegen", settings):
             tracing = settings.trace if trace is None else trace
-            on_gpus = world.backend != "cpu"
-            plan = replace(plan, has_far=on_gpus and world.hosts.count > 1)
-            source = generate(plan, trace=tracing, check=on_gpus)
-        if not on_gpus:
+            is_on_gpus = world.backend != "cpu"
+            plan = replace(plan, has_far=is_on_gpus and world.hosts.count > 1)
+            source = generate(plan, trace=tracing, check=is_on_gpus)
+        if not is_on_gpus:
             for tile_error in tile_errors(graph):
                 warn_cpu_only(tile_error)
         executor, code = _executor(plan, world, source, bundle)

@@ -219,14 +219,14 @@ def describe_gpus(listing: str, topology: str) -> Iterator[Finding]:
     )
     text = "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
     majors = [row[3].partition(".")[0] for row in rows]  # or [N/A]
-    old = any(int(major) < 9 for major in majors if major.isdigit())
-    yield Finding("GPUs", text, "kernels need sm_90 or newer" if old else "")
+    is_old = any(int(major) < 9 for major in majors if major.isdigit())
+    yield Finding("GPUs", text, "kernels need sm_90 or newer" if is_old else "")
     links = count_links(topology)
     if links:
         text = ", ".join(f"{kind}: {n}" for kind, n in sorted(links.items()))
         text = f"pairs of GPUs by link: {text}"
-        slow = any(not kind.startswith("NV") for kind in links)
-        fix = "expect slow transfers: some pairs have no NVLink" if slow else ""
+        is_slow = any(not kind.startswith("NV") for kind in links)
+        fix = "expect slow transfers: some pairs have no NVLink" if is_slow else ""
         yield Finding("links", text, fix)
 
 

@@ -104,18 +104,21 @@ def bare_words(function: ast.AST) -> list[str]:
 
 
 def test_local_values_are_named_by_nouns():
-    faults = []
+    faults, unused = [], {*EXCEPTIONS}
     for path in sorted(PACKAGE.rglob("*.py")):
         file = path.relative_to(PACKAGE)
         if len(file.parts) == 1 or file.parts[0] in FOLDERS:
             for function in functions_of(ast.parse(path.read_text())):
                 where = f"{file}:{getattr(function, 'lineno', 0)}"
+                words = bare_words(function)
+                unused -= {(str(file), word) for word in words}
                 faults += [
                     f"{where} {word}"
-                    for word in bare_words(function)
+                    for word in words
                     if (str(file), word) not in EXCEPTIONS
                 ]
     assert not faults, "\n".join(faults)
+    assert not unused
 
 
 def test_a_participle_is_found_as_a_name():

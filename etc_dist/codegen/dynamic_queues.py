@@ -138,8 +138,8 @@ def _release_struct(graph: GraphFunction, release: _Release) -> str:
     index = [_on_owner(graph, part) for part in ref.index]
     extents = {axis.symbol.name: axis.extent for axis in gating}
     spans = released(index, release.events.axes, extents)
-    single = all(count == Const(1) for _, count in spans.values())
-    base = f"{call_type(release.call.name)}, {release.number}, {int(single)}"
+    is_single = all(count == Const(1) for _, count in spans.values())
+    base = f"{call_type(release.call.name)}, {release.number}, {int(is_single)}"
     lines = [f"struct {release.name} : ReleaseDefaults<{base}> {{"]
     texts = [f"{{{text(low)}, {text(count)}}}" for low, count in spans.values()]
     place = f"const Args& g, i32 owner, {event}::Coord c, int n"
@@ -229,8 +229,8 @@ def _at_most(extent: Expr, modulus: Expr) -> bool:
     if isinstance(extent, Const) and isinstance(modulus, Const):
         return extent.value <= modulus.value
     if isinstance(extent, Op) and extent.name == "-":
-        less = isinstance(extent.right, Const) and extent.right.value >= 0
-        return less and extent.left == modulus
+        is_less = isinstance(extent.right, Const) and extent.right.value >= 0
+        return is_less and extent.left == modulus
     return extent == modulus
 
 

@@ -120,13 +120,13 @@ def _faults(
     if front < 0 or (front and not operand.leading):
         yield f"{len(axes[n])} axes"
         return
-    for number, axis in enumerate(axes[n]):
-        if number >= front:
-            extent = operand.extents[number - front]
+    for axis_idx, axis in enumerate(axes[n]):
+        if axis_idx >= front:
+            extent = operand.extents[axis_idx - front]
             texts = _extent_faults(extent, axis, names)
         else:
             texts = _cut_off(axis) if axis.is_one else iter([f"size {axis.size}"])
-        yield from (f"axis {number}: {text}" for text in texts)
+        yield from (f"axis {axis_idx}: {text}" for text in texts)
 
 
 def _is_contiguous(axes: list[Axis]) -> bool:
@@ -161,9 +161,9 @@ def _elsewhere(first: Region, second: Region) -> Iterator[str]:
 
 def _extent_faults(extent: Extent, axis: Axis, names: dict[str, Expr]) -> Iterator[str]:
     most = extent.size if extent.size is not None else extent.most
-    fits = not isinstance(most, int) or interval(axis.size, {})[1] <= most
+    does_fit = not isinstance(most, int) or interval(axis.size, {})[1] <= most
     if extent.size is not None:
-        fits = fits and all(
+        does_fit = does_fit and all(
             interval(size, {}) == (extent.size, extent.size)
             or (extent.clipped and replace(axis, size=size).reaches_end)
             for size in alternatives(axis.size)
@@ -172,12 +172,12 @@ def _extent_faults(extent: Extent, axis: Axis, names: dict[str, Expr]) -> Iterat
     if extent.name and extent.per is None:
         base, times = names.get(extent.name, ONE), Const(extent.times)
         expected_size = op("*", base, times)
-        fits = fits and axis.size in (expected_size, op("*", times, base))
-    fits = fits and all(
+        does_fit = does_fit and axis.size in (expected_size, op("*", times, base))
+    does_fit = does_fit and all(
         is_multiple(size, extent.multiple) or replace(axis, size=size).reaches_end
         for size in alternatives(axis.size)
     )
-    if not fits or (extent.whole and not axis.is_whole):
+    if not does_fit or (extent.whole and not axis.is_whole):
         factor = f"{extent.times} *" if extent.times > 1 else "another"
         relation = f", where {factor} {extent.name} is {expected_size}"
         yield f"size {axis.size}{relation if expected_size != axis.size else ''}"

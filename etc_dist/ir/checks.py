@@ -332,16 +332,16 @@ def _check_reads_before_wait(call: Call, where: str) -> None:
     earlier_loads = [
         r for r in call.loaded_waits if r.is_loaded or r is not call.waits[-1]
     ]
-    working = call.limited is not None or bool(working_loads(call))
+    does_work_early = call.limited is not None or bool(working_loads(call))
     if call.function.loads_before_wait:
-        working = call.limited is not None and len(call.waits) == 1
-    loads = bool(earlier_loads) or working
-    if call.function.begins_early and (loads or not call.waits):
+        does_work_early = call.limited is not None and len(call.waits) == 1
+    has_early_loads = bool(earlier_loads) or does_work_early
+    if call.function.begins_early and (has_early_loads or not call.waits):
         raise GraphError(
             f"call {call.name} cannot read before its last wait",
             where=where,
             wanted="at least one wait, and no loads but of the last wait's count",
-            got=f"{len(call.waits)} waits, {'' if loads else 'not '}loaded",
+            got=f"{len(call.waits)} waits, {'' if has_early_loads else 'not '}loaded",
             fix="use a device function without reads_before_wait=, or one with "
             "loads_before_wait=",
         )

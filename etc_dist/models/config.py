@@ -113,8 +113,8 @@ class ModelConfig:
     @property
     def normalizes_heads(self) -> bool:
         """Whether each query and key is normalized."""
-        always = FAMILIES[self.architecture].normalizes_heads is True
-        return always or self.has_optional_norms
+        is_required = FAMILIES[self.architecture].normalizes_heads is True
+        return is_required or self.has_optional_norms
 
     def tables(self, positions: int) -> dict[str, Any]:
         """The inputs of `decoder_graph` that follow from the configuration, for so many

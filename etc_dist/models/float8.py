@@ -67,8 +67,8 @@ def widen(codes: Any, scales: Any) -> Any:
     """codes [rows, columns], float8, and scales of blocks -> fp32 [rows, columns]."""
     numbers = np.arange(256).astype(np.uint8).view(numpy_dtype(E4M3))
     wide = numbers.astype(np.float32)[codes.view(np.uint8)]
-    for number, row in enumerate(range(0, len(wide), BLOCK)):
-        of_row = scales[number].astype(np.float32).repeat(BLOCK)
+    for block_idx, row in enumerate(range(0, len(wide), BLOCK)):
+        of_row = scales[block_idx].astype(np.float32).repeat(BLOCK)
         wide[row : row + BLOCK] *= of_row[: wide.shape[1]]
     return wide
 

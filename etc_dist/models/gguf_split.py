@@ -45,8 +45,10 @@ def read_parts(path: Path) -> GgufContent:
         raise weights_error(path, f"all {count} parts of the model", got, COMPLETE)
     parts = [_read(path.with_name(name)) for name in names]
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
-    for number, part in enumerate(parts):
-        _check(path.with_name(names[number]), part.metadata, parts[0].metadata, number)
+    for part_idx, part in enumerate(parts):
+        _check(
+            path.with_name(names[part_idx]), part.metadata, parts[0].metadata, part_idx
+        )
     total = parts[0].metadata.get(TENSORS, len(tensors))
     if total != len(tensors) or len({tensor.name for tensor in tensors}) != total:
         wanted = f"{total} tensors of different names in all parts, as {TENSORS} has it"

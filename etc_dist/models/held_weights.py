@@ -50,15 +50,15 @@ class HeldWeights:
         at an index. Returns whether all are finite."""
         dtype, to = self._dtypes[name], self._bits[name][index][piece]
         rows = max(1, AT_ONCE // max(1, prod(to.shape[1:])))
-        finite = True
+        is_finite = True
         for first in range(0, len(to), rows):
             part = slice(first, first + rows)
             with np.errstate(invalid="ignore", over="ignore"):
                 rounded = np.ascontiguousarray(numbers[part], numpy_dtype(dtype))
             bits = rounded.view(_unsigned(dtype))
             to[part] = self._put(bits)
-            finite &= are_finite(bits.reshape(-1), dtype)
-        return finite
+            is_finite &= are_finite(bits.reshape(-1), dtype)
+        return is_finite
 
     def on_host(self, name: str, rows: slice) -> Any:
         """Some rows of an array, in NumPy."""

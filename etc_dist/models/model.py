@@ -109,9 +109,9 @@ class Model:
             self.program = compile(
                 setup.graph(), self.world, schedule=schedule, bundle=bundle
             )
-        on_gpu = self.world.backend == "cuda"
+        is_on_gpu = self.world.backend == "cuda"
         self._dtype = dtype
-        self._policy = setup.policy(self.program.workers if on_gpu else None)
+        self._policy = setup.policy(self.program.workers if is_on_gpu else None)
         sizes = self.most_rows, self.positions, self.steps_per_launch
         choices = self._policy.capacity(*sizes)
         # NOTE: not a method, by which the world would own a model that is dropped.

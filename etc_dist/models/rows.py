@@ -233,16 +233,16 @@ class RowChecks:
     ) -> None:
         """All numbers are from 0, below their limits."""
         # As unsigned numbers, those below 0 are large.
-        outside = numbers.view(np.uint32) >= limits.limits
-        if 1 not in outside.tobytes():  # takes less than `any`
+        is_outside = numbers.view(np.uint32) >= limits.limits
+        if 1 not in is_outside.tobytes():  # takes less than `any`
             return
         np.maximum(numbers[ENDS], 0, out=numbers[ENDS])  # ends have no lower limit
-        outside = numbers.view(np.uint32) >= limits.limits
-        if not outside.any():
+        is_outside = numbers.view(np.uint32) >= limits.limits
+        if not is_outside.any():
             return
         values = {**dict(zip(NAMES, numbers, strict=True)), **lists_by_name}
         wanted, got = [], []
-        for kind, row in zip(*_first_of_each(outside), strict=True):
+        for kind, row in zip(*_first_of_each(is_outside), strict=True):
             name, limit = NAMES[kind], limits.limits[kind, row]
             pages = ", on pages of the table" if kind in (POSITIONS, ENDS) else ""
             wanted.append(f"{name} from 0, below {limit}{pages}")

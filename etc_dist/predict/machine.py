@@ -29,8 +29,8 @@ class Link:
 
     def __post_init__(self) -> None:
         numbers = {f.name: getattr(self, f.name) for f in fields(self)[1:]}
-        good = all(0 <= n <= MOST for n in numbers.values())
-        if not good or self.gbs < LEAST_GBS:
+        is_good = all(0 <= n <= MOST for n in numbers.values())
+        if not is_good or self.gbs < LEAST_GBS:
             raise ArgumentError(
                 f"the {self.name} link cannot be simulated",
                 where=f"the {self.name} link of a prediction",

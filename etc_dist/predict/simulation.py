@@ -140,8 +140,8 @@ class _TimedRun:
         self._tensor = [LaneWorker(n, [tensor]) for n in range(machine.workers)]
         other_lanes = [lane for lane in plan.lanes if lane is not tensor]
         self._warps = [
-            LaneWorker(number // WARPS, other_lanes)
-            for number in range(machine.workers * WARPS)
+            LaneWorker(warp_idx // WARPS, other_lanes)
+            for warp_idx in range(machine.workers * WARPS)
         ]
         lane_workers = [*self._tensor, *self._warps]
         self._workers = Workers(plan, env, 0, 1, lane_workers, self._memory)
@@ -160,8 +160,8 @@ class _TimedRun:
             self._at(when + self._machine.poll_us, partial(self._start, peers))
         for worker in self._tensor:
             self._at(0.0, partial(self._advance, worker))
-        for number in range(self._machine.workers):
-            for warp in self._transfer_warps(number):
+        for worker_idx in range(self._machine.workers):
+            for warp in self._transfer_warps(worker_idx):
                 self._at(0.0, partial(self._advance, warp))
         with _paused_collections():
             while self._heap:

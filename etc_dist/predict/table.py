@@ -108,9 +108,9 @@ def draw(runs: Sequence[PredictedRun], title: str, path: Path) -> None:
     axes: Any = figure.subplots()
     hosts = [run.hosts for run in runs]
     axes.plot(hosts, [run.us / 1e3 for run in runs], "o-", label="predicted")
-    for number, name in enumerate(runs[0].bounds, 1):
+    for colour_idx, name in enumerate(runs[0].bounds, 1):
         times = [run.bounds[name] / 1e3 for run in runs]
-        axes.plot(hosts, times, ":", color=f"C{number}", label=f"bound: {name}")
+        axes.plot(hosts, times, ":", color=f"C{colour_idx}", label=f"bound: {name}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(hosts, hosts)

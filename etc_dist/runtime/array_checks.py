@@ -156,9 +156,9 @@ def _overlaps(
     read ones come first."""
     ordered_arrays = [arrays[argument.name] for argument in expected]
     faults = []
-    for place, y in enumerate(ordered_arrays):
-        over = expected[place].over
-        for x in ordered_arrays[:place] if expected[place].written else ():
+    for array_idx, y in enumerate(ordered_arrays):
+        over = expected[array_idx].over
+        for x in ordered_arrays[:array_idx] if expected[array_idx].written else ():
             is_same = over == x.name and (y.pointer, y.end) == (x.pointer, x.end)
             if y.overlaps(x) and not is_same:
                 wanted = f"{y.name} apart from {x.name}"

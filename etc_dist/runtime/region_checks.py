@@ -57,9 +57,9 @@ def _not_empty(call: Call) -> Iterator[tuple[Region, int]]:
     regions = (*call.reads, *call.writes)
     for n, operand in call.function.tile.items():
         front = len(regions[n].size) - len(operand.extents or ())
-        for number, extent in enumerate(operand.extents or ()):
+        for extent_idx, extent in enumerate(operand.extents or ()):
             if extent.not_empty:
-                yield regions[n], front + number
+                yield regions[n], front + extent_idx
 
 
 def _empty_task(

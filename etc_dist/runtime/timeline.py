@@ -58,7 +58,7 @@ def draw(
     """Write `trace` as a PNG: rows by rank, then lane; a colour for each call."""
     places = _places(trace.rows)
     bottom = max(places.values(), default=0.0) + 1.0
-    thin = len(places) > LABELLED_ROWS
+    is_thin = len(places) > LABELLED_ROWS
     height = min(max(2.2 + bottom * ROW_HEIGHT, LEAST_HEIGHT), GREATEST_HEIGHT)
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
@@ -69,17 +69,17 @@ def draw(
     colours = _colours(trace)
     for call, colour in colours.items():
         tasks = [record for record in trace.records if record.call == call]
-        corners = _boxes(tasks, places, 0.5 if thin else 0.42, LEAST_BAR * length)
+        corners = _boxes(tasks, places, 0.5 if is_thin else 0.42, LEAST_BAR * length)
         corners[..., 0] = (corners[..., 0] - begin) / divisor
         boxes = PolyCollection(
             corners,
             facecolors=[colour],
-            edgecolors=[colour] if thin else "white",
-            linewidths=0.2 if thin else 0.4,
+            edgecolors=[colour] if is_thin else "white",
+            linewidths=0.2 if is_thin else 0.4,
         )
         axes.add_collection(boxes)
     _shade(axes, trace, places, begin, divisor)
-    _label(axes, places, thin)
+    _label(axes, places, is_thin)
     axes.set_xlim(-0.002 * length / divisor, (1.002 + LEAST_BAR) * length / divisor)
     axes.set_ylim(bottom, -1.0)
     axes.set_xlabel(f"{unit} since the first task began")
@@ -102,8 +102,8 @@ def _colours(trace: Trace) -> dict[str, str]:
     """Cool colours compute and warm ones transfer; the same in every run."""
     colours = {}
     for lane_colours, calls in zip((COMPUTE, TRANSFER), _families(trace), strict=True):
-        for number, call in enumerate(calls):
-            colours[call] = lane_colours[number % len(lane_colours)]
+        for call_idx, call in enumerate(calls):
+            colours[call] = lane_colours[call_idx % len(lane_colours)]
     return colours
 
 
@@ -178,7 +178,7 @@ def _shade(
         axes.add_patch(Rectangle(corner, width, height, color=colour, zorder=-1.5))
 
 
-def _label(axes: Axes, places: dict[Row, float], thin: bool) -> None:
+def _label(axes: Axes, places: dict[Row, float], is_thin: bool) -> None:
     """Name ranks at the right; rows, or lanes where rows are thin, at the left."""
     names: dict[str, float] = {}
     across = axes.get_yaxis_transform()
@@ -187,7 +187,7 @@ def _label(axes: Axes, places: dict[Row, float], thin: bool) -> None:
         rows, name = list(band), lane_name(lane)
         ys = [places[row] for row in rows]
         axes.axhspan(ys[0] - 0.6, ys[-1] + 0.6, color="#f2f2f2", zorder=-2)
-        if thin:
+        if is_thin:
             ticks.append((ys[0] + ys[-1]) / 2)
             texts.append(f"{name}\n({len(rows)} workers)")
         else:

@@ -140,7 +140,7 @@ class Trace:
     def perfetto(self, path: str | Path) -> None:
         """Write Chrome's trace JSON, for ui.perfetto.dev: a process for each rank, a
         thread for each worker and lane, a slice for each task."""
-        threads = {row: number for number, row in enumerate(self.rows)}
+        threads = {row: thread_idx for thread_idx, row in enumerate(self.rows)}
         events: list[dict[str, Any]] = [
             _named("process_name", rank, 0, f"rank {rank}")
             for rank in sorted({rank for rank, _, _ in threads})
@@ -210,16 +210,16 @@ def _gpu_records(
     # GPUs do not share a clock: each rank's time counts from its first task.
     origin = int(stamps["begin"].min())
     env = plan.graph.environment(dims, rank)
-    transfer = stamps["lane"] == LANES.index(TRANSFER)
-    warps = sorted(set(warp[transfer].tolist()))
-    for number, call in enumerate(plan.graph.calls):
-        rows = np.flatnonzero(stamps["call"] == number)
+    is_transfer = stamps["lane"] == LANES.index(TRANSFER)
+    warps = sorted(set(warp[is_transfer].tolist()))
+    for call_idx, call in enumerate(plan.graph.calls):
+        rows = np.flatnonzero(stamps["call"] == call_idx)
         if len(rows) == 0:
             continue
         t = stamps["task"][rows].astype(np.int64)
         parts = call.coordinates(t, env).values()
         tiles = np.stack([np.broadcast_to(part, t.shape) for part in parts], axis=1)
-        for row, index, tile in zip(rows, t.tolist(), tiles.tolist(), strict=True):
+        for row, task_idx, tile in zip(rows, t.tolist(), tiles.tolist(), strict=True):
             lane = LANES[int(stamps["lane"][row])]
             if lane == TRANSFER:
                 lane = f"{lane}.{warps.index(warp[row])}"
@@ -228,7 +228,7 @@ def _gpu_records(
             span = (begin - origin, end - origin)
             place = tuple(tile), call.loop_names
             empty = int(stamps["empty"][row])
-            yield TaskRecord(*at, *span, call.name, index, *place, empty_ns=empty)
+            yield TaskRecord(*at, *span, call.name, task_idx, *place, empty_ns=empty)
 
 
 def _joined(records: Iterable[TaskRecord]) -> Iterator[TaskRecord]:

@@ -75,8 +75,8 @@ def leading_calls(graph: GraphFunction) -> tuple[str, ...]:
 def _is_one_element(ref: EventRef) -> bool:
     """Whether all tasks of a call notify the same element of their rank."""
     symbols = (symbol for part in ref.parts for symbol in part.symbols)
-    moves = any(symbol.kind == "coordinate" for symbol in symbols)
-    return not (moves or ref.guards or ref.events.cross_rank)
+    has_coordinates = any(symbol.kind == "coordinate" for symbol in symbols)
+    return not (has_coordinates or ref.guards or ref.events.cross_rank)
 
 
 def _followers(graph: GraphFunction, call: Call) -> set[str]:
@@ -85,8 +85,8 @@ def _followers(graph: GraphFunction, call: Call) -> set[str]:
     while following:
         events = {ref.events.name for ref in following.pop().notifies}
         for waiter in graph.calls:
-            awaits = any(ref.events.name in events for ref in waiter.waits)
-            if awaits and waiter.name not in names:
+            is_follower = any(ref.events.name in events for ref in waiter.waits)
+            if is_follower and waiter.name not in names:
                 names.add(waiter.name)
                 following.append(waiter)
     return names
@@ -137,8 +137,8 @@ def _obstacles(graph: GraphFunction, claimed_names: Collection[str]) -> Iterator
             elif ref.events.cross_rank and _decides_alone(call, ref):
                 yield f"call {call.name} waits for {ref} alone, by a loaded condition"
         yield from _surplus_obstacles(call)
-        crosses = any(ref.events.cross_rank for ref in call.free_waits)
-        if crosses and call.loaded_waits:
+        has_peers = any(ref.events.cross_rank for ref in call.free_waits)
+        if has_peers and call.loaded_waits:
             # NOTE: the notifier that meets the other waits checks for a count of zero;
             # a peer cannot load it.
             loaded_texts = ", ".join(map(str, call.loaded_waits))

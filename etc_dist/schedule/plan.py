@@ -74,8 +74,8 @@ class Lane:
 
     def queued(self, call: Call) -> bool:
         """Whether the units of `call` pass through the lane's queue."""
-        waits = bool(call.waits) and call.name not in self.claimed
-        return self.policy == QUEUE and waits
+        has_waits = bool(call.waits) and call.name not in self.claimed
+        return self.policy == QUEUE and has_waits
 
     @cached_property
     def items(self) -> tuple[Item, ...]:

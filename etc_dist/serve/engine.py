@@ -111,7 +111,7 @@ def follow(world: World, stepper: Stepper) -> None:
 def share(world: World, turn: Turn) -> Turn:
     """The turn of rank 0. Collective. Most turns are steps without a change, which is
     all that the others need to know: that is faster than to send a turn."""
-    changes = turn != STEP
-    if world.size > 1 and world.follow_first(KINDS, int(changes)):
+    has_changes = turn != STEP
+    if world.size > 1 and world.follow_first(KINDS, int(has_changes)):
         return world.agree(lambda: turn)[0]
     return turn

@@ -261,7 +261,7 @@ class _Reader:
         does = "waits for" if verb == "waits" else "notifies"
         cause = block.call.name, verb, ref
         try:
-            holds = block.values(ref.holds) != 0
+            does_hold = block.values(ref.holds) != 0
             rank = np.full(block.count, block.rank)
             if ref.rank is not None:
                 rank = block.values(ref.guarded(ref.rank))
@@ -275,7 +275,7 @@ class _Reader:
         self.check_rank(block, (block.call.name, does, ref), rank)
         foreign = (rank < 0) | (rank >= self.world)
         shape = elements.shape[ref.events.name][np.where(foreign, block.rank, rank)]
-        outside = ((index < 0) | (index >= shape)).any(axis=1) & ~foreign & holds
+        outside = ((index < 0) | (index >= shape)).any(axis=1) & ~foreign & does_hold
         if outside.any():
             t = int(np.flatnonzero(outside)[0])
             self.fail(
@@ -285,10 +285,10 @@ class _Reader:
                 f"keep the index of {ref} inside of the event tensor",
                 int(outside.sum()),
             )
-        wrong = foreign | outside | ~holds
+        wrong = foreign | outside | ~does_hold
         element = np.zeros(block.count, np.int64)
-        for axis in range(index.shape[1]):
-            element = element * shape[:, axis] + index[:, axis]
+        for axis_idx in range(index.shape[1]):
+            element = element * shape[:, axis_idx] + index[:, axis_idx]
         first = elements.first[ref.events.name][np.where(foreign, 0, rank)]
         return np.where(wrong, NONE, element + first)
 
@@ -312,19 +312,19 @@ class _Reader:
             return []
         accesses = load_accesses(block, self.graph, self.given, self.tally)
         active = np.zeros(block.count, bool)
-        unsure = not block.call.writes
+        may_run = not block.call.writes
         for region in block.call.writes:
             access = self.access(block, region, True, active, np.ones_like(active))
             if access is None:
                 self.unknown_writes.add(region.tensor.name)
-                unsure = True
+                may_run = True
             else:
                 if self.may_be_fewer(block.call):
                     self.unknown_writes.add(region.tensor.name)
                 accesses.append(access)
                 active[access.task - block.base] = True
         # A task whose writes are all empty runs no body, and so reads nothing.
-        runs = active | unsure
+        runs = active | may_run
         for n, region in enumerate(block.call.reads):
             access = self.access(block, region, False, active, runs)
             if access is not None:

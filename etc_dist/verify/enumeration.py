@@ -139,14 +139,14 @@ class Access:
         """The boxes in the memory of `rank`."""
         if self.ranks == {rank}:
             return self
-        here = self.rank == rank
+        is_here = self.rank == rank
         return Access(
             self.region,
             self.write,
-            self.task[here],
-            self.rank[here],
-            self.low[:, here],
-            self.high[:, here],
+            self.task[is_here],
+            self.rank[is_here],
+            self.low[:, is_here],
+            self.high[:, is_here],
             self.phase,
             self.gathered,
         )

@@ -82,8 +82,8 @@ class HappensBefore:
         is_after = np.zeros(first.shape, bool)
         # By level: the chains of a batch then lie within few levels.
         by_level = np.lexsort((first, self.level[first]))
-        new = np.diff(first[by_level], prepend=NONE) != 0
-        sources, source = first[by_level][new], np.cumsum(new) - 1
+        is_new = np.diff(first[by_level], prepend=NONE) != 0
+        sources, source = first[by_level][is_new], np.cumsum(is_new) - 1
         width = WORD * max(1, min(WORD, BUDGET // max(1, self.level.size)))
         previous = self._previous()
         steps, levels = self._steps()
@@ -159,8 +159,8 @@ class HappensBefore:
         previous = np.full((1, self.level.size), NONE)
         tasks = np.flatnonzero(q.strided)
         tasks = tasks[np.lexsort((q.position[tasks], q.queue[tasks]))]
-        same = q.queue[tasks[1:]] == q.queue[tasks[:-1]]
-        previous[0, tasks[1:]] = np.where(same, tasks[:-1], NONE)
+        is_same_queue = q.queue[tasks[1:]] == q.queue[tasks[:-1]]
+        previous[0, tasks[1:]] = np.where(is_same_queue, tasks[:-1], NONE)
         return previous
 
     def _reached(

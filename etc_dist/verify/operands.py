@@ -51,8 +51,8 @@ class _Operands:
 
     def check(self, tally: Tally) -> None:
         for first, second, extent in self.equal_axes():
-            same = not extent.is_scaled and self.axis(*first) == self.axis(*second)
-            if not same and self.known(first[0], second[0]):
+            is_same = not extent.is_scaled and self.axis(*first) == self.axis(*second)
+            if not is_same and self.known(first[0], second[0]):
                 self.compare(first, second, extent, tally)
         for axis, size in self.exact_axes():
             if self.known(axis[0]):
@@ -66,8 +66,8 @@ class _Operands:
         writes = range(len(self.call.reads), len(self.regions))
         for n in (n for n, operand in self.tile.items() if operand.apart):
             for write in writes:
-                same = self.regions[n].tensor.may_be(self.regions[write].tensor)
-                if same and n != write and self.known(n, write):
+                is_same = self.regions[n].tensor.may_be(self.regions[write].tensor)
+                if is_same and n != write and self.known(n, write):
                     self.separate(n, write, tally)
 
     def known(self, *operands: int) -> bool:
@@ -229,8 +229,8 @@ class _Operands:
             place = Const(self.block.rank) if region.rank is None else region.rank
             ranks.append(self.block.values(place))
         (low, high), (write_low, write_high) = boxes
-        shared = np.minimum(high, write_high) > np.maximum(low, write_low)
-        bad = np.flatnonzero(shared.all(axis=0) & (ranks[0] == ranks[1]) & self.runs)
+        is_shared = np.minimum(high, write_high) > np.maximum(low, write_low)
+        bad = np.flatnonzero(is_shared.all(axis=0) & (ranks[0] == ranks[1]) & self.runs)
         if bad.size:
             text = (
                 f"{task_name(self.block, int(bad[0]))} writes {self.regions[write]}, "

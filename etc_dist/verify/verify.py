@@ -213,21 +213,21 @@ def _check_cells(
     tally = Tally()
     loaded_tensors = tasks.plan.graph.loaded_tensors()
     for cells in every:
-        complete = cells.tensor.name not in tasks.unknown_writes
+        is_complete = cells.tensor.name not in tasks.unknown_writes
         if cells.tensor.kind == "output":
             check_once(tasks, cells, "an output", tally)
-            if complete:
+            if is_complete:
                 check_complete(cells, tally)
         elif cells.tensor in loaded_tensors:
             kind = "a tensor that index expressions load from"
             check_once(tasks, cells, kind, tally)
         check_own_writes(tasks, cells, tally)
-        if complete and not cells.tensor.is_given:
+        if is_complete and not cells.tensor.is_given:
             check_reads(tasks, cells, races is not None, tally)
         if cells.tensor.flagged:
             check_words(tasks, cells, tally)
         elif races is not None:
-            races.check(merged(cells), complete)
+            races.check(merged(cells), is_complete)
             check_kept(tasks, cells, tally)
     return tally.faults() + (races.faults() if races is not None else [])
 

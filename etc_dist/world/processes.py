@@ -180,7 +180,7 @@ def _read(process: str) -> list[str]:
 
 # ------------------------------------------------------------- forks, threads, signals
 
-_forked = False
+_is_child = False
 
 
 @cache
@@ -190,13 +190,13 @@ def watch_forks() -> None:
 
 
 def _mark_child() -> None:
-    global _forked
-    _forked = True
+    global _is_child
+    _is_child = True
 
 
 def is_forked() -> bool:
     """Whether this process was forked from one that had started a world."""
-    return _forked
+    return _is_child
 
 
 class Exclusive:
@@ -226,7 +226,7 @@ class Exclusive:
 
     def __enter__(self) -> None:
         try:
-            if _forked:
+            if _is_child:
                 raise rank_errors.forked()
             entry = get_ident(), sys._getframe(1)
             holder = self._current.setdefault(None, entry)
@@ -252,10 +252,10 @@ class Exclusive:
         trace: TracebackType | None,
     ) -> None:
         current = self._current.get(None)
-        ends = current is not None and current[1] is sys._getframe(1)
-        if error is not None and not _forked:
+        is_outermost = current is not None and current[1] is sys._getframe(1)
+        if error is not None and not _is_child:
             self._check(error)
-        if ends:
+        if is_outermost:
             self._agreed_error = None
             if self._backend is not None and self._device is not None:
                 self._backend.restore(self._device)
@@ -291,7 +291,7 @@ class Exclusive:
         """Run `step` as a call, unless another one is running. For finalizers, which
         may run at any time and in any thread."""
         entry = get_ident(), sys._getframe()
-        if not _forked and self._current.setdefault(None, entry) is entry:
+        if not _is_child and self._current.setdefault(None, entry) is entry:
             try:
                 step()
             finally:
@@ -302,10 +302,10 @@ class Exclusive:
         self._agreed_error = error
 
     def _check(self, error: BaseException) -> None:
-        agreed = isinstance(error, EtcDistError) and (
+        is_agreed = isinstance(error, EtcDistError) and (
             self._recover is not None or not is_of_user(error)
         )
-        if not agreed and error is not self._agreed_error:
+        if not is_agreed and error is not self._agreed_error:
             self._interrupt(f"a call was interrupted by {type(error).__name__}")
 
     def _interrupt(self, why: str) -> None:
@@ -394,7 +394,7 @@ class AbortOnUncaught:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        if self._removed or _forked or hasattr(sys, "ps1"):
+        if self._removed or _is_child or hasattr(sys, "ps1"):
             self._previous(kind, error, trace)
             return
         if self._previous is sys.__excepthook__:

@@ -124,9 +124,9 @@ def refusal(errors: Mapping[int, EtcDistError], size: int) -> EtcDistError:
     parts = {}
     for part in PARTS:
         texts = {rank: getattr(error, part) for rank, error in errors.items()}
-        alike = len(set(texts.values())) == 1
-        one_text = alike and (part != "where" or len(texts) == size)
-        parts[part] = getattr(first, part) if one_text else by_rank(texts)
+        is_alike = len(set(texts.values())) == 1
+        has_one_text = is_alike and (part != "where" or len(texts) == size)
+        parts[part] = getattr(first, part) if has_one_text else by_rank(texts)
     error_of_ranks = type(first)(**parts)
     vars(error_of_ranks).update({**vars(first), **parts})
     return error_of_ranks

@@ -219,8 +219,8 @@ class CpuExecutor(Executor):
         """End the run, and return whether all ranks had finished it before. Then it is
         complete on all of them, since some may have returned already."""
         self._state.abort()
-        several = self._world.hosts.count > 1
-        time.sleep(FAR_FINISH_SECONDS if several else FINISH_SECONDS)
+        has_several = self._world.hosts.count > 1
+        time.sleep(FAR_FINISH_SECONDS if has_several else FINISH_SECONDS)
         return self._state.all_finished()
 
     def _backoff(self, workers: Workers) -> Backoff:

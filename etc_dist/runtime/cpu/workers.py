@@ -92,9 +92,9 @@ def make_lane_workers(plan: Plan, workers: int) -> list[LaneWorker]:
     """The lane workers of one rank; all ranks have the same."""
     plan.expect_workers(workers)
     return [
-        LaneWorker(worker, plan.lanes[place:])
-        for place, lane in enumerate(plan.lanes)
-        for worker in range(workers)
+        LaneWorker(worker_idx, plan.lanes[lane_idx:])
+        for lane_idx, lane in enumerate(plan.lanes)
+        for worker_idx in range(workers)
     ]
 
 
@@ -250,16 +250,16 @@ class Workers:
             workers = sum(
                 lane_worker.lane is own_lane for lane_worker in self.lane_workers
             )
-            for index in range(worker.worker, self._total(own_lane), workers):
-                yield self._unit(worker, own_lane, index)
+            for unit_idx in range(worker.worker, self._total(own_lane), workers):
+                yield self._unit(worker, own_lane, unit_idx)
         for lane in worker.lanes:
             if lane.policy != TICKET:
                 continue
             total = self._total(lane)
             while self._tickets[lane.name] < total:
-                index = self._tickets[lane.name]
+                unit_idx = self._tickets[lane.name]
                 self._tickets[lane.name] += 1
-                yield self._unit(worker, lane, index)
+                yield self._unit(worker, lane, unit_idx)
 
     def _total(self, lane: Lane) -> int:
         return int(lane.total.evaluate(self.env))
