@@ -230,11 +230,10 @@ class StepPolicy:
     def _cost(self, work: TileWork, rows: int) -> float:
         if self.workers is None:
             return work.num_tiles
-        constants = self.tuning.tiles
+        constants = replace(self.tuning.tiles, task_us=TASK_US)
         if rows > MOST_SWAPPED_ROWS:
             constants = replace(constants, **MANY_ROWS_RATES)
-        us = work.us(constants) + work.last_wave_us(constants)
-        return us + TASK_US * work.num_epilogues
+        return work.us(constants)
 
     def _divides(self, name: str) -> bool:
         """Whether tiles of a matmul may use split-K."""

@@ -41,6 +41,9 @@ RING_BYTES = 210_000
 """Shared memory for stages."""
 ROW_BYTES = GROUP_WORDS // 8 * 4
 """Bytes of a part's sums for one index of the N of wgmma: 128 of its M, in fp32."""
+STORED_AS_READ = 4
+"""A part's sums take as long to store as so many times their bytes to read: fitted on
+an H200."""
 REFERENCE_AREA = 128 * 256
 """Elements of the tile whose epilogue takes `end_us`."""
 BOUNDS = (
@@ -107,12 +110,12 @@ class TileWork:
     warps, to widen the weights of a block. stage_blocks: blocks of a stage.
     prefetched_blocks: that fit in shared memory in addition to the stage in use.
     tile_area: elements of a tile, padding included. num_epilogues: tiles and parts of
-    the most loaded worker. memory_bytes: that all workers read or write once.
-    worker_weight_bytes: that one worker reads. task_weight_bytes: of a tile.
-    last_tasks: in the last wave, if it is not full and not the first; else 0. is_split:
-    whether any tile uses split-K. worker_sum_bytes: partial sums that the most loaded
-    worker stores and reads. scratch_bytes: of all partial sums. quantized: elements of
-    x that are before any tile.
+    the most loaded worker. mean_blocks: of a worker, on average. memory_bytes: that all
+    workers read or write once. worker_weight_bytes: that one worker reads. idle_bytes:
+    of weights, that workers could read while they have no task. is_split: whether any
+    tile uses split-K. worker_sum_bytes: partial sums that the most loaded worker reads,
+    and STORED_AS_READ times those that it stores. scratch_bytes: of all partial sums.
+    quantized: elements of x that are before any tile.
 
     The fields may also be arrays, of many tilings; then times are arrays.
     """
@@ -127,10 +130,10 @@ class TileWork:
     prefetched_blocks: int
     tile_area: int
     num_epilogues: int
+    mean_blocks: float
     memory_bytes: int
     worker_weight_bytes: float
-    task_weight_bytes: int
-    last_tasks: int
+    idle_bytes: float
     is_split: int
     worker_sum_bytes: int
     scratch_bytes: int
@@ -153,25 +156,19 @@ class TileWork:
         """The time of the whole matmul."""
         c = constants
         block = _norm(*self.block_us(c)) + c.stage_us / self.stage_blocks
+        read_bytes = self.memory_bytes + c.idle_share * self.idle_bytes
         mainloops: float = _norm(
             self.num_blocks * block,
-            self.memory_bytes / c.memory_bytes_per_us,
+            self.mean_blocks * self.block_cycles / c.mean_cycles_per_us,
+            read_bytes / c.memory_bytes_per_us,
             self.worker_weight_bytes / c.worker_bytes_per_us,
         )
-        epilogues = c.end_us * self.num_epilogues * self.tile_area / REFERENCE_AREA
+        end_us = c.task_us + c.end_us * self.tile_area / REFERENCE_AREA
+        epilogues = self.num_epilogues * end_us
         sums = c.parts_us * self.is_split + self.worker_sum_bytes / c.sums_bytes_per_us
         before = self.quantized * QUANTIZED_BYTES / c.memory_bytes_per_us
         before += QUANTIZED_US * (self.quantized > 0)
         return c.call_us + before + mainloops + epilogues + sums
-
-    def last_wave_us(self, constants: TileConstants) -> float:
-        """How much longer the last wave takes than its bytes at the memory's rate, if
-        its workers are too few to read at that rate. `us` does not include it."""
-        c, size = constants, self.task_weight_bytes
-        if not self.last_tasks:
-            return 0.0
-        at_rate = self.last_tasks * size / c.memory_bytes_per_us
-        return max(0.0, size / c.worker_bytes_per_us - at_rate)
 
 
 def _norm(*times: float) -> Any:
@@ -214,7 +211,8 @@ def work_of(
     stage_blocks = shape.depth // STAGE_K
     used_n = min(rows, wgmma_n) if shape.swapped else wgmma_n
     worker_slices = -(-down * split * -(-used_n // SLICE) // workers)
-    sum_rows = worker_slices * tiling.parts * SLICE + worker_parts * used_n
+    stored_rows = worker_parts * used_n
+    sum_rows = worker_slices * tiling.parts * SLICE + STORED_AS_READ * stored_rows
     # A block has 4 wgmma of k = 16 for each 64 of M: 64 x 16 and N x 16 elements. The
     # codes of scaled weights are read by loads of 16 bits, at half of the rate. Of
     # float8 activations it has 2, of as many bytes, for each part of the columns.
@@ -225,9 +223,13 @@ def work_of(
     if shape.float8:
         early -= int(later_blocks(down, n).evaluate({}))
     weight_bytes = n * k * shape.weight_bytes
+    split_stages = down * split * (part_stages * tiling.parts - num_stages)
+    all_blocks = (num_tiles * num_stages + split_stages) * stage_blocks
+    num_blocks = worker_stages * stage_blocks
+    block_weight_bytes = columns * shape.weight_bytes * STAGE_K
     return TileWork(
         num_tiles=num_tiles,
-        num_blocks=worker_stages * stage_blocks,
+        num_blocks=num_blocks,
         block_cycles=wgmma_m * wgmma_n / 32 / (FLOAT8_RATE if shape.float8 else 1),
         block_load_bytes=(shape.x_bytes * rows + shape.weight_bytes * columns)
         * STAGE_K,
@@ -237,10 +239,10 @@ def work_of(
         prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1) * stage_blocks,
         tile_area=wgmma_m * wgmma_n,
         num_epilogues=worker_tasks,
+        mean_blocks=all_blocks / workers,
         memory_bytes=weight_bytes + shape.x_bytes * m * k + 2 * m * n,
         worker_weight_bytes=weight_bytes / min(workers, num_tasks),
-        task_weight_bytes=columns * k * shape.weight_bytes,
-        last_tasks=num_tasks % workers if num_tasks > workers else 0,
+        idle_bytes=(workers * num_blocks - all_blocks) * block_weight_bytes,
         is_split=int(num_parts > 0),
         worker_sum_bytes=sum_rows * ROW_BYTES if num_parts else 0,
         scratch_bytes=num_parts * -(-wgmma_n // SLICE) * SLICE * ROW_BYTES,

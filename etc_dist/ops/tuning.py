@@ -26,7 +26,7 @@ from etc_dist.settings import AUTO
 if TYPE_CHECKING:
     from etc_dist.world import World
 
-FORMAT = 5
+FORMAT = 6
 KIND = "tunings"
 """The kind of entries of the cache."""
 PACKAGE = "package"
@@ -45,6 +45,8 @@ class TileConstants:
     """Launch, prologue, and the time after the last tile."""
     cycles_per_us: float
     """Of the tensor cores of an SM, at 2048 multiply-adds a cycle."""
+    mean_cycles_per_us: float
+    """The same on average of all SMs, which have less power while all are busy."""
     fill_bytes_per_us: float
     """The rate of loads into the shared memory of one SM."""
     shared_ratio: float
@@ -57,12 +59,18 @@ class TileConstants:
     """The rate of the GPU's memory."""
     worker_bytes_per_us: float
     """The rate at which one SM reads memory."""
+    idle_share: float
+    """Of the bytes that idle SMs could read, those for which others do not use the
+    memory's rate."""
+    task_us: float
+    """The part of an epilogue, and of the begin of a tile, that does not depend on the
+    tile's size."""
     end_us: float
     """The epilogue of a tile of 128 x 256."""
     parts_us: float
     """The cost of split-K that does not depend on the bytes of partial sums."""
     sums_bytes_per_us: float
-    """The rate at which one SM stores and reads partial sums."""
+    """The rate at which one SM reads partial sums."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def test_the_choice_follows_each_constant(name):
     for factor in (1 / 30, 30):
         value = factor * getattr(constants, name)
         changed.append(replace(constants, **{name: value}))
-    is_rate = not name.endswith("_us") or "per_us" in name
+    is_rate = "per_us" in name or name == "shared_ratio"
     chosen = set()
     for sizes in (*SOME, IN_PARTS):
         found = [
@@ -135,7 +135,8 @@ def test_one_more_tile_than_workers_takes_another_wave():
         for tiles in (WORKERS, WORKERS + 1, 2 * WORKERS)
     ]
     one, two, full = (each.us(TUNING.tiles) for each in times)
-    assert two > 1.8 * one and full < 1.04 * two
+    # Two full waves have less power than one that is followed by a tile.
+    assert 1.6 * one < two < full < 1.15 * two
 
 
 def test_the_work_of_a_tiling_in_parts():

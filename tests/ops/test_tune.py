@@ -39,9 +39,9 @@ from etc_dist.ops.tuning import TileConstants, default_tuning
 
 WORKERS = 132
 MODEL = default_tuning()
-OTHER = [1.1, 0.6, 1.5, 1, 2, 1.3, 1.2, 1, 3, 3, 0.3]
+OTHER = [1.1, 0.6, 0.8, 1.5, 1, 2, 1.3, 1.2, 1, 4, 1, 4, 3, 0.2]
 """Factors of constants that choose other tiles than MODEL."""
-FACTORS = st.lists(st.floats(0.5, 2), min_size=11, max_size=11)
+FACTORS = st.lists(st.floats(0.5, 2), min_size=len(OTHER), max_size=len(OTHER))
 
 
 @pytest.fixture(autouse=True, scope="module")

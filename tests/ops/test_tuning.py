@@ -77,7 +77,7 @@ def test_each_tuning_of_the_package_is_of_another_gpu():
         ),
         (lambda text: text.replace(CALL, "1" + "0" * 400, 1), "OverflowError"),
         (lambda text: "[1]", "got list"),
-        (lambda text: text.replace('"format": 5', '"format": 1'), "format 1"),
+        (lambda text: text.replace('"format": 6', '"format": 1'), "format 1"),
         (
             lambda text: text.replace('"n": 5120', '"n": -8', 1),
             "of its content",

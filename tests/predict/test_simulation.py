@@ -98,7 +98,7 @@ def test_a_tile_of_float8_reads_half_the_weights():
     constants = tuning.tiles
     saved = 64 * 8192 / constants.worker_bytes_per_us
     # By a worker alone, their widening takes longer than their loads.
-    assert 0.4 * saved < times[0] - times[1] < 1.1 * saved
+    assert 0.2 * saved < times[0] - times[1] < 1.1 * saved
 
 
 def test_tiles_of_float8_activations_are_faster_and_follow_their_rows():
