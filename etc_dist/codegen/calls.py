@@ -54,7 +54,7 @@ OTHER_MEMBERS = {
 """The other names of a call that a body, or its text, uses."""
 VARIANTS = {
     **dict.fromkeys(("kIsHalf", "kGated", "kReduces", "kWeightIsKN", "kIsPart"), 0),
-    **dict.fromkeys(("kSplit", "kShared", "kHasBias", "kIsBiased", "kIsThin"), 0),
+    **dict.fromkeys(("kSplit", "kShared", "kHasBias", "kIsBiased"), 0),
     **dict.fromkeys(("kHasCorrection", "kHasPosition"), 0),
     "kWeights": 1,
 }

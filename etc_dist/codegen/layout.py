@@ -289,7 +289,6 @@ def _maps(plan: Plan) -> tuple[Map, ...]:
             for operand, boxes in call.function.boxes.items():
                 tensor = regions[operand].tensor
                 for box in boxes.small_and_large:
-                    kind = "halves" if box.halves else "map"
-                    name = f"{kind}_{tensor.name}_{box.rows}x{box.columns}"
+                    name = f"map_{tensor.name}_{box.rows}x{box.columns}"
                     map_by_box.setdefault((tensor, box), Map(name, tensor, box))
     return tuple(map_by_box.values())

@@ -21,8 +21,8 @@ MAP = np.dtype(
     [
         ("pointer", "u8"),
         *((name, "u4") for name in ("itemsize", "axes")),
-        *((name, "u4", 5) for name in ("extent", "side")),
-        ("pitch", "u8", 5),
+        *((name, "u4", 3) for name in ("extent", "side")),
+        ("pitch", "u8", 3),
     ]
 )
 """A tensor map, as `Map` of include/fibers.h."""

@@ -54,7 +54,12 @@ def choose_experts(
         if marks:
             chosen[0][...] = _bits(ids, routing.experts)
 
-    rows = Extent(most=most, name="rows")
+    # The bits of a word are a whole block.
+    rows = (
+        Extent(most, name="rows", clipped=True)
+        if marks
+        else Extent(most=most, name="rows")
+    )
     tile = [Operand((rows, routing.experts), "float32")]
     if has_position:
         tile.append(Operand((rows,), "int32", leading=True))

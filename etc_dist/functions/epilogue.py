@@ -173,6 +173,13 @@ def partial(sums: Any, y: Any) -> None:
     y[...] = sums
 
 
+@epilogue(source="epilogues/logits.cuh", dtype="float32")
+def logits(sums: Any, y: Any) -> None:
+    """y = the sums, in fp32. On swapped tiles of more than 64 columns a sum is one of
+    two partial sums over k. Columns of y after those of w have no meaning."""
+    y[:, : sums.shape[1]] = sums
+
+
 @epilogue(source="epilogues/swiglu.cuh", gated=True)
 def swiglu(gate: Any, up: Any, y: Any) -> None:
     """y = silu(gate) * up, rounded: SwiGLU (Shazeer, 2020)."""

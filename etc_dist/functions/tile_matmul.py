@@ -79,6 +79,8 @@ MOST_BY_WARPS = 16
 """The most rows of x of a tile of scaled weights that warps multiply without wgmma."""
 MOST_FEW_ROWS = 64
 """The most rows of x in a swapped tile for few rows."""
+MOST_WIDE_ROWS, WIDE_COLUMNS = 144, 256
+"""In swapped tiles in which each task has its own number of rows: see `RowTiles`."""
 MOST_TALL_ROWS, TALL_COLUMNS = 256, 128
 """In swapped tiles for more rows, the most of them, and the columns."""
 SLICE = 64
@@ -117,7 +119,10 @@ class TileShape:
     float8: bool = False
 
     def __post_init__(self) -> None:
-        if self.is_tall:
+        if self.is_wide:
+            fits = self.rows % 16 == 0 and self.rows <= MOST_WIDE_ROWS
+            fits = fits and self.columns == WIDE_COLUMNS
+        elif self.is_tall:
             fits = self.rows <= MOST_TALL_ROWS and self.rows % 16 == 0
             fits = fits and self.columns == TALL_COLUMNS
         elif self.swapped:
@@ -138,9 +143,10 @@ class TileShape:
                 wanted="(1) not swapped: 128 rows, and columns in steps of 16, up to "
                 "256; (2) swapped: 8 to 64 rows in steps of 8, and columns in steps of "
                 "8 up to 64, or of 16 from 80 to 128; (3) swapped: 128 columns, and 80 "
-                "to 256 rows in steps of 16; (4) scaled: the same as (2) and (3) with "
-                f"at most {MOST_SCALED_ROWS} rows; (5) float8: 128 rows, not swapped, "
-                f"and {', '.join(map(str, FLOAT8_COLUMNS))} columns",
+                f"to 256 rows in steps of 16, or {WIDE_COLUMNS} columns, and up to "
+                f"{MOST_WIDE_ROWS} rows in steps of 16; (4) scaled: the same as (2) "
+                f"and (3) with at most {MOST_SCALED_ROWS} rows; (5) float8: 128 rows, "
+                f"not swapped, and {', '.join(map(str, FLOAT8_COLUMNS))} columns",
                 got=str(self),
                 fix="choose a shape of FAMILY in etc_dist/ops/tile_model.py",
             )
@@ -161,6 +167,11 @@ class TileShape:
         return self.swapped and self.rows > MOST_FEW_ROWS
 
     @property
+    def is_wide(self) -> bool:
+        """Whether it is swapped, and each task has its own number of rows of x."""
+        return self.swapped and self.columns > TALL_COLUMNS
+
+    @property
     def may_be_gated(self) -> bool:
         """Whether gate and up can share a tile: each has a multiple of 8 columns, in
         separate warps; of float8 activations, each is a part of the columns."""
@@ -170,8 +181,10 @@ class TileShape:
 
     def serves_columns(self, columns: int, *, gated: bool, w_layout: str) -> bool:
         """Whether a tile may have so many columns: those of the shape, or fewer if it
-        is swapped and for few rows of x. The mainloop of such tiles does not depend on
-        the number of columns."""
+        is swapped and for few rows of x, or wide. The mainloop of such tiles does not
+        depend on the number of columns."""
+        if self.is_wide and not gated and w_layout == "nk":
+            return columns in (self.columns // 2, self.columns)
         if not self.swapped or self.is_tall or (gated and self.alternates):
             return columns == self.columns
         least, unit = (8, 8) if self.alternates else (TURNS_COLUMNS + 16, 16)
@@ -203,7 +216,8 @@ class TileShape:
     @property
     def may_be_scaled(self) -> bool:
         """Whether a tile of scaled weights may have the same sizes."""
-        return self.swapped and self.rows <= MOST_SCALED_ROWS
+        is_narrow = self.swapped and not self.is_wide
+        return is_narrow and self.rows <= MOST_SCALED_ROWS
 
     @property
     def k_parts(self) -> int:
@@ -461,7 +475,10 @@ class Tiles:
     allows, see `TileShape.serves_columns`.
 
     has_peers: whether tiles of the program may be stored on several ranks. Tiles of one
-    program share their code only if it is equal."""
+    program share their code only if it is equal.
+
+    stage_bytes: of each stage in the ring, at least those of the shapes, where all
+    functions of the program that load have the same; 0: each shape has its own."""
 
     def __init__(
         self,
@@ -474,9 +491,10 @@ class Tiles:
         columns: Expr | None = None,
         *,
         has_peers: bool = False,
+        stage_bytes: int = 0,
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
-        self._has_peers = has_peers
+        self._has_peers, self._stage_bytes = has_peers, stage_bytes
         self.w_layout = w_layout
         self._shapes = shapes = tuple(shapes_for(w_layout, shapes))
         self._scaling = ALL_SCALINGS.get(w_layout)
@@ -584,6 +602,7 @@ class Tiles:
             "kAxes": axes,
             "kTiles": _codes(self._packed),
             **({"kHasPeers": 1} if self._has_peers else {}),
+            **({"kStageBytes": self._stage_bytes} if self._stage_bytes else {}),
             **scaled,
         }
 

@@ -43,7 +43,7 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
             by_element, flagged)
     Extent(size?, most?, multiple, begins, name, whole, not_empty, clipped, times,
            per: Expr?)
-    TmaBox(rows: Expr, columns, halves, large)
+    TmaBox(rows: Expr, columns, large)
 
 graph.py      graph functions; loop.py: loops over calls
 call.py       calls, and their loads from runtime tensors; order.py: their task orders

@@ -31,14 +31,11 @@ MAX_INT, MAX_FLOAT = 2**31 - 1, 3.4028234e38
 class TmaBox:
     """The box of the last two axes that one bulk tensor copy moves, in elements.
 
-    halves: the box alternates between both halves of a matrix's rows, eight rows each.
-    The operand selects the rows of the first half, the next operand those of the other.
     large: rows of a second, larger box of the same operand; 0: there is none.
     rows: a number, or one that `Graph.let` named."""
 
     rows: int | Expr
     columns: int
-    halves: bool = False
     large: int = 0
 
     def __post_init__(self) -> None:

@@ -8,10 +8,10 @@ from etc_dist.errors import expect_choice
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.expect_in_range import expect_in_range
-from etc_dist.functions.grouped_matmul import TILE_COLUMNS
 from etc_dist.functions.mark_experts import mark_experts
 from etc_dist.functions.router import Router, as_router
 from etc_dist.functions.routing import Routing
+from etc_dist.functions.wide_tile import WIDE
 from etc_dist.ir import (
     EventRef,
     Expr,
@@ -45,7 +45,7 @@ from etc_dist.layers.shared_expert import SharedRows, add_shared
 PARALLEL = ("tensor", "expert")
 PARALLEL_PASSES = 4
 """Passes on several ranks, where sums are sent, so that the tail is longer."""
-WIDE = Sizes(tile_columns=TILE_COLUMNS // 2, passes=8)
+OF_PARTS = Sizes(tile_columns=WIDE.columns // 2, passes=8)
 """Sizes where wide experts are divided among ranks: a rank has few tasks of the down
 projection, each of which takes long. With smaller ones the last round of the rank with
 most rows is shorter."""
@@ -97,7 +97,7 @@ def moe_graph(
     sizes: those of tiles, and the numbers of tasks."""
     if sizes is None:
         is_wide = packs and parallel == "expert"
-        of_ranks = WIDE if is_wide else Sizes(passes=PARALLEL_PASSES)
+        of_ranks = OF_PARTS if is_wide else Sizes(passes=PARALLEL_PASSES)
         sizes = of_ranks if g.world_size > 1 else Sizes()
     sizes = replace(
         sizes,

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_rows import GROUP_TOKENS
-from etc_dist.functions.grouped_matmul import (
-    TILE_COLUMNS,
-    UP_COLUMNS,
-    grouped_gated,
-    grouped_store,
-    thin_float,
-)
+from etc_dist.functions.epilogue import activated
+from etc_dist.functions.epilogue import logits as store_logits
 from etc_dist.functions.list_rows import list_rows
 from etc_dist.functions.locate_rows import locate_rows
 from etc_dist.functions.pack_rows import PACKED_ROWS, TENSOR_ROWS, pack_rows
 from etc_dist.functions.plan_tiles import TOGETHER, plan_tiles
 from etc_dist.functions.routing import BLOCK, PADDING, TILE_ROWS, Routing
 from etc_dist.functions.score_experts import GROUP_EXPERTS, score_experts
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.wide_tile import ROLES, STAGE_BYTES, WIDE, RowTiles
 from etc_dist.ir import (
     EventRef,
     EventTensor,
@@ -47,6 +44,7 @@ SCORE_TASKS = 132
 worker. Where many tokens would need more, logits are computed in tiles by GEMMs."""
 TILE_BLOCKS, TILE_EXPERTS = 2, 128
 """Blocks of tokens, and experts, of a tile of logits."""
+LOGITS = TileShape(TILE_BLOCKS * BLOCK, TILE_EXPERTS, swapped=True)
 PART_GROUPS, PARTS = 2, 4
 """Groups of tiles in a part, and the largest number of parts. Each part has an event
 for its copied rows. The last one has all further groups. The tensor lane copies the
@@ -64,8 +62,8 @@ class Sizes:
 
     block: int = BLOCK
     tile_rows: int = TILE_ROWS
-    up_columns: int = UP_COLUMNS
-    tile_columns: int = TILE_COLUMNS
+    up_columns: int = WIDE.columns // 2
+    tile_columns: int = WIDE.columns
     group_tokens: int = GROUP_TOKENS
     passes: int = PASSES
     part_tokens: int = 16
@@ -162,8 +160,8 @@ def add_biases(g: Graph, routing: Routing) -> list[Region]:
 
 
 def add_logits(g: Graph, routing: Routing, tokens: Expr, name: str = "") -> Tensor:
-    """The logits [tokens, experts], with further columns to a multiple of 4."""
-    columns = -(-routing.experts // 4) * 4
+    """The logits [tokens, experts], with further columns to a multiple of 8."""
+    columns = -(-routing.experts // 8) * 8
     return g.local(f"{name}logits", (tokens, columns), "float32")
 
 
@@ -210,11 +208,13 @@ def add_choices(
         tiles = g.let("logit_tiles", tiled * ceildiv(blocks, TILE_BLOCKS))
         n, e = grid = g.grid(n=tiles, e=wide)
         of_tile = tile(n, TILE_BLOCKS * block)
-        of_group = routing.group(e, TILE_EXPERTS)
+        of_group = tile(e, TILE_EXPERTS)
+        of_logits = Tiles(g, "logit", 0, [LOGITS], stage_bytes=STAGE_BYTES)
         g.call(
-            thin_float(routing.dtype, sizes.activation),
+            replace(of_logits.matmul(routing.dtype, store_logits), roles=ROLES),
             grid,
             name="score_tiles",
+            values=of_logits.values,
             reads=[x[of_tile, :], router[of_group, :]],
             writes=[logits[of_tile, of_group]],
             notifies=[scored[n]],
@@ -292,17 +292,16 @@ def add_tiles(
     return ExpertTiles(*lists, total, routing.tile_rows, planned[0])
 
 
-def task_columns(
+def row_tiles(
     g: Graph, sizes: Sizes, tokens: Expr, name: str = ""
-) -> tuple[Expr, Expr]:
-    """The columns of a task of the first and of the second projection. name: the prefix
-    of their names."""
-    many = 1 + tokens // MANY_TOKENS
-    up, down = (
-        g.let(f"{name}{of}_columns", minimum(columns, -(-columns // 2) * many))
-        for of, columns in (("up", sizes.up_columns), ("down", sizes.tile_columns))
+) -> tuple[RowTiles, RowTiles]:
+    """The tiles of the first and of the second projection. name: the prefix of their
+    names."""
+    is_few = g.let(f"{name}few", 1 - minimum(1, tokens // MANY_TOKENS))
+    return (
+        RowTiles(g, f"{name}up", is_few, 2 * sizes.up_columns, gated=True),
+        RowTiles(g, f"{name}down", is_few, sizes.tile_columns),
     )
-    return up, down
 
 
 def add_projections(
@@ -318,7 +317,8 @@ def add_projections(
     """Add both projections. After `waits`, the first one gathers its rows of x, or they
     are first copied to their tiles."""
     _, hidden, inner = down.shape
-    up_columns, tile_columns = task_columns(g, sizes, x.shape[0])
+    of_up, of_down = row_tiles(g, sizes, x.shape[0])
+    up_columns, tile_columns = of_up.task_columns(gated=True), of_down.task_columns()
     wide = g.let("wide", ceildiv(inner, up_columns))
     columns = g.let("columns", ceildiv(hidden, tile_columns))
     per = g.let("per", ceildiv(columns, sizes.passes))
@@ -328,7 +328,7 @@ def add_projections(
     outputs = g.local("outputs", (rows, hidden), routing.dtype)
     groups = g.let("tile_groups", count // TOGETHER)
     needed = tiles.needed.load(0)
-    activated = g.events("activated", (groups, TOGETHER), expects=wide)
+    begun = g.events("activated", (groups, TOGETHER), expects=wide)
     produced = g.events(
         "produced", (passes,), expects=lambda s: needed * (TOGETHER * per)
     )
@@ -355,32 +355,35 @@ def add_projections(
     else:
         reads = [_some_of(x, size), *weights, tiles.numbers(r, size)]
     g.call(
-        grouped_gated(
-            *(routing.dtype, not sizes.packs, sizes.activation),
-            biased=sizes.has_biases,
+        of_up.matmul_rows(
+            *(routing.dtype, activated(sizes.activation)),
+            gathers=not sizes.packs,
+            is_biased=sizes.has_biases,
         ),
         grid,
         name="gate_up_projection",
+        values=of_up.values,
         reads=reads,
-        writes=[active[span(row, size), tile(j, up_columns)]],
+        writes=[active[span(row, size), span(skipped, width)]],
         waits=[tiles.planned, *waits],
-        notifies=[activated[q, i]],
+        notifies=[begun[q, i]],
     )
     s, q, i, j = grid = g.grid(s=passes, q=up_to(groups, needed), i=TOGETHER, j=per)
     r = q * TOGETHER + i
     expert, row, size = tiles.of(r)
     of_column = tile(s * per + j, tile_columns)
     g.call(
-        grouped_store(routing.dtype, sizes.activation, biased=sizes.has_biases),
+        of_down.matmul_rows(routing.dtype, is_biased=sizes.has_biases),
         grid,
         name="down_projection",
+        values=of_down.values,
         reads=[
             active[span(row, size), :],
             down[expert, of_column, :],
             *([] if down_bias is None else [down_bias[expert, of_column]]),
         ],
         writes=[outputs[span(row, size), of_column]],
-        waits=[tiles.planned, activated[q, i]],
+        waits=[tiles.planned, begun[q, i]],
         notifies=[produced[s]],
     )
     return ExpertOutputs(outputs, produced, passes, per * tile_columns, before)

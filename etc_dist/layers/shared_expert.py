@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from etc_dist.functions.combine_rows import GATED
-from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store
+from etc_dist.functions.epilogue import activated
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.score_experts import score_experts
@@ -21,7 +21,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.tensor import Tile
-from etc_dist.layers.moe_steps import Sizes, task_columns
+from etc_dist.layers.moe_steps import Sizes, row_tiles
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,16 @@ def add_shared(
         return None
     (own, hidden), tokens = x.shape, g.largest(x.shape[0])
     inner, gate_up, down, gate = add_inputs_of_shared(g, routing.dtype, kind, hidden)
-    up_columns, down_columns = task_columns(g, sizes, tokens, "shared_")
-    size = routing.tile_rows
+    of_up, of_down = row_tiles(g, sizes, tokens, "shared_")
+    up_columns, down_columns = of_up.task_columns(gated=True), of_down.task_columns()
+    size = g.let("shared_tile_rows", minimum(routing.tile_rows, of_up.rows))
     groups = g.let("shared_tiles", ceildiv(tokens, size))
     wide = g.let("shared_wide", ceildiv(inner, up_columns))
     columns = g.let("shared_columns", ceildiv(hidden, down_columns))
     blocks = ceildiv(tokens, routing.block) if gate is not None else 0
     active = g.local("shared_active", (own, inner), routing.dtype)
     rows = g.local("shared_rows", (own, hidden), routing.dtype)
-    activated = g.events("shared_activated", (groups,), expects=wide)
+    begun = g.events("shared_activated", (groups,), expects=wide)
     done = g.events("shared_done", (1,), expects=groups * columns + blocks)
     logits = None
     if gate is not None:
@@ -90,22 +91,24 @@ def add_shared(
     of_rows, width = tile(n, size), minimum(up_columns, inner - j * up_columns)
     halves = [gate_up[0, span(k + j * up_columns, width), :] for k in (0, inner)]
     g.call(
-        grouped_gated(routing.dtype, False, sizes.activation),
+        of_up.matmul_rows(routing.dtype, activated(sizes.activation)),
         grid,
         name="shared_gate_up_projection",
+        values=of_up.values,
         reads=[x[of_rows, :], *halves],
-        writes=[active[of_rows, tile(j, up_columns)]],
-        notifies=[activated[n]],
+        writes=[active[of_rows, span(j * up_columns, width)]],
+        notifies=[begun[n]],
     )
     n, j = grid = g.grid(n=groups, j=columns)
     of_rows, of_column = tile(n, size), tile(j, down_columns)
     g.call(
-        grouped_store(routing.dtype, sizes.activation),
+        of_down.matmul_rows(routing.dtype),
         grid,
         name="shared_down_projection",
+        values=of_down.values,
         reads=[active[of_rows, :], down[0, of_column, :]],
         writes=[rows[of_rows, of_column]],
-        waits=[activated[n]],
+        waits=[begun[n]],
         notifies=[done[0]],
     )
     return SharedRows(kind, rows, logits, done[0])

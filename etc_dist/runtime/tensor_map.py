@@ -20,8 +20,6 @@ _PROMOTION_128B = 2
 """What L2 fetches at once, a line of a box. With 256 bytes, boxes of weights stream at
 4.0 to 4.2 TB/s in place of 4.4 to 4.5, on an H200: benchmarks/log/performance.md."""
 _INVALID_VALUE = 1
-_TOGETHER = 8
-"""Adjacent rows of one half in a box that alternates between both halves."""
 
 
 @cache
@@ -39,9 +37,6 @@ def encode(
     storage = np.zeros(2 * MAP_BYTES, np.uint8)
     at = -storage.ctypes.data % MAP_BYTES
     out = storage[at : at + MAP_BYTES]
-    if box.halves and shape[-2] % (2 * _TOGETHER):
-        wanted = f"halves of a multiple of {_TOGETHER} rows"
-        raise _refused(pointer, shape, dtype, wanted)
     axes = axes_of(shape if all(shape) else _one_box(box), itemsize, box)
     extents, sides, pitches = zip(*axes, strict=True)
     code = _driver().cuTensorMapEncodeTiled(
@@ -80,15 +75,11 @@ def axes_of(
     assert isinstance(box.rows, int)  # see TmaBox.at
     *stack, rows, columns = shape
     row = columns * itemsize
-    axes = [(columns, box.columns, itemsize), (rows, box.rows, row)]
-    if box.halves:
-        pairs = 2 * _TOGETHER
-        axes[1:] = [
-            (_TOGETHER, _TOGETHER, row),
-            (2, 2, rows // 2 * row),
-            (rows // pairs, box.rows // pairs, _TOGETHER * row),
-        ]
-    return [*axes, (prod(stack), 1, rows * row)]
+    return [
+        (columns, box.columns, itemsize),
+        (rows, box.rows, row),
+        (prod(stack), 1, rows * row),
+    ]
 
 
 def _one_box(box: TmaBox) -> tuple[int, int]:

@@ -36,6 +36,9 @@ struct Epilogue {
   // are rounded before they are rearranged into rows. Further results are y in a peer's memory.
   static constexpr bool kOnlyRounds = false;
   static constexpr float kIdentity = 0;
+  // Whether swapped tiles, in which a warpgroup has all boxes along k, add every other box to a second
+  // sum.
+  static constexpr bool kHasTwoSums = false;
 
   template <class Task>
   ETC_DEVICE static void apply(const Task&, i32, i32, float (&)[8]) {}

@@ -1,9 +1,9 @@
 // Swapped tiles: rows of w are the M of wgmma, rows of x its N.
 #pragma once
 #include "functions/scaled_weights.cuh"
+#include "functions/swapped_sums.cuh"
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_parts.cuh"
-#include "functions/tile_sums.cuh"
 
 namespace etc {
 
@@ -34,10 +34,14 @@ struct SwappedTiles {
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
       u32 variant) const {
     constexpr bool kMayBeGated = (kVariants & kGatedTile) != 0;
+    constexpr bool kMayBeLeft = (kVariants & kLeftTile) != 0;
     const bool is_gated = (variant & kGatedTile) != 0;
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     float d[kRows / 2];
     clear(d);
+    if constexpr ((kVariants & kBiasedTile) != 0) {
+      if ((variant & kBiasedTile) != 0) add_biases(d, words, at_shape, wg, is_gated);
+    }
     const bool is_sum = (kVariants & variant & kSumOfParts) != 0;
     const bool is_part = (kVariants & variant & kPartOfTile) != 0;
     bool lost = false;
@@ -51,7 +55,9 @@ struct SwappedTiles {
       if constexpr (Weights::kIsScaled) {
         lost = multiply_codes(run, stages, count, at_shape, wg, is_gated, d);
       } else {
-        lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
+        constexpr bool kMayBeGathered = (kVariants & kGatheredTile) != 0;
+        const bool is_gathered = kMayBeGathered && (variant & kGatheredTile) != 0;
+        lost = multiply(run, stages, count, read_shape(at_shape), wg, is_gathered, d);
       }
     }
     const TileShape shape = read_shape(at_shape);
@@ -59,7 +65,7 @@ struct SwappedTiles {
     if (kTurns && (!kHalves || shape.halves() == 0)) {
       if constexpr (kTurns) {
         if (!is_sum) {  // parts have the sums of both warpgroups
-          lost = combine(d, wg, lost, [](float& sum, float other) { sum += other; });
+          lost = combine<kMayBeLeft>(d, wg, lost, [](float& sum, float other) { sum += other; });
         }
         finishes = wg == 0;
         if constexpr (kMayBeGated) {
@@ -68,7 +74,7 @@ struct SwappedTiles {
       }
     } else if (kMayBeGated && is_gated && !is_part) {
       if constexpr (kMayBeGated) {
-        lost = combine(d, wg, lost, [](float& sum, float up) { gate(sum, up); });
+        lost = combine<kMayBeLeft>(d, wg, lost, [](float& sum, float up) { gate(sum, up); });
         finishes = wg == 0;
       }
     } else {
@@ -91,7 +97,7 @@ struct SwappedTiles {
   template <class Program>
   ETC_DEVICE bool multiply(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
-      u32 wg, float (&d)[kRows / 2]) const {
+      u32 wg, bool is_gathered, float (&d)[kRows / 2]) const {
     const u32 begin = stages.descriptor_base(), turns = 1 - shape.halves();
     const u32 w = begin | kLeadingOfW<kIsKN>, x = begin | 0x10000u;
     const u32 apart = shape.box_w() >> shape.halves();  // bytes between the warpgroups' boxes
@@ -101,8 +107,12 @@ struct SwappedTiles {
         shape.box_w() << turns, shape.box_x() << turns, shape.bytes(), shape.warpgroup_columns()};
     bool lost = false;
     const auto multiply_by = [&](auto number) ETC_INLINE {
+      if constexpr (Epilogue::kHasTwoSums && !kTurns) {
+        lost = multiply_twice<decltype(number)::value>(run, stages, count, boxes, d);
+        return;
+      }
       lost = multiply_boxes<kIsHalf, kIsKN, true, decltype(number)::value, kRows>(
-          run, stages, count, boxes, d);
+          run, stages, count, boxes, d, is_gathered);
     };
     if constexpr (kHas<1> && kHas<2>) {
       if (shape.warpgroup_boxes() == 2) {
@@ -120,6 +130,32 @@ struct SwappedTiles {
     return lost;
   }
 
+  // The mainloop of boxes with even numbers and of those with odd ones, whose sums are added then.
+  template <u32 kBoxes, class Program>
+  ETC_DEVICE static bool multiply_twice(
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
+      float (&d)[kRows / 2]) {
+    float sums[2][kRows / 2];
+#pragma unroll
+    for (auto& each : sums) clear(each);
+    const auto multiply = [&](u32 begin, u32) {
+#pragma unroll
+      for (u32 box = 0; box < kBoxes; ++box) {
+        const u32 w = boxes.w + (begin + box * boxes.next_w) / 16;
+        const u32 x = boxes.x + (begin + box * boxes.next_x) / 16;
+        ptx::wgmma_box<kIsHalf, kRows, kIsKN>(
+            sums[box % 2], ptx::matrix_descriptor(w), ptx::matrix_descriptor(x), 1, boxes.rows);
+      }
+    };
+    const bool lost = multiply_stages(run, stages, count, boxes.bytes, false, multiply);
+#pragma unroll
+    for (u32 i = 0; i < kRows / 2; ++i) {
+      ptx::keep_order(sums[0][i]), ptx::keep_order(sums[1][i]);
+      d[i] += sums[0][i] + sums[1][i];
+    }
+    return lost;
+  }
+
   // The same of scaled weights.
   template <class Program>
   ETC_DEVICE bool multiply_codes(
@@ -130,15 +166,27 @@ struct SwappedTiles {
     return multiply_scaled<kIsHalf, Weights, kRows>(run, stages, count, shape, w, wg, d);
   }
 
+  // Adds the biases of a warpgroup's rows of w: in a gated tile, those of gate or of up.
+  ETC_DEVICE static void add_biases(
+      float (&d)[kRows / 2], u32 words, u32 at_shape, u32 wg, bool is_gated) {
+    static_assert(!kTurns && !Weights::kIsScaled && Epilogue::kOnlyRounds);
+    const TileShape shape = read_shape(at_shape);
+    const i32 columns = Epilogue::Place::read(words).columns;
+    const u64 biases = BiasPlace::read(at_shape + 4, is_gated && wg > 0);
+    const u32 first = is_gated ? 0 : wg * shape.warpgroup_columns();
+    etc::add_biases<kIsHalf, Weights>(d, biases, first, columns);
+  }
+
   ETC_DEVICE static void gate(float& sum, float up) { sum = Epilogue::combine(sum, up); }
 
   // Combines the first warpgroup's sums with the second one's, four groups of rows at a time.
-  template <class F>
+  // kMayBeLeft: the first one may still store the tile before from there.
+  template <bool kMayBeLeft, class F>
   ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool lost, F f) const {
     const u32 sums = buffer + (ptx::thread() & 127) * 16;
 #pragma unroll
     for (u32 first = 0; first < kEights; first += 4) {
-      if (first > 0) ptx::named_barrier<256>(1);
+      if (kMayBeLeft || first > 0) ptx::named_barrier<256>(1);
       if (wg == 1) {
 #pragma unroll
         for (u32 j = first; j < first + 4 && j < kEights; ++j) {
@@ -188,7 +236,12 @@ struct SwappedTiles {
       const Run<Program>& run, u32 words, const TileShape& shape, const float (&d)[kRows / 2],
       u32 wg) const {
     if constexpr (Epilogue::kOnlyRounds) {
-      store(run, words, shape, d, wg);
+      const u32 columns = shape.warpgroup_columns();
+      const auto sums = [&](u32 j, u32 n) ETC_INLINE {
+        return pack<kIsHalf>(d[4 * j + 2 * n], d[4 * j + 2 * n + 1]);
+      };
+      store_sums<Weights, Epilogue, kEights, false>(
+          run, words, sums, buffer, wg, wg * columns, columns);
     } else {
       apply(run, words, shape, d, wg);
     }
@@ -230,44 +283,6 @@ struct SwappedTiles {
         }
       }
       eights.end(pass, column, strip, row_of);
-    }
-  }
-
-  // Stores a warpgroup's columns of y, transposed in shared memory into rows of 128 bytes.
-  template <class Program>
-  ETC_DEVICE void store(
-      const Run<Program>& run, u32 place, const TileShape& shape, const float (&d)[kRows / 2],
-      u32 wg) const {
-    const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
-    const u32 out = buffer + wg * kHalfBuffer;
-    const u32 matrix = Weights::eight(warp, lane >> 3 & 1), in_row = lane & 7;
-    const u32 in = out + in_row * 128 + ((matrix ^ in_row) << 4);
-    const auto whole = Epilogue::Place::read(place);
-    const u32 columns = shape.warpgroup_columns();
-    const u32 unit = thread % 8, column = wg * columns + unit * 8;
-    constexpr u32 kTogether = 8;  // groups of rows that the buffer holds
-#pragma unroll
-    for (u32 f = 0; f < kEights; f += kTogether) {
-      if (f > 0 && f * 8 >= u32(whole.rows)) break;
-      if (f > 0) ptx::named_barrier<128>(2 + wg);  // the rows have been read
-#pragma unroll
-      for (u32 j = f; j < f + kTogether && j < kEights; ++j) {
-        ptx::store_matrix2_transposed(
-            in + (j - f) * 1024, pack<kIsHalf>(d[4 * j], d[4 * j + 1]),
-            pack<kIsHalf>(d[4 * j + 2], d[4 * j + 3]));
-      }
-      ptx::named_barrier<128>(2 + wg);
-      whole.each_rank(run, place, [&](const auto& to) {
-#pragma unroll
-        for (u32 i = 0; i < kTogether / 2 && i * 16 < kRows; ++i) {
-          const u32 in_rows = i * 16 + thread / 8, row = f * 8 + in_rows;
-          if (row < u32(to.rows) && unit * 8 < columns && column < u32(to.columns)) {
-            ptx::store16(
-                to.at + u64(row) * to.row_bytes + column * 2,
-                ptx::load_shared16(out + in_rows * 128 + ((unit ^ (row & 7)) << 4)));
-          }
-        }
-      });
     }
   }
 };

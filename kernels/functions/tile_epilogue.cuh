@@ -11,7 +11,7 @@ namespace etc {
 // applies Gate.
 template <bool kHasPeers, class Gate = SwigluActivation>
 struct RoundedTile {
-  static constexpr bool kOnlyRounds = true, kIsGated = false;
+  static constexpr bool kOnlyRounds = true, kIsGated = false, kHasTwoSums = false;
   using Place = TilePlace<kHasPeers>;
   static constexpr u32 kWords = Place::kWords;
 
@@ -24,6 +24,7 @@ struct AppliedEpilogue {
   using Call = Call_;
   using Coord = typename Call::Coord;
   static constexpr bool kOnlyRounds = false, kIsGated = Call::kGated;
+  static constexpr bool kHasTwoSums = Call::template Epilogue<Call>::kHasTwoSums;
   static constexpr u32 kCoordinates = sizeof(Coord) / 4, kWords = 1 + kCoordinates;
 
   ETC_DEVICE static float combine(float gate, float up) {

@@ -9,11 +9,14 @@
 // needs little padding. With up to 64 rows of w, the warpgroups multiply alternate boxes along k,
 // and their sums are added; with more, each has half of the rows of w.
 // RowsTiles: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w.
-// In both, the rows of w are chosen so that the number of tiles fits the number of workers. A tile
+// WideTiles: as SwappedTiles, with 256 rows of w, and as many rows of x as a task has.
+// In the first two, the rows of w are chosen so that the number of tiles fits the number of workers. A tile
 // may use split-K among tasks: functions/tile_parts.cuh.
 #pragma once
+#include "functions/gather_rows.cuh"
 #include "functions/rows_tile.cuh"
 #include "functions/swapped_tile.cuh"
+#include "functions/wide_tile.cuh"
 
 namespace etc {
 
@@ -59,23 +62,40 @@ struct TileList {
 // The code of a TileRange.
 template <
     bool kIsHalf, class Weights, class Epilogue, class Tiles,
-    bool kIsSwapped = bool(Tiles::kFirst.is_swapped)>
+    u32 kKind = Tiles::kFirst.is_swapped + Tiles::kFirst.is_wide()>
 struct TilesOf : RowsTiles<kIsHalf, Weights, Epilogue, Tiles> {};
 template <bool kIsHalf, class Weights, class Epilogue, class Tiles>
-struct TilesOf<kIsHalf, Weights, Epilogue, Tiles, true>
+struct TilesOf<kIsHalf, Weights, Epilogue, Tiles, 1>
     : SwappedTiles<kIsHalf, Weights, Epilogue, Tiles> {};
+template <bool kIsHalf, class Weights, class Epilogue, class Tiles>
+struct TilesOf<kIsHalf, Weights, Epilogue, Tiles, 2>
+    : WideTiles<kIsHalf, Weights, Epilogue, Tiles> {};
 
-// All tile shapes of a program with one epilogue.
-template <bool kIsHalf, class Weights, class Epilogue, u32... kTiles>
+// All tile shapes of a program with one epilogue. kHasStoreWarp: a warp notifies once both warpgroups
+// have stored a tile, while they multiply the next one.
+template <bool kIsHalf, class Weights, class Epilogue, bool kHasStoreWarp, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
-  static constexpr u32 kControlBytes = 0;
-  struct Counters {};
-  ETC_DEVICE void init() const {}
+  static constexpr u32 kControlBytes = kHasStoreWarp ? 24 : 0;
+  // round: the number of tiles.
+  struct Counters {
+    u32 round;
+  };
+  // mbarriers. `stored`: a warpgroup has stored its part of a tile. `seen`: the store warp has waited
+  // for both parts.
+  ETC_DEVICE u32 stored(u32 wg) const { return control + 8 * wg; }
+  ETC_DEVICE u32 seen() const { return control + 16; }
+  ETC_DEVICE void init() const {
+    if constexpr (kHasStoreWarp) {
+      ptx::mbarrier_init(seen(), 1);
+      for (u32 wg = 0; wg < 2; ++wg) ptx::mbarrier_init(stored(wg), 128);
+    }
+  }
 
   template <u32 kVariants, class Program>
   ETC_DEVICE bool compute(
-      const Run<Program>& run, StageReader<Program>& stages, const Work& work, Counters&) const {
+      const Run<Program>& run, StageReader<Program>& stages, const Work& work,
+      Counters& counters) const {
     static_assert(2 * kHalfBuffer <= Program::kBufferBytes);
     const u32 variant = __shfl_sync(~0u, kVariants & work.variant, 0);
     bool going = true;
@@ -85,6 +105,11 @@ struct TileFamily {
                   .template compute<kVariants>(
                       run, stages, work.size, at_shape, work.data, variant);
     });
+    if constexpr (kHasStoreWarp) {
+      // After an abort the store warp waits for no tile.
+      if (going) wait_mbarrier(run, seen(), ~counters.round++ & 1);
+      if (going) ptx::mbarrier_arrive(stored(ptx::thread() >> 7));
+    }
     return going;
   }
 
@@ -120,7 +145,7 @@ template <class Call, u32... kTiles>
 struct FamilyOf<Call, 0, kTiles...> {
   using Family = TileFamily<
       bool(Call::kIsHalf), typename WeightsOf<Call>::Type, typename EpilogueOf<Call>::Type,
-      kTiles...>;
+      has_role<Call>(kStoreRole), kTiles...>;
 };
 
 template <class Call>
@@ -129,15 +154,25 @@ struct tile_matmul : Roles {
   using Epilogue = typename EpilogueOf<Call>::Type;
   using WeightKind = typename WeightsOf<Call>::Type;
   static constexpr u32 kBoxDepth = WeightKind::kBoxDepth;
-  // Then the shape, and the place of scales.
-  static constexpr u32 kDataWords = Epilogue::kWords + 1 + WeightKind::kWords;
-  static constexpr u32 kVariant = Call::kGated * kGatedTile | Call::kIsPart * kPartOfTile;
+  // Of tiles with as many rows of x as their tasks: rows of the boxes of x.
+  static constexpr u32 kLeast = 16, kLarge = 64;
+  // Weights that other tasks with the same expert read, too, are not the first to leave L2.
+  static constexpr CachePolicy kKeeps = Call::kOwnRows ? kEvictNormal : kEvictFirst;
+  static constexpr bool kGathers = has_role<Call>(kGatherRole);
+  using Gathered = GatheredRows<Call, Call::kReads - 1>;
+  // Then the shape, and the place of scales, or of biases.
+  static constexpr u32 kDataWords =
+      Epilogue::kWords + 1 + WeightKind::kWords + Call::kIsBiased * BiasPlace::kWords;
+  static constexpr u32 kVariant = Call::kGated * kGatedTile | Call::kIsPart * kPartOfTile |
+                                  kGathers * kGatheredTile | Call::kIsBiased * kBiasedTile |
+                                  has_role<Call>(kStoreRole) * kLeftTile;
+  static constexpr u32 kUniformStageBytes = Call::kStageBytes;
   static constexpr bool kWritesPeers = Epilogue::kOnlyRounds && Call::kWrites > 1;
 
   template <class Program>
   ETC_DEVICE static void prefetch_maps(const Run<Program>& run) {
     const auto c = Call::at(run.g, 0);
-    ptx::prefetch_map(Call::template operand<0>(run.g, c).box());
+    if constexpr (!kGathers) ptx::prefetch_map(Call::template operand<0>(run.g, c).box());
     ptx::prefetch_map(Call::template operand<1>(run.g, c).box());
     if constexpr (Call::kGated) ptx::prefetch_map(Call::template operand<2>(run.g, c).box());
   }
@@ -146,26 +181,30 @@ struct tile_matmul : Roles {
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
     if constexpr (Call::kLoads || Call::kMayHaveNoRows) {
-      const auto y = Call::template operand<Call::kReads>(run.g, c);
+      const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
       if (y.size[0] <= 0 || y.size[1] <= 0) return 0;
     }
-    const u32 depth = shape_of(run).depth;  // 1, 2 or 4
+    const u32 depth = TileShape::of(packed_shape(run)).depth;  // 1, 2 or 4
     const u32 logarithm = depth >> 1;
     return (num_steps<Call, kBoxDepth>(run, c) + depth - 1) >> logarithm;
   }
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>& run, u32 size) {
-    return {size, bytes_of(shape_of(run))};
+    return {size, bytes_of<Program>(TileShape::of(packed_shape(run)))};
   }
 
   template <class Program>
   ETC_DEVICE static void data(
       const Run<Program>& run, const typename Call::Coord& c, u32,
       u32 (&words)[kDataWords]) {
+    const TileShape shape = shape_of(run, c);
     words[Epilogue::kWords] = packed_shape(run);
-    const TileShape shape = shape_of(run);
+    if constexpr (Call::kOwnRows) {
+      words[Epilogue::kWords] = TileShape::with_loaded(packed_shape(run), shape.loaded);
+    }
     if constexpr (WeightKind::kIsScaled) scales(run, c).write(words + Epilogue::kWords + 1);
     if constexpr (WeightKind::kAreCodes) both_scales(run, c).write(words + Epilogue::kWords + 1);
+    if constexpr (Call::kIsBiased) biases(run, c).write(words + Epilogue::kWords + 1);
     if constexpr (Call::kIsPart) {
       const u64 at = u64(last_axes<1>(Call::template operand<Call::kReads>(run.g, c)).at(0));
       words[0] = u32(at), words[1] = u32(at >> 32);
@@ -189,9 +228,9 @@ struct tile_matmul : Roles {
   ETC_DEVICE static bool load_ahead(
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
       u32, u32 n) {
-    const TileShape shape = shape_of(run);
+    const TileShape shape = shape_of(run, c);
     Stage stage;
-    if (!loader.begin(run, bytes_of(shape), loaded_bytes_of(shape), false, stage)) return false;
+    if (!begin(run, loader, shape, few_rows(run, c), stage)) return false;
     load_weights(stage, shape, Weights(run, c), n);
     return true;
   }
@@ -202,14 +241,15 @@ struct tile_matmul : Roles {
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
       Ready ready) {
     constexpr u32 kFirstStages = 2 * Compute::kMostStageBytes <= StageRing<Program>::kBytes ? 2 : 1;
-    const TileShape shape = shape_of(run);
+    if constexpr (kGathers) return ready();
+    const TileShape shape = shape_of(run, c);
     const u32 count = before_start(size(run, c));
     const Weights w(run, c);
-    const Box x = Call::template operand<0>(run.g, c).box();
+    const Rows x(run, c);
     ready();
 #pragma unroll 1
     for (u32 n = 0; n < minimum(count, kFirstStages); ++n) {
-      const Stage stage = loader.begin_first(bytes_of(shape), loaded_bytes_of(shape));
+      const Stage stage = loader.begin_first(bytes_of<Program>(shape), loaded_bytes_of(shape));
       load_weights(stage, shape, w, n);
       load_x(stage, shape, x, n);
     }
@@ -226,10 +266,11 @@ struct tile_matmul : Roles {
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
       u32 size, Publish publish, Started started, Loaded loaded) {
     const u32 before = before_start(size);
-    const TileShape shape = shape_of(run);
-    const Box x = Call::template operand<0>(run.g, c).box();
+    const TileShape shape = shape_of(run, c);
+    const Rows x(run, c);
     const Weights w(run, c);
-    const u32 bytes = bytes_of(shape);
+    // NOTE: before the loop: otherwise the number of rows is loaded for each stage.
+    const u32 few = few_rows(run, c), bytes = bytes_of<Program>(shape);
     static_assert(Compute::kMostStageBytes <= StageRing<Program>::kBytes);
     u32 n = 0;
     publish();
@@ -247,7 +288,7 @@ struct tile_matmul : Roles {
       load_x(stage, shape, x, begun + i);
       loaded(begun + i + 1);
     };
-    if constexpr (StageLoader<Program>::kHasLaps) {
+    if constexpr (StageLoader<Program>::kHasLaps && !kGathers) {
       if (loader.is_in_laps(bytes)) {
         n = before;
         const u32 expected = loaded_bytes_of(shape);
@@ -257,10 +298,34 @@ struct tile_matmul : Roles {
     for (; n < size; ++n) {
       if (kWritesPeers && n == before && !started()) return false;
       Stage stage;
-      if (!loader.begin(run, bytes, loaded_bytes_of(shape), false, stage)) return false;
+      if (!begin(run, loader, shape, few, stage)) return false;
       load_stage(stage, n - begun);
     }
     return true;
+  }
+
+  template <class Program>
+  ETC_DEVICE static bool gather(
+      const Run<Program>& run, StageGatherer<Program>& stages, const typename Call::Coord& c,
+      u32 size) {
+    if (size == 0) return true;
+    const TileShape shape = shape_of(run, c);
+    return Gathered::gather(run, stages, c, {size, bytes_of<Program>(shape)}, shape);
+  }
+
+  // The store warp notifies once the tile is in memory.
+  template <class Program>
+  ETC_DEVICE static bool store(
+      const Run<Program>& run, const Compute& matmul, const typename Call::Coord& c, u32 size,
+      typename Compute::Counters& counters, u32& entered, Waiter who) {
+    if (size > 0) {
+      const u32 parity = counters.round++ & 1;
+      bool came = wait_mbarrier(run, matmul.stored(0), parity);
+      came = came && wait_mbarrier(run, matmul.stored(1), parity);
+      if (!__all_sync(~0u, came)) return false;
+      if (ptx::lane() == 0) ptx::mbarrier_arrive(matmul.seen());
+    }
+    return notify_own_rank<Call>(run, c, entered, who);
   }
 
  private:
@@ -269,8 +334,27 @@ struct tile_matmul : Roles {
   ETC_DEVICE static constexpr u32 before_start(u32 size) {
     return size - u32(kWritesPeers && size > 0);
   }
+  // The bytes of a stage in the ring.
+  template <class Program>
   ETC_DEVICE static constexpr u32 bytes_of(const TileShape& shape) {
+    if constexpr (StageRing<Program>::kUniform > 0) return StageRing<Program>::kUniform;
     return shape.template bytes<WeightKind::kRowBytes>();
+  }
+  // Of a task that gathers rows, those that bulk copies load.
+  template <class Program>
+  ETC_DEVICE static u32 few_rows(const Run<Program>& run, const typename Call::Coord& c) {
+    if constexpr (!kGathers) return 0;
+    else return Gathered::few(own_rows(run, c));
+  }
+  // Begins the next stage of a task.
+  template <class Program>
+  ETC_DEVICE static bool begin(
+      const Run<Program>& run, StageLoader<Program>& loader, const TileShape& shape, u32 few,
+      Stage& stage) {
+    const u32 bytes = bytes_of<Program>(shape);
+    if constexpr (!kGathers) return loader.begin(run, bytes, loaded_bytes_of(shape), false, stage);
+    const u32 expected = shape.depth * (box_w(shape) + few * 128);
+    return loader.begin(run, bytes, expected, few == 0, stage);
   }
   ETC_DEVICE static constexpr u32 loaded_bytes_of(const TileShape& shape) {
     return shape.template loaded_bytes<WeightKind::kRowBytes>();
@@ -325,9 +409,38 @@ struct tile_matmul : Roles {
     return u32(Call::number_packed_tile(run.g));
   }
   template <class Program>
-  ETC_DEVICE static TileShape shape_of(const Run<Program>& run) {
-    return TileShape::of(packed_shape(run));
+  ETC_DEVICE static u32 own_rows(const Run<Program>& run, const typename Call::Coord& c) {
+    return u32(last_axes<2>(Call::template operand<Call::kReads>(run.g, c)).size[0]);
   }
+  // The shape of a task, with its own number of rows if that may differ between tasks.
+  template <class Program>
+  ETC_DEVICE static TileShape shape_of(const Run<Program>& run, const typename Call::Coord& c) {
+    TileShape shape = TileShape::of(packed_shape(run));
+    if constexpr (Call::kOwnRows) {
+      shape.loaded = minimum(shape.loaded, (own_rows(run, c) + kLeast - 1) / kLeast * kLeast);
+    }
+    return shape;
+  }
+  // The addresses of the biases, the operands after the weights.
+  template <class Program>
+  ETC_DEVICE static BiasPlace biases(const Run<Program>& run, const typename Call::Coord& c) {
+    constexpr int kFirst = 1 + Call::kWeights;
+    const auto gate = last_axes<1>(Call::template operand<kFirst>(run.g, c));
+    const auto up = last_axes<1>(Call::template operand<kFirst + Call::kGated>(run.g, c));
+    return {u64(gate.at(0)), u64(up.at(0))};
+  }
+  // Rows of x: a box, and a larger one of tiles that have as many rows as their tasks.
+  struct Rows {
+    Box first{}, large{};
+
+    template <class Program>
+    ETC_DEVICE Rows(const Run<Program>& run, const typename Call::Coord& c) {
+      if constexpr (kGathers) return;
+      const auto x = Call::template operand<0>(run.g, c);
+      first = x.box();
+      if constexpr (Call::kOwnRows) large = x.large_box();
+    }
+  };
   // The first boxes of the weights: of one matrix, or of gate and up.
   struct Weights {
     Box first, up;
@@ -340,9 +453,22 @@ struct tile_matmul : Roles {
   };
 
   ETC_DEVICE static void load_x(
-      const Stage& stage, const TileShape& shape, const Box& x, u32 n) {
-    const Box first{x.map, x.x + i32(n * shape.depth * kBoxDepth), x.y, x.z};
+      const Stage& stage, const TileShape& shape, const Rows& x, u32 n) {
+    if constexpr (kGathers) return;
+    const i32 column = x.first.x + i32(n * shape.depth * kBoxDepth);
     const u32 to = stage.at + shape.depth * box_w(shape);
+    if constexpr (Call::kOwnRows) {
+      for (u32 row = 0; row < shape.loaded;) {
+        const bool is_large = row + kLarge <= shape.loaded;
+        const Box& of = is_large ? x.large : x.first;
+        each_box(shape, {of.map, column, of.y + i32(row), of.z}, [&](u32 box, const Box& from) {
+          ptx::load_box(to + box * shape.box_x() + row * 128, from, stage.full);
+        });
+        row += is_large ? kLarge : kLeast;
+      }
+      return;
+    }
+    const Box first{x.first.map, column, x.first.y, x.first.z};
     each_box(shape, first, [&](u32 box, const Box& from) {
       ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
     });
@@ -358,13 +484,13 @@ struct tile_matmul : Roles {
     const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
     const u32 half_box = box_w(shape) / 2;
     each_box(shape, first, [&](u32 box, const Box& from) {
-      ptx::load_box(stage.at + box * box_w(shape), from, stage.full, kEvictFirst);
+      ptx::load_box(stage.at + box * box_w(shape), from, stage.full, kKeeps);
     });
     if constexpr (Call::kGated) {
       const Box up{w.up.map, w.up.x + k, w.up.y, w.up.z};
       each_box(shape, up, [&](u32 box, const Box& from) {
         const u32 to = stage.at + half_box + box * box_w(shape);
-        ptx::load_box(to, from, stage.full, kEvictFirst);
+        ptx::load_box(to, from, stage.full, kKeeps);
       });
     }
   }
@@ -375,7 +501,7 @@ struct tile_matmul : Roles {
     const u32 block_bytes = shape.columns * kBlockDepth;
     const auto load = [&](u32 block, const Box& first, u32 to) ETC_INLINE {
       const Box from{first.map, first.x + k + i32(block * kBlockDepth), first.y, first.z};
-      ptx::load_box(stage.at + block * block_bytes + to, from, stage.full, kEvictFirst);
+      ptx::load_box(stage.at + block * block_bytes + to, from, stage.full, kKeeps);
     };
     const auto load_block = [&](u32 block) ETC_INLINE {
       load(block, w.first, 0);
@@ -394,7 +520,7 @@ struct tile_matmul : Roles {
 #pragma unroll 1
       for (u32 n = 0; n < box_w(shape); n += kChunkBytes) {
         const Box from{first.map, first.x + i32(n / 128), k, first.z};
-        ptx::load_box(to + n, from, stage.full, kEvictFirst);
+        ptx::load_box(to + n, from, stage.full, kKeeps);
       }
     });
   }

@@ -11,8 +11,15 @@
 
 namespace etc {
 
-// Bits of Work::variant: what a task does.
-enum TileVariant : u32 { kGatedTile = 1, kPartOfTile = 2, kSumOfParts = 4 };
+// Bits of Work::variant: what a task does, or how its rows come.
+enum TileVariant : u32 {
+  kGatedTile = 1,
+  kPartOfTile = 2,
+  kSumOfParts = 4,
+  kGatheredTile = 8,
+  kBiasedTile = 16,
+  kLeftTile = 32  // the compute threads do not meet after it, since another warp notifies
+};
 
 constexpr u32 kGroupBytes = 256 * 16;  // 4 * GROUP_WORDS in functions/tile_matmul.py
 constexpr u32 kSliceGroups = 8;        // SLICE / 8

@@ -5,8 +5,8 @@
 namespace etc {
 
 // A shape as the host packs it. number: of its mainloop in the program. depth: boxes of x in a
-// stage, 128 bytes of each row; in Python elements of k. loaded: the rows of x that are loaded in
-// this launch, at most `rows`.
+// stage, 128 bytes of each row; in Python elements of k. loaded: the rows of x that are loaded, at
+// most `rows`: of all tasks of a launch, or of one.
 struct TileShape {
   u32 number, is_swapped, depth, rows, columns, loaded;
 
@@ -14,6 +14,12 @@ struct TileShape {
     return {packed & 255,            packed >> 8 & 1,         packed >> 9 & 7,
             (packed >> 12 & 63) * 8, (packed >> 18 & 63) * 8, (packed >> 24 & 63) * 8};
   }
+  // The packed shape with another number of rows that are loaded.
+  ETC_DEVICE static constexpr u32 with_loaded(u32 packed, u32 loaded) {
+    return (packed & 0xffffffu) | loaded / 8 << 24;
+  }
+  // Whether each task has its own number of rows of x.
+  ETC_DEVICE constexpr bool is_wide() const { return is_swapped != 0 && columns > 128; }
   ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
   // kRowBytes: of a row of w in a box.
   template <u32 kRowBytes = 128>

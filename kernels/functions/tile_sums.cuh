@@ -36,7 +36,7 @@ template <
     bool kIsHalf, bool kIsKN, bool kIsSwapped, u32 kBoxes, u32 kColumns, u32 kCount, class Program>
 ETC_DEVICE bool multiply_boxes(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
-    float (&d)[kCount]) {
+    float (&d)[kCount], bool is_gathered = false) {
   const auto multiply = [&](u32 begin, u32) {
 #pragma unroll
     for (u32 box = 0; box < kBoxes; ++box) {
@@ -48,7 +48,7 @@ ETC_DEVICE bool multiply_boxes(
           d, rows, columns, 1, boxes.rows);
     }
   };
-  const bool lost = multiply_stages(run, stages, count, boxes.bytes, false, multiply);
+  const bool lost = multiply_stages(run, stages, count, boxes.bytes, is_gathered, multiply);
 #pragma unroll
   for (u32 i = 0; i < kColumns / 2; ++i) ptx::keep_order(d[i]);
   return lost;

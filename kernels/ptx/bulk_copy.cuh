@@ -21,14 +21,6 @@ ETC_DEVICE void load_box(u32 shared, const Box& box, u32 barrier, CachePolicy po
       "l"(box.map), "r"(box.x), "r"(box.y), "r"(box.z), "r"(barrier), "l"(u64(policy))
       : "memory");
 }
-// Rows of both halves of a matrix, alternating in groups of eight; box.y is a multiple of eight.
-ETC_DEVICE void load_box_of_halves(u32 shared, const Box& box, u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %3, %4, %5}], [%6];" ::"r"(shared),
-      "l"(box.map), "r"(box.x), "r"(0), "r"(box.y / 8), "r"(box.z), "r"(barrier)
-      : "memory");
-}
 // Contiguous bytes; both addresses and `bytes` are multiples of 16.
 ETC_DEVICE void load_bytes(
     u32 shared, u64 global, u32 bytes, u32 barrier, CachePolicy policy) {

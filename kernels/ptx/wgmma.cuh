@@ -14,11 +14,9 @@ ETC_DEVICE void wgmma_wait() {
 ETC_DEVICE void keep_order(float& v) { asm volatile("" : "+f"(v)::"memory"); }
 ETC_DEVICE void keep_order(u32& v) { asm volatile("" : "+r"(v)::"memory"); }
 // Shared-memory matrix descriptor, 128-byte swizzle. `low` holds address / 16 in bits
-// 0..13 and the leading offset / 16 in bits 16..29; the matrix is every
-// kStride-th group of eight 128-byte rows.
-template <u32 kStride = 1>
+// 0..13 and the leading offset / 16 in bits 16..29; groups of eight 128-byte rows are adjacent.
 ETC_DEVICE u64 matrix_descriptor(u32 low) {
-  return u64(low) | (u64(64 * kStride) << 32) | (1ull << 62);
+  return u64(low) | (u64(64) << 32) | (1ull << 62);
 }
 
 ETC_DEVICE void store_matrix2(u32 shared, u32 a, u32 b) {
@@ -28,13 +26,6 @@ ETC_DEVICE void store_matrix2(u32 shared, u32 a, u32 b) {
 }
 
 // The same with each 8 x 8 matrix transposed.
-ETC_DEVICE void store_matrix4_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(a),
-      "r"(b), "r"(c), "r"(d)
-      : "memory");
-}
-
 ETC_DEVICE void store_matrix2_transposed(u32 shared, u32 a, u32 b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(shared),
                "r"(a), "r"(b)

@@ -45,7 +45,6 @@ struct VariantDefaults {
   static constexpr int kIsPart = 0;
   static constexpr int kSplit = 0;
   static constexpr int kIsBiased = 0;
-  static constexpr int kIsThin = 0;
   static constexpr int kHasCorrection = 0;
   static constexpr int kHasPosition = 0;
   static constexpr int kHasBias = 0;
@@ -59,6 +58,8 @@ struct VariantDefaults {
   static constexpr int kTables = 1;
   static constexpr int kShared = 0;
   static constexpr int kMayHaveNoRows = 0;
+  static constexpr int kOwnRows = 0;     // whether a tile has as many rows of x as its task
+  static constexpr int kStageBytes = 0;  // of each stage of the program's functions, if it is known
   static constexpr int kHasPeers = 0;  // whether tiles of the program may be stored on peers
   static constexpr int kFills = 0;
   static constexpr int kHasCount = 0;

@@ -9,12 +9,13 @@ import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.errors import CodegenError
-from etc_dist.functions.grouped_matmul import grouped_gated, thin_float
-from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, span, tile
+from etc_dist.functions.epilogue import partial
+from etc_dist.functions.epilogue import store as store_tile
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
 from etc_dist.ir.function import TmaBox
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.graphs.calls import one_call
-from tests.graphs.dense import dense
 from tests.graphs.exchange_hosts import exchange_hosts
 from tests.graphs.kit import made
 from tests.graphs.written import GRAPHS, three_matmuls
@@ -40,33 +41,20 @@ def twice(graph: GraphFunction) -> GraphFunction:
 
 @graph_function
 def far(g: Graph, *, dtype: str) -> None:
-    store, values, rows = thin_float("bfloat16"), {}, 64
-    if dtype == "bfloat16":
-        (store, values), rows = dense(g), 128
+    tiles, rows = Tiles(g, "tiles", 0, [TileShape(128, 128)]), 128
+    store = tiles.matmul("bfloat16", partial if dtype == "float32" else store_tile)
     x = g.input("x", (rows, 64), "bfloat16")
     y = g.symmetric("y", (rows, rows), dtype)
     reads, writes = [x[:, :], x[:, :]], [y.on((g.rank + 1) % 2)[:, :]]
-    g.call(store, g.grid(i=1), name="send", values=values, reads=reads, writes=writes)
-
-
-@graph_function
-def gated(g: Graph, *, offset: int, rows: int) -> None:
-    x = g.input("x", (8, 64), "bfloat16")
-    both = g.input("both", (1, rows, 64), "bfloat16")
-    tokens = g.input("tokens", (8,), "int32")
-    y = g.output("y", (8, 32), "bfloat16")
-    (j,) = grid = g.grid(j=2)
-    gate, up = (span(first + j * 16, 16) for first in (0, offset))
-    reads = [x[:, :], both[0, gate, :], both[0, up, :], tokens[:]]
-    writes = [y[:, tile(j, 16)]]
-    g.call(grouped_gated("bfloat16"), grid, reads=reads, writes=writes)
+    g.call(
+        store, g.grid(i=1), name="send", values=tiles.values, reads=reads, writes=writes
+    )
 
 
 BOXED = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0, boxes={0: TmaBox(8, 8)})
 
 
 PEER = "graph far has a GEMM that writes to a peer's memory|got: send writes y"
-HALF = "call grouped_gated: operand 2 is not the other half of 1|got: a tensor of "
 BULK = "call f: operand 0 cannot be copied in bulk|got: "
 USER = GRAPHS["user"]
 REFUSALS = {
@@ -82,8 +70,6 @@ REFUSALS = {
     "peer": (far(2, dtype="bfloat16"), PEER),
     "peer of floats": (far(2, dtype="float32"), PEER),
     "memory": (of_function(three_matmuls(1), shared=1 << 18), "got: 262144 to do"),
-    "another half": (gated(1, offset=31, rows=64), HALF + "64 rows to do"),
-    "a part": (gated(1, offset=32, rows=66), HALF + "66 rows to do"),
     "one axis": (one_call(1, BOXED, ["x 8 float32"]), BULK + "x[:] to do"),
     "four axes": (
         one_call(1, BOXED, ["x 8 8 8 8 float32"]),
@@ -111,11 +97,6 @@ def test_a_dynamic_plan_with_far_ranks_is_refused():
     generate(plan)
     words = "dynamic plan over several hosts"
     refused(lambda: generate(replace(plan, has_far=True)), words, CodegenError)
-
-
-def test_both_halves_of_one_tensor_are_copied_at_once():
-    text = generate(schedule_static(gated(1, offset=32, rows=64))).text
-    assert "halves_both_128x64" in text
 
 
 def test_a_matrix_of_a_stack_of_stacks_is_copied_in_bulk():

@@ -22,11 +22,6 @@ from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.down_token import down_token
 from etc_dist.functions.epilogue import residual, store, swiglu
 from etc_dist.functions.gate_up_token import gate_up_token
-from etc_dist.functions.grouped_matmul import (
-    grouped_gated,
-    grouped_store,
-    thin_float,
-)
 from etc_dist.functions.locate_rows import locate_rows
 from etc_dist.functions.pack_rows import pack_rows
 from etc_dist.functions.plan_shares import plan_shares
@@ -42,6 +37,7 @@ from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.share_choices import share_choices
 from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_ranks
 from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.wide_tile import RowTiles
 from etc_dist.ir import (
     DeviceFunction,
     Extent,
@@ -156,6 +152,14 @@ def tiles_of(epilogue: Any) -> Any:
     return made
 
 
+def rows_of(*options: Any, **named: Any) -> Any:
+    def made(g: Graph) -> Any:
+        tiles = RowTiles(g, "tile")
+        return tiles.matmul_rows("bfloat16", *options, **named), tiles.values
+
+    return made
+
+
 OF_8, SPLIT = (
     Routing(8, Router(2), "bfloat16", split=split) for split in (False, True)
 )
@@ -171,13 +175,21 @@ ALIKE = {
         "m,k k,n m,n",
         {"m": 128, "n": 256},
     ),
-    "grouped": (grouped_store("bfloat16"), "m,k n,k m,n", {"m": 128, "n": 256}),
-    "thin": (thin_float("bfloat16"), "m,k n,k m,n", {"m": 64, "n": 128}),
-    "experts": (grouped_gated("bfloat16"), "t,k c,k c,k m m,c", {"m": 128, "c": 128}),
-    "packed experts": (
-        grouped_gated("bfloat16", gathers=False),
-        "m,k c,k c,k m,c",
-        {"m": 128, "c": 128},
+    "own rows": (rows_of(), "m,k n,k m,n", {"m": 144, "n": 256}),
+    "own rows, biased": (
+        rows_of(is_biased=True),
+        "m,k n,k n m,n",
+        {"m": 144, "n": 256},
+    ),
+    "own rows, gated": (
+        rows_of(swiglu),
+        "m,k n,k n,k m,n",
+        {"m": 144, "n": 128},
+    ),
+    "own rows, gathered": (
+        rows_of(swiglu, gathers=True, is_biased=True),
+        "t,k n,k n,k n n m m,n",
+        {"m": 144, "n": 128},
     ),
     "pack": (pack_rows("bfloat16"), "t,n m m,n", {}),
     "score": (score_experts(OF_8), "m,k c,k m,c", {"m": 32, "c": 32}),
@@ -352,15 +364,18 @@ def test_a_region_of_the_tile_is_taken(name):
     assert words in source_of(graph)
 
 
-THIN, UNFIT = thin_float("bfloat16"), "does not fit the tile of "
+UNFIT = "does not fit the tile of "
+ROWS = Operand((Extent(64, clipped=True), "k"), "bfloat16")
+CLIPPED = DeviceFunction("f", print, "f.cuh", "tensor", 2, 1, tile={0: ROWS})
+"""Its rows are 64, or fewer at the edge."""
 REFUSED = {
     "block": (moe_graph(1, experts=8, top_k=2, sizes=Sizes(block=16)), UNFIT),
     "rows": (moe_graph(1, experts=8, top_k=2, sizes=Sizes(tile_rows=320)), UNFIT),
     "columns": (moe_graph(1, experts=8, top_k=2, sizes=Sizes(tile_columns=528)), UNFIT),
-    "32 rows": (stored(32, made=THIN), "got: axis 0: size 32 to do"),
-    "32 of 32": (stored(32, x=(32, 72), made=THIN), "got: axis 0: size 32 to do"),
+    "32 rows": (stored(32, made=CLIPPED), "got: axis 0: size 32 to do"),
+    "32 of 32": (stored(32, x=(32, 72), made=CLIPPED), "got: axis 0: size 32 to do"),
     "a stack": (
-        one_call(THIN, ((2, None, 72), (None, 72), (None, None)), stacked_rows),
+        one_call(CLIPPED, ((2, None, 72), (None, 72), (None, None)), stacked_rows),
         "3 axes",
     ),
     "24 of k": (stored(128, depth=span(0, 24)), "got: axis 1: size 24 to do"),

@@ -174,7 +174,7 @@ ONE_TASK = Sizes(score_tasks=1)
 """Logits are computed in tiles."""
 CASES = {
     "moe, tiles of one row": experts(1, 64, 64, DYNAMIC, workers=2),
-    "moe, narrow tiles": experts(40, 136, 200, STATIC, workers=2),
+    "moe, narrow tiles": experts(16, 136, 200, STATIC, workers=2),
     "moe, half as many columns": experts(300, 64, 72, NEVER),
     "moe": experts(300, 320, 264, NEVER),
     "moe, two tiles of an expert": experts(680, 640, 200, NEVER),

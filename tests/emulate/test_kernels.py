@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.grouped_matmul import grouped_store
+from etc_dist.functions.wide_tile import RowTiles
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from tests.emulate.cases import check, copy_on, set_some, some_numbers
 from tests.emulate.matrix import CASES
@@ -78,12 +78,14 @@ def two_matmuls(g: Graph) -> None:
         notifies=[known[r]],
         order=lambda t: (count - 1 - t,),
     )
+    tiles = RowTiles(g, "tiles")
     (r,) = grid = g.grid(r=count)
     rows = span(r * ROWS, minimum(ROWS, sizes.load(r)))
     g.call(
-        grouped_store("bfloat16"),
+        tiles.matmul_rows("bfloat16"),
         grid,
         name="first",
+        values=tiles.values,
         reads=[x[rows, :], w[0, all_columns, :]],
         writes=[half[rows, all_columns]],
         notifies=[begun[r]],
@@ -91,9 +93,10 @@ def two_matmuls(g: Graph) -> None:
     j, r = grid = g.grid(j=columns, r=count)
     rows = span(r * ROWS, minimum(ROWS, sizes.load(r)))
     g.call(
-        grouped_store("bfloat16"),
+        tiles.matmul_rows("bfloat16"),
         grid,
         name="second",
+        values=tiles.values,
         reads=[half[rows, :], v[0, tile(j, COLUMNS), :]],
         writes=[y[rows, tile(j, COLUMNS)]],
         waits=[begun[r], known[r]],

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from etc_dist.codegen.layout import ALIGNMENT, MAX_SHARED_BYTES
-from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store
+from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.matmul import silu
+from etc_dist.functions.wide_tile import RowTiles
 from etc_dist.ir import DeviceFunction, Graph, ceildiv, graph_function, span, tile
 from etc_dist.ir.function import COMPUTE, LOAD, TENSOR, TmaBox
 from tests.emulate.cases import Given
@@ -98,11 +99,14 @@ def gathered_last(g: Graph) -> None:
     tokens = g.input("tokens", (ROWS,), "int32")
     other = g.local("other", (ROWS, 2 * n), "bfloat16")
     y = g.output("y", (ROWS, n), "bfloat16")
+    tiles = RowTiles(g, "tiles")
     (j,) = grid = g.grid(j=ceildiv(2 * n, COLUMNS))
     columns = tile(j, COLUMNS)
     g.call(
-        grouped_store("bfloat16"),
+        tiles.matmul_rows("bfloat16"),
         grid,
+        name="plain",
+        values=tiles.values,
         reads=[x[:, :], both[0, columns, :]],
         writes=[other[:, columns]],
     )
@@ -110,8 +114,10 @@ def gathered_last(g: Graph) -> None:
     (j,) = grid = g.grid(j=ceildiv(n, width))
     gate, up = (span(first + j * width, width) for first in (0, n))
     g.call(
-        grouped_gated("bfloat16"),
+        tiles.matmul_rows("bfloat16", swiglu, gathers=True),
         grid,
+        name="gated",
+        values=tiles.values,
         reads=[x[:, :], both[0, gate, :], both[0, up, :], tokens[:]],
         writes=[y[:, tile(j, width)]],
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from etc_dist.functions.grouped_matmul import TILE_COLUMNS, grouped_store
+from etc_dist.functions.wide_tile import WIDE, RowTiles
 from etc_dist.ir import Graph, device_function, graph_function, span
 from etc_dist.ir.tensor import numpy_dtype
 from tests.emulate.cases import Given
@@ -34,12 +34,14 @@ def turned_layers(g: Graph) -> None:
     (r,) = rows = g.grid(r=ROWS)
     g.call(turn_row, rows, name="begin", reads=[x[r : r + 1, :]],
            writes=[turned[r : r + 1, :]], notifies=[ready[0]])  # fmt: skip
+    tiles = RowTiles(g, "tiles")
     with g.loop(layer=layers) as layer:
         g.call(
-            grouped_store("bfloat16"),
+            tiles.matmul_rows("bfloat16"),
             g.grid(i=1),
-            reads=[turned[span(layer * ROWS, ROWS), :], w[layer, 0:TILE_COLUMNS, :]],
-            writes=[product[layer, 0:ROWS, 0:TILE_COLUMNS]],
+            values=tiles.values,
+            reads=[turned[span(layer * ROWS, ROWS), :], w[layer, 0 : WIDE.columns, :]],
+            writes=[product[layer, 0:ROWS, 0 : WIDE.columns]],
             waits=[ready[layer]],
             notifies=[done[layer]],
         )

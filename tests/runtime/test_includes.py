@@ -45,7 +45,7 @@ def test_a_library_program_has_its_own_headers_only():
         "functions/tile_matmul.cuh",
         "common/types.cuh",
     } <= set(found)
-    assert "functions/grouped_matmul.cuh" not in found
+    assert "functions/attend.cuh" not in found
     for name, text in found.items():
         own = (kernels_folder() / name).read_text()
         assert "//" not in text

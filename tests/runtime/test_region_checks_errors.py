@@ -11,7 +11,9 @@ import pytest
 from etc_dist.codegen import generate
 from etc_dist.emulate.memory import EmulatedMemory
 from etc_dist.errors import ArgumentError, CodegenError
-from etc_dist.functions.grouped_matmul import grouped_store, thin_float
+from etc_dist.functions.epilogue import partial as in_fp32
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.wide_tile import RowTiles
 from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
 from etc_dist.schedule import schedule_static
 from tests.graphs.dense import SINGLE, dense
@@ -20,13 +22,23 @@ from tests.graphs.kit import made
 CHUNK, SPLITS = 128, 3
 
 
+def rows(g: Graph) -> Any:
+    tiles = RowTiles(g, "rows")
+    return tiles.matmul_rows("bfloat16"), tiles.values
+
+
+def partial_sums(g: Graph) -> Any:
+    tiles = Tiles(g, "logits", 0, [TileShape(64, 128, swapped=True)])
+    return tiles.matmul("bfloat16", in_fp32), tiles.values
+
+
 # Name -> function and values, rows and columns of a tile.
 FUNCTIONS: dict[str, tuple[Callable[[Graph], Any], int, int]] = {
     "tile_matmul nk": (dense, 128, 256),
     "tile_matmul kn": (partial(dense, w_layout="kn"), 128, 256),
     "tile_matmul alone": (partial(dense, shape=SINGLE), 128, 128),
-    "grouped_store": (lambda g: (grouped_store("bfloat16"), {}), 128, 256),
-    "thin_float": (lambda g: (thin_float("bfloat16"), {}), 64, 128),
+    "own rows": (rows, 128, 256),
+    "fp32": (partial_sums, 64, 128),
 }
 
 
@@ -39,7 +51,7 @@ def split(g: Graph, *, name: str, surplus: bool = False) -> None:
     (function, values), is_kn = make(g), name.endswith("kn")
     x = g.input("x", (rows, k), "bfloat16")
     w = g.input("w", (k, columns) if is_kn else (columns, k), "bfloat16")
-    dtype = "float32" if name == "thin_float" else "bfloat16"
+    dtype = "float32" if name == "fp32" else "bfloat16"
     y = g.output("y", (SPLITS, rows, columns), dtype)
     if surplus:
         y = g.output("z", (rows * ceildiv(k, CHUNK), columns), dtype)
@@ -63,7 +75,7 @@ def test_an_empty_split_of_k_is_refused_before_a_run(name):
         memory(graph, k)
     with pytest.raises(ArgumentError) as caught:
         memory(graph, 2 * CHUNK)
-    assert caught.value.what == f"call part: a region of {name.split()[0]} is empty"
+    assert caught.value.what == "call part: a region of tile_matmul is empty"
     assert "task part[2], x[" in caught.value.where
     assert caught.value.got == "none: axis 1 has 256 elements"
 

@@ -69,24 +69,6 @@ def test_a_tensor_without_elements_has_the_map_of_a_box(
     assert driver.encoded == ([64, 16, 1], [128, 16 * 128], [64, 16, 1])
 
 
-def test_halves_are_two_rows_of_groups_of_eight(driver: Driver) -> None:
-    encode((5, 96, 64), TmaBox(128, 64, halves=True))
-    # k, 8 rows, gate or up, groups of 8 rows, experts
-    assert driver.axes == 5
-    assert driver.encoded == (
-        [64, 8, 2, 6, 5],
-        [128, 48 * 128, 8 * 128, 96 * 128],
-        [64, 8, 2, 8, 1],
-    )
-
-
-@pytest.mark.parametrize("rows", [95, 40])
-def test_halves_must_be_multiples_of_eight_rows(driver: Driver, rows: int) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        encode((5, rows, 64), TmaBox(128, 64, halves=True))
-    assert caught.value.wanted == "halves of a multiple of 8 rows"
-
-
 def test_invalid_values_are_the_arrays_and_other_codes_the_drivers_fault(
     driver: Driver,
 ) -> None:

@@ -198,8 +198,8 @@ bool try_wait(uint32_t address, uint32_t parity, bool is_once = false);
 // A tensor map as memory.py writes it.
 struct Map {
   uint64_t pointer;
-  uint32_t itemsize, axes, extent[5], side[5];
-  uint64_t pitch[5];
+  uint32_t itemsize, axes, extent[3], side[3];
+  uint64_t pitch[3];
 };
 static_assert(sizeof(Map) <= 128);
 
@@ -209,7 +209,7 @@ struct AsyncOp {
   Worker* worker;
   uint32_t shared, barrier;
   const Map* map;
-  int32_t first[5];
+  int32_t first[3];
   Copy* copies;
   uint32_t count;  // of copies or bytes
   uint64_t global;

@@ -66,10 +66,7 @@ UNTRACKED inline void add_wgmma_of_registers(emulation::WgmmaOp p, const u32* a)
 }
 inline void keep_order(float&) {}
 inline void keep_order(u32&) {}
-template <u32 kStride = 1>
-u64 matrix_descriptor(u32 low) {
-  return u64(low) | u64(64 * kStride) << 32;
-}
+inline u64 matrix_descriptor(u32 low) { return u64(low) | u64(64) << 32; }
 
 // Each lane has the address of a row of the first `count` matrices.
 template <bool kIsTransposed>
@@ -92,9 +89,6 @@ UNTRACKED void store_matrices(u32 shared, u32 count, emulation::Words own) {
 }
 inline void store_matrix2(u32 shared, u32 a, u32 b) {
   store_matrices<false>(shared, 2, {a, b});
-}
-inline void store_matrix4_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
-  store_matrices<true>(shared, 4, {a, b, c, d});
 }
 inline void store_matrix2_transposed(u32 shared, u32 a, u32 b) {
   store_matrices<true>(shared, 2, {a, b});

@@ -1,0 +1,160 @@
+"""Matrix multiplication on tiles with as many rows as their tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.functions.activation import Activation
+from etc_dist.functions.epilogue import activated, partial, store, swiglu
+from etc_dist.functions.matmul import silu
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.wide_tile import NARROW, STAGE_BYTES, WIDE, RowTiles
+from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span
+from tests.layers.reference import draw
+from tests.refusals import refused
+
+CLAMPED = Activation(alpha=1.702, limit=0.5, shift=1.0)
+
+
+@graph_function
+def tiled(
+    g: Graph,
+    *,
+    gated: bool,
+    gathers: bool,
+    is_biased: bool,
+    is_few: int,
+    activation: Activation,
+) -> None:
+    """y = the rows of tile r, which `sizes` counts, by the weights of an expert."""
+    count, most, k, n = g.dims("count most k n")
+    num_weights = 2 if gated else 1
+    tiles = RowTiles(g, "tiles", is_few)
+    sizes = g.input("sizes", (count,), "int32")
+    expert = g.input("expert", (count,), "int32")
+    numbers = g.input("numbers", (count * most,), "int32")
+    x = g.input("x", (count * most, k), "bfloat16")
+    w = g.input("w", (2, num_weights * n, k), "bfloat16")
+    bias = g.input("bias", (2, num_weights * n), "bfloat16")
+    y = g.output("y", (count * most, n), "bfloat16")
+    width = tiles.task_columns(gated=gated)
+    j, r = grid = g.grid(j=ceildiv(n, width), r=count)
+    columns = minimum(width, n - j * width)
+    parts = [span(m * n + j * width, columns) for m in range(num_weights)]
+    rows = span(r * most, minimum(WIDE.rows, sizes.load(r)))
+    epilogue = activated(activation) if gated else store
+    g.call(
+        tiles.matmul_rows("bfloat16", epilogue, gathers=gathers, is_biased=is_biased),
+        grid,
+        values=tiles.values,
+        reads=[
+            x[:, :] if gathers else x[rows, :],
+            *(w[expert.load(r), part, :] for part in parts),
+            *(bias[expert.load(r), part] for part in parts if is_biased),
+            *([numbers[rows]] if gathers else []),
+        ],
+        writes=[y[rows, span(j * width, columns)]],
+    )
+
+
+def expected(given: dict[str, Any], most: int, **options: Any) -> dict[int, Any]:
+    """The rows of each tile that has some."""
+    results = {}
+    for t, (size, expert) in enumerate(
+        zip(given["sizes"], given["expert"], strict=True)
+    ):
+        rows = np.arange(t * most, t * most + size)
+        rows = given["numbers"][rows] if options["gathers"] else rows
+        sums = (
+            given["x"][rows].astype(np.float32)
+            @ given["w"][expert].astype(np.float32).T
+        )
+        if options["is_biased"]:
+            sums += given["bias"][expert].astype(np.float32)
+        if options["gated"]:
+            sums = options["activation"].apply(*np.split(sums, 2, axis=1))
+        results[t] = sums
+    return results
+
+
+# Options, the rows of tiles, k and n: a part of a tile, of a stage and of a box.
+CASES: dict[str, tuple[dict[str, Any], list[int], tuple[int, int]]] = {
+    "plain": ({}, [0, 1, 16, 17, 144, 100], (136, 328)),
+    "half a tile": ({"is_biased": True}, [5, 70], (72, 104)),
+    "gated": ({"gated": True, "activation": CLAMPED}, [33, 128, 0, 7], (64, 200)),
+    "gathered": ({"gated": True, "gathers": True}, [3, 8, 9, 144, 0, 20], (200, 72)),
+    "biased": (
+        {"gated": True, "gathers": True, "is_biased": True},
+        [60, 2],
+        (64, 136),
+    ),
+    "few": ({"is_few": 1, "is_biased": True}, [1, 0, 16, 9], (200, 200)),
+    "few gathered": (
+        {"is_few": 1, "gated": True, "gathers": True, "is_biased": True},
+        [8, 1, 16, 9],
+        (136, 104),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_have_the_rows_of_their_tasks(name, rng):
+    more, sizes, (k, n) = CASES[name]
+    plain = {"gated": False, "gathers": False, "is_biased": False, "is_few": 0}
+    options = {**plain, "activation": Activation(), **more}
+    count, most, halves = len(sizes), max(sizes), 1 + options["gated"]
+    given = {
+        "sizes": np.array(sizes, np.int32),
+        "expert": (np.arange(count) % 2).astype(np.int32),
+        "numbers": rng.permutation(count * most).astype(np.int32),
+        "x": draw(rng, (count * most, k), "bfloat16"),
+        "w": draw(rng, (2, halves * n, k), "bfloat16"),
+        "bias": draw(rng, (2, halves * n), "bfloat16"),
+    }
+    program = Emulator(tiled(1, **options), workers=2)
+    dims = {"count": count, "most": most, "k": k, "n": n}
+    [found] = program.run([given], dims, runs=2)
+    y = found["y"].astype(np.float32).reshape(count, most, n)
+    for t, rows in expected(given, most, **options).items():
+        np.testing.assert_allclose(y[t, : sizes[t]], rows, rtol=2e-2, atol=2e-2)
+        assert np.isnan(y[t, sizes[t] :]).all()
+
+
+def body_of(*options: Any, **named: Any) -> Any:
+    bodies = []
+
+    @graph_function
+    def graph(g: Graph) -> None:
+        bodies.append(RowTiles(g, "tiles").matmul_rows("float16", *options, **named))
+
+    graph(1)
+    return bodies[0].body
+
+
+def test_rows_are_multiplied_by_the_experts_weights():
+    rows, weights = np.array([[1, 2], [0, -1]]), np.array([[3, 1], [0, 2], [1, 0]])
+    y = np.empty((2, 3), np.float32)
+    body_of()(rows, weights, y, packed_tile=0)
+    assert y.tolist() == [[5, 4, 1], [-1, -2, 0]]
+
+
+def test_gated_rows_are_gathered_by_token():
+    x, tokens = np.array([[0], [1], [2]], np.float32), np.array([2, 1])
+    y = np.empty((2, 1), np.float32)
+    weights = np.array([[3]]), np.array([[1]])
+    body_of(swiglu, gathers=True)(x, *weights, tokens, y, packed_tile=0)
+    np.testing.assert_allclose(y[:, 0], silu(np.array([6.0, 3.0])) * [2, 1])
+
+
+def test_stages_of_both_shapes_fit_one_size():
+    assert max(shape.stage_bytes for shape in (NARROW, WIDE)) == STAGE_BYTES
+    assert WIDE.is_wide and not TileShape(144, 128, swapped=True).is_wide
+
+
+def test_other_epilogues_are_refused():
+    words = "do not have the epilogue|got: epilogue partial to do"
+    refused(lambda: body_of(partial), words)
