@@ -328,7 +328,7 @@ def add_projections(
     outputs = g.local("outputs", (rows, hidden), routing.dtype)
     groups = g.let("tile_groups", count // TOGETHER)
     needed = tiles.needed.load(0)
-    begun = g.events("activated", (groups, TOGETHER), expects=wide)
+    activated_events = g.events("activated", (groups, TOGETHER), expects=wide)
     produced = g.events(
         "produced", (passes,), expects=lambda s: needed * (TOGETHER * per)
     )
@@ -366,7 +366,7 @@ def add_projections(
         reads=reads,
         writes=[active[span(row, size), span(skipped, width)]],
         waits=[tiles.planned, *waits],
-        notifies=[begun[q, i]],
+        notifies=[activated_events[q, i]],
     )
     s, q, i, j = grid = g.grid(s=passes, q=up_to(groups, needed), i=TOGETHER, j=per)
     r = q * TOGETHER + i
@@ -383,7 +383,7 @@ def add_projections(
             *([] if down_bias is None else [down_bias[expert, of_column]]),
         ],
         writes=[outputs[span(row, size), of_column]],
-        waits=[tiles.planned, begun[q, i]],
+        waits=[tiles.planned, activated_events[q, i]],
         notifies=[produced[s]],
     )
     return ExpertOutputs(outputs, produced, passes, per * tile_columns, before)

@@ -80,7 +80,7 @@ def add_shared(
     blocks = ceildiv(tokens, routing.block) if gate is not None else 0
     active = g.local("shared_active", (own, inner), routing.dtype)
     rows = g.local("shared_rows", (own, hidden), routing.dtype)
-    begun = g.events("shared_activated", (groups,), expects=wide)
+    activated_events = g.events("shared_activated", (groups,), expects=wide)
     done = g.events("shared_done", (1,), expects=groups * columns + blocks)
     logits = None
     if gate is not None:
@@ -97,7 +97,7 @@ def add_shared(
         values=of_up.values,
         reads=[x[of_rows, :], *halves],
         writes=[active[of_rows, span(j * up_columns, width)]],
-        notifies=[begun[n]],
+        notifies=[activated_events[n]],
     )
     n, j = grid = g.grid(n=groups, j=columns)
     of_rows, of_column = tile(n, size), tile(j, down_columns)
@@ -108,7 +108,7 @@ def add_shared(
         values=of_down.values,
         reads=[active[of_rows, :], down[0, of_column, :]],
         writes=[rows[of_rows, of_column]],
-        waits=[begun[n]],
+        waits=[activated_events[n]],
         notifies=[done[0]],
     )
     return SharedRows(kind, rows, logits, done[0])
