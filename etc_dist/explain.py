@@ -267,6 +267,9 @@ def _device_steps(program: Program) -> list[Step]:
             for d in definitions
             if d.name == name and d.header in near
         ]
+        # NOTE: kinds of tiles share a name; the first one that is included is followed.
+        computes = [d for d in called if d.name == "compute" and d not in before]
+        called = [d for d in called if d not in computes[1:]]
         bodies = [
             d
             for d in definitions

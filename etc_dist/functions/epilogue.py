@@ -175,8 +175,8 @@ def partial(sums: Any, y: Any) -> None:
 
 @epilogue(source="epilogues/logits.cuh", dtype="float32")
 def logits(sums: Any, y: Any) -> None:
-    """y = the sums, in fp32. On swapped tiles of more than 64 columns a sum is one of
-    two partial sums over k. Columns of y after those of w have no meaning."""
+    """y = the sums, in fp32, each of two partial sums over k on swapped tiles of more
+    than 64 columns. Columns of y after those of w have no meaning."""
     y[:, : sums.shape[1]] = sums
 
 

@@ -211,7 +211,7 @@ class TileShape:
     @property
     def may_be_transposed(self) -> bool:
         """Whether w may be stored [k, n]: whole boxes of columns are loaded."""
-        return self.columns % CHUNK_COLUMNS == 0
+        return self.columns % CHUNK_COLUMNS == 0 and not self.is_wide
 
     @property
     def may_be_scaled(self) -> bool:
@@ -541,6 +541,7 @@ class Tiles:
         may_have_no_rows: some tasks have none; these load nothing."""
         self._check_gated(epilogue)
         self._check_mirrors(epilogue)
+        self._check_wide(epilogue)
         self._require_tile(epilogue.gated)
         if is_part:
             self._check_parts(epilogue)
@@ -679,7 +680,27 @@ class Tiles:
                 fix="pass has_peers=True to all Tiles of the program",
             )
 
+    def _check_wide(self, epilogue: Epilogue) -> None:
+        rounds = not (epilogue.reads or epilogue.writes or epilogue.dtype)
+        if rounds or not any(shape.is_wide for shape in self._shapes):
+            return
+        raise GraphError(
+            "wide tiles have no such epilogue",
+            where=f"Tiles({self._name!r}).matmul()",
+            wanted="an epilogue that only rounds: store, swiglu or activated(...)",
+            got=str(epilogue),
+            fix=f"choose such an epilogue, or tiles below {WIDE_COLUMNS} columns",
+        )
+
     def _check_parts(self, epilogue: Epilogue) -> None:
+        if any(shape.is_wide for shape in self._shapes):
+            raise GraphError(
+                "wide tiles are not divided along k",
+                where=f"Tiles({self._name!r})",
+                wanted="whole tiles, by matmul(dtype, epilogue)",
+                got=f"parts of tiles of {WIDE_COLUMNS} columns",
+                fix="multiply whole ones, or choose tiles of fewer columns",
+            )
         if epilogue not in WITH_PARTS:
             raise GraphError(
                 "parts of a tile do not have the epilogue",

@@ -48,9 +48,9 @@ def refuse_unfit(graph: GraphFunction, dims: Mapping[str, int]) -> None:
     shapes |= {e.name: e.shape for e in graph.events}
     arguments = graph.arguments()  # only these may depend on the rank
     ranked = [t.name for t in arguments if any(s.name not in dims for s in _symbols(t))]
-    for requirement in graph.requirements:
-        requirement.check(dims, _place(graph, dims), ArgumentError)
     try:
+        for requirement in graph.requirements:
+            requirement.check(dims, _place(graph, dims), ArgumentError)
         lengths = _lengths(shapes, graph.environment(dims, 0))
         for rank in range(1, graph.world_size) if ranked else ():
             env = graph.environment(dims, rank)
@@ -70,8 +70,8 @@ def refuse_unfit(graph: GraphFunction, dims: Mapping[str, int]) -> None:
 
 
 def refuse_undefined(graph: GraphFunction, dims: Mapping[str, int]) -> None:
-    """ArgumentError if a number of `g.let`, a shape or an extent of a grid or a loop
-    divides by zero at these dims."""
+    """ArgumentError if a number of `g.let` or `g.require`, a shape or an extent of a
+    grid or a loop divides by zero at these dims."""
     for rank in range(graph.world_size):
         env = graph.of_rank(dims, rank)
         for what, expr, symbol in _sizes(graph):
@@ -93,6 +93,9 @@ def _sizes(graph: GraphFunction) -> Iterator[tuple[str, Expr, Symbol | None]]:
     """The numbers that depend on dims and ranks alone; of `g.let` with their symbol."""
     for symbol, value in graph.derived:
         yield f"the number {symbol} of g.let", value, symbol
+    for requirement in graph.requirements:
+        for number in requirement.exprs:
+            yield "a number of g.require", number, None
     shapes = [(tensor.name, tensor.shape) for tensor in graph.tensors]
     shapes += [(events.name, events.shape) for events in graph.events]
     for name, shape in shapes:

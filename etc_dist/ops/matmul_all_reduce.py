@@ -32,6 +32,7 @@ from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.row_sums import Norm, RowSums
 from etc_dist.ops.tile_model import (
     FAMILY,
+    Prediction,
     choices,
     dims_of,
     largest_tilings,
@@ -196,13 +197,14 @@ class _MatmulSums(Operation):
         exchange = self._exchange(dims)
         algorithm, *others = choose_algorithm(exchange, workers, WARP_PIECES)
         if self._in_place_of(algorithm.value):
-            whole = next(each for each in ranking if each.tiling.parts == 1)
+            whole = stored_on_ranks(ranking, is_measured=bool(notes))
             if exchange.gains_by_strips(ranking[0].work.num_tiles / workers):
                 algorithm = _sent(STRIPS, "while tiles are computed")
-            elif whole.us < ranking[0].us + TILES_US:
+            elif whole is not None:
                 algorithm = _sent(TILES, "which their epilogues store on all ranks")
                 if whole is not ranking[0]:
-                    ranking, notes = [whole, *ranking], []
+                    why = "without split-K, since these are stored on all ranks"
+                    ranking, notes = [whole, *ranking], [why]
         tiles = choices(TILES_NAME, sizes, workers, shapes, ranking, tuning, notes)
         return [*tiles, algorithm, *others]
 
@@ -212,6 +214,17 @@ class _MatmulSums(Operation):
         is_near = 1 < self.world.size == self.world.local_size
         sums_tiles = is_near and "eps" not in self.graph_options
         return (STRIPS, TILES) if sums_tiles and algorithm == ONE_SHOT else ()
+
+
+def stored_on_ranks(
+    ranking: Sequence[Prediction], *, is_measured: bool
+) -> Prediction | None:
+    """The tiles that epilogues store on all ranks, without split-K; None if the first
+    ones are faster with another exchange. is_measured: so are the first ones, and they
+    stay."""
+    first, whole = ranking[0], next(p for p in ranking if p.tiling.parts == 1)
+    gains = not is_measured and whole.us < first.us + TILES_US
+    return whole if whole is first or gains else None
 
 
 def _sent(algorithm: int, how: str) -> Choice:

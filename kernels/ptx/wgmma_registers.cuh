@@ -43,12 +43,6 @@ namespace etc::ptx {
 #define ETC_G11 "%44, %45, %46, %47"
 #define ETC_G12 "%48, %49, %50, %51"
 #define ETC_G13 "%52, %53, %54, %55"
-#define ETC_G14 "%56, %57, %58, %59"
-#define ETC_G15 "%60, %61, %62, %63"
-#define ETC_G16 "%64, %65, %66, %67"
-#define ETC_G17 "%68, %69, %70, %71"
-#define ETC_G18 "%72, %73, %74, %75"
-#define ETC_G19 "%76, %77, %78, %79"
 
 // Multiplies a box of a stage, four steps of 16 k: d = a * b, or d += a * b if `accumulate`, in the
 // first kColumns / 2 elements of d. b is K-major. A thread has the registers of a for one step after

@@ -100,9 +100,6 @@ def test_static_programs_have_no_queues():
         assert word not in source.text
 
 
-TOUCH = DeviceFunction("touch", lambda: None, "touch.cuh", "transfer", 0, 0)
-
-
 def by_rank(g: Kit) -> None:
     """The expected counts differ between ranks."""
     share = g.let("share", g.rank + 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,17 @@ from etc_dist.ops.exchange_model import (
     ONE_SHOT,
     STRIPS,
     TILES,
+    TILES_US,
     TWO_SHOT,
     AllReduceSizes,
 )
-from etc_dist.ops.matmul_all_reduce import TILES_NAME, matmul_all_reduce_graph
-from etc_dist.ops.tile_model import Tiling, dims_of
+from etc_dist.ops.matmul_all_reduce import (
+    TILES_NAME,
+    matmul_all_reduce_graph,
+    stored_on_ranks,
+)
+from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of, predictions
+from etc_dist.ops.tuning import shipped_for
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
@@ -32,6 +39,7 @@ from tests.ops.test_operation_errors import refusal
 from tests.verify.waits import Proved
 
 exhaustive = pytest.mark.exhaustive
+H200 = shipped_for("NVIDIA H200")
 SHAPES = (TileShape(8, 64, swapped=True),)
 # Three rows of tiles, the last column of which is divided along k.
 DIMS = {"rows": 21, "vectors": 17, "k": 520, "piece": 10}
@@ -210,6 +218,18 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, ma
     x, w = (arrays.put_as(np.zeros(shape), "bfloat16") for shape in shapes)
     with refusal(ArgumentError, words):
         op(x, w)
+
+
+def test_tiles_are_stored_on_all_ranks_if_split_k_saves_less():
+    ranking = predictions(FAMILY, (80, 1280, 10368), 132, H200.tiles)
+    divided = next(p for p in ranking if p.tiling.parts > 1)
+    (whole, *_) = wholes = [p for p in ranking if p.tiling.parts == 1]
+    assert stored_on_ranks(wholes, is_measured=False) is whole
+    assert whole.us > divided.us + TILES_US
+    assert stored_on_ranks([divided, *wholes], is_measured=False) is None
+    near = replace(divided, us=whole.us - TILES_US / 2)
+    assert stored_on_ranks([near, *wholes], is_measured=False) is whole
+    assert stored_on_ranks([near, *wholes], is_measured=True) is None
 
 
 def test_strips_are_sent_where_much_is_sent_before_the_last_wave():

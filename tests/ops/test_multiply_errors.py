@@ -10,10 +10,14 @@ import pytest
 import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, GraphError
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.epilogue import logits
+from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
+from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ir import Graph, GraphFunction
+from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.multiply import tiles_of_dims
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
@@ -108,6 +112,31 @@ def test_other_weights_have_fewer_tiles(w_layout, dims, words):
     plan = schedule_static(made)
     dims = {"m": 20, "n": 264, "k": 512, **FITTING, **dims}
     refused(lambda: verify(plan, dims, 4), words, ArgumentError)
+
+
+def test_wide_tiles_serve_whole_tiles_of_weights_n_k_that_are_only_rounded():
+    wide, g = (TileShape(144, 256, swapped=True),), Graph("one", 1)
+    tiles = tiles_of_dims(g, "", wide)
+    words = "wide tiles are not divided along k|got: parts of tiles of 256 columns"
+    refused(lambda: tiles.matmul("bfloat16", is_part=True), words)
+    refused(lambda: tiles.sum_parts("bfloat16"), words)
+    refused(lambda: matmul_graph(1, shapes=wide), words)
+    words = "wide tiles have no such epilogue|got: epilogue logits to do"
+    refused(lambda: tiles.matmul("bfloat16", logits), words)
+    for w_layout in ("kn", Scaling(PER_BLOCK, "float32").w_layout):
+        refused(partial(shapes_for, w_layout, wide), "144 x 256, swapped")
+    tiles.matmul("bfloat16")
+
+
+def test_required_numbers_that_divide_by_zero_are_named():
+    g = Graph("one", 1)
+    m, n = g.dims("m n")
+    g.require("bad ratio", [m // n], [(2,)], "mend it")
+    made = g.finish()
+    assert checked_dims(made, {"m": 4, "n": 2}) == {"m": 4, "n": 2}
+    refused(lambda: checked_dims(made, {"m": 6, "n": 2}), "bad ratio", ArgumentError)
+    words = "a number of g.require cannot be computed|wanted: divisors other than 0"
+    refused(lambda: checked_dims(made, {"m": 4, "n": 0}), words, ArgumentError)
 
 
 def test_constants_are_refused_in_the_graph():
