@@ -126,8 +126,8 @@ class Agreement:
         received_signatures = self._compare(signatures[own_choice])
         if received_signatures is None:
             return own_choice
-        first, *later_signatures = received_signatures
-        if first not in signatures or {*later_signatures} != {signatures[0]}:
+        first, *other_signatures = received_signatures
+        if first not in signatures or {*other_signatures} != {signatures[0]}:
             self._raise_difference(
                 received_signatures, lambda: choices[own_choice], None
             )

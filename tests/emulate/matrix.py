@@ -242,7 +242,7 @@ CASES = {
         lambda: matmul_reduce_scatter(68, n=584),
         workers=2,
     ),
-    # Four stages, and one: loads wait for the start of the peer before the last one.
+    # One stage, and four: loads wait for the start of the peer before the last one.
     **{
         f"stored on ranks, {k} of k": Case(
             partial(matmul_all_reduce_graph, 2, shapes=[TURNS]),
