@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction, isgeneratorfunction
+from numbers import Integral
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -266,15 +267,16 @@ class Graph:
         exprs = tuple(wrap(number, where) for number in numbers)
         refuse_loads("g.require", where, exprs, "require numbers of dims")
         check_symbols("g.require", where, exprs, self._values() - self._ranked)
-        rows = tuple(dict.fromkeys(tuple(map(int, row)) for row in values))
-        if not rows or any(len(row) != len(exprs) for row in rows):
+        candidates = [*values]
+        if not candidates or not all(_is_row(row, len(exprs)) for row in candidates):
             raise GraphError(
                 what,
                 where=where,
                 wanted=f"values of {', '.join(map(str, exprs)) or 'numbers'}",
-                got=str([*rows]),
+                got=str(candidates),
                 fix=fix,
             )
+        rows = tuple(dict.fromkeys(tuple(map(int, row)) for row in candidates))
         derived: dict[str, Expr] = {}
         for symbol, value in self._derived:
             derived[symbol.name] = substitute(value, derived)
@@ -578,3 +580,10 @@ def _possible(refs: Sequence[EventRef]) -> tuple[EventRef, ...]:
     """The elements in a list of a call, without those that no task waits for or
     notifies, as their condition is constant."""
     return tuple(ref for ref in refs if ref.holds != Const(0))
+
+
+def _is_row(row: object, count: int) -> bool:
+    """Whether it is a row of so many integers."""
+    if not isinstance(row, Sequence) or len(row) != count:
+        return False
+    return all(isinstance(value, Integral) for value in row)

@@ -209,14 +209,15 @@ class _Operands:
 
     def place(self, axis: Axis, unit: Expr, tally: Tally) -> None:
         first, units = self.block.values(self.axis(*axis)[0]), self.block.values(unit)
-        bad = self.running(np.flatnonzero(first % units))
+        remainders = np.where(units == 0, first, first % np.maximum(units, 1))
+        bad = self.running(np.flatnonzero(remainders))
         if bad.size:
             t = int(bad[0])
             n, k = axis
             text = (
                 f"{task_name(self.block, t)} begins at {first[t]} along axis {k} of "
                 f"{self.regions[n]}, of which a tile of {self.call.function.name} "
-                f"begins at a multiple of {units[t]}"
+                f"begins at {f'a multiple of {units[t]}' if units[t] else 0}"
             )
             fix = "begin each region at a multiple of the tile's size"
             fault = Fault(GraphError, text, fix, int(bad.size))

@@ -51,7 +51,7 @@ class Kit(Graph):
         return self._tensors[0]
 
 
-FUNCTION_TERMS = ("roles", "reads_before_wait", "gathers")
+FUNCTION_TERMS = ("roles", "reads_before_wait", "gathers", "tile")
 
 
 def made(

@@ -151,7 +151,8 @@ def test_constants_are_refused_in_the_graph():
 
 
 def test_a_graph_without_a_fitting_tile_is_refused():
-    for values, got in (([], "[]"), ([(1, 2), (3,)], "[(1, 2), (3,)]")):
+    wrong = [], [(1, 2), (3,)], [2, 3], [(1, 2.5)]
+    for values, got in zip(wrong, map(str, wrong), strict=True):
         g = Graph("one", 1)
         act = partial(g.require, "wrong", g.dims("m n"), values, "mend it")
         refused(act, f"wrong|wanted: values of m, n got: {got} to do: mend it")

@@ -16,7 +16,15 @@ from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.scaled_weights import E4M3, FLOAT8_SCALINGS, ScaledTensor
 from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import Graph, GraphFunction, ceildiv, span, tile
+from etc_dist.ir import (
+    Extent,
+    Graph,
+    GraphFunction,
+    Operand,
+    ceildiv,
+    span,
+    tile,
+)
 from etc_dist.ops.tile_model import FLOAT8_FAMILY
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
@@ -36,6 +44,13 @@ def push_within(g: Kit, to: int) -> None:
     state = g.state("state", (n,), "float32")
     reads, writes = [state[8:n]], [state[8 - to : n - to]]
     g.call(push_rows(), g.grid(one=1), reads=reads, writes=writes)
+
+
+def begun_by_unit(g: Kit) -> None:
+    first, unit = g.dims("first unit")
+    x = g.input("x", (16,), "float32")
+    tiles = {0: Operand((Extent(begins=unit),), "float32")}
+    g.do("read", reads=[x[span(first, 4)]], tile=tiles)
 
 
 def multiply_in_place(g: Kit) -> None:
@@ -220,6 +235,15 @@ REFUSALS = {
             *((4, 1, 16), (8, 0, 32), (16, 0, 32)),
             *((64, 2, 128), (32, 5, 64), (96, 5, 64)),
         )
+    },
+    **{
+        f"a place, unit {unit}": (
+            made(begun_by_unit),
+            {"first": 3, "unit": unit},
+            f"begins at 3 along axis 0 of x|begins at {place}",
+            {"first": first, "unit": unit},
+        )
+        for unit, place, first in ((4, "a multiple of 4", 8), (0, "0", 0))
     },
     "a further axis beyond the edge": (
         NORMALISED,
