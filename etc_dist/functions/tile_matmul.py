@@ -685,7 +685,7 @@ class Tiles:
         if rounds or not any(shape.is_wide for shape in self._shapes):
             return
         raise GraphError(
-            "wide tiles have no such epilogue",
+            "wide tiles do not have the epilogue",
             where=f"Tiles({self._name!r}).matmul()",
             wanted="an epilogue that only rounds: store, swiglu or activated(...)",
             got=str(epilogue),

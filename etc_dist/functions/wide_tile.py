@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import GraphError
 from etc_dist.functions.epilogue import Epilogue, store
 from etc_dist.functions.matmul import STAGE_K, two_byte
 from etc_dist.functions.tile_matmul import Tiles, TileShape
@@ -85,14 +84,6 @@ class RowTiles(Tiles):
         names, numbers [rows] (int32), the last read.
 
         Raises GraphError for an epilogue that does not only round."""
-        if epilogue.reads or epilogue.writes or epilogue.dtype:
-            raise GraphError(
-                "tiles with their own number of rows do not have the epilogue",
-                where=f"RowTiles({self._name!r})",
-                wanted="store, swiglu or activated(...)",
-                got=str(epilogue),
-                fix="use Tiles, or another epilogue",
-            )
         made = self.matmul(dtype, epilogue, may_have_no_rows=True)
         element = two_byte(dtype)
         rows = Extent(name="rows", most=WIDE.rows)

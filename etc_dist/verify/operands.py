@@ -6,7 +6,7 @@ edge of its tensor clips is smaller, which only the numbers of a shape show."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
@@ -179,49 +179,57 @@ class _Operands:
     def measure(self, axis: Axis, size: int, tally: Tally) -> None:
         """NOTE: the CPU backend also runs regions of other sizes."""
         low, lengths, extent = map(self.block.values, self.axis(*axis))
-        bad = np.flatnonzero((lengths == size) & (low + lengths > extent))
-        bad = self.running(bad)
-        if bad.size:
-            t = int(bad[0])
-            has = max(int(extent[t] - low[t]), 0)
-            text = (
-                f"{task_name(self.block, t)} has {has} of {size} along axis {axis[1]} "
-                f"of {self.regions[axis[0]]}, which must be complete"
-            )
-            fix = "make the tensor larger, or give tasks only complete regions"
-            fault = Fault(GraphError, text, fix, int(bad.size))
-            tally.add(("complete", self.call.name, axis), fault)
+        is_cut = (lengths == size) & (low + lengths > extent)
+
+        def has(t: int) -> str:
+            num_left = max(int(extent[t] - low[t]), 0)
+            of_axis = f"along axis {axis[1]} of {self.regions[axis[0]]}"
+            return f"has {num_left} of {size} {of_axis}, which must be complete"
+
+        fix = "make the tensor larger, or give tasks only complete regions"
+        self._refuse(is_cut, "complete", axis, has, fix, tally)
 
     def limit(self, axis: Axis, most: Expr, tally: Tally) -> None:
         sizes, limits = self.sizes(axis), self.block.values(most)
-        bad = self.running(np.flatnonzero(sizes > limits))
-        if bad.size:
-            t = int(bad[0])
-            n, k = axis
-            text = (
-                f"{task_name(self.block, t)} has {sizes[t]} along axis {k} of "
-                f"{self.regions[n]}, of which a tile of {self.call.function.name} has "
-                f"at most {limits[t]}"
-            )
-            fix = "give each task at most one tile, or choose a larger tile"
-            fault = Fault(GraphError, text, fix, int(bad.size))
-            tally.add(("limit", self.call.name, axis), fault)
+
+        def has(t: int) -> str:
+            return f"has {sizes[t]} {self._of_tile(axis)} has at most {limits[t]}"
+
+        fix = "give each task at most one tile, or choose a larger tile"
+        self._refuse(sizes > limits, "limit", axis, has, fix, tally)
 
     def place(self, axis: Axis, unit: Expr, tally: Tally) -> None:
         first, units = self.block.values(self.axis(*axis)[0]), self.block.values(unit)
         remainders = np.where(units == 0, first, first % np.maximum(units, 1))
-        bad = self.running(np.flatnonzero(remainders))
+
+        def begins(t: int) -> str:
+            place = f"a multiple of {units[t]}" if units[t] else "0"
+            return f"begins at {first[t]} {self._of_tile(axis)} begins at {place}"
+
+        fix = "begin each region at a multiple of the tile's size"
+        self._refuse(remainders != 0, "place", axis, begins, fix, tally)
+
+    def _of_tile(self, axis: Axis) -> str:
+        n, k = axis
+        function = self.call.function.name
+        return f"along axis {k} of {self.regions[n]}, of which a tile of {function}"
+
+    def _refuse(
+        self,
+        is_bad: Mask,
+        kind: str,
+        axis: Axis,
+        text_of: Callable[[int], str],
+        fix: str,
+        tally: Tally,
+    ) -> None:
+        """Report the running tasks for which `is_bad`, by the text of the first one."""
+        bad = self.running(np.flatnonzero(is_bad))
         if bad.size:
             t = int(bad[0])
-            n, k = axis
-            text = (
-                f"{task_name(self.block, t)} begins at {first[t]} along axis {k} of "
-                f"{self.regions[n]}, of which a tile of {self.call.function.name} "
-                f"begins at {f'a multiple of {units[t]}' if units[t] else 0}"
-            )
-            fix = "begin each region at a multiple of the tile's size"
+            text = f"{task_name(self.block, t)} {text_of(t)}"
             fault = Fault(GraphError, text, fix, int(bad.size))
-            tally.add(("place", self.call.name, axis), fault)
+            tally.add((kind, self.call.name, axis), fault)
 
     def separate(self, n: int, write: int, tally: Tally) -> None:
         boxes, ranks = [], []
