@@ -261,15 +261,10 @@ def _device_steps(program: Program) -> list[Step]:
         if is_end:
             return _way_to(caller, before)
         near = _closure(caller.header, texts)
-        called = [
-            d
-            for name in caller.calls
-            for d in definitions
-            if d.name == name and d.header in near
-        ]
         # NOTE: kinds of tiles share a name; the first one that is included is followed.
-        computes = [d for d in called if d.name == "compute" and d not in before]
-        called = [d for d in called if d not in computes[1:]]
+        candidates = [d for d in definitions if d.header in near and d not in before]
+        first_by_name = {d.name: d for d in reversed(candidates)}
+        called = [first_by_name[n] for n in caller.calls if n in first_by_name]
         bodies = [
             d
             for d in definitions

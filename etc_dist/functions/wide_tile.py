@@ -30,7 +30,7 @@ from etc_dist.ir.function import COMPUTE, GATHER, LOAD, STORE
 WIDE = TileShape(144, 256, swapped=True)
 """The largest tile."""
 NARROW = TileShape(16, 128, swapped=True)
-"""The tile of few rows: more workers read weights."""
+"""The tile for few rows, with which more workers read weights."""
 DEPTH = Extent(name="k", multiple=2 * STAGE_K, not_empty=True)
 """k, or a part of it, which ends where a stage of NARROW does."""
 STAGE_BYTES = WIDE.stage_bytes

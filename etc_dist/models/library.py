@@ -155,7 +155,7 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         if dtype == DTYPES[0]:
             graph = moe_graph(1, **routing)
             yield f"{graph.name} {model} {dtype}", graph
-        # A rank with experts of its own also has the functions of the other division.
+        # An expert-parallel program has all functions of a tensor-parallel one.
         divisions = PARALLEL if dtype == DTYPES[0] else ("expert",)
         for parallel in divisions:
             share = 4 if parallel == "tensor" else 1
