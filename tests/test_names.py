@@ -14,7 +14,17 @@ PRONOUNS = "both each it mine one other others own rest that them these this tho
 WORDS = {*PARTICIPLES.split(), *PRONOUNS.split()}
 """These alone do not say what a value is: a noun does, as in `kept_pages`."""
 FOLDERS = {
-    *("codegen", "ir", "models", "port", "predict", "runtime", "schedule", "serve"),
+    *(
+        "codegen",
+        "emulate",
+        "ir",
+        "models",
+        "port",
+        "predict",
+        "runtime",
+        "schedule",
+        "serve",
+    ),
     *("torch", "verify", "world"),
 }
 """Where no local value is named by such a word, nor in the modules beside them."""

@@ -122,11 +122,14 @@ class Emulator:
         dims = _dims_of(graph, inputs) if dims is None else checked_dims(graph, dims)
         of_ranks = [{**dims, **rows} for rows in map(graph.own_rows_of, inputs)]
         arrays = [
-            self._arrays(rank, inputs[rank], own) for rank, own in enumerate(of_ranks)
+            self._arrays(rank, inputs[rank], rank_dims)
+            for rank, rank_dims in enumerate(of_ranks)
         ]
         if in_place:
-            for held in arrays:
-                held |= {t.name: held[t.over] for t in graph.outputs() if t.over}
+            for rank_arrays in arrays:
+                rank_arrays |= {
+                    t.name: rank_arrays[t.over] for t in graph.outputs() if t.over
+                }
         with _running:
             report, records = self._locked_run(arrays, of_ranks, seed, runs)
         name = f"{graph.name}, {self.plan.schedule} schedule, seed {seed}"
@@ -136,7 +139,7 @@ class Emulator:
             what, _, where = report.rpartition("; ")
             raise emulation_error(what, where, name)
         outputs = [t.name for t in graph.tensors if t.kind in WRITTEN]
-        return [{name: held[name] for name in outputs} for held in arrays]
+        return [{name: rank_arrays[name] for name in outputs} for rank_arrays in arrays]
 
     def _locked_run(
         self,
@@ -146,7 +149,7 @@ class Emulator:
         runs: int,
     ) -> tuple[str, list[Record]]:
         """The failure of a run: the library's report, and the records of the ranks."""
-        key = tuple(tuple(own.values()) for own in dims)
+        key = tuple(tuple(rank_dims.values()) for rank_dims in dims)
         # Kept only after a good run: the events and tickets of others have no use.
         memory = self._memory.pop(key, None)
         if memory is None:
@@ -154,7 +157,10 @@ class Emulator:
         memory.begin()
         report = self._call(memory, arrays, seed, runs)
         if report:
-            of_ranks = (memory.places(rank, held) for rank, held in enumerate(arrays))
+            of_ranks = (
+                memory.places(rank, rank_arrays)
+                for rank, rank_arrays in enumerate(arrays)
+            )
             report = with_names(report, [*chain.from_iterable(of_ranks)])
         records = [
             record
@@ -174,14 +180,14 @@ class Emulator:
         graph = self.plan.graph
         env = graph.environment(dims, rank)
         where = f"graph {graph.name}, rank {rank}"
-        held = storage.bind(graph.given(), inputs, env, where)
-        held |= {t.name: storage.poisoned(t, env) for t in graph.outputs()}
+        arrays = storage.bind(graph.given(), inputs, env, where)
+        arrays |= {t.name: storage.poisoned(t, env) for t in graph.outputs()}
         by_element = graph.accessed_by_element()
         for tensor in graph.arguments():
             shape = storage.shape_of(tensor, env)
             if not (tensor.has_own_rows and shape[0] == 0):
                 _check_rows(tensor, shape, where, tensor.name in by_element)
-        return {name: aligned_copy(array) for name, array in held.items()}
+        return {name: aligned_copy(array) for name, array in arrays.items()}
 
     def _call(
         self,
@@ -191,13 +197,18 @@ class Emulator:
         runs: int,
     ) -> str:
         """The failure of the run, and its thread; empty if it succeeded."""
-        written = {t.name for t in self.plan.graph.tensors if t.kind in WRITTEN}
-        blocks = [memory.arguments(rank, held) for rank, held in enumerate(arrays)]
+        output_names = {t.name for t in self.plan.graph.tensors if t.kind in WRITTEN}
+        blocks = [
+            memory.arguments(rank, rank_arrays)
+            for rank, rank_arrays in enumerate(arrays)
+        ]
         ranges = [(array, True) for array in memory.arrays]
         ranges += [(block, False) for block in blocks]
-        for held in arrays:
-            results = [id(array) for name, array in held.items() if name in written]
-            distinct = {id(array): array for array in held.values()}
+        for rank_arrays in arrays:
+            results = [
+                id(array) for name, array in rank_arrays.items() if name in output_names
+            ]
+            distinct = {id(array): array for array in rank_arrays.values()}
             ranges += [(array, key in results) for key, array in distinct.items()]
         # Address, end, whether it may be written, and a word for the run.
         rows = sorted(
@@ -234,7 +245,9 @@ def _dims_of(
         wanted = "an array for each input and state"
         raise _wrong("inputs", wanted, f"none for {', '.join(missing)}")
     dims = bind_dims(graph, {name: inspect(name, a) for name, a in inputs[0].items()})
-    rows = [n for held in inputs for n in graph.own_rows_of(held).values()]
+    rows = [
+        n for rank_inputs in inputs for n in graph.own_rows_of(rank_inputs).values()
+    ]
     return {**dims, **({graph.own[1].name: max(rows)} if graph.own and rows else {})}
 
 

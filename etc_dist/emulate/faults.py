@@ -57,7 +57,9 @@ _OTHER = (
 
 def emulation_error(report: str, where: str, run: str) -> EmulationError:
     """The error for a report of the library. `where` names the thread."""
-    wanted, fix = next((rest for part, *rest in _FIXES if part in report), _OTHER)
+    wanted, fix = next(
+        (error_parts for part, *error_parts in _FIXES if part in report), _OTHER
+    )
     return EmulationError(
         f"the emulated run of {run} failed",
         where=where,

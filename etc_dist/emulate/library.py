@@ -53,7 +53,7 @@ def compile_library(source: Source, kernels: Path, store: Cache) -> ctypes.CDLL:
     _compiler()
     refuse_missing(source, kernels)
     key = _key(source, kernels)
-    if key not in _loaded:
+    if key not in _libraries:
         entry, _ = store.fetch(
             "libraries",
             key,
@@ -66,19 +66,21 @@ def compile_library(source: Source, kernels: Path, store: Cache) -> ctypes.CDLL:
         with NamedTemporaryFile(suffix=".so") as file:
             file.write(entry.files["library"])
             file.flush()
-            _loaded[key] = ctypes.CDLL(file.name)
-    return _loaded[key]
+            _libraries[key] = ctypes.CDLL(file.name)
+    return _libraries[key]
 
 
-_loaded: dict[str, ctypes.CDLL] = {}
+_libraries: dict[str, ctypes.CDLL] = {}
 """The libraries of this process, which are never unloaded."""
 
 
 def _key(source: Source, kernels: Path) -> str:
     """A hash of all that a library depends on."""
     files = sorted(INCLUDE.rglob("*.*"))
-    own = {str(path.relative_to(INCLUDE)): path.read_text() for path in files}
-    texts = headers(source, kernels) | own  # those that INCLUDE replaces do not count
+    own_texts = {str(path.relative_to(INCLUDE)): path.read_text() for path in files}
+    texts = (
+        headers(source, kernels) | own_texts
+    )  # those that INCLUDE replaces do not count
     flags = (*PROGRAM_FLAGS, *LIBRARIES)
     parts = (source.text, flags, machine(), version("ziglang"), texts)
     return sha256(repr(parts).encode(errors="surrogateescape"))[:32]
@@ -100,14 +102,14 @@ def _compile(source: Source, kernels: Path) -> Entry:
 
 
 def _run(arguments: list[str], source: Source) -> None:
-    done = subprocess.run([_compiler(), "cc", *arguments], capture_output=True)
-    if done.returncode != 0:
-        log = done.stderr.decode(errors="replace")
+    process = subprocess.run([_compiler(), "cc", *arguments], capture_output=True)
+    if process.returncode != 0:
+        log = process.stderr.decode(errors="replace")
         raise BuildError(
             "the source did not compile for the emulator",
             where=source.title,
             wanted=f"C++20 with the CUDA functions of {INCLUDE}",
-            got=errors_of(source.text, log)[:4000] or f"exit code {done.returncode}",
+            got=errors_of(source.text, log)[:4000] or f"exit code {process.returncode}",
             fix=advice(source.text, log),
             source=source.text,
         )

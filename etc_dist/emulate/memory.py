@@ -132,11 +132,19 @@ def _bytes(count: int) -> Array:
 def _encode(
     pointer: int, shape: Sequence[int], dtype: str, itemsize: int, box: TmaBox
 ) -> Array:
-    found = np.zeros((), MAP)
+    tensor_map = np.zeros((), MAP)
     axes = axes_of(shape, itemsize, box)
-    found["pointer"], found["itemsize"], found["axes"] = pointer, itemsize, len(axes)
+    tensor_map["pointer"], tensor_map["itemsize"], tensor_map["axes"] = (
+        pointer,
+        itemsize,
+        len(axes),
+    )
     assert pointer % 16 == 0, "a tensor that bulk copies cannot read"
     for i, (extent, side, pitch) in enumerate(axes):
         assert side <= 256 and (i == 0 or pitch % 16 == 0), f"box {box} of {shape}"
-        found["extent"][i], found["side"][i], found["pitch"][i] = extent, side, pitch
-    return np.frombuffer(found.tobytes().ljust(MAP_BYTES, b"\0"), np.uint8)
+        tensor_map["extent"][i], tensor_map["side"][i], tensor_map["pitch"][i] = (
+            extent,
+            side,
+            pitch,
+        )
+    return np.frombuffer(tensor_map.tobytes().ljust(MAP_BYTES, b"\0"), np.uint8)

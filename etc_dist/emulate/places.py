@@ -54,8 +54,8 @@ def _describe(address: int, places: Sequence[Place]) -> str:
             return place.element(address)
     distances = [(address - p.end, "after the end of", p) for p in places]
     distances += [(p.begin - address, "before", p) for p in places]
-    near = [found for found in distances if 0 <= found[0] < NEAR]
+    near = [distance for distance in distances if 0 <= distance[0] < NEAR]
     if not near:
         return "far from all of them"
-    count, side, place = min(near, key=lambda found: found[0])
+    count, side, place = min(near, key=lambda distance: distance[0])
     return f"{count} bytes {side} {place.name}"

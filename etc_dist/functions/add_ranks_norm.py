@@ -20,11 +20,11 @@ def add_ranks_norm(dtype: str, eps: float, *, has_bias: bool = False) -> DeviceF
     and the residual, rounded, and its RMSNorm, both [rows, columns]. The sum may be
     written in place of the residual. On GPUs one row."""
 
-    def body(parts: Any, *others: Any) -> None:
-        *bias, residual, gain, total, y = others
+    def body(parts: Any, *arrays: Any) -> None:
+        *bias, residual, gain, total, y = arrays
         sums = sum_in_order(parts)
-        for each in (*bias, residual):
-            sums = sums + each.astype(np.float32)
+        for addend in (*bias, residual):
+            sums = sums + addend.astype(np.float32)
         total[...] = sums.astype(total.dtype)
         y[...] = normalized(total, gain, eps).astype(y.dtype)
 

@@ -59,13 +59,13 @@ class PagedCache:
     score_cap: float | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):
+        for name, supported in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):
             value = getattr(self, name)
-            if value not in known:
+            if value not in supported:
                 raise GraphError(
                     f"{name} of a paged cache is not supported",
                     where=str(self),
-                    wanted=" or ".join(map(str, known)),
+                    wanted=" or ".join(map(str, supported)),
                     got=repr(value),
                     fix="use a model and a cache with one of these",
                 )
@@ -121,8 +121,8 @@ class PagedCache:
 
     def rotated(self, heads: Any, gain: Any, cos_sin: Any) -> Any:
         """Heads [..., head_dim], normalised and rotated, in the cache's dtype."""
-        own = self.gain_offset, self.normalizes_rotated
-        norm = gain, self.norm_eps or 0.0, *own
+        gain_options = self.gain_offset, self.normalizes_rotated
+        norm = gain, self.norm_eps or 0.0, *gain_options
         return rotated(heads, cos_sin, *norm).astype(heads.dtype)
 
     def placed(self, heads: Any, slots: Any) -> Any:
@@ -185,11 +185,11 @@ def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
     rotated. k, v and cache are in the cache's dtype. early: all reads but k and v may
     come before the last wait is met."""
 
-    def body(k: Any, v: Any, *others: Any) -> None:
+    def body(k: Any, v: Any, *operands: Any) -> None:
         if paged.has_bias:
-            (k_bias, v_bias), others = others[:2], others[2:]
+            (k_bias, v_bias), operands = operands[:2], operands[2:]
             k, v = paged.biased(k, k_bias), paged.biased(v, v_bias)
-        *first, cos_sin, request, position, table, cache = others
+        *first, cos_sin, request, position, table, cache = operands
         gain, span = paged.split(first)
         lengths = paged.lengths(cos_sin, request, position, table)
         for row in np.flatnonzero(lengths):
@@ -197,8 +197,8 @@ def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
             number = table[request[row], page]
             if 0 <= number < len(cache):
                 angles = cos_sin[position[row] + span[1]]
-                both = np.stack([paged.rotated(k[row], gain, angles), v[row]])
-                cache[number, :, slot] = paged.placed(both, [slot, slot])
+                pair = np.stack([paged.rotated(k[row], gain, angles), v[row]])
+                cache[number, :, slot] = paged.placed(pair, [slot, slot])
 
     row = Operand(("rows", Extent(paged.head_dim, begins=8)), paged.element)
     bias = Operand((Extent(paged.head_dim, begins=8),), paged.element, leading=True)

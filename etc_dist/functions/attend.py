@@ -73,11 +73,11 @@ def attend(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
     dim, scale = paged.head_dim, score_scale(paged)
     cap = np.float32(np.log2(np.e) * (paged.score_cap or 0))
 
-    def body(q: Any, *others: Any, j: int, shares_of_task: int, cuts: int) -> None:
+    def body(q: Any, *operands: Any, j: int, shares_of_task: int, cuts: int) -> None:
         if paged.has_bias:
-            q, others = paged.biased(q, others[0]), others[1:]
-        *of_cache, cos_sin, table, cache = others[:-5]
-        extents, bounds, sums, stats, y = others[-5:]
+            q, operands = paged.biased(q, operands[0]), operands[1:]
+        *of_cache, cos_sin, table, cache = operands[:-5]
+        extents, bounds, sums, stats, y = operands[-5:]
         sinks = of_cache.pop() if paged.has_sinks else None
         gain, (_, of_layer) = paged.split(of_cache)
         row, stage, _, first_slot = bounds[j * shares_of_task]

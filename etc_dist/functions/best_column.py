@@ -92,8 +92,8 @@ def best_on_rank(columns: int) -> DeviceFunction:
 def unpadded_tile(x: Tensor, j: Expr, width: int, count: Expr) -> Region:
     """Tile j, of `width` columns, of the first `count` columns of x. The last tiles may
     have fewer columns, or none."""
-    left = maximum(0, count - j * width)
-    return x[:, span(j * width, minimum(width, left))]
+    num_columns = maximum(0, count - j * width)
+    return x[:, span(j * width, minimum(width, num_columns))]
 
 
 def best_of_rows() -> list[Operand]:

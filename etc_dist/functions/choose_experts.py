@@ -28,7 +28,7 @@ def choose_experts(
     [experts] (fp32) -> ids [rows, top_k] (int32) and weights [rows, top_k] (fp32), as
     `Router.choose` gives them.
 
-    marks: it also writes chosen [experts] (int32), of which bit i is set if token i
+    marks: it also writes token_bits [experts] (int32), of which bit i is set if token i
     chose the expert. has_position: it also reads position [rows] (int32), after the
     logits; a row with a position below 0 has ids NONE and weights 0. early: position
     may be read before the last wait is met. fills: ids and weights may have further
@@ -39,7 +39,7 @@ def choose_experts(
     reads, writes = 1 + further + len(routing.router.bias_names), 2 + marks
 
     def body(logits: Any, *operands: Any) -> None:
-        inputs, (ids, weights, *chosen) = (
+        inputs, (ids, weights, *token_bits) = (
             operands[: reads - 1],
             operands[reads - 1 :],
         )
@@ -52,7 +52,7 @@ def choose_experts(
         if has_position:
             leave_out(inputs[0], ids, weights)
         if marks:
-            chosen[0][...] = _bits(ids, routing.experts)
+            token_bits[0][...] = _bits(ids, routing.experts)
 
     # The bits of a word are a whole block.
     rows = (

@@ -31,8 +31,8 @@ def combine_slices(
 
     def body(sums: Any, stats: Any, *operands: Any, cuts: int) -> None:
         *sinks, y = operands
-        own = slice(None) if cuts else [0, *range(1, len(sums), 2)]
-        sums, stats = sums[own], stats[own]
+        slot_idxs = slice(None) if cuts else [0, *range(1, len(sums), 2)]
+        sums, stats = sums[slot_idxs], stats[slot_idxs]
         largest = stats[..., 0].max(axis=0)
         scale = np.exp2(stats[..., 0] - np.where(np.isinf(largest), 0, largest))
         total = np.zeros(sums.shape[1:], np.float32)

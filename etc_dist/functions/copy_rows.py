@@ -17,7 +17,7 @@ def copy_rows() -> DeviceFunction:
     those of a row at the same time: the arrays may be in the memory of the host. A
     `push_rows` for each array takes longer."""
     first = Operand(("rows",), "int32")
-    other = Operand(("rows",), "int32", leading=True)
+    row = Operand(("rows",), "int32", leading=True)
     return DeviceFunction(
         name="copy_rows",
         body=_copy_rows,
@@ -25,7 +25,7 @@ def copy_rows() -> DeviceFunction:
         lane=TENSOR,
         reads=ARRAYS,
         writes=ARRAYS,
-        tile={0: first, **dict.fromkeys(range(1, 2 * ARRAYS), other)},
+        tile={0: first, **dict.fromkeys(range(1, 2 * ARRAYS), row)},
     )
 
 

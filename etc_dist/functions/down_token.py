@@ -19,12 +19,12 @@ def down_token(routing: Routing, *, adds: bool = False) -> DeviceFunction:
     prefetches none. adds: further rows [1, columns] are read, and added to the sum."""
 
     def body(ids: Any, weights: Any, active: Any, down: Any, *operands: Any) -> None:
-        *added, y = operands
+        *addends, y = operands
         total = np.zeros(y.shape[1], np.float32)
         for k, expert in enumerate(np.maximum(ids[0], 0)):
             row = down[expert].astype(np.float32) @ active[0, k].astype(np.float32)
             total += weights[0, k] * row
-        for rows in added:
+        for rows in addends:
             total += rows[0].astype(np.float32)
         y[0] = total.astype(y.dtype)
 

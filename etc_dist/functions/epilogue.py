@@ -106,38 +106,40 @@ def epilogue(
             writes=1 + len(writes),
             constants={} if constants is None else constants,
         )
-        made = Epilogue(half, tuple(reads), tuple(writes), gated, dtype)
-        _check(made)
-        return made
+        result = Epilogue(half, tuple(reads), tuple(writes), gated, dtype)
+        _check(result)
+        return result
 
     return decorate
 
 
-def _check(made: Epilogue) -> None:
-    for name, kinds, known in (
-        ("reads", made.reads, READS),
-        ("writes", made.writes, WRITES),
-        ("dtype", [made.dtype or Y_DTYPES[0]], Y_DTYPES),
+def _check(epilogue: Epilogue) -> None:
+    for name, kinds, supported in (
+        ("reads", epilogue.reads, READS),
+        ("writes", epilogue.writes, WRITES),
+        ("dtype", [epilogue.dtype or Y_DTYPES[0]], Y_DTYPES),
     ):
-        if unknown := [kind for kind in kinds if kind not in known]:
+        if faults := [kind for kind in kinds if kind not in supported]:
             raise GraphError(
-                f"{name}= of {made} is unknown",
-                where=str(made),
-                wanted=f"{name}= of {', '.join(map(repr, known))}",
-                got=", ".join(map(repr, unknown)),
+                f"{name}= of {epilogue} is unknown",
+                where=str(epilogue),
+                wanted=f"{name}= of {', '.join(map(repr, supported))}",
+                got=", ".join(map(repr, faults)),
                 fix="use the constants of etc_dist.functions.epilogue",
             )
-    given = signature(made.half.body).parameters.values()
-    wanted = made.half.reads + made.half.writes
-    if len(given) != wanted or any(p.kind is Parameter.KEYWORD_ONLY for p in given):
-        sums = "gate, up" if made.gated else "sums"
-        arrays = [*(f"a {k} read" for k in made.reads), "y"]
-        arrays += [f"a {k} write" for k in made.writes]
+    parameters = signature(epilogue.half.body).parameters.values()
+    wanted = epilogue.half.reads + epilogue.half.writes
+    if len(parameters) != wanted or any(
+        p.kind is Parameter.KEYWORD_ONLY for p in parameters
+    ):
+        sums = "gate, up" if epilogue.gated else "sums"
+        arrays = [*(f"a {k} read" for k in epilogue.reads), "y"]
+        arrays += [f"a {k} write" for k in epilogue.writes]
         raise GraphError(
-            f"the body of {made} does not take its arrays",
-            where=str(made),
+            f"the body of {epilogue} does not take its arrays",
+            where=str(epilogue),
             wanted=f"{wanted} positional parameters: {sums}, {', '.join(arrays)}",
-            got=f"({', '.join(map(str, given))})",
+            got=f"({', '.join(map(str, parameters))})",
             fix="declare further arrays in reads= and writes=",
         )
 
@@ -210,9 +212,9 @@ def soft_cap(cap: float) -> Epilogue:
 
 
 @epilogue(source="epilogues/residual.cuh", reads=[PER_ELEMENT])
-def residual(sums: Any, other: Any, y: Any) -> None:
-    """y = sums + other, added in fp32 and rounded."""
-    y[...] = (sums + other.astype(np.float32)).astype(y.dtype)
+def residual(sums: Any, addend: Any, y: Any) -> None:
+    """y = sums + addend, added in fp32 and rounded."""
+    y[...] = (sums + addend.astype(np.float32)).astype(y.dtype)
 
 
 @epilogue(source="epilogues/row_squares.cuh", writes=[PER_ROW])

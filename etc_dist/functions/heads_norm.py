@@ -23,8 +23,8 @@ def push_squares(dtype: str, ranks: int) -> DeviceFunction:
 
     def body(q: Any, k: Any, *squares: Any) -> None:
         sums = [(x.astype(np.float32) ** 2).sum(axis=1) for x in (q, k)]
-        for each in squares:
-            each[...] = np.stack(sums).reshape(each.shape)
+        for target in squares:
+            target[...] = np.stack(sums).reshape(target.shape)
 
     row = Operand((1, Extent(multiple=8, begins=8)), two_byte(dtype))
     squares = Operand((2, 1, 1), "float32")

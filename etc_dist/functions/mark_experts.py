@@ -13,20 +13,20 @@ from etc_dist.ir.function import TENSOR
 
 
 def mark_experts(routing: Routing) -> DeviceFunction:
-    """ids [32, top_k] of a block of tokens -> chosen [experts], of which bit i is set
-    if token i chose the expert; and wrong [1]: an id that is neither an expert nor
+    """ids [32, top_k] of a block of tokens -> token_bits [experts], of which bit i is
+    set if token i chose the expert; and wrong [1]: an id that is neither an expert nor
     NONE, or 0. All int32."""
 
-    def body(ids: Any, chosen: Any, wrong: Any) -> None:
+    def body(ids: Any, token_bits: Any, wrong: Any) -> None:
         unsigned = ids.astype(np.uint32)
-        known = unsigned < routing.experts
+        is_expert = unsigned < routing.experts
         words = np.zeros(routing.experts, np.uint32)
         tokens = np.broadcast_to(
             np.arange(len(ids), dtype=np.uint32)[:, None], ids.shape
         )
-        np.bitwise_or.at(words, ids[known], np.uint32(1) << tokens[known])
-        chosen[...] = words.view(np.int32)
-        worst = unsigned[~known & (ids != NONE)].max(initial=0)
+        np.bitwise_or.at(words, ids[is_expert], np.uint32(1) << tokens[is_expert])
+        token_bits[...] = words.view(np.int32)
+        worst = unsigned[~is_expert & (ids != NONE)].max(initial=0)
         wrong[...] = worst.astype(np.int32)
 
     rows = Extent(BLOCK, name="rows", clipped=True)

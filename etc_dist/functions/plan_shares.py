@@ -71,15 +71,15 @@ def plan_shares(paged: PagedCache) -> DeviceFunction:
         extents[:, 0], extents[:, 1] = np.maximum(lengths - window, 0), lengths
         extents[:, 3] = request
         at, here = position // paged.page_size, np.flatnonzero(lengths)
-        written = table[request[here], at[here]] % MARKS
+        new_pages = table[request[here], at[here]] % MARKS
         for row, (begin, end, *_) in enumerate(extents):
             pages_of = slice(begin // paged.page_size, -(-end // paged.page_size))
-            used = table[request[row], pages_of] if end else np.full(1, -1)
-            if used.min() < 0 or used.max() >= pages:
+            row_pages = table[request[row], pages_of] if end else np.full(1, -1)
+            if row_pages.min() < 0 or row_pages.max() >= pages:
                 extents[row] = 0
                 continue
-            first = np.flatnonzero(np.isin(used % MARKS, written)).min(
-                initial=len(used)
+            first = np.flatnonzero(np.isin(row_pages % MARKS, new_pages)).min(
+                initial=len(row_pages)
             )
             extents[row, 2] = (pages_of.start + first) * paged.page_size
         bounds[...] = bounds_of(extents, len(bounds) - 1, lists, cuts)

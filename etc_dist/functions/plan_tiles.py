@@ -17,8 +17,8 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
     """counts [experts], the tokens of each expert, and a list of tokens, of which only
     the length is used -> expert_row [experts], each expert's first padded row; for
     each tile [tiles] its tile_expert, tile_row (the first padded row), tile_rows and
-    tile_first (where its tokens begin in the lists of all experts); and needed [1], the
-    number of groups of TOGETHER tiles that are needed. All int32; 0 for tiles that are
+    tile_first (where its tokens begin in the lists of all experts); and num_groups
+    [1], of groups of TOGETHER tiles that are needed. All int32; 0 for tiles that are
     not needed."""
 
     def body(
@@ -29,7 +29,7 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
         tile_row: Any,
         tile_rows: Any,
         tile_first: Any,
-        needed: Any,
+        num_groups: Any,
     ) -> None:
         for array in (tile_expert, tile_row, tile_rows, tile_first):
             array[...] = 0
@@ -45,13 +45,13 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
                 tile_first[number] = expert * len(tokens) + first
                 number += 1
             row += _padded(count)
-        needed[0] = -(-number // TOGETHER)
+        num_groups[0] = -(-number // TOGETHER)
 
     of_expert, of_tile = (Operand((n,), "int32") for n in (routing.experts, "tiles"))
-    each = [of_expert, Operand((None,), "int32"), of_expert, *[of_tile] * 4]
-    each.append(Operand((1,), "int32"))
+    operands = [of_expert, Operand((None,), "int32"), of_expert, *[of_tile] * 4]
+    operands.append(Operand((1,), "int32"))
     return routing.function(
-        "plan_tiles", TENSOR, 2, 6, body, tile=dict(enumerate(each))
+        "plan_tiles", TENSOR, 2, 6, body, tile=dict(enumerate(operands))
     )
 
 

@@ -57,18 +57,18 @@ def _function(
 ) -> DeviceFunction:
     is_sum = name == "post_ranks_norm"
 
-    def body(x: Any, *others: Any) -> None:
-        *bias, residual, post_gain = others[: has_bias + 2]
-        *gain, total, y = others[has_bias + 2 :]
+    def body(x: Any, *arrays: Any) -> None:
+        *bias, residual, post_gain = arrays[: has_bias + 2]
+        *gain, total, y = arrays[has_bias + 2 :]
         x = sum_in_order(x) if is_sum else x.astype(np.float32)
-        for each in bias:
-            x = x + each.astype(np.float32)
+        for row_bias in bias:
+            x = x + row_bias.astype(np.float32)
         x = x.astype(residual.dtype)  # as if it was stored
         sums = normalized(x, post_gain, eps, offset) + residual.astype(np.float32)
         total[...] = sums.astype(total.dtype)
         y[...] = total
-        for each in gain:
-            y[...] = normalized(total, each, eps, offset).astype(y.dtype)
+        for row_gain in gain:
+            y[...] = normalized(total, row_gain, eps, offset).astype(y.dtype)
 
     columns, element = Extent(name="columns", multiple=8, begins=8), two_byte(dtype)
     row = Operand((1, columns), element, leading=True)

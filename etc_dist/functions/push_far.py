@@ -8,8 +8,8 @@ from etc_dist.ir import DeviceFunction, Operand
 from etc_dist.ir.function import TRANSFER
 
 
-def _push_far(x: Any, arrived: Any) -> None:
-    arrived[...] = x
+def _push_far(x: Any, target: Any) -> None:
+    target[...] = x
 
 
 def push_far() -> DeviceFunction:

@@ -11,8 +11,8 @@ PACKET_BYTES = 32768
 """Bytes that one warp pushes before it notifies, unless one row is longer."""
 
 
-def _push_rows(x: Any, gathered: Any) -> None:
-    gathered[tuple(map(slice, x.shape))] = x
+def _push_rows(x: Any, target: Any) -> None:
+    target[tuple(map(slice, x.shape))] = x
 
 
 def push_rows(lane: str = TRANSFER) -> DeviceFunction:

@@ -20,9 +20,11 @@ def push_tokens(routing: Routing) -> DeviceFunction:
     have fewer rows than ids."""
 
     def body(x: Any, ids: Any, lower: Any, target: Any) -> None:
-        own = ids - len(lower)
-        chosen = ((own >= 0) & (own < routing.experts)).any(axis=1)[: len(x)]
-        target[: len(x)][chosen] = x[chosen]
+        local_ids = ids - len(lower)
+        is_target = ((local_ids >= 0) & (local_ids < routing.experts)).any(axis=1)[
+            : len(x)
+        ]
+        target[: len(x)][is_target] = x[is_target]
 
     rows = Operand(("rows", "hidden"), routing.element)
     ids = Operand(("rows", routing.top_k), "int32")

@@ -21,8 +21,8 @@ HEAD_DIMS = (64, 128, 256)
 def rotary_table(positions: int, frequencies: Any) -> Any:
     """Cosines and sines of position * frequencies, of head_dim / 2 frequencies."""
     angles = np.outer(np.arange(positions), np.asarray(frequencies, np.float64))
-    both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    return both.astype(np.float32)
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    return table.astype(np.float32)
 
 
 def frequencies(head_dim: int, base: float) -> Any:

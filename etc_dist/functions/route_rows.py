@@ -24,7 +24,7 @@ MOST_AT_ONCE = 16
 
 
 def route_rows(
-    routing: Routing, *, early: bool = False, own: int = 0
+    routing: Routing, *, early: bool = False, num_own_experts: int = 0
 ) -> DeviceFunction:
     """The first `new` rows, at most 16, choose their experts; those of the other rows
     are known. int32, except logits and weights (fp32):
@@ -33,31 +33,31 @@ def route_rows(
     from row `new` on; the router's biases [experts] -> ids and weights [new, top_k] of
     the first rows, those of `choose_experts`; place [rows, top_k], that of each choice,
     or NONE; tiles [tiles, 2], expert and number of rows of each tile, (0, 0) for unused
-    ones; used [1], the number of used tiles.
+    ones; num_tiles [1], the number of used tiles.
 
     `tile_rows`, `stride`: see above. `gathers`: 1 if a tile has only the rows that
     chose its expert; 0 if each chosen expert has one tile with all rows of the step, in
-    their order. early: position may be read before the last wait is met. own: only so
-    many experts are on each rank, those of rank 0 first; other choices have no place,
-    and tiles count experts from the rank's first."""
+    their order. early: position may be read before the last wait is met.
+    num_own_experts: only so many experts are on each rank, those of rank 0 first; other
+    choices have no place, and tiles count experts from the rank's first."""
 
     def body(
         logits: Any,
         position: Any,
-        known: Any,
+        earlier_ids: Any,
         *operands: Any,
         tile_rows: int,
         stride: int,
         gathers: int,
         rank: int = 0,
     ) -> None:
-        *biases, new, weights, place, tiles, used = operands
+        *biases, new, weights, place, tiles, num_tiles = operands
         new[...], weights[...] = routing.router.choose(logits, *biases)
         leave_out(position, new, weights)
-        ids = np.concatenate([new, known[len(new) :]])
+        ids = np.concatenate([new, earlier_ids[len(new) :]])
         tiles[...], place[...] = 0, NONE
-        first, begin = 0, rank * own
-        for expert in range(begin, begin + (own or routing.experts)):
+        first, begin = 0, rank * num_own_experts
+        for expert in range(begin, begin + (num_own_experts or routing.experts)):
             rows, choice = np.nonzero(ids == expert)
             number = np.arange(len(rows)) if gathers else rows
             tile, within = np.divmod(number, tile_rows)
@@ -66,7 +66,7 @@ def route_rows(
             end = first + len(counts)
             tiles[first:end, 0], tiles[first:end, 1] = expert - begin, counts
             first = end
-        used[...] = first
+        num_tiles[...] = first
 
     new, top_k = Extent(most=MOST_AT_ONCE, name="new"), routing.top_k
     rows = Extent(most=MOST_ROWS, name="rows")
@@ -87,6 +87,6 @@ def route_rows(
         tile=dict(enumerate(tile)),
         constants={
             **routing.choice_constants(has_position=True),
-            **({"kOwnExperts": own} if own else {}),
+            **({"kOwnExperts": num_own_experts} if num_own_experts else {}),
         },
     )

@@ -69,9 +69,9 @@ class Router:
             raise _refusal("scale: a finite number above 0", f"scale = {self.scale}")
         groups = expect_range(self.num_groups, 1, MOST_GROUPS, "num_groups")
         expect_range(self.topk_group, 1, groups, "topk_group")
-        size, rest = divmod(experts, groups)
+        size, remainder = divmod(experts, groups)
         least = 2 if groups > 1 and self.group_score == GROUP_SCORES[0] else 1
-        if rest or size < least or self.topk_group * size < self.top_k:
+        if remainder or size < least or self.topk_group * size < self.top_k:
             wanted = (
                 f"groups of equal size, at least {least}, of which {self.topk_group} "
                 f"have {self.top_k} experts"
@@ -143,24 +143,24 @@ class Router:
         scores = best[:, :, 0]
         if self.group_score == GROUP_SCORES[0]:
             scores = scores + best[:, :, 1]
-        chosen = np.argsort(-scores, axis=1, kind="stable")[:, : self.topk_group]
+        best_groups = np.argsort(-scores, axis=1, kind="stable")[:, : self.topk_group]
         is_out = np.ones(groups.shape[:2], bool)
-        np.put_along_axis(is_out, chosen, False, axis=1)
+        np.put_along_axis(is_out, best_groups, False, axis=1)
         return np.repeat(is_out, groups.shape[2], axis=1)
 
     def weights(self, logits: Any, ids: Any, *biases: Any) -> Any:
         """Internal: the weights [tokens, top_k] of the experts ids."""
         if self.has_bias:
             logits = logits + biases[0]
-        chosen = np.take_along_axis(logits, ids, axis=1)
+        chosen_logits = np.take_along_axis(logits, ids, axis=1)
         if self.score.startswith("softmax"):
             of_chosen = self.normalize or self.score == "softmax_chosen"
-            whole = chosen if of_chosen else logits
+            whole = chosen_logits if of_chosen else logits
             most = whole.max(axis=1, keepdims=True)
-            weights = np.exp(chosen - most)
+            weights = np.exp(chosen_logits - most)
             weights /= np.exp(whole - most).sum(axis=1, keepdims=True)
         else:
-            weights = self._scores(chosen)
+            weights = self._scores(chosen_logits)
             if self.normalize:
                 weights /= weights.sum(axis=1, keepdims=True) + LEAST_SUM
         return weights * np.float32(self.scale)

@@ -90,12 +90,14 @@ def least_kept(dtype: str) -> DeviceFunction:
             if scale > 0 and top_k > 0:
                 least[row] = order[min(top_k, len(order)) - 1]
             if scale > 0 and top_p < 1:
-                kept = order[order >= least[row]]
+                kept_logits = order[order >= least[row]]
                 with np.errstate(invalid="ignore"):
-                    weights = np.nan_to_num(np.exp((kept - kept[0]) * scale))
+                    weights = np.nan_to_num(
+                        np.exp((kept_logits - kept_logits[0]) * scale)
+                    )
                 sums = weights.astype(np.float64).cumsum()
-                reached = np.searchsorted(sums, float(top_p) * sums[-1])
-                least[row] = kept[min(reached, len(kept) - 1)]
+                least_idx = np.searchsorted(sums, float(top_p) * sums[-1])
+                least[row] = kept_logits[min(least_idx, len(kept_logits) - 1)]
 
     tile = {
         0: Operand((1, Extent(begins=8)), two_byte(dtype)),

@@ -36,13 +36,13 @@ def share_sum(
     result = result or dtype
     is_copy = parts == 1 and dtype == result and not has_residual
 
-    def body(x: Any, *others: Any) -> None:
-        ys = others[has_residual:]
+    def body(x: Any, *operands: Any) -> None:
+        ys = operands[has_residual:]
         total = x
         if not is_copy:
             total = sum_in_order(x if parts > 1 else x[None])
         if has_residual:
-            total = total + others[0].astype(np.float32)
+            total = total + operands[0].astype(np.float32)
         total = total.astype(ys[0].dtype)
         for y in ys:
             y[...] = total

@@ -29,8 +29,8 @@ def sum_ranks(
     def body(partials: Any, y: Any) -> None:
         y[...] = sum_in_order(partials).astype(y.dtype)
 
-    def body_with_own(partials: Any, own: Any, y: Any, *, rank: int) -> None:
-        every = [own if n == rank else part for n, part in enumerate(partials)]
+    def body_with_own(partials: Any, own_part: Any, y: Any, *, rank: int) -> None:
+        every = [own_part if n == rank else part for n, part in enumerate(partials)]
         y[...] = sum_in_order(np.stack(every)).astype(y.dtype)
 
     return DeviceFunction(
@@ -66,15 +66,15 @@ def sum_expert_ranks(
     all rows are written, and the sums of these have no meaning."""
     of_shared = shared_operands(routing.element, shared)
 
-    def body(partials: Any, ids: Any, lower: Any, *others: Any) -> None:
-        (*inputs, y), total = others, np.zeros(others[-1].shape, np.float32)
+    def body(partials: Any, ids: Any, lower: Any, *operands: Any) -> None:
+        (*inputs, y), total = operands, np.zeros(operands[-1].shape, np.float32)
         partials, ids = partials[:, : len(y)], ids[: len(y)]
-        own = (ids - len(lower)) // routing.experts
+        local_ids = (ids - len(lower)) // routing.experts
         for rank, partial in enumerate(partials):
-            here = (own == rank).any(axis=1)
+            here = (local_ids == rank).any(axis=1)
             total[here] += partial[here].astype(np.float32)
         add_shared_rows(total, *inputs)
-        some = ((own >= 0) & (own < len(partials))).any(axis=1) | has_none
+        some = ((local_ids >= 0) & (local_ids < len(partials))).any(axis=1) | has_none
         y[some] = total[some].astype(y.dtype)
 
     constants: dict[str, float] = {"kShared": len(of_shared), "kParts": parts}

@@ -330,7 +330,7 @@ class MixtureCalls:
         new = span(0, minimum(MOST_AT_ONCE, self.at_once))
         every = span(0, minimum(MOST_ROWS, self.rows))
         g.call(
-            route_rows(self.routing, early=self.early, own=self.own),
+            route_rows(self.routing, early=self.early, num_own_experts=self.own),
             g.grid(one=1),
             reads=[
                 self.logits[new, self.of_experts],

@@ -49,7 +49,7 @@ def routed(g: Graph, *, routing: Routing, own: int = 0) -> None:
     new = span(0, minimum(MOST_AT_ONCE, rows - before))
     here = span(0, minimum(MOST_ROWS, rows))
     g.call(
-        route_rows(routing, own=own),
+        route_rows(routing, num_own_experts=own),
         g.grid(one=1),
         reads=[logits[new, :], position[new], ids[here, :]],
         writes=[ids[new, :], weights[new, :], place[here, :], of_tiles[:, :], used[:]],
