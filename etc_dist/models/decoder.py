@@ -147,7 +147,7 @@ class _Calls:
                 has_peers=g.world_size > 1,
             )
             for name in sizes.matmuls
-            if name not in (*EXPERT_MATMULS, *DENSE_MATMULS)
+            if name not in EXPERT_MATMULS
         }
         self.done: dict[str, EventTensor] = {}
         self._add_inputs()
@@ -170,8 +170,8 @@ class _Calls:
         mixture = sizes.mixture
         self.dense: DenseLayers | None = None
         if mixture is not None and mixture.has_dense:
-            sized = self.rows, self.steps, layers, hidden
-            self.dense = DenseLayers(g, sizes, self.shapes, sized)
+            self.dense = DenseLayers(g, self.rows, self.steps)
+        dense_inner = inner if self.dense is None else self.dense.inner
         # Those of steps, and with dense layers a row for these.
         count = self.steps + (1 if self.dense is None else 2)
         self.position = g.local("step_position", (count, self.rows), "int32")
@@ -209,6 +209,8 @@ class _Calls:
                 ("down", hidden, inner),
                 ("shared_up", shared_inner, hidden),
                 ("shared_down", hidden, shared_inner),
+                ("dense_up", dense_inner, hidden),
+                ("dense_down", hidden, dense_inner),
             )
             if name in sizes.matmuls
         }
@@ -240,6 +242,9 @@ class _Calls:
         if "shared_up" in self.weights:
             shared_inner = self.weights["shared_up"][0].shape[1]
             self.shared_active = g.local("shared_active", (rows, shared_inner), dtype)
+        if self.dense is not None:
+            inner = self.dense.inner
+            self.dense_active = g.local("dense_active", (rows, inner), dtype)
         if self.mixture is not None and self.mixture.shared:
             count = rows * (1 if self.dense is None else 2)
             self.shared_rows = g.local("shared_rows", (count, self.hidden), dtype)
@@ -260,9 +265,9 @@ class _Calls:
 
     def _layers_of(self, matmul: str) -> Any:
         """The layers that have a matmul."""
-        if self.dense is None or matmul not in SHARED_MATMULS:
+        if self.dense is None or matmul not in (*SHARED_MATMULS, *DENSE_MATMULS):
             return self.layers
-        return self.dense.others
+        return self.dense.others if matmul in SHARED_MATMULS else self.dense.count
 
     def take_rows(self) -> None:
         """Copies the given rows, which are read once."""
@@ -331,17 +336,21 @@ class _Calls:
         wait: EventRef,
         turn: tuple[Expr] | Turn,
         count_event: EventRef | None = None,
+        first: Expr | int = 0,
     ) -> None:
         """y = x @ w.T; the events `done[name]` are met once it is complete. A symmetric
         y [ranks, ...] gets the result of each rank, on all ranks. turn: the step, and
         the layer if each layer has weights. count_event: after it the expected
-        count of `wait` can be loaded."""
+        count of `wait` can be loaded. first: the row of y for the first row of x."""
         g, dtype, features = self.g, self.sizes.dtype, self.sizes.features
         weights = self.weights[name]
         of_layer: tuple[Expr, ...] = turn[1:]
+        when, layer = None, turn[-1]
         if self.dense is not None and name in SHARED_MATMULS:
-            of_layer = tuple(map(self.dense.sparse, of_layer))
-        to = TilePlaces(g, y, self.rows)
+            of_layer = (self.dense.sparse(layer),)
+        elif self.dense is not None and name in DENSE_MATMULS:
+            of_layer, when = (self.dense.dense(layer),), self.dense.is_dense(layer)
+        to = TilePlaces(g, y, self.rows, first)
         epilogue = to.epilogue
         if len(weights) == 2:
             epilogue = activated(features.activation)
@@ -357,6 +366,7 @@ class _Calls:
             turns=Turns(turns, turn),
             divides=name in DIVIDED and self.sizes.mixture is None,
             clips=not x.shape[0] is y.shape[-2] is self.rows,
+            when=when,
             options=options,
         )
         done_events = to.events(f"{name}_done", turns, matmul.last_tasks)
@@ -396,7 +406,14 @@ class _Calls:
             shared = SharedOutput(y, 0, [self.done["shared_down"][turn]])
         if self.dense is not None:
             shared = shared or SharedOutput(self.shared_rows, 0, [])
-            shared = self.dense.add(turn, x, shared, middle)
+            y, active = self.shared_rows, self.dense_active
+            self.multiply("dense_up", x, active, middle, turn)
+            activated = self.done["dense_up"][turn]
+            self.multiply("dense_down", active, y, activated, turn, first=self.rows)
+            is_dense = self.dense.is_dense(layer)
+            done_event = self.done["dense_down"][turn].when(is_dense)
+            first = self.rows * select(is_dense, 1, 0)
+            shared = SharedOutput(y, first, [*shared.done, done_event])
         waits = mixture.produce(turn, waits)
         if self.g.world_size > 1:
             parts = self.deltas["down"]

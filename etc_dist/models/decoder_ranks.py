@@ -37,11 +37,13 @@ def other_ranks(g: Graph) -> list[Expr]:
 @dataclass(frozen=True)
 class TilePlaces:
     """Where the tiles of a matmul are stored: in y, or if y [ranks, ...] is symmetric,
-    in this rank's part of y on every rank. rows: of the matmul; y may have more."""
+    in this rank's part of y on every rank. rows: of the matmul; y may have more. first:
+    the row of y that is the first one, on this rank alone."""
 
     g: Graph
     y: Tensor
     rows: Expr
+    first: Expr | int = 0
 
     @property
     def shape(self) -> tuple[Expr, Expr]:
@@ -61,7 +63,7 @@ class TilePlaces:
     def regions(self, rows: Any, columns: Any) -> list[Region]:
         """What the epilogue writes: y, and the same part on peers."""
         if not self.peers:
-            return [self.y[rows, columns]]
+            return [self.y[span(self.first + rows.start, rows.size), columns]]
         own_index = self.g.rank, rows, columns
         return [self.y[own_index], *(self.y.on(peer)[own_index] for peer in self.peers)]
 

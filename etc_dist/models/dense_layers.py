@@ -7,14 +7,9 @@ expert, other layers add zeros. In other layers the tasks of the MLP have no row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from etc_dist.functions.epilogue import Epilogue, store, swiglu
 from etc_dist.functions.ones_column import ones_column
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.route_rows import MOST_ROWS
-from etc_dist.functions.scaled_weights import weight_input
-from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     EventRef,
     Expr,
@@ -26,65 +21,33 @@ from etc_dist.ir import (
     select,
     span,
 )
+from etc_dist.ir.expr import Comparison
 from etc_dist.ir.function import TENSOR
 from etc_dist.models.expert_biases import ROWS
-from etc_dist.models.experts import (
-    DENSE_MATMULS,
-    SharedOutput,
-    Turn,
-)
-from etc_dist.models.sizes import WEIGHTS, DecoderSizes
-from etc_dist.ops.multiply import tiles_of_dims
-from etc_dist.ops.order import tile_grid
+from etc_dist.models.experts import Turn
 
 
 class DenseLayers:
     """Their tensors, and their calls in a layer."""
 
-    def __init__(
-        self,
-        g: Graph,
-        of: DecoderSizes,
-        shapes: Sequence[TileShape],
-        sizes: Sequence[Expr],
-    ) -> None:
-        """of: those of the decoder. sizes: the rows, the steps, the layers and the
-        hidden size."""
-        self.g, self.dtype = g, of.dtype
-        self.rows, self.steps, self.layers, self.hidden = sizes
+    def __init__(self, g: Graph, rows: Expr, steps: Expr) -> None:
+        self.g, self.rows, self.steps = g, rows, steps
         self.count, self.inner = g.dims("dense_layers dense_inner")
         self.others = g.dims("sparse_layers")
-        self.tiles = {
-            name: tiles_of_dims(
-                *(g, f"{name}_", shapes, self.rows, of.w_layout(name)),
-                has_peers=g.world_size > 1,
-            )
-            for name in DENSE_MATMULS
-        }
-        self.weights = {
-            matmul: [
-                weight_input(
-                    *(g, name, of.w_layout(matmul), *shape, self.dtype),
-                    stack=(self.count,),
-                )
-                for name in WEIGHTS[matmul]
-            ]
-            for matmul, shape in zip(
-                DENSE_MATMULS,
-                ((self.inner, self.hidden), (self.hidden, self.inner)),
-                strict=True,
-            )
-        }
         self.no_rows = g.input("no_rows", (1, MOST_ROWS), "int32")
-        self.active = g.local("dense_active", (self.rows, self.inner), self.dtype)
 
-    def is_dense(self, layer: Expr) -> Expr:
-        """1 for a dense layer, else 0."""
-        return select(layer < self.count, 1, 0)
+    def is_dense(self, layer: Expr) -> Comparison:
+        """Whether a layer is dense."""
+        is_dense: Comparison = layer < self.count
+        return is_dense
 
     def sparse(self, layer: Expr) -> Expr:
         """The number of a layer among those with experts."""
         return maximum(0, layer - self.count)
+
+    def dense(self, layer: Expr) -> Expr:
+        """The number of a layer among the dense ones."""
+        return minimum(layer, self.count - 1)
 
     def hide_rows(self, position: Tensor, begin_event: EventRef) -> None:
         """Writes positions of rows without a request after those of all steps."""
@@ -110,7 +73,7 @@ class DenseLayers:
         (b,) = grid = self.g.grid(b=self.count_zeros())
         rows = span(b * ROWS, minimum(ROWS, self.rows - b * ROWS))
         self.g.call(
-            ones_column(self.dtype, first=0),
+            ones_column(outputs.dtype, first=0),
             grid,
             name="fill_zeros",
             writes=[outputs[rows, :]],
@@ -120,57 +83,4 @@ class DenseLayers:
     def position_of(self, turn: Turn) -> Expr:
         """The row of positions that routing reads."""
         step, layer = turn
-        return select(layer < self.count, self.steps + 1, step)
-
-    def add(
-        self, turn: Turn, x: Tensor, shared: SharedOutput, ready: EventRef
-    ) -> SharedOutput:
-        """Adds the MLP for the rows of x, complete after `ready`. Its outputs follow
-        those of the shared expert. Returns those of the layer."""
-        y = shared.rows
-        up, down, rows = *DENSE_MATMULS, self.rows
-        width = self.tiles[up].half_columns()
-        to_active = self.active, 0, self.inner, width, swiglu
-        done_event = self._multiply(up, turn, x, *to_active, ready)
-        to_y = y, rows, self.hidden, self.tiles[down].columns, store
-        done_event = self._multiply(down, turn, self.active, *to_y, done_event)
-        return SharedOutput(
-            y, rows * self.is_dense(turn[1]), [*shared.done, done_event]
-        )
-
-    def _multiply(
-        self,
-        name: str,
-        turn: Turn,
-        x: Tensor,
-        y: Tensor,
-        first: Expr | int,
-        columns: Expr,
-        width: Expr,
-        epilogue: Epilogue,
-        wait: EventRef,
-    ) -> EventRef:
-        """first: the row of y that belongs to the first row of x."""
-        g, tiles, layer = self.g, self.tiles[name], turn[1]
-        of = tile_grid(g, f"{name}_", (self.rows, columns), tiles.rows, width)
-        start, is_dense = of.rows.start, layer < self.count
-        count = self.is_dense(layer) * minimum(tiles.rows, self.rows - start)
-        weight_layer = minimum(layer, self.count - 1)
-        done_events = g.events(
-            f"{name}_done", (self.steps, self.layers), expects=of.down * of.across
-        )
-        weights = tiles.weight_tiles(
-            self.weights[name], of.columns, place=(weight_layer,)
-        )
-        g.call(
-            tiles.matmul(self.dtype, epilogue, may_have_no_rows=True),
-            of.grid,
-            name=f"{name}_matmul",
-            reads=[x[span(start, count), :], *weights],
-            writes=[y[span(first + start, count), of.columns]],
-            waits=[wait.when(is_dense)],
-            notifies=[done_events[turn].when(is_dense)],
-            order=of.order,
-            values=tiles.values,
-        )
-        return done_events[turn].when(is_dense)
+        return select(self.is_dense(layer), self.steps + 1, step)

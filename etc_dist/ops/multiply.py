@@ -34,7 +34,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.call import Grid
-from etc_dist.ir.expr import wrap
+from etc_dist.ir.expr import Comparison, wrap
 from etc_dist.ir.order import Order
 from etc_dist.ops.order import ROW_GROUP, grouped_rows, row_group
 
@@ -157,7 +157,8 @@ class TiledMatmul:
     Tiles run in groups of ROW_GROUP rows of tiles; with several `owners` of rows, in
     those of `row_group`. place: of the weights in stacks. turns: of loops around the
     matmul. options: further arguments of the calls that multiply. clips, without
-    `divides`: the tensors have more than m rows, which are not read or written. x is
+    `divides`: the tensors have more than m rows, which are not read or written. when,
+    without `divides`: otherwise tasks have no rows, and neither wait nor notify. x is
     scaled if `tiles` have float8 activations."""
 
     def __init__(
@@ -176,6 +177,7 @@ class TiledMatmul:
         turns: Turns = NO_TURNS,
         divides: bool = True,
         clips: bool = False,
+        when: Comparison | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._g, self._name, self._tiles, self._dtype = g, name, tiles, dtype
@@ -184,7 +186,8 @@ class TiledMatmul:
         self._x = Matrix(x) if isinstance(x, Tensor) else x
         self._y: Results = Matrix(y) if isinstance(y, Tensor) else y
         self._weights, self._epilogue, self._place = weights, epilogue, place
-        self._turns, self._clips, self._options = turns, clips, options or {}
+        self._turns, self._clips, self._when = turns, clips, when
+        self._options = options or {}
         self._divides = divides and epilogue in WITH_PARTS
         self._columns = tiles.half_columns() if epilogue.gated else tiles.columns
         self._split, self._parts = wrap(0), wrap(1)
@@ -341,10 +344,16 @@ class TiledMatmul:
             y, epilogue, notifies = to
         column = first_column + j
         rows, columns = tile(i, self._tiles.rows), tile(column, self._columns)
-        if self._clips:
-            rows = span(rows.start, minimum(rows.size, y.shape[0] - rows.start))
+        if self._clips or self._when is not None:
+            size = minimum(rows.size, y.shape[0] - rows.start)
+            if self._when is not None:
+                size = select(self._when, 1, 0) * size
+            rows = span(rows.start, size)
+        may_have_no_rows = self._when is not None
         self._g.call(
-            self._tiles.matmul(self._dtype, epilogue),
+            self._tiles.matmul(
+                self._dtype, epilogue, may_have_no_rows=may_have_no_rows
+            ),
             grid,
             reads=self._reads(x, rows, columns, slice(None)),
             writes=y.regions(rows, columns),
@@ -430,7 +439,8 @@ class TiledMatmul:
 
     def _of(self, events: TileEvents | None, i: Expr, j: Expr) -> Sequence[EventRef]:
         """The events of the tile in row i and column j of tiles."""
-        return [] if events is None else events.of_tile(i, j, self._tiles.rows)
+        refs = [] if events is None else events.of_tile(i, j, self._tiles.rows)
+        return refs if self._when is None else [ref.when(self._when) for ref in refs]
 
 
 def tiles_of_dims(
