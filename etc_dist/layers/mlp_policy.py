@@ -55,13 +55,19 @@ def fastest_pair(
     # All else is equal for tilings of one shape, with split-K or without.
     fastest = (
         {
-            (each.tiling.shape_idx, each.tiling.parts > 1): each
-            for each in reversed(ranking)
+            (
+                pair_predictions.tiling.shape_idx,
+                pair_predictions.tiling.parts > 1,
+            ): pair_predictions
+            for pair_predictions in reversed(ranking)
         }
         for ranking in rankings
     )
     pairs = product(*(kinds.values() for kinds in fastest))
-    return min((pair(*each) for each in pairs), key=lambda each: each.us)
+    return min(
+        (pair(*pair_predictions) for pair_predictions in pairs),
+        key=lambda pair_predictions: pair_predictions.us,
+    )
 
 
 def rankings_of(
@@ -77,12 +83,12 @@ def rankings_of(
     tilings that add over k in order. ranks: as for `work_of`."""
     return [
         predictions(
-            *(shapes, each, workers, tuning.tiles),
+            *(shapes, layer_sizes, workers, tuning.tiles),
             gated=is_gated,
             in_order=in_order,
             ranks=ranks,
         )
-        for each, is_gated in zip(sizes, (True, False), strict=True)
+        for layer_sizes, is_gated in zip(sizes, (True, False), strict=True)
     ]
 
 
@@ -109,11 +115,20 @@ def choose_tiles(
     rankings = rankings_of(sizes, workers, shapes, tuning, ranks=ranks, **kinds)
     pair = fastest_pair(rankings, tuning.tiles.call_us, workers)
     blocks = f"{pair.blocks} blocks of rows" if pair.blocks > 1 else "all rows"
-    both, chosen = (pair.first, pair.second), []
-    up, down = (text_of(shapes, each.tiling) for each in both)
+    best_predictions, all_choices = (pair.first, pair.second), []
+    up, down = (text_of(shapes, prediction.tiling) for prediction in best_predictions)
     texts = f"before down on {down}", f"after gate_up on {up}"
     for turn, name in enumerate(("gate_up_", "down_")):
-        ranking = [both[turn], *(each for each in rankings[turn] if each != both[turn])]
+        ranking = [
+            best_predictions[turn],
+            *(
+                prediction
+                for prediction in rankings[turn]
+                if prediction != best_predictions[turn]
+            ),
+        ]
         notes = [f"{texts[turn]}: {pair.us:.1f} us together; down waits for {blocks}"]
-        chosen += choices(name, sizes[turn], workers, shapes, ranking, tuning, notes)
-    return chosen
+        all_choices += choices(
+            name, sizes[turn], workers, shapes, ranking, tuning, notes
+        )
+    return all_choices

@@ -44,15 +44,15 @@ def mlp_tiles_graph(
         tiles_of_dims(g, name, shapes, tokens, w_layout)
         for name in ("gate_up_", "down_")
     )
-    all_x, arrived = gather_rows(g, x, tokens, tiles.rows)
+    all_x, x_events = gather_rows(g, x, tokens, tiles.rows)
     active = g.local("active", (tokens, inner), dtype)
-    rows_of_x, arrived = rows_for(g, "gate_up_", tiles, all_x, 2 * inner, arrived)
+    rows_of_x, x_events = rows_for(g, "gate_up_", tiles, all_x, 2 * inner, x_events)
     of_x = tiles, dtype, rows_of_x
     gate_up = TiledMatmul(g, "gate_up_", *of_x, weights, active, swiglu)
     is_alike = equal(tiles.rows, down_tiles.rows)
     block = g.let("activated_rows", select(is_alike, tiles.rows, tokens))
     activated = gate_up.complete("activated", block)
-    gate_up.add(arrived)
+    gate_up.add(x_events)
     hidden = x.shape[1]
     rows_of_active, activated_rows = rows_for(
         g, "down_", down_tiles, active, hidden, activated

@@ -137,7 +137,9 @@ class SharedMoE(Operation):
         ]
         output = f"out [{tokens}, hidden]"
         own = tokens if parallel == "expert" and ranks > 1 else ""
-        return ArgumentTable(cls.__name__, ranks, inputs, output, empty=tokens, own=own)
+        return ArgumentTable(
+            cls.__name__, ranks, inputs, output, empty=tokens, own_dim=own
+        )
 
     def candidates(self) -> list[Candidate]:
         """Internal: the programs for up to `few_tokens`, and for more."""

@@ -24,13 +24,13 @@ def oddity(part: Any, classes: Collection[str]) -> str:
     """What is unlike a module of one of these classes of torch or transformers: its
     class (an adapter, a quantised layer), its own forward, or hooks. Empty if the
     module runs the forward of its class alone."""
-    kind, own = type(part), getattr(part, "__dict__", {})
+    kind, attributes = type(part), getattr(part, "__dict__", {})
     if kind.__name__ not in classes or not kind.__module__.startswith(PLACES):
         return f"the class {kind.__name__}"
-    forward = own.get("forward") or getattr(kind, "forward", None)
-    if "forward" in own or not _is_of_library(forward or kind):
+    forward = attributes.get("forward") or getattr(kind, "forward", None)
+    if "forward" in attributes or not _is_of_library(forward or kind):
         return "another forward"
-    return "hooks" if any(own.get(name) for name in HOOKS) else ""
+    return "hooks" if any(attributes.get(name) for name in HOOKS) else ""
 
 
 def odd_activation(activation: Any) -> str:

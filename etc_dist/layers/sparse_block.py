@@ -66,18 +66,21 @@ class SparseBlock:
             return self
         experts, hidden, inner = self.down.shape
         if parallel == "expert":
-            own, biases = _own("experts", experts, rank, world), self.expert_biases
+            local_part, biases = (
+                _own("experts", experts, rank, world),
+                self.expert_biases,
+            )
             if biases is not None:
-                biases = biases[0][own], biases[1][own]
+                biases = biases[0][local_part], biases[1][local_part]
             return replace(
                 self,
-                gate_up=self.gate_up[own],
-                down=self.down[own],
+                gate_up=self.gate_up[local_part],
+                down=self.down[local_part],
                 expert_biases=biases,
             )
-        own, shared = _own("inner width", inner, rank, world), self.shared
-        each = own.stop - own.start
-        halves = self.gate_up.reshape((experts, 2, inner, hidden))[:, :, own]
+        local_part, shared = _own("inner width", inner, rank, world), self.shared
+        local_inner = local_part.stop - local_part.start
+        halves = self.gate_up.reshape((experts, 2, inner, hidden))[:, :, local_part]
         if shared is not None:
             gate_up, down = shared
             width = down.shape[1]
@@ -87,14 +90,16 @@ class SparseBlock:
             shared = pair.reshape((-1, hidden)), down
         biases = self.expert_biases
         if biases is not None:
-            of_up = biases[0].reshape((experts, 2, inner))[:, :, own]
-            of_up = of_up.reshape(-1).reshape((experts, 2 * each))
+            of_up = biases[0].reshape((experts, 2, inner))[:, :, local_part]
+            of_up = of_up.reshape(-1).reshape((experts, 2 * local_inner))
             biases = of_up, biases[1] * (rank == 0)  # one rank adds down's
         return replace(
             self,
             expert_biases=biases,
-            gate_up=halves.reshape((experts, 2 * each, hidden)),
-            down=self.down[:, :, own].reshape(-1).reshape((experts, hidden, each)),
+            gate_up=halves.reshape((experts, 2 * local_inner, hidden)),
+            down=self.down[:, :, local_part]
+            .reshape(-1)
+            .reshape((experts, hidden, local_inner)),
             shared=shared,
         )
 
@@ -104,8 +109,8 @@ def _own(what: str, whole: int, rank: int, world: int) -> slice:
     if whole % world:
         wanted = f"{what} in a multiple of {world}, the number of ranks"
         raise _refusal(wanted, f"{what} {whole}")
-    each = whole // world
-    return slice(rank * each, (rank + 1) * each)
+    part_size = whole // world
+    return slice(rank * part_size, (rank + 1) * part_size)
 
 
 def read_sparse_block(block: Any) -> SparseBlock:
@@ -333,11 +338,17 @@ def _describe(part: Any) -> str:
     """A part of a block for an error: its class and attributes."""
     if part is None:
         return "none"
-    held = vars(part) if hasattr(part, "__dict__") else {}
-    names = {*held, *held.get("_parameters", ()), *held.get("_modules", ())}
-    shown = sorted(name for name in names if not name.startswith("_"))[:SHOWN_NAMES]
+    attributes = vars(part) if hasattr(part, "__dict__") else {}
+    names = {
+        *attributes,
+        *attributes.get("_parameters", ()),
+        *attributes.get("_modules", ()),
+    }
+    public_names = sorted(name for name in names if not name.startswith("_"))[
+        :SHOWN_NAMES
+    ]
     count = f" of {_length(part)}" if _length(part) else ""
-    return f"{type(part).__name__}{count} with {', '.join(shown) or 'no names'}"
+    return f"{type(part).__name__}{count} with {', '.join(public_names) or 'no names'}"
 
 
 def _refusal(wanted: str, got: str) -> ArgumentError:

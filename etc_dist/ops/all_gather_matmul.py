@@ -77,7 +77,7 @@ def add_gathered_matmul(
         return
     down, across, height = matmul.down, matmul.across, matmul.height
     group = matmul.group
-    gathered, arrived = push_packets(g, x, down, n, height, packet_bytes)
+    all_x, packet_events = push_packets(g, x, down, n, height, packet_bytes)
 
     def add_whole_tiles() -> None:
         matmul.add_whole_tiles()
@@ -86,8 +86,8 @@ def add_gathered_matmul(
         matmul.multiply(
             "multiply_peer",
             grid,
-            (Matrix(gathered, (source,)), Matrix(y, (source,))),
-            waits=RowEvents(arrived, height, (source,)),
+            (Matrix(all_x, (source,)), Matrix(y, (source,))),
+            waits=RowEvents(packet_events, height, (source,)),
             notifies=None if complete is None else complete.of(source),
             order=lambda t: shards_in_turn(t, down, across, group),
         )
@@ -121,29 +121,32 @@ def push_packets(
         "packet_rows", maximum(1, minimum(size, packet_bytes // row_bytes))
     )
     packets = g.let("packets", ceildiv(size, packet_rows))
-    gathered = g.symmetric("gathered", (world, rows, k), x.dtype)
+    all_x = g.symmetric("gathered", (world, rows, k), x.dtype)
     shape = Packets(size, blocks, packet_rows, packets)
     if near == world:
-        arrived = g.events("arrived", (world, blocks), expects=packets, cross_rank=True)
+        packet_events = g.events(
+            "arrived", (world, blocks), expects=packets, cross_rank=True
+        )
     else:
-        arrived = send_rows(g, x, gathered, shape)
+        packet_events = send_rows(g, x, all_x, shape)
 
-    sent = packet_rows * row_bytes
+    num_sent_bytes = packet_rows * row_bytes
     p, b, q = grid = g.grid(p=near - 1, b=blocks, q=packets)
     to = near_rank(g, (g.rank + (near - 1) - p) % near)
     g.call(
         push_rows(),
         grid,
         reads=[x[shape.rows(b, q), :]],
-        writes=[gathered.on(to)[g.rank, shape.rows(b, q), :]],
-        notifies=[arrived.on(to)[g.rank, b]],
+        writes=[all_x.on(to)[g.rank, shape.rows(b, q), :]],
+        notifies=[packet_events.on(to)[g.rank, b]],
         pace=maximum(
-            sent * n // int(NEED_FLOPS_PER_NS * PUSH_LEAD), sent // PUSH_BYTES_PER_NS
+            num_sent_bytes * n // int(NEED_FLOPS_PER_NS * PUSH_LEAD),
+            num_sent_bytes // PUSH_BYTES_PER_NS,
         ),
     )
     if near < world:
-        pass_on_rows(g, gathered, arrived, shape)
-    return gathered, arrived
+        pass_on_rows(g, all_x, packet_events, shape)
+    return all_x, packet_events
 
 
 @graph_function
@@ -163,8 +166,8 @@ def gathered_matmul_graph(
     w = weight_input(g, "w", w_layout, n, k, dtype)
     y = g.output("y", (tokens, n), dtype)
     tiles = tiles_of_dims(g, "", shapes, tokens, w_layout)
-    all_x, arrived = gather_rows(g, x, tokens, tiles.rows)
-    TiledMatmul(g, "", tiles, dtype, all_x, [w], y).add(arrived)
+    all_x, x_events = gather_rows(g, x, tokens, tiles.rows)
+    TiledMatmul(g, "", tiles, dtype, all_x, [w], y).add(x_events)
 
 
 class AllGatherMatmul(WeightOperation):
@@ -186,5 +189,5 @@ class AllGatherMatmul(WeightOperation):
         many = rank_tiles_candidate(
             all_gather_matmul_graph, self.world, self.deterministic, self.sizes
         )
-        given = many, self.world, self.deterministic
-        return with_few_rows(gathered_matmul_graph, *given)
+        options = many, self.world, self.deterministic
+        return with_few_rows(gathered_matmul_graph, *options)

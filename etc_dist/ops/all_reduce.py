@@ -57,8 +57,14 @@ def all_reduce_graph(
     y = g.output("y", (8 * total,), dtype, over=x)
     if g.world_size == 1:
         (i,) = grid = g.grid(i=ceildiv(total, piece))
-        own = tile(i, 8 * piece)
-        g.call(share_sum(dtype, 1), grid, name="copy", reads=[x[own]], writes=[y[own]])
+        elements = tile(i, 8 * piece)
+        g.call(
+            share_sum(dtype, 1),
+            grid,
+            name="copy",
+            reads=[x[elements]],
+            writes=[y[elements]],
+        )
         return
 
     def uses(number: int) -> Expr:
@@ -107,12 +113,12 @@ class SumOperation(Operation):
         algorithm, or more events by smaller pieces."""
         calls: list[Mapping[str, int]] = []
         for algorithm, count in largest_sizes(self.exchange(dims, self._has_flags)):
-            own = {**dims, **self.dims_of(dims, count)}
-            own |= {"algorithm": algorithm, "piece": LEAST_PIECE}
+            call_dims = {**dims, **self.dims_of(dims, count)}
+            call_dims |= {"algorithm": algorithm, "piece": LEAST_PIECE}
             if self._has_flags:
-                tasks = self._flag_tasks(algorithm, own["rows"], workers)
-                own["flag_tasks"] = tasks
-            calls.append(own)
+                tasks = self._flag_tasks(algorithm, call_dims["rows"], workers)
+                call_dims["flag_tasks"] = tasks
+            calls.append(call_dims)
         return calls
 
     def _flag_tasks(self, algorithm: int, rows: int, workers: int) -> int:

@@ -39,12 +39,12 @@ def all_reduce_norm_graph(
     y = g.output("y", shape, dtype, over=x)
     if g.world_size == 1:
         (r,) = grid = g.grid(r=rows)
-        own = span(r, 1), slice(None)
+        row = span(r, 1), slice(None)
         g.call(
             add_rms_norm(dtype, eps),
             grid,
-            reads=[x[own], residual[own], gain[:]],
-            writes=[total[own], y[own]],
+            reads=[x[row], residual[row], gain[:]],
+            writes=[total[row], y[row]],
         )
         return
     sums = RowSums(g, Matrix(x), y, Norm(residual, gain, total, eps), piece)

@@ -60,8 +60,8 @@ class Shape:
     def parse(cls, text: str, ranks: int) -> Shape:
         """ "x [ranks * rows, k]": each axis is a dim, or a multiple of one. A dtype may
         follow."""
-        name, _, rest = text.partition(" [")
-        axes, _, dtype = rest.partition("]")
+        name, _, suffix = text.partition(" [")
+        axes, _, dtype = suffix.partition("]")
         factors = {"ranks": ranks, "": 1}
         parsed = []
         for factor, dim in _AXIS.findall(axes):
@@ -133,9 +133,8 @@ class ArgumentTable:
 
     transposable: the input that may be a transposed view. scalable: the inputs that may
     be a ScaledWeight each; with `quantizes`, they are, and x is quantized. empty: the
-    dim that may be 0. own: the dim that may differ between ranks. over: of outputs, the
-    input that may be the same array.
-    """
+    dim that may be 0. own_dim: the dim that may differ between ranks. over: of outputs,
+    the input that may be the same array."""
 
     def __init__(
         self,
@@ -148,14 +147,14 @@ class ArgumentTable:
         scalable: Sequence[str] = (),
         quantizes: bool = False,
         empty: str = "",
-        own: str = "",
+        own_dim: str = "",
         over: Mapping[str, str] | None = None,
     ):
         self.name, self.ranks = name, ranks
         self.inputs = [Shape.parse(text, ranks) for text in inputs]
         texts = re.findall(r"\w+ \[.*?\]", output)
         self.outputs = [Shape.parse(text, ranks) for text in texts]
-        self.transposable, self.own = transposable, own
+        self.transposable, self.own_dim = transposable, own_dim
         self._empty, self._over = empty, over or {}
         self._scalable, self._quantizes = scalable, quantizes
 
@@ -164,9 +163,9 @@ class ArgumentTable:
         numbers of axes, and for an axis that is not a multiple of its factor."""
         dims: dict[str, int] = {}
         if not all([e.bind(s, dims) for e, s in zip(self.inputs, shapes, strict=True)]):
-            wanted = ", ".join(one.show({}) for one in self.inputs)
+            wanted = ", ".join(shape.show({}) for shape in self.inputs)
             raise self.error(wanted, ", ".join(str(list(shape)) for shape in shapes))
-        return [one.at(dims) for one in self.outputs]
+        return [shape.at(dims) for shape in self.outputs]
 
     def hold(self, values: Sequence[Any], device: int | str) -> Known:
         """Check the last inputs, which stay the same in every call."""
@@ -183,18 +182,18 @@ class ArgumentTable:
         self,
         values: Sequence[Any],
         outs: Sequence[Any],
-        known: Known,
+        known_dims: Known,
         stream: Any,
         device: int | str,
     ) -> CallArguments:
         """Inspect and check the arrays of a call, and make its outputs where `outs` is
         None. Local."""
         arrays = self._inspect(self.inputs, values)
-        dims = dict(known.dims)
+        dims = dict(known_dims.dims)
         self._bind(self.inputs, arrays, dims)
         scaling = self._scaling(arrays)
         first = arrays[self.inputs[0].name]
-        dtype = known.dtype or self._dtype(first)
+        dtype = known_dims.dtype or self._dtype(first)
         results = []
         for shape, out in zip(self.outputs, outs, strict=True):
             if out is None and first.dtype == dtype:
@@ -213,7 +212,7 @@ class ArgumentTable:
 
     def check_dims(self, dims: Mapping[str, int]) -> None:
         """ArgumentError unless there is a number above 0 for each dim of the inputs."""
-        axes = [axis for one in self.inputs for axis in one.axes]
+        axes = [axis for shape in self.inputs for axis in shape.axes]
         names = {axis.dim: None for axis in axes if not axis.dim.isdigit()}
         is_complete = dims.keys() == names.keys()
         if not is_complete or not all(type(n) is int and n > 0 for n in dims.values()):
@@ -255,7 +254,9 @@ class ArgumentTable:
                 raise self.error(wanted, f"{described(codes)}, without scales")
             scalings.add(None if scales is None else scaling_of(codes, scales))
         if len(scalings) > 1:
-            kinds = [one.w_layout if one else "no scales" for one in scalings]
+            kinds = [
+                scaling.w_layout if scaling else "no scales" for scaling in scalings
+            ]
             wanted = "weights with scales of one kind and dtype, or all without"
             raise self.error(wanted, ", ".join(sorted(kinds)))
         scaling = next(iter(scalings), None)
@@ -282,9 +283,9 @@ class ArgumentTable:
         arrays: Mapping[str, Array],
         dims: dict[str, int],
     ) -> None:
-        known = dict(dims)
-        if not all([one.bind(arrays[one.name].shape, dims) for one in shapes]):
-            wanted = ", ".join(one.show(known) for one in shapes)
+        known_dims = dict(dims)
+        if not all([shape.bind(arrays[shape.name].shape, dims) for shape in shapes]):
+            wanted = ", ".join(shape.show(known_dims) for shape in shapes)
             raise self.error(wanted, described(*arrays.values()))
 
     def _dtype(self, array: Array) -> str:
@@ -304,8 +305,8 @@ class ArgumentTable:
     ) -> None:
         scaled = () if scaling is None else self._scalable
         expected = [
-            Expected(one.name, one.shape, one.dtype, by_element=True)
-            for one in map(arrays.__getitem__, map(scales_name, scaled))
+            Expected(scales.name, scales.shape, scales.dtype, by_element=True)
+            for scales in map(arrays.__getitem__, map(scales_name, scaled))
         ]
         expected += [
             Expected(

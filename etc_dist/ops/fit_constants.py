@@ -58,7 +58,7 @@ def fit(times: Sequence[Time], first: TileConstants) -> TileConstants:
     logs = start
     for most in ERRORS:
         logs = _least_squares(partial(errors, most=most), logs)
-    return TileConstants(*(float(f"{one:.4g}") for one in np.exp(logs)))
+    return TileConstants(*(float(f"{log:.4g}") for log in np.exp(logs)))
 
 
 def model_error(times: Sequence[Time], constants: TileConstants) -> float:
@@ -79,39 +79,41 @@ def lost_by_choice(times: Sequence[Time], constants: TileConstants) -> list[floa
 
 def _works(times: Sequence[Time]) -> TileWork:
     """Of all times, as arrays."""
-    return TileWork(*np.array([astuple(one.work) for one in times]).T)
+    return TileWork(*np.array([astuple(time.work) for time in times]).T)
 
 
 def _measured(times: Sequence[Time]) -> Numbers:
-    return np.array([one.us for one in times])
+    return np.array([time.us for time in times])
 
 
 def _groups(times: Sequence[Time]) -> list[np.ndarray[tuple[int], np.dtype[np.intp]]]:
     """The positions of the times at each size."""
-    found: dict[Sizes, list[int]] = {}
-    for place, one in enumerate(times):
-        found.setdefault(one.sizes, []).append(place)
-    return [np.array(places) for places in found.values()]
+    time_idxs: dict[Sizes, list[int]] = {}
+    for place, time in enumerate(times):
+        time_idxs.setdefault(time.sizes, []).append(place)
+    return [np.array(places) for places in time_idxs.values()]
 
 
 def _least_squares(errors: Callable[[Numbers], Numbers], first: Numbers) -> Numbers:
     """Where the sum of the squares of `errors` is least, by the method of Levenberg and
     Marquardt, beginning at `first`."""
-    place, found, damping = first, errors(first), 1e-2
+    place, residuals, damping = first, errors(first), 1e-2
     for _ in range(ROUNDS):
-        moved = [errors(place + SLOPE_STEP * one) for one in np.eye(place.size)]
-        slopes = (np.array(moved) - found) / SLOPE_STEP
+        moved = [
+            errors(place + SLOPE_STEP * direction) for direction in np.eye(place.size)
+        ]
+        slopes = (np.array(moved) - residuals) / SLOPE_STEP
         squares = slopes @ slopes.T
-        least = found @ found
+        least = residuals @ residuals
         while damping < 1e6:
             damped = squares + damping * np.diag(squares.diagonal())
-            step = np.linalg.solve(damped, -slopes @ found)
+            step = np.linalg.solve(damped, -slopes @ residuals)
             there = place + np.clip(step, -MOST_STEP, MOST_STEP)
-            reached = errors(there)
-            if reached @ reached < least:
-                place, found, damping = there, reached, damping / 4
+            next_residuals = errors(there)
+            if next_residuals @ next_residuals < least:
+                place, residuals, damping = there, next_residuals, damping / 4
                 break
             damping *= 4
-        if least - found @ found < LEAST_GAIN * least:
+        if least - residuals @ residuals < LEAST_GAIN * least:
             break
     return place

@@ -43,16 +43,16 @@ class Packets:
         return span(b * self.size + start, minimum(self.packet_rows, self.size - start))
 
 
-def send_rows(g: Graph, x: Tensor, gathered: Tensor, shape: Packets) -> EventTensor:
-    """Add the sending of x [rows, k] to this rank's partners, into their `gathered`
+def send_rows(g: Graph, x: Tensor, all_x: Tensor, shape: Packets) -> EventTensor:
+    """Add the sending of x [rows, k] to this rank's partners, into their `all_x`
     [world, rows, k], from where they pass it on.
 
-    Returns the events [world, blocks] of the blocks of `gathered`, for the packets of
+    Returns the events [world, blocks] of the blocks of `all_x`, for the packets of
     near ranks and the messages of partners."""
     near, size, blocks = g.local_size, shape.size, shape.blocks
-    each = g.let("message_rows", shape.packet_rows * PACKETS_OF_MESSAGE)
-    messages = g.let("messages", ceildiv(minimum(size, x.shape[0]), each))
-    arrived = g.events(
+    message_rows = g.let("message_rows", shape.packet_rows * PACKETS_OF_MESSAGE)
+    messages = g.let("messages", ceildiv(minimum(size, x.shape[0]), message_rows))
+    packet_events = g.events(
         "arrived",
         (g.world_size, blocks),
         expects=lambda source, _: select(
@@ -63,36 +63,38 @@ def send_rows(g: Graph, x: Tensor, gathered: Tensor, shape: Packets) -> EventTen
     staged = g.events("staged_rows", (blocks, messages), expects=PACKETS_OF_MESSAGE)
 
     b, f, c = grid = g.grid(b=blocks, f=messages, c=PACKETS_OF_MESSAGE)
-    start = f * each + c * shape.packet_rows
+    start = f * message_rows + c * shape.packet_rows
     packet = span(
         b * size + start, maximum(0, minimum(shape.packet_rows, size - start))
     )
-    # Transfers between hosts read symmetric memory: this rank's place in `gathered`.
+    # Transfers between hosts read symmetric memory: this rank's place in `all_x`.
     g.call(
         push_rows(),
         grid,
         name="stage_rows",
         reads=[x[packet, :]],
-        writes=[gathered[g.rank, packet, :]],
+        writes=[all_x[g.rank, packet, :]],
         notifies=[staged[b, f]],
     )
     s, b, f = grid = g.grid(s=g.world_size // near - 1, b=blocks, f=messages)
     partner = (g.rank + (s + 1) * near) % g.world_size
-    message = span(b * size + f * each, minimum(each, size - f * each))
+    message = span(
+        b * size + f * message_rows, minimum(message_rows, size - f * message_rows)
+    )
     g.call(
         push_far(),
         grid,
         name="send_rows",
-        reads=[gathered[g.rank, message, :]],
-        writes=[gathered.on(partner)[g.rank, message, :]],
+        reads=[all_x[g.rank, message, :]],
+        writes=[all_x.on(partner)[g.rank, message, :]],
         waits=[staged[b, f]],
-        notifies=[arrived.on(partner)[g.rank, b]],
+        notifies=[packet_events.on(partner)[g.rank, b]],
     )
-    return arrived
+    return packet_events
 
 
 def pass_on_rows(
-    g: Graph, gathered: Tensor, arrived: EventTensor, shape: Packets
+    g: Graph, all_x: Tensor, packet_events: EventTensor, shape: Packets
 ) -> None:
     """Add the pushes of the partners' rows to near ranks, block by block."""
     world, near = g.world_size, g.local_size
@@ -106,8 +108,8 @@ def pass_on_rows(
         push_rows(),
         grid,
         name="pass_on_rows",
-        reads=[gathered[source, packet, :]],
-        writes=[gathered.on(to)[source, packet, :]],
-        waits=[arrived[source, b]],
-        notifies=[arrived.on(to)[source, b]],
+        reads=[all_x[source, packet, :]],
+        writes=[all_x.on(to)[source, packet, :]],
+        waits=[packet_events[source, b]],
+        notifies=[packet_events.on(to)[source, b]],
     )

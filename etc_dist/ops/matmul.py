@@ -116,8 +116,8 @@ class Matmul(WeightOperation):
         layout = "kn" if transposed else "nk"
         if self.activations == FLOAT8:
             layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
-        chosen = self._choose(tuning_of(self.world), layout, dims, workers)
-        shape_idx, column_groups, split, parts = (each.value for each in chosen)
+        choices = self._choose(tuning_of(self.world), layout, dims, workers)
+        shape_idx, column_groups, split, parts = (choice.value for choice in choices)
         tiling = Tiling(shape_idx, 8 * column_groups, split, parts)
         return text_of(self._shapes(layout), tiling)
 

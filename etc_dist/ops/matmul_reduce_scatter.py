@@ -134,5 +134,5 @@ class MatmulReduceScatter(WeightOperation):
         )
         if self.partials:
             return [many]
-        given = many, self.world, self.deterministic
-        return with_few_rows(returned_matmul_graph, *given, MOST_RETURNED)
+        options = many, self.world, self.deterministic
+        return with_few_rows(returned_matmul_graph, *options, MOST_RETURNED)

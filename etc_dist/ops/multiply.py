@@ -249,22 +249,22 @@ class TiledMatmul:
         return events
 
     def complete_strips(
-        self, name: str, strip: Expr, ranks: Expr | int = 1, own: int = 0
+        self, name: str, strip: Expr, ranks: Expr | int = 1, own_idx: int = 0
     ) -> RowEvents:
         """New events [ranks, blocks, strips] of blocks of the rows of a tile, and
-        strips of `strip` columns of tiles. own: the place of the rows of y, whose last
-        tasks notify them."""
+        strips of `strip` columns of tiles. own_idx: the place of the rows of y, whose
+        last tasks notify them."""
         g, rows, slices = self._g, self._tiles.rows, self._slices
 
         def tasks(rank: Expr, block: Expr, index: Expr) -> Expr:
             columns = minimum(strip, self.across - index * strip)
             split = maximum(0, minimum(columns, index * strip + columns - self._whole))
             own_tasks = split * (slices - 1)
-            return columns + select(equal(rank, wrap(own)), own_tasks, 0)
+            return columns + select(equal(rank, wrap(own_idx)), own_tasks, 0)
 
         strips = g.let(f"{name}_strips", ceildiv(self.across, strip))
         events = g.events(name, (ranks, self._down, strips), expects=tasks)
-        self._complete = RowEvents(events, rows, (own,), strip)
+        self._complete = RowEvents(events, rows, (own_idx,), strip)
         return self._complete
 
     def add(
@@ -283,21 +283,21 @@ class TiledMatmul:
         part_boxes = g.let(f"{name}part_boxes", part_stages * tiles.k_boxes)
         shape = self._down, self._split, parts, words
         sums = g.local(f"{name}sums", shape, "float32")
-        stored = self._add_stored(shape[:2])
-        self._add_parts(sums, stored, STAGE_K * part_boxes, waits)
+        event_of = self._add_stored(shape[:2])
+        self._add_parts(sums, event_of, STAGE_K * part_boxes, waits)
         add_whole_tiles()
-        self._add_sums(sums, stored)
+        self._add_sums(sums, event_of)
 
     def _add_stored(self, tiles: tuple[Expr, Expr]) -> Callable[..., EventRef]:
         """The event after which the parts of a tile can be read: in a loop that of all
         tiles, so that there are few events."""
         name, (extents, turn) = f"{self._name}parts_stored", self._turns
         if not extents:
-            stored = self._g.events(name, tiles, expects=self._parts)
-            return lambda i, j: stored[i, j]
+            events = self._g.events(name, tiles, expects=self._parts)
+            return lambda i, j: events[i, j]
         down, split = tiles
-        stored = self._g.events(name, extents, expects=down * split * self._parts)
-        return lambda i, j: stored[turn]
+        events = self._g.events(name, extents, expects=down * split * self._parts)
+        return lambda i, j: events[turn]
 
     def add_whole_tiles(
         self,
@@ -368,7 +368,7 @@ class TiledMatmul:
     def _add_parts(
         self,
         sums: Tensor,
-        stored: Callable[..., EventRef],
+        event_of: Callable[..., EventRef],
         part_k: Expr,
         waits: TileEvents | None,
     ) -> None:
@@ -388,13 +388,13 @@ class TiledMatmul:
             ),
             writes=[sums[i, j, p, :]],
             waits=self._of(waits, i, column),
-            notifies=[stored(i, j)],
+            notifies=[event_of(i, j)],
             values=self._tiles.values,
             name=f"{name}multiply_parts",
             **self._options,
         )
 
-    def _add_sums(self, sums: Tensor, stored: Callable[..., EventRef]) -> None:
+    def _add_sums(self, sums: Tensor, event_of: Callable[..., EventRef]) -> None:
         g, name, tiles = self._g, self._name, self._tiles
         sizes = self._down, self._split, self._slices
         axes = [f"{name}{axis}" for axis in ("sum_row", "sum_column", "slice")]
@@ -422,7 +422,7 @@ class TiledMatmul:
             grid,
             reads=[sums[i, j, :, span(offset, SLICE_WORDS)] for offset in offsets],
             writes=self._y.regions(y_rows, y_columns),
-            waits=[stored(i, j)],
+            waits=[event_of(i, j)],
             notifies=self._of(self._complete, i, column),
             values=tiles.values,
             name=f"{name}sum_parts",

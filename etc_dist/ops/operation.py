@@ -178,12 +178,14 @@ class Operation:
         dims = {**self.known.dims, **dims}
         self._table.check_dims(dims)
         programs = self._programs.items()
-        found = (
+        matches = (
             program
-            for kind, program in sorted(programs, key=lambda one: one[1] != self._last)
+            for kind, program in sorted(
+                programs, key=lambda entry: entry[1] != self._last
+            )
             if kind.candidate == self._place(dims)
         )
-        program = next(found, None) or self._refuse_early(
+        program = next(matches, None) or self._refuse_early(
             f"show({_listed(dims)})", "no call that the same program serves"
         )
         names = [dim.name for dim in program.plan.graph.dims if dim.name in dims]
@@ -231,18 +233,18 @@ class Operation:
                         empty_like(inputs[0], shape, stream) if out is None else out
                         for out, shape in zip(outs, shapes, strict=True)
                     )
-                found = self._calls.get((key, *map(identity, outs)))
-                if found is None:
+                entry = self._calls.get((key, *map(identity, outs)))
+                if entry is None:
                     arguments = self._table.bind(
                         inputs, outs, self.known, stream, world.device
                     )
             except Exception as error:
                 world.refuse(as_refusal(error, f"the arguments of {self._table.name}"))
-            if found is not None:
-                self._last, bound = found
+            if entry is not None:
+                self._last, bound = entry
                 self._last.launch(bound, stream)
                 return outs if len(outs) > 1 else outs[0]
-            if arguments.is_empty and not self._table.own:
+            if arguments.is_empty and not self._table.own_dim:
                 self._agree("of no rows")
             else:
                 self._run_new(arguments, key, stream)
@@ -258,8 +260,8 @@ class Operation:
         if program is None:
             if is_capturing(self.world.backend, stream):
                 self.world.refuse(cannot_capture_first_call(self._table.name))
-            own = self._table.own
-            shape = _listed({name: n for name, n in dims.items() if name != own})
+            own_dim = self._table.own_dim
+            shape = _listed({name: n for name, n in dims.items() if name != own_dim})
             self._agree(f"first call, {shape}, {kind.dtype}, w_layout={kind.w_layout}")
             program = self._compile(kind)
         graph = program.plan.graph
@@ -269,21 +271,21 @@ class Operation:
         bound = program.bind(tensors, arguments.graph_dims(graph))
         self._last = program
         program.launch(bound, stream)
-        made = tuple(map(identity, arguments.outs))
-        if UNKNOWN in (*made, *key):
+        out_keys = tuple(map(identity, arguments.outs))
+        if UNKNOWN in (*out_keys, *key):
             return
         if len(self._output_shapes) >= REMEMBERED_CALLS:
             self._output_shapes.clear()
-        shapes = [arguments.arrays[one.name].shape for one in self._table.outputs]
+        shapes = [arguments.arrays[shape.name].shape for shape in self._table.outputs]
         self._output_shapes[key] = shapes
-        self._calls[key, *made] = program, bound.without_owners()
+        self._calls[key, *out_keys] = program, bound.without_owners()
         if len(self._calls) > REMEMBERED_CALLS:
             self._calls.popitem(last=False)
 
     def _place(self, dims: Mapping[str, int]) -> int:
         """The position of the first candidate that serves a call."""
         candidates = enumerate(self._candidates)
-        return next(place for place, one in candidates if one.serves(dims))
+        return next(place for place, candidate in candidates if candidate.serves(dims))
 
     def _agree(self, text: str) -> None:
         """Raise on every rank if the ranks make different steps of this operation."""

@@ -31,8 +31,8 @@ def row_group(blocks: Expr, height: Expr, k: Expr, owners: int) -> Expr:
     Its rows of x are read once if they stay in the L2 cache from one column of tiles to
     the next, otherwise once in each wave. So as many blocks run together as KEPT_BYTES
     hold, or LEAST_GROUP if these are more. All groups have nearly equal size."""
-    kept = KEPT_BYTES // (2 * k) // (owners * height)
-    most = maximum(ceildiv(LEAST_GROUP, owners), kept)
+    cached_blocks = KEPT_BYTES // (2 * k) // (owners * height)
+    most = maximum(ceildiv(LEAST_GROUP, owners), cached_blocks)
     return ceildiv(blocks, ceildiv(blocks, most))
 
 
@@ -52,11 +52,11 @@ def grouped_rows(
     # prepare a height that depends on g. The maximum shows that a divisor is positive.
     if not isinstance(group, int):
         group = maximum(1, group)
-    g, rest = t // (group * columns), t % (group * columns)
+    g, local_idx = t // (group * columns), t % (group * columns)
     last_height = maximum(1, blocks % group)
     is_full = g < wrap(blocks) // group
-    i = select(is_full, rest % group, rest % last_height)
-    return g * group + i, select(is_full, rest // group, rest // last_height)
+    i = select(is_full, local_idx % group, local_idx % last_height)
+    return g * group + i, select(is_full, local_idx // group, local_idx // last_height)
 
 
 class TileGrid(NamedTuple):
@@ -103,9 +103,9 @@ def last_between(t: Expr, parts: int, tasks: Expr | int) -> tuple[Expr, Expr]:
     the tasks of the last part spread evenly between those of the others."""
     turn, place = t // parts, t % parts
     is_last = place // (parts - 1)
-    other = turn * (parts - 1) + place
-    p = (1 - is_last) * (other // tasks) + is_last * (parts - 1)
-    return p, (1 - is_last) * (other % tasks) + is_last * turn
+    other_idx = turn * (parts - 1) + place
+    p = (1 - is_last) * (other_idx // tasks) + is_last * (parts - 1)
+    return p, (1 - is_last) * (other_idx % tasks) + is_last * turn
 
 
 def owners_together(
@@ -114,25 +114,25 @@ def owners_together(
     """(p, i, j): groups of `group` row blocks of each of `owners` > 1 owners, columns
     inside, rows of all owners innermost. But the last `late` tiles of the last owner
     follow all others: while they are computed, those of the others are sent."""
-    others, tiles = owners - 1, blocks * columns
+    num_others, tiles = owners - 1, blocks * columns
     early = owners * (tiles - late)
     tail = maximum(0, t - early)
-    is_early, is_other = t < early, tail < others * late
+    is_early, is_other = t < early, tail < num_others * late
     # NOTE: a launch knows the divisors if they are the same for all tiles: the index of
     # a tile among those of its owners, times stride / the number of these owners. The
     # maximum shows that it is not negative.
-    stride = owners * others
-    of_others = others * (tiles - late) + tail
-    own = tiles - late + tail - others * late
-    index = select(is_other, owners * of_others, stride * own)
-    place = maximum(0, select(is_early, others * t, index))
+    stride = owners * num_others
+    of_others = num_others * (tiles - late) + tail
+    own_tail = tiles - late + tail - num_others * late
+    index = select(is_other, owners * of_others, stride * own_tail)
+    place = maximum(0, select(is_early, num_others * t, index))
     group = maximum(1, group)
     of_group = stride * group * columns
-    g, rest = place // of_group, place % of_group
+    g, local_idx = place // of_group, place % of_group
     last = maximum(1, blocks % group)
     is_full = g < blocks // group
-    j = select(is_full, rest // (stride * group), rest // (stride * last))
-    inner = select(is_full, rest % (stride * group), rest % (stride * last))
+    j = select(is_full, local_idx // (stride * group), local_idx // (stride * last))
+    inner = select(is_full, local_idx % (stride * group), local_idx % (stride * last))
     p = inner % stride
-    p = select(is_early, p // others, select(is_other, p // owners, others))
+    p = select(is_early, p // num_others, select(is_other, p // owners, num_others))
     return p, g * group + inner // stride, j

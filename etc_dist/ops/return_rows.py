@@ -58,8 +58,8 @@ class ReturnedRows:
         self.g, self._y = g, y
         self.world, self.near = g.world_size, g.local_size
         self.hosts = self.world // self.near
-        (rows, n), sent = y.shape, self.hosts * (self.near - 1)
-        shape = self.world + sent, rows, n
+        (rows, n), num_sent = y.shape, self.hosts * (self.near - 1)
+        shape = self.world + num_sent, rows, n
         self._partials = g.symmetric("partials", shape, dtype)
 
     def owner(self, p: Expr | int) -> Expr:
@@ -75,8 +75,8 @@ class ReturnedRows:
         near, host, e = self.near, wrap(0), wrap(p)
         if self.hosts > 1:
             host, e = e // near, e % near
-        (own,), (sent,) = self.own(host).place, self.sent(host, e).place
-        return Matrix(self._partials, (select(equal(e, near - 1), own, sent),))
+        (own_idx,), (sent_idx,) = self.own(host).place, self.sent(host, e).place
+        return Matrix(self._partials, (select(equal(e, near - 1), own_idx, sent_idx),))
 
     def own(self, host: Expr) -> Matrix:
         """The place of this rank's partial sums among those that are added for a host,
@@ -132,18 +132,18 @@ class ReturnedRows:
         earlier one are summed, whose own tiles are not late: a share of their rows
         before the transfers to each owner."""
         g, y, blocks, group = self.g, self._y, matmul.down, matmul.group
-        height, others = matmul.height, self.world - 1
+        height, num_others = matmul.height, self.world - 1
         width, strips = transfers.width, transfers.strips
         turns = ceildiv(blocks, group) * strips
         late_turns = 1 + ceildiv(late, group * strip)
         after = g.let("summed_after", minimum(turns, late_turns))
-        share = g.let("summed_rows", ceildiv(height, others))
+        share = g.let("summed_rows", ceildiv(height, num_others))
         pieces = g.let("pieces", ceildiv(width, SUMMED))
         most = g.let("piece_rows", maximum(1, SUMMED // width))
         share_pieces = g.let("share_pieces", ceildiv(share, most))
         is_float = self._partials.dtype == "float32"
-        with g.loop(turn=(turns + after) * others) as turn:
-            step, e = turn // others, turn % others
+        with g.loop(turn=(turns + after) * num_others) as turn:
+            step, e = turn // num_others, turn % num_others
             b, r, c = grid = g.grid(block=group, row=share_pieces, piece=pieces)
             summed = maximum(0, step - after)
             s = summed % strips
@@ -160,7 +160,10 @@ class ReturnedRows:
                 writes=[y[piece]],
                 waits=[
                     events[index, i, s].when(i < blocks)
-                    for events, index in ((transfers.arrived, 0), (produced, others))
+                    for events, index in (
+                        (transfers.arrived, 0),
+                        (produced, num_others),
+                    )
                 ],
             )
             b, q = grid = g.grid(block=group, packet=transfers.packets)
@@ -169,31 +172,31 @@ class ReturnedRows:
 
 
 class Transfers:
-    """The transfers of the partial sums of `returned`, by packets of rows of a strip:
-    `packets` of each block of rows, in `strips` strips of `width` columns of y.
+    """The transfers of the partial sums of `returned_rows`, by packets of rows of a
+    strip: `packets` of each block of rows, in `strips` strips of `width` columns of y.
     arrived: the events [hosts, blocks, strips] of those that near ranks send."""
 
     def __init__(
         self,
         g: Graph,
-        returned: ReturnedRows,
+        returned_rows: ReturnedRows,
         matmul: RankTiles,
         produced: EventTensor,
         strip: Expr,
     ) -> None:
-        self._g, self._returned, self._produced = g, returned, produced
+        self._g, self._returned, self._produced = g, returned_rows, produced
         self._height, height = matmul.height, matmul.height
         *_, blocks, self.strips = produced.shape
         self.width = g.let("strip_columns", matmul.columns * strip)
-        partials = returned.own(wrap(0))
+        partials = returned_rows.own(wrap(0))
         row_bytes = minimum(partials.shape[1], self.width) * partials.tensor.itemsize
         packet = minimum(height, maximum(1, PACKET_BYTES // row_bytes))
         self._packet = g.let("returned_packet_rows", packet)
         self.packets = g.let("returned_packets", ceildiv(height, self._packet))
         self.arrived = g.events(
             "returned",
-            (returned.hosts, blocks, self.strips),
-            expects=(returned.near - 1) * self.packets,
+            (returned_rows.hosts, blocks, self.strips),
+            expects=(returned_rows.near - 1) * self.packets,
             cross_rank=True,
         )
 
@@ -212,16 +215,16 @@ class Transfers:
         )
         piece = rows, tile(s, self.width)
         to, p = near_rank(g, (g.rank + 1 + e) % near), host * near + e
-        sent, own = self._returned.sent(host, e), self._returned.own(host)
+        sent_rows, own_rows = self._returned.sent(host, e), self._returned.own(host)
         events = [self._produced[p, i, s], self.arrived.on(to)[host, i, s]]
         if condition is not None:
             events = [event.when(condition) for event in events]
         g.call(
-            push_tile(sent.tensor.dtype),
+            push_tile(sent_rows.tensor.dtype),
             grid,
             name="return_rows",
-            reads=[sent.at(*piece)],
-            writes=[own.tensor.on(to)[(*own.place, *piece)]],
+            reads=[sent_rows.at(*piece)],
+            writes=[own_rows.tensor.on(to)[(*own_rows.place, *piece)]],
             waits=events[:1],
             notifies=events[1:],
         )
@@ -251,14 +254,14 @@ def add_returned_matmul(
         first = Matrix(x, (0,))
         TiledMatmul(g, name, tiles, y.dtype, first, [w], y).add(ready(0))
         return
-    returned = ReturnedRows(g, y, partials or y.dtype)
-    world, last = returned.world, returned.world - 1
-    own_x, own_y = Matrix(x, (g.rank,)), returned.of(last)
+    returned_rows = ReturnedRows(g, y, partials or y.dtype)
+    world, last = returned_rows.world, returned_rows.world - 1
+    own_x, own_y = Matrix(x, (g.rank,)), returned_rows.of(last)
     matmul = RankTiles(
         *(g, name, tiles, x.dtype, own_x, [w], own_y, epilogue),
-        owners=world if returned.hosts == 1 else 1,
+        owners=world if returned_rows.hosts == 1 else 1,
     )
-    strip = returned.strip(matmul)
+    strip = returned_rows.strip(matmul)
     produced = matmul.complete_strips("produced", strip, world, last)
     down, across, group = matmul.down, matmul.across, wrap(matmul.group)
     # With split-K, whose sums come last, all own rows follow those of the peers.
@@ -268,17 +271,17 @@ def add_returned_matmul(
     owners = g.let(f"{name}owners", world - is_split)
 
     def order(t: Expr) -> tuple[Expr, Expr, Expr]:
-        if returned.hosts == 1:
+        if returned_rows.hosts == 1:
             return owners_together(t, world, down, across, group, late)
         return shards_in_turn(t, down, across, group)
 
     def add_whole_tiles() -> None:
         p, *_ = grid = matmul.grid(owners, across)
-        owner = returned.owner(p)
+        owner = returned_rows.owner(p)
         matmul.multiply(
             "tile_matmul",
             grid,
-            (Matrix(x, (owner,)), returned.of(p)),
+            (Matrix(x, (owner,)), returned_rows.of(p)),
             waits=ready(owner),
             notifies=produced.of(p),
             order=order,
@@ -287,4 +290,4 @@ def add_returned_matmul(
         matmul.add_whole_tiles(ready(g.rank), columns=columns, call="multiply_own")
 
     matmul.add(ready(g.rank), add_whole_tiles)
-    returned.add(matmul, produced.events, strip, late)
+    returned_rows.add(matmul, produced.events, strip, late)

@@ -178,5 +178,5 @@ def _like(owner: Any, array: Any) -> Any:
         with cupy.cuda.Device(owner.device.id):
             return cupy.asarray(bits)
     torch = sys.modules["torch"]
-    made = torch.from_numpy(bits).to(owner.device)
-    return made.view(torch.float8_e4m3fn) if array.itemsize == 1 else made
+    tensor = torch.from_numpy(bits).to(owner.device)
+    return tensor.view(torch.float8_e4m3fn) if array.itemsize == 1 else tensor

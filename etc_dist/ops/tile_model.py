@@ -172,7 +172,7 @@ class TileWork:
 
 
 def _norm(*times: float) -> Any:
-    return sum(each**NORM for each in times) ** (1 / NORM)
+    return sum(time**NORM for time in times) ** (1 / NORM)
 
 
 def work_of(
@@ -296,21 +296,23 @@ def tilings(
             if in_order or not divides:
                 continue
             across = -(-n // columns)
-            others = (ranks - 1) * down * across
-            for split, parts in _divisions(down, across, others, num_stages, workers):
+            other_tiles = (ranks - 1) * down * across
+            for split, parts in _divisions(
+                down, across, other_tiles, num_stages, workers
+            ):
                 yield Tiling(shape_idx, columns, split, parts)
 
 
 def _divisions(
-    down: int, across: int, others: int, num_stages: int, workers: int
+    down: int, across: int, other_tiles: int, num_stages: int, workers: int
 ) -> Iterator[tuple[int, int]]:
     """Pairs of the columns of tiles to split, and of the parts of each of their tiles.
-    All parts together fill at most one wave, and none is empty. others: tiles of other
-    ranks' rows, which are not split. Own rows then follow all of them, so that they are
-    not summed earlier: none is split if own tiles are more than a wave."""
-    num_tiles = down * across + others
+    All parts together fill at most one wave, and none is empty. other_tiles: tiles of
+    other ranks' rows, which are not split. Own rows then follow all of them, so that
+    they are not summed earlier: none is split if own tiles are more than a wave."""
+    num_tiles = down * across + other_tiles
     full_waves = num_tiles // workers
-    if num_tiles == full_waves * workers or (others and down * across > workers):
+    if num_tiles == full_waves * workers or (other_tiles and down * across > workers):
         return
     divisions = set()
     # Split-K for the last wave, or also for the full one before it: then parts are
@@ -384,7 +386,7 @@ def predictions(
         work = work_of(shape, tiling, sizes, workers, gated, ranks)
         tiles_down = -(-sizes[0] // (ranks * shape.rows))
         ranking.append(Prediction(tiling, work, work.us(constants), tiles_down))
-    return sorted(ranking, key=lambda each: each.us)
+    return sorted(ranking, key=lambda prediction: prediction.us)
 
 
 def choose(
@@ -431,7 +433,9 @@ def ranked(
     if workers == tuning.workers and w_layout == "nk" and ranks == 1:
         measured = tuning.kept_tiles(sizes)
     if measured:
-        ranking.sort(key=lambda each: text_of(shapes, each.tiling) != measured)
+        ranking.sort(
+            key=lambda prediction: text_of(shapes, prediction.tiling) != measured
+        )
     notes = []
     if text_of(shapes, ranking[0].tiling) == measured:
         notes = ["measured as faster than the next: etc-dist tune --sizes"]
@@ -501,8 +505,8 @@ def _explain(
         f"  {work.num_tiles} tiles on {workers} workers, {ROW_GROUP} down first; "
         f"stages of {shape.stage_bytes >> 10} KB and {shape.depth} of k{scratch}",
         *(
-            f"  next: {text_of(shapes, each.tiling)}: {each.us:.1f} us"
-            for each in ranking[1 : 1 + NEXT]
+            f"  next: {text_of(shapes, prediction.tiling)}: {prediction.us:.1f} us"
+            for prediction in ranking[1 : 1 + NEXT]
         ),
         f"  tuning: {tuning.show()}",
     ]

@@ -77,26 +77,30 @@ def tune(
     N and K for which it also keeps the tiles that are faster than the model's."""
     times: list[Time] = []
     for drawn in drawn_sizes():
-        found = likely(before, drawn)
-        measured = measure([Sample(*drawn, one.tiling) for one in found])
-        times += [
-            Time(drawn, one.work, us) for one, us in zip(found, measured, strict=True)
-        ]
-    made = replace(before, tiles=fit(times, before.tiles), kept=())
-    for title, each in (("before", before.tiles), ("fitted", made.tiles)):
-        lost = lost_by_choice(times, each)
-        say(
-            f"{title}: {each}\n  mean error {model_error(times, each):.1%} of "
-            f"{len(times)} times; its tiles take {fmean(lost):.2%} more than the "
-            f"fastest ones, at most {max(lost):.1%}"
+        candidates = likely(before, drawn)
+        times_us = measure(
+            [Sample(*drawn, prediction.tiling) for prediction in candidates]
         )
-    return replace(made, kept=tuple(_faster(measure, made, sizes, say)))
+        times += [
+            Time(drawn, prediction.work, us)
+            for prediction, us in zip(candidates, times_us, strict=True)
+        ]
+    result = replace(before, tiles=fit(times, before.tiles), kept=())
+    for title, constants in (("before", before.tiles), ("fitted", result.tiles)):
+        losses = lost_by_choice(times, constants)
+        say(
+            f"{title}: {constants}\n"
+            f"  mean error {model_error(times, constants):.1%} of {len(times)} times; "
+            f"its tiles take {fmean(losses):.2%} more than the fastest ones, "
+            f"at most {max(losses):.1%}"
+        )
+    return replace(result, kept=tuple(_faster(measure, result, sizes, say)))
 
 
 def drawn_sizes() -> list[Sizes]:
     """M, N and K at which constants are fitted, the same at each call: M uniform in its
     logarithm, then N and K, uniform, until they are within the limits."""
-    rng, found = np.random.default_rng(0), list[Sizes]()
+    rng, sizes = np.random.default_rng(0), list[Sizes]()
     for _ in range(NUM_SIZES):
         m = round(math.exp(rng.uniform(0, math.log(MOST_ROWS))))
         n, k = MOST_N, MOST_K
@@ -105,14 +109,18 @@ def drawn_sizes() -> list[Sizes]:
                 STEP * int(rng.integers(LEAST // STEP, most // STEP + 1))
                 for most in (MOST_N, MOST_K)
             )
-        found.append((m, n, k))
-    return found
+        sizes.append((m, n, k))
+    return sizes
 
 
 def likely(tuning: Tuning, sizes: Sizes) -> list[Prediction]:
     """The tilings that may be the fastest, by the model."""
-    found = predictions(FAMILY, sizes, tuning.workers, tuning.tiles)
-    return [one for one in found[:MOST_LIKELY] if one.us <= LIKELY * found[0].us]
+    ranking = predictions(FAMILY, sizes, tuning.workers, tuning.tiles)
+    return [
+        prediction
+        for prediction in ranking[:MOST_LIKELY]
+        if prediction.us <= LIKELY * ranking[0].us
+    ]
 
 
 def _faster(
@@ -124,13 +132,13 @@ def _faster(
     """The tiles that `measure` finds to be faster than the model's, of its best ones,
     for ROWS of each pair of N and K."""
     for (n, k), m in product(sizes, ROWS):
-        found = predictions(FAMILY, (m, n, k), tuning.workers, tuning.tiles)
-        samples = [Sample(m, n, k, each.tiling) for each in found[:BEST]]
+        ranking = predictions(FAMILY, (m, n, k), tuning.workers, tuning.tiles)
+        samples = [Sample(m, n, k, prediction.tiling) for prediction in ranking[:BEST]]
         fast = confirm(measure, samples, measure(samples))
         if fast:
-            named = {text_of(FAMILY, one.tiling): us for us, one in fast}
-            say(f"{m} x {n} x {k}: {shown(fast, named)}")
-            yield KeptTiles(m, n, k, next(iter(named)))
+            us_of_tiles = {text_of(FAMILY, sample.tiling): us for us, sample in fast}
+            say(f"{m} x {n} x {k}: {shown(fast, us_of_tiles)}")
+            yield KeptTiles(m, n, k, next(iter(us_of_tiles)))
 
 
 def tune_world(
@@ -139,18 +147,20 @@ def tune_world(
     """Measure the GPUs of all ranks, each on its own; the same result on all ranks.
     Collective. WorldError without a GPU for each rank, or if GPUs differ."""
     _check_world(world)
-    every = [str(one) for one in world.gather(device_of(world))]
-    if len(set(every)) > 1:
-        raise _refused("GPUs of one kind", ", ".join(every), "choose GPUs of one kind")
+    devices = [str(device) for device in world.gather(device_of(world))]
+    if len(set(devices)) > 1:
+        raise _refused(
+            "GPUs of one kind", ", ".join(devices), "choose GPUs of one kind"
+        )
     with compile(matmul_graph(world.size), world, trace=False) as program:
         # NOTE: not the user's own, which may be damaged.
-        known = shipped_for(every[0])
-        before = replace(known, device=every[0], workers=program.workers)
+        shipped_tuning = shipped_for(devices[0])
+        before = replace(shipped_tuning, device=devices[0], workers=program.workers)
         timer = MatmulTimer(world, program, _most_elements(sizes))
-        made = tune(timer, before, sizes, say)
+        result = tune(timer, before, sizes, say)
     # One rank's, since other hosts may round a solution in another way.
-    first = world.gather(made.document() if world.rank == 0 else None)[0]
-    return parse(first, "rank 0", f"{every[0]}, by etc-dist tune")
+    first = world.gather(result.document() if world.rank == 0 else None)[0]
+    return parse(first, "rank 0", f"{devices[0]}, by etc-dist tune")
 
 
 class MatmulTimer:
@@ -174,15 +184,15 @@ class MatmulTimer:
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         # NOTE: the first one once more, since calls after other work of the host are
         # slower.
-        mine = [self._time(one) for one in (*samples[:1], *samples)][1:]
-        every = cast(list[list[float]], self._world.gather(mine))
-        return [max(each) for each in zip(*every, strict=True)]
+        own_times = [self._time(sample) for sample in (*samples[:1], *samples)][1:]
+        rank_times = cast(list[list[float]], self._world.gather(own_times))
+        return [max(sample_times) for sample_times in zip(*rank_times, strict=True)]
 
     def _time(self, sample: Sample) -> float:
         """The microseconds of a sample on this rank."""
         m, n, k, tiling = sample
         flat, dims = self._data.reshape(-1), dims_of(tiling)
-        given = {
+        operands = {
             "x": _matrix(flat, m, k),
             "w": _matrix(flat[m * k :], n, k),
             "y": _matrix(self._out, m, n),
@@ -190,7 +200,7 @@ class MatmulTimer:
         times: list[float] = []
         start, end = self._events
         with self._world.exclusive:
-            bound, _ = self._program.bind_arrays(given, dims, None)
+            bound, _ = self._program.bind_arrays(operands, dims, None)
             for _ in range(WARM_UP + REPEATS):
                 self._read_all()
                 start.record()
@@ -212,23 +222,25 @@ def _matrix(flat: Any, rows: int, columns: int) -> Any:
 
 
 def confirm(
-    measure: Timer, samples: Sequence[Sample], found: Sequence[float]
+    measure: Timer, samples: Sequence[Sample], times: Sequence[float]
 ) -> list[tuple[float, Sample]]:
     """The samples that took no longer than the first one, the model's choice, with
-    their times, the fastest first; none if that gains too little. found: the times of
+    their times, the fastest first; none if that gains too little. times: the times of
     `samples`, measured here once more, since one may be an accident."""
-    if _gain(found) > LEAST_GAIN:
-        again = zip(found, measure(samples), strict=True)
-        found = [round(fmean(both), 2) for both in again]
-    if _gain(found) <= LEAST_GAIN:
+    if _gain(times) > LEAST_GAIN:
+        again = zip(times, measure(samples), strict=True)
+        times = [round(fmean(time_pair), 2) for time_pair in again]
+    if _gain(times) <= LEAST_GAIN:
         return []
-    fast = sorted(zip(found, samples, strict=True), key=itemgetter(0))
-    return [(us, one) for us, one in fast if us <= found[0]]
+    fast = sorted(zip(times, samples, strict=True), key=itemgetter(0))
+    return [(us, sample) for us, sample in fast if us <= times[0]]
 
 
-def shown(fast: Sequence[tuple[float, object]], named: Mapping[str, float]) -> str:
+def shown(
+    fast: Sequence[tuple[float, object]], us_of_tiles: Mapping[str, float]
+) -> str:
     """The fastest tiles, and the times of the model's choice and of these."""
-    return f"{next(iter(named))}, {fast[-1][0]} to {fast[0][0]} us"
+    return f"{next(iter(us_of_tiles))}, {fast[-1][0]} to {fast[0][0]} us"
 
 
 def _gain(times: Sequence[float]) -> float:
@@ -264,13 +276,13 @@ def _refused(wanted: str, got: str, fix: str) -> WorldError:
 def parse_sizes(text: str) -> list[tuple[int, int]]:
     """N and K of "5120x25600,4096x4096"."""
     try:
-        found = [tuple(map(int, one.split("x"))) for one in text.split(",")]
+        sizes = [tuple(map(int, size.split("x"))) for size in text.split(",")]
         good = all(
-            len(one) == 2 and min(one) > 0 and max(one) % 8 == 0 for one in found
+            len(size) == 2 and min(size) > 0 and max(size) % 8 == 0 for size in sizes
         )
-        good = good and all(n * k <= MOST_ELEMENTS for n, k in found)
-        if good and all(number % 8 == 0 for one in found for number in one):
-            return [(n, k) for n, k in found]
+        good = good and all(n * k <= MOST_ELEMENTS for n, k in sizes)
+        if good and all(number % 8 == 0 for size in sizes for number in size):
+            return [(n, k) for n, k in sizes]
     except ValueError:
         pass
     raise ArgumentError(

@@ -105,7 +105,12 @@ class Tuning:
     def kept_tiles(self, sizes: tuple[int, int, int]) -> str:
         """The text of the measured tiles for exactly these m, n and k, or ""."""
         return next(
-            (each.tiles for each in self.kept if (each.m, each.n, each.k) == sizes), ""
+            (
+                entry.tiles
+                for entry in self.kept
+                if (entry.m, entry.n, entry.k) == sizes
+            ),
+            "",
         )
 
     @cached_property
@@ -128,11 +133,11 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
             document["device"],
             document["workers"],
             TileConstants(**tiles),
-            tuple(KeptTiles(**each) for each in document["kept"]),
+            tuple(KeptTiles(**entry) for entry in document["kept"]),
             origin,
         )
-        constants = [tiles[each.name] for each in fields(TileConstants)]
-        sizes = [n for each in tuning.kept for n in (each.m, each.n, each.k)]
+        constants = [tiles[entry.name] for entry in fields(TileConstants)]
+        sizes = [n for entry in tuning.kept for n in (entry.m, entry.n, entry.k)]
         is_positive = all(math.isfinite(n) and n > 0 for n in constants)
         is_whole = all(type(n) is int and n > 0 for n in (tuning.workers, *sizes))
         if is_positive and is_whole and document == tuning.document():
@@ -161,10 +166,10 @@ def read_tuning(path: Path, origin: str) -> Tuning:
 def shipped() -> Mapping[str, Tuning]:
     """The tunings of the package, by the names that ETC_DIST_TUNING may have."""
     files = sorted((Path(__file__).parent / "tuned").glob("*.json"))
-    found = {file.stem: read_tuning(file, "") for file in files}
+    tunings = {file.stem: read_tuning(file, "") for file in files}
     return {
-        name: replace(one, origin=f"{one.device}, of the package")
-        for name, one in found.items()
+        name: replace(tuning, origin=f"{tuning.device}, of the package")
+        for name, tuning in tunings.items()
     }
 
 
@@ -182,27 +187,27 @@ def find_tuning(setting: str, cache: Cache, device: str) -> Tuning:
         return shipped()[setting]
     if setting != AUTO:
         path = Path(setting)
-        found = read_tuning(path, f"file {path}")
-        if device and found.device != device:
+        tuning = read_tuning(path, f"file {path}")
+        if device and tuning.device != device:
             fix = "measure this GPU (etc-dist tune), or choose another file"
-            raise _refused(f"file {path}", device, found.device, fix)
-        return found
-    own = _load(cache, device) if device else None
-    if own is not None:
-        return own
+            raise _refused(f"file {path}", device, tuning.device, fix)
+        return tuning
+    user_tuning = _load(cache, device) if device else None
+    if user_tuning is not None:
+        return user_tuning
     return shipped_for(device)
 
 
 def shipped_for(device: str) -> Tuning:
     """The package's tuning for GPUs of the kind `device`, or the default one."""
-    for one in shipped().values():
-        if one.device == device:
-            return one
-    unknown = default_tuning()
+    for tuning in shipped().values():
+        if tuning.device == device:
+            return tuning
+    tuning = default_tuning()
     if not device:
-        return unknown
+        return tuning
     why = f"since {device} has none (etc-dist tune measures it)"
-    return replace(unknown, origin=f"{unknown.origin}, {why}")
+    return replace(tuning, origin=f"{tuning.origin}, {why}")
 
 
 def save_tuning(cache: Cache, tuning: Tuning) -> None:
@@ -218,15 +223,15 @@ def tuning_of(world: World) -> Tuning:
 
     if KIND not in world.kept:
         cache, setting = Cache(world.settings.cache), world.settings.tuning
-        every = world.agree(lambda: find_tuning(setting, cache, device_of(world)))
+        tunings = world.agree(lambda: find_tuning(setting, cache, device_of(world)))
         fix = "run etc-dist tune on all ranks together, or set ETC_DIST_TUNING to "
         fix += f"{' or '.join(shipped())} on every rank"
-        texts = [f"{one.show()}, {one.checksum}" for one in every]
+        texts = [f"{tuning.show()}, {tuning.checksum}" for tuning in tunings]
         expect_alike(texts, "tunings", "the choice of tiles", fix, ArgumentError)
-        world.kept[KIND] = every[world.rank]
-    found = world.kept[KIND]
-    assert isinstance(found, Tuning)
-    return found
+        world.kept[KIND] = tunings[world.rank]
+    tuning = world.kept[KIND]
+    assert isinstance(tuning, Tuning)
+    return tuning
 
 
 def device_of(world: World) -> str:
@@ -245,9 +250,9 @@ def _load(cache: Cache, device: str) -> Tuning | None:
     key = _key(device)
     path, entry = cache.root / KIND / f"{key}.json", cache.load(KIND, key)
     if entry is not None and entry.facts.get("format") in range(1, FORMAT):
-        found = shipped_for(device)
+        tuning = shipped_for(device)
         why = f"since that of {path} has an older format (etc-dist tune measures it)"
-        return replace(found, origin=f"{found.origin}, {why}")
+        return replace(tuning, origin=f"{tuning.origin}, {why}")
     if entry is not None:
         return parse(entry.facts, f"file {path}", f"{device}, by etc-dist tune")
     if os.path.lexists(path) and not cache.fault():
