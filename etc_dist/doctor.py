@@ -180,8 +180,8 @@ def _system() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.release()}{release}"
     yield Finding("operating system", f"{system}, {platform.machine()}")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = len(os.sched_getaffinity(0))
-    yield Finding("CPU", f"{cores} cores, {memory / GIB:.0f} GiB memory")
+    num_cores = len(os.sched_getaffinity(0))
+    yield Finding("CPU", f"{num_cores} cores, {memory / GIB:.0f} GiB memory")
     yield _shared_memory(Path("/dev/shm"))
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
 
@@ -352,12 +352,12 @@ def disabled_by(environ: Mapping[str, str]) -> list[str]:
 
 def _sharing(listing: str, environ: Mapping[str, str]) -> Finding:
     """How ranks share GPUs under ETC_DIST_SHARE_GPU; LAUNCH_RANKS: of launch/mpirun."""
-    topic, gpus = "shared GPUs", len(_gpu_rows(listing))
-    if not gpus:
+    topic, num_gpus = "shared GPUs", len(_gpu_rows(listing))
+    if not num_gpus:
         return Finding(topic, "allowed, but there are no GPUs")
     output = _run_python(_ATTRIBUTE.format(number=_MPS_ENABLED))
     count = environ.get("LAUNCH_RANKS", "")
-    ranks = -(-int(count) // gpus) if count.isdigit() else 0
+    ranks = -(-int(count) // num_gpus) if count.isdigit() else 0
     mps = {"1": True, "0": False}.get(output.text)
     return Finding(topic, describe_sharing(ranks, mps))
 

@@ -286,7 +286,9 @@ def _way_to(
     while definition_on_way is not None:
         way.append(definition_on_way)
         definition_on_way = before[definition_on_way]
-    return [definition.step(depth) for depth, definition in enumerate(reversed(way))]
+    return [
+        definition.step(step_idx) for step_idx, definition in enumerate(reversed(way))
+    ]
 
 
 def _included(source: str) -> dict[str, str]:
@@ -345,12 +347,12 @@ def _end(text: str, opening: int) -> int:
 def _comment(text: str, place: int) -> str:
     """The comment before a definition that begins there, or before its template."""
     lines = text[:place].splitlines()
-    template = len(lines)
-    while template > 0 and re.match(
-        r" *(template\b|  +\w.*[,>]$)", lines[template - 1]
+    line_idx = len(lines)
+    while line_idx > 0 and re.match(
+        r" *(template\b|  +\w.*[,>]$)", lines[line_idx - 1]
     ):
-        template -= 1
-    lines = lines[:template]
+        line_idx -= 1
+    lines = lines[:line_idx]
     comment: list[str] = []
     while lines and lines[-1].lstrip().startswith("//"):
         comment.insert(0, lines.pop().lstrip(" /"))

@@ -209,7 +209,7 @@ class Program:
         GraphError on all ranks."""
         self.check_open()
         executor = self._executor
-        grows = is_ready = False
+        is_growing = is_ready = False
         try:
             self._last.refuse_after_failure()
             is_checked = self._run_check.is_wanted
@@ -221,8 +221,8 @@ class Program:
                     return
                 is_ready = self._agreed.get(tuple(bound.dims.values())) is not None
             if bound.launch is None or not executor.is_current(bound.launch):
-                grows = self._make_ready(bound)
-                if grows and is_capturing(self.backend, stream):
+                is_growing = self._make_ready(bound)
+                if is_growing and is_capturing(self.backend, stream):
                     self.world.refuse(cannot_capture_first_call(bound.text))
             # NOTE: all ranks know whether they have agreed on these dims before.
             if not is_ready:
@@ -232,7 +232,7 @@ class Program:
         except (WaitTimeoutError, WorldError) as error:
             fault = self._last.end_of_run(error)
             raise fault from fault.__cause__
-        if grows:
+        if is_growing:
             self._grow(bound)
         self._last.begin()
         executor.launch(bound.launch, stream)

@@ -2,8 +2,11 @@
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 PARTICIPLES = """added arrived asked awaited begun cached changed chosen claimed counted
 done ended found gathered given got held included joined kept known left listed loaded
@@ -13,21 +16,6 @@ unknown used wanted written"""
 PRONOUNS = "both each it mine one other others own rest that them these this those"
 WORDS = {*PARTICIPLES.split(), *PRONOUNS.split()}
 """These alone do not say what a value is: a noun does, as in `kept_pages`."""
-FOLDERS = {
-    *(
-        "codegen",
-        "emulate",
-        "ir",
-        "models",
-        "port",
-        "predict",
-        "runtime",
-        "schedule",
-        "serve",
-    ),
-    *("torch", "verify", "world"),
-}
-"""Where no local value is named by such a word, nor in the modules beside them."""
 EXCEPTIONS = {
     ("ir/tensor.py", "other"): "a keyword argument of a public method",
     ("errors.py", "got"): "what all errors have",
@@ -42,17 +30,42 @@ EXCEPTIONS = {
     ("world/world.py", "chosen"): "a keyword argument of a public method",
 }
 
+TRUTHS = ("is_", "has_")
+"""How the names of Booleans begin, but for those of options of public functions."""
+OF_JSON = {"ensure_ascii", "sort_keys"}
+"""Options of `json.dumps`, which templates pass by name."""
+COORDINATES = {"axis", "expert", "rank", "row"}
+"""Things that are numbers themselves, so that an index of them has their name."""
+UNTIL_LATER = {
+    *("functions/rms_norm.py", "functions/tile_matmul.py"),
+    *("functions/wide_tile.py", "layers/moe.py", "layers/moe_exchange.py"),
+    *("layers/moe_few_tokens.py", "layers/moe_graph.py", "layers/moe_steps.py"),
+    *("layers/shared_expert.py", "ops/exchange_model.py", "ops/few_rows.py"),
+    *("ops/matmul_all_reduce.py", "ops/rank_tiles.py", "ops/row_sums.py"),
+    *("ops/sum_steps.py", "ops/tile_sums.py", "verify/enumerate_plan.py"),
+    *("verify/happens_before.py", "verify/loaded_accesses.py", "verify/proof.py"),
+}
+"""Files with other names yet."""
+
 PACKAGE = Path(__file__).parent.parent / "etc_dist"
 OF_TORCH = ["MLP", "MoE"]
 """Layers that are modules of torch, too, as users expect."""
 
 
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The modules of the package by their files."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
 def test_no_two_classes_share_a_name():
-    texts = [path.read_text() for path in PACKAGE.rglob("*.py")]
     classes = [
         node.name
-        for text in texts
-        for node in ast.parse(text).body
+        for tree in trees().values()
+        for node in tree.body
         if isinstance(node, ast.ClassDef)
     ]
     shared = sorted(name for name, count in Counter(classes).items() if count > 1)
@@ -115,20 +128,137 @@ def bare_words(function: ast.AST) -> list[str]:
 
 def test_local_values_are_named_by_nouns():
     faults, unused = [], {*EXCEPTIONS}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        file = path.relative_to(PACKAGE)
-        if len(file.parts) == 1 or file.parts[0] in FOLDERS:
-            for function in functions_of(ast.parse(path.read_text())):
+    for file, tree in trees().items():
+        if file not in UNTIL_LATER:
+            for function in functions_of(tree):
                 where = f"{file}:{getattr(function, 'lineno', 0)}"
                 words = bare_words(function)
-                unused -= {(str(file), word) for word in words}
+                unused -= {(file, word) for word in words}
                 faults += [
                     f"{where} {word}"
                     for word in words
-                    if (str(file), word) not in EXCEPTIONS
+                    if (file, word) not in EXCEPTIONS
                 ]
     assert not faults, "\n".join(faults)
     assert not unused
+
+
+def assignments(function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The local names that an `=` or `:=` in `function` binds, and their values."""
+    for node in ast.walk(function):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+            targets = [node.target]
+        value = getattr(node, "value", None)
+        for target in targets:
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = [*zip(target.elts, value.elts, strict=False)]
+            for part, part_value in pairs:
+                if isinstance(part, ast.Name) and part_value is not None:
+                    yield part.id, part_value
+
+
+def called(value: ast.AST) -> str:
+    """The name of the function that `value` calls, such as "len"."""
+    return ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+
+
+def is_truth(value: ast.AST) -> bool:
+    """Whether the text of an expression shows that it is a Boolean."""
+    if isinstance(value, ast.BoolOp):
+        return all(map(is_truth, value.values))
+    if isinstance(value, ast.UnaryOp):
+        return isinstance(value.op, ast.Not)
+    is_constant = isinstance(value, ast.Constant) and isinstance(value.value, bool)
+    return (
+        is_constant
+        or isinstance(value, ast.Compare)
+        or called(value) in ("all", "any", "bool", "hasattr", "isinstance")
+        or called(value).endswith((".startswith", ".endswith", ".isdigit"))
+    )
+
+
+def truths_of(function: ast.AST) -> Iterator[str]:
+    """The names of Booleans in `function`: locals and, if it is private, parameters."""
+    yield from (name for name, value in assignments(function) if is_truth(value))
+    for node in ast.walk(function):
+        if isinstance(node, ast.FunctionDef) and is_private(node.name):
+            for arg in arguments(node):
+                if arg.annotation and ast.unparse(arg.annotation) == "bool":
+                    yield arg.arg
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def arguments(function: ast.FunctionDef) -> list[ast.arg]:
+    return [*function.args.args, *function.args.kwonlyargs]
+
+
+def options_of(modules: Iterable[ast.AST]) -> set[str]:
+    """The names of parameters of public functions: who passes one on may keep it."""
+    return {
+        arg.arg
+        for module in modules
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef) and not is_private(node.name)
+        for arg in arguments(node)
+    }
+
+
+def misnamed(function: ast.AST, options: Collection[str] = ()) -> list[str]:
+    """The Booleans, lengths and indices in `function` whose names do not say so."""
+    faults = [
+        name
+        for name in truths_of(function)
+        if not name.strip("_").startswith(TRUTHS) and name not in options
+    ]
+    for name, value in assignments(function):
+        if called(value) == "len" and not name.startswith("num_"):
+            faults += [] if name.endswith("_idx") else [name]
+    for node in ast.walk(function):
+        is_loop = isinstance(node, (ast.For, ast.comprehension))
+        if is_loop and called(node.iter) == "enumerate":
+            name = ast.unparse(node.target).strip("()").partition(",")[0]
+            if len(name) > 1 and not name.endswith(("_idx", "_rank", "_id")):
+                faults += [] if name in COORDINATES else [name]
+    return faults
+
+
+def test_booleans_counts_and_indices_are_named_so():
+    options = options_of(trees().values()) | OF_JSON
+    faults = [
+        f"{file}:{function.lineno} {name}"
+        for file, tree in trees().items()
+        if file not in UNTIL_LATER
+        for function in functions_of(tree)
+        if isinstance(function, ast.FunctionDef)
+        for name in misnamed(function, options)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("fits = a < b and not c", "fits"),
+        ("if n := len(a): pass", "n"),
+        ("size, end = len(a), 0", "size"),
+        ("for number, x in enumerate(a): pass", "number"),
+        ("def _g(*, early: bool): pass", "early"),
+        ("is_far, num_rows, line_idx = a < b, len(a), len(b)", ""),
+        ("for i, x in enumerate(a): pass", ""),
+        ("packs = a < b", ""),
+    ],
+)
+def test_a_boolean_a_length_and_an_index_are_found_by_their_names(text, name):
+    (function,) = functions_of(ast.parse(f"def f(a):\n    {text}"))
+    options = options_of([ast.parse("def graph(*, packs): pass")])
+    assert misnamed(function, options) == ([name] if name else [])
 
 
 def test_a_participle_is_found_as_a_name():

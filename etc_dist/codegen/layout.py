@@ -175,8 +175,11 @@ class Arguments:
             yield row("i32", [*names], "i4")
         for name in (UNITS, *([FIRST_UNITS] if self.has_queues else [])):
             yield f"i32 {name}[{self.num_calls}]", [(name, "i4", (self.num_calls,))]
-        if number := len(self.divisors):
-            yield f"Divisor {DIVISORS}[{number}]", [(DIVISORS, "u4", (number, 2))]
+        if num_divisors := len(self.divisors):
+            yield (
+                f"Divisor {DIVISORS}[{num_divisors}]",
+                [(DIVISORS, "u4", (num_divisors, 2))],
+            )
         if number := self.sender_words:
             yield f"u32 {FAR_SENDERS}[{number}]", [(FAR_SENDERS, "u4", (number,))]
 

@@ -161,9 +161,9 @@ def _elsewhere(first: Region, second: Region) -> Iterator[str]:
 
 def _extent_faults(extent: Extent, axis: Axis, names: dict[str, Expr]) -> Iterator[str]:
     most = extent.size if extent.size is not None else extent.most
-    does_fit = not isinstance(most, int) or interval(axis.size, {})[1] <= most
+    is_fitting = not isinstance(most, int) or interval(axis.size, {})[1] <= most
     if extent.size is not None:
-        does_fit = does_fit and all(
+        is_fitting = is_fitting and all(
             interval(size, {}) == (extent.size, extent.size)
             or (extent.clipped and replace(axis, size=size).reaches_end)
             for size in alternatives(axis.size)
@@ -172,12 +172,12 @@ def _extent_faults(extent: Extent, axis: Axis, names: dict[str, Expr]) -> Iterat
     if extent.name and extent.per is None:
         base, times = names.get(extent.name, ONE), Const(extent.times)
         expected_size = op("*", base, times)
-        does_fit = does_fit and axis.size in (expected_size, op("*", times, base))
-    does_fit = does_fit and all(
+        is_fitting = is_fitting and axis.size in (expected_size, op("*", times, base))
+    is_fitting = is_fitting and all(
         is_multiple(size, extent.multiple) or replace(axis, size=size).reaches_end
         for size in alternatives(axis.size)
     )
-    if not does_fit or (extent.whole and not axis.is_whole):
+    if not is_fitting or (extent.whole and not axis.is_whole):
         factor = f"{extent.times} *" if extent.times > 1 else "another"
         relation = f", where {factor} {extent.name} is {expected_size}"
         yield f"size {axis.size}{relation if expected_size != axis.size else ''}"

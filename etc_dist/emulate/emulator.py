@@ -252,10 +252,10 @@ def _dims_of(
 
 
 def _check_rows(
-    tensor: Tensor, shape: tuple[int, ...], where: str, by_element: bool
+    tensor: Tensor, shape: tuple[int, ...], where: str, is_by_element: bool
 ) -> None:
     """Raise ArgumentError for arrays that GPUs cannot copy."""
-    may_be_odd = by_element or tensor.dtype == "int32"
+    may_be_odd = is_by_element or tensor.dtype == "int32"
     has_odd_rows = prod(shape[-1:]) * tensor.itemsize % 16 and not may_be_odd
     if has_odd_rows or not prod(shape):
         raise ArgumentError(

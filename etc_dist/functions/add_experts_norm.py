@@ -40,9 +40,9 @@ def add_experts_norm(
         *of_shared, residual, gain, total, y = operands
         sums = np.zeros(residual.shape, np.float32)
         for k in range(routing.top_k):
-            here = place[:, k] >= 0
-            part = outputs[place[here, k]].astype(np.float32)
-            sums[here] += weights[here, k, None] * part
+            has_place = place[:, k] >= 0
+            part = outputs[place[has_place, k]].astype(np.float32)
+            sums[has_place] += weights[has_place, k, None] * part
         add_shared_rows(sums, *of_shared)
         total[...] = (sums + residual.astype(np.float32)).astype(total.dtype)
         y[...] = normalized(total, gain, eps).astype(y.dtype)

@@ -86,13 +86,13 @@ class PagedCache:
     ) -> DeviceFunction:
         """reads: those of `present`. constants: in addition to those of the cache."""
         tile = list(self.present(reads).values())
-        count = len(tile)
+        num_reads = len(tile)
         return DeviceFunction(
             name=name,
             body=body,
             source=f"functions/{name}.cuh",
             lane=TENSOR,
-            reads=count,
+            reads=num_reads,
             writes=len(writes),
             constants={
                 "kEps": float(self.norm_eps or 0.0),

@@ -31,11 +31,11 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
         *of_shared, y = operands
         total = np.zeros(y.shape, np.float32)
         for k in range(routing.top_k):
-            here = place[:, k] >= 0
+            has_place = place[:, k] >= 0
             # fp64 holds the product of two fp32 numbers exactly: one rounding, as fma.
-            part = outputs[place[here, k]].astype(np.float64)
-            sums = total[here] + weights[here, k, None] * part
-            total[here] = sums.astype(np.float32)
+            part = outputs[place[has_place, k]].astype(np.float64)
+            sums = total[has_place] + weights[has_place, k, None] * part
+            total[has_place] = sums.astype(np.float32)
         add_shared_rows(total, *of_shared)
         some = (place >= 0).any(axis=1) | (not routing.split) | bool(shared)
         y[some] = total[some].astype(y.dtype)

@@ -44,8 +44,8 @@ def add_flagged(dtype: str) -> DeviceFunction:
 
     def body(x: Any, parts: Any, y: Any, *, rank: int) -> None:
         total = np.zeros(x.shape, np.float32)
-        for number, part in enumerate(parts):
-            total += (x if number == rank else part).astype(np.float32)
+        for part_rank, part in enumerate(parts):
+            total += (x if part_rank == rank else part).astype(np.float32)
         y[...] = total.astype(y.dtype)
 
     row = Operand((COLUMNS,), two_byte(dtype), leading=True)
@@ -64,8 +64,8 @@ def add_flagged_norm(dtype: str, eps: float) -> DeviceFunction:
         x: Any, parts: Any, residual: Any, gain: Any, total: Any, y: Any, *, rank: int
     ) -> None:
         sums = np.zeros(x.shape, np.float32)
-        for number, part in enumerate(parts):
-            sums += (x if number == rank else part).astype(np.float32)
+        for part_rank, part in enumerate(parts):
+            sums += (x if part_rank == rank else part).astype(np.float32)
         total[...] = (sums + residual.astype(np.float32)).astype(total.dtype)
         y[...] = normalized(total, gain, eps).astype(y.dtype)
 

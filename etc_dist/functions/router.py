@@ -121,8 +121,8 @@ class Router:
         """Internal: numbers [tokens, experts], of which the largest are chosen: the
         logits, if these have the order of the scores."""
         values = logits + biases[0] if self.has_bias else logits
-        by_logit = not self.has_correction and not self.has_groups
-        if not by_logit and self.score != "softmax_chosen":
+        is_by_logit = not self.has_correction and not self.has_groups
+        if not is_by_logit and self.score != "softmax_chosen":
             values = self._scores(values)
         return values + biases[-1] if self.has_correction else values
 

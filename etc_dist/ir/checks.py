@@ -301,8 +301,8 @@ def _check_far(call: Call, where: str) -> None:
         return
     ranks = [region.rank for region in call.writes]
     ranks += [ref.rank for ref in call.notifies]
-    may_lack_one = any(ref.guards for ref in call.notifies)
-    if len(ranks) != 2 or len(set(ranks)) > 1 or None in ranks or may_lack_one:
+    is_conditional = any(ref.guards for ref in call.notifies)
+    if len(ranks) != 2 or len(set(ranks)) > 1 or None in ranks or is_conditional:
         raise GraphError(
             f"call {call.name} does not send one region with one notification",
             where=where,
@@ -332,10 +332,10 @@ def _check_reads_before_wait(call: Call, where: str) -> None:
     earlier_loads = [
         r for r in call.loaded_waits if r.is_loaded or r is not call.waits[-1]
     ]
-    does_work_early = call.limited is not None or bool(working_loads(call))
+    has_early_work = call.limited is not None or bool(working_loads(call))
     if call.function.loads_before_wait:
-        does_work_early = call.limited is not None and len(call.waits) == 1
-    has_early_loads = bool(earlier_loads) or does_work_early
+        has_early_work = call.limited is not None and len(call.waits) == 1
+    has_early_loads = bool(earlier_loads) or has_early_work
     if call.function.begins_early and (has_early_loads or not call.waits):
         raise GraphError(
             f"call {call.name} cannot read before its last wait",

@@ -327,14 +327,14 @@ def _check_parameters(function: DeviceFunction) -> None:
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in function.parameters if p.kind in kinds]
     num_required = sum(p.default is Parameter.empty for p in positional)
-    takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in function.parameters)
-    operands = function.reads + function.writes
-    if num_required > operands or (len(positional) < operands and not takes_more):
+    has_rest = any(p.kind is Parameter.VAR_POSITIONAL for p in function.parameters)
+    num_operands = function.reads + function.writes
+    if num_required > num_operands or (len(positional) < num_operands and not has_rest):
         raise GraphError(
             f"the body of {function} does not have a parameter for each operand",
             where=str(function),
-            wanted=f"{operands} positional parameters: {function.reads} reads, then "
-            f"{function.writes} writes",
+            wanted=f"{num_operands} positional parameters: {function.reads} reads, "
+            f"then {function.writes} writes",
             got=", ".join(p.name for p in positional) or "none",
             fix="correct reads= and writes=; dims and coordinates are keyword-only "
             "parameters, after a *",

@@ -65,8 +65,10 @@ class Requirement:
 
     def _after(self, before: Values) -> list[int]:
         """The values of the number after those with the values `before`."""
-        count = len(before)
-        return sorted({row[count] for row in self.values if row[:count] == before})
+        num_before = len(before)
+        return sorted(
+            {row[num_before] for row in self.values if row[:num_before] == before}
+        )
 
     @staticmethod
     def _where(names: Sequence[str], rows: Sequence[Values]) -> str:

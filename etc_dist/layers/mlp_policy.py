@@ -118,17 +118,19 @@ def choose_tiles(
     best_predictions, all_choices = (pair.first, pair.second), []
     up, down = (text_of(shapes, prediction.tiling) for prediction in best_predictions)
     texts = f"before down on {down}", f"after gate_up on {up}"
-    for turn, name in enumerate(("gate_up_", "down_")):
+    for layer_idx, name in enumerate(("gate_up_", "down_")):
         ranking = [
-            best_predictions[turn],
+            best_predictions[layer_idx],
             *(
                 prediction
-                for prediction in rankings[turn]
-                if prediction != best_predictions[turn]
+                for prediction in rankings[layer_idx]
+                if prediction != best_predictions[layer_idx]
             ),
         ]
-        notes = [f"{texts[turn]}: {pair.us:.1f} us together; down waits for {blocks}"]
+        notes = [
+            f"{texts[layer_idx]}: {pair.us:.1f} us together; down waits for {blocks}"
+        ]
         all_choices += choices(
-            name, sizes[turn], workers, shapes, ranking, tuning, notes
+            name, sizes[layer_idx], workers, shapes, ranking, tuning, notes
         )
     return all_choices

@@ -87,8 +87,8 @@ class ChatTemplate:
                 expect_texts(parts[n])
                 fit[n] = _joined(parts[n])
                 continue
-            for idx, part in enumerate(parts[n]):
-                fewer_parts = {**marked, n: some[:idx] + some[idx + 1 :]}
+            for part_idx, part in enumerate(parts[n]):
+                fewer_parts = {**marked, n: some[:part_idx] + some[part_idx + 1 :]}
                 is_text = part["type"] == "text"
                 if is_text:
                     continue
@@ -214,8 +214,10 @@ def _marked(number: int, parts: Sequence[Any]) -> list[Any]:
     """The parts of a message with texts that are found again, and one more text."""
     texts = [*parts, {"type": "text"}]
     return [
-        {**part, "text": f"etcdist{number}x{idx}y"} if part["type"] == "text" else part
-        for idx, part in enumerate(texts)
+        {**part, "text": f"etcdist{number}x{part_idx}y"}
+        if part["type"] == "text"
+        else part
+        for part_idx, part in enumerate(texts)
     ]
 
 

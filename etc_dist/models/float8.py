@@ -40,10 +40,12 @@ NUMBER = re.compile(r"[0-9]+")
 def is_known(quantization: Mapping[str, Any]) -> bool:
     """Whether this is a quantization_config of weights that are read."""
     names = quantization.get(UNCONVERTED)
-    are_names = isinstance(names, list) and all(isinstance(n, str) for n in names)
+    is_list_of_names = isinstance(names, list) and all(
+        isinstance(n, str) for n in names
+    )
     return (
         quantization.keys() <= {*ACCEPTED, UNCONVERTED}
-        and (names is None or are_names)
+        and (names is None or is_list_of_names)
         and all(quantization.get(name) in values for name, values in ACCEPTED.items())
     )
 

@@ -276,8 +276,8 @@ class GgufFile:
             _, _, place = tensor.name.partition("blk.")
             layer, _, name = place.partition(".")
             stem, _, suffix = name.rpartition(".")
-            predicts = stem.startswith("nextn.")
-            layer_name = layer_tensors.get(stem, stem if predicts else None)
+            is_prediction = stem.startswith("nextn.")
+            layer_name = layer_tensors.get(stem, stem if is_prediction else None)
             if layer_name is None or suffix not in ("weight", "bias"):
                 yield TENSORS.get(tensor.name, tensor.name), values
                 continue

@@ -142,11 +142,11 @@ class PageTable:
         length = expect_range(length, 0, None, "length")
         num_needed, free = self.needed(length, prefix), self.free_pages
         if not self.free_requests:
-            most = len(self.table)
+            num_requests = len(self.table)
             raise ArgumentError(
                 "there are more requests than the model was loaded for",
-                where=f"request {most} of a batch",
-                wanted=f"at most {most} requests at once",
+                where=f"request {num_requests} of a batch",
+                wanted=f"at most {num_requests} requests at once",
                 got="another one",
                 fix="wait for a request to end, or load the model with a larger batch=",
             )

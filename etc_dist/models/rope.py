@@ -259,15 +259,15 @@ def _llama3(rates: Any, rope: Mapping[str, Any]) -> Any:
 
 def _yarn(rates: Any, rope: Mapping[str, Any], base: float) -> Any:
     """Slow rates divided by a factor, by their number (Peng et al., YaRN, 2023)."""
-    pairs = len(rates)
+    num_pairs = len(rates)
     fast, slow = rope.get("beta_fast", 32), rope.get("beta_slow", 1)
     low, high = (
-        pairs * log(rope[LENGTH] / (turns * 2 * pi)) / log(base)
+        num_pairs * log(rope[LENGTH] / (turns * 2 * pi)) / log(base)
         for turns in (fast, slow)
     )
     if rope.get("truncate", True):
         low, high = np.floor(low), np.ceil(high)
-    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    low, high = max(low, 0), min(high, 2 * num_pairs - 1)
     high += 0.001 if low == high else 0
-    slowed = np.clip((np.arange(pairs) - low) / (high - low), 0, 1)
+    slowed = np.clip((np.arange(num_pairs) - low) / (high - low), 0, 1)
     return rates * (1 - slowed) + rates / rope["factor"] * slowed

@@ -21,21 +21,21 @@ def read_rows(lists_by_name: Mapping[str, Any], most_rows: int) -> Array:
     Those of more than 32 bits become the largest or smallest number. TypeError for
     others than integers, ArgumentError for another number of rows."""
     lists = [*lists_by_name.values()]
-    count = len(lists[0]) if {*map(type, lists)} == {list} else 0
+    num_rows = len(lists[0]) if {*map(type, lists)} == {list} else 0
     # NOTE: `struct` reads lists in a third of NumPy's time. It takes bools, too.
-    if 0 < count <= most_rows and {*map(len, lists)} == {count}:
+    if 0 < num_rows <= most_rows and {*map(len, lists)} == {num_rows}:
         ids, positions, requests, *more_lists = lists
         numbers = [*ids, *positions, *requests, *chain(*more_lists)]
-        if bool not in map(type, numbers[::count]):
+        if bool not in map(type, numbers[::num_rows]):
             try:
                 packed = bytearray(struct.pack(f"{len(numbers)}i", *numbers))
-                return np.ndarray((len(lists), count), np.int32, packed)
+                return np.ndarray((len(lists), num_rows), np.int32, packed)
             except struct.error:
                 pass  # not all are integers of 32 bits
     arrays = [integers(name, values, 1) for name, values in lists_by_name.items()]
     lengths = {name: len(a) for name, a in zip(lists_by_name, arrays, strict=True)}
-    count = len(arrays[0])
-    if len({*lengths.values()}) > 1 or not 0 < count <= most_rows:
+    num_rows = len(arrays[0])
+    if len({*lengths.values()}) > 1 or not 0 < num_rows <= most_rows:
         wanted = f"{', '.join(lists_by_name)} of 1 to {most_rows} rows, equally many"
         raise unfit(wanted, str(lengths))
     return np.clip(arrays, INT32.min, INT32.max).astype(np.int32)

@@ -209,23 +209,23 @@ class RowChecks:
         self._pages.written.add(rows.numbers[POSITIONS] + counts)
 
     def _limits_of(self, requests: Array, used_pages: UsedPages) -> RowLimits:
-        count, key = len(requests), requests.tobytes()
-        entry = self._limits.get(count)
+        num_rows, key = len(requests), requests.tobytes()
+        entry = self._limits.get(num_rows)
         if entry is not None and entry[0] == key and entry[1].used is used_pages:
             return entry[1]
         # Requests that do not exist have any of these limits, beside their own.
         positions = used_pages.positions.take(requests, mode="clip")
         most = np.minimum(positions, self._most_positions)
-        limits = np.empty((4, count), np.uint32)
+        limits = np.empty((4, num_rows), np.uint32)
         limits[IDS], limits[REQUESTS] = self._vocabulary, len(used_pages.table)
         limits[POSITIONS], limits[ENDS] = most, most + 1
-        own_from, are_apart = None, False
-        if len(np.unique(requests)) == count:
-            are_apart = not used_pages.has_shared
+        own_from, is_apart = None, False
+        if len(np.unique(requests)) == num_rows:
+            is_apart = not used_pages.has_shared
             if used_pages.has_shared:
                 own_from = used_pages.own_from.take(requests, mode="clip")
-        row_limits = RowLimits(used_pages, limits, are_apart, own_from)
-        self._limits[count] = key, row_limits
+        row_limits = RowLimits(used_pages, limits, is_apart, own_from)
+        self._limits[num_rows] = key, row_limits
         return row_limits
 
     def _expect_below(

@@ -221,8 +221,8 @@ class StepPolicy:
     def _whole_tilings(self, shapes: Sequence[TileShape], gated: bool) -> list[Tiling]:
         """Those without split-K."""
         return [
-            Tiling(idx, columns)
-            for idx, shape in enumerate(shapes)
+            Tiling(shape_idx, columns)
+            for shape_idx, shape in enumerate(shapes)
             if shape.serves(gated=gated, in_order=self.in_order)
             for columns in shape.widths(gated=gated)
         ]

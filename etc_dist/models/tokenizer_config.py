@@ -236,9 +236,11 @@ def _ids(fields: Mapping[str, Any], path: Path) -> dict[str, int]:
     try:
         tokens = fields["model"]["vocab"]
         if not isinstance(tokens, dict):  # with scores
-            tokens = {token[0]: number for number, token in enumerate(tokens)}
+            tokens = {token[0]: token_id for token_id, token in enumerate(tokens)}
         added_ids = {token["content"]: token["id"] for token in fields["added_tokens"]}
-        return {text: int(number) for text, number in {**tokens, **added_ids}.items()}
+        return {
+            text: int(token_id) for text, token_id in {**tokens, **added_ids}.items()
+        }
     except (KeyError, IndexError, TypeError, ValueError) as error:
         wanted = "a tokenizer.json with model.vocab and added_tokens"
         raise refused(path, wanted, repr(error), "correct it") from error

@@ -132,7 +132,7 @@ def _split_by_merges(file: GgufFile, fields: Mapping[str, Any]) -> Any:
     """A tokenizer of the package, without added tokens."""
     tokenizers = extra_module("tokenizers")
     pre, split = tokenizers.pre_tokenizers, fields["pre"]
-    vocabulary = {text: number for number, text in enumerate(fields["tokens"])}
+    vocabulary = {text: token_id for token_id, text in enumerate(fields["tokens"])}
     merges = [tuple(str(merge).split(" ")) for merge in fields.get("merges", [])]
     for pair in merges:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():

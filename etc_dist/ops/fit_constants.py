@@ -89,8 +89,8 @@ def _measured(times: Sequence[Time]) -> Numbers:
 def _groups(times: Sequence[Time]) -> list[np.ndarray[tuple[int], np.dtype[np.intp]]]:
     """The positions of the times at each size."""
     time_idxs: dict[Sizes, list[int]] = {}
-    for place, time in enumerate(times):
-        time_idxs.setdefault(time.sizes, []).append(place)
+    for time_idx, time in enumerate(times):
+        time_idxs.setdefault(time.sizes, []).append(time_idx)
     return [np.array(places) for places in time_idxs.values()]
 
 

@@ -219,8 +219,8 @@ class Operation:
         Of an operation with several, `out` is None or a tuple, and the result a tuple.
         Arrays and errors as for `MatmulReduceScatter`."""
         world, inputs = self.world, (*inputs, *self.weights)
-        count = len(self._table.outputs)
-        outs = out if count > 1 and out is not None else (out,) * count
+        num_outputs = len(self._table.outputs)
+        outs = out if num_outputs > 1 and out is not None else (out,) * num_outputs
         with world.exclusive:
             try:
                 self._check_open()

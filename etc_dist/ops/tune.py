@@ -277,11 +277,11 @@ def parse_sizes(text: str) -> list[tuple[int, int]]:
     """N and K of "5120x25600,4096x4096"."""
     try:
         sizes = [tuple(map(int, size.split("x"))) for size in text.split(",")]
-        good = all(
+        is_good = all(
             len(size) == 2 and min(size) > 0 and max(size) % 8 == 0 for size in sizes
         )
-        good = good and all(n * k <= MOST_ELEMENTS for n, k in sizes)
-        if good and all(number % 8 == 0 for size in sizes for number in size):
+        is_good = is_good and all(n * k <= MOST_ELEMENTS for n, k in sizes)
+        if is_good and all(number % 8 == 0 for size in sizes for number in size):
             return [(n, k) for n, k in sizes]
     except ValueError:
         pass

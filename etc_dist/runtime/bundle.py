@@ -46,8 +46,8 @@ def made_by() -> dict[str, str]:
 def is_program(entry: Entry) -> bool:
     """Whether it has a cubin, and its FACTS of the right types."""
     *counts, remarks = map(entry.facts.get, FACTS)
-    are_counts = all(type(count) is int for count in counts)
-    return "cubin" in entry.files and are_counts and is_texts(remarks)
+    has_counts = all(type(count) is int for count in counts)
+    return "cubin" in entry.files and has_counts and is_texts(remarks)
 
 
 @dataclass(frozen=True)

@@ -155,12 +155,12 @@ class Lane:
         """The lane's number of the call's unit `unit`, an int or an array."""
         turn, at = divmod(unit, max(1, self._number(self.turn_units(call), env)))
         items, axes = self.items, () if self.policy == QUEUE else call.loop_axes
-        for depth, axis in enumerate(axes):
+        for axis_idx, axis in enumerate(axes):
             loops = (item for item in items if isinstance(item, Loop))
             loop = next(loop for loop in loops if loop.axis == axis)
             extent, inner = (
                 self._number(count, env)
-                for count in (axis.extent, size_of(axes[depth + 1 :]))
+                for count in (axis.extent, size_of(axes[axis_idx + 1 :]))
             )
             at += (
                 turn

@@ -246,11 +246,14 @@ class Sender:
         """All texts, when the last one has ended."""
         wholes = [Delta() for _ in self._writers]
         while not self._exchange.is_done:
-            idx, delta = await self._next()
-            wholes[idx].text += delta.text
-            wholes[idx].tokens += delta.tokens
-            wholes[idx].finish = delta.finish or wholes[idx].finish
-        choices = [self._answer.choice(idx, text) for idx, text in enumerate(wholes)]
+            choice_idx, delta = await self._next()
+            wholes[choice_idx].text += delta.text
+            wholes[choice_idx].tokens += delta.tokens
+            wholes[choice_idx].finish = delta.finish or wholes[choice_idx].finish
+        choices = [
+            self._answer.choice(choice_idx, text)
+            for choice_idx, text in enumerate(wholes)
+        ]
         body = answers.encode(self._answer.whole(choices, self._usage()))
         await _begin(send, "application/json")
         await send({"type": "http.response.body", "body": body})
@@ -261,9 +264,9 @@ class Sender:
         await _begin(send, "text/event-stream")
         try:
             while not self._exchange.is_done:
-                idx, delta = await self._next()
+                choice_idx, delta = await self._next()
                 if delta.text or delta.tokens or delta.finish:
-                    part = self._answer.part(idx, delta)
+                    part = self._answer.part(choice_idx, delta)
                     await _send_part(send, answers.event(self._answer.chunk([part])))
             if options.includes_usage:
                 chunk = self._answer.chunk([], self._usage())
@@ -276,15 +279,15 @@ class Sender:
 
     async def _next(self) -> tuple[int, Delta]:
         """What comes next, and of which text; nothing more of one that has ended."""
-        idx, progress = await self._exchange.next()
-        self._num_cached[idx] = progress.num_cached
-        writer = self._writers[idx]
+        choice_idx, progress = await self._exchange.next()
+        self._num_cached[choice_idx] = progress.num_cached
+        writer = self._writers[choice_idx]
         if writer.finish is not None:
-            return idx, Delta()
+            return choice_idx, Delta()
         delta = writer.take(progress)
         if delta.finish is not None:
-            self._exchange.stop(idx)
-        return idx, delta
+            self._exchange.stop(choice_idx)
+        return choice_idx, delta
 
     def _usage(self) -> answers.Json:
         num_ids = sum(writer.num_ids for writer in self._writers)

@@ -24,7 +24,7 @@ class RequestJobs:
 
     def __init__(self, clients: Clients, jobs: Sequence[Job]) -> None:
         self._clients = clients
-        self._idx_of = {job.number: idx for idx, job in enumerate(jobs)}
+        self._idx_of = {job.number: job_idx for job_idx, job in enumerate(jobs)}
         self._jobs = {job.number: job for job in jobs}
         self._times = dict.fromkeys(self._jobs, time.perf_counter())
         self._begun: set[int] = set()
@@ -69,15 +69,15 @@ class RequestJobs:
     def _measure(self, number: int, progress: Progress) -> None:
         metrics, now = self._clients.metrics, time.perf_counter()
         seconds, self._times[number] = now - self._times[number], now
-        count = len(progress.ids)
+        num_ids = len(progress.ids)
         if number not in self._begun:
             self._begun.add(number)
             metrics.add_seconds("first_token_seconds", seconds)
-            tokens = len(self._jobs[number].prompt)
-            metrics.add_prompt(tokens, progress.num_cached)
-        elif count:
-            metrics.add_seconds("token_seconds", seconds / count)
-        metrics.add_tokens(count)
+            num_tokens = len(self._jobs[number].prompt)
+            metrics.add_prompt(num_tokens, progress.num_cached)
+        elif num_ids:
+            metrics.add_seconds("token_seconds", seconds / num_ids)
+        metrics.add_tokens(num_ids)
 
     def _end(self, number: int, reason: str) -> None:
         if self._jobs.pop(number, None) is not None:

@@ -123,8 +123,8 @@ class Fields:
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
         # Bool is an int in Python, and integers of JSON are numbers.
-        does_fit = isinstance(value, kinds) or (float in kinds and type(value) is int)
-        if not does_fit or (isinstance(value, bool) and bool not in kinds):
+        is_fitting = isinstance(value, kinds) or (float in kinds and type(value) is int)
+        if not is_fitting or (isinstance(value, bool) and bool not in kinds):
             kinds_text = " or ".join(JSON_NAMES[json_kind] for json_kind in kinds)
             raise BadRequest(
                 f"{name}: expected {kinds_text}, got {_short(value)}", name

@@ -155,12 +155,12 @@ def _pass_manager(base: Any) -> Any:
         def configure(self, config: Any) -> None:
             super().configure(config)
             obstacle = _found(norms_obstacle, config)
-            does_fuse = obstacle is None
+            is_fusing = obstacle is None
             if obstacle:
                 say(f"all_reduce_norm: {obstacle}")
             rewrite = inductor_pass.CallableInductorPass(
-                lambda graph: _rewrite(graph, does_fuse),
-                f"{_source_hash()} {does_fuse}",
+                lambda graph: _rewrite(graph, is_fusing),
+                f"{_source_hash()} {is_fusing}",
             )
             names = [type(graph_pass).__name__ for graph_pass in self.passes]
             fusion = "AllReduceFusionPass"
@@ -177,12 +177,12 @@ def norms_obstacle(config: Any) -> str | None:
     return "a quantised model" if is_quantised else None
 
 
-def _rewrite(graph: fx.Graph, does_fuse: bool) -> None:
-    """does_fuse: whether sums and norms are fused."""
+def _rewrite(graph: fx.Graph, is_fusing: bool) -> None:
+    """is_fusing: whether sums and norms are fused."""
     vllm_graphs.swap_collectives(graph)
     group = import_module(_STATE).get_tp_group()
     served_group = getattr(group.device_communicator, "etc_dist_group", None)
-    if served_group and does_fuse:
+    if served_group and is_fusing:
         vllm_graphs.fuse_norms(graph, {group.unique_name: served_group})
 
 

@@ -51,10 +51,12 @@ class RankReport:
         `share_gpu` in turn."""
         if self.chosen is not None:
             return self.chosen
-        count = len(self.gpus.pci_ids)
-        if count == 1:
+        num_gpus = len(self.gpus.pci_ids)
+        if num_gpus == 1:
             return 0
-        return self.local_rank % count if self.settings.share_gpu else self.local_rank
+        return (
+            self.local_rank % num_gpus if self.settings.share_gpu else self.local_rank
+        )
 
     @property
     def gpu(self) -> tuple[str, str]:

@@ -73,8 +73,8 @@ class CpuMemory(Backend):
         first = int(whole.ctypes.data)
         addresses: list[int] = [0] * hosts.size
         peers: list[Any] = [None] * hosts.size
-        for local, rank in enumerate(hosts.near):
-            start = local * stride
+        for local_rank, rank in enumerate(hosts.near):
+            start = local_rank * stride
             addresses[rank] = first + start
             peers[rank] = whole[start : start + nbytes]
         return Allocation(tuple(addresses), tuple(peers), None)

@@ -67,19 +67,19 @@ def arrange(rank: int, nodes: Sequence[int], names: Sequence[str]) -> Hosts:
     """The hosts of all ranks; `nodes`: by rank, the lowest rank on its host, `names`:
     the host's name. WorldError where they do not fit, alike on every rank."""
     counts = Counter(nodes)
-    size = len(nodes)
+    num_ranks = len(nodes)
     local_size = counts[0]
     got = by_rank(dict(enumerate(names)))
     if len(set(counts.values())) > 1:
         what = "the hosts have different numbers of ranks"
         wanted = "as many ranks on every host"
-    elif list(nodes) != [r - r % local_size for r in range(size)]:
+    elif list(nodes) != [r - r % local_size for r in range(num_ranks)]:
         what = "the ranks of a host do not follow each other"
         wanted = f"ranks 0 .. {local_size - 1} on the first host, and so on"
-    elif len(counts) > 1 and size > MOST_RANKS:
+    elif len(counts) > 1 and num_ranks > MOST_RANKS:
         what = "the world has too many ranks"
         wanted = f"at most {MOST_RANKS} ranks on several hosts"
-        got = f"{size} ranks on {len(counts)} hosts"
+        got = f"{num_ranks} ranks on {len(counts)} hosts"
     else:
         return Hosts(rank, len(counts), local_size)
     raise WorldError(

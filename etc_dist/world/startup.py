@@ -192,13 +192,13 @@ def _report(settings: Settings, transport: Transport, keys: list[str]) -> RankRe
     """This rank's report; `keys`: the keys of hosts by rank."""
     key = keys[transport.rank]
     # A world on the CPU does not load CUDA at all.
-    wants_gpus = settings.backend in BACKENDS and settings.backend != "cpu"
+    is_on_gpus = settings.backend in BACKENDS and settings.backend != "cpu"
     return RankReport(
         host=settings.host or socket.gethostname(),
         node=keys.index(key),
         local_rank=keys[: transport.rank].count(key),
         settings=settings,
-        gpus=find_gpus() if wants_gpus else Gpus(missing="not looked for"),
+        gpus=find_gpus() if is_on_gpus else Gpus(missing="not looked for"),
         chosen=transport.device(),
         machine=machine_key(),
     )

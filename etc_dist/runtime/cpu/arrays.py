@@ -41,8 +41,8 @@ def still_poisoned(array: Array) -> Array:
 
     NOTE: arithmetic gives NaNs with other bits."""
     bits = array.view(np.dtype(f"u{array.itemsize}"))
-    full: Array = bits == np.iinfo(bits.dtype).max
-    return full
+    is_poison: Array = bits == np.iinfo(bits.dtype).max
+    return is_poison
 
 
 def bind(

@@ -23,15 +23,15 @@ def run_body(task: Task, views: Sequence[Array]) -> None:
     reads, writes = views[: len(task.reads)], views[len(task.reads) :]
     for view in reads:
         view.flags.writeable = False
-    first = len(reads)
+    num_reads = len(reads)
     outputs = {
-        first + n: access
+        num_reads + n: access
         for n, (access, view) in enumerate(zip(task.writes, writes, strict=True))
         if access.tensor.kind == "output" and not _is_shared(view, reads)
     }
     for n in outputs:
         _bits(views[n]).fill(np.iinfo(_bits(views[n]).dtype).max)
-    again = _operands_again(views, first, outputs) if outputs else []
+    again = _operands_again(views, num_reads, outputs) if outputs else []
     _call(task, views)
     if not any(still_poisoned(views[n]).any() for n in outputs):
         return

@@ -321,11 +321,13 @@ class Resolver:
     ) -> Sequence[int]:
         if rank is None:
             return [self._rank] * len(values(ZERO))
-        numbers, far, size = values(rank), task.call.function.far, len(self._near)
+        numbers, far, num_near = values(rank), task.call.function.far, len(self._near)
         for number in {*numbers}:
             if not 0 <= number < self._world_size:
                 wanted = f"a rank of 0 .. {self._world_size - 1}"
-            elif number in self._near or (far and (number - self._rank) % size == 0):
+            elif number in self._near or (
+                far and (number - self._rank) % num_near == 0
+            ):
                 continue
             else:
                 wanted = f"a rank of this host, {self._near[0]} .. {self._near[-1]}"

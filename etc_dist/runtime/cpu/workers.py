@@ -204,13 +204,13 @@ class Workers:
 
     def step(self, worker: LaneWorker) -> bool:
         """Take a unit, run one of its tasks, or end; False if nothing is possible."""
-        count = len(worker.unit)
-        if not count and not self.take(worker):
+        num_tasks = len(worker.unit)
+        if not num_tasks and not self.take(worker):
             return False
         task = self.next_task(worker)
         if task is not None:
             self._run(task)
-        return len(worker.unit) < count or not count
+        return len(worker.unit) < num_tasks or not num_tasks
 
     def take(self, worker: LaneWorker) -> bool:
         """Give `worker` its next unit, or end it; False if no unit is ready."""
