@@ -20,6 +20,8 @@ import numpy as np
 
 from benchmarks.device import Device, Gpu, seed_of
 from benchmarks.harness import Result, Run, Subject, provenance
+from benchmarks.random_sizes import Draw, Variant
+from benchmarks.subjects.all_reduce import KINDS
 from benchmarks.subjects.collectives import (
     AllGatherMatmulWorkload,
     MatmulReduceScatterWorkload,
@@ -35,6 +37,8 @@ WEIGHTS = (("bfloat16", "nk"), ("float16", "kn"))
 """dtype and layout of w."""
 COLLECTIVE_SHAPES = ((1, 8, 8), (3, 264, 72), (129, 256, 520), (300, 1000, 136))
 """Rows of one rank, N, K: one row, tails in every direction, several tiles."""
+SUMMED_SHAPES = ((1, 8, 8), (5, 264, 520), (130, 4096, 136), (800, 2048, 72))
+"""The same of all-reduces, the first two without K: by each kind of exchange."""
 MLP_SIZES, MLP_ROWS = (512, 264), (1, 16, 100, 300)
 """Few rows, rows that share tiles, whole tiles."""
 MOE, MOE_TOKENS = Model(256, 64, 16, 4), (1, 5, 64, 200)
@@ -120,6 +124,13 @@ def cases_of(device: Device) -> Iterator[Case]:
                     for rows, n, k in COLLECTIVE_SHAPES[:few]
                 ]
                 yield from fixed(made, schedule)
+        for kind, (dtype, layout) in product(KINDS, WEIGHTS):
+            variant = Variant(dtype, layout)
+            draws = [
+                Draw("soak", number, *shape, variant)
+                for number, shape in enumerate(SUMMED_SHAPES[:few])
+            ]
+            yield from fixed([kind(device, draw) for draw in draws], schedule)
         made = [MLPWorkload(device, "soak", MLP_SIZES, n) for n in MLP_ROWS[:few]]
         yield from fixed(made, schedule)
         for parallel in () if several_hosts else PARALLEL:
