@@ -220,6 +220,50 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, ma
         op(x, w)
 
 
+# what: the arrays that are replaced, by name, and the words of the error
+WRONG_WITH_NORM = {
+    "residual is float16": r"got: +residual \[4, 8\] float16",
+    "residual has other rows": r"wanted: [^$]*got: +residual \[5, 8\] bfloat16",
+    "gain has other columns": r"got: +gain \[16\] bfloat16",
+    "out is a part of x": r"wanted: out apart from x\n",
+    "out is residual": r"wanted: out apart from residual\n",
+    "residual_out is out": r"wanted: [^$]*residual_out apart from out",
+    "M of one rank differs": r"rank \d: MatmulAllReduceNorm\(first call, rows=5",
+}
+
+
+def wrong(what: str, own: dict[str, Any], put: Any) -> dict[str, Any]:
+    return {
+        "residual is float16": {"residual": put(np.zeros((4, 8)), "float16")},
+        "residual has other rows": {"residual": put(np.zeros((5, 8)), "bfloat16")},
+        "gain has other columns": {"gain": put(np.zeros(16), "bfloat16")},
+        "out is a part of x": {"out": own["x"].reshape(8, 8)[:4]},
+        "out is residual": {"out": own["residual"]},
+        "residual_out is out": dict.fromkeys(
+            ("out", "residual_out"), put(np.zeros((4, 8)), "bfloat16")
+        ),
+        "M of one rank differs": {
+            "x": put(np.zeros((5, 16)), "bfloat16"),
+            "residual": put(np.zeros((5, 8)), "bfloat16"),
+        },
+    }[what]
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("what", WRONG_WITH_NORM)
+def test_what_does_not_fit_a_norm_is_refused_on_all(what, world, arrays, make, rng):
+    op = make(MatmulAllReduceNorm)
+    inputs, *wanted = given(world.size, (4, 8, 16), "bfloat16", rng)
+    own = {name: arrays.put(a) for name, a in inputs[world.rank].items()}
+    others = wrong(what, own, arrays.put_as) if world.rank == 1 else {}
+    with refusal(ArgumentError, WRONG_WITH_NORM[what]):
+        op(**own | others)
+    y, total = op(**own)
+    op.synchronize()
+    found = {"y": arrays.get(y), "residual_out": arrays.get(total)}
+    check(found, EPS, *wanted)
+
+
 def test_tiles_are_stored_on_all_ranks_if_split_k_saves_less():
     ranking = predictions(FAMILY, (80, 1280, 10368), 132, H200.tiles)
     divided = next(p for p in ranking if p.tiling.parts > 1)
