@@ -36,6 +36,11 @@ OF_JSON = {"ensure_ascii", "sort_keys"}
 """Options of `json.dumps`, which templates pass by name."""
 COORDINATES = {"axis", "expert", "rank", "row"}
 """Things that are numbers themselves, so that an index of them has their name."""
+SIZES = {
+    *("bytes", "columns", "elements", "experts", "heads", "hosts", "layers", "ms"),
+    *("nbytes", "ns", "ranks", "rows", "us", "words", "workers"),
+}
+"""Extents, dims and units, whose names have no `num_`."""
 UNTIL_LATER = {
     *("functions/rms_norm.py", "functions/tile_matmul.py"),
     *("functions/wide_tile.py", "layers/moe.py", "layers/moe_exchange.py"),
@@ -43,7 +48,8 @@ UNTIL_LATER = {
     *("layers/shared_expert.py", "ops/exchange_model.py", "ops/few_rows.py"),
     *("ops/matmul_all_reduce.py", "ops/rank_tiles.py", "ops/row_sums.py"),
     *("ops/sum_steps.py", "ops/tile_sums.py", "verify/enumerate_plan.py"),
-    *("verify/happens_before.py", "verify/loaded_accesses.py", "verify/proof.py"),
+    *("verify/happens_before.py", "verify/loaded_accesses.py", "verify/progress.py"),
+    *("models/experts.py", "verify/proof.py"),
 }
 """Files with other names yet."""
 
@@ -210,6 +216,28 @@ def options_of(modules: Iterable[ast.AST]) -> set[str]:
     }
 
 
+def is_plural(name: str) -> bool:
+    """Whether it is a noun in the plural without `num_`, and not one of SIZES."""
+    noun = name.rpartition("_")[2]
+    is_noun = noun.endswith("s") and not noun.endswith(("ss", "us", "is"))
+    return is_noun and noun not in SIZES and not name.strip("_").startswith("num_")
+
+
+def is_quotient(value: ast.AST) -> bool:
+    """Whether an expression, or the number that it names in a graph, is a quotient."""
+    if called(value) in ("g.let", "self._g.let", "int"):
+        return is_quotient(value.args[-1])  # type: ignore[attr-defined]
+    if isinstance(value, ast.UnaryOp):
+        value = value.operand
+    is_division = isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv)
+    return is_division or called(value) == "ceildiv"
+
+
+def is_number(annotation: ast.expr | None) -> bool:
+    kinds = ast.unparse(annotation).split(" | ") if annotation else [""]
+    return {*kinds} <= {"int", "Expr", "None"}
+
+
 def misnamed(function: ast.AST, options: Collection[str] = ()) -> list[str]:
     """The Booleans, lengths and indices in `function` whose names do not say so."""
     faults = [
@@ -220,6 +248,17 @@ def misnamed(function: ast.AST, options: Collection[str] = ()) -> list[str]:
     for name, value in assignments(function):
         if called(value) == "len" and not name.startswith("num_"):
             faults += [] if name.endswith("_idx") else [name]
+        elif is_quotient(value) and is_plural(name):
+            faults.append(name)
+    for node in ast.walk(function):
+        if isinstance(node, ast.FunctionDef) and is_private(node.name):
+            faults += [
+                arg.arg
+                for arg in arguments(node)
+                if is_plural(arg.arg)
+                and is_number(arg.annotation)
+                and arg.arg not in options
+            ]
     for node in ast.walk(function):
         is_loop = isinstance(node, (ast.For, ast.comprehension))
         if is_loop and called(node.iter) == "enumerate":
@@ -248,9 +287,14 @@ def test_booleans_counts_and_indices_are_named_so():
         ("fits = a < b and not c", "fits"),
         ("if n := len(a): pass", "n"),
         ("size, end = len(a), 0", "size"),
+        ("tiles = -(-a // 8)", "tiles"),
+        ("tiles = g.let('tiles', ceildiv(a, 8))", "tiles"),
+        ("def _g(steps: int | Expr): pass", "steps"),
         ("for number, x in enumerate(a): pass", "number"),
         ("def _g(*, early: bool): pass", "early"),
         ("is_far, num_rows, line_idx = a < b, len(a), len(b)", ""),
+        ("row_bytes = a // 8", ""),
+        ("def _g(lines: Sequence[int]): pass", ""),
         ("for i, x in enumerate(a): pass", ""),
         ("packs = a < b", ""),
     ],

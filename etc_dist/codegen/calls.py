@@ -166,8 +166,8 @@ def _tables(
         yield from indexed("EventRef wait", [_wait(plan, r, writer) for r in waits])
     if notifies := call.notifies:
         yield from indexed("EventRef notify", [_element(r, writer) for r in notifies])
-    parts = call.function.parts
-    steps = [notification_unit(plan, ref.events) // parts for ref in notifies]
+    num_parts = call.function.parts
+    steps = [notification_unit(plan, ref.events) // num_parts for ref in notifies]
     if any(step != 1 for step in steps):
         yield from indexed("u32 notify_step", [*map(str, steps)], "int n")
     if peers := [*map(writer.text, _peers(call))]:

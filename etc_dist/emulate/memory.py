@@ -92,9 +92,9 @@ class EmulatedMemory:
         graph, dims = self._plan.graph, self._dims[rank]
         env, block = graph.environment(dims, rank), self._symmetric[rank]
         memory = plan_memory(self._plan, dims)
-        tensors = block.ctypes.data + self._capacity.tensors_offset
+        tensors_address = block.ctypes.data + self._capacity.tensors_offset
         for begin, offsets in (
-            (tensors, memory.symmetric),
+            (tensors_address, memory.symmetric),
             (self._local[rank].ctypes.data, memory.local),
         ):
             for name, offset in offsets.items():
@@ -102,7 +102,9 @@ class EmulatedMemory:
                 shape = tuple(int(n.evaluate(env)) for n in tensor.shape)
                 size = tensor.nbytes(env), shape, tensor.itemsize
                 yield Place(f"{name} {of}", begin + offset, *size)
-        yield Place(f"the events {of}", block.ctypes.data, tensors - block.ctypes.data)
+        yield Place(
+            f"the events {of}", block.ctypes.data, tensors_address - block.ctypes.data
+        )
         control = self.control[rank]
         yield Place(f"the control block {of}", control.ctypes.data, control.nbytes)
 

@@ -60,11 +60,11 @@ def add_experts_norm(
         row,
         row,
     ]
-    reads, last = 5 + len(of_shared), range(3 + len(of_shared), 5 + len(of_shared))
+    num_reads, last = 5 + len(of_shared), range(3 + len(of_shared), 5 + len(of_shared))
     return routing.function(
         "add_experts_norm",
         TENSOR,
-        reads,
+        num_reads,
         2,
         body,
         gathers=(2,),

@@ -43,7 +43,7 @@ def best_column(dtype: str) -> DeviceFunction:
     # NOTE: vectors are read up to a multiple of 8 columns, which the tensor has.
     reads = Operand(("rows", Extent(begins=8)), element)
     tile = dict(enumerate([reads, *best_of_rows()]))
-    return _function("best_column", body, dtype, tile, 1, reads=1)
+    return _function("best_column", body, dtype, tile, 1, num_reads=1)
 
 
 def next_token(columns: int) -> DeviceFunction:
@@ -74,7 +74,7 @@ def next_token(columns: int) -> DeviceFunction:
     row = Operand(("rows",), "int32", leading=True)
     tile = _of_tiles() | dict.fromkeys((2, 3, 5, 6), row)
     tile[4] = Operand(("rows", Extent(whole=True)), "int32")
-    return _function("next_token", body, "float32", tile, columns, reads=5)
+    return _function("next_token", body, "float32", tile, columns, num_reads=5)
 
 
 def best_on_rank(columns: int) -> DeviceFunction:
@@ -86,7 +86,7 @@ def best_on_rank(columns: int) -> DeviceFunction:
         best_ids[...] = first + tiles * columns + ids[np.arange(len(ids)), tiles]
 
     tile = dict(enumerate([*_of_tiles().values(), *best_of_rows()]))
-    return _function("best_on_rank", body, "float32", tile, columns, reads=2)
+    return _function("best_on_rank", body, "float32", tile, columns, num_reads=2)
 
 
 def unpadded_tile(x: Tensor, j: Expr, width: int, count: Expr) -> Region:
@@ -124,14 +124,14 @@ def _function(
     tile: dict[int, Operand],
     columns: int,
     *,
-    reads: int,
+    num_reads: int,
 ) -> DeviceFunction:
     return DeviceFunction(
         name=name,
         body=body,
         source="functions/best_column.cuh",
         lane=TENSOR,
-        reads=reads,
+        reads=num_reads,
         writes=2,
         constants={"kColumns": columns, "kIsHalf": int(dtype == "float16")},
         tile=tile,

@@ -36,12 +36,12 @@ def choose_experts(
     and a region before, whose length is the number of tokens before these; rows of
     tokens from count on are such rows, too."""
     further = has_position + 2 * has_count
-    reads, writes = 1 + further + len(routing.router.bias_names), 2 + marks
+    num_reads, num_writes = 1 + further + len(routing.router.bias_names), 2 + marks
 
     def body(logits: Any, *operands: Any) -> None:
         inputs, (ids, weights, *token_bits) = (
-            operands[: reads - 1],
-            operands[reads - 1 :],
+            operands[: num_reads - 1],
+            operands[num_reads - 1 :],
         )
         biases = inputs[further:]
         if has_count:
@@ -72,7 +72,7 @@ def choose_experts(
     if marks:
         tile.append(Operand((routing.experts, 1), "int32"))
     return routing.function(
-        *("choose_experts", TENSOR, reads, writes, body),
+        *("choose_experts", TENSOR, num_reads, num_writes, body),
         reads_before_wait=(1,) if early else (),
         tile=dict(enumerate(tile)),
         constants={

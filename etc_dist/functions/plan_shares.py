@@ -141,12 +141,12 @@ def bounds_of(extents: Any, shares: int, lists: int, cuts: int) -> Any:
     return bounds
 
 
-def _rounded(unit: int, stages: int, cuts: int) -> int:
+def _rounded(unit: int, num_stages: int, cuts: int) -> int:
     """The end of a slice of a row that is nearest to a unit: of a whole row, or of one
     that is cut."""
-    first, end = 0, stages + 1
+    first, end = 0, num_stages + 1
     if cuts > 0:
-        cut = int(cut_of(stages))
+        cut = int(cut_of(num_stages))
         slice_idx = max(unit - 1, 0) // cut
         first = slice_idx * cut + (slice_idx > 0)
         end = min(end, (slice_idx + 1) * cut + 1)

@@ -67,16 +67,16 @@ class Router:
         expect_type(self.scale, (int, float), "scale")
         if not 0 < self.scale < np.finfo(np.float32).max:
             raise _refusal("scale: a finite number above 0", f"scale = {self.scale}")
-        groups = expect_range(self.num_groups, 1, MOST_GROUPS, "num_groups")
-        expect_range(self.topk_group, 1, groups, "topk_group")
-        size, remainder = divmod(experts, groups)
-        least = 2 if groups > 1 and self.group_score == GROUP_SCORES[0] else 1
+        num_groups = expect_range(self.num_groups, 1, MOST_GROUPS, "num_groups")
+        expect_range(self.topk_group, 1, num_groups, "topk_group")
+        size, remainder = divmod(experts, num_groups)
+        least = 2 if num_groups > 1 and self.group_score == GROUP_SCORES[0] else 1
         if remainder or size < least or self.topk_group * size < self.top_k:
             wanted = (
                 f"groups of equal size, at least {least}, of which {self.topk_group} "
                 f"have {self.top_k} experts"
             )
-            raise _refusal(wanted, f"{experts} experts in {groups} groups")
+            raise _refusal(wanted, f"{experts} experts in {num_groups} groups")
 
     @property
     def bias_names(self) -> list[str]:

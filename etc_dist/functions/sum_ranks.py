@@ -69,30 +69,32 @@ def sum_expert_ranks(
     def body(partials: Any, ids: Any, lower: Any, *operands: Any) -> None:
         (*inputs, y), total = operands, np.zeros(operands[-1].shape, np.float32)
         partials, ids = partials[:, : len(y)], ids[: len(y)]
-        local_ids = (ids - len(lower)) // routing.experts
+        owner_ranks = (ids - len(lower)) // routing.experts
         for rank, partial in enumerate(partials):
-            here = (local_ids == rank).any(axis=1)
+            here = (owner_ranks == rank).any(axis=1)
             total[here] += partial[here].astype(np.float32)
         add_shared_rows(total, *inputs)
-        some = ((local_ids >= 0) & (local_ids < len(partials))).any(axis=1) | has_none
+        some = ((owner_ranks >= 0) & (owner_ranks < len(partials))).any(
+            axis=1
+        ) | has_none
         y[some] = total[some].astype(y.dtype)
 
     constants: dict[str, float] = {"kShared": len(of_shared), "kParts": parts}
     constants |= {"kHasNone": 1} if has_none else {}
-    reads = 3 + len(of_shared)
+    num_reads = 3 + len(of_shared)
     tile = {
         0: _partials(routing.element, parts),
         1: Operand(("rows", routing.top_k), "int32"),
         **dict(enumerate(of_shared, 3)),
-        reads: Operand(("rows", "columns"), routing.element, leading=True),
+        num_reads: Operand(("rows", "columns"), routing.element, leading=True),
     }
     return routing.function(
-        *("sum_ranks", TRANSFER, reads, 1, body),
+        *("sum_ranks", TRANSFER, num_reads, 1, body),
         gathers=(0,) if has_none else (),
         tile=tile,
         constants=constants,
     )
 
 
-def _partials(dtype: str, parts: int | None = None) -> Operand:
-    return Operand((parts or "world", "rows", vector_columns(dtype)), dtype)
+def _partials(dtype: str, num_parts: int | None = None) -> Operand:
+    return Operand((num_parts or "world", "rows", vector_columns(dtype)), dtype)

@@ -38,7 +38,7 @@ def task_order(
     inner = tuple(wrap(part, f"{where}: order=") for part in parts)
     if not loops:
         return inner
-    tasks = size_of(grid.axes)
-    in_turn = {TASK.name: TASK % tasks}
-    turns = row_major(loops, TASK // tasks)
+    num_tasks = size_of(grid.axes)
+    in_turn = {TASK.name: TASK % num_tasks}
+    turns = row_major(loops, TASK // num_tasks)
     return (*turns, *(substitute(part, in_turn) for part in inner))

@@ -44,13 +44,13 @@ def fastest_pair(
     kernels take twice, and one only once."""
 
     def pair(first: Prediction, second: Prediction) -> Pair:
-        blocks = first.tiles_down if first.tiles_down == second.tiles_down else 1
+        num_blocks = first.tiles_down if first.tiles_down == second.tiles_down else 1
         is_switched = first.tiling.shape_idx != second.tiling.shape_idx
         is_wave = first.work.num_tiles <= workers
-        is_exposed = blocks == 1 or is_wave or first.tiling.parts > 1
+        is_exposed = num_blocks == 1 or is_wave or first.tiling.parts > 1
         us = first.us + second.us - launch_us
         us += WAIT_US * is_exposed + SWITCH_US * is_switched
-        return Pair(first, second, us, blocks)
+        return Pair(first, second, us, num_blocks)
 
     # All else is equal for tilings of one shape, with split-K or without.
     fastest = (

@@ -194,7 +194,7 @@ class Batch:
         return self._run(parts)
 
     def _run(self, parts: Sequence[StepPart]) -> list[Request]:
-        steps = self._choose_steps(parts)
+        num_steps = self._choose_steps(parts)
         ids: list[int] = []
         numbers: list[int] = []
         positions: list[int] = []
@@ -208,16 +208,16 @@ class Batch:
             numbers += [request.number] * num_rows
             positions += span
             ends += [position + 1 for position in span]
-            ends[-1] = min(span.stop + steps - 1, max(span.stop, request.limit - 1))
+            ends[-1] = min(span.stop + num_steps - 1, max(span.stop, request.limit - 1))
             of_rows += [request] * num_rows
         sampling = [request.sampling for request in of_rows]
         table = self._model.pages.table
         with self._model.world.exclusive:  # so that an interrupt leaves no half step
             new_ids = self._model.steps(
                 *(ids, numbers, positions, table),
-                count=steps,
+                count=num_steps,
                 ends=ends,
-                stops=[request.stop for request in of_rows] if steps > 1 else None,
+                stops=[request.stop for request in of_rows] if num_steps > 1 else None,
                 sampling=sampling if any(sampling) else None,
             )
             return self._add(parts, new_ids)

@@ -485,12 +485,12 @@ class _Calls:
         if not self.sizes.features.pre_norm:
             ready = self.normalize_last(step, ready)
         self.multiply("head", self.normed, self.logits, ready, (step,))
-        tiles = g.let("best_tiles", ceildiv(self.vocabulary, best_columns))
-        values = g.local("best_values", (self.rows, tiles), "float32")
-        columns = g.local("best_columns", (self.rows, tiles), "int32")
-        picks = g.events("found", (self.steps,), expects=tiles)
-        greedy_tiles = g.let("greedy_tiles", select(self.samples < 1, tiles, 0))
-        (j,) = grid = g.grid(j=greedy_tiles)
+        num_tiles = g.let("best_tiles", ceildiv(self.vocabulary, best_columns))
+        values = g.local("best_values", (self.rows, num_tiles), "float32")
+        columns = g.local("best_columns", (self.rows, num_tiles), "int32")
+        picks = g.events("found", (self.steps,), expects=num_tiles)
+        num_greedy_tiles = g.let("greedy_tiles", select(self.samples < 1, num_tiles, 0))
+        (j,) = grid = g.grid(j=num_greedy_tiles)
         g.call(
             best_column(self.sizes.dtype),
             grid,
@@ -500,7 +500,7 @@ class _Calls:
             notifies=[picks[step]],
         )
         least, wait = self._find_least(step)
-        (j,) = grid = g.grid(j=tiles - greedy_tiles)
+        (j,) = grid = g.grid(j=num_tiles - num_greedy_tiles)
         g.call(
             sample_column(self.sizes.dtype, best_columns),
             grid,

@@ -95,20 +95,20 @@ class AttentionCalls:
         """The plans of each step, one for each layer if these have windows, and what
         the slices of shares give."""
         g, sizes, rows, shares = self.g, self.sizes, self.rows, self.shares
-        steps, layers = self.turns
+        num_steps, layers = self.turns
         self.plans: Expr | int = 1 if self.spans is None else layers
-        of = steps, self.plans
+        of = num_steps, self.plans
         most = g.let("most_combined", select(self.cuts < 1, shares, rows))
-        slots = g.let("slots", select(self.cuts < 1, 2 * shares, rows * self.cuts))
+        num_slots = g.let("slots", select(self.cuts < 1, 2 * shares, rows * self.cuts))
         self.extents = g.local("extents", (*of, rows, EXTENT), "int32")
         self.bounds = g.local("bounds", (*of, shares + 1, BOUND), "int32")
         self.combined = g.local("combined", (*of, most, 3), "int32")
         self.num_combined = g.local("num_combined", (*of, 1), "int32")
         self.most_combined = most
-        self.sums = g.local("sums", (slots, sizes.heads, sizes.head_dim), "float32")
-        self.stats = g.local("stats", (slots, sizes.heads, 2), "float32")
+        self.sums = g.local("sums", (num_slots, sizes.heads, sizes.head_dim), "float32")
+        self.stats = g.local("stats", (num_slots, sizes.heads, 2), "float32")
         some = 1 if self.spans is None else maximum(1, layers)
-        self.planned = g.events("planned", (steps,), expects=some)
+        self.planned = g.events("planned", (num_steps,), expects=some)
 
     def plan(self, step: Expr, ready: EventRef) -> None:
         """Plans the shares of a step, once its rows are `ready`."""
@@ -162,30 +162,33 @@ class AttentionCalls:
     def _add_events(self) -> EventTensor:
         """Events [steps, layers, 2]: 0 is met once all shares are computed, for the
         combination if there is any; 1 once that is complete, too."""
-        g, tiles = self.g, -(-self.sizes.group // HEADS)
+        g, num_tiles = self.g, -(-self.sizes.group // HEADS)
         self.tasks = g.let("share_tasks", self.shares // self.of_task)
         # With few rows, a task combines the slices of a KV head of a row, else of all.
         heads = self.sizes.kv_heads
         few = g.let("few_rows", select(self.rows < MANY_ROWS, 1, 0))
         self.together = g.let("combine_heads", select(few < 1, heads, 1))
         self.pieces = g.let("combine_pieces", heads // self.together)
-        tasks = g.let("attend_tasks", heads * tiles * self.tasks)
+        num_tasks = g.let("attend_tasks", heads * num_tiles * self.tasks)
 
         def expects(step: Expr, layer: Expr, n: Expr) -> Expr:
             count = self.num_combined.load(step, self._plan_of(layer), 0)
-            return select(n < 1, tasks, tasks + count * self.pieces)
+            return select(n < 1, num_tasks, num_tasks + count * self.pieces)
 
         return g.events("attended", (*self.turns, 2), expects=expects)
 
     def _attend(self, turn: Turn, appended: EventTensor, attended: EventTensor) -> None:
         g, sizes, (step, layer) = self.g, self.sizes, turn
-        dim, group, tiles = sizes.head_dim, sizes.group, -(-sizes.group // HEADS)
+        dim, group, num_tiles = sizes.head_dim, sizes.group, -(-sizes.group // HEADS)
         plan = self._plan_of(layer)
-        i, j = grid = g.grid(i=sizes.kv_heads * tiles, j=self.tasks)
-        h, first_of_group = i // tiles, i % tiles * HEADS
+        i, j = grid = g.grid(i=sizes.kv_heads * num_tiles, j=self.tasks)
+        h, first_of_group = i // num_tiles, i % num_tiles * HEADS
         first = h * group + first_of_group
-        queries = minimum(HEADS, group - first_of_group)
-        of_heads, columns = span(first, queries), span(first * dim, queries * dim)
+        num_queries = minimum(HEADS, group - first_of_group)
+        of_heads, columns = (
+            span(first, num_queries),
+            span(first * dim, num_queries * dim),
+        )
         own_rows, own_slots = written(self.bounds, (step, plan), j, self.of_task)
         g.call(
             attend(sizes.paged, early=self.early),
@@ -212,11 +215,11 @@ class AttentionCalls:
 
     def _combine(self, turn: Turn, attended: EventTensor) -> None:
         g, sizes, (step, layer) = self.g, self.sizes, turn
-        plan, queries = self._plan_of(layer), self.together * sizes.group
+        plan, num_queries = self._plan_of(layer), self.together * sizes.group
         count = self.num_combined.load(step, plan, 0)
         n, p = grid = g.grid(n=up_to(self.most_combined, count), p=self.pieces)
         row, slot, slices = (self.combined.load(step, plan, n, k) for k in range(3))
-        slots, of_heads = span(slot, slices), tile(p, queries)
+        slots, of_heads = span(slot, slices), tile(p, num_queries)
         g.call(
             combine_slices(
                 sizes.head_dim,
@@ -229,7 +232,7 @@ class AttentionCalls:
                 *(self.sums[slots, of_heads, :], self.stats[slots, of_heads, :]),
                 *self._sinks(layer, of_heads),
             ],
-            writes=[self.y[row, tile(p, queries * sizes.head_dim)]],
+            writes=[self.y[row, tile(p, num_queries * sizes.head_dim)]],
             waits=[self.planned[step], attended[*turn, 0]],
             notifies=[attended[*turn, 1]],
             even=True,

@@ -164,10 +164,10 @@ class _Header:
 
     def tensor(self) -> _Info:
         name = self.name("tensor")
-        axes = self.number(4)
-        if axes > MOST_AXES:
-            raise ValueError(f"{name}: {axes} axes instead of at most {MOST_AXES}")
-        shape = tuple(self.number(8) for _ in range(axes))
+        num_axes = self.number(4)
+        if num_axes > MOST_AXES:
+            raise ValueError(f"{name}: {num_axes} axes instead of at most {MOST_AXES}")
+        shape = tuple(self.number(8) for _ in range(num_axes))
         return _Info(name, shape[::-1] or (1,), self.number(4), self.number(8))
 
 

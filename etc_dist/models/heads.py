@@ -32,15 +32,15 @@ class HeadLayout:
 
     def order(self, head_dim: int) -> Any:
         """The element of the file at each place of a query or key; `size` for none."""
-        half, pairs = head_dim // 2, self.rotated // 2
-        step, apart = (2, 1) if self.is_paired else (1, pairs)
+        half, num_pairs = head_dim // 2, self.rotated // 2
+        step, apart = (2, 1) if self.is_paired else (1, num_pairs)
         order = np.full((2, half), self.size)
-        order[0, :pairs] = np.arange(pairs) * step
-        order[1, :pairs] = np.arange(pairs) * step + apart
+        order[0, :num_pairs] = np.arange(num_pairs) * step
+        order[1, :num_pairs] = np.arange(num_pairs) * step + apart
         unrotated = np.arange(self.rotated, self.size)
-        room = half - pairs
-        order[0, pairs:][: len(unrotated)] = unrotated[:room]
-        order[1, pairs:][: max(0, len(unrotated) - room)] = unrotated[room:]
+        room = half - num_pairs
+        order[0, num_pairs:][: len(unrotated)] = unrotated[:room]
+        order[1, num_pairs:][: max(0, len(unrotated) - room)] = unrotated[room:]
         return order.ravel()
 
 

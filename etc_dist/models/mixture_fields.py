@@ -62,8 +62,8 @@ def read_mixture(
     if form.scale:
         router = replace(router, scale=fields.get(form.scale, 1.0))
     if form.is_grouped:
-        groups, best = size("n_group", 1), size("topk_group", 1)
-        router = replace(router, num_groups=groups, topk_group=best)
+        num_groups, best = size("n_group", 1), size("topk_group", 1)
+        router = replace(router, num_groups=num_groups, topk_group=best)
     router = replace(router, has_correction=bool(form.correction))
     try:
         router.check(experts)

@@ -228,15 +228,15 @@ class Model:
         arguments and errors: as for `step`."""
         with self.world.exclusive:
             try:
-                steps = count
+                num_steps = count
                 if type(count) is not int or not 1 <= count <= self.steps_per_launch:
-                    steps = expect_range(count, 1, self.steps_per_launch, "count")
+                    num_steps = expect_range(count, 1, self.steps_per_launch, "count")
                 rows = self._checks.check(
                     ids,
                     requests,
                     positions,
                     table,
-                    steps=steps,
+                    steps=num_steps,
                     ends=ends,
                     stops=stops,
                     sampling=None
@@ -249,10 +249,10 @@ class Model:
                 self.world.match_call(rows.signature(), rows.describe)
             self._last_rows = rows.numbers.shape[1]
             length = self._policy.length(rows.longest)
-            key = self._last_rows, length, steps, rows.samples
+            key = self._last_rows, length, num_steps, rows.samples
             prepared = self._prepared.get(key)
             if prepared is None:
-                prepared = self._prepared[key] = self._prepare(rows, steps)
+                prepared = self._prepared[key] = self._prepare(rows, num_steps)
             height, bound, host_ids = prepared
             self._rows.fill(rows, height)
             self.program.launch(bound)
@@ -283,14 +283,14 @@ class Model:
         if kind is None:
             self.close()
 
-    def _prepare(self, rows: StepRows, steps: int) -> tuple[int, Bound, Array]:
+    def _prepare(self, rows: StepRows, num_steps: int) -> tuple[int, Bound, Array]:
         """The number of rows with padding, the call, and where its ids will be."""
         count = rows.numbers.shape[1]
         height = padded(count)
-        key = height, self._policy.length(rows.longest), steps, rows.samples
+        key = height, self._policy.length(rows.longest), num_steps, rows.samples
         if key not in self._bound:
             dims = self._policy.dims(height, rows.longest)
-            dims |= {"steps": steps, "samples": int(rows.samples)}
+            dims |= {"steps": num_steps, "samples": int(rows.samples)}
             row_arrays = self._rows.fill(rows, height)
             self._bound[key] = self._bind(row_arrays, height, dims)
         bound, host_ids = self._bound[key]

@@ -301,13 +301,13 @@ def _shared_place(table: Array, page_size: int, numbers: Array) -> int | None:
     return int(rows[again[0]]) if len(again) else None
 
 
-def _default_ends(numbers: Array, steps: int) -> Array:
-    """One position of each row, and `steps` of the last row of each request."""
+def _default_ends(numbers: Array, num_steps: int) -> Array:
+    """One position of each row, and `num_steps` of the last row of each request."""
     _, positions, requests = numbers
-    if steps == 1:
+    if num_steps == 1:
         return np.zeros_like(positions)
     _, request_idx = np.unique(requests, return_inverse=True)
     last = np.full_like(positions, -1)
     np.maximum.at(last, request_idx, positions)
-    ends: Array = positions + np.where(positions == last[request_idx], steps, 1)
+    ends: Array = positions + np.where(positions == last[request_idx], num_steps, 1)
     return ends.astype(np.int32)

@@ -197,6 +197,6 @@ class ModelSetup:
         arrays = {n: Array(0, s, "", "", "C", None, n) for n, s in shapes.items()}
         for step_dims in self.policy(workers).every(self.most_positions):
             counts = step_counts(self.steps_per_launch)
-            for steps, samples in product(counts, range(2)):
-                more = {"steps": steps, "stops": MOST_STOPS, "samples": samples}
+            for num_steps, has_samples in product(counts, range(2)):
+                more = {"steps": num_steps, "stops": MOST_STOPS, "samples": has_samples}
                 yield bind_dims(graph, arrays, {**step_dims, **more})

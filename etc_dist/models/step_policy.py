@@ -122,8 +122,8 @@ class StepPolicy:
 
     def length(self, longest: int) -> int:
         """The bucket of `longest`: dims depend only on it and on the rows."""
-        slices = min(longest // SLICE_POSITIONS, MOST_SLICES)
-        return slices + (MOST_SLICES + 1) * self._cuts(longest)
+        num_slices = min(longest // SLICE_POSITIONS, MOST_SLICES)
+        return num_slices + (MOST_SLICES + 1) * self._cuts(longest)
 
     def shapes_of(self, matmul: str) -> Sequence[TileShape]:
         """The tiles of a matmul, of which the dim `<matmul>_shape` selects one."""
@@ -134,9 +134,11 @@ class StepPolicy:
 
     def text(self, matmul: str, dims: Mapping[str, int]) -> str:
         """The tiles of a matmul in words."""
-        shape, groups = (dims[f"{matmul}_{dim}"] for dim in ("shape", "column_groups"))
+        shape, num_groups = (
+            dims[f"{matmul}_{dim}"] for dim in ("shape", "column_groups")
+        )
         split = dims.get(f"{matmul}_split_tile_columns", 0)
-        tiling = Tiling(shape, 8 * groups, split, dims.get(f"{matmul}_parts", 1))
+        tiling = Tiling(shape, 8 * num_groups, split, dims.get(f"{matmul}_parts", 1))
         return text_of(self.shapes_of(matmul), tiling)
 
     def _choose(self, rows: int, longest: int) -> dict[str, int]:
@@ -248,12 +250,12 @@ class StepPolicy:
         fitting = [n for n in heights if n >= least_rows] or heights
         height = min(fitting[0], max(n for n in heights if n <= MOST_FEW_ROWS))
         unused = (1 - mixture.router.top_k / mixture.experts) ** rows
-        groups = math.ceil(mixture.held * (1 - unused))
+        num_experts = math.ceil(mixture.held * (1 - unused))
         hidden, inner = self.config.hidden, self.config.inner
         matmuls = zip(EXPERT_MATMULS, ((inner, hidden), (hidden, inner)), strict=True)
         dims: dict[str, int] = {}
         for name, (n, k) in matmuls:
-            tiling = self._grouped_tiling(name, height, groups, n, k)
+            tiling = self._grouped_tiling(name, height, num_experts, n, k)
             dims |= dims_of_tiles(name, tiling, False)
         return dims
 
@@ -264,16 +266,16 @@ class StepPolicy:
         return {shapes[tiling.shape_idx].rows for tiling in whole_tilings}
 
     def _grouped_tiling(
-        self, name: str, height: int, groups: int, n: int, k: int
+        self, name: str, height: int, num_experts: int, n: int, k: int
     ) -> Tiling:
-        """The fastest tiles of `height` rows, for weights [n, k] of `groups` experts,
-        or [n, k] of gate and of up."""
+        """The fastest tiles of `height` rows, for weights [n, k] of `num_experts`
+        experts, or [n, k] of gate and of up."""
         shapes, gated = self.shapes_of(name), name in GATED
         all_columns, workers = n * (1 + gated), self.workers or 1
 
         def cost(tiling: Tiling) -> float:
-            tiles = -(-all_columns // tiling.columns)
-            sizes = height, groups * tiles * tiling.columns, k
+            num_tiles = -(-all_columns // tiling.columns)
+            sizes = height, num_experts * num_tiles * tiling.columns, k
             shape = shapes[tiling.shape_idx]
             return self._cost(work_of(shape, tiling, sizes, workers), height)
 
@@ -291,17 +293,17 @@ class StepPolicy:
             return {"shares": 1, "shares_of_task": 1}
         heads = self.config.kv_heads
         heads *= -(-self.config.heads // heads // HEADS)
-        tasks = max(1, self.workers // heads)
+        num_tasks = max(1, self.workers // heads)
         if rows * heads > self.workers:
-            return {"shares": 2 * tasks, "shares_of_task": 2}
+            return {"shares": 2 * num_tasks, "shares_of_task": 2}
         num_shares = min(max(1, longest // SLICE_POSITIONS), MOST_SLICES)
         num_shares = min(num_shares, -(-BUSY_SHARES // (rows * heads)))
-        return {"shares": min(tasks, rows * num_shares), "shares_of_task": 1}
+        return {"shares": min(num_tasks, rows * num_shares), "shares_of_task": 1}
 
     def _cuts(self, longest: int) -> int:
         """The slots of a row if it is cut: a power of two, so that there are few shapes
         to prove."""
         if not self.in_order:
             return 0
-        slices = min(-(-longest // (CUT * STAGE)), MOST_CUTS)
-        return 1 << (slices - 1).bit_length()
+        num_slices = min(-(-longest // (CUT * STAGE)), MOST_CUTS)
+        return 1 << (num_slices - 1).bit_length()

@@ -45,8 +45,8 @@ class WeightPlaces:
 
     def __len__(self) -> int:
         dense = self._dense * len(self._of_dense)
-        of_others = (self._layers - self._dense) * len(self._of_layer)
-        return dense + of_others + len(self._others)
+        num_others = (self._layers - self._dense) * len(self._of_layer)
+        return dense + num_others + len(self._others)
 
     def __iter__(self) -> Iterator[str]:
         """The names of all tensors."""

@@ -79,11 +79,11 @@ class WrittenPositions:
         """Add the counts of the last rows to those of their pages."""
         if self._known is None:
             return
-        first, ends = (
+        first, end = (
             self._stored // self._page_size,
             -(-self._lengths // self._page_size),
         )
-        rows, places = ranges(first, np.maximum(ends - first, 0))
+        rows, places = ranges(first, np.maximum(end - first, 0))
         counts = self._lengths[rows] - places * self._page_size
         pages = self._pages[rows, places]
         np.maximum.at(self._of_pages, pages, np.minimum(counts, self._page_size))

@@ -120,18 +120,18 @@ def push_packets(
     packet_rows = g.let(
         "packet_rows", maximum(1, minimum(size, packet_bytes // row_bytes))
     )
-    packets = g.let("packets", ceildiv(size, packet_rows))
+    num_packets = g.let("packets", ceildiv(size, packet_rows))
     all_x = g.symmetric("gathered", (world, rows, k), x.dtype)
-    shape = Packets(size, blocks, packet_rows, packets)
+    shape = Packets(size, blocks, packet_rows, num_packets)
     if near == world:
         packet_events = g.events(
-            "arrived", (world, blocks), expects=packets, cross_rank=True
+            "arrived", (world, blocks), expects=num_packets, cross_rank=True
         )
     else:
         packet_events = send_rows(g, x, all_x, shape)
 
     num_sent_bytes = packet_rows * row_bytes
-    p, b, q = grid = g.grid(p=near - 1, b=blocks, q=packets)
+    p, b, q = grid = g.grid(p=near - 1, b=blocks, q=num_packets)
     to = near_rank(g, (g.rank + (near - 1) - p) % near)
     g.call(
         push_rows(),

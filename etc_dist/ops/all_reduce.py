@@ -116,8 +116,8 @@ class SumOperation(Operation):
             call_dims = {**dims, **self.dims_of(dims, count)}
             call_dims |= {"algorithm": algorithm, "piece": LEAST_PIECE}
             if self._has_flags:
-                tasks = self._flag_tasks(algorithm, call_dims["rows"], workers)
-                call_dims["flag_tasks"] = tasks
+                num_tasks = self._flag_tasks(algorithm, call_dims["rows"], workers)
+                call_dims["flag_tasks"] = num_tasks
             calls.append(call_dims)
         return calls
 
@@ -135,9 +135,9 @@ class SumOperation(Operation):
     ) -> Sequence[Choice]:
         exchange = self.exchange(dims, self._has_flags)
         rows = self.dims_of(dims, exchange.count)["rows"]
-        tasks = self._flag_tasks(exchange.fastest, rows, workers)
-        choices = choose_algorithm(exchange, tasks or workers)
-        flagged = [Choice("flag_tasks", tasks, list)] if self._has_flags else []
+        num_tasks = self._flag_tasks(exchange.fastest, rows, workers)
+        choices = choose_algorithm(exchange, num_tasks or workers)
+        flagged = [Choice("flag_tasks", num_tasks, list)] if self._has_flags else []
         return [*choices, *flagged]
 
 

@@ -51,18 +51,18 @@ def send_rows(g: Graph, x: Tensor, all_x: Tensor, shape: Packets) -> EventTensor
     near ranks and the messages of partners."""
     near, size, blocks = g.local_size, shape.size, shape.blocks
     message_rows = g.let("message_rows", shape.packet_rows * PACKETS_OF_MESSAGE)
-    messages = g.let("messages", ceildiv(minimum(size, x.shape[0]), message_rows))
+    num_messages = g.let("messages", ceildiv(minimum(size, x.shape[0]), message_rows))
     packet_events = g.events(
         "arrived",
         (g.world_size, blocks),
         expects=lambda source, _: select(
-            equal(source % near, g.rank % near), messages, shape.packets
+            equal(source % near, g.rank % near), num_messages, shape.packets
         ),
         cross_rank=True,
     )
-    staged = g.events("staged_rows", (blocks, messages), expects=PACKETS_OF_MESSAGE)
+    staged = g.events("staged_rows", (blocks, num_messages), expects=PACKETS_OF_MESSAGE)
 
-    b, f, c = grid = g.grid(b=blocks, f=messages, c=PACKETS_OF_MESSAGE)
+    b, f, c = grid = g.grid(b=blocks, f=num_messages, c=PACKETS_OF_MESSAGE)
     start = f * message_rows + c * shape.packet_rows
     packet = span(
         b * size + start, maximum(0, minimum(shape.packet_rows, size - start))
@@ -76,7 +76,7 @@ def send_rows(g: Graph, x: Tensor, all_x: Tensor, shape: Packets) -> EventTensor
         writes=[all_x[g.rank, packet, :]],
         notifies=[staged[b, f]],
     )
-    s, b, f = grid = g.grid(s=g.world_size // near - 1, b=blocks, f=messages)
+    s, b, f = grid = g.grid(s=g.world_size // near - 1, b=blocks, f=num_messages)
     partner = (g.rank + (s + 1) * near) % g.world_size
     message = span(
         b * size + f * message_rows, minimum(message_rows, size - f * message_rows)

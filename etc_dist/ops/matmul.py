@@ -117,8 +117,8 @@ class Matmul(WeightOperation):
         if self.activations == FLOAT8:
             layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
         choices = self._choose(tuning_of(self.world), layout, dims, workers)
-        shape_idx, column_groups, split, parts = (choice.value for choice in choices)
-        tiling = Tiling(shape_idx, 8 * column_groups, split, parts)
+        shape_idx, num_groups, split, num_parts = (choice.value for choice in choices)
+        tiling = Tiling(shape_idx, 8 * num_groups, split, num_parts)
         return text_of(self._shapes(layout), tiling)
 
     def _capacity(

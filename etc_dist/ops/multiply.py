@@ -219,8 +219,8 @@ class TiledMatmul:
     def strip(self) -> Expr:
         """The columns of tiles of a strip of about SEGMENT columns, all of nearly equal
         size."""
-        strips = ceildiv(self.across, ceildiv(SEGMENT, self.columns))
-        return ceildiv(self.across, strips)
+        num_strips = ceildiv(self.across, ceildiv(SEGMENT, self.columns))
+        return ceildiv(self.across, num_strips)
 
     @property
     def last_tasks(self) -> Expr:
@@ -236,15 +236,15 @@ class TiledMatmul:
         """New events, which the last tasks of each block of `rows` rows of y notify:
         those of whole tiles, and those that add parts."""
         g, m = self._g, self._y.shape[0]
-        row_tasks = g.let(f"{name}_tasks", self._whole + self._split * self._slices)
+        num_row_tasks = g.let(f"{name}_tasks", self._whole + self._split * self._slices)
 
         def tasks(block: Expr) -> Expr:
             """Of all rows of tiles of a block."""
             in_block = minimum(rows, m - block * rows)
-            return row_tasks * ceildiv(in_block, self._tiles.rows)
+            return num_row_tasks * ceildiv(in_block, self._tiles.rows)
 
-        blocks = g.let(f"{name}_blocks", ceildiv(m, rows))
-        events = RowEvents(g.events(name, (blocks,), expects=tasks), rows)
+        num_blocks = g.let(f"{name}_blocks", ceildiv(m, rows))
+        events = RowEvents(g.events(name, (num_blocks,), expects=tasks), rows)
         self._complete = events
         return events
 
@@ -254,16 +254,16 @@ class TiledMatmul:
         """New events [ranks, blocks, strips] of blocks of the rows of a tile, and
         strips of `strip` columns of tiles. own_idx: the place of the rows of y, whose
         last tasks notify them."""
-        g, rows, slices = self._g, self._tiles.rows, self._slices
+        g, rows, num_slices = self._g, self._tiles.rows, self._slices
 
         def tasks(rank: Expr, block: Expr, index: Expr) -> Expr:
             columns = minimum(strip, self.across - index * strip)
             split = maximum(0, minimum(columns, index * strip + columns - self._whole))
-            own_tasks = split * (slices - 1)
-            return columns + select(equal(rank, wrap(own_idx)), own_tasks, 0)
+            num_own_tasks = split * (num_slices - 1)
+            return columns + select(equal(rank, wrap(own_idx)), num_own_tasks, 0)
 
-        strips = g.let(f"{name}_strips", ceildiv(self.across, strip))
-        events = g.events(name, (ranks, self._down, strips), expects=tasks)
+        num_strips = g.let(f"{name}_strips", ceildiv(self.across, strip))
+        events = g.events(name, (ranks, self._down, num_strips), expects=tasks)
         self._complete = RowEvents(events, rows, (own_idx,), strip)
         return self._complete
 
@@ -278,13 +278,13 @@ class TiledMatmul:
         add_whole_tiles = add_whole_tiles or partial(self.add_whole_tiles, waits)
         if not self._divides:
             return add_whole_tiles()
-        k, words, parts = self._x.shape[1], tiles.part_words, self._parts
-        part_stages = ceildiv(ceildiv(k, STAGE_K * tiles.k_boxes), parts)
-        part_boxes = g.let(f"{name}part_boxes", part_stages * tiles.k_boxes)
-        shape = self._down, self._split, parts, words
+        k, words, num_parts = self._x.shape[1], tiles.part_words, self._parts
+        num_part_stages = ceildiv(ceildiv(k, STAGE_K * tiles.k_boxes), num_parts)
+        num_part_boxes = g.let(f"{name}part_boxes", num_part_stages * tiles.k_boxes)
+        shape = self._down, self._split, num_parts, words
         sums = g.local(f"{name}sums", shape, "float32")
         event_of = self._add_stored(shape[:2])
-        self._add_parts(sums, event_of, STAGE_K * part_boxes, waits)
+        self._add_parts(sums, event_of, STAGE_K * num_part_boxes, waits)
         add_whole_tiles()
         self._add_sums(sums, event_of)
 

@@ -31,8 +31,8 @@ def row_group(blocks: Expr, height: Expr, k: Expr, owners: int) -> Expr:
     Its rows of x are read once if they stay in the L2 cache from one column of tiles to
     the next, otherwise once in each wave. So as many blocks run together as KEPT_BYTES
     hold, or LEAST_GROUP if these are more. All groups have nearly equal size."""
-    cached_blocks = KEPT_BYTES // (2 * k) // (owners * height)
-    most = maximum(ceildiv(LEAST_GROUP, owners), cached_blocks)
+    num_cached_blocks = KEPT_BYTES // (2 * k) // (owners * height)
+    most = maximum(ceildiv(LEAST_GROUP, owners), num_cached_blocks)
     return ceildiv(blocks, ceildiv(blocks, most))
 
 
@@ -94,8 +94,8 @@ def shards_in_turn(
     t: Expr, blocks: Expr | int, columns: Expr | int, group: Expr | int
 ) -> tuple[Expr, Expr, Expr]:
     """(p, i, j): one shard of rows after the other, `grouped_rows` within each."""
-    tiles = blocks * columns
-    return t // tiles, *grouped_rows(t % tiles, blocks, columns, group)
+    num_tiles = blocks * columns
+    return t // num_tiles, *grouped_rows(t % num_tiles, blocks, columns, group)
 
 
 def last_between(t: Expr, parts: int, tasks: Expr | int) -> tuple[Expr, Expr]:
@@ -114,17 +114,17 @@ def owners_together(
     """(p, i, j): groups of `group` row blocks of each of `owners` > 1 owners, columns
     inside, rows of all owners innermost. But the last `late` tiles of the last owner
     follow all others: while they are computed, those of the others are sent."""
-    num_others, tiles = owners - 1, blocks * columns
-    early = owners * (tiles - late)
+    num_others, num_tiles = owners - 1, blocks * columns
+    early = owners * (num_tiles - late)
     tail = maximum(0, t - early)
     is_early, is_other = t < early, tail < num_others * late
     # NOTE: a launch knows the divisors if they are the same for all tiles: the index of
     # a tile among those of its owners, times stride / the number of these owners. The
     # maximum shows that it is not negative.
     stride = owners * num_others
-    of_others = num_others * (tiles - late) + tail
-    own_tail = tiles - late + tail - num_others * late
-    index = select(is_other, owners * of_others, stride * own_tail)
+    num_other_tiles = num_others * (num_tiles - late) + tail
+    own_tail = num_tiles - late + tail - num_others * late
+    index = select(is_other, owners * num_other_tiles, stride * own_tail)
     place = maximum(0, select(is_early, num_others * t, index))
     group = maximum(1, group)
     of_group = stride * group * columns

@@ -34,9 +34,9 @@ def rows_for(
     m, k, block = *x.shape, tiles.rows
     codes = g.local(f"{name}x_codes", (m, k), E4M3)
     scales = g.local(f"{name}x_scales", (m, ceildiv(k, BLOCK)), "float32")
-    blocks = g.let(f"{name}quantized_blocks", ceildiv(m, block))
-    later = wrap(0) if waits is not None else later_blocks(blocks, n)
-    early = g.let(f"{name}early_blocks", blocks - later)
+    num_blocks = g.let(f"{name}quantized_blocks", ceildiv(m, block))
+    later = wrap(0) if waits is not None else later_blocks(num_blocks, n)
+    early = g.let(f"{name}early_blocks", num_blocks - later)
     start = g.let(f"{name}later_rows", minimum(m, early * block))
     # A task of one warp: about 8,192 elements.
     few = g.let(f"{name}few_rows", _rows_of_warp(k))
@@ -45,7 +45,7 @@ def rows_for(
         rows = minimum(block, m - i * block)
         return ceildiv(rows, select(equal(i // early, 0), ROWS, few))
 
-    events = g.events(f"{name}quantized", (blocks,), expects=tasks)
+    events = g.events(f"{name}quantized", (num_blocks,), expects=tasks)
     quantized = RowEvents(events, block)
     lanes = [(TENSOR, wrap(0), start, wrap(ROWS)), (TRANSFER, start, m, few)]
     for lane, first, end, size in lanes if waits is None else lanes[:1]:

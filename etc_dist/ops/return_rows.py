@@ -108,10 +108,10 @@ class ReturnedRows:
             transfers = Transfers(g, self, matmul, produced, strip)
             if hosts == 1:
                 return self._add_on_host(matmul, produced, transfers, strip, late)
-        blocks = matmul.down
-        sums = HostSums(g, self._partials, self._y, blocks, height, SUMMED)
-        with g.loop(turn=hosts * blocks) as turn:
-            host, i = turn // blocks, turn % blocks
+        num_blocks = matmul.down
+        sums = HostSums(g, self._partials, self._y, num_blocks, height, SUMMED)
+        with g.loop(turn=hosts * num_blocks) as turn:
+            host, i = turn // num_blocks, turn % num_blocks
             ready = [produced[host * near + near - 1, i, 0]]
             if transfers is not None:
                 e, q = grid = g.grid(owner=near - 1, packet=transfers.packets)
@@ -131,23 +131,23 @@ class ReturnedRows:
         """The same on one host. While the blocks of a turn are sent, those of an
         earlier one are summed, whose own tiles are not late: a share of their rows
         before the transfers to each owner."""
-        g, y, blocks, group = self.g, self._y, matmul.down, matmul.group
+        g, y, num_blocks, group = self.g, self._y, matmul.down, matmul.group
         height, num_others = matmul.height, self.world - 1
-        width, strips = transfers.width, transfers.strips
-        turns = ceildiv(blocks, group) * strips
+        width, num_strips = transfers.width, transfers.strips
+        turns = ceildiv(num_blocks, group) * num_strips
         late_turns = 1 + ceildiv(late, group * strip)
         after = g.let("summed_after", minimum(turns, late_turns))
         share = g.let("summed_rows", ceildiv(height, num_others))
-        pieces = g.let("pieces", ceildiv(width, SUMMED))
+        num_pieces = g.let("pieces", ceildiv(width, SUMMED))
         most = g.let("piece_rows", maximum(1, SUMMED // width))
-        share_pieces = g.let("share_pieces", ceildiv(share, most))
+        num_share_pieces = g.let("share_pieces", ceildiv(share, most))
         is_float = self._partials.dtype == "float32"
         with g.loop(turn=(turns + after) * num_others) as turn:
             step, e = turn // num_others, turn % num_others
-            b, r, c = grid = g.grid(block=group, row=share_pieces, piece=pieces)
+            b, r, c = grid = g.grid(block=group, row=num_share_pieces, piece=num_pieces)
             summed = maximum(0, step - after)
-            s = summed % strips
-            i = select(step < after, blocks, summed // strips * group + b)
+            s = summed % num_strips
+            i = select(step < after, num_blocks, summed // num_strips * group + b)
             row, end = e * share + r * most, minimum(height, e * share + share)
             rows = span(i * height + row, maximum(0, minimum(most, end - row)))
             columns = minimum(SUMMED, width - c * SUMMED)
@@ -159,7 +159,7 @@ class ReturnedRows:
                 reads=[self._partials[span(0, self.world), *piece]],
                 writes=[y[piece]],
                 waits=[
-                    events[index, i, s].when(i < blocks)
+                    events[index, i, s].when(i < num_blocks)
                     for events, index in (
                         (transfers.arrived, 0),
                         (produced, num_others),
@@ -167,8 +167,8 @@ class ReturnedRows:
                 ],
             )
             b, q = grid = g.grid(block=group, packet=transfers.packets)
-            i = step // strips * group + b
-            transfers.add(grid, (wrap(0), e, i, step % strips, q), i < blocks)
+            i = step // num_strips * group + b
+            transfers.add(grid, (wrap(0), e, i, step % num_strips, q), i < num_blocks)
 
 
 class Transfers:
@@ -186,7 +186,7 @@ class Transfers:
     ) -> None:
         self._g, self._returned, self._produced = g, returned_rows, produced
         self._height, height = matmul.height, matmul.height
-        *_, blocks, self.strips = produced.shape
+        *_, num_blocks, self.strips = produced.shape
         self.width = g.let("strip_columns", matmul.columns * strip)
         partials = returned_rows.own(wrap(0))
         row_bytes = minimum(partials.shape[1], self.width) * partials.tensor.itemsize
@@ -195,7 +195,7 @@ class Transfers:
         self.packets = g.let("returned_packets", ceildiv(height, self._packet))
         self.arrived = g.events(
             "returned",
-            (returned_rows.hosts, blocks, self.strips),
+            (returned_rows.hosts, num_blocks, self.strips),
             expects=(returned_rows.near - 1) * self.packets,
             cross_rank=True,
         )
@@ -268,7 +268,7 @@ def add_returned_matmul(
     is_split = minimum(1, matmul.split)
     most = select(equal(is_split, 1), down * across, WAVE)
     late = g.let(f"{name}late_tiles", minimum(down * across, most))
-    owners = g.let(f"{name}owners", world - is_split)
+    num_owners = g.let(f"{name}owners", world - is_split)
 
     def order(t: Expr) -> tuple[Expr, Expr, Expr]:
         if returned_rows.hosts == 1:
@@ -276,7 +276,7 @@ def add_returned_matmul(
         return shards_in_turn(t, down, across, group)
 
     def add_whole_tiles() -> None:
-        p, *_ = grid = matmul.grid(owners, across)
+        p, *_ = grid = matmul.grid(num_owners, across)
         owner = returned_rows.owner(p)
         matmul.multiply(
             "tile_matmul",

@@ -194,7 +194,7 @@ def work_of(
     # If they alternate, each warpgroup multiplies for all of the tile.
     wgmma_m, wgmma_n = 64 if shape.alternates else 128, shape.wgmma_n
     num_stages = -(-k // shape.depth)
-    part_stages = -(-num_stages // tiling.parts)
+    num_part_stages = -(-num_stages // tiling.parts)
     num_parts = down * split * tiling.parts
     num_tiles = ranks * down * across
     num_tasks = num_parts + num_tiles - down * split
@@ -202,30 +202,32 @@ def work_of(
     # one, that of the last part, or that of the first whole tile.
     loads = []
     for worker in {0, max(num_parts - 1, 0) % workers, num_parts % workers}:
-        worker_parts = -(-max(num_parts - worker, 0) // workers)
-        worker_tasks = -(-max(num_tasks - worker, 0) // workers)
-        tile_stages = (worker_tasks - worker_parts) * num_stages
-        worker_stages = worker_parts * part_stages + tile_stages
-        loads.append((worker_stages, worker_tasks, worker_parts))
-    worker_stages, worker_tasks, worker_parts = max(loads)
-    stage_blocks = shape.depth // STAGE_K
+        num_worker_parts = -(-max(num_parts - worker, 0) // workers)
+        num_worker_tasks = -(-max(num_tasks - worker, 0) // workers)
+        num_tile_stages = (num_worker_tasks - num_worker_parts) * num_stages
+        num_worker_stages = num_worker_parts * num_part_stages + num_tile_stages
+        loads.append((num_worker_stages, num_worker_tasks, num_worker_parts))
+    num_worker_stages, num_worker_tasks, num_worker_parts = max(loads)
+    blocks_per_stage = shape.depth // STAGE_K
     used_n = min(rows, wgmma_n) if shape.swapped else wgmma_n
-    worker_slices = -(-down * split * -(-used_n // SLICE) // workers)
-    stored_rows = worker_parts * used_n
-    sum_rows = worker_slices * tiling.parts * SLICE + STORED_AS_READ * stored_rows
+    num_worker_slices = -(-down * split * -(-used_n // SLICE) // workers)
+    stored_rows = num_worker_parts * used_n
+    sum_rows = num_worker_slices * tiling.parts * SLICE + STORED_AS_READ * stored_rows
     # A block has 4 wgmma of k = 16 for each 64 of M: 64 x 16 and N x 16 elements. The
     # codes of scaled weights are read by loads of 16 bits, at half of the rate. Of
     # float8 activations it has 2, of as many bytes, for each part of the columns.
-    num_wgmma, column_parts = (2, shape.parts_of_columns) if shape.float8 else (4, 1)
-    read_bytes = 2048 * column_parts + wgmma_n * 32
+    num_wgmma, num_column_parts = (
+        (2, shape.parts_of_columns) if shape.float8 else (4, 1)
+    )
+    read_bytes = 2048 * num_column_parts + wgmma_n * 32
     block_read_bytes = wgmma_m // 64 * num_wgmma * read_bytes
     early = down
     if shape.float8:
         early -= int(later_blocks(down, n).evaluate({}))
     weight_bytes = n * k * shape.weight_bytes
-    split_stages = down * split * (part_stages * tiling.parts - num_stages)
-    all_blocks = (num_tiles * num_stages + split_stages) * stage_blocks
-    num_blocks = worker_stages * stage_blocks
+    num_split_stages = down * split * (num_part_stages * tiling.parts - num_stages)
+    num_all_blocks = (num_tiles * num_stages + num_split_stages) * blocks_per_stage
+    num_blocks = num_worker_stages * blocks_per_stage
     block_weight_bytes = columns * shape.weight_bytes * STAGE_K
     return TileWork(
         num_tiles=num_tiles,
@@ -235,14 +237,15 @@ def work_of(
         * STAGE_K,
         block_read_bytes=block_read_bytes,
         widen_cycles=_widen_cycles(shape, columns),
-        stage_blocks=stage_blocks,
-        prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1) * stage_blocks,
+        stage_blocks=blocks_per_stage,
+        prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1)
+        * blocks_per_stage,
         tile_area=wgmma_m * wgmma_n,
-        num_epilogues=worker_tasks,
-        mean_blocks=all_blocks / workers,
+        num_epilogues=num_worker_tasks,
+        mean_blocks=num_all_blocks / workers,
         memory_bytes=weight_bytes + shape.x_bytes * m * k + 2 * m * n,
         worker_weight_bytes=weight_bytes / min(workers, num_tasks),
-        idle_bytes=(workers * num_blocks - all_blocks) * block_weight_bytes,
+        idle_bytes=(workers * num_blocks - num_all_blocks) * block_weight_bytes,
         is_split=int(num_parts > 0),
         worker_sum_bytes=sum_rows * ROW_BYTES if num_parts else 0,
         scratch_bytes=num_parts * -(-wgmma_n // SLICE) * SLICE * ROW_BYTES,
@@ -296,37 +299,39 @@ def tilings(
             if in_order or not divides:
                 continue
             across = -(-n // columns)
-            other_tiles = (ranks - 1) * down * across
-            for split, parts in _divisions(
-                down, across, other_tiles, num_stages, workers
+            num_other_tiles = (ranks - 1) * down * across
+            for split, num_parts in _divisions(
+                down, across, num_other_tiles, num_stages, workers
             ):
-                yield Tiling(shape_idx, columns, split, parts)
+                yield Tiling(shape_idx, columns, split, num_parts)
 
 
 def _divisions(
-    down: int, across: int, other_tiles: int, num_stages: int, workers: int
+    down: int, across: int, num_other_tiles: int, num_stages: int, workers: int
 ) -> Iterator[tuple[int, int]]:
     """Pairs of the columns of tiles to split, and of the parts of each of their tiles.
-    All parts together fill at most one wave, and none is empty. other_tiles: tiles of
-    other ranks' rows, which are not split. Own rows then follow all of them, so that
+    All parts together fill at most one wave, and none is empty. num_other_tiles: tiles
+    of other ranks' rows, which are not split. Own rows then follow all of them, so that
     they are not summed earlier: none is split if own tiles are more than a wave."""
-    num_tiles = down * across + other_tiles
-    full_waves = num_tiles // workers
-    if num_tiles == full_waves * workers or (other_tiles and down * across > workers):
+    num_tiles = down * across + num_other_tiles
+    num_full_waves = num_tiles // workers
+    if num_tiles == num_full_waves * workers or (
+        num_other_tiles and down * across > workers
+    ):
         return
     divisions = set()
     # Split-K for the last wave, or also for the full one before it: then parts are
     # longer, and fewer.
-    for whole_waves in {full_waves, max(full_waves - 1, 0)}:
-        split = (num_tiles - whole_waves * workers + down - 1) // down
+    for num_whole_waves in {num_full_waves, max(num_full_waves - 1, 0)}:
+        split = (num_tiles - num_whole_waves * workers + down - 1) // down
         if split > across:
             continue
         most = min((workers + down - 1) // (down * split), MOST_PARTS)
-        for parts in {most, most - 1, most // 2, 2}:
-            if 1 < parts <= most and num_stages // parts >= 2:
+        for num_parts in {most, most - 1, most // 2, 2}:
+            if 1 < num_parts <= most and num_stages // num_parts >= 2:
                 # Parts have a whole number of stages: fewer parts may be enough.
-                part_stages = -(-num_stages // parts)
-                divisions.add((split, -(-num_stages // part_stages)))
+                num_part_stages = -(-num_stages // num_parts)
+                divisions.add((split, -(-num_stages // num_part_stages)))
     yield from sorted(divisions)
 
 

@@ -39,6 +39,8 @@ def prove_steps(setup: ModelSetup, batches: Collection[int]) -> str:
     dims_of_steps = [
         dims for dims in setup.dims(graph, WORKERS) if dims["rows"] in heights
     ]
-    tasks = sum(prove(plan, dims, WORKERS, settings).tasks for dims in dims_of_steps)
+    num_tasks = sum(
+        prove(plan, dims, WORKERS, settings).tasks for dims in dims_of_steps
+    )
     seconds = time.perf_counter() - start
-    return f"{len(dims_of_steps)} steps with {tasks} tasks in {seconds:.0f} s"
+    return f"{len(dims_of_steps)} steps with {num_tasks} tasks in {seconds:.0f} s"

@@ -52,14 +52,14 @@ def small_fields(
     kept_fields = {
         name: value for name, value in config_fields.items() if name not in NOTES
     }
-    groups = config.heads // config.kv_heads
+    group_size = config.heads // config.kv_heads
     kv_heads = min(2, config.kv_heads)
     fields = {
         **kept_fields,
         "num_hidden_layers": LAYERS,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
-        "num_attention_heads": groups * kv_heads,
+        "num_attention_heads": group_size * kv_heads,
         "num_key_value_heads": kv_heads,
         "head_dim": config.head.size,
         "vocab_size": VOCABULARY,

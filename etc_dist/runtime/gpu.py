@@ -96,8 +96,8 @@ class GpuExecutor(Executor):
         self._status[0] = 0
         self._status_pinned = pinned
         self._trace_capacity = TRACE_CAPACITY if source.traced else 0
-        records = self.workers * TRACE_WARPS * self._trace_capacity
-        self._trace = cupy.zeros(max(1, records) * TRACE_RECORD.itemsize, np.uint8)
+        num_records = self.workers * TRACE_WARPS * self._trace_capacity
+        self._trace = cupy.zeros(max(1, num_records) * TRACE_RECORD.itemsize, np.uint8)
         self._memory = ProgramMemory(world)
         self._dims: Mapping[str, int] = {}
         self._numbers = itertools.count()

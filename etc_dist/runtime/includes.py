@@ -132,8 +132,8 @@ def _normalized(text: str, path: Path) -> str:
                 fix="write two strings next to each other",
             )
         if token[0] == "\n":
-            lines, pending = 1 + pending, 0
-            return lines * "\n"
+            num_lines, pending = 1 + pending, 0
+            return num_lines * "\n"
         return token[0]
 
     return _TOKEN.sub(replace, logical_text)

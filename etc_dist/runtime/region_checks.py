@@ -70,23 +70,23 @@ def _empty_task(
     is_whole = region.start[axis] == Const(0) and region.size[axis] == extent
     if is_whole and int(extent.evaluate(env)) > 0:
         return None
-    tasks = int(call.tasks.evaluate(env))
-    inner = {**env, **call.coordinates(np.arange(tasks), env)}
-    writes = np.zeros(tasks, bool)
+    num_tasks = int(call.tasks.evaluate(env))
+    inner = {**env, **call.coordinates(np.arange(num_tasks), env)}
+    writes = np.zeros(num_tasks, bool)
     for written_region in call.writes:
         # Where it is loaded, it may have elements.
         axes = () if written_region.is_loaded else range(len(written_region.size))
-        sizes = [_size(written_region, a, inner, tasks) for a in axes]
+        sizes = [_size(written_region, a, inner, num_tasks) for a in axes]
         writes |= np.all([size > 0 for size in sizes], axis=0)
-    empty_tasks = np.flatnonzero(writes & (_size(region, axis, inner, tasks) <= 0))
+    empty_tasks = np.flatnonzero(writes & (_size(region, axis, inner, num_tasks) <= 0))
     if not empty_tasks.size:
         return None
     place = call.coordinates(int(empty_tasks[0]), env)
     return call.label([int(n) for n in place.values()])
 
 
-def _size(region: Region, axis: int, env: dict[str, Any], tasks: int) -> Array:
+def _size(region: Region, axis: int, env: dict[str, Any], num_tasks: int) -> Array:
     """The size of `region` along `axis` in each task, clipped at the tensor's end."""
     parts = region.start[axis], region.size[axis], region.tensor.shape[axis]
     start, size, extent = (np.asarray(e.evaluate(env), np.int64) for e in parts)
-    return np.broadcast_to(np.minimum(size, extent - start), (tasks,))
+    return np.broadcast_to(np.minimum(size, extent - start), (num_tasks,))

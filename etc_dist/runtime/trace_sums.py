@@ -82,10 +82,10 @@ def _add_row(lane_sums: LaneSums, tasks: list[TaskRecord], begin: int) -> None:
     for task in tasks:
         sums, start = lane_sums.calls[task.call], max(task.start_ns, begin)
         busy = max(task.end_ns - start, 0)
-        pages = min(task.empty_ns, busy)
+        page_ns = min(task.empty_ns, busy)
         sums.tasks += 1
-        sums.compute += busy - pages
-        sums.pages += pages
+        sums.compute += busy - page_ns
+        sums.pages += page_ns
         sums.events += start - begin
         begin = max(begin, task.end_ns)
 

@@ -178,14 +178,14 @@ class Lane:
         items, turn = self.items, 0
         while True:
             for item in items:
-                units = self._number(self.turn_units(item), env)
-                if unit < units:
+                num_units = self._number(self.turn_units(item), env)
+                if unit < num_units:
                     break
-                unit -= units
+                unit -= num_units
             else:
                 return None
             if not isinstance(item, Loop):
-                return item, turn * units + unit
+                return item, turn * num_units + unit
             inner, unit = divmod(unit, self._number(self.period(item), env))
             turn = turn * self._number(item.axis.extent, env) + inner
             items = item.items
@@ -306,11 +306,11 @@ def _show_items(
             yield f"{indent}loop {item.name}: {turns}"
             yield from _show_items(lane, item.items, env, indent + "  ")
             continue
-        units = lane.turn_units(item)
-        text = f"{indent}{item.name}: {units} units"
+        num_units = lane.turn_units(item)
+        text = f"{indent}{item.name}: {num_units} units"
         if lane.queued(item):
             gating = ", ".join(str(a.symbol) for a in lane.gating(item))
             text += f", {lane.groups(item)} groups by ({gating})"
         yield text
         if env is not None:
-            yield f"{indent}  = {int(units.evaluate(env))}"
+            yield f"{indent}  = {int(num_units.evaluate(env))}"

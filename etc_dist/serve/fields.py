@@ -234,11 +234,11 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
 
 
 def _options(
-    fields: Fields, most: int | None, num_logprobs: int | None, prompts: int
+    fields: Fields, most: int | None, num_logprobs: int | None, num_prompts: int
 ) -> Options:
     """The fields that both interfaces have; then none may be left."""
     n = fields.integer("n", 1, 1, MOST_TEXTS)
-    if n * prompts > MOST_TEXTS:
+    if n * num_prompts > MOST_TEXTS:
         raise BadRequest(f"n: expected at most {MOST_TEXTS} texts of a request", "n")
     streams = fields.take("stream", bool, False)
     of_stream = Fields(fields.take("stream_options", dict, {}))

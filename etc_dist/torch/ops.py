@@ -450,13 +450,13 @@ register(scatter_rows, _fake_scatter)
 
 def check_dims(op: str, A: Tensor, B: Tensor, dim: int, name: str) -> None:
     """Refuse an A without rows, a B that is not a matrix, and a dim that A lacks."""
-    axes = A.dim()
-    if axes < 2 or B.dim() != 2:
+    num_axes = A.dim()
+    if num_axes < 2 or B.dim() != 2:
         shapes = f"A {list(A.shape)}, B {list(B.shape)}"
         wanted = "A [..., K] of two axes or more, and B [K, N]"
         raise refusal(op, "A, B", wanted, shapes)
-    if not 0 <= dim < axes - 1:
-        wanted = f"0 to {axes - 2}, an axis of A but the last"
+    if not 0 <= dim < num_axes - 1:
+        wanted = f"0 to {num_axes - 2}, an axis of A but the last"
         raise refusal(op, name, wanted, str(dim))
 
 

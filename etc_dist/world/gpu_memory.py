@@ -260,9 +260,9 @@ class GpuMemory(Backend):
                 size, f"{num_bytes} of {self._heap_size} bytes in use"
             )
         growth = num_bytes + size - self._taken
-        steps = -(-growth // _STEP) * _STEP * self.ranks_per_gpu
+        step_bytes = -(-growth // _STEP) * _STEP * self.ranks_per_gpu
         available = self._free_memory()
-        if growth > 0 and steps > available:
+        if growth > 0 and step_bytes > available:
             raise self._exhausted(size, f"{available} bytes left on GPU {self._device}")
 
     def _exhausted(self, size: int, got: str) -> SymmetricMemoryError:
