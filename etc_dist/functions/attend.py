@@ -100,25 +100,7 @@ def attend(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
                     sums[slot - first_slot] = total
                     stats[slot - first_slot] = np.stack([most, weight], axis=1)
 
-    queries = Extent(most=HEADS * dim, begins=8, name="heads", times=dim)
-    every = paged.operands("rows")
-    bounds = Operand((Extent(whole=True), BOUND), "int32", leading=True)
-    reads = {
-        "q": Operand(("rows", queries), paged.element),
-        "bias": Operand((queries,), paged.element, leading=True),
-        **{n: every[n] for n in ("gain", "span")},
-        "sinks": SINKS,
-        **{n: every[n] for n in ("cos_sin", "table")},
-        "cache": paged.pages(),
-        "extents": Operand(("rows", EXTENT), "int32", leading=True),
-        "bounds": bounds,
-    }
-    columns = Extent(begins=8, name="heads", times=dim)
-    writes = {
-        "sums": Operand((None, "heads", dim), "float32"),
-        "stats": Operand((None, "heads", 2), "float32"),
-        "y": Operand((None, columns), paged.element),
-    }
+    reads, writes = _operands(paged)
     constants = {"kScale": float(scale), "kStage": STAGE, **CUTS}
     constants["kMostBytes"] = MOST_BYTES
     constants |= {"kHasSinks": 1} if paged.has_sinks else {}
@@ -133,6 +115,30 @@ def attend(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
         roles=(PREPARE, LOAD, COMPUTE),
         shared=BUFFER_BYTES[dim],
     )
+
+
+def _operands(paged: PagedCache) -> tuple[dict[str, Operand], dict[str, Operand]]:
+    """The reads and the writes."""
+    dim = paged.head_dim
+    queries = Extent(most=HEADS * dim, begins=8, name="heads", times=dim)
+    every = paged.operands("rows")
+    reads = {
+        "q": Operand(("rows", queries), paged.element),
+        "bias": Operand((queries,), paged.element, leading=True),
+        **{n: every[n] for n in ("gain", "span")},
+        "sinks": SINKS,
+        **{n: every[n] for n in ("cos_sin", "table")},
+        "cache": paged.pages(),
+        "extents": Operand(("rows", EXTENT), "int32", leading=True),
+        "bounds": Operand((Extent(whole=True), BOUND), "int32", leading=True),
+    }
+    columns = Extent(begins=8, name="heads", times=dim)
+    writes = {
+        "sums": Operand((None, "heads", dim), "float32"),
+        "stats": Operand((None, "heads", 2), "float32"),
+        "y": Operand((None, columns), paged.element),
+    }
+    return reads, writes
 
 
 def _cached(paged: PagedCache, cache: Any, table: Any, at: Any) -> list[Any]:

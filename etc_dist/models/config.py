@@ -16,6 +16,7 @@ from etc_dist.functions.rotary import HEAD_DIMS
 from etc_dist.functions.route_rows import MOST_ROWS
 from etc_dist.models.experts import Mixture
 from etc_dist.models.families import FAMILIES, MODEL_TYPES, OWN_FIELDS
+from etc_dist.models.family import Family
 from etc_dist.models.fields import VARIANT_FIX, refuse_fields, refused
 from etc_dist.models.heads import HeadLayout
 from etc_dist.models.mixture_fields import (
@@ -254,14 +255,16 @@ def parse_config(fields: Mapping[str, Any], path: Path) -> ModelConfig:
     partial = rope.pop(PARTIAL, 1)
     base = rope.pop("rope_theta", family.theta)
     heads = size("num_attention_heads")
-    head_size = size("head_dim", size("hidden_size") // heads, most=MOST_HEAD)
+    hidden = size("hidden_size")
+    head_size = size("head_dim", hidden // heads, most=MOST_HEAD)
     head = HeadLayout(head_size, int(head_size * partial), family.is_paired)
     dense = num_dense(fields, family, path)
     head_dim = min((n for n in HEAD_DIMS if n >= head_size), default=MOST_HEAD)
+    score_scale = _score_scale(fields, head_size, head_dim, number)
     config = ModelConfig(
         architecture=name,
         layers=size("num_hidden_layers", most=MOST_LAYERS),
-        hidden=size("hidden_size"),
+        hidden=hidden,
         inner=size(family.mixture.inner if family.mixture else "intermediate_size"),
         vocabulary=size("vocab_size"),
         heads=heads,
@@ -279,25 +282,45 @@ def parse_config(fields: Mapping[str, Any], path: Path) -> ModelConfig:
         dense_layers=dense,
         dense_inner=size("intermediate_size") if dense else 0,
         has_optional_norms=family.has_optional_norms(fields),
-        features=Features(
-            qkv_bias=family.has_bias("qkv", fields),
-            o_bias=family.has_bias("o", fields),
-            pre_norm="norm" in family.norms.values(),
-            post_norm="post_norm" in family.norms.values(),
-            normalizes_all=family.normalizes_all,
-            score_scale=_score_scale(fields, head_size, head_dim, number),
-            gain_offset=family.gain_offset,
-            normalizes_rotated=family.normalizes_rotated,
-            has_sinks=family.has_sinks,
-            score_cap=fields.get("attn_logit_softcapping"),
-            embedding_scale=(
-                size("hidden_size") ** 0.5 if family.scales_embeddings else 1.0
-            ),
-            activation=ACTIVATIONS[family.activation],
-            logit_cap=fields.get("final_logit_softcapping"),
-        ),
+        features=_features(fields, family, hidden, score_scale),
     )
     _check_variants(fields, config, path)
+    return _with_layers(config, fields, family, local, path)
+
+
+def _features(
+    fields: Mapping[str, Any],
+    family: Family,
+    hidden: int,
+    score_scale: float | None,
+) -> Features:
+    """What the layers have, but for what differs between them."""
+    return Features(
+        qkv_bias=family.has_bias("qkv", fields),
+        o_bias=family.has_bias("o", fields),
+        pre_norm="norm" in family.norms.values(),
+        post_norm="post_norm" in family.norms.values(),
+        normalizes_all=family.normalizes_all,
+        score_scale=score_scale,
+        gain_offset=family.gain_offset,
+        normalizes_rotated=family.normalizes_rotated,
+        has_sinks=family.has_sinks,
+        score_cap=fields.get("attn_logit_softcapping"),
+        embedding_scale=hidden**0.5 if family.scales_embeddings else 1.0,
+        activation=ACTIVATIONS[family.activation],
+        logit_cap=fields.get("final_logit_softcapping"),
+    )
+
+
+def _with_layers(
+    config: ModelConfig,
+    fields: Mapping[str, Any],
+    family: Family,
+    local: Mapping[str, Any] | None,
+    path: Path,
+) -> ModelConfig:
+    """`config` with what differs between layers. local: the rope of those with a
+    window, if it is another one."""
     check_unrotated(fields, family, config.layers, path)
     of = config.layers, config.positions
     windows = layer_windows(fields, family, *of, path)

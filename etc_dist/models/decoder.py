@@ -155,23 +155,39 @@ class _Calls:
 
     def _add_inputs(self) -> None:
         g, sizes, dtype = self.g, self.sizes, self.sizes.dtype
-        layers, hidden, inner, dim = (
-            self.layers,
-            self.hidden,
-            self.inner,
-            sizes.head_dim,
-        )
-        has_shared = sizes.mixture is not None and bool(sizes.mixture.shared)
+        mixture, hidden, inner = sizes.mixture, self.hidden, self.inner
+        has_shared = mixture is not None and bool(mixture.shared)
         shared_inner = g.dims("shared_inner") if has_shared else inner
-        stops = g.dims("stops")
+        self._add_rows(g.dims("stops"))
+        of_rows = self.request, self.position, self.early
+        self.attention = AttentionCalls(g, sizes, (self.steps, self.layers), *of_rows)
+        self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
+        self._add_gains()
+        self._add_weights(shared_inner)
+        self.biases: dict[str, Tensor] = {}
+        if sizes.features.o_bias:
+            self.biases["o"] = g.input("o_bias", (self.layers, hidden), dtype)
+        self.weights["head"] = [g.input("w_head", (self.vocabulary, hidden), dtype)]
+        self.logits = g.state("logits", (self.rows, self.vocabulary), dtype)
+        self.next_ids = g.output("next_ids", (self.steps, self.rows), "int32")
+        self.mixture: MixtureCalls | None = None
+        if mixture is not None:
+            of = self.rows, self.steps, self.layers, hidden, inner
+            self.mixture = MixtureCalls(
+                *(g, mixture, dtype, self.shapes, of, self.position),
+                *(self.early, self.dense),
+                layouts=(sizes.w_layout("expert_up"), sizes.w_layout("expert_down")),
+            )
+
+    def _add_rows(self, stops: Expr) -> None:
+        """The numbers of the rows, of which each has up to `stops` stop tokens."""
+        g, mixture = self.g, self.sizes.mixture
         names = "request", "position", "end", "ids"
         self.given = [g.input(name, (self.rows,), "int32") for name in names]
         self.ids = g.local("step_ids", (self.steps + 1, self.rows), "int32")
-        mixture = sizes.mixture
         self.dense: DenseLayers | None = None
         if mixture is not None and mixture.has_dense:
             self.dense = DenseLayers(g, self.rows, self.steps)
-        dense_inner = inner if self.dense is None else self.dense.inner
         # Those of steps, and with dense layers a row for these.
         count = self.steps + (1 if self.dense is None else 2)
         self.position = g.local("step_position", (count, self.rows), "int32")
@@ -179,25 +195,34 @@ class _Calls:
         self.end = g.local("row_end", (self.rows,), "int32")
         self.stop = g.input("stop", (self.rows, stops), "int32")
         self.sampling = g.input("sampling", (self.rows, NUMBERS), "int32")
-        of_rows = self.request, self.position, self.early
-        self.attention = AttentionCalls(g, sizes, (self.steps, layers), *of_rows)
-        self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
-        heads = sizes.heads * dim
-        width = heads + 2 * sizes.kv_heads * dim
+
+    def _add_gains(self) -> None:
+        """Those of the norms."""
+        g, sizes, layers = self.g, self.sizes, self.layers
         features = sizes.features
         gains = {"norm": layers + 1 if features.pre_norm else 1}
         of_layers = ["mlp_norm"] * features.pre_norm
         of_layers += ["post_norm", "post_mlp_norm"] * features.post_norm
         gains |= dict.fromkeys(of_layers, layers)
-        self.gains = {n: g.input(n, (c, hidden), dtype) for n, c in gains.items()}
+        self.gains = {
+            name: g.input(name, (count, self.hidden), sizes.dtype)
+            for name, count in gains.items()
+        }
         if features.normalizes_all:
             for name, count in (("q", sizes.heads), ("k", sizes.kv_heads)):
-                shape = layers, count * dim
-                self.gains[name] = g.input(f"{name}_all_norm", shape, dtype)
+                shape = layers, count * sizes.head_dim
+                self.gains[name] = g.input(f"{name}_all_norm", shape, sizes.dtype)
+
+    def _add_weights(self, shared_inner: Expr) -> None:
+        """The weights of matmuls in layers, but for those of experts."""
+        g, sizes, hidden, inner = self.g, self.sizes, self.hidden, self.inner
+        dense_inner = inner if self.dense is None else self.dense.inner
+        heads = sizes.heads * sizes.head_dim
+        width = heads + 2 * sizes.kv_heads * sizes.head_dim
         self.weights: dict[str, list[Tensor | ScaledTensor]] = {
             name: [
                 weight_input(
-                    *(g, of, sizes.w_layout(name), rows, columns, dtype),
+                    *(g, of, sizes.w_layout(name), rows, columns, sizes.dtype),
                     stack=(self._layers_of(name),),
                 )
                 for of in WEIGHTS[name]
@@ -214,20 +239,6 @@ class _Calls:
             )
             if name in sizes.matmuls
         }
-        self.biases: dict[str, Tensor] = {}
-        if sizes.features.o_bias:
-            self.biases["o"] = g.input("o_bias", (layers, hidden), dtype)
-        self.weights["head"] = [g.input("w_head", (self.vocabulary, hidden), dtype)]
-        self.logits = g.state("logits", (self.rows, self.vocabulary), dtype)
-        self.next_ids = g.output("next_ids", (self.steps, self.rows), "int32")
-        self.mixture: MixtureCalls | None = None
-        if sizes.mixture is not None:
-            of = self.rows, self.steps, layers, hidden, inner
-            self.mixture = MixtureCalls(
-                *(g, sizes.mixture, dtype, self.shapes, of, self.position),
-                *(self.early, self.dense),
-                layouts=(sizes.w_layout("expert_up"), sizes.w_layout("expert_down")),
-            )
 
     def _add_buffers(self) -> None:
         g, rows, dtype = self.g, self.rows, self.sizes.dtype
@@ -485,6 +496,39 @@ class _Calls:
         if not self.sizes.features.pre_norm:
             ready = self.normalize_last(step, ready)
         self.multiply("head", self.normed, self.logits, ready, (step,))
+        values, columns, wait = self._find_best(step, best_columns)
+        if g.world_size > 1:
+            values, columns, wait = best_of_ranks(
+                g,
+                (values, columns),
+                best_columns,
+                self.vocabulary,
+                self.steps,
+                step,
+                wait,
+            )
+            best_columns = 0  # the columns are those of the whole vocabulary
+        g.call(
+            next_token(best_columns),
+            g.grid(one=1),
+            reads=[
+                values[:, :],
+                columns[:, :],
+                self.position[step, :],
+                self.end[:],
+                self.stop[:, :],
+            ],
+            writes=[self.ids[step + 1, :], self.position[step + 1, :]],
+            waits=[wait],
+            notifies=[self.begun[step + 1]],
+        )
+
+    def _find_best(
+        self, step: Expr, best_columns: int
+    ) -> tuple[Tensor, Tensor, EventRef]:
+        """The largest logits of each row, one in each tile of `best_columns`: values,
+        columns, and the event after which they are computed."""
+        g = self.g
         num_tiles = g.let("best_tiles", ceildiv(self.vocabulary, best_columns))
         values = g.local("best_values", (self.rows, num_tiles), "float32")
         columns = g.local("best_columns", (self.rows, num_tiles), "int32")
@@ -515,32 +559,7 @@ class _Calls:
             notifies=[picks[step]],
             values={"first": self.first_id},
         )
-        wait = picks[step]
-        if g.world_size > 1:
-            values, columns, wait = best_of_ranks(
-                g,
-                (values, columns),
-                best_columns,
-                self.vocabulary,
-                self.steps,
-                step,
-                wait,
-            )
-            best_columns = 0  # the columns are those of the whole vocabulary
-        g.call(
-            next_token(best_columns),
-            g.grid(one=1),
-            reads=[
-                values[:, :],
-                columns[:, :],
-                self.position[step, :],
-                self.end[:],
-                self.stop[:, :],
-            ],
-            writes=[self.ids[step + 1, :], self.position[step + 1, :]],
-            waits=[wait],
-            notifies=[self.begun[step + 1]],
-        )
+        return values, columns, picks[step]
 
     def _find_least(self, step: Expr) -> tuple[Region, EventRef]:
         """The smallest logit of each row that top_k and top_p keep, and the event that

@@ -105,6 +105,17 @@ def library_programs() -> Iterator[tuple[str, Plan]]:
 
 
 def _graphs() -> Iterator[tuple[str, GraphFunction]]:
+    yield from _matmul_graphs()
+    yield from _sum_graphs()
+    yield from _mlp_graphs()
+    yield from _mixture_graphs()
+    for model, (ranks, sizes) in DECODERS.items():
+        graph = decoder_for("static", ranks, sizes)
+        yield f"{graph.name} {model} {sizes.dtype}", graph
+
+
+def _matmul_graphs() -> Iterator[tuple[str, GraphFunction]]:
+    """On one rank, and with a gathering or a reduction of rows."""
     for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph):
         for world_size, dtype in KINDS:
             has_both = dtype == DTYPES[0]
@@ -127,6 +138,10 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         for world_size, w_layout in ((4, "kn"), (8, "nk")):
             graph = make(world_size, w_layout=w_layout)
             yield f"{graph.name} {world_size} {DTYPES[0]} {w_layout}", graph
+
+
+def _sum_graphs() -> Iterator[tuple[str, GraphFunction]]:
+    """All-reduces, alone and after a matmul."""
     for world_size, dtype in ((1, DTYPES[0]), *KINDS):
         for make_sum in (all_reduce_graph, all_reduce_norm_graph):
             graph = make_sum(world_size, dtype=dtype, has_flags=world_size > 1)
@@ -134,6 +149,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
     for eps, end in ((None, ""), (EPS, " norm")):
         graph = matmul_all_reduce_graph(4, eps=eps)
         yield f"{graph.name}{end} 4 {DTYPES[0]}", graph
+
+
+def _mlp_graphs() -> Iterator[tuple[str, GraphFunction]]:
     graph = mlp_graph(4)
     yield f"{graph.name} 4 {DTYPES[0]}", graph
     layout = Scaling(PER_BLOCK, "float32", quantizes=True).w_layout
@@ -147,6 +165,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
     for world_size, dtype in ((1, DTYPES[0]), (8, DTYPES[1])):
         graph = mlp_tiles_graph(world_size, dtype=dtype)
         yield f"{graph.name} {world_size} {dtype}", graph
+
+
+def _mixture_graphs() -> Iterator[tuple[str, GraphFunction]]:
     for (model, mixture), dtype in zip(MIXTURES.items(), DTYPES, strict=True):
         experts, top_k, inner = mixture
         routing = {"experts": experts, "top_k": top_k, "dtype": dtype}
@@ -162,9 +183,6 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
             packs = inner // share >= PACKED_INNER
             graph = moe_graph(4, **routing, packs=packs, parallel=parallel)
             yield f"{graph.name} {model} {parallel} 4 {dtype}", graph
-    for model, (ranks, sizes) in DECODERS.items():
-        graph = decoder_for("static", ranks, sizes)
-        yield f"{graph.name} {model} {sizes.dtype}", graph
 
 
 def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:

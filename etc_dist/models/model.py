@@ -89,13 +89,7 @@ class Model:
                     experts=experts,
                     ranks=self.world.size,
                 )
-                setup.check()
-                setup.check_memory(self.world.free_bytes())
-                dtype = check_weights(weights, config, self.part, are_finite)
-                setup = replace(setup, dtype=dtype)
-                if bundle is not None:
-                    setup = setup.of_bundle(bundle)
-                    bundle.expect(ARCH, setup.parameters())
+                setup = self._checked(setup, weights, bundle, are_finite)
             text = setup.show()
             self.world.match_call(sign(text), lambda: text)
             if bundle is None:
@@ -106,16 +100,8 @@ class Model:
             self.pages = PageTable(
                 *(setup.batch, setup.most_pages, setup.page_size, setup.all_pages)
             )
-            self.program = compile(
-                setup.graph(), self.world, schedule=schedule, bundle=bundle
-            )
-        is_on_gpu = self.world.backend == "cuda"
-        self._dtype = dtype
-        self._policy = setup.policy(self.program.workers if is_on_gpu else None)
-        sizes = self.most_rows, self.positions, self.steps_per_launch
-        choices = self._policy.capacity(*sizes)
-        # NOTE: not a method, by which the world would own a model that is dropped.
-        set_capacity_hint(self.program, lambda dims: [{**dims, **c} for c in choices])
+            self._make_program(setup, bundle)
+        self._dtype = setup.dtype
         self.world.agree_done(lambda: self._allocate(weights, setup))
         self._checks = RowChecks(
             config.vocabulary, self.most_rows, self.positions, self.pages
@@ -128,6 +114,35 @@ class Model:
         self._prepared: dict[tuple[int, ...], tuple[int, Bound, Array]] = {}
         """The same by the number of rows without padding."""
         self._last_rows = 0
+
+    def _checked(
+        self,
+        setup: ModelSetup,
+        weights: Mapping[str, Any],
+        bundle: Bundle | None,
+        are_finite: bool,
+    ) -> ModelSetup:
+        """`setup` with the dtype of the weights, and with what `bundle` says."""
+        setup.check()
+        setup.check_memory(self.world.free_bytes())
+        dtype = check_weights(weights, self.config, self.part, are_finite)
+        setup = replace(setup, dtype=dtype)
+        if bundle is not None:
+            setup = setup.of_bundle(bundle)
+            bundle.expect(ARCH, setup.parameters())
+        return setup
+
+    def _make_program(self, setup: ModelSetup, bundle: Bundle | None) -> None:
+        """The program of all steps, and the policy that chooses its tiles."""
+        self.program = compile(
+            setup.graph(), self.world, schedule=setup.schedule, bundle=bundle
+        )
+        is_on_gpu = self.world.backend == "cuda"
+        self._policy = setup.policy(self.program.workers if is_on_gpu else None)
+        sizes = self.most_rows, self.positions, self.steps_per_launch
+        choices = self._policy.capacity(*sizes)
+        # NOTE: not a method, by which the world would own a model that is dropped.
+        set_capacity_hint(self.program, lambda dims: [{**dims, **c} for c in choices])
 
     def generate(
         self,

@@ -191,36 +191,20 @@ def work_of(
     down, across = -(-m // (ranks * shape.rows)), -(-n // columns)
     # Of each tile: see `Tiles`.
     rows = (m // ranks + 8 * down - 1) // (8 * down) * 8
-    # If they alternate, each warpgroup multiplies for all of the tile.
-    wgmma_m, wgmma_n = 64 if shape.alternates else 128, shape.wgmma_n
+    wgmma_m, wgmma_n = _wgmma_rows(shape), shape.wgmma_n
     num_stages = -(-k // shape.depth)
     num_part_stages = -(-num_stages // tiling.parts)
     num_parts = down * split * tiling.parts
     num_tiles = ranks * down * across
     num_tasks = num_parts + num_tiles - down * split
-    # Tasks are assigned round-robin, parts first. The most loaded worker is the first
-    # one, that of the last part, or that of the first whole tile.
-    loads = []
-    for worker in {0, max(num_parts - 1, 0) % workers, num_parts % workers}:
-        num_worker_parts = -(-max(num_parts - worker, 0) // workers)
-        num_worker_tasks = -(-max(num_tasks - worker, 0) // workers)
-        num_tile_stages = (num_worker_tasks - num_worker_parts) * num_stages
-        num_worker_stages = num_worker_parts * num_part_stages + num_tile_stages
-        loads.append((num_worker_stages, num_worker_tasks, num_worker_parts))
-    num_worker_stages, num_worker_tasks, num_worker_parts = max(loads)
+    num_worker_stages, num_worker_tasks, num_worker_parts = _most_loaded(
+        workers, num_parts, num_tasks, num_part_stages, num_stages
+    )
     blocks_per_stage = shape.depth // STAGE_K
     used_n = min(rows, wgmma_n) if shape.swapped else wgmma_n
     num_worker_slices = -(-down * split * -(-used_n // SLICE) // workers)
     stored_rows = num_worker_parts * used_n
     sum_rows = num_worker_slices * tiling.parts * SLICE + STORED_AS_READ * stored_rows
-    # A block has 4 wgmma of k = 16 for each 64 of M: 64 x 16 and N x 16 elements. The
-    # codes of scaled weights are read by loads of 16 bits, at half of the rate. Of
-    # float8 activations it has 2, of as many bytes, for each part of the columns.
-    num_wgmma, num_column_parts = (
-        (2, shape.parts_of_columns) if shape.float8 else (4, 1)
-    )
-    read_bytes = 2048 * num_column_parts + wgmma_n * 32
-    block_read_bytes = wgmma_m // 64 * num_wgmma * read_bytes
     early = down
     if shape.float8:
         early -= int(later_blocks(down, n).evaluate({}))
@@ -235,7 +219,7 @@ def work_of(
         block_cycles=wgmma_m * wgmma_n / 32 / (FLOAT8_RATE if shape.float8 else 1),
         block_load_bytes=(shape.x_bytes * rows + shape.weight_bytes * columns)
         * STAGE_K,
-        block_read_bytes=block_read_bytes,
+        block_read_bytes=_block_read_bytes(shape),
         widen_cycles=_widen_cycles(shape, columns),
         stage_blocks=blocks_per_stage,
         prefetched_blocks=max(1, RING_BYTES // shape.stage_bytes - 1)
@@ -251,6 +235,40 @@ def work_of(
         scratch_bytes=num_parts * -(-wgmma_n // SLICE) * SLICE * ROW_BYTES,
         quantized=min(m, early * rows) * k if shape.float8 else 0,
     )
+
+
+def _wgmma_rows(shape: TileShape) -> int:
+    """M of the wgmmas of a tile: of both warpgroups, unless they alternate, where each
+    multiplies for all of the tile."""
+    return 64 if shape.alternates else 128
+
+
+def _most_loaded(
+    workers: int, num_parts: int, num_tasks: int, num_part_stages: int, num_stages: int
+) -> tuple[int, int, int]:
+    """The stages, the tasks, and of these the parts, of the most loaded worker."""
+    # Tasks are assigned round-robin, parts first. The most loaded worker is the first
+    # one, that of the last part, or that of the first whole tile.
+    loads = []
+    for worker in {0, max(num_parts - 1, 0) % workers, num_parts % workers}:
+        num_worker_parts = -(-max(num_parts - worker, 0) // workers)
+        num_worker_tasks = -(-max(num_tasks - worker, 0) // workers)
+        num_tile_stages = (num_worker_tasks - num_worker_parts) * num_stages
+        num_worker_stages = num_worker_parts * num_part_stages + num_tile_stages
+        loads.append((num_worker_stages, num_worker_tasks, num_worker_parts))
+    return max(loads)
+
+
+def _block_read_bytes(shape: TileShape) -> int:
+    """The bytes of shared memory that the wgmmas of a block read."""
+    # A block has 4 wgmma of k = 16 for each 64 of M: 64 x 16 and N x 16 elements. The
+    # codes of scaled weights are read by loads of 16 bits, at half of the rate. Of
+    # float8 activations it has 2, of as many bytes, for each part of the columns.
+    num_wgmma, num_column_parts = (
+        (2, shape.parts_of_columns) if shape.float8 else (4, 1)
+    )
+    read_bytes = 2048 * num_column_parts + shape.wgmma_n * 32
+    return _wgmma_rows(shape) // 64 * num_wgmma * read_bytes
 
 
 def _widen_cycles(shape: TileShape, columns: int) -> float:

@@ -31,10 +31,10 @@ from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import RANK
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import TmaBox
-from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
+from etc_dist.runtime.memory_plan import Capacity, MemoryPlan, aligned, plan_memory
 from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.schedule import Plan
-from etc_dist.schedule.plan import QUEUE
+from etc_dist.schedule.plan import QUEUE, Lane
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Encode = Callable[[int, Sequence[int], str, int, TmaBox], Any]
@@ -70,47 +70,30 @@ def fill(
     env = graph.environment(dims, rank)
     refuse_rows(source.row_multiples, env, f"graph {graph.name}")
     refuse_empty(graph, env)
-    a = np.zeros((), source.arguments.dtype)
-    first = rank - rank % plan.near
-    a["peer"] = places.peers[first : first + plan.near]
-    for name in PLACES:
-        a[name] = getattr(places, name)
-    integers = {
-        "event_capacity": capacity.events,
-        "trace_capacity": places.trace_capacity,
-        "shape": number,
-        RANK.name: rank,
-        **{dim_name(name): n for name, n in env.items() if name != RANK.name},
-        **{events_name(name): at for name, at in memory.event_bases.items()},
-        **memory.queue_bases,
-    }
-    if memory.flagged:
-        integers[FLAG_BYTES] = aligned(capacity.flagged)
-    if plan.has_far:
-        a[FIRST_NEAR] = first
-        for host in far_senders(plan, rank):
-            a[FAR_SENDERS][host // 32] |= np.uint32(1 << host % 32)
-    paced = (call for call in graph.calls if call.pace != Const(0))
-    integers |= {pace_name(c.name): int(c.pace.evaluate(env)) for c in paced}
+    integers = _integers(plan, env, capacity, places, memory)
+    integers |= {"shape": number, RANK.name: rank}
     units = {
         f"units_{call.name}": int(lane.turn_units(call).evaluate(env))
         for lane in plan.lanes
         for call in lane.calls
     }
-    for name, lane, loop in periods(plan):
-        integers[name] = int(lane.period(loop).evaluate(env))
-    queues = [lane for lane in plan.lanes if lane.policy == QUEUE]
-    for lane in queues:
-        for word, count in (("total", lane.total), ("initial", lane.initial)):
-            integers[queue_name(lane.name, word)] = int(count.evaluate(env))
     numbers = {**integers, **units}.items()
     large = {n: v for n, v in numbers if not -(2**31) <= v < 2**31}
     if large:
         raise _too_large(plan, dims, large)
+    a = np.zeros((), source.arguments.dtype)
+    first = rank - rank % plan.near
+    a["peer"] = places.peers[first : first + plan.near]
+    for name in PLACES:
+        a[name] = getattr(places, name)
+    if plan.has_far:
+        a[FIRST_NEAR] = first
+        for host in far_senders(plan, rank):
+            a[FAR_SENDERS][host // 32] |= np.uint32(1 << host % 32)
     for name, value in integers.items():
         a[name] = value
     a[UNITS] = [units[f"units_{call.name}"] for call in graph.calls]
-    for lane in queues:
+    for lane in _queued_lanes(plan):
         for call in lane.calls:
             first = int(lane.first_unit(call).evaluate(env))
             a[FIRST_UNITS][graph.calls.index(call)] = first
@@ -123,6 +106,37 @@ def fill(
     for name, offset in memory.local.items():
         a[address_name(name)] = places.local + offset
     return a
+
+
+def _integers(
+    plan: Plan,
+    env: Mapping[str, Any],
+    capacity: Capacity,
+    places: Places,
+    memory: MemoryPlan,
+) -> dict[str, int]:
+    """The members of 32 bits that are not those of a rank or of single calls."""
+    integers = {
+        "event_capacity": capacity.events,
+        "trace_capacity": places.trace_capacity,
+        **{dim_name(name): n for name, n in env.items() if name != RANK.name},
+        **{events_name(name): at for name, at in memory.event_bases.items()},
+        **memory.queue_bases,
+    }
+    if memory.flagged:
+        integers[FLAG_BYTES] = aligned(capacity.flagged)
+    paced = (call for call in plan.graph.calls if call.pace != Const(0))
+    integers |= {pace_name(c.name): int(c.pace.evaluate(env)) for c in paced}
+    for name, lane, loop in periods(plan):
+        integers[name] = int(lane.period(loop).evaluate(env))
+    for lane in _queued_lanes(plan):
+        for word, count in (("total", lane.total), ("initial", lane.initial)):
+            integers[queue_name(lane.name, word)] = int(count.evaluate(env))
+    return integers
+
+
+def _queued_lanes(plan: Plan) -> list[Lane]:
+    return [lane for lane in plan.lanes if lane.policy == QUEUE]
 
 
 def _divisor_value(divisor: Expr, env: Mapping[str, Any]) -> int:

@@ -47,6 +47,7 @@ REDUCTIONS = ("sum", "avg")
 IN_BATCHES = {"deterministic": BATCH}
 LIBRARY = torch.library.Library("etc_dist", "DEF")
 DEVICES = ("CPU", "CUDA")
+MOE = "torch.ops.etc_dist.moe"
 SCHEMA_TYPES = {"Sequence[Tensor]": "Tensor[]", "Tensor | None": "Tensor?"}
 """Annotations that are written in another way in a schema."""
 # The names that replace the other ones, where torch has them.
@@ -349,10 +350,9 @@ def moe(
         has_correction=correction is not None,
     )
     biases = [bias for bias in (router_bias, correction) if bias is not None]
-    where = "torch.ops.etc_dist.moe"
     shared = _both(shared_gate_up, shared_down)
-    kind, of_shared = described_shared(where, shared, shared_gate)
-    of_experts = described_biases(where, _both(gate_up_bias, down_bias))
+    kind, of_shared = described_shared(MOE, shared, shared_gate)
+    of_experts = described_biases(MOE, _both(gate_up_bias, down_bias))
     rows = [as_rows(x, 0)] if count is None else [as_rows(x, 0), count]
     options = {
         "experts": gate_up.shape[0],
