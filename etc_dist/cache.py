@@ -223,7 +223,7 @@ class _Use:
 
     paths: list[str]
     size: int = 0
-    used: float = 0.0
+    access_time: float = 0.0
 
 
 def _entries(folder: Path) -> dict[str, _Use]:
@@ -238,7 +238,7 @@ def _entries(folder: Path) -> dict[str, _Use]:
                 use = entries.setdefault(item.name.partition(".")[0], _Use([]))
                 use.paths.append(item.path)
                 use.size += status.st_blocks * 512
-                use.used = max(use.used, status.st_mtime)
+                use.access_time = max(use.access_time, status.st_mtime)
     return entries
 
 
@@ -260,13 +260,13 @@ def _trim(folder: Path, limit: int, kept_key: str) -> None:
     ended processes. Another process that reads a removed entry makes it again."""
     entries = _entries(folder)
     total = sum(use.size for use in entries.values())
-    for key, use in sorted(entries.items(), key=lambda item: item[1].used):
+    for key, use in sorted(entries.items(), key=lambda item: item[1].access_time):
         parts = [path for path in use.paths if path.endswith(".part")]
         if total > limit and key != kept_key:
             total -= use.size
             # The manifest first: without it there is no entry.
             _remove(sorted(use.paths, key=lambda path: not path.endswith(".json")))
-        elif time.time() - use.used > ABANDONED_SECONDS:
+        elif time.time() - use.access_time > ABANDONED_SECONDS:
             _remove(parts)
 
 

@@ -89,7 +89,7 @@ class Program:
         proofs: Mapping[str, Mapping[str, Any]] | None = None,
     ):
         self.plan, self.world, self.source = plan, world, source
-        self._known = proofs
+        self._proofs = proofs
         # The number distinguishes programs of the same graph.
         self._identity = f"{number} {plan.graph.digest()}"
         self._number = number
@@ -99,7 +99,7 @@ class Program:
         self._proved: Recent[tuple[int, ...], Verified] = Recent(MOST_PROOFS)
         self._largest = plan.graph.own[1].name if plan.graph.own is not None else ""
         self._agreed: Recent[tuple[int, ...], bool] = Recent(MOST_AGREED)
-        self._closed = False
+        self._is_closed = False
         self._run_check = RunCheck(plan, world, executor.workers)
         self._capacity_hint: CapacityHint = lambda dims: (dims,)
 
@@ -275,11 +275,11 @@ class Program:
     def close(self) -> None:
         """Free the program's memory; collective, idempotent. Then raises the error of
         the last run, as `synchronize` does."""
-        if self._closed:
+        if self._is_closed:
             return
         with self.world.exclusive:
             fault = self._last.await_end()
-            self._closed = True
+            self._is_closed = True
             self._last.close()
             self._finalizer.detach()
         if fault is not None:
@@ -365,7 +365,7 @@ class Program:
         settings = self.world.settings
         proof = fault = None
         try:
-            proof = prove(self.plan, dims, self.workers, settings, self._known)
+            proof = prove(self.plan, dims, self.workers, settings, self._proofs)
         except GraphError as error:
             fault = error
         if self.backend == "cpu" and (proof is None or not proof.by_events):
@@ -376,7 +376,7 @@ class Program:
 
     def check_open(self) -> None:
         """Raise WorldError if it is closed."""
-        if self._closed:
+        if self._is_closed:
             raise WorldError(
                 "the program is closed",
                 where=self.plan.graph.name,

@@ -48,8 +48,8 @@ UNTIL_LATER = {
     *("layers/shared_expert.py", "ops/exchange_model.py", "ops/few_rows.py"),
     *("ops/matmul_all_reduce.py", "ops/rank_tiles.py", "ops/row_sums.py"),
     *("ops/sum_steps.py", "ops/tile_sums.py", "verify/enumerate_plan.py"),
-    *("verify/happens_before.py", "verify/loaded_accesses.py", "verify/progress.py"),
-    *("models/experts.py", "verify/proof.py"),
+    *("verify/happens_before.py", "verify/loaded_accesses.py", "verify/operands.py"),
+    *("models/experts.py", "verify/progress.py", "verify/proof.py"),
 }
 """Files with other names yet."""
 
@@ -286,6 +286,61 @@ def test_booleans_counts_and_indices_are_named_so():
         for name in misnamed(function, options)
     ]
     assert not faults, "\n".join(faults)
+
+
+def private_attributes(class_: ast.ClassDef) -> Iterator[tuple[str, bool]]:
+    """The attributes that a class binds and others do not use: those with `_`, and all
+    of a private class; each with whether it is a Boolean."""
+    for node in ast.walk(class_):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        is_bool = False
+        if isinstance(node, ast.AnnAssign):
+            targets, is_bool = [node.target], ast.unparse(node.annotation) == "bool"
+        for target in targets:
+            is_tuple = isinstance(target, ast.Tuple)
+            for part in target.elts if is_tuple else [target]:
+                name = getattr(part, "attr", "")
+                if isinstance(part, ast.Name) and node in class_.body:
+                    name = part.id
+                if name and (is_private(name) or is_private(class_.name)):
+                    is_bool |= not is_tuple and is_truth(node.value)
+                    yield name, is_bool
+
+
+def misnamed_attributes(class_: ast.ClassDef) -> list[str]:
+    """The private attributes that are named by WORDS, and Booleans without TRUTHS."""
+    return [
+        name
+        for name, is_bool in private_attributes(class_)
+        if name.strip("_") in WORDS - {"got", "wanted"}
+        or (is_bool and not name.strip("_").startswith(TRUTHS))
+    ]
+
+
+def test_private_attributes_are_named_by_nouns():
+    faults = [
+        f"{file} {node.name}.{name}"
+        for file, tree in trees().items()
+        if file not in UNTIL_LATER
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for name in misnamed_attributes(node)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("self._closed = False", ["_closed"]),
+        ("self._left, self.n = 1, 2", ["_left"]),
+        ("self.closed, self._is_open = a < b, True", []),
+    ],
+)
+def test_private_attributes_are_found_by_their_names(text, names):
+    (node,) = ast.parse(f"class A:\n def f(self):\n  {text}").body
+    assert isinstance(node, ast.ClassDef)
+    assert misnamed_attributes(node) == names
 
 
 @pytest.mark.parametrize(

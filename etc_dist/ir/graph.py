@@ -199,7 +199,7 @@ class Graph:
         self._names = set(RESERVED)
         self._coordinates: set[str] = set()
         self._ranked = {RANK.name}  # names of numbers that differ between ranks
-        self._own: tuple[Symbol, Symbol] | None = None
+        self._own_dims: tuple[Symbol, Symbol] | None = None
         self._agreed = set[str]()  # names of numbers that ranks agree on at each call
 
     def dims(self, names: str) -> Any:
@@ -216,21 +216,21 @@ class Graph:
         The first is the first extent of inputs, states, outputs and local tensors, and
         part of no other expression. Regions there are clipped at it. The second is not
         in shapes of inputs, states and outputs."""
-        if self._own is not None:
+        if self._own_dims is not None:
             raise GraphError(
                 "a graph has one number of rows that differs between ranks",
                 where=f"graph {self.name}",
-                wanted=f"{self._own[0]} alone",
+                wanted=f"{self._own_dims[0]} alone",
                 got=f"{name}, too",
-                fix=f"use {self._own[0]} for all of these arrays",
+                fix=f"use {self._own_dims[0]} for all of these arrays",
             )
-        self._own = Symbol(self._claim(name), "own"), self.dims(largest)
+        self._own_dims = Symbol(self._claim(name), "own"), self.dims(largest)
         self._agreed.add(largest)
-        return self._own
+        return self._own_dims
 
     def largest(self, extent: Expr) -> Expr:
         """The largest of an extent over all ranks."""
-        own_extents = self._own
+        own_extents = self._own_dims
         return (
             own_extents[1]
             if own_extents is not None and own_extents[0] == extent
@@ -466,7 +466,7 @@ class Graph:
             tuple(self._events),
             tuple(self._calls),
             self.local_size,
-            self._own,
+            self._own_dims,
             tuple(self._requirements),
         )
         refuse_loads_of_written_state(graph)
@@ -485,8 +485,8 @@ class Graph:
             )
         what, where = f"tensor {name}", f"graph {self.name}"
         first: tuple[Expr, ...] = ()
-        if shape and self._own is not None and kind != "symmetric":
-            first = tuple(n for n in self._own[:1] if n == wrap(shape[0], where))
+        if shape and self._own_dims is not None and kind != "symmetric":
+            first = tuple(n for n in self._own_dims[:1] if n == wrap(shape[0], where))
         lengths = self._shape(shape[len(first) :], what, where)
         if kind in ("local", "symmetric"):
             check_extents(what, where, lengths, self._ranked)

@@ -24,11 +24,11 @@ class LoopBlock(AbstractContextManager[Symbol]):
     ):
         self._loop, self._where = loop, where
         self._loops, self._calls, self._claim = loops, calls, claim
-        self._first: int | None = None
+        self._first_idx: int | None = None
 
     def __enter__(self) -> Symbol:
         name = self._loop.symbol.name
-        if self._first is not None:
+        if self._first_idx is not None:
             raise GraphError(
                 f"loop {name} is entered twice",
                 where=self._where,
@@ -38,13 +38,13 @@ class LoopBlock(AbstractContextManager[Symbol]):
                 "with another name",
             )
         self._claim(name)
-        self._first = len(self._calls)
+        self._first_idx = len(self._calls)
         self._loops.append(self._loop)
         return self._loop.symbol
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._loops.pop()
-        if kind is None and self._first == len(self._calls):
+        if kind is None and self._first_idx == len(self._calls):
             name = self._loop.symbol.name
             raise GraphError(
                 f"loop {name} has no calls",

@@ -117,7 +117,7 @@ def decoder_graph(
     calls.take_rows()
     with g.loop(step=calls.steps) as step:
         calls.embed(step)
-        calls.attention.plan(step, calls.begun[step])
+        calls.attention.plan(step, calls.step_events[step])
         with g.loop(layer=calls.layers) as layer:
             calls.add_layer((step, layer))
         calls.pick(step, best_columns)
@@ -149,7 +149,7 @@ class _Calls:
             for name in sizes.matmuls
             if name not in EXPERT_MATMULS
         }
-        self.done: dict[str, EventTensor] = {}
+        self.matmul_events: dict[str, EventTensor] = {}
         self._add_inputs()
         self._add_buffers()
 
@@ -183,7 +183,7 @@ class _Calls:
         """The numbers of the rows, of which each has up to `stops` stop tokens."""
         g, mixture = self.g, self.sizes.mixture
         names = "request", "position", "end", "ids"
-        self.given = [g.input(name, (self.rows,), "int32") for name in names]
+        self.row_inputs = [g.input(name, (self.rows,), "int32") for name in names]
         self.ids = g.local("step_ids", (self.steps + 1, self.rows), "int32")
         self.dense: DenseLayers | None = None
         if mixture is not None and mixture.has_dense:
@@ -265,7 +265,7 @@ class _Calls:
             more.append(self.dense.count_zeros())
         if self.mixture is not None:
             more += self.mixture.count_ones()
-        self.begun = g.events(
+        self.step_events = g.events(
             "begun",
             (self.steps + 1,),
             expects=lambda step: 1 + select(step < 1, sum(more), 0) if more else 1,
@@ -286,16 +286,16 @@ class _Calls:
         self.g.call(
             copy_rows(),
             self.g.grid(one=1),
-            reads=[rows[:] for rows in self.given],
+            reads=[rows[:] for rows in self.row_inputs],
             writes=copies,
-            notifies=[self.begun[0]],
+            notifies=[self.step_events[0]],
         )
         if self.dense is not None:
-            self.dense.hide_rows(self.position, self.begun[0])
+            self.dense.hide_rows(self.position, self.step_events[0])
             if "shared_up" not in self.weights:
-                self.dense.fill_zeros(self.shared_rows, self.begun[0])
+                self.dense.fill_zeros(self.shared_rows, self.step_events[0])
         if self.mixture is not None:
-            self.mixture.fill_ones(self.begun[0])
+            self.mixture.fill_ones(self.step_events[0])
 
     def embed(self, step: Expr) -> None:
         """The embeddings of the ids, and the first norm."""
@@ -319,7 +319,7 @@ class _Calls:
                 *([self.gains["norm"][0, :]] if has_norm else []),
             ],
             writes=[self.residual[row], self.normed[row]],
-            waits=[self.begun[step]],
+            waits=[self.step_events[step]],
             notifies=[self.ready[step, 0]],
         )
 
@@ -329,8 +329,10 @@ class _Calls:
             names, turns = ("q", "k"), (self.steps, self.layers)
             gains = [self.gains[name] for name in names]
             of = self.qkv, gains, self.sizes.dtype, self.sizes.norm_eps
-            self.done["qkv"] = norm_of_heads(self.g, *of, self.done["qkv"], turns, turn)
-        attention, qkv_done = self.attention, self.done["qkv"][turn]
+            self.matmul_events["qkv"] = norm_of_heads(
+                self.g, *of, self.matmul_events["qkv"], turns, turn
+            )
+        attention, qkv_done = self.attention, self.matmul_events["qkv"][turn]
         attended = attention.add(turn, self.ready[turn], qkv_done)
         plan_event = attention.planned[turn[0]]
         self.multiply("o", attention.y, self.deltas["o"], attended, turn, plan_event)
@@ -381,7 +383,7 @@ class _Calls:
             options=options,
         )
         done_events = to.events(f"{name}_done", turns, matmul.last_tasks)
-        self.done[name] = done_events
+        self.matmul_events[name] = done_events
         matmul.notify(to.elements(done_events, turn))
         waits = AllTiles([wait] if count_event is None else [count_event, wait])
         matmul.add(waits, partial(matmul.add_whole_tiles, waits, call="matmul"))
@@ -392,7 +394,7 @@ class _Calls:
         middle, ready, y = self.middle[turn], self.ready[step, layer + 1], self.normed
         self.add_norm("mlp_norm", layer, "o", turn, self.ready[turn], middle, y)
         self.multiply("gate_up", y, self.active, middle, turn)
-        activated = self.done["gate_up"][turn]
+        activated = self.matmul_events["gate_up"][turn]
         self.multiply("down", self.active, self.deltas["down"], activated, turn)
         self.add_norm("norm", layer + 1, "down", turn, middle, ready, y)
 
@@ -412,23 +414,23 @@ class _Calls:
             self.multiply("shared_up", x, active, middle, turn)
         waits = mixture.activate(turn, routed)
         if has_shared:
-            activated = self.done["shared_up"][turn]
+            activated = self.matmul_events["shared_up"][turn]
             self.multiply("shared_down", active, y, activated, turn)
-            shared = SharedOutput(y, 0, [self.done["shared_down"][turn]])
+            shared = SharedOutput(y, 0, [self.matmul_events["shared_down"][turn]])
         if self.dense is not None:
             shared = shared or SharedOutput(self.shared_rows, 0, [])
             y, active = self.shared_rows, self.dense_active
             self.multiply("dense_up", x, active, middle, turn)
-            activated = self.done["dense_up"][turn]
+            activated = self.matmul_events["dense_up"][turn]
             self.multiply("dense_down", active, y, activated, turn, first=self.rows)
             is_dense = self.dense.is_dense(layer)
-            done_event = self.done["dense_down"][turn].when(is_dense)
+            done_event = self.matmul_events["dense_down"][turn].when(is_dense)
             first = self.rows * select(is_dense, 1, 0)
             shared = SharedOutput(y, first, [*shared.done, done_event])
         waits = mixture.produce(turn, waits)
         if self.g.world_size > 1:
             parts = self.deltas["down"]
-            self.done["down"] = mixture.send_sums(turn, waits, parts, shared)
+            self.matmul_events["down"] = mixture.send_sums(turn, waits, parts, shared)
             self.add_norm("norm", layer + 1, "down", turn, middle, ready, self.normed)
             return
         gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps
@@ -469,7 +471,10 @@ class _Calls:
                 *(*bias, self.residual[row_columns], *gains),
             ],
             writes=[self.residual[row_columns], y[row_columns]],
-            waits=[*([residual_event] if is_early else []), self.done[of][turn]],
+            waits=[
+                *([residual_event] if is_early else []),
+                self.matmul_events[of][turn],
+            ],
             notifies=[notify],
         )
 
@@ -520,7 +525,7 @@ class _Calls:
             ],
             writes=[self.ids[step + 1, :], self.position[step + 1, :]],
             waits=[wait],
-            notifies=[self.begun[step + 1]],
+            notifies=[self.step_events[step + 1]],
         )
 
     def _find_best(
@@ -540,7 +545,7 @@ class _Calls:
             grid,
             reads=[unpadded_tile(self.logits, j, best_columns, self.num_ids)],
             writes=[values[:, j], columns[:, j]],
-            waits=[self.done["head"][step]],
+            waits=[self.matmul_events["head"][step]],
             notifies=[picks[step]],
         )
         least, wait = self._find_least(step)
@@ -564,7 +569,7 @@ class _Calls:
     def _find_least(self, step: Expr) -> tuple[Region, EventRef]:
         """The smallest logit of each row that top_k and top_p keep, and the event that
         is met once those of all rows are known."""
-        g, of_row, wait = self.g, self.logits, self.done["head"][step]
+        g, of_row, wait = self.g, self.logits, self.matmul_events["head"][step]
         sampled = g.let("sampled_rows", select(self.samples < 1, 0, self.rows))
         if g.world_size > 1:
             of_row, wait = rows_of_ranks(g, of_row, sampled, self.steps, step, wait)
@@ -589,5 +594,5 @@ class _Calls:
             self.g.grid(one=1),
             reads=[self.ids[span(1, self.steps), :]],
             writes=[self.next_ids[:, :]],
-            waits=[self.begun[self.steps]],
+            waits=[self.step_events[self.steps]],
         )

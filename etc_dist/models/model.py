@@ -326,7 +326,7 @@ class Model:
     def _experts(self, rows: int, mixture: Mixture) -> Any:
         """The array of the experts that a step's rows choose."""
         shape = self.config.layers, rows, mixture.router.top_k
-        return self._chosen[: prod(shape)].reshape(shape)
+        return self._best_ids[: prod(shape)].reshape(shape)
 
     def _allocate(self, weights: Mapping[str, Any], setup: ModelSetup) -> None:
         """Allocate the arrays of the model, and copy its weights. Local.
@@ -346,7 +346,7 @@ class Model:
             self._logits = self._empty((self.most_rows, vocabulary), dtype)
             if config.mixture is not None:
                 most = config.layers * self.most_rows * config.mixture.router.top_k
-                self._chosen = self._empty((most,), "int32")
+                self._best_ids = self._empty((most,), "int32")
         except MemoryError as error:
             raise ArgumentError(
                 "the model does not fit in the memory",

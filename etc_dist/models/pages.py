@@ -93,9 +93,9 @@ class PageTable:
         """The first page that no request has had; those below may be in `_pages`."""
         self._users: Counter[int] = Counter()
         """The number of requests that have a page."""
-        self._named = NamedPages()
+        self._named_pages = NamedPages()
         self._is_settled = False
-        self._given: tuple[Any, UsedPages | None] = None, None
+        self._used_pages: tuple[Any, UsedPages | None] = None, None
         self.written = WrittenPositions(count, self.page_size)
         self._settle()
 
@@ -109,7 +109,7 @@ class PageTable:
         """The number of pages that no request has."""
         if not self._is_settled:
             self._settle()
-        return self.count - self._fresh + len(self._pages) + self._named.num_idle
+        return self.count - self._fresh + len(self._pages) + self._named_pages.num_idle
 
     def needed(self, length: int, prefix: Sequence[int] = ()) -> int:
         """Free pages that a request of `length` positions takes. prefix: of `find`."""
@@ -120,7 +120,7 @@ class PageTable:
         """The pages of the first keys, up to one that no page has."""
         if not self._is_settled:
             self._settle()
-        return self._named.find(keys)
+        return self._named_pages.find(keys)
 
     def keep(self, request: int, first: int, keys: Sequence[bytes]) -> None:
         """Give the pages of a request from its `first` on, whose positions were all
@@ -130,7 +130,7 @@ class PageTable:
         self._is_settled = False
         pages = self.table[request, first : first + len(keys)].tolist()
         for key, page in zip(keys, pages, strict=True):
-            self._named.add(key, page)
+            self._named_pages.add(key, page)
         self._is_settled = True
 
     def add(self, length: int, owner: Any = None, prefix: Sequence[int] = ()) -> int:
@@ -161,7 +161,7 @@ class PageTable:
             )
         self._is_settled = False
         number = self._requests.pop()
-        self._named.use(prefix)
+        self._named_pages.use(prefix)
         whole = -(-length // self.page_size)
         pages = [*prefix, *self._take(whole - len(prefix))]
         self.table[number, :whole] = pages
@@ -177,7 +177,7 @@ class PageTable:
         unused = min(self._fresh + count - len(new_pages), self.count)
         new_pages += range(self._fresh, unused)
         self._fresh = unused
-        idle = self._named.take(count - len(new_pages))
+        idle = self._named_pages.take(count - len(new_pages))
         if idle:
             self.written.forget(idle)
         return [*new_pages, *idle]
@@ -195,7 +195,7 @@ class PageTable:
         for page in unused_pages:
             del self._users[page]
         # The last pages first: without them, those before can still be found.
-        unnamed = self._named.release(unused_pages[::-1])[::-1]
+        unnamed = self._named_pages.release(unused_pages[::-1])[::-1]
         self._pages += unnamed
         self.written.forget(unnamed)
         row[...] = UNUSED
@@ -220,7 +220,7 @@ class PageTable:
         self.table[free] = UNUSED
         pages = self.table[self.table != UNUSED]
         self._users = Counter(pages.tolist())
-        idle = self._named.settle(self._users)
+        idle = self._named_pages.settle(self._users)
         pages = np.concatenate([pages, np.array(idle, np.int32)])
         self._fresh = int(pages.max(initial=UNUSED)) + 1
         self._pages = np.setdiff1d(np.arange(self._fresh), pages)[::-1].tolist()
@@ -232,14 +232,14 @@ class PageTable:
         """The pages in a table of integers [requests, pages]. The same object for the
         same numbers. ArgumentError for a table that is larger than this one."""
         table = np.asarray(given)
-        if given is not self.table and self._named.pages:  # it may write any page
+        if given is not self.table and self._named_pages.pages:  # it may write any page
             self._is_settled = False
-            self._named.pages.clear()
+            self._named_pages.pages.clear()
         key = table.shape, table.dtype, table.tobytes()
-        if key == self._given[0] and self._given[1] is not None:
-            return self._given[1]
+        if key == self._used_pages[0] and self._used_pages[1] is not None:
+            return self._used_pages[1]
         used_pages = self._examine(integers("table", given, 2))
-        self._given = key, used_pages
+        self._used_pages = key, used_pages
         return used_pages
 
     def _examine(self, table: Array) -> UsedPages:

@@ -74,7 +74,7 @@ class RowArrays:
     def __init__(self, table: tuple[int, ...], backend: str) -> None:
         self._backend = backend
         self._table = Mirror(table, backend, UNUSED)
-        self._used: UsedPages | None = None
+        self._used_pages: UsedPages | None = None
         self._sections: dict[int, RowSections] = {}
 
     def fill(self, rows: StepRows, count: int) -> dict[str, Any]:
@@ -86,10 +86,10 @@ class RowArrays:
             sections.arrays["table"] = self._table.device
             self._sections[count] = sections
         sections.write(rows)
-        if rows.used is not self._used:
+        if rows.used is not self._used_pages:
             self._table.host[...] = rows.used.table
             self._table.send()
-            self._used = rows.used
+            self._used_pages = rows.used
         return sections.arrays
 
 

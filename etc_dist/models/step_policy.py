@@ -106,7 +106,7 @@ class StepPolicy:
     in_order: bool = False
     tuning: Tuning = field(default_factory=default_tuning)
     ranks: int = 1
-    _known: dict[tuple[int, int], dict[str, int]] = field(
+    _dims_of_step: dict[tuple[int, int], dict[str, int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _tiles: dict[int, dict[str, int]] = field(
@@ -116,9 +116,9 @@ class StepPolicy:
     def dims(self, rows: int, longest: int) -> dict[str, int]:
         """For `rows` rows, which attend to up to `longest` positions each."""
         key = rows, self.length(longest)
-        if key not in self._known:
-            self._known[key] = self._choose(rows, longest)
-        return dict(self._known[key])
+        if key not in self._dims_of_step:
+            self._dims_of_step[key] = self._choose(rows, longest)
+        return dict(self._dims_of_step[key])
 
     def length(self, longest: int) -> int:
         """The bucket of `longest`: dims depend only on it and on the rows."""

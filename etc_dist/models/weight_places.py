@@ -35,22 +35,22 @@ class WeightPlaces:
         self._layers, self._dense = config.layers, config.dense_layers
         self._of_layer = _of_layer(part.config(config), part.rank)
         self._of_dense = _of_layer(part.config(config), part.rank, is_dense=True)
-        self._others: dict[str, tuple[str, Any]] = {
+        self._outer_places: dict[str, tuple[str, Any]] = {
             "model.embed_tokens.weight": ("embedding", slice(vocabulary)),
             "model.norm.weight": ("norm", config.layers * config.features.pre_norm),
         }
         if not config.is_tied:
             own_rows = slice(ids.stop - ids.start)
-            self._others["lm_head.weight"] = "w_head", own_rows
+            self._outer_places["lm_head.weight"] = "w_head", own_rows
 
     def __len__(self) -> int:
         dense = self._dense * len(self._of_dense)
         num_others = (self._layers - self._dense) * len(self._of_layer)
-        return dense + num_others + len(self._others)
+        return dense + num_others + len(self._outer_places)
 
     def __iter__(self) -> Iterator[str]:
         """The names of all tensors."""
-        yield from self._others
+        yield from self._outer_places
         for layer in range(self._layers):
             names = self._of_dense if layer < self._dense else self._of_layer
             yield from (LAYER.format(layer, name) for name in names)
@@ -59,11 +59,11 @@ class WeightPlaces:
         """The place of a tensor; None for one that the model does not have."""
         match = IN_LAYER.fullmatch(name)
         if match is None:
-            return self._others.get(name)
+            return self._outer_places.get(name)
         layer = int(match[1])
         place_by_name = self._of_dense if layer < self._dense else self._of_layer
         if match[2] not in place_by_name or layer >= self._layers:
-            return self._others.get(name)
+            return self._outer_places.get(name)
         target, index = place_by_name[match[2]]
         if index is None:
             return target, None

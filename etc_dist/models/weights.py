@@ -119,31 +119,31 @@ class _Stack:
         # Files have the scales of what stays in float8 on these ranks.
         kept_config = replace(config, float8=part.config(config).float8)
         self.places = WeightPlaces(kept_config, WHOLE)
-        self._own = WeightPlaces(kept_config, part)
-        self._part, self._held, self._dtypes = part, weights, dtypes
+        self._own_places = WeightPlaces(kept_config, part)
+        self._part, self._arrays, self._dtypes = part, weights, dtypes
         self._whole, self._by_blocks = weight_shapes(kept_config), has_blocks(config)
         self._shapes = weight_shapes(config, part)
-        self._seen: set[str] = set()
+        self._read_names: set[str] = set()
         self.faults: list[str] = []
 
     def num_faults(self) -> int:
         """With those of missing tensors, of which the first are added."""
-        missing = len(self.places) - len(self._seen)
-        names = (name for name in self.places if name not in self._seen)
+        missing = len(self.places) - len(self._read_names)
+        names = (name for name in self.places if name not in self._read_names)
         count = len(self.faults) + missing
         self.faults += [f"{name}: missing" for name in islice(names, MOST_LISTED)]
         return count
 
     def take(self, name: str, array: Any) -> None:
         """Store the part of a tensor."""
-        place, own_place = self.places.find(name), self._own.find(name)
+        place, own_place = self.places.find(name), self._own_places.find(name)
         fault = ""
         if place is None or own_place is None:
             fault = "unknown"
-        elif name in self._seen:
+        elif name in self._read_names:
             fault = "stored more than once"
         else:
-            self._seen.add(name)
+            self._read_names.add(name)
             target, index = place
             shape = np.broadcast_to(0, self._whole[target])[index].shape
             if shape != array.shape:
@@ -162,9 +162,9 @@ class _Stack:
         adds_bias = part.rank == 0 or part.holds_whole
         if index is None or (is_bias_of_down and not adds_bias):
             return True
-        own_shape = self._held.shape(target, index)
+        own_shape = self._arrays.shape(target, index)
         pieces = self._pieces(target, array.shape, own_shape)
-        every = [self._held.store(target, index, to, array[of]) for to, of in pieces]
+        every = [self._arrays.store(target, index, to, array[of]) for to, of in pieces]
         return all(every)
 
     def _pieces(

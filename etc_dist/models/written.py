@@ -24,8 +24,10 @@ class WrittenPositions:
     def __init__(self, pages: int, page_size: int) -> None:
         self._page_size = page_size
         self._of_pages = np.zeros(pages + 1, np.int32)  # the last one: of no page
-        self._known: RowLimits | None = None
-        self._pages = self._requests = self._lengths = self._stored = np.zeros(0, int)
+        self._limits: RowLimits | None = None
+        self._pages = self._requests = self._lengths = self._page_lengths = np.zeros(
+            0, int
+        )
         """Of each of the last rows: the pages, the request, a lower bound of the number
         of written positions, and those of them that `_of_pages` has."""
 
@@ -34,7 +36,7 @@ class WrittenPositions:
     ) -> tuple[int, int] | None:
         """A row of a step, and a position before it that no step has written and that
         is none of the rows'; None if there is none. No two rows have one place."""
-        if limits is not self._known:
+        if limits is not self._limits:
             self._store()
             self._count(limits, requests)
         most = self._lengths
@@ -47,7 +49,7 @@ class WrittenPositions:
 
     def add(self, ends: Array) -> None:
         """The last rows wrote all positions below their end."""
-        if self._known is not None and not self._known.are_apart:
+        if self._limits is not None and not self._limits.are_apart:
             of_requests = np.zeros(self._requests.max() + 1, np.int32)
             np.maximum.at(of_requests, self._requests, ends)
             ends = of_requests[self._requests]
@@ -56,16 +58,16 @@ class WrittenPositions:
     def forget(self, pages: Array | list[int]) -> None:
         """These pages are free."""
         self._store()
-        self._known = None
+        self._limits = None
         self._of_pages[pages] = 0
 
     def _count(self, limits: RowLimits, requests: Array) -> None:
-        self._known = None  # also if an interrupt follows
+        self._limits = None  # also if an interrupt follows
         self._requests = requests.copy()
         self._pages = limits.used.table[requests]
-        self._stored = self._lengths_of(self._pages, self._of_pages)
-        self._lengths = self._stored.copy()
-        self._known = limits
+        self._page_lengths = self._lengths_of(self._pages, self._of_pages)
+        self._lengths = self._page_lengths.copy()
+        self._limits = limits
 
     def _lengths_of(self, pages: Array, of_pages: Array) -> Array:
         """The number of written positions of rows with these pages."""
@@ -77,10 +79,10 @@ class WrittenPositions:
 
     def _store(self) -> None:
         """Add the counts of the last rows to those of their pages."""
-        if self._known is None:
+        if self._limits is None:
             return
         first, end = (
-            self._stored // self._page_size,
+            self._page_lengths // self._page_size,
             -(-self._lengths // self._page_size),
         )
         rows, places = ranges(first, np.maximum(end - first, 0))

@@ -120,7 +120,7 @@ class Operation:
         self.deterministic = deterministic
         self._programs: dict[Kind, Program] = {}
         self._last: Program | None = None
-        self._closed = False
+        self._is_closed = False
         self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
         self._output_shapes: dict[Any, Sequence[tuple[int, ...]]] = {}
         agreed = {**self.options, **self.sizes, "schedule": schedule}
@@ -201,7 +201,7 @@ class Operation:
     def close(self) -> None:
         """Free the buffers; collective, idempotent."""
         with self.world.exclusive:
-            self._closed = True
+            self._is_closed = True
             self._calls.clear()
             with ExitStack() as stack:
                 for program in self._programs.values():
@@ -326,7 +326,7 @@ class Operation:
         )
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise WorldError(
                 "the program is closed",
                 where=self._table.name,

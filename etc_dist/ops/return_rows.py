@@ -184,7 +184,7 @@ class Transfers:
         produced: EventTensor,
         strip: Expr,
     ) -> None:
-        self._g, self._returned, self._produced = g, returned_rows, produced
+        self._g, self._rows, self._produced = g, returned_rows, produced
         self._height, height = matmul.height, matmul.height
         *_, num_blocks, self.strips = produced.shape
         self.width = g.let("strip_columns", matmul.columns * strip)
@@ -208,14 +208,14 @@ class Transfers:
     ) -> None:
         """Add those of `grid`. place: the host, the owner of that host, the block, the
         strip and the packet. condition: whether there is such a block."""
-        g, near, (host, e, i, s, q) = self._g, self._returned.near, place
+        g, near, (host, e, i, s, q) = self._g, self._rows.near, place
         start = q * self._packet
         rows = span(
             i * self._height + start, minimum(self._packet, self._height - start)
         )
         piece = rows, tile(s, self.width)
         to, p = near_rank(g, (g.rank + 1 + e) % near), host * near + e
-        sent_rows, own_rows = self._returned.sent(host, e), self._returned.own(host)
+        sent_rows, own_rows = self._rows.sent(host, e), self._rows.own(host)
         events = [self._produced[p, i, s], self.arrived.on(to)[host, i, s]]
         if condition is not None:
             events = [event.when(condition) for event in events]

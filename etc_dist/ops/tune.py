@@ -178,7 +178,7 @@ class MatmulTimer:
         self._data = cupy.empty((count, PATTERN), np.uint16)
         self._data[...] = cupy.asarray(pattern)
         self._out = cupy.empty(elements, np.uint16)
-        self._found = cupy.empty(16 * count, np.uint32)
+        self._maxima = cupy.empty(16 * count, np.uint32)
         self._events = [cupy.cuda.Event() for _ in range(2)]
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
@@ -211,8 +211,8 @@ class MatmulTimer:
         return median(times[WARM_UP:])
 
     def _read_all(self) -> None:
-        rows = self._data.view(np.uint32).reshape(self._found.size, -1)
-        rows.max(axis=1, out=self._found)
+        rows = self._data.view(np.uint32).reshape(self._maxima.size, -1)
+        rows.max(axis=1, out=self._maxima)
 
 
 def _matrix(flat: Any, rows: int, columns: int) -> Any:

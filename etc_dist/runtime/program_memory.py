@@ -40,10 +40,10 @@ class ProgramMemory:
         self._world = world
         self.latest: LaunchMemory | None = None
         self.generation = 0
-        self._kept: list[LaunchMemory] = []
+        self._kept_memories: list[LaunchMemory] = []
 
     def __iter__(self) -> Iterator[LaunchMemory]:
-        yield from self._kept
+        yield from self._kept_memories
         if self.latest is not None:
             yield self.latest
 
@@ -63,7 +63,7 @@ class ProgramMemory:
             self.latest = self._allocate(demand, make_own)
         elif any(self._world.agree(lambda: latest.is_captured)):
             larger = self._allocate(latest.capacity.doubled(demand), make_own)
-            self._kept.append(latest)
+            self._kept_memories.append(latest)
             self.latest = larger
         else:
             self.latest = None
@@ -73,15 +73,15 @@ class ProgramMemory:
     def close(self) -> None:
         """Free all. Collective, idempotent; no run is in flight on any rank."""
         every = list(self)
-        self.latest, self._kept = None, []
+        self.latest, self._kept_memories = None, []
         for memory in every:
             memory.block.free()
 
     def show(self) -> str:
         """How much is kept, where any is."""
-        if self.latest is None or not self._kept:
+        if self.latest is None or not self._kept_memories:
             return ""
-        num_kept_bytes = sum(memory.capacity.nbytes for memory in self._kept)
+        num_kept_bytes = sum(memory.capacity.nbytes for memory in self._kept_memories)
         return (
             f"memory: {self.latest.capacity.nbytes} bytes a rank; "
             f"kept for captured CUDA graphs: {num_kept_bytes} bytes\n"

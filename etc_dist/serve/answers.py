@@ -60,7 +60,7 @@ class CompletionAnswer:
         }
         self._lengths: dict[int, int] = {}
         """Of each text, the characters of the tokens that were sent."""
-        self._begun: set[int] = set()
+        self._begun_idxs: set[int] = set()
 
     def whole(self, choices: Sequence[Json], usage: Json) -> Json:
         """The answer that is not streamed."""
@@ -127,8 +127,8 @@ class ChatAnswer(CompletionAnswer):
     def part(self, idx: int, delta: Delta) -> Json:
         """A part of a message; the first one has the role."""
         content = {"content": delta.text} if delta.text else {}
-        if idx not in self._begun:
-            self._begun.add(idx)
+        if idx not in self._begun_idxs:
+            self._begun_idxs.add(idx)
             content = {"role": "assistant", "content": delta.text}
         return {"index": idx, "delta": content, **self._rest(idx, delta)}
 

@@ -80,7 +80,7 @@ class Routes:
     """The endpoints."""
 
     def __init__(self, served_model: Served, clients: Clients) -> None:
-        self._served, self._clients = served_model, clients
+        self._served_model, self._clients = served_model, clients
 
     def app(self) -> Starlette:
         """The application."""
@@ -103,28 +103,28 @@ class Routes:
     async def complete(self, request: Request) -> Any:
         """/v1/completions"""
         document = await self._read(request)
-        completion = read_completion(document, self._served.name)
-        encode = self._served.tokenizer.encode
+        completion = read_completion(document, self._served_model.name)
+        encode = self._served_model.tokenizer.encode
         prompts = [
             prompt
             if isinstance(prompt, list)
             else await _encode("prompt", encode, prompt)
             for prompt in completion.prompts
         ]
-        answer = CompletionAnswer(self._served.name, self._served.tokenizer)
+        answer = CompletionAnswer(self._served_model.name, self._served_model.tokenizer)
         return self._answer(answer, prompts, completion.options)
 
     async def chat(self, request: Request) -> Any:
         """/v1/chat/completions"""
         document = await self._read(request)
-        chat = read_chat(document, self._served.name)
+        chat = read_chat(document, self._served_model.name)
 
         def encode(messages: list[dict[str, Any]]) -> list[int]:
-            tokenizer, arguments = self._served.tokenizer, chat.arguments
+            tokenizer, arguments = self._served_model.tokenizer, chat.arguments
             return tokenizer.chat(messages, tools=chat.tools, **arguments)
 
         prompt = await _encode("messages", encode, chat.messages)
-        answer = ChatAnswer(self._served.name, self._served.tokenizer)
+        answer = ChatAnswer(self._served_model.name, self._served_model.tokenizer)
         return self._answer(answer, [prompt], chat.options)
 
     async def models(self, request: Request) -> Response:
@@ -133,7 +133,7 @@ class Routes:
 
     async def model(self, request: Request) -> Response:
         """/v1/models/NAME"""
-        expect_model(request.path_params["name"], self._served.name)
+        expect_model(request.path_params["name"], self._served_model.name)
         return _json(self._model())
 
     async def health(self, request: Request) -> Response:
@@ -148,15 +148,15 @@ class Routes:
 
     async def _read(self, request: Request) -> dict[str, Any]:
         async with self._clients.receiving():
-            return await read_json(request, self._served.most_bytes)
+            return await read_json(request, self._served_model.most_bytes)
 
     def _model(self) -> answers.Json:
         return {
-            "id": self._served.name,
+            "id": self._served_model.name,
             "object": "model",
             "created": 0,
             "owned_by": "etc_dist",
-            "max_model_len": self._served.positions,
+            "max_model_len": self._served_model.positions,
         }
 
     def _answer(
@@ -165,7 +165,7 @@ class Routes:
         """Begin the texts of a request; the response that waits for them."""
         limits = [self._max_new_tokens(prompt, options) for prompt in prompts]
         stop = self._stop(options)
-        if options.num_logprobs is not None and not self._served.has_logprobs:
+        if options.num_logprobs is not None and not self._served_model.has_logprobs:
             text = "logprobs: not supported with --steps-per-launch above 1"
             raise BadRequest(text, "logprobs")
         jobs = [
@@ -177,7 +177,9 @@ class Routes:
             for sampling in options.samplings
         ]
         exchange = self._clients.begin(jobs)
-        writers = [AnswerText(self._served.tokenizer, options.stops) for _ in jobs]
+        writers = [
+            AnswerText(self._served_model.tokenizer, options.stops) for _ in jobs
+        ]
         sender = Sender(answer, exchange, writers, [*map(len, prompts)])
         if options.streams:
             return Answering(exchange, lambda s: sender.stream(s, options))
@@ -185,7 +187,10 @@ class Routes:
 
     def _max_new_tokens(self, prompt: list[int], options: Options) -> int:
         """Of a text; BadRequest for a prompt that cannot be continued."""
-        vocabulary, positions = self._served.config.vocabulary, self._served.positions
+        vocabulary, positions = (
+            self._served_model.config.vocabulary,
+            self._served_model.positions,
+        )
         if not prompt or not all(0 <= number < vocabulary for number in prompt):
             text = f"prompt: expected one token or more, ids of 0 .. {vocabulary - 1}"
             raise BadRequest(text, "prompt")
@@ -200,7 +205,7 @@ class Routes:
         return count
 
     def _stop(self, options: Options) -> frozenset[int]:
-        config = self._served.config
+        config = self._served_model.config
         wrong = [n for n in options.stop_ids if not 0 <= n < config.vocabulary]
         if wrong:
             text = f"stop_token_ids: expected ids of 0 .. {config.vocabulary - 1}"

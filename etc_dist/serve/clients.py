@@ -27,7 +27,7 @@ class RequestJobs:
         self._idx_of = {job.number: job_idx for job_idx, job in enumerate(jobs)}
         self._jobs = {job.number: job for job in jobs}
         self._times = dict.fromkeys(self._jobs, time.perf_counter())
-        self._begun: set[int] = set()
+        self._begun_numbers: set[int] = set()
         self.queue: asyncio.Queue[Progress] = asyncio.Queue()
 
     @property
@@ -70,8 +70,8 @@ class RequestJobs:
         metrics, now = self._clients.metrics, time.perf_counter()
         seconds, self._times[number] = now - self._times[number], now
         num_ids = len(progress.ids)
-        if number not in self._begun:
-            self._begun.add(number)
+        if number not in self._begun_numbers:
+            self._begun_numbers.add(number)
             metrics.add_seconds("first_token_seconds", seconds)
             num_tokens = len(self._jobs[number].prompt)
             metrics.add_prompt(num_tokens, progress.num_cached)

@@ -114,11 +114,11 @@ class Fields:
     """The fields of a JSON object, of which each is taken once."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self._left = dict(document)
+        self._unread = dict(document)
 
     def take(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
         """The value of a field; the default where it is absent or null."""
-        value = self._left.pop(name, None)
+        value = self._unread.pop(name, None)
         if value is None:
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
@@ -141,7 +141,7 @@ class Fields:
 
     def expect_no_other(self) -> None:
         """BadRequest for a field that was not taken, unless it changes nothing."""
-        for name, value in self._left.items():
+        for name, value in self._unread.items():
             if name in UNUSED or value is None:
                 continue
             neutral = NEUTRAL.get(name)

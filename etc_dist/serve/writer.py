@@ -27,7 +27,7 @@ class AnswerText:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._stream, self._stops = TextStream(tokenizer), stops
-        self._held = ""
+        self._held_text = ""
         self.num_ids = 0
         self.finish: str | None = None
 
@@ -45,20 +45,20 @@ class AnswerText:
             if self.finish is not None:
                 break
         if self.finish is None and progress.finish is not None:
-            texts += [self._release(self._stream.end()), self._held]
+            texts += [self._release(self._stream.end()), self._held_text]
             self.finish = self.finish or progress.finish
         return Delta("".join(texts), tokens, self.finish)
 
     def _release(self, new: str) -> str:
         """The text that may be sent; sets `finish` at a stop string."""
-        text = self._held + new
+        text = self._held_text + new
         places = [text.find(stop) for stop in self._stops]
         end = min((place for place in places if place >= 0), default=None)
         if end is not None:
-            self.finish, self._held = "stop", ""
+            self.finish, self._held_text = "stop", ""
             return text[:end]
         num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - num_held :]
+        self._held_text = text[len(text) - num_held :]
         return text[: len(text) - num_held]
 
 

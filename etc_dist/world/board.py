@@ -65,9 +65,9 @@ class SignatureBoard:
         self._parity = 0
         self._is_complete = True
         """Whether all ranks took part in the last call, which is not under way."""
-        self._own = self._rank * _WORDS
+        self._own_idx = self._rank * _WORDS
         other_ranks = [rank for rank in range(self._size) if rank != self._rank]
-        self._others = tuple(
+        self._peer_slots = tuple(
             tuple(rank * _WORDS + 2 * parity for rank in other_ranks)
             for parity in (0, 1)
         )
@@ -80,10 +80,14 @@ class SignatureBoard:
         self._is_complete = False
         self._mark = mark = (self._mark + _STEP) & MASK
         self._parity = parity = 1 - self._parity
-        words, own_idx, token = self._words, self._own + 2 * parity, signature ^ mark
+        words, own_idx, token = (
+            self._words,
+            self._own_idx + 2 * parity,
+            signature ^ mark,
+        )
         words[own_idx + 1] = signature
         words[own_idx] = token
-        for slot in self._others[parity]:
+        for slot in self._peer_slots[parity]:
             spins = _SPINS
             while words[slot] != token:
                 spins -= 1
@@ -95,9 +99,9 @@ class SignatureBoard:
     def leave(self, reason: int, is_complete: bool = True) -> None:
         """Publish the reason why this rank makes no further call. Slow ranks may still
         read its last call, if that is complete, here and by `is_complete`."""
-        self._words[self._own + 2 * (1 - self._parity)] = reason
+        self._words[self._own_idx + 2 * (1 - self._parity)] = reason
         if not (self._is_complete and is_complete):
-            self._words[self._own + 2 * self._parity] = reason
+            self._words[self._own_idx + 2 * self._parity] = reason
 
     def left(self) -> dict[int, int]:
         """The ranks that have left, and why."""

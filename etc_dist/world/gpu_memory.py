@@ -80,7 +80,7 @@ class GpuMemory(Backend):
             far_transport.announce(rank, names[rank], self._transport)
         agreement.agree(lambda: self._start(ids[0]))
         # Bytes of GPU memory that the heap holds already; ranks on one GPU share them.
-        self._taken = max(0, before - self._free_memory()) // ranks_per_gpu
+        self._taken_bytes = max(0, before - self._free_memory()) // ranks_per_gpu
         try:
             self._require_mapped_peers()
         except WorldError:
@@ -106,7 +106,7 @@ class GpuMemory(Backend):
         self._agreement.agree(lambda: self._require(size))
         address = self._align(size)
         self._sizes[address] = size
-        self._taken = max(self._taken, sum(self._sizes.values()))
+        self._taken_bytes = max(self._taken_bytes, sum(self._sizes.values()))
         addresses = self._addresses(address)
         peers: tuple[Any, ...] = tuple(
             self._view(peer, nbytes) if peer else None for peer in addresses
@@ -259,7 +259,7 @@ class GpuMemory(Backend):
             raise self._exhausted(
                 size, f"{num_bytes} of {self._heap_size} bytes in use"
             )
-        growth = num_bytes + size - self._taken
+        growth = num_bytes + size - self._taken_bytes
         step_bytes = -(-growth // _STEP) * _STEP * self.ranks_per_gpu
         available = self._free_memory()
         if growth > 0 and step_bytes > available:

@@ -217,7 +217,7 @@ class Exclusive:
     ):
         """`backend`: None before there is one. `recover`: None for several ranks."""
         self._leave, self._backend, self._recover = leave, backend, recover
-        self._was_interrupted = False
+        self._is_interrupted = False
         self._device: int | None = None  # that was current before the call
         # The thread of the current call, and the method that entered first. One key, so
         # that both appear and go at once, also between threads and for signal handlers.
@@ -236,9 +236,9 @@ class Exclusive:
                 self._take_over(holder, entry)
             if self._backend is not None:
                 self._device = self._backend.enter()
-            if self._was_interrupted and self._recover is not None:
+            if self._is_interrupted and self._recover is not None:
                 self._recover()
-                self._was_interrupted = False
+                self._is_interrupted = False
         except EtcDistError:
             raise
         except BaseException as error:  # of a signal handler
@@ -311,7 +311,7 @@ class Exclusive:
     def _interrupt(self, why: str) -> None:
         if self._recover is None:
             self._leave(why)
-        self._was_interrupted = True
+        self._is_interrupted = True
 
     def _take_over(
         self, holder: tuple[int, FrameType], entry: tuple[int, FrameType]
@@ -376,7 +376,7 @@ class AbortOnUncaught:
         self._rank, self._abort = rank, abort
         self._is_launched = LAUNCHED in os.environ
         self._previous = sys.excepthook
-        self._removed = False
+        self._is_removed = False
 
     def install(self) -> None:
         """Replace the present hook."""
@@ -384,7 +384,7 @@ class AbortOnUncaught:
 
     def remove(self) -> None:
         """Restore the previous hook, unless another one has replaced this one."""
-        self._removed = True
+        self._is_removed = True
         if sys.excepthook is self:
             sys.excepthook = self._previous
 
@@ -394,7 +394,7 @@ class AbortOnUncaught:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        if self._removed or _is_child or hasattr(sys, "ps1"):
+        if self._is_removed or _is_child or hasattr(sys, "ps1"):
             self._previous(kind, error, trace)
             return
         if self._previous is sys.__excepthook__:

@@ -79,7 +79,7 @@ class _Connection:
 
     socket: socket.socket
     unsent: bytearray = field(default_factory=bytearray)
-    received: bytearray = field(default_factory=bytearray)
+    buffer: bytearray = field(default_factory=bytearray)
     is_closed: bool = False
 
     def send(self) -> None:
@@ -97,7 +97,7 @@ class _Connection:
         """Receive without waiting."""
         try:
             while data := self.socket.recv(1 << 20):
-                self.received += data
+                self.buffer += data
             self.is_closed = True
         except BlockingIOError:
             pass
@@ -106,14 +106,14 @@ class _Connection:
 
     def take_message(self) -> tuple[int, bytes] | None:
         """The kind and the bytes of the next message; None if it is not complete."""
-        if len(self.received) < _HEADER.size:
+        if len(self.buffer) < _HEADER.size:
             return None
-        kind, length = _HEADER.unpack_from(self.received)
+        kind, length = _HEADER.unpack_from(self.buffer)
         end = _HEADER.size + length
-        if len(self.received) < end:
+        if len(self.buffer) < end:
             return None
-        data = bytes(self.received[_HEADER.size : end])
-        del self.received[:end]
+        data = bytes(self.buffer[_HEADER.size : end])
+        del self.buffer[:end]
         return kind, data
 
 

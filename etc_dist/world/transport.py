@@ -83,7 +83,7 @@ class Exchange:
         """Returns the ranks that will not answer."""
         self._transport, self._kind = transport, kind
         # A fast peer sends its next object before a slow one has sent this one.
-        self._arrived: dict[int, deque[bytes | bytearray]] = {
+        self._arrived_messages: dict[int, deque[bytes | bytearray]] = {
             rank: deque() for rank in ranks if rank != transport.rank
         }
 
@@ -97,17 +97,17 @@ class Exchange:
         also once a missing rank is known to be lost. After a missing rank no further
         exchange is possible."""
         transport, data = self._transport, pickle.dumps(value)
-        for peer in self._arrived:
+        for peer in self._arrived_messages:
             transport.send(peer, self._kind, data)
         value_by_rank: dict[int, object] = {transport.rank: value}
         backoff = Backoff(limit, self.find_lost)
         while True:
             while (message := transport.receive(self._kind)) is not None:
-                self._arrived[message[0]].append(message[1])
-            for peer, messages in self._arrived.items():
+                self._arrived_messages[message[0]].append(message[1])
+            for peer, messages in self._arrived_messages.items():
                 if messages and peer not in value_by_rank:
                     value_by_rank[peer] = pickle.loads(messages.popleft())
-            missing = self._arrived.keys() - value_by_rank.keys()
+            missing = self._arrived_messages.keys() - value_by_rank.keys()
             pending = missing | transport.find_unsent(self._kind)
             lost_ranks = pending & (backoff.lost | transport.find_closed())
             hopeless = pending == lost_ranks or (

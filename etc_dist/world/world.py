@@ -87,7 +87,7 @@ class World:
         """Of the last runs of programs that were dropped."""
         self.kept: dict[object, object] = {}
         """Objects that other layers cache until the world is closed."""
-        self._closed = False
+        self._is_closed = False
         self._exit_code = 0
         """That of a SystemExit which has left the with block."""
         self.exclusive = Exclusive(
@@ -125,7 +125,7 @@ class World:
     @property
     def closed(self) -> bool:
         """Whether `close` has ended the world on this rank."""
-        return self._closed
+        return self._is_closed
 
     def allocate(self, nbytes: int) -> SymmetricMemory:
         """Zeroed symmetric memory of `nbytes` on every rank, 1024-byte aligned.
@@ -296,7 +296,7 @@ class World:
 
         Then raises the error of a failed run, as `synchronize` does. On a broken world
         nothing is freed, since that needs every rank."""
-        if self._closed:
+        if self._is_closed:
             return
         with self.exclusive:
             if not self.broken:
@@ -326,7 +326,7 @@ class World:
             self._agreement.close()
             self._hook.remove()
             self.transport.close()
-        self._closed = True
+        self._is_closed = True
         self._runs.clear()
         self._dropped.clear()
         self.kept.clear()

@@ -132,7 +132,7 @@ def test_interrupt_at_each_line_leaves_a_program_usable(function, own):
     made = etc_dist.compile(ring(1), own)
 
     def grow_and_run() -> None:
-        own.exclusive._was_interrupted = True  # so that the run begins with recover
+        own.exclusive._is_interrupted = True  # so that the run begins with recover
         run(made)
 
     run(made)

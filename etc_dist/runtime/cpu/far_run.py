@@ -107,7 +107,7 @@ class FarRun:
         self._arrive, self._end_near = arrive, end_near
         self._epoch = Epoch(0, 0, 0)
         self._finished: set[int] = set()
-        self._sent: set[type[Message]] = set()
+        self._sent_kinds: set[type[Message]] = set()
         self._beats, self._near_beats, self._beat_at = 0, 0, 0.0
 
     def open(self, block: int) -> None:
@@ -117,7 +117,7 @@ class FarRun:
     def start(self, epoch: int) -> None:
         """Begin an epoch, by its number."""
         self._epoch = replace(self._epoch, number=epoch)
-        self._finished, self._sent = set(), set()
+        self._finished, self._sent_kinds = set(), set()
         if self._mailbox is not None:
             self._mailbox.forget_before(self._epoch)
 
@@ -171,8 +171,8 @@ class FarRun:
 
     def _tell(self, message: Message) -> None:
         """Send it once an epoch."""
-        if type(message) not in self._sent:
-            self._sent.add(type(message))
+        if type(message) not in self._sent_kinds:
+            self._sent_kinds.add(type(message))
             self._send(message)
 
     def _send(self, message: Message) -> None:

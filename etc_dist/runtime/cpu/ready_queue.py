@@ -94,7 +94,7 @@ class _Pending:
                 _Wait.of(ref, inner, count, counts(ref.events.name).shape)
                 for ref in call.free_waits
             ]
-            self._loaded = [
+            self._loaded_refs = [
                 (ref, _index(ref, inner, count)) for ref in call.loaded_waits
             ]
 
@@ -124,7 +124,7 @@ class _Pending:
             is_met &= wait.is_met(self.groups, counts)
             if not is_met.any():
                 return []
-        for ref, index in self._loaded:
+        for ref, index in self._loaded_refs:
             for at in np.flatnonzero(is_met):
                 group = int(self.groups[at])
                 is_met[at] = self._is_met(ref, group, index[:, group], counts)

@@ -95,7 +95,7 @@ class TaskBlock:
     [] where each task is resolved alone."""
 
     def __init__(self, call: Call, first: int, count: int, env: dict[str, Any]):
-        self.first, self.count, self._own = first, count, env
+        self.first, self.count, self._own_env = first, count, env
         tasks: Any = np.arange(first, first + count) if count > 1 else first
         tiles = call.coordinates(tasks, env)
         self._env = {**env, **tiles}
@@ -109,7 +109,7 @@ class TaskBlock:
 
     def env_of(self, t: int) -> dict[str, Any]:
         """The environment with the coordinate of task `t`."""
-        return {**self._own, **self.tile_of(t)}
+        return {**self._own_env, **self.tile_of(t)}
 
     def values(self, expr: Expr, of: str = "") -> list[int]:
         """The value of `expr` in each task."""

@@ -103,19 +103,19 @@ class Blocks:
 
     def __init__(self, env: Mapping[str, Any]):
         self._env = dict(env)
-        self._kept: dict[tuple[str, int], TaskBlock] = {}
+        self._kept_blocks: dict[tuple[str, int], TaskBlock] = {}
 
     def of(self, call: Call, t: int) -> TaskBlock:
         """The block of tasks that has task `t`."""
         number = t // BLOCK
-        block = self._kept.get((call.name, number))
+        block = self._kept_blocks.get((call.name, number))
         if block is None:
-            if len(self._kept) == MOST_BLOCKS:
-                del self._kept[next(iter(self._kept))]
+            if len(self._kept_blocks) == MOST_BLOCKS:
+                del self._kept_blocks[next(iter(self._kept_blocks))]
             first = number * BLOCK
             count = min(BLOCK, int(call.tasks.evaluate(self._env)) - first)
             block = TaskBlock(call, first, count, self._env)
-            self._kept[call.name, number] = block
+            self._kept_blocks[call.name, number] = block
         return block
 
 
