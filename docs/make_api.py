@@ -55,10 +55,10 @@ def statements(module: str) -> tuple[ast.stmt, ...]:
     """Those of a module's source, and of its conditional blocks."""
     path = ROOT.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    found: list[ast.stmt] = []
+    nodes: list[ast.stmt] = []
     for node in ast.parse(file.read_text()).body:
-        found += node.body if isinstance(node, ast.If) else [node]
-    return tuple(found)
+        nodes += node.body if isinstance(node, ast.If) else [node]
+    return tuple(nodes)
 
 
 def following(nodes: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, str]]:
@@ -95,7 +95,7 @@ def public_names(package: str) -> list[str]:
         for node in statements(package)
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    listed = values.get("_PLACES", values.get("__all__"))
+    places = values.get("_PLACES", values.get("__all__"))
     names = (
         [
             node.name
@@ -103,8 +103,8 @@ def public_names(package: str) -> list[str]:
             if isinstance(node, ast.ClassDef)
             and node.name.endswith(("Error", "Warning"))
         ]
-        if listed is None
-        else list(ast.literal_eval(listed))
+        if places is None
+        else list(ast.literal_eval(places))
     )
     return sorted(names, key=str.lower)
 
@@ -132,8 +132,8 @@ def parameters(arguments: ast.arguments, skip: int) -> list[str]:
         parts.append("*" + parameter(arguments.vararg, None))
     elif arguments.kwonlyargs:
         parts.append("*")
-    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    parts += [parameter(arg, value) for arg, value in named]
+    defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    parts += [parameter(arg, value) for arg, value in defaults]
     if arguments.kwarg:
         parts.append("**" + parameter(arguments.kwarg, None))
     return parts[skip:]
@@ -147,13 +147,15 @@ def parameter(arg: ast.arg, value: ast.expr | None) -> str:
 
 
 def function_signature(prefix: str, node: ast.FunctionDef, skip: int = 0) -> str:
-    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return signature(prefix + node.name, parameters(node.args, skip), returned)
+    result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return signature(prefix + node.name, parameters(node.args, skip), result)
 
 
 def decorators(node: ast.ClassDef | ast.FunctionDef) -> set[str]:
     """Names of the decorators, without arguments and modules."""
-    texts = (ast.unparse(one).partition("(")[0] for one in node.decorator_list)
+    texts = (
+        ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list
+    )
     return {text.rpartition(".")[2] for text in texts}
 
 
@@ -163,17 +165,17 @@ def decorators(node: ast.ClassDef | ast.FunctionDef) -> set[str]:
 def lineage(module: str, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
     """A class and its bases in the package, the furthest base first."""
     for base in node.bases:
-        found = find(module, ast.unparse(base).partition("[")[0])
-        if found and isinstance(found.node, ast.ClassDef):
-            yield from lineage(found.module, found.node)
+        definition = find(module, ast.unparse(base).partition("[")[0])
+        if definition and isinstance(definition.node, ast.ClassDef):
+            yield from lineage(definition.module, definition.node)
     yield node
 
 
 def methods(classes: Iterable[ast.ClassDef]) -> dict[str, ast.FunctionDef]:
     return {
         node.name: node
-        for one in classes
-        for node in one.body
+        for class_node in classes
+        for node in class_node.body
         if isinstance(node, ast.FunctionDef) and "overload" not in decorators(node)
     }
 
@@ -196,8 +198,8 @@ def class_signature(classes: Sequence[ast.ClassDef], text: str) -> str:
 
 def fields(classes: Iterable[ast.ClassDef]) -> Iterator[tuple[ast.AnnAssign, str]]:
     """The public fields of a class, with their docstrings."""
-    for one in classes:
-        for node, text in following(one.body):
+    for class_node in classes:
+        for node, text in following(class_node.body):
             if isinstance(node, ast.AnnAssign) and ast.unparse(node)[0] != "_":
                 yield node, text
 
@@ -262,8 +264,8 @@ def markdown(docstring: str) -> str:
 
 
 def item(text: str) -> str:
-    names, _, rest = text.partition(": ")
-    return f"* `{names.replace(', ', '`, `')}`: {escaped(rest)}"
+    names, _, text_after = text.partition(": ")
+    return f"* `{names.replace(', ', '`, `')}`: {escaped(text_after)}"
 
 
 def entry(package: str, name: str) -> Iterator[str]:

@@ -18,20 +18,20 @@ PAGE = Path(__file__).resolve().parent / "model_files.md"
 OF_NEUTRAL = "Refused unless absent, null, or a value in parentheses"
 
 
-def table(rows: Mapping[str, Iterable[str]], other: str) -> str:
+def table(rows: Mapping[str, Iterable[str]], fallback: str) -> str:
     """The names of each row, sorted; those of a mapping with their neutral values.
-    other: what any other name does."""
+    fallback: what any other name does."""
     lines = ["| | |", "| --- | --- |"]
     for title, names in rows.items():
         values = names if isinstance(names, Mapping) else {}
-        shown = (f"`{name}`{_neutral(values.get(name))}" for name in sorted(names))
-        lines.append(f"| {title} | {', '.join(shown)} |")
-    return "\n".join([*lines, f"| Any other | {other} |", ""])
+        texts = (f"`{name}`{_neutral(values.get(name))}" for name in sorted(names))
+        lines.append(f"| {title} | {', '.join(texts)} |")
+    return "\n".join([*lines, f"| Any other | {fallback} |", ""])
 
 
 def _neutral(values: Any) -> str:
-    listed = values if isinstance(values, tuple) else (values,)
-    words = [f"`{json.dumps(value)}`" for value in listed if value is not None]
+    items = values if isinstance(values, tuple) else (values,)
+    words = [f"`{json.dumps(value)}`" for value in items if value is not None]
     return f" ({' or '.join(words)})" if words else ""
 
 

@@ -39,37 +39,37 @@ def row_sum(y: Any, total: Any) -> None:
 def add_row_sum(g: Graph) -> None:
     """a, b [rows, n] -> y [rows, n] and total [rows], on each rank separately."""
     rows, n = g.dims("rows n")
-    blocks = g.let("blocks", ceildiv(rows, TILE))
+    num_blocks = g.let("blocks", ceildiv(rows, TILE))
     columns = g.let("columns", ceildiv(n, TILE))
-    groups = g.let("groups", ceildiv(blocks, BLOCKS))
+    num_groups = g.let("groups", ceildiv(num_blocks, BLOCKS))
     a = g.input("a", (rows, n), "float32")
     b = g.input("b", (rows, n), "float32")
     y = g.output("y", (rows, n), "float32")
     total = g.output("total", (rows,), "float32")
     # The last group may have fewer row blocks: the count depends on the element.
-    added = g.events(
+    sum_events = g.events(
         "added",
-        (groups,),
-        expects=lambda s: minimum(BLOCKS, blocks - s * BLOCKS) * columns,
+        (num_groups,),
+        expects=lambda s: minimum(BLOCKS, num_blocks - s * BLOCKS) * columns,
     )
 
-    i, j = grid = g.grid(i=blocks, j=columns)
+    i, j = grid = g.grid(i=num_blocks, j=columns)
     here = (tile(i, TILE), tile(j, TILE))
     g.call(
         add,
         grid,
         reads=[a[here], b[here]],
         writes=[y[here]],
-        notifies=[added[i // BLOCKS]],
+        notifies=[sum_events[i // BLOCKS]],
     )
 
-    (s,) = grid = g.grid(s=groups)
+    (s,) = grid = g.grid(s=num_groups)
     g.call(
         row_sum,
         grid,
         reads=[y[tile(s, BLOCKS * TILE), :]],
         writes=[total[tile(s, BLOCKS * TILE)]],
-        waits=[added[s]],
+        waits=[sum_events[s]],
     )
 
 
@@ -88,16 +88,18 @@ def main() -> None:
         results = program.run(a=a, b=b)  # outputs that are not given are made
         program.synchronize()
 
-        good = bool((results["y"] == a + b).all())
+        is_equal = bool((results["y"] == a + b).all())
         expected = (a + b).sum(axis=1)
         error = float(abs(results["total"] - expected).max() / abs(expected).max())
-        received = world.gather((good, error))
+        rank_results = world.gather((is_equal, error))
         if world.rank == 0:
             print(world.show())
             print(program.show(rows=328, n=256))
-            print(f"y equals a + b on every rank: {all(ok for ok, _ in received)}")
-            print(f"largest error of a row's sum: {max(e for _, e in received):.1e}")
-    if not good or error > 1e-5:
+            print(f"y equals a + b on every rank: {all(ok for ok, _ in rank_results)}")
+            print(
+                f"largest error of a row's sum: {max(e for _, e in rank_results):.1e}"
+            )
+    if not is_equal or error > 1e-5:
         raise SystemExit(f"rank {world.rank}: the result is wrong")
 
 

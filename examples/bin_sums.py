@@ -50,7 +50,7 @@ def bin_sums(g: Graph) -> None:
     starts = g.local("starts", (bins,), "int32")
     place = g.local("place", (rows,), "int32")
     packed = g.local("packed", (rows, n), "float32")
-    counted = g.events("counted", (1,), expects=1)
+    count_events = g.events("counted", (1,), expects=1)
     filled = g.events("filled", (bins,), expects=lambda b: counts.load(b))
 
     g.call(
@@ -58,7 +58,7 @@ def bin_sums(g: Graph) -> None:
         g.grid(one=1),
         reads=[keys[:]],
         writes=[counts[:], starts[:], place[:]],
-        notifies=[counted[0]],
+        notifies=[count_events[0]],
     )
     (r,) = grid = g.grid(r=rows)
     g.call(
@@ -66,7 +66,7 @@ def bin_sums(g: Graph) -> None:
         grid,
         reads=[x[r, :]],
         writes=[packed[place.load(r), :]],
-        waits=[counted[0]],
+        waits=[count_events[0]],
         notifies=[filled[keys.load(r)]],
     )
     (b,) = grid = g.grid(b=bins)
@@ -75,7 +75,7 @@ def bin_sums(g: Graph) -> None:
         grid,
         reads=[packed[span(starts.load(b), counts.load(b)), :]],
         writes=[total[b, :]],
-        waits=[counted[0], filled[b]],
+        waits=[count_events[0], filled[b]],
     )
 
 
@@ -98,13 +98,15 @@ def main() -> None:
 
         expected = np.zeros((12, 64), np.float32)
         np.add.at(expected, keys, x)
-        good = bool((total == xp.asarray(expected)).all())
-        received = world.gather(good)
+        is_equal = bool((total == xp.asarray(expected)).all())
+        rank_results = world.gather(is_equal)
         if world.rank == 0:
             print(world.show())
             print(program.show(rows=100, bins=12, n=64))
-            print(f"total holds the sums of all bins, on every rank: {all(received)}")
-    if not good:
+            print(
+                f"total holds the sums of all bins, on every rank: {all(rank_results)}"
+            )
+    if not is_equal:
         raise SystemExit(f"rank {world.rank}: the result is wrong")
 
 

@@ -39,9 +39,9 @@ def decoder_layer(g):
         reads, writes = regions(*grid)
         waits, notifies = ready[-1:], []
         if not is_last:
-            done = g.events(f"{name}_done", (1,), expects=prod(axes.values()))
-            notifies = [done[0]]
-            ready.append(done[0])
+            events = g.events(f"{name}_done", (1,), expects=prod(axes.values()))
+            notifies = [events[0]]
+            ready.append(events[0])
         refs = {"waits": waits, "notifies": notifies}
         g.call(function, grid, name=name, reads=reads, writes=writes, **refs, **options)
 
@@ -53,7 +53,7 @@ def decoder_layer(g):
 
         phase(name, rms_norm(TYPE, EPS), {"r": rows}, regions)
 
-    def matmul(name, x, weights, y, epilogue=store, others=(), **options):
+    def matmul(name, x, weights, y, epilogue=store, operands=(), **options):
         tiles = Tiles(g, name, 0, [TileShape(128, 128)])
         width = tiles.half_columns() if epilogue.gated else tiles.columns
         shape = y.shape[1], x.shape[1]
@@ -62,7 +62,7 @@ def decoder_layer(g):
         def regions(i, j):
             down, across = tile(i, tiles.rows), tile(j, width)
             reads = [x[down, :], *(w[across, :] for w in weights)]
-            return reads + [z[down, across] for z in others], [y[down, across]]
+            return reads + [z[down, across] for z in operands], [y[down, across]]
 
         axes = {"i": ceildiv(rows, tiles.rows), "j": ceildiv(shape[0], width)}
         options["values"] = tiles.values
@@ -77,8 +77,8 @@ def decoder_layer(g):
     table = g.input("table", (requests, most_pages), "int32")
     cache = g.state("cache", (pages, 2, heads, PAGE, DIM), TYPE)
 
-    def places(own=slice(None)):
-        return [cos_sin[:, :], request[own], position[own], table[:, :]]
+    def places(row=slice(None)):
+        return [cos_sin[:, :], request[row], position[row], table[:, :]]
 
     # One share of all rows: no row is divided, and no slices are combined.
     extents, bounds, combined, num_combined = (
@@ -114,11 +114,11 @@ def decoder_layer(g):
     attention = local("attention", heads * GROUP * DIM)
 
     def attend_head(h, j):
-        of_head, (own, slots) = tile(h, GROUP * DIM), written(bounds, (), j, share)
+        of_head, (row, slots) = tile(h, GROUP * DIM), written(bounds, (), j, share)
         parts = [z[span(*slots), tile(h, GROUP), :] for z in (sums, stats)]
         plans = [extents[:, :], bounds[:, :]]
         reads = [qkv[:, of_head], cos_sin[:, :], table[:, :], cache[:, :, h, :, :]]
-        return [*reads, *plans], [*parts, attention[span(*own), of_head]]
+        return [*reads, *plans], [*parts, attention[span(*row), of_head]]
 
     axes, numbers = {"h": heads, "j": 1}, {"shares_of_task": share, "cuts": cuts}
     phase("attend", attend(PAGED), axes, attend_head, values=numbers)
@@ -138,7 +138,7 @@ def main():
     def draw(*shape):
         return (rng.standard_normal(shape) / 8).astype(ml_dtypes.bfloat16)
 
-    given = {
+    arrays = {
         "norm_gain": draw(hidden) + 1,
         "mlp_norm_gain": draw(hidden) + 1,
         "w_qkv": draw(wide + 2 * heads * DIM, hidden),
@@ -160,11 +160,11 @@ def main():
             """The rows of some positions."""
             at = np.arange(first, end, dtype=np.int32)
             rows = {"x": x[first:end], "position": at, "request": at * 0}
-            return program.run(**given, **rows, cache=cache)["y"].astype(np.float32)
+            return program.run(**arrays, **rows, cache=cache)["y"].astype(np.float32)
 
         print(f"{len(program.plan.graph.calls)} calls in one kernel")
-        cache, other = (np.zeros(pages, ml_dtypes.bfloat16) for _ in range(2))
-        whole = run(0, 40, other)
+        cache, other_cache = (np.zeros(pages, ml_dtypes.bfloat16) for _ in range(2))
+        whole = run(0, 40, other_cache)
         run(0, 39, cache)  # a prompt of 39 tokens
         error = abs(run(39, 40, cache) - whole[39:]).max()  # the next token
         print(f"the last token alone has the same result: {error < 0.05}")

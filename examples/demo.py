@@ -63,7 +63,7 @@ class OnGpu:
                 "(or 'cupy-cuda12x[ctk]' nvidia-nccl-cu12)"
             ) from fault
         self.xp, self._world, self._cublas = cupy, world, cublas
-        self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+        self._alpha, self._beta = np.ones(1, np.float32), np.zeros(1, np.float32)
         if self.baseline:
             unique_id = world.gather(nccl.get_unique_id() if world.rank == 0 else None)
             self._nccl = nccl.NcclCommunicator(world.size, unique_id[0], world.rank)
@@ -77,7 +77,7 @@ class OnGpu:
         """y = x @ w.T by cuBLAS, which is column-major: y.T = w @ x.T."""
         (m, k), n = x.shape, w.shape[0]
         bf16, fp32, default, yes, no = 14, 68, -1, 1, 0
-        alpha, beta = self._one.ctypes.data, self._zero.ctypes.data
+        alpha, beta = self._alpha.ctypes.data, self._beta.ctypes.data
         handle = self.xp.cuda.device.get_cublas_handle()
         left, right = (w.data.ptr, bf16, k), (x.data.ptr, bf16, k)
         out = (y.data.ptr, bf16, n)
@@ -90,9 +90,9 @@ class OnGpu:
             parts.data.ptr, y.data.ptr, y.size, self._bfloat16, self._sum, self._stream
         )
 
-    def all_gather(self, x: Any, gathered: Any) -> None:
+    def all_gather(self, x: Any, all_x: Any) -> None:
         self._nccl.allGather(
-            x.data.ptr, gathered.data.ptr, x.size, self._bfloat16, self._stream
+            x.data.ptr, all_x.data.ptr, x.size, self._bfloat16, self._stream
         )
 
     def seconds(self, call: Callable[[], object], repeats: int = 10) -> float:
@@ -138,8 +138,8 @@ class OnCpu:
     def reduce_scatter(self, parts: Any, y: Any) -> None:
         self._comm.Reduce_scatter_block(parts, y)
 
-    def all_gather(self, x: Any, gathered: Any) -> None:
-        self._comm.Allgather(x, gathered)
+    def all_gather(self, x: Any, all_x: Any) -> None:
+        self._comm.Allgather(x, all_x)
 
     def seconds(self, call: Callable[[], object]) -> float:
         self._world.barrier()
@@ -168,8 +168,10 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
     m, n, k = rows * world.size, on.n, on.k
     xs = [random(on, rank, m, k) for rank in range(world.size)]
     ws = [random(on, 100 + rank, n, k) for rank in range(world.size)]
-    mine = slice(world.rank * rows, (world.rank + 1) * rows)
-    reference = sum(exact(x[mine]) @ exact(w).T for x, w in zip(xs, ws, strict=True))
+    own_rows = slice(world.rank * rows, (world.rank + 1) * rows)
+    reference = sum(
+        exact(x[own_rows]) @ exact(w).T for x, w in zip(xs, ws, strict=True)
+    )
     x, w = on.prepared(xs[world.rank]), on.prepared(ws[world.rank])
     partial, y = on.xp.empty((m, n), x.dtype), on.xp.empty((rows, n), x.dtype)
 
@@ -181,7 +183,7 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
         operation = with_sizes(etc_dist.MatmulReduceScatter, shapes=FAMILY)
         return operation(world=world, **more)
 
-    own = (xs[world.rank], ws[world.rank])
+    own_arrays = (xs[world.rank], ws[world.rank])
     see = "rows are sent (orange) and summed (red) while GEMM tiles (blue) still run"
     meanings = {
         "tile_matmul": "GEMM tiles of all ranks' rows",
@@ -189,7 +191,7 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
         "sum_ranks": "sums of the received rows",
     }
     title, shape = "GEMM + Reduce-Scatter", (m, n, k)
-    return Case(title, see, meanings, shape, make, *own, reference, unfused)
+    return Case(title, see, meanings, shape, make, *own_arrays, reference, unfused)
 
 
 def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
@@ -199,16 +201,16 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
     weights = random(on, 100 + world.rank, n, k)
     reference = on.xp.concatenate([exact(x) for x in xs]) @ exact(weights).T
     x, w = on.prepared(xs[world.rank]), on.prepared(weights)
-    gathered, y = on.xp.empty((m, k), x.dtype), on.xp.empty((m, n), x.dtype)
+    all_x, y = on.xp.empty((m, k), x.dtype), on.xp.empty((m, n), x.dtype)
 
     def unfused() -> None:
-        on.all_gather(x, gathered)
-        on.matmul(gathered, w, y)
+        on.all_gather(x, all_x)
+        on.matmul(all_x, w, y)
 
     def make(**more: Any) -> Any:
         return with_sizes(etc_dist.AllGatherMatmul, shapes=FAMILY)(world=world, **more)
 
-    own = (xs[world.rank], weights)
+    own_arrays = (xs[world.rank], weights)
     see = (
         "blue GEMM tiles of own rows begin at once, orange bars send rows meanwhile, "
         "and green tiles of other ranks' rows begin as these arrive"
@@ -219,7 +221,7 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
         "multiply_peer": "GEMM tiles of rows that have arrived",
     }
     title, shape = "AllGather + GEMM", (m, n, k)
-    return Case(title, see, meanings, shape, make, *own, reference, unfused)
+    return Case(title, see, meanings, shape, make, *own_arrays, reference, unfused)
 
 
 def random(on: Any, seed: int, *shape: int) -> Any:
@@ -278,10 +280,10 @@ def check(op: Any, case: Case, world: etc_dist.World) -> tuple[float, bool, Any]
         sum(world.gather(float((v * v).sum())))
         for v in (exact(y) - case.reference, case.reference)
     )
-    same_bits = all(
+    has_same_bits = all(
         world.gather(bool((y.view(np.int16) == again.view(np.int16)).all()))
     )
-    return (off / size) ** 0.5, same_bits, proof
+    return (off / size) ** 0.5, has_same_bits, proof
 
 
 def draw(case: Case, world: etc_dist.World, output: Path) -> tuple[list[Path], str]:
@@ -293,22 +295,22 @@ def draw(case: Case, world: etc_dist.World, output: Path) -> tuple[list[Path], s
         trace = op.program.trace()
         name = op.program.plan.graph.name.removesuffix("_graph")
     files = [output / f"{name}.png", output / f"{name}.json"]
-    seen = f"What to see: {overlap(trace, case.see)}."
+    observation = f"What to see: {overlap(trace, case.see)}."
     if world.rank == 0:
         m, n, k = case.shape
         title = f"{case.title}: M {m}, N {n}, K {k}, {world.size} ranks, "
         shared = f", {world.ranks_per_gpu} ranks a GPU" * (world.ranks_per_gpu > 1)
         title += f"backend {world.backend}{shared}"
-        trace.png(files[0], title, seen, case.meanings)
+        trace.png(files[0], title, observation, case.meanings)
         trace.perfetto(files[1])
-    return files, seen
+    return files, observation
 
 
 def overlap(trace: Any, see: str) -> str:
     """`see`, with the share of rank 0's transfers that overlap its GEMM."""
-    mine = [r for r in trace.records if r.rank == 0]
-    last = max(r.end_ns for r in mine if r.lane == "tensor")
-    starts = [r.start_ns for r in mine if r.lane != "tensor"]
+    own_records = [r for r in trace.records if r.rank == 0]
+    last = max(r.end_ns for r in own_records if r.lane == "tensor")
+    starts = [r.start_ns for r in own_records if r.lane != "tensor"]
     early = sum(start < last for start in starts)
     share = f"{early} of {len(starts)} transfers on rank 0 begin before its last tile"
     return f"{see}. {share} ends" if starts else "GEMM tiles; one rank sends nothing"
@@ -361,16 +363,16 @@ def show(text: str) -> None:
     print(textwrap.fill(text, WIDTH))
 
 
-def output_folder(world: etc_dist.World, given: Path | None) -> Path:
+def output_folder(world: etc_dist.World, path: Path | None) -> Path:
     """A folder that rank 0 can write: `given`, else demo-output or a temporary one."""
-    folder, fault = given or Path("demo-output"), ""
+    folder, fault = path or Path("demo-output"), ""
     if world.rank == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             fault = f"nothing can be written to {folder}: {error.strerror}"
-            if given is None:
+            if path is None:
                 folder = Path(tempfile.mkdtemp(prefix="demo-output-"))
                 show(f"{fault}. The pictures will be in {folder}.")
                 fault = ""
@@ -383,9 +385,9 @@ def output_folder(world: etc_dist.World, given: Path | None) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="folder (default: demo-output)")
-    given = parser.parse_args().output
+    path = parser.parse_args().output
     with etc_dist.start() as world:
-        output = output_folder(world, given)
+        output = output_folder(world, path)
         on = OnGpu(world) if world.backend == "cuda" else OnCpu(world)
         results = []
         for make_case in (matmul_reduce_scatter_case, all_gather_matmul_case):

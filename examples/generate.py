@@ -24,8 +24,8 @@ def main() -> None:
     text = TextStream(tokenizer)
     with etc_dist.start() as world, load(path, batch=1, world=world) as model:
         print(world.show())
-        calls, layers = len(model.program.plan.graph.calls), model.config.layers
-        print(f"{calls} calls, in a loop of {layers} layers, in one kernel\n")
+        num_calls, layers = len(model.program.plan.graph.calls), model.config.layers
+        print(f"{num_calls} calls, in a loop of {layers} layers, in one kernel\n")
         print(question)
         for token in model.stream(tokenizer.chat(question), max_new_tokens=100):
             print(text.add([token]), end="", flush=True)

@@ -44,16 +44,16 @@ def main() -> None:
         normal = np.random.default_rng(1).standard_normal
         wide = [normal(size, np.float32) for size in ((300, 256), (512, 256), (512,))]
         x, w, bias = (xp.asarray(a.astype(ml_dtypes.bfloat16)) for a in wide)
-        given = (300, 512, 256), program.workers, FAMILY, tuning_of(world)
-        chosen = choose(*given, divides=False)[:2]
-        dims = {each.dim: each.value for each in chosen}
+        policy_arguments = (300, 512, 256), program.workers, FAMILY, tuning_of(world)
+        choices = choose(*policy_arguments, divides=False)[:2]
+        dims = {choice.dim: choice.value for choice in choices}
         y = program.run(x=x, w=w, bias=bias, dims=dims)["y"]
         program.synchronize()
         x, w, bias = (a.astype(ml_dtypes.bfloat16).astype(np.float32) for a in wide)
         expected = np.empty((300, 512), np.float32)
         bias_gelu.half.body(x @ w.T, bias, expected)
-        found = (y if xp is np else y.get()).astype(np.float32)
-        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        result = (y if xp is np else y.get()).astype(np.float32)
+        error = np.linalg.norm(result - expected) / np.linalg.norm(expected)
         print(f"error against fp32: {error:.1e}")
 
 

@@ -32,8 +32,8 @@ def matmul_fp8(g: Graph, *, shape: TileShape = SHAPE) -> None:
     m, n, k = g.dims("m n k")
     x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     y, tiles = g.output("y", (m, n), FP8), Tiles(g, "tile", 0, [shape])
-    strips = ceildiv(n, tiles.strip_columns())
-    scales = g.output("scales", (strips, m), "float32")
+    num_strips = ceildiv(n, tiles.strip_columns())
+    scales = g.output("scales", (num_strips, m), "float32")
     of = tile_grid(g, "", (m, n), tiles.rows, tiles.columns)
     reads = [x[of.rows, :], w[of.columns, :]]
     writes = [y[of[3:5]], scales[tile(of.grid[1], tiles.strips()), of.rows]]
@@ -51,8 +51,8 @@ def main() -> None:
         program.synchronize()
         x, w, y, scales = (a if xp is np else a.get() for a in (x, w, y, scales))
         whole = x.astype(np.float32) @ w.astype(np.float32).T
-        found = y.view(FP8).astype(np.float32) * scales.T.repeat(128, axis=1)
-        print(f"largest error: {abs(found - whole).max() / abs(whole).max():.3f}")
+        result = y.view(FP8).astype(np.float32) * scales.T.repeat(128, axis=1)
+        print(f"largest error: {abs(result - whole).max() / abs(whole).max():.3f}")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ COMPARED = 4
 def definition(x: Any, gate: Any, up: Any, down: Any) -> Any:
     """The partial sum of one rank's shard of the weights."""
     x, gate, up, down = (array.astype(np.float32) for array in (x, gate, up, down))
-    left = x @ gate.T
-    return (left / (1 + np.exp(-left)) * (x @ up.T)) @ down.T
+    gates = x @ gate.T
+    return (gates / (1 + np.exp(-gates)) * (x @ up.T)) @ down.T
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
         with MLP(gate, up, down, world=world) as mlp:
             y = mlp(x)
             mlp.synchronize()
-            calls = len(mlp.program.plan.graph.calls)
+            num_calls = len(mlp.program.plan.graph.calls)
 
         few = [xp.asarray(part) for part in world.gather(to_host(x[:COMPARED]))]
         parts = [to_host(definition(xs, gate, up, down)) for xs in few]
@@ -62,7 +62,7 @@ def main() -> None:
             print(
                 f"{rows * world.size} rows, hidden {hidden}, inner {inner} on each rank"
             )
-            print(f"{calls} calls in one kernel")
+            print(f"{num_calls} calls in one kernel")
             print(f"error against fp32: {worst:.1e}")
     if not worst < 5e-3:
         raise SystemExit(f"rank {world.rank}: the result is wrong")

@@ -25,9 +25,12 @@ def definition(x: Any, ids: Any, weights: Any, gate_up: Any, down: Any) -> Any:
     """The weighted sum of the experts `ids` for one token x [hidden]."""
     total = np.float32(0)
     for expert, weight in zip(ids.tolist(), weights.tolist(), strict=True):
-        both = gate_up[expert].astype(np.float32) @ x
-        left, right = both[: len(both) // 2], both[len(both) // 2 :]
-        active = left / (1 + np.exp(-left)) * right
+        gate_and_up = gate_up[expert].astype(np.float32) @ x
+        gates, ups = (
+            gate_and_up[: len(gate_and_up) // 2],
+            gate_and_up[len(gate_and_up) // 2 :],
+        )
+        active = gates / (1 + np.exp(-gates)) * ups
         total = total + weight * (down[expert].astype(np.float32) @ active)
     return total
 
@@ -55,12 +58,12 @@ def main() -> None:
         x = normal(tokens, hidden, scale=1)
 
         share = experts // world.size
-        own = slice(world.rank * share, (world.rank + 1) * share)
-        shard = gate_up[own], down[own]
+        own_experts = slice(world.rank * share, (world.rank + 1) * share)
+        shard = gate_up[own_experts], down[own_experts]
         with MoE(router, *shard, top_k=top_k, parallel="expert", world=world) as moe:
             y = moe(x)
             moe.synchronize()
-            calls = len(moe.program.plan.graph.calls)
+            num_calls = len(moe.program.plan.graph.calls)
 
         rows = x.astype(np.float32)
         logits = rows @ router.astype(np.float32).T
@@ -81,7 +84,7 @@ def main() -> None:
             print(world.show())
             print(f"{tokens} tokens a rank, {top_k} of {experts} experts each")
             print(f"{int(counts.min())} to {int(counts.max())} of rank 0's per expert")
-            print(f"{calls} calls in one kernel")
+            print(f"{num_calls} calls in one kernel")
             print(f"error against fp32: {worst:.1e}")
     if not worst < 5e-3:
         raise SystemExit(f"rank {world.rank}: the result is wrong")

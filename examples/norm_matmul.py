@@ -38,7 +38,7 @@ def norm_matmul(g: Graph) -> None:
     """x [rows, k], gain [k], w [n, k] -> y [rows, n]."""
     rows, n, k = g.dims("rows n k")
     tiles = Tiles(g, "tile", 0, [SHAPE])
-    blocks, row_tiles = ceildiv(rows, ROWS), ceildiv(rows, tiles.rows)
+    num_blocks, num_row_tiles = ceildiv(rows, ROWS), ceildiv(rows, tiles.rows)
     x = g.input("x", (rows, k), "bfloat16")
     gain = g.input("gain", (k,), "bfloat16")
     w = g.input("w", (n, k), "bfloat16")
@@ -46,10 +46,12 @@ def norm_matmul(g: Graph) -> None:
     normed = g.local("normed", (rows, k), "bfloat16")
     of_tile = SHAPE.rows // ROWS
     ready = g.events(
-        "ready", (row_tiles,), expects=lambda i: minimum(of_tile, blocks - i * of_tile)
+        "ready",
+        (num_row_tiles,),
+        expects=lambda i: minimum(of_tile, num_blocks - i * of_tile),
     )
 
-    (b,) = grid = g.grid(b=blocks)
+    (b,) = grid = g.grid(b=num_blocks)
     g.call(
         rms_norm,
         grid,
@@ -57,7 +59,7 @@ def norm_matmul(g: Graph) -> None:
         writes=[normed[tile(b, ROWS), :]],
         notifies=[ready[b // of_tile]],
     )
-    i, j = grid = g.grid(i=row_tiles, j=ceildiv(n, tiles.columns))
+    i, j = grid = g.grid(i=num_row_tiles, j=ceildiv(n, tiles.columns))
     of_rows, columns = tile(i, tiles.rows), tile(j, tiles.columns)
     g.call(
         tiles.matmul("bfloat16"),
@@ -83,8 +85,8 @@ def main() -> None:
         whole = {
             n: rng.integers(-4, 5, s).astype(np.float32) for n, s in shapes.items()
         }
-        given = {n: xp.asarray(a.astype(ml_dtypes.bfloat16)) for n, a in whole.items()}
-        y = program.run(**given)["y"]
+        arrays = {n: xp.asarray(a.astype(ml_dtypes.bfloat16)) for n, a in whole.items()}
+        y = program.run(**arrays)["y"]
         program.synchronize()
 
         x, gain, w = whole.values()
@@ -92,10 +94,10 @@ def main() -> None:
         expected = xp.asarray(normed @ w.T)
         difference = y.astype(np.float32) - expected
         error = float(xp.linalg.norm(difference) / xp.linalg.norm(expected))
-        received = world.gather(error)
+        rank_errors = world.gather(error)
         if world.rank == 0:
             print(world.show())
-            print(f"largest error against fp32: {max(received):.1e}")
+            print(f"largest error against fp32: {max(rank_errors):.1e}")
     if error > 5e-3:
         raise SystemExit(f"rank {world.rank}: the result is wrong")
 

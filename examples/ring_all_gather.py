@@ -26,13 +26,13 @@ def ring_all_gather(g: Graph) -> None:
     rows, n = g.dims("rows n")
     world, push = g.world_size, push_rows()
     following = (g.rank + 1) % world
-    blocks = g.let("blocks", ceildiv(rows, BLOCK))
+    num_blocks = g.let("blocks", ceildiv(rows, BLOCK))
     x = g.input("x", (rows, n), "float32")
     y = g.output("y", (world * rows, n), "float32")
     ring = g.symmetric("ring", (world * rows, n), "float32")
-    arrived = g.events("arrived", (world, blocks), expects=1, cross_rank=True)
+    block_events = g.events("arrived", (world, num_blocks), expects=1, cross_rank=True)
 
-    (i,) = grid = g.grid(i=blocks)
+    (i,) = grid = g.grid(i=num_blocks)
     height = minimum(BLOCK, rows - i * BLOCK)  # the last block may be smaller
 
     def block(source: Expr) -> Tile:
@@ -52,19 +52,19 @@ def ring_all_gather(g: Graph) -> None:
         name="send",
         reads=[x[span(i * BLOCK, height), :]],
         writes=[ring.on(following)[block(g.rank), :]],
-        notifies=[arrived.on(following)[g.rank, i].when(world > 1)],
+        notifies=[block_events.on(following)[g.rank, i].when(world > 1)],
     )
     # Step by step, the rows of the previous rank, of the one before it, and so on.
-    step, i = grid = g.grid(step=world - 1, i=blocks)
+    step, i = grid = g.grid(step=world - 1, i=num_blocks)
     source = (g.rank + world - 1 - step) % world
     g.call(
         push,
-        g.grid(step=max(world - 2, 0), i=blocks),
+        g.grid(step=max(world - 2, 0), i=num_blocks),
         name="forward",
         reads=[ring[block(source), :]],
         writes=[ring.on(following)[block(source), :]],
-        waits=[arrived[source, i]],
-        notifies=[arrived.on(following)[source, i]],
+        waits=[block_events[source, i]],
+        notifies=[block_events.on(following)[source, i]],
     )
     g.call(
         push,
@@ -72,7 +72,7 @@ def ring_all_gather(g: Graph) -> None:
         name="copy",
         reads=[ring[block(source), :]],
         writes=[y[block(source), :]],
-        waits=[arrived[source, i]],
+        waits=[block_events[source, i]],
     )
 
 
@@ -92,13 +92,13 @@ def main() -> None:
         expected = xp.concatenate(
             [x + 1000 * (r - world.rank) for r in range(world.size)]
         )
-        good = all(world.gather(bool((y == expected).all())))
+        is_equal = all(world.gather(bool((y == expected).all())))
         if world.rank == 0:
             print(world.show())
-            calls = len(program.plan.graph.calls)
-            print(f"{world.size} ranks, {calls} calls in one kernel")
-            print(f"y holds the rows of all ranks, on every rank: {good}")
-    if not good:
+            num_calls = len(program.plan.graph.calls)
+            print(f"{world.size} ranks, {num_calls} calls in one kernel")
+            print(f"y holds the rows of all ranks, on every rank: {is_equal}")
+    if not is_equal:
         raise SystemExit(f"rank {world.rank}: the result is wrong")
 
 

@@ -34,27 +34,27 @@ def split_k(g: Graph) -> None:
     tiles = Tiles(g, "tile", 0, [SHAPE])
     # A slice is a multiple of the depth of a stage, and none is empty.
     width = g.let("width", ceildiv(k, SHAPE.depth * slices) * SHAPE.depth)
-    parts = g.let("parts", ceildiv(k, width))
-    partials = g.local("partials", (parts, m, n), "float32")
-    blocks, columns = ceildiv(m, tiles.rows), ceildiv(n, tiles.columns)
-    added = g.events("added", (blocks, columns), expects=parts)
+    num_parts = g.let("parts", ceildiv(k, width))
+    partials = g.local("partials", (num_parts, m, n), "float32")
+    num_blocks, columns = ceildiv(m, tiles.rows), ceildiv(n, tiles.columns)
+    part_events = g.events("added", (num_blocks, columns), expects=num_parts)
 
-    s, i, j = grid = g.grid(s=parts, i=blocks, j=columns)
+    s, i, j = grid = g.grid(s=num_parts, i=num_blocks, j=columns)
     rows, across, part = tile(i, tiles.rows), tile(j, tiles.columns), tile(s, width)
     g.call(
         tiles.matmul("bfloat16", partial),
         grid,
         reads=[x[rows, part], w[across, part]],
         writes=[partials[s, rows, across]],
-        notifies=[added[i, j]],
+        notifies=[part_events[i, j]],
         values=tiles.values,
     )
     g.call(
         add_partials("bfloat16"),
-        g.grid(i=blocks, j=columns),
+        g.grid(i=num_blocks, j=columns),
         reads=[partials[:, rows, across]],
         writes=[y[rows, across]],
-        waits=[added[i, j]],
+        waits=[part_events[i, j]],
     )
 
 
@@ -73,8 +73,8 @@ def main() -> None:
             arrays = {"x": xp.asarray(x), "w": xp.asarray(w)}
             y = program.run(**arrays, dims={"slices": slices})["y"]
             program.synchronize()
-            found = (y if xp is np else y.get()).astype(np.float32)
-            error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+            result = (y if xp is np else y.get()).astype(np.float32)
+            error = np.linalg.norm(result - expected) / np.linalg.norm(expected)
             errors.append(float(error))
         worst = max(world.gather(max(errors)))
         if world.rank == 0:

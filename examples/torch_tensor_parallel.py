@@ -27,14 +27,14 @@ def start() -> etc_dist.World:
     if gpus:
         torch.cuda.set_device(local_rank % gpus)
     # NCCL does not serve two ranks on one GPU.
-    own_gpu = int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus
-    dist.init_process_group("nccl" if own_gpu else "gloo")
+    has_own_gpu = int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus
+    dist.init_process_group("nccl" if has_own_gpu else "gloo")
     return etc_dist.start(process_group=dist.group.WORLD)
 
 
-def error(found: Tensor, expected: Tensor) -> float:
+def error(result: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest value."""
-    difference = (found.detach().float() - expected.detach()).abs().max()
+    difference = (result.detach().float() - expected.detach()).abs().max()
     return float(difference / expected.detach().abs().max())
 
 
@@ -52,8 +52,8 @@ def main() -> None:
         nn.SiLU(),
         RowParallelLinear.from_linear(down),
     )
-    own = slice(world.rank * ROWS, (world.rank + 1) * ROWS)
-    x = rows[own].clone().requires_grad_()
+    own_rows = slice(world.rank * ROWS, (world.rank + 1) * ROWS)
+    x = rows[own_rows].clone().requires_grad_()
     y = model(x)
     y.float().pow(2).sum().backward()
 
@@ -63,20 +63,20 @@ def main() -> None:
     expected.pow(2).sum().backward()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     own_result = (
-        error(y, expected[own]),
-        error(x.grad, whole.grad[own]),
+        error(y, expected[own_rows]),
+        error(x.grad, whole.grad[own_rows]),
         torch.equal(compiled(x), y),
     )
     results = world.agree(lambda: own_result)  # of all ranks
     forward, backward, _ = map(max, zip(*results, strict=True))
-    same = all(result[2] for result in results)
+    is_same = all(result[2] for result in results)
     if world.rank == 0:
         print(f"{world.size} ranks, {world.backend}, {dist.get_backend()}")
         print(
             f"largest error against float32: y {forward:.1e}, gradient {backward:.1e}"
         )
-        print(f"torch.compile gives the same bits on every rank: {same}")
-        print("passed" if same and max(forward, backward) < 2e-2 else "FAILED")
+        print(f"torch.compile gives the same bits on every rank: {is_same}")
+        print("passed" if is_same and max(forward, backward) < 2e-2 else "FAILED")
     world.close()
     dist.destroy_process_group()
 

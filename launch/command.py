@@ -19,27 +19,27 @@ RANKS_PER_CORE, ALWAYS_ALLOWED = 8, 64
 
 def find_python() -> str:
     """The interpreter of the ranks, as a full path: ranks may see another PATH."""
-    named = os.environ.get("LAUNCH_PYTHON")
-    if named:
-        return shutil.which(named) or named
+    path = os.environ.get("LAUNCH_PYTHON")
+    if path:
+        return shutil.which(path) or path
     checkout = ROOT / ".venv" / "bin" / "python"
-    in_venv = sys.prefix != sys.base_prefix
-    return str(checkout) if checkout.exists() and not in_venv else sys.executable
+    is_in_venv = sys.prefix != sys.base_prefix
+    return str(checkout) if checkout.exists() and not is_in_venv else sys.executable
 
 
 def find_mpirun(python: str) -> str:
-    named = os.environ.get("LAUNCH_MPIRUN")
+    path = os.environ.get("LAUNCH_MPIRUN")
     # An MPI wheel in the interpreter's folder comes before the system's MPI: mpi4py
     # loads that wheel's library.
     wheel = shutil.which("mpirun", path=str(Path(python).parent))
-    found = named or wheel or shutil.which("mpirun")
-    if found is None:
+    mpirun = path or wheel or shutil.which("mpirun")
+    if mpirun is None:
         sys.exit(
             "launch/mpirun: no mpirun in the folder of the interpreter or in PATH\n"
             f"  interpreter: {python}\n"
             "  to do:       pip install mpich, or install the system's MPI"
         )
-    return found
+    return mpirun
 
 
 def too_many_ranks(options: argparse.Namespace) -> str:
@@ -73,9 +73,9 @@ def mpirun_command(
     version = subprocess.run(
         [mpirun, "--version"], capture_output=True, text=True, check=False
     ).stdout
-    open_mpi = "Open MPI" in version or "open-mpi" in version
+    is_open_mpi = "Open MPI" in version or "open-mpi" in version
     command = [mpirun, "-n", str(options.ranks)]
-    if open_mpi and options.pretend_hosts:
+    if is_open_mpi and options.pretend_hosts:
         sys.exit(
             "launch/mpirun: hosts are pretended by MPICH only\n"
             f"  where:  --pretend-hosts {options.pretend_hosts}\n"
@@ -83,7 +83,7 @@ def mpirun_command(
             f"  got:    {mpirun}, of Open MPI\n"
             "  to do:  pip install mpich, or name its mpirun by LAUNCH_MPIRUN"
         )
-    if open_mpi:
+    if is_open_mpi:
         command += ["--oversubscribe", "--bind-to", "none"]
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
@@ -106,18 +106,18 @@ def mpirun_command(
 
 def pretended(ranks: int, hosts: int) -> str:
     """The names of hosts, each with its number of ranks, for MPICH."""
-    counts = [ranks // hosts + (host < ranks % hosts) for host in range(hosts)]
-    return ",".join(f"host-{host}:{count}" for host, count in enumerate(counts))
+    counts = [ranks // hosts + (host_idx < ranks % hosts) for host_idx in range(hosts)]
+    return ",".join(f"host-{host_idx}:{count}" for host_idx, count in enumerate(counts))
 
 
 def forwarded(environment: Mapping[str, str]) -> list[str]:
     """Variables that Open MPI passes to other hosts by name; MPICH passes all."""
-    own = ("ETC_DIST_", "LAUNCH_", "CUDA_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_")
+    prefixes = ("ETC_DIST_", "LAUNCH_", "CUDA_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_")
     transports = ("NVSHMEM_", "NCCL_", "UCX_", "FI_")
     return sorted(
         name
         for name in environment
-        if name.startswith(own + transports) or name in ("PATH", "LD_LIBRARY_PATH")
+        if name.startswith(prefixes + transports) or name in ("PATH", "LD_LIBRARY_PATH")
     )
 
 

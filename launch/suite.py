@@ -167,7 +167,7 @@ def judge(
     if needs_exhaustive and not any(o.exhaustive for o in outcomes):
         complaints.append("every run: --all selected no exhaustive test")
     passed = sum(r.count("passed") for r in results)
-    skipped = sum(r.count("skipped") for r in results)
+    num_skipped = sum(r.count("skipped") for r in results)
     is_complete = not any(r.fault for r in results)
     for test, outcomes in sorted(by_test.items()):
         last = outcomes[-1]
@@ -175,9 +175,9 @@ def judge(
             continue
         if last.devices > gpus:
             continue  # no fault of the test: a machine with more GPUs runs it
-        skipped -= len(outcomes)
+        num_skipped -= len(outcomes)
         complaints.append(f"every run: {test} was skipped ({last.reason})")
-    return Verdict(passed, len(complaints), skipped, tuple(complaints))
+    return Verdict(passed, len(complaints), num_skipped, tuple(complaints))
 
 
 def execute_all(
@@ -187,13 +187,13 @@ def execute_all(
     same time, one after another, and their output follows at the end."""
     split = 1 if runs[0].workers > 1 else len(runs)
     options = arguments, stall, whole
-    with tempfile.TemporaryFile("w+") as kept:
+    with tempfile.TemporaryFile("w+") as output:
         results = run_together(
             execute_lane(runs[:split], *options),
-            execute_lane(runs[split:], *options, kept),
+            execute_lane(runs[split:], *options, output),
         )
-        kept.seek(0)
-        shutil.copyfileobj(kept, sys.stdout)
+        output.seek(0)
+        shutil.copyfileobj(output, sys.stdout)
     return results
 
 
@@ -211,17 +211,20 @@ def execute_lane(runs: Sequence[Run], *options: Any) -> Steps:
 def run_together(first: Steps, second: Steps) -> list[Result]:
     """Advance both lanes until their ends. The second one begins with the first one's
     tests, whose modules are then compiled."""
-    found: dict[Steps, list[Result]] = {}
+    results_by_lane: dict[Steps, list[Result]] = {}
     with contextlib.closing(first), contextlib.closing(second):
         has_begun = False
-        while len(found) < 2:
-            for lane in {first, second if has_begun else first} - found.keys():
+        while len(results_by_lane) < 2:
+            for lane in {
+                first,
+                second if has_begun else first,
+            } - results_by_lane.keys():
                 try:
                     has_begun |= next(lane)
                 except StopIteration as end:
-                    found[lane], has_begun = end.value, True
+                    results_by_lane[lane], has_begun = end.value, True
             time.sleep(POLL)
-    return found[first] + found[second]
+    return results_by_lane[first] + results_by_lane[second]
 
 
 def execute(
@@ -234,7 +237,7 @@ def execute(
     """Execute one run, step by step. It is ended where `stall` seconds pass without the
     begin or end of a test. `output`: in place of that of this process."""
     print(f"\n=== {run.name} ===", file=output, flush=True)
-    started = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "outcomes"
         process = subprocess.Popen(
@@ -245,7 +248,7 @@ def execute(
             stdout=output,
             stderr=output,
         )
-        size, end = 0, started + stall
+        size, end = 0, start + stall
         try:
             while (code := process.poll()) is None and time.monotonic() < end:
                 if path.exists() and path.stat().st_size != size:
@@ -265,7 +268,7 @@ def execute(
         fault = "failed outside of its tests, see above"
     elif code == 0 and whole and not outcomes:
         fault = "tests/conftest.py wrote no outcomes"
-    return Result(run, outcomes, fault, time.monotonic() - started)
+    return Result(run, outcomes, fault, time.monotonic() - start)
 
 
 def end_group(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
@@ -299,11 +302,11 @@ def count_gpus() -> int:
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return 0
-    found = sum(line.startswith("GPU ") for line in listing.splitlines())
+    num_gpus = sum(line.startswith("GPU ") for line in listing.splitlines())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        found = min(found, len([part for part in visible.split(",") if part]))
-    return found
+        num_gpus = min(num_gpus, len([part for part in visible.split(",") if part]))
+    return num_gpus
 
 
 def rank_word(count: int) -> str:

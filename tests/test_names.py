@@ -18,6 +18,7 @@ WORDS = {*PARTICIPLES.split(), *PRONOUNS.split()}
 """These alone do not say what a value is: a noun does, as in `kept_pages`."""
 EXCEPTIONS = {
     ("ir/tensor.py", "other"): "a keyword argument of a public method",
+    ("launch/mps.py", "got"): "the third part of an error",
     ("errors.py", "got"): "what all errors have",
     ("errors.py", "wanted"): "what all errors have",
     ("models/pages.py", "given"): "a keyword argument of a public method",
@@ -53,7 +54,10 @@ UNTIL_LATER = {
 }
 """Files with other names yet."""
 
-PACKAGE = Path(__file__).parent.parent / "etc_dist"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "etc_dist"
+SCRIPTS = ("docs", "examples", "launch")
+"""Further folders where names are checked."""
 OF_TORCH = ["MLP", "MoE"]
 """Layers that are modules of torch, too, as users expect."""
 
@@ -65,6 +69,17 @@ def trees() -> dict[str, ast.Module]:
         path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
         for path in sorted(PACKAGE.rglob("*.py"))
     }
+
+
+@cache
+def all_trees() -> dict[str, ast.Module]:
+    """Also those of SCRIPTS."""
+    scripts = {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
+        for folder in SCRIPTS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+    return trees() | scripts
 
 
 def test_no_two_classes_share_a_name():
@@ -134,7 +149,7 @@ def bare_words(function: ast.AST) -> list[str]:
 
 def test_local_values_are_named_by_nouns():
     faults, unused = [], {*EXCEPTIONS}
-    for file, tree in trees().items():
+    for file, tree in all_trees().items():
         if file not in UNTIL_LATER:
             for function in functions_of(tree):
                 where = f"{file}:{getattr(function, 'lineno', 0)}"
@@ -276,10 +291,10 @@ def misnamed(function: ast.AST, options: Collection[str] = ()) -> list[str]:
 
 
 def test_booleans_counts_and_indices_are_named_so():
-    options = options_of(trees().values()) | OF_JSON
+    options = options_of(all_trees().values()) | OF_JSON
     faults = [
         f"{file}:{function.lineno} {name}"
-        for file, tree in trees().items()
+        for file, tree in all_trees().items()
         if file not in UNTIL_LATER
         for function in functions_of(tree)
         if isinstance(function, ast.FunctionDef)
@@ -320,7 +335,7 @@ def misnamed_attributes(class_: ast.ClassDef) -> list[str]:
 def test_private_attributes_are_named_by_nouns():
     faults = [
         f"{file} {node.name}.{name}"
-        for file, tree in trees().items()
+        for file, tree in all_trees().items()
         if file not in UNTIL_LATER
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
