@@ -130,27 +130,27 @@ class Decoder:
         world = device.world
         check_ranks(config, world.size)
         self.part = Part(world.rank, world.size)
-        own = self.part.config(config)
-        assert own.float8 == config.float8, "ranks would have parts of blocks"
+        part_config = self.part.config(config)
+        assert part_config.float8 == config.float8, "ranks would have parts of blocks"
         self.columns = self.part.ids(config.vocabulary)
-        sizes = own.sizes(PAGE_SIZE)
+        sizes = part_config.sizes(PAGE_SIZE)
         self.matmuls = sizes.matmuls
         graph = decoder_for(schedule, world.size, sizes)
         self.program: Program = compile(graph, world, schedule=schedule)
         workers = self.program.workers if isinstance(device, Gpu) else None
         self.policy = StepPolicy(
-            *(own, workers),
+            *(part_config, workers),
             tuning=tuning_of(world),
             ranks=world.size,
         )
-        pages = self._pages = -(-(context + steps - 1) // PAGE_SIZE)
+        num_pages = self._pages = -(-(context + steps - 1) // PAGE_SIZE)
         self._most = most
         drawn = self._draw_all(self.part, config.layers)
         self.cache, self.weights = drawn.pop("cache"), drawn
-        table = np.random.default_rng(0).permutation(most * pages)
+        table = np.random.default_rng(0).permutation(most * num_pages)
         self.given = {
-            "table": table.reshape(most, pages).astype(np.int32),
-            "cos_sin": config.cos_sin(pages * PAGE_SIZE),
+            "table": table.reshape(most, num_pages).astype(np.int32),
+            "cos_sin": config.cos_sin(num_pages * PAGE_SIZE),
         }
         self.given = {n: device.xp.asarray(a) for n, a in self.given.items()}
 
@@ -188,8 +188,8 @@ class Decoder:
         columns = self.columns.stop - self.columns.start
         arrays["logits"] = self.device.empty((batch, columns), DTYPE)
         if config.mixture is not None:
-            chosen = layers, batch, config.mixture.router.top_k
-            arrays["experts"] = xp.full(chosen, -1, np.int32)
+            shape = layers, batch, config.mixture.router.top_k
+            arrays["experts"] = xp.full(shape, -1, np.int32)
         return {**arrays, "next_ids": xp.empty((steps, batch), np.int32)}
 
     def call(
@@ -218,8 +218,8 @@ class Decoder:
 
     def active_experts(self, arrays: Mapping[str, Any]) -> float:
         """The mean number of experts of a layer that a step chose."""
-        chosen = [len(self.device.xp.unique(each)) for each in arrays["experts"]]
-        return sum(chosen) / len(chosen)
+        num_experts = [len(self.device.xp.unique(ids)) for ids in arrays["experts"]]
+        return sum(num_experts) / len(num_experts)
 
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
@@ -261,7 +261,7 @@ class Decoder:
             scales = device.xp.exp(scales) / np.float32(usual)
             for of, drawn in ((name, codes), (scales_name(name), scales)):
                 arrays[of].append(self._own(of, drawn, part))
-        arrays = {of: device.xp.stack(each) for of, each in arrays.items()}
+        arrays = {of: device.xp.stack(layers_of) for of, layers_of in arrays.items()}
         if not isinstance(device, Gpu):
             arrays[name] = arrays[name].view(numpy_dtype(E4M3))
         return arrays
@@ -280,23 +280,23 @@ class Decoder:
             drawn = device.random(of_layer, DTYPE, f"{full} {number}", deviation)
             if self.routing != ROUTINGS[0]:
                 self._prefer_experts(name, number, drawn)
-            own = self._own(name, drawn.view(np.uint16), part)
+            own_part = self._own(name, drawn.view(np.uint16), part)
             if array is None:
-                array = device.xp.empty((layers, *own.shape), np.uint16)
-            array[number] = own
+                array = device.xp.empty((layers, *own_part.shape), np.uint16)
+            array[number] = own_part
         return array.view(DTYPES[DTYPE])[... if len(shape) > 2 else 0]
 
-    def _own_blocks(self, drawn: Any, axis: int, part: Part, are_scales: bool) -> Any:
+    def _own_blocks(self, drawn: Any, axis: int, part: Part, is_scales: bool) -> Any:
         """Of a weight along the inner width, or of its scales."""
-        own = part.config(self.config).inner
+        own_inner = part.config(self.config).inner
         shape = [*drawn.shape]
-        shape[axis] = -(-own // BLOCK) if are_scales else own
-        taken = self.device.xp.zeros(shape, drawn.dtype)
-        for to, of in part.blocks(self.config.inner, own):
-            to, of = (of_blocks(to), of_blocks(of)) if are_scales else (to, of)
+        shape[axis] = -(-own_inner // BLOCK) if is_scales else own_inner
+        result = self.device.xp.zeros(shape, drawn.dtype)
+        for to, of in part.blocks(self.config.inner, own_inner):
+            to, of = (of_blocks(to), of_blocks(of)) if is_scales else (to, of)
             after = (slice(None),) * (-1 - axis)
-            taken[(..., to, *after)] = drawn[(..., of, *after)]
-        return taken
+            result[(..., to, *after)] = drawn[(..., of, *after)]
+        return result
 
     def _prefer_experts(self, name: str, layer: int, drawn: Any) -> None:
         """Changes embeddings and routers so that rows prefer the same experts."""
@@ -314,9 +314,9 @@ class Decoder:
 
     def _own(self, name: str, drawn: Any, part: Part) -> Any:
         """A part of one layer's array."""
-        config, own = self.config, part.config(self.config)
+        config, part_config = self.config, part.config(self.config)
         if name == "cache":
-            return drawn[:, :, part.span(config.kv_heads, own.kv_heads)]
+            return drawn[:, :, part.span(config.kv_heads, part_config.kv_heads)]
         weight = weight_of(name)
         if weight != "w_qkv":
             axis = SPLIT_AXES.get(weight)
@@ -327,11 +327,14 @@ class Decoder:
                 return self._own_blocks(drawn, axis - 2, part, weight != name)
             rows = part.span(whole, whole // part.count)
             return drawn[..., rows, :] if axis == 0 else drawn[..., rows]
-        heads = [(config.heads, own.heads), *2 * [(config.kv_heads, own.kv_heads)]]
+        heads = [
+            (config.heads, part_config.heads),
+            *2 * [(config.kv_heads, part_config.kv_heads)],
+        ]
         pieces, first = [], 0
         unit = BLOCK if weight != name else 1
-        for count, mine in heads:
-            whole, own_rows = (n * config.head_dim // unit for n in (count, mine))
+        for count, part_count in heads:
+            whole, own_rows = (n * config.head_dim // unit for n in (count, part_count))
             rows = part.span(whole, own_rows)
             pieces.append(drawn[first + rows.start : first + rows.stop])
             first += whole

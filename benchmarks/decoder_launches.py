@@ -26,23 +26,27 @@ def single_launches(
     steps, batch = arrays["next_ids"].shape
     of_steps: list[dict[str, Any]] = []
     for number in range(steps):
-        own = decoder.arrays(batch, decoder.config.layers)
-        own["logits"] = of_steps[0]["logits"] if of_steps else own["logits"]
+        step_arrays = decoder.arrays(batch, decoder.config.layers)
+        step_arrays["logits"] = (
+            of_steps[0]["logits"] if of_steps else step_arrays["logits"]
+        )
         if number:
-            own["ids"] = arrays["next_ids"][number - 1].copy()
-        own["position"] += number
-        own["end"] += number
-        of_steps.append(own)
-    calls: list[Callable[..., Any]] = [decoder.call(own) for own in of_steps]
+            step_arrays["ids"] = arrays["next_ids"][number - 1].copy()
+        step_arrays["position"] += number
+        step_arrays["end"] += number
+        of_steps.append(step_arrays)
+    calls: list[Callable[..., Any]] = [
+        decoder.call(step_arrays) for step_arrays in of_steps
+    ]
 
     def call(stream: Any = None) -> None:
-        for each in calls:
-            each(stream=stream)
+        for launch in calls:
+            launch(stream=stream)
 
     call()
     decoder.program.synchronize()
     xp, wrong = decoder.device.xp, []
-    ids = xp.concatenate([own["next_ids"] for own in of_steps])
+    ids = xp.concatenate([step_arrays["next_ids"] for step_arrays in of_steps])
     if not bool((ids == arrays["next_ids"]).all()):
         wrong.append(OTHER_IDS)
     last, logits = (a["logits"].view("int16") for a in (of_steps[-1], arrays))
@@ -78,8 +82,8 @@ def model_calls(
         read_prompts(model, prompts[:, :-1])
 
         def run(ids: Ids, positions: Ids, count: int) -> Ids:
-            given = ids, rows, positions, table
-            return model.steps(*given, count=count, sampling=decoder.sampling)
+            rows_of_step = ids, rows, positions, table
+            return model.steps(*rows_of_step, count=count, sampling=decoder.sampling)
 
         def together() -> Ids:
             return run(prompts[:, -1], last, steps)
@@ -91,23 +95,27 @@ def model_calls(
             return np.stack(ids[1:])
 
         calls = {"call_ms": together, "single_calls_ms": separately}
-        first, same = together(), True
+        first, is_same = together(), True
         times: dict[str, list[float]] = {name: [] for name in calls}
         for number in range(WARM_UP + repeats if is_timed else 1):
             for name, call in calls.items():
                 world.barrier()
-                started = time.perf_counter()
+                start = time.perf_counter()
                 ids = call()
-                seconds = time.perf_counter() - started
-                same &= bool((ids == first).all())
+                seconds = time.perf_counter() - start
+                is_same &= bool((ids == first).all())
                 if number >= WARM_UP:
                     times[name].append(seconds * 1e3 / steps)
-    every = cast(list[tuple[bool, Any]], world.gather((same, times)))
-    wrong = [] if all(same for same, _ in every) else [OTHER_IDS + " of a model"]
+    results = cast(list[tuple[bool, Any]], world.gather((is_same, times)))
+    wrong = (
+        [] if all(is_same for is_same, _ in results) else [OTHER_IDS + " of a model"]
+    )
     if not is_timed:
         return {}, wrong
-    of_ranks = [mine for _, mine in every]
-    slowest = {n: np.max([mine[n] for mine in of_ranks], axis=0) for n in times}
+    of_ranks = [rank_times for _, rank_times in results]
+    slowest = {
+        n: np.max([rank_times[n] for rank_times in of_ranks], axis=0) for n in times
+    }
     return {n: round(median(map(float, t)), 5) for n, t in slowest.items()}, wrong
 
 
@@ -116,5 +124,5 @@ def read_prompts(model: Model, prompts: Ids) -> None:
     requests, positions = (a.ravel() for a in np.indices(prompts.shape))
     for first in range(0, prompts.size, model.most_rows):
         some = slice(first, first + model.most_rows)
-        given = prompts.ravel()[some], requests[some], positions[some]
-        model.step(*given, model.pages.table)
+        step_rows = prompts.ravel()[some], requests[some], positions[some]
+        model.step(*step_rows, model.pages.table)

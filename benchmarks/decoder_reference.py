@@ -48,17 +48,17 @@ class Fp32:
     def silu(self, x: Any) -> Any:
         return x / (1 + self.xp.exp(-x))
 
-    def shares(self, logits: Any, chosen: Any, normalizes: bool) -> Any:
+    def shares(self, logits: Any, ids: Any, normalizes: bool) -> Any:
         """The weights of each row's chosen experts."""
-        shares = self.xp.take_along_axis(self._softmax(logits), chosen, axis=1)
+        shares = self.xp.take_along_axis(self._softmax(logits), ids, axis=1)
         return shares / shares.sum(axis=1, keepdims=True) if normalizes else shares
 
-    def gap(self, logits: Any, chosen: Any) -> float:
+    def gap(self, logits: Any, ids: Any) -> float:
         """How far the logit of a chosen expert is below one that was not chosen, at
         most, relative to the root mean square."""
-        own = self.xp.take_along_axis(logits, chosen, axis=1)
-        best = self.xp.sort(logits, axis=1)[:, -chosen.shape[1] :]
-        below = (best - self.xp.sort(own, axis=1)).max()
+        logits_of_ids = self.xp.take_along_axis(logits, ids, axis=1)
+        best = self.xp.sort(logits, axis=1)[:, -ids.shape[1] :]
+        below = (best - self.xp.sort(logits_of_ids, axis=1)).max()
         return float(below / self.xp.sqrt((logits**2).mean()))
 
     def _softmax(self, logits: Any) -> Any:
@@ -81,10 +81,10 @@ class Torch(Fp32):
 
     def dequantized(self, codes: Any, scales: Any) -> Any:
         rows, columns = codes.shape
-        each = scales.repeat_interleave(BLOCK, 0)[:rows]
-        each = each.repeat_interleave(BLOCK, 1)[:, :columns]
+        row_scales = scales.repeat_interleave(BLOCK, 0)[:rows]
+        row_scales = row_scales.repeat_interleave(BLOCK, 1)[:, :columns]
         numbers = self.xp.as_tensor(NUMBERS, device=codes.device)
-        return (numbers[codes.long()] * each).to(self._dtype)
+        return (numbers[codes.long()] * row_scales).to(self._dtype)
 
     def norm(self, x: Any, gain: Any, eps: float) -> Any:
         mean = x.float().pow(2).mean(-1, keepdim=True)
@@ -96,12 +96,12 @@ class Torch(Fp32):
     def silu(self, x: Any) -> Any:
         return self._functional.silu(x)
 
-    def shares(self, logits: Any, chosen: Any, normalizes: bool) -> Any:
-        shares = logits.softmax(-1, dtype=self.xp.float32).gather(1, chosen.long())
+    def shares(self, logits: Any, ids: Any, normalizes: bool) -> Any:
+        shares = logits.softmax(-1, dtype=self.xp.float32).gather(1, ids.long())
         sums = shares.sum(-1, keepdim=True)
         return (shares / sums if normalizes else shares).to(self._dtype)
 
-    def gap(self, logits: Any, chosen: Any) -> float:
+    def gap(self, logits: Any, ids: Any) -> float:
         return 0.0
 
 
@@ -114,7 +114,7 @@ def step_logits(
     Rows have the `experts` of `arrays`. Also returns the largest `gap`."""
     dim, eps = config.head_dim, config.norm_eps
     heads, kv_heads = config.heads, config.kv_heads
-    rows, last = len(arrays["ids"]), context - 1
+    num_rows, last = len(arrays["ids"]), context - 1
     x, below = math.rows(arrays["embedding"], arrays["ids"]), 0.0
     cos_sin = math.stored(arrays["cos_sin"][last])
     cos, sin = cos_sin[: dim // 2], cos_sin[dim // 2 :]
@@ -130,15 +130,15 @@ def step_logits(
             return _stored_at(math, arrays, name, layer)
 
         qkv = math.norm(x, stored("norm"), eps) @ stored("w_qkv").T
-        qkv = qkv.reshape(rows, -1, dim)
+        qkv = qkv.reshape(num_rows, -1, dim)
         q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
         q = rotate(math.norm(q, stored("q_norm"), eps))
         k = rotate(math.norm(k, stored("k_norm"), eps))
-        keys, values = _cached(math, arrays["cache"][layer], arrays["table"][:rows])
+        keys, values = _cached(math, arrays["cache"][layer], arrays["table"][:num_rows])
         keys[:, :, last], values[:, :, last] = k, qkv[:, heads + kv_heads :]
-        q = q.reshape(rows, kv_heads, -1, dim)
+        q = q.reshape(num_rows, kv_heads, -1, dim)
         attended = math.attend(q, keys[:, :, :context], values[:, :, :context])
-        x = x + attended.reshape(rows, -1) @ stored("w_o").T
+        x = x + attended.reshape(num_rows, -1) @ stored("w_o").T
         y = math.norm(x, stored("mlp_norm"), eps)
         if config.mixture is None:
             x = x + _mlp(math, y, *(stored(name) for name in MLP))
@@ -160,9 +160,9 @@ def _cached(math: Fp32, cache: Any, table: Any) -> list[Any]:
     pages = math.rows(cache, table)  # [.., most_pages, 2, kv_heads, page_size, dim]
     requests, most_pages, _, kv_heads, page_size, dim = pages.shape
     # Each position has its chunks of eight elements in another order.
-    xp, chunks = math.xp, dim // 8
-    order = xp.arange(chunks)[None] ^ xp.arange(page_size)[:, None] % 8
-    pages = pages.reshape(*pages.shape[:-1], chunks, 8)
+    xp, num_chunks = math.xp, dim // 8
+    order = xp.arange(num_chunks)[None] ^ xp.arange(page_size)[:, None] % 8
+    pages = pages.reshape(*pages.shape[:-1], num_chunks, 8)
     pages = pages[..., xp.arange(page_size)[:, None], order, :]
     shape = requests, kv_heads, most_pages * page_size, dim
     return [pages[:, :, n].swapaxes(1, 2).reshape(shape) for n in range(2)]
@@ -175,14 +175,14 @@ def _mlp(math: Fp32, x: Any, w_gate: Any, w_up: Any, w_down: Any) -> Any:
 def _mix(
     math: Fp32, mixture: Mixture, x: Any, arrays: Mapping[str, Any], layer: int
 ) -> tuple[Any, float]:
-    chosen = arrays["experts"][layer]
+    ids = arrays["experts"][layer]
     logits = x @ math.stored(arrays["router"][layer]).T
     shares, y = (
-        math.shares(logits, chosen, mixture.router.normalize),
+        math.shares(logits, ids, mixture.router.normalize),
         math.xp.zeros_like(x),
     )
-    for expert in math.xp.unique(chosen).tolist():
+    for expert in math.xp.unique(ids).tolist():
         matrices = (_stored_at(math, arrays, name, (layer, expert)) for name in MLP)
-        rows, place = math.xp.where(chosen == expert)
+        rows, place = math.xp.where(ids == expert)
         y[rows] += _mlp(math, x[rows], *matrices) * shares[rows, place][:, None]
-    return y, math.gap(logits, chosen)
+    return y, math.gap(logits, ids)

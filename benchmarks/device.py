@@ -119,8 +119,8 @@ class Device:
         references; NaN if any element is. Collective."""
         squares = np.zeros(2)
         for out, reference in zip(outs, references, strict=True):
-            for number, array in enumerate((wide(out) - reference, reference)):
-                squares[number] += float((array * array).sum(dtype=np.float64))
+            for sum_idx, array in enumerate((wide(out) - reference, reference)):
+                squares[sum_idx] += float((array * array).sum(dtype=np.float64))
         error, norm = np.sum(cast(list[Any], self.world.gather(squares)), axis=0)
         return float(np.sqrt(error / norm))
 
@@ -135,17 +135,17 @@ class Device:
     def host_us(self, call: Call, rounds: int, calls: int, waits: bool = False) -> Any:
         """Microseconds of a call by the host's clock, the slowest rank's, of each
         round of `calls` in a row. waits: for the device at the end of a round."""
-        mine = []
+        times = []
         for _ in range(rounds):
             self.synchronize()
             self.world.barrier()
-            started = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(calls):
                 call()
             if waits:
                 self.synchronize()
-            mine.append((time.perf_counter() - started) / calls * 1e6)
-        return np.max(cast(list[Any], self.world.gather(mine)), axis=0)
+            times.append((time.perf_counter() - start) / calls * 1e6)
+        return np.max(cast(list[Any], self.world.gather(times)), axis=0)
 
     def poison_staging(self, operation: Operation) -> None:
         """Fill the symmetric tensors of the operation's last shape with 0xFF bytes; the
@@ -218,17 +218,17 @@ class Gpu(Device):
         width, size = out.shape[1] // 8, out.size // 8
         return partial(self._swiglu, gate_up, width, out, size=size)
 
-    def compiled_swiglu(self, both: Any, out: Any) -> Call:
+    def compiled_swiglu(self, gate_and_up: Any, out: Any) -> Call:
         """`swiglu` by torch.compile, for these sizes."""
         torch = self.torch
         torch.compiler.reset()  # NOTE: it compiles only for a few sizes
 
-        def swiglu(both: Any, out: Any) -> None:
-            gate, up = both.chunk(2, dim=1)
+        def swiglu(gate_and_up: Any, out: Any) -> None:
+            gate, up = gate_and_up.chunk(2, dim=1)
             out.copy_(torch.nn.functional.silu(gate) * up)
 
         compiled = torch.compile(swiglu, fullgraph=True, dynamic=False)
-        return partial(compiled, self.as_torch(both), self.as_torch(out))
+        return partial(compiled, self.as_torch(gate_and_up), self.as_torch(out))
 
     def reduce_scatter(self, source: Any, out: Any) -> Call:
         """out = this rank's rows of the sum over ranks of source."""
@@ -310,7 +310,11 @@ class Gpu(Device):
         return partial(compiled, *arrays)
 
     def all_to_all(
-        self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
+        self,
+        source: Any,
+        out: Any,
+        num_sent: Sequence[int],
+        num_received: Sequence[int],
     ) -> Call:
         """Rows of source to each rank, by rank, and rows of out from each rank."""
         stream, dtype = self._stream(), self._nccl_dtype(source)
@@ -319,13 +323,13 @@ class Gpu(Device):
         def call() -> None:
             self._nccl.groupStart()
             for array, counts, move in (
-                (source, sent, self._comm.send),
-                (out, received, self._comm.recv),
+                (source, num_sent, self._comm.send),
+                (out, num_received, self._comm.recv),
             ):
                 place = array.data.ptr
-                for peer, count in enumerate(counts):
+                for peer_rank, count in enumerate(counts):
                     if count:
-                        move(place, count * width, dtype, peer, stream)
+                        move(place, count * width, dtype, peer_rank, stream)
                     place += count * width * array.itemsize
             self._nccl.groupEnd()
 
@@ -405,8 +409,8 @@ class Gpu(Device):
         number = self._nccl.get_version()
         version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
         library = "cupy" if self.torch is None else "torch"
-        used = import_module(library).__version__
-        return f"cuBLAS by {library} {used}, NCCL {version} without NVLS"
+        library_version = import_module(library).__version__
+        return f"cuBLAS by {library} {library_version}, NCCL {version} without NVLS"
 
     @cached_property
     def rates(self) -> tuple[float, float]:

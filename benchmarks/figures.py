@@ -50,20 +50,20 @@ def finish(axes: Any, title: str, x: str, y: str, columns: int = 1) -> None:
 def draw_schedules(records: Sequence[Record], path: Path) -> None:
     """Draw a panel for each operation whose schedules are compared."""
     with panels(path, len(COMPARED)) as row:
-        for axes, shown in zip(row, COMPARED.items(), strict=True):
+        for axes, case in zip(row, COMPARED.items(), strict=True):
             uniform = [r for r in newest(records) if r.is_uniform]
-            of_op = [r for r in uniform if (r.op, r.world_size) == shown]
+            of_op = [r for r in uniform if (r.op, r.world_size) == case]
             models = groupby(of_op, lambda r: r.model)
-            for number, (model, group) in enumerate(models):
+            for model_idx, (model, group) in enumerate(models):
                 of_model = list(group)
                 for schedule, style in STYLES.items():
                     points = [r for r in of_model if r.schedule == schedule]
                     xs, ys = [r.M for r in points], [r.speedup for r in points]
                     label = f"{model}, {schedule}"
-                    axes.plot(xs, ys, style, color=f"C{number}", label=label)
+                    axes.plot(xs, ys, style, color=f"C{model_idx}", label=label)
             axes.axhline(1.0, color="grey", linewidth=0.8)
-            title = f"{shown[0]}, {of_op[0].ranks}, {of_op[0].device}"
-            x = "tokens" if shown[0] == "moe" else "rows of all ranks"
+            title = f"{case[0]}, {of_op[0].ranks}, {of_op[0].device}"
+            x = "tokens" if case[0] == "moe" else "rows of all ranks"
             finish(axes, title, x, "speed-up over unfused", columns=2)
 
 
@@ -79,8 +79,8 @@ def draw_decode(records: Sequence[Record], path: Path, on_ranks: bool = False) -
         for axes, model in zip(row, models, strict=True):
             of_model = [r for r in steps if r.model == model]
             last = latest(of_model, lambda r: (*curve(r), r.batch))
-            for number, (_, group) in enumerate(groupby(last, curve)):
-                points, color = list(group), f"C{number}"
+            for curve_idx, (_, group) in enumerate(groupby(last, curve)):
+                points, color = list(group), f"C{curve_idx}"
                 xs, first = [r.batch for r in points], points[0]
                 label = f"{first.ranks}, context {first.context}, {first.schedule}"
                 axes.plot(

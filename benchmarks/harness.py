@@ -110,21 +110,26 @@ class Run:
     def report(self, values: Mapping[str, Any], wrong: Sequence[str] = ()) -> None:
         """Print a result, and record it unless a check failed."""
         shape = described({"op": self.op, **values})
-        self.failed += [f"{shape}: {each}" for each in wrong]
-        self.say("".join([shape, *(f"\n  FAILED: {each}" for each in wrong)]))
+        self.failed += [f"{shape}: {fault}" for fault in wrong]
+        self.say("".join([shape, *(f"\n  FAILED: {fault}" for fault in wrong)]))
         if self.is_recorded and self.is_timed and not wrong:
             self.recorded += 1
             machine = self.device.machine if isinstance(self.device, Gpu) else {}
-            named = {"op": self.op, "run": self.id, **machine, **self.shared}
-            self._append({**named, **values})
+            run_values = {"op": self.op, "run": self.id, **machine, **self.shared}
+            self._append({**run_values, **values})
 
     def _note(self, state: str, **values: Any) -> None:
         """Record that the run has started or ended."""
         if self.is_recorded:
             size = self.device.world.size if self.subject.has_world else 1
-            named = {"op": "run", "run": self.id, "state": state, "world_size": size}
-            named |= {"subject": self.name, "options": self.arguments}
-            self._append({**named, **values})
+            run_values = {
+                "op": "run",
+                "run": self.id,
+                "state": state,
+                "world_size": size,
+            }
+            run_values |= {"subject": self.name, "options": self.arguments}
+            self._append({**run_values, **values})
 
     def _append(self, values: Mapping[str, Any]) -> None:
         if self.is_first:
@@ -170,15 +175,15 @@ def provenance(program: Program) -> dict[str, Any]:
 
 def add_models(parser: argparse.ArgumentParser, models: Iterable[str]) -> None:
     """The option of some models."""
-    known = (*models, SMALL)
+    all_models = (*models, SMALL)
 
     def names(text: str) -> list[str]:
-        unknown = set(text.split(",")) - set(known)
-        if unknown:
-            raise argparse.ArgumentTypeError(f"unknown models {sorted(unknown)}")
+        faults = set(text.split(",")) - set(all_models)
+        if faults:
+            raise argparse.ArgumentTypeError(f"unknown models {sorted(faults)}")
         return text.split(",")
 
-    parser.add_argument("--models", type=names, help=f"some of {','.join(known)}")
+    parser.add_argument("--models", type=names, help=f"some of {','.join(all_models)}")
 
 
 def add_shapes(parser: argparse.ArgumentParser, models: Iterable[str]) -> None:

@@ -44,12 +44,12 @@ def check(case: Workload, ours: Operation) -> tuple[dict[str, Any], list[Any]]:
             case.device,
             operation=ours,
             call=call,
-            out=case.outs[number],
-            spoil=partial(case.spoil, ours, number),
+            out=case.outs[input_idx],
+            spoil=partial(case.spoil, ours, input_idx),
         )
-        for number, call in enumerate(case.calls(ours, case.outs))
+        for input_idx, call in enumerate(case.calls(ours, case.outs))
     ]
-    references = [case.reference(number) for number in range(case.inputs)]
+    references = [case.reference(input_idx) for input_idx in range(case.inputs)]
     error = case.device.relative_error(case.results(), references)
     return {"error": error, "bitwise_equal": all(equal)}, references
 
@@ -75,8 +75,10 @@ def bitwise_equal(
         call()
         operation.synchronize()
         results.append(out.copy())
-    same = not any(bool(device.differs(results[0], other)) for other in results[1:])
-    return all(cast(list[bool], device.world.gather(same)))
+    is_same = not any(
+        bool(device.differs(results[0], result)) for result in results[1:]
+    )
+    return all(cast(list[bool], device.world.gather(is_same)))
 
 
 def compete(
@@ -99,15 +101,17 @@ def compete(
     times = measure_times(
         gpu, case.timed(gpu, ours, rivals), repeats, is_cold=case.is_cold
     )
-    named = {name: times.pop(name) for name in case.baselines}
-    if named:
-        times["baseline"] = min(named.values(), key=median)
-        errors["baseline"] = max(errors.pop(name) for name in named)
+    times_of_baselines = {name: times.pop(name) for name in case.baselines}
+    if times_of_baselines:
+        times["baseline"] = min(times_of_baselines.values(), key=median)
+        errors["baseline"] = max(errors.pop(name) for name in times_of_baselines)
     for operation in (o for rival in rivals.values() for o in rival.operations):
         operation.close()
     values = case.durations(times)
-    if named and case.baselines != Workload.baselines:
-        values["baselines_ms"] = {n: round(median(t), 5) for n, t in named.items()}
+    if times_of_baselines and case.baselines != Workload.baselines:
+        values["baselines_ms"] = {
+            n: round(median(t), 5) for n, t in times_of_baselines.items()
+        }
     return {**values, **{f"{name}_error": error for name, error in errors.items()}}
 
 
@@ -121,16 +125,19 @@ def measure_times(
         for _ in range(WARM_UP):
             call()
     gpu.synchronize()
-    mine: dict[str, list[float]] = {name: [] for name in calls}
-    for done in range(0, repeats, BLOCK):
+    own_times: dict[str, list[float]] = {name: [] for name in calls}
+    for block_start in range(0, repeats, BLOCK):
         for name, call in calls.items():
-            for _ in range(min(BLOCK, repeats - done)):
+            for _ in range(min(BLOCK, repeats - block_start)):
                 if is_cold:
                     gpu.evict()
-                mine[name].append(gpu.time(call))
-    every = cast(list[dict[str, list[float]]], gpu.world.gather(mine))
+                own_times[name].append(gpu.time(call))
+    rank_times = cast(list[dict[str, list[float]]], gpu.world.gather(own_times))
     return {
-        name: [max(each) for each in zip(*(rank[name] for rank in every), strict=True)]
+        name: [
+            max(repeat_times)
+            for repeat_times in zip(*(rank[name] for rank in rank_times), strict=True)
+        ]
         for name in calls
     }
 
@@ -155,12 +162,12 @@ def wrong_results(values: Mapping[str, Any], allowed: Mapping[str, float]) -> li
     return wrong + differing
 
 
-def host_costs(gpu: Gpu, made: Workload, schedule: str) -> dict[str, float]:
+def host_costs(gpu: Gpu, workload: Workload, schedule: str) -> dict[str, float]:
     """Microseconds of the host for an eager call of a small shape after the first, by
     array library."""
     costs = {}
     for library, convert in gpu.libraries().items():
-        case = made.converted(convert)
+        case = workload.converted(convert)
         with case.make(schedule) as operation:
             (call, *_) = case.calls(operation, case.outs)
             call()
@@ -174,12 +181,12 @@ def measure_shapes(run: Run, make: Make, shapes: Shapes) -> Iterator[Result]:
     """The results of all shapes of the workload that `make` makes."""
     device, options = run.device, run.options
     if isinstance(device, Gpu):
-        made = make(device, SMALL, *shapes.small)
-        costs = host_costs(device, made, options.schedule)
-        baseline = made.libraries + device.baseline()
-        run.shared |= {"protocol": made.protocol, "baseline": baseline}
+        workload = make(device, SMALL, *shapes.small)
+        costs = host_costs(device, workload, options.schedule)
+        baseline = workload.libraries + device.baseline()
+        run.shared |= {"protocol": workload.protocol, "baseline": baseline}
         run.shared["host_us"] = costs
-        run.say(f"{made.op}: host cost of a call {costs} us")
+        run.say(f"{workload.op}: host cost of a call {costs} us")
     for name, sizes, rows in shapes.of(run):
         case = make(device, name, sizes, rows)
         case.has_batch = getattr(options, "batch", False)

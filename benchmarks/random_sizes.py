@@ -361,8 +361,11 @@ def tables(records: Sequence[Record]) -> str:
     for op, title in TITLES.items():
         machine = by("device world_size")
         for _, some in groupby(sorted(drawn(records, op), key=machine), machine):
-            shown = newest_draws(list(some))
-            parts += [f"\n### {title}\n{markdown(summary(op, shown))}", origin(shown)]
+            draws_of_op = newest_draws(list(some))
+            parts += [
+                f"\n### {title}\n{markdown(summary(op, draws_of_op))}",
+                origin(draws_of_op),
+            ]
     return "".join([PREFACE, *parts]) if parts else ""
 
 
@@ -375,8 +378,8 @@ def drawn(records: Sequence[Record], op: str) -> list[Record]:
 def newest(records: Sequence[Record], op: str) -> list[Record]:
     """The draws of an operation that were measured last. Raises ValueError without
     any."""
-    if found := drawn(records, op):
-        return newest_draws(found)
+    if draws_of_op := drawn(records, op):
+        return newest_draws(draws_of_op)
     raise ValueError(f"no records of {op}")
 
 
@@ -387,10 +390,10 @@ def newest_draws(records: Sequence[Record]) -> list[Record]:
     return latest(of_commit, by("seed model"))
 
 
-def origin(shown: Sequence[Record]) -> str:
+def origin(shown_draws: Sequence[Record]) -> str:
     """The machine, the commit and the seeds of some draws."""
-    last = max(shown, key=lambda r: str(r.date))
-    seeds = ", ".join(dict.fromkeys(r.seed for r in shown))
+    last = max(shown_draws, key=lambda r: str(r.date))
+    seeds = ", ".join(dict.fromkeys(r.seed for r in shown_draws))
     return (
         f"\n{last.world_size} x {last.device}; {last.date[:10]}; commit {last.code}; "
         f"seeds {seeds}; baseline: {last.baseline}.\n"

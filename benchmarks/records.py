@@ -130,10 +130,10 @@ class Kind:
     defaults: Mapping[str, Any]
 
 
-def _kind(required: str, optional: str = "", **defaults: Any) -> Kind:
+def _kind(names: str, optional: str = "", **defaults: Any) -> Kind:
     """optional: fields whose default is None."""
     absent = dict.fromkeys([*optional.split(), "run", "seed"])
-    return Kind(tuple(required.split()), {**absent, **defaults})
+    return Kind(tuple(names.split()), {**absent, **defaults})
 
 
 _BASE = "op world_size device driver cuda backend path commit date "
@@ -258,9 +258,9 @@ def now() -> str:
 def commit() -> str:
     """BENCH_COMMIT, for copies without history, else git's HEAD, "-dirty" if changed;
     the results themselves do not count as a change."""
-    named = os.environ.get("BENCH_COMMIT")
-    if named:
-        return named
+    text = os.environ.get("BENCH_COMMIT")
+    if text:
+        return text
     try:
         head = _git("rev-parse", "HEAD")
         changes = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
@@ -289,11 +289,11 @@ def load(folder: Path = RESULTS) -> Iterator[Record]:
 def read(path: Path) -> Iterator[Record]:
     """The records of a file, in order. Raises ValueError, with the file and line, for a
     line that is not a record."""
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for line_number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             yield parse(json.loads(line))
         except (ValueError, KeyError) as fault:
-            raise ValueError(f"{path}:{number}: {fault}") from fault
+            raise ValueError(f"{path}:{line_number}: {fault}") from fault
 
 
 def parse(values: Mapping[str, Any]) -> Record:
@@ -301,13 +301,13 @@ def parse(values: Mapping[str, Any]) -> Record:
     which those with a default may be absent."""
     kind = KINDS[values["op"]]
     missing = sorted(set(kind.required) - set(values))
-    unknown = sorted(set(values) - {*kind.required, *kind.defaults})
-    if missing or unknown:
-        raise ValueError(f"missing {missing or 'nothing'}, unknown {unknown or 'none'}")
+    faults = sorted(set(values) - {*kind.required, *kind.defaults})
+    if missing or faults:
+        raise ValueError(f"missing {missing or 'nothing'}, unknown {faults or 'none'}")
     return Record(**{**kind.defaults, **values})
 
 
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(ROOT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    return process.stdout.strip()

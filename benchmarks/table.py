@@ -123,10 +123,12 @@ def rows_of(section: str, records: Iterable[Record]) -> list[Record]:
     """The newest records of a section that can be rows. Raises ValueError without
     any."""
     op, _, ranks = section.partition(" ")
-    known = [r for r in newest(records) if r.op == op and is_shown(r)]
-    wanted = int(ranks) if ranks else max((r.world_size for r in known), default=0)
-    if shown := [r for r in known if r.world_size == wanted]:
-        return shown
+    records_of_op = [r for r in newest(records) if r.op == op and is_shown(r)]
+    num_ranks = (
+        int(ranks) if ranks else max((r.world_size for r in records_of_op), default=0)
+    )
+    if rank_records := [r for r in records_of_op if r.world_size == num_ranks]:
+        return rank_records
     raise ValueError(f"no records of {section}")
 
 
@@ -134,26 +136,26 @@ def section(op: str, records: Sequence[Record]) -> str:
     """A table of an operation for each device."""
     parts = []
     for _, of_device in groupby(rows_of(op, records), lambda r: r.device):
-        shown = list(of_device)
-        rows = means(shown) if op in MEANS else each(shown, records)
-        parts += [markdown(rows), origin(shown)]
+        device_records = list(of_device)
+        rows = means(device_records) if op in MEANS else each(device_records, records)
+        parts += [markdown(rows), origin(device_records)]
     return "\n".join(parts)
 
 
-def each(shown: Sequence[Record], records: Sequence[Record]) -> list[Row]:
+def each(shown_records: Sequence[Record], records: Sequence[Record]) -> list[Row]:
     """A row for each record, with the columns of VARIANTS that any of them has."""
-    of_op = [r for r in records if r.op == shown[0].op]
-    others = {
+    of_op = [r for r in records if r.op == shown_records[0].op]
+    cells_by_title = {
         title: {shape(r): f"{value(r):.2f}" for r in newest(filter(is_one, of_op))}
         for title, (is_one, value) in VARIANTS.items()
     }
     rows: list[Row] = []
-    for r in shown:
+    for r in shown_records:
         name = " ".join(dict.fromkeys((r.model, f"{r.N}x{r.K}")))
         row = {"model NxK": name, **cells_of(COLUMNS, r)}
         row[of_limit(r)] = f"{r.of_limit:.0%}"
-        for title, cells in others.items():
-            if any(shape(s) in cells for s in shown):
+        for title, cells in cells_by_title.items():
+            if any(shape(s) in cells for s in shown_records):
                 row[title] = cells.get(shape(r), "")
         rows.append(row)
     return rows
@@ -164,10 +166,12 @@ def of_limit(r: Record) -> str:
     return GEMMS if r.op in AGAINST_GEMMS else ROOFLINE
 
 
-def means(shown: Sequence[Record]) -> list[Row]:
+def means(shown_records: Sequence[Record]) -> list[Row]:
     """A row for each M."""
     rows: list[Row] = []
-    for m, of_m in groupby(sorted(shown, key=lambda r: int(r.M)), lambda r: r.M):
+    for m, of_m in groupby(
+        sorted(shown_records, key=lambda r: int(r.M)), lambda r: r.M
+    ):
         same = list(of_m)
         row = {"M": f"{m}", **mean(same)}
         if costs := [r.batch_ms / r.ours_ms for r in same if r.batch_ms]:
@@ -258,7 +262,7 @@ def summary(records: Sequence[Record]) -> str:
     """One row for each operation on H200: the draws of the commit that was measured
     last, or the models of a mixture, on the most ranks that were measured."""
     of_h200 = [r for r in records if H200 in (r.get("device") or "")]
-    shown = {op: random_sizes.newest(of_h200, op) for op in DRAWN}
+    draws_by_op = {op: random_sizes.newest(of_h200, op) for op in DRAWN}
     rows = [
         {
             "operation": DRAWN[op],
@@ -266,7 +270,7 @@ def summary(records: Sequence[Record]) -> str:
             "sizes": f"{len(draws)} drawn",
             **speeds(draws),
         }
-        for op, draws in shown.items()
+        for op, draws in draws_by_op.items()
     ]
     for op in SECTIONS:
         if not op.startswith("moe"):

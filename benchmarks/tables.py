@@ -36,8 +36,8 @@ def by(names: str) -> Key:
 
 def by_size(r: Record) -> tuple[Any, ...]:
     """The key of a fused operation: by device, size, rows and schedule."""
-    ordered = (r.op, r.device, r.world_size, r.N * r.K, r.M, r.schedule)
-    return *ordered, r.model, r.N, r.get("routing") or ""
+    size_key = (r.op, r.device, r.world_size, r.N * r.K, r.M, r.schedule)
+    return *size_key, r.model, r.N, r.get("routing") or ""
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
@@ -141,11 +141,11 @@ class Table:
 
     def rows(self, records: Sequence[Record]) -> list[Row]:
         ops = self.ops.split()
-        shown = [r for r in records if r.op in ops and self.where(r)]
+        shown_records = [r for r in records if r.op in ops and self.where(r)]
         rows: dict[Any, dict[str, str]] = {}
-        for number, r in enumerate(latest(shown, self.key)):
+        for row_idx, r in enumerate(latest(shown_records, self.key)):
             cells = cells_of(self.columns, r)
-            name = tuple(cells.values()) if self.pivot else number
+            name = tuple(cells.values()) if self.pivot else row_idx
             more = cells_of(self.pivot or "commit", r)
             rows.setdefault(name, cells).update(more)
         return list(rows.values())
@@ -163,10 +163,10 @@ def cells_of(columns: str, r: Record) -> dict[str, str]:
 def markdown(rows: Sequence[Row]) -> str:
     """Markdown of `rows`. Columns of numbers are aligned to the right."""
     titles = list(rows[0])
-    left = [not re.match(r"[\d.]|-$", rows[0][title]) for title in titles]
+    is_left = [not re.match(r"[\d.]|-$", rows[0][title]) for title in titles]
     lines = [
         line(titles),
-        "|" + "".join("---|" if aligned else "--:|" for aligned in left),
+        "|" + "".join("---|" if aligned else "--:|" for aligned in is_left),
         *(line(row.values()) for row in rows),
     ]
     return "\n".join(["", *lines, ""])

@@ -66,8 +66,8 @@ class GraphCall:
         self.synchronize, self.close = self.program.synchronize, self.program.close
 
     def __call__(self, *arrays: Any, stream: Any = None) -> None:
-        named = dict(zip(self.names, arrays, strict=True))
-        self.program.run(**named, dims=self.dims, stream=stream)
+        array_by_name = dict(zip(self.names, arrays, strict=True))
+        self.program.run(**array_by_name, dims=self.dims, stream=stream)
 
     def __enter__(self) -> GraphCall:
         return self
@@ -222,9 +222,9 @@ class Workload(ABC):
 
     def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
         """The calls to time, by name."""
-        own = self.timed_calls(gpu, self.calls(ours, self.outs))
-        others = {name: in_turn(rival.calls) for name, rival in rivals.items()}
-        return {"ours": in_turn(own), **others, **self.parts(gpu)}
+        own_calls = self.timed_calls(gpu, self.calls(ours, self.outs))
+        rival_calls = {name: in_turn(rival.calls) for name, rival in rivals.items()}
+        return {"ours": in_turn(own_calls), **rival_calls, **self.parts(gpu)}
 
     def batch_rival(self, gpu: Gpu) -> Rival:
         """The same bits for any number of rows, statically scheduled."""
@@ -240,11 +240,11 @@ class Workload(ABC):
             return
         # NOTE: the bits, since CuPy assigns no arrays of bfloat16.
         bits = self.xs[number].view(np.uint16)
-        kept = bits.copy()
+        copy_of_bits = bits.copy()
         bits.fill(0xFFFF)
         self.calls(operation, self.outs)[number]()
         operation.synchronize()
-        bits[...] = kept
+        bits[...] = copy_of_bits
 
     def draw(self, name: str, rank: int, *shape: int) -> Any:
         """The same numbers on every rank that draws this name and rank."""
@@ -253,10 +253,12 @@ class Workload(ABC):
 
     def converted(self, convert: Callable[[Any], Any]) -> Workload:
         """The same arrays in another library."""
-        other = copy.copy(self)
-        other.xs, other.outs = ([*map(convert, of)] for of in (self.xs, self.outs))
-        other.weights = tuple(map(convert, self.weights))
-        return other
+        workload = copy.copy(self)
+        workload.xs, workload.outs = (
+            [*map(convert, of)] for of in (self.xs, self.outs)
+        )
+        workload.weights = tuple(map(convert, self.weights))
+        return workload
 
 
 def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -302,8 +304,8 @@ class Shapes:
     def of(self, run: Run) -> list[tuple[str, Sequence[int], int]]:
         """The model, its sizes and the rows of each shape. The CPU backend checks
         `small` by default."""
-        options, on_gpu = run.options, isinstance(run.device, Gpu)
-        models = options.models or (self.models if on_gpu else [SMALL])
-        counts = options.rows or (self.rows if on_gpu else [self.small[1]])
+        options, is_on_gpu = run.options, isinstance(run.device, Gpu)
+        models = options.models or (self.models if is_on_gpu else [SMALL])
+        counts = options.rows or (self.rows if is_on_gpu else [self.small[1]])
         sizes = {**self.models, SMALL: self.small[0]}
         return [(name, sizes[name], rows) for name in models for rows in counts]

@@ -56,7 +56,7 @@ UNTIL_LATER = {
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "etc_dist"
-SCRIPTS = ("docs", "examples", "launch")
+SCRIPTS = ("benchmarks", "docs", "examples", "launch")
 """Further folders where names are checked."""
 OF_TORCH = ["MLP", "MoE"]
 """Layers that are modules of torch, too, as users expect."""
@@ -285,7 +285,7 @@ def misnamed(function: ast.AST, options: Collection[str] = ()) -> list[str]:
         is_loop = isinstance(node, (ast.For, ast.comprehension))
         if is_loop and called(node.iter) == "enumerate":
             name = ast.unparse(node.target).strip("()").partition(",")[0]
-            if len(name) > 1 and not name.endswith(("_idx", "_rank", "_id")):
+            if len(name) > 1 and not name.endswith(("_idx", "_rank", "_id", "_number")):
                 faults += [] if name in COORDINATES else [name]
     return faults
 

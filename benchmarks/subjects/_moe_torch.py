@@ -26,10 +26,11 @@ class Torch:
         self._top_k = case.model.top_k
         self.router, self.gate_up, self.down = map(gpu.as_torch, case.weights)
         self._xs = [gpu.as_torch(x) for x in case.xs]
-        every = len(self.router)
-        self._experts = self._torch.arange(every, device=self.router.device)
+        num_experts = len(self.router)
+        self._experts = self._torch.arange(num_experts, device=self.router.device)
         self._world, self._rank = case.world.size, case.world.rank
-        self._own = every // self._world  # experts of a rank, if expert-parallel
+        # Those of a rank, if expert-parallel.
+        self._num_own_experts = num_experts // self._world
 
     def __call__(self, x: Any, out: Any) -> None:
         weights, ids = self.choose(x)
@@ -79,9 +80,9 @@ class Torch:
 
         return call
 
-    def swiglu(self, both: Any) -> Any:
-        active = both.new_empty(both.shape[0], both.shape[1] // 2)
-        self._gpu.swiglu(*map(self._gpu.from_torch, (both, active)))()
+    def swiglu(self, gate_and_up: Any) -> Any:
+        active = gate_and_up.new_empty(gate_and_up.shape[0], gate_and_up.shape[1] // 2)
+        self._gpu.swiglu(*map(self._gpu.from_torch, (gate_and_up, active)))()
         return active
 
     def reduce_scatter(self, source: Any, out: Any) -> Call:
@@ -113,15 +114,15 @@ class AllToAll(Torch):
     def __call__(self, x: Any, out: Any) -> None:
         weights, ids = self.choose(x)
         token, order, ends = self.sort(ids)
-        sent, received, by_expert = self.agree(ends)
-        came = x.new_empty(sum(received), x.shape[1])
-        self.exchange(x[token], came, sent, received)
+        num_sent, num_received, by_expert = self.agree(ends)
+        came = x.new_empty(sum(num_received), x.shape[1])
+        self.exchange(x[token], came, num_sent, num_received)
         place, own_ends = self.regroup(by_expert)
         rows = self.multiply(came[place], own_ends)
         back = self._torch.empty_like(came)
         back[place] = rows
         home = x.new_empty(len(token), x.shape[1])
-        self.exchange(back, home, received, sent)
+        self.exchange(back, home, num_received, num_sent)
         weight = weights.view(-1)[order].to(home.dtype)
         out.zero_().index_add_(0, token, home.mul_(weight[:, None]))
 
@@ -131,36 +132,40 @@ class AllToAll(Torch):
         counts = ends.diff(prepend=ends.new_zeros(1))
         every = counts.new_empty(self._world * len(counts))
         self._gpu.all_gather(*map(self._gpu.from_torch, (counts, every)))()
-        every = every.view(self._world, self._world, self._own)
+        every = every.view(self._world, self._world, self._num_own_experts)
         rows = every.sum(dim=2).tolist()
-        sent = rows[self._rank]
-        return sent, [row[self._rank] for row in rows], every[:, self._rank]
+        num_sent = rows[self._rank]
+        return num_sent, [row[self._rank] for row in rows], every[:, self._rank]
 
     def regroup(self, by_expert: Any) -> tuple[Any, Any]:
         """The places of received rows by expert, and where each expert's end."""
-        experts = self._experts[: self._own].repeat(self._world)
+        experts = self._experts[: self._num_own_experts].repeat(self._world)
         expert = experts.repeat_interleave(by_expert.reshape(-1).long())
         ends = by_expert.sum(dim=0).cumsum(dim=0).to(self._torch.int32)
         return expert.argsort(stable=True), ends
 
     def exchange(
-        self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
+        self,
+        source: Any,
+        out: Any,
+        num_sent: Sequence[int],
+        num_received: Sequence[int],
     ) -> None:
         rows, target = map(self._gpu.from_torch, (source, out))
-        self._gpu.all_to_all(rows, target, sent, received)()
+        self._gpu.all_to_all(rows, target, num_sent, num_received)()
 
     def alone(self, x: Any) -> tuple[Call, ...]:
         """Both GEMMs, and both exchanges."""
         token, _, ends = self.sort(self.choose(x)[1])
-        sent, received, by_expert = self.agree(ends)
-        rows, came = x[token], x.new_empty(sum(received), x.shape[1])
-        self.exchange(rows, came, sent, received)
+        num_sent, num_received, by_expert = self.agree(ends)
+        rows, came = x[token], x.new_empty(sum(num_received), x.shape[1])
+        self.exchange(rows, came, num_sent, num_received)
         place, own_ends = self.regroup(by_expert)
         came = came[place]
 
         def exchanges() -> None:
-            self.exchange(rows, came, sent, received)
-            self.exchange(came, rows, received, sent)
+            self.exchange(rows, came, num_sent, num_received)
+            self.exchange(came, rows, num_received, num_sent)
 
         return self.gemms(came, own_ends), exchanges
 
@@ -171,18 +176,18 @@ class Gathered(AllToAll):
 
     def __call__(self, x: Any, out: Any) -> None:
         gpu, torch = self._gpu, self._torch
-        gathered = x.new_empty(self._world * len(x), x.shape[1])
-        gpu.all_gather(*map(gpu.from_torch, (x, gathered)))()
-        weights, ids = self.choose(gathered)
+        all_x = x.new_empty(self._world * len(x), x.shape[1])
+        gpu.all_gather(*map(gpu.from_torch, (x, all_x)))()
+        weights, ids = self.choose(all_x)
         # Own experts come first: later rows are dropped.
-        turned = (ids - self._rank * self._own) % len(self._experts)
+        turned = (ids - self._rank * self._num_own_experts) % len(self._experts)
         token, order, ends = self.sort(turned)
-        ends = ends[: self._own].contiguous()
+        ends = ends[: self._num_own_experts].contiguous()
         count = int(ends[-1])
         token, order = token[:count], order[:count]
-        rows = self.multiply(gathered[token], ends)
+        rows = self.multiply(all_x[token], ends)
         weight = weights.view(-1)[order].to(rows.dtype)
-        partial = torch.zeros_like(gathered)
+        partial = torch.zeros_like(all_x)
         partial.index_add_(0, token, rows.mul_(weight[:, None]))
         self.reduce_scatter(partial, out)()
 

@@ -131,7 +131,7 @@ class Summed(Random):
 
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
         """Of torch's symmetric memory where torch is installed."""
-        shape, made = (self.rows, self.n), {}
+        shape, rival_by_name = (self.rows, self.n), {}
         for name in gpu.all_reduces(self.dtype):
             source, all_reduce = gpu.all_reduce_of(name, shape, self.dtype)
             (out,) = self.new_outs()
@@ -140,9 +140,11 @@ class Summed(Random):
             steps = {**self.before(gpu, source), "sum": all_reduce(total)}
             steps |= self.after(gpu, total, out)
             call = captured(gpu, partial(run_steps, steps))
-            made[name] = Rival([call], [out], fill=partial(self.before, gpu, source))
-        self.baselines = tuple(made)
-        return made
+            rival_by_name[name] = Rival(
+                [call], [out], fill=partial(self.before, gpu, source)
+            )
+        self.baselines = tuple(rival_by_name)
+        return rival_by_name
 
     def durations(self, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         values = Random.durations(self, times)

@@ -57,9 +57,9 @@ def chain_graph(
         result = y if ends else g.local(f"y{n}", (rows, columns), dtype)
         tiles = tiles_of_dims(g, f"w{n}_", shapes, rows)
         matmul = TiledMatmul(g, f"w{n}_", tiles, dtype, last, [weight], result)
-        done = None if ends else matmul.complete(f"w{n}_done", rows)
+        events_of_last = None if ends else matmul.complete(f"w{n}_done", rows)
         matmul.add(events)
-        last, events = result, done
+        last, events = result, events_of_last
 
 
 class ChainWorkload(Workload):
@@ -89,26 +89,26 @@ class ChainWorkload(Workload):
 
     def make(self, schedule: str, **options: Any) -> GraphCall:
         names = ["x", *(f"w{n}" for n in range(COUNT)), "y"]
-        made = GraphCall(chain_graph(1), self.world, names, schedule)
+        call = GraphCall(chain_graph(1), self.world, names, schedule)
         rankings = [
             predictions(
                 FAMILY,
                 (self.rows, *sizes_of(n, *self.sizes)),
-                made.program.workers,
+                call.program.workers,
                 tuning_of(self.world).tiles,
             )
             for n in range(2)
         ]
         tiles = tuning_of(self.world).tiles
-        pair = fastest_pair(rankings, tiles.call_us, made.program.workers)
+        pair = fastest_pair(rankings, tiles.call_us, call.program.workers)
         tilings = pair.first.tiling, pair.second.tiling
-        made.dims = {
+        call.dims = {
             dim: value
             for n in range(COUNT)
             for dim, value in dims_of(tilings[n % 2], f"w{n}_").items()
         }
-        self._policy = ", then ".join(text_of(FAMILY, each) for each in tilings)
-        return made
+        self._policy = ", then ".join(text_of(FAMILY, tiling) for tiling in tilings)
+        return call
 
     def arguments(self, number: int) -> tuple[Any, ...]:
         return self.xs[number], *self.weights
@@ -125,8 +125,8 @@ class ChainWorkload(Workload):
         results = [gpu.empty((self.rows, width), self.dtype) for width in widths]
         pairs = zip(pairwise([*self.xs, *results]), self.weights, strict=True)
         steps = [gpu.matmul(x, w, y) for (x, y), w in pairs]
-        named = {f"w{n}": step for n, step in enumerate(steps)}
-        self.baseline = captured(gpu, partial(run_steps, named))
+        step_by_name = {f"w{n}": step for n, step in enumerate(steps)}
+        self.baseline = captured(gpu, partial(run_steps, step_by_name))
         return {"baseline": Rival([self.baseline], results[-1:])}
 
     def limits(self, gemm_ms: float) -> tuple[float, float]:

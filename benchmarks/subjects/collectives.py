@@ -62,13 +62,13 @@ class Stepwise(Workload):
     def parts(self, gpu: Gpu) -> dict[str, Call]:
         steps, _ = self._unfused
         return {
-            name: partial(run_steps, {step: steps[step] for step in chosen})
-            for name, chosen in self.alone.items()
+            name: partial(run_steps, {step: steps[step] for step in step_names})
+            for name, step_names in self.alone.items()
         }
 
     def limits(self, gemm_ms: float) -> tuple[float, float]:
-        sent = self.moved * 2 * (self.world.size - 1) / self.world.size
-        return gemm_ms, sent / LINK_BYTES_PER_S * 1e3
+        num_bytes = self.moved * 2 * (self.world.size - 1) / self.world.size
+        return gemm_ms, num_bytes / LINK_BYTES_PER_S * 1e3
 
 
 class Collective(Stepwise):
@@ -83,8 +83,10 @@ class Collective(Stepwise):
         return (self.w(self.world.rank),)
 
     def make(self, schedule: str, **options: Any) -> Operation:
-        made: Operation = self.operation(world=self.world, schedule=schedule, **options)
-        return made
+        operation: Operation = self.operation(
+            world=self.world, schedule=schedule, **options
+        )
+        return operation
 
     def arguments(self, number: int) -> tuple[Any, ...]:
         (w,) = self.weights
@@ -119,10 +121,10 @@ class AllGatherMatmulWorkload(Collective):
         return self.device.xp.concatenate(xs) @ wide(self.w(self.world.rank)).T
 
     def steps(self, gpu: Gpu, x: Any, w: Any, out: Any) -> dict[str, Call]:
-        gathered = gpu.empty((self.m, self.k), self.dtype)
+        all_x = gpu.empty((self.m, self.k), self.dtype)
         return {
-            "collective": gpu.all_gather(x, gathered),
-            "gemm": gpu.matmul(gathered, w, out),
+            "collective": gpu.all_gather(x, all_x),
+            "gemm": gpu.matmul(all_x, w, out),
         }
 
 
@@ -149,9 +151,9 @@ class MatmulReduceScatterWorkload(Collective):
 
     def reference(self, number: int = 0) -> Any:
         first = self.world.rank * self.rows
-        own = slice(first, first + self.rows)
+        own_rows = slice(first, first + self.rows)
         ranks = range(self.world.size)
-        return sum(wide(self.x(r)[own]) @ wide(self.w(r)).T for r in ranks)
+        return sum(wide(self.x(r)[own_rows]) @ wide(self.w(r)).T for r in ranks)
 
     def steps(self, gpu: Gpu, x: Any, w: Any, out: Any) -> dict[str, Call]:
         partial_sum = gpu.empty((self.m, self.n), self.dtype)

@@ -36,9 +36,9 @@ PROVED = ((1, 1), (8, 1), (128, 1), (8, 3))
 
 def timed(stage: Callable[[], T]) -> tuple[T, float]:
     """The result of a stage, and its milliseconds."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     result = stage()
-    return result, round((time.perf_counter() - started) * 1e3, 3)
+    return result, round((time.perf_counter() - start) * 1e3, 3)
 
 
 def stages(
@@ -87,15 +87,20 @@ def mixtures() -> Iterator[tuple[str, GraphFunction]]:
 
 def proof(rows: int, steps: int) -> dict[str, Any]:
     """The proof of a step at full size, of requests of up to POSITIONS."""
-    config, pages = MODELS[MODEL], POSITIONS // PAGE_SIZE
+    config, num_pages = MODELS[MODEL], POSITIONS // PAGE_SIZE
     sizes = {"hidden": config.hidden, "inner": config.inner}
     sizes |= {"vocabulary": config.vocabulary, "all_ids": config.vocabulary}
     sizes |= {"layers": config.layers}
-    sizes |= {"positions": POSITIONS, "requests": rows, "most_pages": pages}
-    sizes |= {"pages": rows * pages, "rows": rows, "steps": steps, "stops": MOST_STOPS}
-    chosen = StepPolicy(config, WORKERS).dims(rows, POSITIONS)
+    sizes |= {"positions": POSITIONS, "requests": rows, "most_pages": num_pages}
+    sizes |= {
+        "pages": rows * num_pages,
+        "rows": rows,
+        "steps": steps,
+        "stops": MOST_STOPS,
+    }
+    policy_dims = StepPolicy(config, WORKERS).dims(rows, POSITIONS)
     plan = schedule_static(decoder())
-    verified = verify(plan, {**sizes, "samples": 0, **chosen}, WORKERS)
+    verified = verify(plan, {**sizes, "samples": 0, **policy_dims}, WORKERS)
     return {
         "op": "proof",
         "world_size": 1,

@@ -70,23 +70,23 @@ def check(
     whole = decoder.whole(batch, layers)
     if decoder.config.mixture is not None:
         whole["experts"] = arrays["experts"]
-    wanted, below = step_logits(Fp32(xp), decoder.config, whole, decoder.context)
-    error = device.relative_error([logits], [wanted[:, decoder.columns]])
+    expected, below = step_logits(Fp32(xp), decoder.config, whole, decoder.context)
+    error = device.relative_error([logits], [expected[:, decoder.columns]])
     errors, wrong, most_error = {"error": error}, [], 0.0
     if isinstance(device, Gpu) and device.torch is not None and device.world.size == 1:
         tensors = {name: device.as_torch(array) for name, array in whole.items()}
         math = Torch(device.torch, device.torch.bfloat16)
         theirs, _ = step_logits(math, decoder.config, tensors, decoder.context)
         torchs = xp.asarray(theirs.float())
-        errors["row_error"] = row_error(xp, wide(logits), wanted)
-        allowed = errors["torch_row_error"] = row_error(xp, torchs, wanted)
+        errors["row_error"] = row_error(xp, wide(logits), expected)
+        allowed = errors["torch_row_error"] = row_error(xp, torchs, expected)
         if not errors["row_error"] <= MOST_OF_TORCH * allowed:
             wrong.append(f"the median error of a row is above torch's, {allowed:.2e}")
-        most_error = MOST_OF_TORCH * device.relative_error([torchs], [wanted])
+        most_error = MOST_OF_TORCH * device.relative_error([torchs], [expected])
     del whole
     gap = float(
-        (wanted.max(axis=1) - wanted[xp.arange(batch), ids]).max()
-        / xp.sqrt((wanted**2).mean())
+        (expected.max(axis=1) - expected[xp.arange(batch), ids]).max()
+        / xp.sqrt((expected**2).mean())
     )
     # The rounding errors of layers add up at least like independent ones.
     most_error = max(most_error, max(layers / CHECKED_LAYERS, 1.0) ** 0.5 * ERROR)
@@ -105,9 +105,9 @@ def check(
     return errors, wrong
 
 
-def row_error(xp: Any, logits: Any, wanted: Any) -> float:
+def row_error(xp: Any, logits: Any, expected: Any) -> float:
     """The relative error of a row, the median of all."""
-    squares = ((a * a).sum(axis=1) for a in (logits - wanted, wanted))
+    squares = ((a * a).sum(axis=1) for a in (logits - expected, expected))
     error, norm = squares
     return float(xp.median(xp.sqrt(error / norm)))
 
@@ -116,15 +116,19 @@ def are_best(decoder: Decoder, logits: Any, ids: Any) -> bool:
     """Whether each id has the largest logit of its row, of all ranks' columns, and all
     ranks have the same ids. Collective."""
     first, columns = decoder.columns.start, decoder.columns
-    chosen = ids.tolist()
-    own = [
+    id_list = ids.tolist()
+    id_logits = [
         float(row[n - first]) if first <= n < columns.stop else -np.inf
-        for row, n in zip(logits, chosen, strict=True)
+        for row, n in zip(logits, id_list, strict=True)
     ]
-    mine = logits.max(axis=1).tolist(), own, chosen
-    every = cast(list[Any], decoder.device.world.gather(mine))
-    best, own = (np.max([rank[n] for rank in every], axis=0) for n in range(2))
-    return bool((best == own).all()) and all(rank[2] == chosen for rank in every)
+    own_values = logits.max(axis=1).tolist(), id_logits, id_list
+    rank_values = cast(list[Any], decoder.device.world.gather(own_values))
+    best, id_logits = (
+        np.max([rank[n] for rank in rank_values], axis=0) for n in range(2)
+    )
+    return bool((best == id_logits).all()) and all(
+        rank[2] == id_list for rank in rank_values
+    )
 
 
 def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> int:
@@ -182,16 +186,16 @@ def benchmark(decoder: Decoder, batch: int, options: Namespace) -> Result:
     if options.batch:
         calls["batch"] = decoder.call(arrays, in_order=True)
     timed = {n: captured_ours(device, c) for n, c in calls.items() if is_timed(device)}
-    launches = -(-(options.steps or default_of(device, "steps")) // decoder.steps)
-    different = mismatches(device, {**calls, **timed}["ours"], outs, launches)
+    num_launches = -(-(options.steps or default_of(device, "steps")) // decoder.steps)
+    different = mismatches(device, {**calls, **timed}["ours"], outs, num_launches)
     program.synchronize()
-    values |= {"steps": launches * decoder.steps, "bitwise_equal": not different}
+    values |= {"steps": num_launches * decoder.steps, "bitwise_equal": not different}
     values |= {"steps_per_launch": decoder.steps, "sampling": str(decoder.sampling)}
     if decoder.config.mixture is not None:
         values |= {"routing": decoder.routing}
         values |= {"active_experts": decoder.active_experts(arrays)}
     if different:
-        wrong.append(f"the bits of {different} of {launches} launches differ")
+        wrong.append(f"the bits of {different} of {num_launches} launches differ")
     if is_timed(device):
         measured = measure_times(device, timed, options.repeats)
         times = {n: [t / decoder.steps for t in ts] for n, ts in measured.items()}
@@ -206,8 +210,8 @@ def benchmark(decoder: Decoder, batch: int, options: Namespace) -> Result:
 
 def default_of(device: Device, name: str) -> Any:
     """The default of an option on this backend."""
-    on_gpu = isinstance(device, Gpu)
-    return (ON_GPU if on_gpu else ON_CPU)[name]
+    is_on_gpu = isinstance(device, Gpu)
+    return (ON_GPU if is_on_gpu else ON_CPU)[name]
 
 
 def measure(run: Run) -> Iterator[Result]:

@@ -140,8 +140,8 @@ def fits(llm: Any, batch: int, context: int) -> bool:
     """Whether vLLM's cache holds all requests at once; otherwise some would wait."""
     cache = llm.llm_engine.vllm_config.cache_config
     longest = prompt_length(context) + SHORT + STEPS
-    needed = batch * -(-longest // cache.block_size)
-    return bool(needed < cache.num_gpu_blocks)  # one block is never used
+    num_blocks = batch * -(-longest // cache.block_size)
+    return bool(num_blocks < cache.num_gpu_blocks)  # one block is never used
 
 
 def slopes(seconds: Callable[[int], float]) -> list[float]:
@@ -165,9 +165,9 @@ def benchmark(
             max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False
         )
         torch.cuda.synchronize()
-        started = time.perf_counter()
+        start = time.perf_counter()
         llm.generate(prompts, sampling, use_tqdm=False)
-        return time.perf_counter() - started
+        return time.perf_counter() - start
 
     sorted_ms = slopes(seconds)
     return {
@@ -192,7 +192,7 @@ def facts(vllm: Any, torch: Any, ranks: int) -> dict[str, Any]:
 
 
 def measure(run: Run) -> Iterator[Result]:
-    options, name, started = run.options, run.options.model, time.perf_counter()
+    options, name, start = run.options, run.options.model, time.perf_counter()
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     os.environ["VLLM_PLUGINS"] = ""  # ours would be one
@@ -201,7 +201,7 @@ def measure(run: Run) -> Iterator[Result]:
         (Path(folder) / "config.json").write_text(json.dumps(hf_config(MODELS[name])))
         shapes = options.batches, options.context
         llm = vllm.LLM(**engine_arguments(folder, *shapes, options.ranks))
-        ready = round(time.perf_counter() - started, 1)
+        ready = round(time.perf_counter() - start, 1)
         run.say(f"{name}: vLLM ready after {ready} s")
         run.shared |= {**facts(vllm, torch, options.ranks), "ready_s": ready}
         for context, batch in product(options.context, options.batches):

@@ -67,18 +67,18 @@ class Epilogue(MatmulWorkload):
         self.plain = GraphCall(matmul_graph(1), self.world, ("x", "w", "y"))
         workers, tuning = self.plain.program.workers, tuning_of(self.world)
         sizes = self.rows, self.n, self.k
-        chosen = next(
-            one.tiling
-            for one in predictions(FAMILY, sizes, workers, tuning.tiles)
-            if one.tiling.parts == 1
-            and one.tiling.columns == FAMILY[one.tiling.shape_idx].columns
+        tiling = next(
+            prediction.tiling
+            for prediction in predictions(FAMILY, sizes, workers, tuning.tiles)
+            if prediction.tiling.parts == 1
+            and prediction.tiling.columns == FAMILY[prediction.tiling.shape_idx].columns
         )
-        self.plain.dims, self.shape = dims_of(chosen), FAMILY[chosen.shape_idx]
+        self.plain.dims, self.shape = dims_of(tiling), FAMILY[tiling.shape_idx]
         self.tensors = [self.more() for _ in range(self.inputs)]
         names = "x", "w", *self.tensors[0], "y"
-        made = GraphCall(self.graph(), self.world, names)
-        made.dims = dict(self.dims)
-        return made
+        call = GraphCall(self.graph(), self.world, names)
+        call.dims = dict(self.dims)
+        return call
 
     def arguments(self, number: int) -> tuple[Any, ...]:
         return *super().arguments(number), *self.tensors[number].values()
@@ -89,8 +89,8 @@ class Epilogue(MatmulWorkload):
     def parts(self, gpu: Gpu) -> Calls:
         """The plain store."""
         outs = [gpu.empty(self.out_shape, self.dtype) for _ in self.outs]
-        each = zip(self.xs, self.weights, outs, strict=True)
-        calls = self.timed_calls(gpu, [partial(self.plain, *some) for some in each])
+        operands = zip(self.xs, self.weights, outs, strict=True)
+        calls = self.timed_calls(gpu, [partial(self.plain, *some) for some in operands])
         return {"store": in_turn(calls)}
 
     def durations(self, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -125,8 +125,8 @@ class Fp8(Epilogue):
         return matmul_fp8.matmul_fp8(1, shape=self.shape)
 
     def more(self) -> dict[str, Any]:
-        strips = -(-self.n // self.shape.strip_columns(False))
-        return {"scales": self.device.empty((strips, self.rows), "float32")}
+        num_strips = -(-self.n // self.shape.strip_columns(False))
+        return {"scales": self.device.empty((num_strips, self.rows), "float32")}
 
     def new_outs(self) -> list[Any]:
         shape = self.out_shape

@@ -41,7 +41,7 @@ def generated(
     device: Device, name: str, weights: Any, bundle: Bundle | None
 ) -> tuple[list[int], float, dict[str, Any]]:
     """The first id, then several, the seconds until the first, and where it ran."""
-    setup, started = setup_of(name), time.perf_counter()
+    setup, start = setup_of(name), time.perf_counter()
     with Model(
         setup.config,
         weights,
@@ -52,7 +52,7 @@ def generated(
         world=device.world,
     ) as model:
         (first,) = model.generate([PROMPT], max_new_tokens=1)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start
         (ids,) = model.generate([PROMPT], max_new_tokens=TOKENS)
         where = provenance(model.program)
     return first + ids, seconds, where

@@ -76,10 +76,10 @@ def step_cost(
             model.pages.add(POSITIONS)
         table = model.pages.table
         read_prompts(model, np.ones((rows, PROMPT), np.int32))
-        given = [1] * rows, list(range(rows)), [PROMPT] * rows
-        model.step(*given, table)
+        step_rows = [1] * rows, list(range(rows)), [PROMPT] * rows
+        model.step(*step_rows, table)
         with without_launches(model.program):
-            cost = fastest_us(device, lambda: model.step(*given, table), rounds)
+            cost = fastest_us(device, lambda: model.step(*step_rows, table), rounds)
         return cost, provenance(model.program)
 
 
@@ -109,9 +109,9 @@ def torch_cases(torch: Any, world: World, where: str) -> Iterator[Case]:
     """The operations, after a first call."""
     as_array = import_module("etc_dist.torch.tensors").as_array
     ops = torch.ops.etc_dist
-    made = [torch.randn(SIZE, SIZE, device=where).bfloat16() for _ in range(5)]
-    x, gate, up, down, _ = made
-    arrays, weight = [as_array(one) for one in made], gate.t()
+    tensors = [torch.randn(SIZE, SIZE, device=where).bfloat16() for _ in range(5)]
+    x, gate, up, down, _ = tensors
+    arrays, weight = [as_array(value) for value in tensors], gate.t()
     calls: dict[type[Operation], partial[Any]] = {
         Matmul: partial(ops.matmul, x, weight),
         MatmulReduceScatter: partial(
@@ -125,7 +125,7 @@ def torch_cases(torch: Any, world: World, where: str) -> Iterator[Case]:
     for kind, call in calls.items():
         call()
         operation: Any
-        [operation] = (one for one in world.kept.values() if type(one) is kind)
+        [operation] = (value for value in world.kept.values() if type(value) is kind)
         inputs = arrays[:4] if kind is SharedMLP else arrays[:2]
         object_call = partial(operation.call, inputs)
         yield Case(call.func.__name__, call, operation, object_call)
@@ -133,13 +133,15 @@ def torch_cases(torch: Any, world: World, where: str) -> Iterator[Case]:
 
 def added_us(device: Device, case: Case) -> float:
     """Microseconds of the operation, whose object returns one result."""
-    kept = device.world.kept
-    [key] = (key for key, one in kept.items() if one is case.operation)
+    operations = device.world.kept
+    [key] = (
+        key for key, operation in operations.items() if operation is case.operation
+    )
     result = case.object_call()
-    kept[key] = SimpleNamespace(call=lambda inputs: result)
-    added = fastest_us(device, case.call, TORCH_ROUNDS)
-    kept[key] = case.operation
-    return added
+    operations[key] = SimpleNamespace(call=lambda inputs: result)
+    cost_us = fastest_us(device, case.call, TORCH_ROUNDS)
+    operations[key] = case.operation
+    return cost_us
 
 
 def object_us(device: Device, case: Case) -> float:

@@ -84,7 +84,7 @@ class MatmulWorkload(Workload):
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
         outs = self.new_outs()
         arrays = zip(self.xs, self.weights, outs, strict=True)
-        calls = [captured(gpu, gpu.matmul(*each)) for each in arrays]
+        calls = [captured(gpu, gpu.matmul(*operands)) for operands in arrays]
         self.baseline = in_turn(calls)
         return {"baseline": Rival(calls, outs)}
 

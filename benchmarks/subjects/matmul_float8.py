@@ -113,10 +113,10 @@ class Float8Workload(MatmulWorkload):
 
     def converted(self, convert: Callable[[Any], Any]) -> Workload:
         weights, self.weights = self.weights, ()
-        other = super().converted(convert)
+        workload = super().converted(convert)
         self.weights = weights
-        other.weights = tuple(ScaledWeight(*map(convert, w)) for w in weights)
-        return other
+        workload.weights = tuple(ScaledWeight(*map(convert, w)) for w in weights)
+        return workload
 
 
 class QuantizedWorkload(Float8Workload):
@@ -149,7 +149,10 @@ class QuantizedWorkload(Float8Workload):
             try:
                 quantize = compiled_quantization(gpu, depth)
                 make = partial(self._scaled_mm, gpu, quantize, depth)
-                return [captured(gpu, make(*each)) for each in enumerate(outs)]
+                return [
+                    captured(gpu, make(out_idx, out))
+                    for out_idx, out in enumerate(outs)
+                ]
             except (RuntimeError, ValueError, AttributeError) as error:
                 print(f"{self.name}: no scaled product of torch, K {depth}: {error}")
         return []
@@ -234,10 +237,10 @@ def compiled_quantization(gpu: Gpu, depth: int) -> Callable[[Any], tuple[Any, An
         codes = codes.view(len(padded), -1)[:, :depth].contiguous()
         return codes, (most / MOST_E4M3).t().contiguous().t()
 
-    made: Callable[[Any], tuple[Any, Any]] = torch.compile(
+    function: Callable[[Any], tuple[Any, Any]] = torch.compile(
         quantize, fullgraph=True, dynamic=False
     )
-    return made
+    return function
 
 
 def is_drawn(options: Namespace) -> bool:
@@ -256,7 +259,7 @@ class DrawnShapes(Shapes):
             return super().of(run)
         run.shared["seed"] = seed_of(commit(), self.op, 1)
         drawn = draws(SIZES[self.op], run.shared["seed"])
-        return [(f"draw {one.number}", (one.n, one.k), one.rows) for one in drawn]
+        return [(f"draw {draw.number}", (draw.n, draw.k), draw.rows) for draw in drawn]
 
 
 def measure(run: Run) -> Iterator[Result]:

@@ -62,8 +62,8 @@ class MLPWorkload(Stepwise):
         total = self.device.xp.zeros(x.shape, x.dtype)
         for rank in range(self.world.size):
             gate_up, down = map(wide, self.weights_of(rank))
-            both = x @ gate_up.T
-            gate, up = both[:, : self.k], both[:, self.k :]
+            gate_and_up = x @ gate_up.T
+            gate, up = gate_and_up[:, : self.k], gate_and_up[:, self.k :]
             total += (gate / (1 + self.device.xp.exp(-gate)) * up) @ down.T
         return total
 
@@ -71,12 +71,12 @@ class MLPWorkload(Stepwise):
         self, gpu: Gpu, x: Any, gate_up: Any, down: Any, out: Any
     ) -> dict[str, Call]:
         shapes = (self.m, self.n), (self.m, 2 * self.k), (self.m, self.k)
-        gathered, both, active = (gpu.empty(shape, self.dtype) for shape in shapes)
+        all_x, gate_and_up, active = (gpu.empty(shape, self.dtype) for shape in shapes)
         partial_sum = gpu.empty((self.m, self.n), self.dtype)
         return {
-            "all_gather": gpu.all_gather(x, gathered),
-            "gate_up": gpu.matmul(gathered, gate_up, both),
-            "swiglu": gpu.swiglu(both, active),
+            "all_gather": gpu.all_gather(x, all_x),
+            "gate_up": gpu.matmul(all_x, gate_up, gate_and_up),
+            "swiglu": gpu.swiglu(gate_and_up, active),
             "down": gpu.matmul(active, down, partial_sum),
             "reduce_scatter": gpu.reduce_scatter(partial_sum, out),
         }
@@ -86,12 +86,12 @@ class MLPWorkload(Stepwise):
         gate_up, down = self.weights
         gather = AllGatherMatmul(world=self.world)
         scatter = MatmulReduceScatter(world=self.world)
-        both = gpu.empty((self.m, 2 * self.k), self.dtype)
+        gate_and_up = gpu.empty((self.m, 2 * self.k), self.dtype)
         active = gpu.empty((self.m, self.k), self.dtype)
         outs = self.new_outs()
         steps: dict[str, Call] = {
-            "gate_up": partial(gather, self.xs[0], gate_up, both),
-            "swiglu": gpu.swiglu(both, active),
+            "gate_up": partial(gather, self.xs[0], gate_up, gate_and_up),
+            "swiglu": gpu.swiglu(gate_and_up, active),
             "down": partial(scatter, active, down, outs[0]),
         }
         two = Rival([partial(run_steps, steps)], outs, (gather, scatter))

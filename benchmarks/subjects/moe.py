@@ -166,8 +166,8 @@ class MoEWorkload(Workload):
         share = SparseBlock(router, gate_up, down, block.choice).share(
             self.parallel, self.world.rank, self.world.size
         )
-        own = (share.router, share.gate_up, share.down)
-        return tuple(array.view(DTYPES[self.dtype]) for array in own)
+        arrays = (share.router, share.gate_up, share.down)
+        return tuple(array.view(DTYPES[self.dtype]) for array in arrays)
 
     @property
     def out_shape(self) -> tuple[int, int]:
@@ -194,8 +194,8 @@ class MoEWorkload(Workload):
         share = xp.exp(picked - picked.max(axis=1, keepdims=True))
         share = (share / share.sum(axis=1, keepdims=True)).astype(np.float32)
         experts = xp.arange(self.model.experts)
-        chosen = ids[:, :, None] == experts
-        return ids, (share[:, :, None] * chosen).sum(axis=1)
+        is_chosen = ids[:, :, None] == experts
+        return ids, (share[:, :, None] * is_chosen).sum(axis=1)
 
     def reference(self, number: int = 0) -> Any:
         xp, block, inner = self.device.xp, self.whole(), self.model.inner
@@ -207,8 +207,8 @@ class MoEWorkload(Workload):
             token = xp.flatnonzero(weight[:, expert])
             if not token.size:
                 continue
-            both = rows[token] @ wide(block.gate_up[expert]).T
-            gate, up = both[:, :inner], both[:, inner:]
+            gate_and_up = rows[token] @ wide(block.gate_up[expert]).T
+            gate, up = gate_and_up[:, :inner], gate_and_up[:, inner:]
             result = (gate / (1 + xp.exp(-gate)) * up) @ wide(block.down[expert]).T
             total[token] += weight[token, expert][:, None] * result
         return total
@@ -238,7 +238,9 @@ class MoEWorkload(Workload):
         size, loads = self.world.size, []
         for number in range(self.inputs):
             every = [self.choose(self.tokens(r, number))[0] for r in range(size)]
-            ids = np.concatenate([np.array(each.tolist()) for each in every])
+            ids = np.concatenate(
+                [np.array(ids_of_rank.tolist()) for ids_of_rank in every]
+            )
             active = np.unique(ids)
             if self.parallel == "tensor":
                 busy = limit_ms(self.model, len(ids), len(active)) / size
@@ -246,21 +248,21 @@ class MoEWorkload(Workload):
             else:
                 busy, moved = self._busiest(ids, active)
             loads.append((busy, moved, float(len(active))))
-        busy, moved, used = np.mean(loads, axis=0)
-        return float(busy), float(moved), float(used)
+        busy, moved, num_used = np.mean(loads, axis=0)
+        return float(busy), float(moved), float(num_used)
 
     def _busiest(self, ids: Any, active: Any) -> tuple[float, float]:
         """The longest time of a rank's experts, and the most tokens on a rank's
         links: each token once to each rank with its experts, and one sum back."""
-        size, own = self.world.size, self.model.experts // self.world.size
-        owners = ids // own
-        rows = np.bincount(owners.ravel(), minlength=size)
-        reads = np.bincount(active // own, minlength=size)
+        size, num_own = self.world.size, self.model.experts // self.world.size
+        owner_ranks = ids // num_own
+        rows = np.bincount(owner_ranks.ravel(), minlength=size)
+        reads = np.bincount(active // num_own, minlength=size)
         top_k = self.model.top_k
         pairs = zip(rows.tolist(), reads.tolist(), strict=True)
         busy = max(limit_ms(self.model, n / top_k, e) for n, e in pairs)
         goes = np.zeros((len(ids), size), bool)
-        np.put_along_axis(goes, owners, True, axis=1)
+        np.put_along_axis(goes, owner_ranks, True, axis=1)
         by_rank = goes.reshape(size, -1, size).sum(axis=1)
         np.fill_diagonal(by_rank, 0)
         return busy, float((by_rank.sum(axis=0) + by_rank.sum(axis=1)).max())
@@ -287,8 +289,10 @@ class MoEWorkload(Workload):
     def parts(self, gpu: Gpu) -> Calls:
         alone = [self._layers[self.baselines[0]].alone(x) for x in self._xs]
         names = ("gemm",) if self.is_replayed else ("gemm", "collective")
-        each = zip(names, zip(*alone, strict=True), strict=True)
-        return {name: in_turn(self._replayed(gpu, calls)) for name, calls in each}
+        calls_by_name = zip(names, zip(*alone, strict=True), strict=True)
+        return {
+            name: in_turn(self._replayed(gpu, calls)) for name, calls in calls_by_name
+        }
 
     def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
         calls = super().timed(gpu, ours, rivals)

@@ -84,7 +84,7 @@ def send_many(g: Graph) -> None:
     x = g.input("x", (messages, floats), "float32")
     y = g.output("y", (messages, floats), "float32")
     staged = g.symmetric("staged", (messages, floats), "float32")
-    arrived = g.symmetric("arrived", (messages, floats), "float32")
+    far_rows = g.symmetric("arrived", (messages, floats), "float32")
     ready = g.events("ready", (messages,), expects=1)
     come = g.events("come", (messages,), expects=1, cross_rank=True)
     (i,) = grid = g.grid(i=messages)
@@ -101,7 +101,7 @@ def send_many(g: Graph) -> None:
         grid,
         name="send",
         reads=[staged[i, :]],
-        writes=[arrived.on(partner)[i, :]],
+        writes=[far_rows.on(partner)[i, :]],
         waits=[ready[i]],
         notifies=[come.on(partner)[i]],
     )
@@ -109,7 +109,7 @@ def send_many(g: Graph) -> None:
         push_rows(),
         grid,
         name="collect",
-        reads=[arrived[i, :]],
+        reads=[far_rows[i, :]],
         writes=[y[i, :]],
         waits=[come[i]],
     )
@@ -165,9 +165,9 @@ def measure_link(device: Device, machine: Machine) -> Link:
     return Link("far", gbs, max(passes / 3, 0.0), message)
 
 
-def with_setting(own: Link, setting: Setting) -> Link:
-    gbs = min(own.gbs, setting.gbs or own.gbs)
-    return Link("far", gbs, own.latency_us + setting.delay_us, own.message_us)
+def with_setting(own_link: Link, setting: Setting) -> Link:
+    gbs = min(own_link.gbs, setting.gbs or own_link.gbs)
+    return Link("far", gbs, own_link.latency_us + setting.delay_us, own_link.message_us)
 
 
 class Case:
@@ -206,15 +206,17 @@ class Case:
         y = self.arrays["y"]
         if self.first is None:
             self.first = y.copy()
-        same = not bool(self.device.differs(y, self.first))
-        return all(cast(list[bool], self.device.world.gather(same)))
+        is_same = not bool(self.device.differs(y, self.first))
+        return all(cast(list[bool], self.device.world.gather(is_same)))
 
 
-def compare(device: Device, case: Case, own: Link, setting: Setting) -> dict[str, Any]:
+def compare(
+    device: Device, case: Case, own_link: Link, setting: Setting
+) -> dict[str, Any]:
     """The fields of a record. Collective."""
     set_transport(device, setting)
     measured = run_us(device, case.program, case.run)
-    link = with_setting(own, setting)
+    link = with_setting(own_link, setting)
     predicted = case.predict(link)
     return {
         "program": case.name,
@@ -241,8 +243,8 @@ def faults(values: Mapping[str, Any]) -> list[str]:
         return ["the bits differ from the first setting's"]
     wrong = abs(values["ratio"] - 1) > LINK_BOUND_TOLERANCE
     if values["bound_by"] == "far bytes" and wrong:
-        wanted = f"wanted within {LINK_BOUND_TOLERANCE:.0%}"
-        return [f"ratio {values['ratio']}, {wanted}"]
+        text = f"wanted within {LINK_BOUND_TOLERANCE:.0%}"
+        return [f"ratio {values['ratio']}, {text}"]
     return []
 
 
@@ -250,20 +252,20 @@ def compare_records(run: Run) -> None:
     """Print the predictions for the records of the collectives on several GPUs, but
     those of other programs, which few rows have."""
     tuning = default_tuning()
-    for one in records.load():
-        if one.op not in GRAPHS:
+    for record in records.load():
+        if record.op not in GRAPHS:
             continue
-        graph = GRAPHS[one.op](one.world_size)
-        if not one.path.startswith(f"{graph.name},"):
+        graph = GRAPHS[record.op](record.world_size)
+        if not record.path.startswith(f"{graph.name},"):
             continue
-        sizes = {"rows": one.M // one.world_size, "n": one.N, "k": one.K}
+        sizes = {"rows": record.M // record.world_size, "n": record.N, "k": record.K}
         plan = schedule_static(graph)
         dims = with_tiles(graph, sizes, Machine().workers)
         us = simulate_run(plan, dims, ModelTimes(tuning), Machine()).us
         run.say(
-            f"{one.op} on {one.world_size} {one.device} at {one.commit}: "
-            f"{one.M} x {one.N} x {one.K}, predicted {us:.1f} us, measured "
-            f"{one.ours_ms * 1e3:.1f} us, ratio {us / one.ours_ms / 1e3:.3f}"
+            f"{record.op} on {record.world_size} {record.device} at {record.commit}: "
+            f"{record.M} x {record.N} x {record.K}, predicted {us:.1f} us, measured "
+            f"{record.ours_ms * 1e3:.1f} us, ratio {us / record.ours_ms / 1e3:.3f}"
         )
 
 
@@ -276,8 +278,8 @@ def measure(run: Run) -> Iterator[Result]:
     run.shared["protocol"] = PROTOCOL
     use_workers(workers)
     set_transport(device, SETTINGS[0])
-    own = measure_link(device, Machine(workers=workers))
-    run.say(f"the link by itself: {own}")
+    own_link = measure_link(device, Machine(workers=workers))
+    run.say(f"the link by itself: {own_link}")
     for name, dims in DIMS.items():
         case = Case(device, name, dims if is_timed else CPU_DIMS)
         plan = case.program.plan
@@ -289,7 +291,7 @@ def measure(run: Run) -> Iterator[Result]:
         }
         run.say(f"{name}, traced: {dict(case.times.us)}")
         for setting in SETTINGS:
-            values = compare(device, case, own, setting)
+            values = compare(device, case, own_link, setting)
             yield {**where, **values}, faults(values) if is_timed else []
         case.program.close()
 

@@ -107,8 +107,8 @@ class Random(Workload):
     def drawn(op: str, seed: str, ranks: int, *, is_timed: bool) -> list[Draw]:
         """The shapes of a seed; on the CPU backend a few small ones."""
         sizes = SIZES[op]
-        found = list(draws(sizes if is_timed else sizes.small, seed, ranks))
-        return found if is_timed else found[:CPU_DRAWS]
+        all_draws = list(draws(sizes if is_timed else sizes.small, seed, ranks))
+        return all_draws if is_timed else all_draws[:CPU_DRAWS]
 
     def choices(self) -> list[Choice]:
         """The tiles that the policy may choose, its choice first; none if the program
@@ -121,8 +121,8 @@ class Random(Workload):
         count = 1
         if isinstance(self.device, Gpu):
             count = taking_turns(sum(w.nbytes for w in self.weights))
-        others = [tuple(map(copy_of, self.weights)) for _ in range(count - 1)]
-        return [self.weights, *others]
+        copies = [tuple(map(copy_of, self.weights)) for _ in range(count - 1)]
+        return [self.weights, *copies]
 
     def call(self, operation: Any, weights: Sequence[Any], out: Any) -> Call:
         return partial(operation, self.xs[0], *weights, out)
@@ -132,8 +132,8 @@ class Random(Workload):
 
     def timed(self, gpu: Gpu, ours: Any, rivals: Mapping[str, Rival]) -> Calls:
         calls = [self.call(ours, weights, self.outs[0]) for weights in self.turns]
-        own = in_turn(self.timed_calls(gpu, calls))
-        return {"ours": own, **{n: in_turn(r.calls) for n, r in rivals.items()}}
+        own_call = in_turn(self.timed_calls(gpu, calls))
+        return {"ours": own_call, **{n: in_turn(r.calls) for n, r in rivals.items()}}
 
     def activation(
         self, gpu: Gpu, width: int, out: Any = None
@@ -141,9 +141,13 @@ class Random(Workload):
         """Gate and up, the place of their SwiGLU (`out`, if given), and its compiled
         call: one for all turns, since to compile takes seconds."""
         if self._activation is None:
-            both = gpu.empty((self.m, 2 * width), self.dtype)
+            gate_and_up = gpu.empty((self.m, 2 * width), self.dtype)
             active = gpu.empty((self.m, width), self.dtype) if out is None else out
-            self._activation = both, active, gpu.compiled_swiglu(both, active)
+            self._activation = (
+                gate_and_up,
+                active,
+                gpu.compiled_swiglu(gate_and_up, active),
+            )
         return self._activation
 
     def unfused(self, gpu: Gpu, weights: Sequence[Any], out: Any) -> Mapping[str, Call]:
@@ -155,7 +159,7 @@ class Random(Workload):
         every: list[Call]
         every = [partial(run_steps, self.unfused(gpu, w, out)) for w in self.turns]
         if self.is_replayed:
-            every = [captured(gpu, each) for each in every]
+            every = [captured(gpu, call) for call in every]
         return {"baseline": Rival(every, [out])}
 
     def durations(self, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -163,12 +167,12 @@ class Random(Workload):
         return {**medians(times), "speedup": round(speedup, 4)}
 
     def fields(self) -> dict[str, Any]:
-        (chosen, *_) = self.choices() or [Choice({}, "", 0.0)]
+        (choice, *_) = self.choices() or [Choice({}, "", 0.0)]
         return {
             **Workload.fields(self),
             "w_layout": self.layout,
-            "policy": chosen.text or None,
-            "predicted_us": round(chosen.us, 2) or None,
+            "policy": choice.text or None,
+            "predicted_us": round(choice.us, 2) or None,
             "seed": self.draw_of.seed,
         }
 
@@ -191,16 +195,16 @@ class RandomMatmul(Random, MatmulWorkload):
     @property
     def program(self) -> GraphCall:
         """That runs on any tiles, for all draws of this dtype and layout."""
-        made = cast("dict[object, GraphCall]", self.world.kept)
-        if self.draw_of.variant not in made:
+        program_by_variant = cast("dict[object, GraphCall]", self.world.kept)
+        if self.draw_of.variant not in program_by_variant:
             graph = partial(matmul_graph, w_layout=self.layout)
             names = ["x", "w", "y"]
             if self.is_gated:
                 graph, names = partial(gated_matmul_graph), ["x", "gate", "up", "y"]
             size = self.world.size
             program = GraphCall(graph(size, dtype=self.dtype), self.world, names)
-            made[self.draw_of.variant] = program
-        return made[self.draw_of.variant]
+            program_by_variant[self.draw_of.variant] = program
+        return program_by_variant[self.draw_of.variant]
 
     def make(self, schedule: str, **options: Any) -> Any:
         if not self.is_gated:
@@ -216,30 +220,34 @@ class RandomMatmul(Random, MatmulWorkload):
         )
 
     def reference(self, number: int = 0) -> Any:
-        both = super().reference(number)
+        gate_and_up = super().reference(number)
         if not self.is_gated:
-            return both
-        gate, up = both[:, : self.n // 2], both[:, self.n // 2 :]
+            return gate_and_up
+        gate, up = gate_and_up[:, : self.n // 2], gate_and_up[:, self.n // 2 :]
         return gate / (1 + self.device.xp.exp(-gate)) * up
 
     def unfused(self, gpu: Gpu, weights: Sequence[Any], out: Any) -> Mapping[str, Call]:
         (x,), (w,) = self.xs, weights
         if not self.is_gated:
             return {"gemm": gpu.matmul(x, w, out)}
-        both, _, swiglu = self.activation(gpu, self.n // 2, out)
-        return {"gate_up": gpu.matmul(x, w, both), "swiglu": swiglu}
+        gate_and_up, _, swiglu = self.activation(gpu, self.n // 2, out)
+        return {"gate_up": gpu.matmul(x, w, gate_and_up), "swiglu": swiglu}
 
     def choices(self) -> list[Choice]:
         shapes = shapes_for(self.layout, FAMILY)
         n, workers = self.out_shape[1], self.made["ours"].program.workers
-        found = predictions(
+        ranking = predictions(
             *(shapes, (self.rows, n, self.k), workers, tuning_of(self.world).tiles),
             gated=self.is_gated,
             w_layout=self.layout,
         )
         return [
-            Choice(dims_of(each.tiling), text_of(shapes, each.tiling), each.us)
-            for each in found
+            Choice(
+                dims_of(prediction.tiling),
+                text_of(shapes, prediction.tiling),
+                prediction.us,
+            )
+            for prediction in ranking
         ]
 
     def fields(self) -> dict[str, Any]:
@@ -248,16 +256,18 @@ class RandomMatmul(Random, MatmulWorkload):
     def regret(self, gpu: Gpu) -> dict[str, Any]:
         """How much longer the choice takes than the best of all likely tiles."""
         choices = self.choices()
-        most = NEAR * min(one.us for one in choices)
-        likely = [one for one in choices if one.us <= most or one == choices[0]]
+        most = NEAR * min(choice.us for choice in choices)
+        likely = [
+            choice for choice in choices if choice.us <= most or choice == choices[0]
+        ]
         weights = [w.T for w in self.weights] if self.layout == "kn" else self.weights
         calls: dict[str, Call] = {}
-        for one in likely:
-            self.program.dims = {**one.dims}
+        for choice in likely:
+            self.program.dims = {**choice.dims}
             call = self.call(self.program, weights, self.outs[0])
-            (calls[one.text],) = self.timed_calls(gpu, [call])
+            (calls[choice.text],) = self.timed_calls(gpu, [call])
         times = measure_times(gpu, calls, BLOCK, is_cold=True)
-        ms = {text: median(each) for text, each in times.items()}
+        ms = {text: median(choice_times) for text, choice_times in times.items()}
         best = min(ms, key=lambda text: ms[text])
         regret = round(ms[likely[0].text] / ms[best] - 1, 4)
         return {"regret": regret, "best_policy": best, "compared": len(likely)}
@@ -286,7 +296,7 @@ class RandomMLPRanks(Random, MLPWorkload):
         rankings = rankings_of(sizes, program.workers, FAMILY, tuning)
         pair = fastest_pair(rankings, tuning.tiles.call_us, program.workers)
         tilings = pair.first.tiling, pair.second.tiling
-        text = " + ".join(text_of(FAMILY, each) for each in tilings)
+        text = " + ".join(text_of(FAMILY, tiling) for tiling in tilings)
         return [Choice({}, text, pair.us)]
 
 
@@ -299,9 +309,9 @@ class RandomMLP(RandomMLPRanks):
     def unfused(self, gpu: Gpu, weights: Sequence[Any], out: Any) -> Mapping[str, Call]:
         """torch on one GPU."""
         (x,), (gate_up, down) = self.xs, weights
-        both, active, swiglu = self.activation(gpu, self.k)
+        gate_and_up, active, swiglu = self.activation(gpu, self.k)
         return {
-            "gate_up": gpu.matmul(x, gate_up, both),
+            "gate_up": gpu.matmul(x, gate_up, gate_and_up),
             "swiglu": swiglu,
             "down": gpu.matmul(active, down, out),
         }
@@ -341,8 +351,8 @@ def measure(kind: type[Random], run: Run) -> Iterator[Result]:
     for turn in options.seeds:
         seed = seed_of(records.commit(), run.op, turn)
         drawn = kind.drawn(run.op, seed, device.world.size, is_timed=is_timed)
-        for one in drawn[: options.draws]:
-            case = kind(device, one)
+        for draw in drawn[: options.draws]:
+            case = kind(device, draw)
             values, wrong = compared(case, case.make("static"), REPEATS)
             if isinstance(device, Gpu) and getattr(options, "regret", False):
                 values = {**values, **cast(RandomMatmul, case).regret(device)}

@@ -123,12 +123,14 @@ def measure(run: Run) -> Iterator[Result]:
         for launcher, command in parts(ranks)[name]:
             if command in ended(ranks):
                 continue
-            left, wrong = end - time.monotonic(), ["not run, out of time"]
-            if left > 0:
+            seconds, wrong = end - time.monotonic(), ["not run, out of time"]
+            if seconds > 0:
                 run.say(f"\n=== {command} ===")
-                start = launchers(ranks, left)[launcher]
-                done = subprocess.run([*start, *command.split()], cwd=records.ROOT)
-                wrong = [f"exit code {done.returncode}"] if done.returncode else []
+                start = launchers(ranks, seconds)[launcher]
+                process = subprocess.run([*start, *command.split()], cwd=records.ROOT)
+                wrong = (
+                    [f"exit code {process.returncode}"] if process.returncode else []
+                )
             yield {"part": name, "command": command}, wrong
 
 

@@ -103,8 +103,8 @@ class Case:
             # NOTE: by a kernel. A soak over tests/far_transport hung once, with a copy
             # by the copy engine here. The copy is suspected to block those of the
             # transport, which the run needs; this was not reproduced.
-            bits, kept = self.out.view(np.uint16), self.first.view(np.uint16)
-            device.xp.bitwise_or(bits, 0, out=kept)
+            bits, first_bits = self.out.view(np.uint16), self.first.view(np.uint16)
+            device.xp.bitwise_or(bits, 0, out=first_bits)
         for call in calls:
             device.poison(self.out)
             call()
@@ -114,29 +114,29 @@ class Case:
 def cases_of(device: Device) -> Iterator[Case]:
     """All cases, made on all ranks in the same order. Collective."""
     few = None if isinstance(device, Gpu) else 1  # only the smallest shape
-    several_hosts = device.world.hosts.count > 1
+    is_over_hosts = device.world.hosts.count > 1
     for schedule in schedules_of(device):
-        made: list[Workload]
+        cases: list[Workload]
         for workload in (MatmulReduceScatterWorkload, AllGatherMatmulWorkload):
-            for dtype, layout in WEIGHTS[:1] if several_hosts else WEIGHTS:
-                made = [
+            for dtype, layout in WEIGHTS[:1] if is_over_hosts else WEIGHTS:
+                cases = [
                     workload(device, "soak", (n, k), rows, dtype, layout)
                     for rows, n, k in COLLECTIVE_SHAPES[:few]
                 ]
-                yield from fixed(made, schedule)
+                yield from fixed(cases, schedule)
         for kind, (dtype, layout) in product(KINDS, WEIGHTS):
             variant = Variant(dtype, layout)
             draws = [
-                Draw("soak", number, *shape, variant)
-                for number, shape in enumerate(SUMMED_SHAPES[:few])
+                Draw("soak", draw_idx, *shape, variant)
+                for draw_idx, shape in enumerate(SUMMED_SHAPES[:few])
             ]
             yield from fixed([kind(device, draw) for draw in draws], schedule)
-        made = [MLPWorkload(device, "soak", MLP_SIZES, n) for n in MLP_ROWS[:few]]
-        yield from fixed(made, schedule)
-        for parallel in () if several_hosts else PARALLEL:
+        cases = [MLPWorkload(device, "soak", MLP_SIZES, n) for n in MLP_ROWS[:few]]
+        yield from fixed(cases, schedule)
+        for parallel in () if is_over_hosts else PARALLEL:
             some = layers(device, MOE, MOE_TOKENS[:few], parallel)
             yield from fixed(some, schedule)
-    kinds = ("expert",) if several_hosts else PARALLEL
+    kinds = ("expert",) if is_over_hosts else PARALLEL
     for parallel in kinds if device.world.size > 1 else PARALLEL[:1]:
         yield from routed(device, parallel)
 
@@ -154,10 +154,10 @@ def layers(
     return [MoEWorkload(device, "soak", sizes, n, DTYPE, parallel) for n in counts]
 
 
-def fixed(made: Sequence[Workload], schedule: str) -> Iterator[Case]:
+def fixed(cases: Sequence[Workload], schedule: str) -> Iterator[Case]:
     """Workloads that share one operation."""
-    operation = made[0].make(schedule)
-    for case in made:
+    operation = cases[0].make(schedule)
+    for case in cases:
         name = f"{case.op} {schedule} {case.dtype} {case.rows} rows {case.sizes}"
         yield Case(name, case, [operation])
 
@@ -167,10 +167,10 @@ def routed(device: Device, parallel: str) -> Iterator[Case]:
     again, must give the same bits."""
     model, counts = CPU_ROUTED if not isinstance(device, Gpu) else ROUTED
     # The most tokens first: a program grows only between runs.
-    made = layers(device, model, sorted(counts, reverse=True), parallel)
-    operations = [made[0].make(schedule) for schedule in schedules_of(device)]
-    for case in made:
-        case.weights = made[0].weights
+    cases = layers(device, model, sorted(counts, reverse=True), parallel)
+    operations = [cases[0].make(schedule) for schedule in schedules_of(device)]
+    for case in cases:
+        case.weights = cases[0].weights
         name = f"{case.op} routed, {case.rows} tokens"
         yield Case(name, case, [*operations, operations[0]], router_of(case))
 
@@ -184,10 +184,10 @@ def router_of(case: MoEWorkload) -> Callable[[int], None]:
         xp.asarray(routing_bias(kind, case.model, seed)).astype(router.dtype)
         for kind, seed in product(ROUTINGS, range(BIASES))
     ]
-    own = device.world.rank if case.parallel == "expert" else 0
+    own_rank = device.world.rank if case.parallel == "expert" else 0
 
     def refresh(seed: int) -> None:
-        device.normal(scratch, seed + own)
+        device.normal(scratch, seed + own_rank)
         scratch[:, 0] = 1
         x[...] = scratch
         router[:, 0] = biases[seed % len(biases)]
@@ -201,13 +201,13 @@ def memory(device: Device) -> Any:
     device.synchronize()
     gc.collect()
     device.world.barrier()
-    used = 0
+    used_bytes = 0
     if isinstance(device, Gpu):
         free, total = device.xp.cuda.runtime.memGetInfo()
-        used = int(total - free)
+        used_bytes = int(total - free)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     device.world.barrier()
-    return np.array([used, pages * os.sysconf("SC_PAGE_SIZE")])
+    return np.array([used_bytes, pages * os.sysconf("SC_PAGE_SIZE")])
 
 
 def soak(run: Run, cases: Sequence[Case], order: Sequence[int]) -> dict[str, Any]:
@@ -224,17 +224,17 @@ def soak(run: Run, cases: Sequence[Case], order: Sequence[int]) -> dict[str, Any
         case.run(seed, flags, 0)
     synchronize()
     flags.fill(0)
-    before, started = memory(device), time.perf_counter()
-    for done, number in enumerate(order, 1):
+    before, start = memory(device), time.perf_counter()
+    for call_number, number in enumerate(order, 1):
         # NOTE: compared on the device, so that the host runs ahead.
-        cases[number].run(seed + done, flags, done - 1)
-        if done % BATCH == 0:
+        cases[number].run(seed + call_number, flags, call_number - 1)
+        if call_number % BATCH == 0:
             synchronize()
-        if done % max(BATCH, len(order) // LINES) == 0:
-            run.say(f"soak: {done} calls")
+        if call_number % max(BATCH, len(order) // LINES) == 0:
+            run.say(f"soak: {call_number} calls")
     synchronize()
     device.synchronize()
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     grown = memory(device) - before
     every = world.gather((int(flags.sum()), *grown.tolist()))
     counts, on_gpu, in_process = zip(*cast(list[Any], every), strict=True)

@@ -48,12 +48,12 @@ def _function(lane: str) -> DeviceFunction:
 def copy_twice(g: Graph, *, lane: str) -> None:
     """x [rows, 32] -> y [rows, 32], row by row, through another tensor."""
     rows = g.dims("rows")
-    groups = g.let("groups", (rows + GROUP - 1) // GROUP)
+    num_groups = g.let("groups", (rows + GROUP - 1) // GROUP)
     x = g.input("x", (rows, WIDTH), "float32")
     y = g.output("y", (rows, WIDTH), "float32")
     between = g.local("between", (rows, WIDTH), "float32")
     copied = g.events(
-        "copied", (groups,), expects=lambda i: minimum(GROUP, rows - i * GROUP)
+        "copied", (num_groups,), expects=lambda i: minimum(GROUP, rows - i * GROUP)
     )
     copy = _function(lane)
     (i,) = grid = g.grid(i=rows)
@@ -79,9 +79,9 @@ def copy_twice(g: Graph, *, lane: str) -> None:
 def runs(device: Device, program: Program) -> list[Call]:
     """Checked calls: FEW tasks, and MANY tasks, a worker."""
     calls: list[Call] = []
-    for each in (FEW, MANY):
-        rows = each * program.workers
-        x = device.normal(device.empty((rows, WIDTH), "float32"), each)
+    for rows_of_worker in (FEW, MANY):
+        rows = rows_of_worker * program.workers
+        x = device.normal(device.empty((rows, WIDTH), "float32"), rows_of_worker)
         y = device.xp.zeros_like(x)
         calls.append(partial(program.run, x=x, y=y))
         calls[-1]()
