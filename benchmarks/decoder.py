@@ -21,7 +21,7 @@ from etc_dist.functions.scaled_weights import BLOCK, E4M3, scales_name
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.heads import HeadLayout
 from etc_dist.models.mixture_families import QWEN_MOE
 from etc_dist.models.part import (
@@ -69,7 +69,7 @@ MODELS = {
         qwen3(48, 2048, 768, 32),
         architecture=QWEN_MOE,
         kv_heads=4,
-        mixture=Mixture(128, Router(8)),
+        mixture=DecoderMixture(128, Router(8)),
     ),
 }
 
@@ -92,7 +92,10 @@ SMALL_MODEL = replace(
 SMALL_MODELS = {
     SMALL: SMALL_MODEL,
     "small-experts": replace(
-        SMALL_MODEL, inner=48, architecture=QWEN_MOE, mixture=Mixture(16, Router(4))
+        SMALL_MODEL,
+        inner=48,
+        architecture=QWEN_MOE,
+        mixture=DecoderMixture(16, Router(4)),
     ),
 }
 OF_BLOCKS: Mapping[str, Any] = {"hidden": 144, "inner": 384, "heads": 16, "kv_heads": 8}

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.device import NUMBERS, dequantized, wide
 from etc_dist.functions.scaled_weights import BLOCK, scales_name
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 
 MLP = ("w_gate", "w_up", "w_down")
 
@@ -173,7 +173,7 @@ def _mlp(math: Fp32, x: Any, w_gate: Any, w_up: Any, w_down: Any) -> Any:
 
 
 def _mix(
-    math: Fp32, mixture: Mixture, x: Any, arrays: Mapping[str, Any], layer: int
+    math: Fp32, mixture: DecoderMixture, x: Any, arrays: Mapping[str, Any], layer: int
 ) -> tuple[Any, float]:
     ids = arrays["experts"][layer]
     logits = x @ math.stored(arrays["router"][layer]).T

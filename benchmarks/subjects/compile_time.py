@@ -78,9 +78,9 @@ def decoder(schedule: str = "static") -> GraphFunction:
 
 def mixtures() -> Iterator[tuple[str, GraphFunction]]:
     """The programs with the most code of those that have no model, by name."""
-    experts, top_k, _ = MIXTURES[MIXTURE]
+    mixture, _ = MIXTURES[MIXTURE]
     for world_size, parallel in ((1, "tensor"), (4, "tensor"), (4, "expert")):
-        graph = moe_graph(world_size, experts=experts, top_k=top_k, parallel=parallel)
+        graph = moe_graph(world_size, mixture=mixture, parallel=parallel)
         name = graph.name if world_size == 1 else f"{graph.name} {parallel}"
         yield name, graph
 

@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.combine_rows import (
-    SHARED,
-    add_shared_rows,
-)
+from etc_dist.functions.combine_rows import add_shared_rows
 from etc_dist.functions.rms_norm import normalized
-from etc_dist.functions.routing import Routing
+from etc_dist.functions.routing import SHARED, Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 

@@ -6,15 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.routing import Routing
+from etc_dist.functions.routing import SHARED, Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
 
 GROUP_TOKENS = 2
 """Tokens whose rows one warp combines; divides BLOCK."""
-
-
-SHARED = PLAIN, GATED = "plain", "gated"
 
 
 def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:

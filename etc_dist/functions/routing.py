@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.errors import expect_choice, expect_type
+from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.matmul import two_byte
-from etc_dist.functions.router import Router
+from etc_dist.functions.router import MOST_CHOICES, Router
 from etc_dist.ir import DeviceFunction, Expr, Operand, minimum, span, tile
 from etc_dist.ir.tensor import Tile
 
@@ -23,6 +25,7 @@ TILE_ROWS = 144
 """The most rows of a tile."""
 NONE = -1
 """The id of no expert, and the place of a choice without a row."""
+SHARED = PLAIN, GATED = "plain", "gated"
 PADDING = 16
 """An expert's rows begin and end at a multiple of this, so that bulk copies of a tile's
 rows of activations, 16 at a time, touch no other expert's."""
@@ -99,6 +102,36 @@ class Routing:
     def element(self) -> str:
         """The dtype of the two-byte operands of CUDA bodies."""
         return two_byte(self.dtype)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What describes a mixture of experts, of a layer and of a decoder.
+
+    experts: of all ranks. router: how a token chooses among them. shared: how the
+    output of an expert that every token takes is added: PLAIN, GATED by its gate, or ""
+    if there is none. activation: of all experts. has_biases: the chosen ones have
+    biases."""
+
+    experts: int
+    router: Router
+    shared: str = ""
+    activation: Activation = SWIGLU
+    has_biases: bool = False
+
+    def check(self, most_choices: int = MOST_CHOICES) -> None:
+        """Raise TypeError or ArgumentError for what is not supported. most_choices: the
+        largest top_k."""
+        self.router.check(self.experts, most_choices)
+        expect_choice(self.shared, ("", *SHARED), "shared")
+        expect_type(self.activation, Activation, "activation")
+        self.activation.check()
+
+    def routing(
+        self, dtype: str, block: int = BLOCK, tile_rows: int = TILE_ROWS
+    ) -> Routing:
+        """The routing of tokens of `dtype`."""
+        return Routing(self.experts, self.router, dtype, block, tile_rows)
 
 
 def bits_of(words: Any) -> Any:

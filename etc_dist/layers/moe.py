@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import ArgumentError, expect_choice, expect_range, expect_type
 from etc_dist.functions.activation import SWIGLU, Activation
-from etc_dist.functions.combine_rows import GATED, PLAIN, SHARED
 from etc_dist.functions.router import Router, as_router
+from etc_dist.functions.routing import GATED, PLAIN, SHARED, Mixture
 from etc_dist.layers.moe_few_tokens import (
     FEW_TOKENS,
     moe_few_tokens_graph,
@@ -43,10 +44,9 @@ The cost of the copies does not depend on the width, and the gain grows with it.
 
 class SharedMoE(Operation):
     """`MoE` with the weights as arguments, so that layers of one shape share a program
-    and its buffers: `call((x, router, gate_up, down, ...), out, stream)`; the router's
-    biases follow, where it has them. experts, hidden, inner: of gate_up [experts, 2 *
-    inner, hidden], a rank's own. shared, shared_inner: the kind of the shared expert,
-    whose arrays are the last, and its inner width."""
+    and its buffers: `call((x, router, gate_up, down, ...), out, stream)`; the biases of
+    the router and of experts follow, where there are any, and the shared expert's
+    arrays. hidden, inner, shared_inner: a rank's widths."""
 
     packed_inner = PACKED_INNER
     """The smallest inner width for copies of rows."""
@@ -54,15 +54,11 @@ class SharedMoE(Operation):
     def __init__(
         self,
         *,
-        experts: int,
+        mixture: Mixture,
         hidden: int,
         inner: int,
-        router: Router,
         parallel: str,
-        shared: str = "",
         shared_inner: int = 0,
-        activation: Activation = SWIGLU,
-        has_biases: bool = False,
         has_count: bool = False,
         world: World | None = None,
         schedule: str = "static",
@@ -71,34 +67,24 @@ class SharedMoE(Operation):
         deterministic: str = "run",
     ):
         world = world_or_current(world)
-        dims = {"experts": experts, "hidden": hidden, "inner": inner}
-        if shared:
-            dims["shared_inner"] = shared_inner
-        self.known = Known(dims, self.known.dtype)
         with world.refusing(f"the arguments of {type(self).__name__}"):
             expect_choice(parallel, PARALLEL, "parallel")
-            experts *= world.size if parallel == "expert" else 1
-            expect_type(router, Router, "router")
-            router.check(experts, MAX_CHOICES)
-            expect_type(activation, Activation, "activation")
-            activation.check()
+            mixture.check(MAX_CHOICES)
             few_tokens = expect_range(few_tokens, 0, None, "few_tokens")
             expect_type(has_count, bool, "has_count")
-        self.router, self.top_k, self.parallel = router, router.top_k, parallel
-        taken = router.top_k * inner + shared_inner  # inner columns of a token
+        own = mixture.experts // (world.size if parallel == "expert" else 1)
+        dims = {"experts": own, "hidden": hidden, "inner": inner}
+        if mixture.shared:
+            dims["shared_inner"] = shared_inner
+        self.known = Known(dims, self.known.dtype)
+        taken = mixture.router.top_k * inner + shared_inner  # inner columns of a token
         most = most_tokens(1, hidden, taken) if world.size == 1 else 0
-        if deterministic == BATCH or has_biases:
+        if deterministic == BATCH or mixture.has_biases:
             most = 0
+        self.mixture, self.parallel, self.has_count = mixture, parallel, has_count
         self.few_tokens = min(few_tokens, most)
-        self.activation, self.has_biases = activation, has_biases
-        self.has_count = has_count
-        self.experts, self.shared = experts, shared
         self.options = {
-            "experts": experts,
-            "router": router,
-            "shared": shared,
-            "activation": activation,
-            "has_biases": has_biases,
+            "mixture": mixture,
             "has_count": has_count,
             "parallel": parallel,
             "dtype": self.known.dtype,
@@ -113,15 +99,13 @@ class SharedMoE(Operation):
         cls,
         ranks: int,
         *,
-        router: Router | None = None,
+        mixture: Mixture | None = None,
         parallel: str = "",
-        shared: str = "",
-        has_biases: bool = False,
         has_count: bool = False,
         **options: Any,
     ) -> ArgumentTable:
         """Internal: a rank's own tokens, or those of all, and its own experts."""
-        biases = router.bias_names if router is not None else []
+        mixture = mixture or Mixture(0, Router(1))
         is_shared = parallel == "tensor" and ranks > 1  # all ranks have all tokens
         tokens = "shard" if is_shared else "tokens"
         experts = "ranks * experts" if parallel == "expert" else "experts"
@@ -131,9 +115,9 @@ class SharedMoE(Operation):
             f"router [{experts}, hidden]",
             "gate_up [experts, 2 * inner, hidden]",
             "down [experts, hidden, inner]",
-            *(f"{name} [{experts}] float32" for name in biases),
-            *(BIASES if has_biases else ()),
-            *SHARED_ARRAYS[: ("", "", *SHARED).index(shared)],
+            *(f"{name} [{experts}] float32" for name in mixture.router.bias_names),
+            *(BIASES if mixture.has_biases else ()),
+            *SHARED_ARRAYS[: ("", "", *SHARED).index(mixture.shared)],
         ]
         output = f"out [{tokens}, hidden]"
         own = tokens if parallel == "expert" and ranks > 1 else ""
@@ -143,22 +127,20 @@ class SharedMoE(Operation):
 
     def candidates(self) -> list[Candidate]:
         """Internal: the programs for up to `few_tokens`, and for more."""
-        routing = {"experts": self.experts, "top_k": self.router}
-        routing |= {"shared": self.shared, "activation": self.activation}
-        few_tokens = self.few_tokens
+        few_tokens, mixture = self.few_tokens, {"mixture": self.mixture}
         packs = self.known.dims["inner"] >= self.packed_inner
         options = {"parallel": self.parallel, "packs": packs, **self.sizes}
-        options |= {"has_biases": self.has_biases, "has_count": self.has_count}
+        options |= {"has_count": self.has_count}
         if self.deterministic == BATCH:
             options["tiles_logits"] = False
         rest = Candidate(
-            moe_graph, {**routing, **options}, over_hosts=self.parallel == "expert"
+            moe_graph, {**mixture, **options}, over_hosts=self.parallel == "expert"
         )
         if few_tokens <= 0:
             return [rest]
         few = Candidate(
             moe_few_tokens_graph,
-            routing,
+            mixture,
             serves=lambda dims: dims["tokens"] <= few_tokens,
             capacity=shapes_up_to("tokens", few_tokens),
             schedule="static",  # the order in which its tasks become ready is known
@@ -243,21 +225,21 @@ class MoE(SharedMoE):
         deterministic: str = "run",
     ):
         world = world_or_current(world)
-        biases = {"router_bias": router_bias, "correction": correction}
-        name = type(self).__name__
-        with world.refusing(f"the arguments of {name}"):
-            choice = described_router(name, top_k, normalize, biases)
-            kind, of_shared = described_shared(name, shared, shared_gate)
-            of_experts = described_biases(name, expert_biases)
-        held = [router, gate_up, down, *(biases[name] for name in choice.bias_names)]
-        options: dict[str, Any] = {"router": choice, "parallel": parallel}
-        options |= {"shared": kind, "activation": activation}
-        options |= {"has_biases": bool(of_experts), "has_count": has_count}
-        held += [*of_experts, *of_shared]
-        self._hold(world, *held, **options)
+        with world.refusing(f"the arguments of {type(self).__name__}"):
+            mixture, *arrays = described(
+                type(self).__name__,
+                *(top_k, normalize, router_bias, correction, shared, shared_gate),
+                *(activation, expert_biases),
+            )
+        options: dict[str, Any] = {"parallel": parallel, "has_count": has_count}
+        held = router, gate_up, down, *chain(*arrays)
+        self._hold(world, *held, mixture=mixture, **options)
+        dims = dict(self.known.dims)
+        experts = dims.pop("experts") * (world.size if parallel == "expert" else 1)
+        options["mixture"] = replace(mixture, experts=experts)
         self.dtype = self.known.dtype
         super().__init__(
-            **{**self.known.dims, **options},
+            **{**dims, **options},
             world=world,
             schedule=schedule,
             trace=trace,
@@ -323,15 +305,30 @@ def _wrong_count(has_count: bool) -> ArgumentError:
     )
 
 
-def described_router(
+class Described(NamedTuple):
+    """Internal: a mixture, but for the number of experts, and the arrays after down."""
+
+    mixture: Mixture
+    of_router: list[Any]
+    of_experts: list[Any]
+    of_shared: list[Any]
+
+
+def described(
     where: str,
     top_k: int | Router,
     normalize: bool | None,
-    biases: Mapping[str, Any],
-) -> Router:
-    """Internal: the router of arguments of a layer, with those biases that are not
-    None."""
+    router_bias: Any,
+    correction: Any,
+    shared: Any,
+    shared_gate: Any,
+    activation: Activation,
+    expert_biases: Any,
+) -> Described:
+    """Internal: the mixture that arguments of a layer describe, as for `MoE`. The
+    router has those biases that are not None."""
     router = as_router(top_k, normalize)
+    biases = {"router_bias": router_bias, "correction": correction}
     missing = [name for name in router.bias_names if biases[name] is None]
     if missing:
         raise _unfit(
@@ -340,36 +337,33 @@ def described_router(
             "None",
             "pass the array, or correct the router",
         )
-    return replace(
-        router,
-        has_bias=biases["router_bias"] is not None,
-        has_correction=biases["correction"] is not None,
-    )
-
-
-def described_biases(where: str, biases: Any) -> list[Any]:
-    """Internal: the biases of the experts: two, or none."""
-    if biases is not None and not _is_pair(biases):
+    if expert_biases is not None and not _is_pair(expert_biases):
         raise _unfit(
             where,
             "expert_biases: a pair of arrays, ([E, 2 I], [E, H])",
-            _kinds(biases),
+            _kinds(expert_biases),
             "pass both arrays, or omit them",
         )
-    return [*(biases or ())]
-
-
-def described_shared(where: str, shared: Any, gate: Any) -> tuple[str, list[Any]]:
-    """Internal: the kind of the shared expert, and its arrays."""
-    if not _is_pair(shared) and not (shared is None and gate is None):
+    if not _is_pair(shared) and not (shared is None and shared_gate is None):
         raise _unfit(
             where,
             "shared: a pair of arrays, (gate_up [2 S, H], down [H, S])",
-            f"{_kinds(shared)}, shared_gate {type(gate).__name__}",
+            f"{_kinds(shared)}, shared_gate {type(shared_gate).__name__}",
             "pass both arrays, or neither shared nor shared_gate",
         )
-    arrays = [*(shared or ()), *([] if gate is None else [gate])]
-    return ("", "", PLAIN, GATED)[len(arrays)], arrays
+    of_router, of_shared = (
+        [array for array in arrays if array is not None]
+        for arrays in (biases.values(), [*(shared or ()), shared_gate])
+    )
+    router = replace(
+        router,
+        has_bias=router_bias is not None,
+        has_correction=correction is not None,
+    )
+    kind = ("", "", PLAIN, GATED)[len(of_shared)]
+    has_biases = expert_biases is not None
+    mixture = Mixture(0, router, kind, activation, has_biases)
+    return Described(mixture, of_router, [*(expert_biases or ())], of_shared)
 
 
 def _is_pair(given: Any) -> bool:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from etc_dist.functions.activation import SWIGLU, Activation
+from etc_dist.functions.activation import Activation
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.down_token import down_token
 from etc_dist.functions.gate_up_token import gate_up_token
-from etc_dist.functions.router import Router, as_router
-from etc_dist.functions.routing import Routing
+from etc_dist.functions.routing import Mixture, Routing
 from etc_dist.functions.score_token import score_token
 from etc_dist.ir import (
     EventTensor,
@@ -57,15 +56,11 @@ def most_tokens(top_k: int, hidden: int, inner: int) -> int:
 def moe_few_tokens_graph(
     g: Graph,
     *,
-    experts: int,
-    top_k: int | Router,
-    normalize: bool | None = None,
+    mixture: Mixture,
     dtype: str = "bfloat16",
     product_tasks: int = PRODUCT_TASKS,
     score_tasks: int = SCORE_TASKS,
     prefetch_bytes: int = PREFETCH_BYTES,
-    shared: str = "",
-    activation: Activation = SWIGLU,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden], as `moe_graph` on one rank.
 
@@ -76,10 +71,10 @@ def moe_few_tokens_graph(
     its experts, a share each. Tasks of `down_token` always prefetch their own rows
     before they wait.
 
-    shared, activation: as of `moe_graph`. A shared expert is a mixture of one expert,
+    mixture: its experts have no biases. A shared expert is a mixture of one expert,
     whose weighted rows are added to those of the others."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
-    routing = Routing(experts, as_router(top_k, normalize), dtype)
+    routing, shared = mixture.routing(dtype), mixture.shared
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
     biases = add_biases(g, routing)
     y = g.output("y", (tokens, hidden), dtype)
@@ -98,7 +93,7 @@ def moe_few_tokens_graph(
         columns,
         g.let("down_blocks", ceildiv(hidden, columns)),
         g.let("prefetches", fits * (1 // tokens)),
-        activation,
+        mixture.activation,
         biases,
     )
     chosen = others.choose(logits, routed)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from etc_dist.errors import expect_choice
-from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.expect_in_range import expect_in_range
 from etc_dist.functions.mark_experts import mark_experts
-from etc_dist.functions.router import Router, as_router
-from etc_dist.functions.routing import Routing
+from etc_dist.functions.router import Router
+from etc_dist.functions.routing import Mixture, Routing
 from etc_dist.functions.wide_tile import WIDE
 from etc_dist.ir import (
     EventRef,
@@ -58,17 +57,12 @@ of a worker's twelve warps."""
 def moe_graph(
     g: Graph,
     *,
-    experts: int,
-    top_k: int | Router,
-    normalize: bool | None = None,
+    mixture: Mixture,
     dtype: str = "bfloat16",
     parallel: str = "tensor",
     sizes: Sizes | None = None,
     tiles_logits: bool = True,
     packs: bool = False,
-    shared: str = "",
-    activation: Activation = SWIGLU,
-    has_biases: bool = False,
     has_count: bool = False,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
@@ -84,13 +78,12 @@ def moe_graph(
     world * shard. parallel = "expert": each rank has different tokens, the whole router
     and a shard of the experts.
 
-    packs: rows of x are first copied to their tiles, for experts that are wide. shared:
-    "plain" or "gated" if there is an expert that every token takes: shared_gate_up [2
-    shared_inner, hidden], shared_down [hidden, shared_inner], and shared_gate [hidden],
-    of which the sigmoid of x @ shared_gate is the weight. parallel="tensor": a shard of
-    its inner width. activation: of all experts. has_biases: of the routed experts,
-    gate_up_bias [experts, 2 inner] and down_bias [experts, hidden]; of several ranks
-    that have a part of the inner width, each adds its down_bias. has_count: with
+    packs: rows of x are first copied to their tiles, for experts that are wide. A
+    shared expert: shared_gate_up [2 shared_inner, hidden], shared_down [hidden,
+    shared_inner], and shared_gate [hidden], of which the sigmoid of x @ shared_gate is
+    the weight. parallel="tensor": a shard of its inner width. Biases: gate_up_bias
+    [experts, 2 inner] and down_bias [experts, hidden]; of several ranks that have a
+    part of the inner width, each adds its down_bias. has_count: with
     parallel="expert" on several ranks, only the first of a rank's rows are tokens, as
     many as its input count [1] says; other rows of y have no meaning.
 
@@ -101,21 +94,19 @@ def moe_graph(
         sizes = of_ranks if g.world_size > 1 else Sizes()
     sizes = replace(
         sizes,
+        mixture=mixture,
         tiles_logits=tiles_logits,
         packs=packs,
-        activation=activation,
-        has_biases=has_biases,
         has_count=has_count and parallel == "expert" and g.world_size > 1,
     )
-    router = as_router(top_k, normalize)
-    routing = Routing(experts, router, dtype, sizes.block, sizes.tile_rows)
+    routing = mixture.routing(dtype, sizes.block, sizes.tile_rows)
     if g.world_size == 1:
-        _one_rank(g, routing, sizes, shared)
+        _one_rank(g, routing, sizes)
     elif parallel == "tensor":
-        _tensor_parallel(g, routing, sizes, shared)
+        _tensor_parallel(g, routing, sizes)
     else:
         expect_choice(parallel, PARALLEL, "parallel")
-        _expert_parallel(g, routing, sizes, shared)
+        _expert_parallel(g, routing, sizes)
 
 
 @graph_function
@@ -131,9 +122,10 @@ def chosen_experts_graph(
     """`moe_graph` on one rank for tokens whose experts are chosen already: ids and
     weights [tokens, top_k]. The ids of a token are all different, except for NONE,
     which stands for no expert. Any other id ends the run with an error."""
-    sizes = replace(sizes or Sizes(), packs=packs)
-    block, router = sizes.block, Router(top_k)
-    routing = Routing(experts, router, dtype, block, sizes.tile_rows, has_none=True)
+    mixture = Mixture(experts, Router(top_k))
+    sizes = replace(sizes or Sizes(), mixture=mixture, packs=packs)
+    block = sizes.block
+    routing = replace(mixture.routing(dtype, block, sizes.tile_rows), has_none=True)
     tokens, hidden, inner = g.dims("tokens hidden inner")
     blocks = g.let("blocks", ceildiv(tokens, block))
     x = g.input("x", (tokens, hidden), dtype)
@@ -187,13 +179,12 @@ def _multiply(
     choices: Choices,
     routed: EventRef,
     weights: tuple[Tensor, Tensor],
-    shared: str = "",
 ) -> ExpertRows:
     """Add the tiles of the experts of this rank's tokens x, and their products by gate
     and up, and by down."""
     tokens = x.shape[0]
     tiles = add_tiles(g, routing, choices.chosen, tokens * routing.top_k, [routed])
-    of_shared = add_shared(g, routing, sizes, x, shared)
+    of_shared = add_shared(g, routing, sizes, x)
     outputs = add_projections(g, routing, sizes, x, tiles, *weights)
     before = outputs.before
     place, located = add_places(g, routing, choices, tiles, tokens, waits=before)
@@ -201,7 +192,7 @@ def _multiply(
 
 
 def _route(
-    g: Graph, routing: Routing, sizes: Sizes, tokens: Expr, own: Expr, shared: str
+    g: Graph, routing: Routing, sizes: Sizes, tokens: Expr, own: Expr
 ) -> tuple[Choices, ExpertRows, Tensor]:
     """Add the choices of all tokens, the products of their experts, and the result y
     [own, hidden]."""
@@ -212,13 +203,13 @@ def _route(
     routed = g.events("routed", (1,), expects=blocks)
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     weights = gate_up, down
-    rows = _multiply(g, routing, sizes, x, choices, routed[0], weights, shared)
+    rows = _multiply(g, routing, sizes, x, choices, routed[0], weights)
     return choices, rows, y
 
 
-def _one_rank(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:
+def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     tokens = g.dims("tokens")
-    choices, rows, y = _route(g, routing, sizes, tokens, tokens, shared)
+    choices, rows, y = _route(g, routing, sizes, tokens, tokens)
     _combine(g, routing, sizes, choices, rows, y)
 
 
@@ -262,17 +253,17 @@ def _combine(
     )
 
 
-def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:
+def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     """Every rank routes all tokens and multiplies them by its shard of all experts.
     Each token's partial sum goes to the rank that owns it, which adds the ranks'."""
     shard = g.dims("shard")
     tokens = g.let("tokens", g.world_size * shard)
-    choices, rows, y = _route(g, routing, sizes, tokens, shard, shared)
+    choices, rows, y = _route(g, routing, sizes, tokens, shard)
     sent = Sent(rows.place, choices.weights, tokens, lambda owner: owner * shard)
     send_back(g, routing, sizes, sent, rows.outputs, rows.located, y, rows.shared)
 
 
-def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> None:
+def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     """Every rank routes its own tokens and sends each to the ranks that have experts of
     its choice. These compute their experts' outputs, and send each token's partial sum
     back to its rank, which adds the ranks'.
@@ -327,7 +318,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes, shared: str) -> N
 
     rows = world * tokens * min(top_k, own.experts)
     tiles = add_tiles(g, own, all_choices.chosen, rows, [exchanged[0]])
-    of_shared = add_shared(g, own, sizes, x, shared)
+    of_shared = add_shared(g, own, sizes, x)
     came = [arrived[0]]
     outputs = add_projections(g, own, sizes, all_x, tiles, gate_up, down, came)
     lower = choices.chosen[span(0, g.rank * own.experts), 0]

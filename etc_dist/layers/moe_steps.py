@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_rows import GROUP_TOKENS
 from etc_dist.functions.epilogue import activated
@@ -14,7 +13,8 @@ from etc_dist.functions.list_rows import list_rows
 from etc_dist.functions.locate_rows import locate_rows
 from etc_dist.functions.pack_rows import PACKED_ROWS, TENSOR_ROWS, pack_rows
 from etc_dist.functions.plan_tiles import TOGETHER, plan_tiles
-from etc_dist.functions.routing import BLOCK, PADDING, TILE_ROWS, Routing
+from etc_dist.functions.router import Router
+from etc_dist.functions.routing import BLOCK, PADDING, TILE_ROWS, Mixture, Routing
 from etc_dist.functions.score_experts import GROUP_EXPERTS, score_experts
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.functions.wide_tile import ROLES, STAGE_BYTES, WIDE, RowTiles
@@ -49,6 +49,7 @@ PART_GROUPS, PARTS = 2, 4
 """Groups of tiles in a part, and the largest number of parts. Each part has an event
 for its copied rows. The last one has all further groups. The tensor lane copies the
 rows of the first one, since the first projection waits for it."""
+ONE_EXPERT = Mixture(1, Router(1))
 MANY_TOKENS = 17
 """With fewer, a task has half as many columns, so that more workers read weights. Where
 ranks exchange tokens, their capacity counts."""
@@ -79,9 +80,7 @@ class Sizes:
     packs: bool = False
     """Whether rows of x are first copied to their tiles. Otherwise each task of the
     first projection gathers its own, which is slower if an expert has many columns."""
-    activation: Activation = SWIGLU
-    has_biases: bool = False
-    """Whether experts have biases, further inputs."""
+    mixture: Mixture = ONE_EXPERT
     has_count: bool = False
     """Whether an input has the number of tokens, where that differs between ranks."""
 
@@ -340,7 +339,7 @@ def add_projections(
     width = minimum(up_columns, inner - skipped)
     weights = [gate_up[expert, span(n + skipped, width), :] for n in (0, inner)]
     gate_up_bias, down_bias = None, None
-    if sizes.has_biases:
+    if sizes.mixture.has_biases:
         shape = routing.experts, 2 * inner
         gate_up_bias = g.input("gate_up_bias", shape, routing.dtype)
         down_bias = g.input("down_bias", (routing.experts, hidden), routing.dtype)
@@ -356,9 +355,9 @@ def add_projections(
         reads = [_some_of(x, size), *weights, tiles.numbers(r, size)]
     g.call(
         of_up.matmul_rows(
-            *(routing.dtype, activated(sizes.activation)),
+            *(routing.dtype, activated(sizes.mixture.activation)),
             gathers=not sizes.packs,
-            is_biased=sizes.has_biases,
+            is_biased=sizes.mixture.has_biases,
         ),
         grid,
         name="gate_up_projection",
@@ -373,7 +372,7 @@ def add_projections(
     expert, row, size = tiles.of(r)
     of_column = tile(s * per + j, tile_columns)
     g.call(
-        of_down.matmul_rows(routing.dtype, is_biased=sizes.has_biases),
+        of_down.matmul_rows(routing.dtype, is_biased=sizes.mixture.has_biases),
         grid,
         name="down_projection",
         values=of_down.values,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from etc_dist.functions.combine_rows import GATED
 from etc_dist.functions.epilogue import activated
 from etc_dist.functions.router import Router
-from etc_dist.functions.routing import Routing
+from etc_dist.functions.routing import GATED, Routing
 from etc_dist.functions.score_experts import score_experts
 from etc_dist.ir import (
     EventRef,
@@ -64,9 +63,10 @@ def shared_routing(routing: Routing, kind: str) -> Routing:
 
 
 def add_shared(
-    g: Graph, routing: Routing, sizes: Sizes, x: Tensor, kind: str
+    g: Graph, routing: Routing, sizes: Sizes, x: Tensor
 ) -> SharedRows | None:
     """Add the shared expert's outputs for the rows of x; None if there is none."""
+    kind = sizes.mixture.shared
     if not kind:
         return None
     (own, hidden), tokens = x.shape, g.largest(x.shape[0])
@@ -91,7 +91,7 @@ def add_shared(
     of_rows, width = tile(n, size), minimum(up_columns, inner - j * up_columns)
     halves = [gate_up[0, span(k + j * up_columns, width), :] for k in (0, inner)]
     g.call(
-        of_up.matmul_rows(routing.dtype, activated(sizes.activation)),
+        of_up.matmul_rows(routing.dtype, activated(sizes.mixture.activation)),
         grid,
         name="shared_gate_up_projection",
         values=of_up.values,

@@ -14,7 +14,7 @@ from etc_dist.functions.activation import GELU_TANH, SWIGLU, Activation
 from etc_dist.functions.append_kv import EVERY_POSITION
 from etc_dist.functions.rotary import HEAD_DIMS
 from etc_dist.functions.route_rows import MOST_ROWS
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.families import FAMILIES, MODEL_TYPES, OWN_FIELDS
 from etc_dist.models.family import Family
 from etc_dist.models.fields import VARIANT_FIX, refuse_fields, refused
@@ -85,7 +85,7 @@ class ModelConfig:
     rope: Mapping[str, Any]
     is_tied: bool
     stop_tokens: tuple[int, ...]
-    mixture: Mixture | None = None
+    mixture: DecoderMixture | None = None
     shared_inner: int = 0
     dense_layers: int = 0
     dense_inner: int = 0

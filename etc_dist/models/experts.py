@@ -27,14 +27,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
-from etc_dist.functions.combine_rows import GATED, PLAIN, combine_rows
+from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import Epilogue, activated, store
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
-from etc_dist.functions.router import Router
-from etc_dist.functions.routing import BLOCK, Routing
+from etc_dist.functions.routing import BLOCK, GATED, PLAIN, Mixture
 from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.score_experts import score_experts
@@ -81,19 +79,12 @@ Turn = tuple[Expr, Expr]
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """experts: of a layer. router: how a row chooses among them. shared: how the output
-    of a shared expert is added: "plain", "gated" by its gate, or "" if there is
-    none. has_dense: the first layers have an MLP in place of experts. activation: of
-    the experts. has_biases: they have biases, as the router has. own: the number of
-    experts of a rank, if each has some as a whole, those of rank 0 first; else 0."""
+class DecoderMixture(Mixture):
+    """has_dense: the first layers have an MLP in place of experts. own: the number of
+    experts of a rank, if each has some as a whole, those of rank 0 first; else 0. The
+    router has biases if its experts have."""
 
-    experts: int
-    router: Router
-    shared: str = ""
     has_dense: bool = False
-    activation: Activation = SWIGLU
-    has_biases: bool = False
     own: int = 0
 
     @property
@@ -123,10 +114,6 @@ class Mixture:
         shared = SHARED_MATMULS if self.shared else ()
         return (*EXPERT_MATMULS, *shared, *(DENSE_MATMULS if self.has_dense else ()))
 
-    def routing(self, dtype: str) -> Routing:
-        """The routing of tokens of a model of `dtype`."""
-        return Routing(self.experts, self.router, dtype)
-
 
 @dataclass(frozen=True)
 class SharedOutput:
@@ -146,7 +133,7 @@ class MixtureCalls:
     def __init__(
         self,
         g: Graph,
-        mixture: Mixture,
+        mixture: DecoderMixture,
         dtype: str,
         shapes: Sequence[TileShape],
         sizes: Sequence[Expr],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from etc_dist.functions.activation import Activation
-from etc_dist.functions.combine_rows import PLAIN
 from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.functions.router import Router
+from etc_dist.functions.routing import PLAIN, Mixture
 from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
@@ -16,7 +16,7 @@ from etc_dist.layers.moe import PACKED_INNER
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.models.decoder import decoder_for
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.sizes import DecoderSizes, Features
 from etc_dist.ops.all_gather_matmul import (
     all_gather_matmul_graph,
@@ -41,11 +41,11 @@ On one rank, the collectives of a matmul are the matmul.
 
 NOTE: the compiler spills 8 bytes in the MLP of 3 and of 5 ranks, whose divisions by the
 world size need more registers."""
-MIXTURES: Mapping[str, tuple[int, int, int]] = {
-    "qwen3-30b-a3b": (128, 8, 768),
-    "mixtral-8x7b": (8, 2, 14336),
+MIXTURES: Mapping[str, tuple[Mixture, int]] = {
+    "qwen3-30b-a3b": (Mixture(128, Router(8)), 768),
+    "mixtral-8x7b": (Mixture(8, Router(2)), 14336),
 }
-"""The number of experts, the experts of a token, and the inner width of all ranks."""
+"""The mixture, and the inner width of all ranks."""
 DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
     "qwen3-32b": (1, DecoderSizes(64, 8, 128, normalizes_heads=True)),
     "qwen3-32b float8": (
@@ -58,7 +58,7 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
     "qwen3-30b-a3b": (
         1,
         DecoderSizes(
-            32, 4, 128, normalizes_heads=True, mixture=Mixture(128, Router(8))
+            32, 4, 128, normalizes_heads=True, mixture=DecoderMixture(128, Router(8))
         ),
     ),
     "glm-4.6": (
@@ -66,7 +66,7 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
         DecoderSizes(
             *(96, 8, 128, 1e-5),
             normalizes_heads=True,
-            mixture=Mixture(
+            mixture=DecoderMixture(
                 160,
                 Router(8, score="sigmoid", scale=2.5, has_correction=True),
                 PLAIN,
@@ -81,7 +81,7 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
             64,
             8,
             64,
-            mixture=Mixture(
+            mixture=DecoderMixture(
                 32,
                 Router(4, score="softmax_chosen"),
                 activation=Activation(alpha=1.702, limit=7.0, shift=1.0),
@@ -168,20 +168,19 @@ def _mlp_graphs() -> Iterator[tuple[str, GraphFunction]]:
 
 
 def _mixture_graphs() -> Iterator[tuple[str, GraphFunction]]:
-    for (model, mixture), dtype in zip(MIXTURES.items(), DTYPES, strict=True):
-        experts, top_k, inner = mixture
-        routing = {"experts": experts, "top_k": top_k, "dtype": dtype}
-        graph = moe_few_tokens_graph(1, **routing)
+    for (model, (mixture, inner)), dtype in zip(MIXTURES.items(), DTYPES, strict=True):
+        graph = moe_few_tokens_graph(1, mixture=mixture, dtype=dtype)
         yield f"{graph.name} {model} {dtype}", graph
         if dtype == DTYPES[0]:
-            graph = moe_graph(1, **routing)
+            graph = moe_graph(1, mixture=mixture, dtype=dtype)
             yield f"{graph.name} {model} {dtype}", graph
         # An expert-parallel program has all functions of a tensor-parallel one.
         divisions = PARALLEL if dtype == DTYPES[0] else ("expert",)
         for parallel in divisions:
             share = 4 if parallel == "tensor" else 1
             packs = inner // share >= PACKED_INNER
-            graph = moe_graph(4, **routing, packs=packs, parallel=parallel)
+            options = {"dtype": dtype, "packs": packs, "parallel": parallel}
+            graph = moe_graph(4, mixture=mixture, **options)
             yield f"{graph.name} {model} {parallel} 4 {dtype}", graph
 
 
@@ -189,8 +188,8 @@ def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
     """Examples: on one rank and on several, with and without loads."""
     yield "mlp_graph 4", mlp_graph(4)
     yield "mlp_tiles_graph 4", mlp_tiles_graph(4)
-    model, (experts, top_k, _) = next(iter(MIXTURES.items()))
-    graph = moe_graph(1, experts=experts, top_k=top_k)
+    model, (mixture, _) = next(iter(MIXTURES.items()))
+    graph = moe_graph(1, mixture=mixture)
     yield f"{graph.name} {model}", graph
-    graph = moe_graph(4, experts=experts, top_k=top_k, parallel="expert")
+    graph = moe_graph(4, mixture=mixture, parallel="expert")
     yield f"{graph.name} {model} expert 4", graph

@@ -9,9 +9,9 @@ from typing import Any
 
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.activation import SWIGLU, Activation
-from etc_dist.functions.combine_rows import GATED, PLAIN
 from etc_dist.functions.router import MOST_CHOICES, MOST_EXPERTS, Router
-from etc_dist.models.experts import Mixture
+from etc_dist.functions.routing import GATED, PLAIN
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.family import Family, MixtureForm
 from etc_dist.models.fields import VARIANT_FIX, refused
 from etc_dist.models.rope import MOST_NUMBER, is_number
@@ -49,7 +49,7 @@ def neutral_values(family: Family) -> dict[str, tuple[Any, ...]]:
 
 def read_mixture(
     fields: Mapping[str, Any], family: Family, size: Size, path: Path
-) -> Mixture | None:
+) -> DecoderMixture | None:
     """The experts of a layer; None for a dense MLP."""
     form = family.mixture
     if form is None:
@@ -65,20 +65,17 @@ def read_mixture(
         num_groups, best = size("n_group", 1), size("topk_group", 1)
         router = replace(router, num_groups=num_groups, topk_group=best)
     router = replace(router, has_correction=bool(form.correction))
+    mixture = DecoderMixture(
+        *(experts, router, shared, _read_activation(fields, form, path)),
+        has_biases=form.has_biases,
+        has_dense=num_dense(fields, family, path) > 0,
+    )
     try:
-        router.check(experts)
+        mixture.check()
     except (ArgumentError, TypeError) as error:
         wanted = getattr(error, "wanted", str(error))
         raise refused(path, wanted, getattr(error, "got", ""), "correct it") from error
-    has_dense = num_dense(fields, family, path) > 0
-    return Mixture(
-        experts,
-        router,
-        shared,
-        has_dense,
-        _read_activation(fields, form, path),
-        form.has_biases,
-    )
+    return mixture
 
 
 def _read_activation(

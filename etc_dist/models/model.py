@@ -15,7 +15,7 @@ from etc_dist.functions.scaled_weights import E4M3
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.batch import Batch
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.finite import expect_finite
 from etc_dist.models.ids import checked_stop, plain
 from etc_dist.models.mirror import HostArray
@@ -323,7 +323,7 @@ class Model:
         bound, _ = self.program.bind_arrays(arrays, dims, None)
         return bound, next_ids.host
 
-    def _experts(self, rows: int, mixture: Mixture) -> Any:
+    def _experts(self, rows: int, mixture: DecoderMixture) -> Any:
         """The array of the experts that a step's rows choose."""
         shape = self.config.layers, rows, mixture.router.top_k
         return self._best_ids[: prod(shape)].reshape(shape)

@@ -14,7 +14,7 @@ from etc_dist.models.experts import (
     EXPERT_MATMULS,
     SHARED_MATMULS,
     SHARED_WEIGHTS,
-    Mixture,
+    DecoderMixture,
 )
 
 MATMULS = ("qkv", "o", "gate_up", "down", "head")
@@ -110,7 +110,7 @@ class DecoderSizes:
     normalizes_heads: bool = False
     page_size: int = 64
     dtype: str = "bfloat16"
-    mixture: Mixture | None = None
+    mixture: DecoderMixture | None = None
     features: Features = PLAIN
     float8: tuple[str, ...] = ()
 

@@ -12,7 +12,7 @@ from etc_dist.functions.attend import HEADS
 from etc_dist.functions.plan_shares import CUT, MOST_CUTS, STAGE
 from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape, shapes_for
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.experts import EXPERT_MATMULS, Mixture
+from etc_dist.models.experts import EXPERT_MATMULS, DecoderMixture
 from etc_dist.models.sizes import layout_of
 from etc_dist.ops.tile_model import (
     FAMILY,
@@ -241,7 +241,7 @@ class StepPolicy:
         """Whether tiles of a matmul may use split-K."""
         return name in DIVIDED and self.ranks == 1 and self.config.mixture is None
 
-    def _expert_tiles(self, rows: int, mixture: Mixture) -> dict[str, int]:
+    def _expert_tiles(self, rows: int, mixture: DecoderMixture) -> dict[str, int]:
         """Tiles with the rows that most experts have, and the fastest widths for the
         expected number of chosen experts, if rows choose uniformly."""
         mean = rows * mixture.router.top_k / mixture.experts

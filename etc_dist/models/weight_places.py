@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from etc_dist.functions.combine_rows import GATED
+from etc_dist.functions.routing import GATED
 from etc_dist.functions.scaled_weights import scales_name
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS

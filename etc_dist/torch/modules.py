@@ -11,11 +11,7 @@ from torch import Tensor, nn
 from etc_dist.errors import ArgumentError, expect_choice, expect_type
 from etc_dist.functions.activation import SWIGLU, Activation
 from etc_dist.functions.router import Router
-from etc_dist.layers.moe import (
-    described_biases,
-    described_router,
-    described_shared,
-)
+from etc_dist.layers.moe import described
 from etc_dist.layers.moe_graph import PARALLEL
 from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.deterministic import check_deterministic
@@ -332,10 +328,11 @@ class MoE(nn.Module):
             check_deterministic(deterministic)
             expect_choice(parallel, PARALLEL, "parallel")
             expect_type(activation, Activation, "activation")
-            biases = {"router_bias": router_bias, "correction": correction}
-            self.router = described_router(name, top_k, normalize, biases)
-            _, of_shared = described_shared(name, shared, shared_gate)
-            of_experts = described_biases(name, expert_biases)
+            mixture, _, of_experts, of_shared = described(
+                *(name, top_k, normalize, router_bias, correction, shared),
+                *(shared_gate, activation, expert_biases),
+            )
+            self.router = mixture.router
             self.gate = _Gate(router, router_bias, correction)
             self.experts = _Experts(gate_up, down, of_experts)
             self.activation, self.returns_pair = activation, False

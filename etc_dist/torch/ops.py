@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -32,7 +34,7 @@ from etc_dist.errors import ArgumentError, as_refusal
 from etc_dist.functions.activation import SILU, Activation
 from etc_dist.functions.router import Router
 from etc_dist.layers.mlp import SharedMLP
-from etc_dist.layers.moe import SharedMoE, described_biases, described_shared
+from etc_dist.layers.moe import SharedMoE, described
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul import Matmul
@@ -344,24 +346,18 @@ def moe(
     experts, split as the weights; each rank adds its down_bias. count [1] in int32: how
     many of the rows of x are tokens, as for `etc_dist.MoE`."""
     is_part = parallel == "tensor" and size_of(group_name) > 1
-    choice = Router(
-        *(top_k, normalize, score, scale, num_groups, topk_group, group_score),
-        has_bias=router_bias is not None,
-        has_correction=correction is not None,
+    mixture, *arrays = described(
+        MOE,
+        Router(top_k, normalize, score, scale, num_groups, topk_group, group_score),
+        *(None, router_bias, correction, _both(shared_gate_up, shared_down)),
+        *(shared_gate, Activation(activation, alpha, limit, shift)),
+        _both(gate_up_bias, down_bias),
     )
-    biases = [bias for bias in (router_bias, correction) if bias is not None]
-    shared = _both(shared_gate_up, shared_down)
-    kind, of_shared = described_shared(MOE, shared, shared_gate)
-    of_experts = described_biases(MOE, _both(gate_up_bias, down_bias))
     rows = [as_rows(x, 0)] if count is None else [as_rows(x, 0), count]
     options = {
-        "experts": gate_up.shape[0],
+        "mixture": replace(mixture, experts=router.shape[0]),
         "hidden": gate_up.shape[2],
         "inner": gate_up.shape[1] // 2,
-        "router": choice,
-        "shared": kind,
-        "activation": Activation(activation, alpha, limit, shift),
-        "has_biases": bool(of_experts),
         "has_count": count is not None,
         "shared_inner": 0 if shared_down is None else shared_down.shape[1],
         "parallel": parallel,
@@ -371,7 +367,7 @@ def moe(
         group_name,
         SharedMoE,
         options,
-        [(*rows, router, gate_up, down, *biases, *of_experts, *of_shared)],
+        [(*rows, router, gate_up, down, *chain(*arrays))],
         lambda out: out if is_part else out.view(x.shape),
     )
 

@@ -18,9 +18,9 @@ from etc_dist.codegen.layout import (
     notification_unit,
     prepared_divisor,
 )
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import MAX_SECONDS
+from tests.graphs.mixtures import moe_graph
 from tests.graphs.written import GRAPHS, three_matmuls
 
 # Sizes and alignments of the members on the device.

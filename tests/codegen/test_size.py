@@ -8,11 +8,11 @@ import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.codegen.members import WIDTH
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.library import DECODERS, library_programs
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
+from tests.graphs.mixtures import moe_graph
 
 LIMITS = {"matmul_graph": 100, "static": 900, "dynamic": 1500}
 """The most lines of a graph's text, or of texts of a schedule. A matmul has three calls

@@ -50,10 +50,10 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.layers.moe_steps import Sizes
 from etc_dist.schedule import schedule_static
 from tests.graphs.dense import dense
+from tests.graphs.mixtures import moe_graph
 from tests.graphs.summed import summed
 from tests.refusals import refused
 

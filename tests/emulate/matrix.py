@@ -13,8 +13,6 @@ from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
-from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.layers.moe_steps import Sizes
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul import matmul_graph
@@ -45,6 +43,7 @@ from tests.emulate.cases import (
     tiles,
 )
 from tests.graphs.epilogues import all_kinds, applied_given, product
+from tests.graphs.mixtures import moe_few_tokens_graph, moe_graph
 from tests.graphs.parts import (
     BY_KIND,
     HALVES,

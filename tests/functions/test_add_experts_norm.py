@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from etc_dist.functions.add_experts_norm import add_experts_norm
-from etc_dist.functions.combine_rows import GATED, PLAIN
 from etc_dist.functions.router import Router
-from etc_dist.functions.routing import Routing
+from etc_dist.functions.routing import GATED, PLAIN, Routing
 from tests.functions.both import both
 from tests.functions.compiled import check_compiled
 from tests.graphs.calls import one_call

@@ -108,7 +108,7 @@ class ExpertRows(DenseRows):
             self.weights[0][...] = self._arrays.put(self._host[0])
         out = self._arrays.poisoned((count, self._hidden), self.dtype)
         own = np.split(x, self._ranks)[self._rank]
-        answer = moe_reference(own, self._host, self.layer.router)
+        answer = moe_reference(own, self._host, self.layer.mixture.router)
         return self._arrays.put(x if self._shared else own), out, answer
 
 

@@ -14,11 +14,11 @@ from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
-from etc_dist.layers.moe_few_tokens import FEW_TOKENS, moe_few_tokens_graph
-from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.layers.moe_few_tokens import FEW_TOKENS
 from etc_dist.layers.moe_steps import Sizes as ExpertSizes
 from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.graphs.mixtures import moe_few_tokens_graph, moe_graph
 from tests.layers.reference import (
     TOLERANCE,
     Answer,

@@ -23,7 +23,7 @@ from etc_dist.functions.activation import Activation
 from etc_dist.functions.router import Router
 from etc_dist.layers.mlp import MLP
 from etc_dist.layers.moe import MoE
-from etc_dist.layers.moe_graph import moe_graph
+from tests.graphs.mixtures import moe_graph
 from tests.layers.kinds import DenseRows
 from tests.ops.rank_errors import of_rank_zero
 
@@ -217,7 +217,8 @@ def test_widths_that_bulk_copies_do_not_support_are_refused_on_gpus(
 @pytest.mark.parametrize("number", [np.uint8, np.int64])
 def test_numbers_may_be_those_of_an_array(number, build):
     layer = build(MoE, top_k=number(2), few_tokens=number(200))
-    assert (layer.top_k, type(layer.top_k)) == (2, int)
+    top_k = layer.mixture.router.top_k
+    assert (top_k, type(top_k)) == (2, int)
 
 
 def test_a_graph_that_is_parallel_in_an_unknown_way_is_refused():

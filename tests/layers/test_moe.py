@@ -13,15 +13,10 @@ from etc_dist.emulate import Emulator
 from etc_dist.functions.activation import Activation
 from etc_dist.functions.router import Router
 from etc_dist.layers.moe import MoE
-from etc_dist.layers.moe_few_tokens import (
-    FEW_TOKENS,
-    PREFETCH_BYTES,
-    moe_few_tokens_graph,
-    most_tokens,
-)
-from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.layers.moe_few_tokens import FEW_TOKENS, PREFETCH_BYTES, most_tokens
 from etc_dist.schedule import schedule_static
 from tests.conftest import first_always, kept_proof, some_of
+from tests.graphs.mixtures import moe_few_tokens_graph, moe_graph
 from tests.layers.reference import draw, draw_experts, moe_reference, own_experts
 
 FEW, MANY = "moe_few_tokens_graph", "moe_graph"

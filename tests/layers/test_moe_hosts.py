@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.layers.moe_steps import Sizes
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
 from tests.emulate.cases import named
+from tests.graphs.mixtures import moe_graph
 from tests.layers.reference import (
     Answer,
     draw,

@@ -10,13 +10,14 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.router import Router
+from etc_dist.functions.routing import Mixture
 from etc_dist.layers.moe import MoE, SharedMoE
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.layers.moe_steps import SCORE_TASKS, Sizes
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
 from tests.conftest import first_always
+from tests.graphs.mixtures import moe_graph
 from tests.layers.reference import (
     Answer,
     aim,
@@ -141,7 +142,7 @@ def test_the_first_call_may_be_of_no_tokens_on_a_rank(of_ranks, world, arrays):
     weights, draw_rows = of_ranks
     x = draw_rows((0, 5))[world.rank]
     own = own_experts(weights, "expert", world.rank, world.size)
-    sizes = {"experts": 4, "hidden": 40, "inner": 24, "router": Router(2)}
+    sizes = {"mixture": Mixture(4 * world.size, Router(2)), "hidden": 40, "inner": 24}
     with SharedMoE(**sizes, parallel="expert", world=world) as moe:
         y = moe.call([*map(arrays.put, (x, *own))])
     moe_reference(x, weights, 2).check(arrays.get(y).reshape(x.shape))

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from etc_dist.errors import GraphError, RaceError
 from etc_dist.ir import GraphFunction
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.conftest import first_always, kept_proof
+from tests.graphs.mixtures import moe_graph
 from tests.layers.programs import (
     BASES,
     LOADED,

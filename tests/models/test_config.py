@@ -12,7 +12,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.functions.append_kv import EVERY_POSITION
 from etc_dist.functions.router import Router
 from etc_dist.models.config import parse_config, read_config
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.families import MODEL_TYPES
 from etc_dist.models.setup import ModelSetup
 
@@ -113,14 +113,18 @@ MIXTRAL = {
 @pytest.mark.parametrize(
     ("changes", "mixture", "inner"),
     [
-        (EXPERTS, Mixture(128, Router(8)), 768),
-        (EXPERTS | {"norm_topk_prob": None}, Mixture(128, Router(8, False)), 768),
+        (EXPERTS, DecoderMixture(128, Router(8)), 768),
         (
-            EXPERTS | {"num_experts": None, "num_local_experts": 16},
-            Mixture(16, Router(8)),
+            EXPERTS | {"norm_topk_prob": None},
+            DecoderMixture(128, Router(8, False)),
             768,
         ),
-        (MIXTRAL, Mixture(8, Router(2)), 1536),
+        (
+            EXPERTS | {"num_experts": None, "num_local_experts": 16},
+            DecoderMixture(16, Router(8)),
+            768,
+        ),
+        (MIXTRAL, DecoderMixture(8, Router(2)), 1536),
     ],
 )
 def test_mixtures_of_experts_are_read(changes, mixture, inner, tmp_path):
@@ -242,7 +246,7 @@ def test_a_field_that_is_missing_has_its_default(tmp_path):
     assert (config.hidden, config.head_dim, config.kv_heads) == (4096, 128, 32)
     (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
     config = read_config(tmp_path)
-    assert (config.norm_eps, config.mixture) == (1e-5, Mixture(8, Router(2)))
+    assert (config.norm_eps, config.mixture) == (1e-5, DecoderMixture(8, Router(2)))
 
 
 def test_a_scaling_without_its_length_has_that_of_the_model(tmp_path):
@@ -259,10 +263,14 @@ GLM_ROUTER = Router(8, score="sigmoid", has_correction=True)
     [
         ("LlamaForCausalLM", (2,), None),
         ("Qwen3ForCausalLM", (), None),
-        ("Qwen3MoeForCausalLM", (), Mixture(128, Router(8, False))),
-        ("MixtralForCausalLM", (2,), Mixture(8, Router(2))),
-        ("Qwen2MoeForCausalLM", (), Mixture(60, Router(4, False), "gated")),
-        ("Glm4MoeForCausalLM", (), Mixture(128, GLM_ROUTER, "plain", True)),
+        ("Qwen3MoeForCausalLM", (), DecoderMixture(128, Router(8, False))),
+        ("MixtralForCausalLM", (2,), DecoderMixture(8, Router(2))),
+        ("Qwen2MoeForCausalLM", (), DecoderMixture(60, Router(4, False), "gated")),
+        (
+            "Glm4MoeForCausalLM",
+            (),
+            DecoderMixture(128, GLM_ROUTER, "plain", has_dense=True),
+        ),
     ],
 )
 def test_files_that_transformers_wrote_are_read(name, stops, mixture, tmp_path):

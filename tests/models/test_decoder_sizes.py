@@ -13,7 +13,7 @@ import etc_dist
 from etc_dist.codegen import generate
 from etc_dist.functions.router import Router
 from etc_dist.models.decoder import decoder_for, decoder_graph
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.sizes import MATMULS, DecoderSizes
 from etc_dist.models.step_policy import step_shapes
 from etc_dist.models.weights import load_weights
@@ -24,7 +24,7 @@ from tests.models.references import QWEN, QWEN_MOE, Plain, draw_folder
 from tests.models.steps import FEW_ROWS, SHAPES, Steps, share_dims, tile_dims
 
 QWEN_32B = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
-MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=Mixture(128, Router(8)))
+MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=DecoderMixture(128, Router(8)))
 DENSE = step_shapes(has_experts=False)
 MOST_BYTES = 4096
 NUMBERS = {"dim", "events", "head", "period", "slots", "states", "tail", "address"}
@@ -102,7 +102,7 @@ def test_the_rows_of_a_step_are_divided_evenly_into_tiles():
 FEW_LAYERS, MANY_LAYERS = 2, 6
 STEPS = [[1], [2, 1, 2], [63, 1, 64], [1, 1, 90]]
 """Rows of each request in each step."""
-MIXTURE = Mixture(16, Router(4))
+MIXTURE = DecoderMixture(16, Router(4))
 EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 72}
 
 

@@ -15,7 +15,7 @@ from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for, decoder_graph
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.part import Part
 from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.weights import load_weights
@@ -144,7 +144,7 @@ def test_the_cuda_bodies_choose_as_the_router_says(tmp_path, rng):
     config = draw_folder(tmp_path, rng, QWEN, ())
     router = Router(4, score="sigmoid", scale=1.5, num_groups=4, topk_group=2)
     router = replace(router, has_correction=True, has_bias=True)
-    config = replace(config, mixture=Mixture(32, router))
+    config = replace(config, mixture=DecoderMixture(32, router))
     plain = Plain(tmp_path, config)
     shape = config.layers, 32
     biases = {name: rng.standard_normal(shape) / 4 for name in router.bias_names}
@@ -188,9 +188,11 @@ def check_steps(
 
 @exhaustive
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("kind", [(), ("plain", True), ("gated",)])
+@pytest.mark.parametrize(
+    "kind", [{}, {"shared": "plain", "has_dense": True}, {"shared": "gated"}]
+)
 def test_a_program_of_all_tiles_has_at_most_a_megabyte(kind, schedule):
-    mixture = Mixture(128, Router(8), *kind)
+    mixture = DecoderMixture(128, Router(8), **kind)
     graph = decoder_for(schedule, 1, DecoderSizes(32, 4, 128, mixture=mixture))
     binary = etc_dist.build(graph, target="sm_90a", schedule=schedule)
     assert len(binary.cubin) <= 2**20

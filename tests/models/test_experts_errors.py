@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etc_dist.functions.combine_rows import PLAIN
 from etc_dist.functions.route_rows import route_rows
 from etc_dist.functions.router import Router
+from etc_dist.functions.routing import PLAIN
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.decoder import decoder_graph
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.sizes import DecoderSizes
 from tests.models.steps import plan_data, share_dims, tile_dims
 from tests.verify.waits import Proved
@@ -23,7 +23,7 @@ OF_DENSE = ("dense_up_matmul", 0), ("dense_down_matmul", 0), ("add_experts_norm"
 FEW, MANY = 3, 20
 """Rows that fit a tile of 8, and rows that are gathered."""
 SHAPES = (TileShape(8, 64, swapped=True), TileShape(128, 112))
-MIXTURE = Mixture(EXPERTS, Router(TOP_K), PLAIN, has_dense=True)
+MIXTURE = DecoderMixture(EXPERTS, Router(TOP_K), PLAIN, has_dense=True)
 SIZES = DecoderSizes(*(6, 2, 64), page_size=16, mixture=MIXTURE)
 OPTIONS = {"sizes": SIZES, "shapes": SHAPES, "best_columns": 64}
 GRAPH = decoder_graph(1, **OPTIONS)

@@ -20,7 +20,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models import load
 from etc_dist.models.config import read_config
 from etc_dist.models.decoder import decoder_for, decoder_graph
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.float8 import are_converted, widen
 from etc_dist.models.part import Part
 from etc_dist.models.safetensors_file import read_tensors
@@ -247,7 +247,7 @@ def test_experts_are_multiplied_by_their_codes(
 
 @exhaustive
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("mixture", [None, Mixture(128, Router(8))], ids=str)
+@pytest.mark.parametrize("mixture", [None, DecoderMixture(128, Router(8))], ids=str)
 def test_programs_of_all_tiles_compile_without_spills(mixture, schedule):
     sizes = DecoderSizes(32, 4, 128, normalizes_heads=True, mixture=mixture)
     sizes = replace(sizes, float8=sizes.matmuls[:-1])

@@ -7,7 +7,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.router import Router
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.gguf_file import GgufFile
 from tests.models.gguf_bytes import write
 
@@ -40,7 +40,7 @@ def test_experts_are_stacked_by_layer(tmp_path, rng):
     write(tmp_path / "model.gguf", "qwen3moe", tensors, **EXPERTS)
     file = GgufFile(tmp_path / "model.gguf")
     config = file.config()
-    assert (config.mixture, config.inner) == (Mixture(8, Router(2)), 24)
+    assert (config.mixture, config.inner) == (DecoderMixture(8, Router(2)), 24)
     found = file.weights(config, "bfloat16")
     for name, of in (
         ("router", "ffn_gate_inp"),

@@ -10,7 +10,7 @@ from benchmarks.decoder import MODELS
 from etc_dist.functions.router import Router
 from etc_dist.models import step_policy
 from etc_dist.models.config import read_config
-from etc_dist.models.experts import Mixture
+from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.step_policy import DIVIDED, ROWS, SCALED, StepPolicy
 from tests.models.small import make_model
 
@@ -39,7 +39,7 @@ def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [None, 132])
-@pytest.mark.parametrize("mixture", [None, Mixture(8, Router(2), "plain")])
+@pytest.mark.parametrize("mixture", [None, DecoderMixture(8, Router(2), "plain")])
 @pytest.mark.parametrize("is_float8", [False, True])
 def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
     tmp_path, rng, mixture, workers, is_float8

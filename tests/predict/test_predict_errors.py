@@ -9,7 +9,6 @@ import pytest
 from etc_dist import cli
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import minimum
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Machine
@@ -18,6 +17,7 @@ from etc_dist.predict.times import ModelTimes, TracedTimes
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.graphs.kit import Kit, made
+from tests.graphs.mixtures import moe_graph
 from tests.graphs.rank_tiles import tile_dims
 from tests.predict.test_simulation import send_rows
 

@@ -15,7 +15,6 @@ from etc_dist.codegen import Source, generate
 from etc_dist.errors import BuildError
 from etc_dist.ir import DeviceFunction
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.tile_model import FAMILY
@@ -27,6 +26,7 @@ from etc_dist.settings import Settings
 from tests.conftest import first_always
 from tests.functions.compiled import check_compiled, check_wgmmas
 from tests.graphs.calls import whole
+from tests.graphs.mixtures import moe_graph
 from tests.graphs.written import three_matmuls
 
 ROOT = Path(__file__).parents[2]

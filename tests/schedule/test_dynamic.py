@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from etc_dist.ir import GraphFunction, up_to
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.layers.moe import moe_graph
-from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
 from examples.add_row_sum import add_row_sum
 from examples.ring_all_gather import ring_all_gather
 from tests.graphs.kit import ROW, Kit, backwards, made
+from tests.graphs.mixtures import moe_few_tokens_graph, moe_graph
 from tests.graphs.rank_tiles import gather, scatter, small_mlp, tile_dims
 
 GRAPHS: dict[str, tuple[Callable[[int], GraphFunction], dict[str, int]]] = {

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, RaceError
 from etc_dist.ir import GraphFunction, tile
-from etc_dist.layers.moe import moe_graph
 from etc_dist.ops.all_gather_matmul import (
     all_gather_matmul_graph,
     gathered_matmul_graph,
@@ -27,6 +26,7 @@ from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import Verified, verify
 from tests.conftest import kept_proof
 from tests.graphs.kit import ROW, Kit, made
+from tests.graphs.mixtures import moe_graph
 from tests.graphs.rank_tiles import gather, scatter, tile_dims
 from tests.refusals import refused
 
