@@ -52,6 +52,12 @@ def sum_ranks(
     )
 
 
+def added_at_once(parts: int) -> int:
+    """The elements of a sum whose loads a warp has in flight: in pieces of at most 512
+    columns, of two rows if there are two parts."""
+    return 1024 if parts <= 2 else 512 if parts <= 4 else 256
+
+
 def sum_expert_ranks(
     routing: Routing, parts: int, shared: str = "", *, has_none: bool = False
 ) -> DeviceFunction:

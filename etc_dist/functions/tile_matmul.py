@@ -394,14 +394,14 @@ def _multiply_part(
 
 
 def _sum_parts(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
-    *all_parts, y = arrays
-    is_swapped, _ = _unpacked(packed_tile)
+    all_parts, ys = arrays[: epilogue.weights], arrays[epilogue.weights :]
+    y, (is_swapped, _) = ys[0], _unpacked(packed_tile)
     up_words = SLICE_WORDS // 2 if is_swapped else 0
     sums = []
     for number, parts in enumerate(all_parts):
         values = parts[:, number * up_words :][:, : y.size]
         sums.append(sum_in_order(values).reshape(y.shape))
-    _apply(epilogue, sums, [y])
+    _apply(epilogue, sums, ys)
 
 
 def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> None:
@@ -558,11 +558,12 @@ class Tiles:
     def sum_parts(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:
         """Sums [parts, words] of a slice of a tile -> y [rows, columns] of the slice:
         parts added in order, in fp32, then the epilogue. For a gated epilogue: those of
-        gate and those of up -> y."""
-        self._check_parts(epilogue)
-        element = two_byte(dtype)
+        gate and those of up -> y. `store_on_ranks` adds parts that `store` has."""
+        self._check_mirrors(epilogue)
+        self._check_parts(store if epilogue.mirrors else epilogue)
+        element, num_reads = two_byte(dtype), epilogue.weights
         parts = Operand((None, PART), "float32", leading=True)
-        _, [y] = epilogue.operands(element)
+        _, [y, *copies] = epilogue.operands(element)
         is_swapped, (rows, columns) = equal(self.is_swapped, 1), self._most(epilogue)
         size = (
             select(is_swapped, minimum(rows, SLICE), rows),
@@ -570,18 +571,19 @@ class Tiles:
         )
         extents = zip(y.extents or (), size, strict=True)
         y = replace(y, size=[replace(one, most=most) for one, most in extents])
+        writes = [y, *(replace(y, mirrors=num_reads) for _ in copies)]
         return DeviceFunction(
             name="sum_tile_parts",
             body=partial(_sum_parts, epilogue),
             source="functions/sum_tile_parts.cuh",
             lane=TENSOR,
-            reads=epilogue.weights,
-            writes=1,
+            reads=num_reads,
+            writes=len(writes),
             roles=(LOAD, COMPUTE),
             shared=BUFFER_BYTES,
-            tile=dict(enumerate([*[parts] * epilogue.weights, y])),
+            tile=dict(enumerate([*[parts] * num_reads, *writes])),
             epilogue=epilogue.half,
-            constants=self._constants(dtype, epilogue, (2,)),
+            constants=self._constants(dtype, epilogue, (2,) * len(writes)),
         )
 
     def _most(self, epilogue: Epilogue) -> tuple[Expr, Expr]:
@@ -674,7 +676,7 @@ class Tiles:
         if epilogue.mirrors and not self._has_peers:
             raise GraphError(
                 "the tiles have no code that stores them on several ranks",
-                where=f"Tiles({self._name!r}).matmul()",
+                where=f"Tiles({self._name!r})",
                 wanted="has_peers=True, or results in this rank's memory",
                 got=f"{epilogue}, has_peers=False",
                 fix="pass has_peers=True to all Tiles of the program",

@@ -8,20 +8,21 @@ changes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from etc_dist.functions.sum_ranks import added_at_once
 from etc_dist.schedule.plan import Choice
 
 ALGORITHMS = (
     "one exchange",
     "two exchanges",
     "one exchange of flagged words",
-    "one exchange of strips",
     "one exchange of tiles",
 )
-"""The last two are of a matmul's result: while it runs, and by its epilogues."""
-ONE_SHOT, TWO_SHOT, FLAGGED, STRIPS, TILES = range(len(ALGORITHMS))
+"""The last one is of a matmul's result, by its epilogues."""
+ONE_SHOT, TWO_SHOT, FLAGGED, TILES = range(len(ALGORITHMS))
 VECTOR_BYTES = 16
 PIECES = LEAST_PIECE, MOST_PIECE = 256, 2048
 """Vectors of a task: one of each thread; eight, which are in flight together."""
@@ -29,14 +30,9 @@ WARP_PIECES = 64, 512
 """The same of a task of a warp: the fewest that are worth a notification, and the most
 that a worker's two warps should have in flight while tiles are computed."""
 
-STRIPS_US = 4.0
-"""How much longer strips take than rows if nothing is sent before the last tile:
-measured at few rows."""
-
-
-TILES_US = 2.5
-"""What the epilogues' stores on all ranks save for few rows: an event, and the loads
-and stores of another task. Estimated from traces."""
+WARPS = 10
+"""Of a worker that add tiles which are stored on all ranks, once there are no others to
+compute."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +65,20 @@ H200 = ExchangeConstants()
 class AllReduceSizes:
     """An all-reduce of `count` units of `vectors` vectors, which are not divided, among
     `ranks`, of which `local_ranks` are on each host. has_flags: also by flagged words.
-    """
+    of_tiles: one exchange is of tiles of a matmul, where that is possible."""
 
     count: int
     vectors: int
     ranks: int
     local_ranks: int
     has_flags: bool = False
+    of_tiles: bool = False
+
+    @property
+    def one_shot(self) -> int:
+        """The algorithm of one exchange."""
+        is_near = 1 < self.ranks == self.local_ranks
+        return TILES if self.of_tiles and is_near else ONE_SHOT
 
     @property
     def num_bytes(self) -> int:
@@ -104,25 +107,25 @@ class AllReduceSizes:
         memory = moved / constants.memory_bytes_per_us
         return start + hops + link + memory
 
-    def gains_by_strips(
-        self, waves: float, constants: ExchangeConstants = H200
-    ) -> bool:
-        """Whether strips are faster than one exchange after a matmul of so many waves:
-        those of all but the last wave are sent while it runs."""
-        sent_us = (self.ranks - 1) * self.num_bytes / constants.link_bytes_per_us
-        return sent_us * (1 - 1 / max(waves, 1.0)) > STRIPS_US
+    def added_vectors(self, workers: int, waves: float) -> int:
+        """The vectors that a warp adds of tiles which are stored on all ranks: as few
+        as it loads at once, if there are enough warps for those of the last wave."""
+        least = added_at_once(self.ranks) * 2 // VECTOR_BYTES
+        last_bytes = self.num_bytes / max(waves, 1.0)
+        return max(least, math.ceil(last_bytes / (VECTOR_BYTES * WARPS * workers)))
 
     def symmetric_bytes(self, algorithm: int) -> int:
         """Symmetric memory of the exchanged data on each rank, on one host."""
         each = 2 * self.share_bytes if algorithm == TWO_SHOT else self.num_bytes
-        return self.ranks * each * (4 if algorithm == FLAGGED else 1)
+        own = self.num_bytes if self.one_shot == TILES and algorithm == TWO_SHOT else 0
+        return own + self.ranks * each * (4 if algorithm == FLAGGED else 1)
 
     @property
     def algorithms(self) -> Sequence[int]:
         """Those that can be chosen on one host: two exchanges where each rank has a
         share, so that all ranks wait for each other, see `verify/flags.py`."""
         two_shot = [TWO_SHOT] * (self.count >= self.ranks)
-        return [ONE_SHOT, *two_shot, *([FLAGGED] * self.has_flags)]
+        return [self.one_shot, *two_shot, *([FLAGGED] * self.has_flags)]
 
     @property
     def fastest(self) -> int:
@@ -139,7 +142,7 @@ def largest_sizes(exchange: AllReduceSizes) -> list[tuple[int, int]]:
     last, count = exchange.fastest, exchange.count
     sizes = [(last, count)]
     # The order of their sizes, from the smallest ones.
-    order = [FLAGGED, ONE_SHOT, TWO_SHOT]
+    order = [FLAGGED, exchange.one_shot, TWO_SHOT]
     for place, algorithm in enumerate(order[: order.index(last)]):
         low, high = 0, count
         while high - low > 1:
@@ -155,14 +158,19 @@ def largest_sizes(exchange: AllReduceSizes) -> list[tuple[int, int]]:
 
 
 def choose_algorithm(
-    exchange: AllReduceSizes, workers: int, pieces: tuple[int, int] = PIECES
+    exchange: AllReduceSizes,
+    workers: int,
+    pieces: tuple[int, int] = PIECES,
+    waves: float = 1.0,
 ) -> list[Choice]:
     """The algorithm, and the vectors of a task: enough tasks for all workers, or warps,
-    within the limits `pieces`."""
+    within the limits `pieces`. waves: those of the matmul before."""
     chosen, ranks = exchange.fastest, exchange.ranks
     num_bytes = exchange.share_bytes if chosen == TWO_SHOT else exchange.num_bytes
     piece = -(-num_bytes // (VECTOR_BYTES * workers))
-    if chosen != FLAGGED:
+    if chosen == TILES:
+        piece = exchange.added_vectors(workers, waves)
+    elif chosen != FLAGGED:
         piece = min(max(piece, pieces[0]), pieces[1])
         if exchange.vectors > 1:  # pieces of rows, of equal size
             piece = -(-exchange.vectors // -(-exchange.vectors // piece))

@@ -15,30 +15,25 @@ from etc_dist.ir.function import TRANSFER
 from etc_dist.ops.all_reduce_norm import EPS, checked_eps
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.exchange_model import (
-    ALGORITHMS,
-    ONE_SHOT,
-    STRIPS,
     TILES,
-    TILES_US,
+    TWO_SHOT,
     WARP_PIECES,
     AllReduceSizes,
     choose_algorithm,
     largest_sizes,
 )
-from etc_dist.ops.few_rows import SENT_WORK, sent_elements
 from etc_dist.ops.multiply import Matrix, TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, Operation, WeightOperation
 from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.row_sums import Norm, RowSums
 from etc_dist.ops.tile_model import (
     FAMILY,
-    Prediction,
     choices,
     dims_of,
     largest_tilings,
     ranked,
 )
-from etc_dist.ops.tile_sums import StoredSums, TileSums
+from etc_dist.ops.tile_sums import TileSums
 from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
@@ -57,8 +52,8 @@ def matmul_all_reduce_graph(
     eps: float | None = None,
 ) -> None:
     """x [rows, k], w [8 * vectors, k] or [k, 8 * vectors] on each rank -> y [rows, 8 *
-    vectors], the sum over ranks of x @ w.T. A row, or a strip of
-    its columns, is sent once its tiles are computed.
+    vectors], the sum over ranks of x @ w.T. A tile is stored on all ranks, or a row is
+    sent once its tiles are computed.
     With eps also residual [rows, 8 * vectors] and gain [8 * vectors], as for
     `all_reduce_norm_graph`; residual_out may be written over residual.
 
@@ -102,29 +97,23 @@ def _add_tile_sums(
     piece: Expr,
     algorithm: Expr,
 ) -> None:
-    """Sums on one host: of strips of tiles while others are computed, of tiles that are
-    stored on all ranks, or of rows."""
+    """Sums on one host: of tiles that are stored on all ranks, or of rows by two
+    exchanges."""
     x, w, y = operands
-    is_tiled = equal(algorithm, STRIPS)
-    tiled = g.let("is_tiled", select(is_tiled, 1, 0))
+    g.require(
+        "GEMM + All-Reduce on one host has no such exchange",
+        [algorithm],
+        [(TILES,), (TWO_SHOT,)],
+        "let `MatmulAllReduce` choose it",
+    )
     stored = g.let("is_stored", select(equal(algorithm, TILES), 1, 0))
-    parts = g.let("result_parts", 1 + (tiled + stored) * (g.world_size - 1))
+    parts = g.let("result_parts", 1 + stored * (g.world_size - 1))
     results = g.symmetric("results", (parts, *y.shape), y.dtype)
-    own = Matrix(results, (g.let("own_result", tiled * g.rank),))
+    own = Matrix(results, (0,))
     matmul = RankTiles(g, TILES_NAME, tiles, y.dtype, x, [w], own)
-    strip = g.let("strip_tiles", select(is_tiled, matmul.strip, matmul.across))
-    produced = matmul.complete_strips("produced", strip, 1 - stored)
-    sums = StoredSums(g, matmul, results, y, 8 * piece, stored)
-
-    def add_whole_tiles() -> None:
-        own_columns = g.let("own_columns", (1 - stored) * matmul.whole)
-        matmul.add_whole_tiles(columns=own_columns)
-        sums.add()
-
-    matmul.add(add_whole_tiles=add_whole_tiles)
-    RowSums(g, own, y, None, piece, produced, TRANSFER).add(algorithm)
-    elements = sent_elements(2 * SENT_WORK, x.shape[1], y.shape)
-    TileSums(g, matmul, results, y, elements, produced, tiled).add()
+    produced = matmul.complete_strips("produced", matmul.across, 1 - stored)
+    TileSums(g, matmul, results, y, 8 * piece, stored).add()
+    RowSums(g, own, y, None, piece, produced, TRANSFER).add_two_shot(algorithm)
 
 
 def _norm(g: Graph, shape: tuple[Any, Any], dtype: str, eps: float) -> Norm:
@@ -167,9 +156,8 @@ class _MatmulSums(Operation):
             in_order=self.deterministic == BATCH,
         )
         exchanges = [
-            {**dims, "rows": n, "algorithm": chosen, "piece": min(WARP_PIECES)}
+            {**dims, "rows": n, "algorithm": algorithm, "piece": min(WARP_PIECES)}
             for algorithm, n in largest_sizes(self._exchange(dims))
-            for chosen in (algorithm, *self._in_place_of(algorithm))
         ]
         return [
             {**call, **dims_of(tiling, TILES_NAME)}
@@ -183,7 +171,8 @@ class _MatmulSums(Operation):
     def _exchange(self, dims: Mapping[str, int]) -> AllReduceSizes:
         world = self.world
         return AllReduceSizes(
-            dims["rows"], dims["vectors"], world.size, world.local_size
+            *(dims["rows"], dims["vectors"], world.size, world.local_size),
+            of_tiles="eps" not in self.graph_options,
         )
 
     def _choose(
@@ -194,41 +183,10 @@ class _MatmulSums(Operation):
         ranking, notes = ranked(
             sizes, workers, shapes, tuning, in_order=in_order, w_layout=w_layout
         )
-        exchange = self._exchange(dims)
-        algorithm, *others = choose_algorithm(exchange, workers, WARP_PIECES)
-        if self._in_place_of(algorithm.value):
-            whole = stored_on_ranks(ranking, is_measured=bool(notes))
-            if exchange.gains_by_strips(ranking[0].work.num_tiles / workers):
-                algorithm = _sent(STRIPS, "while tiles are computed")
-            elif whole is not None:
-                algorithm = _sent(TILES, "which their epilogues store on all ranks")
-                if whole is not ranking[0]:
-                    why = "without split-K, since these are stored on all ranks"
-                    ranking, notes = [whole, *ranking], [why]
+        waves = ranking[0].work.num_tiles / workers
         tiles = choices(TILES_NAME, sizes, workers, shapes, ranking, tuning, notes)
-        return [*tiles, algorithm, *others]
-
-    def _in_place_of(self, algorithm: int) -> Sequence[int]:
-        """The algorithms that may be chosen in place of another one, as they send tiles
-        while others are computed, or by their epilogues."""
-        is_near = 1 < self.world.size == self.world.local_size
-        sums_tiles = is_near and "eps" not in self.graph_options
-        return (STRIPS, TILES) if sums_tiles and algorithm == ONE_SHOT else ()
-
-
-def stored_on_ranks(
-    ranking: Sequence[Prediction], *, is_measured: bool
-) -> Prediction | None:
-    """The tiles that epilogues store on all ranks, without split-K; None if the first
-    ones are faster with another exchange. is_measured: so are the first ones, and they
-    stay."""
-    first, whole = ranking[0], next(p for p in ranking if p.tiling.parts == 1)
-    gains = not is_measured and whole.us < first.us + TILES_US
-    return whole if whole is first or gains else None
-
-
-def _sent(algorithm: int, how: str) -> Choice:
-    return Choice("algorithm", algorithm, lambda: [f"{ALGORITHMS[algorithm]}, {how}"])
+        exchange = self._exchange(dims)
+        return [*tiles, *choose_algorithm(exchange, workers, WARP_PIECES, waves)]
 
 
 class MatmulAllReduce(_MatmulSums, WeightOperation):

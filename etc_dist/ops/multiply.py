@@ -222,6 +222,14 @@ class TiledMatmul:
         num_strips = ceildiv(self.across, ceildiv(SEGMENT, self.columns))
         return ceildiv(self.across, num_strips)
 
+    def last_of_strip(self, strip: Expr, strip_idx: Expr) -> tuple[Expr, Expr]:
+        """Of a row of tiles and a strip of `strip` columns of tiles: the number of
+        tiles, and how many more of the last tasks there are, by split-K."""
+        num_tiles = minimum(strip, self.across - strip_idx * strip)
+        end_idx = strip_idx * strip + num_tiles
+        num_split = maximum(0, minimum(num_tiles, end_idx - self._whole))
+        return num_tiles, num_split * (self._slices - 1)
+
     @property
     def last_tasks(self) -> Expr:
         """The number of the last tasks: those of whole tiles, and those that add
@@ -254,13 +262,11 @@ class TiledMatmul:
         """New events [ranks, blocks, strips] of blocks of the rows of a tile, and
         strips of `strip` columns of tiles. own_idx: the place of the rows of y, whose
         last tasks notify them."""
-        g, rows, num_slices = self._g, self._tiles.rows, self._slices
+        g, rows = self._g, self._tiles.rows
 
-        def tasks(rank: Expr, block: Expr, index: Expr) -> Expr:
-            columns = minimum(strip, self.across - index * strip)
-            split = maximum(0, minimum(columns, index * strip + columns - self._whole))
-            num_own_tasks = split * (num_slices - 1)
-            return columns + select(equal(rank, wrap(own_idx)), num_own_tasks, 0)
+        def tasks(rank: Expr, block: Expr, strip_idx: Expr) -> Expr:
+            num_tiles, num_more = self.last_of_strip(strip, strip_idx)
+            return num_tiles + select(equal(rank, wrap(own_idx)), num_more, 0)
 
         num_strips = g.let(f"{name}_strips", ceildiv(self.across, strip))
         events = g.events(name, (ranks, self._down, num_strips), expects=tasks)
@@ -271,9 +277,11 @@ class TiledMatmul:
         self,
         waits: TileEvents | None = None,
         add_whole_tiles: Callable[[], None] | None = None,
+        add_sums: Callable[[], None] | None = None,
     ) -> None:
         """Add the calls. waits: the events of x. add_whole_tiles: adds the tiles
-        without split-K, in place of `add_whole_tiles(waits)`."""
+        without split-K, in place of `add_whole_tiles(waits)`. add_sums: the sums of
+        parts, in place of `add_sums()`."""
         g, name, tiles = self._g, self._name, self._tiles
         add_whole_tiles = add_whole_tiles or partial(self.add_whole_tiles, waits)
         if not self._divides:
@@ -286,7 +294,8 @@ class TiledMatmul:
         event_of = self._add_stored(shape[:2])
         self._add_parts(sums, event_of, STAGE_K * num_part_boxes, waits)
         add_whole_tiles()
-        self._add_sums(sums, event_of)
+        self._stored_parts = sums, event_of
+        (add_sums or self.add_sums)()
 
     def _add_stored(self, tiles: tuple[Expr, Expr]) -> Callable[..., EventRef]:
         """The event after which the parts of a tile can be read: in a loop that of all
@@ -394,11 +403,21 @@ class TiledMatmul:
             **self._options,
         )
 
-    def _add_sums(self, sums: Tensor, event_of: Callable[..., EventRef]) -> None:
+    def add_sums(
+        self,
+        *,
+        columns: Expr | None = None,
+        call: str = "sum_parts",
+        axes: str = "",
+        to: Stored | None = None,
+    ) -> None:
+        """Add the sums of the parts of tiles; arguments as for `add_whole_tiles`."""
         g, name, tiles = self._g, self._name, self._tiles
-        sizes = self._down, self._split, self._slices
-        axes = [f"{name}{axis}" for axis in ("sum_row", "sum_column", "slice")]
-        i, j, s = grid = g.grid(**dict(zip(axes, sizes, strict=True)))
+        sums, event_of = self._stored_parts
+        y, epilogue, complete = to or (self._y, self._epilogue, self._complete)
+        sizes = self._down, self._split if columns is None else columns, self._slices
+        names = [f"{name}{axes}{axis}" for axis in ("sum_row", "sum_column", "slice")]
+        i, j, s = grid = g.grid(**dict(zip(names, sizes, strict=True)))
         is_swapped, column = tiles.is_swapped, self._whole + j
         slice_size = minimum(SLICE, self._sliced - s * SLICE)
         y_rows, y_columns = (
@@ -418,14 +437,14 @@ class TiledMatmul:
             up_words = (1 - is_swapped) * self._columns * (GROUP_WORDS // 8)
             offsets += [s * SLICE_WORDS + up_words]
         g.call(
-            tiles.sum_parts(self._dtype, self._epilogue),
+            tiles.sum_parts(self._dtype, epilogue),
             grid,
             reads=[sums[i, j, :, span(offset, SLICE_WORDS)] for offset in offsets],
-            writes=self._y.regions(y_rows, y_columns),
+            writes=y.regions(y_rows, y_columns),
             waits=[event_of(i, j)],
-            notifies=self._of(self._complete, i, column),
+            notifies=self._of(complete, i, column),
             values=tiles.values,
-            name=f"{name}sum_parts",
+            name=f"{name}{call}",
         )
 
     def _reads(self, x: Matrix, rows: Any, columns: Any, k_span: Any) -> list[Region]:

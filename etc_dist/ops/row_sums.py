@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from etc_dist.functions.add_ranks_norm import add_ranks_norm
 from etc_dist.functions.flags import add_flagged_norm, push_flagged
@@ -59,8 +59,8 @@ class RowSums:
 
     def add(self, algorithm: Expr, num_tasks: Expr | None = None) -> None:
         """Add all steps, of the algorithm with this position in ALGORITHMS; over
-        several hosts always of two exchanges. num_tasks: as for `add_flagged_sum`, with
-        a norm: at least the rows, or 0."""
+        several hosts always of two exchanges, on one host with a norm. num_tasks: as
+        for `add_flagged_sum`: at least the rows, or 0."""
         g, rows = self.g, self.x.shape[0]
         pieces = self.pieces
         if g.local_size < g.world_size:
@@ -138,16 +138,12 @@ class RowSums:
         )
 
     def _add_one_shot(self, rows: Expr, pieces: Expr) -> None:
-        """Each rank stores its rows on all ranks, and adds those of all."""
-        g, dtype, norm, columns = self.g, self.x.tensor.dtype, self.norm, self.columns
-        shape = (rows * columns,) if norm is None else (rows, columns)
-        slots = g.symmetric("slots", (g.world_size, *shape), dtype)
+        """Each rank stores its rows on all ranks, and normalises the sums of all."""
+        g, dtype, norm = self.g, self.x.tensor.dtype, self.norm
+        assert norm is not None
+        slots = g.symmetric("slots", (g.world_size, rows, self.columns), dtype)
         expects = g.world_size * pieces
         arrived = g.events("arrived", (rows,), expects=expects, cross_rank=True)
-
-        def in_slot(r: Expr, c: Expr) -> tuple[Any, ...]:
-            return self._flat(r, c) if norm is None else (r, self._in_row(c))
-
         r, c = grid = g.grid(r=rows, c=pieces)
         ranks = every_rank(g)
         g.call(
@@ -155,21 +151,10 @@ class RowSums:
             grid,
             name="push_parts",
             reads=[self.x.at(r, self._in_row(c))],
-            writes=[slots.on(rank)[g.rank, *in_slot(r, c)] for rank in ranks],
+            writes=[slots.on(rank)[g.rank, r, self._in_row(c)] for rank in ranks],
             waits=self._waits(r),
             notifies=[arrived.on(rank)[r] for rank in ranks],
         )
-        if norm is None:
-            r, c = grid = g.grid(r=rows, c=pieces)
-            g.call(
-                share_sum(dtype, g.world_size, lane=self.lane),
-                grid,
-                name="add_slots",
-                reads=[slots[:, *self._flat(r, c)]],
-                writes=[self.y[r, self._in_row(c)]],
-                waits=[arrived[r]],
-            )
-            return
         (r,) = grid = g.grid(r=rows)
         own = span(r, 1), slice(None)
         g.call(

@@ -1,6 +1,6 @@
 // The final reduction of split-K: adds the parts of a slice of a tile, and applies the epilogue of
 // tile_matmul. See functions/tile_parts.cuh. Operands: the parts [parts, words] of the slice, of a
-// gated tile those of gate and those of up; then y.
+// gated tile those of gate and those of up; then y, on this rank and on others.
 #pragma once
 #include "functions/tile_matmul.cuh"
 
@@ -13,6 +13,7 @@ struct sum_tile_parts : Roles {
   static constexpr u32 kVariant = Call::kGated * kGatedTile | kSumOfParts;
   // The place of y, the shape, and the addresses of the parts.
   static constexpr u32 kDataWords = Place::kWords + 1 + TileParts::kWords;
+  static constexpr bool kWritesPeers = Call::kWrites > 1;
 
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
@@ -30,14 +31,22 @@ struct sum_tile_parts : Roles {
     const u64 first = u64(parts.at(0, 0));
     u64 up = first;
     if constexpr (Call::kGated) up = u64(last_axes<2>(Call::template operand<1>(run.g, c)).at(0, 0));
-    Place{u64(y.at(0, 0)), u32(y.stride[0]) * 2, y.size[0], y.size[1], 0}.write(words);
+    const u32 row_bytes = u32(y.stride[0]) * 2, peers = peers_of<Call>(run, c);
+    Place{u64(y.at(0, 0)), row_bytes, y.size[0], y.size[1], peers}.write(words);
     words[Place::kWords] = u32(Call::number_packed_tile(run.g));
     TileParts{first, u32(parts.stride[0]) * 4, u32(up - first)}.write(words + Place::kWords + 1);
   }
   template <class Program, class Publish, class Loaded>
   ETC_DEVICE static bool load(
+      const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
+      u32 size, Publish publish, Loaded loaded) {
+    return load(run, loader, c, size, publish, [] { return true; }, loaded);
+  }
+  template <class Program, class Publish, class Started, class Loaded>
+  ETC_DEVICE static bool load(
       const Run<Program>&, StageLoader<Program>&, const typename Call::Coord&, u32,
-      Publish publish, Loaded) {
+      Publish publish, Started started, Loaded) {
+    if (!started()) return false;
     publish();
     return true;
   }

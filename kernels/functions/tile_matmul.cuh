@@ -217,7 +217,7 @@ struct tile_matmul : Roles {
     if constexpr (Epilogue::kOnlyRounds) {
       const u64 at = u64(y.at(0, 0));
       const u32 row_bytes = u32(y.stride[0]) * 2;
-      typename Epilogue::Place{at, row_bytes, rows, columns, peers(run, c)}.write(words);
+      typename Epilogue::Place{at, row_bytes, rows, columns, peers_of<Call>(run, c)}.write(words);
     } else {
       Epilogue::write({rows, columns}, c, words);
     }
@@ -362,17 +362,6 @@ struct tile_matmul : Roles {
   ETC_DEVICE static constexpr u32 box_w(const TileShape& shape) {
     return shape.template box_w<WeightKind::kRowBytes>();
   }
-  // A bit for each rank that gets a copy of y.
-  template <int n = 1, class Program>
-  ETC_DEVICE static u32 peers(const Run<Program>& run, const typename Call::Coord& c) {
-    if constexpr (n == Call::kWrites) {
-      return 0;
-    } else {
-      const i32 rank = Call::template operand<Call::kReads + n>(run.g, c).rank;
-      return 1u << rank | peers<n + 1>(run, c);
-    }
-  }
-
   // The place of the scales, the operands after the weights.
   template <class Program>
   ETC_DEVICE static ScalePlace scales(const Run<Program>& run, const typename Call::Coord& c) {

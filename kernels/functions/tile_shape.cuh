@@ -85,6 +85,17 @@ struct TileSize {
   i32 rows, columns;
 };
 
+// A bit for each rank that gets a copy of a task's y.
+template <class Call, int n = 1, class Program>
+ETC_DEVICE u32 peers_of(const Run<Program>& run, const typename Call::Coord& c) {
+  if constexpr (n == Call::kWrites) {
+    return 0;
+  } else {
+    const i32 rank = Call::template operand<Call::kReads + n>(run.g, c).rank;
+    return 1u << rank | peers_of<Call, n + 1>(run, c);
+  }
+}
+
 // The address of a tile in y, its size, and the peers that get a copy at the same place. It is
 // passed to the compute warps in the words of a work item.
 template <bool kHasPeers>

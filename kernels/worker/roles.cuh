@@ -39,8 +39,8 @@
 //   kVariant     a constant of the call that its Compute receives
 //   kUniformStageBytes  the bytes of all stages of the function, where they are known
 //   kWritesPeers the compute threads write to peers once all stages are full: load() gets started(),
-//                before `loaded`, and calls it before it begins the last stage. This waits until the
-//                peers have started; false after an abort.
+//                before `loaded`, and calls it before it begins the last stage, or publishes a task
+//                without stages. This waits until the peers have started; false after an abort.
 //   prefetch_maps(run)  one thread, at the start of a launch, or while a wait is not met: fetches
 //                the tensor maps of the loads
 //   load_first(run, StageLoader&, c, ready)  for a launch's first task, which waits for nothing:

@@ -116,8 +116,8 @@ def matmul_of(x: Any, w: Any) -> Answer:
     return Answer(x @ w.T, np.abs(x) @ np.abs(w).T)
 
 
-def matmul_all_reduce(rows: int, columns: int, k: int) -> Given:
-    """Of two ranks, by tiles of so many columns that are stored on both."""
+def matmul_all_reduce(rows: int, k: int, tiling: Tiling) -> Given:
+    """Of two ranks, by tiles that are stored on both."""
     n, rng = 136, np.random.default_rng(k)
     inputs = [
         {"x": draw(rng, (rows, k), "bfloat16"), "w": draw(rng, (n, k), "bfloat16")}
@@ -127,7 +127,7 @@ def matmul_all_reduce(rows: int, columns: int, k: int) -> Given:
     total = sum(a.expected for a in each)
     answer = Answer(total, sum(a.magnitude for a in each))
     dims = {"rows": rows, "vectors": n // 8, "k": k, "algorithm": TILES, "piece": 10}
-    return inputs, [answer] * 2, dims | dims_of(Tiling(0, columns), TILES_NAME)
+    return inputs, [answer] * 2, dims | dims_of(tiling, TILES_NAME)
 
 
 def matmul_reduce_scatter(

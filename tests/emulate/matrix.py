@@ -245,12 +245,19 @@ CASES = {
     **{
         f"stored on ranks, {k} of k": Case(
             partial(matmul_all_reduce_graph, 2, shapes=[TURNS]),
-            partial(matmul_all_reduce, 37, 24, k),
+            partial(matmul_all_reduce, 37, k, Tiling(0, 24)),
             NEVER,
             workers=2,
         )
         for k in (200, 904)
     },
+    # All tiles in parts of k, so that no loads have waited for the peer.
+    "sums on ranks": Case(
+        partial(matmul_all_reduce_graph, 2, shapes=[TURNS]),
+        partial(matmul_all_reduce, 37, 904, Tiling(0, 64, 3, 2)),
+        NEVER,
+        workers=2,
+    ),
     # Two blocks of rows; tiles of own rows that are divided along k.
     "sum": Case(
         partial(matmul_reduce_scatter_graph, 2, shapes=[TALL_TILE]),

@@ -176,7 +176,8 @@ def test_layouts_and_shapes_without_tiles_are_refused():
     with pytest.raises(GraphError, match="have no gated epilogues"):
         tiles.matmul("bfloat16", swiglu)
     words = "stores them on several ranks|got: epilogue store_on_ranks, has_peers=False"
-    refused(lambda: tiles.matmul("bfloat16", store_on_ranks(2)), words)
+    for make in (tiles.matmul, tiles.sum_parts):
+        refused(lambda make=make: make("bfloat16", store_on_ranks(2)), words)
     for make in (tiles.matmul, tiles.sum_parts):
         words = "unknown dtype|wanted: 'bfloat16' or 'float16' or 'float32' got: dtype"
         refused(lambda make=make: make("half"), words, ArgumentError)
@@ -211,6 +212,11 @@ def test_parts_with_other_epilogues_are_refused():
     for call in (partial(tiles.matmul, is_part=True), tiles.sum_parts):
         call("bfloat16", swiglu)
         refused(partial(call, "bfloat16", residual), words)
+    tiles = Tiles(Graph("one", 1), "tile", 0, [HALVES], has_peers=True)
+    refused(
+        lambda: tiles.matmul("bfloat16", store_on_ranks(2), is_part=True),
+        "parts of a tile do not have the epilogue|got: epilogue store_on_ranks to do",
+    )
 
 
 @exhaustive

@@ -20,7 +20,7 @@ from etc_dist.ops.exchange_model import (
     ALGORITHMS,
     FLAGGED,
     ONE_SHOT,
-    STRIPS,
+    TILES,
     TWO_SHOT,
     AllReduceSizes,
     choose_algorithm,
@@ -268,7 +268,7 @@ def test_show_has_the_choice_the_prediction_and_the_memory(world, arrays, make):
     text = op.show(rows=5, vectors=3)
     name = "one exchange of flagged words"
     assert f"algorithm = 2: {name} of 240 bytes among {world.size} ranks" in text
-    for name in ALGORITHMS[:STRIPS]:
+    for name in ALGORITHMS[:TILES]:
         assert f"  {name}: predicted " in text
     assert f" us, {world.size * 240} bytes of symmetric memory" in text
     assert f" us, {world.size * 960} bytes of symmetric memory" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,24 +18,19 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_reduce_norm import EPS
 from etc_dist.ops.exchange_model import (
     ONE_SHOT,
-    STRIPS,
     TILES,
-    TILES_US,
     TWO_SHOT,
     AllReduceSizes,
 )
-from etc_dist.ops.matmul_all_reduce import (
-    TILES_NAME,
-    matmul_all_reduce_graph,
-    stored_on_ranks,
-)
-from etc_dist.ops.tile_model import FAMILY, Tiling, dims_of, predictions
+from etc_dist.ops.matmul_all_reduce import TILES_NAME, matmul_all_reduce_graph
+from etc_dist.ops.tile_model import Tiling, dims_of
 from etc_dist.ops.tuning import shipped_for
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.functions.compiled import check_compiled
 from tests.ops.test_operation_errors import refusal
+from tests.refusals import refused
 from tests.verify.waits import Proved
 
 exhaustive = pytest.mark.exhaustive
@@ -44,15 +39,11 @@ SHAPES = (TileShape(8, 64, swapped=True),)
 # Three rows of tiles, the last column of which is divided along k.
 DIMS = {"rows": 21, "vectors": 17, "k": 520, "piece": 10}
 DIMS |= dims_of(Tiling(0, 64, 1, 2), TILES_NAME)
-WHOLE = dims_of(Tiling(0, 24), TILES_NAME)
-"""Tiles that are stored on all ranks are not divided."""
 ends = pytest.mark.parametrize("eps", [None, EPS])
 KINDS = pytest.mark.parametrize(
     ("ranks", "near", "algorithm"),
     [
         (1, 1, ONE_SHOT),
-        (2, 2, ONE_SHOT),
-        (3, 3, STRIPS),
         (2, 2, TILES),
         (3, 3, TILES),
         (3, 3, TWO_SHOT),
@@ -100,18 +91,13 @@ def graph_and_inputs(ranks: int, near: int, eps: float | None, rng: Any) -> Any:
     return graph, inputs, wanted
 
 
-def dims_with(algorithm: int) -> dict[str, int]:
-    whole = WHOLE if algorithm == TILES else {}
-    return {**DIMS, **whole, "algorithm": algorithm}
-
-
 @ends
 @KINDS
 def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
-    if algorithm in (STRIPS, TILES) and eps is not None:
+    if algorithm == TILES and eps is not None:
         algorithm = ONE_SHOT
     graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
-    plan, dims = schedule_static(graph), dims_with(algorithm)
+    plan, dims = schedule_static(graph), {**DIMS, "algorithm": algorithm}
     verify(plan, dims, 4)
     for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
         check(found, eps, *wanted)
@@ -120,12 +106,9 @@ def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
 @pytest.mark.parametrize(
     ("ranks", "near", "algorithm", "eps"),
     [
-        (2, 2, STRIPS, None),
         (2, 2, TILES, None),
         (2, 2, TWO_SHOT, None),
         pytest.param(3, 3, TILES, None, marks=exhaustive),
-        pytest.param(3, 3, STRIPS, None, marks=exhaustive),
-        pytest.param(2, 2, ONE_SHOT, None, marks=exhaustive),
         pytest.param(3, 3, ONE_SHOT, EPS, marks=exhaustive),
         pytest.param(4, 2, TWO_SHOT, EPS, marks=exhaustive),
     ],
@@ -133,7 +116,8 @@ def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
 def test_kernels_give_the_reference(ranks, near, algorithm, eps, rng):
     graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
     program = Emulator(graph, workers=2, has_far=near < ranks)
-    for found in program.run(inputs, dims_with(algorithm), seed=1, runs=2):
+    dims = {**DIMS, "algorithm": algorithm}
+    for found in program.run(inputs, dims, seed=1, runs=2):
         check(found, eps, *wanted)
 
 
@@ -144,18 +128,25 @@ def test_kernels_compile_without_spills(eps):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "name"),
+    ("algorithm", "eps", "name"),
     [
-        (ONE_SHOT, "push_parts"),
-        (STRIPS, "send_strip"),
-        (TILES, "add_stored"),
-        (TWO_SHOT, "scatter_parts"),
+        (ONE_SHOT, EPS, "push_parts"),
+        (TILES, None, f"{TILES_NAME}sum_on_ranks"),
+        (TILES, None, "add_stored"),
+        (TWO_SHOT, None, "scatter_parts"),
     ],
 )
-def test_rows_are_sent_after_they_are_computed(algorithm, name):
-    graph = matmul_all_reduce_graph(2, shapes=SHAPES)
-    proved = Proved(graph, dims_with(algorithm))
+def test_rows_are_sent_after_they_are_computed(algorithm, eps, name):
+    graph = matmul_all_reduce_graph(2, shapes=SHAPES, eps=eps)
+    proved = Proved(graph, {**DIMS, "algorithm": algorithm})
     assert f"{name}[" in proved.lacks("static", name, 0)
+
+
+def test_rows_by_one_exchange_are_refused_without_a_norm():
+    plan = schedule_static(matmul_all_reduce_graph(2, shapes=SHAPES))
+    dims = {**DIMS, "algorithm": ONE_SHOT}
+    words = r"has no such exchange|algorithm = 1 or 3|got: algorithm = 0"
+    refused(lambda: verify(plan, dims, 4), words, ArgumentError)
 
 
 # NOTE: named in each file: files without the number of a run are not collected.
@@ -171,7 +162,9 @@ ANY_RANKS = pytest.mark.mpi(ranks=[1, 2, 4])
     ],
 )
 def test_all_ranks_get_the_sum(algorithm, world, make, arrays, monkeypatch):
-    monkeypatch.setattr(AllReduceSizes, "fastest", algorithm)
+    one_shot = property(lambda sizes: sizes.one_shot)
+    chosen = one_shot if algorithm == ONE_SHOT else algorithm
+    monkeypatch.setattr(AllReduceSizes, "fastest", chosen)
     op, norm_op = make(MatmulAllReduce), make(MatmulAllReduceNorm)
     for shape in ((1, 8, 8), (5, 72, 24), (37, 136, 40)):
         rng = np.random.default_rng(3)
@@ -264,20 +257,20 @@ def test_what_does_not_fit_a_norm_is_refused_on_all(what, world, arrays, make, r
     check(found, EPS, *wanted)
 
 
-def test_tiles_are_stored_on_all_ranks_if_split_k_saves_less():
-    ranking = predictions(FAMILY, (80, 1280, 10368), 132, H200.tiles)
-    divided = next(p for p in ranking if p.tiling.parts > 1)
-    (whole, *_) = wholes = [p for p in ranking if p.tiling.parts == 1]
-    assert stored_on_ranks(wholes, is_measured=False) is whole
-    assert whole.us > divided.us + TILES_US
-    assert stored_on_ranks([divided, *wholes], is_measured=False) is None
-    near = replace(divided, us=whole.us - TILES_US / 2)
-    assert stored_on_ranks([near, *wholes], is_measured=False) is whole
-    assert stored_on_ranks([near, *wholes], is_measured=True) is None
-
-
-def test_strips_are_sent_where_much_is_sent_before_the_last_wave():
-    large, small = (AllReduceSizes(rows, 1024, 2, 2) for rows in (512, 16))
-    assert large.gains_by_strips(2.0) and large.gains_by_strips(1.3)
-    assert not large.gains_by_strips(1.0) and not large.gains_by_strips(0.5)
-    assert not small.gains_by_strips(3.0)
+@pytest.mark.parametrize(
+    ("ranks", "shape", "algorithm", "added"),
+    [
+        (2, (80, 1280, 10368), TILES, 128),  # in parts of k
+        (2, (438, 7296, 1216), TILES, 303),  # one wave: more than a warp loads at once
+        (2, (736, 5952, 1280), TILES, 241),  # 1.7 waves: those of the last one
+        (4, (16, 1024, 4096), TILES, 64),
+        (4, (438, 7296, 1216), TWO_SHOT, 456),
+    ],
+)
+def test_tiles_take_the_place_of_one_exchange(ranks, shape, algorithm, added):
+    rows, columns, k = shape
+    op = object.__new__(MatmulAllReduce)
+    op.world, op.deterministic = SimpleNamespace(size=ranks, local_size=ranks), "run"
+    dims = {"rows": rows, "vectors": columns // 8, "k": k}
+    choices = {c.dim: c.value for c in op._choose(H200, "nk", dims, 132)}
+    assert (choices["algorithm"], choices["piece"]) == (algorithm, added)
