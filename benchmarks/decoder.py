@@ -142,7 +142,8 @@ class Decoder:
         self.program: Program = compile(graph, world, schedule=schedule)
         workers = self.program.workers if isinstance(device, Gpu) else None
         self.policy = StepPolicy(
-            *(part_config, workers),
+            part_config,
+            workers,
             tuning=tuning_of(world),
             ranks=world.size,
         )

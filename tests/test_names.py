@@ -43,7 +43,8 @@ SIZES = {
 }
 """Extents, dims and units, whose names have no `num_`."""
 UNTIL_LATER = {
-    *("functions/rms_norm.py", "functions/tile_matmul.py"),
+    *("functions/rms_norm.py", "functions/score_experts.py"),
+    *("functions/tile_matmul.py",),
     *("functions/wide_tile.py", "layers/moe.py", "layers/moe_exchange.py"),
     *("layers/moe_few_tokens.py", "layers/moe_graph.py", "layers/moe_steps.py"),
     *("layers/shared_expert.py", "ops/exchange_model.py", "ops/few_rows.py"),
@@ -299,6 +300,20 @@ def test_booleans_counts_and_indices_are_named_so():
         for function in functions_of(tree)
         if isinstance(function, ast.FunctionDef)
         for name in misnamed(function, options)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_no_call_has_a_star_before_a_list_of_arguments():
+    faults = [
+        f"{file}:{argument.lineno}"
+        for file, tree in all_trees().items()
+        if file not in UNTIL_LATER
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for argument in node.args
+        if isinstance(argument, ast.Starred)
+        and isinstance(argument.value, (ast.List, ast.Tuple))
     ]
     assert not faults, "\n".join(faults)
 

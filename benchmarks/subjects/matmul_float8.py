@@ -179,10 +179,16 @@ class QuantizedWorkload(Float8Workload):
             x_codes, of_x = quantize(x)
             # `torch.nn.functional.scaled_mm`, which has no `out`.
             torch._scaled_mm_v2(
-                *(x_codes, w),
-                *([of_x], [rows], []),
-                *([of_w], [blocks], []),
-                *(None, y.dtype),
+                x_codes,
+                w,
+                [of_x],
+                [rows],
+                [],
+                [of_w],
+                [blocks],
+                [],
+                None,
+                y.dtype,
                 out=y,
             )
 

@@ -237,7 +237,10 @@ class RandomMatmul(Random, MatmulWorkload):
         shapes = shapes_for(self.layout, FAMILY)
         n, workers = self.out_shape[1], self.made["ours"].program.workers
         ranking = predictions(
-            *(shapes, (self.rows, n, self.k), workers, tuning_of(self.world).tiles),
+            shapes,
+            (self.rows, n, self.k),
+            workers,
+            tuning_of(self.world).tiles,
             gated=self.is_gated,
             w_layout=self.layout,
         )

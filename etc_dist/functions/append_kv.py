@@ -206,4 +206,4 @@ def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
     reads = {"k": row, "v": row, **biases, **paged.operands("rows")}
     writes = {"cache": paged.pages()}
     before = paged.before_wait(2) if early else ()
-    return paged.function(*("append_kv", body, reads, writes), reads_before_wait=before)
+    return paged.function("append_kv", body, reads, writes, reads_before_wait=before)

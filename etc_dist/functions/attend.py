@@ -107,7 +107,11 @@ def attend(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
     constants |= {"kScoreCap": float(cap)} if cap else {}
     cache = len(paged.present(reads)) - 3
     return paged.function(
-        *("attend", body, reads, writes, constants),
+        "attend",
+        body,
+        reads,
+        writes,
+        constants,
         gathers=(cache,),
         gathers_early=(cache,) if early else (),
         reads_before_wait=[n for n in range(1, cache + 3) if n != cache and early],

@@ -72,7 +72,11 @@ def choose_experts(
     if marks:
         tile.append(Operand((routing.experts, 1), "int32"))
     return routing.function(
-        *("choose_experts", TENSOR, num_reads, num_writes, body),
+        "choose_experts",
+        TENSOR,
+        num_reads,
+        num_writes,
+        body,
         reads_before_wait=(1,) if early else (),
         tile=dict(enumerate(tile)),
         constants={

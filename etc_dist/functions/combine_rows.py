@@ -46,7 +46,11 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
         Operand(("rows", columns), routing.element, leading=True),
     ]
     return routing.function(
-        *("combine_rows", TRANSFER, len(tile) - 1, 1, body),
+        "combine_rows",
+        TRANSFER,
+        len(tile) - 1,
+        1,
+        body,
         gathers=(2,),
         tile=dict(enumerate(tile)),
         constants={

@@ -40,7 +40,11 @@ def down_token(routing: Routing, *, adds: bool = False) -> DeviceFunction:
         *[y] * (adds + 1),
     ]
     return routing.function(
-        *("down_token", TENSOR, len(tile) - 1, 1, body),
+        "down_token",
+        TENSOR,
+        len(tile) - 1,
+        1,
+        body,
         reads_before_wait=(0, 1, 3),
         tile=dict(enumerate(tile)),
         constants={"kAdds": int(adds)},

@@ -40,7 +40,11 @@ def gate_up_token(routing: Routing, activation: Activation = SWIGLU) -> DeviceFu
         Operand((1, routing.top_k, "columns"), routing.element),
     ]
     return routing.function(
-        *("gate_up_token", TENSOR, len(tile) - 1, 1, body),
+        "gate_up_token",
+        TENSOR,
+        len(tile) - 1,
+        1,
+        body,
         reads_before_wait=(0, 2, 3, 4),
         tile=dict(enumerate(tile)),
         constants={**routing.choice_constants(), **activation.constants()},

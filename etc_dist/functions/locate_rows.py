@@ -36,5 +36,5 @@ def locate_rows(routing: Routing) -> DeviceFunction:
     tile[reads] = choices
     constants = {"kHasNone": int(routing.has_none)}
     return routing.function(
-        *("locate_rows", TRANSFER, reads, 1, body), tile=tile, constants=constants
+        "locate_rows", TRANSFER, reads, 1, body, tile=tile, constants=constants
     )

@@ -82,7 +82,11 @@ def route_rows(
         Operand((1,), "int32", leading=True),
     ]
     return routing.function(
-        *("route_rows", TENSOR, 3 + len(routing.router.bias_names), 5, body),
+        "route_rows",
+        TENSOR,
+        3 + len(routing.router.bias_names),
+        5,
+        body,
         reads_before_wait=(1,) if early else (),
         tile=dict(enumerate(tile)),
         constants={

@@ -95,7 +95,11 @@ def sum_expert_ranks(
         num_reads: Operand(("rows", "columns"), routing.element, leading=True),
     }
     return routing.function(
-        *("sum_ranks", TRANSFER, num_reads, 1, body),
+        "sum_ranks",
+        TRANSFER,
+        num_reads,
+        1,
+        body,
         gathers=(0,) if has_none else (),
         tile=tile,
         constants=constants,

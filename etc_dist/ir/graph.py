@@ -492,7 +492,9 @@ class Graph:
             check_extents(what, where, lengths, self._ranked)
         else:
             check_symbols(
-                *(f"the shape of {what}", where, lengths),
+                f"the shape of {what}",
+                where,
+                lengths,
                 self._values() - self._agreed,
                 wanted="numbers that a rank knows before all agree on the largest one",
                 fix="use the rank's own number of rows, or a local or symmetric tensor",

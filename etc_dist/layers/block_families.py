@@ -105,20 +105,24 @@ _ALL = (
         ),
     ),
     *_of(
-        *("HunYuanMoEV1", "Moe", "Gate"),
+        "HunYuanMoEV1",
+        "Moe",
+        "Gate",
         replace(_PLAIN, weight="wg.weight", shared="shared_mlp"),
     ),
     *_of(
-        *("HYV3", "MoE", "TopKRouter"),
+        "HYV3",
+        "MoE",
+        "TopKRouter",
         replace(_SIGMOID, scale="router_scaling_factor", shared="shared_experts"),
     ),
     *_of(_DEEPSEEK_NAMES, "MoE", "TopkRouter", _DEEPSEEK),
     *_of("ExaoneMoe", "SparseMoEBlock", "TopkRouter", _DEEPSEEK),
+    *_of("Glm5NextText", "MoE", "TopkRouter", replace(_DEEPSEEK, limit="swiglu_limit")),
     *_of(
-        *("Glm5NextText", "MoE", "TopkRouter"), replace(_DEEPSEEK, limit="swiglu_limit")
-    ),
-    *_of(
-        *("DeepseekV4", "SparseMoeBlock", "TopKRouter"),
+        "DeepseekV4",
+        "SparseMoeBlock",
+        "TopKRouter",
         replace(
             _SIGMOID,
             score="sqrt_softplus",
@@ -141,11 +145,15 @@ _ALL = (
     ),
     *_of("MiMoV2Flash", "MoE", "TopkRouter", replace(_DEEPSEEK, shared="")),
     *_of(
-        *("Mistral4", "MoE", "TopkRouter"),
+        "Mistral4",
+        "MoE",
+        "TopkRouter",
         replace(_DEEPSEEK, score="softmax", correction=""),
     ),
     *_of(
-        *("DeepseekV2", "Moe", "TopkRouter"),
+        "DeepseekV2",
+        "Moe",
+        "TopkRouter",
         replace(
             _DEEPSEEK,
             score="softmax",

@@ -85,7 +85,12 @@ class SharedMLP(Operation):
             most: int, own_ranks: int, shapes: Sequence[TileShape]
         ) -> Capacity:
             return lambda w_layout, dims, workers: capacity_dims(
-                *(dims, most, shapes_for(w_layout, shapes), workers, own_ranks, names),
+                dims,
+                most,
+                shapes_for(w_layout, shapes),
+                workers,
+                own_ranks,
+                names,
                 in_order=in_order,
             )
 
@@ -94,7 +99,10 @@ class SharedMLP(Operation):
             over_hosts=True,
             capacity=capacity(1, 1, FAMILY),
             policy=lambda tuning, w_layout, dims, workers: choose_tiles(
-                *(dims, ranks, workers, shapes_for(w_layout, FAMILY)),
+                dims,
+                ranks,
+                workers,
+                shapes_for(w_layout, FAMILY),
                 in_order=in_order,
                 tuning=tuning,
                 of_one_rank=True,
@@ -111,7 +119,10 @@ class SharedMLP(Operation):
             serves=lambda dims: ranks == 1 or has_few_rows(dims["rows"], ranks, most),
             capacity=capacity(most // ranks, ranks, shapes),
             policy=lambda tuning, w_layout, dims, workers: choose_tiles(
-                *(dims, ranks, workers, shapes_for(w_layout, shapes)),
+                dims,
+                ranks,
+                workers,
+                shapes_for(w_layout, shapes),
                 in_order=in_order,
                 tuning=tuning,
             ),

@@ -83,7 +83,10 @@ def rankings_of(
     tilings that add over k in order. ranks: as for `work_of`."""
     return [
         predictions(
-            *(shapes, layer_sizes, workers, tuning.tiles),
+            shapes,
+            layer_sizes,
+            workers,
+            tuning.tiles,
             gated=is_gated,
             in_order=in_order,
             ranks=ranks,

@@ -214,7 +214,10 @@ class Batch:
         table = self._model.pages.table
         with self._model.world.exclusive:  # so that an interrupt leaves no half step
             new_ids = self._model.steps(
-                *(ids, numbers, positions, table),
+                ids,
+                numbers,
+                positions,
+                table,
                 count=num_steps,
                 ends=ends,
                 stops=[request.stop for request in of_rows] if num_steps > 1 else None,

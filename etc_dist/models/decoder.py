@@ -143,7 +143,11 @@ class _Calls:
         self.num_ids = g.let("num_ids", minimum(self.vocabulary, num_later_ids))
         self.tiles = {
             name: tiles_of_dims(
-                *(g, f"{name}_", shapes, self.rows, sizes.w_layout(name)),
+                g,
+                f"{name}_",
+                shapes,
+                self.rows,
+                sizes.w_layout(name),
                 has_peers=g.world_size > 1,
             )
             for name in sizes.matmuls
@@ -174,8 +178,14 @@ class _Calls:
         if mixture is not None:
             of = self.rows, self.steps, self.layers, hidden, inner
             self.mixture = MixtureCalls(
-                *(g, mixture, dtype, self.shapes, of, self.position),
-                *(self.early, self.dense),
+                g,
+                mixture,
+                dtype,
+                self.shapes,
+                of,
+                self.position,
+                self.early,
+                self.dense,
                 layouts=(sizes.w_layout("expert_up"), sizes.w_layout("expert_down")),
             )
 
@@ -222,7 +232,12 @@ class _Calls:
         self.weights: dict[str, list[Tensor | ScaledTensor]] = {
             name: [
                 weight_input(
-                    *(g, of, sizes.w_layout(name), rows, columns, sizes.dtype),
+                    g,
+                    of,
+                    sizes.w_layout(name),
+                    rows,
+                    columns,
+                    sizes.dtype,
                     stack=(self._layers_of(name),),
                 )
                 for of in WEIGHTS[name]
@@ -374,7 +389,14 @@ class _Calls:
         if count_event is not None:
             options = {"even": True, "streams_after": 1 if self.early else None}
         matmul = TiledMatmul(
-            *(g, f"{name}_", self.tiles[name], dtype, x, weights, to, epilogue),
+            g,
+            f"{name}_",
+            self.tiles[name],
+            dtype,
+            x,
+            weights,
+            to,
+            epilogue,
             place=of_layer,
             turns=Turns(turns, turn),
             divides=name in DIVIDED and self.sizes.mixture is None,

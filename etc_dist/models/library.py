@@ -64,7 +64,10 @@ DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
     "glm-4.6": (
         1,
         DecoderSizes(
-            *(96, 8, 128, 1e-5),
+            96,
+            8,
+            128,
+            1e-5,
             normalizes_heads=True,
             mixture=DecoderMixture(
                 160,

@@ -66,7 +66,10 @@ def read_mixture(
         router = replace(router, num_groups=num_groups, topk_group=best)
     router = replace(router, has_correction=bool(form.correction))
     mixture = DecoderMixture(
-        *(experts, router, shared, _read_activation(fields, form, path)),
+        experts,
+        router,
+        shared,
+        _read_activation(fields, form, path),
         has_biases=form.has_biases,
         has_dense=num_dense(fields, family, path) > 0,
     )

@@ -80,7 +80,10 @@ class Model:
         with self.world.exclusive:
             with self.world.refusing("the arguments of a model"):
                 setup = ModelSetup(
-                    *(config, batch, positions, page_size),
+                    config,
+                    batch,
+                    positions,
+                    page_size,
                     schedule=schedule,
                     steps_per_launch=steps_per_launch,
                     pages=pages,
@@ -98,7 +101,7 @@ class Model:
             self.steps_per_launch = setup.steps_per_launch
             self.speculate = setup.speculate
             self.pages = PageTable(
-                *(setup.batch, setup.most_pages, setup.page_size, setup.all_pages)
+                setup.batch, setup.most_pages, setup.page_size, setup.all_pages
             )
             self._make_program(setup, bundle)
         self._dtype = setup.dtype

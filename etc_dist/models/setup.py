@@ -167,7 +167,8 @@ class ModelSetup:
     def policy(self, workers: int | None) -> StepPolicy:
         """The policy of a rank's steps. workers: SMs of the GPU; None: on the CPU."""
         return StepPolicy(
-            *(self.own, workers),
+            self.own,
+            workers,
             in_order=self.deterministic == BATCH,
             tuning=self.tuning,
             ranks=self.ranks,

@@ -205,7 +205,7 @@ class StepPolicy:
         workers = self.workers or 1
         if self._divides(name) and self.workers is not None:
             candidates += tilings(
-                *(shapes, sizes, workers), gated=gated, in_order=self.in_order
+                shapes, sizes, workers, gated=gated, in_order=self.in_order
             )
         if rows <= MOST_SWAPPED_ROWS:
             candidates = [

@@ -258,7 +258,14 @@ def add_returned_matmul(
     world, last = returned_rows.world, returned_rows.world - 1
     own_x, own_y = Matrix(x, (g.rank,)), returned_rows.of(last)
     matmul = RankTiles(
-        *(g, name, tiles, x.dtype, own_x, [w], own_y, epilogue),
+        g,
+        name,
+        tiles,
+        x.dtype,
+        own_x,
+        [w],
+        own_y,
+        epilogue,
         owners=world if returned_rows.hosts == 1 else 1,
     )
     strip = returned_rows.strip(matmul)

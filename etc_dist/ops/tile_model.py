@@ -425,7 +425,10 @@ def choose(
 ) -> list[Choice]:
     """The values of the dims of `dims_of` for the first tiling of `ranked`."""
     ranking, notes = ranked(
-        *(sizes, workers, shapes, tuning),
+        sizes,
+        workers,
+        shapes,
+        tuning,
         in_order=in_order,
         divides=divides,
         w_layout=w_layout,

@@ -170,7 +170,11 @@ class Routes:
             raise BadRequest(text, "logprobs")
         jobs = [
             Job(
-                *(self._clients.next_number(), prompt, limit, stop, sampling),
+                self._clients.next_number(),
+                prompt,
+                limit,
+                stop,
+                sampling,
                 options.num_logprobs,
             )
             for prompt, limit in zip(prompts, limits, strict=True)

@@ -329,8 +329,15 @@ class MoE(nn.Module):
             expect_choice(parallel, PARALLEL, "parallel")
             expect_type(activation, Activation, "activation")
             mixture, _, of_experts, of_shared = described(
-                *(name, top_k, normalize, router_bias, correction, shared),
-                *(shared_gate, activation, expert_biases),
+                name,
+                top_k,
+                normalize,
+                router_bias,
+                correction,
+                shared,
+                shared_gate,
+                activation,
+                expert_biases,
             )
             self.router = mixture.router
             self.gate = _Gate(router, router_bias, correction)

@@ -349,8 +349,12 @@ def moe(
     mixture, *arrays = described(
         MOE,
         Router(top_k, normalize, score, scale, num_groups, topk_group, group_score),
-        *(None, router_bias, correction, _both(shared_gate_up, shared_down)),
-        *(shared_gate, Activation(activation, alpha, limit, shift)),
+        None,
+        router_bias,
+        correction,
+        _both(shared_gate_up, shared_down),
+        shared_gate,
+        Activation(activation, alpha, limit, shift),
         _both(gate_up_bias, down_bias),
     )
     rows = [as_rows(x, 0)] if count is None else [as_rows(x, 0), count]
