@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from etc_dist.functions.choose_experts import choose_experts
@@ -34,6 +34,7 @@ from etc_dist.ir import (
     up_to,
 )
 from etc_dist.ir.function import TENSOR, TRANSFER
+from etc_dist.ops.multiply import Matrix
 
 PASSES = 2
 """The largest number of passes over the output columns. One is combined while the next
@@ -164,6 +165,38 @@ def add_logits(g: Graph, routing: Routing, tokens: Expr, name: str = "") -> Tens
     return g.local(f"{name}logits", (tokens, columns), "float32")
 
 
+def add_scores(
+    g: Graph,
+    routing: Routing,
+    x: Tensor,
+    router: Matrix,
+    logits: Tensor,
+    sizes: tuple[Expr, Expr | int, Expr | int],
+    notify: Callable[[Expr], EventRef],
+    name: str = "score_experts",
+    *,
+    waits: Sequence[EventRef] = (),
+    early: bool = False,
+) -> None:
+    """Add the logits of x, which may have more rows. sizes: the numbers of blocks of
+    tokens, of groups of experts, and of a group's experts. notify: a block's event."""
+    (blocks, groups, size), rows, block = sizes, logits.shape[0], routing.block
+    most = size if isinstance(size, int) else GROUP_EXPERTS
+    b, e = grid = g.grid(b=blocks, e=groups)
+    of_block, of_group = tile(b, block), tile(e, size)
+    if x.shape[0] is not rows:
+        of_block = span(b * block, minimum(block, rows - b * block))
+    g.call(
+        score_experts(routing, most, early=early),
+        grid,
+        name=name,
+        reads=[x[of_block, :], router.at(of_group, slice(None))],
+        writes=[logits[of_block, of_group]],
+        waits=waits,
+        notifies=[notify(b)],
+    )
+
+
 def add_choices(
     g: Graph,
     routing: Routing,
@@ -194,15 +227,9 @@ def add_choices(
     )
     expects = g.let("logit_tasks", groups + tiled * (wide - groups))
     scored = g.events("scored", (blocks,), expects=expects)
-    b, e = grid = g.grid(b=g.let("score_blocks", (1 - tiled) * blocks), e=groups)
-    of_block, of_group = tile(b, block), tile(e, size)
-    g.call(
-        score_experts(routing),
-        grid,
-        reads=[x[of_block, :], router[of_group, :]],
-        writes=[logits[of_block, of_group]],
-        notifies=[scored[b]],
-    )
+    groups_of = g.let("score_blocks", (1 - tiled) * blocks), groups, size
+    by_router = Matrix(router), logits, groups_of
+    add_scores(g, routing, x, *by_router, lambda b: scored[b])
     if sizes.tiles_logits:
         tiles = g.let("logit_tiles", tiled * ceildiv(blocks, TILE_BLOCKS))
         n, e = grid = g.grid(n=tiles, e=wide)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from etc_dist.functions.epilogue import activated
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import GATED, Routing
-from etc_dist.functions.score_experts import score_experts
 from etc_dist.ir import (
     EventRef,
     Expr,
@@ -20,7 +19,8 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.tensor import Tile
-from etc_dist.layers.moe_steps import Sizes, row_tiles
+from etc_dist.layers.moe_steps import Sizes, add_scores, row_tiles
+from etc_dist.ops.multiply import Matrix
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ def add_shared(
     logits = None
     if gate is not None:
         gated = shared_routing(routing, kind)
-        logits = _add_logits(g, gated, x, gate, blocks, done[0])
+        logits = g.local("shared_logits", (own, 4), "float32")
+        by_gate = Matrix(gate), logits, (g.let("shared_blocks", blocks), 1, 8)
+        add_scores(g, gated, x, *by_gate, lambda b: done[0], "score_shared")
 
     n, j = grid = g.grid(n=groups, j=wide)
     of_rows, width = tile(n, size), minimum(up_columns, inner - j * up_columns)
@@ -112,26 +114,3 @@ def add_shared(
         notifies=[done[0]],
     )
     return SharedRows(kind, rows, logits, done[0])
-
-
-def _add_logits(
-    g: Graph,
-    routing: Routing,
-    x: Tensor,
-    gate: Tensor,
-    blocks: Expr | int,
-    done: EventRef,
-) -> Tensor:
-    """Add each token's logit: [tokens, 4], of which the first column has a meaning."""
-    logits = g.local("shared_logits", (x.shape[0], 4), "float32")
-    (b,) = grid = g.grid(b=g.let("shared_blocks", blocks))
-    of_block = tile(b, routing.block)
-    g.call(
-        score_experts(routing, 8),
-        grid,
-        name="score_shared",
-        reads=[x[of_block, :], gate[:, :]],
-        writes=[logits[of_block, :]],
-        notifies=[done],
-    )
-    return logits

@@ -35,7 +35,6 @@ from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.routing import BLOCK, GATED, PLAIN, Mixture
 from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.scatter_row import scatter_row
-from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     EventRef,
@@ -54,8 +53,9 @@ from etc_dist.ir import (
     up_to,
 )
 from etc_dist.ir.call import UpTo
+from etc_dist.layers.moe_steps import add_scores
 from etc_dist.models.expert_biases import count_tasks, even, fill_ones, with_bias
-from etc_dist.ops.multiply import tiles_of_dims
+from etc_dist.ops.multiply import Matrix, tiles_of_dims
 
 if TYPE_CHECKING:
     from etc_dist.models.dense_layers import DenseLayers
@@ -276,16 +276,12 @@ class MixtureCalls:
                 equal(at[-1], 0), blocks * groups, self.choosing
             ),
         )
-        b, e = grid = g.grid(b=blocks, e=groups)
-        of_block = span(b * BLOCK, minimum(BLOCK, self.rows - b * BLOCK))
-        of_group = tile(e, SCORED_EXPERTS)
-        g.call(
-            score_experts(routing, SCORED_EXPERTS, early=self.early),
-            grid,
-            reads=[self.x[of_block, :], self.router[self._own(turn[1]), of_group, :]],
-            writes=[self.logits[of_block, of_group]],
+        operands = self.x, Matrix(self.router, (self._own(turn[1]),)), self.logits
+        add_scores(
+            *(g, routing, *operands, (blocks, groups, SCORED_EXPERTS)),
+            lambda b: scored[*turn, 0],
             waits=[ready],
-            notifies=[scored[*turn, 0]],
+            early=self.early,
         )
         return scored
 
