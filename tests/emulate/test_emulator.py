@@ -90,7 +90,7 @@ def compilations(monkeypatch, tmp_path):
     calls = []
     run = library._run
     monkeypatch.setenv("ETC_DIST_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(library, "_loaded", {})
+    monkeypatch.setattr(library, "_libraries", {})
     monkeypatch.setattr(library, "_run", lambda *a: [calls.append(a), run(*a)])
     return calls
 
@@ -100,7 +100,7 @@ def test_another_process_loads_the_kept_library(compilations, monkeypatch):
         emulator = Emulator(whole(1, function=push_rows()))
         [found] = emulator.run([{"x": np.ones(4, np.float32)}])
         assert found["y"].tolist() == [1] * 4
-        library._loaded.clear()
+        library._libraries.clear()
     assert len(compilations) == 2  # of the program and of run.cpp
 
 
