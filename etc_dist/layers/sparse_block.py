@@ -64,44 +64,37 @@ class SparseBlock:
         if it cannot be split evenly."""
         if world == 1:
             return self
-        experts, hidden, inner = self.down.shape
+        shared, biases = self.shared, self.expert_biases
         if parallel == "expert":
-            local_part, biases = (
-                _own("experts", experts, rank, world),
-                self.expert_biases,
-            )
-            if biases is not None:
-                biases = biases[0][local_part], biases[1][local_part]
-            return replace(
-                self,
-                gate_up=self.gate_up[local_part],
-                down=self.down[local_part],
-                expert_biases=biases,
-            )
-        local_part, shared = _own("inner width", inner, rank, world), self.shared
-        local_inner = local_part.stop - local_part.start
-        halves = self.gate_up.reshape((experts, 2, inner, hidden))[:, :, local_part]
-        if shared is not None:
-            gate_up, down = shared
-            width = down.shape[1]
-            part = _own("inner width of the shared expert", width, rank, world)
-            pair = gate_up.reshape((2, width, hidden))[:, part]
-            down = down[:, part].reshape(-1).reshape((hidden, -1))
-            shared = pair.reshape((-1, hidden)), down
-        biases = self.expert_biases
-        if biases is not None:
-            of_up = biases[0].reshape((experts, 2, inner))[:, :, local_part]
-            of_up = of_up.reshape(-1).reshape((experts, 2 * local_inner))
-            biases = of_up, biases[1] * (rank == 0)  # one rank adds down's
+            part = _own("experts", len(self.down), rank, world)
+            gate_up, down = self.gate_up[part], self.down[part]
+            biases = biases and (biases[0][part], biases[1][part])
+        else:
+            part = _own("inner width", self.down.shape[2], rank, world)
+            gate_up, down = _rows(self.gate_up, part, 1), _columns(self.down, part)
+            # One rank adds the bias of down.
+            biases = biases and (_rows(biases[0], part, 1), biases[1] * (rank == 0))
+            if shared is not None:
+                what, width = "inner width of the shared expert", shared[1].shape[1]
+                part = _own(what, width, rank, world)
+                shared = _rows(shared[0], part, 0), _columns(shared[1], part)
         return replace(
-            self,
-            expert_biases=biases,
-            gate_up=halves.reshape((experts, 2 * local_inner, hidden)),
-            down=self.down[:, :, local_part]
-            .reshape(-1)
-            .reshape((experts, hidden, local_inner)),
-            shared=shared,
+            self, gate_up=gate_up, down=down, shared=shared, expert_biases=biases
         )
+
+
+def _rows(gate_up: Any, part: slice, axis: int) -> Any:
+    """A copy of the same part of gate and of up, which share an axis."""
+    before, after = gate_up.shape[:axis], gate_up.shape[axis + 1 :]
+    halves = gate_up.reshape((*before, 2, -1, *after))
+    rows = halves[(..., part, *[slice(None)] * len(after))]
+    return rows.reshape((*before, -1, *after))
+
+
+def _columns(down: Any, part: slice) -> Any:
+    """A copy of a part of the last axis."""
+    columns = down[..., part]
+    return columns.reshape(-1).reshape(columns.shape)
 
 
 def _own(what: str, whole: int, rank: int, world: int) -> slice:

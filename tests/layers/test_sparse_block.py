@@ -12,7 +12,7 @@ import pytest
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.router import Router
 from etc_dist.layers.moe import MoE
-from etc_dist.layers.sparse_block import read_sparse_block
+from etc_dist.layers.sparse_block import SparseBlock, read_sparse_block
 from tests.layers.reference import (
     TOLERANCE,
     draw,
@@ -273,6 +273,22 @@ def test_shares_of_all_ranks_are_contiguous_and_even(name, parallel, weights):
         for got, wanted in zip(own, expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
             assert got.flags.c_contiguous
+
+
+def test_a_tensor_share_has_parts_of_biases_and_of_the_shared_expert(weights, rng):
+    shared = rng.random((2 * 12, 40)), rng.random((40, 12))
+    biases = rng.random((8, 2 * 24)), rng.random((8, 40))
+    block = SparseBlock(*weights, Router(2), shared=shared, expert_biases=biases)
+    for rank in range(2):
+        share, part = block.share("tensor", rank, 2), slice(6 * rank, 6 * rank + 6)
+        halves = [half[part] for half in np.split(shared[0], 2)]
+        np.testing.assert_array_equal(share.shared[0], np.concatenate(halves))
+        np.testing.assert_array_equal(share.shared[1], shared[1][:, part])
+        part = slice(12 * rank, 12 * rank + 12)
+        halves = [half[:, part] for half in np.split(biases[0], 2, axis=1)]
+        wanted = np.concatenate(halves, axis=1)
+        np.testing.assert_array_equal(share.expert_biases[0], wanted)
+        np.testing.assert_array_equal(share.expert_biases[1], biases[1] * (rank == 0))
 
 
 def test_experts_of_a_rank_are_not_copied(weights):
