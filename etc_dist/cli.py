@@ -18,22 +18,22 @@ from etc_dist import doctor
 from etc_dist.cache import Cache
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
 from etc_dist.explain import explain
-from etc_dist.models.bundle import bundle_model
 from etc_dist.models.library import library_programs
 from etc_dist.models.loading import DEFAULTS, add_options_of_load
+from etc_dist.models.model_bundle import bundle_model
 from etc_dist.new_function import write_function
 from etc_dist.ops.tuning import save_tuning
-from etc_dist.port.command import add_options as add_port_options
-from etc_dist.port.command import run as port
-from etc_dist.predict.command import add_options as add_predict_options
-from etc_dist.predict.command import run as predict
+from etc_dist.port.port_command import add_options as add_port_options
+from etc_dist.port.port_command import run as port
+from etc_dist.predict.predict_command import add_options as add_predict_options
+from etc_dist.predict.predict_command import run as predict
 from etc_dist.runtime.build import ARCH, expect_arch, report
 from etc_dist.runtime.trace_file import read_trace
 from etc_dist.runtime.trace_sums import show_sums
 from etc_dist.runtime.trace_turn import show_turn
 from etc_dist.schedule import Plan
-from etc_dist.serve.command import add_options as add_serve_options
-from etc_dist.serve.command import run as serve
+from etc_dist.serve.serve_command import add_options as add_serve_options
+from etc_dist.serve.serve_command import run as serve
 from etc_dist.settings import Settings
 
 SAMPLING = {

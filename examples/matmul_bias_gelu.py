@@ -14,8 +14,8 @@ import etc_dist
 from etc_dist.functions.epilogue import PER_COLUMN, epilogue
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.multiply import tiles_of_dims
-from etc_dist.ops.order import tile_grid
 from etc_dist.ops.tile_model import FAMILY, choose
+from etc_dist.ops.tile_order import tile_grid
 from etc_dist.ops.tuning import tuning_of
 
 

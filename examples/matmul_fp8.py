@@ -14,7 +14,7 @@ import etc_dist
 from etc_dist.functions.epilogue import PER_ROW, epilogue
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
-from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tile_order import tile_grid
 
 FP8, SHAPE = "float8_e4m3fn", TileShape(128, 128)
 SOURCE = Path(__file__).with_suffix(".cuh")

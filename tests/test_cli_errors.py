@@ -108,7 +108,7 @@ def test_a_trace_is_read_from_regular_files_alone(tmp_path, capsys):
 def test_numbers_out_of_range_are_refused_before_a_build(
     name, value, model, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("etc_dist.models.bundle.build_bundle", None)
+    monkeypatch.setattr("etc_dist.models.model_bundle.build_bundle", None)
     bundle = ["--bundle", str(tmp_path / "bundle"), f"--{name}={value}"]
     assert cli.main(["build", str(model), *bundle]) == 1
     output = capsys.readouterr().err

@@ -54,6 +54,8 @@ UNTIL_LATER = {
     *("models/experts.py", "verify/progress.py", "verify/proof.py"),
 }
 """Files with other names yet."""
+STEMS_UNTIL_LATER = {"flags", "matmul", "rows"}
+"""Those of two modules yet."""
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "etc_dist"
@@ -92,6 +94,12 @@ def test_no_two_classes_share_a_name():
     ]
     shared = sorted(name for name, count in Counter(classes).items() if count > 1)
     assert shared == OF_TORCH
+
+
+def test_no_two_modules_share_a_stem():
+    stems = Counter(Path(file).stem for file in trees())
+    shared = {stem for stem, count in stems.items() if count > 1} - {"__init__"}
+    assert shared == STEMS_UNTIL_LATER
 
 
 def is_field(node: ast.AST) -> bool:

@@ -18,7 +18,7 @@ from benchmarks.device import Device, Gpu
 from benchmarks.harness import SMALL, Result, Run, Subject, add_models, provenance
 from benchmarks.workload import DTYPE
 from etc_dist.models import Model
-from etc_dist.models.bundle import WORKERS, build_bundle
+from etc_dist.models.model_bundle import WORKERS, build_bundle
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.weights import weight_shapes
 from etc_dist.runtime.build import ARCH

@@ -7,7 +7,7 @@ members.py          the shape of generated functions and lines
 expression.py       index expressions as CUDA text
 names.py            prefixes of user-chosen names
 bounds.py           the limits of loaded values
-boxes.py            the tensor maps of bulk copies
+tma_boxes.py        the tensor maps of bulk copies
 tiles.py            regions against the tiles that device functions declare
 ranges.py           bounds and divisors of expressions
 layout.py           argument, symmetric and control block, on host and device"""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from etc_dist.codegen.bounds import conjunction, in_range, waits_in_range
-from etc_dist.codegen.boxes import bulk_maps
 from etc_dist.codegen.dynamic_queues import QUEUES, call_members, queue_numbers
 from etc_dist.codegen.expression import Writer, extent_names, linear, text
 from etc_dist.codegen.layout import Arguments, notification_unit
@@ -31,11 +30,12 @@ from etc_dist.codegen.names import (
     pace_name,
     tensor_function,
 )
+from etc_dist.codegen.tma_boxes import bulk_maps
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, TASK, Call, row_major, waiting_exprs, working_exprs
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import Const, Expr, Op, Symbol
-from etc_dist.ir.flags import carried, counted, has_flags
+from etc_dist.ir.flagged_tensors import carried, counted, has_flags
 from etc_dist.ir.loads import loads_of
 from etc_dist.ir.tensor import Region, Tensor
 from etc_dist.schedule.plan import QUEUE, Lane, Plan

@@ -8,12 +8,12 @@ must be in bounds, aligned, and ordered with all conflicting accesses.
     emulator = Emulator(graph)
     outputs = emulator.run([{"x": x, "w": w}], {"rows": 64, "n": 32, "k": 16})
 
-    emulator.py   Emulator: compiles a graph, runs it on arrays of all ranks
-    memory.py     the memory of all ranks, and their argument blocks
-    library.py    the C++ compiler: source to shared library
-    faults.py     reports of the emulator as EmulationError
-    places.py     addresses in them, as elements of tensors
-    include/      CUDA C++ and PTX for the host compiler, and the checks:
+    emulator.py        Emulator: compiles a graph, runs it on arrays of all ranks
+    rank_memory.py     the memory of all ranks, and their argument blocks
+    shared_library.py  the C++ compiler: source to shared library
+    reports.py         reports of the emulator as EmulationError
+    places.py          addresses in them, as elements of tensors
+    include/           CUDA C++ and PTX for the host compiler, and the checks:
                   fibers.h, scheduler.h    threads, and which of them runs next
                   async_copies.h           bulk copies, stores and mbarriers
                   tensor_cores.h           the multiplications of wgmma

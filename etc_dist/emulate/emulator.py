@@ -16,10 +16,10 @@ import numpy as np
 
 from etc_dist.cache import Cache
 from etc_dist.codegen import generate
-from etc_dist.emulate.faults import emulation_error, unfinished
-from etc_dist.emulate.library import compile_library
-from etc_dist.emulate.memory import Array, EmulatedMemory, aligned_copy
 from etc_dist.emulate.places import with_names
+from etc_dist.emulate.rank_memory import Array, EmulatedMemory, aligned_copy
+from etc_dist.emulate.reports import emulation_error, unfinished
+from etc_dist.emulate.shared_library import compile_library
 from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.dims import checked_dims
@@ -28,7 +28,7 @@ from etc_dist.ir.tensor import Tensor
 from etc_dist.runtime.array_checks import bind_dims
 from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.build import kernels_folder
-from etc_dist.runtime.cpu import arrays as storage
+from etc_dist.runtime.cpu import storage
 from etc_dist.runtime.device_faults import Record, decode
 from etc_dist.schedule import SCHEDULES
 from etc_dist.settings import Settings

@@ -50,7 +50,7 @@ call.py       calls, and their loads from runtime tensors; order.py: their task 
 function.py   device functions; operand.py: the regions that their CUDA bodies need;
               bodies.py: the digest of their NumPy bodies
 tensor.py     tensors and regions
-event.py      event tensors; flags.py: those that flagged tensors carry
+event.py      event tensors; flagged_tensors.py: those that flagged tensors carry
 expr.py       symbolic integers; loads.py: loads in them; interval.py: their bounds
 guard.py      conditions of expressions, and of waits and notifications
 dims.py       the numbers given for dims; requirement.py: those that a graph allows

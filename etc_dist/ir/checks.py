@@ -9,7 +9,7 @@ from etc_dist.errors import GraphError, expect_range
 from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr, Symbol
-from etc_dist.ir.flags import check_flags
+from etc_dist.ir.flagged_tensors import check_flags
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.loads import INT32, UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.tensor import Tensor

@@ -41,7 +41,7 @@ from etc_dist.ir.checks import (
 )
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, substitute, wrap
-from etc_dist.ir.flags import refuse_carrier
+from etc_dist.ir.flagged_tensors import refuse_carrier
 from etc_dist.ir.function import DeviceFunction, is_name
 from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.loop import LoopBlock, loop_extent, refuse_open

@@ -33,7 +33,7 @@ from etc_dist.ir.tensor import Tile
 from etc_dist.layers.moe_steps import Choices, ExpertOutputs, Sizes
 from etc_dist.layers.shared_expert import SharedRows
 from etc_dist.ops.host_sums import host_after, near_rank
-from etc_dist.ops.order import last_between
+from etc_dist.ops.tile_order import last_between
 
 PART_TASKS = 512
 """A task that sends sums has fewer tokens than `Sizes.part_tokens` to make about this

@@ -42,7 +42,7 @@ row_numbers.py  the integers of its rows, from lists or arrays
 mirror.py       arrays that the host and the backend exchange
 step_policy.py  tiles and shares of a step
 setup.py        what the program of a model depends on
-bundle.py       the program and its proofs, for other processes
+model_bundle.py the program and its proofs, for other processes
 finite.py       the error for logits that are not finite
 decoder.py      the graph of a decoder's step
 dense_layers.py its first layers, where those alone have no experts

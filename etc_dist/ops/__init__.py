@@ -24,5 +24,5 @@ operation.py               Operation: which program runs a call
 argument_table.py          names and shapes of an operation's arrays
 scaled_weight.py           float8 weights with scales, and making them
 deterministic.py           which results have the same bits
-order.py                   tile orders
+tile_order.py              tile orders
 """

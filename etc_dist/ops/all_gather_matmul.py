@@ -22,9 +22,9 @@ from etc_dist.ops.host_rows import Packets, pass_on_rows, send_rows
 from etc_dist.ops.host_sums import near_rank
 from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, WeightOperation
-from etc_dist.ops.order import shards_in_turn
 from etc_dist.ops.rank_tiles import RankTiles, rank_tiles_candidate
 from etc_dist.ops.tile_model import FAMILY
+from etc_dist.ops.tile_order import shards_in_turn
 
 PUSH_BYTES_PER_NS = 250
 """The limit of the push rate: faster stores delay the loads of the tensor lane."""

@@ -36,7 +36,7 @@ from etc_dist.ir import (
 from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import Comparison, wrap
 from etc_dist.ir.order import Order
-from etc_dist.ops.order import ROW_GROUP, grouped_rows, row_group
+from etc_dist.ops.tile_order import ROW_GROUP, grouped_rows, row_group
 
 SEGMENT = 512
 """Columns of rows that are sent while a matmul runs. Assumed: shorter segments leave a

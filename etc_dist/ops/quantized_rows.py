@@ -19,7 +19,7 @@ from etc_dist.ir import (
 from etc_dist.ir.expr import wrap
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ops.multiply import RowEvents
-from etc_dist.ops.order import later_blocks
+from etc_dist.ops.tile_order import later_blocks
 
 
 def rows_for(

@@ -27,8 +27,8 @@ from etc_dist.ir.call import Grid
 from etc_dist.ir.expr import Comparison, wrap
 from etc_dist.ops.host_sums import HostSums, host_after, near_rank
 from etc_dist.ops.multiply import Matrix, RowEvents, TiledMatmul
-from etc_dist.ops.order import owners_together, shards_in_turn
 from etc_dist.ops.rank_tiles import RankTiles
+from etc_dist.ops.tile_order import owners_together, shards_in_turn
 
 WAVE = 128
 """About the number of tiles that run at the same time. So many of the last own tiles

@@ -21,7 +21,7 @@ from etc_dist.functions.tile_matmul import (
     SLICE,
     TileShape,
 )
-from etc_dist.ops.order import ROW_GROUP, later_blocks
+from etc_dist.ops.tile_order import ROW_GROUP, later_blocks
 from etc_dist.ops.tuning import TileConstants, Tuning
 from etc_dist.schedule.plan import Choice
 

@@ -24,9 +24,9 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.tensor import Tile
 from etc_dist.ops.multiply import SEGMENT, Stored
-from etc_dist.ops.order import ROW_GROUP, grouped_rows
 from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.sum_steps import every_rank
+from etc_dist.ops.tile_order import ROW_GROUP, grouped_rows
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from etc_dist.models.tokenizer import Tokenizer
 from etc_dist.serve import answers
 from etc_dist.serve.answers import ChatAnswer, CompletionAnswer
 from etc_dist.serve.clients import Clients, RequestJobs
-from etc_dist.serve.fields import (
+from etc_dist.serve.jobs import Job
+from etc_dist.serve.request_fields import (
     BadRequest,
     Options,
     expect_model,
     read_chat,
     read_completion,
 )
-from etc_dist.serve.jobs import Job
 from etc_dist.serve.writer import AnswerText, Delta
 
 

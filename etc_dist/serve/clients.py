@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from etc_dist.serve.fields import BadRequest
 from etc_dist.serve.jobs import Job, Progress
 from etc_dist.serve.metrics import Metrics
+from etc_dist.serve.request_fields import BadRequest
 
 MOST_TEXTS_WAITING = 4096
 """Of all clients; more are refused."""

@@ -13,9 +13,9 @@ import uvicorn
 
 from etc_dist.serve.app import Routes, Served
 from etc_dist.serve.clients import Clients
-from etc_dist.serve.fields import BadRequest
 from etc_dist.serve.jobs import Ended, Progress
 from etc_dist.serve.metrics import Metrics
+from etc_dist.serve.request_fields import BadRequest
 
 FAILURE_SECONDS = 5.0
 """In which clients get the error of a broken step."""

@@ -12,14 +12,14 @@ Files, from the user down:
     blocks.py       the blocks of transformers and linear layers that are known
     modules.py      tensor-parallel linear layers, the MLP, the mixture of experts
     ranks.py        the ranks of a group, and what one of them refuses
-    experts.py      experts whose router is elsewhere, for transformers
+    chosen_experts.py  experts whose router is elsewhere, for transformers
     ops.py          the operations: what runs, and the results' shapes for tracing
     reductions.py   those that sum over ranks for every rank
     gradients.py    the gradients of the collectives: each is the adjoint of the other
     tensors.py      tensors as arrays of the backend"""
 
 from etc_dist.torch import gradients as gradients  # registers them
-from etc_dist.torch.experts import register_experts
+from etc_dist.torch.chosen_experts import register_experts
 from etc_dist.torch.modules import MLP, ColumnParallelLinear, MoE, RowParallelLinear
 from etc_dist.torch.replace import replace
 

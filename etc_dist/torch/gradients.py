@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from etc_dist.errors import ArgumentError
-from etc_dist.torch import experts, ops, reductions
+from etc_dist.torch import chosen_experts, ops, reductions
 from etc_dist.torch.ops import IN_BATCHES, size_of
 from etc_dist.torch.tensors import as_rows, from_rows
 
@@ -289,7 +289,7 @@ def _register() -> None:
         (ops.moe, partial(_apply_without_gradient, OPS.moe)),
         (ops.gather_rows, lambda *arguments: _ExchangeRows.apply(*arguments, True)),
         (ops.scatter_rows, lambda *arguments: _ExchangeRows.apply(*arguments, False)),
-        (experts.moe_experts, partial(_apply_without_gradient, OPS.moe_experts)),
+        (chosen_experts.moe_experts, partial(_apply_without_gradient, OPS.moe_experts)),
     ):
         kernel = _kernel(function, apply)
         ops.LIBRARY.impl(function.__name__, kernel, "Autograd", with_keyset=True)

@@ -10,7 +10,7 @@ import numpy as np
 from etc_dist.codegen.layout import ABORT_OFFSET, CONTROL, HEAD_BYTES
 from etc_dist.codegen.names import address_name
 from etc_dist.emulate import Emulator
-from etc_dist.emulate.memory import EmulatedMemory
+from etc_dist.emulate.rank_memory import EmulatedMemory
 from etc_dist.ir import Graph, GraphFunction, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from tests.emulate.cases import PART, copy_on

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.emulate import Emulator, library
+from etc_dist.emulate import Emulator, shared_library
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import DeviceFunction, Expr, select
@@ -88,10 +88,10 @@ def compilations(monkeypatch, tmp_path):
     """The calls of the compiler during the test, which begins with an empty cache and
     without loaded libraries."""
     calls = []
-    run = library._run
+    run = shared_library._run
     monkeypatch.setenv("ETC_DIST_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(library, "_libraries", {})
-    monkeypatch.setattr(library, "_run", lambda *a: [calls.append(a), run(*a)])
+    monkeypatch.setattr(shared_library, "_libraries", {})
+    monkeypatch.setattr(shared_library, "_run", lambda *a: [calls.append(a), run(*a)])
     return calls
 
 
@@ -100,7 +100,7 @@ def test_another_process_loads_the_kept_library(compilations, monkeypatch):
         emulator = Emulator(whole(1, function=push_rows()))
         [found] = emulator.run([{"x": np.ones(4, np.float32)}])
         assert found["y"].tolist() == [1] * 4
-        library._libraries.clear()
+        shared_library._libraries.clear()
     assert len(compilations) == 2  # of the program and of run.cpp
 
 
@@ -110,26 +110,26 @@ def test_another_process_loads_the_kept_library(compilations, monkeypatch):
 )
 def test_a_library_has_another_key_after_a_change(changed, monkeypatch, tmp_path):
     shutil.copytree(kernels_folder(), tmp_path / "kernels")
-    shutil.copytree(library.INCLUDE, tmp_path / "include")
-    monkeypatch.setattr(library, "INCLUDE", tmp_path / "include")
+    shutil.copytree(shared_library.INCLUDE, tmp_path / "include")
+    monkeypatch.setattr(shared_library, "INCLUDE", tmp_path / "include")
     body = tmp_path / "set_all.cuh"
     body.write_text(SET_ALL)
     set_all = DeviceFunction("set_all", print, body, "tensor", 0, 1)
     source = generate(schedule_static(whole(1, function=set_all, dtype="int32")))
-    before = library._key(source, tmp_path / "kernels")
+    before = shared_library._key(source, tmp_path / "kernels")
     if changed == "flags":
-        monkeypatch.setattr(library, "PROGRAM_FLAGS", library.FLAGS)
+        monkeypatch.setattr(shared_library, "PROGRAM_FLAGS", shared_library.FLAGS)
     else:
         with (tmp_path / changed).open("a") as file:
             file.write("const int unused = 0;\n")
-    assert library._key(source, tmp_path / "kernels") != before
+    assert shared_library._key(source, tmp_path / "kernels") != before
 
 
 def test_headers_that_the_emulator_includes_are_part_of_each_program():
     names = re.compile(r'^#include "(\w+/.*)"$', re.MULTILINE)
-    own = [*library.INCLUDE.rglob("*.*h")]
+    own = [*shared_library.INCLUDE.rglob("*.*h")]
     included = {name for path in own for name in names.findall(path.read_text())}
-    included -= {str(path.relative_to(library.INCLUDE)) for path in own}
+    included -= {str(path.relative_to(shared_library.INCLUDE)) for path in own}
     source = generate(schedule_static(whole(1, function=push_rows())))
     assert included and included <= headers(source, kernels_folder()).keys()
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator, emulator, library
+from etc_dist.emulate import Emulator, emulator, shared_library
 from etc_dist.errors import ArgumentError, BuildError, EmulationError, WaitTimeoutError
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import maximum, minimum
@@ -137,7 +137,7 @@ def test_body_that_does_not_compile_shows_the_compiler_output():
 
 
 def test_missing_compiler_is_reported_with_its_install_command(monkeypatch):
-    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    monkeypatch.setattr(shared_library, "find_spec", lambda name: None)
     with pytest.raises(BuildError, match=r"pip install 'ziglang>=0.13'"):
         run("race")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.emulate.memory import WAIT_LIMIT
+from etc_dist.emulate.rank_memory import WAIT_LIMIT
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.epilogue import E4M3, partial
 from etc_dist.functions.push_rows import push_rows

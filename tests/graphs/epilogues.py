@@ -20,7 +20,7 @@ from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Expr, Graph, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tile_order import tile_grid
 from tests.layers.reference import Answer
 
 SOURCE = Path(__file__).with_suffix(".cuh")

@@ -11,7 +11,7 @@ from etc_dist.functions.epilogue import store_on_ranks
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, graph_function, span
-from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tile_order import tile_grid
 from tests.layers.reference import Answer, draw
 
 

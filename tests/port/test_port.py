@@ -12,9 +12,9 @@ from etc_dist import cli
 from etc_dist.models import ModelConfig
 from etc_dist.models.config import parse_config
 from etc_dist.models.setup import ModelSetup
-from etc_dist.port.checks import prove_steps
 from etc_dist.port.faults import find_faults
-from etc_dist.port.times import FITTED, predict_us
+from etc_dist.port.step_checks import prove_steps
+from etc_dist.port.step_times import FITTED, predict_us
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "decode.jsonl"
 DENSE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.emulate.memory import EmulatedMemory
+from etc_dist.emulate.rank_memory import EmulatedMemory
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import Expr, Graph, GraphFunction, equal, maximum, select, tile

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.emulate.memory import EmulatedMemory
+from etc_dist.emulate.rank_memory import EmulatedMemory
 from etc_dist.errors import ArgumentError, CodegenError
 from etc_dist.functions.epilogue import partial as in_fp32
 from etc_dist.functions.tile_matmul import Tiles, TileShape

@@ -12,8 +12,13 @@ import pytest
 
 from etc_dist import cli
 from etc_dist.errors import ArgumentError
-from etc_dist.serve.command import bound_socket
-from etc_dist.serve.fields import NEUTRAL, BadRequest, read_chat, read_completion
+from etc_dist.serve.request_fields import (
+    NEUTRAL,
+    BadRequest,
+    read_chat,
+    read_completion,
+)
+from etc_dist.serve.serve_command import bound_socket
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = {"prompt": "a"}
@@ -160,6 +165,8 @@ def test_a_host_that_is_not_of_this_machine_is_named(host):
 
 
 def test_a_missing_package_is_named(folder, capsys, monkeypatch):
-    monkeypatch.setattr("etc_dist.serve.command.PACKAGES", ("starlette", "uvicorm"))
+    monkeypatch.setattr(
+        "etc_dist.serve.serve_command.PACKAGES", ("starlette", "uvicorm")
+    )
     assert cli.main(["serve", str(folder)]) == 1
     assert "uvicorm of the extra `serve` is not installed" in capsys.readouterr().err

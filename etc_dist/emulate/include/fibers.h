@@ -195,7 +195,7 @@ void expect(uint32_t address, uint32_t bytes);
 // Whether a phase is over, for which the thread waits a little.
 bool try_wait(uint32_t address, uint32_t parity, bool is_once = false);
 
-// A tensor map as memory.py writes it.
+// A tensor map as rank_memory.py writes it.
 struct Map {
   uint64_t pointer;
   uint32_t itemsize, axes, extent[3], side[3];

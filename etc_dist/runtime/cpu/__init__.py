@@ -9,7 +9,7 @@ verifier finds races, not this backend (`runtime/run_check.py`).
     ready_queue.py  the ready units of a lane of a dynamic plan
     task.py         one task: its tile, waits, accesses and notifications
     body.py         the NumPy body of a task
-    arrays.py       the arrays of one rank
+    storage.py      the arrays of one rank
     far_run.py      messages of a run between hosts
     run_state.py    the shared state of a run: words, counters, symmetric tensors"""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Sequence
 import numpy as np
 
 from etc_dist.errors import GraphError
-from etc_dist.runtime.cpu.arrays import Array, still_poisoned
+from etc_dist.runtime.cpu.storage import Array, still_poisoned
 from etc_dist.runtime.cpu.task import ArrayAccess, Task
 from etc_dist.world.processes import is_forked
 from etc_dist.world.rank_errors import forked

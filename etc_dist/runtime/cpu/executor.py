@@ -24,9 +24,9 @@ from etc_dist.errors import (
 )
 from etc_dist.messages import show_message
 from etc_dist.runtime.arrays import Array as Argument
-from etc_dist.runtime.cpu import arrays as storage
-from etc_dist.runtime.cpu.arrays import Array
+from etc_dist.runtime.cpu import storage
 from etc_dist.runtime.cpu.run_state import RunState
+from etc_dist.runtime.cpu.storage import Array
 from etc_dist.runtime.cpu.workers import SizedPlan, Workers, make_lane_workers
 from etc_dist.runtime.last_run import Executor, RunEnd, end_failed_run, timeout_error
 from etc_dist.runtime.region_checks import refuse_empty, refuse_rows

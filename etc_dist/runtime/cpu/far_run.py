@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from etc_dist.runtime.cpu.arrays import Array
+from etc_dist.runtime.cpu.storage import Array
 from etc_dist.runtime.cpu.task import ArrayAccess, Element
 from etc_dist.world import World
 from etc_dist.world.transport import RUN, Transport

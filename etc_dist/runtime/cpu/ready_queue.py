@@ -17,7 +17,7 @@ import numpy as np
 
 from etc_dist.ir.call import TASK, Call, row_major
 from etc_dist.ir.event import EventRef
-from etc_dist.runtime.cpu.arrays import Array
+from etc_dist.runtime.cpu.storage import Array
 from etc_dist.schedule.plan import Lane
 
 Counts = Callable[[str], Array]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.runtime.cpu.arrays import Array, shape_of
 from etc_dist.runtime.cpu.far_run import FarRun, Put
+from etc_dist.runtime.cpu.storage import Array, shape_of
 from etc_dist.runtime.cpu.task import ArrayAccess, Element, Task
 from etc_dist.runtime.cpu.workers import Memory
 from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory

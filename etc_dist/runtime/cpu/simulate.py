@@ -12,8 +12,8 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError, DeadlockError, GraphError, WaitRecord
 from etc_dist.ir.dims import checked_dims
-from etc_dist.runtime.cpu import arrays as storage
-from etc_dist.runtime.cpu.arrays import Array
+from etc_dist.runtime.cpu import storage
+from etc_dist.runtime.cpu.storage import Array
 from etc_dist.runtime.cpu.task import Element, Task
 from etc_dist.runtime.cpu.workers import (
     SHOWN,

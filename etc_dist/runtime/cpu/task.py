@@ -18,7 +18,7 @@ from etc_dist.ir.expr import ZERO, Expr
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.loads import INT32, overflowing
 from etc_dist.ir.tensor import Region, Tensor
-from etc_dist.runtime.cpu.arrays import shape_of
+from etc_dist.runtime.cpu.storage import shape_of
 from etc_dist.runtime.device_faults import out_of_range
 
 T = TypeVar("T", EventRef, Region)

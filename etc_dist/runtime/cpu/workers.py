@@ -18,9 +18,9 @@ import numpy as np
 from etc_dist.errors import WaitRecord
 from etc_dist.ir.call import Call
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.body import run_body
 from etc_dist.runtime.cpu.ready_queue import ReadyQueue
+from etc_dist.runtime.cpu.storage import Array
 from etc_dist.runtime.cpu.task import (
     ArrayAccess,
     Element,

@@ -15,8 +15,8 @@ import etc_dist
 from etc_dist import cli
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load
-from etc_dist.models.bundle import bundle_model
 from etc_dist.models.config import read_config
+from etc_dist.models.model_bundle import bundle_model
 from etc_dist.models.setup import ModelSetup
 from etc_dist.ops.tuning import default_tuning
 from tests.models.small import make_model

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from etc_dist.models.bundle import WORKERS
+from etc_dist.models.model_bundle import WORKERS
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import padded
 from etc_dist.runtime.build import ARCH, report

@@ -14,7 +14,7 @@ from etc_dist.ir import GraphFunction
 from etc_dist.ir.call import TASK
 from etc_dist.ir.expr import wrap
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from etc_dist.ops.order import last_between, owners_together
+from etc_dist.ops.tile_order import last_between, owners_together
 from tests.graphs.rank_tiles import tile_dims
 
 WORKERS, L2_BYTES, STEPS, COLUMNS = 132, 40_000_000, 8, 128

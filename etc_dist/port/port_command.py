@@ -18,9 +18,9 @@ from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS
 from etc_dist.models.weights import weight_bytes, weight_shapes
-from etc_dist.port import likeness, times
-from etc_dist.port.checks import compile_steps, prove_steps
+from etc_dist.port import likeness, step_times
 from etc_dist.port.faults import find_faults
+from etc_dist.port.step_checks import compile_steps, prove_steps
 
 BATCHES, RANKS, CONTEXT = "1,8,32", "1,2,4", 512
 MOST_RANKS, WIDTH = 8, 10
@@ -118,7 +118,7 @@ def show_times(
     """The table of predictions."""
     reasons = {ranks: split_fault(config, ranks) for ranks in counts}
     yield (
-        f"predicted ms of a step on {times.DEVICE}, {context} positions of each "
+        f"predicted ms of a step on {step_times.DEVICE}, {context} positions of each "
         "request, not measured:"
     )
     heads = (f"{n} rank{'s' * (n > 1)}" for n in counts)
@@ -128,7 +128,8 @@ def show_times(
         for ranks in counts:
             text = "-"
             if not reasons[ranks]:
-                text = f"{times.predict_us(config, ranks, batch, context) / 1e3:.2f}"
+                us = step_times.predict_us(config, ranks, batch, context)
+                text = f"{us / 1e3:.2f}"
             line += f"{text:>{WIDTH}}"
         yield line
     for ranks, reason in reasons.items():
