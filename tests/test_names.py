@@ -75,6 +75,12 @@ def trees() -> dict[str, ast.Module]:
 
 
 @cache
+def nodes_of(node: ast.AST) -> tuple[ast.AST, ...]:
+    """What `ast.walk` gives, which takes most of the time of these tests."""
+    return tuple(ast.walk(node))
+
+
+@cache
 def all_trees() -> dict[str, ast.Module]:
     """Also those of SCRIPTS."""
     scripts = {
@@ -135,12 +141,12 @@ def functions_of(node: ast.AST) -> Iterator[ast.AST]:
 def fields_of_errors(function: ast.AST) -> set[str]:
     """Those of `wanted` and `got` that `function` gives to an error."""
     values: list[ast.AST] = []
-    for node in ast.walk(function):
+    for node in nodes_of(function):
         if isinstance(node, ast.Raise):
             values.append(node)
         elif isinstance(node, ast.keyword) and node.arg in ("wanted", "got"):
             values.append(node.value)
-    names = {n.id for v in values for n in ast.walk(v) if isinstance(n, ast.Name)}
+    names = {n.id for v in values for n in nodes_of(v) if isinstance(n, ast.Name)}
     return names & {"wanted", "got"}
 
 
@@ -148,7 +154,8 @@ def bare_words(function: ast.AST) -> list[str]:
     """The words of WORDS that name a local value or a parameter of `function`."""
     name = getattr(function, "name", "")
     names = [*bound_names(ast.Module([function], []))]  # type: ignore[list-item]
-    allowed = fields_of_errors(function)
+    is_error = not {"wanted", "got"}.isdisjoint(names)
+    allowed = fields_of_errors(function) if is_error else set()
     if "right" in names:
         allowed.add("left")  # the sides of an operator
     if name.startswith("__") and name != "__init__":
@@ -175,7 +182,7 @@ def test_local_values_are_named_by_nouns():
 
 def assignments(function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """The local names that an `=` or `:=` in `function` binds, and their values."""
-    for node in ast.walk(function):
+    for node in nodes_of(function):
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign):
             targets = node.targets
@@ -221,7 +228,7 @@ def is_truth(value: ast.AST) -> bool:
 def truths_of(function: ast.AST) -> Iterator[str]:
     """The names of Booleans in `function`: locals and, if it is private, parameters."""
     yield from (name for name, value in assignments(function) if is_truth(value))
-    for node in ast.walk(function):
+    for node in nodes_of(function):
         if isinstance(node, ast.FunctionDef) and is_private(node.name):
             for arg in arguments(node):
                 if arg.annotation and ast.unparse(arg.annotation) == "bool":
@@ -241,7 +248,7 @@ def options_of(modules: Iterable[ast.AST]) -> set[str]:
     return {
         arg.arg
         for module in modules
-        for node in ast.walk(module)
+        for node in nodes_of(module)
         if isinstance(node, ast.FunctionDef) and not is_private(node.name)
         for arg in arguments(node)
     }
@@ -281,7 +288,7 @@ def misnamed(function: ast.AST, options: Collection[str] = ()) -> list[str]:
             faults += [] if name.endswith("_idx") else [name]
         elif is_quotient(value) and is_plural(name):
             faults.append(name)
-    for node in ast.walk(function):
+    for node in nodes_of(function):
         if isinstance(node, ast.FunctionDef) and is_private(node.name):
             faults += [
                 arg.arg
@@ -290,7 +297,7 @@ def misnamed(function: ast.AST, options: Collection[str] = ()) -> list[str]:
                 and is_number(arg.annotation)
                 and arg.arg not in options
             ]
-    for node in ast.walk(function):
+    for node in nodes_of(function):
         is_loop = isinstance(node, (ast.For, ast.comprehension))
         if is_loop and called(node.iter) == "enumerate":
             name = ast.unparse(node.target).strip("()").partition(",")[0]
@@ -317,7 +324,7 @@ def test_no_call_has_a_star_before_a_list_of_arguments():
         f"{file}:{argument.lineno}"
         for file, tree in all_trees().items()
         if file not in UNTIL_LATER
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.Call)
         for argument in node.args
         if isinstance(argument, ast.Starred)
@@ -329,7 +336,7 @@ def test_no_call_has_a_star_before_a_list_of_arguments():
 def private_attributes(class_: ast.ClassDef) -> Iterator[tuple[str, bool]]:
     """The attributes that a class binds and others do not use: those with `_`, and all
     of a private class; each with whether it is a Boolean."""
-    for node in ast.walk(class_):
+    for node in nodes_of(class_):
         targets = node.targets if isinstance(node, ast.Assign) else []
         is_bool = False
         if isinstance(node, ast.AnnAssign):
@@ -360,7 +367,7 @@ def test_private_attributes_are_named_by_nouns():
         f"{file} {node.name}.{name}"
         for file, tree in all_trees().items()
         if file not in UNTIL_LATER
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.ClassDef)
         for name in misnamed_attributes(node)
     ]
