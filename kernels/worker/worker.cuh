@@ -25,18 +25,13 @@ template <class Program>
 constexpr bool kSharesRegisters =
     TensorLane<Program>::kHasRoles || Program::TransferCalls::kCount == 0;
 
-// If no function has the store role, the store warp is free: it begins the epoch while the first
-// tasks run.
+// Notifies the partners that send to this rank of the epoch; a whole warp.
 template <class Program>
-constexpr bool kStoreWarpBegins = !TensorLane<Program>::kHasStoreWarp;
-
-// Notifies the partners that send to this rank of the epoch; with `threads` threads.
-template <class Program>
-ETC_DEVICE void begin_far(const Run<Program>& run, u32 thread, u32 threads) {
+ETC_DEVICE void begin_far(const Run<Program>& run, u32 lane) {
   if constexpr (kHasFar<Program>) {
     const u64 word = run.far_started(run.g.rank / near_ranks<Program>());
 #pragma unroll 1
-    for (u32 host = thread; host < u32(Program::kHosts); host += threads) {
+    for (u32 host = lane; host < u32(Program::kHosts); host += 32) {
       if (((run.g.far_senders[host / 32] >> (host % 32)) & 1) == 0) continue;
       ptx::fence_acq_rel<true>();
       Program::Far::add(word, 1, run.partner(i32(host)));
@@ -44,31 +39,26 @@ ETC_DEVICE void begin_far(const Run<Program>& run, u32 thread, u32 threads) {
   }
 }
 
-// By the store warp of each worker; or by this one and the transfer lane's two, or by all warps.
-// Does nothing in an aborted run.
-// NOTE: a branch around all of it costs registers, which some programs cannot spare.
+// By the store warp of each worker, while the first tasks run.
 template <class Program>
-ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
-  constexpr u32 kWarps = kStoreWarpBegins<Program> ? 1 : kLoadsEarly<Program> ? 3 : 12;
-  constexpr u32 kThreads = kWarps * 32;
-  const u32 thread = threadIdx.x - (kWarps < 12 ? (kProducerWarp + 1) * 32 : 0);
+ETC_DEVICE void begin_epoch(const Run<Program>& run) {
+  constexpr u32 kTicketPair = 15;
+  const u32 lane = threadIdx.x % 32;
   const auto& g = run.g;
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
-    if (thread < near_ranks<Program>() && !is_aborted) {
-      const u64 word = run.near_block(thread) + u64(run.local(g.rank)) * 4;
+    if (lane < near_ranks<Program>()) {
+      const u64 word = run.near_block(lane) + u64(run.local(g.rank)) * 4;
       ptx::store_release(word, run.epoch);
     }
-    if (kHasFar<Program> && !is_aborted) begin_far(run, thread, kThreads);
-    constexpr u32 kPair = kStoreWarpBegins<Program> ? 15 : 32;
-    if (thread / 2 == kPair) run.control()->tickets[thread % 2][next] = 0;
+    if (kHasFar<Program>) begin_far(run, lane);
+    if (lane / 2 == kTicketPair) run.control()->tickets[lane % 2][next] = 0;
   }
   u32* counters = reinterpret_cast<u32*>(
       run.self() + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);
   u64* words = nullptr;
   if constexpr (kHasFar<Program>) words = reinterpret_cast<u64*>(run.far_word(0, next));
-  const u32 count = is_aborted ? 0 : g.event_capacity;
-  for (u32 i = blockIdx.x * kThreads + thread; i < count; i += gridDim.x * kThreads) {
+  for (u32 i = blockIdx.x * 32 + lane; i < g.event_capacity; i += gridDim.x * 32) {
     counters[i] = 0;
     if constexpr (kHasFar<Program>) words[i] = 0;
   }
@@ -127,7 +117,7 @@ ETC_DEVICE bool run_roles(
       tensor.read_epoch();
       leave_epoch(run);
     }
-    if constexpr (kStoreWarpBegins<Program>) begin_epoch(run, false);
+    begin_epoch(run);
     if constexpr (TensorLane<Program>::kHasStoreWarp) going = tensor.store();
   } else {
     going = tensor.run_transfers(!computes, trace) && going;
@@ -151,7 +141,6 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   if constexpr (!kLoadsEarly<Program>) {
     if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
     is_aborted = run.aborted();
-    if constexpr (!kStoreWarpBegins<Program>) begin_epoch(run, is_aborted);
   }
   if (warp == kProducerWarp) {
     // NOTE: if loads can begin early, it prepares them while the other warps initialize mbarriers.
@@ -182,7 +171,6 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
       if (warp == 0 && lane == 0) tensor.publish_initialized();
       run.epoch = control->epoch;
       is_aborted = ptx::defer_use(aborted) != 0;
-      if (!kStoreWarpBegins<Program> && warp > kProducerWarp) begin_epoch(run, is_aborted);
     }
     if (kIsPaced<Program> && threadIdx.x == 0) tensor.store_start();
     // A peer may abort at any moment: the threads of a worker must agree.
