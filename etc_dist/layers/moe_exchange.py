@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.push_tokens import push_tokens
@@ -30,11 +29,12 @@ from etc_dist.ir import (
 from etc_dist.ir.call import Grid
 from etc_dist.ir.order import Order
 from etc_dist.ir.tensor import Tile
-from etc_dist.layers.moe_steps import Choices, ExpertOutputs, Sizes
-from etc_dist.layers.shared_expert import SharedRows
+from etc_dist.layers.moe_steps import Choices, Sizes
+from etc_dist.layers.shared_expert import ExpertRows, SharedRows
 from etc_dist.ops.host_sums import host_after, near_rank
 from etc_dist.ops.tile_order import last_between
 
+NO_ROWS = SharedRows()
 PART_TASKS = 512
 """A task that sends sums has fewer tokens than `Sizes.part_tokens` to make about this
 many tasks."""
@@ -287,33 +287,23 @@ def _push(
 
 @dataclass(frozen=True)
 class Sent:
-    """The rows and weights of the tokens whose partial sums a rank sends: `tokens` in
-    total, those of the rank `owner` from first(owner) on. exchanged: where the experts
-    are split over the ranks."""
+    """The rows of the tokens whose partial sums a rank sends: `tokens` in total, those
+    of the rank `owner` from first(owner) on. exchanged: where the experts are split
+    over the ranks; shared: of this rank's tokens, is then added last."""
 
-    place: Tensor
-    weights: Tensor
+    rows: ExpertRows
     tokens: Expr
     first: Callable[[Expr], Expr]
     exchanged: AllTokens | None = None
+    shared: SharedRows = NO_ROWS
 
 
-def send_back(
-    g: Graph,
-    routing: Routing,
-    sizes: Sizes,
-    sent: Sent,
-    outputs: ExpertOutputs,
-    located: EventRef,
-    y: Tensor,
-    shared: SharedRows | None,
-) -> None:
+def send_back(g: Graph, routing: Routing, sizes: Sizes, sent: Sent, y: Tensor) -> None:
     """Add the partial sums of all ranks' tokens: each is sent to the near rank with the
     local rank of the token's owner, which adds those of its host. The sums of other
-    hosts' tokens go to the owner, which adds the hosts': y [tokens, hidden]. shared: of
-    the tokens whose sums are sent, or, if the experts are split over the ranks, of this
-    rank's."""
+    hosts' tokens go to the owner, which adds the hosts': y [tokens, hidden]."""
     world, near, to = g.world_size, g.local_size, sent.exchanged
+    outputs, shared = sent.rows.outputs, sent.shared
     hosts, passes = world // near, outputs.passes
     tokens, hidden = g.largest(y.shape[0]), y.shape[1]
     own = g.rank // near
@@ -339,20 +329,9 @@ def send_back(
     v, s, p, q = grid = g.grid(v=passes, s=hosts, p=near, q=groups)
     local = (g.rank + 1 + p) % near
     of_tokens, at = of_owner(s, local, q), near_rank(g, local)
-    of_shared = shared if to is None else None
-    g.call(
-        combine_rows(routing, of_shared.kind if of_shared else ""),
-        grid,
-        reads=[
-            sent.place[of_tokens, :],
-            sent.weights[of_tokens, :],
-            outputs.rows[:, columns(v)],
-            *(of_shared.of(of_tokens, columns(v)) if of_shared else []),
-        ],
-        writes=[partials.on(at)[s * near + g.rank % near, rows(q), columns(v)]],
-        waits=[outputs.produced[v], located, *([of_shared.done] if of_shared else [])],
-        notifies=[returned.on(at)[v, s, q]],
-    )
+    target = partials.on(at)[s * near + g.rank % near, rows(q), columns(v)]
+    of_sums = of_tokens, columns(v), target, [returned.on(at)[v, s, q]]
+    sent.rows.combine(g, routing, grid, v, *of_sums)
 
     def sum_near(
         name: str,
@@ -360,14 +339,13 @@ def send_back(
         s: Expr | int,
         target: Region,
         notifies: Sequence[EventRef] = (),
-        added: SharedRows | None = None,
+        added: SharedRows = NO_ROWS,
     ) -> None:
         *_, v, q = grid
         function, of_choices = sum_ranks(y.dtype, near), []
         if to is not None:
-            is_last, kind = hosts == 1, added.kind if added else ""
-            has_none = is_last and sizes.has_count
-            function = sum_expert_ranks(routing, near, kind, has_none=has_none)
+            has_none = hosts == 1 and sizes.has_count
+            function = sum_expert_ranks(routing, near, added.kind, has_none=has_none)
             ids = to.all_choices.ids[of_owner(s, g.rank % near, q), :]
             of_choices = [ids, to.lower(own * near)]
         g.call(
@@ -377,17 +355,16 @@ def send_back(
             reads=[
                 partials[span(s * near, near), rows(q), columns(v)],
                 *of_choices,
-                *(added.of(rows(q), columns(v)) if added else []),
+                *added.of(rows(q), columns(v)),
             ],
             writes=[target],
-            waits=[returned[v, s, q], *([added.done] if added else [])],
+            waits=[returned[v, s, q], *added.done],
             notifies=notifies,
         )
 
-    added = shared if to is not None else None
     if to is None or hosts == 1:
         v, q = grid = g.grid(v=passes, q=groups)
-        sum_near("sum_ranks", grid, 0, y[rows(q), columns(v)], added=added)
+        sum_near("sum_ranks", grid, 0, y[rows(q), columns(v)], added=shared)
         return
     staged = g.symmetric("staged_sums", (hosts - 1, tokens, hidden), y.dtype)
     sums = g.symmetric("sums", (hosts, tokens, hidden), y.dtype)
@@ -413,17 +390,16 @@ def send_back(
     target = sums[own, rows(q), columns(v)]
     sum_near("sum_own", grid, hosts - 1, target, [complete[q]])
     of_hosts = replace(routing, experts=near * routing.experts)
-    kind = added.kind if added else ""
     g.call(
-        sum_expert_ranks(of_hosts, hosts, kind, has_none=sizes.has_count),
+        sum_expert_ranks(of_hosts, hosts, shared.kind, has_none=sizes.has_count),
         grid,
         name="sum_hosts",
         reads=[
             sums[:, rows(q), columns(v)],
             to.choices.ids[rows(q), :],
             to.lower(0),
-            *(added.of(rows(q), columns(v)) if added else []),
+            *shared.of(rows(q), columns(v)),
         ],
         writes=[y[rows(q), columns(v)]],
-        waits=[complete[q], *([added.done] if added else [])],
+        waits=[complete[q], *shared.done],
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from etc_dist.errors import expect_choice
-from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.expect_in_range import expect_in_range
 from etc_dist.functions.mark_experts import mark_experts
 from etc_dist.functions.router import Router
@@ -31,7 +30,6 @@ from etc_dist.layers.moe_exchange import (
 )
 from etc_dist.layers.moe_steps import (
     Choices,
-    ExpertOutputs,
     Sizes,
     add_choices,
     add_inputs,
@@ -39,7 +37,7 @@ from etc_dist.layers.moe_steps import (
     add_projections,
     add_tiles,
 )
-from etc_dist.layers.shared_expert import SharedRows, add_shared
+from etc_dist.layers.shared_expert import ExpertRows, SharedRows, add_shared
 
 PARALLEL = ("tensor", "expert")
 PARALLEL_PASSES = 4
@@ -157,18 +155,7 @@ def chosen_experts_graph(
     )
     weights = gate_up, down
     rows = _multiply(g, routing, sizes, x, choices, marked[0], weights)
-    _combine(g, routing, sizes, choices, rows, y)
-
-
-@dataclass(frozen=True)
-class ExpertRows:
-    """The outputs of the experts, the place of each choice among them, which is valid
-    after `located`, and the rows of a shared expert."""
-
-    outputs: ExpertOutputs
-    place: Tensor
-    located: EventRef
-    shared: SharedRows | None
+    _combine(g, routing, sizes, rows, y)
 
 
 def _multiply(
@@ -188,12 +175,12 @@ def _multiply(
     outputs = add_projections(g, routing, sizes, x, tiles, *weights)
     before = outputs.before
     place, located = add_places(g, routing, choices, tiles, tokens, waits=before)
-    return ExpertRows(outputs, place, located, of_shared)
+    return ExpertRows(outputs, place, located, choices.weights, of_shared)
 
 
 def _route(
     g: Graph, routing: Routing, sizes: Sizes, tokens: Expr, own: Expr
-) -> tuple[Choices, ExpertRows, Tensor]:
+) -> tuple[ExpertRows, Tensor]:
     """Add the choices of all tokens, the products of their experts, and the result y
     [own, hidden]."""
     hidden, inner = g.dims("hidden inner")
@@ -203,27 +190,20 @@ def _route(
     routed = g.events("routed", (1,), expects=blocks)
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     weights = gate_up, down
-    rows = _multiply(g, routing, sizes, x, choices, routed[0], weights)
-    return choices, rows, y
+    return _multiply(g, routing, sizes, x, choices, routed[0], weights), y
 
 
 def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     tokens = g.dims("tokens")
-    choices, rows, y = _route(g, routing, sizes, tokens, tokens)
-    _combine(g, routing, sizes, choices, rows, y)
+    rows, y = _route(g, routing, sizes, tokens, tokens)
+    _combine(g, routing, sizes, rows, y)
 
 
 def _combine(
-    g: Graph,
-    routing: Routing,
-    sizes: Sizes,
-    choices: Choices,
-    rows: ExpertRows,
-    y: Tensor,
+    g: Graph, routing: Routing, sizes: Sizes, rows: ExpertRows, y: Tensor
 ) -> None:
     """Add the combination of each token's rows into y, on one rank."""
-    tokens, outputs, shared = y.shape[0], rows.outputs, rows.shared
-    size = sizes.group_tokens
+    tokens, outputs, size = y.shape[0], rows.outputs, sizes.group_tokens
     groups = g.let("groups", ceildiv(tokens, size))
     width = g.let("pass_columns", outputs.pass_columns)
     parts = maximum(1, COMBINE_TASKS // maximum(1, groups))
@@ -235,22 +215,8 @@ def _combine(
     skipped = c * part
     of_group = tile(q, size)
     of_part = span(s * width + skipped, minimum(part, width - skipped))
-    g.call(
-        combine_rows(routing, shared.kind if shared else ""),
-        grid,
-        reads=[
-            rows.place[of_group, :],
-            choices.weights[of_group, :],
-            outputs.rows[:, of_part],
-            *(shared.of(of_group, of_part) if shared else []),
-        ],
-        writes=[y[of_group, of_part]],
-        waits=[
-            outputs.produced[s],
-            rows.located,
-            *([shared.done] if shared else []),
-        ],
-    )
+    of_y = of_group, of_part, y[of_group, of_part]
+    rows.combine(g, routing, grid, s, *of_y)
 
 
 def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
@@ -258,9 +224,8 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     Each token's partial sum goes to the rank that owns it, which adds the ranks'."""
     shard = g.dims("shard")
     tokens = g.let("tokens", g.world_size * shard)
-    choices, rows, y = _route(g, routing, sizes, tokens, shard)
-    sent = Sent(rows.place, choices.weights, tokens, lambda owner: owner * shard)
-    send_back(g, routing, sizes, sent, rows.outputs, rows.located, y, rows.shared)
+    rows, y = _route(g, routing, sizes, tokens, shard)
+    send_back(g, routing, sizes, Sent(rows, tokens, lambda owner: owner * shard), y)
 
 
 def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
@@ -326,10 +291,10 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         g, own, all_choices, tiles, tokens, [lower], outputs.before
     )
     sent = Sent(
-        place,
-        all_choices.weights,
+        ExpertRows(outputs, place, located, all_choices.weights, SharedRows()),
         world * tokens,
         lambda owner: to.slot(g, owner, g.rank) * padded,
         to,
+        of_shared,
     )
-    send_back(g, own, sizes, sent, outputs, located, y, of_shared)
+    send_back(g, own, sizes, sent, y)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import activated
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import GATED, Routing
@@ -18,28 +20,67 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.ir.call import Grid
 from etc_dist.ir.tensor import Tile
-from etc_dist.layers.moe_steps import Sizes, add_scores, row_tiles
+from etc_dist.layers.moe_steps import ExpertOutputs, Sizes, add_scores, row_tiles
 from etc_dist.ops.multiply import Matrix
 
 
 @dataclass(frozen=True)
 class SharedRows:
     """The shared expert's outputs [tokens, hidden], logits whose sigmoids are their
-    weights, unless these are 1, and the event after which both are valid. kind: as of
-    `combine_rows`."""
+    weights, unless these are 1, and the event after which both are valid; nothing
+    without a shared expert. kind: as of `combine_rows`."""
 
-    kind: str
-    rows: Tensor
-    logits: Tensor | None
-    done: EventRef
+    kind: str = ""
+    rows: Tensor | None = None
+    logits: Tensor | None = None
+    done: Sequence[EventRef] = ()
 
     def of(self, tokens: Tile, columns: Tile) -> list[Region]:
         """The regions of some tokens and columns that sums read."""
-        regions = [self.rows[tokens, columns]]
+        regions = [] if self.rows is None else [self.rows[tokens, columns]]
         if self.logits is not None:
             regions.append(self.logits[tokens, span(0, 1)])
         return regions
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """The outputs of the experts, the place of each choice among them, which is valid
+    after `located`, and its weight, and the rows of a shared expert."""
+
+    outputs: ExpertOutputs
+    place: Tensor
+    located: EventRef
+    weights: Tensor
+    shared: SharedRows
+
+    def combine(
+        self,
+        g: Graph,
+        routing: Routing,
+        grid: Grid,
+        s: Expr,
+        tokens: Tile,
+        columns: Tile,
+        target: Region,
+        notifies: Sequence[EventRef] = (),
+    ) -> None:
+        """Add the sums of some tokens and columns, in pass s."""
+        g.call(
+            combine_rows(routing, self.shared.kind),
+            grid,
+            reads=[
+                self.place[tokens, :],
+                self.weights[tokens, :],
+                self.outputs.rows[:, columns],
+                *self.shared.of(tokens, columns),
+            ],
+            writes=[target],
+            waits=[self.outputs.produced[s], self.located, *self.shared.done],
+            notifies=notifies,
+        )
 
 
 def add_inputs_of_shared(
@@ -62,13 +103,11 @@ def shared_routing(routing: Routing, kind: str) -> Routing:
     return Routing(1, router, routing.dtype, routing.block)
 
 
-def add_shared(
-    g: Graph, routing: Routing, sizes: Sizes, x: Tensor
-) -> SharedRows | None:
-    """Add the shared expert's outputs for the rows of x; None if there is none."""
+def add_shared(g: Graph, routing: Routing, sizes: Sizes, x: Tensor) -> SharedRows:
+    """Add the shared expert's outputs for the rows of x, if there is one."""
     kind = sizes.mixture.shared
     if not kind:
-        return None
+        return SharedRows()
     (own, hidden), tokens = x.shape, g.largest(x.shape[0])
     inner, gate_up, down, gate = add_inputs_of_shared(g, routing.dtype, kind, hidden)
     of_up, of_down = row_tiles(g, sizes, tokens, "shared_")
@@ -113,4 +152,4 @@ def add_shared(
         waits=[activated_events[n]],
         notifies=[done[0]],
     )
-    return SharedRows(kind, rows, logits, done[0])
+    return SharedRows(kind, rows, logits, [done[0]])
