@@ -82,8 +82,9 @@ def model_calls(
         read_prompts(model, prompts[:, :-1])
 
         def run(ids: Ids, positions: Ids, count: int) -> Ids:
-            rows_of_step = ids, rows, positions, table
-            return model.steps(*rows_of_step, count=count, sampling=decoder.sampling)
+            return model.steps(
+                ids, rows, positions, table, count=count, sampling=decoder.sampling
+            )
 
         def together() -> Ids:
             return run(prompts[:, -1], last, steps)
@@ -124,5 +125,6 @@ def read_prompts(model: Model, prompts: Ids) -> None:
     requests, positions = (a.ravel() for a in np.indices(prompts.shape))
     for first in range(0, prompts.size, model.most_rows):
         some = slice(first, first + model.most_rows)
-        step_rows = prompts.ravel()[some], requests[some], positions[some]
-        model.step(*step_rows, model.pages.table)
+        model.step(
+            prompts.ravel()[some], requests[some], positions[some], model.pages.table
+        )

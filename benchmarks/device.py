@@ -200,8 +200,9 @@ class Gpu(Device):
 
     @cached_property
     def _mark(self) -> Any:
-        types = "uint16 a, uint16 b, int64 number", "raw int8 flags"
-        return self.xp.ElementwiseKernel(*types, MARK, "mark")
+        return self.xp.ElementwiseKernel(
+            "uint16 a, uint16 b, int64 number", "raw int8 flags", MARK, "mark"
+        )
 
     def mark(self, flags: Any, number: int, a: Any, b: Any) -> None:
         self._mark(a.view(np.uint16), b.view(np.uint16), number, flags)
@@ -210,8 +211,9 @@ class Gpu(Device):
     def _swiglu(self) -> Any:
         # NOTE: one kernel, 8 elements per thread: PyTorch needs two, which would slow
         # the baseline down.
-        types = "raw T gate_up, int64 width", "raw T out"
-        return self.xp.ElementwiseKernel(*types, SWIGLU, "swiglu")
+        return self.xp.ElementwiseKernel(
+            "raw T gate_up, int64 width", "raw T out", SWIGLU, "swiglu"
+        )
 
     def swiglu(self, gate_up: Any, out: Any) -> Call:
         """out [m, n] = silu(left half) * right half of gate_up [m, 2n]."""
@@ -339,8 +341,9 @@ class Gpu(Device):
         """The memory of a contiguous torch tensor as a CuPy array."""
         assert tensor.is_contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
-        place = tensor.data_ptr(), tensor.nbytes, tensor
-        memory = self.xp.cuda.MemoryPointer(self.xp.cuda.UnownedMemory(*place), 0)
+        memory = self.xp.cuda.MemoryPointer(
+            self.xp.cuda.UnownedMemory(tensor.data_ptr(), tensor.nbytes, tensor), 0
+        )
         dtype = DTYPES.get(name, name)
         return self.xp.ndarray(tuple(tensor.shape), dtype, memory)
 

@@ -190,8 +190,14 @@ def _generate(options: argparse.Namespace) -> int:
     expect_range(options.tokens, 1, None, "--tokens")
     sampling_options = _options_of(options, SAMPLING)
     sampling = Sampling(**sampling_options) if sampling_options else None
-    of_model = options.model, options.prompt, options.tokens, sampling
-    answer(*of_model, options.template_argument, options.speculate)
+    answer(
+        options.model,
+        options.prompt,
+        options.tokens,
+        sampling,
+        options.template_argument,
+        options.speculate,
+    )
     return 0
 
 

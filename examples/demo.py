@@ -79,10 +79,28 @@ class OnGpu:
         bf16, fp32, default, yes, no = 14, 68, -1, 1, 0
         alpha, beta = self._alpha.ctypes.data, self._beta.ctypes.data
         handle = self.xp.cuda.device.get_cublas_handle()
-        left, right = (w.data.ptr, bf16, k), (x.data.ptr, bf16, k)
-        out = (y.data.ptr, bf16, n)
+        # cuBLAS takes two flags, three sizes, then a pointer, a dtype and a stride of
+        # each matrix, after its factor.
         self._cublas.gemmEx(
-            handle, yes, no, n, m, k, alpha, *left, *right, beta, *out, fp32, default
+            handle,
+            yes,
+            no,
+            n,
+            m,
+            k,
+            alpha,
+            w.data.ptr,
+            bf16,
+            k,
+            x.data.ptr,
+            bf16,
+            k,
+            beta,
+            y.data.ptr,
+            bf16,
+            n,
+            fp32,
+            default,
         )
 
     def reduce_scatter(self, parts: Any, y: Any) -> None:
@@ -183,7 +201,6 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
         operation = with_sizes(etc_dist.MatmulReduceScatter, shapes=FAMILY)
         return operation(world=world, **more)
 
-    own_arrays = (xs[world.rank], ws[world.rank])
     see = "rows are sent (orange) and summed (red) while GEMM tiles (blue) still run"
     meanings = {
         "tile_matmul": "GEMM tiles of all ranks' rows",
@@ -191,7 +208,17 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
         "sum_ranks": "sums of the received rows",
     }
     title, shape = "GEMM + Reduce-Scatter", (m, n, k)
-    return Case(title, see, meanings, shape, make, *own_arrays, reference, unfused)
+    return Case(
+        title,
+        see,
+        meanings,
+        shape,
+        make,
+        xs[world.rank],
+        ws[world.rank],
+        reference,
+        unfused,
+    )
 
 
 def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
@@ -210,7 +237,6 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
     def make(**more: Any) -> Any:
         return with_sizes(etc_dist.AllGatherMatmul, shapes=FAMILY)(world=world, **more)
 
-    own_arrays = (xs[world.rank], weights)
     see = (
         "blue GEMM tiles of own rows begin at once, orange bars send rows meanwhile, "
         "and green tiles of other ranks' rows begin as these arrive"
@@ -221,7 +247,9 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
         "multiply_peer": "GEMM tiles of rows that have arrived",
     }
     title, shape = "AllGather + GEMM", (m, n, k)
-    return Case(title, see, meanings, shape, make, *own_arrays, reference, unfused)
+    return Case(
+        title, see, meanings, shape, make, xs[world.rank], weights, reference, unfused
+    )
 
 
 def random(on: Any, seed: int, *shape: int) -> Any:

@@ -44,8 +44,8 @@ def main() -> None:
         normal = np.random.default_rng(1).standard_normal
         wide = [normal(size, np.float32) for size in ((300, 256), (512, 256), (512,))]
         x, w, bias = (xp.asarray(a.astype(ml_dtypes.bfloat16)) for a in wide)
-        policy_arguments = (300, 512, 256), program.workers, FAMILY, tuning_of(world)
-        choices = choose(*policy_arguments, divides=False)[:2]
+        workers, tuning = program.workers, tuning_of(world)
+        choices = choose((300, 512, 256), workers, FAMILY, tuning, divides=False)[:2]
         dims = {choice.dim: choice.value for choice in choices}
         y = program.run(x=x, w=w, bias=bias, dims=dims)["y"]
         program.synchronize()

@@ -59,8 +59,14 @@ def main() -> None:
 
         share = experts // world.size
         own_experts = slice(world.rank * share, (world.rank + 1) * share)
-        shard = gate_up[own_experts], down[own_experts]
-        with MoE(router, *shard, top_k=top_k, parallel="expert", world=world) as moe:
+        with MoE(
+            router,
+            gate_up[own_experts],
+            down[own_experts],
+            top_k=top_k,
+            parallel="expert",
+            world=world,
+        ) as moe:
             y = moe(x)
             moe.synchronize()
             num_calls = len(moe.program.plan.graph.calls)

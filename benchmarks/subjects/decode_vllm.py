@@ -199,8 +199,9 @@ def measure(run: Run) -> Iterator[Result]:
     vllm, torch = import_module("vllm"), import_module("torch")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(hf_config(MODELS[name])))
-        shapes = options.batches, options.context
-        llm = vllm.LLM(**engine_arguments(folder, *shapes, options.ranks))
+        llm = vllm.LLM(
+            **engine_arguments(folder, options.batches, options.context, options.ranks)
+        )
         ready = round(time.perf_counter() - start, 1)
         run.say(f"{name}: vLLM ready after {ready} s")
         run.shared |= {**facts(vllm, torch, options.ranks), "ready_s": ready}

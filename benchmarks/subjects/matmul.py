@@ -95,9 +95,9 @@ class MatmulWorkload(Workload):
         return roofline_ms(moved, flops, self.device.rates), 0.0
 
     def fields(self) -> dict[str, Any]:
-        sizes, is_kn = (self.rows, self.n, self.k), self.layout == "kn"
+        m, n, k, is_kn = self.rows, self.n, self.k, self.layout == "kn"
         policies = {
-            f"{prefix}policy": self.made[name].policy(*sizes, transposed=is_kn)
+            f"{prefix}policy": self.made[name].policy(m, n, k, transposed=is_kn)
             for name, prefix in (("ours", ""), ("batch", "batch_"))
             if name in self.made
         }

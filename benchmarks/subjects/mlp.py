@@ -54,8 +54,14 @@ class MLPWorkload(Stepwise):
 
     def make(self, schedule: str, **options: Any) -> MLP:
         gate_up, down = self.weights
-        weights = gate_up[: self.k], gate_up[self.k :], down
-        return MLP(*weights, world=self.world, schedule=schedule, **options)
+        return MLP(
+            gate_up[: self.k],
+            gate_up[self.k :],
+            down,
+            world=self.world,
+            schedule=schedule,
+            **options,
+        )
 
     def reference(self, number: int = 0) -> Any:
         x = wide(self.xs[number])

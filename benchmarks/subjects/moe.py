@@ -364,9 +364,17 @@ def measure(run: Run) -> Iterator[Result]:
     def make(device: Device, name: str, sizes: Any, rows: int) -> MoEWorkload:
         few = options.experts
         routing = options.routing if few is None else f"{few}{FEW}"
-        how = "tensor" if size == 1 else options.parallel, routing
         triton = options.triton and size == 1
-        return MoEWorkload(device, name, sizes, rows, DTYPE, *how, triton)
+        return MoEWorkload(
+            device,
+            name,
+            sizes,
+            rows,
+            DTYPE,
+            "tensor" if size == 1 else options.parallel,
+            routing,
+            triton,
+        )
 
     shapes = Shapes(
         models={**MODELS, **OTHERS} if options.models else MODELS,

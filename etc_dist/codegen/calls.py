@@ -68,8 +68,9 @@ def tensor_text(tensor: Tensor) -> str:
     element = ELEMENTS[tensor.dtype]
     element = f"Flagged<{element}>" if tensor.flagged else element
     macro = "ETC_SYMMETRIC" if tensor.kind == "symmetric" else "ETC_TENSOR"
-    shape = str(len(tensor.shape)), *map(text, tensor.shape)
-    return _row(macro, tensor.name, element, *shape)
+    return _row(
+        macro, tensor.name, element, str(len(tensor.shape)), *map(text, tensor.shape)
+    )
 
 
 def event_text(events: EventTensor) -> str:

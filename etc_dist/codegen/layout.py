@@ -133,11 +133,19 @@ class Arguments:
         queued = [lane for lane in plan.lanes if lane.policy == QUEUE]
         for lane in queued:
             integers += [queue_name(lane.name, count) for count in ("total", "initial")]
-        sizes = len(graph.calls), graph.world_size, plan.near, plan.far_hosts
         divisors = [e for e in _divisors(plan) if not isinstance(e, Const)]
         unique = tuple(dict.fromkeys(divisors))
-        names = tuple(addresses), tuple(integers)
-        return cls(_maps(plan), *names, unique, bool(queued), *sizes)
+        return cls(
+            _maps(plan),
+            tuple(addresses),
+            tuple(integers),
+            unique,
+            bool(queued),
+            len(graph.calls),
+            graph.world_size,
+            plan.near,
+            plan.far_hosts,
+        )
 
     @property
     def divisor_texts(self) -> dict[Expr, str]:

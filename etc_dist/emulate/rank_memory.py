@@ -87,8 +87,13 @@ class EmulatedMemory:
         other memory."""
         of = f"of rank {rank}"
         for name, array in arrays.items():
-            at = array.ctypes.data, array.nbytes, array.shape, array.itemsize
-            yield Place(f"{name} {of}", *at)
+            yield Place(
+                f"{name} {of}",
+                array.ctypes.data,
+                array.nbytes,
+                array.shape,
+                array.itemsize,
+            )
         graph, dims = self._plan.graph, self._dims[rank]
         env, block = graph.environment(dims, rank), self._symmetric[rank]
         memory = plan_memory(self._plan, dims)
@@ -100,8 +105,13 @@ class EmulatedMemory:
             for name, offset in offsets.items():
                 tensor = graph.tensor(name)
                 shape = tuple(int(n.evaluate(env)) for n in tensor.shape)
-                size = tensor.nbytes(env), shape, tensor.itemsize
-                yield Place(f"{name} {of}", begin + offset, *size)
+                yield Place(
+                    f"{name} {of}",
+                    begin + offset,
+                    tensor.nbytes(env),
+                    shape,
+                    tensor.itemsize,
+                )
         yield Place(
             f"the events {of}", block.ctypes.data, tensors_address - block.ctypes.data
         )

@@ -121,9 +121,15 @@ class PagedCache:
 
     def rotated(self, heads: Any, gain: Any, cos_sin: Any) -> Any:
         """Heads [..., head_dim], normalised and rotated, in the cache's dtype."""
-        gain_options = self.gain_offset, self.normalizes_rotated
-        norm = gain, self.norm_eps or 0.0, *gain_options
-        return rotated(heads, cos_sin, *norm).astype(heads.dtype)
+        result = rotated(
+            heads,
+            cos_sin,
+            gain,
+            self.norm_eps or 0.0,
+            self.gain_offset,
+            self.normalizes_rotated,
+        )
+        return result.astype(heads.dtype)
 
     def placed(self, heads: Any, slots: Any) -> Any:
         """Heads [rows, head_dim] with their chunks as in the cache, at these slots of a

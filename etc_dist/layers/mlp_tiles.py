@@ -47,8 +47,9 @@ def mlp_tiles_graph(
     all_x, x_events = gather_rows(g, x, tokens, tiles.rows)
     active = g.local("active", (tokens, inner), dtype)
     rows_of_x, x_events = rows_for(g, "gate_up_", tiles, all_x, 2 * inner, x_events)
-    of_x = tiles, dtype, rows_of_x
-    gate_up = TiledMatmul(g, "gate_up_", *of_x, weights, active, swiglu)
+    gate_up = TiledMatmul(
+        g, "gate_up_", tiles, dtype, rows_of_x, weights, active, swiglu
+    )
     is_alike = equal(tiles.rows, down_tiles.rows)
     block = g.let("activated_rows", select(is_alike, tiles.rows, tokens))
     activated = gate_up.complete("activated", block)

@@ -126,8 +126,9 @@ class ModelConfig:
             tables["q_cos_sin"] = tables["cos_sin"] * scale[:, None]
         if self.features.tables > 1:
             rope = self.local_rope or UNROTATED
-            of = rope, self.head, self.head_dim, rope["rope_theta"]
-            local_tables = head_tables(*of, positions)
+            local_tables = head_tables(
+                rope, self.head, self.head_dim, rope["rope_theta"], positions
+            )
             tables["cos_sin"] = np.concatenate([tables["cos_sin"], local_tables])
         if self.features.has_span:
             windows = np.array(self.windows or (0,) * self.layers)
@@ -153,8 +154,9 @@ class ModelConfig:
 
     def cos_sin(self, positions: int) -> Any:
         """The table of the rotary embedding, [positions, head_dim]."""
-        of = self.rope, self.head, self.head_dim, self.rope_base
-        return head_tables(*of, positions)
+        return head_tables(
+            self.rope, self.head, self.head_dim, self.rope_base, positions
+        )
 
 
 def read_config(folder: str | Path) -> ModelConfig:
@@ -322,8 +324,7 @@ def _with_layers(
     """`config` with what differs between layers. local: the rope of those with a
     window, if it is another one."""
     check_unrotated(fields, family, config.layers, path)
-    of = config.layers, config.positions
-    windows = layer_windows(fields, family, *of, path)
+    windows = layer_windows(fields, family, config.layers, config.positions, path)
     unrotated = unrotated_layers(fields, family, config.layers, windows)
     local = local if windows else None
     features = replace(

@@ -163,8 +163,9 @@ class _Calls:
         has_shared = mixture is not None and bool(mixture.shared)
         shared_inner = g.dims("shared_inner") if has_shared else inner
         self._add_rows(g.dims("stops"))
-        of_rows = self.request, self.position, self.early
-        self.attention = AttentionCalls(g, sizes, (self.steps, self.layers), *of_rows)
+        self.attention = AttentionCalls(
+            g, sizes, (self.steps, self.layers), self.request, self.position, self.early
+        )
         self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
         self._add_gains()
         self._add_weights(shared_inner)
@@ -343,9 +344,15 @@ class _Calls:
         if self.sizes.features.normalizes_all:
             names, turns = ("q", "k"), (self.steps, self.layers)
             gains = [self.gains[name] for name in names]
-            of = self.qkv, gains, self.sizes.dtype, self.sizes.norm_eps
             self.matmul_events["qkv"] = norm_of_heads(
-                self.g, *of, self.matmul_events["qkv"], turns, turn
+                self.g,
+                self.qkv,
+                gains,
+                self.sizes.dtype,
+                self.sizes.norm_eps,
+                self.matmul_events["qkv"],
+                turns,
+                turn,
             )
         attention, qkv_done = self.attention, self.matmul_events["qkv"][turn]
         attended = attention.add(turn, self.ready[turn], qkv_done)
@@ -425,8 +432,8 @@ class _Calls:
         step, layer = turn
         middle, ready = self.middle[turn], self.ready[step, layer + 1]
         residual_event, x = self.ready[turn], mixture.x
-        events, columns = (residual_event, middle), mixture.columns
-        self.add_norm("mlp_norm", layer, "o", turn, *events, x, columns)
+        columns = mixture.columns
+        self.add_norm("mlp_norm", layer, "o", turn, residual_event, middle, x, columns)
         routed = mixture.route(turn, middle)
         shared, has_shared = None, "shared_up" in self.weights
         # NOTE: a shared expert's tasks come where those of others wait: for the
@@ -456,8 +463,9 @@ class _Calls:
             self.add_norm("norm", layer + 1, "down", turn, middle, ready, self.normed)
             return
         gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps
-        sums = self.residual, gain, self.normed, eps
-        mixture.add_norm(turn, waits, shared, ready, *sums)
+        mixture.add_norm(
+            turn, waits, shared, ready, self.residual, gain, self.normed, eps
+        )
 
     def add_norm(
         self,

@@ -142,8 +142,9 @@ class Model:
         )
         is_on_gpu = self.world.backend == "cuda"
         self._policy = setup.policy(self.program.workers if is_on_gpu else None)
-        sizes = self.most_rows, self.positions, self.steps_per_launch
-        choices = self._policy.capacity(*sizes)
+        choices = self._policy.capacity(
+            self.most_rows, self.positions, self.steps_per_launch
+        )
         # NOTE: not a method, by which the world would own a model that is dropped.
         set_capacity_hint(self.program, lambda dims: [{**dims, **c} for c in choices])
 

@@ -189,5 +189,6 @@ class AllGatherMatmul(WeightOperation):
         many = rank_tiles_candidate(
             all_gather_matmul_graph, self.world, self.deterministic, self.sizes
         )
-        options = many, self.world, self.deterministic
-        return with_few_rows(gathered_matmul_graph, *options)
+        return with_few_rows(
+            gathered_matmul_graph, many, self.world, self.deterministic
+        )

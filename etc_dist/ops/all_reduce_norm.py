@@ -115,8 +115,9 @@ class AllReduceNorm(SumOperation):
     def exchange(self, dims: Mapping[str, int], has_flags: bool) -> AllReduceSizes:
         """Internal: in rows."""
         world = self.world
-        sizes = dims["rows"], dims["vectors"], world.size, world.local_size
-        return AllReduceSizes(*sizes, has_flags)
+        return AllReduceSizes(
+            dims["rows"], dims["vectors"], world.size, world.local_size, has_flags
+        )
 
     def dims_of(self, dims: Mapping[str, int], count: int) -> Mapping[str, int]:
         """Internal: `count` rows."""

@@ -134,5 +134,6 @@ class MatmulReduceScatter(WeightOperation):
         )
         if self.partials:
             return [many]
-        options = many, self.world, self.deterministic
-        return with_few_rows(returned_matmul_graph, *options, MOST_RETURNED)
+        return with_few_rows(
+            returned_matmul_graph, many, self.world, self.deterministic, MOST_RETURNED
+        )

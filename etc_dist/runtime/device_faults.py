@@ -86,8 +86,7 @@ def _range_record(
     wanted = "elements, regions, ranks, loads and 32-bit results in range, in "
     wanted += loading
     got = "one out of range"
-    row = rank, int(fault["worker"]), lane, task
-    return RangeRecord(*row, wanted=wanted, got=got)
+    return RangeRecord(rank, int(fault["worker"]), lane, task, wanted=wanted, got=got)
 
 
 def _wait_record(

@@ -111,8 +111,14 @@ def link(codes: Mapping[str, bytes], arch: str, where: str) -> tuple[bytes, str]
     check("nvJitLinkCreate", byref(handle), len(options), options)
     try:
         for name, code in codes.items():
-            code_arguments = code, c_size_t(len(code)), name.encode()
-            check("nvJitLinkAddData", handle, _LTO_IR, *code_arguments)
+            check(
+                "nvJitLinkAddData",
+                handle,
+                _LTO_IR,
+                code,
+                c_size_t(len(code)),
+                name.encode(),
+            )
         check("nvJitLinkComplete", handle)
         size = c_size_t()
         check("nvJitLinkGetLinkedCubinSize", handle, byref(size))

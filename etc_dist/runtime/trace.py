@@ -224,11 +224,19 @@ def _gpu_records(
             if lane == TRANSFER:
                 lane = f"{lane}.{warps.index(warp[row])}"
             begin, end = int(stamps["begin"][row]), int(stamps["end"][row])
-            at = (rank, int(worker[row]), lane)
-            span = (begin - origin, end - origin)
-            place = tuple(tile), call.loop_names
             empty = int(stamps["empty"][row])
-            yield TaskRecord(*at, *span, call.name, task_idx, *place, empty_ns=empty)
+            yield TaskRecord(
+                rank,
+                int(worker[row]),
+                lane,
+                begin - origin,
+                end - origin,
+                call.name,
+                task_idx,
+                tuple(tile),
+                call.loop_names,
+                empty_ns=empty,
+            )
 
 
 def _joined(records: Iterable[TaskRecord]) -> Iterator[TaskRecord]:

@@ -231,10 +231,10 @@ class MLP(nn.Module):
                 getattr(block, f"{part}_proj").weight for part in ("gate", "up", "down")
             )
             own_slice = _split(gate.shape[0], ranks_of(group), "intermediate_size")
-            weights = _parameter(gate, gate[own_slice]), _parameter(up, up[own_slice])
             narrow = _parameter(down, down[:, own_slice])
         return cls(
-            *weights,
+            _parameter(gate, gate[own_slice]),
+            _parameter(up, up[own_slice]),
             narrow,
             group=group,
             replicated=replicated,
@@ -391,9 +391,7 @@ class MoE(nn.Module):
         if self.replicated:
             is_tensor = self.parallel == "tensor"
             rows = _padded(rows, self.ranks) if is_tensor else _own_rows(x, self.ranks)
-        weights = self.gate.weight, self.experts.gate_up_proj, self.experts.down_proj
         name, deterministic = self.ranks.name, self.deterministic
-        routing = router.top_k, router.normalize, self.parallel, name
         options = {
             "score": router.score,
             "scale": router.scale,
@@ -413,7 +411,18 @@ class MoE(nn.Module):
             options["shared_gate_up"] = shared.gate_up_proj
             options["shared_down"] = shared.down_proj
             options["shared_gate"] = shared.gate
-        y = OPS.moe(rows, *weights, *routing, deterministic=deterministic, **options)
+        y = OPS.moe(
+            rows,
+            self.gate.weight,
+            self.experts.gate_up_proj,
+            self.experts.down_proj,
+            router.top_k,
+            router.normalize,
+            self.parallel,
+            name,
+            deterministic=deterministic,
+            **options,
+        )
         if self.replicated:
             return _all_rows(y, x, self.ranks)
         return y.view(x.shape) if y.shape[0] == rows.shape[0] else y

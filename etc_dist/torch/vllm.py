@@ -232,13 +232,25 @@ def _experts_method(base: Any) -> Any:
             shared_experts_input: Tensor | None,
         ) -> Tensor:
             if self.etc_dist_group is None:
-                routing = topk_weights, topk_ids
-                shared = shared_experts, shared_experts_input
-                return cast(Tensor, super().forward_native(layer, x, *routing, *shared))
-            weights = layer.w13_weight, layer.w2_weight
+                return cast(
+                    Tensor,
+                    super().forward_native(
+                        layer,
+                        x,
+                        topk_weights,
+                        topk_ids,
+                        shared_experts,
+                        shared_experts_input,
+                    ),
+                )
             group = self.etc_dist_group
             moe_experts = torch.ops.etc_dist.moe_experts
-            return cast(Tensor, moe_experts(x, topk_ids, topk_weights, *weights, group))
+            return cast(
+                Tensor,
+                moe_experts(
+                    x, topk_ids, topk_weights, layer.w13_weight, layer.w2_weight, group
+                ),
+            )
 
     return Experts
 

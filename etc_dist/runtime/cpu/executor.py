@@ -184,8 +184,16 @@ class CpuExecutor(Executor):
         if shape is None:
             self._shapes.put(key, shape := SizedPlan(self._plan, env))
         env = {**env, **storage.loads(graph, own_arrays)}
-        place = rank, self._state.epoch, make_lane_workers(self._plan, self.workers)
-        workers = Workers(self._plan, env, *place, self._state, self._runs, shape)
+        workers = Workers(
+            self._plan,
+            env,
+            rank,
+            self._state.epoch,
+            make_lane_workers(self._plan, self.workers),
+            self._state,
+            self._runs,
+            shape,
+        )
         self._records, self._read = workers.records, workers.read
         return workers
 

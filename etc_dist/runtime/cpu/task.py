@@ -182,8 +182,9 @@ class Task:
         if self.unmet is None:
             return None
         have, want = self.unmet.have, self.unmet.want
-        row = self.rank, self.worker, self.lane, self.label
-        return WaitRecord(*row, self.unmet.label, have, want)
+        return WaitRecord(
+            self.rank, self.worker, self.lane, self.label, self.unmet.label, have, want
+        )
 
 
 class Resolver:
@@ -378,8 +379,13 @@ def _value(expr: Expr, task: Task, what: EventRef | Region, of: str = "") -> int
 
 def range_error(task: Task, wanted: str, got: str) -> EtcDistError:
     """The error for a task whose data does not fit its graph."""
-    row = task.rank, task.worker, task.lane, task.label
-    return out_of_range([RangeRecord(*row, wanted=wanted, got=got)])
+    return out_of_range(
+        [
+            RangeRecord(
+                task.rank, task.worker, task.lane, task.label, wanted=wanted, got=got
+            )
+        ]
+    )
 
 
 def _outside(

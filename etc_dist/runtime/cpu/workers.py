@@ -269,8 +269,17 @@ class Workers:
         if place_in_call is None:
             return []
         call, t = place_in_call
-        place = self.rank, worker.worker, worker.lane.name
-        return [Task(*place, call, t, self.epoch, self._block(call, t))]
+        return [
+            Task(
+                self.rank,
+                worker.worker,
+                worker.lane.name,
+                call,
+                t,
+                self.epoch,
+                self._block(call, t),
+            )
+        ]
 
     def _block(self, call: Call, t: int) -> TaskBlock:
         """The block of tasks that has task `t`, of this run alone if it may load."""
@@ -373,7 +382,10 @@ class Workers:
             views += [] if far is None else [far]
             run_body(task, views)
         end = began + time.thread_time_ns() - cpu_time
-        row = (task.rank, task.worker, task.lane)
         name, tile = task.call.name, task.coordinate
         loops = task.call.loop_names
-        self.records.append(TaskRecord(*row, began, end, name, task.t, tile, loops))
+        self.records.append(
+            TaskRecord(
+                task.rank, task.worker, task.lane, began, end, name, task.t, tile, loops
+            )
+        )
