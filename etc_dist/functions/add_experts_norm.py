@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.combine_rows import add_shared_rows
+from etc_dist.functions.combine_rows import weighted_sums
 from etc_dist.functions.rms_norm import normalized
 from etc_dist.functions.routing import SHARED, Routing
 from etc_dist.ir import DeviceFunction, Extent, Operand
@@ -28,19 +28,9 @@ def add_experts_norm(
     row, which follows it [rows, 1]. early: all but outputs may be read before the last
     wait."""
 
-    def body(
-        place: Any,
-        weights: Any,
-        outputs: Any,
-        *operands: Any,
-    ) -> None:
-        *of_shared, residual, gain, total, y = operands
-        sums = np.zeros(residual.shape, np.float32)
-        for k in range(routing.top_k):
-            has_place = place[:, k] >= 0
-            part = outputs[place[has_place, k]].astype(np.float32)
-            sums[has_place] += weights[has_place, k, None] * part
-        add_shared_rows(sums, *of_shared)
+    def body(*operands: Any) -> None:
+        *rows, residual, gain, total, y = operands
+        sums = weighted_sums(*rows)
         total[...] = (sums + residual.astype(np.float32)).astype(total.dtype)
         y[...] = normalized(total, gain, eps).astype(y.dtype)
 

@@ -26,14 +26,7 @@ def combine_rows(routing: Routing, shared: str = "") -> DeviceFunction:
 
     def body(place: Any, weights: Any, outputs: Any, *operands: Any) -> None:
         *of_shared, y = operands
-        total = np.zeros(y.shape, np.float32)
-        for k in range(routing.top_k):
-            has_place = place[:, k] >= 0
-            # fp64 holds the product of two fp32 numbers exactly: one rounding, as fma.
-            part = outputs[place[has_place, k]].astype(np.float64)
-            sums = total[has_place] + weights[has_place, k, None] * part
-            total[has_place] = sums.astype(np.float32)
-        add_shared_rows(total, *of_shared)
+        total = weighted_sums(place, weights, outputs, *of_shared)
         some = (place >= 0).any(axis=1) | (not routing.split) | bool(shared)
         y[some] = total[some].astype(y.dtype)
 
@@ -65,6 +58,20 @@ def shared_operands(element: str, shared: str) -> list[Operand]:
     columns = Extent(name="columns", multiple=8, begins=8)
     rows, logits = Operand(("rows", columns), element), Operand(("rows", 1), "float32")
     return [rows, logits][: ("", *SHARED).index(shared)]
+
+
+def weighted_sums(place: Any, weights: Any, outputs: Any, *of_shared: Any) -> Any:
+    """Sums in fp32 of the outputs at places from 0 on, in the order of choices, then of
+    a shared expert, if there is one."""
+    total = np.zeros((len(place), outputs.shape[1]), np.float32)
+    for k in range(place.shape[1]):
+        has_place = place[:, k] >= 0
+        # fp64 holds the product of two fp32 numbers exactly: one rounding, as fma.
+        part = outputs[place[has_place, k]].astype(np.float64)
+        sums = total[has_place] + weights[has_place, k, None] * part
+        total[has_place] = sums.astype(np.float32)
+    add_shared_rows(total, *of_shared)
+    return total
 
 
 def add_shared_rows(total: Any, rows: Any = None, logits: Any = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,13 @@ def gate_up_token(routing: Routing, activation: Activation = SWIGLU) -> DeviceFu
 
     size = routing.experts, "columns", "hidden"
     weight = Operand(size, routing.element, leading=True)
+    prefetched = replace(weight, size=(routing.experts, None, Extent(whole=True)))
     tile = [
         Operand((1, "hidden"), routing.element),
         Operand((1, routing.experts), "float32"),
         weight,
         weight,
-        prefetched(routing),
+        prefetched,
         *routing.router.operands(routing.experts),
         Operand((1, routing.top_k, "columns"), routing.element),
     ]
@@ -49,9 +51,3 @@ def gate_up_token(routing: Routing, activation: Activation = SWIGLU) -> DeviceFu
         tile=dict(enumerate(tile)),
         constants={**routing.choice_constants(), **activation.constants()},
     )
-
-
-def prefetched(routing: Routing) -> Operand:
-    """Rows of a weight that are prefetched into the L2 cache."""
-    whole = Extent(whole=True)
-    return Operand((routing.experts, None, whole), routing.element, leading=True)
