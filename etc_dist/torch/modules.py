@@ -391,7 +391,6 @@ class MoE(nn.Module):
         if self.replicated:
             is_tensor = self.parallel == "tensor"
             rows = _padded(rows, self.ranks) if is_tensor else _own_rows(x, self.ranks)
-        name, deterministic = self.ranks.name, self.deterministic
         options = {
             "score": router.score,
             "scale": router.scale,
@@ -419,8 +418,8 @@ class MoE(nn.Module):
             router.top_k,
             router.normalize,
             self.parallel,
-            name,
-            deterministic=deterministic,
+            self.ranks.name,
+            deterministic=self.deterministic,
             **options,
         )
         if self.replicated:
