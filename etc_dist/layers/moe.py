@@ -306,7 +306,7 @@ def _wrong_count(has_count: bool) -> ArgumentError:
 
 
 class Described(NamedTuple):
-    """Internal: a mixture, but for the number of experts, and the arrays after down."""
+    """Internal: a mixture, and the arrays after down."""
 
     mixture: Mixture
     of_router: list[Any]
@@ -324,6 +324,7 @@ def described(
     shared_gate: Any,
     activation: Activation,
     expert_biases: Any,
+    experts: int = 0,
 ) -> Described:
     """Internal: the mixture that arguments of a layer describe, as for `MoE`. The
     router has those biases that are not None."""
@@ -355,14 +356,12 @@ def described(
         [array for array in arrays if array is not None]
         for arrays in (biases.values(), [*(shared or ()), shared_gate])
     )
-    router = replace(
-        router,
-        has_bias=router_bias is not None,
-        has_correction=correction is not None,
-    )
+    flags = router_bias is not None, correction is not None
+    if flags != (router.has_bias, router.has_correction):
+        router = replace(router, has_bias=flags[0], has_correction=flags[1])
     kind = ("", "", PLAIN, GATED)[len(of_shared)]
     has_biases = expert_biases is not None
-    mixture = Mixture(0, router, kind, activation, has_biases)
+    mixture = Mixture(experts, router, kind, activation, has_biases)
     return Described(mixture, of_router, [*(expert_biases or ())], of_shared)
 
 

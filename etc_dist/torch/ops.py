@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import wraps
+from functools import lru_cache, wraps
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -55,6 +54,8 @@ SCHEMA_TYPES = {"Sequence[Tensor]": "Tensor[]", "Tensor | None": "Tensor?"}
 # The names that replace the other ones, where torch has them.
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_router, _activation = lru_cache(Router), lru_cache(Activation)
+"""Kept, since to make both takes longer than all else of a call."""
 _open: dict[str, World] = {}
 """The worlds of the last calls, by the name of their group."""
 
@@ -348,18 +349,29 @@ def moe(
     is_part = parallel == "tensor" and size_of(group_name) > 1
     mixture, *arrays = described(
         MOE,
-        Router(top_k, normalize, score, scale, num_groups, topk_group, group_score),
+        _router(
+            top_k,
+            normalize,
+            score,
+            scale,
+            num_groups,
+            topk_group,
+            group_score,
+            has_bias=router_bias is not None,
+            has_correction=correction is not None,
+        ),
         None,
         router_bias,
         correction,
         _both(shared_gate_up, shared_down),
         shared_gate,
-        Activation(activation, alpha, limit, shift),
+        _activation(activation, alpha, limit, shift),
         _both(gate_up_bias, down_bias),
+        router.shape[0],
     )
     rows = [as_rows(x, 0)] if count is None else [as_rows(x, 0), count]
     options = {
-        "mixture": replace(mixture, experts=router.shape[0]),
+        "mixture": mixture,
         "hidden": gate_up.shape[2],
         "inner": gate_up.shape[1] // 2,
         "has_count": count is not None,
