@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from etc_dist.errors import ArgumentError
 from etc_dist.functions.activation import Activation
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.down_token import down_token
@@ -71,8 +72,16 @@ def moe_few_tokens_graph(
     its experts, a share each. Tasks of `down_token` always prefetch their own rows
     before they wait.
 
-    mixture: its experts have no biases. A shared expert is a mixture of one expert,
-    whose weighted rows are added to those of the others."""
+    A shared expert is a mixture of one expert, whose weighted rows are added to those
+    of the others. Raises ArgumentError for biases of experts."""
+    if mixture.has_biases:
+        raise ArgumentError(
+            "the program for few tokens has no biases of experts",
+            where="moe_few_tokens_graph",
+            wanted="a mixture without has_biases",
+            got=str(mixture),
+            fix="use moe_graph",
+        )
     tokens, hidden, inner = g.dims("tokens hidden inner")
     routing, shared = mixture.routing(dtype), mixture.shared
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)

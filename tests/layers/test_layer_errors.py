@@ -23,7 +23,7 @@ from etc_dist.functions.activation import Activation
 from etc_dist.functions.router import Router
 from etc_dist.layers.mlp import MLP
 from etc_dist.layers.moe import MoE
-from tests.graphs.mixtures import moe_graph
+from tests.graphs.mixtures import moe_few_tokens_graph, moe_graph
 from tests.layers.kinds import DenseRows
 from tests.ops.rank_errors import of_rank_zero
 
@@ -224,6 +224,11 @@ def test_numbers_may_be_those_of_an_array(number, build):
 def test_a_graph_that_is_parallel_in_an_unknown_way_is_refused():
     with pytest.raises(ArgumentError, match="unknown parallel"):
         moe_graph(2, experts=8, top_k=2, parallel="data")
+
+
+def test_biases_of_experts_are_refused_for_few_tokens():
+    with pytest.raises(ArgumentError, match="has no biases of experts"):
+        moe_few_tokens_graph(1, experts=8, top_k=2, has_biases=True)
 
 
 # ------------------------------------------------------------------------ the calls
