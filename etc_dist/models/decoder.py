@@ -51,6 +51,7 @@ from etc_dist.models.decoder_ranks import (
     rows_of_ranks,
 )
 from etc_dist.models.dense_layers import DenseLayers
+from etc_dist.models.expert_biases import count_tasks, fill_columns
 from etc_dist.models.experts import (
     DENSE_MATMULS,
     EXPERT_MATMULS,
@@ -278,7 +279,7 @@ class _Calls:
         # The rows of each step: those of the first one are given.
         more: list[Expr | int] = [] if self.dense is None else [1]
         if self.dense is not None and "shared_up" not in self.weights:
-            more.append(self.dense.count_zeros())
+            more.append(count_tasks([self.shared_rows]))
         if self.mixture is not None:
             more += self.mixture.count_ones()
         self.step_events = g.events(
@@ -309,7 +310,7 @@ class _Calls:
         if self.dense is not None:
             self.dense.hide_rows(self.position, self.step_events[0])
             if "shared_up" not in self.weights:
-                self.dense.fill_zeros(self.shared_rows, self.step_events[0])
+                fill_columns(self.g, self.shared_rows, self.step_events[0])
         if self.mixture is not None:
             self.mixture.fill_ones(self.step_events[0])
 

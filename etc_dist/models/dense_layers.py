@@ -7,7 +7,6 @@ expert, other layers add zeros. In other layers the tasks of the MLP have no row
 
 from __future__ import annotations
 
-from etc_dist.functions.ones_column import ones_column
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.route_rows import MOST_ROWS
 from etc_dist.ir import (
@@ -15,7 +14,6 @@ from etc_dist.ir import (
     Expr,
     Graph,
     Tensor,
-    ceildiv,
     maximum,
     minimum,
     select,
@@ -23,7 +21,6 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.expr import Comparison
 from etc_dist.ir.function import TENSOR
-from etc_dist.models.expert_biases import ROWS
 from etc_dist.models.experts import Turn
 
 
@@ -61,22 +58,6 @@ class DenseLayers:
                     span(self.steps + 1, 1), span(0, minimum(MOST_ROWS, self.rows))
                 ]
             ],
-            notifies=[begin_event],
-        )
-
-    def count_zeros(self) -> Expr:
-        """The tasks of `fill_zeros`."""
-        return ceildiv(self.rows, ROWS)
-
-    def fill_zeros(self, outputs: Tensor, begin_event: EventRef) -> None:
-        """Writes what layers add that have neither a shared expert nor an MLP."""
-        (b,) = grid = self.g.grid(b=self.count_zeros())
-        rows = span(b * ROWS, minimum(ROWS, self.rows - b * ROWS))
-        self.g.call(
-            ones_column(outputs.dtype, first=0),
-            grid,
-            name="fill_zeros",
-            writes=[outputs[rows, :]],
             notifies=[begin_event],
         )
 

@@ -16,7 +16,7 @@ from etc_dist.ir.expr import wrap
 COLUMNS = 64
 """Rows are a multiple of this, so that all of them begin with a line of memory."""
 ROWS = 256
-"""Rows that a task gives a column of ones."""
+"""Rows that a task fills."""
 Size = TypeVar("Size", int, Expr)
 
 
@@ -31,22 +31,21 @@ def even(size: Expr) -> Expr:
 
 
 def count_tasks(tensors: Sequence[Tensor]) -> Expr:
-    """The tasks of `fill_ones`."""
+    """The tasks of `fill_columns` for these tensors."""
     return sum((ceildiv(x.shape[0], ROWS) for x in tensors), wrap(0))
 
 
-def fill_ones(
-    g: Graph, tensors: Sequence[Tensor], columns: Sequence[Expr], begin_event: EventRef
+def fill_columns(
+    g: Graph, x: Tensor, begin_event: EventRef, column: Expr | int = 0, first: int = 0
 ) -> None:
-    """Writes what follows the first `columns` of each tensor: a 1, then zeros. Each
-    task notifies begin_event."""
-    for x, first in zip(tensors, columns, strict=True):
-        (b,) = grid = g.grid(b=ceildiv(x.shape[0], ROWS))
-        rows = span(b * ROWS, minimum(ROWS, x.shape[0] - b * ROWS))
-        g.call(
-            ones_column(x.dtype),
-            grid,
-            name=f"ones_of_{x.name}",
-            writes=[x[rows, span(even(first), x.shape[1] - even(first))]],
-            notifies=[begin_event],
-        )
+    """Writes `first`, 1 or 0, into a column, and zeros after it. Each task notifies
+    begin_event."""
+    (b,) = grid = g.grid(b=ceildiv(x.shape[0], ROWS))
+    rows = span(b * ROWS, minimum(ROWS, x.shape[0] - b * ROWS))
+    g.call(
+        ones_column(x.dtype, first),
+        grid,
+        name=f"fill_{x.name}",
+        writes=[x[rows, span(column, x.shape[1] - column)]],
+        notifies=[begin_event],
+    )

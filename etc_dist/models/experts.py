@@ -54,7 +54,7 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.call import UpTo
 from etc_dist.layers.moe_steps import add_scores
-from etc_dist.models.expert_biases import count_tasks, even, fill_ones, with_bias
+from etc_dist.models.expert_biases import count_tasks, even, fill_columns, with_bias
 from etc_dist.ops.multiply import Matrix, tiles_of_dims
 
 if TYPE_CHECKING:
@@ -244,8 +244,8 @@ class MixtureCalls:
     def fill_ones(self, begin_event: EventRef) -> None:
         """Writes what biases are multiplied by, if there are any."""
         if self.has_biases:
-            tensors, columns = (self.x, self.active), (self.hidden, self.inner)
-            fill_ones(self.g, tensors, columns, begin_event)
+            for x, size in ((self.x, self.hidden), (self.active, self.inner)):
+                fill_columns(self.g, x, begin_event, even(size), first=1)
 
     def _tile(self, number: Expr, width: Expr, size: Expr) -> Any:
         """Columns of a tile, of `size` before the ones."""
