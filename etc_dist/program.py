@@ -55,7 +55,7 @@ class Bound:
     dims: Mapping[str, int]
     signature: int
     text: str
-    own: Mapping[str, int]
+    own_rows: Mapping[str, int]
     rows: int
     launch: Any = None
 
@@ -97,7 +97,9 @@ class Program:
         self._finalizer = finalize(self, self._last.drop)
         self._finalizer.atexit = False
         self._proved: Recent[tuple[int, ...], Verified] = Recent(MOST_PROOFS)
-        self._largest = plan.graph.own[1].name if plan.graph.own is not None else ""
+        self._largest = (
+            plan.graph.own_dims[1].name if plan.graph.own_dims is not None else ""
+        )
         self._agreed: Recent[tuple[int, ...], bool] = Recent(MOST_AGREED)
         self._is_closed = False
         self._run_check = RunCheck(plan, world, executor.workers)
@@ -215,7 +217,7 @@ class Program:
             is_checked = self._run_check.is_wanted
             if is_checked and is_capturing(self.backend, stream):
                 self.world.refuse(cannot_capture(bound.text))
-            if bound.own:
+            if bound.own_rows:
                 most = self._agree_on_rows(bound)
                 if most == 0:
                     return
@@ -227,7 +229,7 @@ class Program:
             # NOTE: all ranks know whether they have agreed on these dims before.
             if not is_ready:
                 self._last.match(bound.signature, bound.describe)
-                if bound.own:
+                if bound.own_rows:
                     self._agreed.put(tuple(bound.dims.values()), True)
         except (WaitTimeoutError, WorldError) as error:
             fault = self._last.end_of_run(error)
@@ -342,7 +344,7 @@ class Program:
         return bound.launch is None
 
     def _prepare(self, bound: Bound) -> Any:
-        return self._executor.prepare(bound.arrays, {**bound.dims, **bound.own})
+        return self._executor.prepare(bound.arrays, {**bound.dims, **bound.own_rows})
 
     def _grow(self, bound: Bound) -> None:
         """Allocate memory for a call, of the same size on all ranks."""

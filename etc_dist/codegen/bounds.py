@@ -92,7 +92,7 @@ class _Checks:
         """NOTE: a start without loads may lie beyond the edge: then the region is
         empty. The verifier proves that it is not negative."""
         shape = region.tensor.shape
-        parts = zip(region.start, region.size, shape, region.kept, strict=True)
+        parts = zip(region.start, region.size, shape, region.kept_axes, strict=True)
         for start, size, extent, is_kept in parts:
             yield from self.loads(start, is_compared=True)
             yield from self.loads(size)

@@ -122,7 +122,7 @@ class Arguments:
         """The arguments of a plan's kernel."""
         graph = plan.graph
         integers = [RANK.name, *(dim_name(s.name) for s in graph.dims)]
-        integers += [dim_name(s.name) for s in (graph.own or ())[:1]]
+        integers += [dim_name(s.name) for s in (graph.own_dims or ())[:1]]
         integers += [dim_name(s.name) for s, _ in graph.derived]
         integers += [events_name(events.name) for events in graph.events]
         integers += [name for name, _, _ in periods(plan)]

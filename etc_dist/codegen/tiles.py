@@ -23,10 +23,10 @@ ONE = Const(1)
 
 @dataclass(frozen=True)
 class Axis:
-    """A region along one axis: its first index, its size, the tensor's extent. `kept`:
-    the axis was not indexed by one number."""
+    """A region along one axis: its first index, its size, the tensor's extent.
+    `is_kept`: the axis was not indexed by one number."""
 
-    kept: bool
+    is_kept: bool
     start: Expr
     size: Expr
     extent: Expr
@@ -94,7 +94,7 @@ def _axes(region: Region, derived: Mapping[str, Expr]) -> list[Axis]:
     parts = zip(region.start, region.size, region.tensor.shape, strict=True)
     return [
         Axis(is_kept, *(substitute(e, derived) for e in part))
-        for part, is_kept in zip(parts, region.kept, strict=True)
+        for part, is_kept in zip(parts, region.kept_axes, strict=True)
     ]
 
 
@@ -194,7 +194,7 @@ def _cut_off(axis: Axis) -> Iterator[str]:
     """The faults of a region that its tensor must not clip: at given dims the proof
     finds them, unless places are loaded."""
     surplus = op("-", op("+", axis.start, axis.size), axis.extent)
-    if axis.start.is_loaded and axis.kept:
+    if axis.start.is_loaded and axis.is_kept:
         yield f"from {axis.start}, where it may be clipped, as its place is loaded"
     elif isinstance(axis.extent, Symbol) and axis.extent.kind == "own":
         yield f"size {axis.size}, where it may be clipped at {axis.extent}"

@@ -248,7 +248,10 @@ def _dims_of(
     rows = [
         n for rank_inputs in inputs for n in graph.own_rows_of(rank_inputs).values()
     ]
-    return {**dims, **({graph.own[1].name: max(rows)} if graph.own and rows else {})}
+    return {
+        **dims,
+        **({graph.own_dims[1].name: max(rows)} if graph.own_dims and rows else {}),
+    }
 
 
 def _check_rows(

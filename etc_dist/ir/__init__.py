@@ -5,7 +5,7 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
 
     GraphFunction(name, world_size, dims: Symbol*, derived: (Symbol, Expr)*,
                   tensors: Tensor*, events: EventTensor*, calls: Call*, local_size,
-                  own: (Symbol, Symbol)?, requirements: Requirement*)
+                  own_dims: (Symbol, Symbol)?, requirements: Requirement*)
 
     Requirement(what, numbers: Expr*, values: (integer*)*, fix, exprs: Expr*)
     Tensor(name, shape: Expr*, dtype, kind, over, flagged)
@@ -19,7 +19,7 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
          pace: Expr, loops, values: (name, Expr)*, even, streams_after?)
         The first `loops` axes are those of loops. A task is a coordinate of the axes.
     Coordinate(symbol: Symbol, extent: Expr, count: Load?)
-    Region(tensor: Tensor, rank: Expr?, start: Expr*, size: Expr*, kept*)
+    Region(tensor: Tensor, rank: Expr?, start: Expr*, size: Expr*, kept_axes*)
     EventRef(events: EventTensor, rank: Expr?, index: Expr*, guards: Guard*)
     Guard = Comparison | Expr
 

@@ -167,7 +167,7 @@ def _check_own_rows(call: Call, where: str) -> None:
     clipped."""
     regions = [r for r in (*call.reads, *call.writes) if r.tensor.has_own_rows]
     for region in regions:
-        if not region.kept[0] or region.size[0] == region.tensor.shape[0]:
+        if not region.kept_axes[0] or region.size[0] == region.tensor.shape[0]:
             raise GraphError(
                 f"call {call.name} accesses rows that a rank may not have",
                 where=f"{where}: {region}",

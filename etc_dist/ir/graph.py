@@ -70,7 +70,7 @@ class GraphFunction:
     calls: tuple[Call, ...]
     local_size: int
     """The ranks of each host; ranks of one host access each other's memory."""
-    own: tuple[Symbol, Symbol] | None = None
+    own_dims: tuple[Symbol, Symbol] | None = None
     """The number of rows that differs between ranks, and the dim that is the largest of
     all ranks: see `Graph.own_rows`."""
     requirements: tuple[Requirement, ...] = ()
@@ -81,8 +81,8 @@ class GraphFunction:
         lines = [f"graph {self.name}({dims}) on {self.world_size} ranks"]
         if self.local_size < self.world_size:
             lines[0] += f", {self.local_size} on each host"
-        if self.own is not None:
-            lines.append(f"{self.own[0]} of each rank, at most {self.own[1]}")
+        if self.own_dims is not None:
+            lines.append(f"{self.own_dims[0]} of each rank, at most {self.own_dims[1]}")
         lines += [f"let {name} = {value}" for name, value in self.derived]
         lines += [str(requirement) for requirement in self.requirements]
         lines += [str(t) for t in self.tensors]
@@ -101,8 +101,8 @@ class GraphFunction:
         """The dims and `rank`, by name. The rank's own number of rows is the largest if
         `dims` does not have it."""
         env: dict[str, Any] = {**dims, RANK.name: rank}
-        if self.own is not None:
-            env.setdefault(self.own[0].name, env[self.own[1].name])
+        if self.own_dims is not None:
+            env.setdefault(self.own_dims[0].name, env[self.own_dims[1].name])
         return env
 
     def alike(self, dims: Mapping[str, int]) -> dict[str, int]:
@@ -111,11 +111,13 @@ class GraphFunction:
 
     def own_rows_of(self, arrays: Mapping[str, Any]) -> dict[str, int]:
         """The rank's own number of rows by its name, from its arrays."""
-        if self.own is None:
+        if self.own_dims is None:
             return {}
         names = [t.name for t in self.given() if t.has_own_rows and t.name in arrays]
         shapes = [arrays[name].shape for name in names]
-        return {self.own[0].name: int(shapes[0][0])} if shapes and shapes[0] else {}
+        return (
+            {self.own_dims[0].name: int(shapes[0][0])} if shapes and shapes[0] else {}
+        )
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of this name, which exists."""

@@ -153,14 +153,14 @@ class RemoteTensor:
 class Region:
     """A box of a tensor: per axis a start and a size, cut off at the edge.
 
-    `rank` is None for the running rank's own memory. `kept[axis]` is False where the
-    axis was indexed by one integer; such an axis is dropped from the NumPy view."""
+    `rank` is None for the running rank's own memory. `kept_axes[axis]` is False where
+    the axis was indexed by one integer; such an axis is dropped from the NumPy view."""
 
     tensor: Tensor
     rank: Expr | None
     start: tuple[Expr, ...]
     size: tuple[Expr, ...]
-    kept: tuple[bool, ...]
+    kept_axes: tuple[bool, ...]
 
     @cached_property
     def parts(self) -> tuple[Expr, ...]:
@@ -194,7 +194,9 @@ class Region:
         """The region of `array` (the tensor's storage on the right rank)."""
         index = tuple(
             slice(int(low), max(int(low), int(high))) if is_kept else int(low)
-            for is_kept, (low, high) in zip(self.kept, self.bounds(env), strict=True)
+            for is_kept, (low, high) in zip(
+                self.kept_axes, self.bounds(env), strict=True
+            )
         )
         return array[index]
 
@@ -202,7 +204,7 @@ class Region:
         where = "" if self.rank is None else f".on({self.rank})"
         parts = []
         for start, size, extent, is_kept in zip(
-            self.start, self.size, self.tensor.shape, self.kept, strict=True
+            self.start, self.size, self.tensor.shape, self.kept_axes, strict=True
         ):
             if not is_kept:
                 parts.append(str(start))

@@ -295,7 +295,7 @@ class _Calls:
         """The layers that have a matmul."""
         if self.dense is None or matmul not in (*SHARED_MATMULS, *DENSE_MATMULS):
             return self.layers
-        return self.dense.others if matmul in SHARED_MATMULS else self.dense.count
+        return self.dense.num_others if matmul in SHARED_MATMULS else self.dense.count
 
     def take_rows(self) -> None:
         """Copies the given rows, which are read once."""
@@ -357,7 +357,7 @@ class _Calls:
             )
         attention, qkv_done = self.attention, self.matmul_events["qkv"][turn]
         attended = attention.add(turn, self.ready[turn], qkv_done)
-        plan_event = attention.planned[turn[0]]
+        plan_event = attention.plan_events[turn[0]]
         self.multiply("o", attention.y, self.deltas["o"], attended, turn, plan_event)
         if self.mixture is None:
             self.add_mlp(turn)

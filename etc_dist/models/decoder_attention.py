@@ -108,7 +108,7 @@ class AttentionCalls:
         self.sums = g.local("sums", (num_slots, sizes.heads, sizes.head_dim), "float32")
         self.stats = g.local("stats", (num_slots, sizes.heads, 2), "float32")
         some = 1 if self.spans is None else maximum(1, layers)
-        self.planned = g.events("planned", (num_steps,), expects=some)
+        self.plan_events = g.events("planned", (num_steps,), expects=some)
 
     def plan(self, step: Expr, ready: EventRef) -> None:
         """Plans the shares of a step, once its rows are `ready`."""
@@ -125,7 +125,7 @@ class AttentionCalls:
                 *(self.combined[step, n, :, :], self.num_combined[step, n, :]),
             ],
             waits=[ready],
-            notifies=[self.planned[step]],
+            notifies=[self.plan_events[step]],
             values={"lists": self.of_task},
         )
 
@@ -205,7 +205,7 @@ class AttentionCalls:
                 *(z[span(*own_slots), of_heads, :] for z in (self.sums, self.stats)),
                 self.y[span(*own_rows), columns],
             ],
-            waits=[self.planned[step], appended[*turn, h]],
+            waits=[self.plan_events[step], appended[*turn, h]],
             notifies=[
                 attended[*turn, 0].when(self.num_combined.load(step, plan, 0)),
                 attended[*turn, 1],
@@ -233,7 +233,7 @@ class AttentionCalls:
                 *self._sinks(layer, of_heads),
             ],
             writes=[self.y[row, tile(p, num_queries * sizes.head_dim)]],
-            waits=[self.planned[step], attended[*turn, 0]],
+            waits=[self.plan_events[step], attended[*turn, 0]],
             notifies=[attended[*turn, 1]],
             even=True,
         )

@@ -30,7 +30,7 @@ class DenseLayers:
     def __init__(self, g: Graph, rows: Expr, steps: Expr) -> None:
         self.g, self.rows, self.steps = g, rows, steps
         self.count, self.inner = g.dims("dense_layers dense_inner")
-        self.others = g.dims("sparse_layers")
+        self.num_others = g.dims("sparse_layers")
         self.no_rows = g.input("no_rows", (1, MOST_ROWS), "int32")
 
     def is_dense(self, layer: Expr) -> Comparison:

@@ -164,7 +164,7 @@ class MixtureCalls:
         experts, top_k = mixture.experts, mixture.router.top_k
         every = layers
         if dense is not None:
-            layers = dense.others
+            layers = dense.num_others
         # The columns of rows of x, and those without the ones.
         self.width = hidden
         self.columns: Any = slice(None)

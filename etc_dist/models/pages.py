@@ -59,7 +59,7 @@ class RowLimits(NamedTuple):
     place in the cache. own_from: the positions from which on they cannot, [rows]; None
     where two rows have one request."""
 
-    used: UsedPages
+    used_pages: UsedPages
     limits: Array
     are_apart: bool
     own_from: Array | None = None

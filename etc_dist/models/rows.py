@@ -41,7 +41,7 @@ class StepRows(NamedTuple):
     longest: int
     stops: Array | None
     sampling: Array | None
-    used: UsedPages
+    used_pages: UsedPages
 
     @property
     def samples(self) -> bool:
@@ -50,7 +50,7 @@ class StepRows(NamedTuple):
 
     def signature(self) -> int:
         """A number of 63 bits, for `World.match_call`."""
-        digest = hashlib.blake2b(self.used.digest, digest_size=8)
+        digest = hashlib.blake2b(self.used_pages.digest, digest_size=8)
         for array in (self.numbers, self.stops, self.sampling):
             digest.update(b"" if array is None else array.tobytes())
             digest.update(b"|")
@@ -59,7 +59,7 @@ class StepRows(NamedTuple):
     def describe(self) -> str:
         """The numbers as text, for errors."""
         array_by_name = dict(zip(NAMES, self.numbers, strict=True))
-        array_by_name |= {"table": self.used.table.ravel()}
+        array_by_name |= {"table": self.used_pages.table.ravel()}
         for name in ("stops", "sampling"):
             array = getattr(self, name)
             array_by_name |= {} if array is None else {name: array.ravel()}
@@ -86,10 +86,10 @@ class RowArrays:
             sections.arrays["table"] = self._table.device
             self._sections[count] = sections
         sections.write(rows)
-        if rows.used is not self._used_pages:
-            self._table.host[...] = rows.used.table
+        if rows.used_pages is not self._used_pages:
+            self._table.host[...] = rows.used_pages.table
             self._table.send()
-            self._used_pages = rows.used
+            self._used_pages = rows.used_pages
         return sections.arrays
 
 
@@ -184,7 +184,7 @@ class RowChecks:
         limits = self._limits_of(requests, self._pages.examine(table))
         self._expect_below(numbers, limits, lists_by_name)
         if not (limits.are_apart or _are_own(limits, of_rows)):
-            self._expect_apart(numbers, limits.used.table)
+            self._expect_apart(numbers, limits.used_pages.table)
         gap = self._pages.written.gap(limits, requests, of_rows)
         if gap is not None:
             row, missing = gap
@@ -200,7 +200,7 @@ class RowChecks:
         sampling_rows = (
             None if sampling is None else row_sampling(len(requests), sampling)
         )
-        return StepRows(numbers, longest, of_stops, sampling_rows, limits.used)
+        return StepRows(numbers, longest, of_stops, sampling_rows, limits.used_pages)
 
     def add_written(self, rows: StepRows, ids: Array) -> None:
         """Later steps may attend to the positions of `rows`, the last checked ones,
@@ -211,7 +211,7 @@ class RowChecks:
     def _limits_of(self, requests: Array, used_pages: UsedPages) -> RowLimits:
         num_rows, key = len(requests), requests.tobytes()
         entry = self._limits.get(num_rows)
-        if entry is not None and entry[0] == key and entry[1].used is used_pages:
+        if entry is not None and entry[0] == key and entry[1].used_pages is used_pages:
             return entry[1]
         # Requests that do not exist have any of these limits, beside their own.
         positions = used_pages.positions.take(requests, mode="clip")

@@ -69,13 +69,13 @@ class SpecialTokens:
 
     path: Path
     fields: Mapping[str, Any]
-    named: Mapping[str, str | Mapping[str, Any]]
+    named_tokens: Mapping[str, str | Mapping[str, Any]]
     unnamed: tuple[str | Mapping[str, Any], ...]
-    added: Mapping[str, Mapping[str, Any]]
+    added_tokens: Mapping[str, Mapping[str, Any]]
 
     def texts(self) -> dict[str, str]:
         """The texts of the tokens, by name."""
-        return {name: content(token) for name, token in self.named.items()}
+        return {name: content(token) for name, token in self.named_tokens.items()}
 
 
 def read_special(folder: Path) -> SpecialTokens:
@@ -124,7 +124,9 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
     text = special.texts().get("eos_token")
     if text is None:
         return ()
-    ids = {t["content"]: int(n) for n, t in special.added.items() if n.isdecimal()}
+    ids = {
+        t["content"]: int(n) for n, t in special.added_tokens.items() if n.isdecimal()
+    }
     path = folder / "tokenizer.json"
     if text not in ids and path.exists():
         ids = _ids(read_optional(path), path)

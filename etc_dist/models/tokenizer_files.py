@@ -92,7 +92,7 @@ def _begins_with_space(tokens: Any) -> bool:
 def _expect_added(tokens: Any, special: SpecialTokens) -> None:
     """Refuse added tokens that tokenizer.json lacks or has with other flags."""
     token_by_id = {str(n): t for n, t in tokens.get_added_tokens_decoder().items()}
-    for number, token in special.added.items():
+    for number, token in special.added_tokens.items():
         file_token = token_by_id.get(number)
         if any(
             name in FLAGS and value != getattr(file_token, name, None)
@@ -107,7 +107,7 @@ def _add_special(tokens: Any, special: SpecialTokens) -> None:
     tokenizers = extra_module("tokenizers")
     token_by_text = {t.content: t for t in tokens.get_added_tokens_decoder().values()}
     special_texts = special.texts().values()
-    for token in (*special.named.values(), *special.unnamed):
+    for token in (*special.named_tokens.values(), *special.unnamed):
         text = content(token)
         if tokens.token_to_id(text) is None:
             raise refused(

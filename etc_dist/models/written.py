@@ -64,7 +64,7 @@ class WrittenPositions:
     def _count(self, limits: RowLimits, requests: Array) -> None:
         self._limits = None  # also if an interrupt follows
         self._requests = requests.copy()
-        self._pages = limits.used.table[requests]
+        self._pages = limits.used_pages.table[requests]
         self._page_lengths = self._lengths_of(self._pages, self._of_pages)
         self._lengths = self._page_lengths.copy()
         self._limits = limits
@@ -96,7 +96,7 @@ class WrittenPositions:
         """The same from the counts of the pages, which other rows may write."""
         self._store()
         self._count(limits, requests)
-        pages = limits.used.table[requests, positions // self._page_size]
+        pages = limits.used_pages.table[requests, positions // self._page_size]
         slots, counts = positions % self._page_size, self._of_pages[pages]
         new = np.bincount(pages[slots >= counts], minlength=len(self._of_pages))
         rows = np.flatnonzero(slots >= counts + new[pages])

@@ -313,7 +313,7 @@ class ArgumentTable:
                 shape.name,
                 shape.at(dims),
                 E4M3 if shape.name in scaled else shape.dtype or dtype,
-                written=shape in self.outputs,
+                is_written=shape in self.outputs,
                 orders="CF" if shape.name == self.transposable and not scaled else "C",
                 axes=tuple(axis.show({}) for axis in shape.axes),
                 over=self._over.get(shape.name, ""),

@@ -228,7 +228,7 @@ class _TimedRun:
             if task.unmet is not None:
                 cause = task.unmet.element or task.unmet.peer
                 self._waiting[cause][worker] = task.unmet.want
-        if worker.done and lane.name == TENSOR:
+        if worker.is_done and lane.name == TENSOR:
             self._join(worker, now)
 
     def _begin(
@@ -269,9 +269,11 @@ class _TimedRun:
     def _mirrored(self, task: Task) -> Sequence[Element]:
         """The elements of rank 0 that this task of other ranks notifies."""
         block = task.block
-        if "mirrored" not in block.found:
-            block.found["mirrored"] = self._mirror(task.call, block)
-        elements: Sequence[Element] = block.found["mirrored"][task.t - block.first]
+        if "mirrored" not in block.cached_values:
+            block.cached_values["mirrored"] = self._mirror(task.call, block)
+        elements: Sequence[Element] = block.cached_values["mirrored"][
+            task.t - block.first
+        ]
         return elements
 
     def _mirror(self, call: Call, block: TaskBlock) -> Sequence[Sequence[Element]]:

@@ -21,7 +21,7 @@ class Expected:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    written: bool = False
+    is_written: bool = False
     orders: str = "C"
     axes: tuple[str, ...] = ()
     over: str = ""
@@ -49,9 +49,11 @@ def bind_dims(
     least that of this rank."""
     names = {d.name for d in graph.dims}
     dims = named_dims(graph, explicit_dims or {})
-    if graph.own is not None:
+    if graph.own_dims is not None:
         for rows in graph.own_rows_of(arrays).values():
-            dims[graph.own[1].name] = max(rows, dims.get(graph.own[1].name, 0))
+            dims[graph.own_dims[1].name] = max(
+                rows, dims.get(graph.own_dims[1].name, 0)
+            )
     for tensor in graph.arguments():
         array = arrays.get(tensor.name)
         if array is None or len(array.shape) != len(tensor.shape):
@@ -138,7 +140,7 @@ def _array_faults(
     if 0 in array.shape:
         wanted = f"{name} without an axis of length 0"
         return [] if may_be_empty else [(wanted, described(array))]
-    if expected.written and array.is_read_only:
+    if expected.is_written and array.is_read_only:
         return [(f"{name} that can be written", "a read-only array")]
     has_odd_rows = array.has_odd_rows and not expected.by_element
     if device != "cpu" and (array.pointer % 16 or has_odd_rows):
@@ -158,7 +160,7 @@ def _overlaps(
     faults = []
     for array_idx, y in enumerate(ordered_arrays):
         over = expected[array_idx].over
-        for x in ordered_arrays[:array_idx] if expected[array_idx].written else ():
+        for x in ordered_arrays[:array_idx] if expected[array_idx].is_written else ():
             is_same = over == x.name and (y.pointer, y.end) == (x.pointer, x.end)
             if y.overlaps(x) and not is_same:
                 wanted = f"{y.name} apart from {x.name}"

@@ -69,12 +69,12 @@ class Lane:
     name: str
     calls: tuple[Call, ...]
     policy: str
-    claimed: tuple[str, ...] = ()
+    claimed_calls: tuple[str, ...] = ()
     """In a queue lane, the names of the calls with waits that are not queued."""
 
     def queued(self, call: Call) -> bool:
         """Whether the units of `call` pass through the lane's queue."""
-        has_waits = bool(call.waits) and call.name not in self.claimed
+        has_waits = bool(call.waits) and call.name not in self.claimed_calls
         return self.policy == QUEUE and has_waits
 
     @cached_property

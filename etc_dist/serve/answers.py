@@ -95,7 +95,7 @@ class CompletionAnswer:
             self._lengths[idx] += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [logprobs.chosen for _, logprobs in tokens],
+            "token_logprobs": [logprobs.own_logprob for _, logprobs in tokens],
             "top_logprobs": [
                 self._by_text(logprobs.most_likely) for _, logprobs in tokens
             ],
@@ -141,7 +141,7 @@ class ChatAnswer(CompletionAnswer):
             return None
         content = [
             {
-                **self._token(number, logprobs.chosen),
+                **self._token(number, logprobs.own_logprob),
                 "top_logprobs": [self._token(*pair) for pair in logprobs.most_likely],
             }
             for number, logprobs in tokens

@@ -41,7 +41,7 @@ class TokenLogprobs:
     """The natural logarithm of a chosen token's probability, and the most likely tokens
     with theirs, in descending order; before temperature, top_k and top_p."""
 
-    chosen: float
+    own_logprob: float
     most_likely: tuple[tuple[int, float], ...] = ()
 
 

@@ -23,7 +23,7 @@ class RankLogits(NamedTuple):
     total: Array
     most_likely: Array
     ids: Array
-    chosen: Array
+    own_logits: Array
 
 
 def find_logprobs(
@@ -40,7 +40,7 @@ def find_logprobs(
     largest = np.max([part.largest for part in parts], axis=0)
     total = sum(part.total * np.exp(part.largest - largest) for part in parts)
     norm = largest + np.log(total)
-    chosen_logprobs = np.max([part.chosen for part in parts], axis=0) - norm
+    chosen_logprobs = np.max([part.own_logits for part in parts], axis=0) - norm
     logits = np.concatenate([part.most_likely for part in parts], axis=1)
     of_logits = np.concatenate([part.ids for part in parts], axis=1)
     logprobs = []

@@ -376,7 +376,7 @@ class _Reader:
         wrong = np.zeros(block.count, bool)
         starts: list[Array | None] = []
         for start, extent, is_range in zip(
-            region.start, region.tensor.shape, region.kept, strict=True
+            region.start, region.tensor.shape, region.kept_axes, strict=True
         ):
             starts.append(block.values(start) if self.known([start]) else None)
             at, end = starts[-1], extent.evaluate(block.env)

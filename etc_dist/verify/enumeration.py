@@ -273,7 +273,7 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
             lanes[key] = replace(block.lane, calls=tuple(counted_calls))
         lane = lanes[key]
         here = slice(block.base, block.base + block.count)
-        if lane.policy == QUEUE and block.call.name not in lane.claimed:
+        if lane.policy == QUEUE and block.call.name not in lane.claimed_calls:
             queue[here] = np.arange(len(names), len(names) + block.count)
             names += [f"the {lane.name} lane of rank {block.rank}"] * block.count
             continue

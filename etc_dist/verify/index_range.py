@@ -24,7 +24,7 @@ def check_index_range(
 ) -> list[Fault]:
     """A fault for each call with an index expression that may exceed 32 bits.
     `environments` has the dims and derived numbers of each rank."""
-    symbols = (*graph.dims, *(graph.own or ())[:1], *(s for s, _ in graph.derived))
+    symbols = (*graph.dims, *(graph.own_dims or ())[:1], *(s for s, _ in graph.derived))
     names = [symbol.name for symbol in symbols]
     intervals: dict[str, Interval] = {}
     for name in (*names, RANK.name):

@@ -90,7 +90,7 @@ class _Operands:
     def exact_axes(self) -> Iterator[tuple[Axis, int]]:
         """Axes with a size that the edge of a tensor must not clip."""
         for axis, extent in self.declared():
-            if extent.is_exact and self.regions[axis[0]].kept[axis[1]]:
+            if extent.is_exact and self.regions[axis[0]].kept_axes[axis[1]]:
                 yield axis, self.world if extent.size is None else extent.size
 
     def limited_axes(self) -> Iterator[tuple[Axis, Expr]]:

@@ -37,7 +37,7 @@ class RankReport:
     local_rank: int
     settings: Settings
     gpus: Gpus
-    chosen: int | None = None
+    torch_device: int | None = None
     """The CUDA device that the process uses already, in torch."""
     machine: str = ""
     """Equal exactly on ranks of one machine, on which hosts may be pretended."""
@@ -49,8 +49,8 @@ class RankReport:
         A single visible GPU is the launcher's choice for this rank
         (CUDA_VISIBLE_DEVICES); else ranks of a host take the GPUs in order, and with
         `share_gpu` in turn."""
-        if self.chosen is not None:
-            return self.chosen
+        if self.torch_device is not None:
+            return self.torch_device
         num_gpus = len(self.gpus.pci_ids)
         if num_gpus == 1:
             return 0

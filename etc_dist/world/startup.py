@@ -199,6 +199,6 @@ def _report(settings: Settings, transport: Transport, keys: list[str]) -> RankRe
         local_rank=keys[: transport.rank].count(key),
         settings=settings,
         gpus=find_gpus() if is_on_gpus else Gpus(missing="not looked for"),
-        chosen=transport.device(),
+        torch_device=transport.device(),
         machine=machine_key(),
     )

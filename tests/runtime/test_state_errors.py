@@ -137,6 +137,6 @@ def test_an_array_of_another_library_may_be_read_only(monkeypatch):
     shape = {"shape": (4,), "strides": (4,), "itemsize": 4, "dtype": "float32"}
     made = SimpleNamespace(**place, **shape)
     monkeypatch.setattr("etc_dist.runtime.arrays._as_cupy", lambda name, value: made)
-    wanted = Expected("x", (4,), "float32", written=True)
+    wanted = Expected("x", (4,), "float32", is_written=True)
     with pytest.raises(ArgumentError, match="wanted: x that can be written"):
         check_arrays("f", [wanted], {"x": inspect("x", owner)}, 0)

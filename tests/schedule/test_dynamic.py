@@ -227,7 +227,7 @@ def steps(g: Kit, *, apart: bool = False, beside: bool = False, turns: int = 0) 
 def test_calls_that_no_other_can_precede_are_claimed_first(options, claimed):
     plan = schedule_dynamic(made(partial(steps, **options)))
     lane = plan.lane("tensor")
-    assert lane.claimed == claimed
+    assert lane.claimed_calls == claimed
     assert [call.name for call in lane.calls][:3] == ["begin", "middle", "end"]
     units = 7 * (1 + len(claimed)) * max(1, options.get("turns", 0))
     assert int(lane.initial.evaluate({"n": 7, "rank": 0})) == units
@@ -237,7 +237,7 @@ def test_calls_that_no_other_can_precede_are_claimed_first(options, claimed):
 
 def test_experts_are_planned_before_the_queue():
     lane = schedule_dynamic(moe_graph(1, experts=8, top_k=2)).lane("tensor")
-    assert lane.claimed == ("choose_experts", "list_rows", "plan_tiles")
+    assert lane.claimed_calls == ("choose_experts", "list_rows", "plan_tiles")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])

@@ -210,7 +210,7 @@ def test_a_call_that_is_claimed_before_a_queued_one_is_refused():
     refused(lambda: plan_dynamic(made(waiting), ["second"]), words, ScheduleError)
     plan = plan_dynamic(made(waiting), ["first", "second"])
     verify(plan, {}, workers=4)
-    lanes = (replace(plan.lanes[0], claimed=("second",)), plan.lanes[1])
+    lanes = (replace(plan.lanes[0], claimed_calls=("second",)), plan.lanes[1])
     fault(replace(plan, lanes=lanes), expected)
 
 

@@ -98,7 +98,7 @@ class CpuExecutor(Executor):
         self.run(launch.arrays, launch.dims)
 
     def loaded(self, launch: PreparedRun, names: Sequence[str]) -> dict[str, Array]:
-        array_by_name = {**launch.arrays, **self._state.own}
+        array_by_name = {**launch.arrays, **self._state.own_arrays}
         return {name: array_by_name[name] for name in names}
 
     def reset(self) -> None:
@@ -143,7 +143,7 @@ class CpuExecutor(Executor):
         """Name, once, local and symmetric tensors of floats that bodies have read, and
         of which none has filled an element."""
         graph = self._plan.graph
-        if graph.own is not None:
+        if graph.own_dims is not None:
             return  # a rank without rows fills nothing, here or at its peers
         for tensor in map(graph.tensor, sorted(self._read - self._unfilled)):
             if tensor.kind not in ("local", "symmetric"):
@@ -179,7 +179,7 @@ class CpuExecutor(Executor):
         for tensor in graph.tensors:
             if tensor.kind == "local":
                 own_arrays[tensor.name] = storage.poisoned(tensor, env)
-        self._state.own = own_arrays
+        self._state.own_arrays = own_arrays
         shape = self._shapes.get(key := (*env.items(),))
         if shape is None:
             self._shapes.put(key, shape := SizedPlan(self._plan, env))

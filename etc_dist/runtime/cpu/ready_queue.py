@@ -32,11 +32,11 @@ class ReadyQueue:
         self, lane: Lane, env: Mapping[str, Any], counts: Counts, chance: random.Random
     ):
         env = dict(env)
-        self.left = int(lane.total.evaluate(env))
+        self.num_left = int(lane.total.evaluate(env))
         """The number of units that are not taken, without those known to be surplus."""
         initial = range(int(lane.initial.evaluate(env)))
-        self._ready = [] if lane.claimed else list(initial)
-        self._initial = iter(initial if lane.claimed else ())
+        self._ready = [] if lane.claimed_calls else list(initial)
+        self._initial = iter(initial if lane.claimed_calls else ())
         self._chance, self._counts = chance, counts
         queued = filter(lane.queued, lane.calls)
         self._pending = [_Pending(lane, call, env, counts) for call in queued]
@@ -45,7 +45,7 @@ class ReadyQueue:
         """Find the units that have become ready, or turned out to be surplus."""
         counts = cache(self._counts)  # many calls wait for the same events
         for pending in self._pending:
-            self.left -= pending.drop(counts)
+            self.num_left -= pending.drop(counts)
             self._ready += pending.release(counts)
         self._pending = [pending for pending in self._pending if pending.groups.size]
 
@@ -54,13 +54,13 @@ class ReadyQueue:
         None if there is none."""
         following = next(self._initial, None)
         if following is not None:
-            self.left -= 1
+            self.num_left -= 1
             return following
         if not self._ready:
             return None
         at = self._chance.randrange(len(self._ready))
         self._ready[at], self._ready[-1] = self._ready[-1], self._ready[at]
-        self.left -= 1
+        self.num_left -= 1
         return self._ready.pop()
 
     def waiting(self) -> Iterator[tuple[Call, int]]:

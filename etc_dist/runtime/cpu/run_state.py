@@ -48,7 +48,7 @@ class RunState(Memory):
         """Of near ranks."""
         self._offsets: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._symmetric: list[dict[str, Array]] = []
-        self.own: dict[str, Array] = {}
+        self.own_arrays: dict[str, Array] = {}
         """This rank's arrays of the caller, and local tensors, by name."""
         self.epoch = 0
         self._hosts = world.hosts
@@ -100,7 +100,9 @@ class RunState(Memory):
     def forget_arguments(self) -> None:
         """Keep only the local tensors: a program does not own its caller's arrays."""
         names = {t.name for t in self._plan.graph.tensors if t.kind == "local"}
-        self.own = {name: a for name, a in self.own.items() if name in names}
+        self.own_arrays = {
+            name: a for name, a in self.own_arrays.items() if name in names
+        }
 
     def free(self) -> None:
         """Free the block. Collective."""
@@ -115,7 +117,7 @@ class RunState(Memory):
 
     def array(self, name: str, rank: int) -> Array:
         shared = self._symmetric[rank].get(name)
-        return self.own[name] if shared is None else shared
+        return self.own_arrays[name] if shared is None else shared
 
     def have(self, element: Element) -> int:
         area = self._area(element.rank, self.epoch)

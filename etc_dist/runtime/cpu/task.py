@@ -101,7 +101,7 @@ class TaskBlock:
         self._env = {**env, **tiles}
         columns = zip(*map(self._spread, tiles.values()), strict=True)
         self._tiles = [dict(zip(tiles, tile, strict=True)) for tile in columns] or [{}]
-        self.found: dict[Hashable, Sequence[Any]] = {}
+        self.cached_values: dict[Hashable, Sequence[Any]] = {}
 
     def tile_of(self, t: int) -> dict[str, int]:
         """The coordinate of task `t`, by name."""
@@ -137,7 +137,7 @@ class Task:
     block: TaskBlock
     waits: Sequence[tuple[Element, int]] | None = None
     knows_waits: bool = False
-    begun: bool = False
+    has_begun: bool = False
     reads: Sequence[ArrayAccess] = ()
     writes: Sequence[ArrayAccess] = ()
     notifies: Sequence[Element] = ()
@@ -217,18 +217,18 @@ class Resolver:
         """Fill in a task of a call without loads, unless a reference is faulty in some
         task of its block."""
         call, block = task.call, task.block
-        if ALL not in block.found:
+        if ALL not in block.cached_values:
             parts = [
                 self._rows_of(call.free_waits, task, self._waits),
                 self._rows_of(call.reads, task, self._accesses),
                 self._rows_of(call.writes, task, self._accesses),
                 self._rows_of(call.notifies, task, self._elements),
             ]
-            block.found[ALL] = [*zip(*parts, strict=all(parts))]
-        if rows := block.found[ALL]:
+            block.cached_values[ALL] = [*zip(*parts, strict=all(parts))]
+        if rows := block.cached_values[ALL]:
             parts = rows[task.t - block.first]
             task.waits, task.reads, task.writes, task.notifies = parts
-            task.knows_waits = task.begun = True
+            task.knows_waits = task.has_begun = True
 
     def _resolve(
         self, refs: Sequence[T], task: Task, resolve: Resolve[T, R]
@@ -255,7 +255,7 @@ class Resolver:
     ) -> Sequence[R | None]:
         """What `resolve` finds in each task of a block; [] if `ref` depends on loads,
         or is faulty in some task."""
-        columns, key = task.block.found, (id(ref), resolve.__name__)
+        columns, key = task.block.cached_values, (id(ref), resolve.__name__)
         column = columns.get(key)
         if column is None:
             column = []
@@ -303,7 +303,7 @@ class Resolver:
         axes: list[Sequence[Any]] = []
         shape = self._shapes[region.tensor.name]
         for start, size, end, is_kept in zip(
-            region.start, region.size, shape, region.kept, strict=True
+            region.start, region.size, shape, region.kept_axes, strict=True
         ):
             lows, is_loaded = values(start), start.is_loaded
             most = end - (not is_kept)

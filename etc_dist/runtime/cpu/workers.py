@@ -80,7 +80,7 @@ class LaneWorker:
     lanes: Sequence[Lane]
     unit: list[Task] = field(default_factory=list)
     """The tasks of its current unit that have not run."""
-    done: bool = False
+    is_done: bool = False
 
     @property
     def lane(self) -> Lane:
@@ -183,7 +183,7 @@ class Workers:
     @property
     def live(self) -> list[LaneWorker]:
         """The workers that have not ended."""
-        return [worker for worker in self.lane_workers if not worker.done]
+        return [worker for worker in self.lane_workers if not worker.is_done]
 
     @property
     def done(self) -> bool:
@@ -217,7 +217,7 @@ class Workers:
         unit = self._next_unit(worker)
         if unit is None:
             return False
-        worker.unit, worker.done = unit, not unit
+        worker.unit, worker.is_done = unit, not unit
         return True
 
     def next_task(self, worker: LaneWorker) -> Task | None:
@@ -238,7 +238,7 @@ class Workers:
         for lane in worker.lanes:
             queue = self._queues[lane.name]
             queue.release()
-            if queue.left:
+            if queue.num_left:
                 index = queue.take()
                 return None if index is None else self._unit(worker, lane, index)
         return []
@@ -303,7 +303,7 @@ class Workers:
         """Whether `task` is known not to exist, by the count of its grid, which may be
         valid only after the first wait."""
         limited, count = task.call.limited, task.call.count
-        if limited is None or count is None or task.begun:
+        if limited is None or count is None or task.has_begun:
             return False
         for element, want in self._resolver.waits(task.call.known_after, task):
             if self._memory.have(element) < want:
@@ -323,7 +323,7 @@ class Workers:
             task.waits = (*task.waits, *self._resolver.waits(loaded_waits, task))
             if not self._met(task):
                 return False
-        if not task.begun:
+        if not task.has_begun:
             self._begin(task)
         for peer in sorted(self._memory.awaited(task)):
             peer_epoch = self._memory.started(peer)
@@ -342,7 +342,7 @@ class Workers:
         return True
 
     def _begin(self, task: Task) -> None:
-        task.begun, call, resolver = True, task.call, self._resolver
+        task.has_begun, call, resolver = True, task.call, self._resolver
         task.reads = resolver.accesses(call.reads, task)
         task.writes = resolver.accesses(call.writes, task)
         task.notifies = resolver.elements(call.notifies, task)
