@@ -5,7 +5,7 @@ The cells lie between the cuts of all axes (see `boxes.py`)."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,12 +61,12 @@ class Cells:
 
 
 def all_cells(
-    tasks: Enumeration, order: HappensBefore, *, reduced: bool
+    tasks: Enumeration, order: HappensBefore, names: Container[str], *, reduced: bool
 ) -> Iterator[Cells]:
-    """The cells of every tensor on every rank, except those with values before the run
-    that no task writes; and of each input with the output that may be in its place, as
-    a state. Where cells are `reduced`, or many, those are left out that are equal to
-    others in this order."""
+    """The cells of the tensors `names` on every rank, except those with values before
+    the run that no task writes; and of each input with the output that may be in its
+    place, as a state. Where cells are `reduced`, or many, those are left out that are
+    equal to others in this order."""
     place = np.empty(tasks.tasks, np.int64)
     place[np.argsort(order.level[order.node], kind="stable")] = np.arange(tasks.tasks)
     accesses = defaultdict(list)
@@ -79,6 +79,8 @@ def all_cells(
         if output.over
     ]
     for tensor, group in groups:
+        if tensor.name not in names:
+            continue
         if tensor.is_given and not any(a.write for a in group):
             continue
         for rank, env in enumerate(tasks.environments):

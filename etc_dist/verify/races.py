@@ -53,14 +53,12 @@ class Races:
             is_needed = ~(cells.gathered[read] & later)
             self.unwritten.append((cells, read[is_needed], write[is_needed]))
 
-    def faults(self) -> list[Fault]:
-        """All races that were found."""
-        tally = Tally()
+    def add_to(self, tally: Tally) -> None:
+        """Count all races that were found."""
         for cells, first, second, is_ordered in self._searched(self.suspects):
             self._add_races(cells, first[~is_ordered], second[~is_ordered], tally)
         for cells, first, second, is_ordered in self._searched(self.unwritten):
             self._add_unwritten(cells, first[is_ordered], second[is_ordered], tally)
-        return tally.faults()
 
     def _drop_ordered(self) -> None:
         """Drop pairs that are quickly found to be ordered."""

@@ -194,22 +194,25 @@ def _check_accesses(
     tasks: Enumeration, supposed_tasks: Enumeration, rounds: Array, *, has_order: bool
 ) -> tuple[list[Fault], bool]:
     """Check the accesses that differ, where events alone order tasks. That is less than
-    the order of the plan: without a fault there, there is none. Otherwise check all
-    accesses, in the order of the plan."""
-    faults: list[Fault] = []
+    the order of the plan: a tensor without a fault there has none. Of the others check
+    all accesses, in the order of the plan."""
+    tally = Tally()
+    names = {tensor.name for tensor in tasks.plan.graph.tensors}
     for by_program in (False, True):
         order = order_classes(supposed_tasks, rounds, by_program=by_program)
-        every = all_cells(tasks, order, reduced=not by_program)
-        faults = _check_cells(tasks, every, Races(tasks, order) if has_order else None)
-        if not faults:
+        every = all_cells(tasks, order, names, reduced=not by_program)
+        tally = _check_cells(tasks, every, Races(tasks, order) if has_order else None)
+        names = {name for _, name, *_ in tally.found}
+        if not names:
             break
-    return faults, not by_program
+    return tally.faults(), not by_program
 
 
 def _check_cells(
     tasks: Enumeration, every: Iterable[Cells], races: Races | None
-) -> list[Fault]:
-    """Check the accesses of each cell; without `races`, only their coverage."""
+) -> Tally:
+    """Check the accesses of each cell; without `races`, only their coverage. The cause
+    of a fault is its kind, the tensor, and more."""
     tally = Tally()
     loaded_tensors = tasks.plan.graph.loaded_tensors()
     for cells in every:
@@ -229,7 +232,9 @@ def _check_cells(
         elif races is not None:
             races.check(merged(cells), is_complete)
             check_kept(tasks, cells, tally)
-    return tally.faults() + (races.faults() if races is not None else [])
+    if races is not None:
+        races.add_to(tally)
+    return tally
 
 
 def _check_arguments(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from etc_dist.errors import DeadlockError, GraphError, RaceError
 
@@ -29,7 +30,7 @@ class Fault:
 class Tally:
     """Faults by cause: the first counterexample and the number of cases."""
 
-    found: dict[object, Fault] = field(default_factory=dict)
+    found: dict[Any, Fault] = field(default_factory=dict)
 
     def add(self, cause: object, fault: Fault) -> None:
         """Counts a fault with the first one of the same cause."""

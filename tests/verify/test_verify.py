@@ -123,6 +123,23 @@ def test_the_order_of_workers_serves_those_of_one_number(act, workers) -> None:
         check(made(act), workers={4: 3, 1: 2}[workers])
 
 
+def test_tensors_that_events_order_are_checked_once(monkeypatch) -> None:
+    def unlike(g: Kit) -> None:
+        two_steps(g)
+        y, sent = g.local("y", (4,), "float32"), g.event("sent", 4)
+        g.do("fill", 4, writes=[y[ROW]], notifies=[sent[ROW]])
+        g.do("use", 4, reads=[y[ROW]], waits=[sent[ROW]])
+
+    names = []
+
+    def counted(tasks, cells, tally):
+        names.append(cells.tensor.name)
+
+    monkeypatch.setattr("etc_dist.verify.verify.check_own_writes", counted)
+    assert not check(made(unlike), workers=4).by_events
+    assert names == ["x", "y", "x"]
+
+
 def relay(g: Kit) -> None:
     """A chain of events orders its ends."""
     first, second = g.event("first")[0], g.event("second")[0]
