@@ -251,9 +251,9 @@ def test_both_programs_choose_as_the_router_says(name, one_rank, arrays, rng):
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("parallel", ["tensor", "expert"])
 def test_ranks_choose_as_the_router_says(parallel, world, arrays, rng):
-    router = replace(CORRECTED, num_groups=2, topk_group=1)
-    weights = draw_experts(rng, 38, 40, 8 * world.size)
-    biases = biases_of(rng, 38, router)
+    router, experts = replace(CORRECTED, num_groups=2, topk_group=1), 19 * world.size
+    weights = draw_experts(rng, experts, 40, 8 * world.size)
+    biases = biases_of(rng, experts, router)
     x = draw(rng, (5 * world.size, 40), "bfloat16")
     own = np.split(x, world.size)[world.rank]
     moe = MoE(

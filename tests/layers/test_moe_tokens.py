@@ -35,10 +35,11 @@ COUNTS = [(3, 40, 0, 7), (40, 3, 9, 0), (0, 0, 5, 0), (0, 0, 0, 0), (6, 6, 6, 6)
 
 @pytest.fixture
 def of_ranks(world, rng):
-    """Weights, and rows of each rank."""
+    """Weights, and rows of each rank, whose counts repeat on further ranks."""
     weights = draw_experts(rng, 4 * world.size, 40, 24)
     return weights, lambda counts: [
-        draw(rng, (count, 40), "bfloat16") for count in counts[: world.size]
+        draw(rng, (counts[rank % len(counts)], 40), "bfloat16")
+        for rank in range(world.size)
     ]
 
 
@@ -90,7 +91,7 @@ def test_an_array_says_how_many_rows_are_tokens(make, of_ranks, world, arrays, c
     put, count = arrays.put(x), arrays.put(np.zeros(1, np.int32))
     with make(weights, has_count=True) as moe:
         for numbers in ((0, 0), (40, 35), (33, 0), (0, 99), (-1, 1)):
-            count[...] = number = numbers[world.rank]
+            count[...] = number = numbers[world.rank % 2]
             number = max(0, number)
             y = moe(put, count=count)
             moe.synchronize()
