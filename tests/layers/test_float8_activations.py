@@ -34,10 +34,10 @@ def drawn(rng):
 
 @pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_an_mlp_quantizes_rows_and_activations(dtype, world, arrays, rng):
+def test_an_mlp_quantizes_rows_and_activations(dtype, one_rank, arrays, rng):
     scaled, weights = drawn(rng)
     given = [arrays.put_scaled(*each) for each in scaled]
-    with MLP(*given, world=world, activations="float8") as mlp:
+    with MLP(*given, world=one_rank, activations="float8") as mlp:
         for rows in (3, 300):
             x = rng.standard_normal((rows, HIDDEN)).astype(numpy_dtype(dtype))
             y = arrays.get(mlp(arrays.put(x)))
@@ -50,7 +50,7 @@ def test_an_mlp_quantizes_rows_and_activations(dtype, world, arrays, rng):
 def test_an_mlp_of_several_ranks_refuses_float8_activations(world, arrays, rng):
     scaled, _ = drawn(rng)
     given = [arrays.put_scaled(*each) for each in scaled]
-    words = "MLP has no float8 activations on several ranks|got: 2 ranks"
+    words = f"MLP has no float8 activations on several ranks|got: {world.size} ranks"
     refused(
         lambda: MLP(*given, world=world, activations="float8"), words, ArgumentError
     )
