@@ -48,15 +48,9 @@ class SparseBlock:
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of MoE."""
-        return {
-            "top_k": self.choice,
-            "correction": self.correction,
-            "shared": self.shared,
-            "shared_gate": self.shared_gate,
-            "activation": self.activation,
-            "router_bias": self.router_bias,
-            "expert_biases": self.expert_biases,
-        }
+        names = "correction", "shared", "shared_gate", "router_bias", "expert_biases"
+        arrays = {name: getattr(self, name) for name in names}
+        return {"top_k": self.choice, "activation": self.activation, **arrays}
 
     def share(self, parallel: str, rank: int, world: int) -> SparseBlock:
         """A rank's shard. "tensor": a copy of a part of the inner width of all experts;
