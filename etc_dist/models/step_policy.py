@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from etc_dist.functions.attend import HEADS
@@ -16,9 +16,10 @@ from etc_dist.models.experts import EXPERT_MATMULS, DecoderMixture
 from etc_dist.models.sizes import layout_of
 from etc_dist.ops.tile_model import (
     FAMILY,
-    TileWork,
+    Sizes,
     Tiling,
     dims_of,
+    num_tiles_of,
     text_of,
     tilings,
     work_of,
@@ -214,11 +215,8 @@ class StepPolicy:
                 if shapes[candidate.shape_idx].swapped
             ]
 
-        def cost(tiling: Tiling) -> float:
-            shape = shapes[tiling.shape_idx]
-            return self._cost(work_of(shape, tiling, sizes, workers, gated), rows)
-
-        return min(candidates, key=cost)
+        cost = self._cost(rows)
+        return min(candidates, key=lambda t: cost(shapes[t.shape_idx], t, sizes, gated))
 
     def _whole_tilings(self, shapes: Sequence[TileShape], gated: bool) -> list[Tiling]:
         """Those without split-K."""
@@ -229,13 +227,19 @@ class StepPolicy:
             for columns in shape.widths(gated=gated)
         ]
 
-    def _cost(self, work: TileWork, rows: int) -> float:
-        if self.workers is None:
-            return work.num_tiles
+    def _cost(self, rows: int) -> Callable[[TileShape, Tiling, Sizes, bool], float]:
+        """The time of a matmul with some tiles; on the CPU backend, their number."""
+        workers = self.workers
+        if workers is None:
+            return num_tiles_of
         constants = replace(self.tuning.tiles, task_us=TASK_US)
         if rows > MOST_SWAPPED_ROWS:
             constants = replace(constants, **MANY_ROWS_RATES)
-        return work.us(constants)
+
+        def us(shape: TileShape, tiling: Tiling, sizes: Sizes, gated: bool) -> float:
+            return work_of(shape, tiling, sizes, workers, gated).us(constants)
+
+        return us
 
     def _divides(self, name: str) -> bool:
         """Whether tiles of a matmul may use split-K."""
@@ -271,20 +275,19 @@ class StepPolicy:
         """The fastest tiles of `height` rows, for weights [n, k] of `num_experts`
         experts, or [n, k] of gate and of up."""
         shapes, gated = self.shapes_of(name), name in GATED
-        all_columns, workers = n * (1 + gated), self.workers or 1
+        all_columns, cost = n * (1 + gated), self._cost(height)
 
-        def cost(tiling: Tiling) -> float:
+        def cost_of_all(tiling: Tiling) -> float:
             num_tiles = -(-all_columns // tiling.columns)
             sizes = height, num_experts * num_tiles * tiling.columns, k
-            shape = shapes[tiling.shape_idx]
-            return self._cost(work_of(shape, tiling, sizes, workers), height)
+            return cost(shapes[tiling.shape_idx], tiling, sizes, False)
 
         fitting_tilings = [
             tiling
             for tiling in self._whole_tilings(shapes, gated)
             if shapes[tiling.shape_idx].rows == height
         ]
-        return min(fitting_tilings, key=cost)
+        return min(fitting_tilings, key=cost_of_all)
 
     def _shares(self, rows: int, longest: int) -> dict[str, int]:
         """The shares of each KV head. A worker has one list of a share while that is

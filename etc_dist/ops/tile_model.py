@@ -175,6 +175,15 @@ def _norm(*times: float) -> Any:
     return sum(time**NORM for time in times) ** (1 / NORM)
 
 
+def num_tiles_of(
+    shape: TileShape, tiling: Tiling, sizes: Sizes, gated: bool = False, ranks: int = 1
+) -> int:
+    """The number of all tiles, for the arguments of `work_of`."""
+    m, n, _ = sizes
+    n *= 2 if gated else 1
+    return ranks * -(-m // (ranks * shape.rows)) * -(-n // tiling.columns)
+
+
 def work_of(
     shape: TileShape,
     tiling: Tiling,
@@ -188,14 +197,14 @@ def work_of(
     m, n, k = sizes
     n *= 2 if gated else 1
     columns, split = tiling.columns, tiling.split_tile_columns
-    down, across = -(-m // (ranks * shape.rows)), -(-n // columns)
+    down = -(-m // (ranks * shape.rows))
     # Of each tile: see `Tiles`.
     rows = (m // ranks + 8 * down - 1) // (8 * down) * 8
     wgmma_m, wgmma_n = _wgmma_rows(shape), shape.wgmma_n
     num_stages = -(-k // shape.depth)
     num_part_stages = -(-num_stages // tiling.parts)
     num_parts = down * split * tiling.parts
-    num_tiles = ranks * down * across
+    num_tiles = num_tiles_of(shape, tiling, sizes, gated, ranks)
     num_tasks = num_parts + num_tiles - down * split
     num_worker_stages, num_worker_tasks, num_worker_parts = _most_loaded(
         workers, num_parts, num_tasks, num_part_stages, num_stages
