@@ -35,6 +35,11 @@ WARPS = 10
 compute."""
 
 
+SENT_BYTES_PER_US, LEAST_EARLY_US = 170_000, 3.0
+"""What the two warps of each worker send while a matmul runs, and add, estimated from
+traces; and the time on the links that is worth it."""
+
+
 @dataclass(frozen=True)
 class ExchangeConstants:
     """The constants of the model. Times are in microseconds. Those of the H200 are
@@ -113,6 +118,15 @@ class AllReduceSizes:
         least = added_at_once(self.ranks) * 2 // VECTOR_BYTES
         last_bytes = self.num_bytes / max(waves, 1.0)
         return max(least, math.ceil(last_bytes / (VECTOR_BYTES * WARPS * workers)))
+
+    def early_share(self, matmul_us: float, waves: float) -> float:
+        """The share of a matmul's result that is sent while later tiles are computed,
+        not by epilogues, which wait for the links: of all but the last wave, what can
+        be sent before the end."""
+        sent_bytes, before = (self.ranks - 1) * self.num_bytes, 1 - 1 / max(waves, 1.0)
+        share = min(before, SENT_BYTES_PER_US * matmul_us * before / sent_bytes)
+        is_worth = share * sent_bytes > LEAST_EARLY_US * H200.link_bytes_per_us
+        return share if is_worth else 0.0
 
     def symmetric_bytes(self, algorithm: int) -> int:
         """Symmetric memory of the exchanged data on each rank, on one host."""

@@ -22,18 +22,20 @@ from etc_dist.ops.exchange_model import (
     choose_algorithm,
     largest_sizes,
 )
+from etc_dist.ops.few_rows import SENT_WORK, sent_elements
 from etc_dist.ops.multiply import Matrix, TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import Candidate, Operation, WeightOperation
 from etc_dist.ops.rank_tiles import RankTiles
 from etc_dist.ops.row_sums import Norm, RowSums
 from etc_dist.ops.tile_model import (
     FAMILY,
+    Prediction,
     choices,
     dims_of,
     largest_tilings,
     ranked,
 )
-from etc_dist.ops.tile_sums import TileSums
+from etc_dist.ops.tile_sums import TileSums, strip_of
 from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
@@ -98,8 +100,8 @@ def _add_tile_sums(
     algorithm: Expr,
 ) -> None:
     """Sums on one host: of tiles that are stored on all ranks, or of rows by two
-    exchanges."""
-    x, w, y = operands
+    exchanges. The dim `early_strips`: as of `TileSums`."""
+    (x, w, y), early_strips = operands, g.dims("early_strips")
     g.require(
         "GEMM + All-Reduce on one host has no such exchange",
         [algorithm],
@@ -109,10 +111,11 @@ def _add_tile_sums(
     stored = g.let("is_stored", select(equal(algorithm, TILES), 1, 0))
     parts = g.let("result_parts", 1 + stored * (g.world_size - 1))
     results = g.symmetric("results", (parts, *y.shape), y.dtype)
-    own = Matrix(results, (0,))
+    own = Matrix(results, (g.let("own_result", stored * g.rank),))
     matmul = RankTiles(g, TILES_NAME, tiles, y.dtype, x, [w], own)
-    produced = matmul.complete_strips("produced", matmul.across, 1 - stored)
-    TileSums(g, matmul, results, y, 8 * piece, stored).add()
+    sent = sent_elements(2 * SENT_WORK, x.shape[1], y.shape)
+    sums = TileSums(g, matmul, results, y, (sent, 8 * piece), stored, early_strips)
+    produced = sums.add()
     RowSums(g, own, y, None, piece, produced, TRANSFER).add_two_shot(algorithm)
 
 
@@ -155,9 +158,12 @@ class _MatmulSums(Operation):
             dims["rows"],
             in_order=self.deterministic == BATCH,
         )
+        exchange, piece = self._exchange(dims), min(WARP_PIECES)
+        early = {"early_strips": dims["vectors"]}  # more than there are: all whole ones
         exchanges = [
-            {**dims, "rows": n, "algorithm": algorithm, "piece": min(WARP_PIECES)}
-            for algorithm, n in largest_sizes(self._exchange(dims))
+            {**dims, "rows": n, "algorithm": algorithm, "piece": piece}
+            | (early if exchange.one_shot == TILES else {})
+            for algorithm, n in largest_sizes(exchange)
         ]
         return [
             {**call, **dims_of(tiling, TILES_NAME)}
@@ -183,10 +189,27 @@ class _MatmulSums(Operation):
         ranking, notes = ranked(
             sizes, workers, shapes, tuning, in_order=in_order, w_layout=w_layout
         )
-        waves = ranking[0].work.num_tiles / workers
+        first, exchange = ranking[0], self._exchange(dims)
+        waves = first.work.num_tiles / workers
         tiles = choices(TILES_NAME, sizes, workers, shapes, ranking, tuning, notes)
-        exchange = self._exchange(dims)
-        return [*tiles, *choose_algorithm(exchange, workers, WARP_PIECES, waves)]
+        exchanged = choose_algorithm(exchange, workers, WARP_PIECES, waves)
+        if exchange.one_shot != TILES:
+            return [*tiles, *exchanged]
+        num_early = 0
+        if exchanged[0].value == TILES:
+            num_early = _num_early_strips(exchange, first, sizes[1], workers)
+        why = ["of whole tiles, which are sent while others are computed"]
+        return [*tiles, *exchanged, Choice("early_strips", num_early, lambda: why)]
+
+
+def _num_early_strips(
+    exchange: AllReduceSizes, first: Prediction, columns: int, workers: int
+) -> int:
+    """first: the tiles of a result with so many columns."""
+    tiling = first.tiling
+    num_whole = -(-columns // tiling.columns) - tiling.split_tile_columns
+    share = exchange.early_share(first.us, num_whole * first.tiles_down / workers)
+    return int(share * num_whole) // strip_of(tiling.columns)
 
 
 class MatmulAllReduce(_MatmulSums, WeightOperation):

@@ -257,18 +257,25 @@ class TiledMatmul:
         return events
 
     def complete_strips(
-        self, name: str, strip: Expr, ranks: Expr | int = 1, own_idx: int = 0
+        self,
+        name: str,
+        strip: Expr,
+        ranks: Expr | int = 1,
+        own_idx: int = 0,
+        num_strips: Expr | None = None,
     ) -> RowEvents:
         """New events [ranks, blocks, strips] of blocks of the rows of a tile, and
         strips of `strip` columns of tiles. own_idx: the place of the rows of y, whose
-        last tasks notify them."""
+        last tasks notify them. num_strips: the first ones, if the others have no
+        events; then only tiles of these may be added by `add_whole_tiles`."""
         g, rows = self._g, self._tiles.rows
 
         def tasks(rank: Expr, block: Expr, strip_idx: Expr) -> Expr:
             num_tiles, num_more = self.last_of_strip(strip, strip_idx)
             return num_tiles + select(equal(rank, wrap(own_idx)), num_more, 0)
 
-        num_strips = g.let(f"{name}_strips", ceildiv(self.across, strip))
+        all_strips = ceildiv(self.across, strip) if num_strips is None else num_strips
+        num_strips = g.let(f"{name}_strips", all_strips)
         events = g.events(name, (ranks, self._down, num_strips), expects=tasks)
         self._complete = RowEvents(events, rows, (own_idx,), strip)
         return self._complete
@@ -313,19 +320,21 @@ class TiledMatmul:
         waits: TileEvents | None = None,
         *,
         columns: Expr | None = None,
+        first_column: Expr | int = 0,
         call: str = "tile_matmul",
         axes: str = "",
         to: Stored | None = None,
     ) -> None:
         """Add the tiles without split-K. columns: how many columns of tiles there are,
-        if not all of them. axes: before the names of the coordinates. to: as for
-        `multiply`."""
+        if not all of them. axes: before the names of the coordinates. first_column, to:
+        as for `multiply`."""
         name, down, group = self._name, self._down, self._group
         across = self._whole if columns is None else columns
         self.multiply(
             call,
             self._g.grid(**{f"{name}{axes}row": down, f"{name}{axes}column": across}),
             (self._x, self._y),
+            first_column=first_column,
             waits=waits,
             notifies=self._complete,
             order=lambda t: grouped_rows(t, down, across, group),

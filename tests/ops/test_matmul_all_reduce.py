@@ -14,6 +14,7 @@ from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.rms_norm import normalized
 from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_reduce_norm import EPS
 from etc_dist.ops.exchange_model import (
@@ -26,6 +27,7 @@ from etc_dist.ops.matmul_all_reduce import TILES_NAME, matmul_all_reduce_graph
 from etc_dist.ops.tile_model import Tiling, dims_of
 from etc_dist.ops.tuning import shipped_for
 from etc_dist.runtime.cpu import simulate
+from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.functions.compiled import check_compiled
@@ -39,6 +41,10 @@ SHAPES = (TileShape(8, 64, swapped=True),)
 # Three rows of tiles, the last column of which is divided along k.
 DIMS = {"rows": 21, "vectors": 17, "k": 520, "piece": 10}
 DIMS |= dims_of(Tiling(0, 64, 1, 2), TILES_NAME)
+NEAR = {**DIMS, "early_strips": 0}
+"""Of sums on one host without a norm."""
+EARLY = {**NEAR, "vectors": 73, "early_strips": 1, "algorithm": TILES}
+"""Ten columns of tiles, of which eight are a strip, and one is divided."""
 ends = pytest.mark.parametrize("eps", [None, EPS])
 KINDS = pytest.mark.parametrize(
     ("ranks", "near", "algorithm"),
@@ -91,16 +97,45 @@ def graph_and_inputs(ranks: int, near: int, eps: float | None, rng: Any) -> Any:
     return graph, inputs, wanted
 
 
+def early_inputs(ranks: int, rng: Any) -> Any:
+    shape = EARLY["rows"], 8 * EARLY["vectors"], EARLY["k"]
+    inputs, *wanted = given(ranks, shape, "bfloat16", rng)
+    return [{"x": each["x"], "w": each["w"]} for each in inputs], wanted
+
+
+def dims_for(graph: GraphFunction, algorithm: int) -> dict[str, int]:
+    names = {dim.name for dim in graph.dims}
+    dims = NEAR if "early_strips" in names else DIMS
+    return {**dims, "algorithm": algorithm}
+
+
 @ends
 @KINDS
 def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
     if algorithm == TILES and eps is not None:
         algorithm = ONE_SHOT
     graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
-    plan, dims = schedule_static(graph), {**DIMS, "algorithm": algorithm}
+    plan, dims = schedule_static(graph), dims_for(graph, algorithm)
     verify(plan, dims, 4)
     for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
         check(found, eps, *wanted)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_strips_that_are_sent_early_are_proved_and_right(ranks, rng):
+    plan = schedule_static(matmul_all_reduce_graph(ranks, shapes=SHAPES))
+    inputs, wanted = early_inputs(ranks, rng)
+    verify(plan, EARLY, 4)
+    for found in simulate(plan, inputs, EARLY, epochs=2, seed=1).outputs:
+        check(found, None, *wanted)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=exhaustive)])
+def test_kernels_send_early_strips(ranks, rng):
+    program = Emulator(matmul_all_reduce_graph(ranks, shapes=SHAPES), workers=2)
+    inputs, wanted = early_inputs(ranks, rng)
+    for found in program.run(inputs, EARLY, seed=1, runs=2):
+        check(found, None, *wanted)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +151,7 @@ def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
 def test_kernels_give_the_reference(ranks, near, algorithm, eps, rng):
     graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
     program = Emulator(graph, workers=2, has_far=near < ranks)
-    dims = {**DIMS, "algorithm": algorithm}
-    for found in program.run(inputs, dims, seed=1, runs=2):
+    for found in program.run(inputs, dims_for(graph, algorithm), seed=1, runs=2):
         check(found, eps, *wanted)
 
 
@@ -138,13 +172,21 @@ def test_kernels_compile_without_spills(eps):
 )
 def test_rows_are_sent_after_they_are_computed(algorithm, eps, name):
     graph = matmul_all_reduce_graph(2, shapes=SHAPES, eps=eps)
-    proved = Proved(graph, {**DIMS, "algorithm": algorithm})
+    proved = Proved(graph, dims_for(graph, algorithm))
     assert f"{name}[" in proved.lacks("static", name, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("send_tiles", 0), ("add_stored", 0), ("add_stored", 1)]
+)
+def test_early_strips_are_sent_and_added_after_they_are_computed(name, number):
+    proved = Proved(matmul_all_reduce_graph(2, shapes=SHAPES), EARLY)
+    assert f"{name}[" in proved.lacks("static", name, number)
 
 
 def test_rows_by_one_exchange_are_refused_without_a_norm():
     plan = schedule_static(matmul_all_reduce_graph(2, shapes=SHAPES))
-    dims = {**DIMS, "algorithm": ONE_SHOT}
+    dims = {**NEAR, "algorithm": ONE_SHOT}
     words = r"has no such exchange|algorithm = 1 or 3|got: algorithm = 0"
     refused(lambda: verify(plan, dims, 4), words, ArgumentError)
 
@@ -268,9 +310,34 @@ def test_what_does_not_fit_a_norm_is_refused_on_all(what, world, arrays, make, r
     ],
 )
 def test_tiles_take_the_place_of_one_exchange(ranks, shape, algorithm, added):
-    rows, columns, k = shape
+    chosen = dims_chosen(near_operation(ranks), *shape)
+    assert (chosen["algorithm"], chosen["piece"]) == (algorithm, added)
+
+
+def near_operation(ranks: int) -> MatmulAllReduce:
+    """Without a program: only for its choices."""
     op = object.__new__(MatmulAllReduce)
     op.world, op.deterministic = SimpleNamespace(size=ranks, local_size=ranks), "run"
+    return op
+
+
+def dims_chosen(op: MatmulAllReduce, rows: int, columns: int, k: int) -> dict[str, int]:
     dims = {"rows": rows, "vectors": columns // 8, "k": k}
-    choices = {c.dim: c.value for c in op._choose(H200, "nk", dims, 132)}
-    assert (choices["algorithm"], choices["piece"]) == (algorithm, added)
+    return dims | {c.dim: c.value for c in op._choose(H200, "nk", dims, 132)}
+
+
+def test_memory_for_some_rows_suffices_for_fewer():
+    op, plan = near_operation(2), schedule_static(matmul_all_reduce_graph(2))
+    capacity, sizes = Capacity(), (15104, 2496)
+    for dims in op._capacity("nk", dims_chosen(op, 700, *sizes), 132):
+        capacity = capacity.grown(plan_memory(plan, dims))
+    for rows in range(1, 701, 37):
+        memory = plan_memory(plan, dims_chosen(op, rows, *sizes))
+        assert capacity.holds(memory)
+
+
+def test_strips_are_sent_early_where_epilogues_would_wait_for_the_links():
+    large, small = (AllReduceSizes(rows, 2048, 2, 2) for rows in (1024, 16))
+    assert large.early_share(500.0, 4.0) == 0.75  # all but the last wave
+    assert 0.1 < large.early_share(50.0, 4.0) < 0.3  # what can be sent meanwhile
+    assert large.early_share(500.0, 1.0) == small.early_share(500.0, 4.0) == 0
