@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -234,6 +235,21 @@ def test_functions_share_operations(world, arrays):
     y, total = etc_dist.matmul_all_reduce_norm(x, w, residual, gain, EPS)
     found = {"y": arrays.get(y), "residual_out": arrays.get(total)}
     check(found, EPS, *wanted)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_show_has_the_tiles_the_exchange_and_the_memory(world, arrays, make):
+    op = make(MatmulAllReduce)
+    x, w = (arrays.put_as(np.zeros(shape), "bfloat16") for shape in ((5, 72), (24, 72)))
+    op(x, w)
+    text = op.show(rows=5, vectors=3, k=72)
+    assert "algorithm = 3: one exchange of tiles of 240 bytes among 2 ranks" in text
+    assert re.search(
+        r"  one exchange of tiles: predicted .* us, 480 bytes of sym", text
+    )
+    # Those of the shares of six rows, twice, and of the own result.
+    assert re.search(r"  two exchanges: predicted .* us, 816 bytes of symmetric", text)
+    assert "early_strips = 0: of whole tiles, which are sent while" in text
 
 
 WRONG = {
