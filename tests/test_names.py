@@ -42,19 +42,6 @@ SIZES = {
     *("nbytes", "ns", "ranks", "rows", "us", "words", "workers"),
 }
 """Extents, dims and units, whose names have no `num_`."""
-UNTIL_LATER = {
-    *("functions/rms_norm.py", "functions/score_experts.py"),
-    *("functions/tile_matmul.py",),
-    *("functions/wide_tile.py", "layers/moe.py", "layers/moe_exchange.py"),
-    *("layers/moe_few_tokens.py", "layers/moe_graph.py", "layers/moe_steps.py"),
-    *("layers/shared_expert.py", "ops/exchange_model.py", "ops/few_rows.py"),
-    *("ops/matmul_all_reduce.py", "ops/rank_tiles.py", "ops/row_sums.py"),
-    *("ops/sum_steps.py", "ops/tile_sums.py", "verify/enumerate_plan.py"),
-    *("verify/happens_before.py", "verify/loaded_accesses.py", "verify/operands.py"),
-    *("models/experts.py", "verify/progress.py", "verify/proof.py"),
-    *("verify/races.py",),
-}
-"""Files with other names yet."""
 STEMS_UNTIL_LATER = {"flags", "matmul", "rows"}
 """Those of two modules yet."""
 
@@ -167,16 +154,13 @@ def bare_words(function: ast.AST) -> list[str]:
 def test_local_values_are_named_by_nouns():
     faults, unused = [], {*EXCEPTIONS}
     for file, tree in all_trees().items():
-        if file not in UNTIL_LATER:
-            for function in functions_of(tree):
-                where = f"{file}:{getattr(function, 'lineno', 0)}"
-                words = bare_words(function)
-                unused -= {(file, word) for word in words}
-                faults += [
-                    f"{where} {word}"
-                    for word in words
-                    if (file, word) not in EXCEPTIONS
-                ]
+        for function in functions_of(tree):
+            where = f"{file}:{getattr(function, 'lineno', 0)}"
+            words = bare_words(function)
+            unused -= {(file, word) for word in words}
+            faults += [
+                f"{where} {word}" for word in words if (file, word) not in EXCEPTIONS
+            ]
     assert not faults, "\n".join(faults)
     assert not unused
 
@@ -312,7 +296,6 @@ def test_booleans_counts_and_indices_are_named_so():
     faults = [
         f"{file}:{function.lineno} {name}"
         for file, tree in all_trees().items()
-        if file not in UNTIL_LATER
         for function in functions_of(tree)
         if isinstance(function, ast.FunctionDef)
         for name in misnamed(function, options)
@@ -343,7 +326,6 @@ def test_no_call_has_a_star_before_a_list_of_arguments():
     faults = [
         f"{file}:{line}"
         for file, tree in all_trees().items()
-        if file not in UNTIL_LATER
         for function in functions_of(tree)
         for line in starred_lists(function)
     ]
@@ -397,7 +379,6 @@ def test_private_attributes_are_named_by_nouns():
     faults = [
         f"{file} {node.name}.{name}"
         for file, tree in all_trees().items()
-        if file not in UNTIL_LATER
         for node in nodes_of(tree)
         if isinstance(node, ast.ClassDef)
         for name in misnamed_attributes(node)

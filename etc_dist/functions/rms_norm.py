@@ -39,21 +39,23 @@ def add_rms_norm(
     columns]. The sum may be written in place of x or residual. On GPUs one row. early:
     all but x may be read before the last wait."""
 
-    def body(x: Any, *others: Any) -> None:
-        *bias, residual, gain, total, y = others
+    def body(x: Any, *arrays: Any) -> None:
+        *bias, residual, gain, total, y = arrays
         sums = x.astype(np.float32)
-        for each in (*bias, residual):
-            sums = sums + each.astype(np.float32)
+        for addend in (*bias, residual):
+            sums = sums + addend.astype(np.float32)
         total[...] = sums.astype(total.dtype)
         y[...] = normalized(total, gain, eps).astype(y.dtype)
 
     reads = 3 + has_bias
     return _function(
         "add_rms_norm",
-        *(dtype, eps, body),
+        dtype,
+        eps,
+        body,
         reads=reads,
         writes=2,
-        others={1: column_operand(dtype)} if has_bias else None,
+        other_operands={1: column_operand(dtype)} if has_bias else None,
         before=tuple(range(1, reads)) if early else (),
         constants={"kHasBias": 1} if has_bias else None,
     )
@@ -78,11 +80,19 @@ def embed_norm(
         x[...] = (rows.astype(np.float32) * np.float32(scale)).astype(x.dtype)
         y[...] = normalized(x, gain, eps, offset).astype(y.dtype)
 
-    of, constants = ("embed_norm", dtype, eps, body), gain_offset(offset)
+    constants = gain_offset(offset)
     if scale != 1:
         constants["kEmbeddingScale"] = float(scale)
-    others = _embedding(dtype)
-    return _function(*of, reads=3, writes=2, others=others, constants=constants)
+    return _function(
+        "embed_norm",
+        dtype,
+        eps,
+        body,
+        reads=3,
+        writes=2,
+        other_operands=_embedding(dtype),
+        constants=constants,
+    )
 
 
 def gain_offset(offset: int) -> dict[str, float]:
@@ -98,9 +108,16 @@ def embed_rows(dtype: str) -> DeviceFunction:
         x[...] = embedding[np.where((ids >= 0) & (ids < len(embedding)), ids, 0)]
         y[...] = x
 
-    of, keeps = ("embed_rows", dtype, 0.0, body), {"kKeeps": 1}
-    others = _embedding(dtype)
-    return _function(*of, reads=2, writes=2, others=others, constants=keeps)
+    return _function(
+        "embed_rows",
+        dtype,
+        0.0,
+        body,
+        reads=2,
+        writes=2,
+        other_operands=_embedding(dtype),
+        constants={"kKeeps": 1},
+    )
 
 
 def _embedding(dtype: str) -> dict[int, Operand]:
@@ -130,16 +147,16 @@ def _function(
     *,
     reads: int,
     writes: int,
-    others: Mapping[int, Operand] | None = None,
+    other_operands: Mapping[int, Operand] | None = None,
     before: tuple[int, ...] = (),
     constants: Mapping[str, float] | None = None,
 ) -> DeviceFunction:
-    """others: the operands that are not rows."""
+    """other_operands: those that are not rows."""
     columns = Extent(name="columns", multiple=8, begins=8)
     row = Operand((1, columns), two_byte(dtype), leading=True)
     tile = dict.fromkeys(range(reads + writes), row)
     tile[reads - 1] = column_operand(dtype)
-    tile |= others or {}
+    tile |= other_operands or {}
     return DeviceFunction(
         name=name,
         body=body,

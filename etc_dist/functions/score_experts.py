@@ -36,7 +36,11 @@ def score_experts(
     constants = {"kMostScored": most}
     before = (1,) if early else ()
     return routing.function(
-        *("score_experts", TENSOR, 2, 1, body),
+        "score_experts",
+        TENSOR,
+        2,
+        1,
+        body,
         reads_before_wait=before,
         tile=tile,
         constants=constants,

@@ -157,9 +157,9 @@ class TileShape:
         return (self.may_be_gated or not gated) and (self.adds_in_order or not in_order)
 
     def __str__(self) -> str:
-        others = ", swapped" * self.swapped + ", scaled" * self.scaled
-        others += ", float8" * self.float8
-        return f"{self.rows} x {self.columns}{others}"
+        suffix = ", swapped" * self.swapped + ", scaled" * self.scaled
+        suffix += ", float8" * self.float8
+        return f"{self.rows} x {self.columns}{suffix}"
 
     @property
     def is_tall(self) -> bool:
@@ -317,9 +317,9 @@ def _codes(packed: Sequence[int]) -> tuple[int, ...]:
     return tuple(codes[number] for number in sorted(codes))
 
 
-def _strip_columns(columns: int, swapped: bool, gated: bool) -> int:
-    own = columns // (2 if gated else 1)
-    return own // 2 if swapped and own > 64 else own
+def _strip_columns(columns: int, is_swapped: bool, gated: bool) -> int:
+    own_columns = columns // (2 if gated else 1)
+    return own_columns // 2 if is_swapped and own_columns > 64 else own_columns
 
 
 def _unpacked(packed_tile: int) -> tuple[bool, int]:
@@ -332,17 +332,17 @@ def _sums(
 ) -> tuple[list[Any], Sequence[Any]]:
     """x @ w.T in fp32 for each of the weights, and the other arrays. first_row: that of
     the weights, if they are scaled."""
-    x, *rest = arrays
-    weights, rest = rest[: epilogue.weights], rest[epilogue.weights :]
+    x, *operands = arrays
+    weights, operands = operands[: epilogue.weights], operands[epilogue.weights :]
     scaling = ALL_SCALINGS.get(w_layout)
     if scaling is None:
         transposed = weights if w_layout == "kn" else [w.T for w in weights]
         wide = x.astype(np.float32)
-        return [wide @ w.astype(np.float32) for w in transposed], rest
-    scales, rest = rest[: epilogue.weights], rest[epilogue.weights :]
-    x_scales = rest.pop(0) if scaling.quantizes else None
+        return [wide @ w.astype(np.float32) for w in transposed], operands
+    scales, operands = operands[: epilogue.weights], operands[epilogue.weights :]
+    x_scales = operands.pop(0) if scaling.quantizes else None
     pairs = zip(weights, scales, strict=True)
-    return [scaling.multiply(x, *pair, first_row, x_scales) for pair in pairs], rest
+    return [scaling.multiply(x, *pair, first_row, x_scales) for pair in pairs], operands
 
 
 def _multiply(
@@ -352,24 +352,24 @@ def _multiply(
     packed_tile: int,
     first_row: int = 0,
 ) -> None:
-    sums, rest = _sums(epilogue, w_layout, arrays, first_row)
+    sums, operands = _sums(epilogue, w_layout, arrays, first_row)
     if not epilogue.reduces:
-        _apply(epilogue, sums, rest)
+        _apply(epilogue, sums, operands)
         return
     columns = sums[0].shape[1]
-    swapped, own = _unpacked(packed_tile)
-    width = _strip_columns(own, swapped, epilogue.gated)
+    is_swapped, tile_columns = _unpacked(packed_tile)
+    width = _strip_columns(tile_columns, is_swapped, epilogue.gated)
     kinds = (*epilogue.reads, PER_ELEMENT, *epilogue.writes)
-    first_write = len(epilogue.reads)
-    for number, start in enumerate(range(0, columns, width)):
+    num_reads = len(epilogue.reads)
+    for strip_idx, start in enumerate(range(0, columns, width)):
         part = slice(start, start + width)
 
-        def of_strip(n: int, number: int = number, part: slice = part) -> Any:
+        def of_strip(n: int, strip_idx: int = strip_idx, part: slice = part) -> Any:
             if kinds[n] in (PER_ELEMENT, PER_COLUMN):
-                return rest[n][..., part]
-            return rest[n][number] if n >= first_write else rest[n]
+                return operands[n][..., part]
+            return operands[n][strip_idx] if n >= num_reads else operands[n]
 
-        arrays_of_strip = [of_strip(n) for n in range(len(rest))]
+        arrays_of_strip = [of_strip(n) for n in range(len(operands))]
         _apply(epilogue, [s[:, part] for s in sums], arrays_of_strip)
 
 
@@ -385,8 +385,8 @@ def _multiply_part(
     all_sums, [part] = _sums(epilogue, w_layout, arrays, first_row)
     is_swapped, columns = _unpacked(packed_tile)
     gated_words = SLICE_WORDS if is_swapped else columns * GROUP_WORDS // 8
-    for number, sums in enumerate(all_sums):
-        words = part[number * gated_words // 2 :]
+    for sums_idx, sums in enumerate(all_sums):
+        words = part[sums_idx * gated_words // 2 :]
         for start in range(0, sums.shape[1 - is_swapped], SLICE):
             end = start + SLICE
             values = sums[start:end] if is_swapped else sums[:, start:end]
@@ -398,8 +398,8 @@ def _sum_parts(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
     y, (is_swapped, _) = ys[0], _unpacked(packed_tile)
     up_words = SLICE_WORDS // 2 if is_swapped else 0
     sums = []
-    for number, parts in enumerate(all_parts):
-        values = parts[:, number * up_words :][:, : y.size]
+    for parts_idx, parts in enumerate(all_parts):
+        values = parts[:, parts_idx * up_words :][:, : y.size]
         sums.append(sum_in_order(values).reshape(y.shape))
     _apply(epilogue, sums, ys)
 
@@ -407,13 +407,13 @@ def _sum_parts(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
 def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> None:
     """Call the epilogue's NumPy half. A float8 y is passed in fp32, then rounded as on
     GPUs: clamped to the largest numbers."""
-    before = len(epilogue.reads)
-    y = arrays[before]
+    num_reads = len(epilogue.reads)
+    y = arrays[num_reads]
     if epilogue.dtype != E4M3:
         epilogue.half.body(*sums, *arrays)
         return
     wide = y.astype(np.float32)
-    epilogue.half.body(*sums, *arrays[:before], wide, *arrays[before + 1 :])
+    epilogue.half.body(*sums, *arrays[:num_reads], wide, *arrays[num_reads + 1 :])
     y[...] = np.clip(wide, -MOST_E4M3, MOST_E4M3).astype(y.dtype)
 
 
@@ -424,15 +424,15 @@ def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape
     GraphError if none does, ArgumentError for another layout."""
     expect_choice(w_layout, (*W_LAYOUTS, *ALL_SCALINGS), "w_layout")
     is_float8 = w_layout in FLOAT8_SCALINGS
-    found = [shape for shape in shapes if shape.float8 == is_float8]
+    candidates = [shape for shape in shapes if shape.float8 == is_float8]
     if w_layout not in SCALINGS:
-        found = [shape for shape in found if not shape.scaled]
+        candidates = [shape for shape in candidates if not shape.scaled]
     if w_layout == "kn":
-        found = [shape for shape in found if shape.may_be_transposed]
+        candidates = [shape for shape in candidates if shape.may_be_transposed]
     if w_layout in SCALINGS:
-        found = [replace(s, scaled=True) for s in found if s.may_be_scaled]
-    if found:
-        return found
+        candidates = [replace(s, scaled=True) for s in candidates if s.may_be_scaled]
+    if candidates:
+        return candidates
     where = f"shapes_for({w_layout!r}, ...)"
     if not shapes:
         raise GraphError(
@@ -502,23 +502,23 @@ class Tiles:
         """Whether x is float8, too."""
         self._numbers: dict[str, Expr] = {}
         self._packed = _packed(self._shapes)
-        most = own = self._number("rows", [s.rows for s in shapes])
+        most = own_rows = self._number("rows", [s.rows for s in shapes])
         if all_rows is not None:
-            tiles = ceildiv(all_rows, most)
-            even = minimum(most, ceildiv(ceildiv(all_rows, tiles), 8) * 8)
-            own = g.let(f"{name}_even_rows", even)
-        self.rows = self._x_box = own
+            num_tiles = ceildiv(all_rows, most)
+            even = minimum(most, ceildiv(ceildiv(all_rows, num_tiles), 8) * 8)
+            own_rows = g.let(f"{name}_even_rows", even)
+        self.rows = self._x_box = own_rows
         self._has_columns = columns is not None
         if columns is None:
             columns = self._number("columns", [s.columns for s in shapes])
         self.columns = columns
         """Rows of w in a tile."""
         mask = ~(63 << COLUMNS_BIT) if self._has_columns else ~0
-        packed = self._number("packed", [each & mask for each in self._packed])
+        packed = self._number("packed", [code & mask for code in self._packed])
         if self._has_columns:
             packed += columns // 8 * (1 << COLUMNS_BIT)
-        loaded = own // 8 * (1 << LOADED_BIT)
-        self.values = {"packed_tile": g.let(f"{name}_tile", packed + loaded)}
+        loaded_bits = own_rows // 8 * (1 << LOADED_BIT)
+        self.values = {"packed_tile": g.let(f"{name}_tile", packed + loaded_bits)}
         """Pass as `values=` of `g.call`."""
 
     def matmul(
@@ -550,10 +550,10 @@ class Tiles:
         else:
             depth = STAGE_K if self._scaling is None else BLOCK
             box = TmaBox(self._weight_box_rows(epilogue.gated), depth)
-        made = self._function(dtype, epilogue, [box] * epilogue.weights, is_part)
+        function = self._function(dtype, epilogue, [box] * epilogue.weights, is_part)
         if not may_have_no_rows:
-            return made
-        return replace(made, constants={**made.constants, "kMayHaveNoRows": 1})
+            return function
+        return replace(function, constants={**function.constants, "kMayHaveNoRows": 1})
 
     def sum_parts(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:
         """Sums [parts, words] of a slice of a tile -> y [rows, columns] of the slice:
@@ -570,7 +570,7 @@ class Tiles:
             select(is_swapped, columns, minimum(columns, SLICE)),
         )
         extents = zip(y.extents or (), size, strict=True)
-        y = replace(y, size=[replace(one, most=most) for one, most in extents])
+        y = replace(y, size=[replace(extent, most=most) for extent, most in extents])
         writes = [y, *(replace(y, mirrors=num_reads) for _ in copies)]
         return DeviceFunction(
             name="sum_tile_parts",
@@ -785,7 +785,7 @@ class Tiles:
         if is_part:
             body, writes = _multiply_part, [Operand((PART,), "float32", leading=True)]
         operands = [x, *[w] * len(weights), *scales, *reads, *writes]
-        axes = tuple(len(each.extents or ()) for each in (*reads, *writes))
+        axes = tuple(len(operand.extents or ()) for operand in (*reads, *writes))
         return DeviceFunction(
             name="tile_matmul",
             body=partial(body, epilogue, self.w_layout),
@@ -814,6 +814,6 @@ class Tiles:
 def chosen(number: Expr, values: tuple[int, ...]) -> Expr:
     """values[number]."""
     value: Expr = Const(values[-1])
-    for n, other in reversed(list(enumerate(values[:-1]))):
-        value = select(equal(number, n), other, value)
+    for n, choice in reversed(list(enumerate(values[:-1]))):
+        value = select(equal(number, n), choice, value)
     return value

@@ -59,7 +59,10 @@ class RowTiles(Tiles):
         if most_columns <= WIDE.columns // 2 and not gated:  # half of a tile is loaded
             columns = g.let(f"{name}_columns", wrap(WIDE.columns // 2))
         super().__init__(
-            *(g, name, 1 - wrap(is_few), (NARROW, WIDE)),
+            g,
+            name,
+            1 - wrap(is_few),
+            (NARROW, WIDE),
             columns=columns,
             stage_bytes=STAGE_BYTES,
         )
@@ -84,7 +87,7 @@ class RowTiles(Tiles):
         names, numbers [rows] (int32), the last read.
 
         Raises GraphError for an epilogue that does not only round."""
-        made = self.matmul(dtype, epilogue, may_have_no_rows=True)
+        function = self.matmul(dtype, epilogue, may_have_no_rows=True)
         element = two_byte(dtype)
         rows = Extent(name="rows", most=WIDE.rows)
         columns = Extent(name="columns", most=WIDE.columns // epilogue.weights)
@@ -99,14 +102,18 @@ class RowTiles(Tiles):
         weights = [w] * epilogue.weights
         operands = [x, *weights, *[bias] * (len(weights) * is_biased), *numbers, y]
         return replace(
-            made,
+            function,
             body=partial(_multiply, epilogue, is_biased),
             reads=len(operands) - 1,
             roles=(*ROLES, *[GATHER] * gathers),
-            boxes={**made.boxes, 0: box},
+            boxes={**function.boxes, 0: box},
             tile=dict(enumerate(operands)),
             gathers=(0,) if gathers else (),
-            constants={**made.constants, "kOwnRows": 1, "kIsBiased": int(is_biased)},
+            constants={
+                **function.constants,
+                "kOwnRows": 1,
+                "kIsBiased": int(is_biased),
+            },
         )
 
 

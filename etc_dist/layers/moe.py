@@ -72,13 +72,14 @@ class SharedMoE(Operation):
             mixture.check(MAX_CHOICES)
             few_tokens = expect_range(few_tokens, 0, None, "few_tokens")
             expect_type(has_count, bool, "has_count")
-        own = mixture.experts // (world.size if parallel == "expert" else 1)
-        dims = {"experts": own, "hidden": hidden, "inner": inner}
+        num_experts = mixture.experts // (world.size if parallel == "expert" else 1)
+        dims = {"experts": num_experts, "hidden": hidden, "inner": inner}
         if mixture.shared:
             dims["shared_inner"] = shared_inner
         self.known = Known(dims, self.known.dtype)
-        taken = mixture.router.top_k * inner + shared_inner  # inner columns of a token
-        most = most_tokens(1, hidden, taken) if world.size == 1 else 0
+        # Inner columns of a token.
+        token_columns = mixture.router.top_k * inner + shared_inner
+        most = most_tokens(1, hidden, token_columns) if world.size == 1 else 0
         if deterministic == BATCH or mixture.has_biases:
             most = 0
         self.mixture, self.parallel, self.has_count = mixture, parallel, has_count
@@ -120,9 +121,9 @@ class SharedMoE(Operation):
             *SHARED_ARRAYS[: ("", "", *SHARED).index(mixture.shared)],
         ]
         output = f"out [{tokens}, hidden]"
-        own = tokens if parallel == "expert" and ranks > 1 else ""
+        own_dim = tokens if parallel == "expert" and ranks > 1 else ""
         return ArgumentTable(
-            cls.__name__, ranks, inputs, output, empty=tokens, own_dim=own
+            cls.__name__, ranks, inputs, output, empty=tokens, own_dim=own_dim
         )
 
     def candidates(self) -> list[Candidate]:
@@ -133,11 +134,11 @@ class SharedMoE(Operation):
         options |= {"has_count": self.has_count}
         if self.deterministic == BATCH:
             options["tiles_logits"] = False
-        rest = Candidate(
+        many = Candidate(
             moe_graph, {**mixture, **options}, over_hosts=self.parallel == "expert"
         )
         if few_tokens <= 0:
-            return [rest]
+            return [many]
         few = Candidate(
             moe_few_tokens_graph,
             mixture,
@@ -145,7 +146,7 @@ class SharedMoE(Operation):
             capacity=shapes_up_to("tokens", few_tokens),
             schedule="static",  # the order in which its tasks become ready is known
         )
-        return [few, rest]
+        return [few, many]
 
 
 class MoE(SharedMoE):
@@ -228,12 +229,19 @@ class MoE(SharedMoE):
         with world.refusing(f"the arguments of {type(self).__name__}"):
             mixture, *arrays = described(
                 type(self).__name__,
-                *(top_k, normalize, router_bias, correction, shared, shared_gate),
-                *(activation, expert_biases),
+                top_k,
+                normalize,
+                router_bias,
+                correction,
+                shared,
+                shared_gate,
+                activation,
+                expert_biases,
             )
         options: dict[str, Any] = {"parallel": parallel, "has_count": has_count}
-        held = router, gate_up, down, *chain(*arrays)
-        self._hold(world, *held, mixture=mixture, **options)
+        self._hold(
+            world, router, gate_up, down, *chain(*arrays), mixture=mixture, **options
+        )
         dims = dict(self.known.dims)
         experts = dims.pop("experts") * (world.size if parallel == "expert" else 1)
         options["mixture"] = replace(mixture, experts=experts)
@@ -273,12 +281,12 @@ class MoE(SharedMoE):
         world = world_or_current(world)
         with world.refusing("the block of MoE.from_torch"):
             expect_choice(parallel, PARALLEL, "parallel")
-            found = read_sparse_block(block).share(parallel, world.rank, world.size)
+            part = read_sparse_block(block).share(parallel, world.rank, world.size)
         return cls(
-            found.router,
-            found.gate_up,
-            found.down,
-            **found.arguments(),
+            part.router,
+            part.gate_up,
+            part.down,
+            **part.arguments(),
             parallel=parallel,
             world=world,
             schedule=schedule,
@@ -365,15 +373,15 @@ def described(
     return Described(mixture, of_router, [*(expert_biases or ())], of_shared)
 
 
-def _is_pair(given: Any) -> bool:
-    is_pair = isinstance(given, Sequence) and len(given) == 2
-    return is_pair and all(one is not None for one in given)
+def _is_pair(value: Any) -> bool:
+    is_pair = isinstance(value, Sequence) and len(value) == 2
+    return is_pair and all(item is not None for item in value)
 
 
-def _kinds(given: Any) -> str:
-    if not isinstance(given, list | tuple):
-        return type(given).__name__
-    return f"({', '.join(type(one).__name__ for one in given)})"
+def _kinds(value: Any) -> str:
+    if not isinstance(value, list | tuple):
+        return type(value).__name__
+    return f"({', '.join(type(item).__name__ for item in value)})"
 
 
 def _unfit(where: str, wanted: str, got: str, fix: str) -> ArgumentError:

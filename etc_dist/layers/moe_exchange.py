@@ -71,10 +71,10 @@ class AllTokens:
     def part(self, b: Expr, i: Expr, first: Expr | int = 0) -> Tile:
         """Part i of the tokens of block b, from `first` on."""
         block, start = self.routing.block, i * self.size
-        left = minimum(
+        num_tokens = minimum(
             minimum(self.size, block - start), self.tokens - b * block - start
         )
-        return span(first + b * block + start, left)
+        return span(first + b * block + start, num_tokens)
 
     def slot(self, g: Graph, owner: Expr, at: Expr) -> Expr:
         """The slot of a rank's tokens on the rank `at`."""
@@ -125,7 +125,7 @@ def _pass_on(
     to: AllTokens,
     came_x: Tensor,
     came: Choices,
-    known: EventTensor,
+    choice_events: EventTensor,
     here: EventTensor,
 ) -> None:
     """Pass on the tokens and choices of the partners to the near ranks."""
@@ -140,11 +140,13 @@ def _pass_on(
     ]
     rows = to.rows(b, s * to.padded)
     lists = words, came.ids[rows, :], came.weights[rows, :]
-    _share(g, to, "pass_on_choices", grid, lists, (source, at, b), [known[s, b]])
+    _share(
+        g, to, "pass_on_choices", grid, lists, (source, at, b), [choice_events[s, b]]
+    )
     s, b, p, i = grid = g.grid(s=world // near - 1, b=to.blocks, p=near, i=to.pushes)
     part = to.part(b, i, s * to.padded)
     tokens = came_x[part, :], came.ids[part, :]
-    waits = [to.routed[b], known[s, b], here[s, b]]
+    waits = [to.routed[b], choice_events[s, b], here[s, b]]
     _push(g, to, "pass_on_tokens", grid, tokens, (source, at, b, i), waits)
 
 
@@ -157,7 +159,7 @@ def _send_to_hosts(
     steps, blocks, padded = world // near - 1, to.blocks, to.padded
     experts, words = routing.experts * world, routing.experts * near
     # Transfers between hosts read symmetric memory.
-    sent = _choices(g, "sent", to, padded, blocks * experts)
+    sent_choices = _choices(g, "sent", to, padded, blocks * experts)
     came = _choices(g, "came", to, steps * padded, steps * blocks * words)
     shape, dtype = to.x.shape[1:], to.x.dtype
     sent_x = g.symmetric("sent_x", (padded, *shape), dtype)
@@ -165,7 +167,7 @@ def _send_to_hosts(
     staged = g.events("staged_choices", (blocks,), expects=1)
     staged_x = g.events("staged_tokens", (blocks,), expects=1)
     of_hosts = (steps, blocks)
-    known = g.events("known", of_hosts, expects=3, cross_rank=True)
+    choice_events = g.events("known", of_hosts, expects=3, cross_rank=True)
     here = g.events("here", of_hosts, expects=1, cross_rank=True)
 
     (b,) = grid = g.grid(b=blocks)
@@ -185,9 +187,9 @@ def _send_to_hosts(
         name="stage_choices",
         reads=[to.choices.chosen[:, b], *lists],
         writes=[
-            sent.chosen[tile(b, experts), 0],
-            sent.ids[rows, :],
-            sent.weights[rows, :],
+            sent_choices.chosen[tile(b, experts), 0],
+            sent_choices.ids[rows, :],
+            sent_choices.weights[rows, :],
         ],
         waits=[to.routed[b]],
         notifies=[staged[b]],
@@ -200,14 +202,21 @@ def _send_to_hosts(
         ("tokens", sent_x, came_x, (rows, place), staged_x, here),
         (
             "chosen",
-            sent.chosen,
+            sent_choices.chosen,
             came.chosen,
             (of_host, tile(s * blocks + b, words)),
             staged,
-            known,
+            choice_events,
         ),
-        ("ids", sent.ids, came.ids, (rows, place), staged, known),
-        ("weights", sent.weights, came.weights, (rows, place), staged, known),
+        ("ids", sent_choices.ids, came.ids, (rows, place), staged, choice_events),
+        (
+            "weights",
+            sent_choices.weights,
+            came.weights,
+            (rows, place),
+            staged,
+            choice_events,
+        ),
     ):
         g.call(
             push_far(),
@@ -218,7 +227,7 @@ def _send_to_hosts(
             waits=[ready[b]],
             notifies=[event.on(partner)[s, b]],
         )
-    return came_x, came, known, here
+    return came_x, came, choice_events, here
 
 
 def _choices(g: Graph, name: str, to: AllTokens, tokens: Expr, words: Expr) -> Choices:
@@ -298,21 +307,23 @@ class Sent:
     shared: SharedRows = NO_ROWS
 
 
-def send_back(g: Graph, routing: Routing, sizes: Sizes, sent: Sent, y: Tensor) -> None:
+def send_back(
+    g: Graph, routing: Routing, sizes: Sizes, outgoing: Sent, y: Tensor
+) -> None:
     """Add the partial sums of all ranks' tokens: each is sent to the near rank with the
     local rank of the token's owner, which adds those of its host. The sums of other
     hosts' tokens go to the owner, which adds the hosts': y [tokens, hidden]."""
-    world, near, to = g.world_size, g.local_size, sent.exchanged
-    outputs, shared = sent.rows.outputs, sent.shared
+    world, near, to = g.world_size, g.local_size, outgoing.exchanged
+    outputs, shared = outgoing.rows.outputs, outgoing.shared
     hosts, passes = world // near, outputs.passes
     tokens, hidden = g.largest(y.shape[0]), y.shape[1]
-    own = g.rank // near
-    most = minimum(sizes.part_tokens, sent.tokens // PART_TASKS)
+    own_host = g.rank // near
+    most = minimum(sizes.part_tokens, outgoing.tokens // PART_TASKS)
     size = g.let("part", maximum(1, most))
-    groups = g.let("groups", ceildiv(tokens, size))
+    num_groups = g.let("groups", ceildiv(tokens, size))
     partials = g.symmetric("partials", (world, tokens, hidden), y.dtype)
-    returned = g.events(
-        "returned", (passes, hosts, groups), expects=near, cross_rank=True
+    return_events = g.events(
+        "returned", (passes, hosts, num_groups), expects=near, cross_rank=True
     )
 
     def rows(q: Expr, first: Expr | int = 0) -> Tile:
@@ -323,15 +334,23 @@ def send_back(g: Graph, routing: Routing, sizes: Sizes, sent: Sent, y: Tensor) -
 
     def of_owner(s: Expr | int, local: Expr, q: Expr) -> Tile:
         """Tokens of the rank with this local rank on host `host_after(s)`."""
-        return rows(q, sent.first(host_after(g, s) * near + local))
+        return rows(q, outgoing.first(host_after(g, s) * near + local))
 
     # This rank's own come last: they are not sent.
-    v, s, p, q = grid = g.grid(v=passes, s=hosts, p=near, q=groups)
+    v, s, p, q = grid = g.grid(v=passes, s=hosts, p=near, q=num_groups)
     local = (g.rank + 1 + p) % near
     of_tokens, at = of_owner(s, local, q), near_rank(g, local)
     target = partials.on(at)[s * near + g.rank % near, rows(q), columns(v)]
-    of_sums = of_tokens, columns(v), target, [returned.on(at)[v, s, q]]
-    sent.rows.combine(g, routing, grid, v, *of_sums)
+    outgoing.rows.combine(
+        g,
+        routing,
+        grid,
+        v,
+        of_tokens,
+        columns(v),
+        target,
+        [return_events.on(at)[v, s, q]],
+    )
 
     def sum_near(
         name: str,
@@ -339,15 +358,15 @@ def send_back(g: Graph, routing: Routing, sizes: Sizes, sent: Sent, y: Tensor) -
         s: Expr | int,
         target: Region,
         notifies: Sequence[EventRef] = (),
-        added: SharedRows = NO_ROWS,
+        addends: SharedRows = NO_ROWS,
     ) -> None:
         *_, v, q = grid
         function, of_choices = sum_ranks(y.dtype, near), []
         if to is not None:
             has_none = hosts == 1 and sizes.has_count
-            function = sum_expert_ranks(routing, near, added.kind, has_none=has_none)
+            function = sum_expert_ranks(routing, near, addends.kind, has_none=has_none)
             ids = to.all_choices.ids[of_owner(s, g.rank % near, q), :]
-            of_choices = [ids, to.lower(own * near)]
+            of_choices = [ids, to.lower(own_host * near)]
         g.call(
             function,
             grid,
@@ -355,39 +374,39 @@ def send_back(g: Graph, routing: Routing, sizes: Sizes, sent: Sent, y: Tensor) -
             reads=[
                 partials[span(s * near, near), rows(q), columns(v)],
                 *of_choices,
-                *added.of(rows(q), columns(v)),
+                *addends.of(rows(q), columns(v)),
             ],
             writes=[target],
-            waits=[returned[v, s, q], *added.done],
+            waits=[return_events[v, s, q], *addends.done],
             notifies=notifies,
         )
 
     if to is None or hosts == 1:
-        v, q = grid = g.grid(v=passes, q=groups)
-        sum_near("sum_ranks", grid, 0, y[rows(q), columns(v)], added=shared)
+        v, q = grid = g.grid(v=passes, q=num_groups)
+        sum_near("sum_ranks", grid, 0, y[rows(q), columns(v)], addends=shared)
         return
     staged = g.symmetric("staged_sums", (hosts - 1, tokens, hidden), y.dtype)
     sums = g.symmetric("sums", (hosts, tokens, hidden), y.dtype)
-    summed = g.events("summed", (hosts - 1, groups), expects=passes)
+    summed = g.events("summed", (hosts - 1, num_groups), expects=passes)
     complete = g.events(
-        "complete", (groups,), expects=hosts - 1 + passes, cross_rank=True
+        "complete", (num_groups,), expects=hosts - 1 + passes, cross_rank=True
     )
-    s, v, q = grid = g.grid(s=hosts - 1, v=passes, q=groups)
+    s, v, q = grid = g.grid(s=hosts - 1, v=passes, q=num_groups)
     target = staged[s, rows(q), columns(v)]
     sum_near("sum_near", grid, s, target, [summed[s, q]])
-    s, q = grid = g.grid(s=hosts - 1, q=groups)
+    s, q = grid = g.grid(s=hosts - 1, q=num_groups)
     owner = host_after(g, s) * near + g.rank % near
     g.call(
         push_far(),
         grid,
         name="send_sums",
         reads=[staged[s, rows(q), :]],
-        writes=[sums.on(owner)[own, rows(q), :]],
+        writes=[sums.on(owner)[own_host, rows(q), :]],
         waits=[summed[s, q]],
         notifies=[complete.on(owner)[q]],
     )
-    v, q = grid = g.grid(v=passes, q=groups)
-    target = sums[own, rows(q), columns(v)]
+    v, q = grid = g.grid(v=passes, q=num_groups)
+    target = sums[own_host, rows(q), columns(v)]
     sum_near("sum_own", grid, hosts - 1, target, [complete[q]])
     of_hosts = replace(routing, experts=near * routing.experts)
     g.call(

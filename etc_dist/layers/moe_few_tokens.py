@@ -92,7 +92,7 @@ def moe_few_tokens_graph(
     columns = g.let("down_columns", 2 * ceildiv(hidden, 2 * tasks))
     # Divisions: a product of sizes might not fit 32 bits.
     fits = minimum(1, prefetch_bytes // (2 * routing.top_k) // hidden // inner)
-    others = _TokenExperts(
+    token_experts = _TokenExperts(
         g,
         routing,
         tokens,
@@ -105,16 +105,16 @@ def moe_few_tokens_graph(
         mixture.activation,
         biases,
     )
-    chosen = others.choose(logits, routed)
+    choices = token_experts.choose(logits, routed)
     if not shared:
-        active = others.activate(x, logits, routed)
-        others.add_up(chosen, active, y)
+        active = token_experts.activate(x, logits, routed)
+        token_experts.add_up(choices, active, y)
         return
-    own = shared_routing(routing, shared)
+    routing_of_shared = shared_routing(routing, shared)
     _, gate_up, down, gate = add_inputs_of_shared(g, dtype, shared, hidden)
     expert = replace(
-        others,
-        routing=own,
+        token_experts,
+        routing=routing_of_shared,
         gate_up=gate_up,
         down=down,
         prefetches=0,
@@ -124,12 +124,12 @@ def moe_few_tokens_graph(
     rows = g.local("shared_rows", (tokens, hidden), dtype)
     of_shared = logits, routed  # without a gate, the weight is 1 for any logit
     if gate is not None:
-        of_shared = _score(g, own, x, gate, score_tasks, "shared_")
+        of_shared = _score(g, routing_of_shared, x, gate, score_tasks, "shared_")
     shared_chosen = expert.choose(*of_shared)
     shared_active = expert.activate(x, *of_shared)
-    active = others.activate(x, logits, routed, others.blocks)
-    expert.add_up(shared_chosen, shared_active, rows, done=active[1])
-    others.add_up(chosen, active, y, added=rows)
+    active = token_experts.activate(x, logits, routed, token_experts.blocks)
+    expert.add_up(shared_chosen, shared_active, rows, end_events=active[1])
+    token_experts.add_up(choices, active, y, addend=rows)
 
 
 def _score(
@@ -145,9 +145,9 @@ def _score(
     logits = add_logits(g, routing, tokens, name)
     most = minimum(SCORED, maximum(2, ceildiv(experts * tokens, score_tasks)))
     scored = g.let(f"{name}scored", most)
-    groups = g.let(f"{name}groups", ceildiv(experts, scored))
-    routed = g.events(f"{name}routed", (tokens,), expects=groups)
-    m, e = grid = g.grid(m=tokens, e=groups)
+    num_groups = g.let(f"{name}groups", ceildiv(experts, scored))
+    routed = g.events(f"{name}routed", (tokens,), expects=num_groups)
+    m, e = grid = g.grid(m=tokens, e=num_groups)
     token, of_group = span(m, 1), routing.group(e, scored)
     g.call(
         score_token(routing),
@@ -214,14 +214,14 @@ class _TokenExperts:
         shape = self.tokens, routing.top_k, inner
         active = g.local(f"{self.name}active", shape, routing.dtype)
         width = g.let(f"{self.name}up_columns", ceildiv(inner, self.tasks))
-        blocks = g.let(f"{self.name}up_blocks", ceildiv(inner, width))
+        num_blocks = g.let(f"{self.name}up_blocks", ceildiv(inner, width))
         activated = g.events(
-            f"{self.name}activated", (self.tokens,), expects=blocks + further
+            f"{self.name}activated", (self.tokens,), expects=num_blocks + further
         )
-        m, j = grid = g.grid(m=self.tokens, j=blocks)
+        m, j = grid = g.grid(m=self.tokens, j=num_blocks)
         token, first = span(m, 1), j * width
-        left = minimum(width, inner - first)
-        share = ceildiv(hidden, blocks) * self.prefetches
+        num_columns = minimum(width, inner - first)
+        share = ceildiv(hidden, num_blocks) * self.prefetches
         share = g.let(f"{self.name}prefetched_rows", share)
         g.call(
             gate_up_token(routing, self.activation),
@@ -230,11 +230,11 @@ class _TokenExperts:
             reads=[
                 x[token, :],
                 logits[token, span(0, routing.experts)],
-                *(self.gate_up[:, span(n + first, left), :] for n in (0, inner)),
+                *(self.gate_up[:, span(n + first, num_columns), :] for n in (0, inner)),
                 self.down[:, span(minimum(hidden, j * share), share), :],
                 *self.biases,
             ],
-            writes=[active[token, :, span(first, left)]],
+            writes=[active[token, :, span(first, num_columns)]],
             waits=[routed[m]],
             notifies=[activated[m]],
         )
@@ -242,21 +242,21 @@ class _TokenExperts:
 
     def add_up(
         self,
-        chosen: tuple[Tensor, Tensor, EventTensor],
+        choices: tuple[Tensor, Tensor, EventTensor],
         active: tuple[Tensor, EventTensor],
         y: Tensor,
         *,
-        added: Tensor | None = None,
-        done: EventTensor | None = None,
+        addend: Tensor | None = None,
+        end_events: EventTensor | None = None,
     ) -> None:
-        """Add the weighted sums of each token to y. chosen, active: as `choose` and
-        `activate` give them. added: rows that are added to the sums, which the events
-        of `active` cover, too. done: the events that follow."""
-        g, (ids, weights, picked), (rows, activated) = self.g, chosen, active
+        """Add the weighted sums of each token to y. choices, active: as `choose` and
+        `activate` give them. addend: rows that are added to the sums, which the events
+        of `active` cover, too. end_events: the events that follow."""
+        g, (ids, weights, picked), (rows, activated) = self.g, choices, active
         m, j = grid = g.grid(m=self.tokens, j=self.blocks)
         token, of_block = span(m, 1), tile(j, self.columns)
         g.call(
-            down_token(self.routing, adds=added is not None),
+            down_token(self.routing, adds=addend is not None),
             grid,
             name=f"{self.name}down_token",
             reads=[
@@ -264,9 +264,9 @@ class _TokenExperts:
                 weights[token, :],
                 rows[token, :, :],
                 self.down[:, of_block, :],
-                *([] if added is None else [added[token, of_block]]),
+                *([] if addend is None else [addend[token, of_block]]),
             ],
             writes=[y[token, of_block]],
             waits=[picked[m], activated[m]],
-            notifies=[] if done is None else [done[m]],
+            notifies=[] if end_events is None else [end_events[m]],
         )

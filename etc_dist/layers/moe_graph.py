@@ -125,19 +125,19 @@ def chosen_experts_graph(
     block = sizes.block
     routing = replace(mixture.routing(dtype, block, sizes.tile_rows), has_none=True)
     tokens, hidden, inner = g.dims("tokens hidden inner")
-    blocks = g.let("blocks", ceildiv(tokens, block))
+    num_blocks = g.let("blocks", ceildiv(tokens, block))
     x = g.input("x", (tokens, hidden), dtype)
     choices = Choices(
         g.input("ids", (tokens, top_k), "int32"),
         g.input("weights", (tokens, top_k), "float32"),
-        g.local("chosen", (experts, blocks), "int32"),
+        g.local("chosen", (experts, num_blocks), "int32"),
     )
     gate_up = g.input("gate_up", (experts, 2 * inner, hidden), dtype)
     down = g.input("down", (experts, hidden, inner), dtype)
     y = g.output("y", (tokens, hidden), dtype)
-    marked = g.events("marked", (1,), expects=blocks)
-    wrong = g.local("wrong", (blocks,), "int32")
-    (b,) = grid = g.grid(b=blocks)
+    marked = g.events("marked", (1,), expects=num_blocks)
+    wrong = g.local("wrong", (num_blocks,), "int32")
+    (b,) = grid = g.grid(b=num_blocks)
     g.call(
         mark_experts(routing),
         grid,
@@ -145,7 +145,7 @@ def chosen_experts_graph(
         writes=[choices.chosen[:, b], wrong[span(b, 1)]],
         notifies=[marked[0]],
     )
-    (b,) = grid = g.grid(b=blocks)
+    (b,) = grid = g.grid(b=num_blocks)
     g.call(
         expect_in_range(),
         grid,
@@ -179,16 +179,16 @@ def _multiply(
 
 
 def _route(
-    g: Graph, routing: Routing, sizes: Sizes, tokens: Expr, own: Expr
+    g: Graph, routing: Routing, sizes: Sizes, tokens: Expr, num_own: Expr
 ) -> tuple[ExpertRows, Tensor]:
     """Add the choices of all tokens, the products of their experts, and the result y
-    [own, hidden]."""
+    [num_own, hidden]."""
     hidden, inner = g.dims("hidden inner")
-    blocks = g.let("blocks", ceildiv(tokens, routing.block))
+    num_blocks = g.let("blocks", ceildiv(tokens, routing.block))
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
-    y = g.output("y", (own, hidden), routing.dtype)
-    routed = g.events("routed", (1,), expects=blocks)
-    choices = add_choices(g, routing, x, router, blocks, routed, sizes)
+    y = g.output("y", (num_own, hidden), routing.dtype)
+    routed = g.events("routed", (1,), expects=num_blocks)
+    choices = add_choices(g, routing, x, router, num_blocks, routed, sizes)
     weights = gate_up, down
     return _multiply(g, routing, sizes, x, choices, routed[0], weights), y
 
@@ -204,19 +204,18 @@ def _combine(
 ) -> None:
     """Add the combination of each token's rows into y, on one rank."""
     tokens, outputs, size = y.shape[0], rows.outputs, sizes.group_tokens
-    groups = g.let("groups", ceildiv(tokens, size))
+    num_groups = g.let("groups", ceildiv(tokens, size))
     width = g.let("pass_columns", outputs.pass_columns)
-    parts = maximum(1, COMBINE_TASKS // maximum(1, groups))
+    num_parts = maximum(1, COMBINE_TASKS // maximum(1, num_groups))
     part = g.let(
-        "part", sizes.combined * ceildiv(ceildiv(width, sizes.combined), parts)
+        "part", sizes.combined * ceildiv(ceildiv(width, sizes.combined), num_parts)
     )
-    parts = g.let("parts", ceildiv(width, part))
-    s, q, c = grid = g.grid(s=outputs.passes, q=groups, c=parts)
-    skipped = c * part
+    num_parts = g.let("parts", ceildiv(width, part))
+    s, q, c = grid = g.grid(s=outputs.passes, q=num_groups, c=num_parts)
+    start = c * part
     of_group = tile(q, size)
-    of_part = span(s * width + skipped, minimum(part, width - skipped))
-    of_y = of_group, of_part, y[of_group, of_part]
-    rows.combine(g, routing, grid, s, *of_y)
+    of_part = span(s * width + start, minimum(part, width - start))
+    rows.combine(g, routing, grid, s, of_group, of_part, y[of_group, of_part])
 
 
 def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
@@ -240,34 +239,34 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     own_tokens, tokens = g.own_rows("own_tokens", "tokens")
     hidden, inner = g.dims("hidden inner")
     world, block, top_k = g.world_size, routing.block, routing.top_k
-    blocks = g.let("blocks", ceildiv(tokens, block))
-    padded = g.let("padded", blocks * block)
-    own = replace(routing, experts=routing.experts // world, split=True)
+    num_blocks = g.let("blocks", ceildiv(tokens, block))
+    padded = g.let("padded", num_blocks * block)
+    own_routing = replace(routing, experts=routing.experts // world, split=True)
     x, router, gate_up, down = add_inputs(
-        g, routing, own_tokens, hidden, inner, own.experts
+        g, routing, own_tokens, hidden, inner, own_routing.experts
     )
     y = g.output("y", (own_tokens, hidden), routing.dtype)
 
-    routed = g.events("routed", (blocks,), expects=1)
-    choices = add_choices(g, routing, x, router, blocks, routed, sizes)
+    routed = g.events("routed", (num_blocks,), expects=1)
+    choices = add_choices(g, routing, x, router, num_blocks, routed, sizes)
     all_choices = Choices(
         g.symmetric("all_ids", (world * padded, top_k), "int32"),
         g.symmetric("all_weights", (world * padded, top_k), "float32"),
-        g.symmetric("all_chosen", (own.experts, world * blocks), "int32"),
+        g.symmetric("all_chosen", (own_routing.experts, world * num_blocks), "int32"),
     )
     all_x = g.symmetric("all_x", (world * padded, hidden), routing.dtype)
-    exchanged = g.events("shared", (1,), expects=world * blocks, cross_rank=True)
+    exchanged = g.events("shared", (1,), expects=world * num_blocks, cross_rank=True)
     most = minimum(block, tokens)
     share = maximum(1, ceildiv(world * tokens, sizes.push_tasks))
-    pushes = g.let("pushes", ceildiv(most, share))
-    size = g.let("push", ceildiv(most, maximum(1, pushes)))
-    arrived = g.events(
-        "arrived", (1,), expects=world * blocks * pushes, cross_rank=True
+    num_pushes = g.let("pushes", ceildiv(most, share))
+    size = g.let("push", ceildiv(most, maximum(1, num_pushes)))
+    arrival_events = g.events(
+        "arrived", (1,), expects=world * num_blocks * num_pushes, cross_rank=True
     )
     to = AllTokens(
-        own,
+        own_routing,
         tokens,
-        blocks,
+        num_blocks,
         padded,
         x,
         choices,
@@ -275,26 +274,26 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         all_x,
         all_choices,
         exchanged,
-        arrived,
-        pushes,
+        arrival_events,
+        num_pushes,
         size,
     )
     exchange(g, to)
 
-    rows = world * tokens * min(top_k, own.experts)
-    tiles = add_tiles(g, own, all_choices.chosen, rows, [exchanged[0]])
-    of_shared = add_shared(g, own, sizes, x)
-    came = [arrived[0]]
-    outputs = add_projections(g, own, sizes, all_x, tiles, gate_up, down, came)
-    lower = choices.chosen[span(0, g.rank * own.experts), 0]
+    rows = world * tokens * min(top_k, own_routing.experts)
+    tiles = add_tiles(g, own_routing, all_choices.chosen, rows, [exchanged[0]])
+    of_shared = add_shared(g, own_routing, sizes, x)
+    came = [arrival_events[0]]
+    outputs = add_projections(g, own_routing, sizes, all_x, tiles, gate_up, down, came)
+    lower = choices.chosen[span(0, g.rank * own_routing.experts), 0]
     place, located = add_places(
-        g, own, all_choices, tiles, tokens, [lower], outputs.before
+        g, own_routing, all_choices, tiles, tokens, [lower], outputs.before
     )
-    sent = Sent(
+    outgoing = Sent(
         ExpertRows(outputs, place, located, all_choices.weights, SharedRows()),
         world * tokens,
         lambda owner: to.slot(g, owner, g.rank) * padded,
         to,
         of_shared,
     )
-    send_back(g, own, sizes, sent, y)
+    send_back(g, own_routing, sizes, outgoing, y)

@@ -117,9 +117,9 @@ class ExpertTiles:
         rows = minimum(self.most, self.rows.load(r))
         return self.expert.load(r), self.row.load(r), rows
 
-    def numbers(self, r: Expr, size: Expr, skipped: Expr | int = 0) -> Region:
-        """The tokens of `size` rows of tile r, after the first `skipped`."""
-        return self.tokens[span(self.first.load(r) + skipped, size)]
+    def numbers(self, r: Expr, size: Expr, start: Expr | int = 0) -> Region:
+        """The tokens of `size` rows of tile r, after the first `start`."""
+        return self.tokens[span(self.first.load(r) + start, size)]
 
 
 @dataclass(frozen=True)
@@ -209,27 +209,26 @@ def add_choices(
     """Add the router: x [tokens, hidden] -> the choices of all tokens. `routed` has one
     event per block of tokens, or one for all blocks. The choices have rows for the
     largest number of tokens of all ranks, those without a token the id NONE."""
-    each = routed.shape == (blocks,)
+    has_events = routed.shape == (blocks,)
     rows, tokens = x.shape[0], g.largest(x.shape[0])
     experts, top_k, block = routing.experts, routing.top_k, routing.block
     logits, biases = add_logits(g, routing, rows), add_biases(g, routing)
     ids = g.local("ids", (tokens, top_k), "int32")
     weights = g.local("weights", (tokens, top_k), "float32")
-    chosen = g.local("chosen", (experts, blocks), "int32")
+    token_bits = g.local("chosen", (experts, blocks), "int32")
     # Groups of 8, 16 or GROUP_EXPERTS experts: the smallest with a task per worker.
     most, wide = sizes.score_tasks, ceildiv(experts, TILE_EXPERTS)
     over = [minimum(1, blocks * ceildiv(experts, n) // (most + 1)) for n in (8, 16)]
     size = g.let("scored_experts", 8 + 8 * over[0] + (GROUP_EXPERTS - 16) * over[1])
-    groups = g.let("score_groups", ceildiv(experts, size))
+    num_groups = g.let("score_groups", ceildiv(experts, size))
     # 1 if logits are computed in tiles, else 0.
     tiled = g.let(
-        "tiled", minimum(int(sizes.tiles_logits), blocks * groups // (most + 1))
+        "tiled", minimum(int(sizes.tiles_logits), blocks * num_groups // (most + 1))
     )
-    expects = g.let("logit_tasks", groups + tiled * (wide - groups))
+    expects = g.let("logit_tasks", num_groups + tiled * (wide - num_groups))
     scored = g.events("scored", (blocks,), expects=expects)
-    groups_of = g.let("score_blocks", (1 - tiled) * blocks), groups, size
-    by_router = Matrix(router), logits, groups_of
-    add_scores(g, routing, x, *by_router, lambda b: scored[b])
+    groups_of = g.let("score_blocks", (1 - tiled) * blocks), num_groups, size
+    add_scores(g, routing, x, Matrix(router), logits, groups_of, lambda b: scored[b])
     if sizes.tiles_logits:
         tiles = g.let("logit_tiles", tiled * ceildiv(blocks, TILE_BLOCKS))
         n, e = grid = g.grid(n=tiles, e=wide)
@@ -249,14 +248,14 @@ def add_choices(
     whole = g.let("whole_tiles", tiled * (1 - minimum(1, blocks % TILE_BLOCKS)))
     together = g.let("tile_blocks", 1 + (TILE_BLOCKS - 1) * whole)
     n, i = grid = g.grid(n=g.let("chosen_tiles", blocks // together), i=together)
-    this = n * together + i
-    of_block = tile(this, block)
+    block_idx = n * together + i
+    of_block = tile(block_idx, block)
     count = []
     if sizes.has_count:
         # The length of the second region is the number of tokens before.
         count = [
             g.input("count", (1,), "int32")[:],
-            x[span(0, this * block), span(0, 1)],
+            x[span(0, block_idx * block), span(0, 1)],
         ]
     g.call(
         choose_experts(
@@ -264,28 +263,28 @@ def add_choices(
         ),
         grid,
         reads=[logits[of_block, span(0, experts)], *count, *biases],
-        writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, this]],
+        writes=[*(t[of_block, :] for t in (ids, weights)), token_bits[:, block_idx]],
         waits=[scored[n - (tiled - whole) * (n - n // TILE_BLOCKS)]],
-        notifies=[routed[this if each else 0]],
+        notifies=[routed[block_idx if has_events else 0]],
     )
-    return Choices(ids, weights, chosen)
+    return Choices(ids, weights, token_bits)
 
 
 def add_tiles(
     g: Graph,
     routing: Routing,
-    chosen: Tensor,
+    token_bits: Tensor,
     choices: Expr,
     waits: Sequence[EventRef],
 ) -> ExpertTiles:
-    """Add the tiles of the rows in chosen [experts, blocks], at most `choices`."""
-    experts, blocks = routing.experts, chosen.shape[1]
+    """Add the tiles of the rows in token_bits [experts, blocks], at most `choices`."""
+    experts, blocks = routing.experts, token_bits.shape[1]
     choices = g.let("choices", choices)
     # The most tiles that any routing needs, in whole groups.
     bound = minimum(choices, experts + choices // routing.tile_rows)
     tiles = g.let("tiles", TOGETHER * ceildiv(bound, TOGETHER))
     total = g.let("rows", choices + PADDING * tiles)
-    before = g.local("before", chosen.shape, "int32")
+    before = g.local("before", token_bits.shape, "int32")
     counts = g.local("counts", (experts,), "int32")
     expert_row = g.local("expert_row", (experts,), "int32")
     most = g.let("most_rows", blocks * routing.block)  # of an expert
@@ -294,28 +293,39 @@ def add_tiles(
         g.local(f"tile_{name}", (tiles,), "int32")
         for name in ("expert", "row", "rows", "first")
     )
-    needed = g.local("groups_needed", (1,), "int32")
-    listed = g.events("listed", (1,), expects=experts)
-    planned = g.events("planned", (1,), expects=1)
+    num_groups = g.local("groups_needed", (1,), "int32")
+    list_events = g.events("listed", (1,), expects=experts)
+    plan_events = g.events("planned", (1,), expects=1)
     (e,) = grid = g.grid(e=experts)
     g.call(
         list_rows(routing),
         grid,
-        reads=[chosen[e, :]],
+        reads=[token_bits[e, :]],
         writes=[before[e, :], tokens[tile(e, most)], counts[e]],
         waits=waits,
-        notifies=[listed[0]],
+        notifies=[list_events[0]],
     )
     g.call(
         plan_tiles(routing),
         g.grid(one=1),
         reads=[counts[:], tokens[span(0, most)]],
-        writes=[t[:] for t in (expert_row, expert, row, rows, first, needed)],
-        waits=[listed[0]],
-        notifies=[planned[0]],
+        writes=[t[:] for t in (expert_row, expert, row, rows, first, num_groups)],
+        waits=[list_events[0]],
+        notifies=[plan_events[0]],
     )
-    lists = expert, row, rows, first, before, expert_row, tokens, needed
-    return ExpertTiles(*lists, total, routing.tile_rows, planned[0])
+    return ExpertTiles(
+        expert,
+        row,
+        rows,
+        first,
+        before,
+        expert_row,
+        tokens,
+        num_groups,
+        total,
+        routing.tile_rows,
+        plan_events[0],
+    )
 
 
 def row_tiles(
@@ -348,30 +358,30 @@ def add_projections(
     wide = g.let("wide", ceildiv(inner, up_columns))
     columns = g.let("columns", ceildiv(hidden, tile_columns))
     per = g.let("per", ceildiv(columns, sizes.passes))
-    passes = g.let("passes", ceildiv(columns, per))
+    num_passes = g.let("passes", ceildiv(columns, per))
     (count,), rows = tiles.expert.shape, tiles.total
     active = g.local("active", (rows, inner), routing.dtype)
     outputs = g.local("outputs", (rows, hidden), routing.dtype)
-    groups = g.let("tile_groups", count // TOGETHER)
-    needed = tiles.needed.load(0)
-    activated_events = g.events("activated", (groups, TOGETHER), expects=wide)
+    num_groups = g.let("tile_groups", count // TOGETHER)
+    num_needed = tiles.needed.load(0)
+    activated_events = g.events("activated", (num_groups, TOGETHER), expects=wide)
     produced = g.events(
-        "produced", (passes,), expects=lambda s: needed * (TOGETHER * per)
+        "produced", (num_passes,), expects=lambda s: num_needed * (TOGETHER * per)
     )
 
-    q, j, i = grid = g.grid(q=up_to(groups, needed), j=wide, i=TOGETHER)
+    q, j, i = grid = g.grid(q=up_to(num_groups, num_needed), j=wide, i=TOGETHER)
     r = q * TOGETHER + i
     expert, row, size = tiles.of(r)
-    skipped = j * up_columns
-    width = minimum(up_columns, inner - skipped)
-    weights = [gate_up[expert, span(n + skipped, width), :] for n in (0, inner)]
+    start_column = j * up_columns
+    width = minimum(up_columns, inner - start_column)
+    weights = [gate_up[expert, span(n + start_column, width), :] for n in (0, inner)]
     gate_up_bias, down_bias = None, None
     if sizes.mixture.has_biases:
         shape = routing.experts, 2 * inner
         gate_up_bias = g.input("gate_up_bias", shape, routing.dtype)
         down_bias = g.input("down_bias", (routing.experts, hidden), routing.dtype)
         for n in (0, inner):
-            weights.append(gate_up_bias[expert, span(n + skipped, width)])
+            weights.append(gate_up_bias[expert, span(n + start_column, width)])
     before: Sequence[EventRef] = waits
     if sizes.packs:
         packed, ready = _pack_rows(g, routing, x, tiles, waits)
@@ -382,7 +392,8 @@ def add_projections(
         reads = [_some_of(x, size), *weights, tiles.numbers(r, size)]
     g.call(
         of_up.matmul_rows(
-            *(routing.dtype, activated(sizes.mixture.activation)),
+            routing.dtype,
+            activated(sizes.mixture.activation),
             gathers=not sizes.packs,
             is_biased=sizes.mixture.has_biases,
         ),
@@ -390,11 +401,13 @@ def add_projections(
         name="gate_up_projection",
         values=of_up.values,
         reads=reads,
-        writes=[active[span(row, size), span(skipped, width)]],
+        writes=[active[span(row, size), span(start_column, width)]],
         waits=[tiles.planned, *waits],
         notifies=[activated_events[q, i]],
     )
-    s, q, i, j = grid = g.grid(s=passes, q=up_to(groups, needed), i=TOGETHER, j=per)
+    s, q, i, j = grid = g.grid(
+        s=num_passes, q=up_to(num_groups, num_needed), i=TOGETHER, j=per
+    )
     r = q * TOGETHER + i
     expert, row, size = tiles.of(r)
     of_column = tile(s * per + j, tile_columns)
@@ -412,7 +425,7 @@ def add_projections(
         waits=[tiles.planned, activated_events[q, i]],
         notifies=[produced[s]],
     )
-    return ExpertOutputs(outputs, produced, passes, per * tile_columns, before)
+    return ExpertOutputs(outputs, produced, num_passes, per * tile_columns, before)
 
 
 def _pack_rows(
@@ -420,35 +433,35 @@ def _pack_rows(
 ) -> tuple[Tensor, EventTensor]:
     """Add tasks that copy rows of x to `packed`, in the order of the tiles. After
     event n those of part n are copied."""
-    groups = tiles.expert.shape[0] // TOGETHER
+    num_groups = tiles.expert.shape[0] // TOGETHER
     packed = g.local("packed", (tiles.total, x.shape[1]), routing.dtype)
-    first = g.let("first_packed", minimum(groups, PART_GROUPS))
+    first = g.let("first_packed", minimum(num_groups, PART_GROUPS))
     # Tasks of a tile: few on the tensor lane, which copies the first part.
     few, many = (-(-tiles.most // n) for n in (TENSOR_ROWS, PACKED_ROWS))
 
     def expected(n: Expr) -> Expr:
-        most = select(n < PARTS - 1, PART_GROUPS, groups)
-        size = minimum(most, groups - n * PART_GROUPS)
+        most = select(n < PARTS - 1, PART_GROUPS, num_groups)
+        size = minimum(most, num_groups - n * PART_GROUPS)
         return TOGETHER * size * select(n < 1, few, many)
 
-    parts = g.let("packed_parts", minimum(PARTS, ceildiv(groups, PART_GROUPS)))
+    parts = g.let("packed_parts", minimum(PARTS, ceildiv(num_groups, PART_GROUPS)))
     ready = g.events("packed_groups", (parts,), expects=expected)
     for lane, name, begin, count, rows, tasks in (
         (TENSOR, "pack_first_rows", 0, first, TENSOR_ROWS, few),
-        (TRANSFER, "pack_rows", first, groups - first, PACKED_ROWS, many),
+        (TRANSFER, "pack_rows", first, num_groups - first, PACKED_ROWS, many),
     ):
         n, i, c = grid = g.grid(q=count, i=TOGETHER, c=tasks)
         q = begin + n
         r = q * TOGETHER + i
         _, row, size = tiles.of(r)
-        skipped = minimum(size, c * rows)
-        some = minimum(size - skipped, rows)
+        start = minimum(size, c * rows)
+        some = minimum(size - start, rows)
         g.call(
             pack_rows(routing.dtype, lane),
             grid,
             name=name,
-            reads=[_some_of(x, some), tiles.numbers(r, some, skipped)],
-            writes=[packed[span(row + skipped, some), :]],
+            reads=[_some_of(x, some), tiles.numbers(r, some, start)],
+            writes=[packed[span(row + start, some), :]],
             waits=[tiles.planned, *waits],
             notifies=[ready[_part_of(q)]],
         )
@@ -482,21 +495,21 @@ def add_places(
     """Add the location of each token's rows: place, of the shape of ids, and the event
     after which it is valid. tokens: those of each rank whose choices these are. waits:
     also for these events, for which no other task waits on a rank without tiles."""
-    chosen, ids, block = choices.chosen, choices.ids, routing.block
-    blocks = chosen.shape[1]
+    token_bits, ids, block = choices.chosen, choices.ids, routing.block
+    blocks = token_bits.shape[1]
     place = g.local("place", ids.shape, "int32")
     located = g.events("located", (1,), expects=blocks)
     (b,) = grid = g.grid(b=blocks)
     of_block = tile(b, block)
     if routing.split:
-        left = tokens - b % ceildiv(tokens, block) * block
-        of_block = span(b * block, minimum(block, left))
+        num_tokens = tokens - b % ceildiv(tokens, block) * block
+        of_block = span(b * block, minimum(block, num_tokens))
     g.call(
         locate_rows(routing),
         grid,
         reads=[
             ids[of_block, :],
-            *(t[:, b] for t in (chosen, tiles.before)),
+            *(t[:, b] for t in (token_bits, tiles.before)),
             tiles.expert_row[:],
             *lower,
         ],

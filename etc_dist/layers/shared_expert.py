@@ -108,27 +108,35 @@ def add_shared(g: Graph, routing: Routing, sizes: Sizes, x: Tensor) -> SharedRow
     kind = sizes.mixture.shared
     if not kind:
         return SharedRows()
-    (own, hidden), tokens = x.shape, g.largest(x.shape[0])
+    (own_tokens, hidden), tokens = x.shape, g.largest(x.shape[0])
     inner, gate_up, down, gate = add_inputs_of_shared(g, routing.dtype, kind, hidden)
     of_up, of_down = row_tiles(g, sizes, tokens, "shared_")
     up_columns, down_columns = of_up.task_columns(gated=True), of_down.task_columns()
     size = g.let("shared_tile_rows", minimum(routing.tile_rows, of_up.rows))
-    groups = g.let("shared_tiles", ceildiv(tokens, size))
+    num_groups = g.let("shared_tiles", ceildiv(tokens, size))
     wide = g.let("shared_wide", ceildiv(inner, up_columns))
     columns = g.let("shared_columns", ceildiv(hidden, down_columns))
     blocks = ceildiv(tokens, routing.block) if gate is not None else 0
-    active = g.local("shared_active", (own, inner), routing.dtype)
-    rows = g.local("shared_rows", (own, hidden), routing.dtype)
-    activated_events = g.events("shared_activated", (groups,), expects=wide)
-    done = g.events("shared_done", (1,), expects=groups * columns + blocks)
+    active = g.local("shared_active", (own_tokens, inner), routing.dtype)
+    rows = g.local("shared_rows", (own_tokens, hidden), routing.dtype)
+    activated_events = g.events("shared_activated", (num_groups,), expects=wide)
+    done_events = g.events("shared_done", (1,), expects=num_groups * columns + blocks)
     logits = None
     if gate is not None:
         gated = shared_routing(routing, kind)
-        logits = g.local("shared_logits", (own, 4), "float32")
-        by_gate = Matrix(gate), logits, (g.let("shared_blocks", blocks), 1, 8)
-        add_scores(g, gated, x, *by_gate, lambda b: done[0], "score_shared")
+        logits = g.local("shared_logits", (own_tokens, 4), "float32")
+        add_scores(
+            g,
+            gated,
+            x,
+            Matrix(gate),
+            logits,
+            (g.let("shared_blocks", blocks), 1, 8),
+            lambda b: done_events[0],
+            "score_shared",
+        )
 
-    n, j = grid = g.grid(n=groups, j=wide)
+    n, j = grid = g.grid(n=num_groups, j=wide)
     of_rows, width = tile(n, size), minimum(up_columns, inner - j * up_columns)
     halves = [gate_up[0, span(k + j * up_columns, width), :] for k in (0, inner)]
     g.call(
@@ -140,7 +148,7 @@ def add_shared(g: Graph, routing: Routing, sizes: Sizes, x: Tensor) -> SharedRow
         writes=[active[of_rows, span(j * up_columns, width)]],
         notifies=[activated_events[n]],
     )
-    n, j = grid = g.grid(n=groups, j=columns)
+    n, j = grid = g.grid(n=num_groups, j=columns)
     of_rows, of_column = tile(n, size), tile(j, down_columns)
     g.call(
         of_down.matmul_rows(routing.dtype),
@@ -150,6 +158,6 @@ def add_shared(g: Graph, routing: Routing, sizes: Sizes, x: Tensor) -> SharedRow
         reads=[active[of_rows, :], down[0, of_column, :]],
         writes=[rows[of_rows, of_column]],
         waits=[activated_events[n]],
-        notifies=[done[0]],
+        notifies=[done_events[0]],
     )
-    return SharedRows(kind, rows, logits, [done[0]])
+    return SharedRows(kind, rows, logits, [done_events[0]])

@@ -155,7 +155,9 @@ class MixtureCalls:
         self.position, self.dense = position, dense
         self.up, self.down = (
             tiles_of_dims(
-                *(g, f"{name}_", shapes),
+                g,
+                f"{name}_",
+                shapes,
                 w_layout=layout,
                 has_peers=g.world_size > 1,
             )
@@ -180,12 +182,19 @@ class MixtureCalls:
         ]
         num_held = mixture.held
         stack = layers, num_held
-        wide = layouts[0], inner, self.width, dtype, stack
-        self.gate_up = [weight_input(g, name, *wide) for name in ("w_gate", "w_up")]
-        tall = layouts[1], hidden, self.active_width, dtype, stack
-        self.w_down = weight_input(g, "w_down", *tall)
+        self.gate_up = [
+            weight_input(g, name, layouts[0], inner, self.width, dtype, stack)
+            for name in ("w_gate", "w_up")
+        ]
+        self.w_down = weight_input(
+            g, "w_down", layouts[1], hidden, self.active_width, dtype, stack
+        )
         self.experts = g.state("experts", (every, rows, top_k), "int32")
+        self._add_tiles(rows * top_k, num_held)
 
+    def _add_tiles(self, num_choices: Expr, num_held: int) -> None:
+        """The numbers of the tiles of a step with so many choices, and its buffers."""
+        g, rows = self.g, self.rows
         # Both matmuls use the same row tiles: no more rows than both tile shapes have,
         # at a stride at which no bulk copy reads rows of the next tile.
         fits, stride = minimum(self.up.rows, self.down.rows), self.up.rows
@@ -196,10 +205,10 @@ class MixtureCalls:
         self.at_once = g.let("rows_at_once", select(rows <= MOST_AT_ONCE, rows, 0))
         self.before = g.let("rows_before", rows - self.at_once)
         self.choosing = g.let("choose_blocks", ceildiv(self.before, CHOSEN_ROWS))
-        choices = g.let("choices", rows * top_k)
+        num_choices = g.let("choices", num_choices)
         # The most tiles of any routing: one per expert, full ones for further choices.
-        more = maximum(0, choices - num_held) // self.tile_rows
-        num_tiles = minimum(choices, num_held + self.gathers * more)
+        more = maximum(0, num_choices - num_held) // self.tile_rows
+        num_tiles = minimum(num_choices, num_held + self.gathers * more)
         self.tiles = g.let("expert_tiles", num_tiles)
         places = g.let("expert_places", self.tiles * self.stride)
         self._add_buffers(places)
@@ -267,18 +276,22 @@ class MixtureCalls:
     def _score(self, turn: Turn, ready: EventRef) -> EventTensor:
         """Returns events [..., 2]: 0 for the logits, 1 for the choices."""
         g, routing = self.g, self.routing
-        blocks = g.let("score_blocks", ceildiv(self.rows, BLOCK))
-        groups = -(-self.scored // SCORED_EXPERTS)
+        num_blocks = g.let("score_blocks", ceildiv(self.rows, BLOCK))
+        num_groups = -(-self.scored // SCORED_EXPERTS)
         scored = g.events(
             "scored",
             (*self.turns, 2),
             expects=lambda *at: select(
-                equal(at[-1], 0), blocks * groups, self.choosing
+                equal(at[-1], 0), num_blocks * num_groups, self.choosing
             ),
         )
-        operands = self.x, Matrix(self.router, (self._own(turn[1]),)), self.logits
         add_scores(
-            *(g, routing, *operands, (blocks, groups, SCORED_EXPERTS)),
+            g,
+            routing,
+            self.x,
+            Matrix(self.router, (self._own(turn[1]),)),
+            self.logits,
+            (num_blocks, num_groups, SCORED_EXPERTS),
             lambda b: scored[*turn, 0],
             waits=[ready],
             early=self.early,
@@ -344,9 +357,9 @@ class MixtureCalls:
         g, top_k = self.g, self.routing.top_k
         moved = g.let("gathered_rows", self.gathers * self.rows)
         width = g.let("gather_columns", ceildiv(self.hidden, 8 * PIECES) * 8)
-        pieces = g.let("gather_pieces", ceildiv(self.hidden, width))
-        gather_events = g.events("gathered", self.turns, expects=moved * pieces)
-        r, j = grid = g.grid(r=moved, j=pieces)
+        num_pieces = g.let("gather_pieces", ceildiv(self.hidden, width))
+        gather_events = g.events("gathered", self.turns, expects=moved * num_pieces)
+        r, j = grid = g.grid(r=moved, j=num_pieces)
         columns = self._tile(j, width, self.hidden)
         places = [self.place.load(*turn, r, k) for k in range(top_k)]
         g.call(
@@ -376,7 +389,10 @@ class MixtureCalls:
         expert = self.tile.load(*turn, r, 0)
         first = self.gathers * (self.first_copy + r * self.stride)
         self._call(
-            *("expert_up", self.up, activated(self.activation), grid),
+            "expert_up",
+            self.up,
+            activated(self.activation),
+            grid,
             reads=[
                 self.x[span(first, self._rows_of(turn, r)), :],
                 *self.up.weight_tiles(
@@ -404,7 +420,10 @@ class MixtureCalls:
         columns = tile(j, width)
         places, expert = self._places(turn, r), self.tile.load(*turn, r, 0)
         self._call(
-            *("expert_down", self.down, store, grid),
+            "expert_down",
+            self.down,
+            store,
+            grid,
             reads=[
                 self.active[places, :],
                 *self.down.weight_tiles(

@@ -101,14 +101,14 @@ class AllReduceSizes:
         """Microseconds, on one host."""
         peers = self.ranks - 1
         start, hops = constants.start_us, constants.hop_us
-        sent, moved = peers * self.num_bytes, (self.ranks + 1) * self.num_bytes
+        num_sent, moved = peers * self.num_bytes, (self.ranks + 1) * self.num_bytes
         if algorithm == TWO_SHOT:
             hops *= 2
-            sent, moved = 2 * peers * self.share_bytes, 4 * self.num_bytes
+            num_sent, moved = 2 * peers * self.share_bytes, 4 * self.num_bytes
         if algorithm == FLAGGED:
             start, hops = start - constants.handshake_us, constants.flag_hop_us
-            sent, moved = 2 * sent, 2 * moved
-        link = sent / constants.link_bytes_per_us
+            num_sent, moved = 2 * num_sent, 2 * moved
+        link = num_sent / constants.link_bytes_per_us
         memory = moved / constants.memory_bytes_per_us
         return start + hops + link + memory
 
@@ -130,9 +130,11 @@ class AllReduceSizes:
 
     def symmetric_bytes(self, algorithm: int) -> int:
         """Symmetric memory of the exchanged data on each rank, on one host."""
-        each = 2 * self.share_bytes if algorithm == TWO_SHOT else self.num_bytes
-        own = self.num_bytes if self.one_shot == TILES and algorithm == TWO_SHOT else 0
-        return own + self.ranks * each * (4 if algorithm == FLAGGED else 1)
+        rank_bytes = 2 * self.share_bytes if algorithm == TWO_SHOT else self.num_bytes
+        own_bytes = (
+            self.num_bytes if self.one_shot == TILES and algorithm == TWO_SHOT else 0
+        )
+        return own_bytes + self.ranks * rank_bytes * (4 if algorithm == FLAGGED else 1)
 
     @property
     def algorithms(self) -> Sequence[int]:
@@ -157,12 +159,12 @@ def largest_sizes(exchange: AllReduceSizes) -> list[tuple[int, int]]:
     sizes = [(last, count)]
     # The order of their sizes, from the smallest ones.
     order = [FLAGGED, exchange.one_shot, TWO_SHOT]
-    for place, algorithm in enumerate(order[: order.index(last)]):
+    for size_idx, algorithm in enumerate(order[: order.index(last)]):
         low, high = 0, count
         while high - low > 1:
             middle = (low + high) // 2
-            chosen = replace(exchange, count=middle).fastest
-            is_low = order.index(chosen) <= place
+            fastest = replace(exchange, count=middle).fastest
+            is_low = order.index(fastest) <= size_idx
             low, high = (middle, high) if is_low else (low, middle)
         # NOTE: where rows are not divided evenly, the choice may change several times.
         near = range(1, min(count, low + 2 * exchange.ranks) + 1)[-4 * exchange.ranks :]
@@ -179,12 +181,12 @@ def choose_algorithm(
 ) -> list[Choice]:
     """The algorithm, and the vectors of a task: enough tasks for all workers, or warps,
     within the limits `pieces`. waves: those of the matmul before."""
-    chosen, ranks = exchange.fastest, exchange.ranks
-    num_bytes = exchange.share_bytes if chosen == TWO_SHOT else exchange.num_bytes
+    fastest, ranks = exchange.fastest, exchange.ranks
+    num_bytes = exchange.share_bytes if fastest == TWO_SHOT else exchange.num_bytes
     piece = -(-num_bytes // (VECTOR_BYTES * workers))
-    if chosen == TILES:
+    if fastest == TILES:
         piece = exchange.added_vectors(workers, waves)
-    elif chosen != FLAGGED:
+    elif fastest != FLAGGED:
         piece = min(max(piece, pieces[0]), pieces[1])
         if exchange.vectors > 1:  # pieces of rows, of equal size
             piece = -(-exchange.vectors // -(-exchange.vectors // piece))
@@ -194,7 +196,7 @@ def choose_algorithm(
             return ["no exchange on one rank"]
         if exchange.local_ranks < ranks:
             return [f"{ALGORITHMS[TWO_SHOT]} on each host, and sums of hosts between"]
-        name = ALGORITHMS[chosen]
+        name = ALGORITHMS[fastest]
         lines = [f"{name} of {exchange.num_bytes} bytes among {ranks} ranks"]
         for number in exchange.algorithms:
             name = ALGORITHMS[number]
@@ -206,6 +208,6 @@ def choose_algorithm(
         return lines
 
     return [
-        Choice("algorithm", chosen, reasons),
+        Choice("algorithm", fastest, reasons),
         Choice("piece", piece, lambda: ["vectors of 16 bytes in a task"]),
     ]

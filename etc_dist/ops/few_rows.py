@@ -89,8 +89,10 @@ def with_few_rows(
     def capacity(
         w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Mapping[str, int]]:
-        shapes, own = shapes_for(w_layout, FAMILY), most // size
-        return capacity_dims(dims, own, shapes, workers, size, [""], in_order=in_order)
+        shapes, own_rows = shapes_for(w_layout, FAMILY), most // size
+        return capacity_dims(
+            dims, own_rows, shapes, workers, size, [""], in_order=in_order
+        )
 
     few = Candidate(
         graph,
@@ -134,23 +136,23 @@ def gather_rows(
         return x, None
     all_x = g.symmetric("all_x", (tokens, k), x.dtype)
     width = _pushed(g, "pushed", tokens, k)
-    pieces = g.let("pushes", ceildiv(k, width))
-    arrived = g.events(
+    num_pieces = g.let("pushes", ceildiv(k, width))
+    row_events = g.events(
         "arrived",
         (g.let("arrived_blocks", ceildiv(tokens, block)),),
-        expects=lambda i: minimum(block, tokens - i * block) * pieces,
+        expects=lambda i: minimum(block, tokens - i * block) * num_pieces,
         cross_rank=True,
     )
-    p, r, c = grid = g.grid(p=world, r=rows, c=pieces)
+    p, r, c = grid = g.grid(p=world, r=rows, c=num_pieces)
     to, row = (g.rank + (world - 1) - p) % world, g.rank * rows + r
     g.call(
         push_rows(),
         grid,
         reads=[x[span(r, 1), tile(c, width)]],
         writes=[all_x.on(to)[span(row, 1), tile(c, width)]],
-        notifies=[arrived.on(to)[row // block]],
+        notifies=[row_events.on(to)[row // block]],
     )
-    return all_x, RowEvents(arrived, block)
+    return all_x, RowEvents(row_events, block)
 
 
 def multiply_and_return(
@@ -185,10 +187,10 @@ def multiply_and_return(
     sums.add_strips(g.let("many_rows", rows - few_rows), width, elements)
 
 
-def sent_elements(work: int, k: Expr, sent: Sequence[Expr]) -> Expr:
+def sent_elements(work: int, k: Expr, shape: Sequence[Expr]) -> Expr:
     """The elements that a warp sends at once, or adds, while a matmul over k runs.
-    work: as SENT_WORK. sent: the shape of what is sent."""
-    rows, columns = sent
+    work: as SENT_WORK. shape: that of what is sent."""
+    rows, columns = shape
     most = minimum(work // 8 // k, rows * columns // (8 * SENDS))
     return 8 * minimum(MOST_SENT // 8, maximum(LEAST_SENT // 8, most))
 
@@ -220,7 +222,7 @@ class ReturnedSums:
         self._partials = g.symmetric("partials", (world, rows, n), y.dtype)
         self._width, self._pieces = width, g.let("sends", ceildiv(n, width))
         # Of packets, each has the event of its first row.
-        self._returned = g.events(
+        self._return_events = g.events(
             "returned",
             (rows, produced.events.shape[-1]),
             expects=select(are_few, world * self._pieces, world - 1),
@@ -230,7 +232,7 @@ class ReturnedSums:
     def add_rows(self, rows: Expr) -> None:
         """Send whole rows, each once it is computed. rows: of a rank, or 0."""
         g, n, y, width = self._g, self._product.shape[1], self._y, self._width
-        world, pieces, returned = g.world_size, self._pieces, self._returned
+        world, pieces, return_events = g.world_size, self._pieces, self._return_events
         # A rank's own rows come last: they need no transfer.
         p, r, c = grid = g.grid(p=world, r=rows, c=pieces)
         owner = (g.rank + 1 + p) % world
@@ -242,7 +244,7 @@ class ReturnedSums:
             reads=[self._product[span(row, 1), tile(c, width)]],
             writes=[self._partials.on(owner)[g.rank, span(r, 1), tile(c, width)]],
             waits=[self._produced.at(row)],
-            notifies=[returned.on(owner)[r, 0]],
+            notifies=[return_events.on(owner)[r, 0]],
         )
         r, c = grid = g.grid(r=rows, c=g.let("pieces", ceildiv(n, SUMMED)))
         of_piece = span(r, 1), tile(c, SUMMED)
@@ -252,7 +254,7 @@ class ReturnedSums:
             name="sum_rows",
             reads=[self._partials[:, *of_piece]],
             writes=[y[of_piece]],
-            waits=[returned[r, 0]],
+            waits=[return_events[r, 0]],
         )
 
     def add_strips(self, rows: Expr, width: Expr, elements: Expr) -> None:
@@ -263,8 +265,8 @@ class ReturnedSums:
         most = maximum(1, elements // minimum(n, width))
         packet = minimum(maximum(1, rows), minimum(produced.rows, most))
         packet = g.let("packet_rows", packet)
-        packets = g.let("packets", ceildiv(rows, packet))
-        returned, strips = self._returned, self._returned.shape[1]
+        num_packets = g.let("packets", ceildiv(rows, packet))
+        return_events, strips = self._return_events, self._return_events.shape[1]
 
         def place(q: Expr, s: Expr) -> tuple[Tile, Tile]:
             first = q * packet
@@ -279,29 +281,29 @@ class ReturnedSums:
                 produced.of_strip(last, s).when(is_in_two),
             ]
 
-        s, p, q = grid = g.grid(strip=strips, peer=world - 1, packet=packets)
-        owner, (own, columns) = (g.rank + 1 + p) % world, place(q, s)
-        first = owner * rows + own.start
+        s, p, q = grid = g.grid(strip=strips, peer=world - 1, packet=num_packets)
+        owner, (own_rows, columns) = (g.rank + 1 + p) % world, place(q, s)
+        first = owner * rows + own_rows.start
         g.call(
             push_tile(y.dtype),
             grid,
             name="send_strips",
-            reads=[self._product[span(first, own.size), columns]],
-            writes=[self._partials.on(owner)[g.rank, own, columns]],
-            waits=computed(first, own.size, s),
-            notifies=[returned.on(owner)[q * packet, s]],
+            reads=[self._product[span(first, own_rows.size), columns]],
+            writes=[self._partials.on(owner)[g.rank, own_rows, columns]],
+            waits=computed(first, own_rows.size, s),
+            notifies=[return_events.on(owner)[q * packet, s]],
         )
-        s, q = grid = g.grid(strip_of_sum=strips, packet_of_sum=packets)
-        own, columns = place(q, s)
-        first = g.rank * rows + own.start
+        s, q = grid = g.grid(strip_of_sum=strips, packet_of_sum=num_packets)
+        own_rows, columns = place(q, s)
+        first = g.rank * rows + own_rows.start
         g.call(
             sum_ranks(y.dtype, has_own=True),
             grid,
             name="sum_strips",
             reads=[
-                self._partials[:, own, columns],
-                self._product[span(first, own.size), columns],
+                self._partials[:, own_rows, columns],
+                self._product[span(first, own_rows.size), columns],
             ],
-            writes=[y[own, columns]],
-            waits=[returned[q * packet, s], *computed(first, own.size, s)],
+            writes=[y[own_rows, columns]],
+            waits=[return_events[q * packet, s], *computed(first, own_rows.size, s)],
         )

@@ -82,12 +82,12 @@ def matmul_all_reduce_graph(
         RowSums(g, Matrix(product), y, norm, piece, produced, TRANSFER).add(algorithm)
     elif norm is not None:
         (r,) = grid = g.grid(r=rows)
-        own = span(r, 1), slice(None)
+        row = span(r, 1), slice(None)
         g.call(
             add_rms_norm(dtype, norm.eps),
             grid,
-            reads=[product[own], norm.residual[own], norm.gain[:]],
-            writes=[norm.total[own], y[own]],
+            reads=[product[row], norm.residual[row], norm.gain[:]],
+            writes=[norm.total[row], y[row]],
             waits=[produced.at(r)],
         )
 
@@ -108,15 +108,17 @@ def _add_tile_sums(
         [(TILES,), (TWO_SHOT,)],
         "let `MatmulAllReduce` choose it",
     )
-    stored = g.let("is_stored", select(equal(algorithm, TILES), 1, 0))
-    parts = g.let("result_parts", 1 + stored * (g.world_size - 1))
-    results = g.symmetric("results", (parts, *y.shape), y.dtype)
-    own = Matrix(results, (g.let("own_result", stored * g.rank),))
-    matmul = RankTiles(g, TILES_NAME, tiles, y.dtype, x, [w], own)
-    sent = sent_elements(2 * SENT_WORK, x.shape[1], y.shape)
-    sums = TileSums(g, matmul, results, y, (sent, 8 * piece), stored, early_strips)
+    is_stored = g.let("is_stored", select(equal(algorithm, TILES), 1, 0))
+    num_parts = g.let("result_parts", 1 + is_stored * (g.world_size - 1))
+    results = g.symmetric("results", (num_parts, *y.shape), y.dtype)
+    own_result = Matrix(results, (g.let("own_result", is_stored * g.rank),))
+    matmul = RankTiles(g, TILES_NAME, tiles, y.dtype, x, [w], own_result)
+    num_elements = sent_elements(2 * SENT_WORK, x.shape[1], y.shape)
+    sums = TileSums(
+        g, matmul, results, y, (num_elements, 8 * piece), is_stored, early_strips
+    )
     produced = sums.add()
-    RowSums(g, own, y, None, piece, produced, TRANSFER).add_two_shot(algorithm)
+    RowSums(g, own_result, y, None, piece, produced, TRANSFER).add_two_shot(algorithm)
 
 
 def _norm(g: Graph, shape: tuple[Any, Any], dtype: str, eps: float) -> Norm:
@@ -177,7 +179,10 @@ class _MatmulSums(Operation):
     def _exchange(self, dims: Mapping[str, int]) -> AllReduceSizes:
         world = self.world
         return AllReduceSizes(
-            *(dims["rows"], dims["vectors"], world.size, world.local_size),
+            dims["rows"],
+            dims["vectors"],
+            world.size,
+            world.local_size,
             of_tiles="eps" not in self.graph_options,
         )
 

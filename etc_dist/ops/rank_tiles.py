@@ -51,8 +51,7 @@ class RankTiles(TiledMatmul):
         *,
         owners: int = 1,
     ) -> None:
-        given = g, name, tiles, dtype, x, weights, y, epilogue
-        super().__init__(*given, owners=owners)
+        super().__init__(g, name, tiles, dtype, x, weights, y, epilogue, owners=owners)
         self.down, self.height = self._down, tiles.rows
         self.group = self._group
         """Blocks of rows of each owner whose tiles run together."""
@@ -60,20 +59,20 @@ class RankTiles(TiledMatmul):
         """Columns of tiles, without and with split-K in own rows."""
 
     def complete_rows(
-        self, name: str, ranks: int, rows: Expr, own: Expr | int
+        self, name: str, ranks: int, rows: Expr, own_idx: Expr | int
     ) -> EventTensor:
         """New events [ranks, blocks] of blocks of `rows` rows, a multiple of `height`
-        or all rows. own: the place of own rows, whose last tasks notify them."""
+        or all rows. own_idx: the place of own rows, whose last tasks notify them."""
         g, all_rows = self._g, self._y.shape[0]
         own_tasks = g.let(f"{name}_tasks", self.whole + self.split * self._slices)
 
         def tasks(rank: Expr, block: Expr) -> Expr:
             down = ceildiv(minimum(rows, all_rows - block * rows), self.height)
-            return down * select(equal(rank, wrap(own)), own_tasks, self.across)
+            return down * select(equal(rank, wrap(own_idx)), own_tasks, self.across)
 
-        blocks = g.let(f"{name}_blocks", ceildiv(all_rows, rows))
-        events = g.events(name, (ranks, blocks), expects=tasks)
-        self._complete = RowEvents(events, rows, (own,))
+        num_blocks = g.let(f"{name}_blocks", ceildiv(all_rows, rows))
+        events = g.events(name, (ranks, num_blocks), expects=tasks)
+        self._complete = RowEvents(events, rows, (own_idx,))
         return events
 
     def grid(self, ranks: Expr | int, columns: Expr) -> Grid:

@@ -113,7 +113,7 @@ class RowSums:
         flagged_rows = g.let("flagged_rows", minimum(rows, num_tasks))
         shape = g.world_size, flagged_rows, self.columns
         words = g.flagged("words", shape, dtype)
-        arrived = g.events(
+        word_events = g.events(
             "words_arrived",
             (num_tasks,),
             expects=g.world_size - 1,
@@ -121,20 +121,20 @@ class RowSums:
             carried_by=words,
         )
         (r,) = grid = g.grid(r=num_tasks)
-        own, (*peers, _) = (span(r, 1), slice(None)), every_rank(g)
+        row, (*peers, _) = (span(r, 1), slice(None)), every_rank(g)
         g.call(
             push_flagged(dtype, len(peers), is_row=True),
             grid,
-            reads=[self.x.at(*own)],
-            writes=[words.on(peer)[g.rank, *own] for peer in peers],
-            notifies=[arrived.on(peer)[r] for peer in peers],
+            reads=[self.x.at(*row)],
+            writes=[words.on(peer)[g.rank, *row] for peer in peers],
+            notifies=[word_events.on(peer)[r] for peer in peers],
         )
         g.call(
             add_flagged_norm(dtype, norm.eps),
             grid,
-            reads=[self.x.at(*own), words[:, *own], norm.residual[own], norm.gain[:]],
-            writes=[norm.total[own], self.y[own]],
-            waits=[arrived[r]],
+            reads=[self.x.at(*row), words[:, *row], norm.residual[row], norm.gain[:]],
+            writes=[norm.total[row], self.y[row]],
+            waits=[word_events[r]],
         )
 
     def _add_one_shot(self, rows: Expr, pieces: Expr) -> None:
@@ -143,7 +143,7 @@ class RowSums:
         assert norm is not None
         slots = g.symmetric("slots", (g.world_size, rows, self.columns), dtype)
         expects = g.world_size * pieces
-        arrived = g.events("arrived", (rows,), expects=expects, cross_rank=True)
+        slot_events = g.events("arrived", (rows,), expects=expects, cross_rank=True)
         r, c = grid = g.grid(r=rows, c=pieces)
         ranks = every_rank(g)
         g.call(
@@ -153,16 +153,16 @@ class RowSums:
             reads=[self.x.at(r, self._in_row(c))],
             writes=[slots.on(rank)[g.rank, r, self._in_row(c)] for rank in ranks],
             waits=self._waits(r),
-            notifies=[arrived.on(rank)[r] for rank in ranks],
+            notifies=[slot_events.on(rank)[r] for rank in ranks],
         )
         (r,) = grid = g.grid(r=rows)
-        own = span(r, 1), slice(None)
+        row = span(r, 1), slice(None)
         g.call(
             add_ranks_norm(dtype, norm.eps),
             grid,
-            reads=[slots[:, *own], norm.residual[own], norm.gain[:]],
-            writes=[norm.total[own], self.y[own]],
-            waits=[arrived[r]],
+            reads=[slots[:, *row], norm.residual[row], norm.gain[:]],
+            writes=[norm.total[row], self.y[row]],
+            waits=[slot_events[r]],
         )
 
     def _add_two_shot(self, rows: Expr, pieces: Expr) -> None:
@@ -184,7 +184,7 @@ class RowSums:
                 (pieces, self._flat),
             )
             dtype = "float32"
-        gathered, arrived = self._gather(rows, pieces)
+        all_rows, gather_events = self._gather(rows, pieces)
         i, c = grid = g.grid(i=num_own, c=pieces)
         ranks, norm = every_rank(g), self.norm
         count = near if near == g.world_size else g.world_size // near
@@ -207,11 +207,11 @@ class RowSums:
             grid,
             name="add_share",
             reads=[whole(sums, in_share), *residual],
-            writes=[gathered.on(rank)[r, part] for rank in ranks],
+            writes=[all_rows.on(rank)[r, part] for rank in ranks],
             waits=[ready[i].when(is_row)],
-            notifies=[arrived.on(rank)[r].when(is_row) for rank in ranks],
+            notifies=[gather_events.on(rank)[r].when(is_row) for rank in ranks],
         )
-        self._finish(rows, pieces, gathered, arrived)
+        self._finish(rows, pieces, all_rows, gather_events)
 
     def _scatter(
         self, rows: Expr, share: Expr, pieces: Expr
@@ -242,12 +242,14 @@ class RowSums:
     def _gather(self, rows: Expr, pieces: Expr) -> tuple[Tensor, EventTensor]:
         """Memory and events for the sums of all rows."""
         g = self.g
-        gathered = g.symmetric("gathered", (rows, self.columns), self.x.tensor.dtype)
-        arrived = g.events("gathered_row", (rows,), expects=pieces, cross_rank=True)
-        return gathered, arrived
+        all_rows = g.symmetric("gathered", (rows, self.columns), self.x.tensor.dtype)
+        gather_events = g.events(
+            "gathered_row", (rows,), expects=pieces, cross_rank=True
+        )
+        return all_rows, gather_events
 
     def _finish(
-        self, rows: Expr, pieces: Expr, gathered: Tensor, arrived: EventTensor
+        self, rows: Expr, pieces: Expr, all_rows: Tensor, gather_events: EventTensor
     ) -> None:
         """Copy, or normalise, the sums of all rows."""
         g, dtype, norm = self.g, self.x.tensor.dtype, self.norm
@@ -257,17 +259,17 @@ class RowSums:
                 share_sum(dtype, 1, lane=self.lane),
                 grid,
                 name="copy_rows",
-                reads=[gathered[r, self._in_row(c)]],
+                reads=[all_rows[r, self._in_row(c)]],
                 writes=[self.y[r, self._in_row(c)]],
-                waits=[arrived[r]],
+                waits=[gather_events[r]],
             )
             return
         (r,) = grid = g.grid(r=rows)
-        own = span(r, 1), slice(None)
+        row = span(r, 1), slice(None)
         g.call(
             copy_norm(dtype, norm.eps),
             grid,
-            reads=[gathered[own], norm.gain[:]],
-            writes=[norm.total[own], self.y[own]],
-            waits=[arrived[r]],
+            reads=[all_rows[row], norm.gain[:]],
+            writes=[norm.total[row], self.y[row]],
+            waits=[gather_events[r]],
         )

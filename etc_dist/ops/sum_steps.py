@@ -55,10 +55,10 @@ class Shares:
     count: Expr
 
     @classmethod
-    def of(cls, g: Graph, total: Expr, piece: Expr, used: Expr | int) -> Shares:
-        """Those of `total` vectors, in pieces of `piece` vectors. used: 1, or 0: then
-        there is nothing to do."""
-        size = g.let("share", used * ceildiv(total, g.local_size))
+    def of(cls, g: Graph, total: Expr, piece: Expr, is_used: Expr | int) -> Shares:
+        """Those of `total` vectors, in pieces of `piece` vectors. is_used: 1, or 0:
+        then there is nothing to do."""
+        size = g.let("share", is_used * ceildiv(total, g.local_size))
         return cls(
             8 * total, 8 * size, 8 * piece, g.let("pieces", ceildiv(size, piece))
         )
@@ -85,9 +85,9 @@ def add_flagged_sum(
     multiple of the workers, so that a worker sends the piece that it writes over; or 0:
     then there is nothing to do."""
     (length,) = x.shape
-    used = g.let("is_flagged", minimum(1, num_tasks))
-    words = g.flagged("words", (g.world_size, used * length), x.dtype)
-    arrived = g.events(
+    is_flagged = g.let("is_flagged", minimum(1, num_tasks))
+    words = g.flagged("words", (g.world_size, is_flagged * length), x.dtype)
+    word_events = g.events(
         "words_arrived",
         (num_tasks,),
         expects=g.world_size - 1,
@@ -96,48 +96,50 @@ def add_flagged_sum(
     )
     (i,) = grid = g.grid(i=num_tasks)
     start = i * (8 * piece)
-    own = span(start, maximum(0, minimum(8 * piece, length - start)))
+    elements = span(start, maximum(0, minimum(8 * piece, length - start)))
     *peers, _ = every_rank(g)
     g.call(
         push_flagged(x.dtype, len(peers)),
         grid,
-        reads=[x[own]],
-        writes=[words.on(peer)[g.rank, own] for peer in peers],
-        notifies=[arrived.on(peer)[i] for peer in peers],
+        reads=[x[elements]],
+        writes=[words.on(peer)[g.rank, elements] for peer in peers],
+        notifies=[word_events.on(peer)[i] for peer in peers],
     )
     g.call(
         add_flagged(x.dtype),
         grid,
-        reads=[x[own], words[:, own]],
-        writes=[y[own]],
-        waits=[arrived[i]],
+        reads=[x[elements], words[:, elements]],
+        writes=[y[elements]],
+        waits=[word_events[i]],
     )
 
 
-def add_one_shot(g: Graph, x: Tensor, y: Tensor, piece: Expr, used: Expr | int) -> None:
+def add_one_shot(
+    g: Graph, x: Tensor, y: Tensor, piece: Expr, is_used: Expr | int
+) -> None:
     """Add an all-reduce of x [8 * total] into y by one exchange: each rank stores its
-    part on all ranks, and adds all parts. used: as for `Shares.of`."""
+    part on all ranks, and adds all parts. is_used: as for `Shares.of`."""
     (length,) = x.shape
-    slots = g.symmetric("slots", (g.world_size, used * length), x.dtype)
-    count = g.let("slot_pieces", used * ceildiv(length, 8 * piece))
-    arrived = g.events("arrived", (count,), expects=g.world_size, cross_rank=True)
+    slots = g.symmetric("slots", (g.world_size, is_used * length), x.dtype)
+    count = g.let("slot_pieces", is_used * ceildiv(length, 8 * piece))
+    slot_events = g.events("arrived", (count,), expects=g.world_size, cross_rank=True)
     (i,) = grid = g.grid(i=count)
-    own, ranks = tile(i, 8 * piece), every_rank(g)
+    elements, ranks = tile(i, 8 * piece), every_rank(g)
     g.call(
         share_sum(x.dtype, 1, g.world_size),
         grid,
         name="push_parts",
-        reads=[x[own]],
-        writes=[slots.on(rank)[g.rank, own] for rank in ranks],
-        notifies=[arrived.on(rank)[i] for rank in ranks],
+        reads=[x[elements]],
+        writes=[slots.on(rank)[g.rank, elements] for rank in ranks],
+        notifies=[slot_events.on(rank)[i] for rank in ranks],
     )
     g.call(
         share_sum(x.dtype, g.world_size),
         grid,
         name="add_slots",
-        reads=[slots[:, own]],
-        writes=[y[own]],
-        waits=[arrived[i]],
+        reads=[slots[:, elements]],
+        writes=[y[elements]],
+        waits=[slot_events[i]],
     )
 
 
@@ -239,23 +241,29 @@ def _gather(
     near, local = g.local_size, local_rank(g)
     *peers, _ = every_rank(g)
     (count,) = ready.shape
-    gathered = arrived = None
+    all_pieces = piece_events = None
     if peers:
-        gathered = g.symmetric("gathered", (near, shares.size), y.dtype)
-        arrived = g.events("gathered_piece", (near, count), expects=1, cross_rank=True)
+        all_pieces = g.symmetric("gathered", (near, shares.size), y.dtype)
+        piece_events = g.events(
+            "gathered_piece", (near, count), expects=1, cross_rank=True
+        )
     (i,) = grid = g.grid(i=count)
-    own = shares.inside(local, i)
-    copies = [gathered.on(peer)[local, own] for peer in peers] if gathered else []
+    own_piece = shares.inside(local, i)
+    copies = (
+        [all_pieces.on(peer)[local, own_piece] for peer in peers] if all_pieces else []
+    )
     g.call(
         share_sum(dtype, sums_of(sums), 1 + len(peers), result=y.dtype),
         grid,
         name="add_share",
-        reads=[whole(sums, own)],
+        reads=[whole(sums, own_piece)],
         writes=[y[shares.place(local, i)], *copies],
         waits=[ready[i]],
-        notifies=[arrived.on(peer)[local, i] for peer in peers] if arrived else [],
+        notifies=[piece_events.on(peer)[local, i] for peer in peers]
+        if piece_events
+        else [],
     )
-    if gathered is None or arrived is None:
+    if all_pieces is None or piece_events is None:
         return
     i, p = grid = g.grid(i=count, p=near - 1)
     owner = (g.rank + 1 + p) % near
@@ -263,9 +271,9 @@ def _gather(
         share_sum(y.dtype, 1),
         grid,
         name="copy_share",
-        reads=[gathered[owner, shares.inside(owner, i)]],
+        reads=[all_pieces[owner, shares.inside(owner, i)]],
         writes=[y[shares.place(owner, i)]],
-        waits=[arrived[owner, i]],
+        waits=[piece_events[owner, i]],
     )
 
 

@@ -56,10 +56,10 @@ class TileSums:
     def add(self) -> RowEvents:
         """Add the tiles, and the sums. Returns the events of blocks of rows that are
         not used."""
-        g, matmul, arrived, strip = self.g, self.matmul, self._arrived, self._strip
-        own, used = 1 - self.used, self.used
-        of_strips = select(equal(used, 1), strip, matmul.across)
-        num_strips = own + self._num_early
+        g, matmul, slot_events, strip = self.g, self.matmul, self._arrived, self._strip
+        is_own, is_used = 1 - self.used, self.used
+        of_strips = select(equal(is_used, 1), strip, matmul.across)
+        num_strips = is_own + self._num_early
         produced = matmul.complete_strips(
             "produced", g.let("produced_strip", of_strips), num_strips=num_strips
         )
@@ -67,15 +67,15 @@ class TileSums:
         to = Stored(
             PlacesOnRanks(g, self.slots, peers),
             store_on_ranks(g.world_size),
-            EventsOnRanks(arrived, strip, peers),
+            EventsOnRanks(slot_events, strip, peers),
         )
 
         def add_whole_tiles() -> None:
             early = g.let("early_columns", self._num_early * strip)
-            columns = g.let("own_columns", own * matmul.whole + early)
+            columns = g.let("own_columns", is_own * matmul.whole + early)
             matmul.add_whole_tiles(columns=columns)
             matmul.add_whole_tiles(
-                columns=g.let("stored_columns", used * (matmul.whole - early)),
+                columns=g.let("stored_columns", is_used * (matmul.whole - early)),
                 first_column=early,
                 call="tile_on_ranks",
                 axes="stored_",
@@ -83,8 +83,8 @@ class TileSums:
             )
 
         def add_sums() -> None:
-            matmul.add_sums(columns=g.let("own_sums", own * matmul.split))
-            columns = g.let("stored_sums", used * matmul.split)
+            matmul.add_sums(columns=g.let("own_sums", is_own * matmul.split))
+            columns = g.let("stored_sums", is_used * matmul.split)
             call = "sum_on_ranks"
             matmul.add_sums(columns=columns, call=call, axes="stored_", to=to)
 
@@ -151,11 +151,11 @@ class TileSums:
 
     def _add_sums(self, produced: RowEvents) -> None:
         """All places are added."""
-        g, arrived, elements = self.g, self._arrived, self.elements[1]
+        g, slot_events, elements = self.g, self._arrived, self.elements[1]
         pieces = Pieces(g, "stored_piece", self.matmul.height, self._width, elements)
-        order = self._in_order(arrived.shape, (pieces.down, pieces.across))
+        order = self._in_order(slot_events.shape, (pieces.down, pieces.across))
         axes = ("arrived_block", "arrived_strip", "added_row", "added_column")
-        extents = (*arrived.shape, pieces.down, pieces.across)
+        extents = (*slot_events.shape, pieces.down, pieces.across)
         i, s, r, c = grid = g.grid(**dict(zip(axes, extents, strict=True)))
         piece = pieces.place(i, s, r, c)
         g.call(
@@ -164,7 +164,10 @@ class TileSums:
             name="add_stored",
             reads=[self.slots[span(0, g.world_size), *piece]],
             writes=[self.y[piece]],
-            waits=[arrived[i, s], produced.events[0, i, s].when(s < self._num_early)],
+            waits=[
+                slot_events[i, s],
+                produced.events[0, i, s].when(s < self._num_early),
+            ],
             order=order,
         )
 
@@ -205,8 +208,11 @@ class PlacesOnRanks(NamedTuple):
 
     def regions(self, rows: Any, columns: Any) -> list[Region]:
         """The own one first."""
-        own = self.g.rank, rows, columns
-        return [self.slots[own], *(self.slots.on(peer)[own] for peer in self.peers)]
+        own_place = self.g.rank, rows, columns
+        return [
+            self.slots[own_place],
+            *(self.slots.on(peer)[own_place] for peer in self.peers),
+        ]
 
 
 class EventsOnRanks(NamedTuple):
@@ -218,8 +224,8 @@ class EventsOnRanks(NamedTuple):
 
     def of_tile(self, i: Expr, j: Expr, rows: Expr) -> Sequence[EventRef]:
         """Those of the tile in row i and column j of tiles."""
-        own = i, j // self.strip
-        return [self.events[own], *(self.events.on(p)[own] for p in self.peers)]
+        own_idx = i, j // self.strip
+        return [self.events[own_idx], *(self.events.on(p)[own_idx] for p in self.peers)]
 
 
 class Pieces:

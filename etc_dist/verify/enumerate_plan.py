@@ -74,7 +74,7 @@ class _Reader:
     def __init__(self, plan: Plan, dims: Mapping[str, int], tensors: Runtime):
         self.plan, self.graph = plan, plan.graph
         self.world = plan.graph.world_size
-        self.given = set(tensors)
+        self.known_names = set(tensors)
         self.environments: list[dict[str, Any]] = []
         for rank in range(self.world):
             env = self.graph.environment(dims, rank)
@@ -87,7 +87,7 @@ class _Reader:
 
     def known(self, exprs: Iterable[Expr]) -> bool:
         """Whether `exprs` load only from tensors with given values."""
-        return not missing(exprs, self.given)
+        return not missing(exprs, self.known_names)
 
     def fail(self, cause: object, text: str, fix: str, count: int = 1) -> None:
         self.tally.add(cause, Fault(GraphError, text, fix, count))
@@ -261,7 +261,7 @@ class _Reader:
         does = "waits for" if verb == "waits" else "notifies"
         cause = block.call.name, verb, ref
         try:
-            does_hold = block.values(ref.holds) != 0
+            is_met = block.values(ref.holds) != 0
             rank = np.full(block.count, block.rank)
             if ref.rank is not None:
                 rank = block.values(ref.guarded(ref.rank))
@@ -275,7 +275,7 @@ class _Reader:
         self.check_rank(block, (block.call.name, does, ref), rank)
         foreign = (rank < 0) | (rank >= self.world)
         shape = elements.shape[ref.events.name][np.where(foreign, block.rank, rank)]
-        outside = ((index < 0) | (index >= shape)).any(axis=1) & ~foreign & does_hold
+        outside = ((index < 0) | (index >= shape)).any(axis=1) & ~foreign & is_met
         if outside.any():
             t = int(np.flatnonzero(outside)[0])
             self.fail(
@@ -285,7 +285,7 @@ class _Reader:
                 f"keep the index of {ref} inside of the event tensor",
                 int(outside.sum()),
             )
-        wrong = foreign | outside | ~does_hold
+        wrong = foreign | outside | ~is_met
         element = np.zeros(block.count, np.int64)
         for axis_idx in range(index.shape[1]):
             element = element * shape[:, axis_idx] + index[:, axis_idx]
@@ -310,28 +310,28 @@ class _Reader:
         """The accesses of the block's tasks: loads, then writes, then reads."""
         if not block.count:
             return []
-        accesses = load_accesses(block, self.graph, self.given, self.tally)
+        accesses = load_accesses(block, self.graph, self.known_names, self.tally)
         active = np.zeros(block.count, bool)
-        may_run = not block.call.writes
+        is_always_run = not block.call.writes
         for region in block.call.writes:
             access = self.access(block, region, True, active, np.ones_like(active))
             if access is None:
                 self.unknown_writes.add(region.tensor.name)
-                may_run = True
+                is_always_run = True
             else:
                 if self.may_be_fewer(block.call):
                     self.unknown_writes.add(region.tensor.name)
                 accesses.append(access)
                 active[access.task - block.base] = True
         # A task whose writes are all empty runs no body, and so reads nothing.
-        runs = active | may_run
+        runs = active | is_always_run
         for n, region in enumerate(block.call.reads):
             access = self.access(block, region, False, active, runs)
             if access is not None:
                 function = block.call.function
                 # All waits of a task from a queue are met before it starts.
-                reads_early = n in function.reads_before_wait
-                early = reads_early and not block.lane.queued(block.call)
+                is_read_early = n in function.reads_before_wait
+                early = is_read_early and not block.lane.queued(block.call)
                 phase, is_gathered = EARLY if early else BODY, n in function.gathers
                 accesses.append(replace(access, phase=phase, gathered=is_gathered))
         return accesses

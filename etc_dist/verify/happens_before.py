@@ -134,7 +134,7 @@ class HappensBefore:
             low, high = self.level[first[pairs[0]]], self.level[second[pairs]].max()
             here = slice(*np.searchsorted(levels, (low, high + 1)))
             _, element_bits = self._reached(
-                first[pairs], previous, steps[here], by_event=True
+                first[pairs], previous, steps[here], is_by_event=True
             )
             bit = np.arange(pairs.size)
             words = np.zeros(pairs.size, np.uint64)
@@ -169,10 +169,10 @@ class HappensBefore:
         previous: Array,
         steps: list[Array],
         *,
-        by_event: bool = False,
+        is_by_event: bool = False,
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """[node, word]: bit b is set for sources[b] and all nodes of `steps` after it;
-        and [element, word]: for the elements that these nodes notify. by_event: only
+        and [element, word]: for the elements that these nodes notify. is_by_event: only
         for nodes that an event of sources[b] orders after it."""
         words = -(-sources.size // WORD)
         # NOTE: the last row stays zero: NONE, as an index, selects it.
@@ -181,7 +181,7 @@ class HappensBefore:
         bit = np.arange(sources.size)
         source_bits = np.zeros((sources.size, words), np.uint64)
         source_bits[bit, bit // WORD] = np.uint64(1) << (bit % WORD).astype(np.uint64)
-        if by_event:
+        if is_by_event:
             for notify_column in self.notify.T:
                 _merge(elements, notify_column[sources], source_bits)
         else:
@@ -224,5 +224,12 @@ def order_classes(
         queues = tasks.queues.of(examples)
         position = np.where(queues.strided, queues.position, 0)
         level = level * (int(position.max(initial=0)) + 1) + position
-    tables = (tasks.wait[examples], tasks.free_wait[examples], tasks.notify[examples])
-    return HappensBefore(classes, level, *tables, tasks.elements.total, queues)
+    return HappensBefore(
+        classes,
+        level,
+        tasks.wait[examples],
+        tasks.free_wait[examples],
+        tasks.notify[examples],
+        tasks.elements.total,
+        queues,
+    )

@@ -60,8 +60,8 @@ def _access(
     phase: int,
     tally: Tally,
 ) -> Access | None:
-    tensor, axes = graph.tensor(load.tensor), len(load.index)
-    region = Region(tensor, None, load.index, load.shape, (False,) * axes)
+    tensor, num_axes = graph.tensor(load.tensor), len(load.index)
+    region = Region(tensor, None, load.index, load.shape, (False,) * num_axes)
     rank = np.full(block.count, block.rank)
     extent = rows(block, load.shape)
     conditions = [c for c, _ in guards]

@@ -44,7 +44,7 @@ class _Operands:
     """The operands of all tasks of a block."""
 
     def __init__(self, block: Block, known_tensors: Container[str], world: int):
-        self.block, self.call, self.given = block, block.call, known_tensors
+        self.block, self.call, self.known_names = block, block.call, known_tensors
         self.world = world
         self.regions = (*block.call.reads, *block.call.writes)
         self.tile = block.call.function.tile
@@ -71,7 +71,9 @@ class _Operands:
                     self.separate(n, write, tally)
 
     def known(self, *operands: int) -> bool:
-        return not any(missing(self.regions[n].parts, self.given) for n in operands)
+        return not any(
+            missing(self.regions[n].parts, self.known_names) for n in operands
+        )
 
     def axis(self, n: int, k: int) -> tuple[Expr, Expr, Expr]:
         region = self.regions[n]

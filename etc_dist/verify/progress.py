@@ -70,7 +70,7 @@ def _check_counts(tasks: Enumeration, counts: Counts, tally: Tally) -> None:
 
 
 def _count_fault(
-    tasks: Enumeration, counts: Counts, kind: str, element: int, times: int
+    tasks: Enumeration, counts: Counts, kind: str, element: int, num_times: int
 ) -> Fault:
     name = tasks.elements.name(element)
     have, want = int(counts.notified[element]), int(counts.expected[element])
@@ -79,7 +79,7 @@ def _count_fault(
             GraphError,
             f"{name} is notified {have} times, and no task waits for it there",
             "wait for it in a task of that rank, or drop the notification",
-            times,
+            num_times,
         )
     waiter = _waiter(tasks, element)
     if kind == "few":
@@ -88,14 +88,14 @@ def _count_fault(
             f"{waiter} waits for {name}; the wait can never be met: it expects {want} "
             f"notifications and all tasks together make {have}",
             "notify the element as often as its `expects` says",
-            times,
+            num_times,
         )
     return Fault(
         GraphError,
         f"{waiter} waits for {name}, which expects {want} notifications and gets "
         f"{have}: the wait may end too early",
         "notify the element as often as its `expects` says",
-        times,
+        num_times,
     )
 
 
@@ -169,7 +169,7 @@ class _QueueRun:
     def __init__(self, tasks: Enumeration, counts: Counts):
         self.tasks, self.counts = tasks, counts
         queues = tasks.queues
-        self.left = counts.notified.copy()
+        self.num_left = counts.notified.copy()
         self.round = np.full(tasks.tasks, NONE)
         self.order = np.lexsort((queues.position, queues.queue))
         numbers = np.arange(len(queues.names) + 1)
@@ -183,7 +183,7 @@ class _QueueRun:
         by_element = np.argsort(element, kind="stable")
         self.waiters = waiter[by_element]
         self.span = np.concatenate(([0], np.cumsum(counts.awaited)))
-        missing = waiter[self.left[element] > 0]
+        missing = waiter[self.num_left[element] > 0]
         self.missing = np.bincount(missing, minlength=tasks.tasks)
 
     def finish(self) -> None:
@@ -215,8 +215,8 @@ class _QueueRun:
         tasks = self.take(number)
         elements = self.tasks.notify[tasks]
         elements = elements[elements != NONE]
-        np.subtract.at(self.left, elements, 1)
-        self.release(np.unique(elements[self.left[elements] == 0]))
+        np.subtract.at(self.num_left, elements, 1)
+        self.release(np.unique(elements[self.num_left[elements] == 0]))
         return tasks.size > 0
 
     def take(self, number: int) -> Array:
@@ -288,13 +288,13 @@ def _unmet(run: _QueueRun, task: int) -> int:
     """The first unmet element of `task`."""
     waits = run.tasks.wait[task]
     waits = waits[waits != NONE]
-    return int(waits[run.left[waits] > 0][0])
+    return int(waits[run.num_left[waits] > 0][0])
 
 
 def _blocked(run: _QueueRun, task: int) -> str:
     element = _unmet(run, task)
     want = int(run.counts.expected[element])
-    have = int(run.counts.notified[element] - run.left[element])
+    have = int(run.counts.notified[element] - run.num_left[element])
     return (
         f"{run.tasks.name(task)} waits for {run.tasks.elements.name(element)}: "
         f"have {have}, want {want}"

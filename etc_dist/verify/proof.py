@@ -66,12 +66,12 @@ def is_record(record: Any, key: str) -> bool:
     if not isinstance(record, dict) or record.keys() != names or record["key"] != key:
         return False
     counts = (record[name] for name in ("workers", "tasks", "events", "accesses"))
-    are_sizes = isinstance(record["dims"], list) and all(
+    has_sizes = isinstance(record["dims"], list) and all(
         isinstance(size, list) and [*map(type, size)] == [str, int]
         for size in record["dims"]
     )
     return (
-        are_sizes
+        has_sizes
         and all(type(count) is int for count in counts)
         and type(record["seconds"]) is float
         and type(record["by_events"]) is bool

@@ -38,8 +38,9 @@ class Races:
         before, after, unwritten = _neighbours(cells)
         for first, second in (before, after):
             early = _is_early(cells, first, second)
-            nodes = self.node[cells.task[first]], self.node[cells.task[second]]
-            direct = self.order.direct(*nodes, early)
+            direct = self.order.direct(
+                self.node[cells.task[first]], self.node[cells.task[second]], early
+            )
             loose = np.flatnonzero(~direct)
             if loose.size:
                 self.suspects.append((cells, first[loose], second[loose]))
