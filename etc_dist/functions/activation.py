@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError, expect_choice, expect_type
-from etc_dist.functions.matmul import silu
 from etc_dist.functions.plain_numbers import use_plain_numbers
+from etc_dist.functions.weight_layouts import silu
 
 FUNCTIONS = SILU, GELU_TANH = "silu", "gelu_tanh"
 

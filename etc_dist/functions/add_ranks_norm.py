@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.add_partials import sum_in_order
-from etc_dist.functions.matmul import two_byte
 from etc_dist.functions.rms_norm import column_operand, normalized
+from etc_dist.functions.weight_layouts import two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.operand import WORLD

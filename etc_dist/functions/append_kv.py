@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import GraphError
-from etc_dist.functions.matmul import two_byte
 from etc_dist.functions.rms_norm import gain_offset
 from etc_dist.functions.rotary import HEAD_DIMS, rotated
+from etc_dist.functions.weight_layouts import two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 

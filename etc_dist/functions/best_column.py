@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.matmul import two_byte
+from etc_dist.functions.weight_layouts import two_byte
 from etc_dist.ir import (
     DeviceFunction,
     Expr,

@@ -17,8 +17,8 @@ import numpy as np
 
 from etc_dist.errors import GraphError
 from etc_dist.functions.activation import SWIGLU, Activation
-from etc_dist.functions.matmul import silu
 from etc_dist.functions.scaled_weights import E4M3
+from etc_dist.functions.weight_layouts import silu
 from etc_dist.ir import DeviceFunction, Expr, Extent, Operand
 from etc_dist.ir.function import TENSOR
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.matmul import two_byte
 from etc_dist.functions.scaled_weights import BLOCK, E4M3, MOST_E4M3
+from etc_dist.functions.weight_layouts import two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.tensor import numpy_dtype

@@ -14,8 +14,8 @@ import numpy as np
 
 from etc_dist.errors import expect_choice, expect_type
 from etc_dist.functions.activation import SWIGLU, Activation
-from etc_dist.functions.matmul import two_byte
 from etc_dist.functions.router import MOST_CHOICES, Router
+from etc_dist.functions.weight_layouts import two_byte
 from etc_dist.ir import DeviceFunction, Expr, Operand, minimum, span, tile
 from etc_dist.ir.tensor import Tile
 

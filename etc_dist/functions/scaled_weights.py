@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from etc_dist.functions.matmul import weight_columns, weight_shape
+from etc_dist.functions.weight_layouts import weight_columns, weight_shape
 from etc_dist.ir import Expr, Graph, Operand, Region, Tensor, ceildiv, span
 from etc_dist.ir.tensor import Tile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from etc_dist.functions.matmul import two_byte
+from etc_dist.functions.weight_layouts import two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
 

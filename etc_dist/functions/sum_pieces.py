@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from etc_dist.functions.add_partials import sum_in_order
-from etc_dist.functions.matmul import two_byte
+from etc_dist.functions.weight_layouts import two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
 

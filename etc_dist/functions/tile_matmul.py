@@ -26,15 +26,6 @@ from etc_dist.functions.epilogue import (
     store,
     swiglu,
 )
-from etc_dist.functions.matmul import (
-    CHUNK_COLUMNS,
-    DEPTH,
-    DTYPES,
-    STAGE_K,
-    W_LAYOUTS,
-    two_byte,
-    weight_shape,
-)
 from etc_dist.functions.scaled_weights import (
     ALL_SCALINGS,
     BLOCK,
@@ -44,6 +35,15 @@ from etc_dist.functions.scaled_weights import (
     SCALINGS,
     ScaledTensor,
     weight_regions,
+)
+from etc_dist.functions.weight_layouts import (
+    CHUNK_COLUMNS,
+    DEPTH,
+    DTYPES,
+    STAGE_K,
+    W_LAYOUTS,
+    two_byte,
+    weight_shape,
 )
 from etc_dist.ir import (
     DeviceFunction,

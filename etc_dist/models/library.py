@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from etc_dist.functions.activation import Activation
-from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import PLAIN, Mixture
 from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
+from etc_dist.functions.weight_layouts import W_LAYOUTS
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph

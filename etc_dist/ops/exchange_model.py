@@ -139,7 +139,7 @@ class AllReduceSizes:
     @property
     def algorithms(self) -> Sequence[int]:
         """Those that can be chosen on one host: two exchanges where each rank has a
-        share, so that all ranks wait for each other, see `verify/flags.py`."""
+        share, so that all ranks wait for each other, see `verify/flagged_words.py`."""
         two_shot = [TWO_SHOT] * (self.count >= self.ranks)
         return [self.one_shot, *two_shot, *([FLAGGED] * self.has_flags)]
 

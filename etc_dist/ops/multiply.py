@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from etc_dist.functions.epilogue import Epilogue, store
-from etc_dist.functions.matmul import STAGE_K
 from etc_dist.functions.scaled_weights import Place, ScaledTensor
 from etc_dist.functions.tile_matmul import (
     GROUP_WORDS,
@@ -18,6 +17,7 @@ from etc_dist.functions.tile_matmul import (
     Tiles,
     TileShape,
 )
+from etc_dist.functions.weight_layouts import STAGE_K
 from etc_dist.ir import (
     EventRef,
     EventTensor,

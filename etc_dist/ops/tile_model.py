@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from etc_dist.functions.matmul import STAGE_K
 from etc_dist.functions.tile_matmul import (
     FLOAT8_COLUMNS,
     GROUP_WORDS,
     SLICE,
     TileShape,
 )
+from etc_dist.functions.weight_layouts import STAGE_K
 from etc_dist.ops.tile_order import ROW_GROUP, later_blocks
 from etc_dist.ops.tuning import TileConstants, Tuning
 from etc_dist.schedule.plan import Choice

@@ -6,10 +6,10 @@ enumeration.py      the arrays that hold them
 progress.py         counts of notifications, and the run of all queues
 happens_before.py   the happens-before relation of tasks
 task_classes.py     classes of tasks that the order does not distinguish
-rows.py             equal rows of a table
+equal_rows.py       equal rows of a table
 boxes.py            all accesses of a tensor, and those of them that differ
 cells.py, races.py  accesses of one place that nothing orders
-flags.py            words that carry their epoch
+flagged_words.py    words that carry their epoch
 far.py              memory of other hosts
 operands.py         the operands of a task: their sizes, and regions that are apart
 coverage.py         elements written twice or never

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from etc_dist.verify.enumeration import NONE, PARTLY_WAITED, Access, Array, Mask
+from etc_dist.verify.equal_rows import first_rows, row_numbers
 from etc_dist.verify.happens_before import HappensBefore
-from etc_dist.verify.rows import first_rows, row_numbers
 
 FEW = 4096
 """Kinds of boxes whose random bits are kept."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask, Queues
-from etc_dist.verify.rows import first_rows, row_numbers
+from etc_dist.verify.equal_rows import first_rows, row_numbers
 from etc_dist.verify.task_classes import task_classes
 
 WORD = 64

@@ -8,7 +8,7 @@ import numpy as np
 
 from etc_dist.errors import DeadlockError, GraphError
 from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask, rows
-from etc_dist.verify.rows import first_rows, row_numbers
+from etc_dist.verify.equal_rows import first_rows, row_numbers
 from etc_dist.verify.unchecked import missing
 from etc_dist.verify.violations import Fault, Tally
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
-from etc_dist.verify.rows import row_numbers
+from etc_dist.verify.equal_rows import row_numbers
 
 
 def task_classes(tasks: Enumeration, *, by_program: bool) -> Array:

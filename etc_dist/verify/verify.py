@@ -27,7 +27,7 @@ from etc_dist.verify.coverage import (
 from etc_dist.verify.enumerate_plan import enumerate_plan
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
 from etc_dist.verify.far import check_far, check_kept
-from etc_dist.verify.flags import check_returns, check_words, without_flags
+from etc_dist.verify.flagged_words import check_returns, check_words, without_flags
 from etc_dist.verify.happens_before import order_classes
 from etc_dist.verify.index_range import check_index_range
 from etc_dist.verify.loaded_accesses import check_own_writes

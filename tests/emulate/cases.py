@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.matmul import silu
+from etc_dist.functions.weight_layouts import silu
 from etc_dist.ir import (
     DeviceFunction,
     Graph,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.functions.gate_up_token import gate_up_token
-from etc_dist.functions.matmul import silu
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
+from etc_dist.functions.weight_layouts import silu
 
 
 def test_activations_are_those_of_the_tokens_experts():

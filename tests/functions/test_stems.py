@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("__init__", "matmul", "philox", "plain_numbers", "routing")
+PARTS = ("__init__", "philox", "plain_numbers", "routing", "weight_layouts")
 """Files that have parts of functions."""
 NAMES = sorted(
     path.stem

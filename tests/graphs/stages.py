@@ -11,7 +11,7 @@ import numpy as np
 
 from etc_dist.codegen.layout import ALIGNMENT, MAX_SHARED_BYTES
 from etc_dist.functions.epilogue import swiglu
-from etc_dist.functions.matmul import silu
+from etc_dist.functions.weight_layouts import silu
 from etc_dist.functions.wide_tile import RowTiles
 from etc_dist.ir import DeviceFunction, Graph, ceildiv, graph_function, span, tile
 from etc_dist.ir.function import COMPUTE, LOAD, TENSOR, TmaBox

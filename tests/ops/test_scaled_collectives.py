@@ -14,8 +14,8 @@ from etc_dist import (
     MatmulAllReduceNorm,
     MatmulReduceScatter,
 )
-from etc_dist.functions.matmul import silu
 from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
+from etc_dist.functions.weight_layouts import silu
 from etc_dist.ir.tensor import numpy_dtype
 from tests.graphs.scaled import draw_scaled
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.matmul import CHUNK_COLUMNS
+from etc_dist.functions.weight_layouts import CHUNK_COLUMNS
 from etc_dist.ir import device_function
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.schedule import Plan, schedule_static
