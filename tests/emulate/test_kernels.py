@@ -1,6 +1,6 @@
 """The kernels' own text, run thread by thread: layers and collectives against NumPy, at
-shapes of every kind of tile and under either schedule, the same bits for other orders
-of events, and no two accesses without one."""
+shapes of every kind of tile and under either schedule, with --all the same bits for
+other orders of events, and no two accesses without one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.functions.wide_tile import RowTiles
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
-from tests.emulate.cases import check, copy_on, set_some, some_numbers
+from tests.emulate.cases import SEEDS, check, copy_on, set_some, some_numbers
 from tests.emulate.matrix import CASES
 from tests.layers.reference import draw
 
@@ -31,10 +31,14 @@ def matrix() -> list[Any]:
 
 
 @pytest.mark.parametrize(("case", "schedule"), matrix())
-def test_program_gives_the_reference(case, schedule, kernels):
+def test_program_gives_the_reference(case, schedule, kernels, pytestconfig):
     options = {"schedule": schedule, "workers": case.workers}
     program = Emulator(case.graph(), kernels=kernels, **options)
-    check(program, *case.given(), case.dtype)
+    # One order without --all: that of seed 0, with a second run, where ranks may begin
+    # it early, or which has tickets that the first one clears.
+    has_two = program.plan.graph.world_size > 1 or schedule == "dynamic"
+    seeds = SEEDS if pytestconfig.getoption("--all") else [0 if has_two else 1]
+    check(program, *case.given(), case.dtype, seeds)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,11 @@ class Program:
 
     def small(self, world: int, **options: Any) -> GraphFunction:
         return self.graph(world, **{**self.tiles, **options})
+
+    @cached_property
+    def smallest(self) -> GraphFunction:
+        """Of `world` ranks, for `sizes`."""
+        return self.small(self.world)
 
     def large(self, world: int, **options: Any) -> GraphFunction:
         """In tiles as on GPUs."""

@@ -92,7 +92,7 @@ def test_moe_is_proved_with_two_tiles_of_experts(tokens):
 
 @programs
 def test_program_is_proved_whole_for_given_loads(program):
-    graph = program.small(program.world)
+    graph = program.smallest
     dims = program.dims(program.world, program.sizes)
     for schedule in SCHEDULES.values():
         proof = verify(schedule(graph), dims, 4, tensors=program.tensors(graph))
@@ -118,7 +118,7 @@ def events() -> list[Any]:
 @pytest.mark.parametrize(("name", "event"), events())
 def test_each_event_is_needed(name, event):
     program = PROGRAMS[name]
-    graph = program.small(program.world)
+    graph = program.smallest
     dims, tensors = program.dims(program.world, program.sizes), program.tensors(graph)
 
     def check(*verbs: str) -> None:
@@ -134,7 +134,7 @@ def test_each_event_is_needed(name, event):
 
 @programs
 def test_no_other_event_is_there(program):
-    graph = program.small(program.world)
+    graph = program.smallest
     assert {events.name for events in graph.events} == set(program.protects)
 
 
