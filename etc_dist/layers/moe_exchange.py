@@ -170,30 +170,7 @@ def _send_to_hosts(
     choice_events = g.events("known", of_hosts, expects=3, cross_rank=True)
     here = g.events("here", of_hosts, expects=1, cross_rank=True)
 
-    (b,) = grid = g.grid(b=blocks)
-    rows = to.rows(b)
-    g.call(
-        push_rows(),
-        grid,
-        name="stage_tokens",
-        reads=[to.x[rows, :]],
-        writes=[sent_x[rows, :]],
-        notifies=[staged_x[b]],
-    )
-    lists = to.choices.ids[rows, :], to.choices.weights[rows, :]
-    g.call(
-        share_choices(replace(routing, experts=experts)),
-        grid,
-        name="stage_choices",
-        reads=[to.choices.chosen[:, b], *lists],
-        writes=[
-            sent_choices.chosen[tile(b, experts), 0],
-            sent_choices.ids[rows, :],
-            sent_choices.weights[rows, :],
-        ],
-        waits=[to.routed[b]],
-        notifies=[staged[b]],
-    )
+    _stage(g, to, sent_x, sent_choices, staged_x, staged)
     s, b = grid = g.grid(s=steps, b=blocks)
     partner = (g.rank + (s + 1) * near) % world
     rows, place = to.rows(b), to.rows(b, s * padded)
@@ -228,6 +205,42 @@ def _send_to_hosts(
             notifies=[event.on(partner)[s, b]],
         )
     return came_x, came, choice_events, here
+
+
+def _stage(
+    g: Graph,
+    to: AllTokens,
+    sent_x: Tensor,
+    sent_choices: Choices,
+    staged_x: EventTensor,
+    staged: EventTensor,
+) -> None:
+    """Copy this rank's tokens and choices to symmetric memory, block by block."""
+    experts = to.routing.experts * g.world_size
+    (b,) = grid = g.grid(b=to.blocks)
+    rows = to.rows(b)
+    g.call(
+        push_rows(),
+        grid,
+        name="stage_tokens",
+        reads=[to.x[rows, :]],
+        writes=[sent_x[rows, :]],
+        notifies=[staged_x[b]],
+    )
+    lists = to.choices.ids[rows, :], to.choices.weights[rows, :]
+    g.call(
+        share_choices(replace(to.routing, experts=experts)),
+        grid,
+        name="stage_choices",
+        reads=[to.choices.chosen[:, b], *lists],
+        writes=[
+            sent_choices.chosen[tile(b, experts), 0],
+            sent_choices.ids[rows, :],
+            sent_choices.weights[rows, :],
+        ],
+        waits=[to.routed[b]],
+        notifies=[staged[b]],
+    )
 
 
 def _choices(g: Graph, name: str, to: AllTokens, tokens: Expr, words: Expr) -> Choices:
@@ -313,46 +326,77 @@ def send_back(
     """Add the partial sums of all ranks' tokens: each is sent to the near rank with the
     local rank of the token's owner, which adds those of its host. The sums of other
     hosts' tokens go to the owner, which adds the hosts': y [tokens, hidden]."""
-    world, near, to = g.world_size, g.local_size, outgoing.exchanged
-    outputs, shared = outgoing.rows.outputs, outgoing.shared
-    hosts, passes = world // near, outputs.passes
-    tokens, hidden = g.largest(y.shape[0]), y.shape[1]
-    own_host = g.rank // near
-    most = minimum(sizes.part_tokens, outgoing.tokens // PART_TASKS)
-    size = g.let("part", maximum(1, most))
-    num_groups = g.let("groups", ceildiv(tokens, size))
-    partials = g.symmetric("partials", (world, tokens, hidden), y.dtype)
-    return_events = g.events(
-        "returned", (passes, hosts, num_groups), expects=near, cross_rank=True
-    )
+    sums = _PartialSums(g, routing, sizes, outgoing, y)
+    sums.send()
+    if outgoing.exchanged is None or sums.hosts == 1:
+        v, q = grid = g.grid(v=sums.passes, q=sums.num_groups)
+        target = y[sums.rows(q), sums.columns(v)]
+        sums.add_near("sum_ranks", grid, 0, target, addends=outgoing.shared)
+    else:
+        sums.add_hosts(outgoing.exchanged)
 
-    def rows(q: Expr, first: Expr | int = 0) -> Tile:
-        return span(first + q * size, minimum(size, tokens - q * size))
 
-    def columns(v: Expr) -> Tile:
-        return tile(v, outputs.pass_columns)
+class _PartialSums:
+    """The partial sums of tokens, and the calls that send and add them, in `passes`
+    over the columns and `num_groups` groups of tokens."""
 
-    def of_owner(s: Expr | int, local: Expr, q: Expr) -> Tile:
+    def __init__(
+        self, g: Graph, routing: Routing, sizes: Sizes, outgoing: Sent, y: Tensor
+    ) -> None:
+        self.g, self.routing, self.sizes = g, routing, sizes
+        self.outgoing, self.y = outgoing, y
+        self.near, self.hosts = g.local_size, g.world_size // g.local_size
+        self.own_host = g.rank // self.near
+        self.passes = outgoing.rows.outputs.passes
+        self.tokens = g.largest(y.shape[0])
+        most = minimum(sizes.part_tokens, outgoing.tokens // PART_TASKS)
+        self.size = g.let("part", maximum(1, most))
+        self.num_groups = g.let("groups", ceildiv(self.tokens, self.size))
+        shape = g.world_size, self.tokens, y.shape[1]
+        self.partials = g.symmetric("partials", shape, y.dtype)
+        self.events = g.events(
+            "returned",
+            (self.passes, self.hosts, self.num_groups),
+            expects=self.near,
+            cross_rank=True,
+        )
+
+    def rows(self, q: Expr, first: Expr | int = 0) -> Tile:
+        return span(
+            first + q * self.size, minimum(self.size, self.tokens - q * self.size)
+        )
+
+    def columns(self, v: Expr) -> Tile:
+        return tile(v, self.outgoing.rows.outputs.pass_columns)
+
+    def of_owner(self, s: Expr | int, local: Expr, q: Expr) -> Tile:
         """Tokens of the rank with this local rank on host `host_after(s)`."""
-        return rows(q, outgoing.first(host_after(g, s) * near + local))
+        owner = host_after(self.g, s) * self.near + local
+        return self.rows(q, self.outgoing.first(owner))
 
-    # This rank's own come last: they are not sent.
-    v, s, p, q = grid = g.grid(v=passes, s=hosts, p=near, q=num_groups)
-    local = (g.rank + 1 + p) % near
-    of_tokens, at = of_owner(s, local, q), near_rank(g, local)
-    target = partials.on(at)[s * near + g.rank % near, rows(q), columns(v)]
-    outgoing.rows.combine(
-        g,
-        routing,
-        grid,
-        v,
-        of_tokens,
-        columns(v),
-        target,
-        [return_events.on(at)[v, s, q]],
-    )
+    def send(self) -> None:
+        """Store the sums of this rank's experts on the near ranks that add them."""
+        g, near = self.g, self.near
+        # This rank's own come last: they are not sent.
+        v, s, p, q = grid = g.grid(
+            v=self.passes, s=self.hosts, p=near, q=self.num_groups
+        )
+        local = (g.rank + 1 + p) % near
+        of_tokens, at = self.of_owner(s, local, q), near_rank(g, local)
+        place = s * near + g.rank % near, self.rows(q), self.columns(v)
+        self.outgoing.rows.combine(
+            g,
+            self.routing,
+            grid,
+            v,
+            of_tokens,
+            self.columns(v),
+            self.partials.on(at)[place],
+            [self.events.on(at)[v, s, q]],
+        )
 
-    def sum_near(
+    def add_near(
+        self,
         name: str,
         grid: Grid,
         s: Expr | int,
@@ -360,65 +404,72 @@ def send_back(
         notifies: Sequence[EventRef] = (),
         addends: SharedRows = NO_ROWS,
     ) -> None:
+        """Add the sums of the near ranks for tokens of host `host_after(s)`."""
+        g, near, to = self.g, self.near, self.outgoing.exchanged
         *_, v, q = grid
-        function, of_choices = sum_ranks(y.dtype, near), []
+        function, of_choices = sum_ranks(self.y.dtype, near), []
         if to is not None:
-            has_none = hosts == 1 and sizes.has_count
-            function = sum_expert_ranks(routing, near, addends.kind, has_none=has_none)
-            ids = to.all_choices.ids[of_owner(s, g.rank % near, q), :]
-            of_choices = [ids, to.lower(own_host * near)]
+            has_none = self.hosts == 1 and self.sizes.has_count
+            function = sum_expert_ranks(
+                self.routing, near, addends.kind, has_none=has_none
+            )
+            ids = to.all_choices.ids[self.of_owner(s, g.rank % near, q), :]
+            of_choices = [ids, to.lower(self.own_host * near)]
         g.call(
             function,
             grid,
             name=name,
             reads=[
-                partials[span(s * near, near), rows(q), columns(v)],
+                self.partials[span(s * near, near), self.rows(q), self.columns(v)],
                 *of_choices,
-                *addends.of(rows(q), columns(v)),
+                *addends.of(self.rows(q), self.columns(v)),
             ],
             writes=[target],
-            waits=[return_events[v, s, q], *addends.done],
+            waits=[self.events[v, s, q], *addends.done],
             notifies=notifies,
         )
 
-    if to is None or hosts == 1:
-        v, q = grid = g.grid(v=passes, q=num_groups)
-        sum_near("sum_ranks", grid, 0, y[rows(q), columns(v)], addends=shared)
-        return
-    staged = g.symmetric("staged_sums", (hosts - 1, tokens, hidden), y.dtype)
-    sums = g.symmetric("sums", (hosts, tokens, hidden), y.dtype)
-    summed = g.events("summed", (hosts - 1, num_groups), expects=passes)
-    complete = g.events(
-        "complete", (num_groups,), expects=hosts - 1 + passes, cross_rank=True
-    )
-    s, v, q = grid = g.grid(s=hosts - 1, v=passes, q=num_groups)
-    target = staged[s, rows(q), columns(v)]
-    sum_near("sum_near", grid, s, target, [summed[s, q]])
-    s, q = grid = g.grid(s=hosts - 1, q=num_groups)
-    owner = host_after(g, s) * near + g.rank % near
-    g.call(
-        push_far(),
-        grid,
-        name="send_sums",
-        reads=[staged[s, rows(q), :]],
-        writes=[sums.on(owner)[own_host, rows(q), :]],
-        waits=[summed[s, q]],
-        notifies=[complete.on(owner)[q]],
-    )
-    v, q = grid = g.grid(v=passes, q=num_groups)
-    target = sums[own_host, rows(q), columns(v)]
-    sum_near("sum_own", grid, hosts - 1, target, [complete[q]])
-    of_hosts = replace(routing, experts=near * routing.experts)
-    g.call(
-        sum_expert_ranks(of_hosts, hosts, shared.kind, has_none=sizes.has_count),
-        grid,
-        name="sum_hosts",
-        reads=[
-            sums[:, rows(q), columns(v)],
-            to.choices.ids[rows(q), :],
-            to.lower(0),
-            *shared.of(rows(q), columns(v)),
-        ],
-        writes=[y[rows(q), columns(v)]],
-        waits=[complete[q], *shared.done],
-    )
+    def add_hosts(self, to: AllTokens) -> None:
+        """Send the sums for tokens of other hosts to their owners, and add the hosts'
+        sums of this rank's tokens."""
+        g, near, hosts, y = self.g, self.near, self.hosts, self.y
+        rows, columns, num_groups = self.rows, self.columns, self.num_groups
+        shape = self.tokens, y.shape[1]
+        staged = g.symmetric("staged_sums", (hosts - 1, *shape), y.dtype)
+        sums = g.symmetric("sums", (hosts, *shape), y.dtype)
+        summed = g.events("summed", (hosts - 1, num_groups), expects=self.passes)
+        complete = g.events(
+            "complete", (num_groups,), expects=hosts - 1 + self.passes, cross_rank=True
+        )
+        s, v, q = grid = g.grid(s=hosts - 1, v=self.passes, q=num_groups)
+        target = staged[s, rows(q), columns(v)]
+        self.add_near("sum_near", grid, s, target, [summed[s, q]])
+        s, q = grid = g.grid(s=hosts - 1, q=num_groups)
+        owner = host_after(g, s) * near + g.rank % near
+        g.call(
+            push_far(),
+            grid,
+            name="send_sums",
+            reads=[staged[s, rows(q), :]],
+            writes=[sums.on(owner)[self.own_host, rows(q), :]],
+            waits=[summed[s, q]],
+            notifies=[complete.on(owner)[q]],
+        )
+        v, q = grid = g.grid(v=self.passes, q=num_groups)
+        target = sums[self.own_host, rows(q), columns(v)]
+        self.add_near("sum_own", grid, hosts - 1, target, [complete[q]])
+        of_hosts = replace(self.routing, experts=near * self.routing.experts)
+        shared, has_none = self.outgoing.shared, self.sizes.has_count
+        g.call(
+            sum_expert_ranks(of_hosts, hosts, shared.kind, has_none=has_none),
+            grid,
+            name="sum_hosts",
+            reads=[
+                sums[:, rows(q), columns(v)],
+                to.choices.ids[rows(q), :],
+                to.lower(0),
+                *shared.of(rows(q), columns(v)),
+            ],
+            writes=[y[rows(q), columns(v)]],
+            waits=[complete[q], *shared.done],
+        )

@@ -12,6 +12,7 @@ from etc_dist.functions.routing import Mixture, Routing
 from etc_dist.functions.wide_tile import WIDE
 from etc_dist.ir import (
     EventRef,
+    EventTensor,
     Expr,
     Graph,
     Tensor,
@@ -238,9 +239,9 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     In exchanged tensors, slot p of a rank belongs to rank + p: its own is the first."""
     own_tokens, tokens = g.own_rows("own_tokens", "tokens")
     hidden, inner = g.dims("hidden inner")
-    world, block, top_k = g.world_size, routing.block, routing.top_k
-    num_blocks = g.let("blocks", ceildiv(tokens, block))
-    padded = g.let("padded", num_blocks * block)
+    world = g.world_size
+    num_blocks = g.let("blocks", ceildiv(tokens, routing.block))
+    padded = g.let("padded", num_blocks * routing.block)
     own_routing = replace(routing, experts=routing.experts // world, split=True)
     x, router, gate_up, down = add_inputs(
         g, routing, own_tokens, hidden, inner, own_routing.experts
@@ -249,51 +250,67 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
 
     routed = g.events("routed", (num_blocks,), expects=1)
     choices = add_choices(g, routing, x, router, num_blocks, routed, sizes)
-    all_choices = Choices(
-        g.symmetric("all_ids", (world * padded, top_k), "int32"),
-        g.symmetric("all_weights", (world * padded, top_k), "float32"),
-        g.symmetric("all_chosen", (own_routing.experts, world * num_blocks), "int32"),
-    )
-    all_x = g.symmetric("all_x", (world * padded, hidden), routing.dtype)
-    exchanged = g.events("shared", (1,), expects=world * num_blocks, cross_rank=True)
-    most = minimum(block, tokens)
-    share = maximum(1, ceildiv(world * tokens, sizes.push_tasks))
-    num_pushes = g.let("pushes", ceildiv(most, share))
-    size = g.let("push", ceildiv(most, maximum(1, num_pushes)))
-    arrival_events = g.events(
-        "arrived", (1,), expects=world * num_blocks * num_pushes, cross_rank=True
-    )
-    to = AllTokens(
-        own_routing,
-        tokens,
-        num_blocks,
-        padded,
-        x,
-        choices,
-        routed,
-        all_x,
-        all_choices,
-        exchanged,
-        arrival_events,
-        num_pushes,
-        size,
-    )
+    to = _all_tokens(g, own_routing, sizes, x, choices, routed, tokens, padded)
     exchange(g, to)
 
-    rows = world * tokens * min(top_k, own_routing.experts)
-    tiles = add_tiles(g, own_routing, all_choices.chosen, rows, [exchanged[0]])
+    rows = world * tokens * min(routing.top_k, own_routing.experts)
+    tiles = add_tiles(g, own_routing, to.all_choices.chosen, rows, [to.shared[0]])
     of_shared = add_shared(g, own_routing, sizes, x)
-    came = [arrival_events[0]]
-    outputs = add_projections(g, own_routing, sizes, all_x, tiles, gate_up, down, came)
+    came = [to.arrived[0]]
+    outputs = add_projections(
+        g, own_routing, sizes, to.all_x, tiles, gate_up, down, came
+    )
     lower = choices.chosen[span(0, g.rank * own_routing.experts), 0]
     place, located = add_places(
-        g, own_routing, all_choices, tiles, tokens, [lower], outputs.before
+        g, own_routing, to.all_choices, tiles, tokens, [lower], outputs.before
     )
     outgoing = Sent(
-        ExpertRows(outputs, place, located, all_choices.weights, SharedRows()),
+        ExpertRows(outputs, place, located, to.all_choices.weights, SharedRows()),
         world * tokens,
         lambda owner: to.slot(g, owner, g.rank) * padded,
         to,
         of_shared,
     )
     send_back(g, own_routing, sizes, outgoing, y)
+
+
+def _all_tokens(
+    g: Graph,
+    routing: Routing,
+    sizes: Sizes,
+    x: Tensor,
+    choices: Choices,
+    routed: EventTensor,
+    tokens: Expr,
+    padded: Expr,
+) -> AllTokens:
+    """The memory and the events of the tokens of all ranks, for experts of `routing`.
+    padded: `tokens` in whole blocks."""
+    rows, num_blocks = g.world_size * padded, g.world_size * routed.shape[0]
+    all_choices = Choices(
+        g.symmetric("all_ids", (rows, routing.top_k), "int32"),
+        g.symmetric("all_weights", (rows, routing.top_k), "float32"),
+        g.symmetric("all_chosen", (routing.experts, num_blocks), "int32"),
+    )
+    all_x = g.symmetric("all_x", (rows, x.shape[1]), routing.dtype)
+    exchanged = g.events("shared", (1,), expects=num_blocks, cross_rank=True)
+    most = minimum(routing.block, tokens)
+    share = maximum(1, ceildiv(g.world_size * tokens, sizes.push_tasks))
+    num_pushes = g.let("pushes", ceildiv(most, share))
+    return AllTokens(
+        routing,
+        tokens,
+        blocks=routed.shape[0],
+        padded=padded,
+        x=x,
+        choices=choices,
+        routed=routed,
+        all_x=all_x,
+        all_choices=all_choices,
+        shared=exchanged,
+        pushes=num_pushes,
+        size=g.let("push", ceildiv(most, maximum(1, num_pushes))),
+        arrived=g.events(
+            "arrived", (1,), expects=num_blocks * num_pushes, cross_rank=True
+        ),
+    )

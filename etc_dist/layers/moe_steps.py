@@ -369,19 +369,75 @@ def add_projections(
         "produced", (num_passes,), expects=lambda s: num_needed * (TOGETHER * per)
     )
 
+    gate_up_bias, down_bias = None, None
+    if sizes.mixture.has_biases:
+        shape = routing.experts, 2 * inner
+        gate_up_bias = g.input("gate_up_bias", shape, routing.dtype)
+        down_bias = g.input("down_bias", (routing.experts, hidden), routing.dtype)
+    before = _project_up(
+        g,
+        routing,
+        sizes,
+        of_up,
+        x,
+        tiles,
+        gate_up,
+        gate_up_bias,
+        active,
+        activated_events,
+        wide,
+        waits,
+    )
+    s, q, i, j = grid = g.grid(
+        s=num_passes, q=up_to(num_groups, num_needed), i=TOGETHER, j=per
+    )
+    r = q * TOGETHER + i
+    expert, row, size = tiles.of(r)
+    of_column = tile(s * per + j, tile_columns)
+    g.call(
+        of_down.matmul_rows(routing.dtype, is_biased=sizes.mixture.has_biases),
+        grid,
+        name="down_projection",
+        values=of_down.values,
+        reads=[
+            active[span(row, size), :],
+            down[expert, of_column, :],
+            *([] if down_bias is None else [down_bias[expert, of_column]]),
+        ],
+        writes=[outputs[span(row, size), of_column]],
+        waits=[tiles.planned, activated_events[q, i]],
+        notifies=[produced[s]],
+    )
+    return ExpertOutputs(outputs, produced, num_passes, per * tile_columns, before)
+
+
+def _project_up(
+    g: Graph,
+    routing: Routing,
+    sizes: Sizes,
+    of_up: RowTiles,
+    x: Tensor,
+    tiles: ExpertTiles,
+    gate_up: Tensor,
+    bias: Tensor | None,
+    active: Tensor,
+    activated_events: EventTensor,
+    wide: Expr,
+    waits: Sequence[EventRef],
+) -> Sequence[EventRef]:
+    """Add the first projection, which stores `active`, `wide` tasks wide. Returns the
+    events after which x has been read."""
+    up_columns, inner = of_up.task_columns(gated=True), active.shape[1]
+    num_groups, num_needed = activated_events.shape[0], tiles.needed.load(0)
     q, j, i = grid = g.grid(q=up_to(num_groups, num_needed), j=wide, i=TOGETHER)
     r = q * TOGETHER + i
     expert, row, size = tiles.of(r)
     start_column = j * up_columns
     width = minimum(up_columns, inner - start_column)
     weights = [gate_up[expert, span(n + start_column, width), :] for n in (0, inner)]
-    gate_up_bias, down_bias = None, None
-    if sizes.mixture.has_biases:
-        shape = routing.experts, 2 * inner
-        gate_up_bias = g.input("gate_up_bias", shape, routing.dtype)
-        down_bias = g.input("down_bias", (routing.experts, hidden), routing.dtype)
+    if bias is not None:
         for n in (0, inner):
-            weights.append(gate_up_bias[expert, span(n + start_column, width)])
+            weights.append(bias[expert, span(n + start_column, width)])
     before: Sequence[EventRef] = waits
     if sizes.packs:
         packed, ready = _pack_rows(g, routing, x, tiles, waits)
@@ -405,27 +461,7 @@ def add_projections(
         waits=[tiles.planned, *waits],
         notifies=[activated_events[q, i]],
     )
-    s, q, i, j = grid = g.grid(
-        s=num_passes, q=up_to(num_groups, num_needed), i=TOGETHER, j=per
-    )
-    r = q * TOGETHER + i
-    expert, row, size = tiles.of(r)
-    of_column = tile(s * per + j, tile_columns)
-    g.call(
-        of_down.matmul_rows(routing.dtype, is_biased=sizes.mixture.has_biases),
-        grid,
-        name="down_projection",
-        values=of_down.values,
-        reads=[
-            active[span(row, size), :],
-            down[expert, of_column, :],
-            *([] if down_bias is None else [down_bias[expert, of_column]]),
-        ],
-        writes=[outputs[span(row, size), of_column]],
-        waits=[tiles.planned, activated_events[q, i]],
-        notifies=[produced[s]],
-    )
-    return ExpertOutputs(outputs, produced, num_passes, per * tile_columns, before)
+    return before
 
 
 def _pack_rows(
