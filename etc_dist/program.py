@@ -47,9 +47,9 @@ CapacityHint = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
 @dataclass
 class Bound:
     """The tensors of a call. `signature` is equal on ranks that make the same call;
-    `launch` is the backend's form of it, made at the first run. own: the number of rows
-    of this rank, where it may differ between ranks; rows: then what this rank wants the
-    dim to be that is the largest of all."""
+    `launch` is the backend's form of it, made at the first run. own_rows: the number
+    of rows of this rank, where it may differ between ranks; rows: then what this rank
+    wants the dim to be that is the largest of all."""
 
     arrays: Mapping[str, Array]
     dims: Mapping[str, int]

@@ -392,7 +392,7 @@ def show(text: str) -> None:
 
 
 def output_folder(world: etc_dist.World, path: Path | None) -> Path:
-    """A folder that rank 0 can write: `given`, else demo-output or a temporary one."""
+    """A folder that rank 0 can write: `path`, else demo-output or a temporary one."""
     folder, fault = path or Path("demo-output"), ""
     if world.rank == 0:
         try:

@@ -35,7 +35,7 @@ class StepRows(NamedTuple):
     int32. stops [rows, MOST_STOPS], or None for none. A
     row has a step at its position, then at each next one below its end, until a stop
     token. sampling: that of `sample_column`, or None. longest: the number of positions
-    of the longest request. used: the table of pages."""
+    of the longest request. used_pages: the table of pages."""
 
     numbers: Array
     longest: int

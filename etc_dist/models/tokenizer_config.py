@@ -63,9 +63,9 @@ TEMPLATES = "additional_chat_templates"
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """fields: of tokenizer_config.json. named: special tokens by the names that
-    templates use. unnamed: other special tokens. Each is a text or an object. added:
-    tokens by their ids."""
+    """fields: of tokenizer_config.json. named_tokens: special tokens by the names
+    that templates use. unnamed: other special tokens. Each is a text or an object.
+    added_tokens: by their ids."""
 
     path: Path
     fields: Mapping[str, Any]

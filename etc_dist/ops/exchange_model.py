@@ -130,11 +130,13 @@ class AllReduceSizes:
 
     def symmetric_bytes(self, algorithm: int) -> int:
         """Symmetric memory of the exchanged data on each rank, on one host."""
-        rank_bytes = 2 * self.share_bytes if algorithm == TWO_SHOT else self.num_bytes
-        own_bytes = (
-            self.num_bytes if self.one_shot == TILES and algorithm == TWO_SHOT else 0
-        )
-        return own_bytes + self.ranks * rank_bytes * (4 if algorithm == FLAGGED else 1)
+        if algorithm != TWO_SHOT:
+            return self.ranks * self.num_bytes * (4 if algorithm == FLAGGED else 1)
+        own_bytes = self.num_bytes if self.one_shot == TILES else 0
+        shares_bytes = self.ranks * self.share_bytes
+        # Shares of rows are gathered without those after the last one.
+        gathered_bytes = shares_bytes if self.vectors == 1 else self.num_bytes
+        return own_bytes + shares_bytes + gathered_bytes
 
     @property
     def algorithms(self) -> Sequence[int]:

@@ -247,8 +247,8 @@ def test_show_has_the_tiles_the_exchange_and_the_memory(world, arrays, make):
     assert re.search(
         r"  one exchange of tiles: predicted .* us, 480 bytes of sym", text
     )
-    # Those of the shares of six rows, twice, and of the own result.
-    assert re.search(r"  two exchanges: predicted .* us, 816 bytes of symmetric", text)
+    # Those of the shares of six rows, of the sums, and of the own result.
+    assert re.search(r"  two exchanges: predicted .* us, 768 bytes of symmetric", text)
     assert "early_strips = 0: of whole tiles, which are sent while" in text
 
 
@@ -350,6 +350,17 @@ def test_memory_for_some_rows_suffices_for_fewer():
     for rows in range(1, 701, 37):
         memory = plan_memory(plan, dims_chosen(op, rows, *sizes))
         assert capacity.holds(memory)
+
+
+@ends
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_memory_that_is_shown_is_that_of_the_program(ranks, eps):
+    plan = schedule_static(matmul_all_reduce_graph(ranks, shapes=SHAPES, eps=eps))
+    sizes = AllReduceSizes(5, 512, ranks, ranks, of_tiles=eps is None)
+    for algorithm in sizes.algorithms:
+        dims = {**dims_for(plan.graph, algorithm), "rows": 5, "vectors": 512}
+        memory = plan_memory(plan, dims)
+        assert sizes.symmetric_bytes(algorithm) == memory.symmetric_bytes
 
 
 def test_strips_are_sent_early_where_epilogues_would_wait_for_the_links():

@@ -90,9 +90,9 @@ class UnmetWait:
 
 
 class TaskBlock:
-    """`count` tasks of `call`, from `first` on, which are resolved together. found: the
-    results for all of them, by the id of a reference and the function that resolves it;
-    [] where each task is resolved alone."""
+    """`count` tasks of `call`, from `first` on, which are resolved together.
+    cached_values: the results for all of them, by the id of a reference and the
+    function that resolves it; [] where each task is resolved alone."""
 
     def __init__(self, call: Call, first: int, count: int, env: dict[str, Any]):
         self.first, self.count, self._own_env = first, count, env
@@ -126,7 +126,7 @@ class Task:
 
     Index expressions may load results of other tasks. So loaded waits are evaluated
     after all other waits (`knows_waits`), accesses and notifications after all waits
-    (`begun`). `worker` is -1 in an error about a task that no worker has taken."""
+    (`has_begun`). `worker` is -1 in an error about a task that no worker has taken."""
 
     rank: int
     worker: int
