@@ -46,7 +46,7 @@ class AllTokens:
 
     A rank has up to `tokens`, `padded` to whole blocks; x, choices: its own. all_x,
     all_choices: those of all ranks; slot p of a rank belongs to rank + p. shared,
-    arrived: the events of choices and of tokens. A block of tokens is pushed in
+    arrival_events: the events of choices and of tokens. A block of tokens is pushed in
     `pushes` parts of `size`."""
 
     routing: Routing
@@ -59,7 +59,7 @@ class AllTokens:
     all_x: Tensor
     all_choices: Choices
     shared: EventTensor
-    arrived: EventTensor
+    arrival_events: EventTensor
     pushes: Expr
     size: Expr
 
@@ -83,7 +83,7 @@ class AllTokens:
     def lower(self, rank: Expr | int, b: Expr | int = 0) -> Region:
         """A region of block b whose length is the number of experts of the ranks
         before."""
-        return self.choices.chosen[span(0, rank * self.routing.experts), b]
+        return self.choices.token_bits[span(0, rank * self.routing.experts), b]
 
 
 def exchange(g: Graph, to: AllTokens) -> None:
@@ -99,7 +99,7 @@ def exchange(g: Graph, to: AllTokens) -> None:
     # The peer that needs a slot first gets it first; this rank's own is the last.
     p, b = grid = g.grid(p=near, b=to.blocks)
     at = near_rank(g, (g.rank + (near - 1) - p) % near)
-    words = choices.chosen[span(at * experts, experts), b]
+    words = choices.token_bits[span(at * experts, experts), b]
     rows = to.rows(b)
     lists = words, choices.ids[rows, :], choices.weights[rows, :]
     _share(g, to, "share_choices", grid, lists, (g.rank, at, b), [to.routed[b]])
@@ -135,7 +135,7 @@ def _pass_on(
     source = (g.rank + world - (s + 1) * near) % world
     target = (local + p) % near
     at = near_rank(g, target)
-    words = came.chosen[
+    words = came.token_bits[
         span(((s * to.blocks + b) * near + target) * experts, experts), 0
     ]
     rows = to.rows(b, s * to.padded)
@@ -179,8 +179,8 @@ def _send_to_hosts(
         ("tokens", sent_x, came_x, (rows, place), staged_x, here),
         (
             "chosen",
-            sent_choices.chosen,
-            came.chosen,
+            sent_choices.token_bits,
+            came.token_bits,
             (of_host, tile(s * blocks + b, words)),
             staged,
             choice_events,
@@ -232,9 +232,9 @@ def _stage(
         share_choices(replace(to.routing, experts=experts)),
         grid,
         name="stage_choices",
-        reads=[to.choices.chosen[:, b], *lists],
+        reads=[to.choices.token_bits[:, b], *lists],
         writes=[
-            sent_choices.chosen[tile(b, experts), 0],
+            sent_choices.token_bits[tile(b, experts), 0],
             sent_choices.ids[rows, :],
             sent_choices.weights[rows, :],
         ],
@@ -244,7 +244,8 @@ def _stage(
 
 
 def _choices(g: Graph, name: str, to: AllTokens, tokens: Expr, words: Expr) -> Choices:
-    """Symmetric tensors for choices, with the words of `chosen` one after the other."""
+    """Symmetric tensors for choices, with the words of `token_bits` one after the
+    other."""
     top_k = to.routing.top_k
     return Choices(
         g.symmetric(f"{name}_ids", (tokens, top_k), "int32"),
@@ -272,7 +273,7 @@ def _share(
         name=name,
         reads=lists,
         writes=[
-            every.chosen.on(at)[:, slot * to.blocks + b],
+            every.token_bits.on(at)[:, slot * to.blocks + b],
             every.ids.on(at)[rows, :],
             every.weights.on(at)[rows, :],
         ],
@@ -302,7 +303,7 @@ def _push(
         reads=[*tokens, to.lower(at, b)],
         writes=[to.all_x.on(at)[part, :]],
         waits=waits,
-        notifies=[to.arrived.on(at)[0]],
+        notifies=[to.arrival_events.on(at)[0]],
         order=order,
     )
 
@@ -425,7 +426,7 @@ class _PartialSums:
                 *addends.of(self.rows(q), self.columns(v)),
             ],
             writes=[target],
-            waits=[self.events[v, s, q], *addends.done],
+            waits=[self.events[v, s, q], *addends.done_events],
             notifies=notifies,
         )
 
@@ -471,5 +472,5 @@ class _PartialSums:
                 *shared.of(rows(q), columns(v)),
             ],
             writes=[y[rows(q), columns(v)]],
-            waits=[complete[q], *shared.done],
+            waits=[complete[q], *shared.done_events],
         )

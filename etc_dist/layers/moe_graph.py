@@ -143,7 +143,7 @@ def chosen_experts_graph(
         mark_experts(routing),
         grid,
         reads=[choices.ids[tile(b, block), :]],
-        writes=[choices.chosen[:, b], wrong[span(b, 1)]],
+        writes=[choices.token_bits[:, b], wrong[span(b, 1)]],
         notifies=[marked[0]],
     )
     (b,) = grid = g.grid(b=num_blocks)
@@ -171,7 +171,7 @@ def _multiply(
     """Add the tiles of the experts of this rank's tokens x, and their products by gate
     and up, and by down."""
     tokens = x.shape[0]
-    tiles = add_tiles(g, routing, choices.chosen, tokens * routing.top_k, [routed])
+    tiles = add_tiles(g, routing, choices.token_bits, tokens * routing.top_k, [routed])
     of_shared = add_shared(g, routing, sizes, x)
     outputs = add_projections(g, routing, sizes, x, tiles, *weights)
     before = outputs.before
@@ -254,13 +254,13 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     exchange(g, to)
 
     rows = world * tokens * min(routing.top_k, own_routing.experts)
-    tiles = add_tiles(g, own_routing, to.all_choices.chosen, rows, [to.shared[0]])
+    tiles = add_tiles(g, own_routing, to.all_choices.token_bits, rows, [to.shared[0]])
     of_shared = add_shared(g, own_routing, sizes, x)
-    came = [to.arrived[0]]
+    came = [to.arrival_events[0]]
     outputs = add_projections(
         g, own_routing, sizes, to.all_x, tiles, gate_up, down, came
     )
-    lower = choices.chosen[span(0, g.rank * own_routing.experts), 0]
+    lower = choices.token_bits[span(0, g.rank * own_routing.experts), 0]
     place, located = add_places(
         g, own_routing, to.all_choices, tiles, tokens, [lower], outputs.before
     )
@@ -310,7 +310,7 @@ def _all_tokens(
         shared=exchanged,
         pushes=num_pushes,
         size=g.let("push", ceildiv(most, maximum(1, num_pushes))),
-        arrived=g.events(
+        arrival_events=g.events(
             "arrived", (1,), expects=num_blocks * num_pushes, cross_rank=True
         ),
     )

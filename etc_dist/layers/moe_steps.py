@@ -92,12 +92,12 @@ class Choices:
 
     ids: Tensor
     weights: Tensor
-    chosen: Tensor
+    token_bits: Tensor
 
 
 @dataclass(frozen=True)
 class ExpertTiles:
-    """Rows by expert, divided into tiles; valid after `planned`."""
+    """Rows by expert, divided into tiles; valid after `plan_event`."""
 
     expert: Tensor
     row: Tensor
@@ -106,11 +106,11 @@ class ExpertTiles:
     before: Tensor
     expert_row: Tensor
     tokens: Tensor
-    needed: Tensor
+    num_groups: Tensor
     total: Expr
     most: int
     """The largest number of rows of a tile."""
-    planned: EventRef
+    plan_event: EventRef
 
     def of(self, r: Expr) -> tuple[Expr, Expr, Expr]:
         """Tile r's expert, first row and number of rows."""
@@ -363,7 +363,7 @@ def add_projections(
     active = g.local("active", (rows, inner), routing.dtype)
     outputs = g.local("outputs", (rows, hidden), routing.dtype)
     num_groups = g.let("tile_groups", count // TOGETHER)
-    num_needed = tiles.needed.load(0)
+    num_needed = tiles.num_groups.load(0)
     activated_events = g.events("activated", (num_groups, TOGETHER), expects=wide)
     produced = g.events(
         "produced", (num_passes,), expects=lambda s: num_needed * (TOGETHER * per)
@@ -405,7 +405,7 @@ def add_projections(
             *([] if down_bias is None else [down_bias[expert, of_column]]),
         ],
         writes=[outputs[span(row, size), of_column]],
-        waits=[tiles.planned, activated_events[q, i]],
+        waits=[tiles.plan_event, activated_events[q, i]],
         notifies=[produced[s]],
     )
     return ExpertOutputs(outputs, produced, num_passes, per * tile_columns, before)
@@ -428,7 +428,7 @@ def _project_up(
     """Add the first projection, which stores `active`, `wide` tasks wide. Returns the
     events after which x has been read."""
     up_columns, inner = of_up.task_columns(gated=True), active.shape[1]
-    num_groups, num_needed = activated_events.shape[0], tiles.needed.load(0)
+    num_groups, num_needed = activated_events.shape[0], tiles.num_groups.load(0)
     q, j, i = grid = g.grid(q=up_to(num_groups, num_needed), j=wide, i=TOGETHER)
     r = q * TOGETHER + i
     expert, row, size = tiles.of(r)
@@ -458,7 +458,7 @@ def _project_up(
         values=of_up.values,
         reads=reads,
         writes=[active[span(row, size), span(start_column, width)]],
-        waits=[tiles.planned, *waits],
+        waits=[tiles.plan_event, *waits],
         notifies=[activated_events[q, i]],
     )
     return before
@@ -498,7 +498,7 @@ def _pack_rows(
             name=name,
             reads=[_some_of(x, some), tiles.numbers(r, some, start)],
             writes=[packed[span(row + start, some), :]],
-            waits=[tiles.planned, *waits],
+            waits=[tiles.plan_event, *waits],
             notifies=[ready[_part_of(q)]],
         )
     return packed, ready
@@ -531,7 +531,7 @@ def add_places(
     """Add the location of each token's rows: place, of the shape of ids, and the event
     after which it is valid. tokens: those of each rank whose choices these are. waits:
     also for these events, for which no other task waits on a rank without tiles."""
-    token_bits, ids, block = choices.chosen, choices.ids, routing.block
+    token_bits, ids, block = choices.token_bits, choices.ids, routing.block
     blocks = token_bits.shape[1]
     place = g.local("place", ids.shape, "int32")
     located = g.events("located", (1,), expects=blocks)
@@ -550,7 +550,7 @@ def add_places(
             *lower,
         ],
         writes=[place[of_block, :]],
-        waits=[tiles.planned, *waits],
+        waits=[tiles.plan_event, *waits],
         notifies=[located[0]],
     )
     return place, located[0]

@@ -35,7 +35,7 @@ class SharedRows:
     kind: str = ""
     rows: Tensor | None = None
     logits: Tensor | None = None
-    done: Sequence[EventRef] = ()
+    done_events: Sequence[EventRef] = ()
 
     def of(self, tokens: Tile, columns: Tile) -> list[Region]:
         """The regions of some tokens and columns that sums read."""
@@ -78,7 +78,7 @@ class ExpertRows:
                 *self.shared.of(tokens, columns),
             ],
             writes=[target],
-            waits=[self.outputs.produced[s], self.located, *self.shared.done],
+            waits=[self.outputs.produced[s], self.located, *self.shared.done_events],
             notifies=notifies,
         )
 

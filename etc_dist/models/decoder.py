@@ -456,7 +456,7 @@ class _Calls:
             is_dense = self.dense.is_dense(layer)
             done_event = self.matmul_events["dense_down"][turn].when(is_dense)
             first = self.rows * select(is_dense, 1, 0)
-            shared = SharedOutput(y, first, [*shared.done, done_event])
+            shared = SharedOutput(y, first, [*shared.done_events, done_event])
         waits = mixture.produce(turn, waits)
         if self.g.world_size > 1:
             parts = self.deltas["down"]

@@ -122,7 +122,7 @@ class SharedOutput:
 
     rows: Tensor
     first: Expr | int
-    done: list[EventRef]
+    done_events: list[EventRef]
 
 
 class MixtureCalls:
@@ -242,7 +242,7 @@ class MixtureCalls:
         self.place = g.local("expert_place", (*turns, *choices), "int32")
         # The expert and the number of rows of a tile, adjacent: one load for both.
         self.tile = g.local("expert_tile", (*turns, self.tiles, 2), "int32")
-        self.used = g.local("expert_tiles_used", (*turns, 1), "int32")
+        self.num_tiles = g.local("expert_tiles_used", (*turns, 1), "int32")
         self.active = g.local("expert_active", (places, self.active_width), dtype)
         self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
 
@@ -339,7 +339,7 @@ class MixtureCalls:
                 self.weights[new, :],
                 self.place[step, layer, every, :],
                 self.tile[step, layer, :, :],
-                self.used[step, layer, :],
+                self.num_tiles[step, layer, :],
             ],
             waits=[*self._known(ready), chosen_event],
             notifies=[routed[turn]],
@@ -414,7 +414,7 @@ class MixtureCalls:
         produced = g.events(
             "produced",
             self.turns,
-            expects=lambda *turn: self.used.load(*turn, 0) * across,
+            expects=lambda *turn: self.num_tiles.load(*turn, 0) * across,
         )
         r, j = grid = g.grid(r=self._used(turn), j=across)
         columns = tile(j, width)
@@ -439,7 +439,7 @@ class MixtureCalls:
 
     def _used(self, turn: Turn) -> UpTo:
         """The number of tiles."""
-        return up_to(self.tiles, self.used.load(*turn, 0))
+        return up_to(self.tiles, self.num_tiles.load(*turn, 0))
 
     def _call(
         self, name: str, tiles: Tiles, epilogue: Epilogue, grid: Any, **where: Any
@@ -540,4 +540,4 @@ class MixtureCalls:
 
 def _after(shared: SharedOutput | None, waits: list[EventRef]) -> list[EventRef]:
     """The waits of a sum. The last one, before which it reads no output, stays last."""
-    return waits if shared is None else [*waits[:-1], *shared.done, waits[-1]]
+    return waits if shared is None else [*waits[:-1], *shared.done_events, waits[-1]]

@@ -116,7 +116,7 @@ class ReturnedRows:
             if transfers is not None:
                 e, q = grid = g.grid(owner=near - 1, packet=transfers.packets)
                 transfers.add(grid, (host, e, i, wrap(0), q))
-                ready += [transfers.arrived[host, i, 0]]
+                ready += [transfers.arrival_events[host, i, 0]]
             sums.send(host, i, ready)
         sums.add()
 
@@ -161,7 +161,7 @@ class ReturnedRows:
                 waits=[
                     events[index, i, s].when(i < num_blocks)
                     for events, index in (
-                        (transfers.arrived, 0),
+                        (transfers.arrival_events, 0),
                         (produced, num_others),
                     )
                 ],
@@ -174,7 +174,7 @@ class ReturnedRows:
 class Transfers:
     """The transfers of the partial sums of `returned_rows`, by packets of rows of a
     strip: `packets` of each block of rows, in `strips` strips of `width` columns of y.
-    arrived: the events [hosts, blocks, strips] of those that near ranks send."""
+    arrival_events: the events [hosts, blocks, strips] of those that near ranks send."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Transfers:
         packet = minimum(height, maximum(1, PACKET_BYTES // row_bytes))
         self._packet = g.let("returned_packet_rows", packet)
         self.packets = g.let("returned_packets", ceildiv(height, self._packet))
-        self.arrived = g.events(
+        self.arrival_events = g.events(
             "returned",
             (returned_rows.hosts, num_blocks, self.strips),
             expects=(returned_rows.near - 1) * self.packets,
@@ -216,7 +216,7 @@ class Transfers:
         piece = rows, tile(s, self.width)
         to, p = near_rank(g, (g.rank + 1 + e) % near), host * near + e
         sent_rows, own_rows = self._rows.sent(host, e), self._rows.own(host)
-        events = [self._produced[p, i, s], self.arrived.on(to)[host, i, s]]
+        events = [self._produced[p, i, s], self.arrival_events.on(to)[host, i, s]]
         if condition is not None:
             events = [event.when(condition) for event in events]
         g.call(

@@ -42,22 +42,23 @@ class TileSums:
     all places, strip by strip. The first strips are computed first, and are sent while
     other tiles are computed; these are stored on all ranks.
 
-    elements: that a task sends, and adds. used: 1, or 0: then there is nothing to send
-    or add. early_strips: the strips that are sent, if they have no tiles of split-K."""
+    elements: that a task sends, and adds. is_used: 1, or 0: then there is nothing to
+    send or add. early_strips: the strips that are sent, if they have no tiles of
+    split-K."""
 
     g: Graph
     matmul: RankTiles
     slots: Tensor
     y: Tensor
     elements: tuple[Expr, Expr]
-    used: Expr
+    is_used: Expr
     early_strips: Expr
 
     def add(self) -> RowEvents:
         """Add the tiles, and the sums. Returns the events of blocks of rows that are
         not used."""
         g, matmul, slot_events, strip = self.g, self.matmul, self._arrived, self._strip
-        is_own, is_used = 1 - self.used, self.used
+        is_own, is_used = 1 - self.is_used, self.is_used
         of_strips = select(equal(is_used, 1), strip, matmul.across)
         num_strips = is_own + self._num_early
         produced = matmul.complete_strips(
@@ -101,7 +102,7 @@ class TileSums:
     @cached_property
     def _num_early(self) -> Expr:
         most = minimum(self.early_strips, self.matmul.whole // self._strip)
-        return self.g.let("num_early_strips", self.used * most)
+        return self.g.let("num_early_strips", self.is_used * most)
 
     @cached_property
     def _width(self) -> Expr:
@@ -126,13 +127,13 @@ class TileSums:
             return select(strip_idx < self._num_early, num_sent, num_stored)
 
         num_strips = g.let("stored_strips", ceildiv(matmul.across, strip))
-        shape = self.used * matmul.down, num_strips
+        shape = self.is_used * matmul.down, num_strips
         return g.events("tiles_arrived", shape, expects=tasks, cross_rank=True)
 
     def _add_sent(self, produced: RowEvents) -> None:
         """The early strips are sent."""
         g, pieces, num_peers = self.g, self._sent_pieces, self.g.world_size - 1
-        sizes = self.used * self.matmul.down, self._num_early
+        sizes = self.is_used * self.matmul.down, self._num_early
         order = self._in_order(sizes, (num_peers, pieces.down, pieces.across))
         axes = ("sent_block", "sent_strip", "peer", "sent_row", "sent_column")
         extents = *sizes, wrap(num_peers), pieces.down, pieces.across
