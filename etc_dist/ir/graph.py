@@ -168,6 +168,10 @@ class GraphFunction:
 
     def digest(self) -> str:
         """A hash of the graph and its device functions: equal for the same program."""
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
         terms = [call.function.terms for call in self.calls]
         return hashlib.sha256(f"{self.show()}{terms}".encode()).hexdigest()[:16]
 

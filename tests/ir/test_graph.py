@@ -81,6 +81,13 @@ def test_options_of_the_body_are_options_of_the_graph_function():
     assert "let tiles = (n + 7) // 8" in shifted(2, size=8).show()
 
 
+def test_the_text_is_written_once_for_all_digests(monkeypatch):
+    graph = shifted(2)
+    digest = graph.digest()
+    monkeypatch.delattr(GraphFunction, "show")
+    assert graph.digest() == digest
+
+
 def test_the_digest_is_that_of_the_text():
     assert shifted(2).digest() == shifted(2).digest()
     assert shifted(2).digest() != shifted(3).digest()
