@@ -54,8 +54,10 @@ def matmul_all_reduce_graph(
     eps: float | None = None,
 ) -> None:
     """x [rows, k], w [8 * vectors, k] or [k, 8 * vectors] on each rank -> y [rows, 8 *
-    vectors], the sum over ranks of x @ w.T. A tile is stored on all ranks, or a row is
-    sent once its tiles are computed.
+    vectors], the sum over ranks of x @ w.T. A tile is stored on all ranks, or sent
+    while others are computed. Over hosts, with eps, or by two exchanges, a row is sent
+    once its tiles are computed.
+
     With eps also residual [rows, 8 * vectors] and gain [8 * vectors], as for
     `all_reduce_norm_graph`; residual_out may be written over residual.
 
