@@ -17,7 +17,8 @@ from etc_dist.functions.epilogue import residual, store, swiglu
 from etc_dist.functions.plan_shares import BOUND, EXTENT, MOST_ROWS, plan_shares
 from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.rotary import frequencies, rotary_table
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import ceildiv, minimum, span
 
 TYPE, EPS, PAGE = "bfloat16", 1e-5, 16

@@ -12,7 +12,8 @@ import numpy as np
 
 import etc_dist
 from etc_dist.functions.epilogue import PER_ROW, epilogue
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.ops.tile_order import tile_grid
 

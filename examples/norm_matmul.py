@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 
 import etc_dist
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, ceildiv, device_function, graph_function, minimum, tile
 
 CUDA = Path(__file__).with_suffix(".cuh")

@@ -19,7 +19,8 @@ import numpy as np
 import etc_dist
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.epilogue import partial
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 
 SHAPE = TileShape(64, 64, swapped=True)

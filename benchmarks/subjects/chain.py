@@ -15,7 +15,7 @@ from benchmarks.device import Gpu, captured, roofline_ms, wide
 from benchmarks.harness import Result, Run, Subject, add_shapes
 from benchmarks.protocol import measure_shapes
 from benchmarks.workload import REPLAYED, GraphCall, Rival, Shapes, Workload, run_steps
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, Tensor, graph_function
 from etc_dist.layers.mlp_policy import fastest_pair
 from etc_dist.ops.multiply import RowEvents, TiledMatmul, tiles_of_dims

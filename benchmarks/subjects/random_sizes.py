@@ -45,7 +45,7 @@ from benchmarks.workload import (
 )
 from etc_dist import Matmul
 from etc_dist.functions.epilogue import swiglu
-from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.layers.mlp_policy import fastest_pair, rankings_of, sizes_of

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.epilogue import Epilogue, store
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.weight_layouts import STAGE_K, two_byte
 from etc_dist.ir import (
     DeviceFunction,

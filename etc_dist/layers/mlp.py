@@ -8,7 +8,7 @@ from typing import Any
 from etc_dist.compiler import world_or_current
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import PACKET_BYTES
-from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ir import Graph, equal, graph_function, select
 from etc_dist.layers.mlp_policy import choose_tiles
 from etc_dist.layers.mlp_steps import add_tensors

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ops.tile_model import Prediction, Sizes, choices, predictions, text_of
 from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from etc_dist.functions.epilogue import swiglu
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, equal, graph_function, select
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.few_rows import FEW, gather_rows, multiply_and_return

@@ -16,7 +16,8 @@ from etc_dist.functions.plan_tiles import TOGETHER, plan_tiles
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import BLOCK, PADDING, TILE_ROWS, Mixture, Routing
 from etc_dist.functions.score_experts import GROUP_EXPERTS, score_experts
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.wide_tile import ROLES, STAGE_BYTES, WIDE, RowTiles
 from etc_dist.ir import (
     EventRef,

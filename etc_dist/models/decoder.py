@@ -24,7 +24,7 @@ from etc_dist.functions.rms_norm import (
 )
 from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
 from etc_dist.functions.scaled_weights import ScaledTensor, weight_input
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import (
     EventRef,
     EventTensor,

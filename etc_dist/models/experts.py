@@ -35,7 +35,8 @@ from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.routing import BLOCK, GATED, PLAIN, Mixture
 from etc_dist.functions.scaled_weights import weight_input
 from etc_dist.functions.scatter_row import scatter_row
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import (
     EventRef,
     EventTensor,

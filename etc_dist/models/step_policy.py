@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from etc_dist.functions.attend import HEADS
 from etc_dist.functions.plan_shares import CUT, MOST_CUTS, STAGE
-from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape, shapes_for
+from etc_dist.functions.tile_shape import MOST_FEW_ROWS, TileShape, shapes_for
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import EXPERT_MATMULS, DecoderMixture
 from etc_dist.models.sizes import layout_of

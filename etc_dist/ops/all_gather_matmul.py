@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
 from etc_dist.functions.scaled_weights import weight_input
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import (
     EventTensor,
     Expr,

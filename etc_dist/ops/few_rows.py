@@ -9,7 +9,8 @@ from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.push_tile import push_tile
 from etc_dist.functions.scaled_weights import ScaledTensor
 from etc_dist.functions.sum_ranks import sum_ranks
-from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ir import (
     EventRef,
     Expr,

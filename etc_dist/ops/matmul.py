@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_range
 from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling, weight_input
-from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims

@@ -9,7 +9,8 @@ from typing import Any
 from etc_dist.compiler import world_or_current
 from etc_dist.functions.rms_norm import add_rms_norm
 from etc_dist.functions.scaled_weights import ScaledTensor, weight_input
-from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ir import Expr, Graph, Tensor, equal, graph_function, select, span
 from etc_dist.ir.function import TRANSFER
 from etc_dist.ops.all_reduce_norm import EPS, checked_eps

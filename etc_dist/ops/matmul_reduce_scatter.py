@@ -8,7 +8,7 @@ from functools import partial
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_choice
 from etc_dist.functions.scaled_weights import weight_input
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.few_rows import (
     MOST_RETURNED,

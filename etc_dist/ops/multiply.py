@@ -15,8 +15,8 @@ from etc_dist.functions.tile_matmul import (
     SLICE_WORDS,
     WITH_PARTS,
     Tiles,
-    TileShape,
 )
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.weight_layouts import STAGE_K
 from etc_dist.ir import (
     EventRef,

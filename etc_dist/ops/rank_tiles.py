@@ -8,7 +8,8 @@ from typing import Any
 
 from etc_dist.functions.epilogue import Epilogue, store
 from etc_dist.functions.scaled_weights import ScaledTensor
-from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ir import (
     EventTensor,
     Expr,

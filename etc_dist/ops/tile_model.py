@@ -14,12 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from etc_dist.functions.tile_matmul import (
-    FLOAT8_COLUMNS,
-    GROUP_WORDS,
-    SLICE,
-    TileShape,
-)
+from etc_dist.functions.tile_matmul import GROUP_WORDS, SLICE
+from etc_dist.functions.tile_shape import FLOAT8_COLUMNS, TileShape
 from etc_dist.functions.weight_layouts import STAGE_K
 from etc_dist.ops.tile_order import ROW_GROUP, later_blocks
 from etc_dist.ops.tuning import TileConstants, Tuning

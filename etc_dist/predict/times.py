@@ -10,7 +10,7 @@ from statistics import fmean
 
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.scaled_weights import E4M3
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir.function import TENSOR
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ops.tile_model import Tiling, work_of

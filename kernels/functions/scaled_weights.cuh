@@ -195,7 +195,7 @@ struct BlockReader {
   }
 };
 
-// Rows of x that warps multiply without wgmma, as MOST_BY_WARPS in functions/tile_matmul.py.
+// Rows of x that warps multiply without wgmma, as MOST_BY_WARPS in functions/tile_shape.py.
 constexpr u32 kMostByWarps = 16;
 
 // The mainloop of a warpgroup of a swapped tile with few rows of x, whose warps have up to `kEights`

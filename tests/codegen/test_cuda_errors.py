@@ -11,7 +11,8 @@ from etc_dist.codegen import generate
 from etc_dist.errors import CodegenError
 from etc_dist.functions.epilogue import partial
 from etc_dist.functions.epilogue import store as store_tile
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
 from etc_dist.ir.function import TmaBox
 from etc_dist.schedule import schedule_dynamic, schedule_static

@@ -36,7 +36,8 @@ from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.share_choices import share_choices
 from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_ranks
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.wide_tile import RowTiles
 from etc_dist.ir import (
     DeviceFunction,

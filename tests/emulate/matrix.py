@@ -9,7 +9,7 @@ from functools import partial
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.scaled_weights import PER_BLOCK, PER_ROW, Scaling
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph

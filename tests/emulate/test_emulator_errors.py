@@ -11,7 +11,7 @@ import pytest
 
 from etc_dist.emulate import Emulator, emulator, shared_library
 from etc_dist.errors import ArgumentError, BuildError, EmulationError, WaitTimeoutError
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import maximum, minimum
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.tile_model import Tiling

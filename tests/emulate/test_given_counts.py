@@ -7,7 +7,8 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, select, span, tile, up_to
 from etc_dist.runtime.cpu import simulate
 from etc_dist.verify.verify import verify

@@ -12,7 +12,8 @@ from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.epilogue import E4M3, partial
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile, up_to
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate

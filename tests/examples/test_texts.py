@@ -13,7 +13,8 @@ from ml_dtypes import bfloat16
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.epilogue import PER_COLUMN, epilogue
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from etc_dist.functions.epilogue import (
     row_squares,
     soft_cap,
 )
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.tile_model import FAMILY
 from etc_dist.runtime.cpu import simulate

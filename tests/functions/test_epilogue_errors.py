@@ -11,7 +11,7 @@ import etc_dist
 from etc_dist.codegen import generate
 from etc_dist.errors import BuildError, CodegenError, GraphError
 from etc_dist.functions.epilogue import PER_COLUMN, epilogue, residual, store
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import span
 from etc_dist.schedule import schedule_static
 from tests.graphs.epilogues import SOURCE, product

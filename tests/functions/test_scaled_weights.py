@@ -17,7 +17,8 @@ from etc_dist.functions.scaled_weights import (
     SCALINGS,
     Scaling,
 )
-from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ir import Graph
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph

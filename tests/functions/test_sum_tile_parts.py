@@ -9,7 +9,7 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import EmulationError
-from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.functions.weight_layouts import silu
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import FAMILY

@@ -10,7 +10,8 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.functions.epilogue import residual, store, store_on_ranks, swiglu
-from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ir import Graph
 from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.tile_model import FAMILY

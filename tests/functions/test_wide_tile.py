@@ -10,7 +10,7 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.functions.activation import Activation
 from etc_dist.functions.epilogue import activated, partial, store, swiglu
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.weight_layouts import silu
 from etc_dist.functions.wide_tile import NARROW, STAGE_BYTES, WIDE, RowTiles
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import DeviceFunction, Expr, Graph
 
 SINGLE = TileShape(128, 128)

@@ -17,7 +17,8 @@ from etc_dist.functions.epilogue import (
     store,
 )
 from etc_dist.functions.scaled_weights import weight_input
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Expr, Graph, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.tile_order import tile_grid

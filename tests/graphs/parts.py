@@ -10,7 +10,8 @@ import numpy as np
 
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.scaled_weights import weight_input
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul import matmul_graph

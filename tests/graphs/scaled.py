@@ -9,7 +9,7 @@ import numpy as np
 
 from etc_dist.functions.quantize_rows import quantized
 from etc_dist.functions.scaled_weights import E4M3, PER_BLOCK, Scaling
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.weight_layouts import silu
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.tile_model import Tiling, dims_of

@@ -9,7 +9,8 @@ import numpy as np
 
 from etc_dist.functions.epilogue import store_on_ranks
 from etc_dist.functions.sum_ranks import sum_ranks
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, graph_function, span
 from etc_dist.ops.tile_order import tile_grid
 from tests.layers.reference import Answer, draw

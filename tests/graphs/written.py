@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import (
     DeviceFunction,
     Graph,

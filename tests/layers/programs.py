@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.weight_layouts import STAGE_K
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph

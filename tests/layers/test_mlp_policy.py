@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.layers.mlp_policy import (
     SWITCH_US,
     WAIT_US,

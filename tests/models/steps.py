@@ -11,7 +11,7 @@ import numpy as np
 from etc_dist import Program
 from etc_dist.functions.append_kv import PagedCache
 from etc_dist.functions.plan_shares import BOUND, EXTENT, plan_shares
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.sizes import DecoderSizes

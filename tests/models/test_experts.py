@@ -11,7 +11,7 @@ import pytest
 import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.functions.router import Router
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for, decoder_graph

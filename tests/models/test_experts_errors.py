@@ -10,7 +10,7 @@ import pytest
 from etc_dist.functions.route_rows import route_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import PLAIN
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.sizes import DecoderSizes

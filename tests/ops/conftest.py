@@ -11,7 +11,7 @@ import pytest
 
 from etc_dist import AllGatherMatmul, Matmul, World
 from etc_dist.errors import WorldError
-from etc_dist.functions.tile_matmul import shapes_for
+from etc_dist.functions.tile_shape import shapes_for
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.operation import Operation
 from etc_dist.ops.tile_model import FAMILY, FLOAT8_FAMILY, Tiling, dims_of

@@ -9,7 +9,7 @@ import pytest
 
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
-from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
 from etc_dist.ops.few_rows import (
     MOST_RETURNED,

@@ -12,7 +12,7 @@ import pytest
 import etc_dist
 from etc_dist.codegen import generate
 from etc_dist.emulate import Emulator
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
@@ -232,7 +232,7 @@ def test_late_messages_do_not_change_bits():
 import random, time
 import numpy as np, etc_dist
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ops.operation import with_sizes
 from etc_dist.world.mpi import MpiChannel
 

@@ -14,7 +14,7 @@ from etc_dist import MatmulAllReduce, MatmulAllReduceNorm
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.rms_norm import normalized
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_reduce_norm import EPS

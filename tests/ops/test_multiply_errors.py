@@ -12,7 +12,7 @@ from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.functions.epilogue import logits
 from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
-from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.ir import Graph, GraphFunction
 from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.tensor import numpy_dtype

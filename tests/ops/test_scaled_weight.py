@@ -15,7 +15,7 @@ from etc_dist.functions.scaled_weights import (
     SCALINGS,
     Scaling,
 )
-from etc_dist.functions.tile_matmul import shapes_for
+from etc_dist.functions.tile_shape import shapes_for
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.tile_model import FAMILY, predictions, work_of
 from etc_dist.ops.tuning import tuning_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.functions.tile_shape import TileShape, shapes_for
 from etc_dist.functions.weight_layouts import CHUNK_COLUMNS
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import (

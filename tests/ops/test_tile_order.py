@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.call import TASK
 from etc_dist.ir.expr import wrap

@@ -12,7 +12,7 @@ from etc_dist import cli
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import Tiling, dims_of

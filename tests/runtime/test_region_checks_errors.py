@@ -12,7 +12,8 @@ from etc_dist.codegen import generate
 from etc_dist.emulate.rank_memory import EmulatedMemory
 from etc_dist.errors import ArgumentError, CodegenError
 from etc_dist.functions.epilogue import partial as in_fp32
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.wide_tile import RowTiles
 from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
 from etc_dist.schedule import schedule_static

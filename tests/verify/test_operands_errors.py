@@ -15,7 +15,8 @@ from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.scaled_weights import E4M3, FLOAT8_SCALINGS, ScaledTensor
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles
+from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import (
     Extent,
     Graph,
