@@ -260,6 +260,7 @@ def codes_of(packed: Sequence[int]) -> tuple[int, ...]:
 
 
 def strip_columns(columns: int, is_swapped: bool, gated: bool) -> int:
+    """As `TileShape.strip_columns`, of a tile with so many columns."""
     own_columns = columns // (2 if gated else 1)
     return own_columns // 2 if is_swapped and own_columns > 64 else own_columns
 

@@ -132,36 +132,7 @@ def test_each_shape_gates_its_columns(number, gated_program):
         answer.check(found["y"], "bfloat16")
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (64, 128),
-        (256, 128),
-        (128, 272),
-        (128, 120),
-        (128, 8),
-        (72, 64, True),
-        (4, 64, True),
-        (8, 0, True),
-        (8, 72, True),
-        (8, 144, True),
-        (88, 128, True),
-        (144, 64, True),
-        (272, 128, True),
-        (128, 128, False, True),
-        (144, 128, True, True),
-    ],
-)
-def test_shapes_that_gpus_do_not_have_are_refused(shape):
-    rows, columns, *options = shape
-    kinds = dict(zip(("swapped", "scaled"), options, strict=False))
-    with pytest.raises(ArgumentError, match="GPUs have no tiles of") as caught:
-        TileShape(rows, columns, **kinds)
-    assert caught.value.got.startswith(f"{shape[0]} x {shape[1]}")
-
-
-def test_layouts_and_shapes_without_tiles_are_refused():
-    assert shapes_for("nk", FAMILY) == [*FAMILY]
+def test_weights_and_epilogues_without_tiles_are_refused():
     narrow = TileShape(128, 112)
     for w_layout, shapes, what, got in (
         ("kn", [narrow], "no tiles serve the weights", "128 x 112"),
@@ -171,8 +142,6 @@ def test_layouts_and_shapes_without_tiles_are_refused():
         with pytest.raises(GraphError, match=what) as caught:
             Tiles(Graph("one", 1), "tile", 0, shapes, w_layout=w_layout)
         assert caught.value.got == got
-    with pytest.raises(ArgumentError, match="unknown w_layout"):
-        shapes_for("nn", FAMILY)
     tiles = Tiles(Graph("one", 1), "tile", 0, [TileShape(128, 128)], w_layout="kn")
     with pytest.raises(GraphError, match="have no gated epilogues"):
         tiles.matmul("bfloat16", swiglu)
@@ -184,36 +153,14 @@ def test_layouts_and_shapes_without_tiles_are_refused():
         refused(lambda make=make: make("half"), words, ArgumentError)
 
 
-FEW, HALVES = (TileShape(64, c, swapped=True) for c in (64, 128))
-TALL, ROWS = TileShape(144, 128, swapped=True), TileShape(128, 160)
-
-
-@pytest.mark.parametrize(
-    ("shape", "gated", "w_layout", "served"),
-    [
-        (FEW, False, "nk", {8, 16, 24, 32, 40, 48, 56, 64}),
-        (FEW, True, "nk", {64}),
-        (FEW, False, "kn", {64}),
-        (HALVES, False, "nk", {80, 96, 112, 128}),
-        (HALVES, True, "nk", {80, 96, 112, 128}),
-        (HALVES, False, "kn", {128}),
-        (TALL, False, "nk", {128}),
-        (ROWS, False, "nk", {160}),
-    ],
-)
-def test_few_rows_may_have_fewer_columns(shape, gated, w_layout, served):
-    options = {"gated": gated, "w_layout": w_layout}
-    found = {c for c in range(4, 264, 4) if shape.serves_columns(c, **options)}
-    assert found == served
-
-
 def test_parts_with_other_epilogues_are_refused():
-    tiles = Tiles(Graph("one", 1), "tile", 0, [HALVES])
+    shapes = [TileShape(64, 128, swapped=True)]
+    tiles = Tiles(Graph("one", 1), "tile", 0, shapes)
     words = "parts of a tile do not have the epilogue|got: epilogue residual to do"
     for call in (partial(tiles.matmul, is_part=True), tiles.sum_parts):
         call("bfloat16", swiglu)
         refused(partial(call, "bfloat16", residual), words)
-    tiles = Tiles(Graph("one", 1), "tile", 0, [HALVES], has_peers=True)
+    tiles = Tiles(Graph("one", 1), "tile", 0, shapes, has_peers=True)
     refused(
         lambda: tiles.matmul("bfloat16", store_on_ranks(2), is_part=True),
         "parts of a tile do not have the epilogue|got: epilogue store_on_ranks to do",
@@ -228,19 +175,6 @@ def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed():
     for number in range(len(EXTREME)):
         [found] = program.run(inputs, {**dims, "shape": number})
         answer.check(found["y"], "bfloat16")
-
-
-def test_tiles_are_gated_if_half_of_the_columns_are_eights():
-    assert (
-        TileShape(128, 112).may_be_gated and TileShape(8, 64, swapped=True).may_be_gated
-    )
-    assert not TileShape(8, 56, swapped=True).may_be_gated
-
-
-def test_a_stage_holds_what_both_operands_need():
-    shape = TileShape(16, 64, swapped=True)
-    assert shape.depth == 256
-    assert shape.stage_bytes == (16 + 64) * 256 * 2
 
 
 def test_several_calls_may_share_their_tiles():
