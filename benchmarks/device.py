@@ -129,6 +129,13 @@ class Device:
         np.random.default_rng(seed).standard_normal(dtype=np.float32, out=array)
         return array
 
+    def on_host(self, array: Any) -> Any:
+        """A copy of an array in NumPy."""
+        return np.array(array)
+
+    def release(self) -> None:
+        """Give memory that is not in use back to the device."""
+
     def synchronize(self) -> None:
         """Wait for the device; a call on the CPU backend has ended when it returns."""
 
@@ -357,6 +364,14 @@ class Gpu(Device):
         self._end.record()
         self._end.synchronize()
         return float(self.xp.cuda.get_elapsed_time(self._start, self._end))
+
+    def on_host(self, array: Any) -> Any:
+        return self.xp.asnumpy(array)
+
+    def release(self) -> None:
+        self.xp.get_default_memory_pool().free_all_blocks()
+        if self.torch is not None:
+            self.torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         self.xp.cuda.runtime.deviceSynchronize()

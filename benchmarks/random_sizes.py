@@ -111,8 +111,7 @@ def _drawn(
 ) -> tuple[int, int, int]:
     """Rows, uniform in their logarithm, then N and K, uniform, until they are within
     the limits. is_narrow: N or K, either as often, is below LEAST."""
-    low, high = map(math.log, sizes.rows)
-    rows = round(math.exp(rng.uniform(low, high)))
+    rows = round(log_uniform(rng, *sizes.rows))
     while True:
         n, k = (_multiple(rng, LEAST, most) for most in (sizes.most_n, sizes.most_k))
         if is_narrow:
@@ -120,6 +119,10 @@ def _drawn(
             n, k = (narrow, k) if rng.integers(2) else (n, narrow)
         if n * k <= MOST_ELEMENTS and ranks * rows * n * k <= MOST_PRODUCTS:
             return rows, n, k
+
+
+def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 def _multiple(rng: np.random.Generator, least: int, most: int) -> int:
@@ -296,6 +299,10 @@ GATES: Mapping[str, Sequence[Gate]] = {
         Gate("geometric mean", _always, geometric_mean, 1.35),
         Gate("least", _always, min, 1.1),
     ],
+    "random_mixture": [
+        Gate("geometric mean", _always, geometric_mean, 1.5),
+        Gate("least", _always, min, 1.1),
+    ],
     "matmul_all_reduce": [
         Gate("geometric mean", _always, geometric_mean, 1.15),
         Gate("least", _always, min, 0.97),
@@ -340,6 +347,7 @@ TITLES = {
     "random_reduce_scatter": "GEMM + Reduce-Scatter against cuBLAS + NCCL",
     "random_all_gather": "AllGather + GEMM against cuBLAS + NCCL",
     "random_mlp_ranks": "MLP on several GPUs against cuBLAS + NCCL",
+    "random_mixture": "Mixture of experts, drawn, against torch._grouped_mm",
     "all_reduce": "All-reduce against NCCL and torch's symmetric memory",
     "all_reduce_norm": "All-reduce, residual and RMSNorm against the same and a kernel",
     "matmul_all_reduce": "GEMM + All-Reduce against cuBLAS and the same",

@@ -70,6 +70,7 @@ FIELDS: Mapping[str, str] = {
     "bitwise_equal": "whether all runs gave the same bits",
     # Mixtures of experts.
     "active_experts": "that have a token: the mean over inputs, or of decoders layers",
+    "router": "the score of a logit, and how it chooses",
     "routing": 'uniform, zipf, one set, or "N experts": all tokens choose from N',
     # Decode steps; all times are of one step.
     "batch": "requests, each with a row of the step",
@@ -200,6 +201,11 @@ KINDS: Mapping[str, Kind] = {
             "random_mlp_ranks",
         ),
         _kind(_RANDOM, "policy predicted_us"),
+    ),
+    "random_mixture": _kind(
+        _RANDOM + "experts top_k active_experts routing router limit_ms of_limit "
+        "ours_spread_ms",
+        "policy predicted_us",
     ),
     **dict.fromkeys(
         ("all_reduce", "all_reduce_norm", "matmul_all_reduce"),

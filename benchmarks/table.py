@@ -256,36 +256,43 @@ DRAWN = {
     "all_reduce_norm": "All-Reduce, residual, RMSNorm",
 }
 """Titles of the summary by operation whose sizes follow from the commit."""
+DRAWN_MIXTURES = "random_mixture"
+"""The operation whose draws, if there are any, replace the models of "moe"."""
 
 
 def summary(records: Sequence[Record]) -> str:
     """One row for each operation on H200: the draws of the commit that was measured
     last, or the models of a mixture, on the most ranks that were measured."""
     of_h200 = [r for r in records if H200 in (r.get("device") or "")]
-    draws_by_op = {op: random_sizes.newest(of_h200, op) for op in DRAWN}
-    rows = [
-        {
-            "operation": DRAWN[op],
-            "GPUs": f"{draws[0].world_size}",
-            "sizes": f"{len(draws)} drawn",
-            **speeds(draws),
-        }
-        for op, draws in draws_by_op.items()
-    ]
+    records_by_op = {op: random_sizes.newest(of_h200, op) for op in DRAWN}
+    titles = {**DRAWN}
     for op in SECTIONS:
         if not op.startswith("moe"):
             continue
-        of_models = rows_of(op, of_h200)
-        counts = [str(m) for m in sorted({r.M for r in of_models})]
-        rows.append(
-            {
-                "operation": SECTIONS[op].removesuffix(" on one GPU"),
-                "GPUs": f"{of_models[0].world_size}",
-                "sizes": f"models, {span(counts)} tokens",
-                **speeds(of_models),
-            }
+        titles[op] = SECTIONS[op].removesuffix(" on one GPU")
+        draws = random_sizes.drawn(of_h200, DRAWN_MIXTURES) if op == "moe" else []
+        records_by_op[op] = (
+            random_sizes.newest_draws(draws) if draws else rows_of(op, of_h200)
         )
-    return markdown(rows)
+    return markdown(
+        [
+            {
+                "operation": titles[op],
+                "GPUs": f"{of_op[0].world_size}",
+                "sizes": sizes_text(of_op),
+                **speeds(of_op),
+            }
+            for op, of_op in records_by_op.items()
+        ]
+    )
+
+
+def sizes_text(records: Sequence[Record]) -> str:
+    """How many draws there are, or the tokens of models."""
+    if records[0].seed:
+        return f"{len(records)} drawn"
+    counts = [str(m) for m in sorted({r.M for r in records})]
+    return f"models, {span(counts)} tokens"
 
 
 def render(text: str, records: Sequence[Record]) -> str:

@@ -20,6 +20,7 @@ MODULES = {
     "predict": "predict",
     "random_all_gather": "random_sizes",
     "random_matmul": "random_sizes",
+    "random_mixture": "random_mixture",
     "random_mlp": "random_sizes",
     "random_mlp_ranks": "random_sizes",
     "random_reduce_scatter": "random_sizes",

@@ -3,6 +3,7 @@ vLLM's Triton kernel."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,15 @@ class Torch:
     Router, softmax, top-k, sort, grouped GEMM, SwiGLU, grouped GEMM, weighted
     index_add. Logits in fp32, as ours, so that both choose the same experts."""
 
-    def __init__(self, gpu: Gpu, case: MoEWorkload):
+    def __init__(
+        self, gpu: Gpu, case: MoEWorkload, weights: Sequence[Any] | None = None
+    ):
+        """weights: in place of those of `case`."""
         self._torch, self._gpu = import_module("torch"), gpu
-        self._top_k = case.model.top_k
-        self.router, self.gate_up, self.down = map(gpu.as_torch, case.weights)
+        self._top_k, self._choice = case.model.top_k, case.router
+        self.router, self.gate_up, self.down, *self._correction = map(
+            gpu.as_torch, weights or case.weights
+        )
         self._xs = [gpu.as_torch(x) for x in case.xs]
         num_experts = len(self.router)
         self._experts = self._torch.arange(num_experts, device=self.router.device)
@@ -46,9 +52,35 @@ class Torch:
 
     def choose(self, x: Any) -> tuple[Any, Any]:
         """Weights and ids [tokens, top_k]."""
-        share = self.logits(x).softmax(dim=1)
-        weights, ids = share.topk(self._top_k, dim=1)
-        return weights / weights.sum(dim=1, keepdim=True), ids
+        logits, score = self.logits(x), self._choice.score
+        if score == "softmax_chosen":
+            logits, ids = logits.topk(self._top_k, dim=1)
+            return logits.softmax(dim=1), ids
+        if score == "sqrt_softplus":
+            scores = self._torch.nn.functional.softplus(logits).sqrt()
+        else:
+            scores = logits.sigmoid() if score == "sigmoid" else logits.softmax(dim=1)
+        if self._correction:
+            ids = self.best(scores + self._correction[0])
+            weights = scores.gather(1, ids)
+        else:
+            weights, ids = scores.topk(self._top_k, dim=1)
+        if self._choice.normalize:
+            weights = weights / weights.sum(dim=1, keepdim=True)
+        scale = self._choice.scale
+        return weights if scale == 1 else weights * scale, ids
+
+    def best(self, values: Any) -> Any:
+        """The ids of the largest values, of the groups whose best two have the largest
+        sums."""
+        choice = self._choice
+        if choice.has_groups:
+            groups = values.view(len(values), choice.num_groups, -1)
+            sums = groups.topk(2, dim=2).values.sum(dim=2)
+            best_groups = sums.topk(choice.topk_group, dim=1).indices
+            is_out = self._torch.ones_like(sums).scatter(1, best_groups, 0).bool()
+            values = groups.masked_fill(is_out[:, :, None], -math.inf).view_as(values)
+        return values.topk(self._top_k, dim=1).indices
 
     def logits(self, x: Any) -> Any:
         """The router's, in fp32."""

@@ -11,7 +11,6 @@ run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device import Call, Device, Gpu, captured, wide
-from benchmarks.random_sizes import SIZES, Draw, Sizes, Variant, draws
+from benchmarks.random_sizes import (
+    SIZES,
+    Draw,
+    Sizes,
+    Variant,
+    draws,
+    log_uniform,
+)
 from benchmarks.subjects.random_sizes import CPU_DRAWS, Choice, Random, subject
 from benchmarks.workload import BLOCK, Rival, run_steps
 from etc_dist import AllReduce, AllReduceNorm, MatmulAllReduce
@@ -39,20 +45,16 @@ NORM_ROWS, NORM_WIDTHS = (1, 256), (2048, 16384)
 DTYPES = "bfloat16", "bfloat16", "bfloat16", "float16"
 
 
-def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
-    return math.exp(rng.uniform(math.log(low), math.log(high)))
-
-
 def _width(rng: np.random.Generator, low: float, high: float) -> int:
     """A multiple of 8."""
-    return max(8, round(_log_uniform(rng, low, high) / 8) * 8)
+    return max(8, round(log_uniform(rng, low, high) / 8) * 8)
 
 
 def all_reduce_draws(seed: str, most_bytes: float = MOST_BYTES) -> Iterator[Draw]:
     """Bytes of x, and H, are uniform in their logarithms."""
     rng = np.random.default_rng(int(seed, 16))
     for number in range(NUM_ALL_REDUCES):
-        elements = _log_uniform(rng, LEAST_BYTES, most_bytes) / 2
+        elements = log_uniform(rng, LEAST_BYTES, most_bytes) / 2
         columns = _width(rng, *(min(width, elements) for width in WIDTHS))
         rows = max(1, round(elements / columns))
         variant = Variant(DTYPES[number % len(DTYPES)])
@@ -63,7 +65,7 @@ def norm_draws(seed: str, most_rows: int = NORM_ROWS[1]) -> Iterator[Draw]:
     """M and H are uniform in their logarithms."""
     rng = np.random.default_rng(int(seed, 16))
     for number in range(NUM_NORMS):
-        rows = round(_log_uniform(rng, NORM_ROWS[0], most_rows))
+        rows = round(log_uniform(rng, NORM_ROWS[0], most_rows))
         columns = _width(rng, *NORM_WIDTHS)
         variant = Variant(DTYPES[number % len(DTYPES)])
         yield Draw(seed, number, rows, columns, columns, variant)

@@ -41,9 +41,9 @@ PROTOCOL = (
 )
 
 
-def taking_turns(num_bytes: int) -> int:
+def taking_turns(num_bytes: float, least: int = 2) -> int:
     """The number of weights of so many bytes that take turns."""
-    return max(2, -int(-ROTATED_BYTES // num_bytes))
+    return max(least, -int(-ROTATED_BYTES // num_bytes))
 
 
 class MatmulWorkload(Workload):

@@ -107,6 +107,7 @@ class MoEWorkload(Workload):
     ):
         super().__init__(device, name, sizes, rows, dtype)
         self.model, self.parallel, self.routing = Model(*sizes), parallel, routing
+        self.router = Router(self.model.top_k)
         self.triton = triton
         self.is_replayed = self.world.size == 1
         self.op = "moe" if self.is_replayed else f"moe_{parallel}_parallel"
@@ -140,9 +141,10 @@ class MoEWorkload(Workload):
         """With few experts each input has others, so that none are in L2."""
         return self.inputs if self.routing.endswith(FEW) else 1
 
+    @cached_property
     def whole(self) -> SparseBlock:
         """The weights of all ranks, scaled to keep the deviation of x."""
-        hidden, inner, experts, top_k = self.model
+        hidden, inner, experts, _ = self.model
         shapes = {
             "router": ((experts, hidden), hidden),
             "gate and up": ((experts, 2 * inner, hidden), hidden),
@@ -155,10 +157,10 @@ class MoEWorkload(Workload):
         for n in range(self.biases):
             bias = routing_bias(self.routing, self.model, experts + n)
             router[:, n] = self.device.xp.asarray(bias).astype(router.dtype)
-        return SparseBlock(router, gate_up, down, Router(top_k))
+        return SparseBlock(router, gate_up, down, self.router)
 
     def make_weights(self) -> tuple[Any, ...]:
-        block = self.whole()
+        block = self.whole
         # NOTE: CuPy cannot copy strided arrays of bfloat16: copy the bits.
         router, gate_up, down = (
             array.view(np.uint16) for array in (block.router, block.gate_up, block.down)
@@ -187,18 +189,24 @@ class MoEWorkload(Workload):
 
     def choose(self, x: Any) -> tuple[Any, Any]:
         """The experts of each token, and its weight for every expert, 0 for others."""
-        xp, router = self.device.xp, self.weights[0]
-        logits = wide(x).astype(np.float64) @ wide(router).astype(np.float64).T
-        ids = xp.argsort(-logits, axis=1)[:, : self.model.top_k]
-        picked = xp.take_along_axis(logits, ids, axis=1)
-        share = xp.exp(picked - picked.max(axis=1, keepdims=True))
-        share = (share / share.sum(axis=1, keepdims=True)).astype(np.float32)
-        experts = xp.arange(self.model.experts)
-        is_chosen = ids[:, :, None] == experts
-        return ids, (share[:, :, None] * is_chosen).sum(axis=1)
+        logits = self.logits(x)
+        ids, weights = self.router.choose(logits, *self.biases_of_router)
+        weight = np.zeros(logits.shape, np.float32)
+        np.put_along_axis(weight, ids, weights.astype(np.float32), axis=1)
+        return ids, self.device.xp.asarray(weight)
+
+    def logits(self, x: Any) -> Any:
+        """The router's in fp64, on the host."""
+        x, router = (wide(array).astype(np.float64) for array in (x, self.weights[0]))
+        return self.device.on_host(x @ router.T)
+
+    @cached_property
+    def biases_of_router(self) -> list[Any]:
+        """On the host."""
+        return []
 
     def reference(self, number: int = 0) -> Any:
-        xp, block, inner = self.device.xp, self.whole(), self.model.inner
+        xp, block, inner = self.device.xp, self.whole, self.model.inner
         first = self.world.rank * self.rows if self.parallel == "tensor" else 0
         x = self.xs[number][first : first + self.rows]
         rows, (_, weight) = wide(x), self.choose(x)
@@ -238,9 +246,7 @@ class MoEWorkload(Workload):
         size, loads = self.world.size, []
         for number in range(self.inputs):
             every = [self.choose(self.tokens(r, number))[0] for r in range(size)]
-            ids = np.concatenate(
-                [np.array(ids_of_rank.tolist()) for ids_of_rank in every]
-            )
+            ids = np.concatenate(every)
             active = np.unique(ids)
             if self.parallel == "tensor":
                 busy = limit_ms(self.model, len(ids), len(active)) / size

@@ -110,6 +110,13 @@ class Random(Workload):
         all_draws = list(draws(sizes if is_timed else sizes.small, seed, ranks))
         return all_draws if is_timed else all_draws[:CPU_DRAWS]
 
+    @staticmethod
+    def prepare(device: Device, drawn: Sequence[Any]) -> None:
+        """What is done once for all draws of a seed."""
+
+    def close(self) -> None:
+        """Closes operations that the next draw does not use."""
+
     def choices(self) -> list[Choice]:
         """The tiles that the policy may choose, its choice first; none if the program
         has no policy."""
@@ -353,8 +360,10 @@ def measure(kind: type[Random], run: Run) -> Iterator[Result]:
     results: list[Record] = []
     for turn in options.seeds:
         seed = seed_of(records.commit(), run.op, turn)
-        drawn = kind.drawn(run.op, seed, device.world.size, is_timed=is_timed)
-        for draw in drawn[: options.draws]:
+        all_draws = kind.drawn(run.op, seed, device.world.size, is_timed=is_timed)
+        drawn = all_draws[: options.draws]
+        kind.prepare(device, drawn)
+        for draw in drawn:
             case = kind(device, draw)
             values, wrong = compared(case, case.make("static"), REPEATS)
             if isinstance(device, Gpu) and getattr(options, "regret", False):
@@ -362,7 +371,9 @@ def measure(kind: type[Random], run: Run) -> Iterator[Result]:
             if not wrong:
                 results.append(Record(**values))
             yield values, wrong
+            case.close()
             del case  # before the next one is made
+            device.release()
     if is_timed:
         check_gates(run, run.op, results)
 

@@ -29,6 +29,7 @@ class StandIn(Gpu):
 
     normal, mark, poison_staging = Device.normal, Device.mark, Device.poison_staging
     synchronize, rates = Device.synchronize, (4e12, 7e14)
+    release, on_host = Device.release, Device.on_host
 
     def matmul(self, x: Any, w: Any, out: Any) -> Callable[[], Any]:
         return lambda: out.__setitem__(..., wide(x) @ wide(w).T)

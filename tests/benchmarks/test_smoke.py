@@ -55,6 +55,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(1, "matmul_float8 --dtype float16", marks=ONE),
         pytest.param(1, "matmul_float8 --activations float8", marks=ONE),
         pytest.param(1, "random_matmul --seeds 1", marks=ONE),
+        pytest.param(1, "random_mixture --seeds 1", marks=ONE),
         pytest.param(1, "moe --tokens 1,50", marks=ONE),
         pytest.param(1, "moe --models small --tokens 40,50 --experts 5", marks=ONE),
         pytest.param(1, "soak --calls 4", marks=ONE),

@@ -138,6 +138,17 @@ def test_summary_has_the_mean_and_the_range_of_each_operation() -> None:
     assert lines[-1].startswith("| Tensor-parallel mixture of experts | 4 | models, ")
 
 
+def test_drawn_mixtures_replace_those_of_models_in_the_summary() -> None:
+    changes = {"world_size": 1, "seed": "0123abcd"}
+    draws = [
+        record("random_mixture", model=f"draw {n}", speedup=2.0 + n, **changes)
+        for n in range(2)
+    ]
+    text = summary([*load(), *draws])
+    assert "| Mixture of experts | 1 | 2 drawn | 2.45 | 2.00, 3.00 |" in text
+    assert "| Expert-parallel mixture of experts | 4 | models, " in text
+
+
 NAMES = "| llama3-8b | NVIDIA H200 | 8 ranks | static | 8 | 512 | "
 
 
