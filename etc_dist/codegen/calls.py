@@ -9,7 +9,7 @@ from dataclasses import replace
 from etc_dist.codegen.bounds import conjunction, in_range, waits_in_range
 from etc_dist.codegen.dynamic_queues import QUEUES, call_members, queue_numbers
 from etc_dist.codegen.expression import Writer, extent_names, linear, text
-from etc_dist.codegen.layout import Arguments, notification_unit
+from etc_dist.codegen.layout import Arguments
 from etc_dist.codegen.members import (
     COORD,
     INDEX,
@@ -167,10 +167,6 @@ def _tables(
         yield from indexed("EventRef wait", [_wait(plan, r, writer) for r in waits])
     if notifies := call.notifies:
         yield from indexed("EventRef notify", [_element(r, writer) for r in notifies])
-    num_parts = call.function.parts
-    steps = [notification_unit(plan, ref.events) // num_parts for ref in notifies]
-    if any(step != 1 for step in steps):
-        yield from indexed("u32 notify_step", [*map(str, steps)], "int n")
     if peers := [*map(writer.text, _peers(call))]:
         yield from indexed("i32 peer", peers)
 
@@ -344,9 +340,7 @@ def _flags(plan: Plan, call: Call) -> list[str]:
 
 
 def _wait(plan: Plan, ref: EventRef, writer: Writer) -> str:
-    unit = notification_unit(plan, ref.events)
-    count = writer.text(ref.expects) + (f", {unit}" if unit > 1 else "")
-    return _element(ref, writer, f".expects({count})")
+    return _element(ref, writer, f".expects({writer.text(ref.expects)})")
 
 
 def _element(ref: EventRef, writer: Writer, expects: str = "") -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from etc_dist.codegen.expression import linear, text
-from etc_dist.codegen.layout import has_states, notification_unit
+from etc_dist.codegen.layout import has_states
 from etc_dist.codegen.members import COORD, GROUP, function, indexed, method, wrapped
 from etc_dist.codegen.names import (
     axis_name,
@@ -49,8 +49,7 @@ def lane_queue(lane: Lane) -> str:
 def event_struct(plan: Plan, events: EventTensor) -> str:
     """The struct of an event tensor: the count that meets an element, on the rank that
     owns it."""
-    expects = text(_on_owner(plan.graph, events.expects))
-    target = f"u32({expects}) * {notification_unit(plan, events)}u"
+    target = f"u32({text(_on_owner(plan.graph, events.expects))})"
     axes = ", ".join(axis_name(axis.name) for axis in events.axes)
     lines = [f"struct {event_type(events.name)} {{"]
     lines.append(f"  struct Coord {{ {f'i32 {axes};' if axes else ''} }};")

@@ -23,7 +23,6 @@ from etc_dist.codegen.names import (
     queue_name,
 )
 from etc_dist.ir.call import RANK, Call
-from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import SCRATCH_BYTES, TENSOR, TmaBox
 from etc_dist.ir.tensor import Tensor
@@ -280,16 +279,6 @@ def shared_memory(plan: Plan) -> tuple[int, int]:
     buffer = -(-max(needs, default=SCRATCH_BYTES) // ALIGNMENT) * ALIGNMENT
     has_roles = any(f.roles for f in functions)
     return MAX_SHARED_BYTES if has_roles else MOST_STAGE_OFFSET + buffer, buffer
-
-
-def notification_unit(plan: Plan, events: EventTensor) -> int:
-    """Counter increments per notification of `events`: a multiple of the parts of all
-    device functions that notify it."""
-    unit = 1
-    for call in plan.graph.calls:
-        if any(ref.events == events for ref in call.notifies):
-            unit = int(np.lcm(unit, call.function.parts))
-    return unit
 
 
 def _maps(plan: Plan) -> tuple[Map, ...]:

@@ -64,8 +64,6 @@ class DeviceFunction:
     or a name below `kernels/`.
     lane: "tensor" (the worker's 256 compute threads run a task together) or "transfer"
     (one warp runs a task, concurrently with the tensor lane).
-    parts: counter increments per notification on the device, one for each group of
-    warps that finishes its share of a task independently.
     boxes: operands (by position: reads, then writes) that the device copies by bulk
     tensor copies, with the box of one copy.
     constants: named numbers the `.cuh` body sees as `Task::name`: an int, or a float
@@ -105,7 +103,6 @@ class DeviceFunction:
     lane: str
     reads: int
     writes: int
-    parts: int = 1
     boxes: Mapping[int, TmaBox] = field(default_factory=dict)
     constants: Mapping[str, int | float | tuple[int, ...]] = field(default_factory=dict)
     roles: Sequence[str] = ()
@@ -124,7 +121,7 @@ class DeviceFunction:
     def terms(self) -> str:
         """The properties that may differ between device functions of the same name."""
         boxes = [(n, *astuple(box)) for n, box in self.boxes.items()]
-        numbers = (self.parts, boxes, [*self.constants.items()])
+        numbers = (boxes, [*self.constants.items()])
         roles = (*self.roles, self.shared, *self.streams)
         tile = "; ".join(f"{n}: {operand}" for n, operand in self.tile.items())
         text = f"{self.name} {self.source} {numbers} {roles} {tile}"

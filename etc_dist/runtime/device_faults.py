@@ -14,7 +14,6 @@ from etc_dist.codegen.layout import (
     MAX_FAULTS,
     OUT_OF_RANGE,
     PEER_START,
-    notification_unit,
 )
 from etc_dist.errors import ArgumentError, RangeRecord, WaitRecord, WorkersRecord
 from etc_dist.ir import Call
@@ -98,9 +97,7 @@ def _wait_record(
     kind, index = int(fault["event"]), int(fault["index"])
     have, want = int(fault["have"]), int(fault["want"])
     if kind == EVENT_WAIT:
-        event, unit = _element(plan, index, env)
-        # The device counts parts of notifications.
-        have, want = have // unit, want // unit
+        event = _element(plan, index, env)
     elif kind == PEER_START:
         event = f"the start of rank {index}"
     else:
@@ -109,12 +106,12 @@ def _wait_record(
     return WaitRecord(rank, int(fault["worker"]), lane, task, event, have, want)
 
 
-def _element(plan: Plan, index: int, env: Mapping[str, int]) -> tuple[str, int]:
+def _element(plan: Plan, index: int, env: Mapping[str, int]) -> str:
     for events in plan.graph.events:
         shape = [int(s.evaluate(env)) for s in events.shape]
         size = prod(shape)
         if index < size:
             place = ", ".join(str(int(i)) for i in np.unravel_index(index, shape))
-            return f"{events.name}[{place}]", notification_unit(plan, events)
+            return f"{events.name}[{place}]"
         index -= size
-    return f"counter {index}", 1
+    return f"counter {index}"

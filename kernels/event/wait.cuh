@@ -224,22 +224,22 @@ ETC_DEVICE bool wait_event(const Run<Program>& run, const EventRef& event, Waite
          who.fail(kEventWait, event.index, event.target);
 }
 
-// Adds `step` to an element. The caller has fenced its data.
+// Adds a notification to an element. The caller has fenced its data.
 template <class Program>
-ETC_DEVICE void notify_event(const Run<Program>& run, const EventRef& event, u32 step) {
+ETC_DEVICE void notify_event(const Run<Program>& run, const EventRef& event) {
   const u64 address = run.event_address(event.rank, event.index);
   if (event.cross_rank) {
-    ptx::add_relaxed<true>(address, step);
+    ptx::add_relaxed<true>(address, 1);
   } else {
-    ptx::add_relaxed<false>(address, step);
+    ptx::add_relaxed<false>(address, 1);
   }
 }
 // The same as an acquire; returns the previous count.
 template <class Program>
-ETC_DEVICE u32 count_event(const Run<Program>& run, const EventRef& event, u32 step) {
+ETC_DEVICE u32 count_event(const Run<Program>& run, const EventRef& event) {
   const u64 address = run.event_address(event.rank, event.index);
-  return event.cross_rank ? ptx::fetch_add_acquire<true>(address, step)
-                          : ptx::fetch_add_acquire<false>(address, step);
+  return event.cross_rank ? ptx::fetch_add_acquire<true>(address, 1)
+                          : ptx::fetch_add_acquire<false>(address, 1);
 }
 
 // The handshake: `rank` has begun this epoch. So it no longer reads data of the last one, and its

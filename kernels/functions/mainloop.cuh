@@ -70,7 +70,7 @@ ETC_DEVICE bool notify_own_rank(
     bool started = true;
     if (threadIdx.x % 32 == 0) started = wait_peers<Program, Call>(run, c, who, entered);
     if (!__shfl_sync(~0u, int(started), 0)) return false;
-    notify_all<Program, Call>(run, c, 1);
+    notify_all<Program, Call>(run, c);
   }
   return true;
 }

@@ -7,16 +7,16 @@ namespace etc {
 
 template <class Task>
 struct push_far : push_rows<Task> {
-  // To a far rank: the region, then `step` added to the word at `word` there. `self`: this rank's
+  // To a far rank: the region, then 1 added to the word at `word` there. `self`: this rank's
   // symmetric block, with the same layout.
   template <class Far>
-  ETC_DEVICE static void send(const Task& task, u64 self, u64 word, u32 step) {
+  ETC_DEVICE static void send(const Task& task, u64 self, u64 word) {
     const auto x = task.template operand<0>();
     // NOTE: the block of a far rank has the address 0, so this is the place in the block.
     const auto arrived = task.template operand<1>();
     const u64 count = x.count() < arrived.count() ? x.count() : arrived.count();
     const u64 to = self + u64(arrived.at());
-    Far::put(u64(x.at()), to, count * sizeof(*x.base), word, step, arrived.rank);
+    Far::put(u64(x.at()), to, count * sizeof(*x.base), word, 1, arrived.rank);
   }
 };
 

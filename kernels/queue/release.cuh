@@ -142,26 +142,24 @@ ETC_DEVICE void release_each(
 // Performs the notifications of a task from number n on, after a fence by the caller. The warp
 // whose notification completes an element releases the groups that wait for it.
 template <class Call, int n = 0, class Program>
-ETC_DEVICE void notify_and_release(
-    const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
+ETC_DEVICE void notify_and_release(const Run<Program>& run, const typename Call::Coord& c) {
   if constexpr (n < Call::kNotifies) {
     Call::template notified<n>(run.g, c, [&](auto event, i32 owner, auto element) ETC_INLINE {
       using Event = decltype(event);
       const EventRef ref = Call::notify(run.g, c, n);
-      const u32 step = parts * Call::notify_step(n);
       if constexpr (Releases<Event>::kCount == 0) {  // no queued call waits for it
-        if (ptx::lane() == 0) notify_event(run, ref, step);
+        if (ptx::lane() == 0) notify_event(run, ref);
         return;
       }
       u32 old = 0;
-      if (ptx::lane() == 0) old = count_event(run, ref, step);
+      if (ptx::lane() == 0) old = count_event(run, ref);
       old = __shfl_sync(~0u, old, 0);
-      if (old + step != Event::target(run.g, owner, element)) return;
+      if (old + 1 != Event::target(run.g, owner, element)) return;
       __syncwarp();  // lane 0's acquire covers the whole warp
       Releases<Event>::each(
           [&](auto r) ETC_INLINE { release<decltype(r)>(run, owner, element, ref.index); });
     });
-    notify_and_release<Call, n + 1>(run, c, parts);
+    notify_and_release<Call, n + 1>(run, c);
   }
 }
 
@@ -173,8 +171,7 @@ constexpr bool notifies_ranks() {
 
 // The same for such a call, including the fence: a lane for each rank, so that the atomics overlap.
 template <class Call, class Program>
-ETC_DEVICE void notify_ranks(
-    const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
+ETC_DEVICE void notify_ranks(const Run<Program>& run, const typename Call::Coord& c) {
   static_assert(Call::kNotifies <= 32);
   const int lane = int(ptx::lane());
   const EventRef ref = Call::notify(run.g, c, minimum(lane, Call::kNotifies - 1));
@@ -182,13 +179,11 @@ ETC_DEVICE void notify_ranks(
   if (has_one) ptx::fence_acq_rel<true>();
   Call::template notified<0>(run.g, c, [&](auto event, i32, auto element) ETC_INLINE {
     using Event = decltype(event);
-    const u32 step = parts * Call::notify_step(0);
     if constexpr (Releases<Event>::kCount == 0) {
-      if (has_one) notify_event(run, ref, step);
+      if (has_one) notify_event(run, ref);
       return;
     }
-    const bool is_met = has_one && count_event(run, ref, step) + step ==
-                                       Event::target(run.g, ref.rank, element);
+    const bool is_met = has_one && count_event(run, ref) + 1 == Event::target(run.g, ref.rank, element);
     __syncwarp();  // one lane's acquire covers the whole warp
     Releases<Event>::each([&](auto r) ETC_INLINE {
       release_each<decltype(r)>(run, ref.rank, element, ref.index, is_met);

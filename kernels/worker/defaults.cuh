@@ -120,8 +120,6 @@ struct CallDefaults : VariantDefaults {
   ETC_DEVICE static EventRef notify(const Args&, const Coord&, int) {
     return {};
   }
-  // The increments of a notification.
-  ETC_DEVICE static u32 notify_step(int) { return 1; }
   template <class Coord>
   ETC_DEVICE static i32 peer(const Args&, const Coord&, int) {
     return 0;

@@ -226,13 +226,13 @@ ETC_DEVICE bool peers_have_started(
 
 // By a whole warp, after a barrier of all threads that wrote the task's data.
 template <class Program, class Call>
-ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
+ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& c) {
   if constexpr (Call::kNotifies > 0) {
     if constexpr (Program::kDynamic && notifies_ranks<Call>()) {
-      notify_ranks<Call>(run, c, parts);
+      notify_ranks<Call>(run, c);
     } else if constexpr (Program::kDynamic) {
       if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();
-      notify_and_release<Call>(run, c, parts);
+      notify_and_release<Call>(run, c);
     } else if (ptx::lane() == 0) {
       // NOTE: conditions may be loaded, which takes as long as the fence.
       EventRef events[Call::kNotifies];
@@ -243,10 +243,9 @@ ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& 
       ptx::fence_acq_rel<Call::kNotifiesPeers>();
 #pragma unroll
       for (int n = 0; n < Call::kNotifies; ++n) {
-        const u32 step = parts * Call::notify_step(n);
         const EventRef event = Call::kNotifiesWhen ? events[n] : Call::notify(run.g, c, n);
         if (Call::kNotifiesWhen && event.index == kNoElement) continue;
-        notify_event(run, event, step);
+        notify_event(run, event);
       }
     }
     __syncwarp();

@@ -610,7 +610,7 @@ class TensorLane {
       Call::template Function<Body>::run(body);
     }
     ptx::named_barrier<kComputeThreads>(1);
-    if (ptx::warp() == 0) notify_all<Program, Call>(run_, c, 1);
+    if (ptx::warp() == 0) notify_all<Program, Call>(run_, c);
     return true;
   }
 
@@ -619,7 +619,7 @@ class TensorLane {
   ETC_DEVICE bool notify_stored(i32 t, Waiter who, bool going) const {
     const auto c = Call::at(run_.g, t);
     if (!meet_peers<Call>(c, who, going)) return false;
-    if (ptx::warp() == 0) notify_all<Program, Call>(run_, c, 1);
+    if (ptx::warp() == 0) notify_all<Program, Call>(run_, c);
     return true;
   }
 

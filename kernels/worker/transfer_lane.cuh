@@ -167,7 +167,7 @@ class TransferLane {
           Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr));
     }
     __syncwarp();
-    notify_all<Program, Call>(run_, c, 1);
+    notify_all<Program, Call>(run_, c);
     trace_.add(kTransferLane, Call::kCall, u32(t), begin);
   }
 
@@ -181,7 +181,7 @@ class TransferLane {
     if (!run_.is_far(event.rank)) return false;
     Call::template Function<Task<Program, Call, 32>>::template send<typename Program::Far>(
         Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr), run_.self(),
-        run_.far_word(event.index), Call::notify_step(0));
+        run_.far_word(event.index));
     return true;
   }
 

@@ -112,7 +112,7 @@ def test_counts_are_evaluated_for_the_owner():
     text = generate(schedule_dynamic(made(by_rank, 2))).text
     assert (
         "u32 target(const Args& g, i32 owner, Coord c) "
-        "{ return u32(owner + 2 + c.axis_done_0) * 1u; }" in text
+        "{ return u32(owner + 2 + c.axis_done_0); }" in text
     )
     assert "return u32(g.events_done + floormod(owner + c.axis_i, 4));" in text
     assert "return {floormod(c.axis_done_0 - owner, 4), 1};" in text

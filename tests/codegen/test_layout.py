@@ -15,7 +15,6 @@ from etc_dist.codegen.layout import (
     CONTROL,
     FAULT,
     TRACE_RECORD,
-    notification_unit,
     prepared_divisor,
 )
 from etc_dist.schedule import schedule_dynamic, schedule_static
@@ -105,12 +104,6 @@ def test_a_call_with_a_loaded_extent_tells_which_tasks_exist():
                 "is_surplus(Coord c, i32 count) { return c.axis_q >= count; }" in call
             )
     assert "kHasSurplus = 1" in texts[1]
-
-
-def test_increments_are_a_multiple_of_all_parts():
-    plan = schedule_static(GRAPHS["user"])
-    units = {e.name: notification_unit(plan, e) for e in plan.graph.events}
-    assert units == {"here": 1, "done": 2}
 
 
 def test_records_have_the_sizes_that_the_device_code_names():

@@ -27,9 +27,9 @@ def scale(x, table, box):
     box[...] = 3 * x
 
 
-TAKE = DeviceFunction(
-    "take", lambda box, y: None, "user/take.cuh", TRANSFER, 1, 1, parts=2
-)
+@device_function(source="user/take.cuh", reads=1, writes=1, lane=TRANSFER)
+def take(box, y):
+    y[...] = box
 
 
 @graph_function
@@ -60,7 +60,7 @@ def ring(g: Graph) -> None:
         pace=n * 2,
     )
     g.call(
-        TAKE,
+        take,
         grid,
         reads=[box[tile(i, 4), :]],
         writes=[y[tile(i, 4), :]],
