@@ -7,18 +7,17 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import etc_dist
 from etc_dist.errors import CpuOnlyWarning
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
+from etc_dist.ir import GraphFunction
 from etc_dist.world import start
-from tests.emulate.test_users_graphs import split_of_k
-from tests.graphs.calls import whole
+from tests.graphs.calls import Task, calls, one_call, whole
 from tests.runtime.programs import send
-
-ROWS = 4
+from tests.runtime.test_region_checks_errors import split_of_k
 
 
 @pytest.fixture
@@ -28,25 +27,24 @@ def cpu(monkeypatch):
         yield world
 
 
-@graph_function
-def moved(g: Graph, *, written: str) -> None:
+def moved(to: str, at: str) -> GraphFunction:
     """y = x by blocks of rows, whose size is written in one of two ways, or in both."""
-    rows, n = g.dims("rows n")
-    x, y = g.input("x", (rows, n), "float32"), g.output("y", (rows, n), "float32")
-    (i,) = grid = g.grid(i=ceildiv(rows, ROWS))
-    left = span(i * ROWS, minimum(ROWS, rows - i * ROWS))
-    names = {"tile": tile(i, ROWS), "span": left}
-    to, at = (names[name] for name in written.split())
-    g.call(push_rows(), grid, name="move", reads=[x[at, :]], writes=[y[to, :]])
+    reads, writes = [f"x rows[{at}] n float32"], [f"y rows[{to}] n float32"]
+    return one_call(1, push_rows(), reads, writes, grid="i: ceildiv(rows, 4)")
+
+
+TILE, SPAN = "tile(i, 4)", "span(i * 4, minimum(4, rows - i * 4))"
 
 
 def test_sizes_that_are_written_in_two_ways_are_warned_of(cpu):
     with pytest.warns(CpuOnlyWarning) as caught:
-        program = etc_dist.compile(moved(1, written="tile span"), cpu)
+        program = etc_dist.compile(moved(TILE, SPAN), cpu)
     (warning,) = caught
     assert warning.filename == __file__
     text = str(warning.message)
-    assert text.startswith("call move: operand 1 does not fit the tile of push_rows")
+    assert text.startswith(
+        "call push_rows: operand 1 does not fit the tile of push_rows"
+    )
     assert "got:    [4, n], where operand 0 is [min(4, rows - i * 4), n]" in text
     assert "to do:  use a region of that shape" in text
     x = np.ones((5, 4), np.float32)
@@ -54,28 +52,20 @@ def test_sizes_that_are_written_in_two_ways_are_warned_of(cpu):
 
 
 def test_sizes_that_are_written_in_one_way_are_not_warned_of(cpu):
-    program = etc_dist.compile(moved(1, written="span span"), cpu)
+    program = etc_dist.compile(moved(SPAN, SPAN), cpu)
     x = np.ones((5, 4), np.float32)
     np.testing.assert_array_equal(program.run(x=x)["y"], x)
 
 
-@graph_function
-def slices_of_k(g: Graph) -> None:
-    """Each call that GPUs refuse, beside one that they run."""
-    n = g.dims("n")
-    x, y = g.input("x", (2, 4, n), "float32"), g.output("y", (4, n), "float32")
-    z = g.output("z", (4, n), "float32")
-    (i,) = grid = g.grid(i=ceildiv(n, 8))
-    part = span(i * 8, minimum(8, n - i * 8)), span(i * 4, minimum(4, n - i * 4))
-    add = add_partials("float32")
-    g.call(add, grid, name="good", reads=[x[:, :, part[0]]], writes=[y[:, part[0]]])
-    narrow = g.grid(i=ceildiv(n, 4))
-    g.call(add, narrow, name="bad", reads=[x[:, :, part[1]]], writes=[z[:, part[1]]])
-
-
 def test_each_call_is_warned_of_alone(cpu):
+    """Of each call that GPUs refuse, beside one that they run."""
+    tasks, add = [], add_partials("float32")
+    for name, y, size in (("good", "y", 8), ("bad", "z", 4)):
+        at = f"4 n[span(i * {size}, minimum({size}, n - i * {size}))] float32"
+        reads, writes, grid = [f"x 2 {at}"], [f"{y} {at}"], f"i: ceildiv(n, {size})"
+        tasks.append(Task(add, reads, writes, name=name, grid=grid))
     with pytest.warns(CpuOnlyWarning) as caught:
-        etc_dist.compile(slices_of_k(1), cpu)
+        etc_dist.compile(calls(1, tasks=tasks), cpu)
     assert [str(w.message).partition(":")[0] for w in caught] == ["call bad"]
 
 
@@ -99,26 +89,19 @@ def test_rows_that_gpus_copy_are_not_warned_of(cpu):
     program.run(x=np.ones(4, np.float32))
 
 
-@graph_function
-def added(g: Graph) -> None:
-    n = g.dims("n")
-    x, y = g.input("x", (2, 4, n), "float32"), g.output("y", (4, n), "float32")
-    add, one = add_partials("float32"), g.grid(one=1)
-    g.call(add, one, reads=[x[:, :, :]], writes=[y[:, :]])
-
-
 def test_rows_that_a_function_cannot_store_are_warned_of(cpu):
-    program = etc_dist.compile(added(1), cpu)
+    added = one_call(1, add_partials("float32"), ["x 2 4 n float32"], ["y 4 n float32"])
+    program = etc_dist.compile(added, cpu)
     program.run(x=np.ones((2, 4, 16), np.float32))
     with pytest.warns(CpuOnlyWarning, match=r"x cannot be stored[^$]*n = 12 elements"):
         program.run(x=np.ones((2, 4, 12), np.float32))
 
 
 def test_empty_slices_are_warned_of(cpu):
-    program = etc_dist.compile(split_of_k(1, dtype="float16", parts=2), cpu)
-    for k, is_warned in ((512, False), (256, True)):
-        given = {"x": np.ones((8, k), np.float16), "w": np.ones((16, k), np.float16)}
+    program = etc_dist.compile(split_of_k("fp32"), cpu)
+    for k, is_warned in ((384, False), (256, True)):
+        x, w = (np.ones((rows, k), bfloat16) for rows in (64, 128))
         words = "a region of .* is empty"
         with pytest.warns(CpuOnlyWarning, match=words) if is_warned else nullcontext():
-            y = program.run(**given)["y"]
-        assert (y == k).all()
+            y = program.run(x=x, w=w)["y"]
+        assert (y.sum(axis=0) == k).all()

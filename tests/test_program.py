@@ -18,13 +18,14 @@ from etc_dist import Program
 from etc_dist.errors import ArgumentError, RaceError, WorldError
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import Graph, ceildiv, device_function, graph_function, tile
+from etc_dist.functions.scaled_weights import E4M3
+from etc_dist.ir import GraphFunction, device_function
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.program import set_policy
 from etc_dist.schedule import schedule_static
 from etc_dist.schedule.plan import Choice
 from etc_dist.verify.proof import prove
-from tests.graphs.calls import whole
+from tests.graphs.calls import Task, calls, one_call, whole
 from tests.graphs.ring import ring
 from tests.ops.arrays import Arrays
 from tests.refusals import refused
@@ -39,52 +40,38 @@ def fill_ones(y: Any) -> None:
     y[...] = 1
 
 
-@graph_function
-def rounded(g: Graph) -> None:
-    """y is a, in another dtype."""
-    rows = g.dims("rows")
-    a = g.input("a", (1, rows, 8), "float32")
-    y = g.output("y", (rows, 8), "bfloat16")
-    (i,) = grid = g.grid(i=rows)
-    g.call(
-        add_partials("bfloat16"),
-        grid,
-        reads=[a[:, tile(i, 1), :]],
-        writes=[y[tile(i, 1), :]],
-    )
+rounded = partial(
+    one_call,
+    function=add_partials("bfloat16"),
+    reads=["a 1 rows/1 8 float32"],
+    writes=["y rows/1 8 bfloat16"],
+)
+"""y is a, in another dtype."""
+copied_bits = partial(
+    one_call,
+    function=push_rows(),
+    reads=[f"x rows/1 16 {E4M3}"],
+    writes=[f"y rows/1 16 {E4M3}"],
+)
+copies_own_rows = partial(
+    one_call,
+    function=push_rows(),
+    reads=["x rows[tile(i, 2)] 8 float32"],
+    writes=["y rows[tile(i, 2)] 8 float32"],
+    parts="own_rows rows most",
+    grid="i: ceildiv(most, 2)",
+)
+"""y is x, of which ranks have different numbers of rows."""
 
 
-@graph_function
-def copies(g: Graph) -> None:
+def copies(world_size: int) -> GraphFunction:
     """y is a, and z is b."""
-    rows = g.dims("rows")
-    for x, y in ("ay", "bz"):
-        source = g.input(x, (rows, 8), "float32")
-        g.call(
-            push_rows(),
-            (grid := g.grid(i=rows)),
-            name=f"copy_{x}",
-            reads=[source[tile(grid[0], 1), :]],
-            writes=[g.output(y, (rows, 8), "float32")[tile(grid[0], 1), :]],
-        )
-
-
-@graph_function
-def copies_own_rows(g: Graph) -> None:
-    """y is x, of which ranks have different numbers of rows."""
-    rows, most = g.own_rows("rows", "most")
-    x, y = g.input("x", (rows, 8), "float32"), g.output("y", (rows, 8), "float32")
-    (i,) = grid = g.grid(i=ceildiv(most, 2))
-    g.call(push_rows(), grid, reads=[x[tile(i, 2), :]], writes=[y[tile(i, 2), :]])
-
-
-@graph_function
-def copied_bits(g: Graph) -> None:
-    """y is x, of float8."""
-    rows, dtype = g.dims("rows"), "float8_e4m3fn"
-    x, y = g.input("x", (rows, 16), dtype), g.output("y", (rows, 16), dtype)
-    (i,) = grid = g.grid(i=rows)
-    g.call(push_rows(), grid, reads=[x[tile(i, 1), :]], writes=[y[tile(i, 1), :]])
+    rows = "rows/1 8 float32"
+    tasks = [
+        Task(push_rows(), [f"{x} {rows}"], [f"{y} {rows}"], name=f"copy_{x}")
+        for x, y in ("ay", "bz")
+    ]
+    return calls(world_size, tasks=tasks)
 
 
 @pytest.fixture
@@ -227,18 +214,16 @@ def test_a_wrong_graph_is_refused_before_it_runs(compiled, inputs, arrays, monke
     assert fits(good, inputs(), arrays)
 
 
-@graph_function
-def unwaited(g: Graph, *, notifies: bool) -> None:
+def unwaited(world_size: int, *, notifies: bool) -> GraphFunction:
     """y is x, by way of z: of four workers, each reads what it has written itself."""
-    n = g.dims("n")
-    x, y = g.input("x", (4, n), "float32"), g.output("y", (4, n), "float32")
-    z = g.local("z", (4, n), "float32")
-    ready = g.events("ready", (4,), expects=1)
-    for name, source, to in (("write", x, z), ("read", z, y)):
-        (i,) = grid = g.grid(i=4)
-        copied = {"reads": [source[i, :]], "writes": [to[i, :]]}
-        events = {"notifies": [ready[i]]} if notifies and to is z else {}
-        g.call(push_rows(lane="tensor"), grid, name=name, **copied, **events)
+    copy, end = push_rows(lane="tensor"), "4[i] n float32"
+    events = {"grid": "i: 4", "notifies": ["ready[i]"] if notifies else []}
+    tasks = [
+        Task(copy, [f"x {end}"], [f"z {end}"], name="write", **events),
+        Task(copy, [f"z {end}"], [f"y {end}"], name="read", grid="i: 4"),
+    ]
+    parts = "events ready [4] expects 1"
+    return calls(world_size, tasks=tasks, parts=parts, kinds={"z": "local"})
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,24 @@ the kernels' own text against NumPy."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.emulate.rank_memory import WAIT_LIMIT
 from etc_dist.functions.add_partials import add_partials
-from etc_dist.functions.epilogue import E4M3, partial
+from etc_dist.functions.epilogue import E4M3
+from etc_dist.functions.epilogue import partial as unrounded
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
-from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.functions.tile_shape import TileShape
-from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile, up_to
+from etc_dist.ir import GraphFunction, minimum, span
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import PART, check, copy_on, matmul_of
-from tests.graphs.calls import one_call
+from tests.graphs.calls import Task, calls, one_call
 from tests.graphs.dense import SINGLE, dense
 from tests.graphs.epilogues import product
 from tests.layers.reference import Answer, draw
@@ -46,49 +48,42 @@ def test_a_pace_has_no_limit():
     check(program, [{"x": x}], [copied(x)], {"rows": 4, "n": 16})
 
 
-@graph_function
-def parts_of_rows(g: Graph, *, dtype: str) -> None:
+def parts_of_rows(dtype: str) -> GraphFunction:
     """y [rows, 16] = x[:, 3:19], of x [rows, 32]: 7 columns and then 9, which are not
     aligned to 16 bytes. In float8, two tasks write the two bytes of a pair."""
-    rows = g.dims("rows")
-    x, y = g.input("x", (rows, 32), dtype), g.output("y", (rows, 16), dtype)
-    i, j = grid = g.grid(i=rows, j=2)
-    first, count = 7 * j, 7 + 2 * j
-    part = x[i, span(3 + first, count)]
-    g.call(push_rows(), grid, reads=[part], writes=[y[i, span(first, count)]])
+    reads = [f"x rows[i] 32[span(3 + 7 * j, 7 + 2 * j)] {dtype}"]
+    writes = [f"y rows[i] 16[span(7 * j, 7 + 2 * j)] {dtype}"]
+    return one_call(1, push_rows(), reads, writes, grid="i: rows, j: 2")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", E4M3])
 def test_a_part_of_a_row_may_begin_anywhere(dtype):
     x = np.random.default_rng(3).standard_normal((5, 32)).astype(numpy_dtype(dtype))
-    program = Emulator(parts_of_rows(1, dtype=dtype), workers=2)
+    program = Emulator(parts_of_rows(dtype), workers=2)
     check(program, [{"x": x}], [copied(x[:, 3:19])], {"rows": 5})
 
 
-@graph_function
-def one_shot_all_reduce(g: Graph, *, dtype: str) -> None:
+def one_shot_all_reduce(dtype: str) -> GraphFunction:
     """y [rows, n] = the sum of all ranks' x, on each rank."""
-    rows, n = g.dims("rows n")
-    world, pieces = g.world_size, ceildiv(n, 64)
-    x, y = g.input("x", (rows, n), dtype), g.output("y", (rows, n), dtype)
-    slots = g.symmetric("slots", (world, rows, n), dtype)
-    arrived = g.events("arrived", (rows,), expects=world, cross_rank=True)
-    d, i = grid = g.grid(d=world, i=rows)
-    g.call(
+    parts = f"""
+        symmetric slots [ranks, rows, n] {dtype}
+        cross-rank events arrived [rows] expects ranks
+    """
+    push = Task(
         push_rows(),
-        grid,
-        reads=[x[i, :]],
-        writes=[slots.on(d)[g.rank, i, :]],
-        notifies=[arrived.on(d)[i]],
+        [f"x rows[i] n {dtype}"],
+        ["slots.on(d)[rank, i, :]"],
+        grid="d: ranks, i: rows",
+        notifies=["arrived.on(d)[i]"],
     )
-    i, j = grid = g.grid(i=rows, j=pieces)
-    g.call(
+    add = Task(
         sum_ranks(dtype),
-        grid,
-        reads=[slots[:, span(i, 1), tile(j, 64)]],
-        writes=[y[span(i, 1), tile(j, 64)]],
-        waits=[arrived[i]],
+        ["slots[:, span(i, 1), tile(j, 64)]"],
+        [f"y rows[span(i, 1)] n[tile(j, 64)] {dtype}"],
+        grid="i: rows, j: ceildiv(n, 64)",
+        waits=["arrived[i]"],
     )
+    return calls(2, tasks=[push, add], dims="rows n", parts=parts)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +95,7 @@ def test_a_one_shot_all_reduce_adds_all_ranks(dtype):
     xs = [draw(rng, (5, 136), dtype) for _ in range(2)]
     wide = [x.astype(np.float32) for x in xs]
     answer = Answer(sum(wide), sum(map(np.abs, wide)))
-    program = Emulator(one_shot_all_reduce(2, dtype=dtype), workers=2)
+    program = Emulator(one_shot_all_reduce(dtype), workers=2)
     near = "float16" if dtype == "float32" else dtype
     check(program, [{"x": x} for x in xs], [answer] * 2, {"rows": 5, "n": 136}, near)
 
@@ -115,37 +110,30 @@ def check_both(graph, inputs, answers, dims, dtype):
     check(program, inputs, answers, dims, dtype)
 
 
-@graph_function
-def split_of_k(g: Graph, *, dtype: str, parts: int) -> None:
-    """y [rows, n] = x @ w.T, of which tasks compute `parts` parts of k."""
-    rows, n, k = g.dims("rows n k")
-    x, w = g.input("x", (rows, k), dtype), g.input("w", (n, k), dtype)
-    y = g.output("y", (rows, n), dtype)
-    partials = g.local("partials", (parts, rows, n), "float32")
+def two_parts_of_k(dtype: str) -> GraphFunction:
+    """y [rows, n] = x @ w.T, of which each task computes one of two parts of k."""
     shape = TileShape(64, 64, swapped=True)
-    tiles = Tiles(g, "tile", 0, [shape])
-    blocks, columns = ceildiv(rows, tiles.rows), ceildiv(n, tiles.columns)
-    done = g.events("done", (blocks, columns), expects=parts)
-    p, i, j = grid = g.grid(p=parts, i=blocks, j=columns)
-    of_k = tile(p, ceildiv(k, shape.depth * parts) * shape.depth)
-    of_x, of_w = tile(i, tiles.rows), tile(j, tiles.columns)
-    g.call(
-        tiles.matmul(dtype, partial),
-        grid,
-        reads=[x[of_x, of_k], w[of_w, of_k]],
-        writes=[partials[p, of_x, of_w]],
-        notifies=[done[i, j]],
-        values=tiles.values,
+    parts = f"""
+        let blocks = ceildiv(rows, 64)
+        let columns = ceildiv(n, 64)
+        let part = ceildiv(k, {2 * shape.depth}) * {shape.depth}
+        local partials [2, rows, n] float32
+        events done [blocks, columns] expects 2
+    """
+    multiply = Task(
+        partial(dense, shape=shape, dtype=dtype, epilogue=unrounded),
+        [f"x rows/64@i k[tile(p, part)] {dtype}", f"w n/64@j k[tile(p, part)] {dtype}"],
+        ["partials[p, tile(i, 64), tile(j, 64)]"],
+        grid="p: 2, i: blocks, j: columns",
+        notifies=["done[i, j]"],
     )
-    i, j = grid = g.grid(i=blocks, j=columns)
-    of_x, of_w = tile(i, tiles.rows), tile(j, tiles.columns)
-    g.call(
+    add = Task(
         add_partials(dtype),
-        grid,
-        reads=[partials[:, of_x, of_w]],
-        writes=[y[of_x, of_w]],
-        waits=[done[i, j]],
+        ["partials[:, tile(i, 64), tile(j, 64)]"],
+        [f"y rows/64 n/64 {dtype}"],
+        waits=["done[i, j]"],
     )
+    return calls(1, tasks=[multiply, add], dims="rows n k", parts=parts)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +142,7 @@ def split_of_k(g: Graph, *, dtype: str, parts: int) -> None:
 def test_parts_of_k_are_added(dtype):
     rng = np.random.default_rng(7)
     x, w = draw(rng, (70, 600), dtype), draw(rng, (72, 600), dtype)
-    graph, dims = split_of_k(1, dtype=dtype, parts=2), {"rows": 70, "n": 72, "k": 600}
+    graph, dims = two_parts_of_k(dtype), {"rows": 70, "n": 72, "k": 600}
     check_both(graph, [{"x": x, "w": w}], [matmul_of(x, w)], dims, dtype)
 
 
@@ -174,33 +162,29 @@ def test_a_matmul_of_a_slice_of_k(k, dtype, w_layout):
     check_both(graph, [given], [answer], dims, dtype)
 
 
-@graph_function
-def matmul_of_groups(g: Graph, *, shape: TileShape) -> None:
+def matmul_of_groups(shape: TileShape) -> GraphFunction:
     """y [rows, n]: rows of x in groups, each by its own w. z [groups, k]: the first
     rows of x, after all tasks of a group, some of which are empty."""
-    rows, n, k, groups = g.dims("rows n k groups")
-    x = g.input("x", (rows, k), "bfloat16")
-    w = g.input("w", (groups, n, k), "bfloat16")
-    first, count = (g.input(name, (groups,), "int32") for name in ("first", "count"))
-    y = g.output("y", (rows, n), "bfloat16")
-    z = g.output("z", (groups, k), "bfloat16")
-    tiles = Tiles(g, "tile", 0, [shape])
-    blocks, columns = ceildiv(rows, tiles.rows), ceildiv(n, tiles.columns)
-    done = g.events("done", (groups,), expects=blocks * columns)
-    e, b, j = grid = g.grid(e=groups, b=blocks, j=columns)
-    start = minimum(first.load(e) + b * tiles.rows, rows)
-    own = span(start, minimum(tiles.rows, count.load(e) - b * tiles.rows))
-    g.call(
-        tiles.matmul("bfloat16"),
-        grid,
-        values=tiles.values,
-        reads=[x[own, :], w[e, tile(j, tiles.columns), :]],
-        writes=[y[own, tile(j, tiles.columns)]],
-        notifies=[done[e]],
+    parts = f"""
+        let blocks = ceildiv(rows, {shape.rows})
+        input first [groups] int32
+        input count [groups] int32
+        events done [groups] expects blocks * ceildiv(n, {shape.columns})
+    """
+    block = f"b * {shape.rows}"
+    count = f"minimum({shape.rows}, count.load(e) - {block})"
+    own = f"rows[span(minimum(first.load(e) + {block}, rows), {count})]"
+    columns = f"n[tile(j, {shape.columns})]"
+    multiply = Task(
+        partial(dense, shape=shape),
+        [f"x {own} k bfloat16", f"w groups[e] {columns} k bfloat16"],
+        [f"y {own} {columns} bfloat16"],
+        grid=f"e: groups, b: blocks, j: ceildiv(n, {shape.columns})",
+        notifies=["done[e]"],
     )
-    (e,) = grid = g.grid(e=groups)
-    own = span(e, 1)
-    g.call(push_rows(), grid, reads=[x[own, :]], writes=[z[own, :]], waits=[done[e]])
+    reads, writes = ["x[span(e, 1), :]"], ["z groups[span(e, 1)] k bfloat16"]
+    copy = Task(push_rows(), reads, writes, grid="e: groups", waits=["done[e]"])
+    return calls(1, tasks=[multiply, copy], dims="rows n k groups", parts=parts)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +196,7 @@ def test_empty_tasks_of_a_users_matmul_notify(schedule, shape):
     x, w = (draw(rng, size, "bfloat16") for size in ((24, 32), (3, 40, 32)))
     given = {"x": x, "w": w, "count": count, "first": np.cumsum(count) - count}
     given["first"] = given["first"].astype(np.int32)
-    graph = matmul_of_groups(1, shape=shape)
-    program = Emulator(graph, schedule=schedule, workers=2)
+    program = Emulator(matmul_of_groups(shape), schedule=schedule, workers=2)
     of_groups = np.split(x, np.cumsum(count)[:-1])
     products = [matmul_of(*pair) for pair in zip(of_groups, w, strict=True)]
     parts = zip(*((one.expected, one.magnitude) for one in products), strict=True)
@@ -224,73 +207,65 @@ def test_empty_tasks_of_a_users_matmul_notify(schedule, shape):
     np.testing.assert_array_equal(found["z"], x[:3])
 
 
-@graph_function
-def rows_of_turns(g: Graph, *, has_matmul: bool) -> None:
+def rows_of_turns(has_matmul: bool) -> GraphFunction:
     """y [turns, rows, 3, PART]: x [rows, 3, PART], as many rows in each turn as given.
     seen [turns] has their numbers. has_matmul: with a matmul of other tasks."""
-    turns, rows = g.dims("turns rows")
-    given = g.input("given", (turns,), "int32")
-    size = g.let("size", rows * 3 * PART)
-    x, y = g.input("x", (size,), "int32"), g.state("y", (turns * size,), "int32")
-    seen = g.output("seen", (turns,), "int32")
-    counts, half = (
-        g.local("counts", (turns,), "int32"),
-        g.local("half", y.shape, "int32"),
+    parts = f"""
+        let size = rows * 3 * {PART}
+        state y [turns * size] int32
+        local counts [turns] int32
+        local half [turns * size] int32
+        events known [turns] expects 1
+        events copied [turns, rows] expects 3
+        events done [turn: turns] expects counts.load(turn) * 3
+    """
+    rows, place = "up_to(rows, counts.load(turn))", f"[tile(r * 3 + k, {PART})]"
+    of_turn = f"[tile(turn * rows * 3 + r * 3 + k, {PART})]"
+    own, loop = "[span(turn, 1)]", {"loop": "turn: turns"}
+    square = f"{SINGLE.columns} {SINGLE.columns} bfloat16"
+    multiply = Task(
+        dense, [f"a {square}", "a[:, :]"], [f"product {square}"], grid="one: 1"
     )
-    known = g.events("known", (turns,), expects=1)
-    copied = g.events("copied", (turns, rows), expects=3)
-    done = g.events("done", (turns,), expects=lambda turn: counts.load(turn) * 3)
-    if has_matmul:
-        a = g.input("a", (SINGLE.columns, SINGLE.columns), "bfloat16")
-        product = g.output("product", (SINGLE.rows, SINGLE.columns), "bfloat16")
-        matmul, values = dense(g)
-        g.call(
-            matmul,
-            g.grid(one=1),
-            values=values,
-            reads=[a[: SINGLE.rows, :], a[:, :]],
-            writes=[product[:, :]],
-        )
-    with g.loop(turn=turns) as turn:
-        own = span(turn, 1)
-        g.call(
+    tasks = [
+        Task(
             copy_on("transfer"),
-            g.grid(i=1),
+            [f"given turns{own} int32"],
+            [f"counts{own}"],
             name="count",
-            reads=[given[own]],
-            writes=[counts[own]],
-            notifies=[known[turn]],
-        )
-        r, k = grid = g.grid(r=up_to(rows, counts.load(turn)), k=3)
-        to = half[tile(turn * rows * 3 + r * 3 + k, PART)]
-        g.call(
+            notifies=["known[turn]"],
+            **loop,
+        ),
+        Task(
             copy_on("tensor"),
-            grid,
+            [f"x size{place} int32"],
+            [f"half{of_turn}"],
             name="first",
-            reads=[x[tile(r * 3 + k, PART)]],
-            writes=[to],
-            waits=[known[turn]],
-            notifies=[copied[turn, r]],
-        )
-        k, r = grid = g.grid(k=3, r=up_to(rows, counts.load(turn)))
-        place = tile(turn * rows * 3 + r * 3 + k, PART)
-        g.call(
+            grid=f"r: {rows}, k: 3",
+            waits=["known[turn]"],
+            notifies=["copied[turn, r]"],
+            **loop,
+        ),
+        Task(
             copy_on("tensor"),
-            grid,
+            [f"half{of_turn}"],
+            [f"y{of_turn}"],
             name="second",
-            reads=[half[place]],
-            writes=[y[place]],
-            waits=[known[turn], copied[turn, r]],
-            notifies=[done[turn]],
-        )
-        g.call(
+            grid=f"k: 3, r: {rows}",
+            waits=["known[turn]", "copied[turn, r]"],
+            notifies=["done[turn]"],
+            **loop,
+        ),
+        Task(
             copy_on("transfer"),
-            g.grid(i=1),
+            [f"counts{own}"],
+            [f"seen turns{own} int32"],
             name="see",
-            reads=[counts[own]],
-            writes=[seen[own]],
-            waits=[known[turn], done[turn]],
-        )
+            waits=["known[turn]", "done[turn]"],
+            **loop,
+        ),
+    ]
+    tasks = [multiply] * has_matmul + tasks
+    return calls(1, tasks=tasks, dims="turns rows", parts=parts)
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
@@ -302,9 +277,7 @@ def test_tasks_beyond_a_loaded_extent_do_not_exist(has_matmul, schedule):
     if has_matmul:
         inputs["a"] = np.eye(SINGLE.columns).astype(numpy_dtype("bfloat16"))
     dims = {"turns": 4, "rows": 5}
-    program = Emulator(
-        rows_of_turns(1, has_matmul=has_matmul), schedule=schedule, workers=2
-    )
+    program = Emulator(rows_of_turns(has_matmul), schedule=schedule, workers=2)
     rows = np.arange(5)[:, None] < given
     wanted = np.where(rows.T[..., None], x.reshape(5, -1), -1).reshape(-1)
     simulated = simulate(program.plan, [inputs], dims, workers=4)

@@ -1,12 +1,18 @@
-"""A matmul on tiles of one shape, for graphs whose subject is another one."""
+"""Matmuls on tiles of one shape, for graphs whose subject is another one. Each is made
+for a graph: the function, and `values=` of its calls."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from etc_dist.functions.epilogue import Epilogue, store
 from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.functions.tile_shape import TileShape
+from etc_dist.functions.wide_tile import RowTiles
 from etc_dist.ir import DeviceFunction, Expr, Graph
 
 SINGLE = TileShape(128, 128)
+Values = dict[str, Expr]
 
 
 def dense(
@@ -15,7 +21,22 @@ def dense(
     dtype: str = "bfloat16",
     w_layout: str = "nk",
     name: str = "dense",
-) -> tuple[DeviceFunction, dict[str, Expr]]:
-    """A function of x @ w.T, or of x @ w, for regions of the shape, and `values=`."""
+    epilogue: Epilogue = store,
+) -> tuple[DeviceFunction, Values]:
+    """x @ w.T, or x @ w, for regions of the shape."""
     tiles = Tiles(g, name, 0, [shape], w_layout=w_layout)
-    return tiles.matmul(dtype), tiles.values
+    return tiles.matmul(dtype, epilogue), tiles.values
+
+
+def own_rows(
+    g: Graph,
+    epilogue: Epilogue = store,
+    *,
+    is_few: int = 0,
+    dtype: str = "bfloat16",
+    name: str = "rows",
+    **options: Any,
+) -> tuple[DeviceFunction, Values]:
+    """The rows of each task by 256 columns, or 128 if `is_few`."""
+    tiles = RowTiles(g, name, is_few)
+    return tiles.matmul_rows(dtype, epilogue, **options), tiles.values
