@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ OPS = {
     "matmul_reduce_scatter": matmul_reduce_scatter_graph,
     "all_gather_matmul": all_gather_matmul_graph,
 }
+LARGEST = tuple(shape for shape in FAMILY if shape.rows * shape.columns == 256 * 128)
+"""The tiles with the most registers, one of them swapped."""
 BODY = """#pragma once
 #include "worker/task.cuh"
 namespace etc {
@@ -67,27 +70,26 @@ def filling(folder: Path, value: str = "7.0f", includes: str = "") -> Source:
 # ------------------------------------------------------------------------ programs
 
 
+PLAIN, OTHER = (4, {}), (8, {"dtype": "float16", "w_layout": "kn"})
+"""Numbers of ranks, and options."""
+
+
 @pytest.mark.parametrize(
-    ("op", "schedule"),
+    ("op", "schedule", "options", "shapes"),
     first_always(
         [
-            ("matmul_reduce_scatter", "static"),
-            ("all_gather_matmul", "dynamic"),
-            ("matmul_reduce_scatter", "dynamic"),
-            ("all_gather_matmul", "static"),
+            ("matmul_reduce_scatter", "static", OTHER, LARGEST),
+            ("all_gather_matmul", "dynamic", PLAIN, LARGEST),
+            *product(OPS, ("static", "dynamic"), (PLAIN, OTHER), (FAMILY,)),
         ],
         2,
     ),
 )
-def test_a_library_program_keeps_its_registers(op, schedule):
+def test_a_library_program_keeps_its_registers(op, schedule, options, shapes):
+    ranks, of_op = options
     # NOTE: remarks include warnings, and C7508 if setmaxnreg was ignored.
-    found = check_compiled(OPS[op](4), schedule)
+    found = check_compiled(OPS[op](ranks, shapes=shapes, **of_op), schedule)
     assert found.registers == 168  # 65536 a worker of 384 threads, in steps of 8
-
-
-@pytest.mark.parametrize("op", first_always([(op,) for op in OPS], 1))
-def test_a_library_program_compiles_for_other_options(op):
-    check_compiled(OPS[op](8, dtype="float16", w_layout="kn"))
 
 
 @pytest.mark.parametrize(
