@@ -58,9 +58,9 @@ divided by ours.
 * *% of GEMMs*, for collectives and MLPs: *limit* divided by ours. Here *limit* is the \
 time of cuBLAS's GEMMs alone, or of the transfer between ranks if that is longer. A \
 fused program can be faster.
-* *Dynamic*, *Zipf*: the speed-ups under the dynamic schedule, and with unevenly used \
-experts. *Triton / ours*: vLLM's kernel in the same run. *vLLM / ours*: vLLM's whole \
-step on the same day and kind of GPU.
+* *Zipf*: the speed-up with unevenly used experts. *Triton / ours*: vLLM's kernel in \
+the same run. *Static / dynamic*: times of both schedules at the newest commit that \
+measured both. *vLLM / ours*: vLLM's whole step on the same day and kind of GPU.
 * *deterministic="batch"*: its time divided by the default's, mean and worst.
 """
 SECTIONS = {
@@ -98,10 +98,6 @@ def is_shown(r: Record) -> bool:
 
 
 VARIANTS: Mapping[str, tuple[Callable[[Record], object], Callable[[Record], float]]] = {
-    "dynamic": (
-        lambda r: r.schedule == "dynamic" and r.is_uniform,
-        lambda r: float(r.speedup),
-    ),
     "Zipf": (
         lambda r: r.schedule == "static" and r.get("routing") == "zipf",
         lambda r: float(r.speedup),
@@ -112,6 +108,8 @@ VARIANTS: Mapping[str, tuple[Callable[[Record], object], Callable[[Record], floa
     ),
 }
 """Columns of the newest other record of the same shape: which, and its value."""
+BOTH = "static / dynamic"
+"""The column of times of both schedules at one commit."""
 
 
 def shape(r: Record) -> tuple[object, ...]:
@@ -149,6 +147,7 @@ def each(shown_records: Sequence[Record], records: Sequence[Record]) -> list[Row
         title: {shape(r): f"{value(r):.2f}" for r in newest(filter(is_one, of_op))}
         for title, (is_one, value) in VARIANTS.items()
     }
+    cells_by_title[BOTH] = static_by_dynamic(of_op)
     rows: list[Row] = []
     for r in shown_records:
         name = " ".join(dict.fromkeys((r.model, f"{r.N}x{r.K}")))
@@ -159,6 +158,19 @@ def each(shown_records: Sequence[Record], records: Sequence[Record]) -> list[Row
                 row[title] = cells.get(shape(r), "")
         rows.append(row)
     return rows
+
+
+def static_by_dynamic(records: Sequence[Record]) -> dict[tuple[object, ...], str]:
+    """By shape: the time of the static schedule, divided by that of the dynamic one at
+    the same commit, the newest that measured both."""
+    static_by_key = {(shape(r), r.commit): r for r in filter(is_shown, records)}
+    pairs = [
+        (r, static_by_key[shape(r), r.commit])
+        for r in sorted(records, key=lambda r: str(r.date))
+        if r.schedule == "dynamic" and r.is_uniform and r.backend == "cuda"
+        if (shape(r), r.commit) in static_by_key
+    ]
+    return {shape(r): f"{static.ours_ms / r.ours_ms:.2f}" for r, static in pairs}
 
 
 def of_limit(r: Record) -> str:

@@ -11,7 +11,15 @@ import pytest
 from benchmarks.figures import draw_decode, draw_schedules
 from benchmarks.records import RESULTS, ROOT, Record, append, load, now
 from benchmarks.subjects.decode import vllm_steps
-from benchmarks.table import DRAWN, decode_summary, main, rows_of, section, summary
+from benchmarks.table import (
+    BOTH,
+    DRAWN,
+    decode_summary,
+    main,
+    rows_of,
+    section,
+    summary,
+)
 from benchmarks.tables import TABLES, newest
 from tests.benchmarks.conftest import record
 
@@ -59,8 +67,16 @@ def test_a_section_may_have_a_number_of_ranks() -> None:
 def test_speed_ups_of_variants_are_columns_of_the_row() -> None:
     timed = {"date": "2026-01-01", "triton": "some", "triton_ms": 0.5}
     records = [record("moe"), record("moe", **timed)]
-    records.append(record("moe", schedule="dynamic", speedup=1.7))
-    assert "| 2.00 | 80% | 1.70 | 2.50 |" in section("moe", records)
+    assert "| 2.00 | 80% | 2.50 |" in section("moe", records)
+
+
+def test_schedules_are_compared_at_the_newest_commit_that_measured_both() -> None:
+    old, new, last = ({"commit": c, "date": f"2026-0{c}-01"} for c in "123")
+    records = [record("moe", **last, ours_ms=9.0)]
+    for commit, dynamic_ms in ((old, 0.1), (new, 0.16)):
+        records.append(record("moe", **commit, ours_ms=0.2))
+        records.append(record("moe", **commit, schedule="dynamic", ours_ms=dynamic_ms))
+    assert section("moe", records).splitlines()[3].endswith("| 1.25 |")
 
 
 def test_speed_up_with_uneven_experts_is_a_column() -> None:
@@ -77,7 +93,7 @@ def test_many_tokens_on_few_experts_are_a_table_of_their_own() -> None:
     others = record("moe", M=128, routing="9 experts", triton_ms=9.0, batch_ms=9.0)
     mixed = [uniform, others, record("moe", schedule="dynamic", routing="zipf")]
     assert section("moe", mixed).count("9.0") == 0
-    assert "dynamic" not in section("moe", mixed)
+    assert BOTH not in section("moe", mixed)
     assert "## The same bits" not in "".join(shown("The same bits", *mixed))
     (*_, last) = shown("Many tokens", uniform, few)
     assert "| 128 | 9 experts | 0.160 | 0.300 | 0.240 | 1.50 | static |" in last
