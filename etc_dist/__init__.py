@@ -14,33 +14,43 @@ if TYPE_CHECKING:
     from etc_dist import ir as ir
     from etc_dist import models as models
     from etc_dist import torch as torch
-    from etc_dist.ahead import Binary, build
+    from etc_dist.ahead import Binary as Binary
+    from etc_dist.ahead import build as build
     from etc_dist.compiler import compile as compile
-    from etc_dist.errors import EtcDistError
-    from etc_dist.functions.activation import Activation
-    from etc_dist.functions.router import Router
-    from etc_dist.ir import device_function, graph_function, tile
-    from etc_dist.layers.mlp import MLP
-    from etc_dist.layers.moe import MoE
-    from etc_dist.ops.all_gather_matmul import AllGatherMatmul
-    from etc_dist.ops.all_reduce import AllReduce
-    from etc_dist.ops.all_reduce_norm import AllReduceNorm
-    from etc_dist.ops.functional import (
-        all_gather_matmul,
-        all_reduce,
-        all_reduce_norm,
-        matmul,
-        matmul_all_reduce,
-        matmul_all_reduce_norm,
-        matmul_reduce_scatter,
+    from etc_dist.errors import EtcDistError as EtcDistError
+    from etc_dist.functions.activation import Activation as Activation
+    from etc_dist.functions.router import Router as Router
+    from etc_dist.ir import device_function as device_function
+    from etc_dist.ir import graph_function as graph_function
+    from etc_dist.ir import tile as tile
+    from etc_dist.layers.mlp import MLP as MLP
+    from etc_dist.layers.moe import MoE as MoE
+    from etc_dist.ops.all_gather_matmul import AllGatherMatmul as AllGatherMatmul
+    from etc_dist.ops.all_reduce import AllReduce as AllReduce
+    from etc_dist.ops.all_reduce_norm import AllReduceNorm as AllReduceNorm
+    from etc_dist.ops.functional import all_gather_matmul as all_gather_matmul
+    from etc_dist.ops.functional import all_reduce as all_reduce
+    from etc_dist.ops.functional import all_reduce_norm as all_reduce_norm
+    from etc_dist.ops.functional import matmul as matmul
+    from etc_dist.ops.functional import matmul_all_reduce as matmul_all_reduce
+    from etc_dist.ops.functional import matmul_all_reduce_norm as matmul_all_reduce_norm
+    from etc_dist.ops.functional import matmul_reduce_scatter as matmul_reduce_scatter
+    from etc_dist.ops.matmul import Matmul as Matmul
+    from etc_dist.ops.matmul_all_reduce import MatmulAllReduce as MatmulAllReduce
+    from etc_dist.ops.matmul_all_reduce import (
+        MatmulAllReduceNorm as MatmulAllReduceNorm,
     )
-    from etc_dist.ops.matmul import Matmul
-    from etc_dist.ops.matmul_all_reduce import MatmulAllReduce, MatmulAllReduceNorm
-    from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
-    from etc_dist.ops.scaled_weight import ScaledWeight, quantize
-    from etc_dist.program import Program
-    from etc_dist.settings import Settings
-    from etc_dist.world import World, current, start
+    from etc_dist.ops.matmul_reduce_scatter import (
+        MatmulReduceScatter as MatmulReduceScatter,
+    )
+    from etc_dist.ops.scaled_weight import ScaledWeight as ScaledWeight
+    from etc_dist.ops.scaled_weight import quantize as quantize
+    from etc_dist.program import Program as Program
+    from etc_dist.settings import Settings as Settings
+    from etc_dist.world import World as World
+    from etc_dist.world import current as current
+    from etc_dist.world import start as start
+
 
 __version__ = "0.1.0"
 
@@ -82,39 +92,7 @@ _PLACES = {
 _SUBMODULES = {"emulate", "errors", "ir", "models", "torch"}
 
 # Without `compile`, which is also a built-in function: write etc_dist.compile(...).
-__all__ = [
-    "MLP",
-    "Activation",
-    "AllGatherMatmul",
-    "AllReduce",
-    "AllReduceNorm",
-    "Binary",
-    "EtcDistError",
-    "Matmul",
-    "MatmulAllReduce",
-    "MatmulAllReduceNorm",
-    "MatmulReduceScatter",
-    "MoE",
-    "Program",
-    "Router",
-    "ScaledWeight",
-    "Settings",
-    "World",
-    "all_gather_matmul",
-    "all_reduce",
-    "all_reduce_norm",
-    "build",
-    "current",
-    "device_function",
-    "graph_function",
-    "matmul",
-    "matmul_all_reduce",
-    "matmul_all_reduce_norm",
-    "matmul_reduce_scatter",
-    "quantize",
-    "start",
-    "tile",
-]
+__all__ = sorted({*_PLACES} - {"compile"})
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,11 @@
 """Importing the package starts nothing; see `etc_dist.world`."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import etc_dist
 
 HEAVY = ("cupy", "mpi4py.MPI", "cuda", "nvshmem", "matplotlib", "torch")
 
@@ -23,13 +27,22 @@ def test_names_in_dir_can_be_had_and_start_nothing():
 import sys, etc_dist
 names = dir(etc_dist)
 assert {*etc_dist.__all__, "compile", "errors", "ir", "models"} <= {*names}, names
-assert len(etc_dist.__all__) == len(set(etc_dist.__all__)), etc_dist.__all__
 for name in names:
     getattr(etc_dist, name)
 print(*sys.modules, sep="\\n")
 """
     loaded = _python(source).splitlines()
     assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_type_checkers_find_each_name_where_it_is():
+    source = Path(etc_dist.__file__).read_text()
+    imported = dict.fromkeys(etc_dist._SUBMODULES, "etc_dist")
+    imported |= {name: f"etc_dist.{where}" for name, where in etc_dist._PLACES.items()}
+    (block,) = (n for n in ast.parse(source).body if isinstance(n, ast.If))
+    assert imported == {
+        alias.asname: node.module for node in block.body for alias in node.names
+    }
 
 
 def test_submodules_load_on_first_use():

@@ -40,8 +40,8 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
         roles  "prepare" | "load" | "gather" | "compute" | "store"
     Operand(size: Extent*?, dtype*, leading, contiguous, like?, apart, mirrors?,
             by_element, flagged)
-    Extent(size?, most?, multiple, begins, name, whole, not_empty, clipped, times,
-           per: Expr?)
+    Extent(size?, most: Expr?, multiple, begins: Expr, name, whole, not_empty, clipped,
+           times, per: Expr?)
     TmaBox(rows: Expr, columns, large)
 
 graph.py      graph functions; loop.py: loops over calls

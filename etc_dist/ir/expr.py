@@ -1,9 +1,5 @@
 """Symbolic integers: the index arithmetic of graphs, plans and generated code.
 
-    Expr := Const | Symbol | Op(+ - * // % min max, Expr, Expr) | Load(tensor, Expr...)
-          | Select(Comparison, Expr, Expr)
-    Comparison := (< <= ==, Expr, Expr)
-
 `evaluate` computes a value, from integers or from NumPy arrays (the CPU backend, the
 verifier); `codegen` writes an expression as CUDA text. Division and remainder round to
 minus infinity, as in Python."""
@@ -33,7 +29,7 @@ def _greatest(a: Value, b: Value) -> Value:
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else np.maximum(a, b)
 
 
-_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
@@ -42,7 +38,7 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "min": _least,
     "max": _greatest,
 }
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
     "==": lambda a, b: a == b,
@@ -226,7 +222,7 @@ class Op(Expr):
         return (self.left, self.right)
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
-        return _FUNCTIONS[self.name](self.left.evaluate(env), self.right.evaluate(env))
+        return FUNCTIONS[self.name](self.left.evaluate(env), self.right.evaluate(env))
 
     def __str__(self) -> str:
         if self.name in ("min", "max"):
@@ -296,7 +292,7 @@ class Comparison:
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
         """Whether it holds, for the values of symbols in `env`."""
-        compare = _COMPARISONS[self.name]
+        compare = COMPARISONS[self.name]
         return compare(self.left.evaluate(env), self.right.evaluate(env))
 
     def __str__(self) -> str:
@@ -384,7 +380,7 @@ def op(name: str, left: Expr | int, right: Expr | int) -> Expr:
                 got="0",
                 fix="correct the expression",
             )
-        return Const(int(_FUNCTIONS[name](a.value, b.value)))
+        return Const(int(FUNCTIONS[name](a.value, b.value)))
     if (
         name in ("+", "-")
         and isinstance(b, Const)

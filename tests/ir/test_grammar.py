@@ -25,8 +25,49 @@ def test_each_value_has_a_rule():
     assert RULES.keys() == CLASSES.keys()
 
 
+GENERIC = {"Any", "Callable", "Mapping", "None", "Path", "Sequence", "Values"}
+"""Names in annotations that are not values of the language."""
+
+
+def items(name):
+    """The items of a rule: name, type and marks of each."""
+    text = re.sub(r"\s+", " ", RULES[name]).strip()
+    return re.findall(r"(\w+)((?:\(.*?\)|\{.*?\}|[^,(){}])*)(?:,|$)", text)
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_rule_has_the_fields_in_order(name):
-    plain = re.sub(r"\(.*?\)|\{.*?\}", "", RULES[name])
-    named = re.findall(r"(\w+)[*?]*(?::[^,]*)?(?:,|$)", plain.strip())
-    assert named == [field.name for field in fields(CLASSES[name]) if field.init]
+    names = [field.name for field in fields(CLASSES[name]) if field.init]
+    assert [item for item, _ in items(name)] == names
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_rule_has_the_types_of_the_fields(name):
+    """Values of the language by name; * for sequences, {} for mappings, ? for None."""
+    rules = {item: kind for item, kind in items(name)}
+    for field in fields(CLASSES[name]):
+        if not field.init:
+            continue
+        rule, kind = rules[field.name], str(field.type).partition(" | None")
+        marks = ("{" in rule) * "{}" + re.search(r"[*?]*$", rule)[0]
+        is_many = re.search(r"Sequence|, \.\.\.\]$", kind[0])
+        of_type = kind[0].startswith("Mapping") * "{}" + bool(is_many) * "*"
+        assert marks == of_type + bool(kind[1]) * "?", f"{field.name}: {field.type}"
+        values = {*re.findall(r"\b[A-Z]\w+", kind[0])} - GENERIC
+        assert {*re.findall(r"\b[A-Z]\w+", rule)} == values, field.name
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ('dtype  "', tensor.DTYPES),
+        ('lane   "', function.LANES),
+        ('roles  "', function.ROLES),
+        ("right: Expr)    +", expr.FUNCTIONS),
+        ("right: Expr)    <", expr.COMPARISONS),
+    ],
+)
+def test_words_of_the_language_are_complete(words, values):
+    (line,) = (line for line in ir.__doc__.splitlines() if words in line)
+    rest = line[line.index(words) + len(words) - 1 :].replace('"', "")
+    assert re.split(r" \| | ", rest) == [*values]
