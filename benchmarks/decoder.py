@@ -3,7 +3,7 @@ each rank has a part."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -24,6 +24,7 @@ from etc_dist.models.decoder import decoder_for
 from etc_dist.models.experts import DecoderMixture
 from etc_dist.models.heads import HeadLayout
 from etc_dist.models.mixture_families import QWEN_MOE
+from etc_dist.models.pages import UNUSED
 from etc_dist.models.part import (
     INNER,
     SPLIT_AXES,
@@ -32,9 +33,10 @@ from etc_dist.models.part import (
     has_blocks,
     of_blocks,
 )
+from etc_dist.models.rows import UNUSED_ROW
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.models.sizes import MLP_WEIGHTS, scaled_weights, weight_of
-from etc_dist.models.step_policy import StepPolicy
+from etc_dist.models.step_policy import StepPolicy, padded
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.tuning import tuning_of
 
@@ -114,7 +116,8 @@ is divided by until it reaches them."""
 
 class Decoder:
     """A model's program and arrays: up to `most` requests, each at the last of
-    `context` positions, in the first of `steps` steps of a launch."""
+    `context` positions, or of its own `lengths`, in the first of `steps` steps of a
+    launch."""
 
     def __init__(
         self,
@@ -126,8 +129,11 @@ class Decoder:
         steps: int = 1,
         routing: str = ROUTINGS[0],
         sampling: Sampling | None = None,
+        lengths: Sequence[int] = (),
     ):
+        """lengths: the positions of each request, of which `context` is the largest."""
         self.device, self.name, self.context = device, name, context
+        self.lengths = np.array(lengths or [context] * most, np.int32)
         self.steps, self.routing, self.sampling = steps, routing, sampling
         config = self.config = {**MODELS, **SMALL_MODELS}[name]
         world = device.world
@@ -147,14 +153,16 @@ class Decoder:
             tuning=tuning_of(world),
             ranks=world.size,
         )
-        num_pages = self._pages = -(-(context + steps - 1) // PAGE_SIZE)
-        self._most = most
+        num_own_pages = -(-(self.lengths + steps - 1) // PAGE_SIZE)
+        self._num_pages, most_pages = int(num_own_pages.sum()), int(num_own_pages.max())
         drawn = self._draw_all(self.part, config.layers)
         self.cache, self.weights = drawn.pop("cache"), drawn
-        table = np.random.default_rng(0).permutation(most * num_pages)
+        table = np.full((most, most_pages), UNUSED, np.int32)
+        has_page = np.arange(most_pages) < num_own_pages[:, None]
+        table[has_page] = np.random.default_rng(0).permutation(self._num_pages)
         self.given = {
-            "table": table.reshape(most, num_pages).astype(np.int32),
-            "cos_sin": config.cos_sin(num_pages * PAGE_SIZE),
+            "table": table,
+            "cos_sin": config.cos_sin(most_pages * PAGE_SIZE),
         }
         self.given = {n: device.xp.asarray(a) for n, a in self.given.items()}
 
@@ -173,60 +181,66 @@ class Decoder:
         return arrays | self._draw_all(Part(), layers)
 
     def arrays(self, batch: int, layers: int, steps: int = 1) -> dict[str, Any]:
-        """The arguments of steps of the first layers."""
+        """The arguments of steps of the first layers. Rows after those of `batch`
+        requests are padding, as in a model."""
         config, xp = self.config, self.device.xp
         arrays = {**self.weights, "cache": self.cache}
         for name in arrays.keys() - {"embedding", "w_head"}:
             arrays[name] = arrays[name][: layers + (name == "norm")]
-        rows = np.arange(batch, dtype=np.int32)
-        position = np.full(batch, self.context - 1, np.int32)
+        request, rows = np.arange(batch, dtype=np.int32), padded(batch)
+        position = self.lengths[:batch] - 1
+        numbers = request * 37 % config.vocabulary, position, request, position + steps
+        padding = np.repeat(UNUSED_ROW, rows - batch, axis=1)
+        all_numbers = np.concatenate([numbers, padding], axis=1, dtype=np.int32)
+        names = "ids", "position", "request", "end"
         of_rows = {
-            "ids": rows * 37 % config.vocabulary,
-            "position": position,
-            "request": rows,
-            "end": position + steps,
-            "stop": np.full((batch, 1), -1, np.int32),
-            "sampling": row_sampling(batch, [self.sampling] * batch),
+            **dict(zip(names, all_numbers, strict=True)),
+            "stop": np.full((rows, 1), -1, np.int32),
+            "sampling": row_sampling(rows, [self.sampling] * rows),
         }
-        arrays |= self.given | {n: xp.asarray(a) for n, a in of_rows.items()}
+        arrays |= self.given | {n: xp.asarray(a.copy()) for n, a in of_rows.items()}
         columns = self.columns.stop - self.columns.start
-        arrays["logits"] = self.device.empty((batch, columns), DTYPE)
+        arrays["logits"] = self.device.empty((rows, columns), DTYPE)
         if config.mixture is not None:
-            shape = layers, batch, config.mixture.router.top_k
+            shape = layers, rows, config.mixture.router.top_k
             arrays["experts"] = xp.full(shape, -1, np.int32)
-        return {**arrays, "next_ids": xp.empty((steps, batch), np.int32)}
+        return {**arrays, "next_ids": xp.empty((steps, rows), np.int32)}
 
     def call(
         self, arrays: Mapping[str, Any], is_greedy: bool = False, in_order: bool = False
     ) -> Call:
         """A launch with `arrays`, of the tiles and slices of the last step of a launch.
         is_greedy: without sampling. in_order: with the same bits in each batch."""
-        steps, batch = arrays["next_ids"].shape
+        steps, rows = arrays["next_ids"].shape
         policy = replace(self.policy, in_order=in_order)
-        dims = policy.dims(batch, self.context + self.steps - 1)
+        dims = policy.dims(rows, self.context + self.steps - 1)
         samples = self.sampling is not None and not is_greedy
         dims |= {"steps": steps, "samples": int(samples)}
         return partial(self.program.run, dims=dims, **arrays)
 
-    def bytes_read(self, arrays: Mapping[str, Any]) -> int:
+    def bytes_read(self, arrays: Mapping[str, Any], batch: int) -> int:
         """The bytes of this rank's weights and cache, once each, in a step that has
         run. Of the experts only those that the step chose count."""
-        config, batch = self.part.config(self.config), arrays["logits"].shape[0]
+        config, num_positions = (
+            self.part.config(self.config),
+            self.lengths[:batch].sum(),
+        )
         sizes = {n: a.nbytes for n, a in self.weights.items() if n != "embedding"}
         if config.mixture is not None:
-            share = self.active_experts(arrays) / config.mixture.experts
+            share = self.active_experts(arrays, batch) / config.mixture.experts
             for name in sizes:
                 sizes[name] *= share if weight_of(name) in MLP_WEIGHTS else 1
         row = 2 * config.kv_heads * config.head_dim * self.cache.itemsize
-        return int(sum(sizes.values()) + config.layers * batch * self.context * row)
+        return int(sum(sizes.values()) + config.layers * int(num_positions) * row)
 
-    def active_experts(self, arrays: Mapping[str, Any]) -> float:
+    def active_experts(self, arrays: Mapping[str, Any], batch: int) -> float:
         """The mean number of experts of a layer that a step chose."""
-        num_experts = [len(self.device.xp.unique(ids)) for ids in arrays["experts"]]
+        chosen_ids = arrays["experts"][:, :batch]
+        num_experts = [len(self.device.xp.unique(ids)) for ids in chosen_ids]
         return sum(num_experts) / len(num_experts)
 
     def policy_text(self, batch: int) -> str:
-        dims = self.policy.dims(batch, self.context)
+        dims = self.policy.dims(padded(batch), self.context)
         tiles = [f"{n} {self.policy.text(n, dims)}" for n in self.matmuls]
         shares = f"{dims['shares']} shares, {dims['shares_of_task']} of a task"
         return "; ".join([*tiles, shares])
@@ -234,7 +248,7 @@ class Decoder:
     def _draw_all(self, part: Part, layers: int) -> dict[str, Any]:
         """The weights and the cache of the first layers: a part of them."""
         config = replace(self.config, layers=layers)
-        pages, dim = self._most * self._pages, config.head_dim
+        pages, dim = self._num_pages, config.head_dim
         shape = layers, pages, 2, config.kv_heads, PAGE_SIZE, dim
         shapes = weight_shapes(config) | {"cache": shape}
         scaled = {name: shapes[name] for name in scaled_weights(config.float8)}

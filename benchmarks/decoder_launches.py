@@ -19,11 +19,11 @@ OTHER_IDS = "a launch of several steps gives other ids than single launches"
 
 
 def single_launches(
-    decoder: Decoder, arrays: Mapping[str, Any]
+    decoder: Decoder, arrays: Mapping[str, Any], batch: int
 ) -> tuple[Callable[..., None], list[str]]:
-    """A call that launches each step by itself, of those that a launch on `arrays` has
-    run, from the same ids; and failed checks of its results."""
-    steps, batch = arrays["next_ids"].shape
+    """A call that launches each step by itself, of those that a launch on `arrays` of
+    `batch` requests has run, from the same ids; and failed checks of its results."""
+    steps, _ = arrays["next_ids"].shape
     of_steps: list[dict[str, Any]] = []
     for number in range(steps):
         step_arrays = decoder.arrays(batch, decoder.config.layers)
@@ -32,8 +32,8 @@ def single_launches(
         )
         if number:
             step_arrays["ids"] = arrays["next_ids"][number - 1].copy()
-        step_arrays["position"] += number
-        step_arrays["end"] += number
+        for name in ("position", "end"):
+            step_arrays[name][:batch] += number
         of_steps.append(step_arrays)
     calls: list[Callable[..., Any]] = [
         decoder.call(step_arrays) for step_arrays in of_steps
@@ -47,9 +47,9 @@ def single_launches(
     decoder.program.synchronize()
     xp, wrong = decoder.device.xp, []
     ids = xp.concatenate([step_arrays["next_ids"] for step_arrays in of_steps])
-    if not bool((ids == arrays["next_ids"]).all()):
+    if not bool((ids == arrays["next_ids"])[:, :batch].all()):
         wrong.append(OTHER_IDS)
-    last, logits = (a["logits"].view("int16") for a in (of_steps[-1], arrays))
+    last, logits = (a["logits"][:batch].view("int16") for a in (of_steps[-1], arrays))
     if not bool((last == logits).all()):
         wrong.append("the logits of the last step have other bits than its own launch")
     return call, wrong

@@ -106,18 +106,18 @@ class Torch(Fp32):
 
 
 def step_logits(
-    math: Fp32, config: ModelConfig, arrays: Mapping[str, Any], context: int
+    math: Fp32, config: ModelConfig, arrays: Mapping[str, Any]
 ) -> tuple[Any, float]:
-    """Row r is the last of `context` positions of request r. All layers that `arrays`
-    holds. The cache has the positions before the last.
+    """Row r is the last position of request r. All layers that `arrays` holds. The
+    cache has the positions before the last.
 
     Rows have the `experts` of `arrays`. Also returns the largest `gap`."""
     dim, eps = config.head_dim, config.norm_eps
     heads, kv_heads = config.heads, config.kv_heads
-    num_rows, last = len(arrays["ids"]), context - 1
+    num_rows, positions = len(arrays["ids"]), arrays["position"]
     x, below = math.rows(arrays["embedding"], arrays["ids"]), 0.0
-    cos_sin = math.stored(arrays["cos_sin"][last])
-    cos, sin = cos_sin[: dim // 2], cos_sin[dim // 2 :]
+    cos_sin = math.stored(math.rows(arrays["cos_sin"], positions))[:, None]
+    cos, sin = cos_sin[..., : dim // 2], cos_sin[..., dim // 2 :]
 
     def rotate(x: Any) -> Any:
         low, high = x[..., : dim // 2], x[..., dim // 2 :]
@@ -134,11 +134,15 @@ def step_logits(
         q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
         q = rotate(math.norm(q, stored("q_norm"), eps))
         k = rotate(math.norm(k, stored("k_norm"), eps))
-        keys, values = _cached(math, arrays["cache"][layer], arrays["table"][:num_rows])
-        keys[:, :, last], values[:, :, last] = k, qkv[:, heads + kv_heads :]
-        q = q.reshape(num_rows, kv_heads, -1, dim)
-        attended = math.attend(q, keys[:, :, :context], values[:, :, :context])
-        x = x + attended.reshape(num_rows, -1) @ stored("w_o").T
+        q, v = q.reshape(num_rows, kv_heads, -1, dim), qkv[:, heads + kv_heads :]
+        attended_rows = []
+        for row, last in enumerate(positions.tolist()):
+            table = arrays["table"][row : row + 1]
+            keys, values = _cached(math, arrays["cache"][layer], table, last + 1)
+            keys[0, :, last], values[0, :, last] = k[row], v[row]
+            attended_rows.append(math.attend(q[row : row + 1], keys, values))
+        attended = math.xp.concatenate(attended_rows).reshape(num_rows, -1)
+        x = x + attended @ stored("w_o").T
         y = math.norm(x, stored("mlp_norm"), eps)
         if config.mixture is None:
             x = x + _mlp(math, y, *(stored(name) for name in MLP))
@@ -155,8 +159,10 @@ def _stored_at(math: Fp32, arrays: Mapping[str, Any], name: str, at: Any) -> Any
     return math.stored(array) if scales is None else math.dequantized(array, scales[at])
 
 
-def _cached(math: Fp32, cache: Any, table: Any) -> list[Any]:
-    """Keys and values of each request, [requests, kv_heads, positions, head_dim]."""
+def _cached(math: Fp32, cache: Any, table: Any, num_positions: int) -> list[Any]:
+    """Keys and values of the first positions of each request, [requests, kv_heads,
+    positions, head_dim]."""
+    table = table[:, : -(-num_positions // cache.shape[3])]
     pages = math.rows(cache, table)  # [.., most_pages, 2, kv_heads, page_size, dim]
     requests, most_pages, _, kv_heads, page_size, dim = pages.shape
     # Each position has its chunks of eight elements in another order.
@@ -165,7 +171,8 @@ def _cached(math: Fp32, cache: Any, table: Any) -> list[Any]:
     pages = pages.reshape(*pages.shape[:-1], num_chunks, 8)
     pages = pages[..., xp.arange(page_size)[:, None], order, :]
     shape = requests, kv_heads, most_pages * page_size, dim
-    return [pages[:, :, n].swapaxes(1, 2).reshape(shape) for n in range(2)]
+    arrays = [pages[:, :, n].swapaxes(1, 2).reshape(shape) for n in range(2)]
+    return [array[:, :, :num_positions] for array in arrays]
 
 
 def _mlp(math: Fp32, x: Any, w_gate: Any, w_up: Any, w_down: Any) -> Any:

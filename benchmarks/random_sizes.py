@@ -229,6 +229,10 @@ def _always(r: Record) -> bool:
     return True
 
 
+def _has_speedup(r: Record) -> bool:
+    return r.speedup is not None
+
+
 def _of_nccl(r: Record) -> float:
     """The ratio to NCCL's all-reduce."""
     return float(r.baselines_ms["nccl"] / r.ours_ms)
@@ -303,6 +307,11 @@ GATES: Mapping[str, Sequence[Gate]] = {
         Gate("geometric mean", _always, geometric_mean, 1.5),
         Gate("least", _always, min, 1.1),
     ],
+    "random_decode": [
+        Gate("vLLM / ours: geometric mean", _has_speedup, geometric_mean, 1.08),
+        Gate("vLLM / ours: least", _has_speedup, min, 1.0),
+        Gate("limit / ours: geometric mean", _always, geometric_mean, of="of_limit"),
+    ],
     "matmul_all_reduce": [
         Gate("geometric mean", _always, geometric_mean, 1.15),
         Gate("least", _always, min, 0.97),
@@ -348,6 +357,7 @@ TITLES = {
     "random_all_gather": "AllGather + GEMM against cuBLAS + NCCL",
     "random_mlp_ranks": "MLP on several GPUs against cuBLAS + NCCL",
     "random_mixture": "Mixture of experts, drawn, against torch._grouped_mm",
+    "random_decode": "Decode step, drawn, against vLLM",
     "all_reduce": "All-reduce against NCCL and torch's symmetric memory",
     "all_reduce_norm": "All-reduce, residual and RMSNorm against the same and a kernel",
     "matmul_all_reduce": "GEMM + All-Reduce against cuBLAS and the same",

@@ -74,7 +74,9 @@ FIELDS: Mapping[str, str] = {
     "routing": 'uniform, zipf, one set, or "N experts": all tokens choose from N',
     # Decode steps; all times are of one step.
     "batch": "requests, each with a row of the step",
-    "context": "positions that each row attends to, its own included",
+    "context": "positions that each row attends to, its own included; of drawn "
+    "lengths the most",
+    "num_positions": "those of all rows",
     "steps": "whose bits were compared; of a proof, those of a launch",
     "single_launches_ms": "a launch for each step, all in one CUDA graph",
     "call_ms": "a call of a model for all steps, by the host's clock",
@@ -149,6 +151,15 @@ _RANDOM = _BASE + (
 )
 _BATCH = "batch_ms batch_error "
 _MOE = _FUSED + "experts top_k active_experts "
+_DECODE = _BASE + (
+    "model batch context dtype schedule policy ours_ms limit_ms of_limit error steps "
+    "bitwise_equal repeats ours_spread_ms protocol "
+)
+_DECODE_OPTIONS = (
+    "checked_layers row_error torch_row_error id_gap router_gap single_launches_ms "
+    "call_ms single_calls_ms sampling greedy_ms batch_ms baseline_ms routing "
+    "active_experts "
+)
 _COLLECTIVE = _kind(_FUSED, _BATCH)
 _PARALLEL = _kind(_MOE + "routing baselines_ms", _BATCH)
 _SOAK = _kind(
@@ -178,12 +189,10 @@ KINDS: Mapping[str, Kind] = {
         _BASE + "model M N K dtype schedule policy ours_ms store_ms of_store error "
         "bitwise_equal repeats protocol"
     ),
-    "decode": _kind(
-        _BASE + "model batch context dtype schedule policy ours_ms limit_ms of_limit "
-        "error steps bitwise_equal repeats ours_spread_ms protocol",
-        "checked_layers row_error torch_row_error id_gap router_gap single_launches_ms "
-        "call_ms single_calls_ms sampling greedy_ms batch_ms baseline_ms routing "
-        "active_experts",
+    "decode": _kind(_DECODE, _DECODE_OPTIONS, steps_per_launch=1),
+    "random_decode": _kind(
+        _DECODE + "seed num_positions baseline",
+        _DECODE_OPTIONS + "speedup",
         steps_per_launch=1,
     ),
     "decode_vllm": _kind(

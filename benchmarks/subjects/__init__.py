@@ -19,6 +19,7 @@ MODULES = {
     "moe": "moe",
     "predict": "predict",
     "random_all_gather": "random_sizes",
+    "random_decode": "random_decode",
     "random_matmul": "random_sizes",
     "random_mixture": "random_mixture",
     "random_mlp": "random_sizes",

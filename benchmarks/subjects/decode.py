@@ -32,8 +32,8 @@ from benchmarks.protocol import measure_times
 from benchmarks.workload import DTYPE, limited, medians
 from etc_dist.models import Sampling
 
-Shapes = dict[tuple[int, str, int, int], float]
-"""Milliseconds by ranks, model, context and batch."""
+Shapes = dict[tuple[int, str, int, int, str | None], float]
+"""Milliseconds by ranks, model, context, batch, and the seed of drawn lengths."""
 CHECKED_LAYERS = 2
 SAMPLING = Sampling(temperature=0.6, top_k=20, top_p=0.95)
 """The sampling that Qwen3 recommends."""
@@ -62,21 +62,22 @@ def check(
     check that failed."""
     device, xp = decoder.device, decoder.device.xp
     arrays = decoder.arrays(batch, layers)
-    logits, ids = arrays["logits"], arrays["next_ids"][0]
+    logits, ids = arrays["logits"][:batch], arrays["next_ids"][0, :batch]
     for out in (logits, ids):
         device.poison(out)
     decoder.call(arrays)()
     decoder.program.synchronize()
     whole = decoder.whole(batch, layers)
+    whole |= {name: whole[name][:batch] for name in ("ids", "position")}
     if decoder.config.mixture is not None:
-        whole["experts"] = arrays["experts"]
-    expected, below = step_logits(Fp32(xp), decoder.config, whole, decoder.context)
+        whole["experts"] = xp.ascontiguousarray(arrays["experts"][:, :batch])
+    expected, below = step_logits(Fp32(xp), decoder.config, whole)
     error = device.relative_error([logits], [expected[:, decoder.columns]])
     errors, wrong, most_error = {"error": error}, [], 0.0
     if isinstance(device, Gpu) and device.torch is not None and device.world.size == 1:
         tensors = {name: device.as_torch(array) for name, array in whole.items()}
         math = Torch(device.torch, device.torch.bfloat16)
-        theirs, _ = step_logits(math, decoder.config, tensors, decoder.context)
+        theirs, _ = step_logits(math, decoder.config, tensors)
         torchs = xp.asarray(theirs.float())
         errors["row_error"] = row_error(xp, wide(logits), expected)
         allowed = errors["torch_row_error"] = row_error(xp, torchs, expected)
@@ -152,7 +153,8 @@ def vllm_steps(path: Path, device: str) -> Shapes:
     for r in records.read(path):
         is_today = r.date[:10] == records.now()[:10]
         if r.op == "decode_vllm" and r.device == device and is_today:
-            steps_ms[r.world_size, r.model, r.context, r.batch] = r.baseline_ms
+            shape = r.world_size, r.model, r.context, r.batch, r.seed
+            steps_ms[shape] = r.baseline_ms
     return steps_ms
 
 
@@ -173,10 +175,10 @@ def benchmark(decoder: Decoder, batch: int, options: Namespace) -> Result:
     call = decoder.call(arrays)
     call()
     program.synchronize()
-    outs = [arrays["logits"], arrays["next_ids"]]
+    outs = [arrays["logits"][:batch], arrays["next_ids"][:, :batch]]
     calls = {"ours": call}
     if decoder.steps > 1:
-        calls["single_launches"], faults = single_launches(decoder, arrays)
+        calls["single_launches"], faults = single_launches(decoder, arrays, batch)
         wrong += faults
     if decoder.sampling is not None:
         calls["greedy"] = decoder.call(arrays, is_greedy=True)
@@ -193,13 +195,13 @@ def benchmark(decoder: Decoder, batch: int, options: Namespace) -> Result:
     values |= {"steps_per_launch": decoder.steps, "sampling": str(decoder.sampling)}
     if decoder.config.mixture is not None:
         values |= {"routing": decoder.routing}
-        values |= {"active_experts": decoder.active_experts(arrays)}
+        values |= {"active_experts": decoder.active_experts(arrays, batch)}
     if different:
         wrong.append(f"the bits of {different} of {num_launches} launches differ")
     if is_timed(device):
         measured = measure_times(device, timed, options.repeats)
         times = {n: [t / decoder.steps for t in ts] for n, ts in measured.items()}
-        limit = decoder.bytes_read(arrays) / device.rates[0] * 1e3
+        limit = decoder.bytes_read(arrays, batch) / device.rates[0] * 1e3
         values |= {**provenance(program), "repeats": options.repeats}
         values |= {**medians(times), **limited(times["ours"], limit)}
     if decoder.steps > 1:
@@ -242,7 +244,7 @@ def measure(run: Run) -> Iterator[Result]:
         decoder.program.synchronize()
         for batch in batches:
             values, wrong = benchmark(decoder, batch, options)
-            shape = device.world.size, name, context, batch
+            shape = device.world.size, name, context, batch, None
             if decoder.is_plain and shape in baselines:
                 values = {**values, "baseline_ms": baselines[shape]}
             yield values, wrong

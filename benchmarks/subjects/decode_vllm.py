@@ -1,8 +1,13 @@
 """vLLM's own decode step, the baseline of `decode`, without a network: the slope
-between outputs of 8 and 104 tokens.
+between the times of two lengths of the outputs.
+
+All requests start together. While vLLM reads prompts, those that are ready decode: a
+short output is so long that its first requests end after the last one is ready. So a
+long output has more steps of all requests, and no others.
 
 .venv/bin/python benchmarks/run.py decode_vllm --model qwen3-30b-a3b --context 512
 .venv/bin/python benchmarks/run.py decode_vllm --ranks 4    # tensor-parallel
+.venv/bin/python benchmarks/run.py decode_vllm --seeds 1    # of `random_decode`
 
 vLLM may be installed, or only be on PYTHONPATH."""
 
@@ -27,6 +32,7 @@ import numpy as np
 from benchmarks.decoder import MODELS
 from benchmarks.device import driver_version
 from benchmarks.harness import Result, Run, Subject, numbers
+from benchmarks.subjects.random_decode import all_draws
 from benchmarks.workload import DTYPE
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.scaled_weights import BLOCK
@@ -49,7 +55,10 @@ ENVIRONMENT = {
 keeps it from NVLink multicast."""
 ATTENTION, GRAPHS = "FLASH_ATTN", "FULL_AND_PIECEWISE"
 SHORT, STEPS, SLOPES = 8, 96, 3
-"""Tokens of a short output, how many a long one has more, and pairs of both."""
+"""Tokens of a short output after all prompts are read, how many a long one has more,
+and pairs of both."""
+MOST_BATCHED = 16384
+"""Tokens of a step of vLLM."""
 FLOAT8 = {
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
@@ -60,8 +69,9 @@ FLOAT8 = {
 MARGIN = 256
 """Positions of a request above the context."""
 PROTOCOL = (
-    f"LLM.generate of {SHORT} and {SHORT + STEPS} tokens: the slope, so that prompts "
-    f"cancel; the middle step is at the context; median of {SLOPES} after a warm-up"
+    f"LLM.generate of as many tokens as prompts take steps and {SHORT}, and of {STEPS} "
+    "more: the slope, so that only steps of all requests count; the middle step is at "
+    f"the context; median of {SLOPES} after a warm-up"
 )
 
 
@@ -121,7 +131,7 @@ def engine_arguments(
         "dtype": DTYPE,
         "max_model_len": max(contexts) + MARGIN,
         "max_num_seqs": max(batches),
-        "max_num_batched_tokens": 16384,
+        "max_num_batched_tokens": MOST_BATCHED,
         "gpu_memory_utilization": 0.93,
         "enable_prefix_caching": False,
         "disable_log_stats": True,
@@ -131,34 +141,44 @@ def engine_arguments(
     }
 
 
-def prompt_length(context: int) -> int:
-    """Of a prompt whose middle step of those that are timed is at `context`."""
-    return context - STEPS // 2 - SHORT
+def short_output(lengths: Sequence[int]) -> int:
+    """Tokens of a short output of requests of these lengths."""
+    return SHORT + -(-sum(lengths) // (MOST_BATCHED - len(lengths)))
 
 
-def fits(llm: Any, batch: int, context: int) -> bool:
+def prompt_lengths(lengths: Sequence[int]) -> list[int]:
+    """Of prompts whose middle step of those that are timed is at these lengths, or
+    after a prompt of one token."""
+    before = STEPS // 2 + short_output(lengths)
+    return [max(1, length - before) for length in lengths]
+
+
+def fits(llm: Any, lengths: Sequence[int]) -> bool:
     """Whether vLLM's cache holds all requests at once; otherwise some would wait."""
-    cache = llm.llm_engine.vllm_config.cache_config
-    longest = prompt_length(context) + SHORT + STEPS
-    num_blocks = batch * -(-longest // cache.block_size)
-    return bool(num_blocks < cache.num_gpu_blocks)  # one block is never used
+    cache, output = llm.llm_engine.vllm_config.cache_config, STEPS
+    output += short_output(lengths)
+    block_counts = [
+        -(-(prompt + output) // cache.block_size) for prompt in prompt_lengths(lengths)
+    ]
+    return bool(sum(block_counts) < cache.num_gpu_blocks)  # one block is never used
 
 
-def slopes(seconds: Callable[[int], float]) -> list[float]:
+def slopes(seconds: Callable[[int], float], short: int) -> list[float]:
     """Sorted milliseconds of a step. seconds(tokens): of outputs of so many tokens."""
-    seconds(SHORT)
-    pairs = [(seconds(SHORT + STEPS), seconds(SHORT)) for _ in range(SLOPES)]
-    return sorted((long - short) / STEPS * 1e3 for long, short in pairs)
+    seconds(short)
+    pairs = [(seconds(short + STEPS), seconds(short)) for _ in range(SLOPES)]
+    return sorted((long - less) / STEPS * 1e3 for long, less in pairs)
 
 
 def benchmark(
-    vllm: Any, torch: Any, llm: Any, name: str, batch: int, context: int
+    vllm: Any, torch: Any, llm: Any, name: str, lengths: Sequence[int]
 ) -> dict[str, Any]:
     """The times of one shape."""
-    drawn = np.random.default_rng(0).integers(
-        MODELS[name].vocabulary, size=(batch, prompt_length(context))
-    )
-    prompts = [{"prompt_token_ids": ids} for ids in drawn.tolist()]
+    rng, vocabulary = np.random.default_rng(0), MODELS[name].vocabulary
+    prompts = [
+        {"prompt_token_ids": rng.integers(vocabulary, size=n).tolist()}
+        for n in prompt_lengths(lengths)
+    ]
 
     def seconds(tokens: int) -> float:
         sampling = vllm.SamplingParams(
@@ -169,7 +189,7 @@ def benchmark(
         llm.generate(prompts, sampling, use_tqdm=False)
         return time.perf_counter() - start
 
-    sorted_ms = slopes(seconds)
+    sorted_ms = slopes(seconds, short_output(lengths))
     return {
         "baseline_ms": round(median(sorted_ms), 5),
         "slopes_ms": tuple(round(ms, 5) for ms in sorted_ms),
@@ -199,23 +219,37 @@ def measure(run: Run) -> Iterator[Result]:
     vllm, torch = import_module("vllm"), import_module("torch")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(hf_config(MODELS[name])))
-        llm = vllm.LLM(
-            **engine_arguments(folder, options.batches, options.context, options.ranks)
-        )
+        shapes = list(shapes_of(options))
+        batches = sorted({len(lengths) for _, lengths in shapes})
+        contexts = [max(lengths) for _, lengths in shapes]
+        llm = vllm.LLM(**engine_arguments(folder, batches, contexts, options.ranks))
         ready = round(time.perf_counter() - start, 1)
         run.say(f"{name}: vLLM ready after {ready} s")
         run.shared |= {**facts(vllm, torch, options.ranks), "ready_s": ready}
-        for context, batch in product(options.context, options.batches):
-            shape = {"model": name, "batch": batch, "context": context}
-            if fits(llm, batch, context):
-                yield {**shape, **benchmark(vllm, torch, llm, name, batch, context)}, []
+        for names, lengths in shapes:
+            shape = {**names, "batch": len(lengths), "context": max(lengths)}
+            if fits(llm, lengths):
+                yield {**shape, **benchmark(vllm, torch, llm, name, lengths)}, []
             else:
                 run.say(f"{shape} does not fit vLLM's cache: not timed")
 
 
+def shapes_of(options: Namespace) -> Iterator[tuple[dict[str, str], Sequence[int]]]:
+    """The names of each shape in a record, and the lengths of its requests."""
+    if options.seeds:
+        for draw in all_draws(options.seeds):
+            if draw.model == options.model:
+                yield {"model": draw.name, "seed": draw.seed}, draw.lengths
+        return
+    for context, batch in product(options.context, options.batches):
+        yield {"model": options.model}, [context] * batch
+
+
 def refusal(options: Namespace) -> str:
-    if prompt_length(min(options.context)) < 1:
-        return f"--context: wanted at least {1 - prompt_length(0)}"
+    if options.seeds and not list(shapes_of(options)):
+        return f"--seeds: no draw has the model {options.model}"
+    if not options.seeds and min(options.context) <= (before := STEPS // 2 + SHORT):
+        return f"--context: wanted at least {before + 1}"
     if find_spec("vllm") is not None:
         return ""
     error = ArgumentError(
@@ -233,6 +267,7 @@ def add_options(parser: ArgumentParser) -> None:
     add("--model", choices=MODELS, default="qwen3-30b-a3b")
     add("--batches", type=numbers, default=[1, 8, 32, 128])
     add("--context", type=numbers, default=[512, 4096], help="one or several")
+    add("--seeds", type=numbers, help="in place of both, of random_decode")
     add("--ranks", type=int, default=1, help="GPUs that share each model")
 
 

@@ -12,7 +12,6 @@ not met is recorded as a failure of the run."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count, cycle
@@ -29,17 +28,16 @@ from benchmarks.subjects.random_sizes import (
     CPU_DRAWS,
     PROTOCOL,
     Random,
+    compile_at_once,
     copy_of,
     subject,
 )
 from benchmarks.workload import Calls, Rival, in_turn, limited
-from etc_dist import build
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Mixture
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.moe import SharedMoE
 from etc_dist.layers.sparse_block import SparseBlock
-from etc_dist.runtime.build import compiler_version
 from etc_dist.world import World
 
 NUM_DRAWS = 12
@@ -202,14 +200,8 @@ class RandomMixture(Random, MoEWorkload):
 
     @staticmethod
     def prepare(device: Device, drawn: Sequence[MixtureDraw]) -> None:
-        """Compiles the programs of all draws at once into the cache."""
-        if not isinstance(device, Gpu):
-            return
-        compiler_version()  # NOTE: NVRTC's first call must not be several at once
-        graphs = [graph_for(draw, device.world) for draw in drawn]
-        with ThreadPoolExecutor() as pool:
-            for _ in pool.map(build, graphs):
-                pass
+        if isinstance(device, Gpu):
+            compile_at_once([graph_for(draw, device.world) for draw in drawn])
 
     def close(self) -> None:
         self.made["ours"].close()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from statistics import median
 from typing import Any, NamedTuple, cast
@@ -43,10 +44,10 @@ from benchmarks.workload import (
     medians,
     run_steps,
 )
-from etc_dist import Matmul
+from etc_dist import Matmul, build
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.tile_shape import TileShape, shapes_for
-from etc_dist.ir import Graph, graph_function
+from etc_dist.ir import Graph, GraphFunction, graph_function
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.layers.mlp_policy import fastest_pair, rankings_of, sizes_of
 from etc_dist.ops.matmul import matmul_graph
@@ -54,6 +55,7 @@ from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import kept
 from etc_dist.ops.tile_model import FAMILY, dims_of, predictions, text_of
 from etc_dist.ops.tuning import PACKAGE, tuning_of
+from etc_dist.runtime.build import compiler_version
 
 PROTOCOL = (
     "2 ms device sleep, event, call, event; {calls}; weights of "
@@ -376,6 +378,14 @@ def measure(kind: type[Random], run: Run) -> Iterator[Result]:
             device.release()
     if is_timed:
         check_gates(run, run.op, results)
+
+
+def compile_at_once(graphs: Sequence[GraphFunction]) -> None:
+    """Compiles the programs of graphs into the cache, where they are found later."""
+    compiler_version()  # NOTE: NVRTC's first call must not be several at once
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(build, graphs):
+            pass
 
 
 def check_gates(run: Run, op: str, results: Sequence[Record]) -> None:

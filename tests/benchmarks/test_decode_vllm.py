@@ -17,6 +17,7 @@ from benchmarks import run as script
 from benchmarks.decoder import MODELS
 from benchmarks.records import load
 from benchmarks.subjects import decode_vllm
+from benchmarks.subjects.random_decode import DecodeDraw
 from etc_dist.models.config import parse_config
 
 START_S, PROMPT_S, ROW_S = 50.0, 0.5, 0.001
@@ -95,8 +96,8 @@ def test_slope_of_each_shape_that_fits_is_recorded(
     assert graphs.get("pass_config") == multicast
     assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
     assert os.environ["VLLM_PLUGINS"] == ""
-    outputs = [8, 104, 8, 104, 8, 104, 8]
-    fitting = [(1, 456), (2, 456), (1, 968)]
+    outputs = [9, 105, 9, 105, 9, 105, 9]  # one step reads the prompts
+    fitting = [(1, 455), (2, 455), (1, 967)]
     assert vllm.tokens == [(*shape, n) for shape in fitting for n in outputs]
     assert "'batch': 2, 'context': 1024} does not fit" in capsys.readouterr().out
     found = [r for r in load(tmp_path) if r.op == "decode_vllm"]
@@ -105,6 +106,33 @@ def test_slope_of_each_shape_that_fits_is_recorded(
     engine = "vLLM 0.24.0 FLASH_ATTN, CUDA graphs FULL_AND_PIECEWISE"
     shared = {(r.model, r.device, r.ready_s, r.engine, r.world_size) for r in found}
     assert shared == {(model, "NVIDIA H200", START_S, engine, ranks)}
+
+
+def test_slopes_of_drawn_lengths_have_the_names_of_the_draws(
+    vllm: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = [
+        DecodeDraw("0123abcd", 0, "qwen3-8b", [90, 600]),
+        DecodeDraw("0123abcd", 1, "qwen3-32b", [90]),
+    ]
+    monkeypatch.setattr(decode_vllm, "all_draws", lambda turns: draws)
+    where = "--record", str(tmp_path / "some.jsonl")
+    assert (
+        script.main(["decode_vllm", "--model", "qwen3-8b", "--seeds", "1", *where]) == 0
+    )
+    (r,) = (r for r in load(tmp_path) if r.op == "decode_vllm")
+    assert (r.model, r.seed) == ("draw 0, qwen3-8b", "0123abcd")
+    assert (r.batch, r.context, r.baseline_ms) == (2, 600, 2.0)
+    assert vllm.tokens[0] == (2, 33, 543, 9)
+
+
+def test_a_short_output_ends_after_all_prompts_are_read() -> None:
+    lengths = [16384] * 32
+    prompts = decode_vllm.prompt_lengths(lengths)
+    num_steps = -(-sum(prompts) // (16384 - 32))
+    assert decode_vllm.short_output(lengths) >= num_steps + 8
+    assert prompts[0] + decode_vllm.short_output(lengths) + 48 == 16384
+    assert decode_vllm.prompt_lengths([32, 16384])[0] == 1
 
 
 def test_missing_vllm_and_a_short_context_are_refused_by_name(

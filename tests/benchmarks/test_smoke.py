@@ -56,6 +56,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(1, "matmul_float8 --activations float8", marks=ONE),
         pytest.param(1, "random_matmul --seeds 1", marks=ONE),
         pytest.param(1, "random_mixture --seeds 1", marks=ONE),
+        pytest.param(1, "random_decode --seeds 1 --steps 2", marks=ONE),
         pytest.param(1, "moe --tokens 1,50", marks=ONE),
         pytest.param(1, "moe --models small --tokens 40,50 --experts 5", marks=ONE),
         pytest.param(1, "soak --calls 4", marks=ONE),
@@ -195,6 +196,22 @@ def test_wrong_results_of_a_step_are_failures(
         assert any(each.startswith(text) for each in wrong)
 
 
+@pytest.mark.parametrize("model", [SMALL, "small-experts"])
+def test_requests_of_a_step_may_have_lengths_of_their_own(model: str) -> None:
+    lengths = [5, 130, 64, 65, 1]  # of 6 rows, the last one is padding
+    with device_of_cpu() as device:
+        made = Decoder(device, model, 5, 130, "static", lengths=lengths)
+        arrays = made.arrays(5, made.config.layers)
+        assert arrays["position"].tolist() == [4, 129, 63, 64, 0, -1]
+        assert len(made.cache[0]) == 1 + 3 + 1 + 2 + 1
+        _, wrong = decode.check(made, 5)
+        assert wrong == []
+        made.lengths[0] += 1  # a longer row has another result
+        arrays = made.arrays(5, made.config.layers)
+        row = made.bytes_read(arrays, 5) - made.bytes_read(arrays, 1)
+        assert row == 3 * 2 * 12 * 64 * 2 * (130 + 64 + 65 + 1)
+
+
 def test_the_error_of_a_step_may_grow_with_its_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -221,10 +238,10 @@ def test_other_ids_of_single_launches_are_a_failure(
         made = Decoder(device, SMALL, 2, 4, "static", steps=2)
         arrays = made.arrays(2, made.config.layers, made.steps)
         made.call(arrays)()
-        _, wrong = decoder_launches.single_launches(made, arrays)
+        _, wrong = decoder_launches.single_launches(made, arrays, 2)
         assert wrong == []
         arrays["next_ids"][1, 0] += 1
-        _, wrong = decoder_launches.single_launches(made, arrays)
+        _, wrong = decoder_launches.single_launches(made, arrays, 2)
         assert wrong == [decoder_launches.OTHER_IDS]
         steps = Model.steps
 

@@ -195,7 +195,7 @@ def test_steps_are_shown_beside_those_of_vllm(tmp_path: Path) -> None:
     path, today = tmp_path / "vllm.jsonl", {"date": now(), "world_size": 1, "batch": 8}
     for change in changes:
         append(vars(record("decode_vllm", **{**today, **change})), path)
-    assert vllm_steps(path, "NVIDIA H200") == {(1, "llama3-8b", 512, 8): 0.25}
+    assert vllm_steps(path, "NVIDIA H200") == {(1, "llama3-8b", 512, 8, None): 0.25}
     one = step(world_size=1, baseline_ms=0.25)
     assert " | 80% | 0.250 | 1.25 | " in shown("Decode step", one)[5]
     assert "| 0.20 (0.16) | 0.25 | 1.25 |" in decode_summary([one])
