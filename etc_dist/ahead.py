@@ -67,7 +67,7 @@ def build(
 
     The graph is not proved: `etc_dist.verify.verify` does that at a shape. The
     result is kept in the cache, where `compile` with the same options finds it.
-    schedule, trace: as for `etc_dist.compile`.
+    target: an architecture, as "sm_90a". schedule, trace: as for `etc_dist.compile`.
 
     Raises TypeError for what is not a GraphFunction, and the error of the stage that
     fails: ArgumentError, ScheduleError, CodegenError, BuildError."""

@@ -352,7 +352,8 @@ def _expect_place(output: Path | None) -> None:
 def build_model(
     names: Sequence[str], folder: Path, arch: str, model_options: Mapping[str, Any]
 ) -> int:
-    """Write the bundle of the model that is named, with `model_options`."""
+    """Write the bundle of the model that is named, with `model_options`. Raises
+    ArgumentError unless there is one name."""
     if len(names) != 1:
         raise ArgumentError(
             "a bundle is of one model",

@@ -163,7 +163,8 @@ class Program:
     def bind_arrays(
         self, arrays: Mapping[str, Any], dims: Mapping[str, int] | None, stream: Any
     ) -> tuple[Bound, dict[str, Any]]:
-        """A call on arrays as of `run`, which it checks, and its outputs. Local."""
+        """A call on arrays as of `run`, which it checks, and its outputs. Local. Raises
+        ArgumentError for arrays that are missing or that the graph does not have."""
         graph = self.plan.graph
         required_names = [t.name for t in graph.given()]
         names = {t.name for t in graph.arguments()}

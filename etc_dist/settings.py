@@ -71,7 +71,8 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read the settings from `environ` (default: the process's own), checked."""
+        """Read the settings from `environ` (default: the process's own), checked.
+        Raises ArgumentError for unknown variables and values that cannot be read."""
         environ = os.environ if environ is None else environ
         names = {_variable(field.name): field.name for field in fields(Settings)}
         bad_names = {v for v in environ if v.startswith("ETC_DIST_")} - names.keys()

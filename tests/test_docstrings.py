@@ -1,15 +1,20 @@
-"""Each public definition of the library has a docstring."""
+"""Each public definition of the library has a docstring, which names its errors and
+options."""
 
 from __future__ import annotations
 
 import ast
 import re
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "etc_dist"
-Definition = ast.ClassDef | ast.FunctionDef
+INTERNAL = {"AssertionError", "AttributeError", "KeyError", "SystemExit"}
+"""Errors of the library itself, and those that Python's protocols expect."""
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+API = runpy.run_path(str(PACKAGE.parent / "docs/make_api.py"))
 
 
 @cache
@@ -62,6 +67,98 @@ def test_each_public_definition_has_a_docstring():
                     if not is_described(node, part.name)
                 ]
     assert not lacking, "\n".join(lacking)
+
+
+def raised(node: ast.AST) -> Iterator[str]:
+    """The classes of errors that a function raises itself, and does not catch."""
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.Raise) and isinstance(part.exc, ast.Call):
+            yield ast.unparse(part.exc.func)
+        elif not isinstance(part, Definition | ast.Lambda | ast.Try):
+            yield from raised(part)
+
+
+def functions(body: list[ast.stmt], text: str = "") -> Iterator[tuple[Definition, str]]:
+    """The public functions and methods, with their docstrings and that of the class."""
+    for node in definitions(body):
+        full_text = f"{ast.get_docstring(node) or ''}\n{text}"
+        if isinstance(node, ast.ClassDef):
+            yield from functions(node.body, full_text)
+        else:
+            yield node, full_text
+
+
+def test_a_docstring_names_the_errors_that_a_function_raises():
+    lacking = [
+        f"{path}:{node.lineno} {node.name}: {error}"
+        for path, tree in trees().items()
+        for node, text in functions(tree.body)
+        for error in raised(node)
+        if error[0].isupper() and error not in INTERNAL
+        if not re.search(rf"\b{error}\b", text)
+    ]
+    assert not lacking, "\n".join(lacking)
+
+
+@cache
+def texts() -> dict[str, str]:
+    """The docstrings of all definitions of a name."""
+    by_name: dict[str, str] = {}
+    for tree in trees().values():
+        for node, text in functions(tree.body):
+            by_name[node.name] = by_name.get(node.name, "") + text
+        for node in definitions(tree.body):
+            by_name.setdefault(node.name, ast.get_docstring(node) or "")
+    return by_name
+
+
+def with_references(text: str, depth: int = 3) -> str:
+    """A docstring, and those of the definitions that it names."""
+    names = re.findall(r"`[\w.]*?(\w+)`", text) if depth else []
+    return text + "".join(
+        with_references(texts().get(name, ""), depth - 1) for name in names
+    )
+
+
+def options(node: ast.FunctionDef) -> Iterator[str]:
+    """The parameters with defaults."""
+    arguments = node.args
+    first = len(arguments.args) - len(arguments.defaults)
+    yield from (argument.arg for argument in arguments.args[first:])
+    for argument, default in zip(
+        arguments.kwonlyargs, arguments.kw_defaults, strict=True
+    ):
+        if default is not None:
+            yield argument.arg
+
+
+def described(module: str, name: str) -> Iterator[tuple[ast.FunctionDef, str]]:
+    """The functions of a public name, and their docstrings: what a user calls."""
+    definition = API["find"](module, name)
+    if isinstance(definition.node, ast.FunctionDef):
+        yield definition.node, definition.text
+    if isinstance(definition.node, ast.ClassDef):
+        for node in definition.node.body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            is_internal = node.name == "__init__" and API["MADE"].search(
+                definition.text
+            )
+            if node.name == "__init__" or not (is_internal or node.name[0] == "_"):
+                yield node, f"{ast.get_docstring(node) or ''}\n{definition.text}"
+
+
+def test_a_docstring_names_the_options_that_a_user_has():
+    """Or names a definition that does."""
+    lacking = {
+        f"{module}.{name}: {node.name}: {option}"
+        for module in API["PACKAGES"]
+        for name in API["public_names"](module)
+        for node, text in described(module, name)
+        for option in options(node)
+        if not re.search(rf"\b{option}\b", with_references(text))
+    }
+    assert not lacking, "\n".join(sorted(lacking))
 
 
 def test_each_folder_names_its_files():

@@ -9,7 +9,9 @@ from etc_dist.ir.expr import Const
 
 
 def bulk_maps(call: Call, n: int, arguments: Arguments) -> list[str]:
-    """The names of the maps that copy operand n, the large one second, if any do."""
+    """The names of the maps that copy operand n, the large one second, if any do.
+    Raises CodegenError for a region that is not a part of a matrix, or of one of a
+    stack."""
     box = call.function.boxes.get(n)
     if box is None:
         return []

@@ -168,7 +168,7 @@ class Router:
 
 def as_router(top_k: int | Router, normalize: bool | None = None) -> Router:
     """The router that options of a layer or a graph describe. normalize: of a number of
-    experts; None: True."""
+    experts; None: True. Raises ArgumentError for both a Router and normalize."""
     if not isinstance(top_k, Router):
         expect_type(top_k, int, "top_k")
         return Router(top_k, True if normalize is None else normalize)

@@ -38,7 +38,8 @@ def check_call(call: Call, where: str, graph_names: Set[str]) -> None:
 def check_members(
     call: Call, where: str, tensors: Sequence[Tensor], events: Sequence[EventTensor]
 ) -> None:
-    """Refuse tensors and event tensors of another graph, and writes to inputs."""
+    """Raise GraphError for tensors and event tensors of another graph, and for writes
+    to inputs."""
     shapes = {(tensor.name, tensor.shape) for tensor in tensors}
     regions, refs = (*call.reads, *call.writes), (*call.waits, *call.notifies)
     foreign = [str(r) for r in regions if r.tensor not in tensors]
@@ -107,7 +108,8 @@ def checked_local_size(local_size: int | None, ranks: int, name: str) -> int:
 def check_extents(
     what: str, where: str, shape: Sequence[Expr], ranked: Set[str]
 ) -> None:
-    """Refuse a shape that differs between ranks: by a symbol in `ranked`."""
+    """Raise GraphError for a shape that differs between ranks: by a symbol in
+    `ranked`."""
     rank_extents = [str(n) for n in shape if any(s.name in ranked for s in n.symbols)]
     if rank_extents:
         raise GraphError(
@@ -128,7 +130,8 @@ def check_symbols(
     wanted: str = "",
     fix: str = "use dims of this graph, and no coordinates of a grid",
 ) -> None:
-    """Refuse symbols that are not among `usable_names`, described by `wanted`."""
+    """Raise GraphError for symbols that are not among `usable_names`, described by
+    `wanted`."""
     unusable_names = [
         s.name for e in exprs for s in e.symbols if s.name not in usable_names
     ]

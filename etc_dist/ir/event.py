@@ -35,7 +35,8 @@ class EventTensor:
         return _reference(self, None, index)
 
     def on(self, rank: Expr | int) -> RemoteEvents:
-        """The same event tensor on `rank`."""
+        """The same event tensor on `rank`. Raises GraphError unless it is
+        cross-rank."""
         if not self.cross_rank:
             raise GraphError(
                 f"event tensor {self.name} is not cross-rank",

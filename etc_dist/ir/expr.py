@@ -343,8 +343,8 @@ def is_integer(value: object) -> bool:
 
 
 def wrap(value: Expr | int, where: str = OPERAND) -> Expr:
-    """An `Expr` from an `Expr` or a Python integer, given at `where`. GraphError for
-    one of a graph that is nested too deeply."""
+    """An `Expr` from an `Expr` or a Python integer, given at `where`. Raises TypeError
+    for others, GraphError for one of a graph that is nested too deeply."""
     if isinstance(value, Expr):
         if where != OPERAND and value.depth > MOST_DEPTH:
             raise GraphError(
@@ -369,7 +369,8 @@ def _is(expr: Expr, value: int) -> bool:
 
 
 def op(name: str, left: Expr | int, right: Expr | int) -> Expr:
-    """`left name right`, simplified if both are constants or one is neutral."""
+    """`left name right`, simplified if both are constants or one is neutral. Raises
+    GraphError for a division by zero."""
     a, b = wrap(left), wrap(right)
     if isinstance(a, Const) and isinstance(b, Const):
         if name in ("//", "%") and b.value == 0:
@@ -456,7 +457,7 @@ def equal(a: Expr | int, b: Expr | int) -> Comparison:
 
 def select(condition: Comparison, a: Expr | int, b: Expr | int) -> Expr:
     """a where the comparison (<, <=, >, >= of expressions, or equal()) holds, else b.
-    Only the chosen one is evaluated."""
+    Only the chosen one is evaluated. Raises TypeError for another condition."""
     if not isinstance(condition, Comparison):
         raise TypeError(
             f"select() expects a comparison of expressions, got {condition!r}: write "

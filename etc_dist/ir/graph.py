@@ -189,7 +189,8 @@ class GraphFunction:
 
 
 class Graph:
-    """Collects the parts of a graph function while its Python body runs."""
+    """Collects the parts of a graph function while its Python body runs. Made by
+    `graph_function`."""
 
     def __init__(self, name: str, world_size: int, local_size: int | None = None):
         self.name, self.world_size = name, world_size
@@ -221,7 +222,9 @@ class Graph:
 
         The first is the first extent of inputs, states, outputs and local tensors, and
         part of no other expression. Regions there are clipped at it. The second is not
-        in shapes of inputs, states and outputs."""
+        in shapes of inputs, states and outputs.
+
+        Raises GraphError for a second such number."""
         if self._own_dims is not None:
             raise GraphError(
                 "a graph has one number of rows that differs between ranks",
@@ -268,7 +271,10 @@ class Graph:
         """Refuse runs in which `numbers` do not together have one of `values`, by an
         ArgumentError that says `what` is wrong and how to `fix` it, on every rank and
         before a launch. For numbers that no proof checks, as only CUDA bodies read
-        them."""
+        them.
+
+        Raises GraphError for values that are not rows of integers, and for constants
+        that have none of them."""
         where = f"graph {self.name}: g.require"
         exprs = tuple(wrap(number, where) for number in numbers)
         refuse_loads("g.require", where, exprs, "require numbers of dims")
@@ -314,7 +320,8 @@ class Graph:
     ) -> Tensor:
         """An array of the caller that tasks write, each element once. over: an input of
         the same shape and dtype, in place of which the caller may have it written: each
-        read of the input is then proved to come before the write there."""
+        read of the input is then proved to come before the write there. Raises
+        GraphError for another tensor."""
         tensor = self._tensor(name, shape, dtype, "output")
         if over is None:
             return tensor
@@ -564,7 +571,8 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
 
     For ranks on several hosts the function also takes `local_size`, the ranks on each
     of them. `options` are Python values. Each call of the function runs the body once.
-    Raises the errors of the body: GraphError for a program that cannot be correct."""
+    Raises the errors of the body: GraphError for a program that cannot be correct; and
+    TypeError for a generator or coroutine."""
     if isgeneratorfunction(body) or iscoroutinefunction(body):
         raise TypeError(
             f"@graph_function expects a plain function, and {body.__name__} would not "

@@ -68,7 +68,8 @@ def refuse_open(loops: Sequence[Coordinate], where: str) -> None:
 
 
 def loop_extent(where: str, extents: Mapping[str, Expr | int]) -> tuple[str, Expr]:
-    """The name and the number of turns of a loop, from the arguments of g.loop()."""
+    """The name and the number of turns of a loop, from the arguments of g.loop().
+    Raises GraphError unless there is one."""
     if len(extents) != 1:
         raise GraphError(
             "a loop does not have one coordinate",

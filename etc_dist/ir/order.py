@@ -15,7 +15,8 @@ def task_order(
     order: Order | None, loops: Sequence[Coordinate], grid: Grid, where: str
 ) -> tuple[Expr, ...]:
     """The coordinate of task t of a call of `grid` in `loops`; `order` maps the index
-    of a task in its turn to a coordinate of the grid."""
+    of a task in its turn to a coordinate of the grid. Raises GraphError for another
+    number of coordinates, and for a grid with a loaded extent."""
     if order is None:
         return row_major((*loops, *grid.axes), TASK)
     if any(axis.count is not None for axis in grid.axes):

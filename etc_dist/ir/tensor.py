@@ -72,7 +72,8 @@ class Tensor:
         return _region(self, None, index)
 
     def on(self, rank: Expr | int) -> RemoteTensor:
-        """The same tensor in `rank`'s memory."""
+        """The same tensor in `rank`'s memory. Raises GraphError unless it is
+        symmetric."""
         if self.kind != "symmetric":
             raise GraphError(
                 f"tensor {self.name} has no copy on other ranks",
@@ -84,7 +85,9 @@ class Tensor:
         return RemoteTensor(self, wrap(rank, f"{self.name}.on(...)"))
 
     def load(self, *index: Expr | int) -> Load:
-        """An element as a symbolic integer, read when the program runs (int32)."""
+        """An element as a symbolic integer, read when the program runs (int32). Raises
+        GraphError for a tensor of another dtype or kind, and another number of
+        indices."""
         if self.dtype != "int32" or self.kind not in LOADABLE:
             raise GraphError(
                 f"tensor {self.name} cannot be part of an index expression",

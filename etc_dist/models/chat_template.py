@@ -113,7 +113,8 @@ def conversation(messages: Any) -> list[dict[str, Any]]:
     """The messages that a template gets: without fields that are None, and with all
     names of a reasoning.
 
-    Raises TypeError for messages without a role, or without all other fields."""
+    Raises TypeError for messages without a role, or without all other fields,
+    ArgumentError for no messages."""
     expect_type(messages, (str, list, tuple), "messages")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

@@ -37,7 +37,8 @@ def checked_stop(stop: Any, vocabulary: int) -> frozenset[int]:
 
 
 def checked_prompt(prompt: Any, vocabulary: int) -> list[int]:
-    """The ids of a prompt as integers."""
+    """The ids of a prompt as integers. Raises TypeError for others than integers,
+    ArgumentError for ids outside of the vocabulary and for no ids."""
     values = plain(prompt)
     expect_type(values, (list, tuple), "a prompt")
     tokens = list(map(plain, values))

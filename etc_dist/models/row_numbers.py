@@ -42,7 +42,8 @@ def read_rows(lists_by_name: Mapping[str, Any], most_rows: int) -> Array:
 
 
 def integers(name: str, value: Any, axes: int) -> Array:
-    """`value` as an array of integers of 64 bits; those above become the largest."""
+    """`value` as an array of integers of 64 bits; those above become the largest.
+    Raises TypeError for other elements or another number of axes."""
     array = np.asarray(value)
     if array.size == 0:  # NumPy makes floats of an empty list
         array = array.astype(np.int64)

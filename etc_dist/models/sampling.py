@@ -84,7 +84,8 @@ def row_sampling(rows: int, samplings: Sequence[Sampling | None]) -> Array:
 
 
 def checked_sampling(samplings: Any, count: int, where: str) -> list[Sampling | None]:
-    """A list of `count` entries of `samplings`: one for all, or a sequence of them."""
+    """A list of `count` entries of `samplings`: one for all, or a sequence of them.
+    Raises TypeError for others, ArgumentError for another number of them."""
     if samplings is None or isinstance(samplings, Sampling):
         samplings = [samplings] * count
     expect_type(samplings, (list, tuple), "sampling")

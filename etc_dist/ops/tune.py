@@ -274,7 +274,7 @@ def _refused(wanted: str, got: str, fix: str) -> WorldError:
 
 
 def parse_sizes(text: str) -> list[tuple[int, int]]:
-    """N and K of "5120x25600,4096x4096"."""
+    """N and K of "5120x25600,4096x4096". Raises ArgumentError for another text."""
     try:
         sizes = [tuple(map(int, size.split("x"))) for size in text.split(",")]
         is_good = all(

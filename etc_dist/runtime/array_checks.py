@@ -46,7 +46,7 @@ def bind_dims(
 ) -> dict[str, int]:
     """The dims that the shapes of `arrays` give, and `explicit_dims`. `check_arrays` at
     these dims finds shapes that contradict each other. The largest number of rows is at
-    least that of this rank."""
+    least that of this rank. Raises ArgumentError for dims that neither gives."""
     names = {d.name for d in graph.dims}
     dims = named_dims(graph, explicit_dims or {})
     if graph.own_dims is not None:

@@ -61,7 +61,8 @@ def expect_arch(arch: object, where: str) -> None:
 
 
 def kernels_folder() -> Path:
-    """The device code: in the installed package, or next to it in a checkout."""
+    """The device code: in the installed package, or next to it in a checkout. Raises
+    BuildError if there is none."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "kernels", package.parent / "kernels"):
         if (folder / "worker" / "worker.cuh").exists():

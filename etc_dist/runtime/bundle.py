@@ -79,7 +79,8 @@ class Bundle:
         self._compare("was built for another GPU", {"workers": workers}, own_values)
 
     def program(self, key: str, title: str) -> Entry:
-        """The program of this key, with file "cubin"."""
+        """The program of this key, with file "cubin". Raises ArgumentError if there is
+        none."""
         if key not in self.programs:
             titles = [str(entry.facts.get("title")) for entry in self.programs.values()]
             raise ArgumentError(

@@ -38,7 +38,8 @@ class MemoryPlan:
 
 
 def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
-    """The memory of `plan` at `dims`; symmetric offsets: from the first tensor."""
+    """The memory of `plan` at `dims`; symmetric offsets: from the first tensor. Raises
+    ArgumentError for more events than an index counts."""
     graph = plan.graph
     env = graph.environment(graph.alike(dims), 0)
     bases, count = {}, 0

@@ -33,7 +33,8 @@ def resident_workers(
 def most_resident(
     function: int, multiprocessors: int, threads: int, shared_bytes: int
 ) -> int:
-    """Workers of a loaded kernel that the GPU can hold at once, by the driver."""
+    """Workers of a loaded kernel that the GPU can hold at once, by the driver. Raises
+    BuildError for an error of the driver."""
     driver = ctypes.CDLL("libcuda.so.1")
     num_blocks = c_int()
     # NOTE: workers are one per SM: the plan counts on their shared memory.

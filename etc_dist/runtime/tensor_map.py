@@ -33,7 +33,7 @@ def encode(
     """The 128 bytes of a map of a row-major tensor of 2 or more axes: matrices, or
     stacks of them. Copies are clipped at each axis: a box never includes rows of the
     next matrix of a stack. The driver refuses a tensor without elements, which no task
-    reads: its map is that of a box."""
+    reads: its map is that of a box. Raises WorldError for an error of the driver."""
     storage = np.zeros(2 * MAP_BYTES, np.uint8)
     at = -storage.ctypes.data % MAP_BYTES
     out = storage[at : at + MAP_BYTES]

@@ -33,7 +33,8 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
 
 def plan_dynamic(graph: GraphFunction, claimed_names: Collection[str]) -> Plan:
     """The dynamic plan of `graph` in which the calls `claimed_names` are not queued,
-    although they wait."""
+    although they wait. Raises ScheduleError if a notifier cannot find the tasks that it
+    releases, or claimed tasks could wait for queued ones."""
     if reasons := [
         *claimed_obstacles(graph, claimed_names),
         *_obstacles(graph, claimed_names),

@@ -117,7 +117,8 @@ class Fields:
         self._unread = dict(document)
 
     def take(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        """The value of a field; the default where it is absent or null."""
+        """The value of a field; the default where it is absent or null. Raises
+        BadRequest for another kind."""
         value = self._unread.pop(name, None)
         if value is None:
             return default
@@ -132,7 +133,7 @@ class Fields:
         return value
 
     def integer(self, name: str, default: Any, low: int, high: int) -> Any:
-        """An integer from low to high."""
+        """An integer from low to high. Raises BadRequest for others."""
         value = self.take(name, int, default)
         if value is not None and not low <= value <= high:
             text = f"{name}: expected an integer from {low} to {high}, got {value}"
@@ -183,7 +184,7 @@ def read_completion(document: Mapping[str, Any], model: str) -> Completion:
 
 
 def read_chat(document: Mapping[str, Any], model: str) -> Chat:
-    """As `read_completion`."""
+    """As `read_completion`. Raises BadRequest, too."""
     fields = Fields(document)
     expect_model(fields.take("model", str, model), model)
     messages = fields.take("messages", list, [])

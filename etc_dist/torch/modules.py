@@ -102,7 +102,9 @@ class ColumnParallelLinear(_ParallelLinear):
     x: [M / W, K] -> [M, N / W] with dim 0. bfloat16 or float16. With gradients. A row
     has the same bits for any M.
 
-    weight [N / W, K] and bias [N / W] are kept by reference."""
+    weight [N / W, K] and bias [N / W] are kept by reference. group: a process group, or
+    its name; default: torch's default group, or the current world where
+    torch.distributed is not initialised."""
 
     _features = "out_features"
 
@@ -124,7 +126,8 @@ class RowParallelLinear(_ParallelLinear):
     parallelism: each rank gets the whole sum [..., N], N a multiple of 8. What follows
     is the same on all ranks, and so is its gradient, which is not added.
 
-    weight [N, K / W] and the whole bias [N] are kept by reference."""
+    weight [N, K / W] and the whole bias [N] are kept by reference. group: as for
+    `ColumnParallelLinear`."""
 
     _features = "in_features"
 
