@@ -25,8 +25,7 @@ from __future__ import annotations
 
 ${import_path}from typing import Any
 
-from etc_dist import device_function
-from etc_dist.ir import Operand
+from etc_dist.ir import Operand, device_function
 
 
 # The regions of one task, by position: reads, then writes. The CUDA body supports one

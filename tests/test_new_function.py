@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from etc_dist import cli
+from tests.test_layers import may_import
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,6 +48,9 @@ def test_in_a_checkout_the_files_have_their_folders(tmp_path):
     written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*scale*")}
     names = "scale.py", "scale.cuh", "test_scale.py"
     assert written == {f"{a}/{b}" for a, b in zip(folders, names, strict=True)}
+    text = (tmp_path / folders[0] / "scale.py").read_text()
+    layers = re.findall(r"^from etc_dist\.?(\w*)", text, re.M)
+    assert layers and all(may_import("functions", layer) for layer in layers)
 
 
 @pytest.mark.parametrize(
