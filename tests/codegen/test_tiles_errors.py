@@ -20,7 +20,7 @@ from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.down_token import down_token
-from etc_dist.functions.epilogue import residual, store, swiglu
+from etc_dist.functions.epilogue import residual, swiglu
 from etc_dist.functions.gate_up_token import gate_up_token
 from etc_dist.functions.locate_rows import locate_rows
 from etc_dist.functions.pack_rows import pack_rows
@@ -36,129 +36,48 @@ from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.share_choices import share_choices
 from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_ranks
-from etc_dist.functions.tile_matmul import Tiles
 from etc_dist.functions.tile_shape import TileShape
-from etc_dist.functions.wide_tile import RowTiles
-from etc_dist.ir import (
-    DeviceFunction,
-    Extent,
-    Graph,
-    Operand,
-    Region,
-    Tensor,
-    graph_function,
-    minimum,
-    span,
-    tile,
-)
+from etc_dist.ir import DeviceFunction, Extent, Graph, GraphFunction, Operand
 from etc_dist.layers.moe_steps import Sizes
 from etc_dist.schedule import schedule_static
-from tests.graphs.dense import dense
+from tests.graphs.calls import one_call
+from tests.graphs.dense import dense, own_rows
 from tests.graphs.mixtures import moe_graph
 from tests.graphs.summed import summed
 from tests.refusals import refused
-
-ALL = slice(None)
 
 
 def source_of(graph: Any) -> str:
     return generate(schedule_static(graph)).text
 
 
-def made_in(g: Graph, made: Any) -> tuple[DeviceFunction, Any]:
-    """A function, and `values=` of its calls."""
-    return (made, {}) if isinstance(made, DeviceFunction) else made(g)
+call_of = partial(one_call, name="call")
 
 
-def one_call(
-    made: Any,
-    shapes: Any,
-    index: Any,
-    dtype: str = "bfloat16",
-    world: int = 1,
-) -> Any:
-    """A call of a function on a grid of i: index(i, m, *tensors) is its regions."""
-
-    @graph_function
-    def graph(g: Graph) -> None:
-        m = g.dims("m")
-        tensors = [
-            g.local(f"t{n}", [m if e is None else e for e in shape], dtype)
-            for n, shape in enumerate(shapes)
-        ]
-        (i,) = grid = g.grid(i=m)
-        (function, values), regions = made_in(g, made), index(i, m, *tensors)
-        operands = {"reads": regions[: function.reads]}
-        operands["writes"] = regions[function.reads :]
-        g.call(function, grid, name="call", values=values, **operands)
-
-    return graph(world)
+def stored(x: str, depth: str = "72", function: Any = dense, dtype: str = "bfloat16"):
+    """A GEMM that stores as many rows as it reads of x."""
+    reads = [f"x {x} {depth} {dtype}", f"w m/128 {depth} {dtype}"]
+    return call_of(1, function, reads, [f"y m{x[x.index('[') :]} m/128 {dtype}"])
 
 
-def stored(
-    size: Any,
-    x: Any = (None, 72),
-    depth: Any = slice(None),
-    made: Any = dense,
-    **more: Any,
-) -> Any:
-    def index(i: Any, m: Any, x: Tensor, w: Tensor, y: Tensor) -> list[Region]:
-        return [
-            x[tile(i, size), depth],
-            w[tile(i, 128), depth],
-            y[tile(i, size), tile(i, 128)],
-        ]
-
-    shapes = (x, (None, 72), (None, None))
-    return one_call(made, shapes, index, **more)
+def pushed(x: str, y: str) -> Any:
+    reads, writes = [f"x {x} bfloat16"], [f"y {y} bfloat16"]
+    return call_of(1, push_rows(), reads, writes, grid="i: m")
 
 
-def stacked_rows(i: Any, m: Any, x: Tensor, w: Tensor, y: Tensor) -> list[Region]:
-    return [x[:, tile(i, 128), :], w[tile(i, 128), :], y[tile(i, 128), tile(i, 128)]]
+def slots_of(world: int, x: str, y: str) -> Any:
+    return call_of(world, sum_ranks("bfloat16"), [f"x {x}"], [f"y {y}"])
 
 
-def pushed(index: Any) -> Any:
-    return one_call(push_rows(), ((None, None, 64), (None, 64)), index)
-
-
-def summed_slots(slots: Any, columns: Any, *size: Any, **more: Any) -> Any:
-    """slots: of the ranks; columns: of all."""
-
-    def index(i: Any, m: Any, x: Tensor, y: Tensor) -> list[Region]:
-        return [x[slots, tile(i, 32), columns], y[tile(i, 32), columns]]
-
-    shapes = (*size, None, 64), (None, 64)
-    return one_call(sum_ranks("bfloat16"), shapes, index, **more)
-
-
-def declared(rows: int, columns: Any) -> Any:
+def declared(rows: int, columns: str) -> Any:
     """A call of a function of a user, with its tile."""
     tile_of_f = {
         0: Operand((Extent(most=64), "n"), "float32"),
         1: Operand((None, "n"), ("float32", "bfloat16"), leading=True),
     }
     f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 1, tile=tile_of_f)
-
-    def index(i: Any, m: Any, x: Tensor, y: Tensor) -> list[Region]:
-        return [x[tile(i, rows), :], y[0, tile(i, rows), columns]]
-
-    return one_call(f, ((None, 8), (2, None, 8)), index, "float32")
-
-
-def tiles_of(epilogue: Any) -> Any:
-    def made(g: Graph) -> Any:
-        tiles = Tiles(g, "tile", 0, [TileShape(128, 128)])
-        return tiles.matmul("bfloat16", epilogue), tiles.values
-
-    return made
-
-
-def rows_of(*options: Any, **named: Any) -> Any:
-    def made(g: Graph) -> Any:
-        tiles = RowTiles(g, "tile")
-        return tiles.matmul_rows("bfloat16", *options, **named), tiles.values
-
-    return made
+    x, y = f"x m/{rows} 8 float32", f"y 2[0] m/{rows} {columns} float32"
+    return call_of(1, f, [x], [y])
 
 
 OF_8, SPLIT = (
@@ -168,27 +87,31 @@ PAGED = PagedCache(64, 16, norm_eps=1e-6)
 # Each function with the sizes of its operands: dims by name, with at most this many
 # elements in a region. A capital letter stands for another dim of the same size.
 ALIKE = {
-    "store": (tiles_of(store), "m,k n,k m,n", {"m": 128, "n": 128}),
-    "residual": (tiles_of(residual), "m,k n,k m,n m,n", {"m": 128, "n": 128}),
-    "swiglu": (tiles_of(swiglu), "m,k n,k n,k m,n", {"m": 128, "n": 64}),
+    "store": (dense, "m,k n,k m,n", {"m": 128, "n": 128}),
+    "residual": (
+        partial(dense, epilogue=residual),
+        "m,k n,k m,n m,n",
+        {"m": 128, "n": 128},
+    ),
+    "swiglu": (partial(dense, epilogue=swiglu), "m,k n,k n,k m,n", {"m": 128, "n": 64}),
     "kn": (
         partial(dense, dtype="float16", w_layout="kn"),
         "m,k k,n m,n",
         {"m": 128, "n": 256},
     ),
-    "own rows": (rows_of(), "m,k n,k m,n", {"m": 144, "n": 256}),
+    "own rows": (own_rows, "m,k n,k m,n", {"m": 144, "n": 256}),
     "own rows, biased": (
-        rows_of(is_biased=True),
+        partial(own_rows, is_biased=True),
         "m,k n,k n m,n",
         {"m": 144, "n": 256},
     ),
     "own rows, gated": (
-        rows_of(swiglu),
+        partial(own_rows, epilogue=swiglu),
         "m,k n,k n,k m,n",
         {"m": 144, "n": 128},
     ),
     "own rows, gathered": (
-        rows_of(swiglu, gathers=True, is_biased=True),
+        partial(own_rows, epilogue=swiglu, gathers=True, is_biased=True),
         "t,k n,k n,k n n m m,n",
         {"m": 144, "n": 128},
     ),
@@ -236,41 +159,36 @@ NUMBERS = {
 }
 
 
-@graph_function
-def of_sizes(g: Graph, *, name: str, shapes: str) -> None:
+def of_sizes(name: str, shapes: str) -> GraphFunction:
+    """A call of one of `ALIKE` with operands of these sizes."""
     made, _, most = ALIKE[name]
-    function, values = made_in(g, made)
-    letters = "chkmntHMN"
-    dims = dict(zip(letters, g.dims(" ".join(f"of_{a}" for a in letters)), strict=True))
-    regions = []
 
-    def size(text: str) -> Any:
-        digits, letter = re.fullmatch(r"(\d*)([a-zA-Z]?)", text).groups()
-        return int(digits or 1) * (dims[letter] if letter else 1)
+    def without_prefetch(g: Graph) -> tuple[DeviceFunction, Any]:
+        function, values = (made, {}) if isinstance(made, DeviceFunction) else made(g)
+        return replace(function, reads_before_wait=()), values  # there is no wait
 
+    function, _ = without_prefetch(Graph("sizes", 1))
+    parts, regions = [], []
     for n, shape in enumerate(shapes.split()):
-        axes = shape.split(",")
         operand = function.tile.get(n, Operand())
-        tensor = g.local(
-            f"t{n}",
-            [size(a) for a in axes],
-            operand.dtype[0] if operand.dtype else "bfloat16",
-        )
-        limits = [most.get(a.lower()) for a in axes]
+        dtype = operand.dtype[0] if operand.dtype else "bfloat16"
+        axes = [re.sub("([a-zA-Z])", r" * of_\1", f"1{a}" if a.isalpha() else a)
+                for a in shape.split(",")]  # fmt: skip
         index = [
-            slice(None) if limit is None else span(0, minimum(limit, dims[a]))
-            for a, limit in zip(axes, limits, strict=True)
+            f"span(0, minimum({most[a.lower()]}, of_{a}))" if a.lower() in most else ":"
+            for a in shape.split(",")
         ]
-        regions.append(tensor[tuple(index)])
-    function = replace(function, reads_before_wait=())  # there is no wait
-    numbers = dict.fromkeys(NUMBERS.get(name, []), 1)
-    g.call(
-        function,
-        g.grid(j=1, s=1),
-        name="call",
-        reads=regions[: function.reads],
-        writes=regions[function.reads :],
-        values={**values, **numbers},
+        parts.append(f"local t{n} [{', '.join(axes)}] {dtype}")
+        regions.append(f"t{n}[{', '.join(index)}]")
+    return call_of(
+        1,
+        without_prefetch,
+        regions[: function.reads],
+        regions[function.reads :],
+        dims=" ".join(f"of_{letter}" for letter in "chkmntHMN"),
+        parts="\n".join(parts),
+        grid="j: 1, s: 1",
+        values=dict.fromkeys(NUMBERS.get(name, []), 1),
     )
 
 
@@ -283,9 +201,9 @@ def misfits(shapes: str) -> list[str]:
 @pytest.mark.parametrize("name", ALIKE)
 def test_sizes_that_a_function_takes_from_another_operand_must_be_equal(name):
     shapes = ALIKE[name][1]
-    assert not [*tile_errors(of_sizes(1, name=name, shapes=shapes))]
+    assert not [*tile_errors(of_sizes(name, shapes))]
     for wrong in misfits(shapes):
-        (error,) = tile_errors(of_sizes(1, name=name, shapes=wrong))
+        (error,) = tile_errors(of_sizes(name, wrong))
         assert "does not fit the tile of" in error.what
         assert {"of_H", "of_M", "of_N"} & set(re.findall(r"\w+", error.got))
         assert re.search(", where (another|64 \\*) ", error.got)
@@ -297,65 +215,50 @@ def test_sizes_that_a_function_has_as_constants_must_be_complete(name):
     for found in re.finditer(r"\b([2-9]|[1-9]\d+)\b", shapes):
         fewer = str(int(found[0]) - 1)
         wrong = shapes[: found.start()] + fewer + shapes[found.end() :]
-        (error,) = tile_errors(of_sizes(1, name=name, shapes=wrong))
+        (error,) = tile_errors(of_sizes(name, wrong))
         assert "does not fit the tile of" in error.what
         assert re.search(f": size {fewer}|where 64 .* is {64 * int(fewer)}", error.got)
 
 
-@graph_function
-def picks(g: Graph, *, place: str, experts: int = 8) -> None:
-    m, e = g.dims("m e")
-    at = g.input("at", (1,), "int32")
-    logits = g.local("logits", (m, e if place == "dim" else experts), "float32")
-    ids, weights = (g.local(t[:3], (m, 2), t) for t in ("int32", "float32"))
-    places = {"tile": tile(0, 8), "loaded": span(at.load(0), 8)}
-    (i,) = grid = g.grid(i=m)
-    reads = [logits[i, places.get(place, slice(None))]]
-    writes = [ids[i, :], weights[i, :]]
-    g.call(choose_experts(OF_8, 1), grid, name="call", reads=reads, writes=writes)
+def picks(experts: str) -> GraphFunction:
+    reads, at = [f"logits m[i] {experts} float32"], "input at [1] int32"
+    writes = ["ids m[i] 2 int32", "weights m[i] 2 float32"]
+    function = choose_experts(OF_8, 1)
+    return call_of(1, function, reads, writes, grid="i: m", parts=at)
 
 
-@graph_function
-def of_own_rows(g: Graph, *, size: Extent) -> None:
+def of_own_rows(size: Extent) -> GraphFunction:
     """A tile of rows of which a rank may have fewer."""
-    rows, most = g.own_rows("rows", "most")
-    x = g.input("x", (rows, 8), "float32")
     tile_of_f = {0: Operand((size, 8), "float32")}
     f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0, tile=tile_of_f)
-    (i,) = grid = g.grid(i=most)
-    g.call(f, grid, name="call", reads=[x[tile(i, 64), :]])
+    reads, own = ["x rows[tile(i, 64)] 8 float32"], "own_rows rows most"
+    return call_of(2, f, reads, grid="i: most", parts=own)
 
 
 TAKEN = {
-    "depth": (stored(128, depth=span(8, 64)), "tile_matmul"),
+    "depth": (stored("m[tile(i, 128)]", "72[span(8, 64)]"), "tile_matmul"),
     "depth to the end": (
-        stored(128, depth=span(8, minimum(64, 72 - 8))),
+        stored("m[tile(i, 128)]", "72[span(8, minimum(64, 72 - 8))]"),
         "tile_matmul",
     ),
-    "whole": (stored(128), "tile_matmul"),
-    "a tile of a stack": (
-        pushed(lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 8), :]]),
-        "push_rows",
-    ),
+    "whole": (stored("m[tile(i, 128)]"), "tile_matmul"),
+    "a tile of a stack": (pushed("m[1] m/8@i 64", "m/8@i 64"), "push_rows"),
     "whole rows": (
-        pushed(lambda i, m, x, y: [x[tile(i, 8), :, :], x[tile(i, 8), :, :]]),
+        call_of(1, push_rows(), ["x m/8 m 64 bfloat16"], ["x m/8 m 64 bfloat16"]),
         "push_rows",
     ),
     "a part of a row": (
-        pushed(lambda i, m, x, y: [x[0, i, span(8, 16)], y[i, tile(i, 16)]]),
+        pushed("m[0] m[i] 64[span(8, 16)]", "m[i] 64/16@i"),
         "push_rows",
     ),
-    "a row on a row": (
-        pushed(lambda i, m, x, y: [x[0, i, :], y[span(i, 1), :]]),
-        "push_rows",
-    ),
+    "a row on a row": (pushed("m[0] m[i] 64", "m[span(i, 1)] 64"), "push_rows"),
     "slots": (
-        summed_slots(ALL, slice(0, 64), 2, world=2),
+        slots_of(2, "2 m/32 64[:64] bfloat16", "m/32 64[:64] bfloat16"),
         "sum_ranks",
     ),
-    "declared": (declared(64, ALL), "f<Task>"),
-    "tile of a constant": (picks(1, place="tile"), "choose_experts"),
-    "own rows": (of_own_rows(2, size=Extent(64, clipped=True)), "f<Task>"),
+    "declared": (declared(64, "8"), "f<Task>"),
+    "tile of a constant": (picks("8[tile(0, 8)]"), "choose_experts"),
+    "own rows": (of_own_rows(Extent(64, clipped=True)), "f<Task>"),
 }
 
 
@@ -373,37 +276,45 @@ REFUSED = {
     "block": (moe_graph(1, experts=8, top_k=2, sizes=Sizes(block=16)), UNFIT),
     "rows": (moe_graph(1, experts=8, top_k=2, sizes=Sizes(tile_rows=320)), UNFIT),
     "columns": (moe_graph(1, experts=8, top_k=2, sizes=Sizes(tile_columns=528)), UNFIT),
-    "32 rows": (stored(32, made=CLIPPED), "got: axis 0: size 32 to do"),
-    "32 of 32": (stored(32, x=(32, 72), made=CLIPPED), "got: axis 0: size 32 to do"),
+    "32 rows": (
+        stored("m[tile(i, 32)]", function=CLIPPED),
+        "got: axis 0: size 32 to do",
+    ),
+    "32 of 32": (
+        stored("32[tile(i, 32)]", function=CLIPPED),
+        "got: axis 0: size 32 to do",
+    ),
     "a stack": (
-        one_call(CLIPPED, ((2, None, 72), (None, 72), (None, None)), stacked_rows),
+        call_of(
+            1,
+            CLIPPED,
+            ["x 2 m/128 72 bfloat16", "w m/128 72 bfloat16"],
+            ["y m/128 m/128 bfloat16"],
+        ),
         "3 axes",
     ),
-    "24 of k": (stored(128, depth=span(0, 24)), "got: axis 1: size 24 to do"),
-    "dtype": (stored(128, dtype="float32"), "got: float32 to do"),
+    "24 of k": (
+        stored("m[tile(i, 128)]", "72[span(0, 24)]"),
+        "got: axis 1: size 24 to do",
+    ),
+    "dtype": (stored("m[tile(i, 128)]", dtype="float32"), "got: float32 to do"),
     "part of rows": (
-        pushed(lambda i, m, x, y: [x[1, tile(i, 8), 0:16], y[tile(i, 8), 0:16]]),
+        pushed("m[1] m/8@i 64[:16]", "m/8@i 64[:16]"),
         UNFIT + "push_rows",
     ),
-    "a plane": (
-        pushed(lambda i, m, x, y: [x[:, i, :], y[tile(i, 8), :]]),
-        UNFIT + "push_rows",
-    ),
-    "another size": (
-        pushed(lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 4), :]]),
-        UNFIT + "push_rows",
-    ),
+    "a plane": (pushed("m m[i] 64", "m/8@i 64"), UNFIT + "push_rows"),
+    "another size": (pushed("m[1] m/8@i 64", "m/4@i 64"), UNFIT + "push_rows"),
     "slots of some ranks": (
-        summed_slots(slice(1, 3), ALL, 4, dtype="float16"),
+        slots_of(1, "4[1:3] m/32 64 float16", "m/32 64 float16"),
         "got: float16; axis 0: size 2, where another world is 1 to do",
     ),
     "slots of fewer ranks": (
-        summed_slots(slice(1, 3), ALL, 2, world=2),
+        slots_of(2, "2[1:3] m/32 64 bfloat16", "m/32 64 bfloat16"),
         "got: axis 0: size 2 from 1, clipped at 2 to do",
     ),
-    "65 rows": (declared(65, ALL), "got: axis 0: size 65 to do"),
+    "65 rows": (declared(65, "8"), "got: axis 0: size 65 to do"),
     "columns of two": (
-        declared(64, span(0, 4)),
+        declared(64, "8[span(0, 4)]"),
         "wanted: operand 1: [one index each, any, n], float32 or bfloat16 got: axis 2: "
         "size 4, where another n is 8 to do",
     ),
@@ -411,11 +322,11 @@ REFUSED = {
         summed(3, shapes=[TileShape(128, 128)], shift=1),
         "the place of operand 2 on another rank",
     ),
-    "clipped": (picks(1, place="tile", experts=4), "size 8 from 0, clipped at 4 to do"),
-    "dim": (picks(1, place="dim"), "size e to do"),
-    "loaded": (picks(1, place="loaded", experts=16), "as its place is loaded to do"),
+    "clipped": (picks("4[tile(0, 8)]"), "size 8 from 0, clipped at 4 to do"),
+    "dim": (picks("e"), "size e to do"),
+    "loaded": (picks("16[span(at.load(0), 8)]"), "as its place is loaded to do"),
     "own rows": (
-        of_own_rows(2, size=Extent(64)),
+        of_own_rows(Extent(64)),
         "got: axis 0: size 64, where it may be clipped at rows to do",
     ),
 }

@@ -11,9 +11,10 @@ from etc_dist.codegen.layout import ABORT_OFFSET, CONTROL, HEAD_BYTES
 from etc_dist.codegen.names import address_name
 from etc_dist.emulate import Emulator
 from etc_dist.emulate.rank_memory import EmulatedMemory
-from etc_dist.ir import Graph, GraphFunction, graph_function, tile
+from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from tests.emulate.cases import PART, copy_on
+from tests.graphs.calls import Task, calls
 from tests.graphs.sent_far import sent_far
 from tests.graphs.stages import copied
 
@@ -22,27 +23,25 @@ PARTS = 6
 DIMS = {"n": PARTS * PART}
 
 
-@graph_function
-def sent_in_vain(g: Graph, *, wanted: int | None = None) -> None:
+def sent_in_vain(world_size: int, *, wanted: int | None = None) -> GraphFunction:
     """y is the other rank's x, by tasks that wait for `wanted` or `count` notifications
     and get one. z is x, by tasks that do not wait."""
-    n = g.dims("n")
-    x, count = g.input("x", (n,), "bfloat16"), g.input("count", (8,), "int32")
-    y, z = (g.output(name, (n,), "bfloat16") for name in "yz")
-    box = g.symmetric("box", (n,), "bfloat16")
-    parts = g.let("parts", n // PART)
-    expects = count.load(0) if wanted is None else wanted
-    came = g.events("came", (parts,), expects=expects, cross_rank=True)
-    other = (g.rank + 1) % 2
-    (i,) = grid = g.grid(i=parts)
-    part = tile(i, PART)
-    to_other, sent = [box.on(other)[part]], [came.on(other)[i]]
-    copy = copy_on("transfer")
-    g.call(copy, grid, name="send", reads=[x[part]], writes=to_other, notifies=sent)
-    g.call(
-        copy, grid, name="take", reads=[box[part]], writes=[y[part]], waits=[came[i]]
-    )
-    g.call(copy_on("tensor"), grid, name="keep", reads=[x[part]], writes=[z[part]])
+    parts = f"""
+        let parts = n // {PART}
+        input count [8] int32
+        symmetric box [n] bfloat16
+        cross-rank events came [parts] expects {wanted or "count.load(0)"}
+    """
+    part, other = f"[tile(i, {PART})]", "on((rank + 1) % 2)"
+    copy, x, grid = copy_on("transfer"), f"x n{part} bfloat16", {"grid": "i: parts"}
+    to, sent = [f"box.{other}{part}"], [f"came.{other}[i]"]
+    taken = [f"box{part}"], [f"y n{part} bfloat16"]
+    tasks = [
+        Task(copy, [x], to, name="send", notifies=sent, **grid),
+        Task(copy, *taken, name="take", waits=["came[i]"], **grid),
+        Task(copy_on("tensor"), [x], [f"z n{part} bfloat16"], name="keep", **grid),
+    ]
+    return calls(world_size, tasks=tasks, dims="n", parts=parts)
 
 
 def sent_far_in_vain(ranks: int, local_size: int) -> GraphFunction:

@@ -10,19 +10,12 @@ import numpy as np
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.weight_layouts import silu
-from etc_dist.ir import (
-    DeviceFunction,
-    Graph,
-    ceildiv,
-    device_function,
-    graph_function,
-    span,
-    tile,
-)
+from etc_dist.ir import DeviceFunction, GraphFunction, device_function
 from etc_dist.ops.exchange_model import TILES
 from etc_dist.ops.matmul_all_reduce import TILES_NAME
 from etc_dist.ops.tile_model import Tiling, dims_of
-from tests.graphs.dense import SINGLE, dense
+from tests.graphs.calls import Task, calls, one_call
+from tests.graphs.dense import dense
 from tests.graphs.running_sums import inputs
 from tests.graphs.running_sums import reference as reference_sums
 from tests.layers.reference import (
@@ -200,15 +193,12 @@ def set_first_on(lane: str) -> DeviceFunction:
     return set_first
 
 
-@graph_function
-def set_some(g: Graph, *, lane: str) -> None:
+def set_some(world_size: int, *, lane: str) -> GraphFunction:
     """y is x where sizes is 1, else unchanged."""
-    n = g.dims("n")
-    sizes = g.input("sizes", (n,), "int32")
-    x, y = g.input("x", (n,), "int32"), g.output("y", (n,), "int32")
-    (i,) = grid = g.grid(i=n)
-    of_task = span(i, sizes.load(i))
-    g.call(set_first_on(lane), grid, reads=[x[tile(i, 1)]], writes=[y[of_task]])
+    reads, writes = ["x n/1 int32"], ["y n[span(i, sizes.load(i))] int32"]
+    sizes = "input sizes [n] int32"
+    function = set_first_on(lane)
+    return one_call(world_size, function, reads, writes, dims="n", parts=sizes)
 
 
 def some_numbers() -> tuple[dict[str, Any], Any]:
@@ -233,79 +223,70 @@ def sums_of_ranks(world_size: int) -> Given:
     return [{"x": x} for x in xs], answers, {"n": 5}
 
 
-@graph_function
-def counted_late(g: Graph) -> None:
+def counted_late(world_size: int) -> GraphFunction:
     """y [n] is x, copied by tasks that wait for `count` notifications, which tasks of
     this run have written, and for other tasks."""
-    n, notifiers = g.dims("n notifiers")
-    x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
-    parts = g.let("parts", n // PART)
-    given = g.input("given", (parts,), "int32")
-    target = g.input("target", (notifiers,), "int32")
-    count = g.local("count", (parts,), "int32")
-    half, spare = (
-        g.local("half", (n,), "bfloat16"),
-        g.local("spare", (notifiers,), "int32"),
+    parts = f"""
+        let parts = n // {PART}
+        local count [parts] int32
+        local half [n] bfloat16
+        local spare [notifiers] int32
+        events counted [1] expects parts
+        events halved [parts] expects 1
+        events notified [i: parts] expects count.load(i)
+    """
+    copy, part, by_part = (
+        copy_on("transfer"),
+        f"[tile(i, {PART})]",
+        {"grid": "i: parts"},
     )
-    counted = g.events("counted", (1,), expects=parts)
-    halved = g.events("halved", (parts,), expects=1)
-    notified = g.events("notified", (parts,), expects=lambda i: count.load(i))
-    (i,) = grid = g.grid(i=parts)
-    one = tile(i, 1)
-    copy = copy_on("transfer")
-    g.call(copy, grid, reads=[given[one]], writes=[count[one]], notifies=[counted[0]])
-    (i,) = grid = g.grid(i=parts)
-    g.call(
-        copy_on("tensor"),
-        grid,
-        name="halve",
-        reads=[x[tile(i, PART)]],
-        writes=[half[tile(i, PART)]],
-        notifies=[halved[i]],
-    )
-    (j,) = grid = g.grid(j=notifiers)
-    one = tile(j, 1)
-    g.call(
-        copy,
-        grid,
-        name="notify",
-        reads=[target[one]],
-        writes=[spare[one]],
-        waits=[counted[0]],
-        notifies=[notified[target.load(j)]],
-    )
-    (i,) = grid = g.grid(i=parts)
-    g.call(
-        copy,
-        grid,
-        name="end",
-        reads=[half[tile(i, PART)]],
-        writes=[y[tile(i, PART)]],
-        waits=[counted[0], halved[i], notified[i]],
-    )
+    tasks = [
+        Task(
+            copy,
+            ["given parts/1 int32"],
+            ["count[tile(i, 1)]"],
+            notifies=["counted[0]"],
+        ),
+        Task(
+            copy_on("tensor"),
+            [f"x n{part} bfloat16"],
+            [f"half{part}"],
+            name="halve",
+            notifies=["halved[i]"],
+            **by_part,
+        ),
+        Task(
+            copy,
+            ["target notifiers[tile(j, 1)] int32"],
+            ["spare[tile(j, 1)]"],
+            name="notify",
+            grid="j: notifiers",
+            waits=["counted[0]"],
+            notifies=["notified[target.load(j)]"],
+        ),
+        Task(
+            copy,
+            [f"half{part}"],
+            [f"y n{part} bfloat16"],
+            name="end",
+            waits=["counted[0]", "halved[i]", "notified[i]"],
+            **by_part,
+        ),
+    ]
+    return calls(world_size, tasks=tasks, dims="n notifiers", parts=parts)
 
 
-@graph_function
-def matmul_and_scratch(g: Graph) -> None:
+def matmul_and_scratch(world_size: int) -> GraphFunction:
     """y = x @ w.T by tiles, and unrelated tasks that use the staging memory of the
     epilogue as scratch. They corrupt a tile that was not stored before."""
-    rows, n, k = g.dims("rows n k")
-    x, w = g.input("x", (rows, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
-    y = g.output("y", (rows, n), "bfloat16")
-    turned = g.local("turned", (rows, k), "bfloat16")
-    function, values = dense(g)
-    r, c = grid = g.grid(r=ceildiv(rows, SINGLE.rows), c=ceildiv(n, SINGLE.columns))
-    of_rows, columns = tile(r, SINGLE.rows), tile(c, SINGLE.columns)
-    g.call(
-        function,
-        grid,
-        values=values,
-        reads=[x[of_rows, :], w[columns, :]],
-        writes=[y[of_rows, columns]],
-    )
-    (r,) = grid = g.grid(r=rows)
-    row = span(r, 1)
-    g.call(turn_numbers, grid, reads=[x[row, :]], writes=[turned[row, :]])
+    operands = ["x rows/128 k bfloat16", "w n/128 k bfloat16"]
+    turn = ["x[span(i, 1), :]"], ["turned rows[span(i, 1)] k bfloat16"]
+    tasks = [
+        Task(dense, operands, ["y rows/128 n/128 bfloat16"]),
+        Task(turn_numbers, *turn, grid="i: rows"),
+    ]
+    kinds = {"turned": "local"}
+    return calls(world_size, tasks=tasks, dims="rows n k", kinds=kinds)
 
 
 def matmul(rows: int, n: int, k: int) -> Given:

@@ -3,21 +3,14 @@ and of rows that data selects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import (
-    DeviceFunction,
-    Expr,
-    Graph,
-    GraphFunction,
-    device_function,
-    graph_function,
-    maximum,
-)
-from tests.graphs.calls import whole
+from etc_dist.ir import DeviceFunction, GraphFunction, device_function
+from tests.graphs.calls import Task, calls, one_call, whole
 
 FOLDER = Path(__file__).parent
 
@@ -27,24 +20,27 @@ def one_task(body: str, dtype: str, lane: str = "tensor") -> GraphFunction:
     return whole(1, function=_function(body, lane), dtype=dtype, y="m")
 
 
-@graph_function
-def chosen_task(g: Graph, *, bodies: tuple[str, ...]) -> None:
+def chosen_task(bodies: Sequence[str]) -> GraphFunction:
     """The same, for the body of the number `chosen`: one library for all of them."""
-    n, m, chosen = g.dims("n m chosen")
-    x, y = g.input("x", (n,), "int32"), g.output("y", (m,), "int32")
-    for number, body in enumerate(bodies):
-        tasks = g.grid(i=maximum(0, 1 - maximum(number - chosen, chosen - number)))
-        g.call(_function(body, "tensor"), tasks, reads=[x[:]], writes=[y[:]])
+    distance = "maximum({0} - chosen, chosen - {0})"
+    tasks = [
+        Task(
+            _function(body, "tensor"),
+            ["x n int32"],
+            ["y m int32"],
+            grid=f"i: maximum(0, 1 - {distance.format(number)})",
+        )
+        for number, body in enumerate(bodies)
+    ]
+    return calls(1, tasks=tasks, dims="n m chosen")
 
 
-@graph_function
-def gathered_rows(g: Graph, *, row: Callable[[Expr, Expr], Expr]) -> None:
-    """y [n, 4] = rows of x [m, 4], of the numbers `row(at[i], m)`."""
-    n, m = g.dims("n m")
-    x, y = g.input("x", (m, 4), "float32"), g.output("y", (n, 4), "float32")
-    at = g.input("at", (n,), "int32")
-    (i,) = grid = g.grid(i=n)
-    g.call(push_rows(), grid, reads=[x[row(at.load(i), m), :]], writes=[y[i, :]])
+def gathered_rows(row: str = "at") -> GraphFunction:
+    """y [n, 4] = rows of x [m, 4], of the numbers `row`, by `at` and m."""
+    number = re.sub(r"\bat\b", "at.load(i)", row)
+    reads, writes = [f"x m[{number}] 4 float32"], ["y n[i] 4 float32"]
+    options = {"dims": "n m", "grid": "i: n", "parts": "input at [n] int32"}
+    return one_call(1, push_rows(), reads, writes, **options)
 
 
 def _function(name: str, lane: str) -> DeviceFunction:

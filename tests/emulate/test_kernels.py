@@ -4,16 +4,18 @@ other orders of events, and no two accesses without one."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.wide_tile import RowTiles
-from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
+from etc_dist.ir import GraphFunction
 from tests.emulate.cases import SEEDS, check, copy_on, set_some, some_numbers
 from tests.emulate.matrix import CASES
+from tests.graphs.calls import Task, calls
+from tests.graphs.dense import own_rows
 from tests.layers.reference import draw
 
 exhaustive = pytest.mark.exhaustive
@@ -54,67 +56,58 @@ def test_a_task_with_nothing_left_runs_no_body(schedule, lane):
 ROWS, COLUMNS = 16, 256
 
 
-@graph_function
-def two_matmuls(g: Graph) -> None:
+def two_matmuls() -> GraphFunction:
     """y = (x w) v in tiles, most of them empty. The event that a task of the second
     GEMM notifies is loaded from memory that another lane has written."""
-    count, k, n = g.dims("count k n")
-    sizes = g.input("sizes", (count,), "int32")
-    given = g.input("given", (count,), "int32")
-    x = g.input("x", (count * ROWS, k), "bfloat16")
-    w = g.input("w", (1, k, k), "bfloat16")
-    v = g.input("v", (1, n, k), "bfloat16")
-    y = g.output("y", (count * ROWS, n), "bfloat16")
-    seen = g.output("seen", (count,), "int32")
-    to = g.local("to", (count,), "int32")
-    half = g.local("half", (count * ROWS, k), "bfloat16")
-    columns = g.let("columns", ceildiv(n, COLUMNS))
-    all_columns = span(0, minimum(COLUMNS, k))
-    known = g.events("known", (count,), expects=1)
-    begun = g.events("begun", (count,), expects=1)
-    done = g.events("done", (count,), expects=columns)
-    (r,) = grid = g.grid(r=count)
-    g.call(
-        copy_on("transfer"),
-        grid,
-        reads=[given[span(r, 1)]],
-        writes=[to[span(r, 1)]],
-        notifies=[known[r]],
-        order=lambda t: (count - 1 - t,),
-    )
-    tiles = RowTiles(g, "tiles")
-    (r,) = grid = g.grid(r=count)
-    rows = span(r * ROWS, minimum(ROWS, sizes.load(r)))
-    g.call(
-        tiles.matmul_rows("bfloat16"),
-        grid,
-        name="first",
-        values=tiles.values,
-        reads=[x[rows, :], w[0, all_columns, :]],
-        writes=[half[rows, all_columns]],
-        notifies=[begun[r]],
-    )
-    j, r = grid = g.grid(j=columns, r=count)
-    rows = span(r * ROWS, minimum(ROWS, sizes.load(r)))
-    g.call(
-        tiles.matmul_rows("bfloat16"),
-        grid,
-        name="second",
-        values=tiles.values,
-        reads=[half[rows, :], v[0, tile(j, COLUMNS), :]],
-        writes=[y[rows, tile(j, COLUMNS)]],
-        waits=[begun[r], known[r]],
-        notifies=[done[to.load(r)]],
-    )
-    (r,) = grid = g.grid(r=count)
-    g.call(
-        copy_on("transfer"),
-        grid,
-        name="end",
-        reads=[sizes[span(r, 1)]],
-        writes=[seen[span(r, 1)]],
-        waits=[done[r]],
-    )
+    parts = f"""
+        let columns = ceildiv(n, {COLUMNS})
+        input sizes [count] int32
+        local to [count] int32
+        local half [count * {ROWS}, k] bfloat16
+        input x [count * {ROWS}, k] bfloat16
+        output y [count * {ROWS}, n] bfloat16
+        events known [count] expects 1
+        events begun [count] expects 1
+        events done [count] expects columns
+    """
+    rows = f"span(r * {ROWS}, minimum({ROWS}, sizes.load(r)))"
+    every, by_row = f"span(0, minimum({COLUMNS}, k))", {"grid": "r: count"}
+    tasks = [
+        Task(
+            copy_on("transfer"),
+            ["given count[span(r, 1)] int32"],
+            ["to[span(r, 1)]"],
+            notifies=["known[r]"],
+            order="count - 1 - t",
+            **by_row,
+        ),
+        Task(
+            partial(own_rows, name="first"),
+            [f"x[{rows}, :]", f"w 1[0] k[{every}] k bfloat16"],
+            [f"half[{rows}, {every}]"],
+            name="first",
+            notifies=["begun[r]"],
+            **by_row,
+        ),
+        Task(
+            partial(own_rows, name="second"),
+            [f"half[{rows}, :]", f"v 1[0] n[tile(j, {COLUMNS})] k bfloat16"],
+            [f"y[{rows}, tile(j, {COLUMNS})]"],
+            name="second",
+            grid="j: columns, r: count",
+            waits=["begun[r]", "known[r]"],
+            notifies=["done[to.load(r)]"],
+        ),
+        Task(
+            copy_on("transfer"),
+            ["sizes[span(r, 1)]"],
+            ["seen count[span(r, 1)] int32"],
+            name="end",
+            waits=["done[r]"],
+            **by_row,
+        ),
+    ]
+    return calls(1, tasks=tasks, dims="count k n", parts=parts)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +123,7 @@ def test_groups_of_empty_tasks_notify_what_is_loaded(schedule):
         draw(rng, s, "bfloat16") for s in ((count * ROWS, k), (1, k, k), (1, n, k))
     )
     w, v = np.sign(w), np.sign(v)
-    program = Emulator(two_matmuls(1), schedule=schedule, workers=2)
+    program = Emulator(two_matmuls(), schedule=schedule, workers=2)
     inputs = {"sizes": sizes, "given": given, "x": x, "w": w, "v": v}
     for seed in range(2):
         dims = {"count": count, "k": k, "n": n}

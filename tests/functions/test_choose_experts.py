@@ -11,8 +11,9 @@ from etc_dist.emulate import Emulator
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
-from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
+from etc_dist.ir import GraphFunction
 from tests.functions.both import both_on_ranks
+from tests.graphs.calls import one_call
 
 ROUTING = Routing(8, Router(2), "float32")
 
@@ -60,25 +61,24 @@ def test_a_row_of_no_request_has_no_experts():
     assert weights.tolist() == [[0, 0], [0.5, 0.5]]
 
 
-@graph_function
-def chosen_of_own_rows(g: Graph, *, has_count: bool) -> None:
-    rows, most = g.own_rows("rows", "most")
-    places = g.dims("places")  # as many as `most`, which no output may have
-    logits = g.input("logits", (rows, 8), "float32")
-    ids, weights = (g.output(t[:3], (places, 4), t) for t in ("int32", "float32"))
-    chosen = g.output("chosen", (8, ceildiv(places, 32)), "int32")
-    (b,) = grid = g.grid(b=ceildiv(most, 32))
-    of_block, count = tile(b, 32), []
-    if has_count:
-        before = logits[span(0, b * 32), span(0, 1)]
-        count = [g.input("count", (1,), "int32")[:], before]
-    routing = Routing(8, Router(4), "float32")
-    g.call(
+def chosen_of_own_rows(has_count: bool) -> GraphFunction:
+    routing, block = Routing(8, Router(4), "float32"), "[tile(b, 32)]"
+    # As many places as `most`, which no output may have.
+    parts = """
+        own_rows rows most
+        output chosen [8, ceildiv(places, 32)] int32
+    """
+    count = ["count 1 int32", "logits[span(0, b * 32), span(0, 1)]"]
+    return one_call(
+        2,
         choose_experts(routing, marks=True, fills=True, has_count=has_count),
-        grid,
-        reads=[logits[of_block, span(0, 8)], *count],
-        writes=[ids[of_block, :], weights[of_block, :], chosen[:, b]],
-    )
+        [f"logits rows{block} 8[:8] float32", *(count if has_count else [])],
+        [f"ids places{block} 4 int32", f"weights places{block} 4 float32",
+         "chosen[:, b]"],
+        dims="places",
+        parts=parts,
+        grid="b: ceildiv(most, 32)",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("has_count", [False, True])
@@ -86,7 +86,7 @@ def test_rows_that_are_no_tokens_get_no_experts(has_count, rng):
     """Those that a rank does not have, and those from its count on."""
     falling = np.arange(8, dtype=np.float32)
     logits = rng.permuted(np.tile(falling, (35, 1)), axis=1)
-    emulator = Emulator(chosen_of_own_rows(2, has_count=has_count), workers=2)
+    emulator = Emulator(chosen_of_own_rows(has_count), workers=2)
     counted = [(34, 33), (35, 7), (35, -1)] if has_count else []
     for rows, fewer in [(0, 0), (33, 33), *counted]:
         inputs = [{"logits": logits[:count]} for count in (rows, 35)]
@@ -95,8 +95,8 @@ def test_rows_that_are_no_tokens_get_no_experts(has_count, rng):
         dims = {"most": 35, "places": 35}
         fewer = max(fewer, 0)
         for part, whole in both_on_ranks(emulator, inputs, dims, check=False):
-            for name, none in (("int", -1), ("flo", 0)):
+            for name, none in (("ids", -1), ("weights", 0)):
                 assert (part[name][:fewer] == whole[name][:fewer]).all()
                 assert (part[name][fewer:] == none).all()
             bits = np.bitwise_count(part["chosen"].view(np.uint32))
-            assert bits.sum() == 4 * fewer and (whole["int"] >= 0).all()
+            assert bits.sum() == 4 * fewer and (whole["ids"] >= 0).all()

@@ -8,23 +8,24 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.expect_in_range import expect_in_range
-from etc_dist.ir import Graph, graph_function
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
+from tests.graphs.calls import one_call
 
 DIMS = {"rows": 5}
-
-
-@graph_function
-def checked(g: Graph) -> None:
-    index, x = g.input("index", (2,), "int32"), g.input("x", (g.dims("rows"),), "int32")
-    (i,) = grid = g.grid(i=2)
-    g.call(expect_in_range(), grid, name="row_exists", reads=[x[index.load(i)]])
+GRAPH = one_call(
+    1,
+    expect_in_range(),
+    ["x rows[index.load(i)] int32"],
+    parts="input index [2] int32",
+    grid="i: 2",
+    name="row_exists",
+)
 
 
 @pytest.fixture(scope="module")
 def emulator() -> Emulator:
-    return Emulator(checked(1), workers=2)
+    return Emulator(GRAPH, workers=2)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def emulator() -> Emulator:
 )
 def test_index_out_of_range_ends_the_run(index, is_wrong, emulator):
     given = {"index": np.array([0, index], np.int32), "x": np.arange(5, dtype=np.int32)}
-    plan = schedule_static(checked(1))
+    plan = schedule_static(GRAPH)
     for run in (
         lambda: simulate(plan, [given], DIMS),
         lambda: emulator.run([given], DIMS),

@@ -6,44 +6,46 @@ import numpy as np
 import pytest
 
 from etc_dist.functions.heads_norm import norm_of_ranks, push_squares
-from etc_dist.ir import Graph, graph_function, span
+from etc_dist.ir import GraphFunction
 from tests.functions.both import both_on_ranks
 from tests.functions.compiled import check_compiled
 from tests.functions.test_rms_norm import EPS, expected
+from tests.graphs.calls import Task, calls
 from tests.layers.reference import draw
 
 ROWS, COLUMNS = 2, (264, 2120)
 
 
-@graph_function
-def norms(g: Graph, *, dtype: str) -> None:
+def norms(world_size: int, *, dtype: str) -> GraphFunction:
     """qk [rows, columns], which is updated: the norms of two parts of each row."""
-    rows, (q_columns, k_columns) = g.dims("rows"), COLUMNS
-    qk = g.state("qk", (rows, sum(COLUMNS)), dtype)
-    gains = g.input("gains", (sum(COLUMNS),), dtype)
-    squares = g.symmetric("squares", (2, rows, g.world_size), "float32")
-    arrived = g.events("arrived", (1,), expects=rows * g.world_size, cross_rank=True)
-    ranks = range(g.world_size)
-    peers = [(g.rank + n) % g.world_size for n in ranks]
-    parts = span(0, q_columns), span(q_columns, k_columns)
-    (r,) = grid = g.grid(r=rows)
-    own = span(r, 1)
-    g.call(
-        push_squares(dtype, g.world_size),
-        grid,
-        reads=[qk[own, part] for part in parts],
-        writes=[squares.on(peer)[:, own, g.rank] for peer in peers],
-        notifies=[arrived.on(peer)[0] for peer in peers],
+    parts = f"""
+        state qk [rows, {sum(COLUMNS)}] {dtype}
+        input gains [{sum(COLUMNS)}] {dtype}
+        symmetric squares [2, rows, ranks] float32
+        cross-rank events arrived [1] expects rows * ranks
+    """
+    of_row = [f"span(0, {COLUMNS[0]})", f"span({COLUMNS[0]}, {COLUMNS[1]})"]
+    peers = [f"(rank + {n}) % ranks" for n in range(world_size)]
+    push = Task(
+        push_squares(dtype, world_size),
+        [f"qk[span(r, 1), {part}]" for part in of_row],
+        [f"squares.on({peer})[:, span(r, 1), rank]" for peer in peers],
+        grid="r: rows",
+        notifies=[f"arrived.on({peer})[0]" for peer in peers],
     )
-    for number, part in enumerate(parts):
-        g.call(
+    norms = [
+        Task(
             norm_of_ranks(dtype, EPS),
-            grid,
+            [f"qk[span(r, 1), {part}]", f"squares[{number}, span(r, 1), :]",
+             f"gains[{part}]"],
+            [f"qk[span(r, 1), {part}]"],
             name=f"norm_{number}",
-            reads=[qk[own, part], squares[number, own, :], gains[part]],
-            writes=[qk[own, part]],
-            waits=[arrived[0]],
+            grid="r: rows",
+            waits=["arrived[0]"],
         )
+        for number, part in enumerate(of_row)
+    ]  # fmt: skip
+    return calls(world_size, tasks=[push, *norms], dims="rows", parts=parts)
 
 
 @pytest.mark.parametrize(("ranks", "dtype"), [(2, "float16"), (3, "bfloat16")])

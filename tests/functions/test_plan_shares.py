@@ -21,39 +21,33 @@ from etc_dist.functions.plan_shares import (
     slices_of,
     stages_of,
 )
-from etc_dist.ir import graph_function, minimum, span
 from tests.functions.both import both
 from tests.functions.compiled import check_compiled
+from tests.graphs.calls import one_call
 
 PAGED = PagedCache(64, 16, has_span=True)
 WINDOWS = [EVERY_POSITION, 1000]
 NAMES = "extents", "bounds", "combined", "num_combined"
-
-
-@graph_function
-def planned(g):
-    rows, positions, requests, most_pages, _pages = g.dims(
-        "rows positions requests most_pages pages"
-    )
-    shares, most, *_ = g.dims("shares most lists cuts")
-    cos_sin = g.input("cos_sin", (positions, 64), "float32")
-    request, position = (
-        g.input(name, (rows,), "int32") for name in ("request", "position")
-    )
-    table = g.input("table", (requests, most_pages), "int32")
-    window = g.input("window", (2,), "int32")
-    shapes = (rows, EXTENT), (shares + 1, BOUND), (most, 3), (1,)
-    extents, bounds, combined, num_combined = (
-        g.output(name, shape, "int32")
-        for name, shape in zip(NAMES, shapes, strict=True)
-    )
-    every, bound = span(0, minimum(512, rows)), span(0, minimum(1024, shares) + 1)
-    g.call(
-        plan_shares(PAGED),
-        g.grid(one=1),
-        reads=[window[:], cos_sin[:, :], request[every], position[every], table[:, :]],
-        writes=[extents[every, :], bounds[bound, :], combined[:, :], num_combined[:]],
-    )
+EVERY, BOUNDS = "span(0, minimum(512, rows))", "span(0, minimum(1024, shares) + 1)"
+PLANNED = one_call(
+    1,
+    plan_shares(PAGED),
+    [
+        "window 2 int32",
+        "cos_sin positions 64 float32",
+        f"request rows[{EVERY}] int32",
+        f"position rows[{EVERY}] int32",
+        "table requests most_pages int32",
+    ],
+    [
+        f"extents rows[{EVERY}] {EXTENT} int32",
+        f"bounds[{BOUNDS}, :]",
+        "combined most 3 int32",
+        "num_combined 1 int32",
+    ],
+    dims="rows positions requests most_pages pages shares most lists cuts",
+    parts=f"output bounds [shares + 1, {BOUND}] int32",
+)
 
 
 def given_for(lengths, window, shares, lists, cuts):
@@ -156,7 +150,7 @@ def test_long_rows_have_a_limited_number_of_slices():
 
 @pytest.fixture(scope="module")
 def emulator():
-    return Emulator(planned(1), workers=1)
+    return Emulator(PLANNED, workers=1)
 
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -177,4 +171,4 @@ def test_both_bodies_plan_alike(rows, shares, lists, in_order, rng, emulator):
 
 
 def test_the_cuda_body_compiles_without_spills():
-    check_compiled(planned(1))
+    check_compiled(PLANNED)

@@ -11,9 +11,10 @@ from etc_dist.functions.choose_experts import CHOSEN_ROWS, choose_experts
 from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
-from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
+from etc_dist.ir import GraphFunction
 from tests.functions.both import both, both_on_ranks
 from tests.functions.compiled import check_compiled
+from tests.graphs.calls import Task, calls
 
 QWEN, FEW = (
     Routing(128, Router(8), "bfloat16"),
@@ -21,41 +22,43 @@ QWEN, FEW = (
 )
 
 
-@graph_function
-def routed(g: Graph, *, routing: Routing, own: int = 0) -> None:
+def routed(world_size: int, *, routing: Routing, own: int = 0) -> GraphFunction:
     """own: experts of a rank. The dim `before`: the rows that choose in tasks before,
     all or none."""
-    rows, before, tiles = g.dims("rows before tiles")
-    numbers = g.dims("tile_rows stride gathers")
-    top_k = routing.top_k
-    logits = g.input("logits", (rows, routing.experts), "float32")
-    position = g.input("position", (rows,), "int32")
-    ids = g.state("ids", (rows, top_k), "int32")
-    weights = g.output("weights", (rows, top_k), "float32")
-    place = g.output("place", (rows, top_k), "int32")
-    of_tiles = g.output("tile", (tiles, 2), "int32")
-    used = g.output("used", (1,), "int32")
-    blocks = g.let("blocks", ceildiv(before, CHOSEN_ROWS))
-    chosen = g.events("chosen", (1,), expects=blocks)
-    (b,) = grid = g.grid(b=blocks)
-    block = tile(b, CHOSEN_ROWS)
-    g.call(
+    parts = f"""
+        let blocks = ceildiv(before, {CHOSEN_ROWS})
+        input logits [rows, {routing.experts}] float32
+        input position [rows] int32
+        state ids [rows, {routing.top_k}] int32
+        output weights [rows, {routing.top_k}] float32
+        events chosen [1] expects blocks
+    """
+    block = f"tile(b, {CHOSEN_ROWS})"
+    new = f"span(0, minimum({MOST_AT_ONCE}, rows - before))"
+    here = f"span(0, minimum({MOST_ROWS}, rows))"
+    choose = Task(
         choose_experts(routing, CHOSEN_ROWS, has_position=True),
-        grid,
-        reads=[logits[block, :], position[block]],
-        writes=[ids[block, :], weights[block, :]],
-        notifies=[chosen[0]],
+        [f"logits[{block}, :]", f"position[{block}]"],
+        [f"ids[{block}, :]", f"weights[{block}, :]"],
+        grid="b: blocks",
+        notifies=["chosen[0]"],
     )
-    new = span(0, minimum(MOST_AT_ONCE, rows - before))
-    here = span(0, minimum(MOST_ROWS, rows))
-    g.call(
+    numbers = ("tile_rows", "stride", "gathers")
+    route = Task(
         route_rows(routing, num_own_experts=own),
-        g.grid(one=1),
-        reads=[logits[new, :], position[new], ids[here, :]],
-        writes=[ids[new, :], weights[new, :], place[here, :], of_tiles[:, :], used[:]],
-        waits=[chosen[0]],
-        values=dict(zip(("tile_rows", "stride", "gathers"), numbers, strict=True)),
+        [f"logits[{new}, :]", f"position[{new}]", f"ids[{here}, :]"],
+        [
+            f"ids[{new}, :]",
+            f"weights[{new}, :]",
+            f"place rows[{here}] {routing.top_k} int32",
+            "tile tiles 2 int32",
+            "used 1 int32",
+        ],
+        waits=["chosen[0]"],
+        values={name: name for name in numbers},
     )
+    dims = f"rows before tiles {' '.join(numbers)}"
+    return calls(world_size, tasks=[choose, route], dims=dims, parts=parts)
 
 
 def expected(ids: Any, dims: dict[str, int], experts: int) -> Any:

@@ -5,30 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.functions.scatter_row import scatter_row
-from etc_dist.ir import Graph, ceildiv, graph_function, maximum, minimum, span, tile
 from tests.functions.both import both
 from tests.functions.compiled import check_compiled
+from tests.graphs.calls import one_call
 from tests.layers.reference import draw
 
 COPIES, WIDTH = 3, 1032
 """Columns of a task: more than its threads copy at once."""
-
-
-@graph_function
-def scattered(g: Graph) -> None:
-    rows, columns, places = g.dims("rows columns places")
-    x = g.input("x", (rows, columns), "bfloat16")
-    place = g.input("place", (rows, COPIES), "int32")
-    y = g.state("y", (places, columns), "bfloat16")
-    r, j = grid = g.grid(r=rows, j=ceildiv(columns, WIDTH))
-    of = [place.load(r, k) for k in range(COPIES)]
-    to = [span(maximum(0, p), minimum(1, p + 1)) for p in of]
-    g.call(
-        scatter_row(COPIES, "bfloat16"),
-        grid,
-        reads=[x[span(r, 1), tile(j, WIDTH)]],
-        writes=[y[rows, tile(j, WIDTH)] for rows in to],
-    )
+PLACES = [f"place.load(r, {k})" for k in range(COPIES)]
+SCATTERED = one_call(
+    1,
+    scatter_row(COPIES, "bfloat16"),
+    [f"x rows[span(r, 1)] columns[tile(j, {WIDTH})] bfloat16"],
+    [f"y[span(maximum(0, {place}), minimum(1, {place} + 1)), tile(j, {WIDTH})]"
+     for place in PLACES],
+    dims="rows columns places",
+    parts=f"""
+        input place [rows, {COPIES}] int32
+        state y [places, columns] bfloat16
+    """,
+    grid=f"r: rows, j: ceildiv(columns, {WIDTH})",
+)  # fmt: skip
 
 
 def test_rows_are_copied_to_their_places(rng):
@@ -38,9 +35,9 @@ def test_rows_are_copied_to_their_places(rng):
     wanted = y.copy()
     wanted[place[place >= 0]] = x[np.nonzero(place >= 0)[0]]
     dims = {"rows": 4, "columns": 1096, "places": 9}
-    for found in both(scattered(1), given, dims):
+    for found in both(SCATTERED, given, dims):
         np.testing.assert_array_equal(found["y"], wanted)
 
 
 def test_the_cuda_body_compiles_without_spills():
-    check_compiled(scattered(1))
+    check_compiled(SCATTERED)

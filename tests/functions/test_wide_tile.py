@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,74 +10,83 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.activation import Activation
-from etc_dist.functions.epilogue import activated, partial, store, swiglu
+from etc_dist.functions.epilogue import activated, store, swiglu
+from etc_dist.functions.epilogue import partial as unrounded
 from etc_dist.functions.tile_shape import TileShape
 from etc_dist.functions.weight_layouts import silu
-from etc_dist.functions.wide_tile import NARROW, STAGE_BYTES, WIDE, RowTiles
-from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span
+from etc_dist.functions.wide_tile import NARROW, STAGE_BYTES, WIDE
+from etc_dist.ir import Graph, GraphFunction
+from tests.graphs.calls import one_call
+from tests.graphs.dense import own_rows
 from tests.layers.reference import draw
 from tests.refusals import refused
 
+PLAIN = Activation()
 CLAMPED = Activation(alpha=1.702, limit=0.5, shift=1.0)
 
 
-@graph_function
 def tiled(
-    g: Graph,
     *,
-    gated: bool,
-    gathers: bool,
-    is_biased: bool,
-    is_few: int,
-    activation: Activation,
-) -> None:
+    gated: bool = False,
+    gathers: bool = False,
+    is_biased: bool = False,
+    is_few: int = 0,
+    activation: Activation = PLAIN,
+) -> GraphFunction:
     """y = the rows of tile r, which `sizes` counts, by the weights of an expert."""
-    count, most, k, n = g.dims("count most k n")
-    num_weights = 2 if gated else 1
-    tiles = RowTiles(g, "tiles", is_few)
-    sizes = g.input("sizes", (count,), "int32")
-    expert = g.input("expert", (count,), "int32")
-    numbers = g.input("numbers", (count * most,), "int32")
-    x = g.input("x", (count * most, k), "bfloat16")
-    w = g.input("w", (2, num_weights * n, k), "bfloat16")
-    bias = g.input("bias", (2, num_weights * n), "bfloat16")
-    y = g.output("y", (count * most, n), "bfloat16")
-    width = tiles.task_columns(gated=gated)
-    j, r = grid = g.grid(j=ceildiv(n, width), r=count)
-    columns = minimum(width, n - j * width)
-    parts = [span(m * n + j * width, columns) for m in range(num_weights)]
-    rows = span(r * most, minimum(WIDE.rows, sizes.load(r)))
-    epilogue = activated(activation) if gated else store
-    g.call(
-        tiles.matmul_rows("bfloat16", epilogue, gathers=gathers, is_biased=is_biased),
-        grid,
-        values=tiles.values,
-        reads=[
-            x[:, :] if gathers else x[rows, :],
-            *(w[expert.load(r), part, :] for part in parts),
-            *(bias[expert.load(r), part] for part in parts if is_biased),
-            *([numbers[rows]] if gathers else []),
+    num_weights, width = 1 + gated, (128 if is_few else 256) // (1 + gated)
+    parts = f"""
+        input sizes [count] int32
+        input expert [count] int32
+        input numbers [count * most] int32
+        input x [count * most, k] bfloat16
+        input w [2, {num_weights} * n, k] bfloat16
+        input bias [2, {num_weights} * n] bfloat16
+        output y [count * most, n] bfloat16
+    """
+    columns = f"minimum({width}, n - j * {width})"
+    of_weights = [f"span({m} * n + j * {width}, {columns})" for m in range(num_weights)]
+    rows = f"span(r * most, minimum({WIDE.rows}, sizes.load(r)))"
+    return one_call(
+        1,
+        partial(
+            own_rows,
+            epilogue=activated(activation) if gated else store,
+            is_few=is_few,
+            gathers=gathers,
+            is_biased=is_biased,
+        ),
+        [
+            "x[:, :]" if gathers else f"x[{rows}, :]",
+            *(f"w[expert.load(r), {part}, :]" for part in of_weights),
+            *(f"bias[expert.load(r), {part}]" for part in of_weights if is_biased),
+            *([f"numbers[{rows}]"] if gathers else []),
         ],
-        writes=[y[rows, span(j * width, columns)]],
+        [f"y[{rows}, span(j * {width}, {columns})]"],
+        dims="count most k n",
+        parts=parts,
+        grid=f"j: ceildiv(n, {width}), r: count",
     )
 
 
-def expected(given: dict[str, Any], most: int, **options: Any) -> dict[int, Any]:
+def expected(
+    given: dict[str, Any], most: int, options: dict[str, Any]
+) -> dict[int, Any]:
     """The rows of each tile that has some."""
     results = {}
     for t, (size, expert) in enumerate(
         zip(given["sizes"], given["expert"], strict=True)
     ):
         rows = np.arange(t * most, t * most + size)
-        rows = given["numbers"][rows] if options["gathers"] else rows
+        rows = given["numbers"][rows] if options.get("gathers") else rows
         sums = (
             given["x"][rows].astype(np.float32)
             @ given["w"][expert].astype(np.float32).T
         )
-        if options["is_biased"]:
+        if options.get("is_biased"):
             sums += given["bias"][expert].astype(np.float32)
-        if options["gated"]:
-            sums = options["activation"].apply(*np.split(sums, 2, axis=1))
+        if options.get("gated"):
+            sums = options.get("activation", PLAIN).apply(*np.split(sums, 2, axis=1))
         results[t] = sums
     return results
 
@@ -103,10 +113,8 @@ CASES: dict[str, tuple[dict[str, Any], list[int], tuple[int, int]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_have_the_rows_of_their_tasks(name, rng):
-    more, sizes, (k, n) = CASES[name]
-    plain = {"gated": False, "gathers": False, "is_biased": False, "is_few": 0}
-    options = {**plain, "activation": Activation(), **more}
-    count, most, halves = len(sizes), max(sizes), 1 + options["gated"]
+    options, sizes, (k, n) = CASES[name]
+    count, most, halves = len(sizes), max(sizes), 1 + options.get("gated", False)
     given = {
         "sizes": np.array(sizes, np.int32),
         "expert": (np.arange(count) % 2).astype(np.int32),
@@ -115,24 +123,18 @@ def test_tiles_have_the_rows_of_their_tasks(name, rng):
         "w": draw(rng, (2, halves * n, k), "bfloat16"),
         "bias": draw(rng, (2, halves * n), "bfloat16"),
     }
-    program = Emulator(tiled(1, **options), workers=2)
+    program = Emulator(tiled(**options), workers=2)
     dims = {"count": count, "most": most, "k": k, "n": n}
     [found] = program.run([given], dims, runs=2)
     y = found["y"].astype(np.float32).reshape(count, most, n)
-    for t, rows in expected(given, most, **options).items():
+    for t, rows in expected(given, most, options).items():
         np.testing.assert_allclose(y[t, : sizes[t]], rows, rtol=2e-2, atol=2e-2)
         assert np.isnan(y[t, sizes[t] :]).all()
 
 
 def body_of(*options: Any, **named: Any) -> Any:
-    bodies = []
-
-    @graph_function
-    def graph(g: Graph) -> None:
-        bodies.append(RowTiles(g, "tiles").matmul_rows("float16", *options, **named))
-
-    graph(1)
-    return bodies[0].body
+    function, _ = own_rows(Graph("body", 1), *options, dtype="float16", **named)
+    return function.body
 
 
 def test_rows_are_multiplied_by_the_experts_weights():
@@ -157,4 +159,4 @@ def test_stages_of_both_shapes_fit_one_size():
 
 def test_other_epilogues_are_refused():
     words = "do not have the epilogue|got: epilogue partial to do"
-    refused(lambda: body_of(partial), words)
+    refused(lambda: body_of(unrounded), words)
