@@ -65,7 +65,7 @@ def build(
 ) -> Binary:
     """Compile `graph` for a GPU architecture; needs neither a GPU nor MPI, but NVRTC.
 
-    The graph is not proved: `etc_dist.verify.verify` does that at a shape. The
+    The graph is not proved: `verify` of `verify/verify.py` does that at a shape. The
     result is kept in the cache, where `compile` with the same options finds it.
     target: an architecture, as "sm_90a". schedule, trace: as for `etc_dist.compile`.
 

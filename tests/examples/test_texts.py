@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.functions.epilogue import PER_COLUMN, epilogue
 from etc_dist.functions.tile_matmul import Tiles
@@ -95,6 +96,12 @@ def test_links_lead_somewhere():
 def test_files_named_in_texts_exist():
     named = found(r"`((?:etc_dist|kernels|launch|docs|examples)/[\w./]+)`")
     assert [pair for pair in named if not (ROOT / pair[1]).exists()] == []
+
+
+def test_attributes_in_texts_exist():
+    names = {*dir(etc_dist), "torch"}
+    used = found(r"(?<!from )(?<!import )(?<![\w./])etc_dist\.(\w+)(?!\S* import)")
+    assert [pair for pair in used if pair[1] not in names] == []
 
 
 def test_commands_in_texts_say_where_their_program_is():
