@@ -40,6 +40,8 @@ class Epilogue:
     dtype: str | None
     mirrors: bool = False
     """Whether further writes are y in the memory of peers."""
+    pads: bool = False
+    """Whether y has columns after those of the weights, to a multiple of 8."""
 
     @property
     def weights(self) -> int:
@@ -62,7 +64,8 @@ class Epilogue:
             PER_COLUMN: Operand((columns,), leading=True),
             PER_ROW: Operand((rows,), leading=True),
         }
-        y = Operand((rows, columns), self.dtype or y_dtype, leading=True)
+        y_columns = replace(columns, times=8, per=8) if self.pads else columns
+        y = Operand((rows, y_columns), self.dtype or y_dtype, leading=True)
         strips = Extent(name="columns", per=strip)
         writes = {**reads, PER_ROW: Operand((strips, rows), leading=True)}
         if self.mirrors:
@@ -180,6 +183,9 @@ def logits(sums: Any, y: Any) -> None:
     """y = the sums, in fp32, each of two partial sums over k on swapped tiles of more
     than 64 columns. Columns of y after those of w have no meaning."""
     y[:, : sums.shape[1]] = sums
+
+
+logits = replace(logits, pads=True)
 
 
 @epilogue(source="epilogues/swiglu.cuh", gated=True)

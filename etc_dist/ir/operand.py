@@ -31,8 +31,8 @@ class Extent:
     An expression of numbers of the graph is checked at the dims of a run.
     name: equal to all extents of this name in the call; "world": the number of ranks.
     times: this many times the extents of the name without it.
-    per: one element for each `per` of theirs, or fewer at the end. This is checked at
-    the dims of a run.
+    per: one element, or `times`, for each `per` of theirs, or fewer at the end. This is
+    checked at the dims of a run.
     whole: the region covers the axis.
     not_empty: the region has elements, unless the task writes nothing. This is checked
     at the dims of a run."""

@@ -164,7 +164,7 @@ class _Operands:
     def compare(self, first: Axis, second: Axis, extent: Extent, tally: Tally) -> None:
         sizes = [self.sizes(axis) for axis in (first, second)]
         per = self.block.values(wrap(1 if extent.per is None else extent.per))
-        bad = np.flatnonzero(-(-sizes[0] * extent.times // per) != sizes[1])
+        bad = np.flatnonzero(-(-sizes[0] // per) * extent.times != sizes[1])
         bad = self.running(bad)
         if bad.size:
             t = int(bad[0])

@@ -155,7 +155,7 @@ class Experts(Program):
     """A mixture of experts; `parallel` over many ranks."""
 
     parallel: str = "tensor"
-    choices: Sequence[int] = (8, 16, 40)
+    choices: Sequence[int] = (8, 16, 37, 40)
     """Numbers of experts of a rank."""
     shared: str = ""
     """The kind of the shared expert, which is as wide as the others."""

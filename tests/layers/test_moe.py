@@ -14,8 +14,10 @@ from etc_dist.functions.activation import Activation
 from etc_dist.functions.router import Router
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import FEW_TOKENS, PREFETCH_BYTES, most_tokens
+from etc_dist.layers.moe_steps import Sizes
 from etc_dist.schedule import schedule_static
 from tests.conftest import first_always, kept_proof, some_of
+from tests.functions.both import both
 from tests.graphs.mixtures import moe_few_tokens_graph, moe_graph
 from tests.layers.reference import draw, draw_experts, moe_reference, own_experts
 
@@ -280,6 +282,22 @@ def test_the_cuda_bodies_choose_as_the_router_says(graph, rng):
     [found] = program.run([{"x": x, **inputs}], dims)
     answer = moe_reference(x, weights, router, biases=[*biases.values()])
     answer.check(found["y"])
+
+
+ONE_TASK = Sizes(score_tasks=1)
+"""Logits of several groups of experts are computed in tiles."""
+
+
+@pytest.mark.parametrize("experts", first_always([(37,), (131,), (67,)], 2))
+def test_the_cuda_bodies_score_any_number_of_experts_in_tiles(experts, rng):
+    graph = moe_graph(1, experts=experts, top_k=CORRECTED, sizes=ONE_TASK)
+    dims = {"tokens": 70, "hidden": 72, "inner": 24}
+    weights, x = draw_experts(rng, experts, 72, 24), draw(rng, (70, 72), "bfloat16")
+    biases = biases_of(rng, experts, CORRECTED)
+    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True)) | biases
+    answer = moe_reference(x, weights, CORRECTED, biases=[*biases.values()])
+    for found in both(graph, {"x": x, **inputs}, dims):
+        answer.check(found["y"])
 
 
 def test_512_experts_are_proved_for_all_data():

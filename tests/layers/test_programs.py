@@ -83,10 +83,11 @@ def test_program_is_proved_at_real_shapes(program):
         kept_proof(schedule_static(graph), program.dims(world, sizes), 132)
 
 
-@pytest.mark.parametrize("tokens", [1056, 1057])
-def test_moe_is_proved_with_two_tiles_of_experts(tokens):
+@pytest.mark.parametrize("experts", [136, 131, 70, 3])
+@pytest.mark.parametrize("tokens", [9, 1056, 1057, 4500])
+def test_moe_is_proved_with_logits_in_tiles(tokens, experts):
     program = PROGRAMS["moe"]
-    graph = moe_graph(1, experts=136, top_k=3)
+    graph = moe_graph(1, experts=experts, top_k=3)
     prove(program, graph, program.dims(1, (tokens, 40, 24)), 132)
 
 

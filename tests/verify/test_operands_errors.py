@@ -9,7 +9,7 @@ import pytest
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.combine_slices import combine_slices
-from etc_dist.functions.epilogue import row_squares, swiglu
+from etc_dist.functions.epilogue import logits, row_squares, swiglu
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.router import Router
@@ -74,6 +74,21 @@ def squares(g: Graph) -> None:
         grid,
         reads=[x[rows, :], w[columns, :]],
         writes=[y[rows, columns], sums[tile(j, tiles.strips()), rows]],
+        values=tiles.values,
+    )
+
+
+def scores(g: Graph) -> None:
+    experts, columns = g.dims("experts columns")
+    x, w = (g.input(t, (n, 64), "bfloat16") for t, n in (("x", 64), ("w", experts)))
+    y = g.output("y", (64, columns), "float32")
+    tiles = Tiles(g, "tile", 0, [TileShape(64, 128, swapped=True)])
+    (j,) = grid = g.grid(j=ceildiv(columns, 128))
+    g.call(
+        tiles.matmul("bfloat16", logits),
+        grid,
+        reads=[x[:, :], w[tile(j, 128), :]],
+        writes=[y[:, tile(j, 128)]],
         values=tiles.values,
     )
 
@@ -193,6 +208,15 @@ REFUSALS = {
         {"m": 128, "n": 200, "strips": 4},
         {"m": 128, "n": 136, "strips": 3},
     ),
+    **{
+        f"logits of {experts} experts in {columns} columns": (
+            made(scores),
+            {"experts": experts, "columns": columns},
+            f"has {experts - 128} along|and {columns - 128}|be 8 * columns / (8)",
+            {"experts": experts, "columns": 136},
+        )
+        for experts, columns in ((131, 131), (131, 144), (136, 144), (129, 132))
+    },
     "rows of a tile": (
         multiplied((256, 128)),
         MANY,
