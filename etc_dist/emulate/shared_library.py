@@ -42,9 +42,9 @@ PROGRAM_FLAGS = (
     *("-Xclang", "-fsanitize-coverage-trace-stores"),
 )
 
-# Without the C library and its start files, which zig would build first, in 20 s: the
-# process that loads a program has them.
-LIBRARIES = ("-nostdlib", "-lcompiler_rt")
+# Without the C library, its start files and the compiler's own library, which zig would
+# build first, in 25 s: the process that loads a program has what it needs of them.
+LIBRARIES = ("-nostdlib",)
 
 
 def compile_library(source: Source, kernels: Path, store: Cache) -> ctypes.CDLL:

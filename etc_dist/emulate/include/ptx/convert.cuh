@@ -8,8 +8,21 @@ inline u16 to_bf16(float v) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
   return u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-inline u16 to_f16(float v) { return same_bits<u16>(static_cast<_Float16>(v)); }
-inline float from_f16(u16 bits) { return static_cast<float>(same_bits<_Float16>(bits)); }
+// NOTE: casts of _Float16 call the compiler's own library, which zig would build first, in 5 s.
+inline u16 to_f16(float v) {
+  const u32 bits = same_bits<u32>(v), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return 0x7fff;
+  if (size >= 0x477ff000u) return u16(sign | 0x7c00);  // 65520 and more
+  if (size < 0x38800000u) {                            // below 2^-14: multiples of 2^-24
+    return u16(sign | (same_bits<u32>(same_bits<float>(size) + 0.5f) - same_bits<u32>(0.5f)));
+  }
+  return u16(sign | ((size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13));
+}
+inline float from_f16(u16 bits) {
+  const u32 size = u32(bits & 0x7fff) << 13, sign = u32(bits & 0x8000) << 16;
+  if (size >= 0x7c00u << 13) return same_bits<float>(sign | 0x7f800000u | size);
+  return same_bits<float>(sign | same_bits<u32>(same_bits<float>(size) * 0x1p112f));
+}
 inline u32 to_bf16x2(float low, float high) { return to_bf16(low) | u32(to_bf16(high)) << 16; }
 inline u32 to_f16x2(float low, float high) { return to_f16(low) | u32(to_f16(high)) << 16; }
 inline u8 to_e4m3(float v) {
