@@ -32,6 +32,7 @@ from benchmarks.tables import (
     cells_of,
     greedy,
     latest,
+    limit_name,
     markdown,
     newest,
     vllm_texts,
@@ -53,11 +54,11 @@ Times vary with the day and the machine, so compare speed-ups. The columns:
 layer. *M*: the rows of all ranks; of expert-parallel layers, the rows of one rank.
 * *Baseline*: the unfused computation in the same run. *Speed-up*: baseline / ours. \
 *From, to*: the lowest and the highest speed-up.
-* *% of roofline*, in other tables *% of limit*: the roofline time, *limit*, \
+* *Roofline*: the least time by the bytes and operations. *% of roofline*: that \
 divided by ours.
-* *% of GEMMs*, for collectives and MLPs: *limit* divided by ours. Here *limit* is the \
-time of cuBLAS's GEMMs alone, or of the transfer between ranks if that is longer. A \
-fused program can be faster.
+* *GEMMs*, for collectives and MLPs: the time of cuBLAS's GEMMs alone, or of the \
+transfer between ranks if that is longer. *% of GEMMs*: that divided by ours. A fused \
+program can be faster.
 * *Zipf*: the speed-up with unevenly used experts. *Triton / ours*: vLLM's kernel in \
 the same run. *Static / dynamic*: times of both schedules at the newest commit that \
 measured both. *vLLM / ours*: vLLM's whole step on the same day and kind of GPU.
@@ -76,13 +77,9 @@ SECTIONS = {
 """Titles of the page by operation, with the number of ranks where it is not the most
 that were measured."""
 COLUMNS = (
-    "M: {M} | limit: {limit_ms:.3f} | baseline: {baseline_ms:.3f} | "
-    "ours: {ours_ms:.3f} | speed-up: {speedup:.2f}"
+    "M: {M} | {limit_name}: {limit_ms:.3f} | baseline: {baseline_ms:.3f} | "
+    "ours: {ours_ms:.3f} | speed-up: {speedup:.2f} | % of {limit_name}: {of_limit:.0%}"
 )
-ROOFLINE, GEMMS = "% of roofline", "% of GEMMs"
-"""The columns of limit / ours, by the kind of limit."""
-AGAINST_GEMMS = {"matmul_reduce_scatter", "all_gather_matmul", "mlp"}
-"""Operations whose limit is not the roofline."""
 BY_BATCH = """
 ## Decode step by batch
 
@@ -152,7 +149,6 @@ def each(shown_records: Sequence[Record], records: Sequence[Record]) -> list[Row
     for r in shown_records:
         name = " ".join(dict.fromkeys((r.model, f"{r.N}x{r.K}")))
         row = {"model NxK": name, **cells_of(COLUMNS, r)}
-        row[of_limit(r)] = f"{r.of_limit:.0%}"
         for title, cells in cells_by_title.items():
             if any(shape(s) in cells for s in shown_records):
                 row[title] = cells.get(shape(r), "")
@@ -173,11 +169,6 @@ def static_by_dynamic(records: Sequence[Record]) -> dict[tuple[object, ...], str
     return {shape(r): f"{static.ours_ms / r.ours_ms:.2f}" for r, static in pairs}
 
 
-def of_limit(r: Record) -> str:
-    """The title of the column of `r.of_limit`."""
-    return GEMMS if r.op in AGAINST_GEMMS else ROOFLINE
-
-
 def means(shown_records: Sequence[Record]) -> list[Row]:
     """A row for each M."""
     rows: list[Row] = []
@@ -194,10 +185,8 @@ def means(shown_records: Sequence[Record]) -> list[Row]:
 
 def mean(records: Sequence[Record]) -> Row:
     """Geometric means, and the range."""
-    return {
-        **speeds(records),
-        of_limit(records[0]): f"{geometric_mean(r.of_limit for r in records):.0%}",
-    }
+    share = geometric_mean(r.of_limit for r in records)
+    return {**speeds(records), f"% of {limit_name(records[0])}": f"{share:.0%}"}
 
 
 def speeds(records: Sequence[Record]) -> Row:
