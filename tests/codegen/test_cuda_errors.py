@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.errors import CodegenError
-from etc_dist.functions.epilogue import partial
+from etc_dist.functions.epilogue import partial as unrounded
 from etc_dist.functions.epilogue import store as store_tile
-from etc_dist.functions.tile_matmul import Tiles
-from etc_dist.functions.tile_shape import TileShape
-from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
+from etc_dist.ir import DeviceFunction, GraphFunction
 from etc_dist.ir.function import TmaBox
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.graphs.calls import one_call
+from tests.graphs.dense import dense
 from tests.graphs.exchange_hosts import exchange_hosts
-from tests.graphs.kit import made
 from tests.graphs.written import GRAPHS, three_matmuls
 from tests.refusals import refused
 
@@ -40,22 +39,23 @@ def twice(graph: GraphFunction) -> GraphFunction:
     return replace(graph, calls=(*graph.calls, replace(other, name="second")))
 
 
-@graph_function
-def far(g: Graph, *, dtype: str) -> None:
-    tiles, rows = Tiles(g, "tiles", 0, [TileShape(128, 128)]), 128
-    store = tiles.matmul("bfloat16", partial if dtype == "float32" else store_tile)
-    x = g.input("x", (rows, 64), "bfloat16")
-    y = g.symmetric("y", (rows, rows), dtype)
-    reads, writes = [x[:, :], x[:, :]], [y.on((g.rank + 1) % 2)[:, :]]
-    g.call(
-        store, g.grid(i=1), name="send", values=tiles.values, reads=reads, writes=writes
+def far(dtype: str) -> GraphFunction:
+    """A GEMM that stores on the next rank."""
+    store = partial(dense, epilogue=unrounded if dtype == "float32" else store_tile)
+    return one_call(
+        2,
+        store,
+        ["x 128 64 bfloat16"] * 2,
+        ["y.on((rank + 1) % 2)[:, :]"],
+        parts=f"symmetric y [128, 128] {dtype}",
+        name="send",
     )
 
 
 BOXED = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0, boxes={0: TmaBox(8, 8)})
 
 
-PEER = "graph far has a GEMM that writes to a peer's memory|got: send writes y"
+PEER = "graph calls has a GEMM that writes to a peer's memory|got: send writes y"
 BULK = "call f: operand 0 cannot be copied in bulk|got: "
 USER = GRAPHS["user"]
 REFUSALS = {
@@ -68,8 +68,8 @@ REFUSALS = {
         for name in ("kFreeWaits", "threads")
     },
     "two functions": (twice(USER), "two device functions are named "),
-    "peer": (far(2, dtype="bfloat16"), PEER),
-    "peer of floats": (far(2, dtype="float32"), PEER),
+    "peer": (far("bfloat16"), PEER),
+    "peer of floats": (far("float32"), PEER),
     "memory": (of_function(three_matmuls(1), shared=1 << 18), "got: 262144 to do"),
     "one axis": (one_call(1, BOXED, ["x 8 float32"]), BULK + "x[:] to do"),
     "four axes": (
@@ -101,10 +101,7 @@ def test_a_dynamic_plan_with_far_ranks_is_refused():
 
 
 def test_a_matrix_of_a_stack_of_stacks_is_copied_in_bulk():
-    def stacked(g: Graph) -> None:
-        x = g.input("x", (3, 5, 16, 8), "float32")
-        i, j = grid = g.grid(i=3, j=5)
-        g.call(BOXED, grid, reads=[x[i, j, 8:16, :]])
-
+    x = "x 3[i] 5[j] 16[8:] 8 float32"
+    graph = one_call(1, BOXED, [x], grid="i: 3, j: 5")
     copy = "tensor_x(g).bulk({&g.map_x_8x8}, c.axis_i, c.axis_j, span_of(8, 8), kAll)"
-    assert copy in generate(schedule_static(made(stacked))).text
+    assert copy in generate(schedule_static(graph)).text

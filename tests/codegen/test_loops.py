@@ -7,33 +7,31 @@ import re
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.ir import DeviceFunction, Graph, graph_function, tile
+from etc_dist.ir import DeviceFunction, GraphFunction
 from etc_dist.schedule import SCHEDULES
+from tests.graphs.calls import Task, calls
 from tests.graphs.decode_steps import decoder
 
 F = DeviceFunction("f", print, "f.cuh", "tensor", 1, 1)
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 
-@graph_function
-def layers(g: Graph, *, turns: int) -> None:
+def layers(turns: int) -> GraphFunction:
     """A loop whose number of turns is a constant of the graph."""
-    n = g.dims("n")
-    x, y = g.input("x", (turns, n), "float32"), g.output("y", (turns, n), "float32")
-    done = g.events("done", (turns,), expects=7)
-    with g.loop(layer=turns) as layer:
-        for name in ("a", "b"):
-            (i,) = grid = g.grid(i=7)
-            refs = {"notifies" if name == "a" else "waits": [done[layer]]}
-            region = x[layer, tile(i, 8)], y[layer, tile(i, 8)]
-            g.call(F, grid, name=name, reads=region[:1], writes=region[1:], **refs)
+    region = f"{turns}[layer] n[tile(i, 8)] float32"
+    operands = [f"x {region}"], [f"y {region}"]
+    of_layer = {"grid": "i: 7", "loop": f"layer: {turns}"}
+    tasks = [
+        Task(F, *operands, name="a", notifies=["done[layer]"], **of_layer),
+        Task(F, *operands, name="b", waits=["done[layer]"], **of_layer),
+    ]
+    parts = f"events done [{turns}] expects 7"
+    return calls(1, tasks=tasks, dims="n", parts=parts)
 
 
 @BOTH
 def test_two_and_64_turns_have_the_same_text_but_for_numbers(schedule):
-    few, many = (
-        generate(SCHEDULES[schedule](layers(1, turns=turns))) for turns in (2, 64)
-    )
+    few, many = (generate(SCHEDULES[schedule](layers(turns))) for turns in (2, 64))
     assert few.arguments == many.arguments
     numbers = [re.findall(r"\b\d+\b", source.text) for source in (few, many)]
     assert set(zip(*numbers, strict=True)) >= {("2", "64"), ("7", "7")}
@@ -51,6 +49,6 @@ def test_a_number_of_turns_that_is_a_dim_is_not_in_the_text(schedule):
 
 
 def test_a_loop_is_a_part_of_the_list_of_calls():
-    source = generate(SCHEDULES["static"](layers(1, turns=2))).text
+    source = generate(SCHEDULES["static"](layers(2))).text
     assert "= LoopedCalls<Loop<Loop_tensor_layer, Call_a, Call_b>>;" in source
     assert "Turns turns(const Args& g) { return {2, g.period_tensor_layer, " in source

@@ -113,6 +113,9 @@ class _Text:
             if not name.isdigit() and name not in self.values:
                 self.values[name] = self.g.dims(name)
 
+    def size(self, name: str) -> Any:
+        return int(name) if name.isdigit() else self.values[name]
+
     def value(self, text: Any, coordinates: Mapping[str, Any]) -> Any:
         if not isinstance(text, str):
             return text
@@ -155,7 +158,7 @@ class _Text:
             for size, _, step, of, index in every
             if step and not of and index is None
         }
-        counts = (ceildiv(self.values[n], step) for n, step in steps.items())
+        counts = (ceildiv(self.size(n), step) for n, step in steps.items())
         extents = dict(zip("ijk", counts, strict=False)) or {"i": 1}
         grid = self.g.grid(**(self.named(task.grid, turn) if task.grid else extents))
         at = {**turn, **{str(axis): axis for axis in grid}}
@@ -203,7 +206,7 @@ class _Text:
     def axis(self, text: str, at: Mapping[str, Any], by_axis: Any) -> tuple[Any, Any]:
         """The size, and the index of a task."""
         name, slash, step, of, index = _axis(text)
-        size = int(name) if name.isdigit() else self.values[name]
+        size = self.size(name)
         if slash == "//":
             return ceildiv(size, int(step)), slice(None) if index else by_axis[name]
         if slash:

@@ -4,12 +4,14 @@ Both backends can run them; the widths suit them."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from etc_dist.ir import Graph, device_function, graph_function, span, tile
+from tests.graphs.calls import one_call
 from tests.graphs.permute import move_row
 
 Array = np.ndarray[Any, Any]
@@ -57,18 +59,15 @@ def attention(g: Graph, *, waits: bool = True) -> None:
     )
 
 
-@graph_function
-def scatter(g: Graph) -> None:
-    """y[place[r]] = x[r]: every row of y is written if place is a permutation."""
-    rows = g.dims("rows")
-    place = g.input("place", (rows,), "int32")
-    x, y = (
-        g.input("x", (rows, WIDTH), "float32"),
-        g.output("y", (rows, WIDTH), "float32"),
-    )
-    (r,) = grid = g.grid(r=rows)
-    to = span(place.load(r), 1)
-    g.call(move_row, grid, reads=[x[tile(r, 1), :]], writes=[y[to, :]])
+scatter = partial(
+    one_call,
+    function=move_row,
+    reads=[f"x rows/1 {WIDTH} float32"],
+    writes=[f"y rows[span(place.load(i), 1)] {WIDTH} float32"],
+    dims="rows",
+    parts="input place [rows] int32",
+)
+"""y[place[i]] = x[i]: every row of y is written if place is a permutation."""
 
 
 def sequences(seed: int = 0) -> dict[str, Array]:

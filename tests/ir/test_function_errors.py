@@ -30,8 +30,11 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.expr import MOST_DEPTH, Expr, wrap
+from etc_dist.ops.matmul import matmul_graph
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
+from tests.graphs.calls import Task, calls
+from tests.graphs.kit import made as of_kit
 from tests.graphs.kit import touch
 from tests.ir.test_graph_errors import EARLY, Kit, work
 from tests.refusals import refused
@@ -132,7 +135,7 @@ FUNCTIONS = {
         )
         for divisor in (0, -3, np.int64(-3))
     },
-    "no ranks": (lambda: deep(1)(0), "world_size: an integer from 1 on"),
+    "no ranks": (lambda: matmul_graph(0), "world_size: an integer from 1 on"),
 }
 
 
@@ -145,10 +148,8 @@ def comparison_twice() -> None:
     assert 0 <= N < M
 
 
-def generator() -> None:
-    @graph_function
-    def body(g: Graph) -> Any:
-        yield g.grid(i=1)
+def generator(g: Graph) -> Any:
+    yield g.grid(i=1)
 
 
 IS_UNKNOWN = "has no truth value|write select("
@@ -189,9 +190,12 @@ TYPES = {
     "size": (lambda: Operand((1.5,)), "size expects an int"),
     "size True": (lambda: Operand((True,)), "size expects an int, got bool"),
     "most": (lambda: Extent(most=1.5), "most expects an int"),
-    "ranks": (lambda: deep(1)(2.5), "world_size expects an int"),
-    "no ranks": (lambda: deep(1)(None), "world_size expects an int"),
-    "generator": (generator, "body would not run|omit yield"),
+    "ranks": (lambda: matmul_graph(2.5), "world_size expects an int"),
+    "no ranks": (lambda: matmul_graph(None), "world_size expects an int"),
+    "generator": (
+        lambda: graph_function(generator),
+        "generator would not run|omit yield",
+    ),
     "pickle": (lambda: pickle.dumps(made()), "device function copy cannot be pickled"),
 }
 
@@ -222,16 +226,15 @@ def test_what_is_close_to_a_refusal_is_taken():
 PLACES = ["let", "shape", "expects", "grid", "region", "load", "event", "order"]
 
 
-def deep(depth: int, place: str = "let") -> Any:
+def deep(depth: int, place: str) -> GraphFunction:
     """A graph whose expression at one place has `depth` nested operations."""
 
-    def nested(value: Expr, at: str) -> Expr:
-        for k in range(depth if at == place else 0):
-            value = minimum(value, M) if k % 2 else maximum(value, 0)
-        return value
+    def act(g: Graph) -> None:
+        def nested(value: Expr, at: str) -> Expr:
+            for k in range(depth if at == place else 0):
+                value = minimum(value, m) if k % 2 else maximum(value, 0)
+            return value
 
-    @graph_function
-    def graph(g: Graph) -> None:
         n, m = g.dims("n m")
         count = g.let("count", nested(n, "let"))
         x, at = g.input("x", (n,), "float32"), g.input("at", (m,), "int32")
@@ -247,14 +250,14 @@ def deep(depth: int, place: str = "let") -> Any:
             order=lambda t: (nested(t, "order"),),
         )
 
-    return graph
+    return of_kit(act)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_more_nested_operations_than_are_allowed_are_refused(place):
-    assert generate(schedule_static(deep(MOST_DEPTH - 1, place)(1))).text
+    assert generate(schedule_static(deep(MOST_DEPTH - 1, place))).text
     words = f"too many nested operations|wanted: at most {MOST_DEPTH}|got: 1000"
-    refused(lambda: deep(1000, place)(1), words)
+    refused(lambda: deep(1000, place), words)
 
 
 SIZES = {
@@ -266,28 +269,28 @@ SIZES = {
 }
 
 
-@graph_function
-def divided(g: Graph, *, at: str) -> None:
+def divided(at: str) -> GraphFunction:
     """A quotient of dims in one place, and n elsewhere."""
-    n, m = g.dims("n m")
-    sizes = {name: n // m if name == at else n for name in SIZES}
-    g.let("k", sizes["let"])
-    x, y = g.input("x", (n, 4), "float32"), g.output("y", (n, 4), "float32")
-    z = g.local("z", (sizes["tensor"], 4), "float32")
-    done = g.events("done", (sizes["events"],), expects=1)
-    (i,) = grid = g.grid(i=sizes["grid"])
-    moves = {"reads": [x[i, :]], "writes": [z[i, :]], "notifies": [done[i]]}
-    g.call(send, grid, name="make", **moves)
-    with g.loop(turn=sizes["loop"]) as turn:
-        moves = {"reads": [z[turn, :]], "writes": [y[turn, :]], "waits": [done[turn]]}
-        g.call(send, g.grid(j=1), name="use", **moves)
+    size = {name: "n // m" if name == at else "n" for name in SIZES}
+    parts = f"""
+        let k = {size["let"]}
+        local z [{size["tensor"]}, 4] float32
+        events done [{size["events"]}] expects 1
+    """
+    made = {"grid": f"i: {size['grid']}", "notifies": ["done[i]"]}
+    used = {"loop": f"turn: {size['loop']}", "waits": ["done[turn]"]}
+    tasks = [
+        Task(send, ["x n[i] 4 float32"], ["z[i, :]"], name="make", **made),
+        Task(send, ["z[turn, :]"], ["y n[turn] 4 float32"], name="use", **used),
+    ]
+    return calls(1, tasks=tasks, dims="n m", parts=parts)
 
 
 @pytest.mark.parametrize("at", SIZES)
 def test_a_size_that_divides_by_zero_is_named(at):
-    plan = schedule_static(divided(1, at=at))
+    plan = schedule_static(divided(at))
     verify(plan, {"n": 3, "m": 1}, 2)
-    words = f"{SIZES[at]} cannot be computed at these dims|where: graph divided, n=3, m"
+    words = f"{SIZES[at]} cannot be computed at these dims|where: graph calls, n=3, m"
     for act in (
         lambda: verify(plan, {"n": 3, "m": 0}, 2),
         lambda: plan.show(workers=2, n=3, m=0),
@@ -297,7 +300,7 @@ def test_a_size_that_divides_by_zero_is_named(at):
 
 def test_hosts_of_unequal_ranks_are_refused():
     def of_hosts(size: Any) -> GraphFunction:
-        return deep(1)(4, local_size=size)
+        return matmul_graph(4, local_size=size)
 
     assert of_hosts(2).local_size == 2
     refused(lambda: of_hosts(3), "different numbers of ranks|a divisor of 4|got: 3")

@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etc_dist.ir import (
-    Call,
-    Graph,
-    GraphFunction,
-    device_function,
-    graph_function,
-    span,
-)
+from etc_dist.ir import Call, device_function
 from etc_dist.ir.call import waiting_loads, working_loads
 from etc_dist.ir.expr import Const, Load, Symbol, substitute
+from tests.graphs.calls import one_call, whole
 
 
 @device_function(source="", reads=1, writes=1)
@@ -22,36 +16,27 @@ def work(x, y):
     y[...] = x
 
 
-@graph_function
-def routed(g: Graph, *, loads: bool = True, cross_rank: bool = False) -> None:
-    at = g.input("at", (4, 2), "int32")
-    x = g.input("x", (4,), "float32")
-    y = g.output("y", (4,), "float32")
-    ready = g.events("ready", (4,), expects=1)
-    many = g.events(
-        "many", (4,), expects=lambda i: at.load(i, 1), cross_rank=cross_rank
+def routed(events: str = "events") -> Call:
+    parts = f"""
+        input at [4, 2] int32
+        events ready [4] expects 1
+        {events} many [i: 4] expects at.load(i, 1)
+    """
+    graph = one_call(
+        1,
+        work,
+        ["x 4[span(0, at.load(0, 0))] float32"],
+        ["y 4[span(i, 1)] float32"],
+        parts=parts,
+        grid="i: 4",
+        waits=["many[i + 1]", "ready[i]", "ready[at.load(at.load(i, 0), 0)]"],
+        notifies=["many[i]"],
     )
-    (i,) = grid = g.grid(i=4)
-    if loads:
-        to = at.load(at.load(i, 0), 0)
-        g.call(
-            work,
-            grid,
-            reads=[x[span(0, at.load(0, 0))]],
-            writes=[y[span(i, 1)]],
-            waits=[many[i + 1], ready[i], ready[to]],
-            notifies=[many[i]],
-        )
-    else:
-        g.call(work, grid, reads=[x[i]], writes=[y[i]], waits=[ready[i]])
-
-
-def call_of(graph: GraphFunction) -> Call:
     return graph.calls[0]
 
 
 def test_waits_without_loads_come_first():
-    call = call_of(routed(1))
+    call = routed()
     assert [str(ref) for ref in call.free_waits] == ["ready[i]"]
     assert [str(ref) for ref in call.loaded_waits] == [
         "many[i + 1]",
@@ -60,23 +45,23 @@ def test_waits_without_loads_come_first():
 
 
 def test_loads_are_sorted_by_phase():
-    call = call_of(routed(1))
+    call = routed()
     assert [str(load) for load in waiting_loads(call)] == [
         "at[i + 1, 1]",
         "at[at[i, 0], 0]",
         "at[i, 0]",
     ]
     assert [str(load) for load in working_loads(call)] == ["at[0, 0]", "at[i, 1]"]
-    assert call.is_loaded and not call_of(routed(1, loads=False)).is_loaded
+    assert call.is_loaded and not whole(1, function=work).calls[0].is_loaded
 
 
 def test_a_notifier_does_not_load_a_cross_rank_count():
-    call = call_of(routed(1, cross_rank=True))
+    call = routed("cross-rank events")
     assert [str(load) for load in working_loads(call)] == ["at[0, 0]"]
 
 
 def test_an_expected_count_uses_the_index_of_the_element():
-    (ref,) = call_of(routed(1)).notifies
+    (ref,) = routed().notifies
     assert str(ref.expects) == "at[i, 1]"
     i, n = Symbol("i", "coordinate"), Symbol("n", "dim")
     table = Load("table", (n,), (i * 2,))

@@ -13,7 +13,7 @@ from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
 from etc_dist.functions.tile_shape import TileShape
-from etc_dist.ir import Graph, graph_function
+from etc_dist.ir import GraphFunction
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import Tiling, dims_of
 from etc_dist.ops.tuning import default_tuning
@@ -23,6 +23,7 @@ from etc_dist.predict.table import OPERATIONS, predict_hosts
 from etc_dist.predict.times import TASK_US, ModelTimes, TracedTimes
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule import schedule_static
+from tests.graphs.calls import Task, calls
 from tests.world.jobs import run_on_hosts
 
 DIMS = {
@@ -34,30 +35,35 @@ NO_TIME = Link("near", 1.0)
 MACHINE = Machine(workers=1, near=NO_TIME, launch_us=0, poll_us=0)
 
 
-@graph_function
-def send_rows(g: Graph) -> None:
+def send_rows() -> GraphFunction:
     """Each row is filled by the tensor lane, sent to the next host, and used there."""
-    rows, n = g.dims("rows n")
-    there = (g.rank + 1) % g.world_size
-    x = g.input("x", (rows, n), "float32")
-    y = g.output("y", (rows, n), "float32")
-    staged = g.symmetric("staged", (rows, n), "float32")
-    arrived = g.symmetric("arrived", (rows, n), "float32")
-    ready = g.events("ready", (rows,), expects=1)
-    come = g.events("come", (rows,), expects=1, cross_rank=True)
-    (i,) = grid = g.grid(i=rows)
-    fill = {"reads": [x[i, :]], "writes": [staged[i, :]], "notifies": [ready[i]]}
-    g.call(push_rows(lane="tensor"), grid, name="fill", **fill)
-    send = {"reads": [staged[i, :]], "writes": [arrived.on(there)[i, :]]}
-    events = {"waits": [ready[i]], "notifies": [come.on(there)[i]]}
-    g.call(push_far(), grid, name="send", **send, **events)
-    use = {"reads": [arrived[i, :]], "writes": [y[i, :]], "waits": [come[i]]}
-    g.call(push_rows(), grid, name="use", **use)
+    parts = """
+        symmetric staged [rows, n] float32
+        symmetric arrived [rows, n] float32
+        events ready [rows] expects 1
+        cross-rank events come [rows] expects 1
+    """
+    next_host, staged, arrived = (
+        "on((rank + 1) % ranks)",
+        "staged[i, :]",
+        "arrived[i, :]",
+    )
+    fill = {"reads": ["x rows[i] n float32"], "writes": [staged]}
+    send = {"reads": [staged], "writes": [f"arrived.{next_host}[i, :]"]}
+    sent = {"waits": ["ready[i]"], "notifies": [f"come.{next_host}[i]"]}
+    use = {"reads": [arrived], "writes": ["y rows[i] n float32"]}
+    filler, by_row = push_rows(lane="tensor"), {"grid": "i: rows"}
+    tasks = [
+        Task(filler, name="fill", notifies=["ready[i]"], **fill, **by_row),
+        Task(push_far(), name="send", **send, **sent, **by_row),
+        Task(push_rows(), name="use", waits=["come[i]"], **use, **by_row),
+    ]
+    return calls(2, tasks=tasks, dims="rows n", parts=parts, local_size=1)
 
 
 def predict_three(link: Link, **times: float) -> float:
     """The time of three rows of 20,000 bytes on 2 hosts x 1."""
-    graph, machine = send_rows(2, local_size=1), replace(MACHINE, far=link)
+    graph, machine = send_rows(), replace(MACHINE, far=link)
     plan, dims = schedule_static(graph), {"rows": 3, "n": 5000}
     return simulate_run(plan, dims, TracedTimes(graph, times), machine).us
 
@@ -161,13 +167,12 @@ def test_bytes_of_a_rank():
 
 
 def test_times_are_means_of_a_trace():
-    graph = send_rows(2, local_size=1)
     records = [
         TaskRecord(rank, 0, lane, 0, ns, call, rank)
         for call, lane in (("fill", "tensor"), ("send", "transfer.0"), ("use", "t"))
         for rank, ns in enumerate((1000, 3000))
     ]
-    times = TracedTimes.of(graph, Trace.of(records))
+    times = TracedTimes.of(send_rows(), Trace.of(records))
     assert times.us == {"fill": 2.0, "send": 2.0, "use": 2.0}
 
 

@@ -10,17 +10,11 @@ import pytest
 
 from etc_dist.compiler import compile
 from etc_dist.errors import EtcDistError, GraphError
-from etc_dist.ir import (
-    Graph,
-    GraphFunction,
-    device_function,
-    graph_function,
-    span,
-)
+from etc_dist.ir import GraphFunction, device_function
 from etc_dist.runtime.cpu import CpuExecutor, simulate
 from etc_dist.schedule import schedule_static
 from etc_dist.world import start
-from tests.graphs.calls import one_call
+from tests.graphs.calls import Task, calls, one_call
 
 
 def graph_of(body: Any, dtype: str, kind: str = "output") -> GraphFunction:
@@ -71,25 +65,21 @@ def test_a_tensor_that_no_body_fills_is_named_once(kind, world, capsys):
     def returns_early(x: Any, z: Any) -> None:
         return
 
-    @graph_function
-    def graph(g: Graph) -> None:
-        n = g.dims("n")
-        x, y = g.input("x", (2, n), "float32"), g.output("y", (2, n), "float32")
-        z = getattr(g, kind)("z", (2, n), "float32")
-        (i,) = grid = g.grid(i=2)
-        ready = g.events("ready", (2,), expects=1)
-        write = {"writes": [z[i, :]], "notifies": [ready[i]]}
-        g.call(returns_early, grid, reads=[x[i, :]], **write)
-        copy = device_function(source="", reads=1, writes=1)(copies)
-        g.call(copy, grid, reads=[z[i, :]], writes=[y[i, :]], waits=[ready[i]])
-
+    row, copy = "2[i] n float32", device_function(source="", reads=1, writes=1)(copies)
+    by_row, event = {"grid": "i: 2"}, ["ready[i]"]
+    tasks = [
+        Task(returns_early, [f"x {row}"], [f"z {row}"], notifies=event, **by_row),
+        Task(copy, [f"z {row}"], [f"y {row}"], waits=event, **by_row),
+    ]
+    options = {"parts": "events ready [2] expects 1", "kinds": {"z": kind}}
     cpu_world = start(replace(world.settings, backend="cpu"))
-    executor = CpuExecutor(schedule_static(graph(cpu_world.size)), cpu_world)
+    graph = calls(cpu_world.size, tasks=tasks, **options)
+    executor = CpuExecutor(schedule_static(graph), cpu_world)
     arrays = {name: np.ones((2, 4), np.float32) for name in "xy"}
     for _ in range(2):
         executor.run(arrays, {"n": 4})
     assert np.isnan(arrays["y"]).all()
-    named = f"no body has filled z, a {kind} tensor of graph, on rank {world.rank}:"
+    named = f"no body has filled z, a {kind} tensor of calls, on rank {world.rank}:"
     assert capsys.readouterr().err.count(named) == 1
     executor.close()
     cpu_world.close()
@@ -101,19 +91,21 @@ def test_no_tensor_is_named_that_a_rank_without_rows_does_not_fill(world, capsys
     def first_rows(x: Any, z: Any) -> None:
         z[: len(x)] = x
 
-    @graph_function
-    def graph(g: Graph) -> None:
-        rows, most = g.own_rows("rows", "most")
-        every, ready = span(0, most), g.events("ready", (1,), expects=1)
-        x = g.input("x", (rows, 4), "float32")
-        z, y = (g.local(name, (most, 4), "float32") for name in "zy")
-        write = {"writes": [z[every, :]], "notifies": [ready[0]]}
-        g.call(first_rows, g.grid(i=1), reads=[x[every, :]], **write)
-        write = {"writes": [y[every, :]], "waits": [ready[0]], "name": "again"}
-        g.call(first_rows, g.grid(i=1), reads=[z[every, :]], **write)
-
+    parts = """
+        own_rows rows most
+        input x [rows, 4] float32
+        local z [most, 4] float32
+        local y [most, 4] float32
+        events ready [1] expects 1
+    """
+    x, y, z = (f"{name}[span(0, most), :]" for name in "xyz")
+    tasks = [
+        Task(first_rows, [x], [z], notifies=["ready[0]"]),
+        Task(first_rows, [z], [y], waits=["ready[0]"], name="again"),
+    ]
     cpu_world = start(replace(world.settings, backend="cpu"))
-    with cpu_world, compile(graph(cpu_world.size), cpu_world) as program:
+    graph = calls(cpu_world.size, tasks=tasks, parts=parts)
+    with cpu_world, compile(graph, cpu_world) as program:
         program.run(x=np.ones((4 * (world.rank > 0), 4), np.float32))
         program.synchronize()
     assert "no body has filled" not in capsys.readouterr().err
@@ -183,32 +175,25 @@ def test_a_body_that_changes_a_tensor_in_place_counts_once():
         y[...] = np.where(x > 0, x, -1)  # what an unwritten element looks like
         total[...] = before + x
 
-    made = [
-        device_function(source="", reads=1, writes=1)(start),
-        device_function(source="", reads=2, writes=2)(step),
-        device_function(source="", reads=1, writes=1)(copies),
+    one, two = (device_function(source="", reads=n, writes=n) for n in (1, 2))
+    parts = """
+        local total [4] int32
+        events begun [1] expects 1
+        events done [1] expects 1
+    """
+    tasks = [
+        Task(one(start), ["x 4 int32"], ["total[:]"], notifies=["begun[0]"]),
+        Task(
+            two(step),
+            ["total[:]", "x 4 int32"],
+            ["total[:]", "y 4 int32"],
+            waits=["begun[0]"],
+            notifies=["done[0]"],
+        ),
+        Task(one(copies), ["total[:]"], ["z 4 int32"], waits=["done[0]"]),
     ]
-
-    @graph_function
-    def graph(g: Graph) -> None:
-        x, y, z = (
-            g.input("x", (4,), "int32"),
-            *(g.output(n, (4,), "int32") for n in "yz"),
-        )
-        total = g.local("total", (4,), "int32")
-        one, two = (g.events(name, (1,), expects=1) for name in ("one", "two"))
-        a, b, c = made
-        g.call(a, g.grid(i=1), reads=[x[:]], writes=[total[:]], notifies=[one[0]])
-        g.call(
-            b,
-            g.grid(j=1),
-            reads=[total[:], x[:]],
-            writes=[total[:], y[:]],
-            waits=[one[0]],
-            notifies=[two[0]],
-        )
-        g.call(c, g.grid(k=1), reads=[total[:]], writes=[z[:]], waits=[two[0]])
-
     x = np.array([1, 2, 3, -4], np.int32)
-    outputs = simulate(schedule_static(graph(1)), [{"x": x}], {}).outputs[0]
+    outputs = simulate(
+        schedule_static(calls(1, tasks=tasks, parts=parts)), [{"x": x}], {}
+    ).outputs[0]
     np.testing.assert_array_equal(outputs["z"], 2 * x)

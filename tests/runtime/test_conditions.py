@@ -6,17 +6,10 @@ import numpy as np
 import pytest
 
 import etc_dist
-from etc_dist.ir import (
-    Graph,
-    device_function,
-    graph_function,
-    maximum,
-    minimum,
-    span,
-    tile,
-)
+from etc_dist.ir import device_function
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
+from tests.graphs.calls import one_call
 from tests.graphs.running_sums import (
     KINDS,
     inputs,
@@ -32,25 +25,22 @@ def double(x, before, y):
     y[...] = 2 * (x if len(before) == 0 else before).sum(axis=1, keepdims=True)
 
 
-@graph_function
-def doubled(g: Graph) -> None:
-    """y [layers, n]: each row is twice the sum of the row before, the first of x."""
-    layers, n = g.dims("layers n")
-    x, y = g.input("x", (1, n), "float32"), g.output("y", (layers, n), "float32")
-    ready = g.events("ready", (layers,), expects=n)
-    with g.loop(layer=layers) as layer:
-        (j,) = grid = g.grid(j=n)
-        before = y[span(maximum(layer - 1, 0), minimum(layer, 1)), :]
-        g.call(
-            double,
-            grid,
-            reads=[x[:, :], before],
-            writes=[y[tile(layer, 1), tile(j, 1)]],
-            waits=[ready[layer - 1].when(layer > 0)],
-            notifies=[ready[layer].when(layer + 1 < layers)],
-        )
-
-
+DOUBLED = one_call(
+    1,
+    double,
+    ["x 1 n float32", "y[span(maximum(layer - 1, 0), minimum(layer, 1)), :]"],
+    ["y[tile(layer, 1), tile(j, 1)]"],
+    dims="layers n",
+    parts="""
+        output y [layers, n] float32
+        events ready [layers] expects n
+    """,
+    grid="j: n",
+    loop="layer: layers",
+    waits=["ready[layer - 1].when(layer > 0)"],
+    notifies=["ready[layer].when(layer + 1 < layers)"],
+)
+"""y [layers, n]: each row is twice the sum of the row before, the first of x."""
 both = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 all_kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -68,7 +58,7 @@ def test_tasks_wait_and_notify_where_their_conditions_hold(n, kind, schedule, se
 @both
 @pytest.mark.parametrize("layers", [0, 1, 4])
 def test_turns_of_a_loop_need_no_event_before_and_after_them(layers, schedule, seed):
-    plan, x = SCHEDULES[schedule](doubled(1)), np.ones((1, 3), np.float32)
+    plan, x = SCHEDULES[schedule](DOUBLED), np.ones((1, 3), np.float32)
     run = simulate(plan, [{"x": x}], {"layers": layers, "n": 3}, seed=seed, workers=2)
     expected = [[6.0 ** (layer + 1)] * 3 for layer in range(layers)]
     assert run.outputs[0]["y"].tolist() == expected

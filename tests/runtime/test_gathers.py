@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import GraphError, RaceError
-from etc_dist.ir import Graph, device_function, graph_function, minimum
+from etc_dist.ir import GraphFunction, device_function
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
+from tests.graphs.calls import Task, calls
 from tests.refusals import refused
 
 PLANS = {"static": schedule_static, "dynamic": schedule_dynamic}
@@ -37,31 +38,31 @@ def gather_and_read(box, at, row, y):
     y[...] = box[at[0]] + row
 
 
-@graph_function
-def gathering(g: Graph, *, first: str = "writers", reader: Any = gather) -> None:
+def gathering(first: str = "writers", reader: Any = gather) -> GraphFunction:
     """y is the row of 2 x that an input names; two rows of four are written. `first`
     are the "writers", the "reader", or "none" of them."""
-    x, at = g.input("x", (2, 4), "float32"), g.input("at", (1,), "int32")
-    box, y = g.local("box", (4, 4), "float32"), g.output("y", (4,), "float32")
-    written = g.events("written", (1,), expects=2)
-    read = g.events("read", (1,), expects=1)
-    (i,) = grid = g.grid(i=2)
-    g.call(
-        double,
-        grid,
-        reads=[x[i, :]],
-        writes=[box[i, :]],
-        waits=[read[0]] if first == "reader" else [],
-        notifies=[written[0]] if first == "writers" else [],
-    )
-    g.call(
-        reader,
-        g.grid(one=1),
-        reads=[box[:, :], at[:], box[3, :]][: reader.reads],
-        writes=[y[:]],
-        waits=[written[0]] if first == "writers" else [],
-        notifies=[read[0]] if first == "reader" else [],
-    )
+    parts = """
+        local box [4, 4] float32
+        events written [1] expects 2
+        events read [1] expects 1
+    """
+    written = ["written[0]"] if first == "writers" else []
+    read = ["read[0]"] if first == "reader" else []
+    reads = ["box[:, :]", "at 1 int32", "box[3, :]"][: reader.reads]
+    tasks = [
+        Task(
+            double,
+            ["x 2[i] 4 float32"],
+            ["box[i, :]"],
+            grid="i: 2",
+            waits=read,
+            notifies=written,
+        ),
+        Task(
+            reader, reads, ["y 4 float32"], grid="one: 1", waits=written, notifies=read
+        ),
+    ]
+    return calls(1, tasks=tasks, parts=parts)
 
 
 @pytest.fixture(params=PLANS)
@@ -76,14 +77,14 @@ def simulated(plan, at, seed):
 
 
 def test_rows_that_no_task_writes_may_be_gathered_from(schedule, seed):
-    plan = schedule(gathering(1))
+    plan = schedule(gathering())
     assert verify(plan, {}, 4).unchecked == ()
     assert simulated(plan, 1, seed) == [8, 10, 12, 14]
 
 
 def test_a_gathered_row_that_no_task_writes_leaves_an_output_incomplete(schedule, seed):
     with pytest.raises(GraphError, match=r"4 unwritten, the first at \[0\]"):
-        simulated(schedule(gathering(1)), 3, seed)
+        simulated(schedule(gathering()), 3, seed)
 
 
 # Options of `gathering`, and the error.
@@ -108,48 +109,54 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_other_reads_than_gathers_after_all_writes_are_refused(name, schedule):
     options, kind, words = FAULTS[name]
-    plan = schedule(gathering(1, **options))
+    plan = schedule(gathering(**options))
     assert type(refused(lambda: verify(plan, {}, 4), words, kind)) is kind
 
 
-@graph_function
-def gathering_in_turns(g: Graph, *, reader: Any = gather) -> None:
+def gathering_in_turns(reader: Any = gather) -> GraphFunction:
     """Turn n writes row n of box; then a row is gathered."""
-    x, at = g.input("x", (3, 4), "float32"), g.input("at", (3, 1), "int32")
-    box, y = g.local("box", (3, 4), "float32"), g.output("y", (3, 4), "float32")
-    end = g.output("end", (4,), "float32")
-    written = g.events("written", (3,), expects=1)
-    read = g.events("read", (4,), expects=lambda n: minimum(n, 1))
-    with g.loop(turn=3) as turn:
-        g.call(
+    parts = """
+        local box [3, 4] float32
+        events written [3] expects 1
+        events read [n: 4] expects minimum(n, 1)
+    """
+    by_turn = {"grid": "one: 1", "loop": "turn: 3"}
+    tasks = [
+        Task(
             double,
-            g.grid(one=1),
-            reads=[x[turn, :]],
-            writes=[box[turn, :]],
-            waits=[read[turn]],
-            notifies=[written[turn]],
-        )
-        g.call(
+            ["x 3[turn] 4 float32"],
+            ["box[turn, :]"],
+            waits=["read[turn]"],
+            notifies=["written[turn]"],
+            **by_turn,
+        ),
+        Task(
             reader,
-            g.grid(one=1),
-            reads=[box[:, :], at[turn, :]],
-            writes=[y[turn, :]],
-            waits=[written[turn]],
-            notifies=[read[turn + 1]],
-        )
-    (one,) = grid = g.grid(one=1)
-    g.call(
-        double, grid, name="copy", reads=[x[one, :]], writes=[end[:]], waits=[read[3]]
-    )
+            ["box[:, :]", "at 3[turn] 1 int32"],
+            ["y 3[turn] 4 float32"],
+            waits=["written[turn]"],
+            notifies=["read[turn + 1]"],
+            **by_turn,
+        ),
+        Task(
+            double,
+            ["x[one, :]"],
+            ["end 4 float32"],
+            name="copy",
+            grid="one: 1",
+            waits=["read[3]"],
+        ),
+    ]
+    return calls(1, tasks=tasks, parts=parts)
 
 
 def test_rows_of_later_turns_may_be_gathered_from(schedule):
-    verify(schedule(gathering_in_turns(1)), {}, 4)
-    plan = schedule(gathering_in_turns(1, reader=take))
+    verify(schedule(gathering_in_turns()), {}, 4)
+    plan = schedule(gathering_in_turns(reader=take))
     refused(lambda: verify(plan, {}, 4), "the first to write it")
 
 
 def test_gathers_change_the_key_of_a_proof():
-    reads, gathers = (gathering(1, reader=reader).show() for reader in (take, gather))
+    reads, gathers = (gathering(reader=reader).show() for reader in (take, gather))
     assert "  reads box[:, :]\n  reads at[:]\n" in reads
     assert "  gathers from box[:, :]\n  reads at[:]\n" in gathers

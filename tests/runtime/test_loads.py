@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import etc_dist
-from etc_dist.ir import Graph, device_function, graph_function, span
+from etc_dist.ir import GraphFunction, device_function
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.emulate.cases import set_some, some_numbers
+from tests.graphs.calls import Task, calls
 from tests.graphs.permute import EXPERTS, inputs, permute, reference
 from tests.ops.arrays import Arrays
 from tests.runtime.programs import send
@@ -83,23 +84,25 @@ def look():
 LOOKED: list[None] = []
 
 
-@graph_function
-def nothing_left(g: Graph, *, size: int) -> None:
+def nothing_left(part: str) -> GraphFunction:
     """Tasks that write nothing notify tasks that never write."""
-    size_of = g.input("size_of", (2,), "int32")
-    x = g.local("x", (4,), "float32")
-    done = g.events("done", (1,), expects=2)
-    (i,) = grid = g.grid(i=2)
-    left = span(4, 1) if size else span(0, size_of.load(i))
-    g.call(must_not_run, grid, writes=[x[left]], notifies=[done[0]])
-    g.call(look, g.grid(k=3), waits=[done[0]])
+    parts = """
+        input size_of [2] int32
+        events done [1] expects 2
+    """
+    tasks = [
+        Task(must_not_run, (), [f"x 4[{part}] float32"], grid="i: 2",
+             notifies=["done[0]"]),
+        Task(look, grid="k: 3", waits=["done[0]"]),
+    ]  # fmt: skip
+    return calls(1, tasks=tasks, parts=parts, kinds={"x": "local"})
 
 
-@pytest.mark.parametrize("size", [0, 1], ids=["loaded", "beyond the edge"])
-def test_a_task_without_anything_to_write_only_notifies(size, seed):
+@pytest.mark.parametrize("part", ["span(0, size_of.load(i))", "span(4, 1)"])
+def test_a_task_without_anything_to_write_only_notifies(part, seed):
     LOOKED.clear()
     given_inputs = [{"size_of": np.array([0, -3], np.int32)}]
-    simulate(schedule_static(nothing_left(1, size=size)), given_inputs, {}, seed=seed)
+    simulate(schedule_static(nothing_left(part)), given_inputs, {}, seed=seed)
     assert len(LOOKED) == 3
 
 
@@ -124,36 +127,35 @@ def clear(y):
     y[...] = 0
 
 
-@graph_function
-def deal(g: Graph) -> None:
+def deal() -> GraphFunction:
     """Each row goes to the rank and the slot that are given with it; what is left of y
     is zero."""
-    x = g.input("x", (3, 4), "float32")
-    owner = g.input("owner", (3, 2), "int32")
-    arrivals = g.input("arrivals", (1,), "int32")
-    y = g.output("y", (6, 4), "float32")
-    box = g.symmetric("box", (6, 4), "float32")
-    here = g.events("here", (1,), expects=arrivals.load(0), cross_rank=True)
-    (i,) = grid = g.grid(i=3)
-    one, count = g.grid(one=1), arrivals.load(0)
-    to, slot = owner.load(i, 0), owner.load(i, 1)
-    g.call(
-        send,
-        grid,
-        reads=[x[i, :]],
-        writes=[box.on(to)[slot, :]],
-        notifies=[here.on(to)[0]],
-    )
-    taken = span(0, count)
-    g.call(
-        send,
-        one,
-        name="take",
-        reads=[box[taken, :]],
-        writes=[y[taken, :]],
-        waits=[here[0]],
-    )
-    g.call(clear, one, writes=[y[span(count, 6), :]])
+    parts = """
+        input owner [3, 2] int32
+        input arrivals [1] int32
+        output y [6, 4] float32
+        symmetric box [6, 4] float32
+        cross-rank events here [1] expects arrivals.load(0)
+    """
+    to, count = "on(owner.load(i, 0))", "arrivals.load(0)"
+    tasks = [
+        Task(
+            send,
+            ["x 3[i] 4 float32"],
+            [f"box.{to}[owner.load(i, 1), :]"],
+            grid="i: 3",
+            notifies=[f"here.{to}[0]"],
+        ),
+        Task(
+            send,
+            [f"box[span(0, {count}), :]"],
+            [f"y[span(0, {count}), :]"],
+            name="take",
+            waits=["here[0]"],
+        ),
+        Task(clear, (), [f"y[span({count}, 6), :]"]),
+    ]
+    return calls(2, tasks=tasks, parts=parts)
 
 
 def deal_inputs(places: list[int]) -> list[dict[str, np.ndarray]]:
@@ -173,7 +175,7 @@ def deal_inputs(places: list[int]) -> list[dict[str, np.ndarray]]:
     "places", [[0, 1, 2, 6, 7, 8], [7, 1, 6, 8, 0, 9], [5, 4, 3, 2, 1, 0]]
 )
 def test_data_decides_which_rank_is_written_to(places, seed):
-    run = simulate(schedule_static(deal(2)), deal_inputs(places), {}, seed=seed)
+    run = simulate(schedule_static(deal()), deal_inputs(places), {}, seed=seed)
     expected = np.zeros(12, np.float32)
     expected[places] = np.arange(1, 7)
     got = np.concatenate([outputs["y"][:, 0] for outputs in run.outputs])

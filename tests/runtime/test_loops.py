@@ -10,10 +10,11 @@ import pytest
 from etc_dist.codegen.layout import TRACE_RECORD, TRACE_WARPS
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, DeadlockError, WaitTimeoutError
-from etc_dist.ir import Expr, Graph, device_function, equal, graph_function, select
+from etc_dist.ir import Expr, GraphFunction, device_function, equal, select
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import SCHEDULES, schedule_static
+from tests.graphs.calls import Task, calls, one_call
 from tests.graphs.looped import (
     count_up,
     dims_of,
@@ -89,24 +90,25 @@ def test_loops_inside_of_loops(schedule):
         check(simulate(emulator.plan, given, dims).outputs, wanted)
 
 
-@graph_function
-def loop_first(g: Graph) -> None:
+def loop_first() -> GraphFunction:
     """y = x, doubled n - 1 times in a loop that is the first item of its lane."""
-    n = g.dims("n")
-    x, y = g.input("x", (n, 1, 4), "float32"), g.output("y", (n, 1, 4), "float32")
-    sent = g.events("sent", (n,), expects=1)
-    g.call(count_up, g.grid(a=1), reads=[x[0, 0, :]], writes=[y[0, 0, :]],
-           notifies=[sent[0]])  # fmt: skip
-    with g.loop(turn=n - 1) as turn:
-        regions = {"reads": [x[turn, 0, :]], "writes": [y[turn + 1, 0, :]]}
-        g.call(double_up, g.grid(b=1), **regions)
-    last = g.local("last", (1, 1, 4), "float32")
-    regions = {"reads": [y[0, 0, :]], "writes": [last[0, 0, :]]}
-    g.call(double_up, g.grid(c=1), name="end", **regions, waits=[sent[0]])
+    parts = """
+        input x [n, 1, 4] float32
+        output y [n, 1, 4] float32
+        local last [1, 1, 4] float32
+        events sent [n] expects 1
+    """
+    first, end = {"notifies": ["sent[0]"]}, {"waits": ["sent[0]"], "name": "end"}
+    tasks = [
+        Task(count_up, ["x[0, 0, :]"], ["y[0, 0, :]"], **first),
+        Task(double_up, ["x[turn, 0, :]"], ["y[turn + 1, 0, :]"], loop="turn: n - 1"),
+        Task(double_up, ["y[0, 0, :]"], ["last[0, 0, :]"], **end),
+    ]
+    return calls(1, tasks=tasks, dims="n", parts=parts)
 
 
 def test_a_loop_may_have_no_turns():
-    emulator = Emulator(loop_first(1), workers=3)
+    emulator = Emulator(loop_first(), workers=3)
     for n, seed in itertools.product((1, 2, 4), range(4)):
         x = np.arange(4 * n, dtype=np.float32).reshape(n, 1, 4)
         wanted = np.concatenate([x[:1] + 1, 2 * x[:-1]])
@@ -133,7 +135,14 @@ def test_a_wait_that_is_not_met_names_the_turn(schedule):
 
 
 def test_a_loaded_row_out_of_range_names_the_turn():
-    emulator = Emulator(loaded_layers(1), workers=2)
+    """In each layer, the row at[layer] of x is doubled."""
+    parts = "input at [n] int32"
+    reads, writes = (
+        ["x n[at.load(layer)] 1[0] 4 float32"],
+        ["y n[layer] 1[0] 4 float32"],
+    )
+    doubled = {"loop": "layer: n", "dims": "n", "parts": parts}
+    emulator = Emulator(one_call(1, double_up, reads, writes, **doubled), workers=2)
     at, x = np.array([0, 3, 1, 0], np.int32), np.arange(16, dtype=np.float32)
     given = [{"at": at, "x": x.reshape(4, 1, 4)}]
     y = emulator.run(given)[0]["y"]
@@ -142,18 +151,6 @@ def test_a_loaded_row_out_of_range_names_the_turn():
     for run in (emulator.run, lambda given: simulate(emulator.plan, given, {"n": 4})):
         with pytest.raises(ArgumentError, match=r"double_up\[layer=2, 0\]"):
             run(given)
-
-
-@graph_function
-def loaded_layers(g: Graph) -> None:
-    """In each layer, the row at[layer] of x is doubled."""
-    n = g.dims("n")
-    at = g.input("at", (n,), "int32")
-    x, y = g.input("x", (n, 1, 4), "float32"), g.output("y", (n, 1, 4), "float32")
-    with g.loop(layer=n) as layer:
-        row = at.load(layer)
-        regions = {"reads": [x[row, 0, :]], "writes": [y[layer, 0, :]]}
-        g.call(double_up, g.grid(one=1), **regions)
 
 
 @BOTH
@@ -176,14 +173,8 @@ def times_layer(x, y, *, layer, n):
 
 
 def test_a_body_takes_the_turn_by_keyword():
-    @graph_function
-    def scaled(g: Graph) -> None:
-        n = g.dims("n")
-        x, y = g.input("x", (4,), "float32"), g.output("y", (n, 4), "float32")
-        with g.loop(layer=n) as layer:
-            regions = {"reads": [x[:]], "writes": [y[layer, :]]}
-            g.call(times_layer, g.grid(one=1), **regions)
-
+    reads, writes = ["x 4 float32"], ["y n[layer] 4 float32"]
+    graph = one_call(1, times_layer, reads, writes, loop="layer: n")
     x = np.arange(4, dtype=np.float32)
-    found = simulate(schedule_static(scaled(1)), [{"x": x}], {"n": 3}).outputs[0]
+    found = simulate(schedule_static(graph), [{"x": x}], {"n": 3}).outputs[0]
     np.testing.assert_array_equal(found["y"], np.outer([30, 31, 32], x))

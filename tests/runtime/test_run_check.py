@@ -111,7 +111,7 @@ def test_a_program_shows_what_is_not_proved(
     monkeypatch.setattr(program, "_run_check", check)
     assert program.show(rows=4).endswith(
         f"not proved, since it depends on run-time data; {when}\n"
-        "  call move_row, y[place[r] +: 1, :] (loads from place)\n"
+        "  call move_row, y[place[i] +: 1, :] (loads from place)\n"
     )
 
 
@@ -127,7 +127,7 @@ def test_a_program_whose_runs_are_not_checked_says_so_once(
         run(program, scattered([0, 1, 2, 3]))
     said = capsys.readouterr().err
     assert said.count(
-        "etc_dist: scatter: what depends on run-time data is not proved"
+        "etc_dist: calls: what depends on run-time data is not proved"
     ) == (lines if world.rank == 0 else 0)
 
 

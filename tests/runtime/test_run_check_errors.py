@@ -42,7 +42,7 @@ def test_a_scatter_that_leaves_rows_unwritten_is_refused(
 ):
     program = make_program(scatter(checked.size), schedule=schedule)
     error = fault_of(program, scattered([4] * 12))
-    assert "y[4:5, 0:4] on rank 0 is written by move_row[r=0] on rank 0" in error.got
+    assert "y[4:5, 0:4] on rank 0 is written by move_row[i=0] on rank 0" in error.got
     assert "no task writes y[0:4, 0:4] on rank 0, a part of the output" in error.got
 
 
@@ -53,7 +53,7 @@ def test_data_of_one_rank_are_an_error_on_all_and_the_next_run_works(
     places = [0, 1, 1, 3] if checked.rank == last else [3, 2, 1, 0]
     for _ in range(2):
         error = fault_of(program, scattered(places))
-        assert f"y[1:2, 0:4] on rank {last} is written by move_row[r=1]" in error.got
+        assert f"y[1:2, 0:4] on rank {last} is written by move_row[i=1]" in error.got
         x = scattered([3, 2, 1, 0])
         assert (run(program, x) == x["x"][::-1]).all()
 

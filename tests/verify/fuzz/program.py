@@ -16,31 +16,8 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.push_far import push_far
-from etc_dist.ir import (
-    DeviceFunction,
-    Graph,
-    GraphFunction,
-    Operand,
-    ceildiv,
-    equal,
-    graph_function,
-    maximum,
-    minimum,
-    select,
-    span,
-    tile,
-    up_to,
-)
-
-FUNCTIONS = {
-    "ceildiv": ceildiv,
-    "equal": equal,
-    "maximum": maximum,
-    "minimum": minimum,
-    "select": select,
-    "span": span,
-    "tile": tile,
-}
+from etc_dist.ir import DeviceFunction, Graph, GraphFunction, Operand, up_to
+from tests.graphs.calls import FUNCTIONS
 
 
 class Part:
@@ -162,11 +139,9 @@ def code(text: str) -> CodeType:
 def build(program: Program, body: Body | None = None) -> GraphFunction:
     """The graph of `program`, in the public language. `body`: that of a call."""
 
-    @graph_function
-    def fuzzed(g: Graph) -> None:
-        _Builder(program, g, body).build()
-
-    return fuzzed(program.world, local_size=program.local)
+    g = Graph("fuzzed", program.world, program.local)
+    _Builder(program, g, body).build()
+    return g.finish()
 
 
 class _Builder:
