@@ -161,7 +161,6 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
 
 def check_options(schedule: Any, trace: Any, call: str) -> None:
     """Raise TypeError or ScheduleError for options of `call` that it does not have."""
-    expect_type(schedule, str, "schedule")
     expect_type(trace, (bool, NoneType), "trace")
     if schedule not in SCHEDULES:
         raise ScheduleError(

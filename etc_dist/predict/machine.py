@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.ops.tuning import default_tuning
+from etc_dist.settings import MAX_WORKERS
 
 NEAR_GBS, NEAR_LATENCY_US = 340.0, 1.0
 """Over NVLink. Measured: the best rate of a GPU, while eight H200 send to each other.
@@ -63,4 +64,4 @@ class Machine:
     poll_us: float = 1.0
 
     def __post_init__(self) -> None:
-        expect_range(self.workers, 1, None, "workers")
+        expect_range(self.workers, 1, MAX_WORKERS, "workers")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.expr import Expr
@@ -28,7 +28,6 @@ from etc_dist.runtime.cpu.simulate import ProcessMemory, deadlock
 from etc_dist.runtime.cpu.task import Element, Task, TaskBlock
 from etc_dist.runtime.cpu.workers import LaneWorker, Workers
 from etc_dist.schedule.plan import QUEUE, Plan
-from etc_dist.settings import MAX_WORKERS
 
 TRANSFER_WARPS, WARPS = 2, 10
 """Warps of a worker in the transfer lane: before and after the compute warps join it,
@@ -128,7 +127,6 @@ class _TimedRun:
         machine: Machine,
     ):
         graph, tensor = plan.graph, plan.lane(TENSOR)
-        expect_range(machine.workers, 1, MAX_WORKERS, "workers")
         self._plan, self._times, self._machine = plan, times, machine
         self._of_ranks = of_ranks
         self._near, self._far = _Server(machine.near), _Server(machine.far)
