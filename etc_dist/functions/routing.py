@@ -83,9 +83,9 @@ class Routing:
 
     def group(self, number: Expr, size: Expr | int) -> Tile:
         """Group `number` of so many experts: rows of the router, columns of logits."""
-        if self.experts % 4 == 0:
+        if self.experts % 8 == 0:
             return tile(number, size)
-        # Logits have further columns.
+        # Logits have further columns, to a multiple of 8.
         return span(number * size, minimum(size, self.experts - number * size))
 
     @property

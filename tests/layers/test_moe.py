@@ -291,9 +291,20 @@ ONE_TASK = Sizes(score_tasks=1)
 @pytest.mark.parametrize("experts", first_always([(37,), (131,), (67,)], 2))
 def test_the_cuda_bodies_score_any_number_of_experts_in_tiles(experts, rng):
     graph = moe_graph(1, experts=experts, top_k=CORRECTED, sizes=ONE_TASK)
-    dims = {"tokens": 70, "hidden": 72, "inner": 24}
-    weights, x = draw_experts(rng, experts, 72, 24), draw(rng, (70, 72), "bfloat16")
-    biases = biases_of(rng, experts, CORRECTED)
+    check_corrected(graph, rng, experts, tokens=70)
+
+
+@pytest.mark.parametrize("experts", first_always([(12,), (21,), (7,)], 2))
+def test_the_cuda_bodies_score_any_number_of_experts_of_few_tokens(experts, rng):
+    graph = few_graph(1, experts=experts, top_k=CORRECTED, score_tasks=1)
+    check_corrected(graph, rng, experts, tokens=3)
+
+
+def check_corrected(graph, rng, experts, tokens):
+    """Both bodies of a graph with the router CORRECTED."""
+    dims = {"tokens": tokens, "hidden": 72, "inner": 24}
+    weights = draw_experts(rng, experts, 72, 24)
+    x, biases = draw(rng, (tokens, 72), "bfloat16"), biases_of(rng, experts, CORRECTED)
     inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True)) | biases
     answer = moe_reference(x, weights, CORRECTED, biases=[*biases.values()])
     for found in both(graph, {"x": x, **inputs}, dims):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from etc_dist.errors import GraphError, RaceError
@@ -89,6 +89,17 @@ def test_moe_is_proved_with_logits_in_tiles(tokens, experts):
     program = PROGRAMS["moe"]
     graph = moe_graph(1, experts=experts, top_k=3)
     prove(program, graph, program.dims(1, (tokens, 40, 24)), 132)
+
+
+@pytest.mark.parametrize(("name", "most"), [("moe", 16384), ("moe few tokens", 16)])
+@given(experts=st.integers(1, 512), tokens=st.integers(1, 16384))
+@example(experts=60, tokens=16)
+@example(experts=316, tokens=1)
+def test_any_number_of_experts_is_proved(name, most, experts, tokens):
+    program = PROGRAMS[name]
+    graph = program.large(1, experts=experts, top_k=min(experts, 3))
+    dims = program.dims(1, ((tokens - 1) % most + 1, 40, 24))
+    verify(schedule_static(graph), dims, 132)
 
 
 @programs
