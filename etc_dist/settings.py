@@ -61,8 +61,8 @@ class Settings:
     timing: bool = False
     """ETC_DIST_TIMING: print the time of each stage of a compilation."""
     cpu_workers: int = 4
-    """ETC_DIST_CPU_WORKERS: simulated workers a rank on the CPU backend, at most 1024
-    (even for matrix products)."""
+    """ETC_DIST_CPU_WORKERS: simulated workers of a rank on the CPU backend, at most
+    1024."""
     share_gpu: bool = False
     """ETC_DIST_SHARE_GPU: ranks of a host may share GPUs; for tests, not for speed."""
     host: str = ""

@@ -38,7 +38,7 @@ def bundle_model(
     tuning = find_tuning(settings.tuning, Cache(settings.cache), "")
     setup = ModelSetup(config, **{**DEFAULTS, **options}, tuning=tuning)
     setup.check()
-    expect_range(workers, 2, MAX_WORKERS, "workers")
+    expect_range(workers, 1, MAX_WORKERS, "workers")
     return build_bundle(setup, folder, workers, arch)
 
 
