@@ -112,8 +112,9 @@ def attend(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
         reads,
         writes,
         constants,
+        # NOTE: with `early`, the load role reads pages before the last wait is met. No
+        # proof sees which ones: positions of earlier steps, by the contract above.
         gathers=(cache,),
-        gathers_early=(cache,) if early else (),
         reads_before_wait=[n for n in range(1, cache + 3) if n != cache and early],
         loads_before_wait=early,
         roles=(PREPARE, LOAD, COMPUTE),

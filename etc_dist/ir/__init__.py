@@ -33,9 +33,9 @@ integers or Booleans. A `Graph` builds these values, `graph.show()` prints them.
 
     DeviceFunction(name, body, source, lane, reads, writes,
                    boxes: {position: TmaBox}, constants: {name: number}, roles*, shared,
-                   streams*, gathers*, gathers_early*, reads_before_wait*,
-                   tile: {position: Operand}, epilogue: DeviceFunction?,
-                   loads_before_wait, far, starts: {name: (position, axis)})
+                   streams*, gathers*, reads_before_wait*, tile: {position: Operand},
+                   epilogue: DeviceFunction?, loads_before_wait, far,
+                   starts: {name: (position, axis)})
         lane   "tensor" | "transfer"
         roles  "prepare" | "load" | "gather" | "compute" | "store"
     Operand(size: Extent*?, dtype*, leading, contiguous, like?, apart, mirrors?,

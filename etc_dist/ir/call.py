@@ -213,7 +213,6 @@ class Call:
         for n, region in enumerate(self.reads):
             verb = "gathers from" if n in self.function.gathers else "reads"
             verb += " early" * (n in self.function.reads_before_wait)
-            verb += ", some early," * (n in self.function.gathers_early)
             lines.append(f"  {verb} {region}")
         for word, items in (
             ("writes", self.writes),

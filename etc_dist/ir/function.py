@@ -79,9 +79,6 @@ class DeviceFunction:
     gathers: reads (by position) of which a task reads only elements that other data
     selects. Their regions may include elements that no task writes. Every write to
     them must be ordered before the task.
-    gathers_early: those of which the load role may read elements before the task's last
-    wait is met, if no task writes these that is not ordered before the other waits. The
-    function promises this: the proof does not see which elements they are.
     tile: operands (by position: reads, then writes) with the region that the CUDA body
     supports. Compilation for GPUs refuses other regions. Operands that are left out
     take any region.
@@ -109,7 +106,6 @@ class DeviceFunction:
     shared: int = SCRATCH_BYTES
     streams: Sequence[int] = ()
     gathers: Sequence[int] = ()
-    gathers_early: Sequence[int] = ()
     reads_before_wait: Sequence[int] = ()
     tile: Mapping[int, Operand] = field(default_factory=dict)
     epilogue: DeviceFunction | None = None
@@ -179,14 +175,7 @@ class DeviceFunction:
         for name in ("boxes", "constants", "tile", "starts"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
-        sequence_fields = (
-            "gathers",
-            "gathers_early",
-            "reads_before_wait",
-            "roles",
-            "streams",
-        )
-        for name in sequence_fields:
+        for name in ("gathers", "reads_before_wait", "roles", "streams"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_lane(self)
 
@@ -255,7 +244,6 @@ def _check_operands(function: DeviceFunction) -> None:
     operand_positions = [n for o in function.tile.values() for n in (o.like, o.mirrors)]
     for name, positions, count in (
         ("gathers", [*function.gathers], function.reads),
-        ("gathers_early", [*function.gathers_early], function.reads),
         ("reads_before_wait", [*function.reads_before_wait], function.reads),
         ("streams", [*function.streams], function.reads),
         ("tile", [*function.tile], every),
@@ -377,13 +365,6 @@ def _check_lane(function: DeviceFunction) -> None:
         f"roles of {ROLES}, with 'load' and 'compute'": function.roles
         and not {LOAD, COMPUTE} <= {*function.roles} <= {*ROLES},
         "streams= only with roles=": function.streams and not function.roles,
-        "gathers_early= only of gathers=, with the role 'prepare' and "
-        "reads_before_wait=": function.gathers_early
-        and not (
-            {*function.gathers_early} <= {*function.gathers}
-            and PREPARE in function.roles
-            and function.begins_early
-        ),
     }
     wanted = [rule for rule, broken in faults.items() if broken]
     if wanted:

@@ -68,10 +68,6 @@ FUNCTIONS = {
         lambda: work(1, lane="transfer", **EARLY),
         "no reads_before_wait= on the transfer lane",
     ),
-    "gathers early": (
-        lambda: work(1, gathers=(0,), gathers_early=(0,), **EARLY),
-        "gathers_early= only of gathers=, with the role 'prepare'",
-    ),
     "large": (lambda: made(constants={"kEps": 2**31}), HOLD),
     "fp64": (lambda: made(constants={"kEps": 1e39}), HOLD),
     "NaN": (lambda: made(constants={"kEps": float("nan")}), HOLD),
