@@ -23,6 +23,7 @@ import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,20 @@ def kept_proof(plan: Any, dims: Mapping[str, int], workers: int) -> Any:
     from etc_dist.verify.proof import prove
 
     return prove(plan, dims, workers, Settings.load())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def run_records() -> Iterator[None]:
+    """Keep which data of runs has been verified, in the cache of the session."""
+    from etc_dist.cache import Cache
+    from etc_dist.settings import Settings
+    from tests.run_records import verify_once
+
+    verify = verify_once(Cache(Settings.load().cache))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("run_check", "cpu.simulate"):
+            patch.setattr(import_module(f"etc_dist.runtime.{name}"), "verify", verify)
+        yield
 
 
 def expect_cpu_ranks(world: Any, ranks: int) -> None:
