@@ -5,33 +5,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import etc_dist
 
 HEAVY = ("cupy", "mpi4py.MPI", "cuda", "nvshmem", "matplotlib", "torch")
 
 
-def test_import_starts_no_gpu_and_no_mpi_and_leaves_the_environment_alone():
-    source = """
+SOURCES = {
+    "import": """
 import os, sys, threading
 before = dict(os.environ)
 import etc_dist.cli, etc_dist.world
 assert before == dict(os.environ) and threading.active_count() == 1
-print(*sys.modules, sep="\\n")
-"""
-    loaded = _python(source).splitlines()
-    assert [name for name in HEAVY if name in loaded] == []
-
-
-def test_names_in_dir_can_be_had_and_start_nothing():
-    source = """
+""",
+    "dir": """
 import sys, etc_dist
 names = dir(etc_dist)
 assert {*etc_dist.__all__, "compile", "errors", "ir", "models"} <= {*names}, names
 for name in names:
     getattr(etc_dist, name)
-print(*sys.modules, sep="\\n")
-"""
-    loaded = _python(source).splitlines()
+""",
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_imports_and_names_in_dir_start_no_gpu_and_no_mpi(name):
+    loaded = _python(SOURCES[name] + 'print(*sys.modules, sep="\\n")').splitlines()
     assert [name for name in HEAVY if name in loaded] == []
 
 

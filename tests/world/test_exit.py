@@ -54,45 +54,19 @@ world.barrier()
         assert "Cannot allocate memory" in line
 
 
-def test_a_call_that_one_rank_makes_alone_ends_all_with_its_error():
-    source = """
+LATE = """
+if world.rank == 1:
+    time.sleep(1)
+    raise ValueError("late")
+"""
+ALONE_CALL = """
 if world.rank == 1:
     try:
         world.match_call(3, lambda: "one more")
     except ValueError:
         print("caught", flush=True)
 """
-    code, output = run_job(START + source)
-    assert code == 1
-    assert "[rank 1] caught" in output
-    assert "[rank 0] etc_dist.errors.ArgumentError: the ranks do not make" in output
-
-
-def test_rank_that_fails_ends_those_that_are_at_their_exit():
-    source = """
-if world.rank == 1:
-    time.sleep(1)
-    raise ValueError("late")
-"""
-    code, output = run_job(START + source)
-    assert code == 1
-    assert "[rank 1] ValueError: late" in output
-
-
-def test_failure_after_a_world_was_closed_ends_all_ranks():
-    source = """
-world.close()
-if world.rank == 1:
-    time.sleep(1)
-    raise ValueError("late")
-"""
-    code, output = run_job(START + source)
-    assert code == 1
-    assert "[rank 1] ValueError: late" in output
-
-
-def test_other_exit_handlers_run_although_the_world_cannot_be_closed():
-    source = """
+HANDLERS = """
 import atexit
 atexit.register(lambda: print("handler", flush=True))
 atexit.unregister(world._close_at_exit)
@@ -100,9 +74,29 @@ atexit.register(world._close_at_exit)
 if world.rank == 1:
     world.match_call(3, lambda: "one more")
 """
+ENDED = {
+    "a call that one rank makes alone, though it is caught": (
+        ALONE_CALL,
+        ["[rank 1] caught", "[rank 0] etc_dist.errors.ArgumentError: the ranks do not"],
+    ),
+    "a failure while peers are at their exit": (LATE, ["[rank 1] ValueError: late"]),
+    "a failure after the world was closed": (
+        "\nworld.close()" + LATE,
+        ["[rank 1] ValueError: late"],
+    ),
+    "a world that cannot be closed, after other handlers": (
+        HANDLERS,
+        ["[rank 0] handler"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDED)
+def test_all_ranks_end_with_the_error_of_one(what):
+    source, words = ENDED[what]
     code, output = run_job(START + source)
     assert code == 1
-    assert "[rank 0] handler" in output
+    assert [part for part in words if part not in output] == []
 
 
 @pytest.mark.parametrize("requested", [False, True])
