@@ -88,16 +88,21 @@ def _key(source: Source, kernels: Path) -> str:
 
 def _compile(source: Source, kernels: Path) -> Entry:
     with TemporaryDirectory() as folder:
-        text, run, library = (Path(folder, name) for name in ("a.cpp", "run.o", "a.so"))
+        names = "a.cpp", "prelude.pch", "run.o", "a.so"
+        text, prelude, run, library = (Path(folder, name) for name in names)
         text.write_text(f'#include "cuda.h"\n{source.text}\n#include "entry.h"\n')
-        # By a command that is the same for all programs: zig keeps its result.
-        _run([*FLAGS, "-O2", "-c", str(INCLUDE / "run.cpp"), "-o", str(run)], source)
         # NOTE: INCLUDE comes first: its ptx/ replaces that of the kernels.
-        users = sorted({path.parent for path in source.sources})
-        includes = [f"-I{path}" for path in (INCLUDE, kernels, *users)]
+        includes = [f"-I{INCLUDE}", f"-I{kernels}"]
+        # By commands that are the same for all programs: zig keeps their results.
+        header = ["-x", "c++-header", "-Xclang", "-fno-pch-timestamp"]
+        header += [str(INCLUDE / "prelude.h"), "-o", str(prelude)]
+        _run([*PROGRAM_FLAGS, *includes, *header], source)
+        _run([*FLAGS, "-O2", "-c", str(INCLUDE / "run.cpp"), "-o", str(run)], source)
+        includes += sorted({f"-I{path.parent}" for path in source.sources})
         # `-x none`: the flags have the language of all files after it.
         objects = ["-x", "none", str(run), "-shared", *LIBRARIES, "-o", str(library)]
-        _run([*PROGRAM_FLAGS, *includes, str(text), *objects], source)
+        own = ["-include-pch", str(prelude), str(text)]
+        _run([*PROGRAM_FLAGS, *includes, *own, *objects], source)
         return Entry({}, {"library": library.read_bytes()})
 
 

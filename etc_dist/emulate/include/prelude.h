@@ -1,0 +1,4 @@
+// What all programs include first.
+#pragma once
+#include "cuda.h"
+#include "worker/worker.cuh"
