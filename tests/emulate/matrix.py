@@ -203,6 +203,7 @@ CASES = {
         partial(mlp_tiles_graph, 2, shapes=[TALL_TILE, FLAT]),
         lambda: mlp(2, 120, 200, 136, Tiling(0, 128, 1, 2), Tiling(0, 128, 1, 3)),
         DYNAMIC,
+        "dynamic",
         workers=2,
     ),
     # Three pieces of a row of x, and of a row of partial sums.

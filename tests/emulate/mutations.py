@@ -228,7 +228,7 @@ BROKEN = {
     "functions/push_tile": {
         "sum in strips": {"begin -= bytes;": "begin = 0;", "++row;": "row += 2;"}
     },
-    "functions/rms_norm": {"decoder": {"task.sync();": ""}},
+    "functions/rms_norm": {"norms": {"task.sync();": ""}},
     "functions/attend": {
         "attention": {
             "ptx::named_barrier<128>(2 + wg);  // the list's query is complete": "",
@@ -354,7 +354,7 @@ BROKEN = {
             "ptx::load_acquire<kPeersPush<Program>>(slot)": "ptx::load_relaxed(slot)"
         }
     },
-    "queue/release": {"queue, mlp": {"  fence_groups<Call>();": ""}},
+    "queue/release": {"mlp on tiles": {"  fence_groups<Call>();": ""}},
     "queue/push": {
         "queue": {"surplus > 0": "false", "bits &= ~(1u << j);": ""},
         "counts": {"        ptx::fence_acq_rel<false>();": ""},

@@ -35,13 +35,13 @@ from tests.functions.test_heads_norm import COLUMNS
 from tests.functions.test_heads_norm import norms as heads_norms
 from tests.functions.test_mark_experts import MARKED
 from tests.functions.test_post_norm import norms as post_norms
+from tests.functions.test_rms_norm import norms
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.functions.test_router import DEEPSEEK, check_choices, chosen, drawn
 from tests.functions.test_sample_column import GRAPH, sampled_given
 from tests.graphs.paged import EPS, attention, dims_of, draw_step
 from tests.graphs.tokens import next_tokens
 from tests.layers.reference import draw
-from tests.models.test_decoder import check_ids, decoder, decoder_step
 
 PAGED = PagedCache(64, 16, norm_eps=EPS)
 SINKS = PagedCache(64, 16, has_sinks=True)
@@ -221,6 +221,13 @@ def check_attention(program: Emulator, given: Any, dims: dict[str, int]) -> None
     check_step(found, given, OF_GEMMA, 2)
 
 
+def some_norms() -> Any:
+    of_rows = (2, 264)
+    shapes = {name: of_rows for name in ("x", "total", "gain", "bias")}
+    [given], dims = drawn_arrays(1, shapes, {"rows": 2, "columns": 264})
+    return [given | {"ids": np.array([1, -1], np.int32)}], dims
+
+
 POST_NORM = partial(
     post_norms, 1, dtype="bfloat16", has_bias=False, normalizes_sum=True, offset=1
 )
@@ -235,10 +242,9 @@ MUTATED = {
     "flagged": Case(partial(all_reduce_graph, 3, has_flags=True), flagged, workers=2),
     "reduced": Case(partial(all_reduce_graph, 3), reduced),
     "queue": replace(CASES["moe"], schedule="dynamic"),
-    "queue, mlp": replace(CASES["mlp"], schedule="dynamic"),
     "queue, conditions": replace(CASES["conditions"], schedule="dynamic"),
     "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),
-    "decoder": Case(decoder, decoder_step),
+    "norms": Case(partial(norms, "bfloat16"), some_norms),
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),
     "samples": Case(lambda: GRAPH, some_samples),
     "marked": Case(lambda: MARKED, some_choices),
@@ -262,7 +268,7 @@ MUTATED = {
 }
 CHECKS = {
     "aborted": check_skipped,
-    "decoder": check_ids,
+    "norms": check_norms,
     "routes": check_some_routes,
     "samples": check_equal,
     "marked": check_equal,
