@@ -222,7 +222,7 @@ class Arguments:
 def prepared_divisor(value: int) -> tuple[int, int]:
     """(factor, shift) with n // value == (2 n * factor >> 32) >> shift for all n from 0
     to 2**31 - 1. (0, 0), which gives 0, for larger values, and for those that are not
-    positive, by which nothing is divided.
+    positive, by which nothing is divided (Granlund and Montgomery, PLDI 1994).
 
     With value <= 2**shift, factor is 2**(31 + shift) / value, rounded up: too large by
     less than 1. So n * factor / 2**(31 + shift) exceeds n / value by less than

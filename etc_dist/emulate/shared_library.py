@@ -78,9 +78,8 @@ def _key(source: Source, kernels: Path) -> str:
     """A hash of all that a library depends on."""
     files = sorted(INCLUDE.rglob("*.*"))
     own_texts = {str(path.relative_to(INCLUDE)): path.read_text() for path in files}
-    texts = (
-        headers(source, kernels) | own_texts
-    )  # those that INCLUDE replaces do not count
+    # The headers that INCLUDE replaces do not count.
+    texts = headers(source, kernels) | own_texts
     flags = (*PROGRAM_FLAGS, *LIBRARIES)
     parts = (source.text, flags, machine(), version("ziglang"), texts)
     return sha256(repr(parts).encode(errors="surrogateescape"))[:32]
@@ -101,8 +100,8 @@ def _compile(source: Source, kernels: Path) -> Entry:
         includes += sorted({f"-I{path.parent}" for path in source.sources})
         # `-x none`: the flags have the language of all files after it.
         objects = ["-x", "none", str(run), "-shared", *LIBRARIES, "-o", str(library)]
-        own = ["-include-pch", str(prelude), str(text)]
-        _run([*PROGRAM_FLAGS, *includes, *own, *objects], source)
+        inputs = ["-include-pch", str(prelude), str(text)]
+        _run([*PROGRAM_FLAGS, *includes, *inputs, *objects], source)
         return Entry({}, {"library": library.read_bytes()})
 
 

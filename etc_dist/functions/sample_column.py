@@ -2,7 +2,8 @@
 
 A row has a `sampling` [5] of int32: the bits of 1 / temperature and of top_p in fp32,
 top_k, and the two words of its seed. Its token is the column with the largest sum of
-scaled logit and Gumbel noise: this chooses each column with its softmax probability.
+scaled logit and Gumbel noise: this chooses each column with its softmax probability
+(Gumbel-max, as in Maddison et al., NeurIPS 2014).
 The noise depends only on the row's seed, the row's position and the column: not on
 other rows, the number of ranks, or the division of columns into tiles. A row whose
 first number is 0 gets the column of the largest logit. As in `best_column.py`, a NaN is

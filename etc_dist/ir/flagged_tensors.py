@@ -2,7 +2,7 @@
 
 A word has 4 bytes of data and the number of the run in which they were written. One
 store brings both, and one load sees both or neither. So the reader of a word polls it,
-without a fence, a counter or a second load.
+without a fence, a counter or a second load, as in NCCL's protocol LL.
 
 What a task writes into flagged tensors is its notification of the events that these
 carry: nothing else that it does is ordered before the tasks that wait for them."""

@@ -1,4 +1,5 @@
-"""The rotary embedding of a model: its theta and its scaling, from config.json."""
+"""The rotary embedding of a model: its theta and its scaling, from config.json.
+`longrope` is of Ding et al., LongRoPE, 2024."""
 
 from __future__ import annotations
 
@@ -250,7 +251,8 @@ def fits_factors(rope: Mapping[str, Any], width: int) -> bool:
 
 
 def _llama3(rates: Any, rope: Mapping[str, Any]) -> Any:
-    """Slow rates divided by a factor, with a smooth transition to fast ones."""
+    """Slow rates divided by a factor, with a smooth transition to fast ones (Llama 3.1,
+    Meta, 2024)."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope[LENGTH] * rates / (2 * np.pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)

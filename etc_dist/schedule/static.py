@@ -1,4 +1,5 @@
-"""Static scheduling: the order of calls and tasks is fixed before the program runs."""
+"""Static scheduling: the order of calls and tasks is fixed before the program runs. As
+dynamic scheduling, from Event Tensor (arXiv 2604.13327)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from etc_dist.schedule.plan import STRIDED, TICKET, Lane, Plan
 def schedule_static(graph: GraphFunction) -> Plan:
     """The static plan of `graph`: each lane runs its calls in the graph's order.
 
-    Tasks of the tensor lane are assigned round-robin (the paper's base policy), or
+    Tasks of the tensor lane are assigned round-robin (that paper's base policy), or
     claimed by an atomic ticket if the work of some depends on data and is not even.
     Tasks of the transfer lane are claimed by an atomic ticket. ScheduleError for a
     graph without calls."""
