@@ -56,7 +56,7 @@ def test_a_task_with_nothing_left_runs_no_body(schedule, lane):
 ROWS, COLUMNS = 16, 256
 
 
-def two_matmuls() -> GraphFunction:
+def matmuls_of_few_rows() -> GraphFunction:
     """y = (x w) v in tiles, most of them empty. The event that a task of the second
     GEMM notifies is loaded from memory that another lane has written."""
     parts = f"""
@@ -123,7 +123,7 @@ def test_groups_of_empty_tasks_notify_what_is_loaded(schedule):
         draw(rng, s, "bfloat16") for s in ((count * ROWS, k), (1, k, k), (1, n, k))
     )
     w, v = np.sign(w), np.sign(v)
-    program = Emulator(two_matmuls(), schedule=schedule, workers=2)
+    program = Emulator(matmuls_of_few_rows(), schedule=schedule, workers=2)
     inputs = {"sizes": sizes, "given": given, "x": x, "w": w, "v": v}
     for seed in range(2):
         dims = {"count": count, "k": k, "n": n}

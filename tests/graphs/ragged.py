@@ -30,7 +30,7 @@ def weigh_rows(scores: Array, values: Array, y: Array) -> None:
 
 
 @graph_function
-def attention(g: Graph, *, waits: bool = True) -> None:
+def ragged_attention(g: Graph, *, waits: bool = True) -> None:
     """y[s] is the sum of the values of sequence s, weighted by their scores. The rows
     of a sequence are data. Without `waits`, no event orders the two calls."""
     rows = g.dims("rows")
@@ -71,8 +71,8 @@ scatter = partial(
 
 
 def sequences(seed: int = 0) -> dict[str, Array]:
-    """Inputs of attention: sequences of 1, 2, 3 and 4 rows, in an order that the seed
-    decides."""
+    """Inputs of ragged_attention: sequences of 1, 2, 3 and 4 rows, in an order that
+    the seed decides."""
     rng = np.random.default_rng(seed)
     count = rng.permutation([1, 2, 3, 4]).astype(np.int32)
     floats = {"query": (1, WIDTH), "keys": (ROWS, WIDTH), "values": (ROWS, WIDTH)}

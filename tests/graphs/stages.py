@@ -4,6 +4,7 @@ different sizes, no store role, tasks that gather after tasks that do not."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,18 @@ import numpy as np
 from etc_dist.codegen.layout import ALIGNMENT, MAX_SHARED_BYTES
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.weight_layouts import silu
-from etc_dist.functions.wide_tile import RowTiles
-from etc_dist.ir import DeviceFunction, Graph, ceildiv, graph_function, span, tile
+from etc_dist.ir import (
+    DeviceFunction,
+    Graph,
+    GraphFunction,
+    ceildiv,
+    graph_function,
+    tile,
+)
 from etc_dist.ir.function import COMPUTE, LOAD, TENSOR, TmaBox
 from tests.emulate.cases import Given
+from tests.graphs.calls import Task, calls
+from tests.graphs.dense import own_rows
 from tests.layers.reference import Answer, draw
 
 RING_BYTES = 20 * 1024
@@ -90,37 +99,30 @@ def copies(rows: int) -> Given:
 ROWS, COLUMNS = 100, 256
 
 
-@graph_function
-def gathered_last(g: Graph) -> None:
+def gathered_last(world_size: int) -> GraphFunction:
     """y is the SwiGLU of rows of x that `tokens` names, after another product."""
-    k, n = g.dims("k n")
-    x = g.input("x", (ROWS, k), "bfloat16")
-    both = g.input("both", (1, 2 * n, k), "bfloat16")
-    tokens = g.input("tokens", (ROWS,), "int32")
-    other = g.local("other", (ROWS, 2 * n), "bfloat16")
-    y = g.output("y", (ROWS, n), "bfloat16")
-    tiles = RowTiles(g, "tiles")
-    (j,) = grid = g.grid(j=ceildiv(2 * n, COLUMNS))
-    columns = tile(j, COLUMNS)
-    g.call(
-        tiles.matmul_rows("bfloat16"),
-        grid,
-        name="plain",
-        values=tiles.values,
-        reads=[x[:, :], both[0, columns, :]],
-        writes=[other[:, columns]],
-    )
     width = COLUMNS // 2
-    (j,) = grid = g.grid(j=ceildiv(n, width))
-    gate, up = (span(first + j * width, width) for first in (0, n))
-    g.call(
-        tiles.matmul_rows("bfloat16", swiglu, gathers=True),
-        grid,
-        name="gated",
-        values=tiles.values,
-        reads=[x[:, :], both[0, gate, :], both[0, up, :], tokens[:]],
-        writes=[y[:, tile(j, width)]],
+    parts = f"""
+        input x [{ROWS}, k] bfloat16
+        input both [1, 2 * n, k] bfloat16
+        local other [{ROWS}, 2 * n] bfloat16
+    """
+    gate, up = (f"both[0, span({n} + j * {width}, {width}), :]" for n in ("0", "n"))
+    plain = Task(
+        partial(own_rows, name="plain_rows"),
+        ["x[:, :]", f"both[0, tile(j, {COLUMNS}), :]"],
+        [f"other[:, tile(j, {COLUMNS})]"],
+        name="plain",
+        grid=f"j: ceildiv(2 * n, {COLUMNS})",
     )
+    gated = Task(
+        partial(own_rows, epilogue=swiglu, gathers=True, name="gated_rows"),
+        ["x[:, :]", gate, up, f"tokens {ROWS} int32"],
+        [f"y {ROWS} n[tile(j, {width})] bfloat16"],
+        name="gated",
+        grid=f"j: ceildiv(n, {width})",
+    )
+    return calls(world_size, tasks=[plain, gated], dims="k n", parts=parts)
 
 
 def gathered(k: int, n: int) -> Given:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import (
     DeviceFunction,
     Graph,
     GraphFunction,
-    ceildiv,
     device_function,
     graph_function,
     minimum,
@@ -17,6 +18,7 @@ from etc_dist.ir import (
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from tests.graphs.calls import Task, calls
 from tests.graphs.dense import SINGLE, dense
 
 
@@ -33,7 +35,7 @@ def take(box, y):
 
 
 @graph_function
-def ring(g: Graph) -> None:
+def tripled_ring(g: Graph) -> None:
     """y = 3 * the previous rank's x; the tiles to wait for are an input."""
     n = g.dims("n")
     tiles = g.let("tiles", n // 4)
@@ -94,42 +96,29 @@ def scattered(g: Graph) -> None:
     )
 
 
-@graph_function
-def three_matmuls(g: Graph) -> None:
+def three_matmuls(world_size: int) -> GraphFunction:
     """y[i] = x @ w.T by three functions with stages and tiles of different sizes, and
     by one as the first again."""
-    rows, n, k = g.dims("rows n k")
-    x, w = g.input("x", (rows, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
-    kn = g.input("w_kn", (k, n), "bfloat16")
-    y = g.output("y", (4, rows, n), "bfloat16")
-
-    def multiply(number: int, name: str, shape: TileShape, w_layout: str) -> None:
-        r, c = grid = g.grid(r=ceildiv(rows, shape.rows), c=ceildiv(n, shape.columns))
-        of_rows, columns = tile(r, shape.rows), tile(c, shape.columns)
-        function, values = dense(g, shape, w_layout=w_layout, name=name)
-        g.call(
-            function,
-            grid,
-            name=name,
-            values=values,
-            reads=[
-                x[of_rows, :],
-                w[columns, :] if w_layout == "nk" else kn[:, columns],
-            ],
-            writes=[y[number, of_rows, columns]],
-        )
-
-    multiply(0, "nk", SINGLE, "nk")
-    multiply(1, "kn", SINGLE, "kn")
-    multiply(2, "narrow", TileShape(64, 64, swapped=True), "nk")
-    multiply(3, "again", SINGLE, "nk")
+    narrow = TileShape(64, 64, swapped=True)
+    tasks = []
+    for number, (name, shape, w_layout) in enumerate(
+        [("nk", SINGLE, "nk"), ("kn", SINGLE, "kn"), ("narrow", narrow, "nk"),
+         ("again", SINGLE, "nk")]
+    ):  # fmt: skip
+        rows, columns = f"rows/{shape.rows}", f"n/{shape.columns}"
+        w = f"w {columns} k" if w_layout == "nk" else f"w_kn k {columns}"
+        operands = [f"x {rows} k bfloat16", f"{w} bfloat16"]
+        function = partial(dense, shape=shape, w_layout=w_layout, name=name)
+        y = f"y 4[{number}] {rows} {columns} bfloat16"
+        tasks.append(Task(function, operands, [y], name=name))
+    return calls(world_size, tasks=tasks, dims="rows n k")
 
 
 TILES = (TileShape(160, 128, swapped=True), TileShape(128, 256))
 GRAPHS: dict[str, GraphFunction] = {
     "matmul_reduce_scatter": matmul_reduce_scatter_graph(2, shapes=TILES),
     "all_gather_matmul": all_gather_matmul_graph(2, shapes=TILES),
-    "user": ring(2),
+    "user": tripled_ring(2),
     "scattered": scattered(2),
 }
 RANK_TILES = {"shape": 0, "column_groups": 16, "split_tile_columns": 3, "parts": 4}

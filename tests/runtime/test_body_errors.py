@@ -17,11 +17,10 @@ from etc_dist.world import start
 from tests.graphs.calls import Task, calls, one_call
 
 
-def graph_of(body: Any, dtype: str, kind: str = "output") -> GraphFunction:
+def graph_of(body: Any, dtype: str) -> GraphFunction:
     """`body` computes y[i] from x[i], four rows of three per task."""
-    made = device_function(source="", reads=1, writes=1)(body)
-
-    return one_call(1, made, [f"x 8/4 3 {dtype}"], [f"y 8/4 3 {dtype}"])
+    function = device_function(source="", reads=1, writes=1)(body)
+    return one_call(1, function, [f"x 8/4 3 {dtype}"], [f"y 8/4 3 {dtype}"])
 
 
 def forgets(x: Any, y: Any) -> None:

@@ -17,7 +17,13 @@ from etc_dist.runtime.gpu import GpuExecutor
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.graphs.permute import inputs, permute
-from tests.graphs.ragged import attended, attention, scatter, scattered, sequences
+from tests.graphs.ragged import (
+    attended,
+    ragged_attention,
+    scatter,
+    scattered,
+    sequences,
+)
 from tests.graphs.ring import ring
 from tests.ops.arrays import Arrays
 
@@ -48,7 +54,7 @@ def run(program: Program, given: dict[str, Any]) -> Any:
 def test_a_correct_run_passes_with_other_data_on_each_rank(
     schedule, checked, make_program
 ):
-    program = make_program(attention(checked.size), schedule=schedule)
+    program = make_program(ragged_attention(checked.size), schedule=schedule)
     given = sequences(checked.rank)
     np.testing.assert_array_equal(run(program, given), attended(given))
 

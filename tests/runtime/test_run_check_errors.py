@@ -8,7 +8,7 @@ import pytest
 
 from etc_dist import Program
 from etc_dist.errors import GraphError, RaceError, WorldError
-from tests.graphs.ragged import attention, scatter, scattered, sequences
+from tests.graphs.ragged import ragged_attention, scatter, scattered, sequences
 from tests.runtime.test_run_check import run
 
 pytestmark = pytest.mark.mpi
@@ -26,11 +26,13 @@ def fault_of(program: Program, given: dict[str, Any]) -> GraphError:
 def test_attention_without_an_event_between_its_calls_is_a_race(
     schedule, checked, make_program
 ):
-    program = make_program(attention(checked.size, waits=False), schedule=schedule)
+    program = make_program(
+        ragged_attention(checked.size, waits=False), schedule=schedule
+    )
     for seed in range(2):
         error = fault_of(program, sequences(seed + checked.rank))
         assert type(error) is RaceError
-        assert "a run gave no valid result: graph attention is not" in error.what
+        assert "a run gave no valid result: graph ragged_attention is not" in error.what
         assert "at rows=10, with the run's first, count" in error.where
         assert "score_row[r=" in error.got and "weigh_rows[s=" in error.got
         assert "scores[0:1] on rank 0; no event orders them" in error.got
