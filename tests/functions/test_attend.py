@@ -32,7 +32,6 @@ CASES = [  # cache, group, KV heads, lists of a task, tasks of a head
     (OF_GEMMA, 2, 2, 2, 4),
 ]
 TOLERANCE = {"bfloat16": 5e-3, "float16": 6e-4}
-SOME = pytest.mark.parametrize("case", some_of(CASES, 2), ids=str)
 
 
 def in_some_order(step):
@@ -80,7 +79,7 @@ def test_the_cuda_bodies_agree(case, in_order, rng):
     check(found, given, *case[:2])
 
 
-@SOME
+@pytest.mark.parametrize("case", some_of(CASES, 6), ids=str)
 def test_the_cuda_bodies_compile_without_spills(case):
     paged, group, *_ = case
     check_compiled(attention(1, paged=paged, group=group))
