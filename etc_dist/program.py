@@ -149,7 +149,7 @@ class Program:
             return outputs
 
     def bind(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Bound:
-        """A call on checked arrays, by tensor name. Local."""
+        """Internal: a call on checked arrays, by tensor name. Local."""
         graph = self.plan.graph
         own_rows = graph.own_rows_of(arrays)
         alike = ", ".join(f"{k}={v}" for k, v in dims.items() if k != self._largest)
@@ -163,8 +163,9 @@ class Program:
     def bind_arrays(
         self, arrays: Mapping[str, Any], dims: Mapping[str, int] | None, stream: Any
     ) -> tuple[Bound, dict[str, Any]]:
-        """A call on arrays as of `run`, which it checks, and its outputs. Local. Raises
-        ArgumentError for arrays that are missing or that the graph does not have."""
+        """Internal: a call on arrays as of `run`, which it checks, and its outputs.
+        Local. Raises ArgumentError for arrays that are missing or that the graph does
+        not have."""
         graph = self.plan.graph
         required_names = [t.name for t in graph.given()]
         names = {t.name for t in graph.arguments()}
@@ -205,11 +206,11 @@ class Program:
         return self.bind(checked_arrays, dims), outputs
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
-        """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream).
-        Where ranks may have different numbers of rows, and none has any, nothing runs.
-        The caller has entered `world.exclusive` for the whole call. If the settings
-        require it, wait for the run and check its data: RaceError, DeadlockError or
-        GraphError on all ranks."""
+        """Internal: run a bound call on CuPy's current stream, or on `stream` (a CuPy
+        stream). Where ranks may have different numbers of rows, and none has any,
+        nothing runs. The caller has entered `world.exclusive` for the whole call. If
+        the settings require it, wait for the run and check its data: RaceError,
+        DeadlockError or GraphError on all ranks."""
         self.check_open()
         executor = self._executor
         is_growing = is_ready = False
@@ -255,7 +256,7 @@ class Program:
             self.await_run()
 
     def await_run(self) -> None:
-        """As `synchronize`, after a launch in the same call."""
+        """Internal: as `synchronize`, after a launch in the same call."""
         fault = self._last.agree_on_end()
         if fault is not None:
             raise fault
@@ -378,7 +379,7 @@ class Program:
         return proof
 
     def check_open(self) -> None:
-        """Raise WorldError if it is closed."""
+        """Internal: raise WorldError if it is closed."""
         if self._is_closed:
             raise WorldError(
                 "the program is closed",

@@ -96,8 +96,8 @@ class Settings:
         return cls(**values).checked()
 
     def checked(self) -> Settings:
-        """These settings, converted to the declared types. Raises TypeError for a value
-        of another type, ArgumentError for values out of range."""
+        """Internal: these settings, converted to the declared types. Raises TypeError
+        for a value of another type, ArgumentError for values out of range."""
         settings, bad = copy(self), {}
         for name in (setting.name for setting in fields(Settings)):
             value, rule = getattr(self, name), _RULES[name]
@@ -112,7 +112,7 @@ class Settings:
 
     @property
     def symmetric_bytes(self) -> int:
-        """`symmetric_size` as a number, for settings that are checked."""
+        """Internal: `symmetric_size` as a number, for settings that are checked."""
         return _bytes_of(self.symmetric_size)
 
 

@@ -91,12 +91,12 @@ class Call:
 
     @property
     def loop_axes(self) -> tuple[Coordinate, ...]:
-        """The axes of the loops around the call, the outermost first."""
+        """Internal: the axes of the loops around the call, the outermost first."""
         return self.axes[: self.loops]
 
     @property
     def loop_names(self) -> tuple[str, ...]:
-        """The names of the coordinates of its loops, the outermost first."""
+        """Internal: the names of the coordinates of its loops, the outermost first."""
         return tuple(axis.symbol.name for axis in self.loop_axes)
 
     @property
@@ -106,18 +106,18 @@ class Call:
 
     @functools.cached_property
     def limited(self) -> Coordinate | None:
-        """The axis with a count."""
+        """Internal: the axis with a count."""
         return next((axis for axis in self.axes if axis.count is not None), None)
 
     @property
     def count(self) -> Load | None:
-        """The loaded count of the limited axis."""
+        """Internal: the loaded count of the limited axis."""
         return None if self.limited is None else self.limited.count
 
     @property
     def waits_for_count(self) -> bool:
-        """Whether tasks know the count once their first wait is met: it is alike for
-        all tasks of a turn, and loads nothing."""
+        """Internal: whether tasks know the count once their first wait is met: it is
+        alike for all tasks of a turn, and loads nothing."""
         if self.limited is None:
             return False
         first, axis_names = (
@@ -129,36 +129,37 @@ class Call:
 
     @property
     def knows_count(self) -> bool:
-        """Whether tasks know the count: after their first wait, or at once."""
+        """Internal: whether tasks know the count: after their first wait, or at
+        once."""
         is_given = self.count is not None and self.count.is_given
         return self.waits_for_count or is_given
 
     @property
     def block(self) -> tuple[Expr, Expr]:
-        """Tasks of one coordinate of the limited axis, and of all: surplus tasks are
-        the last ones of each block of so many."""
+        """Internal: tasks of one coordinate of the limited axis, and of all: surplus
+        tasks are the last ones of each block of so many."""
         after = self.axes[[axis.count is not None for axis in self.axes].index(True) :]
         return size_of(after[1:]), size_of(after)
 
     @functools.cached_property
     def free_waits(self) -> tuple[EventRef, ...]:
-        """The waits without loads: a task waits for these first."""
+        """Internal: the waits without loads: a task waits for these first."""
         return tuple(w for w in self.waits if not (w.is_loaded or w.expects.is_loaded))
 
     @functools.cached_property
     def loaded_waits(self) -> tuple[EventRef, ...]:
-        """The waits whose element or expected count is loaded; the loads are valid once
-        all of `free_waits` are met."""
+        """Internal: the waits whose element or expected count is loaded; the loads are
+        valid once all of `free_waits` are met."""
         return tuple(w for w in self.waits if w.is_loaded or w.expects.is_loaded)
 
     @functools.cached_property
     def known_after(self) -> tuple[EventRef, ...]:
-        """The wait after which tasks know the count, if there is one."""
+        """Internal: the wait after which tasks know the count, if there is one."""
         return self.waits[:1] if self.waits_for_count else ()
 
     @functools.cached_property
     def limited_notifies(self) -> tuple[EventRef, ...]:
-        """The notifications of elements whose expected count is loaded."""
+        """Internal: the notifications of elements whose expected count is loaded."""
         return tuple(
             ref
             for ref in self.notifies
@@ -167,11 +168,13 @@ class Call:
 
     @functools.cached_property
     def is_loaded(self) -> bool:
-        """Whether waits, accesses or notifications of a task depend on loads."""
+        """Internal: whether waits, accesses or notifications of a task depend on
+        loads."""
         return bool(waiting_loads(self) or working_loads(self))
 
     def keywords(self, env: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of the body's keyword-only parameters, without defaults."""
+        """Internal: the values of the body's keyword-only parameters, without
+        defaults."""
         values = {name: int(value.evaluate(env)) for name, value in self.values}
         regions = (*self.reads, *self.writes)
         for name, (operand, axis) in self.function.starts.items():
@@ -182,7 +185,8 @@ class Call:
         }
 
     def coordinates(self, t: Any, env: dict[str, Any]) -> dict[str, Any]:
-        """Coordinate name -> value of task `t` (an int or an array of them)."""
+        """Internal: coordinate name -> value of task `t` (an int or an array of
+        them)."""
         inner = {**env, TASK.name: t}
         return {
             axis.symbol.name: part.evaluate(inner)
@@ -190,7 +194,8 @@ class Call:
         }
 
     def label(self, coordinate: Sequence[int]) -> str:
-        """A task as text, for errors: its call and coordinate, with names of loops."""
+        """Internal: a task as text, for errors: its call and coordinate, with names of
+        loops."""
         return task_label(self.name, self.loop_names, coordinate)
 
     def show(self) -> str:

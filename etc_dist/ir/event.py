@@ -48,7 +48,8 @@ class EventTensor:
         return RemoteEvents(self, wrap(rank, f"{self.name}.on(...)"))
 
     def expected(self, coordinate: tuple[Any, ...], env: dict[str, Any]) -> Any:
-        """Notifications that the elements at `coordinate` need (int or array)."""
+        """Internal: notifications that the elements at `coordinate` need (int or
+        array)."""
         axes = {a.name: c for a, c in zip(self.axes, coordinate, strict=True)}
         return self.expects.evaluate({**env, **axes})
 
@@ -98,12 +99,13 @@ class EventRef:
         return replace(self, guards=(*self.guards, guard))
 
     def guarded(self, expr: Expr, default: Expr = _NONE) -> Expr:
-        """`expr` for tasks that wait for the element or notify it, else `default`."""
+        """Internal: `expr` for tasks that wait for the element or notify it, else
+        `default`."""
         return under(self.guards, expr, default)
 
     @cached_property
     def holds(self) -> Expr:
-        """1 for tasks that wait for the element or notify it, else 0."""
+        """Internal: 1 for tasks that wait for the element or notify it, else 0."""
         return self.guarded(Const(1))
 
     @cached_property
@@ -115,7 +117,8 @@ class EventRef:
 
     @cached_property
     def parts(self) -> tuple[Expr, ...]:
-        """The expressions that select the element, and whether it is selected."""
+        """Internal: the expressions that select the element, and whether it is
+        selected."""
         parts = (*self.index, *(() if self.rank is None else (self.rank,)))
         if not self.guards:
             return parts
@@ -123,7 +126,7 @@ class EventRef:
 
     @cached_property
     def is_loaded(self) -> bool:
-        """Whether the selected element depends on a runtime tensor."""
+        """Internal: whether the selected element depends on a runtime tensor."""
         return any(e.is_loaded for e in self.parts)
 
     def __str__(self) -> str:

@@ -133,7 +133,7 @@ class Expr:
         )
 
     def children(self) -> tuple[Expr, ...]:
-        """The expressions that this one is made of."""
+        """Internal: the expressions that this one is made of."""
         return ()
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
@@ -143,7 +143,7 @@ class Expr:
 
     @cached_property
     def symbols(self) -> tuple[Symbol, ...]:
-        """All symbols, each once, in order of first appearance."""
+        """Internal: all symbols, each once, in order of first appearance."""
         symbol_by_name: dict[str, Symbol] = {}
         stack: list[Expr] = [self]
         while stack:
@@ -155,7 +155,7 @@ class Expr:
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:
-        """All loads, outer ones first."""
+        """Internal: all loads, outer ones first."""
         loads: list[Load] = []
         stack: list[Expr] = [self]
         while stack:
@@ -167,12 +167,12 @@ class Expr:
 
     @cached_property
     def symbol_names(self) -> frozenset[str]:
-        """The names of all symbols."""
+        """Internal: the names of all symbols."""
         return frozenset(symbol.name for symbol in self.symbols)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the value depends on a runtime tensor."""
+        """Internal: whether the value depends on a runtime tensor."""
         return bool(self.loads)
 
 

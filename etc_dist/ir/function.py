@@ -48,7 +48,7 @@ class TmaBox:
 
     @property
     def small_and_large(self) -> tuple[TmaBox, ...]:
-        """The box without `large`, then the large one, if there is one."""
+        """Internal: the box without `large`, then the large one, if there is one."""
         small = replace(self, large=0)
         return (small, replace(small, rows=self.large)) if self.large else (small,)
 
@@ -115,7 +115,8 @@ class DeviceFunction:
 
     @property
     def terms(self) -> str:
-        """The properties that may differ between device functions of the same name."""
+        """Internal: the properties that may differ between device functions of the same
+        name."""
         boxes = [(n, *astuple(box)) for n, box in self.boxes.items()]
         numbers = (boxes, [*self.constants.items()])
         roles = (*self.roles, self.shared, *self.streams)
@@ -125,12 +126,12 @@ class DeviceFunction:
 
     @property
     def begins_early(self) -> bool:
-        """Whether a task begins before its last wait is met."""
+        """Internal: whether a task begins before its last wait is met."""
         return bool(self.reads_before_wait) or self.loads_before_wait
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The parameters of the body."""
+        """Internal: the parameters of the body."""
         try:
             return tuple(signature(self.body).parameters.values())
         except (TypeError, ValueError):  # a built-in function without a signature
@@ -138,14 +139,14 @@ class DeviceFunction:
 
     @cached_property
     def keywords(self) -> tuple[str, ...]:
-        """The keyword-only parameters of the body."""
+        """Internal: the keyword-only parameters of the body."""
         return tuple(
             p.name for p in self.parameters if p.kind is Parameter.KEYWORD_ONLY
         )
 
     @cached_property
     def defaults(self) -> frozenset[str]:
-        """The keyword-only parameters that need no value."""
+        """Internal: the keyword-only parameters that need no value."""
         return frozenset(
             p.name
             for p in self.parameters

@@ -91,26 +91,27 @@ class GraphFunction:
         return "\n".join(lines) + "\n"
 
     def environment(self, dims: Mapping[str, int], rank: int) -> dict[str, Any]:
-        """The values of all symbols on `rank`, by name, for `Expr.evaluate`."""
+        """Internal: the values of all symbols on `rank`, by name, for
+        `Expr.evaluate`."""
         env = self.of_rank(dims, rank)
         for symbol, value in self.derived:
             env[symbol.name] = int(value.evaluate(env))
         return env
 
     def of_rank(self, dims: Mapping[str, int], rank: int) -> dict[str, Any]:
-        """The dims and `rank`, by name. The rank's own number of rows is the largest if
-        `dims` does not have it."""
+        """Internal: the dims and `rank`, by name. The rank's own number of rows is the
+        largest if `dims` does not have it."""
         env: dict[str, Any] = {**dims, RANK.name: rank}
         if self.own_dims is not None:
             env.setdefault(self.own_dims[0].name, env[self.own_dims[1].name])
         return env
 
     def alike(self, dims: Mapping[str, int]) -> dict[str, int]:
-        """The dims that are equal on all ranks."""
+        """Internal: the dims that are equal on all ranks."""
         return {symbol.name: dims[symbol.name] for symbol in self.dims}
 
     def own_rows_of(self, arrays: Mapping[str, Any]) -> dict[str, int]:
-        """The rank's own number of rows by its name, from its arrays."""
+        """Internal: the rank's own number of rows by its name, from its arrays."""
         if self.own_dims is None:
             return {}
         names = [t.name for t in self.given() if t.has_own_rows and t.name in arrays]
@@ -140,15 +141,16 @@ class GraphFunction:
         return tuple(t for t in self.tensors if t.kind == "output")
 
     def arguments(self) -> tuple[Tensor, ...]:
-        """The caller's arrays: inputs, states, outputs."""
+        """Internal: the caller's arrays: inputs, states, outputs."""
         return (*self.given(), *self.outputs())
 
     def given(self) -> tuple[Tensor, ...]:
-        """The caller's arrays that have values before a run: inputs, states."""
+        """Internal: the caller's arrays that have values before a run: inputs,
+        states."""
         return (*self.inputs(), *self.states())
 
     def accessed_by_element(self) -> set[str]:
-        """The names of tensors whose rows no CUDA body accesses in units."""
+        """Internal: the names of tensors whose rows no CUDA body accesses in units."""
         names: dict[str, bool] = {}
         for call in self.calls:
             for n, region in enumerate((*call.reads, *call.writes)):
@@ -159,8 +161,8 @@ class GraphFunction:
 
     @property
     def uses_peers(self) -> bool:
-        """Whether tasks write the memory of other ranks, or notify their events, other
-        than by far functions."""
+        """Internal: whether tasks write the memory of other ranks, or notify their
+        events, other than by far functions."""
         near = [call for call in self.calls if not call.function.far]
         ranks = [region.rank for call in near for region in call.writes]
         ranks += [ref.rank for call in near for ref in call.notifies]
@@ -176,11 +178,11 @@ class GraphFunction:
         return hashlib.sha256(f"{self.show()}{terms}".encode()).hexdigest()[:16]
 
     def lines(self) -> list[str]:
-        """All that `digest` is of, as text."""
+        """Internal: all that `digest` is of, as text."""
         return [*self.show().splitlines(), *(c.function.terms for c in self.calls)]
 
     def loaded_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that index expressions load from."""
+        """Internal: the tensors that index expressions load from."""
         loads = [*loads_of(event.expects for event in self.events)]
         for call in self.calls:
             loads += (*waiting_loads(call), *working_loads(call))
@@ -238,7 +240,7 @@ class Graph:
         return self._own_dims
 
     def largest(self, extent: Expr) -> Expr:
-        """The largest of an extent over all ranks."""
+        """Internal: the largest of an extent over all ranks."""
         own_extents = self._own_dims
         return (
             own_extents[1]
@@ -468,7 +470,8 @@ class Graph:
         return call
 
     def finish(self) -> GraphFunction:
-        """The graph of all parts so far; `@graph_function` calls it after the body."""
+        """Internal: the graph of all parts so far; `@graph_function` calls it after the
+        body."""
         refuse_open(self._loops, f"graph {self.name}")
         graph = GraphFunction(
             self.name,

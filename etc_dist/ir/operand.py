@@ -65,12 +65,14 @@ class Extent:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the size is a number that the tensor's edge must not clip."""
+        """Internal: whether the size is a number that the tensor's edge must not
+        clip."""
         return self.name == WORLD or (self.size is not None and not self.clipped)
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the size is that of its name times or divided by a number."""
+        """Internal: whether the size is that of its name times or divided by a
+        number."""
         return self.times != 1 or self.per is not None
 
     def __str__(self) -> str:
@@ -135,7 +137,7 @@ class Operand:
 
     @property
     def extents(self) -> tuple[Extent, ...] | None:
-        """`size` as `Extent`s."""
+        """Internal: `size` as `Extent`s."""
         return cast("tuple[Extent, ...] | None", self.size)
 
     def __str__(self) -> str:

@@ -110,13 +110,14 @@ class Tensor:
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether ranks may have different numbers of rows."""
+        """Internal: whether ranks may have different numbers of rows."""
         first = self.shape[0] if self.shape else None
         return isinstance(first, Symbol) and first.kind == "own"
 
     @property
     def is_given(self) -> bool:
-        """Whether it has values before a run: the caller's inputs and states."""
+        """Internal: whether it has values before a run: the caller's inputs and
+        states."""
         return self.kind in ("input", "state")
 
     @property
@@ -135,7 +136,7 @@ class Tensor:
         return f"{text}, may be {self.over}" if self.over else text
 
     def may_be(self, other: Tensor) -> bool:
-        """Whether both may have the same memory."""
+        """Internal: whether both may have the same memory."""
         return self == other or self.over == other.name or other.over == self.name
 
 
@@ -167,22 +168,23 @@ class Region:
 
     @cached_property
     def parts(self) -> tuple[Expr, ...]:
-        """The expressions that select the region."""
+        """Internal: the expressions that select the region."""
         rank = () if self.rank is None else (self.rank,)
         return (*self.start, *self.size, *rank)
 
     @cached_property
     def ends(self) -> tuple[Expr, ...]:
-        """Where it ends on each axis, if the tensor is large enough."""
+        """Internal: where it ends on each axis, if the tensor is large enough."""
         return tuple(s + e for s, e in zip(self.start, self.size, strict=True))
 
     @cached_property
     def is_loaded(self) -> bool:
-        """Whether the selected region depends on a runtime tensor."""
+        """Internal: whether the selected region depends on a runtime tensor."""
         return any(e.is_loaded for e in self.parts)
 
     def bounds(self, env: dict[str, Any]) -> list[tuple[Any, Any]]:
-        """Per axis (low, high), clipped to the tensor, for numbers or arrays."""
+        """Internal: per axis (low, high), clipped to the tensor, for numbers or
+        arrays."""
         out = []
         for start, size, extent in zip(
             self.start, self.size, self.tensor.shape, strict=True

@@ -113,13 +113,13 @@ class ModelConfig:
 
     @property
     def normalizes_heads(self) -> bool:
-        """Whether each query and key is normalized."""
+        """Internal: whether each query and key is normalized."""
         is_required = FAMILIES[self.architecture].normalizes_heads is True
         return is_required or self.has_optional_norms
 
     def tables(self, positions: int) -> dict[str, Any]:
-        """The inputs of `decoder_graph` that follow from the configuration, for so many
-        positions of a request."""
+        """Internal: the inputs of `decoder_graph` that follow from the configuration,
+        for so many positions of a request."""
         tables = {"cos_sin": self.cos_sin(positions)}
         scale = query_scale(self.rope, positions)
         if scale is not None:
@@ -141,7 +141,7 @@ class ModelConfig:
         return tables
 
     def table_shapes(self, positions: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of `tables`."""
+        """Internal: the shapes of `tables`."""
         rows = positions * self.features.tables
         shapes: dict[str, tuple[int, ...]] = {"cos_sin": (rows, self.head_dim)}
         if self.features.scales_queries:

@@ -203,7 +203,7 @@ class PageTable:
         self._is_settled = True
 
     def owned(self, owner: Any) -> list[int]:
-        """The requests of `owner`, sorted."""
+        """Internal: the requests of `owner`, sorted."""
         return sorted(
             n
             for n, owner_ref in self._owners.items()
@@ -211,7 +211,7 @@ class PageTable:
         )
 
     def ownerless(self) -> list[int]:
-        """The requests whose owners were dropped, sorted."""
+        """Internal: the requests whose owners were dropped, sorted."""
         return self.owned(None)
 
     def _settle(self) -> None:
@@ -229,8 +229,8 @@ class PageTable:
         self._is_settled = True
 
     def examine(self, given: Any) -> UsedPages:
-        """The pages in a table of integers [requests, pages]. The same object for the
-        same numbers. ArgumentError for a table that is larger than this one."""
+        """Internal: the pages in a table of integers [requests, pages]. The same object
+        for the same numbers. ArgumentError for a table that is larger than this one."""
         table = np.asarray(given)
         if given is not self.table and self._named_pages.pages:  # it may write any page
             self._is_settled = False

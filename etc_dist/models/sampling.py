@@ -63,7 +63,7 @@ class Sampling:
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """As `sample_column` reads them."""
+        """Internal: as `sample_column` reads them."""
         row = np.zeros(NUMBERS, np.uint32)
         if self.temperature > 0:
             top_p = max(self.top_p, LEAST_TOP_P)

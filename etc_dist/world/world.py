@@ -155,7 +155,8 @@ class World:
             return self._backend.free_bytes()
 
     def match_call(self, signature: int, describe: Callable[[], str]) -> None:
-        """Make sure that every rank makes the same call, before anything is launched.
+        """Internal: make sure that every rank makes the same call, before anything is
+        launched.
 
         Collective; about a microsecond on one host. `signature` is a 63-bit digest of
         the call (the same in every process, so not from `hash` of a str);
@@ -165,15 +166,15 @@ class World:
             self._agreement.match_call(signature, describe)
 
     def largest(self, signature: int, number: int, describe: Callable[[], str]) -> int:
-        """The largest `number` of all ranks, which make the same call, as `match_call`
-        shows. Collective, and as fast. number: at least 0; ArgumentError on all ranks
-        from 2**28 on."""
+        """Internal: the largest `number` of all ranks, which make the same call, as
+        `match_call` shows. Collective, and as fast. number: at least 0; ArgumentError
+        on all ranks from 2**28 on."""
         with self.exclusive:
             return self._agreement.largest(signature, number, describe)
 
     def follow_first(self, choices: Sequence[str], chosen: int = 0) -> int:
-        """The position in `choices` of what rank 0 has chosen; `chosen` of other ranks
-        is not used.
+        """Internal: the position in `choices` of what rank 0 has chosen; `chosen` of
+        other ranks is not used.
 
         Collective; as fast as `match_call`. choices: texts that are equal on all ranks
         and that describe no other call. Raises ArgumentError as `match_call`."""
@@ -181,7 +182,8 @@ class World:
             return self._agreement.follow_first(choices, chosen)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
-        """Raise on all ranks, in place of a call whose arguments are bad on this rank.
+        """Internal: raise on all ranks, in place of a call whose arguments are bad on
+        this rank.
 
         Collective with the peers' `match_call`, or their own `refuse`. Every rank
         raises an error of the lowest refusing rank's class that names the refusing
@@ -191,7 +193,8 @@ class World:
 
     @contextmanager
     def refusing(self, what: str) -> Iterator[None]:
-        """`refuse` an error of the block, in which the arguments `what` are checked."""
+        """Internal: `refuse` an error of the block, in which the arguments `what` are
+        checked."""
         try:
             yield
         except Exception as error:
@@ -208,7 +211,8 @@ class World:
             return self._agreement.agree(step)
 
     def agree_done(self, step: Callable[[], object]) -> None:
-        """As `agree`, without results: as fast as `match_call` if all succeed."""
+        """Internal: as `agree`, without results: as fast as `match_call` if all
+        succeed."""
         with self.exclusive:
             self._agreement.agree_done(step)
 
@@ -230,11 +234,12 @@ class World:
             self._agreement.barrier()
 
     def find_lost(self) -> frozenset[int]:
-        """The ranks whose processes have ended, or that have left the world."""
+        """Internal: the ranks whose processes have ended, or that have left the
+        world."""
         return self._agreement.find_lost()
 
     def why_lost(self, rank: int) -> str:
-        """The known reason why `rank` did not answer, in a few words."""
+        """Internal: the known reason why `rank` did not answer, in a few words."""
         return self._agreement.why_lost(rank)
 
     def synchronize(self) -> None:
@@ -250,19 +255,20 @@ class World:
             raise error
 
     def hold(self, runs: Runs) -> None:
-        """Keep `runs` alive until `release` or `close`; `close` waits for its last run.
+        """Internal: keep `runs` alive until `release` or `close`; `close` waits for its
+        last run.
 
         Needed for objects that a running kernel uses, also if they are temporaries."""
         self._runs[runs.number] = runs
 
     def release(self, runs: Runs) -> None:
-        """End `hold`; no effect on other objects."""
+        """Internal: end `hold`; no effect on other objects."""
         self._runs.pop(runs.number, None)
         self._dropped.discard(runs.number)
 
     def drop(self, runs: Runs) -> None:
-        """Free `runs` once all ranks have dropped it. Local, for finalizers: ranks
-        collect garbage at different times, also during a call or a capture."""
+        """Internal: free `runs` once all ranks have dropped it. Local, for finalizers:
+        ranks collect garbage at different times, also during a call or a capture."""
         if self._runs.get(runs.number) is runs:
             self._dropped.add(runs.number)
         if self.size == 1 and self.backend == "cpu" and not self.broken:
@@ -283,8 +289,8 @@ class World:
                 runs.close()
 
     def leave(self, reason: str) -> None:
-        """Break the world after a failure of this rank alone: later calls raise
-        WorldError, here and on the peers."""
+        """Internal: break the world after a failure of this rank alone: later calls
+        raise WorldError, here and on the peers."""
         self._agreement.leave(reason)
 
     def abort_on_uncaught(self) -> None:
