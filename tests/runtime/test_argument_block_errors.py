@@ -8,7 +8,7 @@ from etc_dist.codegen import generate
 from etc_dist.emulate.rank_memory import EmulatedMemory
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.sum_ranks import sum_ranks
-from etc_dist.ir import Expr, Graph, GraphFunction, equal, maximum, select, tile
+from etc_dist.ir import GraphFunction
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_static
@@ -48,19 +48,16 @@ def test_a_dim_beyond_32_bits_is_refused():
 
 
 def test_a_divisor_that_no_task_divides_by_is_zero():
-    def scattered(g: Graph) -> None:
-        m, n = g.dims("m n")
-        y = g.output("y", (4, m), "float32")
-        parts = g.symmetric("parts", (g.world_size, 4, m), "float32")
-        (i,) = grid = g.grid(i=4)
-        reads, writes = [parts[:, tile(i, 1), :]], [y[tile(i, 1), :]]
-
-        def order(t: Expr) -> tuple[Expr]:
-            return (select(equal(n, 0), t, t // maximum(1, m // n)),)
-
-        g.call(sum_ranks("float32"), grid, reads=reads, writes=writes, order=order)
-
-    plan = schedule_static(made(scattered))
+    graph = one_call(
+        1,
+        sum_ranks("float32"),
+        ["parts ranks 4/1 m float32"],
+        ["y 4/1 m float32"],
+        dims="m n",
+        kinds={"parts": "symmetric"},
+        order="select(equal(n, 0), t, t // maximum(1, m // n))",
+    )
+    plan = schedule_static(graph)
     source = generate(plan)
     divisors = enumerate(source.arguments.divisors)
     (number,) = (number for number, expr in divisors if expr.depth > 0)

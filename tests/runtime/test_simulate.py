@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, GraphError
-from etc_dist.ir import Symbol, ceildiv, device_function, span, tile, up_to
+from etc_dist.ir import Symbol, device_function
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.cpu.simulate import ProcessMemory
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.conftest import some_of
 from tests.emulate.cases import four_matmuls
-from tests.graphs.calls import Task, calls
-from tests.graphs.kit import made
+from tests.graphs.calls import Task, calls, one_call
 from tests.graphs.ring import doubled_ring
 from tests.graphs.written import three_matmuls
 from tests.runtime.programs import OPS, case, plan_of, ring_inputs
@@ -118,18 +117,12 @@ def write_place(y, *, rank, rows, half, i=7, unknown=0):
     y[...] = (rank, rows, half, i + unknown)
 
 
-def places(g):
-    """y [rows, 4] is where each task runs."""
-    rows = g.dims("rows")
-    g.let("half", rows // 2)
-    y = g.output("y", (rows, 4), "int32")
-    (i,) = grid = g.grid(i=rows)
-    g.call(write_place, grid, writes=[y[span(i, 1), :]])
-
-
 @pytest.mark.parametrize("schedule", [schedule_static, schedule_dynamic])
 def test_body_gets_dims_and_coordinates_by_name(schedule):
-    plan = schedule(made(places, 2))
+    """y [rows, 4] is where each task runs."""
+    half, y = "let half = rows // 2", "y rows[span(i, 1)] 4 int32"
+    options = {"dims": "rows", "parts": half, "grid": "i: rows"}
+    plan = schedule(one_call(2, write_place, writes=[y], **options))
     run = simulate(plan, [{}, {}], {"rows": 5})
     for rank, outputs in enumerate(run.outputs):
         assert outputs["y"].tolist() == [[rank, 5, 2, i] for i in range(5)]
@@ -145,19 +138,21 @@ def write_one(y):
     y[...] = 1
 
 
-def counted_rows(g):
-    """The first rows of y [3, 1] become 1, as many as count says."""
-    count, y = g.input("count", (1,), "int32"), g.state("y", (3, 1), "float32")
-    known = g.events("known", (1,), expects=1)
-    ready = g.events("ready", (3, 1), expects=1)
-    g.call(start_rows, g.grid(one=1), name="start", notifies=[known[0]])
-    i, j = grid = g.grid(i=up_to(3, count.load(0)), j=1)
-    g.call(start_rows, grid, waits=[known[0]], notifies=[ready[i, j]])
-    g.call(write_one, grid, waits=[known[0], ready[i, j]], writes=[y[i, tile(j, 1)]])
-
-
 def test_a_loaded_extent_beside_an_axis_of_one_task():
-    plan = schedule_dynamic(made(counted_rows))
+    """The first rows of y [3, 1] become 1, as many as count says."""
+    parts = """
+        input count [1] int32
+        state y [3, 1] float32
+        events known [1] expects 1
+        events ready [3, 1] expects 1
+    """
+    grid, known = {"grid": "i: up_to(3, count.load(0)), j: 1"}, "known[0]"
+    tasks = [
+        Task(start_rows, name="start", notifies=[known]),
+        Task(start_rows, waits=[known], notifies=["ready[i, j]"], **grid),
+        Task(write_one, (), ["y[i, tile(j, 1)]"], waits=[known, "ready[i, j]"], **grid),
+    ]
+    plan = schedule_dynamic(calls(1, tasks=tasks, parts=parts))
     given = {"count": np.array([2], np.int32), "y": np.zeros((3, 1), np.float32)}
     assert simulate(plan, [given], {}).outputs[0]["y"].tolist() == [[1], [1], [0]]
 
@@ -210,11 +205,9 @@ def test_a_body_gets_a_named_constant():
     def add(x, y, *, blocks):
         y[...] = x + blocks
 
-    def graph(g):
-        x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
-        (i,) = grid = g.grid(i=g.let("blocks", ceildiv(4, 2)))
-        g.call(add, grid, reads=[x[tile(i, 2)]], writes=[y[tile(i, 2)]])
-
+    blocks = {"parts": "let blocks = 2", "grid": "i: blocks"}
+    operands = ["x 4[tile(i, 2)] float32"], ["y 4[tile(i, 2)] float32"]
+    graph = one_call(1, add, *operands, **blocks)
     inputs = [{"x": np.zeros(4, np.float32)}]
-    done = simulate(schedule_static(made(graph)), inputs, {})
+    done = simulate(schedule_static(graph), inputs, {})
     assert done.outputs[0]["y"].tolist() == [2] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ from etc_dist.ops.tile_model import FLOAT8_FAMILY
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 from tests.graphs.calls import one_call
-from tests.graphs.dense import SINGLE, dense
+from tests.graphs.dense import dense
 from tests.graphs.epilogues import product
 from tests.graphs.kit import Kit, made
 from tests.refusals import refused
@@ -40,11 +41,11 @@ def prove(graph: GraphFunction, **dims: int) -> None:
     verify(schedule_static(graph), dims, workers=2)
 
 
-def push_within(g: Kit, to: int) -> None:
-    n = g.dims("n")
-    state = g.state("state", (n,), "float32")
-    reads, writes = [state[8:n]], [state[8 - to : n - to]]
-    g.call(push_rows(), g.grid(one=1), reads=reads, writes=writes)
+def push_within(to: int) -> GraphFunction:
+    """A state moves by so many elements."""
+    reads, writes = ["state[8:n]"], [f"state[{8 - to} : n - {to}]"]
+    parts = "state state [n] float32"
+    return one_call(1, push_rows(), reads, writes, dims="n", parts=parts)
 
 
 def begun_by_unit(g: Kit) -> None:
@@ -54,54 +55,28 @@ def begun_by_unit(g: Kit) -> None:
     g.do("read", reads=[x[span(first, 4)]], tile=tiles)
 
 
-def multiply_in_place(g: Kit) -> None:
-    n = g.dims("n")
-    x, w = g.input("x", (n, 128), "bfloat16"), g.state("w", (128, 128), "bfloat16")
-    function, values = dense(g, SINGLE)
-    operands = {"reads": [x[tile(0, 128), :], w[:, :]], "writes": [w[:, :]]}
-    g.call(function, g.grid(one=1), values=values, **operands)
+W = "w 128 128 bfloat16"
+IN_PLACE = one_call(1, dense, ["x n[tile(0, 128)] 128 bfloat16", W], [W])
+SQUARES = one_call(
+    1,
+    partial(dense, shape=TileShape(128, 128, swapped=True), epilogue=row_squares),
+    ["x m/128 64 bfloat16", "w n/128 64 bfloat16"],
+    ["y m/128 n/128 bfloat16", "s strips/2@n m/128 float32"],
+)
+SCORES = one_call(
+    1,
+    partial(dense, shape=TileShape(64, 128, swapped=True), epilogue=logits),
+    ["x 64 64 bfloat16", "w experts/128@columns 64 bfloat16"],
+    ["y 64 columns/128 float32"],
+)
 
 
-def squares(g: Graph) -> None:
-    m, n, strips = g.dims("m n strips")
-    x, w = g.input("x", (m, 64), "bfloat16"), g.input("w", (n, 64), "bfloat16")
-    y, sums = g.output("y", (m, n), "bfloat16"), g.output("s", (strips, m), "float32")
-    tiles = Tiles(g, "tile", 0, [TileShape(128, 128, swapped=True)])
-    i, j = grid = g.grid(i=ceildiv(m, 128), j=ceildiv(n, 128))
-    rows, columns = tile(i, 128), tile(j, 128)
-    g.call(
-        tiles.matmul("bfloat16", row_squares),
-        grid,
-        reads=[x[rows, :], w[columns, :]],
-        writes=[y[rows, columns], sums[tile(j, tiles.strips()), rows]],
-        values=tiles.values,
-    )
+def summed(swapped: bool) -> GraphFunction:
+    def sums(g: Graph) -> Any:
+        tiles = Tiles(g, "tile", 0, [TileShape(128, 128, swapped=swapped)])
+        return tiles.sum_parts("bfloat16"), tiles.values
 
-
-def scores(g: Graph) -> None:
-    experts, columns = g.dims("experts columns")
-    x, w = (g.input(t, (n, 64), "bfloat16") for t, n in (("x", 64), ("w", experts)))
-    y = g.output("y", (64, columns), "float32")
-    tiles = Tiles(g, "tile", 0, [TileShape(64, 128, swapped=True)])
-    (j,) = grid = g.grid(j=ceildiv(columns, 128))
-    g.call(
-        tiles.matmul("bfloat16", logits),
-        grid,
-        reads=[x[:, :], w[tile(j, 128), :]],
-        writes=[y[:, tile(j, 128)]],
-        values=tiles.values,
-    )
-
-
-def summed(g: Kit, swapped: bool) -> None:
-    m, n = g.dims("m n")
-    tiles = Tiles(g, "tile", 0, [TileShape(128, 128, swapped=swapped)])
-    sums, y = (
-        g.input("sums", (2, 8 * 1024), "float32"),
-        g.output("y", (m, n), "bfloat16"),
-    )
-    operands = {"reads": [sums[:, :]], "writes": [y[:, :]], "values": tiles.values}
-    g.call(tiles.sum_parts("bfloat16"), g.grid(one=1), **operands)
+    return one_call(1, sums, [f"sums 2 {8 * 1024} float32"], ["y m n bfloat16"])
 
 
 CODES = next(iter(FLOAT8_SCALINGS.values()))
@@ -170,12 +145,12 @@ AT_MOST = "|give each task at most one"
 # The graph, its dims, words of the refusal; dims with which it is proved.
 REFUSALS = {
     "a part of its source": (
-        made(partial(push_within, to=4)),
+        push_within(4),
         {"n": 64},
         "which overlaps state[8 +: n - 8]",
     ),
     "its weight": (
-        made(multiply_in_place),
+        IN_PLACE,
         {"n": 128},
         "writes w[:, :], which overlaps w",
     ),
@@ -202,7 +177,7 @@ REFUSALS = {
         {"h": 3, "n": 192, "cuts": 1},
     ),
     "a number for each strip": (
-        made(squares),
+        SQUARES,
         {"m": 128, "n": 200, "strips": 3},
         "has 72 along|and 1|be columns / (64",
         {"m": 128, "n": 200, "strips": 4},
@@ -210,7 +185,7 @@ REFUSALS = {
     ),
     **{
         f"logits of {experts} experts in {columns} columns": (
-            made(scores),
+            SCORES,
             {"experts": experts, "columns": columns},
             f"has {experts - 128} along|and {columns - 128}|be 8 * columns / (8)",
             {"experts": experts, "columns": 136},
@@ -243,7 +218,7 @@ REFUSALS = {
     ),
     **{
         f"a slice of a tile, axis {int(not swapped)}": (
-            made(partial(summed, swapped=swapped)),
+            summed(swapped),
             {"m": 128, "n": 128},
             f"has 128 along axis {int(not swapped)} of y|most 64",
             {"m": 64, "n": 64},
@@ -288,7 +263,7 @@ def test_operands_that_do_not_fit_are_refused(name) -> None:
 
 
 def test_a_copy_to_another_part_is_proved() -> None:
-    prove(made(partial(push_within, to=8)), n=16)  # 8:16 to 0:8
+    prove(push_within(8), n=16)  # 8:16 to 0:8
 
 
 @pytest.mark.parametrize("number", range(len(FLOAT8_FAMILY)))
