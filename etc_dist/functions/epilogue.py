@@ -128,7 +128,7 @@ def _check(epilogue: Epilogue) -> None:
                 where=str(epilogue),
                 wanted=f"{name}= of {', '.join(map(repr, supported))}",
                 got=", ".join(map(repr, faults)),
-                fix="use the constants of etc_dist.functions.epilogue",
+                fix="use the constants of etc_dist/functions/epilogue.py",
             )
     parameters = signature(epilogue.half.body).parameters.values()
     wanted = epilogue.half.reads + epilogue.half.writes

@@ -165,7 +165,7 @@ def load_library(name: str, extra: str) -> ctypes.CDLL:
 def _missing(what: str, got: str, extra: str = "[cu13]' (or [cu12])") -> BuildError:
     return BuildError(
         f"{what} cannot be loaded, which the compilation of this program needs",
-        where="etc_dist.runtime",
+        where="etc_dist/runtime",
         wanted="NVRTC; over several hosts also nvJitLink, and the headers of NVSHMEM "
         "and of CUDA",
         got=got.splitlines()[0] if got else "nothing",

@@ -302,7 +302,7 @@ def _check_structure(plan: Plan) -> list[Fault]:
             ]
     claimed_calls = [name for lane in plan.lanes for name in lane.claimed_calls]
     texts += claimed_obstacles(graph, claimed_calls)
-    fix = "build graphs by graph_function and plans by a function of etc_dist.schedule"
+    fix = "build graphs by graph_function and plans by a function of etc_dist/schedule"
     return [Fault(GraphError, text, fix) for text in texts] + _check_loaded(graph)
 
 

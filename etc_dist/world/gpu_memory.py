@@ -155,7 +155,7 @@ class GpuMemory(Backend):
                 where=f"rank {self._agreement.rank}",
                 wanted="one world on GPUs a process, as NVSHMEM allows",
                 got="another one that is still open",
-                fix="use etc_dist.world.current(), or close the other world first",
+                fix="use etc_dist.current(), or close the other world first",
             )
         import cupy
 
