@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,10 +15,12 @@ from etc_dist.errors import ArgumentError
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
+from etc_dist.ir import GraphFunction
 from tests.functions.both import both
 from tests.functions.compiled import check_compiled
-from tests.graphs.calls import one_call
+from tests.graphs.calls import Task, calls
 
+TOKENS = 35
 DEEPSEEK = Router(
     8, score="sigmoid", scale=2.5, num_groups=8, topk_group=4, has_correction=True
 )
@@ -49,26 +52,32 @@ ROUTERS = {
 }
 
 
-def chosen(experts, router):
+def choice(experts: int, router: Router, prefix: str = "") -> Task:
     """Of logits and weights with columns of padding."""
     columns, top_k = -(-experts // 4) * 4, router.top_k
-    return one_call(
-        1,
+    return Task(
         choose_experts(Routing(experts, router, "bfloat16"), marks=True),
         reads=[
-            f"logits tokens/32 {columns}[:{experts}] float32",
-            *(f"{name} {experts} float32" for name in router.bias_names),
+            f"{prefix}logits tokens/32 {columns}[:{experts}] float32",
+            *(f"{prefix}{name} {experts} float32" for name in router.bias_names),
         ],
         writes=[
-            f"ids tokens/32 {top_k} int32",
-            f"weights tokens/32 16[:{top_k}] float32",
-            f"words {experts} tokens//32 int32",
+            f"{prefix}ids tokens/32 {top_k} int32",
+            f"{prefix}weights tokens/32 16[:{top_k}] float32",
+            f"{prefix}words {experts} tokens//32 int32",
         ],
-        kinds={"weights": "state"},
+        name=f"{prefix}choose",
     )
 
 
-def drawn(rng: Any, experts: int, router: Router, tokens: int = 35) -> dict[str, Any]:
+def chosen(experts: int, router: Router) -> GraphFunction:
+    tasks = [choice(experts, router)]
+    return calls(1, tasks=tasks, kinds={"weights": "state"})
+
+
+def drawn(
+    rng: Any, experts: int, router: Router, tokens: int = TOKENS
+) -> dict[str, Any]:
     """Logits of which some are equal, and biases that change the choice."""
     logits = rng.standard_normal((tokens, -(-experts // 4) * 4)).round(2) * 3
     given = {"logits": logits.astype(np.float32)}
@@ -148,13 +157,34 @@ def check_choices(
     np.testing.assert_array_equal(outputs["words"].view(np.uint32), words)
 
 
+NUMBERS = {name: f"r{number}_" for number, name in enumerate(ROUTERS)}
+
+
+@pytest.fixture(scope="module")
+def choices():
+    """What each router is given, and what both bodies choose: in one program, which
+    is compiled in the time of a few."""
+    given = {
+        name: drawn(np.random.default_rng(zlib.crc32(name.encode())), *of)
+        for name, of in ROUTERS.items()
+    }
+    every = {
+        NUMBERS[router] + name: array
+        for router, arrays in given.items()
+        for name, array in arrays.items()
+    }
+    tasks = [choice(*of, NUMBERS[name]) for name, of in ROUTERS.items()]
+    kinds = {f"{prefix}weights": "state" for prefix in NUMBERS.values()}
+    graph = calls(1, tasks=tasks, kinds=kinds)
+    return given, [*both(graph, every, {"tokens": TOKENS})]
+
+
 @pytest.mark.parametrize("name", ROUTERS)
-def test_both_bodies_choose_as_the_router_says(name, rng):
-    experts, router = ROUTERS[name]
-    given = drawn(rng, experts, router)
-    dims = {"tokens": len(given["logits"])}
-    for outputs in both(chosen(experts, router), given, dims):
-        check_choices(outputs, experts, router, given)
+def test_both_bodies_choose_as_the_router_says(name, choices):
+    given, found = choices
+    for outputs in found:
+        own = {n: outputs[NUMBERS[name] + n] for n in ("ids", "weights", "words")}
+        check_choices(own, *ROUTERS[name], given[name])
 
 
 @pytest.mark.parametrize("name", ["softmax", "groups", "softplus"])
