@@ -55,7 +55,6 @@ from etc_dist.ops.multiply import TiledMatmul, tiles_of_dims
 from etc_dist.ops.operation import kept
 from etc_dist.ops.tile_model import FAMILY, dims_of, predictions, text_of
 from etc_dist.ops.tuning import PACKAGE, tuning_of
-from etc_dist.runtime.build import compiler_version
 
 PROTOCOL = (
     "2 ms device sleep, event, call, event; {calls}; weights of "
@@ -382,7 +381,6 @@ def measure(kind: type[Random], run: Run) -> Iterator[Result]:
 
 def compile_at_once(graphs: Sequence[GraphFunction]) -> None:
     """Compiles the programs of graphs into the cache, where they are found later."""
-    compiler_version()  # NOTE: NVRTC's first call must not be several at once
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(build, graphs):
             pass

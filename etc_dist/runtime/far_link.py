@@ -13,6 +13,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from etc_dist.cache import Cache, Entry, sha256
@@ -23,6 +24,7 @@ OPTIONS = ("-default-device", "-dlto", "-rdc=true")
 BRIDGE = Path("far", "nvshmem.cu")
 _LTO_IR = 3
 """nvJitLink's number of this kind of input."""
+_loading = Lock()
 
 Compile = Callable[[str, Mapping[str, str], Sequence[str]], bytes]
 """(text, headers, options) -> LTO-IR."""
@@ -153,11 +155,15 @@ def _nvjitlink() -> ctypes.CDLL:
 
 def load_library(name: str, extra: str) -> ctypes.CDLL:
     """A library of NVIDIA's package. BuildError where it cannot be loaded; `extra`: of
-    pip, which brings it."""
-    try:
-        from cuda import pathfinder
+    pip, which brings it.
 
-        return ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib(name).abs_path)
+    NOTE: one thread at a time. NVRTC that several threads load at once does not find
+    the library of its built-in functions later."""
+    try:
+        with _loading:
+            from cuda import pathfinder
+
+            return ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib(name).abs_path)
     except Exception as error:
         raise _missing(f"the library {name}", str(error), extra) from error
 

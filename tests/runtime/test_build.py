@@ -238,6 +238,25 @@ def test_processes_that_build_the_same_compile_it_once(tmp_path, settings):
     assert not list((settings.cache / "programs").glob("*.lock"))
 
 
+def test_threads_may_compile_a_processs_first_programs():
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from threading import Barrier\n"
+        "from etc_dist.runtime.build import compile_cubin\n"
+        "def compile(_):\n"
+        "    barrier.wait()\n"
+        "    return compile_cubin('__global__ void f() {}', {})[0][:4]\n"
+        "barrier = Barrier(8)\n"
+        "with ThreadPoolExecutor(8) as pool:\n"
+        "    print({*pool.map(compile, range(8))})\n"
+    )
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (said.stdout, said.stderr) == ("{b'\\x7fELF'}\n", "")
+
+
 # -------------------------------------------------------------------------- errors
 
 
