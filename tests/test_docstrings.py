@@ -161,6 +161,28 @@ def test_a_docstring_names_the_options_that_a_user_has():
     assert not lacking, "\n".join(sorted(lacking))
 
 
+DTYPES = re.compile(r"dtype|fp32|float|int32|16 bits|bytes|\bregion\b", re.I)
+"""Words of a docstring with dtypes, or for a copy of any region."""
+
+
+def test_device_functions_and_graphs_give_shapes_and_dtypes():
+    """x [rows, columns] -> y [rows, columns], and their dtypes."""
+    lacking = []
+    for path, tree in trees().items():
+        for node in definitions(tree.body):
+            is_graph = any(
+                ast.unparse(d) == "graph_function" for d in node.decorator_list
+            )
+            returns = ast.unparse(getattr(node, "returns", None) or ast.Constant(None))
+            if is_graph or (
+                path.parts[0] == "functions" and returns == "DeviceFunction"
+            ):
+                text = with_references(ast.get_docstring(node) or "")
+                if not (DTYPES.search(text) and re.search(r"->|\[", text)):
+                    lacking.append(f"{path}:{node.lineno} {node.name}")
+    assert not lacking, "\n".join(lacking)
+
+
 def test_each_folder_names_its_files():
     """In its docstring; functions have a file each, named after it."""
     wrong = []

@@ -17,8 +17,8 @@ from etc_dist.ir.operand import WORLD
 def add_ranks_norm(dtype: str, eps: float, *, has_bias: bool = False) -> DeviceFunction:
     """parts [world, rows, columns], with `has_bias` also a bias [columns], residual
     [rows, columns], gain [columns] -> the sum of the parts, in rank order, of the bias
-    and the residual, rounded, and its RMSNorm, both [rows, columns]. The sum may be
-    written in place of the residual. On GPUs one row."""
+    and the residual, rounded, and its RMSNorm, both [rows, columns], all of `dtype`.
+    The sum may be written in place of the residual. On GPUs one row."""
 
     def body(parts: Any, *arrays: Any) -> None:
         *bias, residual, gain, total, y = arrays

@@ -11,8 +11,8 @@ from etc_dist.ir.function import TRANSFER
 
 
 def expect_in_range() -> DeviceFunction:
-    """Reads an element at loaded indices, and does nothing with it: out of range, it
-    ends the run with an error that names the call."""
+    """Reads an element of any dtype at loaded indices -> nothing: out of range, it ends
+    the run with an error that names the call."""
 
     def body(element: Any) -> None:
         np.shape(element)

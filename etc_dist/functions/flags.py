@@ -16,9 +16,9 @@ COLUMNS = Extent(name="columns", multiple=8, begins=8)
 
 
 def push_flagged(dtype: str, copies: int, *, is_row: bool = False) -> DeviceFunction:
-    """x [columns] -> the same in each of `copies` flagged tensors, of peers. On GPUs
-    columns, and the index of the first one, are multiples of 8. is_row: of all, a row
-    [1, columns], or none beyond the tensor's end."""
+    """x [columns] -> the same in each of `copies` flagged tensors, of peers, all of
+    `dtype`. On GPUs columns, and the index of the first one, are multiples of 8.
+    is_row: of all, a row [1, columns], or none beyond the tensor's end."""
 
     def body(x: Any, *copies: Any) -> None:
         for copy in copies:

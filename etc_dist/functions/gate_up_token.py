@@ -16,8 +16,9 @@ from etc_dist.ir.function import TENSOR
 def gate_up_token(routing: Routing, activation: Activation = SWIGLU) -> DeviceFunction:
     """x [1, hidden], logits [1, experts], gate and up [experts, columns, hidden], down
     [experts, rows, inner], the router's biases [experts] -> activations [1, top_k,
-    columns], for the experts that the token picks. Rows of down of half of these
-    experts are prefetched into L2 for a later task."""
+    columns], for the experts that the token picks. All are of the routing's dtype, but
+    logits and biases, in fp32. Rows of down of half of these experts are prefetched
+    into L2 for a later task."""
 
     def body(
         x: Any, logits: Any, gate: Any, up: Any, down: Any, *operands: Any

@@ -34,7 +34,8 @@ def push_squares(dtype: str, ranks: int) -> DeviceFunction:
 def norm_of_ranks(dtype: str, eps: float) -> DeviceFunction:
     """x [rows, columns], the sums of squares of each row on all ranks [rows, world],
     and gain [columns] -> the RMSNorm of the rows over the columns of all ranks, [rows,
-    columns]. It may be written in place of x. On GPUs one row."""
+    columns]. Squares are in fp32, all others of `dtype`. It may be written in place of
+    x. On GPUs one row."""
 
     def body(x: Any, squares: Any, gain: Any, y: Any) -> None:
         total = np.zeros(len(x), np.float32)

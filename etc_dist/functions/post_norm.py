@@ -28,9 +28,9 @@ def post_norm(
     """x [rows, columns], with `has_bias` also a bias [columns], residual [rows,
     columns], post_gain and gain [columns] -> total, the residual and the RMSNorm of x
     with post_gain, rounded; and y, the RMSNorm of total with gain, both [rows,
-    columns]. Without `normalizes_sum` there is no gain, and y = total. total may be
-    written in place of the residual. offset: is added to both gains. On GPUs one
-    row."""
+    columns], all of `dtype`. Without `normalizes_sum` there is no gain, and y = total.
+    total may be written in place of the residual. offset: is added to both gains. On
+    GPUs one row."""
     return _function("post_norm", dtype, eps, has_bias, normalizes_sum, offset)
 
 

@@ -36,8 +36,8 @@ def add_rms_norm(
 ) -> DeviceFunction:
     """x [rows, columns], with `has_bias` also a bias [columns], residual [rows,
     columns], gain [columns] -> their sum, rounded, and its RMSNorm, both [rows,
-    columns]. The sum may be written in place of x or residual. On GPUs one row. early:
-    all but x may be read before the last wait."""
+    columns], all of `dtype`. The sum may be written in place of x or residual. On GPUs
+    one row. early: all but x may be read before the last wait."""
 
     def body(x: Any, *arrays: Any) -> None:
         *bias, residual, gain, total, y = arrays
@@ -72,8 +72,9 @@ def embed_norm(
     dtype: str, eps: float, *, scale: float = 1.0, offset: int = 0
 ) -> DeviceFunction:
     """embedding [vocabulary, columns], ids [rows], gain [columns] -> the rows of the
-    ids, multiplied by `scale` and rounded, and their RMSNorm, both [rows, columns]. An
-    id out of range stands for 0. offset: is added to the gain. On GPUs one row."""
+    ids, multiplied by `scale` and rounded, and their RMSNorm, both [rows, columns], all
+    of `dtype`, but ids in int32. An id out of range stands for 0. offset: is added to
+    the gain. On GPUs one row."""
 
     def body(embedding: Any, ids: Any, gain: Any, x: Any, y: Any) -> None:
         rows = embedding[np.where((ids >= 0) & (ids < len(embedding)), ids, 0)]
@@ -102,7 +103,8 @@ def gain_offset(offset: int) -> dict[str, float]:
 
 def embed_rows(dtype: str) -> DeviceFunction:
     """embedding [vocabulary, columns], ids [rows] -> the rows of the ids, twice [rows,
-    columns]. An id out of range stands for 0. On GPUs one row."""
+    columns], of `dtype`; ids in int32. An id out of range stands for 0. On GPUs one
+    row."""
 
     def body(embedding: Any, ids: Any, x: Any, y: Any) -> None:
         x[...] = embedding[np.where((ids >= 0) & (ids < len(embedding)), ids, 0)]
@@ -130,7 +132,7 @@ def _embedding(dtype: str) -> dict[int, Operand]:
 
 def copy_norm(dtype: str, eps: float) -> DeviceFunction:
     """x [rows, columns], gain [columns] -> a copy of x, and its RMSNorm, both [rows,
-    columns]. On GPUs one row."""
+    columns], all of `dtype`. On GPUs one row."""
 
     def body(x: Any, gain: Any, copy: Any, y: Any) -> None:
         copy[...] = x

@@ -64,7 +64,7 @@ def moe_graph(
     packs: bool = False,
     has_count: bool = False,
 ) -> None:
-    """x [tokens, hidden] -> y [tokens, hidden].
+    """x [tokens, hidden] -> y [tokens, hidden], both and all weights of `dtype`.
 
     router [experts, hidden]; gate_up [experts, 2 inner, hidden], gate's rows first;
     down [experts, hidden, inner]. The router selects each token's experts. Each
@@ -82,9 +82,9 @@ def moe_graph(
     shared_inner], and shared_gate [hidden], of which the sigmoid of x @ shared_gate is
     the weight. parallel="tensor": a shard of its inner width. Biases: gate_up_bias
     [experts, 2 inner] and down_bias [experts, hidden]; of several ranks that have a
-    part of the inner width, each adds its down_bias. has_count: with
-    parallel="expert" on several ranks, only the first of a rank's rows are tokens, as
-    many as its input count [1] says; other rows of y have no meaning.
+    part of the inner width, each adds its down_bias. has_count: with parallel="expert"
+    on several ranks, only the first of a rank's rows are tokens, as many as its input
+    count [1] says; other rows of y have no meaning.
 
     sizes: those of tiles, and the numbers of tasks."""
     if sizes is None:
@@ -118,9 +118,10 @@ def chosen_experts_graph(
     sizes: Sizes | None = None,
     packs: bool = False,
 ) -> None:
-    """`moe_graph` on one rank for tokens whose experts are chosen already: ids and
-    weights [tokens, top_k]. The ids of a token are all different, except for NONE,
-    which stands for no expert. Any other id ends the run with an error."""
+    """`moe_graph` on one rank for tokens whose experts are chosen already: ids in int32
+    and weights in fp32, both [tokens, top_k]. The ids of a token are all different,
+    except for NONE, which stands for no expert. Any other id ends the run with an
+    error."""
     mixture = Mixture(experts, Router(top_k))
     sizes = replace(sizes or Sizes(), mixture=mixture, packs=packs)
     block = sizes.block

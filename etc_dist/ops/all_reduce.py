@@ -45,7 +45,8 @@ from etc_dist.world import World
 def all_reduce_graph(
     g: Graph, *, dtype: str = "bfloat16", has_flags: bool = False
 ) -> None:
-    """x [8 * rows * vectors] on each rank -> y, the sum over ranks; y may be x.
+    """x [8 * rows * vectors] on each rank -> y, the sum over ranks, both of `dtype`; y
+    may be x.
 
     The dim `algorithm` selects one or two exchanges, by its position in ALGORITHMS;
     `piece` are the vectors of a task. Over several hosts there are always two.

@@ -28,9 +28,9 @@ def all_reduce_norm_graph(
     g: Graph, *, dtype: str = "bfloat16", eps: float = EPS, has_flags: bool = False
 ) -> None:
     """x and residual [rows, 8 * vectors] on each rank, gain [8 * vectors] -> the sum of
-    the residual and x over ranks, and its RMSNorm y; they may be written over residual
-    and x. Dims and has_flags as for `all_reduce_graph`, but that `flag_tasks` are at
-    least the rows; of two exchanges, a rank adds whole rows."""
+    the residual and x over ranks, and its RMSNorm y, all of `dtype`; they may be
+    written over residual and x. Dims and has_flags as for `all_reduce_graph`, but that
+    `flag_tasks` are at least the rows; of two exchanges, a rank adds whole rows."""
     rows, vectors, algorithm, piece = g.dims("rows vectors algorithm piece")
     shape = rows, 8 * vectors
     x, residual = g.input("x", shape, dtype), g.input("residual", shape, dtype)
