@@ -7,7 +7,6 @@ from pathlib import Path
 
 from etc_dist.codegen import generate
 from etc_dist.compiler import check_options
-from etc_dist.errors import names_options
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.graph import expect_graph
 from etc_dist.runtime.build import ARCH, expect_arch
@@ -55,7 +54,6 @@ class Binary:
         Path(path).write_bytes(self.cubin)
 
 
-@names_options
 def build(
     graph: GraphFunction,
     *,

@@ -19,7 +19,6 @@ from etc_dist.errors import (
     ScheduleError,
     as_refusal,
     expect_type,
-    names_options,
     warn_cpu_only,
 )
 from etc_dist.ir import GraphFunction
@@ -35,7 +34,6 @@ from etc_dist.world import World, current
 from etc_dist.world.rank_errors import expect_alike
 
 
-@names_options
 def compile(
     graph: GraphFunction,
     world: World | None = None,

@@ -24,12 +24,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from inspect import signature
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
 
 
 class EtcDistError(Exception):
@@ -149,29 +146,6 @@ def expect_type(
         got = "None" if value is None else type(value).__name__
         advice = f"; {fix}" if fix else ""
         raise TypeError(f"{name} expects {article} {wanted}, got {got}{advice}")
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def names_options(function: F) -> F:
-    """`function`, whose TypeError for an unknown keyword lists those that there are."""
-
-    @wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
-        try:
-            return function(*arguments, **options)
-        except TypeError as error:
-            # Only an error of this call, which has not begun, not one of its body.
-            is_own = error.__traceback__ and error.__traceback__.tb_next is None
-            if is_own and "unexpected keyword" in str(error):
-                names = [
-                    name for name in signature(function).parameters if name != "self"
-                ]
-                error.add_note(f"its arguments: {', '.join(names)}")
-            raise
-
-    return cast(F, called)
 
 
 def expect_range(value: int, low: int, high: int | None, name: str) -> int:

@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import pytest
 
-import etc_dist
 from etc_dist import errors
 from etc_dist.errors import (
     ArgumentError,
@@ -23,8 +22,6 @@ from etc_dist.errors import (
     WorldError,
     expect_type,
 )
-from etc_dist.ir import device_function
-from etc_dist.ops.matmul import matmul_graph
 
 PARTS = {"where": "here", "wanted": "good", "got": "bad", "fix": "correct it"}
 CLASSES = [
@@ -121,21 +118,3 @@ def test_wrong_type_names_the_fix():
 )
 def test_right_type_is_accepted(value, kind):
     expect_type(value, kind, "f()")
-
-
-@pytest.mark.parametrize(
-    ("act", "names"),
-    [
-        (lambda: etc_dist.matmul(None, None, outt=1), "x, w, deterministic, "),
-        (lambda: etc_dist.Matmul(schedulle="static"), "world, schedule, trace"),
-        (lambda: etc_dist.start(setting=None), "settings"),
-        (lambda: matmul_graph(1, tile=8), "g, dtype, w_layout"),
-        (lambda: device_function(source="", read=1), "source, reads, writes"),
-    ],
-    ids=["function", "class", "start", "graph", "decorator"],
-)
-def test_an_unknown_keyword_is_refused_with_the_known_ones(act, names):
-    with pytest.raises(TypeError, match="unexpected keyword argument") as caught:
-        act()
-    (note,) = caught.value.__notes__
-    assert note.startswith("its arguments: ") and names in note

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, MappingProxyType
 from typing import Any
 
-from etc_dist.errors import GraphError, names_options
+from etc_dist.errors import GraphError
 from etc_dist.ir.expr import Const, Expr, wrap
 from etc_dist.ir.operand import Operand
 
@@ -181,7 +181,6 @@ class DeviceFunction:
         _check_lane(self)
 
 
-@names_options
 def device_function(
     *,
     source: str | Path,

@@ -20,7 +20,7 @@ from numbers import Integral
 from types import FunctionType
 from typing import Any, TypeVar
 
-from etc_dist.errors import GraphError, expect_range, expect_type, names_options
+from etc_dist.errors import GraphError, expect_range, expect_type
 from etc_dist.ir.call import (
     RANK,
     TASK,
@@ -311,7 +311,6 @@ class Graph:
         """An array of the caller that tasks read and write in place, any part of it."""
         return self._tensor(name, shape, dtype, "state")
 
-    @names_options
     def output(
         self,
         name: str,
@@ -357,7 +356,6 @@ class Graph:
         self._tensors[-1] = replace(tensor, flagged=True)
         return self._tensors[-1]
 
-    @names_options
     def events(
         self,
         name: str,
@@ -418,7 +416,6 @@ class Graph:
         loop = Coordinate(Symbol(name, "coordinate"), extent)
         return LoopBlock(loop, where, self._loops, self._calls, self._claim)
 
-    @names_options
     def call(
         self,
         function: DeviceFunction,
@@ -589,7 +586,7 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
         ranks = expect_range(world_size, 1, None, "world_size")
         near = checked_local_size(local_size, ranks, body.__name__)
         graph = Graph(body.__name__, ranks, near)
-        names_options(body)(graph, **options)
+        body(graph, **options)
         return graph.finish()
 
     return build

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import expect_choice, names_options
+from etc_dist.errors import expect_choice
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.model import Model
@@ -49,7 +49,6 @@ ReadWeights = Callable[[str, Part, str], dict[str, Any]]
 """By the dtype, the part and the backend."""
 
 
-@names_options
 def load(
     path: str | Path,
     *,

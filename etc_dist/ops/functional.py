@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from etc_dist.errors import names_options
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.all_reduce import AllReduce
 from etc_dist.ops.all_reduce_norm import EPS, AllReduceNorm
@@ -15,7 +14,6 @@ from etc_dist.ops.operation import kept
 from etc_dist.world import current
 
 
-@names_options
 def matmul_reduce_scatter(
     x: Any,
     w: Any,
@@ -40,7 +38,6 @@ def matmul_reduce_scatter(
     return operation(x, w, out, stream=stream)
 
 
-@names_options
 def all_gather_matmul(
     x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
 ) -> Any:
@@ -56,7 +53,6 @@ def all_gather_matmul(
     return operation(x, w, out, stream=stream)
 
 
-@names_options
 def all_reduce(
     x: Any, *, reduction: str = "sum", out: Any = None, stream: Any = None
 ) -> Any:
@@ -72,7 +68,6 @@ def all_reduce(
     return operation(x, out, stream=stream)
 
 
-@names_options
 def all_reduce_norm(
     x: Any,
     residual: Any,
@@ -97,7 +92,6 @@ def all_reduce_norm(
     return operation(x, residual, gain, out, residual_out, stream=stream)
 
 
-@names_options
 def matmul_all_reduce(
     x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
 ) -> Any:
@@ -113,7 +107,6 @@ def matmul_all_reduce(
     return operation(x, w, out, stream=stream)
 
 
-@names_options
 def matmul_all_reduce_norm(
     x: Any,
     w: Any,
@@ -140,7 +133,6 @@ def matmul_all_reduce_norm(
     return operation(x, w, residual, gain, out, residual_out, stream=stream)
 
 
-@names_options
 def matmul(
     x: Any,
     w: Any,

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from etc_dist.compiler import check_options, compile, world_or_current
-from etc_dist.errors import WorldError, as_refusal, names_options
+from etc_dist.errors import WorldError, as_refusal
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import ArgumentTable, CallArguments, Known
 from etc_dist.ops.deterministic import check_deterministic
@@ -102,11 +102,6 @@ class Operation:
     known = Known()
     """Internal: dims and dtype that are the same in each call."""
 
-    def __init_subclass__(cls) -> None:
-        if "__init__" in vars(cls):
-            setattr(cls, "__init__", names_options(cls.__init__))  # noqa: B010
-
-    @names_options
     def __init__(
         self,
         *,

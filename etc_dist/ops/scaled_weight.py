@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, expect_choice, names_options
+from etc_dist.errors import ArgumentError, expect_choice
 from etc_dist.functions.scaled_weights import (
     BLOCK,
     E4M3,
@@ -106,7 +106,6 @@ def _misfit(codes: Array, scales: Array) -> ArgumentError:
     )
 
 
-@names_options
 def quantize(w: Any, *, per: str = PER_BLOCK) -> ScaledWeight:
     """Codes and scales of a weight: the largest element of each block, row or matrix
     gets the largest code, 448.

@@ -12,7 +12,6 @@ from etc_dist.errors import (
     WorldError,
     as_refusal,
     expect_type,
-    names_options,
 )
 from etc_dist.settings import Settings
 from etc_dist.world import mpi, processes, rank_errors
@@ -38,7 +37,6 @@ _starting = processes.Exclusive(lambda reason: None, None, recover=lambda: None)
 """Held by the thread that starts a world."""
 
 
-@names_options
 def start(
     settings: Settings | None = None,
     comm: MPI.Intracomm | None = None,
