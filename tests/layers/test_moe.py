@@ -60,13 +60,6 @@ def test_of_equal_logits_the_lower_expert_wins(experts, one_rank, arrays, rng):
     check_both_programs(weights, one_rank, arrays, integers, 16)
 
 
-@pytest.mark.mpi(ranks=[1])
-def test_both_programs_route_as_the_arguments_say(one_rank, arrays, rng):
-    weights = draw_experts(rng, 8, 40, 24)
-    normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
-    check_both_programs(weights, one_rank, arrays, normal, 3, normalize=False)
-
-
 CORRECTED = Router(4, score="sigmoid", scale=2.5, has_correction=True)
 ROUTERS = {
     "groups": (32, replace(CORRECTED, num_groups=4, topk_group=2)),
@@ -89,13 +82,21 @@ def draw_shared(rng, hidden, inner, is_gated):
     return [draw(rng, shape, "bfloat16") / 4 for shape in shapes]
 
 
-@pytest.mark.mpi(ranks=[1])
-@pytest.mark.parametrize("is_gated", [False, True])
-def test_both_programs_add_the_shared_expert(is_gated, one_rank, arrays, rng):
-    weights = draw_experts(rng, 8, 40, 24)
-    normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
-    shared = draw_shared(rng, 40, 56, is_gated)
-    check_both_programs(weights, one_rank, arrays, normal, 2, shared=shared)
+def check_ranks(parallel, world, arrays, rng, weights, given, top_k=2, **options):
+    """A layer on ranks. given: its arguments; options: of the reference."""
+    x = draw(rng, (5 * world.size, 40), "bfloat16")
+    own = np.split(x, world.size)[world.rank]
+    moe = MoE(
+        *map(arrays.put, own_experts(weights, parallel, world.rank, world.size)),
+        top_k=top_k,
+        parallel=parallel,
+        world=world,
+        **given,
+    )
+    y = moe(arrays.put(x if parallel == "tensor" else own))
+    moe.synchronize()
+    moe.close()
+    moe_reference(own, weights, top_k, **options).check(arrays.get(y))
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -104,23 +105,25 @@ def test_both_programs_add_the_shared_expert(is_gated, one_rank, arrays, rng):
 def test_ranks_add_the_shared_expert(parallel, is_gated, world, arrays, rng):
     weights = draw_experts(rng, 8, 40, 8 * world.size)
     shared = draw_shared(rng, 40, 24 * world.size, is_gated)
-    x = draw(rng, (5 * world.size, 40), "bfloat16")
-    own, of_shared = np.split(x, world.size)[world.rank], shared
+    of_shared = shared
     if parallel == "tensor":
         halves = [half[24 * world.rank :][:24] for half in np.split(shared[0], 2)]
         down = np.ascontiguousarray(np.split(shared[1], world.size, 1)[world.rank])
         of_shared = [np.concatenate(halves), down, *shared[2:]]
-    moe = MoE(
-        *map(arrays.put, own_experts(weights, parallel, world.rank, world.size)),
-        top_k=2,
-        **shared_arguments([*map(arrays.put, of_shared)]),
-        parallel=parallel,
-        world=world,
+    given = shared_arguments([*map(arrays.put, of_shared)])
+    check_ranks(parallel, world, arrays, rng, weights, given, shared=shared)
+
+
+def check_kernels(graph, rng, weights, sizes, given=None, top_k=2, **options):
+    """The CUDA bodies of a graph. sizes: tokens, hidden, inner and perhaps that of the
+    shared expert; options: of the reference."""
+    x = draw(rng, sizes[:2], "bfloat16")
+    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
+    dims = dict(zip(("tokens", "hidden", "inner", "shared_inner"), sizes, strict=False))
+    [found] = Emulator(graph, workers=2).run(
+        [{"x": x, **inputs, **(given or {})}], dims
     )
-    y = moe(arrays.put(x if parallel == "tensor" else own))
-    moe.synchronize()
-    moe.close()
-    moe_reference(own, weights, 2, shared=shared).check(arrays.get(y))
+    moe_reference(x, weights, top_k, **options).check(found["y"])
 
 
 @pytest.mark.parametrize(
@@ -137,15 +140,12 @@ def test_ranks_add_the_shared_expert(parallel, is_gated, world, arrays, rng):
     ids=[f"{FEW}-plain", f"{MANY}-gated", f"{FEW}-gated", f"{MANY}-plain"],
 )
 def test_the_cuda_bodies_add_the_shared_expert(graph, kind, rng):
-    weights, x = draw_experts(rng, 8, 40, 24), draw(rng, (3, 40), "bfloat16")
+    weights = draw_experts(rng, 8, 40, 24)
     shared = draw_shared(rng, 40, 56, kind == "gated")
-    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
     names = "shared_gate_up", "shared_down", "shared_gate"
-    inputs |= {n: a[None] for n, a in zip(names, shared, strict=False)}
-    dims = {"tokens": 3, "hidden": 40, "inner": 24, "shared_inner": 56}
-    program = Emulator(graph(1, experts=8, top_k=2, shared=kind), workers=2)
-    [found] = program.run([{"x": x, **inputs}], dims)
-    moe_reference(x, weights, 2, shared=shared).check(found["y"])
+    given = {n: a[None] for n, a in zip(names, shared, strict=False)}
+    graph = graph(1, experts=8, top_k=2, shared=kind)
+    check_kernels(graph, rng, weights, (3, 40, 24, 56), given, shared=shared)
 
 
 GPT_OSS = Activation(alpha=1.702, limit=0.75, shift=1.0)
@@ -162,29 +162,11 @@ def draw_biases(rng, experts, hidden, inner):
     return [draw(rng, (experts, n), "bfloat16") for n in (2 * inner, hidden)]
 
 
-@pytest.mark.mpi(ranks=[1])
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_both_programs_apply_the_activation(name, one_rank, arrays, rng):
-    weights, activation = draw_experts(rng, 8, 40, 24), ACTIVATIONS[name]
-    normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
-    check_both_programs(weights, one_rank, arrays, normal, 2, activation=activation)
-
-
-@pytest.mark.mpi(ranks=[1])
-def test_experts_have_biases(one_rank, arrays, rng):
-    biases, weights = draw_biases(rng, 8, 40, 24), draw_experts(rng, 8, 40, 24)
-    normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
-    options = {"activation": GPT_OSS, "expert_biases": biases}
-    check_both_programs(weights, one_rank, arrays, normal, 2, **options)
-
-
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("parallel", ["tensor", "expert"])
 def test_ranks_add_the_biases_of_experts(parallel, world, arrays, rng):
     weights = draw_experts(rng, 8, 40, 8 * world.size)
     of_up, of_down = biases = draw_biases(rng, 8, 40, 8 * world.size)
-    x = draw(rng, (5 * world.size, 40), "bfloat16")
-    own = np.split(x, world.size)[world.rank]
     if parallel == "expert":
         of_rank = [np.split(bias, world.size)[world.rank] for bias in biases]
     else:
@@ -192,17 +174,9 @@ def test_ranks_add_the_biases_of_experts(parallel, world, arrays, rng):
             half[:, 8 * world.rank :][:, :8] for half in np.split(of_up, 2, axis=1)
         ]
         of_rank = [np.concatenate(halves, axis=1), of_down * (world.rank == 0)]
-    moe = MoE(
-        *map(arrays.put, own_experts(weights, parallel, world.rank, world.size)),
-        top_k=2,
-        expert_biases=tuple(arrays.put(bias.astype(x.dtype)) for bias in of_rank),
-        parallel=parallel,
-        world=world,
-    )
-    y = moe(arrays.put(x if parallel == "tensor" else own))
-    moe.synchronize()
-    moe.close()
-    moe_reference(own, weights, 2, expert_biases=biases).check(arrays.get(y))
+    dtype = weights[0].dtype
+    given = {"expert_biases": tuple(arrays.put(b.astype(dtype)) for b in of_rank)}
+    check_ranks(parallel, world, arrays, rng, weights, given, expert_biases=biases)
 
 
 # Narrow tiles, others, and those of half the columns.
@@ -210,29 +184,19 @@ def test_ranks_add_the_biases_of_experts(parallel, world, arrays, rng):
 def test_the_cuda_bodies_add_the_biases_and_activate(tokens, packs, rng):
     hidden, inner = 520, 264
     weights = draw_experts(rng, 2, hidden, inner)
-    biases, x = (
-        draw_biases(rng, 2, hidden, inner),
-        draw(rng, (tokens, hidden), "bfloat16"),
-    )
-    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
-    inputs |= dict(zip(("gate_up_bias", "down_bias"), biases, strict=True)) | {"x": x}
+    biases = draw_biases(rng, 2, hidden, inner)
+    given = dict(zip(("gate_up_bias", "down_bias"), biases, strict=True))
     options = {"activation": GPT_OSS, "has_biases": True, "packs": packs}
-    program = Emulator(moe_graph(1, experts=2, top_k=2, **options), workers=2)
-    dims = {"tokens": tokens, "hidden": hidden, "inner": inner}
-    [found] = program.run([inputs], dims)
-    answer = moe_reference(x, weights, 2, activation=GPT_OSS, expert_biases=biases)
-    answer.check(found["y"])
+    graph = moe_graph(1, experts=2, top_k=2, **options)
+    of_experts = {"activation": GPT_OSS, "expert_biases": biases}
+    check_kernels(graph, rng, weights, (tokens, hidden, inner), given, **of_experts)
 
 
 @pytest.mark.parametrize("name", some_of(ACTIVATIONS, 2))
 def test_the_cuda_bodies_of_few_tokens_activate(name, rng):
-    weights, x = draw_experts(rng, 8, 40, 24), draw(rng, (3, 40), "bfloat16")
-    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
     options = {"activation": ACTIVATIONS[name]}
-    program = Emulator(few_graph(1, experts=8, top_k=2, **options), workers=2)
-    dims = {"tokens": 3, "hidden": 40, "inner": 24}
-    [found] = program.run([{"x": x, **inputs}], dims)
-    moe_reference(x, weights, 2, **options).check(found["y"])
+    graph = few_graph(1, experts=8, top_k=2, **options)
+    check_kernels(graph, rng, draw_experts(rng, 8, 40, 24), (3, 40, 24), **options)
 
 
 def biases_of(rng, experts, router):
@@ -240,14 +204,44 @@ def biases_of(rng, experts, router):
     return {name: (bias / 8).astype(np.float32) for name, bias in biases.items()}
 
 
+# The number of experts, how they are chosen, and other arguments.
+LAYERS = {
+    "not normalized": (8, 3, lambda rng: {"normalize": False}),
+    **{
+        f"shared expert, gated: {is_gated}": (
+            *(8, 2),
+            lambda rng, g=is_gated: {"shared": draw_shared(rng, 40, 56, g)},
+        )
+        for is_gated in (False, True)
+    },
+    **{
+        name: (8, 2, lambda rng, a=activation: {"activation": a})
+        for name, activation in ACTIVATIONS.items()
+    },
+    "biases of experts": (
+        *(8, 2),
+        lambda rng: {
+            "activation": GPT_OSS,
+            "expert_biases": draw_biases(rng, 8, 40, 24),
+        },
+    ),
+    **{
+        f"router, {name}": (
+            *each,
+            lambda rng, each=each: {"biases": biases_of(rng, *each)},
+        )
+        for name, each in ROUTERS.items()
+    },
+}
+
+
 @pytest.mark.mpi(ranks=[1])
-@pytest.mark.parametrize("name", ROUTERS)
-def test_both_programs_choose_as_the_router_says(name, one_rank, arrays, rng):
-    experts, router = ROUTERS[name]
+@pytest.mark.parametrize("name", LAYERS)
+def test_both_programs_fit_the_reference(name, one_rank, arrays, rng):
+    experts, top_k, options = LAYERS[name]
     weights = draw_experts(rng, experts, 40, 24)
-    biases = biases_of(rng, experts, router)
     normal = lambda shape: draw(rng, shape, "bfloat16")  # noqa: E731
-    check_both_programs(weights, one_rank, arrays, normal, router, biases)
+    check_both_programs(weights, one_rank, arrays, normal, top_k, **options(rng))
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -256,32 +250,21 @@ def test_ranks_choose_as_the_router_says(parallel, world, arrays, rng):
     router, experts = replace(CORRECTED, num_groups=2, topk_group=1), 19 * world.size
     weights = draw_experts(rng, experts, 40, 8 * world.size)
     biases = biases_of(rng, experts, router)
-    x = draw(rng, (5 * world.size, 40), "bfloat16")
-    own = np.split(x, world.size)[world.rank]
-    moe = MoE(
-        *map(arrays.put, own_experts(weights, parallel, world.rank, world.size)),
-        top_k=router,
-        correction=arrays.put(biases["correction"]),
-        parallel=parallel,
-        world=world,
-    )
-    y = moe(arrays.put(x if parallel == "tensor" else own))
-    moe.synchronize()
-    moe.close()
-    moe_reference(own, weights, router, biases=[*biases.values()]).check(arrays.get(y))
+    given = {"correction": arrays.put(biases["correction"])}
+    options = {"top_k": router, "biases": [*biases.values()]}
+    check_ranks(parallel, world, arrays, rng, weights, given, **options)
 
 
 @pytest.mark.parametrize("graph", [few_graph, moe_graph], ids=[FEW, MANY])
 def test_the_cuda_bodies_choose_as_the_router_says(graph, rng):
     experts, router = ROUTERS["odd"]
-    weights, x = draw_experts(rng, experts, 40, 24), draw(rng, (3, 40), "bfloat16")
     biases = biases_of(rng, experts, router)
-    inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True)) | biases
-    dims = {"tokens": 3, "hidden": 40, "inner": 24}
-    program = Emulator(graph(1, experts=experts, top_k=router), workers=2)
-    [found] = program.run([{"x": x, **inputs}], dims)
-    answer = moe_reference(x, weights, router, biases=[*biases.values()])
-    answer.check(found["y"])
+    graph = graph(1, experts=experts, top_k=router)
+    weights, options = (
+        draw_experts(rng, experts, 40, 24),
+        {"biases": [*biases.values()]},
+    )
+    check_kernels(graph, rng, weights, (3, 40, 24), biases, router, **options)
 
 
 ONE_TASK = Sizes(score_tasks=1)
