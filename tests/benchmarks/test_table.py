@@ -160,7 +160,7 @@ def test_drawn_mixtures_replace_those_of_models_in_the_summary() -> None:
         record("random_mixture", model=f"draw {n}", speedup=2.0 + n, **changes)
         for n in range(2)
     ]
-    others = [r for r in load() if r["op"] != "random_mixture"]
+    others = [r for r in load() if r.op != "random_mixture"]
     text = summary([*others, *draws])
     assert "| Mixture of experts | 1 | 2 drawn | 2.45 | 2.00, 3.00 |" in text
     assert "| Expert-parallel mixture of experts | 4 | models, " in text
