@@ -8,7 +8,7 @@ other field is refused unless it is null, false or empty, since it may change re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,14 @@ def refuse_fields(fields: Mapping[str, Any], path: Path) -> None:
     """Raise ArgumentError that names the fields of the file `path` that are unknown or
     not neutral."""
     other_names = fields.keys() - HONOURED - DECODING - UNUSED
-    faults = sorted(name for name in other_names if not _is_neutral(name, fields[name]))
+    faults = sorted(
+        name
+        for name in other_names
+        if not is_among(fields[name], (None, *NEUTRAL.get(name, EMPTY)))
+    )
     if faults:
         wanted = "; ".join(map(_wanted, faults))
-        got = "; ".join(f"{name} = {_short(fields[name])}" for name in faults)
+        got = "; ".join(f"{name} = {short(fields[name])}" for name in faults)
         fix = f"{VARIANT_FIX}, or remove a field that does not change its results"
         raise refused(path, wanted, got, fix)
 
@@ -140,17 +144,21 @@ def _wanted(name: str) -> str:
     return f"{name} {' or '.join([*map(json.dumps, NEUTRAL[name]), 'null'])}"
 
 
-def _short(value: Any, most: int = 60) -> str:
-    text = json.dumps(value)
+def short(value: Any, most: int = 60) -> str:
+    """The first characters of a value of JSON as text."""
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        text = "data in too many levels"
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    # Bool is an int in Python: 0 is not false here.
-    return value is None or any(
-        value == neutral_value
-        and isinstance(value, bool) == isinstance(neutral_value, bool)
-        for neutral_value in NEUTRAL.get(name, EMPTY)
+def is_among(value: Any, values: Iterable[Any]) -> bool:
+    """Whether a value of JSON is one of some. Bool is an int in Python: 0 is not false
+    here."""
+    return any(
+        value == one_value and isinstance(value, bool) == isinstance(one_value, bool)
+        for one_value in values
     )
 
 

@@ -5,7 +5,6 @@ is the neutral one."""
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import Sampling
+from etc_dist.models.fields import is_among, short
 from etc_dist.models.sampling import MOST_SEED
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -127,9 +127,7 @@ class Fields:
         is_fitting = isinstance(value, kinds) or (float in kinds and type(value) is int)
         if not is_fitting or (isinstance(value, bool) and bool not in kinds):
             kinds_text = " or ".join(JSON_NAMES[json_kind] for json_kind in kinds)
-            raise BadRequest(
-                f"{name}: expected {kinds_text}, got {_short(value)}", name
-            )
+            raise BadRequest(f"{name}: expected {kinds_text}, got {short(value)}", name)
         return value
 
     def integer(self, name: str, default: Any, low: int, high: int) -> Any:
@@ -147,16 +145,15 @@ class Fields:
                 continue
             neutral = NEUTRAL.get(name)
             if neutral is None:
-                short = name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}..."
-                raise BadRequest(f"{short}: this field is not known", short)
-            if not any(
-                value == neutral_value
-                and isinstance(value, bool) == isinstance(neutral_value, bool)
-                for neutral_value in neutral
-            ):
-                texts = [_short(neutral_value) for neutral_value in neutral]
-                exception = f", except {' or '.join(texts)}" if texts else ""
-                text = f"{name}: not supported{exception}; got {_short(value)}"
+                first_name = (
+                    name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}..."
+                )
+                raise BadRequest(f"{first_name}: this field is not known", first_name)
+            if not is_among(value, neutral):
+                exception = f", except {' or '.join(map(short, neutral))}" * bool(
+                    neutral
+                )
+                text = f"{name}: not supported{exception}; got {short(value)}"
                 raise BadRequest(text, name)
 
 
@@ -195,7 +192,7 @@ def read_chat(document: Mapping[str, Any], model: str) -> Chat:
     tools = fields.take("tools", list, None)
     choice = fields.take("tool_choice", (str, dict), "auto")
     if choice not in ("auto", "none"):
-        text = f'tool_choice: expected "auto" or "none", got {_short(choice)}'
+        text = f'tool_choice: expected "auto" or "none", got {short(choice)}'
         raise BadRequest(text, "tool_choice")
     arguments = fields.take("chat_template_kwargs", dict, {})
     for name in arguments.keys() & set(NOT_OF_TEMPLATE):
@@ -214,7 +211,7 @@ def read_chat(document: Mapping[str, Any], model: str) -> Chat:
 def expect_model(name: str, model: str) -> None:
     """BadRequest unless `name` is that of the model."""
     if name != model:
-        text = f"model: {_short(name)} is not served here, but {_short(model)}"
+        text = f"model: {short(name)} is not served here, but {short(model)}"
         raise BadRequest(text, "model", status=404)
 
 
@@ -294,11 +291,3 @@ def _stop_ids(ids: Sequence[Any]) -> tuple[int, ...]:
         text = f"stop_token_ids: expected up to {MOST_TEXTS} ids"
         raise BadRequest(text, "stop_token_ids")
     return tuple(ids)
-
-
-def _short(value: Any, most: int = MOST_SHOWN) -> str:
-    try:
-        text = json.dumps(value)
-    except RecursionError:
-        text = "data in too many levels"
-    return text if len(text) <= most else f"{text[:most]}..."
