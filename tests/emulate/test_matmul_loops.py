@@ -10,9 +10,9 @@ from tests.graphs.turned_layers import ROWS, layers_to_turn, products_of, turned
 
 
 @pytest.mark.parametrize(("layers", "schedule"), [(1, "dynamic"), (3, "static")])
-def test_layers_of_matmuls_run_turn_by_turn(layers, schedule):
+def test_layers_of_matmuls_run_turn_by_turn(layers, schedule, kernels):
     given = layers_to_turn(layers)
-    options = {"schedule": schedule, "workers": 4}
+    options = {"schedule": schedule, "workers": 4, "kernels": kernels}
     outputs = Emulator(turned_layers(1), **options).run([given])[0]
     turned = outputs["turned"].reshape(layers + 1, ROWS, -1)
     for layer, product in enumerate(products_of(given)):

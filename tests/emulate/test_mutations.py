@@ -134,7 +134,7 @@ def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
 def reduced() -> Any:
     """x of three ranks, in pieces of three vectors of a thread, by two exchanges."""
     xs = np.random.default_rng(5).standard_normal((3, 8 * 1900))
-    given = [{"x": x.astype(numpy_dtype("bfloat16"))} for x in xs]
+    given = [{"x": x.astype(np.float16)} for x in xs]
     return given, {"rows": 1, "vectors": 1900, "algorithm": TWO_SHOT, "piece": 600}
 
 
@@ -148,7 +148,7 @@ def check_ranks(program: Emulator, given: Any, dims: dict[str, int]) -> None:
 def flagged() -> Any:
     """x of three ranks, in pieces of two vectors of a thread."""
     xs = np.random.default_rng(5).standard_normal((3, 8 * 1100))
-    given = [{"x": x.astype(numpy_dtype("bfloat16"))} for x in xs]
+    given = [{"x": x.astype(np.float16)} for x in xs]
     dims = {"rows": 1, "vectors": 1100, "algorithm": FLAGGED, "piece": 275}
     return given, {**dims, "flag_tasks": 4}
 
@@ -239,8 +239,12 @@ MUTATED = {
     "flagged norm": Case(
         partial(all_reduce_norm_graph, 2, has_flags=True), flagged_norm
     ),
-    "flagged": Case(partial(all_reduce_graph, 3, has_flags=True), flagged, workers=2),
-    "reduced": Case(partial(all_reduce_graph, 3), reduced),
+    "flagged": Case(
+        partial(all_reduce_graph, 3, dtype="float16", has_flags=True),
+        flagged,
+        workers=2,
+    ),
+    "reduced": Case(partial(all_reduce_graph, 3, dtype="float16"), reduced),
     "queue": replace(CASES["moe"], schedule="dynamic"),
     "queue, conditions": replace(CASES["conditions"], schedule="dynamic"),
     "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,18 +21,24 @@ def both_on_ranks(
     dims: dict[str, int],
     *,
     check: bool = True,
+    kernels: Path | None = None,
 ) -> Iterator[Sequence[Arrays]]:
-    """The outputs of each rank, of the NumPy bodies and of the emulated ones."""
-    program = graph if isinstance(graph, Emulator) else Emulator(graph, workers=2)
+    """The outputs of each rank, of the NumPy bodies and of the emulated ones. kernels:
+    those with mutations, where a mutation has the same program."""
+    is_program = isinstance(graph, Emulator)
+    program = graph if is_program else Emulator(graph, workers=2, kernels=kernels)
     yield simulate(program.plan, inputs, dims, check=check).outputs
     yield program.run(list(inputs), dims)
 
 
 def both(
-    graph: GraphFunction | Emulator, given: Arrays, dims: dict[str, int]
+    graph: GraphFunction | Emulator,
+    given: Arrays,
+    dims: dict[str, int],
+    kernels: Path | None = None,
 ) -> Iterator[Arrays]:
     """The outputs of one rank."""
-    for [found] in both_on_ranks(graph, [given], dims):
+    for [found] in both_on_ranks(graph, [given], dims, kernels=kernels):
         yield found
 
 

@@ -73,9 +73,9 @@ def test_rows_attend_to_all_positions_up_to_their_own(case, in_order, rng):
 
 
 @in_some_order(2)
-def test_the_cuda_bodies_agree(case, in_order, rng):
+def test_the_cuda_bodies_agree(case, in_order, rng, kernels):
     graph, given, dims = drawn(case, rng)
-    [found] = Emulator(graph).run([given], dims(in_order))
+    [found] = Emulator(graph, kernels=kernels).run([given], dims(in_order))
     check(found, given, *case[:2])
 
 
@@ -85,10 +85,11 @@ def test_the_cuda_bodies_compile_without_spills(case):
     check_compiled(attention(1, paged=paged, group=group))
 
 
-def test_in_order_a_row_has_the_same_bits_in_each_batch(rng):
+def test_in_order_a_row_has_the_same_bits_in_each_batch(rng, kernels):
     paged, long = CASES[0][0], [[1500], [1100]]
     _graph, given, _ = drawn((paged, 3, 1, 2, 1), rng, [*long, *RAGGED])
-    emulator, found = Emulator(attention(1, paged=paged, group=3)), []
+    emulator = Emulator(attention(1, paged=paged, group=3), kernels=kernels)
+    found = []
     for kept, shares in ((len(given["request"]), 8), (3, 2)):
         rows = np.argsort(-given["position"])[:kept]
         own = {n: given[n][rows] for n in ("qkv", "request", "position", "y")}

@@ -128,10 +128,10 @@ def check_routes(
     ],
 )
 def test_tiles_have_the_rows_of_their_experts(
-    routing, rows, tile_rows, gathers, skew, rng
+    routing, rows, tile_rows, gathers, skew, rng, kernels
 ):
     given, dims = routed_rows(rng, routing, rows, tile_rows, gathers, skew)
-    for found in both(routed(1, routing=routing), given, dims):
+    for found in both(routed(1, routing=routing), given, dims, kernels):
         check_routes(found, routing, given, dims)
 
 

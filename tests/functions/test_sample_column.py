@@ -22,8 +22,8 @@ GRAPH = SAMPLED(width=64)
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Emulator:
-    return Emulator(GRAPH, workers=2)
+def emulator(kernels) -> Emulator:
+    return Emulator(GRAPH, workers=2, kernels=kernels)
 
 
 def sampled_given(x, sampling, position=None, padding=0):

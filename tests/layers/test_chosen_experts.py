@@ -82,11 +82,11 @@ def test_the_cuda_bodies_take_any_number_of_choices(top_k, rng):
 
 
 def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng):
-    arrays = draw(rng, 40)
-    arrays["ids"][rng.random((40, TOP_K)) < 0.5] = -1
+    arrays = draw(rng, 40, 7)
+    arrays["ids"][rng.random((40, 7)) < 0.5] = -1
     arrays["ids"][[3, 38]] = -1
-    arrays["ids"][4] = -1, -1, 5, -1
-    graph = chosen_experts_graph(1, experts=EXPERTS, top_k=TOP_K)
+    arrays["ids"][4] = -1, -1, 5, -1, -1, -1, -1
+    graph = chosen_experts_graph(1, experts=EXPERTS, top_k=7)
     dims = {"tokens": 40, "hidden": HIDDEN, "inner": INNER}
     [found] = Emulator(graph, workers=2).run([arrays], dims)
     expect_sums(found["y"], arrays)

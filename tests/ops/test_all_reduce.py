@@ -128,10 +128,10 @@ def test_runs_without_flagged_words_may_be_between(algorithm, vectors):
 
 
 @FLAGGED_IN_PLACE
-def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng):
+def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng, kernels):
     dtype = "float16" if ranks == 3 else "bfloat16"
     graph = all_reduce_graph(ranks, dtype=dtype, has_flags=True)
-    program = Emulator(graph, workers=2)
+    program = Emulator(graph, workers=2, kernels=kernels)
     runs, dims = 1 if in_place else 3, dims_of(3, 300, FLAGGED, 270, flag_tasks=4)
     for seed in range(2):  # other values, in the memory of the runs before
         inputs, total = example(graph, 3 * 300, dtype, rng)
@@ -142,11 +142,14 @@ def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng):
 # With a thread that has several vectors, and a last piece that is not full.
 @KINDS
 @pytest.mark.parametrize("in_place", [False, True])
-def test_kernels_give_the_same_bits(ranks, local_size, algorithm, in_place, rng):
+def test_kernels_give_the_same_bits(
+    ranks, local_size, algorithm, in_place, rng, kernels
+):
     dtype = "float16" if ranks == 3 else "bfloat16"
     graph = all_reduce_graph(ranks, local_size=local_size, dtype=dtype)
     inputs, total = example(graph, 3 * 300, dtype, rng)
-    program = Emulator(graph, workers=2, has_far=local_size < ranks)
+    options = {"kernels": kernels, "has_far": local_size < ranks}
+    program = Emulator(graph, workers=2, **options)
     runs, dims = 1 if in_place else 2, dims_of(3, 300, algorithm, 280)
     for found in program.run(inputs, dims, seed=2, runs=runs, in_place=in_place):
         np.testing.assert_array_equal(found["y"], total)

@@ -118,10 +118,10 @@ def test_norms_by_flagged_words_are_proved_and_right(ranks, rng):
 
 # Of the long rows a thread has vectors that it loads again.
 @FLAGGED_IN_PLACE
-def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng):
+def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng, kernels):
     dtype = "float16" if ranks == 3 else "bfloat16"
     graph = all_reduce_norm_graph(ranks, dtype=dtype, has_flags=True)
-    program = Emulator(graph, workers=2)
+    program = Emulator(graph, workers=2, kernels=kernels)
     runs, dims = 1 if in_place else 3, dims_of(3, 1100, FLAGGED, 2, flag_tasks=4)
     for seed in range(2):  # other values, in the memory of the runs before
         inputs, *wanted = rows_of(ranks, ranks, (3, 8800), dtype, rng)
