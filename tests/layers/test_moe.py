@@ -368,6 +368,15 @@ def test_logits_may_be_added_in_one_order_for_any_number_of_tokens(make):
     assert "score_tiles" not in {call.name for call in calls}
 
 
+@pytest.mark.mpi(ranks=[1])
+def test_logits_of_any_number_of_experts_may_be_in_tiles(make):
+    layer = make("moe", 40, 24, experts=70, top_k=7)
+    layer.check(1500)
+    graph = layer.layer.program.plan.graph
+    env = graph.environment({"tokens": 1500, "hidden": 40, "inner": 24}, 0)
+    assert env["tiled"] == 1
+
+
 def test_a_token_has_the_same_bits_beside_any_others(rng):
     """In the CUDA bodies, where neighbouring rows share instructions."""
     dims = {"tokens": 32, "hidden": 72, "inner": 72}
