@@ -145,16 +145,13 @@ class Fields:
                 continue
             neutral = NEUTRAL.get(name)
             if neutral is None:
-                first_name = (
-                    name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}..."
-                )
-                raise BadRequest(f"{first_name}: this field is not known", first_name)
+                label = name[:MOST_SHOWN] + "..." * (len(name) > MOST_SHOWN)
+                raise BadRequest(f"{label}: this field is not known", label)
             if not is_among(value, neutral):
-                exception = f", except {' or '.join(map(short, neutral))}" * bool(
-                    neutral
-                )
-                text = f"{name}: not supported{exception}; got {short(value)}"
-                raise BadRequest(text, name)
+                text = f"{name}: not supported"
+                if neutral:
+                    text += f", except {' or '.join(map(short, neutral))}"
+                raise BadRequest(f"{text}; got {short(value)}", name)
 
 
 JSON_NAMES = {
