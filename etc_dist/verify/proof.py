@@ -31,20 +31,26 @@ def prove(
     records: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Verified:
     """Verify `plan` at `dims`, or return the result that is recorded in `records`, by
-    `proof_key`, or in the cache; see `verify`. For each of `records`,
-    `is_record` is true."""
-    cache = Cache(settings.cache)
+    `proof_key`, or in the cache; see `verify`. If several ranks verify it, one of them
+    does, and the others wait. For each of `records`, `is_record` is true."""
     key = proof_key(plan, dims, workers)
     if records is not None and key in records:
         return _from_record(records[key])
-    entry = cache.load("proofs", key, lambda entry: is_record(entry.facts, key))
-    if entry is not None:
-        return _from_record(entry.facts)
-    verified = verify(plan, dims, workers)
-    if settings.timing or verified.seconds > 1.0:
-        show_message(f"etc_dist: {verified.show()}")
-    cache.store("proofs", key, Entry(_record(key, verified)))
-    return verified
+
+    def make() -> Entry:
+        verified = verify(plan, dims, workers)
+        if settings.timing or verified.seconds > 1.0:
+            show_message(f"etc_dist: {verified.show()}")
+        return Entry(_record(key, verified))
+
+    entry, _ = Cache(settings.cache).fetch(
+        "proofs",
+        key,
+        make,
+        fits=lambda entry: is_record(entry.facts, key),
+        limit=settings.world_limit / 2,  # before other ranks time out
+    )
+    return _from_record(entry.facts)
 
 
 def proof_record(

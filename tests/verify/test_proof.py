@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +57,16 @@ def record(settings: Settings) -> Path:
 def test_a_proof_is_found_again_as_it_was(settings, verified):
     first = prove(plan(), DIMS, 2, settings)
     assert prove(plan(), DIMS, 2, settings) == first
+    assert verified == [4]
+
+
+def test_ranks_that_prove_the_same_prove_it_once(settings, verified, monkeypatch):
+    verify = proof.verify
+    slow = lambda *plan: [time.sleep(0.1), verify(*plan)][1]  # noqa: E731
+    monkeypatch.setattr(proof, "verify", slow)
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(lambda _: prove(plan(), DIMS, 2, settings), range(4))
+    assert others == [first] * 3
     assert verified == [4]
 
 
