@@ -145,8 +145,9 @@ inline View* merge(View* a, View* b) {
   for (uint32_t i = 0; i < kRows * row_size; i += 8) {
     const Eight x = *reinterpret_cast<const Eight*>(a->clock + i);
     const Eight y = *reinterpret_cast<const Eight*>(b->clock + i);
-    more_in_a |= reinterpret_cast<Eight>(x > y), more_in_b |= reinterpret_cast<Eight>(y > x);
-    *reinterpret_cast<Eight*>(made->clock + i) = x > y ? x : y;
+    const Eight most = __builtin_elementwise_max(x, y);
+    more_in_a |= most ^ y, more_in_b |= most ^ x;
+    *reinterpret_cast<Eight*>(made->clock + i) = most;
   }
   const auto any = [](Eight v) {
     for (int i = 0; i < 8; ++i) {

@@ -8,7 +8,7 @@ extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;  // of
 
 namespace emulation {
 
-constexpr uint32_t kTurnLimit = 50'000'000;  // accesses of a thread without a yield
+constexpr uint32_t kTurnLimit = 15'000'000;  // accesses of a thread without a yield
 
 // An array. Accesses are checked for order only if it may be written.
 struct Range {

@@ -41,9 +41,11 @@ static void run_thread() {
   own->next->is_over = true;
   yield();
 }
+// Of the scheduler, which prepares a thread or continues it.
+static uint64_t steps;
 // NOTE: separate from the loop, whose variables must not change between the returns of setjmp.
 __attribute__((noinline)) static void resume(Thread& t) {
-  own = &t;
+  own = &t, ++steps;
   if (MARK_PLACE(scheduler) != 0) return;
   if (t.has_begun) GO_TO_PLACE(t.place);
   t.has_begun = true;
@@ -96,7 +98,7 @@ static void begin_run(uint32_t rank) {
   }
   for (size_t t = 0; t < thread_count; ++t) {
     if (threads[t].worker->rank != rank) continue;
-    threads[t].has_begun = next_turns[t].is_over = false;
+    threads[t].has_begun = next_turns[t].is_over = false, ++steps;
     ucontext_t& context = threads[t].context;
     getcontext(&context);
     context.uc_stack.ss_sp = stacks + t * kStack, context.uc_stack.ss_size = kStack;
@@ -232,32 +234,32 @@ static void report_fault(int signal, siginfo_t* info, void*) {
 }
 
 // NOTE: a loop that accesses memory ends by its number of accesses; this one finds others.
-static uint64_t checked_turns;
-static void check_turns(int, siginfo_t*, void*) {
-  if (turns == checked_turns) fail("a loop without end, which accesses no memory");
-  checked_turns = turns;
+static uint64_t checked_steps;
+static void check_steps(int, siginfo_t*, void*) {
+  if (steps == checked_steps) fail("a loop without end, which accesses no memory");
+  checked_steps = steps;
 }
 
-// While it lives, check_turns is called from time to time.
-struct TurnTimer {
+// While it lives, check_steps is called from time to time.
+struct StepTimer {
   static constexpr int kSignal = SIGVTALRM;
-  static constexpr time_t kSeconds = 1;  // of this thread, on a CPU
+  static constexpr long kNanoseconds = 300'000'000;  // of this thread, on a CPU
   timer_t timer;
   struct sigaction before;
 
-  TurnTimer() {
-    checked_turns = UINT64_MAX;  // unlike the last count of an earlier run
+  StepTimer() {
+    checked_steps = UINT64_MAX;  // unlike the last count of an earlier run
     struct sigaction action = {};
-    action.sa_sigaction = check_turns, action.sa_flags = SA_NODEFER | SA_ONSTACK | SA_SIGINFO;
+    action.sa_sigaction = check_steps, action.sa_flags = SA_NODEFER | SA_ONSTACK | SA_SIGINFO;
     sigaction(kSignal, &action, &before);
     sigevent event = {};
     event.sigev_notify = SIGEV_THREAD_ID, event.sigev_signo = kSignal;
     event._sigev_un._tid = gettid();
     if (timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer) != 0) abort();
-    const itimerspec times = {{kSeconds, 0}, {kSeconds, 0}};
+    const itimerspec times = {{0, kNanoseconds}, {0, kNanoseconds}};
     timer_settime(timer, 0, &times, nullptr);
   }
-  ~TurnTimer() {
+  ~StepTimer() {
     timer_delete(timer);
     sigaction(kSignal, &before, nullptr);
   }
@@ -276,7 +278,7 @@ static void run_guarded(uint32_t ranks, uint32_t runs) {
   struct sigaction* place = before;
   for (int signal : kSignals) sigaction(signal, &action, place++);
   {
-    const TurnTimer timer;
+    const StepTimer timer;
     if (_setjmp(end) == 0) run_threads(ranks, runs);
   }
   place = before;

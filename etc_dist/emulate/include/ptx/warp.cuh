@@ -14,20 +14,24 @@ inline bool elect_one() {
 }
 
 template <bool kIsHalf>
-void mma_16x8x16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+UNTRACKED void mma_16x8x16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const emulation::Words* all = emulation::exchange("mma_16x8x16", {a0, a1, a2, a3, b0, b1});
-  for (u32 i = 0; i < 4; ++i) {
-    const u32 row = lane() / 4, column = lane() % 4 * 2 + i % 2;
-    for (u32 k = 0; k < 16; ++k) {
-      const u32 a = u32(all[row * 4 + k % 8 / 2].word[i / 2 + k / 8 * 2]);
-      const u32 b = u32(all[column * 4 + k % 8 / 2].word[4 + k / 8]);
-      d[i] += element<kIsHalf>(a, k % 2) * element<kIsHalf>(b, k % 2);
+  const u32 row = lane() / 4, column = lane() % 4 * 2;
+  float a[2][16], b[2][16];
+  for (u32 k = 0; k < 16; ++k) {
+    for (u32 i = 0; i < 2; ++i) {
+      const u32 from = k % 8 / 2, half = k / 8;
+      a[i][k] = element<kIsHalf>(u32(all[row * 4 + from].word[i + half * 2]), k % 2);
+      b[i][k] = element<kIsHalf>(u32(all[(column + i) * 4 + from].word[4 + half]), k % 2);
     }
+  }
+  for (u32 i = 0; i < 4; ++i) {
+    for (u32 k = 0; k < 16; ++k) d[i] += a[i / 2][k] * b[i % 2][k];
   }
 }
 
 template <bool kIsTransposed>
-void load_matrices(u32 (&r)[4], u32 address) {
+UNTRACKED void load_matrices(u32 (&r)[4], u32 address) {
   const uint4 own = load_shared_as<uint4>(address);
   const emulation::Words* all =
       emulation::exchange("load_matrices", {own.x, own.y, own.z, own.w});
@@ -44,7 +48,7 @@ void load_matrices(u32 (&r)[4], u32 address) {
 }
 inline void load_matrix4(u32 (&r)[4], u32 address) { load_matrices<false>(r, address); }
 inline void load_matrix4_transposed(u32 (&r)[4], u32 address) { load_matrices<true>(r, address); }
-inline u32 transpose_matrix(u32 v) {
+UNTRACKED inline u32 transpose_matrix(u32 v) {
   const emulation::Words* all = emulation::exchange("transpose_matrix", {v});
   const u32 g = lane() / 4, c = lane() % 4;
   const u32 low = u32(all[2 * c * 4 + g / 2].word[0]) >> g % 2 * 16;
@@ -52,7 +56,7 @@ inline u32 transpose_matrix(u32 v) {
   return (low & 0xffffu) | high << 16;
 }
 
-inline u32 warp_max(u32 v) {
+UNTRACKED inline u32 warp_max(u32 v) {
   const emulation::Words* all = emulation::exchange("warp_max", {v});
   for (int i = 0; i < 32; ++i) v = all[i].word[0] > v ? u32(all[i].word[0]) : v;
   return v;
@@ -61,7 +65,7 @@ inline float warp_sum(float v) {
   for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
   return v;
 }
-inline u32 warp_sum_before(u32 v) {
+UNTRACKED inline u32 warp_sum_before(u32 v) {
   const emulation::Words* all = emulation::exchange("warp_sum_before", {v});
   u32 sum = 0;
   for (u32 i = 0; i < lane(); ++i) sum += u32(all[i].word[0]);
