@@ -11,9 +11,8 @@
 #include "ptx/bulk_copy.cuh"
 #include "worker/admission.cuh"
 #include "worker/calls.cuh"
-#include "worker/claimed_units.cuh"
 #include "worker/computes.cuh"
-#include "worker/stage_ring.cuh"
+#include "worker/producer.cuh"
 #include "worker/transfer_lane.cuh"
 #include "worker/work_ring.cuh"
 
@@ -24,8 +23,6 @@ class TensorLane {
   using Calls = typename Program::TensorCalls;
   using Computes = ComputesOf<Calls>;
   using Ring = StageRing<Program>;
-  using Units = ClaimedUnits<Program>;
-  using Next = typename Units::Next;
 
  public:
   static constexpr bool kHasRoles = Calls::kRoles != 0;
@@ -36,8 +33,6 @@ class TensorLane {
  private:
   static constexpr int kComputeThreads = 256;
   static constexpr bool kByTicket = kDrawsTickets<Program>;
-  // Whether the compute threads may know a worker's first unit without a work item.
-  static constexpr bool kKnowsFirst = !kHasRoles && !kByTicket;
   // Warps that read the work items: those that compute, store and assist.
   static constexpr u32 kConsumers =
       kComputeThreads / 32 + u32(kHasStoreWarp) + 2 * u32(kIsAssisted);
@@ -49,24 +44,9 @@ class TensorLane {
     return has_role<Call>(kComputeRole) && !has_role<Call>(kStoreRole);
   });
 
-  // Whether the producer thread passes from one unit of a call to its own next one.
-  template <class Call>
-  static constexpr bool kRepeats = has_role<Call>(kLoadRole) && !kByTicket;
-  // Whether the producer thread may get units of tasks that do not exist: none is queued.
-  template <class Call>
-  static constexpr bool kMayBeSurplus = Call::kLimit > 0 && !kIsQueued<Call>;
-  // Whether a function prepares its loads, and whether it does so before the last wait.
-  template <class Call>
-  static constexpr bool kPrepares = has_role<Call>(kPrepareRole);
-  template <class Call>
-  static constexpr bool kReadsEarly = Call::kReadsBeforeWait && !kIsQueued<Call>;
   // Whether compute() gets ready(), which waits for the last event of a task.
   template <class Compute>
   static constexpr bool kWaitsInside = requires { Compute::kWaits; };
-  // Whether all that such a task loads is known with the count.
-  template <class Call>
-  static constexpr bool kLoadsWithCount =
-      kMayBeSurplus<Call> && Call::kWaits == int(!Call::kCountIsGiven);
 
  public:
   // NOTE: by warp_max(), so that the compiler does not compute the address again where a body uses
@@ -130,111 +110,7 @@ class TensorLane {
   }
 
   // The producer thread. True if it ran to its end, false after an abort or in a skipped run.
-  ETC_DEVICE bool lead() const {
-    u32 published = 0, entered = 0;
-    StageLoader<Program> stages(base_);
-    WaitCache seen;
-    CountCache<Program::kLimits> counts;
-    begin_first(stages);
-    const Admission admission(base_);
-    // NOTE: other programs wait before their first task, to save registers; so does this form of
-    // the code.
-    constexpr bool kWaitsFirst = kByTicket || kLoadsEarly<Program>;
-    bool is_admitted = kWaitsFirst && admission.wait(), lost = kWaitsFirst && !is_admitted;
-    if (lost) return false;
-    if constexpr (kLoadsEarly<Program>) run_.epoch = admission.epoch();
-    const auto lead_call = [&](i32& unit, Next& next) ETC_INLINE {
-      bool going = true;
-      Waiter who{kTensorLane, 0, 0};
-      Calls::visit(run_.g, unit, [&](auto call, i32 u) ETC_INLINE {
-        using Call = decltype(call);
-        i32 left = 0;  // units of the call from this one on
-        const auto lead_unit = [&]() ETC_INLINE {
-          const i32 t = u;
-          if (!is_admitted) {
-            going = is_admitted = admission.wait();
-            if (!going) return;
-          }
-          const auto c = Call::at(run_.g, t);
-          who = Waiter{kTensorLane, Call::kCall, u32(t)};
-          bool fits = true;
-          if constexpr (kMayBeSurplus<Call>) {
-            if constexpr (!Call::kCountIsGiven) {
-              going = wait_event_once<Program, Call>(run_, c, 0, who, seen);
-              if (!going) return;
-            }
-            const i32 count = counts.template of<Call>(run_.g, c);
-            // NOTE: before the count is used, so that its load and the others overlap.
-            if constexpr (kLoadsWithCount<Call>) fits = Call::in_range(run_.g, c);
-            if (Call::is_surplus(c, count)) {
-              const i32 others = skip_block<Call>(t, next);
-              if constexpr (kRepeats<Call>) u += others, unit += others, left -= others;
-              return;
-            }
-          }
-          if constexpr (kPrepares<Call>) {
-            going = load_prepared<Call>(c, t, published, stages, next, who, seen);
-          } else if constexpr (kIsQueued<Call>) {
-            going = is_in_range<Program, Call>(run_, c, who);
-          } else if constexpr (kLoadsWithCount<Call>) {
-            going = fits || who.fail(kOutOfRange, 0, 0);
-          } else if constexpr (Call::kReadsBeforeWait) {
-            going = wait_first<Call>(c, who, seen);
-            if (!going) return;
-            units_.publish(published, item_of<Call>(t));
-            if constexpr (Call::kLoads) {  // the count of the last wait
-              going = Call::waits_in_range(run_.g, c) || who.fail(kOutOfRange, 0, 0);
-              if (!going) return;
-            }
-            going = wait_some<Program, Call>(run_, c, Call::kWaits - 1, Call::kWaits, who);
-            if constexpr (kByTicket) units_.wait_begun(published);
-          } else {
-            if constexpr (Call::kLoadsAhead) {
-              going = load_ahead<Call>(c, stages, who, seen);
-              if (!going) return;
-            }
-            going = wait_events<Program, Call>(run_, c, who, seen);
-          }
-          if (kPrepares<Call> || !going) return;
-          if constexpr (has_role<Call>(kLoadRole) && !kPrepares<Call>) {
-            if constexpr (FunctionOf<Call>::kWritesPeers) {
-              const auto started = [&]() ETC_INLINE {
-                return wait_starts<Program, Call>(run_, c, who, entered);
-              };
-              going = load<Call>(c, t, published, stages, next, seen, started);
-            } else {
-              going = load<Call>(c, t, published, stages, next, seen);
-            }
-          } else if constexpr (!kPrepares<Call>) {
-            units_.publish(published, item_of<Call>(t));
-          }
-        };
-        if constexpr (kRepeats<Call>) {
-          // NOTE: units of a call follow each other without a search for their call.
-          const i32 workers = i32(gridDim.x);
-          left = Calls::template left<Call>(run_.g, u);
-#pragma unroll 1
-          for (;; u += workers, unit += workers) {
-            lead_unit();
-            left -= workers;
-            if (!going || left <= 0) break;
-          }
-        } else {
-          lead_unit();
-        }
-      });
-      // Before that only a run that was aborted fails, or the compute threads report it.
-      if (!going && is_admitted) report(run_, who);
-      lost = !going;
-      return going;
-    };
-    const bool ended = Units(run_, base_).each(knows_first(), published, lead_call);
-    units_.publish(published, {-1, 0, 0});
-    if constexpr (kHasRoles) {
-      lost = lost || !(is_admitted || admission.wait());
-    }
-    return ended && !lost;
-  }
+  ETC_DEVICE bool lead() const { return lead_units(run_, base_); }
 
   // One warp: the store role.
   ETC_DEVICE bool store() const {
@@ -296,9 +172,9 @@ class TensorLane {
     typename Computes::Counters counters;
     bool going = true;  // alike on all threads of a warpgroup
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);
-    for (bool known = knows_first();; known = false) {
+    for (bool is_known = knows_first(run_);; is_known = false) {
       const u32 entry = consumed;
-      WorkItem a = known      ? WorkItem{i32(blockIdx.x), 0, 0}
+      WorkItem a = is_known   ? WorkItem{i32(blockIdx.x), 0, 0}
                    : kHasData ? units_.read(consumed)
                               : units_.consume(consumed);
       if constexpr (kByTicket) units_.begin();
@@ -365,204 +241,12 @@ class TensorLane {
     return Computes::template make<Program, Compute>(base_);
   }
 
-  // Whether this worker's first unit is a task of the first call, which waits for nothing: it is
-  // not published, which saves 0.2 us when a run begins.
-  ETC_DEVICE bool knows_first() const {
-    bool ready = false;
-    if constexpr (kKnowsFirst) {
-      Calls::first([&](auto call) {
-        using Call = decltype(call);
-        ready = Call::kWaits == 0 && !Call::kLoads && !Call::kReadsBeforeWait &&
-                i32(blockIdx.x) < Call::units(run_.g);
-        if constexpr (Calls::kHasLoops) {  // its loop may have no turns
-          bool is_first = false;
-          Calls::visit(run_.g, i32(blockIdx.x), [&](auto found, i32) ETC_INLINE {
-            is_first = kIsSame<decltype(found), Call>;
-          });
-          ready = ready && is_first;
-        }
-      });
-    }
-    return ready;
-  }
-
-  // The producer thread, at the start: waits until all mbarriers are initialized, and begins the
-  // first stages of a task that waits for nothing.
-  ETC_DEVICE void begin_first(StageLoader<Program>& stages) const {
-    if constexpr (kLoadsEarly<Program>) {
-      const auto ready = [&]() ETC_INLINE { Admission(base_).wait_initialized(); };
-      const i32 first = i32(blockIdx.x);
-      bool is_found = false;
-      const auto load_first = [&](auto call, i32 unit) ETC_INLINE {
-        using Call = decltype(call);
-        if constexpr (kLoadsAtOnce<Call>) {
-          is_found = true;
-          if (unit >= Call::units(run_.g)) return ready();
-          FunctionOf<Call>::load_first(run_, stages, Call::at(run_.g, unit), ready);
-        }
-      };
-      if constexpr (num_loading_at_once(Calls{}) == 1) {
-        Calls::first([&](auto call) ETC_INLINE { load_first(call, first); });
-      } else {
-        Calls::visit(run_.g, first, load_first);
-        if (!is_found) ready();
-      }
-    }
-  }
-
-  // The waits of a task before it begins, and whether what it loads is in range.
-  template <class Call>
-  ETC_DEVICE bool wait_first(
-      const typename Call::Coord& c, Waiter& who, WaitCache& seen) const {
-    if constexpr (kIsQueued<Call>) {
-      return is_in_range<Program, Call>(run_, c, who);
-    } else if constexpr (!kReadsEarly<Call>) {
-      return wait_events<Program, Call>(run_, c, who, seen);
-    } else {
-#pragma unroll
-      for (int n = 0; n + 1 < Call::kWaits; ++n) {
-        if (!wait_event_once<Program, Call>(run_, c, n, who, seen)) return false;
-      }
-      if constexpr (Call::kLoads) {
-        if (!Call::in_range(run_.g, c)) return who.fail(kOutOfRange, 0, 0);
-      }
-      return true;
-    }
-  }
-  // The last event of a task that begins before it. Once it is met, a second work item is published.
-  template <class Call>
-  struct LastEvent {
-    const TensorLane& lane;
-    const typename Call::Coord& c;
-    i32 task;
-    u32& published;
-    Waiter& who;
-    WaitCache& seen;
-    bool is_known = !kReadsEarly<Call>;
-    static constexpr int kLast = Call::kWaits - 1;
-
-    ETC_DEVICE bool is_met() {
-      if (!is_known && seen.look(lane.run_, kLast, Call::wait(lane.run_.g, c, kLast))) publish();
-      return is_known;
-    }
-    // False if the program was aborted.
-    ETC_DEVICE bool wait() {
-      if (is_known) return true;
-      if (!wait_event_once<Program, Call>(lane.run_, c, kLast, who, seen)) return false;
-      publish();
-      return true;
-    }
-
-   private:
-    ETC_DEVICE void publish() {
-      is_known = true;
-      if constexpr (kByTicket) lane.units_.wait_begun(published);
-      lane.units_.publish(published, lane.item_of<Call>(task));
-      lane.fence_loads<Call>(seen);
-    }
-  };
-
-  // The load role of a task of a function that prepares.
-  template <class Call>
-  ETC_DEVICE bool load_prepared(
-      const typename Call::Coord& c, i32 task, u32& published, StageLoader<Program>& stages,
-      Next& next, Waiter& who, WaitCache& seen) const {
-    if (!wait_first<Call>(c, who, seen)) return false;
-    const auto prepared = FunctionOf<Call>::prepare(run_, c);
-    LastEvent<Call> event{*this, c, task, published, who, seen};
-    return load<Call>(prepared, task, published, stages, next, seen, event);
-  }
-  // Orders other threads' writes before the bulk copies of a task.
-  template <class Call>
-  ETC_DEVICE void fence_loads(WaitCache& seen) const {
-    if (Call::kWaits > 0 && (kIsQueued<Call> || seen.is_unfenced)) {
-      ptx::fence_proxy_async_global();
-      seen.is_unfenced = false;
-    }
-  }
-  // The load role of a task whose waits are met, but for that of `event`, if there is one:
-  // publishes it and loads its stages. c: its coordinate, or what prepare() returned. For a function
-  // that writes to peers, `event` is the wait for their start.
-  template <class Call, class Prepared, class... Event>
-  ETC_DEVICE bool load(
-      const Prepared& c, i32 task, u32& published, StageLoader<Program>& stages, Next& next,
-      WaitCache& seen, Event&... event) const {
-    using Function = FunctionOf<Call>;
-    fence_loads<Call>(seen);
-    const u32 size = Function::size(run_, c);
-    const auto publish = [&]() ETC_INLINE {
-      if constexpr (Function::kDataWords > 0) {
-        u32 words[Function::kDataWords];
-        Function::data(run_, c, size, words);
-        units_.write_data<Program>(published, words);
-      }
-      units_.publish(published, item_of<Call>(task, size));
-    };
-    return Function::load(run_, stages, c, size, publish, event..., [&](u32 n) ETC_INLINE {
-      if constexpr (kByTicket) {
-        const u32 count = Function::stages(run_, size).count;
-        Units(run_, base_).draw_early(n, count, stages.outstanding(), next);
-      }
-    });
-  }
-
-  // While the events of a task are not met, but for the first kWaitsAhead ones, begins its stages
-  // with the streamed operands, which no task writes. False if the program was aborted.
-  template <class Call>
-  ETC_DEVICE bool load_ahead(
-      const typename Call::Coord& c, StageLoader<Program>& stages, Waiter& who,
-      WaitCache& seen) const {
-    using Function = FunctionOf<Call>;
-    if constexpr (Call::kWaitsAhead > 0) {
-#pragma unroll
-      for (int n = 0; n < Call::kWaitsAhead; ++n) {
-        if (!wait_event_once<Program, Call>(run_, c, n, who, seen)) return false;
-      }
-    }
-    // NOTE: before what is loaded for the task, which would be loaded again after each poll.
-    if (late_waits_are_met<Program, Call>(run_, c, seen)) return true;
-    Function::prefetch_maps(run_);  // x is loaded right after the wait
-    if constexpr (Call::kLoads) {
-      if (!Call::in_range(run_.g, c)) return who.fail(kOutOfRange, 0, 0);
-    }
-    const u32 size = Function::size(run_, c);
-    const RingStages all = Function::stages(run_, size);
-    stages.start_ahead();
-    // The last stage may wait for the start of peers: see kWritesPeers.
-    const u32 most = all.count - u32(Function::kWritesPeers && all.count > 0);
-    for (u32 n = 0; n < most && stages.has_room_ahead(all.bytes); ++n) {
-      if (n > 0 && late_waits_are_met<Program, Call>(run_, c, seen)) return true;
-      if (!Function::load_ahead(run_, stages, c, size, n)) return false;
-      stages.add_ahead();
-    }
-    return true;
-  }
-
-  // The producer thread of a static program, at the surplus task t: skips those after it in its
-  // block. By tickets, claims all of them; else returns how far the last one of this worker is.
-  template <class Call>
-  ETC_DEVICE i32 skip_block(i32 t, const Next& next) const {
-    const i32 rest = Call::block_end(run_.g, t) - t - 1;
-    if constexpr (kByTicket) {
-      // NOTE: units that are assigned without a ticket have negative tickets.
-      const i32 end = next.taken + 1 + rest;
-      if (end > 0) draw_up_to(run_, kTensorLane, u32(end));
-      return 0;
-    }
-    const i32 workers = i32(gridDim.x);
-    return rest / workers * workers;
-  }
-
   // The compute threads meet. Whether all are going.
   // NOTE: first those of a warp, else the compiler does not know that they go on together.
   ETC_DEVICE static bool meet(bool going) {
     return !ptx::named_barrier_any<kComputeThreads>(1, !__all_sync(~0u, going));
   }
 
-  template <class Call>
-  ETC_DEVICE static WorkItem item_of(i32 task, u32 size = 0) {
-    return {task, size, u32(Calls::template index<Call>())};
-  }
   template <class F>
   ETC_DEVICE void visit_task(const WorkItem& item, F f) const {
     const i32 call = __shfl_sync(~0u, i32(item.call), 0);

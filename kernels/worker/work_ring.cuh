@@ -12,6 +12,10 @@ struct WorkItem {
   i32 task;
   u32 size, call;
 };
+template <class Program, class Call>
+ETC_DEVICE WorkItem work_item(i32 task, u32 size = 0) {
+  return {task, size, u32(Program::TensorCalls::template index<Call>())};
+}
 
 // Every consumer reads every item, also after an abort: so all warps of a worker process the same
 // tasks and leave together.

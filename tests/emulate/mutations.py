@@ -50,20 +50,28 @@ BROKEN = {
         }
     },
     "worker/tensor_lane": {
-        "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
         "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
-        "shares": {
-            "!wait_event_once<Program, Call>(lane.run_, c, kLast, who, seen)": "false",
-            "lane.fence_loads<Call>(seen);": "",
-        },
-        "moe": {
-            "ptx::fence_proxy_async_global();": "",
-            "    ptx::named_barrier<kComputeThreads>(1);": "",
-            "Call::is_surplus(c, count)": "false",
-            "Call::block_end(run_.g, t) - t - 1": "Call::block_end(run_.g, t) - t",
-        },
+        "moe": {"    ptx::named_barrier<kComputeThreads>(1);": ""},
         "scratch": {"return meet(going);": "return going;"},
         "sent": {"wait_peers<Program, Call>(run_, c, who, entered) && going": "going"},
+    },
+    "worker/unit": {"moe": {"ptx::fence_proxy_async_global();": ""}},
+    "worker/ready/ahead": {"ahead": {"stages.has_room_ahead(all.bytes)": "true"}},
+    "worker/ready/counted": {
+        "moe": {
+            "Call::is_surplus(unit.coord, count)": "false",
+            "Call::block_end(run.g, unit.task) - unit.task - 1": (
+                "Call::block_end(run.g, unit.task) - unit.task"
+            ),
+        }
+    },
+    "worker/ready/prepared": {
+        "shares": {
+            "!wait_event_once<Program, Call>(run, coord, kLast, waiter, events)": (
+                "false"
+            ),
+            "fence_loads<Call>(events);": "",
+        }
     },
     "functions/gather_rows": {
         "moe": {"ptx::mbarrier_arrive_copied(stage.full);": ""},
