@@ -275,31 +275,39 @@ struct tile_matmul : Roles {
     u32 n = 0;
     publish();
     if constexpr (kLoadsEarly<Program> && kLoadsAtOnce<Call>) n = loader.take_first(bytes);
-    if constexpr (Call::kLoadsAhead) {
-#pragma unroll 1  // unrolled, it adds 300 to 400 instructions to each call
-      for (; n < before && loader.is_begun(); ++n) {
-        load_x(loader.next_begun(bytes), shape, x, n);
-        loaded(n + 1);
-      }
-    }
-    const u32 begun = n;
-    const auto load_stage = [&](const Stage& stage, u32 i) ETC_INLINE {
-      load_weights(stage, shape, w, begun + i);
-      load_x(stage, shape, x, begun + i);
-      loaded(begun + i + 1);
+    // Of a stage that has w.
+    const auto finish_stage = [&](const Stage& stage, u32 number) ETC_INLINE {
+      load_x(stage, shape, x, number);
+      loaded(number + 1);
     };
     if constexpr (StageLoader<Program>::kHasLaps && !kGathers) {
+      if constexpr (Call::kLoadsAhead) {
+#pragma unroll 1  // unrolled, it adds 300 to 400 instructions to each call
+        for (; n < before && loader.is_begun(); ++n) finish_stage(loader.next_begun(bytes), n);
+      }
       if (loader.is_in_laps(bytes)) {
+        const u32 expected = loaded_bytes_of(shape), first = n;
         n = before;
-        const u32 expected = loaded_bytes_of(shape);
-        if (!loader.begin_in_laps(run, bytes, expected, before - begun, load_stage)) return false;
+        const auto load_next = [&](const Stage& stage, u32 i) ETC_INLINE {
+          load_weights(stage, shape, w, first + i);
+          finish_stage(stage, first + i);
+        };
+        if (!loader.begin_in_laps(run, bytes, expected, before - first, load_next)) return false;
       }
     }
+#pragma unroll 1
     for (; n < size; ++n) {
       if (kWritesPeers && n == before && !started()) return false;
       Stage stage;
-      if (!begin(run, loader, shape, few, stage)) return false;
-      load_stage(stage, n - begun);
+      // NOTE: by the same code as the other stages, see worker/ready/pending.cuh.
+      const bool is_begun = Call::kLoadsAhead && loader.is_begun();
+      if (is_begun) {
+        stage = loader.next_begun(bytes);
+      } else if (!begin(run, loader, shape, few, stage)) {
+        return false;
+      }
+      if (!is_begun) load_weights(stage, shape, w, n);
+      finish_stage(stage, n);
     }
     return true;
   }

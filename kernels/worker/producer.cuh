@@ -1,7 +1,7 @@
 // The producer thread of a worker: claims units, waits until each is ready, publishes its task to
 // the other warps, and has the load role.
 #pragma once
-#include "worker/ready/counted.cuh"
+#include "worker/ready/pending.cuh"
 
 namespace etc {
 
@@ -16,8 +16,9 @@ ETC_DEVICE bool lead_units(Run<Program>& run, u32 base) {
   begin_first(run, base, stages);
   const Admission admission(base);
   // NOTE: other programs wait before their first task, to save registers; so does this form of
-  // the code.
-  constexpr bool kWaitsFirst = kDrawsTickets<Program> || kLoadsEarly<Program>;
+  // the code. In programs with loops each call would have a copy of it.
+  constexpr bool kWaitsFirst =
+      kDrawsTickets<Program> || kLoadsEarly<Program> || Calls::kHasLoops;
   bool is_admitted = kWaitsFirst && admission.wait(), is_lost = kWaitsFirst && !is_admitted;
   if (is_lost) return false;
   if constexpr (kLoadsEarly<Program>) run.epoch = admission.epoch();
@@ -26,6 +27,7 @@ ETC_DEVICE bool lead_units(Run<Program>& run, u32 base) {
   const auto lead_call = [&](i32& lane_unit, auto& tickets) ETC_INLINE {
     bool is_going = true;
     Waiter waiter{kTensorLane, 0, 0};
+    Pending pending;
     Calls::visit(run.g, lane_unit, [&](auto call, i32 call_unit) ETC_INLINE {
       using Call = decltype(call);
       // Whether the thread passes from one unit of the call to its own next one.
@@ -42,7 +44,9 @@ ETC_DEVICE bool lead_units(Run<Program>& run, u32 base) {
         const auto coord = Call::at(run.g, task);
         waiter = Waiter{kTensorLane, Call::kCall, u32(task)};
         const Unit<Program, Call> unit{state, waiter, coord, task, is_going};
-        if constexpr (kMayBeSurplus<Call>) {
+        if constexpr (kIsPending<Calls, Call>) {
+          pending.set(unit);
+        } else if constexpr (kMayBeSurplus<Call>) {
           is_going = wait_count(unit);
           if (!is_going) return;
           const CountedTask counted = counted_task(unit);
@@ -70,6 +74,9 @@ ETC_DEVICE bool lead_units(Run<Program>& run, u32 base) {
         lead_unit();
       }
     });
+    if (is_going && pending.num_events >= 0) {
+      is_going = lead_pending(run, items, pending, waiter, events, num_published);
+    }
     // Before that only a run that was aborted fails, or the compute threads report it.
     if (!is_going && is_admitted) report(run, waiter);
     is_lost = !is_going;

@@ -123,18 +123,6 @@ ETC_DEVICE bool wait_event_once(
   const EventRef event = Call::wait(run.g, c, n);
   return !cache.update(n, event) || wait_event(run, event, who);
 }
-// Whether those after the first kWaitsAhead are met, of a task that loads none of them.
-template <class Program, class Call>
-ETC_DEVICE bool late_waits_are_met(
-    const Run<Program>& run, const typename Call::Coord& c, WaitCache& cache) {
-  bool met = true;
-#pragma unroll
-  for (int n = Call::kWaitsAhead; n < Call::kWaits; ++n) {
-    met = met && cache.look(run, n, Call::wait(run.g, c, n));
-  }
-  return met;
-}
-
 template <class Program, class Call>
 ETC_DEVICE bool wait_events(
     const Run<Program>& run, const typename Call::Coord& c, Waiter& who, WaitCache& cache) {

@@ -65,6 +65,12 @@ BROKEN = {
             ),
         }
     },
+    "worker/ready/pending": {
+        "loops": {
+            "seen.update(n, event) && !wait_event(run, event, waiter)": "false",
+            "if (n >= pending.num_events) break;": "if (n > 0) break;",
+        }
+    },
     "worker/ready/prepared": {
         "shares": {
             "!wait_event_once<Program, Call>(run, coord, kLast, waiter, events)": (

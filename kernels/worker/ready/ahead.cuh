@@ -5,41 +5,53 @@
 
 namespace etc {
 
-// Whether the events after the first kWaitsAhead are met.
+// The first event after the first kWaitsAhead that is not met; kWaits if all are. None is loaded.
 template <class Unit>
-ETC_DEVICE bool has_late_events(const Unit& unit) {
-  return late_waits_are_met<typename Unit::Program, typename Unit::Call>(
-      unit.state.run, unit.coord, unit.state.events);
+ETC_DEVICE int first_late_event(const Unit& unit) {
+  using Call = typename Unit::Call;
+  const auto& run = unit.state.run;
+#pragma unroll
+  for (int n = Call::kWaitsAhead; n < Call::kWaits; ++n) {
+    if (!unit.state.events.look(run, n, Call::wait(run.g, unit.coord, n))) return n;
+  }
+  return Call::kWaits;
 }
 
-// False if the program was aborted.
+// Waits for all events, and begins stages meanwhile.
 template <class Unit>
 ETC_DEVICE bool load_ahead(const Unit& unit) {
   using Call = typename Unit::Call;
   using Function = FunctionOf<Call>;
   const auto& run = unit.state.run;
   auto& stages = unit.state.stages;
-  if constexpr (Call::kWaitsAhead > 0) {
 #pragma unroll
-    for (int n = 0; n < Call::kWaitsAhead; ++n) {
-      if (!unit.wait(n)) return false;
-    }
+  for (int n = 0; n < Call::kWaitsAhead; ++n) {
+    if (!unit.wait(n)) return false;
   }
-  // NOTE: before what is loaded for the task, which would be loaded again after each poll.
-  if (has_late_events(unit)) return true;
-  Function::prefetch_maps(run);  // x is loaded right after the wait
   if constexpr (Call::kLoads) {
     if (!Call::in_range(run.g, unit.coord)) return unit.fail_range();
   }
-  const u32 size = Function::size(run, unit.coord);
-  const RingStages all = Function::stages(run, size);
-  stages.start_ahead();
-  // The last stage may wait for the start of peers: see kWritesPeers.
-  const u32 num_ahead = all.count - u32(Function::kWritesPeers && all.count > 0);
-  for (u32 n = 0; n < num_ahead && stages.has_room_ahead(all.bytes); ++n) {
-    if (n > 0 && has_late_events(unit)) return true;
-    if (!Function::load_ahead(run, stages, unit.coord, size, n)) return false;
-    stages.add_ahead();
+  Patience patience;
+  RingStages all{};
+  u32 size = 0, num_ahead = 0, num_begun = 0;
+#pragma unroll 1  // it polls by one piece of code
+  for (int late; (late = first_late_event(unit)) < Call::kWaits;) {
+    // NOTE: after the first poll, since what is loaded for the task is loaded again after each.
+    if (all.bytes == 0) {
+      Function::prefetch_maps(run);  // x is loaded right after the wait
+      size = Function::size(run, unit.coord);
+      all = Function::stages(run, size);
+      // The last stage may wait for the start of peers: see kWritesPeers.
+      num_ahead = all.count - u32(Function::kWritesPeers && all.count > 0);
+      stages.start_ahead();
+    }
+    if (num_begun < num_ahead && stages.has_room_ahead(all.bytes)) {
+      if (!Function::load_ahead(run, stages, unit.coord, size, num_begun++)) return false;
+      stages.add_ahead();
+    } else if (!patience.template lasts<false>(run, run.g.wait_limit)) {
+      const EventRef event = Call::wait(run.g, unit.coord, late);
+      return unit.waiter.fail(kEventWait, event.index, event.target);
+    }
   }
   return true;
 }
@@ -47,8 +59,6 @@ ETC_DEVICE bool load_ahead(const Unit& unit) {
 template <class Unit>
 ETC_DEVICE void lead_ahead(const Unit& unit) {
   unit.is_going = load_ahead(unit);
-  if (!unit.is_going) return;
-  unit.is_going = unit.wait_all();
   if (unit.is_going) unit.start();
 }
 
