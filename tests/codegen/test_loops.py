@@ -7,12 +7,13 @@ import re
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.ir import DeviceFunction, GraphFunction
+from etc_dist.ir import GraphFunction
 from etc_dist.schedule import SCHEDULES
 from tests.graphs.calls import Task, calls
 from tests.graphs.decode_steps import decoder
+from tests.graphs.kit import touch
 
-F = DeviceFunction("f", print, "f.cuh", "tensor", 1, 1)
+F = touch(1, 1)
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 

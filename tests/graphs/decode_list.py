@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from etc_dist.ir import DeviceFunction, Graph, graph_function, span, up_to
-
-
-def touch(reads: int, writes: int) -> DeviceFunction:
-    return DeviceFunction(
-        f"touch_{reads}_{writes}", print, "x.cuh", "tensor", reads, writes
-    )
+from etc_dist.ir import Graph, graph_function, span, up_to
+from tests.graphs.kit import touch
 
 
 @graph_function

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from etc_dist.ir import (
-    DeviceFunction,
     Expr,
     Graph,
     Tensor,
@@ -16,6 +15,7 @@ from etc_dist.ir import (
     select,
     tile,
 )
+from tests.graphs.kit import touch
 
 HIDDEN, QKV, INNER, HEADS = 5120, 10240, 25600, 8
 SLICES = 4
@@ -78,9 +78,9 @@ def decoder(g: Graph) -> None:
     ]
 
     def add(name: str, lane: str, grid, reads, writes, waits, notifies) -> None:
-        f = DeviceFunction(name, print, "f.cuh", lane, len(reads), len(writes))
+        f = touch(len(reads), len(writes), lane)
         refs = {"waits": waits, "notifies": notifies}
-        g.call(f, grid, reads=reads, writes=writes, **refs)
+        g.call(f, grid, name=name, reads=reads, writes=writes, **refs)
 
     last = buffers[-1]
     (i,) = grid = g.grid(i=eights)
