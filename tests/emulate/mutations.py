@@ -30,8 +30,8 @@ BROKEN = {
             "stages.count() - 2": "stages.count() - 1",
         }
     },
-    "worker/stage_ring": {
-        "moe": {LOADER_WAITS: "true", GATHERER_WAITS: "true"},
+    "worker/stage_ring": {"moe": {LOADER_WAITS: "true", GATHERER_WAITS: "true"}},
+    "worker/stage_placer": {
         "stages": {
             "tail < head_ ? is_after || is_before : is_after && is_before": "true",
             "minimum(Ring::kBytes / bytes, Ring::kSlots)": "Ring::kBytes / bytes",
