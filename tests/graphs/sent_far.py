@@ -1,4 +1,4 @@
-"""One message of each rank to another host."""
+"""Messages to another host: one of each rank, or one for each row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import DeviceFunction, Expr, Graph, Tensor, graph_function
+from etc_dist.ir import (
+    DeviceFunction,
+    Expr,
+    Graph,
+    GraphFunction,
+    Tensor,
+    graph_function,
+)
+from tests.graphs.calls import Task, calls
 
 
 def partner(g: Graph) -> Expr:
@@ -59,3 +67,29 @@ def sent_far(
         add(copy, "take", box, y, waits=[came[0]])
     if keep:
         add(keep, "keep_own", x, g.output("z", (n,), dtype))
+
+
+def send_rows() -> GraphFunction:
+    """Each row is filled by the tensor lane, sent to the next host, and used there."""
+    parts = """
+        symmetric staged [rows, n] float32
+        symmetric arrived [rows, n] float32
+        events ready [rows] expects 1
+        cross-rank events come [rows] expects 1
+    """
+    next_host, staged, arrived = (
+        "on((rank + 1) % ranks)",
+        "staged[i, :]",
+        "arrived[i, :]",
+    )
+    fill = {"reads": ["x rows[i] n float32"], "writes": [staged]}
+    send = {"reads": [staged], "writes": [f"arrived.{next_host}[i, :]"]}
+    sent = {"waits": ["ready[i]"], "notifies": [f"come.{next_host}[i]"]}
+    use = {"reads": [arrived], "writes": ["y rows[i] n float32"]}
+    filler, by_row = push_rows(lane="tensor"), {"grid": "i: rows"}
+    tasks = [
+        Task(filler, name="fill", notifies=["ready[i]"], **fill, **by_row),
+        Task(push_far(), name="send", **send, **sent, **by_row),
+        Task(push_rows(), name="use", waits=["come[i]"], **use, **by_row),
+    ]
+    return calls(2, tasks=tasks, dims="rows n", parts=parts, local_size=1)

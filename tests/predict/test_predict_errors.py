@@ -19,7 +19,7 @@ from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.graphs.kit import Kit, made
 from tests.graphs.mixtures import moe_graph
 from tests.graphs.rank_tiles import tile_dims
-from tests.predict.test_simulation import send_rows
+from tests.graphs.sent_far import send_rows
 
 MODEL = ModelTimes(default_tuning())
 SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
@@ -104,7 +104,7 @@ def test_a_trace_of_another_plan_is_refused(calls, got):
             ),
             "loads in ",
         ),
-        (schedule_dynamic(send_rows(2, local_size=1)), "a dynamic schedule"),
+        (schedule_dynamic(send_rows()), "a dynamic schedule"),
     ],
 )
 def test_tasks_that_depend_on_data_are_refused(plan, got):
@@ -115,7 +115,7 @@ def test_tasks_that_depend_on_data_are_refused(plan, got):
 
 
 def test_the_model_knows_matmuls_alone():
-    plan = schedule_static(send_rows(2, local_size=1))
+    plan = schedule_static(send_rows())
     with pytest.raises(ArgumentError, match="time of call fill is not known"):
         simulate_run(plan, {"rows": 3, "n": 8}, MODEL, Machine())
 

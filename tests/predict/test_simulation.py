@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from etc_dist import cli
-from etc_dist.functions.push_far import push_far
-from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.scaled_weights import PER_BLOCK, Scaling
 from etc_dist.functions.tile_shape import TileShape
-from etc_dist.ir import GraphFunction
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.tile_model import Tiling, dims_of
 from etc_dist.ops.tuning import default_tuning
@@ -23,7 +20,7 @@ from etc_dist.predict.table import OPERATIONS, predict_hosts
 from etc_dist.predict.times import TASK_US, ModelTimes, TracedTimes
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule import schedule_static
-from tests.graphs.calls import Task, calls
+from tests.graphs.sent_far import send_rows
 from tests.world.jobs import run_on_hosts
 
 DIMS = {
@@ -33,32 +30,6 @@ DIMS = {
 }
 NO_TIME = Link("near", 1.0)
 MACHINE = Machine(workers=1, near=NO_TIME, launch_us=0, poll_us=0)
-
-
-def send_rows() -> GraphFunction:
-    """Each row is filled by the tensor lane, sent to the next host, and used there."""
-    parts = """
-        symmetric staged [rows, n] float32
-        symmetric arrived [rows, n] float32
-        events ready [rows] expects 1
-        cross-rank events come [rows] expects 1
-    """
-    next_host, staged, arrived = (
-        "on((rank + 1) % ranks)",
-        "staged[i, :]",
-        "arrived[i, :]",
-    )
-    fill = {"reads": ["x rows[i] n float32"], "writes": [staged]}
-    send = {"reads": [staged], "writes": [f"arrived.{next_host}[i, :]"]}
-    sent = {"waits": ["ready[i]"], "notifies": [f"come.{next_host}[i]"]}
-    use = {"reads": [arrived], "writes": ["y rows[i] n float32"]}
-    filler, by_row = push_rows(lane="tensor"), {"grid": "i: rows"}
-    tasks = [
-        Task(filler, name="fill", notifies=["ready[i]"], **fill, **by_row),
-        Task(push_far(), name="send", **send, **sent, **by_row),
-        Task(push_rows(), name="use", waits=["come[i]"], **use, **by_row),
-    ]
-    return calls(2, tasks=tasks, dims="rows n", parts=parts, local_size=1)
 
 
 def predict_three(link: Link, **times: float) -> float:
