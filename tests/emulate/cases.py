@@ -131,20 +131,21 @@ def matmul_reduce_scatter(
     split: int = 0,
     parts: int = 1,
     n: int = 264,
+    shape: int = 0,
 ) -> Given:
     k = 136
-    shape = (n, k) if w_layout == "nk" else (k, n)
+    of_w = (n, k) if w_layout == "nk" else (k, n)
     rng = np.random.default_rng(4)
     inputs = [
-        {"x": draw(rng, (2, rows, k), "bfloat16"), "w": draw(rng, shape, "bfloat16")}
+        {"x": draw(rng, (2, rows, k), "bfloat16"), "w": draw(rng, of_w, "bfloat16")}
         for _ in range(2)
     ]
     each = [matmul_of(i["x"], i["w"] if w_layout == "nk" else i["w"].T) for i in inputs]
     total = sum(a.expected for a in each)
     magnitude = sum(a.magnitude for a in each)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
-    dims = {"rows": rows, "n": n, "k": k, **dims_of(Tiling(0, columns, split, parts))}
-    return inputs, answers, dims
+    tiling = Tiling(shape, columns, split, parts)
+    return inputs, answers, {"rows": rows, "n": n, "k": k, **dims_of(tiling)}
 
 
 def float_partials(rows: int) -> Given:

@@ -238,8 +238,8 @@ CASES = {
     ),
     # Two strips of columns; packets of rows of one tile, and of two.
     "sum in strips": Case(
-        partial(matmul_reduce_scatter_graph, 2, shapes=[HALVES]),
-        lambda: matmul_reduce_scatter(68, n=584),
+        partial(matmul_reduce_scatter_graph, 2, shapes=[TALL_TILE, HALVES]),
+        lambda: matmul_reduce_scatter(68, n=584, shape=1),
         workers=2,
     ),
     # One stage, and four: loads wait for the start of the peer before the last one.
@@ -261,7 +261,7 @@ CASES = {
     ),
     # Two blocks of rows; tiles of own rows that are divided along k.
     "sum": Case(
-        partial(matmul_reduce_scatter_graph, 2, shapes=[TALL_TILE]),
+        partial(matmul_reduce_scatter_graph, 2, shapes=[TALL_TILE, HALVES]),
         lambda: matmul_reduce_scatter(200, split=1, parts=2, n=136),
         workers=2,
     ),

@@ -50,6 +50,7 @@ from tests.refusals import refused
 
 exhaustive = pytest.mark.exhaustive
 BLOCKS, WIDE_ROWS = Scaling(PER_BLOCK, "float32"), Scaling(PER_ROW, "float32")
+ROWS = Scaling(PER_ROW, "bfloat16")
 IN_ORDER = (TileShape(64, 128, swapped=True), TALL)
 K = 720
 """Five blocks and a part, in stages of one or two blocks."""
@@ -65,7 +66,7 @@ SIZES = ((0, 40), (1, 64), (2, 128), (3, 128), (0, 64), (2, 80))
 """Numbers of tiles, of which the first ones are of each kind, and columns."""
 ALWAYS = {
     (BLOCKS, "bfloat16"): SIZES,
-    (Scaling(PER_ROW, "bfloat16"), "float16"): SIZES[: len(KINDS)],
+    (ROWS, "float16"): SIZES[: len(KINDS)],
 }
 """The sizes that are not exhaustive."""
 
@@ -89,19 +90,20 @@ def test_each_kind_of_tile_multiplies_by_the_scaled_weights(scaling, dtype, size
         check(emulated(scaling, dtype), *given, dtype, seeds=SEEDS[number > 0 :])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_all_codes_are_widened_exactly(dtype):
+@pytest.mark.parametrize(("scaling", "dtype"), ALWAYS, ids=str)
+def test_all_codes_are_widened_exactly(scaling, dtype):
     """Each code at another place of a block; NaN stays NaN."""
     rows = np.arange(256)
     codes = np.zeros((256, 128), np.uint8)
     codes[rows, rows * 37 % 128] = rows
     w = codes.view(numpy_dtype(E4M3))
     x = np.ones((1, 128), numpy_dtype(dtype))
-    given = {"x": x, "w": w, "w_scales": np.ones((2, 1), np.float32)}
+    scales = np.ones((256, 1) if scaling == ROWS else (2, 1), scaling.dtype)
+    given = {"x": x, "w": w, "w_scales": scales}
     dims = {"m": 1, "n": 256, "k": 128, **dims_of(Tiling(2, 96))}
     expected = rows.astype(np.uint8).view(w.dtype).astype(x.dtype)
     assert np.isnan(expected).sum() == 2
-    for found in both(emulated(BLOCKS, dtype), given, dims):
+    for found in both(emulated(scaling, dtype), given, dims):
         wanted, got = (a.astype(np.float32) for a in (expected, found["y"][0]))
         np.testing.assert_array_equal(got, wanted)
 
@@ -157,19 +159,20 @@ def test_gate_and_up_have_their_own_scales(number, scaling):
 
 
 @pytest.mark.parametrize(
-    ("what", "shape"), [(all_kinds, HALVES), (gated_sums, HALVES), (all_kinds, TURNS)]
+    ("what", "shapes"), [(all_kinds, (HALVES, TURNS)), (gated_sums, (HALVES,))]
 )
-def test_epilogues_get_the_scaled_sums(what, shape):
+def test_epilogues_get_the_scaled_sums(what, shapes):
     m, n, k = 40, 136, 272
     scaling = Scaling(PER_BLOCK, "bfloat16")
-    graph = product(1, what=what, shapes=[shape], w_layout=scaling.w_layout)
+    graph = product(1, what=what, shapes=shapes, w_layout=scaling.w_layout)
     inputs = inputs_of(what, m, n, k)
     for number, name in enumerate(weights_of(what)):
         inputs[name] = inputs[name].astype(numpy_dtype(E4M3))
         scales = np.exp2(np.arange(6) - 3 + number).reshape(2, 3)
         inputs[f"{name}_scales"] = scales.astype(numpy_dtype("bfloat16"))
-    dims = {"m": m, "n": n, "k": k, "shape": 0}
-    check_both(graph, inputs, dims)
+    emulator = Emulator(graph, workers=2)
+    for shape in range(len(shapes)):
+        check_both(emulator, inputs, {"m": m, "n": n, "k": k, "shape": shape})
 
 
 def test_some_shapes_have_tiles_of_scaled_weights():

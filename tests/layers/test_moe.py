@@ -82,6 +82,11 @@ def draw_shared(rng, hidden, inner, is_gated):
     return [draw(rng, shape, "bfloat16") / 4 for shape in shapes]
 
 
+def biases_of(rng, experts, router):
+    biases = {name: rng.standard_normal(experts) for name in router.bias_names}
+    return {name: (bias / 8).astype(np.float32) for name, bias in biases.items()}
+
+
 def check_ranks(parallel, world, arrays, rng, weights, given, top_k=2, **options):
     """A layer on ranks. given: its arguments; options: of the reference."""
     x = draw(rng, (5 * world.size, 40), "bfloat16")
@@ -139,13 +144,18 @@ def check_kernels(graph, rng, weights, sizes, given=None, top_k=2, **options):
     ),
     ids=[f"{FEW}-plain", f"{MANY}-gated", f"{FEW}-gated", f"{MANY}-plain"],
 )
-def test_the_cuda_bodies_add_the_shared_expert(graph, kind, rng):
-    weights = draw_experts(rng, 8, 40, 24)
+def test_the_cuda_bodies_choose_and_add_the_shared_expert(graph, kind, rng):
+    experts, router = ROUTERS["odd"]
+    weights, biases = (
+        draw_experts(rng, experts, 40, 24),
+        biases_of(rng, *ROUTERS["odd"]),
+    )
     shared = draw_shared(rng, 40, 56, kind == "gated")
     names = "shared_gate_up", "shared_down", "shared_gate"
-    given = {n: a[None] for n, a in zip(names, shared, strict=False)}
-    graph = graph(1, experts=8, top_k=2, shared=kind)
-    check_kernels(graph, rng, weights, (3, 40, 24, 56), given, shared=shared)
+    given = biases | {n: a[None] for n, a in zip(names, shared, strict=False)}
+    graph = graph(1, experts=experts, top_k=router, shared=kind)
+    options = {"biases": [*biases.values()], "shared": shared}
+    check_kernels(graph, rng, weights, (3, 40, 24, 56), given, router, **options)
 
 
 GPT_OSS = Activation(alpha=1.702, limit=0.75, shift=1.0)
@@ -199,11 +209,6 @@ def test_the_cuda_bodies_of_few_tokens_activate(name, rng):
     check_kernels(graph, rng, draw_experts(rng, 8, 40, 24), (3, 40, 24), **options)
 
 
-def biases_of(rng, experts, router):
-    biases = {name: rng.standard_normal(experts) for name in router.bias_names}
-    return {name: (bias / 8).astype(np.float32) for name, bias in biases.items()}
-
-
 # The number of experts, how they are chosen, and other arguments.
 LAYERS = {
     "not normalized": (8, 3, lambda rng: {"normalize": False}),
@@ -253,18 +258,6 @@ def test_ranks_choose_as_the_router_says(parallel, world, arrays, rng):
     given = {"correction": arrays.put(biases["correction"])}
     options = {"top_k": router, "biases": [*biases.values()]}
     check_ranks(parallel, world, arrays, rng, weights, given, **options)
-
-
-@pytest.mark.parametrize("graph", [few_graph, moe_graph], ids=[FEW, MANY])
-def test_the_cuda_bodies_choose_as_the_router_says(graph, rng):
-    experts, router = ROUTERS["odd"]
-    biases = biases_of(rng, experts, router)
-    graph = graph(1, experts=experts, top_k=router)
-    weights, options = (
-        draw_experts(rng, experts, 40, 24),
-        {"biases": [*biases.values()]},
-    )
-    check_kernels(graph, rng, weights, (3, 40, 24), biases, router, **options)
 
 
 ONE_TASK = Sizes(score_tasks=1)

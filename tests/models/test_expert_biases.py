@@ -17,7 +17,7 @@ from etc_dist.models.part import Part
 from etc_dist.models.weights import FLOAT32, weight_shapes
 from etc_dist.runtime.cpu import simulate
 from tests.models.test_decoder import VOCABULARY
-from tests.models.test_experts import SHAPES, step_of
+from tests.models.test_experts import shapes_of, step_of
 
 GIVEN = {
     "model_type": "gpt_oss",
@@ -55,7 +55,7 @@ def test_the_cuda_bodies_agree(schedule, ranks, steps, rng):
     parts = [Part(rank, ranks) for rank in range(ranks)]
     own = parts[0].config(whole)
     sizes = own.sizes(16, DTYPE)
-    graph = decoder_graph(ranks, sizes=sizes, shapes=SHAPES, best_columns=64)
+    graph = decoder_graph(ranks, sizes=sizes, shapes=shapes_of(steps), best_columns=64)
     emulator = Emulator(graph, schedule=schedule, workers=4)
     weights = [drawn(whole, part, rng) for part in parts]
     for name in ("embedding", "norm", "mlp_norm", "router", "o_bias"):
