@@ -249,7 +249,7 @@ def measure(run: Run) -> Iterator[Result]:
                 values = {**values, "baseline_ms": baselines[shape]}
             yield values, wrong
         decoder.program.close()
-        del decoder  # before the next one is made
+        del decoder, arrays  # before the next one is made
 
 
 def add_options(parser: ArgumentParser) -> None:
