@@ -19,6 +19,7 @@ from etc_dist.functions.tile_shape import TileShape
 from etc_dist.ir import GraphFunction, minimum, span
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
+from tests.conftest import first_always
 from tests.emulate.cases import PART, check, copy_on, matmul_of
 from tests.graphs.calls import Task, calls, one_call
 from tests.graphs.dense import SINGLE, dense
@@ -188,9 +189,18 @@ def matmul_of_groups(shape: TileShape) -> GraphFunction:
 
 
 @pytest.mark.parametrize(
-    "shape", [TileShape(8, 64, swapped=True), TileShape(128, 64)], ids=str
+    ("schedule", "shape"),
+    first_always(
+        [
+            ("static", TileShape(8, 64, swapped=True)),
+            ("dynamic", TileShape(128, 64)),
+            ("static", TileShape(128, 64)),
+            ("dynamic", TileShape(8, 64, swapped=True)),
+        ],
+        2,
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_empty_tasks_of_a_users_matmul_notify(schedule, shape):
     rng, count = np.random.default_rng(4), np.array([8, 0, 16], np.int32)
     x, w = (draw(rng, size, "bfloat16") for size in ((24, 32), (3, 40, 32)))
@@ -268,8 +278,12 @@ def rows_of_turns(has_matmul: bool) -> GraphFunction:
     return calls(1, tasks=tasks, dims="turns rows", parts=parts)
 
 
-@pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("has_matmul", [False, True])
+@pytest.mark.parametrize(
+    ("has_matmul", "schedule"),
+    first_always(
+        [(False, "static"), (True, "dynamic"), (False, "dynamic"), (True, "static")], 2
+    ),
+)
 def test_tasks_beyond_a_loaded_extent_do_not_exist(has_matmul, schedule):
     given = np.array([3, 0, 5, 1], np.int32)
     x = np.arange(5 * 3 * PART, dtype=np.int32)
