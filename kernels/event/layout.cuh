@@ -30,9 +30,9 @@ struct NearBlocks {
   ETC_DEVICE u64 operator[](i32 rank) const {
     return has(rank) ? block[u32(rank) - u32(first)] : 0;
   }
-  // Whether `rank` is one of them, or a partner of `own`.
-  ETC_DEVICE bool reaches(i32 rank, i32 own) const {
-    return has(rank) || (rank - own) % kNear == 0;
+  // Whether `rank` is one of them, or a partner of `own_rank`.
+  ETC_DEVICE bool reaches(i32 rank, i32 own_rank) const {
+    return has(rank) || (rank - own_rank) % kNear == 0;
   }
 };
 

@@ -126,8 +126,8 @@ ETC_DEVICE void record_resident(const Run<Program>& run) {
   Control* control = run.control();
   // NOTE: this worker has been counted, so 0 means that all have been. A comparison of epochs would
   // occupy a register of every thread until its end.
-  const u32 begun = ptx::load_relaxed(u64(&control->begun));
-  atomicCAS(&control->resident, 0u, begun == 0 ? gridDim.x : begun);
+  const u32 num_begun = ptx::load_relaxed(u64(&control->begun));
+  atomicCAS(&control->resident, 0u, num_begun == 0 ? gridDim.x : num_begun);
 }
 
 // The last epoch that another rank, which may be far, has begun.
@@ -169,7 +169,7 @@ ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
 // limit has fewer than 2^31 steps.
 struct Patience {
   static constexpr int kStep = 20;
-  u32 begin = 0, seen = 0;
+  u32 begin = 0, last_poll = 0;
 
   // After each poll: false if the program was aborted, or if `limit` nanoseconds have passed since
   // the first call. Both are tested once per step. kWarp: all lanes call it, with the same result.
@@ -177,14 +177,14 @@ struct Patience {
   ETC_DEVICE bool lasts(const Run<Program>& run, u64 limit) {
     u32 now = u32(ptx::global_timer() >> kStep);
     if constexpr (kWarp) now = __shfl_sync(~0u, now, 0);
-    if (now == seen) return true;
-    begin = seen == 0 ? now : begin;
-    const bool is_first = seen == 0;
-    seen = now;
+    if (now == last_poll) return true;
+    begin = last_poll == 0 ? now : begin;
+    const bool is_first = last_poll == 0;
+    last_poll = now;
     if (is_first) return true;
-    bool ended = run.aborted();
-    if constexpr (kWarp) ended = __any_sync(~0u, ended);
-    return !ended && now - begin <= u32(limit >> kStep);
+    bool is_aborted = run.aborted();
+    if constexpr (kWarp) is_aborted = __any_sync(~0u, is_aborted);
+    return !is_aborted && now - begin <= u32(limit >> kStep);
   }
 };
 

@@ -74,10 +74,10 @@ ETC_DEVICE void fill_slots(
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       if (lanes[j] >> lane & 1) {
-        const u32 own = at + __popc(lanes[j] & ((1u << lane) - 1)) * units;
+        const u32 lane_slot = at + __popc(lanes[j] & ((1u << lane) - 1)) * units;
 #pragma unroll 1
         for (u32 k = 0; k < units; ++k) {
-          ptx::store_relaxed(slots + u64(own + k) * 4, first + u32(group[j]) * units + k);
+          ptx::store_relaxed(slots + u64(lane_slot + k) * 4, first + u32(group[j]) * units + k);
         }
       }
       at += __popc(lanes[j]) * units;
@@ -85,8 +85,8 @@ ETC_DEVICE void fill_slots(
   } else {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      for (u32 left = lanes[j]; left != 0; left &= left - 1, at += units) {
-        const u32 unit = first + u32(__shfl_sync(~0u, group[j], __ffs(left) - 1)) * units;
+      for (u32 lanes_left = lanes[j]; lanes_left != 0; lanes_left &= lanes_left - 1, at += units) {
+        const u32 unit = first + u32(__shfl_sync(~0u, group[j], __ffs(lanes_left) - 1)) * units;
 #pragma unroll 4
         for (u32 k = lane; k < units; k += 32) {
           ptx::store_relaxed(slots + u64(at + k) * 4, unit + k);

@@ -61,9 +61,9 @@ struct GroupBox {
     i32 group = 0, stride = 1;
 #pragma unroll
     for (int axis = Call::kGating - 1; axis >= 0; --axis) {
-      const i32 rest = axis == 0 ? 0 : k / count[axis];
-      group += (low[axis] + k - rest * count[axis]) * stride;
-      k = rest;
+      const i32 quotient = axis == 0 ? 0 : k / count[axis];
+      group += (low[axis] + k - quotient * count[axis]) * stride;
+      k = quotient;
       stride *= extent[axis];
     }
     return group;
@@ -120,17 +120,17 @@ ETC_DEVICE void release_each(
     const Run<Program>& run, i32 owner, const Coord& element, u32 index, bool is_met) {
   using Call = typename R::Call;
   static_assert(Call::kLimit == 0 || R::kWait > 0);
-  for (u32 left; (left = __ballot_sync(~0u, is_met)) != 0;) {
-    const int first = __ffs(left) - 1;
+  for (u32 lanes_left; (lanes_left = __ballot_sync(~0u, is_met)) != 0;) {
+    const int first = __ffs(lanes_left) - 1;
     const i32 common = __shfl_sync(~0u, owner, first);
     if constexpr (R::kInvertible) {
       const bool is_common = is_met && owner == common;
       const auto box = GroupBox<Call>::template of<R>(run.g, common, element);
       const i32 group[1] = {box.total > 0 ? box.group(0) : 0};
-      const bool waits =
+      const bool is_waiting =
           is_common && box.total > 0 && R::element(run.g, common, group[0]) == index;
       fence_groups<Call>();
-      mark_groups<Call>(run, common, u32(waits), group, 1u << R::kWait);
+      mark_groups<Call>(run, common, u32(is_waiting), group, 1u << R::kWait);
       is_met = is_met && !is_common;
     } else {
       release<R>(run, common, of_lane(element, first), __shfl_sync(~0u, index, first));

@@ -28,8 +28,8 @@ class Admission {
     }
   }
   // One thread of another warp.
-  ETC_DEVICE void publish(bool runs, u32 epoch) const {
-    ptx::store_shared8(barrier_ + 8, runs, epoch);
+  ETC_DEVICE void publish(bool is_running, u32 epoch) const {
+    ptx::store_shared8(barrier_ + 8, is_running, epoch);
     ptx::mbarrier_arrive(barrier_);
   }
   ETC_DEVICE bool wait() const {

@@ -82,8 +82,9 @@ struct CallList {
   // Calls f(Call{}, unit within the call) for the call that `unit` of the lane belongs to.
   template <class Args, class F>
   ETC_DEVICE static void visit(const Args& g, i32 unit, F&& f) {
-    bool found = false;
-    ((found || !in_call<Calls>(g, unit) ? false : (found = true, f(Calls{}, unit), true)), ...);
+    bool is_found = false;
+    ((is_found || !in_call<Calls>(g, unit) ? false : (is_found = true, f(Calls{}, unit), true)),
+     ...);
   }
 
   // The units of a call from `unit` of it on.
@@ -180,9 +181,9 @@ struct LoopedCalls : CallsIn<Items...> {
   // The unit of one turn of these items; `turn` counts the turns of all loops around them.
   template <class... Inner, class Args, class F>
   ETC_DEVICE static void visit_items(const Args& g, i32 unit, i32 turn, F& f) {
-    bool found = false;
-    ((found || !in_item<Inner>(g, unit) ? void()
-                                        : (found = true, enter(Inner{}, g, unit, turn, f))),
+    bool is_found = false;
+    ((is_found || !in_item<Inner>(g, unit) ? void()
+                                           : (is_found = true, enter(Inner{}, g, unit, turn, f))),
      ...);
   }
   template <class Call, class Args, class F>

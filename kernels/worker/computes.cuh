@@ -47,9 +47,9 @@ struct ComputeList {
   template <class Program, class Compute>
   ETC_DEVICE static Compute make(u32 base) {
     constexpr u32 kControl = Shared::kControlOffset + control_bytes(index<Compute>());
-    Compute made;
-    made.control = base + kControl, made.buffer = base + kBufferOffset<Program>;
-    return made;
+    Compute compute;
+    compute.control = base + kControl, compute.buffer = base + kBufferOffset<Program>;
+    return compute;
   }
 
   // Calls f(Compute object), for each one, while it returns true.

@@ -32,7 +32,7 @@ ETC_DEVICE bool lead_units(Run<Program>& run, u32 base) {
       using Call = decltype(call);
       // Whether the thread passes from one unit of the call to its own next one.
       constexpr bool kRepeats = has_role<Call>(kLoadRole) && !kDrawsTickets<Program>;
-      i32 left = 0;  // units of the call from this one on
+      i32 num_left = 0;  // units of the call from this one on
       const auto lead_unit = [&]() ETC_INLINE {
         if (!is_admitted) {
           is_going = is_admitted = admission.wait();
@@ -49,13 +49,13 @@ ETC_DEVICE bool lead_units(Run<Program>& run, u32 base) {
         } else if constexpr (kMayBeSurplus<Call>) {
           is_going = wait_count(unit);
           if (!is_going) return;
-          const CountedTask counted = counted_task(unit);
-          if (counted.is_surplus) {
+          const CountedTask counted_unit = counted_task(unit);
+          if (counted_unit.is_surplus) {
             const i32 n = skip_block(unit);
-            if constexpr (kRepeats) call_unit += n, lane_unit += n, left -= n;
+            if constexpr (kRepeats) call_unit += n, lane_unit += n, num_left -= n;
             return;
           }
-          lead_counted(unit, counted);
+          lead_counted(unit, counted_unit);
         } else {
           lead_ready(unit);
         }
@@ -63,12 +63,12 @@ ETC_DEVICE bool lead_units(Run<Program>& run, u32 base) {
       if constexpr (kRepeats) {
         // NOTE: units of a call follow each other without a search for their call.
         const i32 workers = i32(gridDim.x);
-        left = Calls::template left<Call>(run.g, call_unit);
+        num_left = Calls::template left<Call>(run.g, call_unit);
 #pragma unroll 1
         for (;; call_unit += workers, lane_unit += workers) {
           lead_unit();
-          left -= workers;
-          if (!is_going || left <= 0) break;
+          num_left -= workers;
+          if (!is_going || num_left <= 0) break;
         }
       } else {
         lead_unit();

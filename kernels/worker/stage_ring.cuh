@@ -63,17 +63,17 @@ class StageLoader {
   }
 
   // Stages that load_ahead() begins, of one task.
-  ETC_DEVICE void start_ahead() { begun_ = placer_.cursor(); }
+  ETC_DEVICE void start_ahead() { ahead_cursor_ = placer_.cursor(); }
   ETC_DEVICE void add_ahead() { ++ahead_; }
   ETC_DEVICE bool has_room_ahead(u32 bytes) const {
-    return placer_.has_room_after(begun_.n, bytes);
+    return placer_.has_room_after(ahead_cursor_.n, bytes);
   }
   // For load(): whether load_ahead() has begun the next stage, and if so, that stage.
   ETC_DEVICE bool is_begun() const { return ahead_ > 0; }
   ETC_DEVICE Stage next_begun(u32 bytes) {
     --ahead_;
-    const u32 n = begun_.n;
-    return Ring::stage(base_, n, begun_.next(bytes));
+    const u32 n = ahead_cursor_.n;
+    return Ring::stage(base_, n, ahead_cursor_.next(bytes));
   }
 
   // Stages that have been begun and may not be empty.
@@ -103,7 +103,7 @@ class StageLoader {
   u32 base_;
   StagePlacer<Program, Begins> placer_;
   u32 ahead_ = 0;               // stages that load_ahead() has begun and load() has not seen
-  StageCursor<Program> begun_;  // the position of the first of them
+  StageCursor<Program> ahead_cursor_;  // the position of the first of them
   u32 first_ = 0;               // stages that load_first() has begun and load() has not seen
 };
 
@@ -183,15 +183,15 @@ class StageReader {
   // Waits for the stage that next() returned last. False if the program was aborted.
   ETC_DEVICE bool wait_full(const Run<Program>& run) {
     const u64 begin = Program::kTrace ? ptx::global_timer() : 0;
-    const bool came = wait_mbarrier(run, full(), Ring::parity(cursor_.n - 1));
+    const bool is_full = wait_mbarrier(run, full(), Ring::parity(cursor_.n - 1));
     if constexpr (Program::kTrace) empty_ns_ += u32(ptx::global_timer() - begin);
-    return came;
+    return is_full;
   }
   // The nanoseconds in which wait_full() waited since the last call; 0 if not traced.
   ETC_DEVICE u32 take_empty() {
-    const u32 taken = empty_ns_;
+    const u32 empty_ns = empty_ns_;
     empty_ns_ = 0;
-    return Program::kTrace ? taken : 0;
+    return Program::kTrace ? empty_ns : 0;
   }
   // A whole warp, once, after it has read stage n, counted from 0.
   ETC_DEVICE void release(u32 n) const {

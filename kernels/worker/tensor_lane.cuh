@@ -92,7 +92,9 @@ class TensorLane {
   ETC_DEVICE void publish_initialized() const { Admission(base_).publish_initialized(); }
   ETC_DEVICE void store_start() const { Admission(base_).store_start(); }
   // One thread, after the other warps agree: whether tasks are to run.
-  ETC_DEVICE void admit(bool runs, u32 epoch) const { Admission(base_).publish(runs, epoch); }
+  ETC_DEVICE void admit(bool is_running, u32 epoch) const {
+    Admission(base_).publish(is_running, epoch);
+  }
   // Reads the epoch of admit() into the run.
   // NOTE: a register that keeps it while tiles are computed makes some programs spill.
   ETC_DEVICE void read_epoch() const {
@@ -116,53 +118,53 @@ class TensorLane {
   ETC_DEVICE bool store() const {
     u32 consumed = 0, entered = 0;
     typename Computes::Counters counters;
-    bool going = true;
-    for (WorkItem a; (a = units_.consume(consumed)).task >= 0;) {
-      visit_task(a, [&](auto call, i32 t) ETC_INLINE {
+    bool is_going = true;
+    for (WorkItem item; (item = units_.consume(consumed)).task >= 0;) {
+      visit_task(item, [&](auto call, i32 task) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kStoreRole)) {
           using Compute = ComputeOf<Call>;
-          Waiter who{kTensorLane, Call::kCall, u32(t)};
-          going = going && FunctionOf<Call>::store(
-              run_, compute_object<Compute>(), Call::at(run_.g, t), a.size,
+          Waiter who{kTensorLane, Call::kCall, u32(task)};
+          is_going = is_going && FunctionOf<Call>::store(
+              run_, compute_object<Compute>(), Call::at(run_.g, task), item.size,
               counters.template of<Compute>(), entered, who);
         }
       });
     }
-    if (!going) report(run_, kInWorker);
-    return going;
+    if (!is_going) report(run_, kInWorker);
+    return is_going;
   }
 
-  // A warp runs the transfer lane. `assists`: until the tensor lane ends, the warp also has the
+  // A warp runs the transfer lane. `is_assistant`: until the tensor lane ends, the warp also has the
   // gather role there.
   // NOTE: the same loop for both kinds of warps, so that the code of the lane's tasks exists once.
-  ETC_DEVICE bool run_transfers(bool assists, Tracer<Program>& trace) const {
+  ETC_DEVICE bool run_transfers(bool is_assistant, Tracer<Program>& trace) const {
     TransferLane<Program> transfer(run_, base_, trace);
     u32 consumed = 0;
     StageGatherer<Program> stages(base_);
-    bool going = true;
+    bool is_going = true;
     for (;;) {
-      if (!kIsAssisted || !assists || !__all_sync(~0u, units_.is_full(consumed))) {
-        if (!transfer.step(!kIsAssisted || !assists)) break;
+      if (!kIsAssisted || !is_assistant || !__all_sync(~0u, units_.is_full(consumed))) {
+        if (!transfer.step(!kIsAssisted || !is_assistant)) break;
         continue;
       }
-      const WorkItem a = units_.consume(consumed);
-      assists = a.task >= 0;
-      if (!assists) {
-        if (!going) report(run_, kInWorker);
+      const WorkItem item = units_.consume(consumed);
+      is_assistant = item.task >= 0;
+      if (!is_assistant) {
+        if (!is_going) report(run_, kInWorker);
         continue;
       }
-      visit_task(a, [&](auto call, i32 t) ETC_INLINE {
+      visit_task(item, [&](auto call, i32 task) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kGatherRole)) {
-          going = going &&
-                  FunctionOf<Call>::gather(run_, stages, Call::at(run_.g, t), a.size);
+          is_going =
+              is_going && FunctionOf<Call>::gather(run_, stages, Call::at(run_.g, task), item.size);
         } else if constexpr (Ring::kGatherers > 0 && has_role<Call>(kLoadRole)) {
-          stages.skip(FunctionOf<Call>::stages(run_, a.size));
+          stages.skip(FunctionOf<Call>::stages(run_, item.size));
         }
       });
     }
-    return going;
+    return is_going;
   }
 
   // The 256 compute threads: bodies, and the compute role.
@@ -170,69 +172,72 @@ class TensorLane {
     u32 consumed = 0, last = 0;
     StageReader<Program> stages(base_);
     typename Computes::Counters counters;
-    bool going = true;  // alike on all threads of a warpgroup
+    bool is_going = true;  // alike on all threads of a warpgroup
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);
     for (bool is_known = knows_first(run_);; is_known = false) {
       const u32 entry = consumed;
-      WorkItem a = is_known   ? WorkItem{i32(blockIdx.x), 0, 0}
-                   : kHasData ? units_.read(consumed)
-                              : units_.consume(consumed);
+      WorkItem item = is_known   ? WorkItem{i32(blockIdx.x), 0, 0}
+                      : kHasData ? units_.read(consumed)
+                                 : units_.consume(consumed);
       if constexpr (kByTicket) units_.begin();
-      if (a.task < 0) break;
+      if (item.task < 0) break;
       // NOTE: calls with the same Compute run one piece of code: so it is not in visit_task().
       u32 index = 0, variant = 0;
       Waiter who{kTensorLane, 0, 0};
       const u64 begin = trace.now();
-      visit_task(a, [&](auto call, i32 t) ETC_INLINE {
+      visit_task(item, [&](auto call, i32 task) ETC_INLINE {
         using Call = decltype(call);
-        who = Waiter{kTensorLane, Call::kCall, u32(t)};
+        who = Waiter{kTensorLane, Call::kCall, u32(task)};
         if constexpr (has_role<Call>(kComputeRole)) {
           index = Computes::template index<ComputeOf<Call>>();
           variant = FunctionOf<Call>::kVariant;
         } else {
-          going = run_body<Call>(t, who, going, consumed);
-          a = WorkItem{-1, 0, 0};  // so that it occupies no registers while the body runs
+          is_going = run_body<Call>(task, who, is_going, consumed);
+          item = WorkItem{-1, 0, 0};  // so that it occupies no registers while the body runs
         }
       });
       if constexpr (Computes::kCount > 0) {
-        const u32 size = a.size;
+        const u32 size = item.size;
         if constexpr (Computes::kCount > 1) {
           // Another function has used the buffer.
-          if (size > 0 && index != last) going = meet(going);
+          if (size > 0 && index != last) is_going = meet(is_going);
           if (size > 0) last = index;
         }
-        if (going && size > 0) {
+        if (is_going && size > 0) {
           const auto run = [&](auto compute) ETC_INLINE {
             using Compute = decltype(compute);
             const Work work{size, variant, kHasData ? units_.data<Program>(entry) : 0};
-            auto& own = counters.template of<Compute>();
+            auto& role_counters = counters.template of<Compute>();
             constexpr u32 kVariants = variants<Compute>(Calls{});
             if constexpr (kWaitsInside<Compute>) {
-              const auto ready = [&]() ETC_INLINE { return !Compute::kWaits || wait_last(consumed); };
-              going = compute.template compute<kVariants>(run_, stages, work, own, ready);
+              const auto ready = [&]() ETC_INLINE {
+                return !Compute::kWaits || wait_last(consumed);
+              };
+              is_going =
+                  compute.template compute<kVariants>(run_, stages, work, role_counters, ready);
             } else {
-              going = compute.template compute<kVariants>(run_, stages, work, own);
+              is_going = compute.template compute<kVariants>(run_, stages, work, role_counters);
             }
           };
           Computes::template visit<Program>(base_, index, run);
         }
       }
       if constexpr (kHasData) {
-        a = units_.next(entry);  // again: it occupies no registers while a tile is computed
+        item = units_.next(entry);  // again: it occupies no registers while a tile is computed
         units_.release(entry);
       }
-      if (kStoresInCompute && a.task >= 0) {
-        visit_task(a, [&](auto call, i32 t) ETC_INLINE {
+      if (kStoresInCompute && item.task >= 0) {
+        visit_task(item, [&](auto call, i32 task) ETC_INLINE {
           using Call = decltype(call);
           if constexpr (has_role<Call>(kComputeRole) && !has_role<Call>(kStoreRole)) {
-            going = notify_stored<Call>(t, who, going);
+            is_going = notify_stored<Call>(task, who, is_going);
           }
         });
       }
       trace.add(who.lane, who.call, who.task, begin, stages.take_empty());
     }
-    if (!going) report(run_, kInWorker);
-    return going;
+    if (!is_going) report(run_, kInWorker);
+    return is_going;
   }
 
  private:
@@ -243,8 +248,8 @@ class TensorLane {
 
   // The compute threads meet. Whether all are going.
   // NOTE: first those of a warp, else the compiler does not know that they go on together.
-  ETC_DEVICE static bool meet(bool going) {
-    return !ptx::named_barrier_any<kComputeThreads>(1, !__all_sync(~0u, going));
+  ETC_DEVICE static bool meet(bool is_going) {
+    return !ptx::named_barrier_any<kComputeThreads>(1, !__all_sync(~0u, is_going));
   }
 
   template <class F>
@@ -255,55 +260,58 @@ class TensorLane {
 
   // The compute threads meet, once the ranks that a task writes to have begun.
   template <class Call>
-  ETC_DEVICE bool meet_peers(const typename Call::Coord& c, const Waiter& who, bool going) const {
+  ETC_DEVICE bool meet_peers(
+      const typename Call::Coord& coord, const Waiter& who, bool is_going) const {
     if constexpr (Call::kPeers > 0) {
       u32 entered = 0;
-      if (threadIdx.x == 0) going = wait_peers<Program, Call>(run_, c, who, entered) && going;
+      if (threadIdx.x == 0) {
+        is_going = wait_peers<Program, Call>(run_, coord, who, entered) && is_going;
+      }
     }
-    return meet(going);
+    return meet(is_going);
   }
   // `consumed` counts the work items of this warp. A task that reads before its last wait consumes
   // a second one once the wait is met.
   template <class Call>
-  ETC_DEVICE bool run_body(i32 t, Waiter who, bool going, u32& consumed) const {
-    const auto c = Call::at(run_.g, t);
-    if (!meet_peers<Call>(c, who, going)) return false;
+  ETC_DEVICE bool run_body(i32 task, Waiter who, bool is_going, u32& consumed) const {
+    const auto coord = Call::at(run_.g, task);
+    if (!meet_peers<Call>(coord, who, is_going)) return false;
     using Body = Task<Program, Call, kComputeThreads>;
-    const Body body(run_.g, c, i32(ptx::thread()), scratch_);
+    const Body body(run_.g, coord, i32(ptx::thread()), scratch_);
     if constexpr (Call::kReadsBeforeWait) {
       // Waits once, however often the body calls it.
-      bool has_waited = kIsQueued<Call>, met = true;
+      bool has_waited = kIsQueued<Call>, is_met = true;
       const auto wait = [&]() ETC_INLINE {
-        if (!has_waited) met = wait_last(consumed);
+        if (!has_waited) is_met = wait_last(consumed);
         has_waited = true;
-        return met;
+        return is_met;
       };
       Call::template Function<Body>::run(body, wait);
       if (!wait()) return false;
     } else if constexpr (Call::kHasFlags) {
-      const bool met = Call::template Function<Body>::run(body, Flags<Program>(run_));
-      if (!meet(met)) {
+      const bool is_met = Call::template Function<Body>::run(body, Flags<Program>(run_));
+      if (!meet(is_met)) {
         if constexpr (Call::kFlagWaits > 0) {
-          const EventRef event = Call::flag_wait(run_.g, c, 0);
+          const EventRef event = Call::flag_wait(run_.g, coord, 0);
           who.fail(kEventWait, event.index, event.target);
           if (threadIdx.x == 0) report(run_, who);
         }
         return false;
       }
-    } else if (!is_idle<Call>(run_.g, c)) {
+    } else if (!is_idle<Call>(run_.g, coord)) {
       Call::template Function<Body>::run(body);
     }
     ptx::named_barrier<kComputeThreads>(1);
-    if (ptx::warp() == 0) notify_all<Program, Call>(run_, c);
+    if (ptx::warp() == 0) notify_all<Program, Call>(run_, coord);
     return true;
   }
 
   // The compute threads, after they have stored a task's result.
   template <class Call>
-  ETC_DEVICE bool notify_stored(i32 t, Waiter who, bool going) const {
-    const auto c = Call::at(run_.g, t);
-    if (!meet_peers<Call>(c, who, going)) return false;
-    if (ptx::warp() == 0) notify_all<Program, Call>(run_, c);
+  ETC_DEVICE bool notify_stored(i32 task, Waiter who, bool is_going) const {
+    const auto coord = Call::at(run_.g, task);
+    if (!meet_peers<Call>(coord, who, is_going)) return false;
+    if (ptx::warp() == 0) notify_all<Program, Call>(run_, coord);
     return true;
   }
 

@@ -133,13 +133,13 @@ class TransferLane {
   // One lane. A unit of a queued call is ready once it is pushed.
   template <class Call>
   ETC_DEVICE bool is_ready(const typename Call::Coord& c, Waiter& who) {
-    bool ready;
+    bool is_met;
     if constexpr (kIsQueued<Call>) {
-      ready = is_in_range<Program, Call>(run_, c, who);
+      is_met = is_in_range<Program, Call>(run_, c, who);
     } else {
-      ready = waits_are_met<Program, Call>(run_, c, who);
+      is_met = waits_are_met<Program, Call>(run_, c, who);
     }
-    return ready && peers_have_started<Program, Call>(run_, c, who, entered_);
+    return is_met && peers_have_started<Program, Call>(run_, c, who, entered_);
   }
 
   template <class Call>

@@ -103,10 +103,10 @@ struct Unit {
     if constexpr (!has_role<Call>(kLoadRole)) {
       publish();
     } else if constexpr (FunctionOf<Call>::kWritesPeers) {
-      const auto started = [&]() ETC_INLINE {
+      const auto wait_start = [&]() ETC_INLINE {
         return wait_starts<Program, Call>(state.run, coord, waiter, state.entered);
       };
-      is_going = load(coord, started);
+      is_going = load(coord, wait_start);
     } else {
       is_going = load(coord);
     }

@@ -96,14 +96,14 @@ template <class Program>
 ETC_DEVICE bool run_roles(
     const Run<Program>& run, const TensorLane<Program>& tensor, Tracer<Program>& trace, u32 warp,
     u32 lane) {
-  const bool computes = warp < kProducerWarp, stores = warp == kProducerWarp + 1;
-  bool going = true;
-  if (computes) {
+  const bool is_compute = warp < kProducerWarp, is_store = warp == kProducerWarp + 1;
+  bool is_going = true;
+  if (is_compute) {
     if constexpr (kSharesRegisters<Program>) ptx::registers_grow<kComputeRegisters>();
-    going = tensor.compute(trace);
+    is_going = tensor.compute(trace);
     if constexpr (Program::TransferCalls::kCount == 0) {  // their work is done
       __syncwarp();
-      return going;
+      return is_going;
     }
     // All have grown before any shrinks.
     if constexpr (kSharesRegisters<Program>) ptx::named_barrier<kProducerWarp * 32>(1);
@@ -112,18 +112,18 @@ ETC_DEVICE bool run_roles(
   // NOTE: the compute warps, too: they run the same code of the transfer lane as the service warps,
   // whose registers are fewer.
   if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
-  if (stores) {
+  if (is_store) {
     if (lane == 0) {
       tensor.read_epoch();
       leave_epoch(run);
     }
     begin_epoch(run);
-    if constexpr (TensorLane<Program>::kHasStoreWarp) going = tensor.store();
+    if constexpr (TensorLane<Program>::kHasStoreWarp) is_going = tensor.store();
   } else {
-    going = tensor.run_transfers(!computes, trace) && going;
+    is_going = tensor.run_transfers(!is_compute, trace) && is_going;
   }
   __syncwarp();
-  return going;
+  return is_going;
 }
 
 template <class Program>
@@ -134,7 +134,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const TensorLane<Program> tensor(run, ptx::shared_memory());
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Tracer<Program> trace(run);
-  bool lost = false;  // whether a role ended early
+  bool is_lost = false;  // whether a role ended early
   // NOTE: a run that starts after an abort is skipped: it publishes no start and runs no task.
   // Notifications of the aborted run may still arrive, and no run may count in their area.
   bool is_aborted = false;
@@ -151,7 +151,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     ptx::named_barrier_arrive<kWorkerThreads>(kInitBarrier);
     if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
     if (ptx::elect_one()) {
-      lost = !tensor.lead();
+      is_lost = !tensor.lead();
       if (run.aborted()) run.signal_host();  // by a peer that no wait here depends on
     }
     __syncwarp();
@@ -161,16 +161,16 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     };
     if constexpr (kLoadsEarly<Program>) {
       if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
-      const u32 own = ptx::warp();
-      if (lane == 0) tensor.template init<kOtherWarps>(own - u32(own > kProducerWarp));
+      const u32 own_warp = ptx::warp();
+      if (lane == 0) tensor.template init<kOtherWarps>(own_warp - u32(own_warp > kProducerWarp));
       __syncwarp();
       // NOTE: not by the compute warps: the load would delay the thread that publishes.
-      u32 aborted = 0;
-      if (own > kProducerWarp) aborted = run.abort_word();
+      u32 abort_word = 0;
+      if (own_warp > kProducerWarp) abort_word = run.abort_word();
       meet();
       if (warp == 0 && lane == 0) tensor.publish_initialized();
       run.epoch = control->epoch;
-      is_aborted = ptx::defer_use(aborted) != 0;
+      is_aborted = ptx::defer_use(abort_word) != 0;
     }
     if (kIsPaced<Program> && threadIdx.x == 0) tensor.store_start();
     // A peer may abort at any moment: the threads of a worker must agree.
@@ -183,12 +183,12 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
         leave_epoch(run);
       }
     } else {
-      lost = !run_roles(run, tensor, trace, warp, lane);
+      is_lost = !run_roles(run, tensor, trace, warp, lane);
     }
   }
 
   // NOTE: where a role ended early, bulk loads may still write to shared memory.
-  if (ptx::named_barrier_any<kWorkerThreads>(0, lost)) {
+  if (ptx::named_barrier_any<kWorkerThreads>(0, is_lost)) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 4000000) ptx::nanosleep(1000);
   }

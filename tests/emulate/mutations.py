@@ -50,10 +50,14 @@ BROKEN = {
         }
     },
     "worker/tensor_lane": {
-        "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
+        "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, item.size));": ""},
         "moe": {"    ptx::named_barrier<kComputeThreads>(1);": ""},
-        "scratch": {"return meet(going);": "return going;"},
-        "sent": {"wait_peers<Program, Call>(run_, c, who, entered) && going": "going"},
+        "scratch": {"return meet(is_going);": "return is_going;"},
+        "sent": {
+            "wait_peers<Program, Call>(run_, coord, who, entered) && is_going": (
+                "is_going"
+            )
+        },
     },
     "worker/unit": {"moe": {"ptx::fence_proxy_async_global();": ""}},
     "worker/ready/ahead": {"ahead": {"stages.has_room_ahead(all.bytes)": "true"}},
@@ -67,7 +71,7 @@ BROKEN = {
     },
     "worker/ready/pending": {
         "loops": {
-            "seen.update(n, event) && !wait_event(run, event, waiter)": "false",
+            "cache.update(n, event) && !wait_event(run, event, waiter)": "false",
             "if (n >= pending.num_events) break;": "if (n > 0) break;",
         }
     },

@@ -18,15 +18,15 @@ template <class Unit>
 ETC_DEVICE i32 skip_block(const Unit& unit) {
   using Call = typename Unit::Call;
   const auto& run = unit.state.run;
-  const i32 rest = Call::block_end(run.g, unit.task) - unit.task - 1;
+  const i32 num_after = Call::block_end(run.g, unit.task) - unit.task - 1;
   if constexpr (Unit::kByTicket) {
     // NOTE: units that are assigned without a ticket have negative tickets.
-    const i32 end = unit.state.tickets.current + 1 + rest;
+    const i32 end = unit.state.tickets.current + 1 + num_after;
     if (end > 0) draw_up_to(run, kTensorLane, u32(end));
     return 0;
   }
   const i32 workers = i32(gridDim.x);
-  return rest / workers * workers;
+  return num_after / workers * workers;
 }
 
 // Waits for the count.

@@ -36,14 +36,14 @@ constexpr bool kIsPending =
 template <class Program>
 ETC_DEVICE bool lead_pending(
     const Run<Program>& run, const WorkRing& items, const Pending& pending, Waiter& waiter,
-    WaitCache& seen, u32& num_published) {
+    WaitCache& cache, u32& num_published) {
 #pragma unroll
   for (int n = 0; n < Pending::kMostEvents; ++n) {
     if (n >= pending.num_events) break;
     const EventRef& event = pending.events[n];
     const bool is_early = n == pending.early_event;
     if (is_early) items.publish(num_published, pending.item);
-    if (seen.update(n, event) && !wait_event(run, event, waiter)) return false;
+    if (cache.update(n, event) && !wait_event(run, event, waiter)) return false;
     if (kDrawsTickets<Program> && is_early) items.wait_begun(num_published);
   }
   items.publish(num_published, pending.item);
