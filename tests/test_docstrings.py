@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "etc_dist"
+from tests.sources import PACKAGE, tree_of
+
 INTERNAL = {"AssertionError", "AttributeError", "KeyError", "SystemExit"}
 """Errors of the library itself, and those that Python's protocols expect."""
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -20,7 +21,7 @@ API = runpy.run_path(str(PACKAGE.parent / "docs/make_api.py"))
 @cache
 def trees() -> dict[Path, ast.Module]:
     return {
-        path.relative_to(PACKAGE): ast.parse(path.read_text())
+        path.relative_to(PACKAGE): tree_of(path)
         for path in sorted(PACKAGE.rglob("*.py"))
     }
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "etc_dist"
+from tests.sources import PACKAGE, tree_of
+
 LAYERS = [
     {"errors", "files", "messages", "settings"},
     {"cache"},
@@ -63,7 +64,7 @@ def _imported(path: Path) -> Iterator[str]:
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package.pop()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (n.name for n in node.names if n.name.startswith("etc_dist"))
         elif isinstance(node, ast.ImportFrom):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import PACKAGE, tree_of
+
 PARTICIPLES = """added arrived asked awaited begun cached changed chosen claimed counted
 done ended found gathered given got held included joined kept known left listed loaded
 lost made merged met named needed notified ordered planned reached received refused
@@ -44,7 +46,6 @@ SIZES = {
 """Extents, dims and units, whose names have no `num_`."""
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "etc_dist"
 SCRIPTS = ("benchmarks", "docs", "examples", "launch")
 """Further folders where names are checked."""
 OF_TORCH = ["MLP", "MoE"]
@@ -55,7 +56,7 @@ OF_TORCH = ["MLP", "MoE"]
 def trees() -> dict[str, ast.Module]:
     """The modules of the package by their files."""
     return {
-        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
+        path.relative_to(PACKAGE).as_posix(): tree_of(path)
         for path in sorted(PACKAGE.rglob("*.py"))
     }
 
@@ -70,7 +71,7 @@ def nodes_of(node: ast.AST) -> tuple[ast.AST, ...]:
 def all_trees() -> dict[str, ast.Module]:
     """Also those of SCRIPTS."""
     scripts = {
-        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
+        path.relative_to(ROOT).as_posix(): tree_of(path)
         for folder in SCRIPTS
         for path in sorted((ROOT / folder).rglob("*.py"))
     }

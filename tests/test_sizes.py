@@ -2,9 +2,9 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "etc_dist"
+from tests.sources import PACKAGE, tree_of
+
 MOST_LINES = 60
 """Of a function's body, without its parameters and its docstring."""
 
@@ -24,7 +24,7 @@ def test_functions_have_at_most_60_lines():
     faults = {
         (path.relative_to(PACKAGE).as_posix(), name): lines
         for path in sorted(PACKAGE.rglob("*.py"))
-        for name, lines in long_functions(ast.parse(path.read_text()))
+        for name, lines in long_functions(tree_of(path))
     }
     assert not faults
 
