@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.sources import PACKAGE, tree_of
+from tests.sources import PACKAGE, nodes_of, tree_of
 
 INTERNAL = {"AssertionError", "AttributeError", "KeyError", "SystemExit"}
 """Errors of the library itself, and those that Python's protocols expect."""
@@ -28,7 +28,7 @@ def trees() -> dict[Path, ast.Module]:
 
 @cache
 def classes() -> dict[str, ast.ClassDef]:
-    nodes = (node for tree in trees().values() for node in ast.walk(tree))
+    nodes = (node for tree in trees().values() for node in nodes_of(tree))
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 

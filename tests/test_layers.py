@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources import PACKAGE, tree_of
+from tests.sources import PACKAGE, nodes_of, tree_of
 
 LAYERS = [
     {"errors", "files", "messages", "settings"},
@@ -64,7 +64,7 @@ def _imported(path: Path) -> Iterator[str]:
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package.pop()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (n.name for n in node.names if n.name.startswith("etc_dist"))
         elif isinstance(node, ast.ImportFrom):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources import PACKAGE, tree_of
+from tests.sources import PACKAGE, nodes_of, tree_of
 
 PARTICIPLES = """added arrived asked awaited begun cached changed chosen claimed counted
 done ended found gathered given got held included joined kept known left listed loaded
@@ -59,12 +59,6 @@ def trees() -> dict[str, ast.Module]:
         path.relative_to(PACKAGE).as_posix(): tree_of(path)
         for path in sorted(PACKAGE.rglob("*.py"))
     }
-
-
-@cache
-def nodes_of(node: ast.AST) -> tuple[ast.AST, ...]:
-    """What `ast.walk` gives, which takes most of the time of these tests."""
-    return tuple(ast.walk(node))
 
 
 @cache

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from tests.sources import PACKAGE, tree_of
+from tests.sources import PACKAGE, nodes_of, tree_of
 
 MOST_LINES = 60
 """Of a function's body, without its parameters and its docstring."""
@@ -11,7 +11,7 @@ MOST_LINES = 60
 
 def long_functions(module: ast.AST) -> Iterator[tuple[str, int]]:
     """(name, lines) of functions with more than MOST_LINES."""
-    for node in ast.walk(module):
+    for node in nodes_of(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             has_docstring = ast.get_docstring(node) is not None
             statements = node.body[has_docstring:] or node.body
