@@ -17,6 +17,10 @@ TORN = (
     "u64(ptx::load_relaxed(from + 4)) << 32, ptx::load_words(from).second}"
 )
 """A word that is loaded by halves, its data first."""
+LAST_WAIT = (
+    "wait_some<Program, Call>(\n      state.run, unit.coord, Call::kWaits - 1, "
+    "Call::kWaits, unit.waiter)"
+)
 RELEASE = "ptx::store_release(word, run.epoch);"
 ROWS_ARE_READ = "ptx::named_barrier<128>(2 + wg);  // the rows have been read"
 BROKEN = {
@@ -69,6 +73,7 @@ BROKEN = {
             ),
         }
     },
+    "worker/ready/early": {"few": {LAST_WAIT: "true"}},
     "worker/ready/pending": {
         "loops": {
             "cache.update(n, event) && !wait_event(run, event, waiter)": "false",
