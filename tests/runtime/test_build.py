@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -133,14 +134,15 @@ def test_a_function_that_is_not_inlined_is_a_remark(tmp_path, settings):
 
 @pytest.fixture
 def compilations(monkeypatch) -> list[str]:
-    """The texts that are compiled during the test."""
+    """The texts that are compiled during the test, by a stand-in for the compiler: its
+    code differs for another text, header or architecture."""
     texts: list[str] = []
 
-    def counted(text: str, *rest: Any) -> tuple[bytes, str]:
+    def compile_text(text: str, *rest: Any) -> tuple[bytes, str]:
         texts.append(text)
-        return compile_cubin(text, *rest)
+        return b"\x7fELF" + hashlib.sha256(repr((text, rest)).encode()).digest(), ""
 
-    monkeypatch.setattr(building, "compile_cubin", counted)
+    monkeypatch.setattr(building, "compile_cubin", compile_text)
     return texts
 
 
@@ -152,12 +154,13 @@ def test_a_second_build_comes_from_the_cache(tmp_path, settings, compilations):
     assert second == replace(first, cached=True, seconds=second.seconds)
 
 
-def test_a_change_of_the_users_body_is_built_anew(tmp_path, settings):
+def test_a_change_of_the_users_body_is_built_anew(tmp_path, settings, compilations):
     first = build(filling(tmp_path, "7.0f"), settings)
     second = build(filling(tmp_path, "8.0f"), settings)
     assert not second.cached
     assert second.code != first.code
     assert build(filling(tmp_path, "7.0f"), settings).cached
+    assert len(compilations) == 2
 
 
 @pytest.mark.parametrize("name", ["helper.h", "sub/deep.cuh"])
@@ -173,12 +176,15 @@ def test_a_changed_header_is_built_anew(tmp_path, settings, name):
     assert codes[0] != codes[1]
 
 
-def test_another_build_of_the_compiler_compiles_anew(tmp_path, settings, monkeypatch):
+def test_another_build_of_the_compiler_compiles_anew(
+    tmp_path, settings, monkeypatch, compilations
+):
     build(filling(tmp_path), settings)
     version = building.compiler_version()
     assert re.search(r"V\d+\.\d+\.\d+", version)
     monkeypatch.setattr(building, "compiler_version", lambda: f"{version}.1")
     assert not build(filling(tmp_path), settings).cached
+    assert len(compilations) == 2
 
 
 DAMAGES = [
@@ -188,7 +194,7 @@ DAMAGES = [
 """Of files of the cache, by their ends."""
 
 
-def test_a_damaged_program_is_built_anew(tmp_path, settings):
+def test_a_damaged_program_is_built_anew(tmp_path, settings, compilations):
     source = filling(tmp_path)
     first = build(source, settings)
     for kind, damage in DAMAGES:
@@ -197,24 +203,29 @@ def test_a_damaged_program_is_built_anew(tmp_path, settings):
         second = build(source, settings)
         assert (second.cached, second.code) == (False, first.code), kind
         assert build(source, settings).cached
+    assert len(compilations) == 1 + len(DAMAGES)
 
 
-def test_one_flipped_bit_of_a_cubin_is_noticed(tmp_path, settings):
+def test_one_flipped_bit_of_a_cubin_is_noticed(tmp_path, settings, compilations):
     first = build(filling(tmp_path), settings)
     (file,) = (settings.cache / "programs").glob("*.cubin")
     code = bytearray(file.read_bytes())
     code[len(code) // 2] ^= 1
     file.write_bytes(code)
     assert build(filling(tmp_path), settings).code == first.code
+    assert len(compilations) == 2
 
 
-def test_a_program_whose_cache_is_a_file_is_built_after_one_warning(tmp_path):
+def test_a_program_whose_cache_is_a_file_is_built_after_one_warning(
+    tmp_path, compilations
+):
     (tmp_path / "file").write_text("")
     settings = Settings(cache=tmp_path / "file")
     with pytest.warns(RuntimeWarning, match="Set ETC_DIST_CACHE") as caught:
         cubins = [build(filling(tmp_path), settings) for _ in range(2)]
     assert len(caught) == 1
     assert [c.code[:4] for c in cubins] == 2 * [b"\x7fELF"]
+    assert len(compilations) == 2
 
 
 def test_processes_that_build_the_same_compile_it_once(tmp_path, settings):
