@@ -30,7 +30,7 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
-from tests.conftest import first_always
+from tests.conftest import first_always, kept_proof
 from tests.functions.compiled import check_compiled
 from tests.ops.test_operation_errors import refusal
 from tests.refusals import refused
@@ -103,7 +103,7 @@ def dims_of(
 def test_sums_are_proved_and_in_rank_order(ranks, local_size, algorithm, schedule, rng):
     graph = all_reduce_graph(ranks, local_size=local_size)
     plan, dims = SCHEDULES[schedule](graph), dims_of(3, 7, algorithm, 2)
-    assert verify(plan, dims, 4).by_events
+    assert kept_proof(plan, dims, 4).by_events
     inputs, total = example(graph, 21, "bfloat16", rng)
     for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
         np.testing.assert_array_equal(found["y"], total)
@@ -114,7 +114,7 @@ def test_sums_by_flagged_words_are_proved_and_in_rank_order(ranks, rng):
     graph = all_reduce_graph(ranks, has_flags=True)
     plan, dims = schedule_static(graph), dims_of(3, 7, FLAGGED, 6, flag_tasks=4)
     # A worker sends the piece that it writes over: with others there is a race.
-    assert not verify(plan, dims, 4).by_events
+    assert not kept_proof(plan, dims, 4).by_events
     refused(lambda: verify(plan, dims, 3), WRITTEN_OVER, RaceError)
     inputs, total = example(graph, 21, "bfloat16", rng)
     for found in simulate(plan, inputs, dims, epochs=3, seed=1).outputs:
@@ -127,7 +127,7 @@ def test_runs_without_flagged_words_may_be_between(algorithm, vectors):
     """Each rank waits for all others also at the smallest sizes."""
     plan = schedule_static(all_reduce_graph(4, has_flags=True))
     tasks = 4 if algorithm == FLAGGED else 0
-    verify(plan, dims_of(1, vectors, algorithm, 2, flag_tasks=tasks), 4)
+    kept_proof(plan, dims_of(1, vectors, algorithm, 2, flag_tasks=tasks), 4)
 
 
 @FLAGGED_IN_PLACE

@@ -19,6 +19,7 @@ from etc_dist.ops.exchange_model import FLAGGED, ONE_SHOT, TWO_SHOT, AllReduceSi
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
+from tests.conftest import kept_proof
 from tests.functions.compiled import check_compiled
 from tests.ops.test_all_reduce import (
     FLAGGED_IN_PLACE,
@@ -78,7 +79,7 @@ def test_norms_are_proved_and_right(ranks, local_size, algorithm, schedule, rng)
         return
     plan = SCHEDULES[schedule](graph)
     dims = dims_of(4, 7, algorithm, 2)  # shares of two rows, the last ones smaller
-    assert verify(plan, dims, 4).by_events
+    assert kept_proof(plan, dims, 4).by_events
     inputs, *wanted = rows_of(ranks, local_size, (4, 56), "bfloat16", rng)
     found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
     check(found, *wanted, "bfloat16")
@@ -106,7 +107,7 @@ def test_kernels_compile_without_spills(ranks):
 def test_norms_by_flagged_words_are_proved_and_right(ranks, rng):
     graph = all_reduce_norm_graph(ranks, has_flags=True)
     plan, dims = schedule_static(graph), dims_of(6, 7, FLAGGED, 2, flag_tasks=8)
-    assert not verify(plan, dims, 4).by_events
+    assert not kept_proof(plan, dims, 4).by_events
     words = (
         "push_flagged[r=0] on rank 0 reads and add_flagged_norm[r=0] on rank 0 writes"
     )
@@ -240,7 +241,8 @@ def test_runs_of_two_exchanges_between_flagged_words_need_a_share_of_each_rank()
     """Else a rank would wait for some others only, and write over what they read."""
     graph, counts = all_reduce_norm_graph(4, has_flags=True), (4, 5, 9)
     for rows in counts:
-        verify(schedule_static(graph), dims_of(rows, 2, TWO_SHOT, 2, flag_tasks=0), 4)
+        dims = dims_of(rows, 2, TWO_SHOT, 2, flag_tasks=0)
+        kept_proof(schedule_static(graph), dims, 4)
         assert TWO_SHOT in AllReduceSizes(rows, 2, 4, 4, True).algorithms
     few = dims_of(2, 2, TWO_SHOT, 2, flag_tasks=0)
     words = "rank 3 waits for no task of rank 2 in this run"

@@ -31,6 +31,7 @@ from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
+from tests.conftest import kept_proof
 from tests.functions.compiled import check_compiled
 from tests.ops.test_operation_errors import refusal
 from tests.refusals import refused
@@ -117,7 +118,7 @@ def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
         algorithm = ONE_SHOT
     graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
     plan, dims = schedule_static(graph), dims_for(graph, algorithm)
-    verify(plan, dims, 4)
+    kept_proof(plan, dims, 4)
     for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
         check(found, eps, *wanted)
 
@@ -126,7 +127,7 @@ def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
 def test_strips_that_are_sent_early_are_proved_and_right(ranks, rng):
     plan = schedule_static(matmul_all_reduce_graph(ranks, shapes=SHAPES))
     inputs, wanted = early_inputs(ranks, rng)
-    verify(plan, EARLY, 4)
+    kept_proof(plan, EARLY, 4)
     for found in simulate(plan, inputs, EARLY, epochs=2, seed=1).outputs:
         check(found, None, *wanted)
 

@@ -81,7 +81,7 @@ def test_no_tile_or_all_of_them_may_be_divided(split, parts):
     division = Division(KINDS[2], (141, 264, 264), 128, split, parts)
     inputs, [answer], dims = given_to("nk", division)
     plan = schedule_static(graph_of("nk"))
-    verify(plan, dims, 4)
+    kept_proof(plan, dims, 4)
     answer.check(simulate(plan, inputs, dims).outputs[0]["y"])
 
 
@@ -125,7 +125,7 @@ def test_a_matmul_waits_for_the_rows_of_another_one(name, blocks, rng):
     inputs = {each: draw(rng, shape, "bfloat16") for each, shape in shapes.items()}
     between = matmul_of(inputs["x"], inputs["w"]).expected.astype(inputs["x"].dtype)
     plan = schedule_static(graph)
-    assert verify(plan, dims, 4).unchecked == ()
+    assert kept_proof(plan, dims, 4).unchecked == ()
     [found] = simulate(plan, [inputs], dims).outputs
     matmul_of(between, inputs["v"]).check(found["y"])
     for verbs in (["waits"], ["waits", "notifies"]):
