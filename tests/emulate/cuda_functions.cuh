@@ -97,6 +97,18 @@ struct loop_in_registers {
   }
 };
 
+// y [0] = 1 once x [0] has changed.
+template <class Task>
+struct loop_that_polls {
+  ETC_DEVICE static void run(const Task& task) {
+    if (task.thread != 0) return;
+    const volatile i32* const x = task.template operand<0>().at(0);
+    while (*x == 0) {
+    }
+    *task.template operand<1>().at(0) = 1;
+  }
+};
+
 // y [0] = elements of x, by all warps at once.
 template <class Task>
 struct race {

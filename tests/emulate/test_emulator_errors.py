@@ -39,6 +39,7 @@ FAULTS = {
     "divide_by_zero": "an integer division by zero",
     "overflow_stack": "a stack overflow",
     "trap": "an instruction that traps",
+    "loop_that_polls": "a thread that polls memory in a loop without ptx::nanosleep",
     "loop_in_registers": "a loop without end, which accesses no memory",
     "loop_too_far": "an access out of bounds of all arrays",
     "loop_writes_input": "an input is written",

@@ -73,7 +73,6 @@ static void check_lane_writes();  // memory.h
 // NOTE: not swapcontext, which makes a system call for the signal mask.
 __attribute__((noinline)) void yield() {
   check_lane_writes();
-  accesses = 0;
   if (MARK_PLACE(own->place) == 0) GO_TO_PLACE(scheduler);
 }
 void may_yield() {
