@@ -14,6 +14,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
+from tests.conftest import first_always
 from tests.functions.compiled import check_compiled
 from tests.graphs.tokens import next_tokens
 
@@ -178,6 +179,6 @@ def test_a_token_depends_on_seed_and_position_alone(rng):
     assert run(x, greedy)[0][17] == alone[0]
 
 
-def test_the_cuda_bodies_compile_without_spills():
-    check_compiled(GRAPH)
-    check_compiled(SAMPLED(width=64, dtype="float16"))
+@pytest.mark.parametrize("dtype", first_always([("bfloat16",), ("float16",)], 1))
+def test_the_cuda_bodies_compile_without_spills(dtype):
+    check_compiled(SAMPLED(width=64, dtype=dtype))
