@@ -7,10 +7,10 @@ namespace etc {
 template <class Task>
 struct residual : Epilogue {
   ETC_DEVICE static void apply(const Task& task, i32 row, i32 column, float (&v)[8]) {
-    float other[8];
-    load_eight(task.template operand<0>().at(row, column), other);
+    float addend[8];
+    load_eight(task.template operand<0>().at(row, column), addend);
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) v[i] += other[i];
+    for (u32 i = 0; i < 8; ++i) v[i] += addend[i];
   }
 };
 

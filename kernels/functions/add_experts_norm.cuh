@@ -65,8 +65,8 @@ struct AddedExperts {
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      const float own = __shfl_sync(~0u, weight, (begin + k) & 31);
-      if (from[k] >= 0) sum.add(v[k], own);
+      const float own_weight = __shfl_sync(~0u, weight, (begin + k) & 31);
+      if (from[k] >= 0) sum.add(v[k], own_weight);
     }
   }
 };

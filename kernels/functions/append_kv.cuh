@@ -26,19 +26,19 @@ struct append_kv {
 #pragma unroll 1
     for (i32 first = i32(ptx::warp()) * 8; first < rows; first += Task::threads / 4) {
       const i32 n = first + in_warp;
-      const bool exists = n < rows, is_in_range = here.position >= 0;
+      const bool has_row = n < rows, is_in_range = here.position >= 0;
       const Place next = place(task, n + Task::threads / 4, rows);
       const Turn<Task::kHeadDim, Task::kNormalizes != 0> turn(
           Rows::gain(task), Rows::cos_sin(task, is_in_range ? here.position : 0), c, is_in_range);
       if (!ready()) return;
       Vector key, value;
-      key.load(u64(k.at(exists ? n : 0)), c, exists);
-      value.load(u64(v.at(exists ? n : 0)), c, exists);
+      key.load(u64(k.at(has_row ? n : 0)), c, has_row);
+      value.load(u64(v.at(has_row ? n : 0)), c, has_row);
       if constexpr (Task::kHasBias) {
         Vector bias;
-        bias.load(u64(task.template operand<2>().at()), c, exists);
+        bias.load(u64(task.template operand<2>().at()), c, has_row);
         key.add(bias);
-        bias.load(u64(task.template operand<3>().at()), c, exists);
+        bias.load(u64(task.template operand<3>().at()), c, has_row);
         value.add(bias);
       }
       key.template rotate<Task::kNormalizes != 0, Task::kGainOffset, Task::kNormalizesRotated != 0>(

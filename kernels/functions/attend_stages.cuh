@@ -79,7 +79,7 @@ struct AttendSource {
   // A row: its positions, how many of them earlier steps stored, and its request.
   struct Row {
     typename Of::Positions positions;
-    i32 stored;
+    i32 num_stored;
     u32 request;
   };
 
@@ -110,9 +110,9 @@ struct AttendFeed {
   // NOTE: an access takes longer than a stage. So page numbers are loaded in groups, one ahead.
   // For larger ones, a thread has no registers.
   static constexpr i32 kGroup = 4;
-  u32 left;
+  u32 num_left;
   i32 row, stage;   // the next stage, from position 0 on
-  i32 end, stored;  // positions of the row: all, and those of earlier steps
+  i32 end, num_stored;  // positions of the row: all, and those of earlier steps
   u64 numbers;      // the address of the page numbers of its request
   typename Source::Row next;
   u32 page[kGroup], ahead[kGroup];  // of the next stage and others, and those that follow
@@ -120,33 +120,33 @@ struct AttendFeed {
   ETC_DEVICE AttendFeed(
       const Source& from, const typename Of::Bound& begin, u32 count,
       const typename Source::Row& first)
-      : left(count), row(begin.row), stage(begin.stage), next(first) {
-    if (left == 0) return;
+      : num_left(count), row(begin.row), stage(begin.stage), next(first) {
+    if (num_left == 0) return;
     stage += next.positions.first_stage();
     begin_row(from);
   }
   ETC_DEVICE u32 bytes() const {
-    return left == 0 ? 0 : u32(own_blocks()) * (2 * kBlock * kRowBytes);
+    return num_left == 0 ? 0 : u32(own_blocks()) * (2 * kBlock * kRowBytes);
   }
   // Whether earlier steps stored all positions of the next stage.
-  ETC_DEVICE bool is_stored() const { return left == 0 || (stage + 1) * kStage <= stored; }
+  ETC_DEVICE bool is_stored() const { return num_left == 0 || (stage + 1) * kStage <= num_stored; }
   // Fetches the next stage into L2.
   ETC_DEVICE void prefetch(const Source& from) const {
-    if (left == 0) return;
+    if (num_left == 0) return;
     each_run(from, [&](i32, u64 key, u32 size) ETC_INLINE {
       ptx::prefetch_l2(key, size);
       ptx::prefetch_l2(key + from.pages.value_bytes, size);
     });
   }
   ETC_DEVICE void load(const Source& from, const Stage& to) {
-    if (left == 0) return;
+    if (num_left == 0) return;
     each_run(from, [&](i32 n, u64 key, u32 size) ETC_INLINE {
       const u32 at = to.at + u32(n * kRun) * kRowBytes;
       ptx::load_bytes(at, key, size, to.full, kEvictFirst);
       ptx::load_bytes(at + Of::kValues, key + from.pages.value_bytes, size, to.full, kEvictFirst);
     });
     ++stage;
-    if (--left > 0) find_stage(from);
+    if (--num_left > 0) find_stage(from);
   }
 
  private:
@@ -171,16 +171,16 @@ struct AttendFeed {
   ETC_DEVICE i32 first_page() const { return i32(u32(stage * kStage) / Call::kPageSize); }
   ETC_DEVICE u32 page_of(i32 n) const {
     const i32 at = first_page() % kGroup;
-    u32 found = page[n];
+    u32 page_id = page[n];
 #pragma unroll
     for (i32 i = kPages; i < kGroup; i += kPages) {
-      if (at == i) found = page[i + n];
+      if (at == i) page_id = page[i + n];
     }
-    return found;
+    return page_id;
   }
   // NOTE: the next row is loaded a row ahead, so that nothing waits for it.
   ETC_DEVICE void begin_row(const Source& from) {
-    end = next.positions.end, stored = next.stored;
+    end = next.positions.end, num_stored = next.num_stored;
     numbers = from.table + u64(next.request) * from.table_bytes;
     next = from.row(row + 1);
     const i32 group = first_page() / kGroup;
@@ -188,10 +188,10 @@ struct AttendFeed {
     load_pages(ahead, group + 1);
   }
   ETC_DEVICE void load_pages(u32 (&to)[kGroup], i32 group) const {
-    const i32 used = (end + Call::kPageSize - 1) / Call::kPageSize - group * kGroup;
+    const i32 num_used = (end + Call::kPageSize - 1) / Call::kPageSize - group * kGroup;
 #pragma unroll
     for (i32 n = 0; n < kGroup; ++n) {
-      to[n] = ptx::load4_l2_if(n < used, numbers + u32(group * kGroup + n) * 4);
+      to[n] = ptx::load4_l2_if(n < num_used, numbers + u32(group * kGroup + n) * 4);
     }
   }
   ETC_DEVICE void find_stage(const Source& from) {

@@ -21,26 +21,26 @@ struct Best {
   ETC_DEVICE void reduce() {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
-      const float other = __shfl_xor_sync(~0u, value, step);
-      add(other, __shfl_xor_sync(~0u, column, step));
+      const float other_value = __shfl_xor_sync(~0u, value, step);
+      add(other_value, __shfl_xor_sync(~0u, column, step));
     }
     if (__any_sync(~0u, has_nan)) value = __uint_as_float(0x7fffffffu);
   }
 };
 
-// Sets the numbers of a vector that are not in the row, of which `left` numbers are left, to -inf.
+// Sets the numbers of a vector that are not in the row, of which `num_left` are left, to -inf.
 template <int kBytes, bool kIsHalf>
-ETC_DEVICE void end_row(uint4& v, i32 left) {
-  if (left >= 16 / kBytes) return;
+ETC_DEVICE void end_row(uint4& v, i32 num_left) {
+  if (num_left >= 16 / kBytes) return;
   u32 word[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if constexpr (kBytes == 4) {
-      if (i >= left) word[i] = 0xff800000u;
+      if (i >= num_left) word[i] = 0xff800000u;
     } else {
       constexpr u32 kInfinity = kIsHalf ? 0xfc00u : 0xff80u;
-      if (2 * i + 1 >= left) word[i] = (word[i] & 0xffffu) | kInfinity << 16;
-      if (2 * i >= left) word[i] = (word[i] & 0xffff0000u) | kInfinity;
+      if (2 * i + 1 >= num_left) word[i] = (word[i] & 0xffffu) | kInfinity << 16;
+      if (2 * i >= num_left) word[i] = (word[i] & 0xffff0000u) | kInfinity;
     }
   }
   v = make_uint4(word[0], word[1], word[2], word[3]);
@@ -140,20 +140,20 @@ template <class Task>
 struct next_token {
   ETC_DEVICE static void run(const Task& task) {
     i32* const next_position = task.template operand<6>().at();
-    bool all_end = false;
+    bool has_fault = false;
     BestOfTiles<Task>::each_row(task, [&](i32 row, i32 lane, const Best& best) {
       const i32 position = at<2>(task, row);
       const bool has_step = position >= 0, is_finite = best.is_finite();
       const i32 token = is_finite ? best.column : kNotFinite;
-      const bool continues =
+      const bool has_next =
           has_step && position + 1 < at<3>(task, row) && !stops(task, row, token);
-      all_end = all_end || (has_step && !is_finite);
+      has_fault = has_fault || (has_step && !is_finite);
       if (lane == 0) {
         *(task.template operand<5>().at() + row) = has_step ? token : kNoToken;
-        next_position[row] = continues ? position + 1 : -1;
+        next_position[row] = has_next ? position + 1 : -1;
       }
     });
-    if (!ptx::named_barrier_any<Task::threads>(1, all_end)) return;
+    if (!ptx::named_barrier_any<Task::threads>(1, has_fault)) return;
     const i32 rows = task.template operand<0>().size[0];
     for (i32 row = task.thread; row < rows; row += Task::threads) next_position[row] = -1;
   }
@@ -165,12 +165,12 @@ struct next_token {
   }
   ETC_DEVICE static bool stops(const Task& task, i32 row, i32 token) {
     const auto stop = task.template operand<4>();
-    bool found = false;
+    bool is_stop = false;
 #pragma unroll 1
     for (i32 i = task.thread % 32; i < stop.size[1]; i += 32) {
-      found = found || i32(ptx::load4_l2(u64(stop.at(row, i)))) == token;
+      is_stop = is_stop || i32(ptx::load4_l2(u64(stop.at(row, i)))) == token;
     }
-    return __any_sync(~0u, found);
+    return __any_sync(~0u, is_stop);
   }
 };
 

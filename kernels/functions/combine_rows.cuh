@@ -51,10 +51,10 @@ struct combine_rows {
   struct Choices {
     i32 row;
     float weight;
-    u32 own;
+    u32 own_bits;
 
     ETC_DEVICE Choices(const Task& task, i32 first, i32 together)
-        : row(-1), weight(0.0f), own(0) {
+        : row(-1), weight(0.0f), own_bits(0) {
       const i32 token = first + task.thread / kTopK, k = task.thread % kTopK;
       if (task.thread < together * kTopK) {
         const auto place = last_axes<2>(task.template operand<0>());
@@ -73,23 +73,23 @@ struct combine_rows {
    private:
     // Moves the choices whose rows are on this rank to the front of their token's lanes.
     ETC_DEVICE void move_own(i32 lane) {
-      own = __ballot_sync(~0u, row >= 0);
-      u32 rest = own_of(lane / kTopK);
-      for (i32 n = lane % kTopK; n > 0; --n) rest &= rest - 1;
-      const i32 from = rest ? lane / kTopK * kTopK + __ffs(rest) - 1 : 0;
+      own_bits = __ballot_sync(~0u, row >= 0);
+      u32 bits_left = own_of(lane / kTopK);
+      for (i32 n = lane % kTopK; n > 0; --n) bits_left &= bits_left - 1;
+      const i32 from = bits_left ? lane / kTopK * kTopK + __ffs(bits_left) - 1 : 0;
       row = __shfl_sync(~0u, row, from);
       weight = __shfl_sync(~0u, weight, from);
     }
     // Choices without a row get the first row of their token, and the weight 0.
     ETC_DEVICE void fill_none(i32 lane) {
       static_assert(!Task::kSplit);
-      own = __ballot_sync(~0u, row >= 0);
-      const u32 known = own_of(lane / kTopK);
-      const i32 from = known ? lane / kTopK * kTopK + __ffs(known) - 1 : 0;
+      own_bits = __ballot_sync(~0u, row >= 0);
+      const u32 token_bits = own_of(lane / kTopK);
+      const i32 from = token_bits ? lane / kTopK * kTopK + __ffs(token_bits) - 1 : 0;
       const i32 first = __shfl_sync(~0u, row, from);
       if (row < 0) row = first, weight = 0.0f;
     }
-    ETC_DEVICE u32 own_of(i32 t) const { return own >> (t * kTopK) & ~0u >> (32 - kTopK); }
+    ETC_DEVICE u32 own_of(i32 t) const { return own_bits >> (t * kTopK) & ~0u >> (32 - kTopK); }
   };
 
   // Sums the rows of one token, from `column` on; `last`: the beginning of the last eight columns.
@@ -105,10 +105,10 @@ struct combine_rows {
       uint4 v[kParts][kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const i64 skipped = i64(__shfl_sync(~0u, choices.row, first + begin + k)) * stride;
+        const i64 row_offset = i64(__shfl_sync(~0u, choices.row, first + begin + k)) * stride;
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {
-          const u64 from = u64(product.at(0, minimum(column + p * 256, last))) + skipped;
+          const u64 from = u64(product.at(0, minimum(column + p * 256, last))) + row_offset;
           v[p][k] = is_any(begin + k, count) ? ptx::load16_last(from) : uint4{};
         }
       }

@@ -40,8 +40,8 @@ struct down_token {
         .weight = __uint_as_float(weight)};
     const auto finish = [&](i32 pair, float first, float second) {
       if constexpr (Task::kAdds) {
-        const auto added = task.template operand<4>();
-        const float2 more = unpack<Task::kIsHalf>(ptx::load4_l2(u64(added.at(0, 2 * pair))));
+        const auto addend = task.template operand<4>();
+        const float2 more = unpack<Task::kIsHalf>(ptx::load4_l2(u64(addend.at(0, 2 * pair))));
         first += more.x, second += more.y;
       }
       const auto y = task.template operand<Task::kReads>();

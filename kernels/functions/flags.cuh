@@ -41,19 +41,19 @@ struct add_flagged {
     const auto y = task.template operand<2>();
     const i32 columns = y.size[decltype(y)::kRank - 1];
     const u64 step = u64(parts.stride[0]) * sizeof(*parts.base);
-    bool wanted[kWorld];
+    bool is_needed[kWorld];
 #pragma unroll
-    for (int r = 0; r < kWorld; ++r) wanted[r] = r != task.g.rank;
+    for (int r = 0; r < kWorld; ++r) is_needed[r] = r != task.g.rank;
 #pragma unroll 1
     for (i32 column = task.thread * 8; column < columns; column += Task::threads * 8) {
-      const uint4 own = ptx::load16_l2(u64(x.at()) + column * 2);
+      const uint4 own_words = ptx::load16_l2(u64(x.at()) + column * 2);
       uint4 part[kWorld];
-      if (!flags.template load16<kWorld>(u64(parts.at()) + column * 4, step, wanted, part)) {
+      if (!flags.template load16<kWorld>(u64(parts.at()) + column * 4, step, is_needed, part)) {
         return false;
       }
       Sum8<Task::kIsHalf> sum;
 #pragma unroll
-      for (int r = 0; r < kWorld; ++r) sum.add(wanted[r] ? part[r] : own);
+      for (int r = 0; r < kWorld; ++r) sum.add(is_needed[r] ? part[r] : own_words);
       ptx::store16(u64(y.at()) + column * 2, sum.rounded());
     }
     return true;
@@ -64,10 +64,10 @@ struct add_flagged {
 template <class Task, class Flags>
 struct FlaggedTask : Task {
   const Flags& flags;
-  bool& met;
+  bool& is_met;
 
-  ETC_DEVICE FlaggedTask(const Task& task, const Flags& flags_, bool& met_)
-      : Task(task), flags(flags_), met(met_) {}
+  ETC_DEVICE FlaggedTask(const Task& task, const Flags& flags_, bool& is_met_)
+      : Task(task), flags(flags_), is_met(is_met_) {}
 };
 
 // Adds the parts of all ranks, in their order.
@@ -85,20 +85,20 @@ struct AddedWords {
   }
   // NOTE: after an abort all threads go on, to the barriers of the body.
   ETC_DEVICE void add(i32 column, i32 columns, typename Vectors::Sums& sums) const {
-    bool wanted[kWorld];
+    bool is_needed[kWorld];
 #pragma unroll
-    for (int r = 0; r < kWorld; ++r) wanted[r] = r != task.g.rank;
+    for (int r = 0; r < kWorld; ++r) is_needed[r] = r != task.g.rank;
 #pragma unroll
     for (int i = 0; i < Vectors::kAtOnce; ++i) {
       const i32 at = column + i * Vectors::kStep;
       if (at >= columns) break;
-      const uint4 own = ptx::load16_l2(x + at * 2);
+      const uint4 own_words = ptx::load16_l2(x + at * 2);
       uint4 part[kWorld] = {};
-      if (task.met) {
-        task.met = task.flags.template load16<kWorld>(parts + at * 4, step, wanted, part);
+      if (task.is_met) {
+        task.is_met = task.flags.template load16<kWorld>(parts + at * 4, step, is_needed, part);
       }
 #pragma unroll
-      for (int r = 0; r < kWorld; ++r) sums[i].add(wanted[r] ? part[r] : own);
+      for (int r = 0; r < kWorld; ++r) sums[i].add(is_needed[r] ? part[r] : own_words);
     }
   }
 };
@@ -109,10 +109,10 @@ struct add_flagged_norm {
   ETC_DEVICE static bool run(const Task& task, const Flags& flags) {
     using Flagged = FlaggedTask<Task, Flags>;
     const auto y = task.template operand<Task::kReads>();
-    bool met = true;
-    if (y.size[decltype(y)::kRank - 2] == 0) return met;
-    NormalizedRow<Flagged, AddedWords<Flagged>>::run(Flagged(task, flags, met));
-    return met;
+    bool is_met = true;
+    if (y.size[decltype(y)::kRank - 2] == 0) return is_met;
+    NormalizedRow<Flagged, AddedWords<Flagged>>::run(Flagged(task, flags, is_met));
+    return is_met;
   }
 };
 

@@ -36,21 +36,21 @@ struct gate_up_token {
         .by_vector = 0,
         .picked = 0,
         .weight = 1.0f};
-    const auto finish = [&](i32 pair, float left, float right) {
+    const auto finish = [&](i32 pair, float gate, float up) {
       auto* to = active.at(0, pair / columns, pair % columns);
-      *to = to->from(ActivationOf<Task>::apply(left, right));
+      *to = to->from(ActivationOf<Task>::apply(gate, up));
     };
     const i32 first = pairs.first_experts();
     if (!routed()) return;
     Best best(task, logits);
     best.pick_first(first);
     pairs.picked = best.expert();
-    const auto arrived = [&] {
+    const auto pick_others = [&] {
       best.pick_others();
       pairs.picked = best.expert();
       return true;
     };
-    pairs.multiply(task, arrived, finish);
+    pairs.multiply(task, pick_others, finish);
     prefetch_rows(task.thread < kPrefetchedFirst<Task>, down, best.expert());
   }
 };

@@ -68,7 +68,7 @@ struct GatheredRows {
 #pragma unroll
     for (u32 i = 0; i < kMostRows / 8; ++i) {
       const i32 row = minimum(i32(first + i * 8), numbers.size[0] - 1);
-      const u32 number = i * 8 < shape.loaded ? ptx::load4_l2(u64(numbers.at(row))) : 0;
+      const u32 number = i * 8 < shape.num_loaded ? ptx::load4_l2(u64(numbers.at(row))) : 0;
       offset[i] = number * (row_bytes / 16) + unit;
     }
     u32 column = 0;
@@ -85,7 +85,7 @@ struct GatheredRows {
             ptx::copy16_async(at + k * 8 * 128, from + u64(offset[k]) * 16, bytes);
           }
         };
-        switch (shape.loaded / kStep) {
+        switch (shape.num_loaded / kStep) {
           default: copy_two(8); [[fallthrough]];
           case 8: copy_two(7); [[fallthrough]];
           case 7: copy_two(6); [[fallthrough]];

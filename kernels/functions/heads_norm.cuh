@@ -36,8 +36,8 @@ struct push_squares {
       const uint4 v = ptx::load16_l2(u64(row.at(0, column)));
       const u32 word[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-      for (u32 each : word) {
-        const float2 pair = unpack<Task::kIsHalf>(each);
+      for (u32 bits : word) {
+        const float2 pair = unpack<Task::kIsHalf>(bits);
         sum = __fmaf_rn(pair.y, pair.y, __fmaf_rn(pair.x, pair.x, sum));
       }
     }

@@ -11,10 +11,10 @@ struct list_rows {
   static constexpr int kAtOnce = kWarps < 4 ? 4 / kWarps : 1;  // blocks per thread
 
   ETC_DEVICE static void run(const Task& task) {
-    const auto chosen = task.template operand<0>();
+    const auto choice_bits = task.template operand<0>();
     const auto before = task.template operand<1>();
     const auto tokens = task.template operand<2>();
-    const i32 blocks = chosen.size[1];
+    const i32 blocks = choice_bits.size[1];
     u32 sum = 0;  // tokens so far
     // NOTE: counted for all threads, not from each one's first block: see ptx::warp().
 #pragma unroll 1
@@ -24,7 +24,7 @@ struct list_rows {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         // Indices after the last block read it again, so that loads need no branch.
-        word[i] = ptx::load4_l2(u64(chosen.at(0, minimum(first + i * kThreads, blocks - 1))));
+        word[i] = ptx::load4_l2(u64(choice_bits.at(0, minimum(first + i * kThreads, blocks - 1))));
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -44,14 +44,14 @@ struct list_rows {
   }
 
  private:
-  // Returns `sum` plus the exclusive prefix sum of `own`; adds the total of `own` to `sum`.
-  ETC_DEVICE static u32 count(const Task& task, u32 own, u32& sum) {
-    u32 row = sum + ptx::warp_sum_before(own);
+  // Returns `sum` plus the exclusive prefix sum of `num_own`; adds the total of `num_own` to `sum`.
+  ETC_DEVICE static u32 count(const Task& task, u32 num_own, u32& sum) {
+    u32 row = sum + ptx::warp_sum_before(num_own);
     if constexpr (kWarps == 1) {
-      sum = __shfl_sync(~0u, row + own, 31);
+      sum = __shfl_sync(~0u, row + num_own, 31);
     } else {
       const i32 warp = task.thread / 32;
-      if (task.thread % 32 == 31) task.scratch[warp] = row + own - sum;
+      if (task.thread % 32 == 31) task.scratch[warp] = row + num_own - sum;
       task.sync();
 #pragma unroll
       for (i32 w = 0; w < kWarps; ++w) {

@@ -29,7 +29,7 @@ struct locate_rows {
   template <int kEach>
   ETC_DEVICE static void locate(const Task& task, i32 first, i32 choices) {
     const auto ids = task.template operand<0>();
-    const auto chosen = task.template operand<1>();
+    const auto choice_bits = task.template operand<1>();
     const auto before = task.template operand<2>();
     const auto expert_row = task.template operand<3>();
     const auto place = task.template operand<Task::kReads>();
@@ -48,7 +48,7 @@ struct locate_rows {
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
       const i32 e = is_own(expert[n]) ? expert[n] : 0;
-      bits[n] = ptx::load4_l2(u64(chosen.at(e)));
+      bits[n] = ptx::load4_l2(u64(choice_bits.at(e)));
       rank[n] = ptx::load4_l2(u64(before.at(e)));
       row[n] = ptx::load4_l2(u64(expert_row.at(e)));
     }
@@ -56,8 +56,8 @@ struct locate_rows {
     for (int n = 0; n < kEach; ++n) {
       const i32 token = choice(n) / kTopK;
       const u32 earlier = bits[n] & ((1u << token) - 1);
-      const i32 found = i32(row[n] + rank[n] + __popc(earlier));
-      *place.at(token, choice(n) % kTopK) = is_own(expert[n]) ? found : -1;
+      const i32 own_row = i32(row[n] + rank[n] + __popc(earlier));
+      *place.at(token, choice(n) % kTopK) = is_own(expert[n]) ? own_row : -1;
     }
   }
 

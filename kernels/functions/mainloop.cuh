@@ -43,23 +43,23 @@ template <class Program, class Multiply>
 ETC_DEVICE bool multiply_stages(
     const Run<Program>& run, StageReader<Program>& stages, u32 steps, u32 stage_bytes,
     bool is_gathered, Multiply multiply) {
-  bool lost = false;
+  bool is_lost = false;
   for (u32 k = 0; k < steps; ++k) {
     const u32 at = stages.next(stage_bytes);
-    if (!lost) lost = !stages.wait_full(run);
-    lost = __any_sync(~0u, lost);
+    if (!is_lost) is_lost = !stages.wait_full(run);
+    is_lost = __any_sync(~0u, is_lost);
     if (is_gathered) ptx::fence_proxy_async_shared();
     ptx::wgmma_fence();
     multiply(at, k);
     ptx::wgmma_commit();
     if (k > 0) {
       ptx::wgmma_wait<1>();
-      if (!lost) stages.release(stages.count() - 2);
+      if (!is_lost) stages.release(stages.count() - 2);
     }
   }
   ptx::wgmma_wait<0>();
-  if (!lost) stages.release(stages.count() - 1);
-  return lost;
+  if (!is_lost) stages.release(stages.count() - 1);
+  return is_lost;
 }
 
 // The store warp notifies, once the result of a task is in this rank's memory.
@@ -67,9 +67,9 @@ template <class Call, class Program>
 ETC_DEVICE bool notify_own_rank(
     const Run<Program>& run, const typename Call::Coord& c, u32& entered, Waiter who) {
   if constexpr (Call::kNotifies > 0) {
-    bool started = true;
-    if (threadIdx.x % 32 == 0) started = wait_peers<Program, Call>(run, c, who, entered);
-    if (!__shfl_sync(~0u, int(started), 0)) return false;
+    bool has_started = true;
+    if (threadIdx.x % 32 == 0) has_started = wait_peers<Program, Call>(run, c, who, entered);
+    if (!__shfl_sync(~0u, int(has_started), 0)) return false;
     notify_all<Program, Call>(run, c);
   }
   return true;

@@ -35,21 +35,21 @@ struct plan_shares {
   // each page that a row writes to.
   struct Layout {
     i32 *stages, *before, *row, *unit, *rounded;
-    u32* written;
+    u32* written_pages;
     ETC_DEVICE explicit Layout(u32* scratch)
         : stages(reinterpret_cast<i32*>(scratch)),
           before(stages + Task::kMostRows),
           row(before + Task::kMostRows + 1),
           unit(row + Task::kMostShares + 1),
           rounded(unit + Task::kMostShares + 1),
-          written(reinterpret_cast<u32*>(row)) {}
+          written_pages(reinterpret_cast<u32*>(row)) {}
   };
   static_assert((2 * Task::kMostRows + 1 + 3 * (Task::kMostShares + 1)) * 4 <= Shared::kScratchBytes);
   static_assert(Task::kMarks / 32 <= 3 * (Task::kMostShares + 1));
 
   ETC_DEVICE static void mark_written(const Task& task, const Layout& layout, i32 rows) {
 #pragma unroll 1
-    for (i32 n = task.thread; n < Task::kMarks / 32; n += kThreads) layout.written[n] = 0;
+    for (i32 n = task.thread; n < Task::kMarks / 32; n += kThreads) layout.written_pages[n] = 0;
     task.sync();  // no page is marked
 #pragma unroll 1
     for (i32 r = task.thread; r < rows; r += kThreads) {
@@ -57,7 +57,7 @@ struct plan_shares {
       if (row.length == 0) continue;
       const u64 numbers = Rows::pages(task, row.request);
       const u32 page = ptx::load4_l2(numbers + row.position / Task::kPageSize * 4) % Task::kMarks;
-      atomicOr(&layout.written[page / 32], 1u << page % 32);
+      atomicOr(&layout.written_pages[page / 32], 1u << page % 32);
     }
   }
   // A warp per row: reads its page numbers.
@@ -68,17 +68,18 @@ struct plan_shares {
       const auto row = Rows::row(task, r);
       const i32 begin = Rows::begin(task, row.length);
       const u64 numbers = Rows::pages(task, row.length > 0 ? row.request : 0);
-      const i32 used = (row.length + Task::kPageSize - 1) / Task::kPageSize;
+      const i32 num_pages = (row.length + Task::kPageSize - 1) / Task::kPageSize;
       bool is_out = false;
-      i32 stored = used;  // pages before the first one that a row writes to
+      i32 num_stored = num_pages;  // pages before the first one that a row writes to
 #pragma unroll 4
-      for (i32 n = begin / Task::kPageSize + task.thread % 32; n < used; n += 32) {
+      for (i32 n = begin / Task::kPageSize + task.thread % 32; n < num_pages; n += 32) {
         const u32 page = ptx::load4_l2(numbers + n * 4), mark = page % Task::kMarks;
         is_out = is_out || page >= pages;
-        if ((layout.written[mark / 32] >> mark % 32 & 1) != 0) stored = minimum(stored, n);
+        const bool is_written = (layout.written_pages[mark / 32] >> mark % 32 & 1) != 0;
+        if (is_written) num_stored = minimum(num_stored, n);
       }
       const bool is_there = !__any_sync(~0u, is_out) && row.length > 0;
-      const u32 before = ~ptx::warp_max(~u32(stored)) * Task::kPageSize;
+      const u32 before = ~ptx::warp_max(~u32(num_stored)) * Task::kPageSize;
       if (task.thread % 32 == 0) {
         const u64 to = u64(last_axes<2>(task.template operand<Rows::kEnd>()).at(r));
         const uint4 extent = make_uint4(u32(begin), u32(row.length), before, u32(row.request));
@@ -90,17 +91,17 @@ struct plan_shares {
 
   // By one warp; each lane has adjacent rows.
   ETC_DEVICE static void add_stages(const Layout& layout, i32 rows) {
-    const i32 each = (rows + 31) / 32, first = i32(ptx::lane()) * each;
+    const i32 rows_per_lane = (rows + 31) / 32, first = i32(ptx::lane()) * rows_per_lane;
     u32 sum = 0;
 #pragma unroll 1
-    for (i32 r = first; r < minimum(first + each, rows); ++r) sum += u32(layout.stages[r]);
+    for (i32 r = first; r < minimum(first + rows_per_lane, rows); ++r) sum += u32(layout.stages[r]);
     i32 before = i32(ptx::warp_sum_before(sum));
 #pragma unroll 1
-    for (i32 r = first; r < minimum(first + each, rows); ++r) {
+    for (i32 r = first; r < minimum(first + rows_per_lane, rows); ++r) {
       layout.before[r] = before;
       before += layout.stages[r];
     }
-    if (first + each >= rows && first < rows) layout.before[rows] = before;
+    if (first + rows_per_lane >= rows && first < rows) layout.before[rows] = before;
   }
 
   // Units before a row.
@@ -151,9 +152,10 @@ struct plan_shares {
       };
 #pragma unroll 1
       for (i32 s = task.thread * lists; s < shares; s += kThreads * lists) {
-        const u64 own = u64(u32(end(minimum(s + lists, shares)) - end(s)));
+        const u64 list_units = u64(u32(end(minimum(s + lists, shares)) - end(s)));
         is_long = is_long ||
-                  own * u32(shares) > u64(u32(total)) * u32(lists) + u32(Task::kSlack * shares);
+                  list_units * u32(shares) >
+                      u64(u32(total)) * u32(lists) + u32(Task::kSlack * shares);
       }
     }
     is_long = ptx::named_barrier_any<kThreads>(1, is_long);

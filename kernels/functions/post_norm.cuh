@@ -24,7 +24,7 @@ struct PostNormedRow {
     const u64 sum = u64(tile.at()), y = u64(task.template operand<kReads + 1>().at());
     const Added added(task);
     const i32 last = (columns - 1) / kChunk * kChunk;
-    uint4 v[kAtOnce], by[kAtOnce], other[kAtOnce];
+    uint4 v[kAtOnce], by[kAtOnce], addend[kAtOnce];
     float squares = 0.0f;
 #pragma unroll 1
     for (i32 first = 0; first <= last; first += kChunk) {
@@ -32,9 +32,9 @@ struct PostNormedRow {
       typename Vectors::Sums total = {};
       added.add(column, columns, total);
       if constexpr (Task::kHasBias) {
-        Vectors::fetch(u64(task.template operand<1>().at()), column, columns, other);
+        Vectors::fetch(u64(task.template operand<1>().at()), column, columns, addend);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) total[i].add(other[i]);
+        for (int i = 0; i < kAtOnce; ++i) total[i].add(addend[i]);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) v[i] = total[i].rounded();
@@ -48,9 +48,9 @@ struct PostNormedRow {
       const i32 column = task.thread * 8 + first;
       if (first != last) Vectors::fetch(y, column, columns, v);
       Vectors::fetch(gain, column, columns, by);
-      Vectors::fetch(residual, column, columns, other);
+      Vectors::fetch(residual, column, columns, addend);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) v[i] = multiplied(v[i], by[i], scale, other[i]);
+      for (int i = 0; i < kAtOnce; ++i) v[i] = multiplied(v[i], by[i], scale, addend[i]);
       store(sum, column, columns, v);
       if constexpr (Task::kNormalizesSum) squares += squares_of(v);
       if constexpr (!Task::kNormalizesSum) store(y, column, columns, v);
@@ -104,15 +104,15 @@ struct PostNormedRow {
     return rsqrtf(total / float(columns) + Task::kEps);
   }
   // v * scale * by + other, rounded once.
-  ETC_DEVICE static uint4 multiplied(uint4 v, uint4 by, float scale, uint4 other) {
+  ETC_DEVICE static uint4 multiplied(uint4 v, uint4 by, float scale, uint4 addend) {
     u32 word[4] = {v.x, v.y, v.z, v.w};
     const u32 gains[4] = {by.x, by.y, by.z, by.w};
-    const u32 others[4] = {other.x, other.y, other.z, other.w};
+    const u32 addends[4] = {addend.x, addend.y, addend.z, addend.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = unpack<Task::kIsHalf>(word[i]);
       const float2 of = unpack_gains<Task::kIsHalf, Task::kGainOffset>(gains[i]);
-      const float2 to = unpack<Task::kIsHalf>(others[i]);
+      const float2 to = unpack<Task::kIsHalf>(addends[i]);
       word[i] = pack<Task::kIsHalf>(
           pair.x * scale * of.x + to.x, pair.y * scale * of.y + to.y);
     }

@@ -13,10 +13,10 @@ struct push_far : push_rows<Task> {
   ETC_DEVICE static void send(const Task& task, u64 self, u64 word) {
     const auto x = task.template operand<0>();
     // NOTE: the block of a far rank has the address 0, so this is the place in the block.
-    const auto arrived = task.template operand<1>();
-    const u64 count = x.count() < arrived.count() ? x.count() : arrived.count();
-    const u64 to = self + u64(arrived.at());
-    Far::put(u64(x.at()), to, count * sizeof(*x.base), word, 1, arrived.rank);
+    const auto arrival = task.template operand<1>();
+    const u64 count = x.count() < arrival.count() ? x.count() : arrival.count();
+    const u64 to = self + u64(arrival.at());
+    Far::put(u64(x.at()), to, count * sizeof(*x.base), word, 1, arrival.rank);
   }
 };
 

@@ -41,7 +41,7 @@ struct quantize_rows {
     }
 #pragma unroll
     for (i32 i = 0; i < kAtOnce; ++i) most[i] = most_of(v[i]);
-    const float own = most_of_pairs(most, lane), factor = __fdiv_rn(kMostCode, own);
+    const float group_most = most_of_pairs(most, lane), factor = __fdiv_rn(kMostCode, group_most);
 #pragma unroll
     for (i32 i = 0; i < kAtOnce; ++i) {
       const i32 column = first + i * kStep + lane * 8;
@@ -50,7 +50,7 @@ struct quantize_rows {
     }
     const i32 group = first / i32(kBlockDepth) + lane % kLanes + lane / kLanes;
     if (lane % 2 == 0 && group * i32(kBlockDepth) < columns) {
-      ptx::store4(scales + group * 4, __float_as_uint(__fdiv_rn(own, kMostCode)));
+      ptx::store4(scales + group * 4, __float_as_uint(__fdiv_rn(group_most, kMostCode)));
     }
   }
 
@@ -63,9 +63,9 @@ struct quantize_rows {
       const bool is_upper = (lane & step) != 0;
 #pragma unroll
       for (i32 i = 0; i < step / 2; ++i) {
-        const float other = is_upper ? most[i] : most[i + step / 2];
-        const float kept = is_upper ? most[i + step / 2] : most[i];
-        most[i] = fmaxf(kept, __shfl_xor_sync(~0u, other, step));
+        const float sent_most = is_upper ? most[i] : most[i + step / 2];
+        const float kept_most = is_upper ? most[i + step / 2] : most[i];
+        most[i] = fmaxf(kept_most, __shfl_xor_sync(~0u, sent_most, step));
       }
     }
     return fmaxf(most[0], __shfl_xor_sync(~0u, most[0], 1));

@@ -152,8 +152,8 @@ struct NormalizedRow {
     ETC_DEVICE bool fetch_sums(
         i32 first, i32 column, Ready ready, uint4 (&v)[kAtOnce]) const {
       if constexpr (kAdds) {
-        uint4 other[kAtOnce], of_bias[kAtOnce];
-        fetch(residual, column, columns, other);
+        uint4 of_residual[kAtOnce], of_bias[kAtOnce];
+        fetch(residual, column, columns, of_residual);
         if constexpr (Task::kHasBias) fetch(bias, column, columns, of_bias);
         if (!ready()) return false;
         typename Vectors::Sums total = {};
@@ -162,7 +162,7 @@ struct NormalizedRow {
         for (int i = 0; i < kAtOnce; ++i) {
           if (first + i * kStep >= columns) break;
           if constexpr (Task::kHasBias) total[i].add(of_bias[i]);
-          total[i].add(other[i]);
+          total[i].add(of_residual[i]);
           v[i] = total[i].rounded();
           const i32 at = column + i * kStep;
           if (at < columns) ptx::store16(sum + at * 2, v[i]);

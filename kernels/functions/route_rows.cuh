@@ -25,52 +25,52 @@ struct route_rows {
     static_assert(Layout::kBytes <= Shared::kScratchBytes);
     const Layout layout(task.scratch);
     const i32 rows = num_rows(task.template operand<kPlace>());
-    for (i32 i = task.thread; i < kExperts * kWords; i += Task::threads) layout.chosen[i] = 0;
+    for (i32 i = task.thread; i < kExperts * kWords; i += Task::threads) layout.choice_bits[i] = 0;
     if (!ready()) return;
     task.sync();
-    const i32 chosen = task.template operand<0>().size[0];  // in this task
-    if (chosen < rows) read(task, layout, chosen * kTopK, rows * kTopK);
-    if (chosen > kWarps) {
+    const i32 num_chosen = task.template operand<0>().size[0];  // in this task
+    if (num_chosen < rows) read(task, layout, num_chosen * kTopK, rows * kTopK);
+    if (num_chosen > kWarps) {
       choose<2>(task, layout);
-    } else if (chosen > 0) {
+    } else if (num_chosen > 0) {
       choose<1>(task, layout);
     }
     task.sync();
     const i32 most = task.number_tile_rows(task.g);
-    const bool gathers = task.number_gathers(task.g) != 0;
-    if (task.thread < 32) number_tiles(task.thread, layout, most, gathers);
+    const bool is_gathered = task.number_gathers(task.g) != 0;
+    if (task.thread < 32) number_tiles(task.thread, layout, most, is_gathered);
     task.sync();
-    list_tiles(task, layout, most, gathers, rows);
-    locate(task, layout, most, gathers, rows);
+    list_tiles(task, layout, most, is_gathered, rows);
+    locate(task, layout, most, is_gathered, rows);
   }
 
  private:
-  // In scratch memory. chosen [kWords][kExperts]: a bit for each row that chose the expert. tile
-  // [kExperts + 1]: the first tile of each expert, then the number of tiles. choice [kMost][kTopK]:
-  // the experts of each row.
+  // In scratch memory. choice_bits [kWords][kExperts]: a bit for each row that chose the expert.
+  // tile [kExperts + 1]: the first tile of each expert, then the number of tiles. choice
+  // [kMost][kTopK]: the experts of each row.
   struct Layout {
     static constexpr i32 kBytes = (kExperts * (kWords + 1) + 1) * 4 + kMost * kTopK * 2;
-    u32 *chosen, *tile;
+    u32 *choice_bits, *tile;
     u16* choice;
 
     ETC_DEVICE explicit Layout(u32* scratch)
-        : chosen(scratch),
+        : choice_bits(scratch),
           tile(scratch + kExperts * kWords),
           choice(reinterpret_cast<u16*>(tile + kExperts + 1)) {}
     // Sets choice i, an expert or -1.
     ETC_DEVICE void mark(i32 i, i32 expert) const {
       const i32 row = i / kTopK;
       choice[i] = u16(expert);
-      if (expert >= 0) atomicOr(&chosen[row / 32 * kExperts + expert], 1u << row % 32);
+      if (expert >= 0) atomicOr(&choice_bits[row / 32 * kExperts + expert], 1u << row % 32);
     }
     // The number of rows before row `end` that chose an expert.
     ETC_DEVICE i32 count(i32 expert, i32 end = kMost) const {
       i32 sum = 0;
 #pragma unroll
       for (i32 w = 0; w < kWords; ++w) {
-        const i32 left = end - w * 32;
-        const u32 mask = left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1;
-        sum += __popc(chosen[w * kExperts + expert] & mask);
+        const i32 num_left = end - w * 32;
+        const u32 mask = num_left >= 32 ? ~0u : num_left <= 0 ? 0u : (1u << num_left) - 1;
+        sum += __popc(choice_bits[w * kExperts + expert] & mask);
       }
       return sum;
     }
@@ -115,18 +115,18 @@ struct route_rows {
     }
   }
 
-  ETC_DEVICE static i32 tiles_of(i32 rows, i32 most, bool gathers) {
-    return gathers ? (rows + most - 1) / most : minimum(rows, 1);
+  ETC_DEVICE static i32 tiles_of(i32 rows, i32 most, bool is_gathered) {
+    return is_gathered ? (rows + most - 1) / most : minimum(rows, 1);
   }
 
   // One warp computes the first tile of each expert: a prefix sum.
   ETC_DEVICE static void number_tiles(
-      i32 lane, const Layout& layout, i32 most, bool gathers) {
+      i32 lane, const Layout& layout, i32 most, bool is_gathered) {
     i32 tiles[kPerLane], sum = 0;
 #pragma unroll
     for (i32 i = 0; i < kPerLane; ++i) {
       const i32 expert = lane * kPerLane + i;
-      tiles[i] = expert < kExperts ? tiles_of(layout.count(expert), most, gathers) : 0;
+      tiles[i] = expert < kExperts ? tiles_of(layout.count(expert), most, is_gathered) : 0;
       sum += tiles[i];
     }
     u32 first = ptx::warp_sum_before(sum);
@@ -141,12 +141,12 @@ struct route_rows {
 
   // One thread writes the tiles of an expert; then all threads clear the unused tiles.
   ETC_DEVICE static void list_tiles(
-      const Task& task, const Layout& layout, i32 most, bool gathers, i32 rows) {
-    const auto listed = task.template operand<Task::kReads + 3>();
-    constexpr int kAxis = decltype(listed)::kRank - 2;
+      const Task& task, const Layout& layout, i32 most, bool is_gathered, i32 rows) {
+    const auto tile_list = task.template operand<Task::kReads + 3>();
+    constexpr int kAxis = decltype(tile_list)::kRank - 2;
     const auto write = [&](i32 tile, i32 expert, i32 count) {
       if (count > 0) expert -= task.g.rank * Task::kOwnExperts;
-      ptx::store8(u64(listed.at() + 2 * tile), u32(expert), u32(count));
+      ptx::store8(u64(tile_list.at() + 2 * tile), u32(expert), u32(count));
     };
     constexpr i32 kSteps = (kExperts + Task::threads - 1) / Task::threads;
 #pragma unroll
@@ -154,35 +154,35 @@ struct route_rows {
       const i32 e = task.thread + n * Task::threads;
       if (e >= kExperts) break;
       const i32 count = layout.count(e), first = i32(layout.tile[e]);
-      const i32 tiles = tiles_of(count, most, gathers);
+      const i32 tiles = tiles_of(count, most, is_gathered);
 #pragma unroll 1
       for (i32 i = 0; i < tiles; ++i) {
-        write(first + i, e, gathers ? minimum(count - i * most, most) : rows);
+        write(first + i, e, is_gathered ? minimum(count - i * most, most) : rows);
       }
     }
-    const i32 used = i32(layout.tile[kExperts]);
-    if (task.thread == 0) *task.template operand<Task::kReads + 4>().at() = used;
+    const i32 num_tiles = i32(layout.tile[kExperts]);
+    if (task.thread == 0) *task.template operand<Task::kReads + 4>().at() = num_tiles;
 #pragma unroll 1
-    for (i32 tile = used + task.thread; tile < listed.size[kAxis]; tile += Task::threads) {
+    for (i32 tile = num_tiles + task.thread; tile < tile_list.size[kAxis]; tile += Task::threads) {
       write(tile, 0, 0);
     }
   }
 
   // Writes the place of each choice.
   ETC_DEVICE static void locate(
-      const Task& task, const Layout& layout, i32 most, bool gathers, i32 rows) {
+      const Task& task, const Layout& layout, i32 most, bool is_gathered, i32 rows) {
     const auto place = task.template operand<kPlace>();
     const i32 stride = task.number_stride(task.g);
 #pragma unroll 1
     for (i32 i = task.thread; i < rows * kTopK; i += Task::threads) {
       const i32 row = i / kTopK;
       const u32 expert = layout.choice[i];
-      i32 found = -1;
+      i32 place_row = -1;
       if (expert != kNone) {
-        const i32 number = gathers ? layout.count(expert, row) : row, tile = number / most;
-        found = (i32(layout.tile[expert]) + tile) * stride + number - tile * most;
+        const i32 number = is_gathered ? layout.count(expert, row) : row, tile = number / most;
+        place_row = (i32(layout.tile[expert]) + tile) * stride + number - tile * most;
       }
-      *Choice::at_choice(place, row, i % kTopK) = found;
+      *Choice::at_choice(place, row, i % kTopK) = place_row;
     }
   }
 };

@@ -43,17 +43,17 @@ struct ExpertChoice {
     const u64 from = logits + first * 4;
 #pragma unroll
     for (int i = 0; i < kEach; i += kStep) {
-      const bool inside = kExperts % 32 == 0 || first + i < kExperts;
+      const bool is_inside = kExperts % 32 == 0 || first + i < kExperts;
       if constexpr (kStep == 4) {
-        const uint4 v = inside ? ptx::load16_l2(from + i * 4) : uint4{};
+        const uint4 v = is_inside ? ptx::load16_l2(from + i * 4) : uint4{};
         const u32 bits[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const bool has = kExperts % 4 == 0 ? inside : first + i + j < kExperts;
-          keys[i + j] = has ? key_of(with_bias(task, bits[j], first + i + j)) : 0;
+          const bool has_expert = kExperts % 4 == 0 ? is_inside : first + i + j < kExperts;
+          keys[i + j] = has_expert ? key_of(with_bias(task, bits[j], first + i + j)) : 0;
         }
       } else {
-        keys[i] = inside ? key_of(with_bias(task, ptx::load4_l2(from + i * 4), first + i)) : 0;
+        keys[i] = is_inside ? key_of(with_bias(task, ptx::load4_l2(from + i * 4), first + i)) : 0;
       }
     }
   }
@@ -65,7 +65,7 @@ struct ExpertChoice {
   struct Picks {
     Keys keys[kTokens];
     Order order[kTokens];  // the lane's experts, the best one first
-    u32 chosen[kTokens];
+    u32 best_expert[kTokens];
     float value[kTokens];
 
     ETC_DEVICE void sort_keys() {
@@ -88,7 +88,7 @@ struct ExpertChoice {
           const u32 expert = __shfl_sync(~0u, lane * kEach + (u32(order[t]) & 15), winner[t]);
           if (lane == u32(k)) {
             value[t] = value_of(top[t]);
-            chosen[t] = expert;
+            best_expert[t] = expert;
           }
           if (lane == winner[t]) {
             order[t] >>= 4;
@@ -115,7 +115,7 @@ struct ExpertChoice {
     }
     ETC_DEVICE void pick_others() { picks_.pick(lane_, first_, kTopK); }
     // The k-th expert on lane k. By whole warps.
-    ETC_DEVICE u32 expert() const { return picks_.chosen[0]; }
+    ETC_DEVICE u32 expert() const { return picks_.best_expert[0]; }
 
    private:
     Picks<1> picks_ = {};
@@ -163,12 +163,12 @@ struct ExpertChoice {
     for (int n = 0; n < kRows; ++n) {
       float logit = picks.value[n];
       if constexpr (!kByLogit) {
-        const u32 bits = ptx::load4_l2(address(n) + picks.chosen[n] * 4);
-        logit = __uint_as_float(with_bias(task, bits, picks.chosen[n]));
+        const u32 bits = ptx::load4_l2(address(n) + picks.best_expert[n] * 4);
+        logit = __uint_as_float(with_bias(task, bits, picks.best_expert[n]));
       }
       const float weight = weight_of(lane, logit, all[n]);
       if (row(n) < rows && lane < kTopK) {
-        const i32 expert = is_used[n] ? i32(picks.chosen[n]) : -1;
+        const i32 expert = is_used[n] ? i32(picks.best_expert[n]) : -1;
         *at_choice(ids, row(n), lane) = expert;
         *at_choice(weights, row(n), lane) = is_used[n] ? weight : 0.0f;
         mark(row(n), lane, expert);
@@ -238,7 +238,7 @@ struct ExpertChoice {
   ETC_DEVICE static void leave_out(u32 lane, Keys& keys) {
     static_assert(kExperts % Task::kGroups == 0);
     constexpr u32 kSize = kExperts / Task::kGroups;
-    u32 own = 0;  // the key of group `lane`
+    u32 own_key = 0;  // the key of group `lane`
 #pragma unroll 1
     for (u32 group = 0; group < Task::kGroups; ++group) {
       u32 best = 0, second = 0;  // of this lane's experts in the group
@@ -254,20 +254,20 @@ struct ExpertChoice {
         const u32 winner = __ffs(__ballot_sync(~0u, best == top)) - 1;
         score += value_of(ptx::warp_max(lane == winner ? second : best));
       }
-      if (lane == group) own = key_of_any(score);
+      if (lane == group) own_key = key_of_any(score);
     }
-    u32 chosen = 0;  // a bit for each group
+    u32 group_bits = 0;  // of the best groups
 #pragma unroll 1
     for (int n = 0; n < Task::kTopGroups; ++n) {
-      const u32 winner = __ffs(__ballot_sync(~0u, own == ptx::warp_max(own))) - 1;
-      if (lane == winner) own = 0;
-      chosen |= 1u << winner;
+      const u32 winner = __ffs(__ballot_sync(~0u, own_key == ptx::warp_max(own_key))) - 1;
+      if (lane == winner) own_key = 0;
+      group_bits |= 1u << winner;
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       // NOTE: beyond the last expert, a shift by 32 or more has no meaning; the key is 0.
       const u32 group = (lane * kEach + i) / kSize;
-      if (group >= Task::kGroups || (chosen >> group & 1) == 0) keys[i] = 0;
+      if (group >= Task::kGroups || (group_bits >> group & 1) == 0) keys[i] = 0;
     }
   }
 
@@ -304,10 +304,11 @@ struct ExpertChoice {
     for (int end = kEach - 1; end > 0; --end) {
 #pragma unroll
       for (int i = 0; i < end; ++i) {
-        const bool swap = keys[i + 1] > keys[i];
+        const bool is_greater = keys[i + 1] > keys[i];
         const u32 key = keys[i], place = from[i];
-        keys[i] = swap ? keys[i + 1] : key, from[i] = swap ? from[i + 1] : place;
-        keys[i + 1] = swap ? key : keys[i + 1], from[i + 1] = swap ? place : from[i + 1];
+        keys[i] = is_greater ? keys[i + 1] : key, from[i] = is_greater ? from[i + 1] : place;
+        keys[i + 1] = is_greater ? key : keys[i + 1];
+        from[i + 1] = is_greater ? place : from[i + 1];
       }
     }
 #pragma unroll

@@ -12,10 +12,10 @@ namespace etc {
 template <class Task>
 constexpr i32 kPrefetchedFirst = (Task::kTopK + 1) / 2;
 
-// Prefetches rows of an expert into L2 if `wanted` for this thread.
+// Prefetches rows of an expert into L2 if `is_needed` for this thread.
 template <class Tile>
-ETC_DEVICE void prefetch_rows(bool wanted, const Tile& rows, u32 expert) {
-  if (wanted && rows.size[1] > 0) {
+ETC_DEVICE void prefetch_rows(bool is_needed, const Tile& rows, u32 expert) {
+  if (is_needed && rows.size[1] > 0) {
     const u64 first = u64(rows.at()) + u64(expert) * u64(rows.stride[0]) * 2;
     ptx::prefetch_l2(first, u32(rows.size[1] * rows.size[2]) * 2);
   }
@@ -160,9 +160,9 @@ struct RowPairs {
     const u64 from = at.row + u64(expert) * by_step + column * 2;
 #pragma unroll
     for (i32 i = 0; i < kParts; ++i) {
-      const bool inside = i * 32 + lane % 4 * 8 < left(at, end, column);
-      to.weight[i][0] = ptx::load16_once_if(inside, from + i * 64);
-      to.weight[i][1] = ptx::load16_once_if(inside, from + apart + i * 64);
+      const bool is_inside = i * 32 + lane % 4 * 8 < left(at, end, column);
+      to.weight[i][0] = ptx::load16_once_if(is_inside, from + i * 64);
+      to.weight[i][1] = ptx::load16_once_if(is_inside, from + apart + i * 64);
     }
   }
   ETC_DEVICE void fetch_vector(const Place& at, i32 end, i32 lane, Step& to) const {

@@ -28,7 +28,7 @@ struct RowsTiles {
     // would be live throughout the lane's loop.
     float d[kMost / 2];
     clear(d);
-    bool lost = false;
+    bool is_lost = false;
     const bool is_sum = (kVariants & variant & kSumOfParts) != 0;
     if (is_sum) {
       if constexpr ((kVariants & kSumOfParts) != 0) {
@@ -45,7 +45,7 @@ struct RowsTiles {
       }
     } else {
       Tiles::with(ptx::load_shared(at_shape) & 255, [&](auto tile) ETC_INLINE {
-        lost = multiply<decltype(tile)::value, kMayBeGated>(
+        is_lost = multiply<decltype(tile)::value, kMayBeGated>(
             run, stages, count, at_shape, wg, is_gated, d);
       });
     }
@@ -63,18 +63,18 @@ struct RowsTiles {
         });
       }
     }
-    if (is_part && !lost) {
+    if (is_part && !is_lost) {
       store_part(part_address(words), d, read_shape(at_shape).columns / 8);
     }
-    lost = ptx::named_barrier_any<128>(2 + wg, lost);
-    if (!lost && !is_part) {
+    is_lost = ptx::named_barrier_any<128>(2 + wg, is_lost);
+    if (!is_lost && !is_part) {
       if constexpr (Epilogue::kOnlyRounds) {
         store(run, words, d, wg);
       } else {
         apply(run, words, read_shape(at_shape).columns, d, wg);
       }
     }
-    return !lost;
+    return !is_lost;
   }
 
  private:

@@ -104,11 +104,11 @@ struct least_kept {
     // NOTE: not unrolled, since the code is large.
 #pragma unroll 1
     for (int n = 0; n < 2; ++n) {
-      const bool weighs = n == 1;
-      if (!(scale > 0.0f && (weighs ? top_p < 1.0f : top_k > 0))) continue;
-      if (weighs) search.largest = search.largest_of_row();
-      const float goal = weighs ? top_p : float(minimum(top_k, search.columns));
-      least = search.run(weighs, least, goal);
+      const bool is_weighted = n == 1;
+      if (!(scale > 0.0f && (is_weighted ? top_p < 1.0f : top_k > 0))) continue;
+      if (is_weighted) search.largest = search.largest_of_row();
+      const float goal = is_weighted ? top_p : float(minimum(top_k, search.columns));
+      least = search.run(is_weighted, least, goal);
     }
     if (task.thread == 0) {
       *task.template operand<2>().at() = least > 0 ? number(least) : minus_infinity();
@@ -120,8 +120,8 @@ struct least_kept {
 
   // The bits of a logit as an integer that sorts like it; 0 for NaN, which is ignored.
   ETC_DEVICE static u32 key(u32 bits, float logit) {
-    const u32 ordered = bits ^ ((bits & 0x8000u) != 0 ? 0xffffu : 0x8000u);
-    return logit == logit ? ordered : 0;
+    const u32 key_bits = bits ^ ((bits & 0x8000u) != 0 ? 0xffffu : 0x8000u);
+    return logit == logit ? key_bits : 0;
   }
   ETC_DEVICE static float number(u32 key) {
     const u32 bits = key ^ ((key & 0x8000u) != 0 ? 0x8000u : 0xffffu);
@@ -140,35 +140,35 @@ struct least_kept {
       from = u64(x.at()), columns = x.size[1];
     }
 
-    // The largest key such that at least `goal` logits are not below it. weighs: the largest such
+    // The largest key such that at least `goal` logits are not below it. is_weighted: the largest such
     // that these logits have `goal` of the probability of all that are not below `least`.
-    ETC_DEVICE u32 run(bool weighs, u32 least, float goal) const {
-      u32 found = 0;
+    ETC_DEVICE u32 run(bool is_weighted, u32 least, float goal) const {
+      u32 bound = 0;
 #pragma unroll 1
       for (int shift = 14; shift >= 0; shift -= 2) {
         float sum[4] = {};
         const u32 step = 1u << shift;
         each([&](u32 bits) {
           const float logit = unpack<Task::kIsHalf>(bits).x;
-          const u32 own = key(bits, logit);
-          if (own == 0 || own < found || own < least) return;
-          const float weight = weighs ? ptx::exp2((logit - largest) * scale) : 1.0f;
+          const u32 own_key = key(bits, logit);
+          if (own_key == 0 || own_key < bound || own_key < least) return;
+          const float weight = is_weighted ? ptx::exp2((logit - largest) * scale) : 1.0f;
 #pragma unroll
           for (int n = 0; n < 4; ++n) {
-            if (own >= found + n * step) sum[n] += weight;
+            if (own_key >= bound + n * step) sum[n] += weight;
           }
         });
         total(sum);
-        if (weighs && shift == 14) goal *= sum[0];
+        if (is_weighted && shift == 14) goal *= sum[0];
 #pragma unroll
         for (int n = 3; n > 0; --n) {
           if (sum[n] >= goal) {
-            found += n * step;
+            bound += n * step;
             break;
           }
         }
       }
-      return found < least ? least : found;
+      return bound < least ? least : bound;
     }
     ETC_DEVICE float largest_of_row() const {
       float most = minus_infinity();

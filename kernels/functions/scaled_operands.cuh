@@ -51,7 +51,7 @@ template <class Element, u32 kLanes>
 struct RowScales {
   u64 first, second;
   u32 blocks, block;
-  u32 own[2] = {}, later[2] = {};  // their bits
+  u32 own_bits[2] = {}, later[2] = {};  // their bits
 
   ETC_DEVICE RowScales(u64 first_row, u64 second_row, u32 num_blocks)
       : first(first_row), second(second_row), blocks(num_blocks), block(ptx::lane() % kLanes) {
@@ -60,11 +60,11 @@ struct RowScales {
   // Those of block n; called for one n after the other.
   ETC_DEVICE float2 of(u32 n) {
     if (n % kLanes == 0) {
-      own[0] = later[0], own[1] = later[1], block += kLanes;
-      ptx::keep_order(own[0]), ptx::keep_order(own[1]);  // copied before they are loaded
+      own_bits[0] = later[0], own_bits[1] = later[1], block += kLanes;
+      ptx::keep_order(own_bits[0]), ptx::keep_order(own_bits[1]);  // copied before they are loaded
       load();
     }
-    return make_float2(scale(own[0], n), scale(own[1], n));
+    return make_float2(scale(own_bits[0], n), scale(own_bits[1], n));
   }
 
  private:
@@ -120,10 +120,10 @@ ETC_DEVICE bool multiply_codes(
   OfWeights w(scales.w, scales.w + scales.w_pitch, scales.blocks);
   OfWeights up(scales.up, scales.up + scales.w_pitch, scales.blocks);
   constexpr u32 kStep = scale_step(kHasUp ? kPart : kColumns);
-  bool lost = false;
+  bool is_lost = false;
   const auto wait = [&]() ETC_INLINE {
-    if (!lost) lost = !stages.wait_full(run);
-    lost = __any_sync(~0u, lost);
+    if (!is_lost) is_lost = !stages.wait_full(run);
+    is_lost = __any_sync(~0u, is_lost);
   };
   u32 at = stages.next(boxes.bytes);
   const WgmmaTurns turns{wg};
@@ -149,9 +149,9 @@ ETC_DEVICE bool multiply_codes(
       ptx::wgmma_commit();
       if constexpr (kFirst == 0) rows = x.of(n);
       if constexpr (kFirst == 0 || kHasUp) {
-        const float2 both = kFirst == 0 ? w.of(n) : up.of(n);
-        near = make_float2(rows.x * both.x, rows.y * both.x);
-        far = make_float2(rows.x * both.y, rows.y * both.y);
+        const float2 scale_pair = kFirst == 0 ? w.of(n) : up.of(n);
+        near = make_float2(rows.x * scale_pair.x, rows.y * scale_pair.x);
+        far = make_float2(rows.x * scale_pair.y, rows.y * scale_pair.y);
       }
       // NOTE: long before the next stage is read, since then the latency of the test is hidden.
       if constexpr (kIsLast) has_next = stages.has_next();
@@ -160,7 +160,7 @@ ETC_DEVICE bool multiply_codes(
       ptx::wgmma_wait<0>();
 #pragma unroll
       for (float& sum : sums) ptx::keep_order(sum);
-      if (kIsLast && !lost) stages.release(stages.count() - 1);
+      if (kIsLast && !is_lost) stages.release(stages.count() - 1);
       add_part<kFirst, kStep>(d, sums, near, far, end);
     };
     multiply(Number<0u>{});
@@ -168,7 +168,7 @@ ETC_DEVICE bool multiply_codes(
     at = stages.next_if(!is_last, boxes.bytes, at);
     if (!is_last && !has_next) wait();
   }
-  return lost;
+  return is_lost;
 }
 
 }  // namespace etc

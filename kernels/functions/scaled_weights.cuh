@@ -110,19 +110,21 @@ struct BlockScales {
   static constexpr u32 kLanes = Rows::kLanes;
   const Rows& rows;
   u32 block, step;
-  float2 own, later;
+  float2 own_scales, later;
 
   ETC_DEVICE BlockScales(const Rows& of, u32 first, u32 turn)
       : rows(of), block(first + ptx::lane() % kLanes * turn), step(kLanes * turn),
-        own(rows.scales_of(block)), later(rows.scales_of(block += step)) {}
+        own_scales(rows.scales_of(block)), later(rows.scales_of(block += step)) {}
 
   // Those of block n of the warpgroup; called for one n after the other.
   ETC_DEVICE float2 of(u32 n) {
-    if constexpr (!Rows::kHasBlocks) return own;
+    if constexpr (!Rows::kHasBlocks) return own_scales;
     const u32 from = n % kLanes;
     const float2 scale =
-        make_float2(__shfl_sync(~0u, own.x, from, kLanes), __shfl_sync(~0u, own.y, from, kLanes));
-    if (from == kLanes - 1) own = later, later = rows.scales_of(block += step);
+        make_float2(
+            __shfl_sync(~0u, own_scales.x, from, kLanes),
+            __shfl_sync(~0u, own_scales.y, from, kLanes));
+    if (from == kLanes - 1) own_scales = later, later = rows.scales_of(block += step);
     return scale;
   }
 };
@@ -149,7 +151,7 @@ struct BlockReader {
   u32 turn;                       // from one of the warpgroup's blocks to the next
   u32 first, end, count;          // the warpgroup's blocks in a stage, and their number in the task
   u32 at = 0, block = 0;          // the place of the stage in the ring, and the block in it
-  bool lost = false;              // whether a wait has failed
+  bool is_lost = false;              // whether a wait has failed
   bool has_next = false;          // what look() has seen
 
   ETC_DEVICE BlockReader(
@@ -175,23 +177,23 @@ struct BlockReader {
   // From a block to the next one, whose stage it waits for, or if it is the last one to an earlier
   // one of the same stage. Returns whether it is the last one of its stage.
   ETC_DEVICE bool advance(bool is_last) {
-    const bool ends = ends_stage(), is_next = ends && !is_last;
-    block = ends ? first : block + 1;
+    const bool is_end = ends_stage(), is_next = is_end && !is_last;
+    block = is_end ? first : block + 1;
     at = stages.next_if(is_next, bytes, at);
     if (is_next && !has_next) wait();
-    return ends;
+    return is_end;
   }
   // The stage of the block; all lanes have read `n` when it is released.
   ETC_DEVICE u32 stage() const { return stages.count() - 1; }
   ETC_DEVICE void release(u32 n) const {
     __syncwarp();  // all lanes have read it
-    if (!lost) stages.release(n);
+    if (!is_lost) stages.release(n);
   }
 
  private:
   ETC_DEVICE void wait() {
-    if (!lost) lost = !stages.wait_full(run);
-    lost = __any_sync(~0u, lost);
+    if (!is_lost) is_lost = !stages.wait_full(run);
+    is_lost = __any_sync(~0u, is_lost);
   }
 };
 
@@ -265,7 +267,7 @@ ETC_DEVICE bool multiply_by_warps(
 #pragma unroll
     for (u32 n = 0; n < kRows / 2; ++n) sums[0][n] += sums[1][n];
     add_scaled(d, sums[0], scale);
-    if (is_last) return reader.lost;
+    if (is_last) return reader.is_lost;
   }
 }
 
@@ -321,7 +323,7 @@ ETC_DEVICE bool multiply_widened(
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
     ptx::wgmma_commit();
-    const bool is_last = i + 1 == reader.count, ends_stage = reader.advance(is_last);
+    const bool is_last = i + 1 == reader.count, is_end = reader.advance(is_last);
     codes.widen_to(a[1]);
     load(0);
     ptx::wgmma_fence();
@@ -339,9 +341,9 @@ ETC_DEVICE bool multiply_widened(
 #pragma unroll
     for (float& sum : sums) ptx::keep_order(sum);
     add_scaled(d, sums, scale);
-    if (ends_stage) reader.release(stage);
+    if (is_end) reader.release(stage);
   }
-  return reader.lost;
+  return reader.is_lost;
 }
 
 // The most rows of x whose sums of a block, and codes ahead, fit in the registers of a thread.
@@ -392,15 +394,15 @@ ETC_DEVICE bool multiply_by_halves(
     add_scaled<0>(d, sums, scale);
     multiply(0, 1);
     multiply(1, 1);
-    const bool ends_stage = reader.advance(is_last);
+    const bool is_end = reader.advance(is_last);
     ptx::wgmma_wait<1>();  // the first registers have been read
     if (!is_last) widen_to(a[0], 0, begin + reader.codes());
     ptx::wgmma_wait<0>();
     keep();
     add_scaled<kHalf / 2>(d, sums, scale);
-    if (ends_stage) reader.release(stage);
+    if (is_end) reader.release(stage);
   }
-  return reader.lost;
+  return reader.is_lost;
 }
 
 // One of them.

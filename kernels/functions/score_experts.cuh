@@ -68,15 +68,15 @@ struct score_experts {
     for (int n = 0; n < kBlocks; ++n) {
       at_w[n] = u32(minimum(g + n * 8, num_experts(router) - 1) * depth) * 2;
     }
-    const i32 own = thread / 32 * 32 + q * 8;  // in each slice of k
+    const i32 own_k = thread / 32 * 32 + q * 8;  // in each slice of k
     uint4 a[kAhead][4], b[kAhead][kBlocks];
     const auto fetch_x = [&](i32 slice, uint4 (&rows)[4]) {
-      const i32 k = slice * (kWarps * 32) + own;
+      const i32 k = slice * (kWarps * 32) + own_k;
 #pragma unroll
       for (int m = 0; m < 4; ++m) rows[m] = k < depth ? load(first_x + at_x[m] + k * 2) : uint4{};
     };
     const auto fetch_w = [&](i32 slice, uint4 (&weights)[kBlocks]) {
-      const i32 k = slice * (kWarps * 32) + own;
+      const i32 k = slice * (kWarps * 32) + own_k;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         weights[n] = k < depth ? load(first_w + at_w[n] + k * 2) : uint4{};

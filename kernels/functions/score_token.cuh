@@ -21,10 +21,10 @@ struct score_token {
         uint4 left[kAtOnce], right[kAtOnce];
 #pragma unroll
         for (i32 i = 0; i < kAtOnce; ++i) {
-          const i32 skipped = first + i * kChunk;
-          const bool inside = skipped + lane * 8 < hidden;
-          left[i] = ptx::load16_once_if(inside, row + skipped * 2);
-          right[i] = ptx::load16_once_if(inside, weight + skipped * 2);
+          const i32 offset = first + i * kChunk;
+          const bool is_inside = offset + lane * 8 < hidden;
+          left[i] = ptx::load16_once_if(is_inside, row + offset * 2);
+          right[i] = ptx::load16_once_if(is_inside, weight + offset * 2);
         }
 #pragma unroll
         for (i32 i = 0; i < kAtOnce; ++i) sum += dot(left[i], right[i]);

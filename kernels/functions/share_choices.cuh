@@ -8,10 +8,10 @@ namespace etc {
 template <class Task>
 struct share_choices {
   ETC_DEVICE static void run(const Task& task) {
-    const auto chosen = task.template operand<0>();
+    const auto choice_bits = task.template operand<0>();
     const auto to = task.template operand<3>();
-    for (i32 e = task.thread; e < chosen.size[0]; e += Task::threads) {
-      *to.at(e) = i32(ptx::load4_l2(u64(chosen.at(e))));
+    for (i32 e = task.thread; e < choice_bits.size[0]; e += Task::threads) {
+      *to.at(e) = i32(ptx::load4_l2(u64(choice_bits.at(e))));
     }
     copy(task, task.template operand<1>(), task.template operand<4>());
     copy(task, task.template operand<2>(), task.template operand<5>());

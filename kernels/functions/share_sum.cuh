@@ -70,9 +70,9 @@ struct share_sum {
     if constexpr (c + 1 < kCopies) each_copy<c + 1>(task, to);
   }
   template <int kWords>
-  ETC_DEVICE static void fetch(bool wanted, u64 from, uint4 (&v)[kWords]) {
+  ETC_DEVICE static void fetch(bool is_needed, u64 from, uint4 (&v)[kWords]) {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) v[w] = ptx::load16_l2_if(wanted, from + w * 16);
+    for (int w = 0; w < kWords; ++w) v[w] = ptx::load16_l2_if(is_needed, from + w * 16);
   }
   // Adds eight columns: one vector of two-byte elements, or two of floats.
   template <int kWords>

@@ -27,13 +27,13 @@ struct sum_ranks {
       const i32 end = minimum(first + 32, tokens);
 #pragma unroll 1
       for (i32 token = first; token < end; token += kTogether) {
-        u32 own[kTogether];
+        u32 ranks_of_token[kTogether];
 #pragma unroll
         for (int t = 0; t < kTogether; ++t) {
-          const u32 wanted = __shfl_sync(~0u, ranks, (token + t) % 32);
-          own[t] = token + t < end ? wanted : 0;
+          const u32 bits = __shfl_sync(~0u, ranks, (token + t) % 32);
+          ranks_of_token[t] = token + t < end ? bits : 0;
         }
-        add_up(task, token, own);
+        add_up(task, token, ranks_of_token);
       }
     }
   }
@@ -48,16 +48,16 @@ struct sum_ranks {
       for (int k = 0; k < Task::kTopK; ++k) {
         const u32 id = ptx::load4_l2(u64(ids.at(token, k)));
         // NOTE: an expert before theirs is a large number, as is no expert.
-        const u32 own = (id - u32(task.template operand<2>().size[0])) / u32(Task::kExperts);
-        if (own < kCount) ranks |= 1u << own;
+        const u32 rank = (id - u32(task.template operand<2>().size[0])) / u32(Task::kExperts);
+        if (rank < kCount) ranks |= 1u << rank;
       }
       return ranks;
     }
     return ~0u;
   }
 
-  // Sums kTogether tokens from `token` on; `own`: the ranks of each, 0 after the last token.
-  ETC_DEVICE static void add_up(const Task& task, i32 token, const u32 (&own)[kTogether]) {
+  // Sums kTogether tokens from `token` on; `ranks`: those of each, 0 after the last token.
+  ETC_DEVICE static void add_up(const Task& task, i32 token, const u32 (&ranks)[kTogether]) {
     const auto partials = task.template operand<0>();
     const auto y = last_axes<2>(task.template operand<Task::kReads>());
     const u64 stride = u64(partials.stride[0]) * sizeof(*partials.base);
@@ -76,8 +76,8 @@ struct sum_ranks {
           }
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            const bool wanted = begin + u * 512 < bytes && (own[t] >> r & 1);
-            part[t][u][r] = wanted ? ptx::load16_l2(from + u * 512) : uint4{};
+            const bool is_needed = begin + u * 512 < bytes && (ranks[t] >> r & 1);
+            part[t][u][r] = is_needed ? ptx::load16_l2(from + u * 512) : uint4{};
           }
         }
       }
@@ -86,11 +86,11 @@ struct sum_ranks {
         const u64 to = u64(y.at(token + t)) + begin;
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          bool inside = begin + u * 512 < bytes && own[t] != 0;
+          bool is_inside = begin + u * 512 < bytes && ranks[t] != 0;
           if constexpr (Task::kHasNone) {
-            inside = begin + u * 512 < bytes && token + t < y.size[0];
+            is_inside = begin + u * 512 < bytes && token + t < y.size[0];
           }
-          if (inside) {
+          if (is_inside) {
             const u32 column = (begin + u * 512) / sizeof(*y.base);
             ptx::store16(to + u * 512, sum(task, token + t, column, part[t][u]));
           }

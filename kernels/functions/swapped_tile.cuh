@@ -44,7 +44,7 @@ struct SwappedTiles {
     }
     const bool is_sum = (kVariants & variant & kSumOfParts) != 0;
     const bool is_part = (kVariants & variant & kPartOfTile) != 0;
-    bool lost = false;
+    bool is_lost = false;
     if (is_sum) {
       if constexpr ((kVariants & kSumOfParts) != 0) {
         const auto parts = TileParts::read(at_shape + 4);
@@ -53,41 +53,42 @@ struct SwappedTiles {
       }
     } else {
       if constexpr (Weights::kIsScaled) {
-        lost = multiply_codes(run, stages, count, at_shape, wg, is_gated, d);
+        is_lost = multiply_codes(run, stages, count, at_shape, wg, is_gated, d);
       } else {
         constexpr bool kMayBeGathered = (kVariants & kGatheredTile) != 0;
         const bool is_gathered = kMayBeGathered && (variant & kGatheredTile) != 0;
-        lost = multiply(run, stages, count, read_shape(at_shape), wg, is_gathered, d);
+        is_lost = multiply(run, stages, count, read_shape(at_shape), wg, is_gathered, d);
       }
     }
     const TileShape shape = read_shape(at_shape);
-    bool finishes = true;
+    bool is_finishing = true;
     if (kTurns && (!kHalves || shape.halves() == 0)) {
       if constexpr (kTurns) {
         if (!is_sum) {  // parts have the sums of both warpgroups
-          lost = combine<kMayBeLeft>(d, wg, lost, [](float& sum, float other) { sum += other; });
+          is_lost = combine<kMayBeLeft>(
+              d, wg, is_lost, [](float& sum, float other_sum) { sum += other_sum; });
         }
-        finishes = wg == 0;
+        is_finishing = wg == 0;
         if constexpr (kMayBeGated) {
-          if (finishes && !is_part && is_gated) gate_warps(d);
+          if (is_finishing && !is_part && is_gated) gate_warps(d);
         }
       }
     } else if (kMayBeGated && is_gated && !is_part) {
       if constexpr (kMayBeGated) {
-        lost = combine<kMayBeLeft>(d, wg, lost, [](float& sum, float up) { gate(sum, up); });
-        finishes = wg == 0;
+        is_lost = combine<kMayBeLeft>(d, wg, is_lost, [](float& sum, float up) { gate(sum, up); });
+        is_finishing = wg == 0;
       }
     } else {
-      lost = ptx::named_barrier_any<128>(2 + wg, lost);
+      is_lost = ptx::named_barrier_any<128>(2 + wg, is_lost);
     }
     if constexpr ((kVariants & kPartOfTile) != 0) {
-      if (is_part && finishes && !lost) {
-        store_part(part_address(words), d, shape.loaded / 8);
-        finishes = false;
+      if (is_part && is_finishing && !is_lost) {
+        store_part(part_address(words), d, shape.num_loaded / 8);
+        is_finishing = false;
       }
     }
-    if (finishes && !lost) finish(run, words, shape, d, wg);
-    return !lost;
+    if (is_finishing && !is_lost) finish(run, words, shape, d, wg);
+    return !is_lost;
   }
 
  private:
@@ -105,13 +106,13 @@ struct SwappedTiles {
     const Boxes boxes{
         __shfl_sync(~0u, w + wg * apart / 16, 0), __shfl_sync(~0u, x + first_x / 16, 0),
         shape.box_w() << turns, shape.box_x() << turns, shape.bytes(), shape.warpgroup_columns()};
-    bool lost = false;
+    bool is_lost = false;
     const auto multiply_by = [&](auto number) ETC_INLINE {
       if constexpr (Epilogue::kHasTwoSums && !kTurns) {
-        lost = multiply_twice<decltype(number)::value>(run, stages, count, boxes, d);
+        is_lost = multiply_twice<decltype(number)::value>(run, stages, count, boxes, d);
         return;
       }
-      lost = multiply_boxes<kIsHalf, kIsKN, true, decltype(number)::value, kRows>(
+      is_lost = multiply_boxes<kIsHalf, kIsKN, true, decltype(number)::value, kRows>(
           run, stages, count, boxes, d, is_gathered);
     };
     if constexpr (kHas<1> && kHas<2>) {
@@ -127,7 +128,7 @@ struct SwappedTiles {
     } else {
       multiply_by(Number<2u>{});
     }
-    return lost;
+    return is_lost;
   }
 
   // The mainloop of boxes with even numbers and of those with odd ones, whose sums are added then.
@@ -137,7 +138,7 @@ struct SwappedTiles {
       float (&d)[kRows / 2]) {
     float sums[2][kRows / 2];
 #pragma unroll
-    for (auto& each : sums) clear(each);
+    for (auto& row_sums : sums) clear(row_sums);
     const auto multiply = [&](u32 begin, u32) {
 #pragma unroll
       for (u32 box = 0; box < kBoxes; ++box) {
@@ -147,13 +148,13 @@ struct SwappedTiles {
             sums[box % 2], ptx::matrix_descriptor(w), ptx::matrix_descriptor(x), 1, boxes.rows);
       }
     };
-    const bool lost = multiply_stages(run, stages, count, boxes.bytes, false, multiply);
+    const bool is_lost = multiply_stages(run, stages, count, boxes.bytes, false, multiply);
 #pragma unroll
     for (u32 i = 0; i < kRows / 2; ++i) {
       ptx::keep_order(sums[0][i]), ptx::keep_order(sums[1][i]);
       d[i] += sums[0][i] + sums[1][i];
     }
-    return lost;
+    return is_lost;
   }
 
   // The same of scaled weights.
@@ -182,7 +183,7 @@ struct SwappedTiles {
   // Combines the first warpgroup's sums with the second one's, four groups of rows at a time.
   // kMayBeLeft: the first one may still store the tile before from there.
   template <bool kMayBeLeft, class F>
-  ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool lost, F f) const {
+  ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool is_lost, F f) const {
     const u32 sums = buffer + (ptx::thread() & 127) * 16;
 #pragma unroll
     for (u32 first = 0; first < kEights; first += 4) {
@@ -193,7 +194,7 @@ struct SwappedTiles {
           store_four(d, j, sums + j % 4 * 2048);
         }
       }
-      lost = ptx::named_barrier_any<256>(1, lost);
+      is_lost = ptx::named_barrier_any<256>(1, is_lost);
       if (wg == 0) {
 #pragma unroll
         for (u32 j = first; j < first + 4 && j < kEights; ++j) {
@@ -203,7 +204,7 @@ struct SwappedTiles {
     }
     // The sums have been read: the tile is stored in their place.
     if (wg == 0) ptx::named_barrier<128>(2);
-    return lost;
+    return is_lost;
   }
 
   // In the first warpgroup, warps 0 and 1 have gate's sums, 2 and 3 up's of the same columns; of
@@ -224,7 +225,8 @@ struct SwappedTiles {
 #pragma unroll
       for (u32 j = 0; j < kEights; ++j) {
         if (thread < 64) {
-          combine_four(d, j, up + j * 1024, [](float& sum, float other) { gate(sum, other); });
+          combine_four(
+              d, j, up + j * 1024, [](float& sum, float up_sum) { gate(sum, up_sum); });
         }
       }
     }

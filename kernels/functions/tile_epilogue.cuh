@@ -121,7 +121,7 @@ class TileEights {
     if constexpr (kReduces) {
       if (pass == 0) {
 #pragma unroll
-        for (float each : v) results_[n] = Hook::reduce(results_[n], Hook::measure(each));
+        for (float value : v) results_[n] = Hook::reduce(results_[n], Hook::measure(value));
       }
     }
     if (pass + 1 < kPasses) return;

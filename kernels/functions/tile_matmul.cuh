@@ -52,9 +52,9 @@ struct TileList {
       return false;
     } else {
       constexpr u32 kEnd = end_of(kFirst);
-      const bool contains = kEnd == kCount || number < kEnd;
-      if (contains) f(TileRange<TileList, kFirst, kEnd>{});
-      return contains;
+      const bool is_contained = kEnd == kCount || number < kEnd;
+      if (is_contained) f(TileRange<TileList, kFirst, kEnd>{});
+      return is_contained;
     }
   }
 };
@@ -98,19 +98,19 @@ struct TileFamily {
       Counters& counters) const {
     static_assert(2 * kHalfBuffer <= Program::kBufferBytes);
     const u32 variant = __shfl_sync(~0u, kVariants & work.variant, 0);
-    bool going = true;
+    bool is_going = true;
     const u32 at_shape = work.data + 4 * Epilogue::kWords;
     TileList<kTiles...>::with_alike(ptx::load_shared(at_shape) & 255, [&](auto tiles) ETC_INLINE {
-      going = TilesOf<kIsHalf, Weights, Epilogue, decltype(tiles)>{{buffer}}
+      is_going = TilesOf<kIsHalf, Weights, Epilogue, decltype(tiles)>{{buffer}}
                   .template compute<kVariants>(
                       run, stages, work.size, at_shape, work.data, variant);
     });
     if constexpr (kHasStoreWarp) {
       // After an abort the store warp waits for no tile.
-      if (going) wait_mbarrier(run, seen(), ~counters.round++ & 1);
-      if (going) ptx::mbarrier_arrive(stored(ptx::thread() >> 7));
+      if (is_going) wait_mbarrier(run, seen(), ~counters.round++ & 1);
+      if (is_going) ptx::mbarrier_arrive(stored(ptx::thread() >> 7));
     }
-    return going;
+    return is_going;
   }
 
   static constexpr u32 kMostStageBytes = [] {
@@ -200,7 +200,7 @@ struct tile_matmul : Roles {
     const TileShape shape = shape_of(run, c);
     words[Epilogue::kWords] = packed_shape(run);
     if constexpr (Call::kOwnRows) {
-      words[Epilogue::kWords] = TileShape::with_loaded(packed_shape(run), shape.loaded);
+      words[Epilogue::kWords] = TileShape::with_loaded(packed_shape(run), shape.num_loaded);
     }
     if constexpr (WeightKind::kIsScaled) scales(run, c).write(words + Epilogue::kWords + 1);
     if constexpr (WeightKind::kAreCodes) both_scales(run, c).write(words + Epilogue::kWords + 1);
@@ -212,7 +212,7 @@ struct tile_matmul : Roles {
     }
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
     const i32 wide = i32(Call::kGated ? shape.columns / 2 : shape.columns);
-    const i32 rows = minimum(maximum(y.size[0], 0), i32(shape.loaded));
+    const i32 rows = minimum(maximum(y.size[0], 0), i32(shape.num_loaded));
     const i32 columns = minimum(maximum(y.size[1], 0), wide);
     if constexpr (Epilogue::kOnlyRounds) {
       const u64 at = u64(y.at(0, 0));
@@ -328,9 +328,9 @@ struct tile_matmul : Roles {
       typename Compute::Counters& counters, u32& entered, Waiter who) {
     if (size > 0) {
       const u32 parity = counters.round++ & 1;
-      bool came = wait_mbarrier(run, matmul.stored(0), parity);
-      came = came && wait_mbarrier(run, matmul.stored(1), parity);
-      if (!__all_sync(~0u, came)) return false;
+      bool is_stored = wait_mbarrier(run, matmul.stored(0), parity);
+      is_stored = is_stored && wait_mbarrier(run, matmul.stored(1), parity);
+      if (!__all_sync(~0u, is_stored)) return false;
       if (ptx::lane() == 0) ptx::mbarrier_arrive(matmul.seen());
     }
     return notify_own_rank<Call>(run, c, entered, who);
@@ -414,7 +414,7 @@ struct tile_matmul : Roles {
   ETC_DEVICE static TileShape shape_of(const Run<Program>& run, const typename Call::Coord& c) {
     TileShape shape = TileShape::of(packed_shape(run));
     if constexpr (Call::kOwnRows) {
-      shape.loaded = minimum(shape.loaded, (own_rows(run, c) + kLeast - 1) / kLeast * kLeast);
+      shape.num_loaded = minimum(shape.num_loaded, (own_rows(run, c) + kLeast - 1) / kLeast * kLeast);
     }
     return shape;
   }
@@ -455,8 +455,8 @@ struct tile_matmul : Roles {
     const i32 column = x.first.x + i32(n * shape.depth * kBoxDepth);
     const u32 to = stage.at + shape.depth * box_w(shape);
     if constexpr (Call::kOwnRows) {
-      for (u32 row = 0; row < shape.loaded;) {
-        const bool is_large = row + kLarge <= shape.loaded;
+      for (u32 row = 0; row < shape.num_loaded;) {
+        const bool is_large = row + kLarge <= shape.num_loaded;
         const Box& of = is_large ? x.large : x.first;
         each_box(shape, {of.map, column, of.y + i32(row), of.z}, [&](u32 box, const Box& from) {
           ptx::load_box(to + box * shape.box_x() + row * 128, from, stage.full);

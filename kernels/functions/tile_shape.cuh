@@ -8,15 +8,15 @@ namespace etc {
 // stage, 128 bytes of each row; in Python elements of k. loaded: the rows of x that are loaded, at
 // most `rows`: of all tasks of a launch, or of one.
 struct TileShape {
-  u32 number, is_swapped, depth, rows, columns, loaded;
+  u32 number, is_swapped, depth, rows, columns, num_loaded;
 
   ETC_DEVICE static constexpr TileShape of(u32 packed) {
     return {packed & 255,            packed >> 8 & 1,         packed >> 9 & 7,
             (packed >> 12 & 63) * 8, (packed >> 18 & 63) * 8, (packed >> 24 & 63) * 8};
   }
   // The packed shape with another number of rows that are loaded.
-  ETC_DEVICE static constexpr u32 with_loaded(u32 packed, u32 loaded) {
-    return (packed & 0xffffffu) | loaded / 8 << 24;
+  ETC_DEVICE static constexpr u32 with_loaded(u32 packed, u32 num_loaded) {
+    return (packed & 0xffffffu) | num_loaded / 8 << 24;
   }
   // Whether each task has its own number of rows of x.
   ETC_DEVICE constexpr bool is_wide() const { return is_swapped != 0 && columns > 128; }
@@ -33,7 +33,7 @@ struct TileShape {
   }
   template <u32 kRowBytes = 128>
   ETC_DEVICE constexpr u32 loaded_bytes() const {
-    return depth * (loaded * 128 + box_w<kRowBytes>());
+    return depth * (num_loaded * 128 + box_w<kRowBytes>());
   }
   // Of a swapped tile: 0 if the warpgroups multiply alternate boxes along k, 1 if each has half of
   // the columns.

@@ -48,10 +48,10 @@ ETC_DEVICE bool multiply_boxes(
           d, rows, columns, 1, boxes.rows);
     }
   };
-  const bool lost = multiply_stages(run, stages, count, boxes.bytes, is_gathered, multiply);
+  const bool is_lost = multiply_stages(run, stages, count, boxes.bytes, is_gathered, multiply);
 #pragma unroll
   for (u32 i = 0; i < kColumns / 2; ++i) ptx::keep_order(d[i]);
-  return lost;
+  return is_lost;
 }
 
 // Each warpgroup stores its tile through its half of the buffer. If they multiply alternate boxes,

@@ -38,13 +38,13 @@ struct WideTiles {
         }
       }
     }
-    bool lost = false;
+    bool is_lost = false;
     {
       const TileShape shape = read_shape(at_shape);
       const u32 begin = stages.descriptor_base() | 0x10000u;
       const u32 w = __shfl_sync(~0u, begin + wg * kBlock * 128 / 16, 0);
       const u32 x = __shfl_sync(~0u, begin + shape.box_w() / 16, 0);
-      with_rows<kStep>(shape.loaded, [&](auto rows) ETC_INLINE {
+      with_rows<kStep>(shape.num_loaded, [&](auto rows) ETC_INLINE {
         constexpr int kColumns = decltype(rows)::value;
         const auto multiply = [&](u32 at, u32) {
 #pragma unroll
@@ -54,7 +54,7 @@ struct WideTiles {
                 ptx::matrix_descriptor(x + at / 16), 1);
           }
         };
-        lost = multiply_stages(run, stages, count, shape.bytes(), is_gathered, multiply);
+        is_lost = multiply_stages(run, stages, count, shape.bytes(), is_gathered, multiply);
       });
     }
 #pragma unroll
@@ -62,8 +62,8 @@ struct WideTiles {
 #pragma unroll
       for (float& v : sums) ptx::keep_order(v);  // read after the wait, not before
     }
-    lost = ptx::named_barrier_any<128>(2 + wg, lost);  // no thread uses the buffer any more
-    if (lost) return false;
+    is_lost = ptx::named_barrier_any<128>(2 + wg, is_lost);  // no thread uses the buffer any more
+    if (is_lost) return false;
     if (is_gated) {
       store(run, words, wg, wg * kBlock, [&](u32 i) ETC_INLINE {
         return Epilogue::combine(d[0][i], d[1][i]);

@@ -160,7 +160,7 @@ BROKEN = {
         "float8": {
             "!stages.wait_full(run)": "false",
             "ptx::wgmma_wait<0>();": "",
-            "kIsLast && !lost": "kFirst == 0 && !lost",
+            "kIsLast && !is_lost": "kFirst == 0 && !is_lost",
             "at / 16 + kFirst * 128 / 16": "at / 16",
             "b + 4": "b",
             "n % kLanes == 0": "n == 0",
@@ -169,8 +169,8 @@ BROKEN = {
             "row_of_x(row + 8)": "row_of_x(row)",
             "scales.w + scales.w_pitch": "scales.w",
             "(kFirst + 2 * i) / kStep * kStep < end": "kFirst + 2 * i <= end",
-            "rows.y * both.x": "rows.x * both.x",
-            "rows.x * both.y": "both.y",
+            "rows.y * scale_pair.x": "rows.x * scale_pair.x",
+            "rows.x * scale_pair.y": "scale_pair.y",
             "to[0] = __fmaf_rn(upper, sums[i], to[0])": "to[0] = upper * sums[i]",
         },
         "float8, gated": {
@@ -183,7 +183,7 @@ BROKEN = {
             "fmaxf(fabsf(pair.x), fabsf(pair.y))": "fabsf(pair.x)",
             "(lane & step) != 0": "(lane & step) == 0",
             "lane % kLanes + lane / kLanes": "lane % kLanes",
-            "__fdiv_rn(own, kMostCode)": "own",
+            "__fdiv_rn(group_most, kMostCode)": "group_most",
         },
     },
     "common/types": {
@@ -209,7 +209,7 @@ BROKEN = {
         "turns": {
             "if (wg == 0) ptx::named_barrier<128>(2);": "",
             "if (kMayBeLeft || first > 0) ptx::named_barrier<256>(1);": "",
-            "ptx::named_barrier_any<256>(1, lost)": "lost",
+            "ptx::named_barrier_any<256>(1, is_lost)": "is_lost",
         },
         "gated warps": {
             "ptx::named_barrier<128>(2);  // up's sums are in the buffer": ""
@@ -217,7 +217,7 @@ BROKEN = {
         "gated groups": {
             "if (wg == 0) ptx::named_barrier<128>(2);": "",
             "if (kMayBeLeft || first > 0) ptx::named_barrier<256>(1);": "",
-            "ptx::named_barrier_any<256>(1, lost)": "lost",
+            "ptx::named_barrier_any<256>(1, is_lost)": "is_lost",
         },
     },
     "worker/admission": {
@@ -229,13 +229,11 @@ BROKEN = {
             "flags.store16(to[c] + column * 4, v)": (
                 "flags.store16(to[0] + column * 4, v)"
             ),
-            "sum.add(wanted[r] ? part[r] : own)": "sum.add(part[r])",
+            "sum.add(is_needed[r] ? part[r] : own_words)": "sum.add(part[r])",
         },
         "flagged norm": {
-            "sums[i].add(wanted[r] ? part[r] : own)": "sums[i].add(part[r])",
-            "task.flags.template load16<kWorld>(parts + at * 4, step, wanted, part)": (
-                "task.flags.template load16<kWorld>(parts, step, wanted, part)"
-            ),
+            "sums[i].add(is_needed[r] ? part[r] : own_words)": "sums[i].add(part[r])",
+            "parts + at * 4, step, is_needed, part": "parts, step, is_needed, part",
         },
     },
     "functions/sum_ranks": {"mlp on tiles": {"r == task.g.rank": "r > task.g.rank"}},
@@ -270,10 +268,10 @@ BROKEN = {
             "v[2] & high": "v[2]",
             "n % 2 == 0": "n % 2 == 1",
             "n < Of::kMostStages": "true",
-            "if (!is_ready) lost = !ready();": "if (!is_ready) lost = false;",
+            "if (!is_ready) is_lost = !ready();": "if (!is_ready) is_lost = false;",
         },
     },
-    "functions/rotary": {"attention": {"each += kGainOffset;": ""}},
+    "functions/rotary": {"attention": {"value += kGainOffset;": ""}},
     "functions/paged_rows": {"attention": {"maximum(0, length - window)": "0"}},
     "functions/post_norm": {
         "post norm": {
@@ -285,7 +283,7 @@ BROKEN = {
     "functions/attend_stages": {
         "shares": {
             "from.row(row + 1)": "from.row(row)",
-            "(stage + 1) * kStage <= stored": "stage * kStage <= stored",
+            "(stage + 1) * kStage <= num_stored": "stage * kStage <= num_stored",
             "load_pages(ahead, group + 1)": "load_pages(ahead, group)",
             "load_pages(ahead, first_page() / kGroup + 1);": "",
         }
@@ -305,7 +303,7 @@ BROKEN = {
             "ptx::named_barrier_any<kThreads>(1, is_long)": "is_long",
             "task.sync();  // no page is marked": "",
             "task.sync();  // all are marked": "",
-            "~ptx::warp_max(~u32(stored))": "u32(stored)",
+            "~ptx::warp_max(~u32(num_stored))": "u32(num_stored)",
         },
     },
     "worker/worker": {
@@ -323,7 +321,7 @@ BROKEN = {
     },
     "functions/router": {
         "groups": {
-            "(chosen >> group & 1) == 0": "false",
+            "(group_bits >> group & 1) == 0": "false",
             "lane == winner ? second : best": "second",
             "value += __uint_as_float(bits)": "value += 0.0f",
             "kIsSoftmax ? 0.0f : 1e-20f": "1.0f",
@@ -367,7 +365,7 @@ BROKEN = {
     "functions/best_column": {
         "spoiled": {
             "has_nan || v != v": "false",
-            "ptx::named_barrier_any<Task::threads>(1, all_end)": "all_end",
+            "ptx::named_barrier_any<Task::threads>(1, has_fault)": "has_fault",
         }
     },
     "functions/plan_tiles": {"moe": {"    task.sync();": ""}},
