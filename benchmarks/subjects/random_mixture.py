@@ -5,9 +5,9 @@ A seed gives 12. Tokens, experts, hidden and inner size are uniform in their log
 the latter two multiples of 64, drawn again until the weights have at most 20 GB. Tokens
 whose choice is almost a tie are drawn again, so that rounding changes no choice.
 
-Inputs take turns, and so do copies of weights of less than 1 GB, until all calls
-together have read so much. All programs of a seed are compiled at once. A gate that is
-not met is recorded as a failure of the run."""
+Up to 25 inputs take turns, and so do copies of weights of less than 1 GB, until all
+calls together have read so much. All programs of a seed are compiled at once. A gate
+that is not met is recorded as a failure of the run."""
 
 from __future__ import annotations
 
