@@ -130,13 +130,7 @@ def _obstacles(graph: GraphFunction, claimed_names: Collection[str]) -> Iterator
         for axis in call.axes:
             if any(symbol.name in names_of_rank for symbol in axis.extent.symbols):
                 yield f"the grid of call {call.name}, which waits, depends on the rank"
-        for ref in call.waits:
-            if any(part.is_loaded for part in ref.index):
-                yield f"call {call.name} waits for {ref}, an element that is loaded"
-            if ref.events.cross_rank and ref.events.expects.is_loaded:
-                yield f"{ref.events.name} is cross-rank, its expected count is loaded"
-            elif ref.events.cross_rank and _decides_alone(call, ref):
-                yield f"call {call.name} waits for {ref} alone, by a loaded condition"
+        yield from _wait_obstacles(call)
         yield from _surplus_obstacles(call)
         has_peers = any(ref.events.cross_rank for ref in call.free_waits)
         if has_peers and call.loaded_waits:
@@ -165,6 +159,18 @@ def claimed_obstacles(
                 if ref.events.name in events and is_queued:
                     after = f"{ref}, which the queued call {notifier.name} notifies"
                     yield f"call {call.name} is claimed first, and waits for {after}"
+
+
+def _wait_obstacles(call: Call) -> Iterator[str]:
+    """The reasons why a notifier cannot compute which groups of a call wait for an
+    element, or how many notifications they wait for."""
+    for ref in call.waits:
+        if any(part.is_loaded for part in ref.index):
+            yield f"call {call.name} waits for {ref}, an element that is loaded"
+        if ref.events.cross_rank and ref.events.expects.is_loaded:
+            yield f"{ref.events.name} is cross-rank, its expected count is loaded"
+        elif ref.events.cross_rank and _decides_alone(call, ref):
+            yield f"call {call.name} waits for {ref} alone, by a loaded condition"
 
 
 def _surplus_obstacles(call: Call) -> Iterator[str]:

@@ -21,6 +21,18 @@ def smaller(program: Program) -> Iterator[Program]:
     """Programs with one part less."""
     for call in program.calls if len(program.calls) > 1 else ():
         yield with_call(program, call)
+    yield from smaller_calls(program)
+    yield from without_unused(program)
+    if program.world > 1 and program.local == program.world:
+        world = program.world - 1
+        values = {name: ranks[:world] for name, ranks in program.values.items()}
+        yield replace(program, world=world, local=world, values=values)
+    if program.workers > 1:
+        yield replace(program, workers=1)
+
+
+def smaller_calls(program: Program) -> Iterator[Program]:
+    """Programs with one part of a call less."""
     for call in program.calls:
         for verb in PARTS:
             for n in range(len(getattr(call, verb))):
@@ -38,21 +50,19 @@ def smaller(program: Program) -> Iterator[Program]:
         ):
             if plain != call:
                 yield with_call(program, call, plain)
-    used = {p.name for c in program.calls for v in PARTS for p in getattr(c, v)}
+
+
+def without_unused(program: Program) -> Iterator[Program]:
+    """Programs without one tensor, or one event, that no call uses."""
+    used_names = {p.name for c in program.calls for v in PARTS for p in getattr(c, v)}
     texts = repr((program.calls, program.events))
     for tensor in program.tensors:
-        if tensor.name not in used and f"{tensor.name}.load" not in texts:
+        if tensor.name not in used_names and f"{tensor.name}.load" not in texts:
             tensors = tuple(t for t in program.tensors if t is not tensor)
             values = {n: v for n, v in program.values.items() if n != tensor.name}
             given = tuple(n for n in program.given if n != tensor.name)
             yield replace(program, tensors=tensors, values=values, given=given)
     for event in program.events:
-        if event.name not in used:
+        if event.name not in used_names:
             events = tuple(e for e in program.events if e is not event)
             yield replace(program, events=events)
-    if program.world > 1 and program.local == program.world:
-        world = program.world - 1
-        values = {name: ranks[:world] for name, ranks in program.values.items()}
-        yield replace(program, world=world, local=world, values=values)
-    if program.workers > 1:
-        yield replace(program, workers=1)
