@@ -103,11 +103,14 @@ class TensorLane {
     run_.epoch = admission.epoch();
   }
 
-  // Another thread, as early as possible: fetches the tensor maps of the first call.
+  // Another thread, as early as possible: fetches the tensor maps of the first call. Not where
+  // its regions are loaded: no event orders these loads here.
   ETC_DEVICE void prefetch_maps() const {
     Calls::first([&](auto call) {
       using Call = decltype(call);
-      if constexpr (has_role<Call>(kLoadRole)) FunctionOf<Call>::prefetch_maps(run_);
+      if constexpr (has_role<Call>(kLoadRole) && !Call::kLoads) {
+        FunctionOf<Call>::prefetch_maps(run_);
+      }
     });
   }
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.emulate import Emulator
+from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.weight_layouts import silu
 from etc_dist.ir import DeviceFunction, GraphFunction, device_function
 from etc_dist.ops.exchange_model import TILES
@@ -288,6 +289,44 @@ def matmul_and_scratch(world_size: int) -> GraphFunction:
     ]
     kinds = {"turned": "local"}
     return calls(world_size, tasks=tasks, dims="rows n k", kinds=kinds)
+
+
+def matmul_of_one(world_size: int) -> GraphFunction:
+    """y = x @ w[number].T by way of copies. A task begins with its weights once the
+    number is known, before its rows of x are copied."""
+    parts = """
+        local number [1] int32
+        local half [rows, k] bfloat16
+        events known [1] expects 1
+        events copied [ceildiv(rows, 128)] expects 1
+    """
+    multiply = Task(
+        dense,
+        ["half[tile(i, 128), :]", "w 3[number.load(0)] n[tile(j, 128)] k bfloat16"],
+        ["y rows/128@i n/128@j bfloat16"],
+        grid="i: ceildiv(rows, 128), j: ceildiv(n, 128)",
+        waits=["known[0]", "copied[i]"],
+        streams_after=1,
+    )
+    tasks = [
+        Task(push_rows(), ["given 1 int32"], ["number[:]"], notifies=["known[0]"]),
+        Task(
+            push_rows(),
+            ["x rows/128 k bfloat16"],
+            ["half[tile(i, 128), :]"],
+            name="copy",
+            notifies=["copied[i]"],
+        ),
+        multiply,
+    ]
+    return calls(world_size, tasks=tasks, dims="rows n k", parts=parts)
+
+
+def one_of_three(number: int = 2) -> Given:
+    rng, (rows, n, k) = np.random.default_rng(11), (140, 264, 136)
+    x, w = draw(rng, (rows, k), "bfloat16"), draw(rng, (3, n, k), "bfloat16")
+    given = {"given": np.array([number], np.int32), "x": x, "w": w}
+    return [given], [matmul_of(x, w[number])], {"rows": rows, "n": n, "k": k}
 
 
 def matmul(rows: int, n: int, k: int) -> Given:

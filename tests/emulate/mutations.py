@@ -64,7 +64,10 @@ BROKEN = {
         },
     },
     "worker/unit": {"moe": {"ptx::fence_proxy_async_global();": ""}},
-    "worker/ready/ahead": {"ahead": {"stages.has_room_ahead(all.bytes)": "true"}},
+    "worker/ready/ahead": {
+        "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
+        "ahead, loaded": {"    if (!unit.wait(n)) return false;": ""},
+    },
     "worker/ready/counted": {
         "moe": {
             "Call::is_surplus(unit.coord, count)": "false",

@@ -59,6 +59,7 @@ class Task:
     notifies: Sequence[str] = ()
     order: str = ""
     loop: str = ""
+    streams_after: int | None = None
 
 
 @graph_function
@@ -188,6 +189,7 @@ class _Text:
             name=task.name,
             pace=task.pace,
             order=order if task.order else None,
+            streams_after=task.streams_after,
         )
 
     def region(self, text: str, at: Mapping[str, Any], by_axis: Any) -> Any:
