@@ -236,7 +236,7 @@ BROKEN = {
         },
         "flagged norm": {
             "sums[i].add(is_needed[r] ? part[r] : own_words)": "sums[i].add(part[r])",
-            "parts + at * 4, step, is_needed, part": "parts, step, is_needed, part",
+            "parts + at * 4": "parts",
         },
     },
     "functions/sum_ranks": {"mlp on tiles": {"r == task.g.rank": "r > task.g.rank"}},
