@@ -81,7 +81,8 @@ BROKEN = {
         "loops": {
             "cache.update(n, event) && !wait_event(run, event, waiter)": "false",
             "if (n >= pending.num_events) break;": "if (n > 0) break;",
-        }
+        },
+        "early": {"early_event = Call::kWaits - 1;": "early_event = 0;"},
     },
     "worker/ready/prepared": {
         "shares": {

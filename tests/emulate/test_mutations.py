@@ -39,6 +39,8 @@ from tests.functions.test_rms_norm import norms
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.functions.test_router import DEEPSEEK, check_choices, chosen, drawn
 from tests.functions.test_sample_column import GRAPH, sampled_given
+from tests.graphs.early import early
+from tests.graphs.early import inputs as early_inputs
 from tests.graphs.paged import EPS, attention, dims_of, draw_step
 from tests.graphs.tokens import next_tokens
 from tests.layers.reference import draw
@@ -129,6 +131,10 @@ def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
     [found] = program.run([given], dims)
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array)
+
+
+def early_rows() -> Any:
+    return early_inputs(9, 0), {"n": 9}
 
 
 def reduced() -> Any:
@@ -244,6 +250,7 @@ MUTATED = {
         flagged,
         workers=2,
     ),
+    "early": Case(partial(early, 1, loops=True), early_rows),
     "reduced": Case(partial(all_reduce_graph, 3, dtype="float16"), reduced),
     "queue": replace(CASES["moe"], schedule="dynamic"),
     "queue, conditions": replace(CASES["conditions"], schedule="dynamic"),
@@ -284,6 +291,7 @@ CHECKS = {
     "attention": check_attention,
     "post norm": check_norms,
     "heads norm": check_norms,
+    "early": check_equal,
     "reduced": check_ranks,
     "flagged": check_flagged,
     "flagged norm": check_sums,

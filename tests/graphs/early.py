@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ def add_if_even(first: Array, second: Array, y: Array) -> None:
 
 
 @graph_function
-def early(g: Graph, *, gathers: bool = False, notifies: bool = True) -> None:
+def early(
+    g: Graph, *, gathers: bool = False, notifies: bool = True, loops: bool = False
+) -> None:
     """y = -a of the odd rows, -a + b of the others; z = -b once y is there. If it
     `gathers`, rows of b come in the order that `at` says, and so workers draw tickets.
-    Without `notifies`, the last wait is never met."""
+    Without `notifies`, the last wait is never met. loops: in a loop of one turn."""
     n = g.dims("n")
     a, b = (g.input(name, (n, WIDTH), "int32") for name in "ab")
     at = g.input("at", (n,), "int32")
@@ -48,26 +51,27 @@ def early(g: Graph, *, gathers: bool = False, notifies: bool = True) -> None:
     known, turned, there, done = (
         g.events(name, (n,), expects=1) for name in ("known", "turned", "there", "done")
     )
-    (i,) = rows = g.grid(i=n)
-    row = tile(i, 1)
-    gathered = b[span(at.load(i), 1) if gathers else row, :]
+    with g.loop(turn=1) if loops else nullcontext():
+        (i,) = rows = g.grid(i=n)
+        row = tile(i, 1)
+        gathered = b[span(at.load(i), 1) if gathers else row, :]
 
-    def turn(name: str, x: Region, to: Tensor, **events: list[EventRef]) -> None:
-        g.call(negate, rows, name=name, reads=[x], writes=[to[row, :]], **events)
+        def turn(name: str, x: Region, to: Tensor, **events: list[EventRef]) -> None:
+            g.call(negate, rows, name=name, reads=[x], writes=[to[row, :]], **events)
 
-    found = [there[i]] if notifies else []
-    turn("first_of", a[row, :], first, notifies=[known[i]])
-    turn("minus_of", gathered, minus, waits=[known[i]], notifies=[turned[i]])
-    turn("second_of", minus[row, :], second, waits=[turned[i]], notifies=found)
-    g.call(
-        add_if_even,
-        rows,
-        reads=[first[row, :], second[row, :]],
-        writes=[y[row, :]],
-        waits=[known[i], there[i]],
-        notifies=[done[i]],
-    )
-    turn("last_of", second[row, :], z, waits=[done[i]])
+        found = [there[i]] if notifies else []
+        turn("first_of", a[row, :], first, notifies=[known[i]])
+        turn("minus_of", gathered, minus, waits=[known[i]], notifies=[turned[i]])
+        turn("second_of", minus[row, :], second, waits=[turned[i]], notifies=found)
+        g.call(
+            add_if_even,
+            rows,
+            reads=[first[row, :], second[row, :]],
+            writes=[y[row, :]],
+            waits=[known[i], there[i]],
+            notifies=[done[i]],
+        )
+        turn("last_of", second[row, :], z, waits=[done[i]])
 
 
 def inputs(n: int, seed: int) -> dict[str, Array]:
