@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, expect_choice
+from etc_dist.errors import ArgumentError, expect_choice, expect_type
 from etc_dist.functions.plain_numbers import use_plain_numbers
 from etc_dist.functions.weight_layouts import silu
 
@@ -38,6 +38,7 @@ class Activation:
         expect_choice(self.function, FUNCTIONS, "function")
         for name in ("alpha", "limit", "shift"):
             value = getattr(self, name)
+            expect_type(value, (int, float), name)
             if not 0 <= value < np.finfo(np.float32).max:
                 raise _refusal(
                     f"{name}: a finite number from 0 on", f"{name} = {value}"

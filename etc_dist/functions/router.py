@@ -64,6 +64,7 @@ class Router:
             expect_type(getattr(self, name), bool, name)
         expect_choice(self.score, SCORES, "score")
         expect_choice(self.group_score, GROUP_SCORES, "group_score")
+        expect_type(self.scale, (int, float), "scale")
         if not 0 < self.scale < np.finfo(np.float32).max:
             raise _refusal("scale: a finite number above 0", f"scale = {self.scale}")
         num_groups = expect_range(self.num_groups, 1, MOST_GROUPS, "num_groups")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.functions.rms_norm import add_rms_norm
 from etc_dist.ir import Graph, graph_function, span
 from etc_dist.ops.all_reduce import SumOperation
@@ -125,7 +125,9 @@ class AllReduceNorm(SumOperation):
 
 
 def checked_eps(eps: float) -> float:
-    """eps; raises ArgumentError unless it is a positive number of fp32."""
+    """eps. Raises TypeError for others than numbers, ArgumentError unless it is a
+    positive one of fp32."""
+    expect_type(eps, (float, int), "eps")
     if not LEAST_EPS <= eps <= MOST_EPS:
         raise ArgumentError(
             "eps is out of range",

@@ -7,6 +7,8 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.activation import Activation
+from etc_dist.functions.router import Router
+from etc_dist.ops.all_reduce_norm import checked_eps
 
 
 def test_gate_and_up_are_clamped_and_shifted():
@@ -43,3 +45,17 @@ def test_equal_activations_have_one_text():
 def test_other_activations_are_refused(activation, words):
     with pytest.raises(ArgumentError, match=words):
         activation.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        ("alpha", lambda number: Activation(alpha=number).check()),
+        ("scale", lambda number: Router(1, scale=number).check(8)),
+        ("eps", checked_eps),
+    ],
+)
+@pytest.mark.parametrize("number", [True, np.ones(1), "1"], ids=repr)
+def test_a_number_of_another_type_is_refused(name, check, number):
+    with pytest.raises(TypeError, match=f"{name} expects "):
+        check(number)
