@@ -272,7 +272,9 @@ BROKEN = {
             "v[2] & high": "v[2]",
             "n % 2 == 0": "n % 2 == 1",
             "n < Of::kMostStages": "true",
-            "if (!is_ready) is_lost = !ready();": "if (!is_ready) is_lost = false;",
+            "if (!is_ready) has_failed = !ready();": (
+                "if (!is_ready) has_failed = false;"
+            ),
         },
     },
     "functions/rotary": {"attention": {"value += kGainOffset;": ""}},
