@@ -167,6 +167,8 @@ def result_of(run: Run, draw: DecodeDraw, baselines: Shapes) -> Result:
     if shape in baselines:
         values["baseline_ms"] = baselines[shape]
         values["speedup"] = round(baselines[shape] / values["ours_ms"], 4)
+    elif baselines:
+        values["baseline"] = "none, vLLM did not measure this draw"
     return values, wrong
 
 

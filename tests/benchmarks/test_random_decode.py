@@ -74,5 +74,6 @@ def test_drawn_steps_are_recorded_beside_those_of_vllm(
     _, compared, alone, last = read(path)
     assert (compared.speedup, alone.speedup, last.failed) == (1.5, None, [])
     assert compared.baseline == "vLLM" and compared.seed == alone.seed == seed
+    assert alone.baseline == "none, vLLM did not measure this draw"
     assert compared.num_positions == sum(first.lengths)
     assert "| vLLM / ours: least | 1 | 1.500 | 1.000 | yes |" in capsys.readouterr().out
