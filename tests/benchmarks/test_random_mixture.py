@@ -75,8 +75,10 @@ class OnTorch(StandIn):
     """With torch on the CPU."""
 
     def __init__(self, world: Any):
+        import torch
+
         super().__init__(world)
-        self.torch = pytest.importorskip("torch")
+        self.torch = torch
 
     def as_torch(self, array: Any) -> Any:
         bits = array.view({2: np.int16, 4: np.int32}[array.itemsize])
@@ -95,7 +97,8 @@ def logits_in_fp32(layer: Torch, x: Any) -> Any:
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ROUTERS)
 def test_the_rival_chooses_as_the_router(kind: str, rng: Any) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     template = ROUTERS[kind]
     router = Router(**{**vars(template), "top_k": 3})
     logits = rng.normal(size=(40, 32)).astype(np.float32)
