@@ -53,6 +53,7 @@ class Guard:
         self.bind = bind
         self.shared: set[SharedFile] = set()
         self.alone = False  # launch/mpirun has ended
+        self.early_orders = b""  # that came before the rank began
         self.socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:
             self.socket.connect(address)
@@ -76,6 +77,8 @@ class Guard:
         except OSError as error:
             self.send(ERR, f"cannot start {command[0]}: {error.strerror}".encode())
             return self.finish(127)
+        if self.early_orders:
+            self.obey(child, self.early_orders)
         self.copy(child)
         return self.finish(child.wait())
 
@@ -98,7 +101,7 @@ class Guard:
                 searched = time.monotonic()
             for key, _ in ready:
                 if key.fileobj is self.socket:
-                    if not self.obey(child):
+                    if not self.obey(child, self.receive()):
                         selector.unregister(key.fileobj)
                     continue
                 stream = key.fileobj
@@ -126,8 +129,7 @@ class Guard:
             self.shared.add(file)
             self.send(SHARED, f"{file.inode} {file.path}".encode())
 
-    def obey(self, child: subprocess.Popen[bytes]) -> bool:
-        orders = self.receive()
+    def obey(self, child: subprocess.Popen[bytes], orders: bytes) -> bool:
         if INTERRUPT in orders:
             child.send_signal(signal.SIGINT)
         if TERMINATE in orders:
@@ -139,11 +141,14 @@ class Guard:
         return bool(orders)
 
     def receive_input(self) -> int | None:
-        """The standard input of launch/mpirun, or None for that of this process."""
+        """The standard input of launch/mpirun, or None for that of this process. Keeps
+        the orders that come before it."""
         files: list[int] = []
-        if self.socket is not None:
-            with contextlib.suppress(OSError):
-                _, files, *_ = socket.recv_fds(self.socket, len(INPUT), 1)
+        message = None
+        with contextlib.suppress(OSError):
+            while self.socket is not None and message not in (INPUT, b""):
+                message, files, *_ = socket.recv_fds(self.socket, len(INPUT), 1)
+                self.early_orders += message.removesuffix(INPUT)
         return files[0] if files else None
 
     def receive(self) -> bytes:
