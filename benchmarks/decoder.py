@@ -221,17 +221,15 @@ class Decoder:
     def bytes_read(self, arrays: Mapping[str, Any], batch: int) -> int:
         """The bytes of this rank's weights and cache, once each, in a step that has
         run. Of the experts only those that the step chose count."""
-        config, num_positions = (
-            self.part.config(self.config),
-            self.lengths[:batch].sum(),
-        )
+        config = self.part.config(self.config)
+        num_positions = int(self.lengths[:batch].sum())
         sizes = {n: a.nbytes for n, a in self.weights.items() if n != "embedding"}
         if config.mixture is not None:
             share = self.active_experts(arrays, batch) / config.mixture.experts
             for name in sizes:
                 sizes[name] *= share if weight_of(name) in MLP_WEIGHTS else 1
         row = 2 * config.kv_heads * config.head_dim * self.cache.itemsize
-        return int(sum(sizes.values()) + config.layers * int(num_positions) * row)
+        return int(sum(sizes.values()) + config.layers * num_positions * row)
 
     def active_experts(self, arrays: Mapping[str, Any], batch: int) -> float:
         """The mean number of experts of a layer that a step chose."""

@@ -1,4 +1,4 @@
-"""The guard of a rank, beside a job that this test plays."""
+"""The guard of a rank, with a test in place of its job."""
 
 import os
 import socket
