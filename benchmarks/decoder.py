@@ -11,19 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.decoder_models import MODELS, SMALL_MODELS
 from benchmarks.device import DTYPES, NUMBERS, Call, Device, Gpu, seed_of
-from benchmarks.harness import SMALL
 from benchmarks.subjects import moe
 from benchmarks.workload import DTYPE
 from etc_dist import Program, compile
-from etc_dist.functions.router import Router
 from etc_dist.functions.scaled_weights import BLOCK, E4M3, scales_name
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_for
-from etc_dist.models.experts import DecoderMixture
-from etc_dist.models.heads import HeadLayout
-from etc_dist.models.mixture_families import QWEN_MOE
 from etc_dist.models.pages import UNUSED
 from etc_dist.models.part import (
     INNER,
@@ -37,76 +32,14 @@ from etc_dist.models.rows import UNUSED_ROW
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.models.sizes import MLP_WEIGHTS, scaled_weights, weight_of
 from etc_dist.models.step_policy import StepPolicy, padded
-from etc_dist.models.weights import weight_shapes
+from etc_dist.models.weights import FLOAT32, tied_head, weight_shapes
 from etc_dist.ops.tuning import tuning_of
 
 PAGE_SIZE = 64
 
 
-def qwen3(layers: int, hidden: int, inner: int, heads: int) -> ModelConfig:
-    return ModelConfig(
-        architecture="Qwen3ForCausalLM",
-        layers=layers,
-        hidden=hidden,
-        inner=inner,
-        vocabulary=151936,
-        heads=heads,
-        kv_heads=8,
-        head_dim=128,
-        head=HeadLayout(128, 128),
-        positions=40960,
-        norm_eps=1e-6,
-        rope_base=1e6,
-        rope={},
-        is_tied=False,
-        stop_tokens=(),
-    )
-
-
-MODELS = {
-    "qwen3-8b": qwen3(36, 4096, 12288, 32),
-    "qwen3-14b": qwen3(40, 5120, 17408, 40),
-    "qwen3-32b": qwen3(64, 5120, 25600, 64),
-    "qwen3-30b-a3b": replace(
-        qwen3(48, 2048, 768, 32),
-        architecture=QWEN_MOE,
-        kv_heads=4,
-        mixture=DecoderMixture(128, Router(8)),
-    ),
-}
-
-
-def in_float8(config: ModelConfig) -> ModelConfig:
-    """With float8 weights of all matmuls but that of the output head."""
-    *matmuls, _ = config.sizes(PAGE_SIZE).matmuls
-    return replace(config, float8=tuple(matmuls))
-
-
-MODELS |= {f"{name}-fp8": in_float8(config) for name, config in MODELS.items()}
-SMALL_MODEL = replace(
-    qwen3(3, 72, 192, 24),
-    vocabulary=576,
-    kv_heads=12,
-    head_dim=64,
-    head=HeadLayout(64, 64),
-    positions=512,
-)
-SMALL_MODELS = {
-    SMALL: SMALL_MODEL,
-    "small-experts": replace(
-        SMALL_MODEL,
-        inner=48,
-        architecture=QWEN_MOE,
-        mixture=DecoderMixture(16, Router(4)),
-    ),
-}
-OF_BLOCKS: Mapping[str, Any] = {"hidden": 144, "inner": 384, "heads": 16, "kv_heads": 8}
-"""Sizes of more than a block of float8 weights, of which 2 ranks have parts."""
-SMALL_MODELS |= {
-    f"{name}-fp8": in_float8(replace(config, **OF_BLOCKS))
-    for name, config in SMALL_MODELS.items()
-}
-"""The models that the CPU backend checks."""
+DEVIATIONS = {"cache": 1.0, "qkv_bias": 1.0, "o_bias": 1.0, "sinks": 4.0}
+"""Of what is no matrix. Some sinks are as large as the sum of all scores."""
 ROUTINGS = ("uniform", "zipf", "one set")
 """How rows choose experts, see `routing_bias` of moe.py."""
 COMMON, PREFERRED = 32.0, 1 / 16
@@ -141,6 +74,8 @@ class Decoder:
         self.part = Part(world.rank, world.size)
         part_config = self.part.config(config)
         assert part_config.float8 == config.float8, "ranks would have parts of blocks"
+        has_biases = config.mixture is not None and config.mixture.has_biases
+        assert world.size == 1 or not has_biases, "ranks would add biases of experts"
         self.columns = self.part.ids(config.vocabulary)
         sizes = part_config.sizes(PAGE_SIZE)
         self.matmuls = sizes.matmuls
@@ -160,10 +95,7 @@ class Decoder:
         table = np.full((most, most_pages), UNUSED, np.int32)
         has_page = np.arange(most_pages) < num_own_pages[:, None]
         table[has_page] = np.random.default_rng(0).permutation(self._num_pages)
-        self.given = {
-            "table": table,
-            "cos_sin": config.cos_sin(most_pages * PAGE_SIZE),
-        }
+        self.given = {"table": table, **config.tables(most_pages * PAGE_SIZE)}
         self.given = {n: device.xp.asarray(a) for n, a in self.given.items()}
 
     @property
@@ -198,7 +130,10 @@ class Decoder:
             "stop": np.full((rows, 1), -1, np.int32),
             "sampling": row_sampling(rows, [self.sampling] * rows),
         }
-        arrays |= self.given | {n: xp.asarray(a.copy()) for n, a in of_rows.items()}
+        arrays |= self.given
+        if "spans" in arrays:
+            arrays["spans"] = arrays["spans"][:layers]
+        arrays |= {n: xp.asarray(a.copy()) for n, a in of_rows.items()}
         columns = self.columns.stop - self.columns.start
         arrays["logits"] = self.device.empty((rows, columns), DTYPE)
         if config.mixture is not None:
@@ -222,14 +157,17 @@ class Decoder:
         """The bytes of this rank's weights and cache, once each, in a step that has
         run. Of the experts only those that the step chose count."""
         config = self.part.config(self.config)
-        num_positions = int(self.lengths[:batch].sum())
+        windows, lengths = config.windows or (0,) * config.layers, self.lengths[:batch]
+        num_positions = sum(
+            int(np.minimum(lengths, n or lengths.max()).sum()) for n in windows
+        )
         sizes = {n: a.nbytes for n, a in self.weights.items() if n != "embedding"}
         if config.mixture is not None:
             share = self.active_experts(arrays, batch) / config.mixture.experts
             for name in sizes:
                 sizes[name] *= share if weight_of(name) in MLP_WEIGHTS else 1
         row = 2 * config.kv_heads * config.head_dim * self.cache.itemsize
-        return int(sum(sizes.values()) + config.layers * num_positions * row)
+        return int(sum(sizes.values()) + num_positions * row)
 
     def active_experts(self, arrays: Mapping[str, Any], batch: int) -> float:
         """The mean number of experts of a layer that a step chose."""
@@ -257,6 +195,8 @@ class Decoder:
         }
         for n, s in scaled.items():
             drawn |= self._draw_scaled(n, s, part)
+        if config.is_tied:
+            drawn["w_head"] = tied_head(drawn["embedding"], part)
         return drawn
 
     def _draw_scaled(
@@ -284,23 +224,38 @@ class Decoder:
 
     def _draw(self, name: str, shape: tuple[int, ...], part: Part) -> Any:
         """Random numbers; gains about 1; else each layer by itself, of the deviation
-        that keeps the size of a vector."""
-        deviation = 1.0 if name == "cache" else shape[-1] ** -0.5
-        device, full = self.device, f"{self.name} {name}"
+        that keeps the size of a vector, or of `DEVIATIONS`."""
+        deviation = DEVIATIONS.get(name, shape[-1] ** -0.5)
+        device, full, dtype = self.device, f"{self.name} {name}", FLOAT32.get(name)
         if name.endswith("norm"):
             gains = device.normal(device.xp.empty(shape, np.float32), seed_of(full))
             return (1 + gains / 8).astype(DTYPES[DTYPE])
-        layers, of_layer = (shape[0], shape[1:]) if len(shape) > 2 else (1, shape)
-        array: Any = None
+        is_stack = name not in ("embedding", "w_head")
+        layers, of_layer = (shape[0], shape[1:]) if is_stack else (1, shape)
+        bits, array = np.uint16 if dtype is None else np.uint32, None
         for number in range(layers):
-            drawn = device.random(of_layer, DTYPE, f"{full} {number}", deviation)
+            drawn = device.random(
+                of_layer, dtype or DTYPE, f"{full} {number}", deviation
+            )
+            self._draw_biases(name, drawn, f"{full} {number}")
             if self.routing != ROUTINGS[0]:
                 self._prefer_experts(name, number, drawn)
-            own_part = self._own(name, drawn.view(np.uint16), part)
+            own_part = self._own(name, drawn.view(bits), part)
             if array is None:
-                array = device.xp.empty((layers, *own_part.shape), np.uint16)
+                array = device.xp.empty((layers, *own_part.shape), bits)
             array[number] = own_part
-        return array.view(DTYPES[DTYPE])[... if len(shape) > 2 else 0]
+        assert array is not None
+        return array.view(DTYPES[dtype or DTYPE])[... if is_stack else 0]
+
+    def _draw_biases(self, name: str, drawn: Any, full: str) -> None:
+        """Changes the column of biases, if matrices of experts have one."""
+        config = self.config
+        if config.mixture is None or not config.mixture.has_biases:
+            return
+        column = config.inner if name == "w_down" else config.hidden
+        if name in MLP_WEIGHTS:
+            biases = self.device.random(drawn.shape[:-1], DTYPE, f"{full} bias", 1.0)
+            drawn.view(np.uint16)[..., column] = biases.view(np.uint16)
 
     def _own_blocks(self, drawn: Any, axis: int, part: Part, is_scales: bool) -> Any:
         """Of a weight along the inner width, or of its scales."""
@@ -334,10 +289,12 @@ class Decoder:
         if name == "cache":
             return drawn[:, :, part.span(config.kv_heads, part_config.kv_heads)]
         weight = weight_of(name)
-        if weight != "w_qkv":
+        if weight not in ("w_qkv", "qkv_bias"):
             axis = SPLIT_AXES.get(weight)
             if axis is None:
                 return drawn
+            if drawn.ndim == 1:  # sinks
+                return drawn[part.span(len(drawn), len(drawn) // part.count)]
             whole = drawn.shape[axis - 2]  # of a matrix, or those of all experts
             if has_blocks(config) and weight in INNER:
                 return self._own_blocks(drawn, axis - 2, part, weight != name)

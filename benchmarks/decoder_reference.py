@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device import NUMBERS, dequantized, wide
+from etc_dist.functions.activation import Activation
 from etc_dist.functions.scaled_weights import BLOCK, scales_name
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import DecoderMixture
@@ -39,14 +40,24 @@ class Fp32:
         mean = (x * x).mean(axis=-1, keepdims=True)
         return x / self.xp.sqrt(mean + np.float32(eps)) * gain
 
-    def attend(self, q: Any, keys: Any, values: Any) -> Any:
+    def attend(self, q: Any, keys: Any, values: Any, sinks: Any = None) -> Any:
         """q [rows, kv_heads, heads, dim], keys and values [rows, kv_heads, positions,
-        dim] -> as q."""
-        scores = q @ keys.swapaxes(2, 3) / np.float32(np.sqrt(q.shape[-1]))
-        return self._softmax(scores) @ values
+        dim], sinks [kv_heads, heads, 1] -> as q."""
+        scores = q @ keys.swapaxes(2, 3) / q.shape[-1] ** 0.5
+        if sinks is None:
+            return self._softmax(scores) @ values
+        every_sink = self.xp.broadcast_to(sinks, (*scores.shape[:-1], 1))
+        scores = self.xp.concatenate([scores, every_sink], axis=-1)
+        return self._softmax(scores)[..., :-1] @ values
 
-    def silu(self, x: Any) -> Any:
-        return x / (1 + self.xp.exp(-x))
+    def activated(self, activation: Activation, gate: Any, up: Any) -> Any:
+        if limit := activation.limit:
+            gate = self.xp.clip(gate, None, limit)
+            up = self.xp.clip(up, -limit, limit)
+        return self.gate(gate, activation.alpha) * (up + activation.shift)
+
+    def gate(self, x: Any, alpha: float) -> Any:
+        return x / (1 + self.xp.exp(-alpha * x))
 
     def shares(self, logits: Any, ids: Any, normalizes: bool) -> Any:
         """The weights of each row's chosen experts."""
@@ -90,11 +101,13 @@ class Torch(Fp32):
         mean = x.float().pow(2).mean(-1, keepdim=True)
         return gain * (x.float() * self.xp.rsqrt(mean + eps)).to(x.dtype)
 
-    def attend(self, q: Any, keys: Any, values: Any) -> Any:
+    def attend(self, q: Any, keys: Any, values: Any, sinks: Any = None) -> Any:
+        if sinks is not None:
+            return super().attend(q, keys, values, sinks)
         return self._functional.scaled_dot_product_attention(q, keys, values)
 
-    def silu(self, x: Any) -> Any:
-        return self._functional.silu(x)
+    def gate(self, x: Any, alpha: float) -> Any:
+        return self._functional.silu(x) if alpha == 1 else x * (alpha * x).sigmoid()
 
     def shares(self, logits: Any, ids: Any, normalizes: bool) -> Any:
         shares = logits.softmax(-1, dtype=self.xp.float32).gather(1, ids.long())
@@ -104,6 +117,9 @@ class Torch(Fp32):
     def gap(self, logits: Any, ids: Any) -> float:
         return 0.0
 
+    def _softmax(self, logits: Any) -> Any:
+        return logits.softmax(-1, dtype=self.xp.float32).to(logits.dtype)
+
 
 def step_logits(
     math: Fp32, config: ModelConfig, arrays: Mapping[str, Any]
@@ -112,7 +128,7 @@ def step_logits(
     cache has the positions before the last.
 
     Rows have the `experts` of `arrays`. Also returns the largest `gap`."""
-    dim, eps = config.head_dim, config.norm_eps
+    dim, eps, features = config.head_dim, config.norm_eps, config.features
     heads, kv_heads = config.heads, config.kv_heads
     num_rows, positions = len(arrays["ids"]), arrays["position"]
     x, below = math.rows(arrays["embedding"], arrays["ids"]), 0.0
@@ -130,22 +146,35 @@ def step_logits(
             return _stored_at(math, arrays, name, layer)
 
         qkv = math.norm(x, stored("norm"), eps) @ stored("w_qkv").T
+        if features.qkv_bias:
+            qkv = qkv + stored("qkv_bias")
         qkv = qkv.reshape(num_rows, -1, dim)
         q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
-        q = rotate(math.norm(q, stored("q_norm"), eps))
-        k = rotate(math.norm(k, stored("k_norm"), eps))
+        if config.normalizes_heads:
+            q = math.norm(q, stored("q_norm"), eps)
+            k = math.norm(k, stored("k_norm"), eps)
+        q, k = rotate(q), rotate(k)
         q, v = q.reshape(num_rows, kv_heads, -1, dim), qkv[:, heads + kv_heads :]
+        sinks = None
+        if features.has_sinks:
+            sinks = stored("sinks").reshape(kv_heads, -1, 1)
+        window = config.windows[layer] if config.windows else 0
         attended_rows = []
         for row, last in enumerate(positions.tolist()):
             table = arrays["table"][row : row + 1]
             keys, values = _cached(math, arrays["cache"][layer], table, last + 1)
             keys[0, :, last], values[0, :, last] = k[row], v[row]
-            attended_rows.append(math.attend(q[row : row + 1], keys, values))
+            first = max(0, last + 1 - window) if window else 0
+            keys, values = keys[:, :, first:], values[:, :, first:]
+            attended_rows.append(math.attend(q[row : row + 1], keys, values, sinks))
         attended = math.xp.concatenate(attended_rows).reshape(num_rows, -1)
         x = x + attended @ stored("w_o").T
+        if features.o_bias:
+            x = x + stored("o_bias")
         y = math.norm(x, stored("mlp_norm"), eps)
         if config.mixture is None:
-            x = x + _mlp(math, y, *(stored(name) for name in MLP))
+            matrices = (stored(name) for name in MLP)
+            x = x + _mlp(math, features.activation, y, *matrices)
         else:
             mixed, gap = _mix(math, config.mixture, y, arrays, layer)
             x, below = x + mixed, max(below, gap)
@@ -175,15 +204,25 @@ def _cached(math: Fp32, cache: Any, table: Any, num_positions: int) -> list[Any]
     return [array[:, :, :num_positions] for array in arrays]
 
 
-def _mlp(math: Fp32, x: Any, w_gate: Any, w_up: Any, w_down: Any) -> Any:
-    return math.silu(x @ w_gate.T) * (x @ w_up.T) @ w_down.T
+def _multiply(x: Any, w: Any) -> Any:
+    """x @ w.T, and the bias if w has columns more."""
+    width = x.shape[-1]
+    y = x @ w[:, :width].T
+    return y if w.shape[1] == width else y + w[:, width]
+
+
+def _mlp(
+    math: Fp32, activation: Activation, x: Any, w_gate: Any, w_up: Any, w_down: Any
+) -> Any:
+    gate, up = _multiply(x, w_gate), _multiply(x, w_up)
+    return _multiply(math.activated(activation, gate, up), w_down)
 
 
 def _mix(
     math: Fp32, mixture: DecoderMixture, x: Any, arrays: Mapping[str, Any], layer: int
 ) -> tuple[Any, float]:
     ids = arrays["experts"][layer]
-    logits = x @ math.stored(arrays["router"][layer]).T
+    logits = _multiply(x, math.stored(arrays["router"][layer]))
     shares, y = (
         math.shares(logits, ids, mixture.router.normalize),
         math.xp.zeros_like(x),
@@ -191,5 +230,6 @@ def _mix(
     for expert in math.xp.unique(ids).tolist():
         matrices = (_stored_at(math, arrays, name, (layer, expert)) for name in MLP)
         rows, place = math.xp.where(ids == expert)
-        y[rows] += _mlp(math, x[rows], *matrices) * shares[rows, place][:, None]
+        result = _mlp(math, mixture.activation, x[rows], *matrices)
+        y[rows] += result * shares[rows, place][:, None]
     return y, math.gap(logits, ids)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.decoder import MODELS, PAGE_SIZE
+from benchmarks.decoder import PAGE_SIZE
+from benchmarks.decoder_models import MODELS
 from benchmarks.device import driver_version
 from benchmarks.harness import Result, Run, Subject
 from etc_dist.codegen import Source, generate

@@ -15,8 +15,9 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 
 from benchmarks import records
-from benchmarks.decoder import MODELS, ROUTINGS, SMALL_MODELS, Decoder
+from benchmarks.decoder import ROUTINGS, Decoder
 from benchmarks.decoder_launches import model_calls, single_launches
+from benchmarks.decoder_models import MODELS, SMALL_MODELS
 from benchmarks.decoder_reference import Fp32, Torch, step_logits
 from benchmarks.device import WARM_UP, Call, Device, Gpu, captured_ours, wide
 from benchmarks.harness import (

@@ -29,17 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.decoder import MODELS
+from benchmarks.decoder_models import FIELDS, MODELS
 from benchmarks.device import driver_version
 from benchmarks.harness import Result, Run, Subject, numbers
-from benchmarks.subjects.random_decode import all_draws
+from benchmarks.subjects.random_decode import draws_of
 from benchmarks.workload import DTYPE
 from etc_dist.errors import ArgumentError
-from etc_dist.functions.scaled_weights import BLOCK
-from etc_dist.models.config import ModelConfig
-from etc_dist.models.families import MODEL_TYPES
-from etc_dist.models.float8 import METHOD, UNCONVERTED
-from etc_dist.models.quantized import FIELD
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -59,13 +54,6 @@ SHORT, STEPS, SLOPES = 8, 96, 3
 and pairs of both."""
 MOST_BATCHED = 16384
 """Tokens of a step of vLLM."""
-FLOAT8 = {
-    "activation_scheme": "dynamic",
-    "fmt": "e4m3",
-    "quant_method": METHOD,
-    "weight_block_size": [BLOCK, BLOCK],
-}
-"""The quantization_config of a model with float8 weights."""
 MARGIN = 256
 """Positions of a request above the context."""
 PROTOCOL = (
@@ -73,43 +61,6 @@ PROTOCOL = (
     "more: the slope, so that only steps of all requests count; the middle step is at "
     f"the context; median of {SLOPES} after a warm-up"
 )
-
-
-def hf_config(config: ModelConfig) -> dict[str, Any]:
-    """The config.json of a model."""
-    fields: dict[str, Any] = {
-        "architectures": [config.architecture],
-        "model_type": MODEL_TYPES[config.architecture],
-        "hidden_size": config.hidden,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocabulary,
-        "max_position_embeddings": config.positions,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_base,
-        "tie_word_embeddings": config.is_tied,
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "torch_dtype": DTYPE,
-        "bos_token_id": 151643,
-        "eos_token_id": 151645,
-    }
-    if config.float8:
-        count = 0 if config.mixture is None else config.layers
-        routers = [f"model.layers.{n}.mlp.gate" for n in range(count)]
-        fields[FIELD] = FLOAT8 | {UNCONVERTED: ["lm_head", *routers]}
-    if config.mixture is None:
-        return fields | {"intermediate_size": config.inner}
-    return fields | {
-        "moe_intermediate_size": config.inner,
-        "num_experts": config.mixture.experts,
-        "num_experts_per_tok": config.mixture.router.top_k,
-        "norm_topk_prob": config.mixture.router.normalize,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
 
 
 def engine_arguments(
@@ -217,8 +168,9 @@ def measure(run: Run) -> Iterator[Result]:
         os.environ.setdefault(variable, value)
     os.environ["VLLM_PLUGINS"] = ""  # ours would be one
     vllm, torch = import_module("vllm"), import_module("torch")
+    fields = {**FIELDS[name], "torch_dtype": DTYPE}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(hf_config(MODELS[name])))
+        (Path(folder) / "config.json").write_text(json.dumps(fields))
         shapes = list(shapes_of(options))
         batches = sorted({len(lengths) for _, lengths in shapes})
         contexts = [max(lengths) for _, lengths in shapes]
@@ -237,9 +189,8 @@ def measure(run: Run) -> Iterator[Result]:
 def shapes_of(options: Namespace) -> Iterator[tuple[dict[str, str], Sequence[int]]]:
     """The names of each shape in a record, and the lengths of its requests."""
     if options.seeds:
-        for draw in all_draws(options.seeds):
-            if draw.model == options.model:
-                yield {"model": draw.name, "seed": draw.seed}, draw.lengths
+        for draw in draws_of(options.seeds, options.model):
+            yield {"model": draw.name, "seed": draw.seed}, draw.lengths
         return
     for context, batch in product(options.context, options.batches):
         yield {"model": options.model}, [context] * batch

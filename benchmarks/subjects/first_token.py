@@ -13,7 +13,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decoder import MODELS, PAGE_SIZE, SMALL_MODELS
+from benchmarks.decoder import PAGE_SIZE
+from benchmarks.decoder_models import MODELS, SMALL_MODELS
 from benchmarks.device import Device, Gpu
 from benchmarks.harness import SMALL, Result, Run, Subject, add_models, provenance
 from benchmarks.workload import DTYPE

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import records
-from benchmarks.decoder import MODELS, PAGE_SIZE, ROUTINGS, SMALL_MODELS, Decoder
+from benchmarks.decoder import PAGE_SIZE, ROUTINGS, Decoder
+from benchmarks.decoder_models import MODELS, SMALL_MODELS
 from benchmarks.device import Device, Gpu
 from benchmarks.harness import REPEATS, Result, Run, Subject
 from benchmarks.random_sizes import log_uniform, seed_of
@@ -113,6 +114,18 @@ def all_draws(turns: Sequence[int], choices: Choices | None = None) -> list[Deco
     return [draw for seed in seeds for draw in decode_draws(seed, choices)]
 
 
+def draws_of(
+    turns: Sequence[int], model: str | None, choices: Choices | None = None
+) -> list[DecodeDraw]:
+    """`all_draws`, or those of one model. If this is not drawn by itself, all draws
+    have it."""
+    choices = choices or Choices()
+    if model is not None and model not in choices.models:
+        choices = replace(choices, models=(model,))
+    drawn = all_draws(turns, choices)
+    return [draw for draw in drawn if model in (None, draw.model)]
+
+
 def compile_programs(device: Device, drawn: Sequence[DecodeDraw]) -> None:
     """Those of all models that were drawn, at once."""
     size, rank = device.world.size, device.world.rank
@@ -131,7 +144,8 @@ def measure(run: Run) -> Iterator[Result]:
     baseline = "vLLM" if baselines else "none, vLLM was not measured"
     run.shared |= {"protocol": PROTOCOL, "baseline": baseline}
     run.say(f"baseline: {baseline}")
-    drawn = all_draws(options.seeds, None if isinstance(device, Gpu) else SMALL)
+    choices = None if isinstance(device, Gpu) else SMALL
+    drawn = draws_of(options.seeds, options.model, choices)
     num_draws = NUM_DRAWS if isinstance(device, Gpu) else CPU_DRAWS
     num_draws = min(options.draws or num_draws, num_draws)
     drawn = [draw for draw in drawn if draw.number < num_draws]
@@ -175,6 +189,7 @@ def result_of(run: Run, draw: DecodeDraw, baselines: Shapes) -> Result:
 def add_decode_options(parser: ArgumentParser) -> None:
     add_options(parser)
     add = parser.add_argument
+    add("--model", choices={**MODELS, **SMALL_MODELS}, help="only draws of this model")
     add("--steps", type=int, default=STEPS, help="compared bit by bit")
     add("--vllm", type=Path, help="file of decode_vllm's records on this machine")
     parser.set_defaults(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks import run as script
-from benchmarks.decoder import MODELS
+from benchmarks.decoder_models import MODELS
 from benchmarks.records import load
-from benchmarks.subjects import decode_vllm
+from benchmarks.subjects import decode_vllm, random_decode
 from benchmarks.subjects.random_decode import DecodeDraw
 from etc_dist.models.config import parse_config
 
@@ -71,7 +71,11 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return stand_in
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("qwen3-30b-a3b", 1), ("qwen3-32b", 2)])
+@pytest.mark.parametrize(
+    ("model", "ranks"),
+    [("qwen3-30b-a3b", 1), ("qwen3-32b", 2), ("qwen3-30b-a3b-fp8", 1)]
+    + [(name, 1) for name in ("llama-3.2-1b", "qwen2.5-32b", "gpt-oss-20b")],
+)
 def test_slope_of_each_shape_that_fits_is_recorded(
     model: str,
     ranks: int,
@@ -84,7 +88,7 @@ def test_slope_of_each_shape_that_fits_is_recorded(
     where = "--record", str(tmp_path / "some.jsonl")
     options = "--batches", "1,2", "--context", "512,1024", "--ranks", str(ranks)
     assert script.main(["decode_vllm", "--model", model, *options, *where]) == 0
-    assert replace(vllm.config, rope={}, stop_tokens=()) == MODELS[model]
+    assert replace(vllm.config, stop_tokens=()) == MODELS[model]
     arguments = vllm.arguments
     assert (arguments["max_model_len"], arguments["tensor_parallel_size"]) == (
         1280,
@@ -115,7 +119,7 @@ def test_slopes_of_drawn_lengths_have_the_names_of_the_draws(
         DecodeDraw("0123abcd", 0, "qwen3-8b", [90, 600]),
         DecodeDraw("0123abcd", 1, "qwen3-32b", [90]),
     ]
-    monkeypatch.setattr(decode_vllm, "all_draws", lambda turns: draws)
+    monkeypatch.setattr(random_decode, "all_draws", lambda turns, _: draws)
     where = "--record", str(tmp_path / "some.jsonl")
     assert (
         script.main(["decode_vllm", "--model", "qwen3-8b", "--seeds", "1", *where]) == 0

@@ -57,6 +57,9 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(1, "random_matmul --seeds 1", marks=ONE),
         pytest.param(1, "random_mixture --seeds 1", marks=ONE),
         pytest.param(1, "random_decode --seeds 1 --steps 2", marks=ONE),
+        pytest.param(
+            1, "random_decode --seeds 1 --steps 2 --model small-sinks", marks=ONE
+        ),
         pytest.param(1, "moe --tokens 1,50", marks=ONE),
         pytest.param(1, "moe --models small --tokens 40,50 --experts 5", marks=ONE),
         pytest.param(1, "soak --calls 4", marks=ONE),
@@ -87,6 +90,8 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
             "decode --models small-experts --per-launch 2 --sample",
             marks=[TWO, pytest.mark.exhaustive],
         ),
+        pytest.param(2, "decode --models small-biases --batches 2", marks=TWO),
+        pytest.param(2, "decode --models small-tied --batches 2", marks=TWO),
         pytest.param(1, "first_token", marks=[ONE, pytest.mark.exhaustive]),
     ],
 )
@@ -175,6 +180,10 @@ def choose_the_worst_expert(arrays: dict[str, Any]) -> None:
         (SMALL, lambda a: a["next_ids"].fill(1), "an id is not that of the largest"),
         (SMALL, lambda a: a["next_ids"].fill(-1), "an id whose logit is "),
         ("small-experts", choose_the_worst_expert, "an expert whose logit"),
+        ("small-biases", lambda a: a["qkv_bias"].fill(0), "error "),
+        ("small-sinks", lambda a: a["sinks"].fill(0), "error "),
+        ("small-sinks", lambda a: a["o_bias"].fill(0), "error "),
+        ("small-sinks", lambda a: a["w_down"][..., 72].fill(0), "error "),
     ],
 )
 def test_wrong_results_of_a_step_are_failures(
@@ -196,7 +205,9 @@ def test_wrong_results_of_a_step_are_failures(
         assert any(each.startswith(text) for each in wrong)
 
 
-@pytest.mark.parametrize("model", [SMALL, "small-experts"])
+@pytest.mark.parametrize(
+    "model", [SMALL, "small-experts", "small-tied", "small-biases"]
+)
 def test_requests_of_a_step_may_have_lengths_of_their_own(model: str) -> None:
     lengths = [5, 130, 64, 65, 1]  # of 6 rows, the last one is padding
     with device_of_cpu() as device:

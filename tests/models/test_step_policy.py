@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.decoder import MODELS
+from benchmarks.decoder_models import MODELS
 from etc_dist.functions.router import Router
 from etc_dist.models import step_policy
 from etc_dist.models.config import read_config

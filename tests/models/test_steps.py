@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.decoder import MODELS
+from benchmarks.decoder_models import MODELS
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load
