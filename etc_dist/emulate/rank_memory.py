@@ -73,6 +73,7 @@ class EmulatedMemory:
                     local=self._local[rank].ctypes.data,
                     wait_limit=WAIT_LIMIT * 1_000_000,
                 ),
+                workers,
             )
             for rank in ranks
         ]

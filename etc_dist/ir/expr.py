@@ -197,7 +197,7 @@ class Symbol(Expr):
     """A named integer: a dim of the program, a coordinate, the rank, a task index."""
 
     name: str
-    kind: str  # "dim" | "own" | "derived" | "coordinate" | "rank" | "task"
+    kind: str  # "dim" | "own" | "derived" | "coordinate" | "rank" | "task" | "workers"
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
         return env[self.name]

@@ -27,7 +27,7 @@ from etc_dist.predict.machine import Link, Machine
 from etc_dist.runtime.cpu.simulate import ProcessMemory, deadlock
 from etc_dist.runtime.cpu.task import Element, Task, TaskBlock
 from etc_dist.runtime.cpu.workers import LaneWorker, Workers
-from etc_dist.schedule.plan import QUEUE, Plan
+from etc_dist.schedule.plan import QUEUE, WORKERS, Plan
 
 TRANSFER_WARPS, WARPS = 2, 10
 """Warps of a worker in the transfer lane: before and after the compute warps join it,
@@ -142,6 +142,7 @@ class _TimedRun:
             for warp_idx in range(machine.workers * WARPS)
         ]
         lane_workers = [*self._tensor, *self._warps]
+        env[WORKERS.name] = machine.workers
         self._workers = Workers(plan, env, 0, 1, lane_workers, self._memory)
         self._running: dict[LaneWorker, int] = defaultdict(int)
         self._waiting: dict[Element | int, dict[LaneWorker, int]] = defaultdict(dict)

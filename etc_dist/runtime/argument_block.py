@@ -34,7 +34,7 @@ from etc_dist.ir.function import TmaBox
 from etc_dist.runtime.memory_plan import Capacity, MemoryPlan, aligned, plan_memory
 from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.schedule import Plan
-from etc_dist.schedule.plan import QUEUE, Lane
+from etc_dist.schedule.plan import QUEUE, WORKERS, Lane
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Encode = Callable[[int, Sequence[int], str, int, TmaBox], Any]
@@ -62,6 +62,7 @@ def fill(
     rank: int,
     capacity: Capacity,
     places: Places,
+    workers: int,
     number: int = 0,
 ) -> Block:
     """The block without the caller's arrays. `number` identifies the shape in fault
@@ -72,6 +73,10 @@ def fill(
     refuse_empty(graph, env)
     integers = _integers(plan, env, capacity, places, memory)
     integers |= {"shape": number, RANK.name: rank}
+    env[WORKERS.name] = workers
+    integers |= {
+        name: int(lane.period(loop).evaluate(env)) for name, lane, loop in periods(plan)
+    }
     units = {
         f"units_{call.name}": int(lane.turn_units(call).evaluate(env))
         for lane in plan.lanes
@@ -127,8 +132,6 @@ def _integers(
         integers[FLAG_BYTES] = aligned(capacity.flagged)
     paced = (call for call in plan.graph.calls if call.pace != Const(0))
     integers |= {pace_name(c.name): int(c.pace.evaluate(env)) for c in paced}
-    for name, lane, loop in periods(plan):
-        integers[name] = int(lane.period(loop).evaluate(env))
     for lane in _queued_lanes(plan):
         for word, count in (("total", lane.total), ("initial", lane.initial)):
             integers[queue_name(lane.name, word)] = int(count.evaluate(env))

@@ -331,8 +331,16 @@ class GpuExecutor(Executor):
             trace=self._trace.data.ptr,
             trace_capacity=self._trace_capacity,
         )
-        rank = self.world.rank
-        return fill(self.plan, self.source, dims, rank, latest.capacity, places, number)
+        return fill(
+            self.plan,
+            self.source,
+            dims,
+            self.world.rank,
+            latest.capacity,
+            places,
+            self.workers,
+            number,
+        )
 
 
 def _first_control() -> np.ndarray[Any, Any]:

@@ -3,7 +3,9 @@
 A lane's tasks are the tasks of its calls, one call after the other, in a loop turn by
 turn (a turn is one iteration). A *unit* is what the lane assigns at once: one task.
 
-A strided lane assigns unit u to worker u % workers. Units of a ticket lane are claimed
+A strided lane assigns unit u to worker u % workers. Its turns of at least a wave end
+with units of no call, up to a whole wave: so a worker has the same tasks in every turn,
+whose code its SM has cached. Units of a ticket lane are claimed
 in order with an atomic ticket: on the tensor lane by workers, on the transfer lane by
 several warps of every worker, and by the warps of the tensor lane once that is empty.
 Units of a queue lane are claimed in the same way: first, in order, those of calls that
@@ -25,12 +27,14 @@ from typing import Any, TypeVar
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import Call, Coordinate, size_of
 from etc_dist.ir.dims import checked_dims, refuse_undefined
-from etc_dist.ir.expr import Const, Expr
+from etc_dist.ir.expr import Const, Expr, Symbol, ceildiv, select
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.loops import Item, Loop, loops_in, nest
 from etc_dist.settings import MAX_WORKERS
 
 STRIDED, TICKET, QUEUE = "strided", "ticket", "queue"
+WORKERS = Symbol("workers", "workers")
+"""The number of workers of a rank, in numbers of units."""
 
 
 def gating_axes(call: Call) -> tuple[Coordinate, ...]:
@@ -118,8 +122,12 @@ class Lane:
 
     @_once
     def period(self, loop: Loop) -> Expr:
-        """Units of one turn of `loop`."""
-        return self._turn(loop.items)
+        """Units of one turn of `loop`, those of no call included."""
+        num_units = self._turn(loop.items)
+        if self.policy != STRIDED:
+            return num_units
+        whole_waves = ceildiv(num_units, WORKERS) * WORKERS
+        return select(num_units < WORKERS, num_units, whole_waves)
 
     def at(self, env: dict[str, Any]) -> Lane:
         """The lane with numbers of units at `env`, which are evaluated once."""
@@ -174,7 +182,7 @@ class Lane:
 
     def find(self, unit: int, env: dict[str, Any]) -> tuple[Call, int] | None:
         """The call of the lane's unit `unit`, and the number of the unit in the call;
-        None beyond the last unit."""
+        None for a unit of no call."""
         items, turn = self.items, 0
         while True:
             for item in items:
@@ -280,6 +288,7 @@ class Plan:
         if dims:
             refuse_undefined(graph, checked := checked_dims(graph, dims))
             env = graph.environment(checked, 0)
+            env |= {} if workers is None else {WORKERS.name: workers}
         lines = [f"plan {self.graph.name} ({self.schedule})"]
         if any(e.cross_rank for e in self.graph.events):
             lines.append(
@@ -288,7 +297,9 @@ class Plan:
             )
         for lane in self.lanes:
             lines.append(f"lane {lane.name}: {lane.policy}")
-            lines += _show_items(lane, lane.items, env)
+            # Units of no call are not shown.
+            policy = TICKET if lane.policy == STRIDED else lane.policy
+            lines += _show_items(replace(lane, policy=policy), lane.items, env)
             if env is not None and workers and lane.policy == STRIDED:
                 total = int(lane.total.evaluate(env))
                 waves = total / workers

@@ -18,7 +18,7 @@ from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.tensor import Region
-from etc_dist.schedule.plan import QUEUE, STRIDED, Lane, Plan
+from etc_dist.schedule.plan import QUEUE, STRIDED, WORKERS, Lane, Plan
 
 Array = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -281,7 +281,8 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
         if key not in first_queue:
             first_queue[key] = len(names)
             names += _queue_names(lane, block.rank, queues)
-        unit = lane.position(block.call, block.index, block.env)
+        env = {**block.env, WORKERS.name: workers}
+        unit = lane.position(block.call, block.index, env)
         queue[here] = first_queue[key] + unit % queues
         position[here] = unit // queues
         strided[here] = lane.policy == STRIDED and not block.call.function.roles

@@ -165,7 +165,8 @@ struct LoopedCalls : CallsIn<Items...> {
     return (0 + ... + Items::units(g));
   }
 
-  // As visit() of CallList; the units of a call are numbered turn by turn.
+  // As visit() of CallList; the units of a call are numbered turn by turn. The last units of a turn
+  // may belong to no call.
   template <class Args, class F>
   ETC_DEVICE static void visit(const Args& g, i32 unit, F&& f) {
     visit_items<Items...>(g, unit, 0, f);

@@ -72,7 +72,7 @@ def test_sizes_are_numbers_in_the_arguments(sizes, schedule):
     few, deep, many = (
         fill(
             *(plan, source, dims_of(layers, rows, matmuls=sizes.matmuls)),
-            *(0, Capacity(), Places([0], 0, 0, 0, 0, 0)),
+            *(0, Capacity(), Places([0], 0, 0, 0, 0, 0), 132),
         )
         for layers, rows in ((2, 1), (64, 1), (64, 128))
     )

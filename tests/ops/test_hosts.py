@@ -136,7 +136,7 @@ def test_tables_of_many_ranks_are_by_near_rank_and_by_host(name, hosts, near):
     peers = [0] * rank + [1024 * (r + 1) for r in range(near)]
     places = Places(peers, control=1, status=1, local=1, wait_limit=1)
     capacity = Capacity().grown(plan_memory(plan, dims))
-    block = fill(plan, generate(plan), dims, rank, capacity, places)
+    block = fill(plan, generate(plan), dims, rank, capacity, places, 132)
     assert (block["peer"].tolist(), block["first_near"]) == (peers[rank:], rank)
     bits = np.unpackbits(block["far_senders"].view(np.uint8), bitorder="little")
     others = [host for host in range(hosts) if host != hosts // 2]

@@ -38,7 +38,7 @@ def test_a_dim_beyond_32_bits_is_refused():
     places = Places((0,), control=0, status=0, local=0, wait_limit=1)
 
     def filled(n: int) -> int:
-        block = fill(plan, generate(plan), {"n": n}, 0, Capacity(), places)
+        block = fill(plan, generate(plan), {"n": n}, 0, Capacity(), places, 132)
         return int(block["dim_n"])
 
     assert filled(2**31 - 8) == 2**31 - 8
@@ -63,7 +63,7 @@ def test_a_divisor_that_no_task_divides_by_is_zero():
     (number,) = (number for number, expr in divisors if expr.depth > 0)
     places = Places((0,), control=0, status=0, local=0, wait_limit=1)
     for n, prepared in ((0, [0, 0]), (8, [2**31, 0])):
-        block = fill(plan, source, {"m": 8, "n": n}, 0, Capacity(), places)
+        block = fill(plan, source, {"m": 8, "n": n}, 0, Capacity(), places, 132)
         assert list(block["divisor"][number]) == prepared
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.ir import GraphFunction
 from etc_dist.schedule import Plan, schedule_static
+from etc_dist.schedule.plan import WORKERS
 from tests.graphs.kit import Kit, made
 
 
@@ -24,20 +29,23 @@ def steps(g: Kit) -> None:
     g.do("last")
 
 
-def units(graph: GraphFunction, **dims: int) -> list[str]:
-    """The task of each unit of the tensor lane, as text."""
-    plan, env = schedule_static(graph), graph.environment(dims, 0)
-    lane = plan.lane("tensor")
+def units(graph: GraphFunction, workers: int, **dims: int) -> list[str]:
+    """The task of each unit of the tensor lane, as text; "" for a unit of no call."""
+    env = graph.environment(dims, 0) | {WORKERS.name: workers}
+    lane = schedule_static(graph).lane("tensor")
 
     def text(index: int) -> str:
-        call, t = lane.find(index, env)
+        unit = lane.find(index, env)
+        if unit is None:
+            return ""
+        call, t = unit
         return call.label([int(v) for v in call.coordinates(t, env).values()])
 
     return [text(index) for index in range(int(lane.total.evaluate(env)))]
 
 
 def test_a_lane_takes_a_turn_after_the_other():
-    found = units(made(steps), n=2, m=2)
+    found = units(made(steps), 1, n=2, m=2)
     turn = [f"enter[step=@, {i}]" for i in (2, 1, 0)]
     for layer in range(2):
         turn += [f"inner[step=@, layer={layer}, 0, {j}]" for j in range(2)]
@@ -47,19 +55,34 @@ def test_a_lane_takes_a_turn_after_the_other():
     assert found == ["first[0]", "first[1]", *turns, "last[0]"]
 
 
-@given(n=st.integers(0, 3), m=st.integers(0, 3))
-def test_position_is_the_inverse_of_find(n, m):
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_has_the_same_tasks_in_every_turn(workers):
+    workers_of = defaultdict(set)
+    for index, text in enumerate(units(made(steps), workers, n=3, m=2)):
+        workers_of[re.sub(r"(step|layer)=\d", r"\1", text)].add(index % workers)
+    del workers_of[""]
+    assert {len(numbers) for numbers in workers_of.values()} == {1}
+
+
+def test_a_turn_of_fewer_tasks_than_workers_is_followed_at_once():
+    assert "" not in units(made(steps), 100, n=3, m=2)
+
+
+@given(n=st.integers(0, 3), m=st.integers(0, 3), workers=st.integers(1, 5))
+def test_position_is_the_inverse_of_find(n, m, workers):
     graph = made(steps)
-    plan, env = schedule_static(graph), graph.environment({"n": n, "m": m}, 0)
-    lane, seen = plan.lane("tensor"), []
+    env = graph.environment({"n": n, "m": m}, 0) | {WORKERS.name: workers}
+    lane, seen = schedule_static(graph).lane("tensor"), []
     for call in lane.calls:
         unit = np.arange(int(call.tasks.evaluate(env)))
         at = lane.position(call, unit, env)
         for number, place in zip(unit.tolist(), np.asarray(at).tolist(), strict=True):
             assert lane.find(place, env) == (call, number)
         seen += np.asarray(at).tolist()
-    assert set(seen) == set(range(int(lane.total.evaluate(env))))
-    assert lane.find(len(set(seen)), env) is None
+    numbers = range(int(lane.total.evaluate(env)) + 1)
+    assert {n for n in numbers if lane.find(n, env) is not None} == set(seen)
+    if workers == 1:
+        assert len(set(seen)) == numbers[-1]
 
 
 def test_a_plan_shows_its_loops():

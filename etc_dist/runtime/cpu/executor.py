@@ -31,7 +31,7 @@ from etc_dist.runtime.cpu.workers import SizedPlan, Workers, make_lane_workers
 from etc_dist.runtime.last_run import Executor, RunEnd, end_failed_run, timeout_error
 from etc_dist.runtime.region_checks import refuse_empty, refuse_rows
 from etc_dist.runtime.trace import TaskRecord, Trace
-from etc_dist.schedule.plan import Plan
+from etc_dist.schedule.plan import WORKERS, Plan
 from etc_dist.world import World
 from etc_dist.world.processes import Backoff, is_forked, is_of_user
 
@@ -180,6 +180,7 @@ class CpuExecutor(Executor):
             if tensor.kind == "local":
                 own_arrays[tensor.name] = storage.poisoned(tensor, env)
         self._state.own_arrays = own_arrays
+        env = {**env, WORKERS.name: self.workers}
         shape = self._shapes.get(key := (*env.items(),))
         if shape is None:
             self._shapes.put(key, shape := SizedPlan(self._plan, env))

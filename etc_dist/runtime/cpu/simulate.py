@@ -23,7 +23,7 @@ from etc_dist.runtime.cpu.workers import (
     make_lane_workers,
 )
 from etc_dist.runtime.trace import TaskRecord
-from etc_dist.schedule.plan import Plan
+from etc_dist.schedule.plan import WORKERS, Plan
 from etc_dist.verify.verify import verify
 
 
@@ -140,6 +140,7 @@ class _SimulatedRun:
         graph = plan.graph
         self._envs = [
             graph.environment({**dims, **graph.own_rows_of(rank_inputs)}, rank)
+            | {WORKERS.name: workers}
             for rank, rank_inputs in enumerate(inputs)
         ]
         self.memory = ProcessMemory(plan, self._envs)

@@ -31,7 +31,7 @@ from etc_dist.runtime.cpu.task import (
     range_error,
 )
 from etc_dist.runtime.trace import TaskRecord
-from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
+from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, WORKERS, Lane, Plan
 
 SHOWN = 16
 """The number of groups of a rank that an error names."""
@@ -130,7 +130,7 @@ class SizedPlan:
         self._units: dict[tuple[str, int], tuple[Call, int]] = {}
 
     def unit(self, lane: Lane, index: int) -> tuple[Call, int] | None:
-        """The task of a unit of a lane: its call and number. None after the last."""
+        """The task of a unit of a lane: its call and number, if there is one."""
         unit = self._units.get((lane.name, index))
         if unit is None:
             unit = self._lanes[lane.name].find(index, self._env)
@@ -142,9 +142,10 @@ class SizedPlan:
 class Workers:
     """The lane workers of one rank in one epoch, over `memory`.
 
-    `env` has the rank's dims, derived numbers and the arrays that expressions load
-    from. `seed` determines the order in which units of a queue lane are taken, if
-    the plan does not. `shape`: that of other runs at the same numbers."""
+    `env` has the rank's dims, derived numbers, the number of workers, and the arrays
+    that expressions load from. `seed` determines the order in which units of a queue
+    lane are taken, if the plan does not. `shape`: that of other runs at the same
+    numbers."""
 
     def __init__(
         self,
@@ -247,11 +248,10 @@ class Workers:
         """The units of `worker` in lanes without queues, computed as they are taken."""
         own_lane = worker.lane
         if own_lane.policy == STRIDED:
-            workers = sum(
-                lane_worker.lane is own_lane for lane_worker in self.lane_workers
-            )
+            workers = self.env[WORKERS.name]
             for unit_idx in range(worker.worker, self._total(own_lane), workers):
-                yield self._unit(worker, own_lane, unit_idx)
+                if unit := self._unit(worker, own_lane, unit_idx):
+                    yield unit
         for lane in worker.lanes:
             if lane.policy != TICKET:
                 continue
