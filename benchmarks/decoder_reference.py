@@ -162,7 +162,7 @@ def step_logits(
         attended_rows = []
         for row, last in enumerate(positions.tolist()):
             table = arrays["table"][row : row + 1]
-            keys, values = _cached(math, arrays["cache"][layer], table, last + 1)
+            keys, values = cached(math, arrays["cache"][layer], table, last + 1)
             keys[0, :, last], values[0, :, last] = k[row], v[row]
             first = max(0, last + 1 - window) if window else 0
             keys, values = keys[:, :, first:], values[:, :, first:]
@@ -188,7 +188,7 @@ def _stored_at(math: Fp32, arrays: Mapping[str, Any], name: str, at: Any) -> Any
     return math.stored(array) if scales is None else math.dequantized(array, scales[at])
 
 
-def _cached(math: Fp32, cache: Any, table: Any, num_positions: int) -> list[Any]:
+def cached(math: Fp32, cache: Any, table: Any, num_positions: int) -> list[Any]:
     """Keys and values of the first positions of each request, [requests, kv_heads,
     positions, head_dim]."""
     table = table[:, : -(-num_positions // cache.shape[3])]

@@ -83,6 +83,7 @@ FIELDS: Mapping[str, str] = {
     "single_calls_ms": "a call for each step, with the ids of the one before",
     "sampling": 'how ids are chosen; "None": the most likely ones',
     "greedy_ms": "the same step without sampling",
+    "layers": "of a call",
     "checked_layers": "layers that were run for the errors",
     "row_error": "the median over the rows of a row's relative error",
     "torch_row_error": "the same for torch's logits in the same dtype",
@@ -198,6 +199,12 @@ KINDS: Mapping[str, Kind] = {
     "decode_vllm": _kind(
         _BASE + "model batch context dtype baseline_ms slopes_ms engine ready_s "
         "protocol"
+    ),
+    "attention": _kind(
+        _BASE + "seed model batch context num_positions layers dtype schedule ours_ms "
+        "limit_ms of_limit error bitwise_equal repeats ours_spread_ms protocol "
+        "baseline",
+        "baseline_ms baselines_ms baseline_error speedup",
     ),
     "random_matmul": _kind(
         _RANDOM + "gated", "policy predicted_us regret best_policy compared"

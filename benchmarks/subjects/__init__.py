@@ -5,6 +5,7 @@ MODULES = {
     "all_gather_matmul": "collectives",
     "all_reduce": "all_reduce",
     "all_reduce_norm": "all_reduce",
+    "attention": "attention",
     "chain": "chain",
     "compile_time": "compile_time",
     "decode": "decode",

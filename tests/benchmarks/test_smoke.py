@@ -60,6 +60,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(
             1, "random_decode --seeds 1 --steps 2 --model small-sinks", marks=ONE
         ),
+        pytest.param(1, "attention --models small,small-tied", marks=ONE),
         pytest.param(1, "moe --tokens 1,50", marks=ONE),
         pytest.param(1, "moe --models small --tokens 40,50 --experts 5", marks=ONE),
         pytest.param(1, "soak --calls 4", marks=ONE),
