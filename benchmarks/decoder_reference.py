@@ -3,7 +3,7 @@ in the model's dtype, as transformers computes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,10 +40,14 @@ class Fp32:
         mean = (x * x).mean(axis=-1, keepdims=True)
         return x / self.xp.sqrt(mean + np.float32(eps)) * gain
 
-    def attend(self, q: Any, keys: Any, values: Any, sinks: Any = None) -> Any:
+    def attend(
+        self, q: Any, keys: Any, values: Any, sinks: Any = None, mask: Any = None
+    ) -> Any:
         """q [rows, kv_heads, heads, dim], keys and values [rows, kv_heads, positions,
-        dim], sinks [kv_heads, heads, 1] -> as q."""
+        dim], sinks [.., 1] and mask [.., positions] as the scores -> as q."""
         scores = q @ keys.swapaxes(2, 3) / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = self.xp.where(mask, scores, np.float32(-np.inf))
         if sinks is None:
             return self._softmax(scores) @ values
         every_sink = self.xp.broadcast_to(sinks, (*scores.shape[:-1], 1))
@@ -101,9 +105,11 @@ class Torch(Fp32):
         mean = x.float().pow(2).mean(-1, keepdim=True)
         return gain * (x.float() * self.xp.rsqrt(mean + eps)).to(x.dtype)
 
-    def attend(self, q: Any, keys: Any, values: Any, sinks: Any = None) -> Any:
-        if sinks is not None:
-            return super().attend(q, keys, values, sinks)
+    def attend(
+        self, q: Any, keys: Any, values: Any, sinks: Any = None, mask: Any = None
+    ) -> Any:
+        if sinks is not None or mask is not None:
+            return super().attend(q, keys, values, sinks, mask)
         return self._functional.scaled_dot_product_attention(q, keys, values)
 
     def gate(self, x: Any, alpha: float) -> Any:
@@ -121,6 +127,11 @@ class Torch(Fp32):
         return logits.softmax(-1, dtype=self.xp.float32).to(logits.dtype)
 
 
+Attend = Callable[[int, Any, Any, Any, Any], Any]
+"""attend(layer, q, k, v, sinks): q [rows, kv_heads, heads, dim], k and v [rows,
+kv_heads, dim] of a layer's rows, sinks [kv_heads, heads, 1] or None -> as q."""
+
+
 def step_logits(
     math: Fp32, config: ModelConfig, arrays: Mapping[str, Any]
 ) -> tuple[Any, float]:
@@ -128,6 +139,55 @@ def step_logits(
     cache has the positions before the last.
 
     Rows have the `experts` of `arrays`. Also returns the largest `gap`."""
+    positions = arrays["position"].tolist()
+
+    def attend(layer: int, q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        attended_rows = []
+        for row, last in enumerate(positions):
+            table = arrays["table"][row : row + 1]
+            keys, values = cached(math, arrays["cache"][layer], table, last + 1)
+            keys[0, :, last], values[0, :, last] = k[row], v[row]
+            first = max(0, last + 1 - window_of(config, layer, last + 1))
+            keys, values = keys[:, :, first:], values[:, :, first:]
+            attended_rows.append(math.attend(q[row : row + 1], keys, values, sinks))
+        return math.xp.concatenate(attended_rows)
+
+    x, below = _normed(math, config, arrays, attend)
+    return x @ math.stored(arrays["w_head"]).T, below
+
+
+def prompt_logits(
+    math: Fp32, config: ModelConfig, arrays: Mapping[str, Any]
+) -> tuple[Any, float]:
+    """As `step_logits`, of the last row [1, vocabulary]: row r is position r of one
+    request, and there is no cache."""
+    position = arrays["position"]
+    distance = position[:, None] - position[None]
+
+    def attend(layer: int, q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        window = window_of(config, layer, len(k))
+        mask, of_heads = (distance >= 0) & (distance < window), []
+        for head in range(config.kv_heads):
+            group = q[:, head].swapaxes(0, 1)[:, None]
+            keys, values = k[:, head][None, None], v[:, head][None, None]
+            own_sinks = None if sinks is None else sinks[head][:, None, None]
+            group = math.attend(group, keys, values, own_sinks, mask)
+            of_heads.append(group[:, 0].swapaxes(0, 1)[:, None])
+        return math.xp.concatenate(of_heads, axis=1)
+
+    x, below = _normed(math, config, arrays, attend)
+    return x[-1:] @ math.stored(arrays["w_head"]).T, below
+
+
+def window_of(config: ModelConfig, layer: int, positions: int) -> int:
+    """The positions up to its own that a row attends to, of so many."""
+    return (config.windows[layer] if config.windows else 0) or positions
+
+
+def _normed(
+    math: Fp32, config: ModelConfig, arrays: Mapping[str, Any], attend: Attend
+) -> tuple[Any, float]:
+    """The rows before the output head, and the largest `gap`."""
     dim, eps, features = config.head_dim, config.norm_eps, config.features
     heads, kv_heads = config.heads, config.kv_heads
     num_rows, positions = len(arrays["ids"]), arrays["position"]
@@ -153,21 +213,12 @@ def step_logits(
         if config.normalizes_heads:
             q = math.norm(q, stored("q_norm"), eps)
             k = math.norm(k, stored("k_norm"), eps)
-        q, k = rotate(q), rotate(k)
-        q, v = q.reshape(num_rows, kv_heads, -1, dim), qkv[:, heads + kv_heads :]
+        q, k, v = rotate(q), rotate(k), qkv[:, heads + kv_heads :]
         sinks = None
         if features.has_sinks:
             sinks = stored("sinks").reshape(kv_heads, -1, 1)
-        window = config.windows[layer] if config.windows else 0
-        attended_rows = []
-        for row, last in enumerate(positions.tolist()):
-            table = arrays["table"][row : row + 1]
-            keys, values = cached(math, arrays["cache"][layer], table, last + 1)
-            keys[0, :, last], values[0, :, last] = k[row], v[row]
-            first = max(0, last + 1 - window) if window else 0
-            keys, values = keys[:, :, first:], values[:, :, first:]
-            attended_rows.append(math.attend(q[row : row + 1], keys, values, sinks))
-        attended = math.xp.concatenate(attended_rows).reshape(num_rows, -1)
+        q = q.reshape(num_rows, kv_heads, -1, dim)
+        attended = attend(layer, q, k, v, sinks).reshape(num_rows, -1)
         x = x + attended @ stored("w_o").T
         if features.o_bias:
             x = x + stored("o_bias")
@@ -178,8 +229,7 @@ def step_logits(
         else:
             mixed, gap = _mix(math, config.mixture, y, arrays, layer)
             x, below = x + mixed, max(below, gap)
-    x = math.norm(x, math.stored(arrays["norm"][-1]), eps)
-    return x @ math.stored(arrays["w_head"]).T, below
+    return math.norm(x, math.stored(arrays["norm"][-1]), eps), below
 
 
 def _stored_at(math: Fp32, arrays: Mapping[str, Any], name: str, at: Any) -> Any:

@@ -200,6 +200,14 @@ KINDS: Mapping[str, Kind] = {
         _BASE + "model batch context dtype baseline_ms slopes_ms engine ready_s "
         "protocol"
     ),
+    "prompt": _kind(
+        _BASE + "model batch context dtype schedule ours_ms error id_gap "
+        "checked_layers bitwise_equal repeats ours_spread_ms protocol",
+        "router_gap baseline_ms speedup",
+    ),
+    "prompt_vllm": _kind(
+        _BASE + "model batch context dtype baseline_ms repeats engine ready_s protocol"
+    ),
     "attention": _kind(
         _BASE + "seed model batch context num_positions layers dtype schedule ours_ms "
         "limit_ms of_limit error bitwise_equal repeats ours_spread_ms protocol "

@@ -19,6 +19,8 @@ MODULES = {
     "mlp": "mlp",
     "moe": "moe",
     "predict": "predict",
+    "prompt": "prompt",
+    "prompt_vllm": "decode_vllm",
     "random_all_gather": "random_sizes",
     "random_decode": "random_decode",
     "random_matmul": "random_sizes",

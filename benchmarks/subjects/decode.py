@@ -147,13 +147,13 @@ def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> i
     return sum(cast(list[int], device.world.gather(int(flags.sum()))))
 
 
-def vllm_steps(path: Path, device: str) -> Shapes:
-    """Milliseconds of vLLM's last step of each shape, of the records in `path` that are
-    of today and of this kind of GPU."""
+def vllm_steps(path: Path, device: str, op: str = "decode_vllm") -> Shapes:
+    """Milliseconds of vLLM's last step, or other `op`, of each shape, of the records in
+    `path` that are of today and of this kind of GPU."""
     steps_ms: Shapes = {}
     for r in records.read(path):
         is_today = r.date[:10] == records.now()[:10]
-        if r.op == "decode_vllm" and r.device == device and is_today:
+        if r.op == op and r.device == device and is_today:
             shape = r.world_size, r.model, r.context, r.batch, r.seed
             steps_ms[shape] = r.baseline_ms
     return steps_ms

@@ -8,6 +8,7 @@ long output has more steps of all requests, and no others.
 .venv/bin/python benchmarks/run.py decode_vllm --model qwen3-30b-a3b --context 512
 .venv/bin/python benchmarks/run.py decode_vllm --ranks 4    # tensor-parallel
 .venv/bin/python benchmarks/run.py decode_vllm --seeds 1    # of `random_decode`
+.venv/bin/python benchmarks/run.py prompt_vllm    # the baseline of `prompt`
 
 vLLM may be installed, or only be on PYTHONPATH."""
 
@@ -20,6 +21,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
@@ -30,8 +32,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.decoder_models import FIELDS, MODELS
-from benchmarks.device import driver_version
-from benchmarks.harness import Result, Run, Subject, numbers
+from benchmarks.device import WARM_UP, driver_version
+from benchmarks.harness import REPEATS, Result, Run, Subject, numbers
 from benchmarks.subjects.random_decode import draws_of
 from benchmarks.workload import DTYPE
 from etc_dist.errors import ArgumentError
@@ -60,6 +62,10 @@ PROTOCOL = (
     f"LLM.generate of as many tokens as prompts take steps and {SHORT}, and of {STEPS} "
     "more: the slope, so that only steps of all requests count; the middle step is at "
     f"the context; median of {SLOPES} after a warm-up"
+)
+PROMPT_PROTOCOL = (
+    "LLM.generate of one token after one prompt, by the host's clock; median after "
+    f"{WARM_UP} warm-ups"
 )
 
 
@@ -121,25 +127,48 @@ def slopes(seconds: Callable[[int], float], short: int) -> list[float]:
     return sorted((long - less) / STEPS * 1e3 for long, less in pairs)
 
 
-def benchmark(
-    vllm: Any, torch: Any, llm: Any, name: str, lengths: Sequence[int]
-) -> dict[str, Any]:
+class Engine:
+    """vLLM with random weights of a model, for some batches and contexts."""
+
+    def __init__(self, run: Run, batches: Sequence[int], contexts: Sequence[int]):
+        name, ranks, start = run.options.model, run.options.ranks, time.perf_counter()
+        for variable, value in ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
+        os.environ["VLLM_PLUGINS"] = ""  # ours would be one
+        self._vllm, self._torch = import_module("vllm"), import_module("torch")
+        self._vocabulary = MODELS[name].vocabulary
+        with tempfile.TemporaryDirectory() as folder:
+            fields = {**FIELDS[name], "torch_dtype": DTYPE}
+            (Path(folder) / "config.json").write_text(json.dumps(fields))
+            arguments = engine_arguments(folder, batches, contexts, ranks)
+            self.llm = self._vllm.LLM(**arguments)
+        ready = round(time.perf_counter() - start, 1)
+        run.say(f"{name}: vLLM ready after {ready} s")
+        run.shared |= {**facts(self._vllm, self._torch, ranks), "ready_s": ready}
+
+    def timer(self, lengths: Sequence[int]) -> Callable[[int], float]:
+        """seconds(tokens): of outputs of so many tokens, after prompts of lengths."""
+        rng = np.random.default_rng(0)
+        prompts = [
+            {"prompt_token_ids": rng.integers(self._vocabulary, size=n).tolist()}
+            for n in lengths
+        ]
+
+        def seconds(tokens: int) -> float:
+            sampling = self._vllm.SamplingParams(
+                max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False
+            )
+            self._torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.llm.generate(prompts, sampling, use_tqdm=False)
+            return time.perf_counter() - start
+
+        return seconds
+
+
+def benchmark(engine: Engine, lengths: Sequence[int]) -> dict[str, Any]:
     """The times of one shape."""
-    rng, vocabulary = np.random.default_rng(0), MODELS[name].vocabulary
-    prompts = [
-        {"prompt_token_ids": rng.integers(vocabulary, size=n).tolist()}
-        for n in prompt_lengths(lengths)
-    ]
-
-    def seconds(tokens: int) -> float:
-        sampling = vllm.SamplingParams(
-            max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False
-        )
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        llm.generate(prompts, sampling, use_tqdm=False)
-        return time.perf_counter() - start
-
+    seconds = engine.timer(prompt_lengths(lengths))
     sorted_ms = slopes(seconds, short_output(lengths))
     return {
         "baseline_ms": round(median(sorted_ms), 5),
@@ -158,32 +187,32 @@ def facts(vllm: Any, torch: Any, ranks: int) -> dict[str, Any]:
         "path": "LLM.generate in one process" + ", a worker a GPU" * (ranks > 1),
         "dtype": DTYPE,
         "engine": f"vLLM {vllm.__version__} {ATTENTION}, CUDA graphs {GRAPHS}",
-        "protocol": PROTOCOL,
     }
 
 
 def measure(run: Run) -> Iterator[Result]:
-    options, name, start = run.options, run.options.model, time.perf_counter()
-    for variable, value in ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
-    os.environ["VLLM_PLUGINS"] = ""  # ours would be one
-    vllm, torch = import_module("vllm"), import_module("torch")
-    fields = {**FIELDS[name], "torch_dtype": DTYPE}
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(fields))
-        shapes = list(shapes_of(options))
-        batches = sorted({len(lengths) for _, lengths in shapes})
-        contexts = [max(lengths) for _, lengths in shapes]
-        llm = vllm.LLM(**engine_arguments(folder, batches, contexts, options.ranks))
-        ready = round(time.perf_counter() - start, 1)
-        run.say(f"{name}: vLLM ready after {ready} s")
-        run.shared |= {**facts(vllm, torch, options.ranks), "ready_s": ready}
-        for names, lengths in shapes:
-            shape = {**names, "batch": len(lengths), "context": max(lengths)}
-            if fits(llm, lengths):
-                yield {**shape, **benchmark(vllm, torch, llm, name, lengths)}, []
-            else:
-                run.say(f"{shape} does not fit vLLM's cache: not timed")
+    shapes = list(shapes_of(run.options))
+    batches = sorted({len(lengths) for _, lengths in shapes})
+    engine = Engine(run, batches, [max(lengths) for _, lengths in shapes])
+    run.shared["protocol"] = PROTOCOL
+    for names, lengths in shapes:
+        shape = {**names, "batch": len(lengths), "context": max(lengths)}
+        if fits(engine.llm, lengths):
+            yield {**shape, **benchmark(engine, lengths)}, []
+        else:
+            run.say(f"{shape} does not fit vLLM's cache: not timed")
+
+
+def measure_prompts(run: Run) -> Iterator[Result]:
+    """With a CUDA graph of each length."""
+    model, contexts = run.options.model, run.options.context
+    engine = Engine(run, [1, *contexts], contexts)
+    run.shared["protocol"] = PROMPT_PROTOCOL
+    for context in contexts:
+        seconds = engine.timer([context])
+        times = [seconds(1) for _ in range(WARM_UP + REPEATS)][WARM_UP:]
+        values = {"model": model, "batch": 1, "context": context, "repeats": REPEATS}
+        yield {**values, "baseline_ms": round(median(times) * 1e3, 5)}, []
 
 
 def shapes_of(options: Namespace) -> Iterator[tuple[dict[str, str], Sequence[int]]]:
@@ -201,6 +230,10 @@ def refusal(options: Namespace) -> str:
         return f"--seeds: no draw has the model {options.model}"
     if not options.seeds and min(options.context) <= (before := STEPS // 2 + SHORT):
         return f"--context: wanted at least {before + 1}"
+    return no_vllm(options)
+
+
+def no_vllm(options: Namespace) -> str:
     if find_spec("vllm") is not None:
         return ""
     error = ArgumentError(
@@ -214,11 +247,16 @@ def refusal(options: Namespace) -> str:
 
 
 def add_options(parser: ArgumentParser) -> None:
+    add_model(parser, "qwen3-30b-a3b")
     add = parser.add_argument
-    add("--model", choices=MODELS, default="qwen3-30b-a3b")
     add("--batches", type=numbers, default=[1, 8, 32, 128])
-    add("--context", type=numbers, default=[512, 4096], help="one or several")
     add("--seeds", type=numbers, help="in place of both, of random_decode")
+
+
+def add_model(parser: ArgumentParser, model: str) -> None:
+    add = parser.add_argument
+    add("--model", choices=MODELS, default=model)
+    add("--context", type=numbers, default=[512, 4096], help="one or several")
     add("--ranks", type=int, default=1, help="GPUs that share each model")
 
 
@@ -229,5 +267,12 @@ SUBJECTS = {
         add_options,
         refusal=refusal,
         has_world=False,
-    )
+    ),
+    "prompt_vllm": Subject(
+        "Time vLLM's first token of a prompt.",
+        measure_prompts,
+        partial(add_model, model="qwen3-8b"),
+        refusal=no_vllm,
+        has_world=False,
+    ),
 }

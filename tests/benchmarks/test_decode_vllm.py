@@ -15,6 +15,8 @@ import pytest
 
 from benchmarks import run as script
 from benchmarks.decoder_models import MODELS
+from benchmarks.device import WARM_UP
+from benchmarks.harness import REPEATS
 from benchmarks.records import load
 from benchmarks.subjects import decode_vllm, random_decode
 from benchmarks.subjects.random_decode import DecodeDraw
@@ -128,6 +130,24 @@ def test_slopes_of_drawn_lengths_have_the_names_of_the_draws(
     assert (r.model, r.seed) == ("draw 0, qwen3-8b", "0123abcd")
     assert (r.batch, r.context, r.baseline_ms) == (2, 600, 2.0)
     assert vllm.tokens[0] == (2, 33, 543, 9)
+
+
+def test_the_first_token_of_each_prompt_is_recorded(
+    vllm: StandIn, tmp_path: Path
+) -> None:
+    where = "--record", str(tmp_path / "some.jsonl")
+    assert script.main(["prompt_vllm", "--context", "512,4096", *where]) == 0
+    graphs = vllm.arguments["compilation_config"]
+    assert graphs["cudagraph_capture_sizes"] == [1, 512, 4096]
+    assert vllm.arguments["max_model_len"] == 4352
+    count = WARM_UP + REPEATS
+    assert vllm.tokens == [(1, 512, 1)] * count + [(1, 4096, 1)] * count
+    found = [r for r in load(tmp_path) if r.op == "prompt_vllm"]
+    milliseconds = (PROMPT_S + ROW_S) * 1e3
+    assert [(r.model, r.context, r.baseline_ms) for r in found] == [
+        ("qwen3-8b", 512, milliseconds),
+        ("qwen3-8b", 4096, milliseconds),
+    ]
 
 
 def test_a_short_output_ends_after_all_prompts_are_read() -> None:

@@ -61,6 +61,11 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
             1, "random_decode --seeds 1 --steps 2 --model small-sinks", marks=ONE
         ),
         pytest.param(1, "attention --models small,small-tied", marks=ONE),
+        pytest.param(
+            1, "prompt --models small-biases,small-experts,small-sinks", marks=ONE
+        ),
+        pytest.param(2, "prompt --models small-experts", marks=TWO),
+        pytest.param(1, "prompt --context 130", marks=[ONE, pytest.mark.exhaustive]),
         pytest.param(1, "moe --tokens 1,50", marks=ONE),
         pytest.param(1, "moe --models small --tokens 40,50 --experts 5", marks=ONE),
         pytest.param(1, "soak --calls 4", marks=ONE),
