@@ -56,6 +56,8 @@ SHORT, STEPS, SLOPES = 8, 96, 3
 and pairs of both."""
 MOST_BATCHED = 16384
 """Tokens of a step of vLLM."""
+MOST_CAPTURED = 512
+"""Rows of the largest CUDA graph that vLLM has by default."""
 MARGIN = 256
 """Positions of a request above the context."""
 PROTOCOL = (
@@ -70,12 +72,12 @@ PROMPT_PROTOCOL = (
 
 
 def engine_arguments(
-    folder: str, batches: Sequence[int], contexts: Sequence[int], ranks: int
+    folder: str, rows: Sequence[int], batch: int, contexts: Sequence[int], ranks: int
 ) -> dict[str, Any]:
-    """Those of vllm.LLM: the sizes of the model in `folder`, random weights, a CUDA
-    graph of each batch."""
+    """Those of vllm.LLM: the sizes of the model in `folder`, random weights, CUDA
+    graphs of steps with so many rows, up to `batch` requests."""
     graphs: dict[str, Any] = {
-        "cudagraph_capture_sizes": [*batches],
+        "cudagraph_capture_sizes": [*rows],
         "cudagraph_mode": GRAPHS,
     }
     if ranks > 1:  # that pass is compiled by FlashInfer, and may use multicast
@@ -87,7 +89,7 @@ def engine_arguments(
         "load_format": "dummy",
         "dtype": DTYPE,
         "max_model_len": max(contexts) + MARGIN,
-        "max_num_seqs": max(batches),
+        "max_num_seqs": batch,
         "max_num_batched_tokens": MOST_BATCHED,
         "gpu_memory_utilization": 0.93,
         "enable_prefix_caching": False,
@@ -128,9 +130,12 @@ def slopes(seconds: Callable[[int], float], short: int) -> list[float]:
 
 
 class Engine:
-    """vLLM with random weights of a model, for some batches and contexts."""
+    """vLLM with random weights of a model; rows, batch and contexts are those of
+    `engine_arguments`."""
 
-    def __init__(self, run: Run, batches: Sequence[int], contexts: Sequence[int]):
+    def __init__(
+        self, run: Run, rows: Sequence[int], batch: int, contexts: Sequence[int]
+    ):
         name, ranks, start = run.options.model, run.options.ranks, time.perf_counter()
         for variable, value in ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
@@ -140,7 +145,7 @@ class Engine:
         with tempfile.TemporaryDirectory() as folder:
             fields = {**FIELDS[name], "torch_dtype": DTYPE}
             (Path(folder) / "config.json").write_text(json.dumps(fields))
-            arguments = engine_arguments(folder, batches, contexts, ranks)
+            arguments = engine_arguments(folder, rows, batch, contexts, ranks)
             self.llm = self._vllm.LLM(**arguments)
         ready = round(time.perf_counter() - start, 1)
         run.say(f"{name}: vLLM ready after {ready} s")
@@ -193,7 +198,8 @@ def facts(vllm: Any, torch: Any, ranks: int) -> dict[str, Any]:
 def measure(run: Run) -> Iterator[Result]:
     shapes = list(shapes_of(run.options))
     batches = sorted({len(lengths) for _, lengths in shapes})
-    engine = Engine(run, batches, [max(lengths) for _, lengths in shapes])
+    contexts = [max(lengths) for _, lengths in shapes]
+    engine = Engine(run, batches, max(batches), contexts)
     run.shared["protocol"] = PROTOCOL
     for names, lengths in shapes:
         shape = {**names, "batch": len(lengths), "context": max(lengths)}
@@ -204,9 +210,9 @@ def measure(run: Run) -> Iterator[Result]:
 
 
 def measure_prompts(run: Run) -> Iterator[Result]:
-    """With a CUDA graph of each length."""
     model, contexts = run.options.model, run.options.context
-    engine = Engine(run, [1, *contexts], contexts)
+    rows = [1, *(context for context in contexts if context <= MOST_CAPTURED)]
+    engine = Engine(run, rows, 1, contexts)
     run.shared["protocol"] = PROMPT_PROTOCOL
     for context in contexts:
         seconds = engine.timer([context])
