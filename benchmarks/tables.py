@@ -246,6 +246,21 @@ TABLES = (
         "model | device | first token: {first_token_s:.2f} s",
     ),
     Table(
+        "First token of a prompt",
+        "prompt",
+        by("model world_size device schedule context"),
+        "model | device | ranks | schedule | prompt: {context} | ours: {ours_ms:.1f} "
+        "ms | vLLM: {vllm} | vLLM / ours: {vllm_of_ours}",
+    ),
+    Table(
+        "Attention of 128 requests of drawn lengths: ms a layer",
+        "attention",
+        by("model device schedule"),
+        "model | device | schedule | positions: {num_positions} | roofline: "
+        "{limit_ms:.3f} | ours: {ours_ms:.3f} | FlashAttention-3: {vllm} | "
+        "FlashAttention-3 / ours: {vllm_of_ours}",
+    ),
+    Table(
         "Eight matrix multiplications one after the other in one program",
         "chain",
         by_size,

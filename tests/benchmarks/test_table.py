@@ -124,6 +124,18 @@ def test_the_same_bits_have_their_cost() -> None:
             {"mismatches": 3, "runs": 20, "hangs": 0},
             "| soak | NVIDIA H200 | 8 | 20 | 3 | 0 | 0123456789-dirty |",
         ),
+        (
+            "First token of a prompt",
+            "prompt",
+            {"world_size": 1, "ours_ms": 50.0, "baseline_ms": 60.0},
+            "| 1 rank | static | 512 | 50.0 ms | 60.000 | 1.20 |",
+        ),
+        (
+            "Attention of 128",
+            "attention",
+            {"num_positions": 60000, "ours_ms": 0.08, "baseline_ms": 0.1},
+            "| static | 60000 | 0.160 | 0.080 | 0.100 | 1.25 |",
+        ),
         ("Compilation", "compile", {"device": "none", "build_ms": 1500}, "| 1.5 s |"),
     ],
 )
