@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,12 +15,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from etc_dist.errors import ArgumentError
-from etc_dist.models import ModelConfig
-from etc_dist.models.tokenizer import Tokenizer
 from etc_dist.serve import answers
 from etc_dist.serve.answers import ChatAnswer, CompletionAnswer
 from etc_dist.serve.clients import Clients, RequestJobs
-from etc_dist.serve.jobs import Job
+from etc_dist.serve.jobs import Job, Served
 from etc_dist.serve.request_fields import (
     BadRequest,
     Options,
@@ -30,20 +27,6 @@ from etc_dist.serve.request_fields import (
     read_completion,
 )
 from etc_dist.serve.writer import AnswerText, Delta
-
-
-@dataclass(frozen=True)
-class Served:
-    """What is served. name: of the model. positions: of a text, its prompt included.
-    has_logprobs: whether a launch has the logits of all its ids. most_bytes: of the
-    body of a request."""
-
-    name: str
-    config: ModelConfig
-    tokenizer: Tokenizer
-    positions: int
-    has_logprobs: bool
-    most_bytes: int
 
 
 class Answering:

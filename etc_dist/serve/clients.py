@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from etc_dist.serve.jobs import Job, Progress
+from etc_dist.serve.jobs import Job, Progress, TurnReport
 from etc_dist.serve.metrics import Metrics
 from etc_dist.serve.request_fields import BadRequest
 
@@ -44,9 +44,7 @@ class RequestJobs:
         if error is not None:
             self._end(number, "error")
             self._clients.leave(number)
-            if isinstance(error, BadRequest):
-                raise error
-            raise BadRequest(f"{type(error).__name__}: {error}", status=500)
+            raise error
         if number in self._jobs:
             self._measure(number, progress)
         if progress.finish is not None:
@@ -136,19 +134,23 @@ class Clients:
             self._put(job)
         return exchange
 
-    def deliver(self, news: Iterable[Progress]) -> None:
-        """What a step gave."""
+    def deliver(self, report: TurnReport) -> None:
+        """What a turn gave."""
+        self.metrics.add_turn(report)
+        self._give(report.progress)
+
+    def _give(self, news: Iterable[Progress]) -> None:
         for progress in news:
             exchange = self._exchanges.get(progress.number)
             if exchange is not None:  # else its client has left
                 exchange.queue.put_nowait(progress)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BadRequest) -> None:
         """Answer all requests by this error, and take no more."""
-        self.why_closed = self.why_closed or f"has ended with {type(error).__name__}"
+        self.why_closed = self.why_closed or "has ended with an error"
         self.end_bodies()
         failed = list(self._exchanges)
-        self.deliver(Progress(number, finish="error", error=error) for number in failed)
+        self._give(Progress(number, finish="error", error=error) for number in failed)
 
     def _expect_open(self) -> None:
         if self.why_closed is not None:

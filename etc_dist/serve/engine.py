@@ -1,20 +1,16 @@
-"""The main thread of rank 0: which texts join and leave each step."""
+"""The main process of rank 0: which texts join and leave each step."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
 
 from etc_dist.models import Model
-from etc_dist.serve.jobs import Ended, Job, Progress, Turn
-from etc_dist.serve.metrics import Metrics
+from etc_dist.serve.channel import Channel
+from etc_dist.serve.jobs import Ended, Job, Turn, TurnReport
 from etc_dist.serve.stepper import Stepper
 from etc_dist.world import World
 
-Message = Job | int | Ended
-"""A job that begins, the number of one whose client has left, or the end."""
 STEP = Turn()
 KINDS = "etc-dist serve: a step", "etc-dist serve: a turn with changes"
 MOST_IDLE_SECONDS = 5.0
@@ -22,12 +18,11 @@ MOST_IDLE_SECONDS = 5.0
 
 
 class Engine:
-    """Steps the jobs that other threads `put`. inbox: those that were not read yet."""
+    """Steps the jobs that come by a channel, and reports each turn."""
 
-    def __init__(self, model: Model, stepper: Stepper, metrics: Metrics) -> None:
+    def __init__(self, model: Model, stepper: Stepper, channel: Channel) -> None:
         self._world, self._pages = model.world, model.pages
-        self._stepper, self._metrics = stepper, metrics
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._stepper, self._channel = stepper, channel
         self._waiting: deque[Job] = deque()
         self._alive: set[int] = set()
         """Jobs that wait or run."""
@@ -35,13 +30,9 @@ class Engine:
         limit = self._world.settings.world_limit / 4
         self._idle_seconds = min(MOST_IDLE_SECONDS, limit)
 
-    def put(self, message: Message) -> None:
-        """From any thread: for the next turn. Returns at once."""
-        self._inbox.put(message)
-
-    def run(self, deliver: Callable[[list[Progress]], None]) -> None:
-        """Until `Ended`. deliver: called with what each step gives. Raises the error of
-        a step, and that of the event loop."""
+    def run(self) -> None:
+        """Until `Ended`. Raises the error of a step, that of the event loop, and
+        WorldError if its process has ended."""
         end: Ended | None = None
         while end is None:
             end = self._receive()
@@ -49,31 +40,33 @@ class Engine:
             turn = share(self._world, turn)
             before = time.perf_counter()
             progress = self._stepper.run(turn)
-            if self._stepper.num_running or progress:
-                self._metrics.add_step(time.perf_counter() - before)
+            seconds = time.perf_counter() - before
             self._alive.difference_update(p.number for p in progress if p.finish)
-            self._measure()
-            if progress:
-                deliver(progress)
+            num_running = self._stepper.num_running
+            report = TurnReport(
+                progress,
+                seconds if num_running or progress else None,
+                num_running,
+                len(self._waiting),
+                self._pages.free_pages,
+                self._stepper.num_drafts,
+            )
+            if end is None:
+                self._channel.send(report)
         if end.error is not None:
             raise end.error
 
     def _receive(self) -> Ended | None:
         """Read what has come; wait for it while there is nothing to step."""
-        is_idle = not self._alive
-        try:
-            if is_idle:
-                limit = self._idle_seconds if self._world.size > 1 else None
-                message = self._inbox.get(timeout=limit)
-            else:
-                message = self._inbox.get_nowait()
-            while True:
-                if isinstance(message, Ended):
-                    return message
-                self._note(message)
-                message = self._inbox.get_nowait()
-        except Empty:
-            return None
+        seconds: float | None = 0.0
+        if not self._alive:
+            seconds = self._idle_seconds if self._world.size > 1 else None
+        while self._channel.has_message(seconds):
+            message, seconds = self._channel.receive(), 0.0
+            if isinstance(message, Ended):
+                return message
+            self._note(message)
+        return None
 
     def _note(self, message: Job | int) -> None:
         if isinstance(message, Job):
@@ -90,14 +83,6 @@ class Engine:
     def _choose(self) -> Turn:
         leaves, self._leaves = tuple(self._leaves), []
         return Turn(tuple(self._stepper.admit(self._waiting)), leaves)
-
-    def _measure(self) -> None:
-        self._metrics.set_load(
-            running=self._stepper.num_running,
-            waiting=len(self._waiting),
-            free_pages=self._pages.free_pages,
-            drafts=self._stepper.num_drafts,
-        )
 
 
 def follow(world: World, stepper: Stepper) -> None:

@@ -1,43 +1,70 @@
-"""The thread of the event loop, which has the HTTP server."""
+"""The process of the HTTP server, whose second thread has the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from threading import Event, Thread
 from typing import Any
 
 import uvicorn
 
-from etc_dist.serve.app import Routes, Served
+from etc_dist.serve.app import Routes
+from etc_dist.serve.channel import Channel
 from etc_dist.serve.clients import Clients
-from etc_dist.serve.jobs import Ended, Progress
+from etc_dist.serve.front_process import FAILURE_SECONDS, SIGNALS
+from etc_dist.serve.jobs import Ended, Failure, Message, Ready, Served, TurnReport
 from etc_dist.serve.metrics import Metrics
 from etc_dist.serve.request_fields import BadRequest
 
-FAILURE_SECONDS = 5.0
-"""In which clients get the error of a broken step."""
+MOST_CONNECTING = 1024
+"""Connections that wait for the event loop."""
 SEND_SECONDS = 2
-"""In which they get that of the end of the server."""
+"""In which clients get the error of the end of the server."""
+
+
+def run_front(
+    connection: Connection, listener: socket.socket, drain_seconds: int
+) -> None:
+    """Serve the model that comes first, until the connection ends. SIGTERM drains.
+    `SIGNALS` are blocked."""
+    channel = Channel(connection)
+    try:
+        front = Front(channel.receive(), channel, listener, drain_seconds)
+    except EOFError:
+        return
+    front.start()
+    signal.signal(signal.SIGTERM, lambda *_: front.drain())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS[:1])
+    channel.send(Ready())
+    message: Any = None
+    while not isinstance(message, Failure):
+        try:
+            message = channel.receive()
+        except EOFError:
+            message = Failure("the server has ended")
+        if isinstance(message, TurnReport):
+            front.deliver(message)
+    front.fail(message.text)
 
 
 class Front:
-    """An HTTP server in its own thread. put: gives the engine jobs, and `Ended`
-    when the thread ends. All methods are called by the main thread."""
+    """An HTTP server in its own thread, which sends the engine jobs, and `Ended` when
+    the thread ends. All methods are called by the main thread."""
 
     def __init__(
         self,
         served_model: Served,
-        put: Callable[[Any], None],
-        metrics: Metrics,
+        channel: Channel,
         listener: socket.socket,
         drain_seconds: int,
     ) -> None:
-        self._put, self._listener = put, listener
+        self._channel, self._listener = channel, listener
         self._drain_seconds = drain_seconds
-        self._clients = Clients(put, metrics)
+        self._clients = Clients(self._put, Metrics(served_model.num_pages))
         config = uvicorn.Config(
             Routes(served_model, self._clients).app(),
             lifespan="off",
@@ -51,22 +78,16 @@ class Front:
         self._has_loop = Event()
         self._thread = Thread(target=self._run, name="etc-dist serve", daemon=True)
 
-    @property
-    def address(self) -> str:
-        """The URL of the server."""
-        host, port, *_ = self._listener.getsockname()
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
     def start(self) -> None:
         """Listen, and take requests."""
-        self._listener.listen(1024)
+        self._listener.listen(MOST_CONNECTING)
         self._thread.start()
         self._has_loop.wait()
 
-    def deliver(self, news: list[Progress]) -> None:
-        """Give what a step gave to the clients."""
+    def deliver(self, report: TurnReport) -> None:
+        """Give what a turn gave to the clients."""
         with suppress(RuntimeError):  # the loop has ended, as the engine will read
-            self._loop.call_soon_threadsafe(self._clients.deliver, news)
+            self._loop.call_soon_threadsafe(self._clients.deliver, report)
 
     def drain(self) -> None:
         """Take no more requests, nor bodies that have not come; the thread ends when
@@ -81,12 +102,17 @@ class Front:
             )
         self._server.should_exit = True
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, text: str) -> None:
         """Answer all requests by this error, and end."""
         with suppress(RuntimeError):
+            error = BadRequest(text, status=500)
             self._loop.call_soon_threadsafe(self._clients.fail, error)
         self._server.should_exit = True
         self._thread.join(FAILURE_SECONDS)
+
+    def _put(self, message: Message) -> None:
+        with suppress(EOFError):  # as the main thread reads, too
+            self._channel.send(message)
 
     def _run(self) -> None:
         try:

@@ -1,10 +1,14 @@
-"""The messages between the threads of a server, and between its ranks."""
+"""The messages between the processes of a server, and between its ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from etc_dist.models import Sampling
+from etc_dist.models import ModelConfig, Sampling
+from etc_dist.models.tokenizer import Tokenizer
+from etc_dist.serve.request_fields import BadRequest
 
 
 @dataclass(frozen=True)
@@ -45,18 +49,59 @@ class TokenLogprobs:
     most_likely: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(NamedTuple):
     """New ids of a job. logprobs: of each, if wanted. finish: "stop" or "length" with
     the last ones, "error" with an error. num_cached: tokens of the prompt that were
     in the cache before."""
 
+    # NOTE: a tuple, which is sent in less time than a dataclass.
+
     number: int
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
     finish: str | None = None
-    error: BaseException | None = None
+    error: BadRequest | None = None
     num_cached: int = 0
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served. name: of the model. positions: of a text, its prompt included.
+    num_pages: of the cache. has_logprobs: whether a launch has the logits of all its
+    ids. most_bytes: of the body of a request."""
+
+    name: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    positions: int
+    num_pages: int
+    has_logprobs: bool
+    most_bytes: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The HTTP server takes requests."""
+
+
+@dataclass(frozen=True)
+class TurnReport:
+    """What a turn gave. step_seconds: None if no step has run. drafts: all so far, and
+    those that were accepted."""
+
+    progress: Sequence[Progress]
+    step_seconds: float | None
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    drafts: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A step has failed: all requests are answered by this error."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -64,3 +109,7 @@ class Ended:
     """The event loop has ended, with this error if it failed."""
 
     error: BaseException | None = None
+
+
+Message = Job | int | Ended
+"""A job that begins, the number of one whose client has left, or the end."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 
+from etc_dist.serve.jobs import TurnReport
+
 FIRST_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 HELP = {
@@ -50,11 +52,10 @@ class Histogram:
 
 
 class Metrics:
-    """The counters. The engine's thread calls `add_step` and `set_load`, that of the
-    event loop all others."""
+    """The counters."""
 
     def __init__(self, pages: int) -> None:
-        self._values: Counter[str] = Counter({"pages": pages, "pages_free": pages})
+        self._values = {**dict.fromkeys(HELP, 0), "pages": pages, "pages_free": pages}
         self._labelled: Counter[tuple[str, str]] = Counter()
         self._seconds: dict[str, float] = {"step_seconds_total": 0.0}
         self._histograms = {
@@ -62,21 +63,18 @@ class Metrics:
             "token_seconds": Histogram(TOKEN_SECONDS),
         }
 
-    def add_step(self, seconds: float) -> None:
-        """A step has taken so long."""
-        self._values["steps_total"] += 1
-        self._seconds["step_seconds_total"] += seconds
-
-    def set_load(
-        self, *, running: int, waiting: int, free_pages: int, drafts: tuple[int, int]
-    ) -> None:
-        """After a step. drafts: all, and those that were accepted."""
-        names = "drafts_total", "drafts_accepted_total"
-        for name, count in zip(names, drafts, strict=True):
-            self._values[name] = count
-        self._values["texts_running"] = running
-        self._values["texts_waiting"] = waiting
-        self._values["pages_free"] = free_pages
+    def add_turn(self, report: TurnReport) -> None:
+        """What a turn of the engine gave."""
+        if report.step_seconds is not None:
+            self._values["steps_total"] += 1
+            self._seconds["step_seconds_total"] += report.step_seconds
+        self._values |= {
+            "texts_running": report.num_running,
+            "texts_waiting": report.num_waiting,
+            "pages_free": report.num_free_pages,
+            "drafts_total": report.drafts[0],
+            "drafts_accepted_total": report.drafts[1],
+        }
 
     def add_prompt(self, tokens: int, num_cached: int) -> None:
         """A text has its first token."""

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -20,15 +20,14 @@ from etc_dist.models.chat import ProgressLine
 from etc_dist.models.extras import PACKAGED
 from etc_dist.models.loading import DEFAULTS, add_options_of_load
 from etc_dist.serve.engine import Engine, follow
-from etc_dist.serve.metrics import Metrics
+from etc_dist.serve.front_process import FrontProcess
+from etc_dist.serve.jobs import Served
 from etc_dist.serve.stepper import Stepper
 from etc_dist.world import start
 
 PORT, BODY_MIB, DRAIN_SECONDS = 8000, 4, 60
 PACKAGES = ("starlette", "uvicorn")
 PORT_ERRORS = errno.EADDRINUSE, errno.EACCES
-SWITCH_SECONDS = 5e-4
-"""That one thread of Python keeps another one waiting: a step begins no later."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -69,16 +68,18 @@ def run(options: argparse.Namespace) -> int:
     of_model = {
         name: getattr(options, name) for name in (*DEFAULTS, "speculate", "bundle")
     }
-    with start() as world:
+    with start() as world, ExitStack() as stack:
         if world.backend == "cpu":
             use_one_thread()
-        listeners: list[socket.socket] = []
+        fronts: list[FrontProcess] = []
 
-        def open_listener() -> None:
+        def start_front() -> None:
             if world.rank == 0:
-                listeners.append(bound_socket(options.host, options.port))
+                listener = bound_socket(options.host, options.port)
+                front = FrontProcess(listener, options.drain_seconds)
+                fronts.append(stack.enter_context(front))
 
-        world.agree_done(open_listener)
+        world.agree_done(start_front)
         with ProgressLine(sys.stderr) as progress:
             progress.show(f"loading {path}" if world.rank == 0 else "")
             model = load(path, **of_model, world=world)
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
             stepper = Stepper(model, reuse=not options.no_prefix_reuse)
             with drained_by_signals() as when_signalled:
                 if world.rank == 0:
-                    lead(model, stepper, options, path, listeners[0], when_signalled)
+                    lead(model, stepper, options, path, fronts[0], when_signalled)
                 else:
                     follow(world, stepper)
             stepper.close()
@@ -98,32 +99,26 @@ def lead(
     stepper: Stepper,
     options: argparse.Namespace,
     path: Path,
-    listener: socket.socket,
+    front: FrontProcess,
     when_signalled: Callable[[Callable[[], None]], None],
 ) -> None:
     """What rank 0 does. Raises the error of a step, after all clients have it."""
-    # NOTE: here, since other commands need no package of the extra `serve`.
-    from etc_dist.serve.app import Served
-    from etc_dist.serve.front import Front
-
     name = options.name or (PACKAGED if options.model is None else path.name)
     served_model = Served(
         name=name,
         config=model.config,
         tokenizer=load_tokenizer(path),
         positions=model.positions,
+        num_pages=model.pages.count,
         has_logprobs=model.steps_per_launch == 1,
         most_bytes=options.body_mib << 20,
     )
-    metrics = Metrics(model.pages.count)
-    engine = Engine(model, stepper, metrics)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    front = Front(served_model, engine.put, metrics, listener, options.drain_seconds)
-    front.start()
+    engine = Engine(model, stepper, front.channel)
+    front.serve(served_model)
     when_signalled(front.drain)
-    print(f"{name} at {front.address}/v1, {show(model)}", file=sys.stderr, flush=True)
+    print(f"{name} at {front.url}/v1, {show(model)}", file=sys.stderr, flush=True)
     try:
-        engine.run(front.deliver)
+        engine.run()
     except BaseException as error:
         front.fail(error)
         raise

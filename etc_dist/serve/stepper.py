@@ -11,6 +11,7 @@ from etc_dist.models import Batch, Model, Request
 from etc_dist.models.prefixes import PageKeys
 from etc_dist.serve.jobs import Job, Progress, TokenLogprobs, Turn
 from etc_dist.serve.logprobs import find_logprobs
+from etc_dist.serve.request_fields import BadRequest
 
 
 @dataclass(eq=False)
@@ -116,7 +117,8 @@ class Stepper:
         ]
         for number in failed:
             self._batch.remove(self._pop(number).request)
-        return [Progress(number, finish="error", error=error) for number in failed]
+        refusal = BadRequest(f"{type(error).__name__}: {error}", status=500)
+        return [Progress(number, finish="error", error=refusal) for number in failed]
 
     def _collect(self, requests: Sequence[Request]) -> list[Progress]:
         """The news of these requests; those that have ended stop running."""
@@ -128,7 +130,7 @@ class Stepper:
             number, finish = text.job.number, text.finish
             if finish is not None:
                 self._pop(number)
-            logprobs = of_jobs.get(number, [])
+            logprobs = of_jobs.get(number, ())
             num_cached = text.request.reused
             progress.append(
                 Progress(number, ids, logprobs, finish, num_cached=num_cached)

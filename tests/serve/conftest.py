@@ -121,6 +121,16 @@ class Server:
         pairs = (line.removeprefix("etc_dist_").rsplit(" ", 1) for line in lines)
         return {name: float(value) for name, value in pairs}
 
+    def front(self) -> int:
+        """The process of the HTTP server."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                is_child = int(parent) == self.process.pid
+                if is_child and b"spawn_main" in (folder / "cmdline").read_bytes():
+                    return int(folder.name)
+        raise ProcessLookupError("the process of the HTTP server")
+
     def rank(self, number: int) -> int:
         """The process of a rank."""
         own = f"\0-m\0etc_dist.cli\0serve\0{self.folder}\0".encode()

@@ -1,19 +1,19 @@
-"""The queue between the threads of a server: what its turns do with messages."""
+"""What the turns of a server do with messages."""
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
 
 from etc_dist.serve.engine import Engine
 from etc_dist.serve.jobs import Ended, Job, Progress
-from etc_dist.serve.metrics import Metrics
 
 
 class Steps:
     """Stands for the owner of the batch: has room for one job, which ends after three
-    steps. turns: all that it got. put: what a step is followed by."""
+    steps. turns: all that it got. after: the messages that follow a turn."""
 
     num_drafts = 0, 0
 
@@ -38,9 +38,23 @@ class Steps:
             if not self.running[number]:
                 del self.running[number]
                 progress.append(Progress(number, [7], finish="length"))
-        for message in self.after.pop(len(self.turns), ()):
-            self.engine.put(message)
+        self.inbox += self.after.pop(len(self.turns), ())
         return progress
+
+
+class Inbox:
+    """Stands for the channel of the HTTP server. news: of all jobs."""
+
+    def __init__(self, messages):
+        self.messages, self.news = deque(messages), []
+        self.receive = self.messages.popleft
+
+    def has_message(self, seconds):
+        assert self.messages or seconds == 0, "it would wait for ever"
+        return bool(self.messages)
+
+    def send(self, report):
+        self.news += report.progress
 
 
 @pytest.fixture
@@ -53,12 +67,10 @@ def engine():
     )
 
     def engine(messages, after):
-        steps, news = Steps(), []
-        steps.engine, steps.after = Engine(model, steps, Metrics(1)), after
-        for message in messages:
-            steps.engine.put(message)
-        steps.engine.run(news.extend)
-        return steps.turns, [one.number for one in news]
+        steps, inbox = Steps(), Inbox(messages)
+        steps.inbox, steps.after = inbox.messages, after
+        Engine(model, steps, inbox).run()
+        return steps.turns, [one.number for one in inbox.news]
 
     return engine
 
