@@ -96,6 +96,20 @@ FIELDS: Mapping[str, str] = {
     "ready_s": "from the start of its process until it can generate",
     "first_token_s": "from the weights in the GPU's memory to the first id on the host",
     "positions": "the most of a request",
+    # Servers. Times in ms are medians of waves, in these of streams; bare_: the same of
+    # the model without a server, baseline_: of vLLM's server.
+    "clients": "whose requests begin together",
+    "prompt_tokens": "of each request",
+    "tokens": "of each answer",
+    "first_token_ms": "from a request to the first token",
+    "token_ms": "from one token to the next, on average over an answer",
+    "step_ms": "the same while all clients have tokens",
+    "tokens_per_s": "of all answers of a wave",
+    # Drafts of the next tokens.
+    "text": "repeats, or random",
+    "drafts": "of a step, at most",
+    "drafted_per_step": "drafts that a step has checked, on average",
+    "accepted_per_step": "drafts that were tokens of the text",
     # Soaks.
     "cases": "operations at a shape",
     "runs": "calls",
@@ -161,6 +175,7 @@ _DECODE_OPTIONS = (
     "call_ms single_calls_ms sampling greedy_ms batch_ms baseline_ms routing "
     "active_experts "
 )
+_SERVED = "{0}first_token_ms {0}token_ms {0}step_ms {0}tokens_per_s "
 _COLLECTIVE = _kind(_FUSED, _BATCH)
 _PARALLEL = _kind(_MOE + "routing baselines_ms", _BATCH)
 _SOAK = _kind(
@@ -234,6 +249,15 @@ KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(
         ("all_reduce", "all_reduce_norm", "matmul_all_reduce"),
         _kind(_RANDOM + "num_bytes baselines_ms", "policy predicted_us"),
+    ),
+    "serve": _kind(
+        _BASE + "model clients prompt_tokens tokens dtype protocol "
+        f"{_SERVED.format('')}{_SERVED.format('bare_')}",
+        _SERVED.format("baseline_"),
+    ),
+    "speculation": _kind(
+        _BASE + "model text drafts tokens dtype protocol ours_ms baseline_ms speedup "
+        "drafted_per_step accepted_per_step"
     ),
     "first_token": _kind(_BASE + "model batch positions first_token_s protocol"),
     "soak": _SOAK,

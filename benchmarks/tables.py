@@ -79,6 +79,11 @@ def vllm_texts(r: Record, digits: int) -> tuple[str, str]:
     return ("-", "-") if ms is None else (f"{ms:.{digits}f}", f"{ms / r.ours_ms:.2f}")
 
 
+def rounded(value: float | None, digits: int) -> str:
+    """A number; "-" for none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 def num_rows(r: Record) -> int:
     """Requests of a decode step, rows of another operation."""
     return int(r.get("batch") or r.M)
@@ -95,6 +100,11 @@ CELLS: Mapping[str, Callable[[Record], Any]] = {
     "decoder": decoder_name,
     "vllm": lambda r: vllm_texts(r, 3)[0],
     "vllm_of_ours": lambda r: vllm_texts(r, 3)[1],
+    "vllm_first_token": lambda r: rounded(r.baseline_first_token_ms, 0),
+    "vllm_token": lambda r: rounded(r.baseline_token_ms, 2),
+    "of_vllm_tokens": lambda r: rounded(
+        r.baseline_tokens_per_s and r.tokens_per_s / r.baseline_tokens_per_s, 2
+    ),
     "of_roofline": lambda r: r.ours_ms / r.limit_ms,
     "num_rows": num_rows,
     "limit_name": limit_name,
@@ -259,6 +269,24 @@ TABLES = (
         "model | device | schedule | positions: {num_positions} | roofline: "
         "{limit_ms:.3f} | ours: {ours_ms:.3f} | FlashAttention-3: {vllm} | "
         "FlashAttention-3 / ours: {vllm_of_ours}",
+    ),
+    Table(
+        "A server with many clients: ms",
+        "serve",
+        by("model device clients"),
+        "model | device | clients | prompt: {prompt_tokens} | tokens | first token: "
+        "{first_token_ms:.0f} | without a server: {bare_first_token_ms:.0f} | vLLM's: "
+        "{vllm_first_token} | a token: {token_ms:.2f} | of the model: "
+        "{bare_token_ms:.2f} | of vLLM: {vllm_token} | tokens a second: "
+        "{tokens_per_s:.0f} | of vLLM's: {of_vllm_tokens}",
+    ),
+    Table(
+        "Drafts of the next tokens, of one request: ms per token",
+        "speculation",
+        by("model device text drafts"),
+        "model | device | text | drafts | without: {baseline_ms:.3f} | with: "
+        "{ours_ms:.3f} | speed-up: {speedup:.2f} | accepted in a step: "
+        "{accepted_per_step:.2f}",
     ),
     Table(
         "Eight matrix multiplications one after the other in one program",

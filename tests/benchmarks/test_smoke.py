@@ -71,6 +71,8 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         pytest.param(1, "soak --calls 4", marks=ONE),
         pytest.param(2, "soak --calls 20", marks=[TWO, pytest.mark.exhaustive]),
         pytest.param(1, "task_cost", marks=ONE),
+        pytest.param(1, "serve", marks=ONE),
+        pytest.param(1, "speculation --tokens 8", marks=ONE),
         pytest.param(
             1,
             "decode --models small-experts --batches 2 --context 4 --routing zipf "

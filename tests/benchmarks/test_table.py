@@ -48,6 +48,15 @@ def test_newest_record_of_a_shape_counts_and_cpu_records_do_not() -> None:
     assert newest([new, old, small, cpu]) == [small, new]
 
 
+def test_servers_are_compared_with_those_that_were_measured() -> None:
+    alone, other = record("serve"), {"baseline_token_ms": 3, "clients": 2}
+    others = {f"baseline_{n}": 2 for n in ("first_token_ms", "tokens_per_s")}
+    lines = shown("A server", alone, record("serve", **other, **others))
+    row = "| {} | {} | 1 | 1 | 1 | 1 | {} | 1.00 | 1.00 | {} | 1 | {} |"
+    assert row.format(1, 1, "-", "-", "-")[4:] in lines[-2]
+    assert row.format(1, 2, 2, "3.00", "0.50")[4:] in lines[-1]
+
+
 def test_each_device_has_a_table_of_its_most_ranks() -> None:
     changes: list[dict[str, Any]] = [{}, {"world_size": 2, "M": 7}]
     changes.append({"device": "NVIDIA H100", "M": 9})
