@@ -11,8 +11,8 @@ from typing import IO
 
 import numpy as np
 
+from benchmarks.decoder_models import Fields, config_of
 from benchmarks.device import DTYPES
-from benchmarks.subjects.decode_vllm import hf_config
 from benchmarks.workload import DTYPE
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.part import WHOLE
@@ -24,12 +24,14 @@ NUM_DRAWN = 2**22 - 3
 STORED_DTYPE = "BF16"
 
 
-def write_model(folder: Path, config: ModelConfig) -> None:
-    """Write config.json, a file of weights, and a tokenizer: id n is the word "wn"."""
-    (folder / "config.json").write_text(json.dumps(hf_config(config)))
+def write_model(folder: Path, fields: Fields) -> None:
+    """Write config.json with these fields, a file of weights, and a tokenizer: id n is
+    the word "wn"."""
+    config = config_of(fields)
+    (folder / "config.json").write_text(json.dumps({**fields, "torch_dtype": DTYPE}))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(config.vocabulary)))
-    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+    special = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
     with (folder / "model.safetensors").open("wb") as file:
         _write_weights(file, config)
 

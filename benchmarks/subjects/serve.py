@@ -29,7 +29,8 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from benchmarks.decoder import MODELS, PAGE_SIZE, SMALL_MODELS
+from benchmarks.decoder import PAGE_SIZE
+from benchmarks.decoder_models import FIELDS, SMALL_FIELDS, Fields
 from benchmarks.device import Gpu
 from benchmarks.harness import SMALL, Result, Run, Subject, numbers, provenance
 from benchmarks.model_folder import write_model
@@ -72,7 +73,7 @@ def times_of_waves(run: Run, wave: Wave, count: int) -> tuple[Times, list[str]]:
     """The medians of some waves, and what is wrong with their streams."""
     options, wrong, times = run.options, list[str](), list[Times]()
     for number in range(options.waves + 1):
-        vocabulary = config_of(run).vocabulary
+        vocabulary = fields_of(options)["vocab_size"]
         prompts = prompts_of(number, count, options.prompt, vocabulary)
         streams = wave(options.tokens, prompts)
         wrong += [fault for stream in streams for fault in stream.faults]
@@ -259,8 +260,8 @@ def run_vllm_client(url: str, folder: Path, options: Namespace) -> list[str]:
 # ------------------------------------------------------------------ the subject
 
 
-def config_of(run: Run) -> Any:
-    return {**MODELS, **SMALL_MODELS}[run.options.model]
+def fields_of(options: Namespace) -> Fields:
+    return {**FIELDS, **SMALL_FIELDS}[options.model]
 
 
 def measure(run: Run) -> Iterator[Result]:
@@ -273,7 +274,7 @@ def measure(run: Run) -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / options.model
         folder.mkdir()
-        write_model(folder, config_of(run))
+        write_model(folder, fields_of(options))
         bare = own_times(run, folder)
         device.release()
         backend = {} if is_on_gpu else {"ETC_DIST_BACKEND": "cpu"}
@@ -350,7 +351,7 @@ def refusal(options: Namespace) -> str:
 
 def add_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", choices=(*MODELS, *SMALL_MODELS))
+    add("--model", choices=(*FIELDS, *SMALL_FIELDS))
     add("--clients", type=numbers, help="at once")
     add("--prompt", type=int, help="tokens")
     add("--tokens", type=int, help="of each answer")

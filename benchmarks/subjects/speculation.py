@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.decoder import MODELS, PAGE_SIZE, SMALL_MODELS
+from benchmarks.decoder import PAGE_SIZE
+from benchmarks.decoder_models import MODELS, SMALL_MODELS
 from benchmarks.device import DTYPES, Device, Gpu
 from benchmarks.harness import SMALL, Result, Run, Subject, provenance
 from benchmarks.workload import DTYPE
