@@ -39,6 +39,7 @@ PAGE_SIZE = 64
 
 
 DEVIATIONS = {"cache": 1.0, "qkv_bias": 1.0, "o_bias": 1.0, "sinks": 4.0}
+DEVIATIONS["correction"] = 0.1
 """Of what is no matrix. Some sinks are as large as the sum of all scores."""
 ROUTINGS = ("uniform", "zipf", "one set")
 """How rows choose experts, see `routing_bias` of moe.py."""
@@ -118,7 +119,7 @@ class Decoder:
         config, xp = self.config, self.device.xp
         arrays = {**self.weights, "cache": self.cache}
         for name in arrays.keys() - {"embedding", "w_head"}:
-            arrays[name] = arrays[name][: layers + (name == "norm")]
+            arrays[name] = arrays[name][: self._num_layers(name, layers)]
         request, rows = np.arange(batch, dtype=np.int32), padded(batch)
         position = self.lengths[:batch] - 1
         numbers = request * 37 % config.vocabulary, position, request, position + steps
@@ -140,6 +141,12 @@ class Decoder:
             shape = layers, rows, config.mixture.router.top_k
             arrays["experts"] = xp.full(shape, -1, np.int32)
         return {**arrays, "next_ids": xp.empty((steps, rows), np.int32)}
+
+    def _num_layers(self, name: str, layers: int) -> int:
+        """The length of a stack in a model of `layers` layers."""
+        return weight_shapes(replace(self.config, layers=layers)).get(name, (layers,))[
+            0
+        ]
 
     def call(
         self, arrays: Mapping[str, Any], is_greedy: bool = False, in_order: bool = False
@@ -171,7 +178,7 @@ class Decoder:
 
     def active_experts(self, arrays: Mapping[str, Any], batch: int) -> float:
         """The mean number of experts of a layer that a step chose."""
-        chosen_ids = arrays["experts"][:, :batch]
+        chosen_ids = arrays["experts"][self.config.dense_layers :, :batch]
         num_experts = [len(self.device.xp.unique(ids)) for ids in chosen_ids]
         return sum(num_experts) / len(num_experts)
 

@@ -166,6 +166,39 @@ MISTRAL_24B = {
 }
 
 
+GLM_4_AIR = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 1,
+    "vocab_size": 151552,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000,
+    "partial_rotary_factor": 0.5,
+    "use_qk_norm": False,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "eos_token_id": [151329, 151336, 151338],
+    "pad_token_id": 151329,
+}
+
+
 def in_float8(fields: Fields) -> dict[str, Any]:
     """With float8 weights of all matmuls but that of the output head."""
     count = fields["num_hidden_layers"] if "num_experts" in fields else 0
@@ -192,6 +225,7 @@ FIELDS |= {
     "llama-3.2-1b": LLAMA_1B,
     "qwen2.5-32b": QWEN_2_32B,
     "mistral-small-24b": MISTRAL_24B,
+    "glm-4.5-air": GLM_4_AIR,
     "gpt-oss-20b": gpt_oss(24, 2880, 64, 32),
 }
 MODELS = {name: config_of(fields) for name, fields in FIELDS.items()}
@@ -224,6 +258,14 @@ SMALL_FIELDS |= {
 SMALL_FIELDS |= {
     "small-tied": {**LLAMA_1B, **SIZES},
     "small-biases": {**QWEN_2_32B, **SIZES},
+    "small-dense": {
+        **GLM_4_AIR,
+        **SIZES,
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "routed_scaling_factor": 2.0,
+    },
     "small-sinks": {**gpt_oss(2, 72, 24, 16), "vocab_size": 576, "sliding_window": 20},
 }
 SMALL_MODELS = {name: config_of(fields) for name, fields in SMALL_FIELDS.items()}

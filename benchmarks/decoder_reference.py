@@ -10,9 +10,10 @@ import numpy as np
 
 from benchmarks.device import NUMBERS, dequantized, wide
 from etc_dist.functions.activation import Activation
+from etc_dist.functions.router import Router
 from etc_dist.functions.scaled_weights import BLOCK, scales_name
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.experts import DecoderMixture
+from etc_dist.models.experts import DENSE_WEIGHTS, SHARED_WEIGHTS
 
 MLP = ("w_gate", "w_up", "w_down")
 
@@ -63,14 +64,20 @@ class Fp32:
     def gate(self, x: Any, alpha: float) -> Any:
         return x / (1 + self.xp.exp(-alpha * x))
 
-    def shares(self, logits: Any, ids: Any, normalizes: bool) -> Any:
+    def shares(self, router: Router, logits: Any, ids: Any) -> Any:
         """The weights of each row's chosen experts."""
-        shares = self.xp.take_along_axis(self._softmax(logits), ids, axis=1)
-        return shares / shares.sum(axis=1, keepdims=True) if normalizes else shares
+        shares = self.xp.take_along_axis(self.scores(router, logits), ids, axis=1)
+        sums = shares.sum(axis=1, keepdims=True) if router.normalize else 1.0
+        return shares / sums * router.scale
+
+    def scores(self, router: Router, logits: Any) -> Any:
+        if router.score == "sigmoid":
+            return 1 / (1 + self.xp.exp(-logits))
+        return self._softmax(logits)
 
     def gap(self, logits: Any, ids: Any) -> float:
         """How far the logit of a chosen expert is below one that was not chosen, at
-        most, relative to the root mean square."""
+        most, relative to the root mean square; or the score, with its correction."""
         logits_of_ids = self.xp.take_along_axis(logits, ids, axis=1)
         best = self.xp.sort(logits, axis=1)[:, -ids.shape[1] :]
         below = (best - self.xp.sort(logits_of_ids, axis=1)).max()
@@ -115,10 +122,11 @@ class Torch(Fp32):
     def gate(self, x: Any, alpha: float) -> Any:
         return self._functional.silu(x) if alpha == 1 else x * (alpha * x).sigmoid()
 
-    def shares(self, logits: Any, ids: Any, normalizes: bool) -> Any:
-        shares = logits.softmax(-1, dtype=self.xp.float32).gather(1, ids.long())
-        sums = shares.sum(-1, keepdim=True)
-        return (shares / sums if normalizes else shares).to(self._dtype)
+    def shares(self, router: Router, logits: Any, ids: Any) -> Any:
+        scores = self.scores(router, logits.to(self.xp.float32))
+        shares = scores.gather(1, ids.long())
+        sums = shares.sum(-1, keepdim=True) if router.normalize else 1.0
+        return (shares / sums * router.scale).to(self._dtype)
 
     def gap(self, logits: Any, ids: Any) -> float:
         return 0.0
@@ -223,11 +231,13 @@ def _normed(
         if features.o_bias:
             x = x + stored("o_bias")
         y = math.norm(x, stored("mlp_norm"), eps)
-        if config.mixture is None:
-            matrices = (stored(name) for name in MLP)
+        if config.mixture is None or layer < config.dense_layers:
+            matrices = (
+                stored(name) for name in (DENSE_WEIGHTS if config.mixture else MLP)
+            )
             x = x + _mlp(math, features.activation, y, *matrices)
         else:
-            mixed, gap = _mix(math, config.mixture, y, arrays, layer)
+            mixed, gap = _mix(math, config, y, arrays, layer)
             x, below = x + mixed, max(below, gap)
     return math.norm(x, math.stored(arrays["norm"][-1]), eps), below
 
@@ -269,17 +279,21 @@ def _mlp(
 
 
 def _mix(
-    math: Fp32, mixture: DecoderMixture, x: Any, arrays: Mapping[str, Any], layer: int
+    math: Fp32, config: ModelConfig, x: Any, arrays: Mapping[str, Any], layer: int
 ) -> tuple[Any, float]:
-    ids = arrays["experts"][layer]
+    mixture, ids = config.mixture, arrays["experts"][layer]
+    assert mixture is not None
+    layer -= config.dense_layers
     logits = _multiply(x, math.stored(arrays["router"][layer]))
-    shares, y = (
-        math.shares(logits, ids, mixture.router.normalize),
-        math.xp.zeros_like(x),
-    )
+    shares, y = math.shares(mixture.router, logits, ids), math.xp.zeros_like(x)
     for expert in math.xp.unique(ids).tolist():
         matrices = (_stored_at(math, arrays, name, (layer, expert)) for name in MLP)
         rows, place = math.xp.where(ids == expert)
         result = _mlp(math, mixture.activation, x[rows], *matrices)
         y[rows] += result * shares[rows, place][:, None]
+    if mixture.shared:
+        matrices = (_stored_at(math, arrays, name, layer) for name in SHARED_WEIGHTS)
+        y = y + _mlp(math, config.features.activation, x, *matrices)
+    if mixture.router.has_correction:
+        logits = math.scores(mixture.router, logits) + arrays["correction"][layer]
     return y, math.gap(logits, ids)

@@ -94,9 +94,15 @@ def decode_draws(seed: str, choices: Choices | None = None) -> Iterator[DecodeDr
         while True:
             batch = round(log_uniform(rng, *choices.batch))
             lengths = [round(log_uniform(rng, *choices.length)) for _ in range(batch)]
-            if num_bytes(model, lengths) <= MOST_BYTES:
+            if num_bytes(model, lengths) <= most_bytes(model):
                 break
         yield DecodeDraw(seed, number, model, lengths)
+
+
+def most_bytes(model: str) -> float:
+    """Of weights and cache; those of a model for several GPUs are up to equal."""
+    weights = num_bytes(model, [])
+    return MOST_BYTES if weights < MOST_BYTES else 2 * weights
 
 
 def num_bytes(model: str, lengths: Sequence[int]) -> int:

@@ -76,7 +76,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 @pytest.mark.parametrize(
     ("model", "ranks"),
     [("qwen3-30b-a3b", 1), ("qwen3-32b", 2), ("qwen3-30b-a3b-fp8", 1)]
-    + [(name, 1) for name in ("llama-3.2-1b", "qwen2.5-32b", "gpt-oss-20b")],
+    + [(name, 1) for name in ("llama-3.2-1b", "qwen2.5-32b", "gpt-oss-20b")]
+    + [("glm-4.5-air", 4)],
 )
 def test_slope_of_each_shape_that_fits_is_recorded(
     model: str,

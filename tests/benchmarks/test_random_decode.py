@@ -13,7 +13,10 @@ from benchmarks.subjects import decode, random_decode
 from benchmarks.subjects.random_decode import (
     MOST_BYTES,
     SMALL,
+    Choices,
+    all_draws,
     decode_draws,
+    draws_of,
     num_bytes,
 )
 from tests.benchmarks.conftest import record
@@ -33,6 +36,22 @@ def test_steps_are_drawn_within_the_limits(seed: int) -> None:
     }
     few = sum(len(draw.lengths) ** 2 <= 128 for draw in drawn)
     assert 90 < few < 190  # large batches of long requests do not fit
+
+
+def test_a_model_for_several_gpus_is_drawn_with_as_much_cache(seed: int) -> None:
+    choices = Choices(("glm-4.5-air",))
+    for draw in decode_draws(f"{seed % 2**16:08x}", choices):
+        cache = num_bytes(draw.model, draw.lengths) - num_bytes(draw.model, [])
+        assert 0 < cache <= 215e9
+
+
+def test_only_draws_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_COMMIT", "0123abc")
+    some = [draw for draw in all_draws([1, 2]) if draw.model == "qwen3-8b"]
+    assert draws_of([1, 2], "qwen3-8b") == some != []
+    assert draws_of([1, 2], None) == all_draws([1, 2])
+    others = draws_of([1, 2], "llama-3.2-1b")
+    assert len(others) == 16 and {d.model for d in others} == {"llama-3.2-1b"}
 
 
 def test_the_weights_and_pages_of_a_model_are_counted() -> None:

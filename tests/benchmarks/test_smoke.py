@@ -100,6 +100,7 @@ def run_subject(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         ),
         pytest.param(2, "decode --models small-biases --batches 2", marks=TWO),
         pytest.param(2, "decode --models small-tied --batches 2", marks=TWO),
+        pytest.param(2, "decode --models small-dense --batches 2", marks=TWO),
         pytest.param(1, "first_token", marks=[ONE, pytest.mark.exhaustive]),
     ],
 )
@@ -190,6 +191,9 @@ def choose_the_worst_expert(arrays: dict[str, Any]) -> None:
         ("small-experts", choose_the_worst_expert, "an expert whose logit"),
         ("small-biases", lambda a: a["qkv_bias"].fill(0), "error "),
         ("small-sinks", lambda a: a["sinks"].fill(0), "error "),
+        ("small-dense", lambda a: a["w_shared_down"].fill(0), "error "),
+        ("small-dense", lambda a: a["w_dense_up"].fill(0), "error "),
+        ("small-dense", lambda a: a["correction"].fill(0), "an expert whose logit"),
         ("small-sinks", lambda a: a["o_bias"].fill(0), "error "),
         ("small-sinks", lambda a: a["w_down"][..., 72].fill(0), "error "),
     ],
@@ -214,7 +218,7 @@ def test_wrong_results_of_a_step_are_failures(
 
 
 @pytest.mark.parametrize(
-    "model", [SMALL, "small-experts", "small-tied", "small-biases"]
+    "model", [SMALL, "small-experts", "small-tied", "small-biases", "small-dense"]
 )
 def test_requests_of_a_step_may_have_lengths_of_their_own(model: str) -> None:
     lengths = [5, 130, 64, 65, 1]  # of 6 rows, the last one is padding
