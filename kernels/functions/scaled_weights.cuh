@@ -89,14 +89,16 @@ struct ScaledRows {
     }
   }
 
-  // The scales of a block of k. Where each block has its own, those beyond the end have none.
-  ETC_DEVICE float2 scales_of(u32 block) const {
+  // Loads the bits of the scales of a block of k. Where each block has its own, those beyond the end
+  // have 0.
+  ETC_DEVICE void load_scales(u32 (&bits)[2], u32 block) const {
     const bool is_there = !kHasBlocks || block < blocks;
     const u64 at = kHasBlocks ? block * sizeof(Element) : 0;
-    const auto load = [&](u32 n) ETC_INLINE {
-      return is_there ? float(*reinterpret_cast<const Element*>(scales[n] + at)) : 0.0f;
-    };
-    return make_float2(load(0), load(1));
+#pragma unroll
+    for (u32 n = 0; n < 2; ++n) {
+      bits[n] = 0;
+      ptx::load_l2_into<sizeof(Element)>(bits[n], is_there, scales[n] + at);
+    }
   }
 };
 
@@ -110,22 +112,31 @@ struct BlockScales {
   static constexpr u32 kLanes = Rows::kLanes;
   const Rows& rows;
   u32 block, step;
-  float2 own_scales, later;
+  u32 own_bits[2], later[2];
 
   ETC_DEVICE BlockScales(const Rows& of, u32 first, u32 turn)
-      : rows(of), block(first + ptx::lane() % kLanes * turn), step(kLanes * turn),
-        own_scales(rows.scales_of(block)), later(rows.scales_of(block += step)) {}
+      : rows(of), block(first + ptx::lane() % kLanes * turn), step(kLanes * turn) {
+    rows.load_scales(later, block);
+    pass();
+  }
 
-  // Those of block n of the warpgroup; called for one n after the other.
-  ETC_DEVICE float2 of(u32 n) {
-    if constexpr (!Rows::kHasBlocks) return own_scales;
-    const u32 from = n % kLanes;
-    const float2 scale =
-        make_float2(
-            __shfl_sync(~0u, own_scales.x, from, kLanes),
-            __shfl_sync(~0u, own_scales.y, from, kLanes));
-    if (from == kLanes - 1) own_scales = later, later = rows.scales_of(block += step);
-    return scale;
+  // Those of block n of the warpgroup.
+  ETC_DEVICE float2 of(u32 n) const {
+    return make_float2(scale(own_bits[0], n), scale(own_bits[1], n));
+  }
+  // Whether pass() comes before block n.
+  ETC_DEVICE static bool passes(u32 n) { return Rows::kHasBlocks && n % kLanes == 0; }
+  ETC_DEVICE void pass() {
+    own_bits[0] = later[0], own_bits[1] = later[1];
+    ptx::keep_order(own_bits[0]), ptx::keep_order(own_bits[1]);  // copied before others are loaded
+    rows.load_scales(later, block += step);
+  }
+
+ private:
+  ETC_DEVICE static float scale(u32 bits, u32 n) {
+    const u32 shared = Rows::kHasBlocks ? __shfl_sync(~0u, bits, n % kLanes, kLanes) : bits;
+    // NOTE: bf16 is the upper half.
+    return __uint_as_float(shared << (32 - 8 * sizeof(typename Rows::Element)));
   }
 };
 
@@ -151,8 +162,9 @@ struct BlockReader {
   u32 turn;                       // from one of the warpgroup's blocks to the next
   u32 first, end, count;          // the warpgroup's blocks in a stage, and their number in the task
   u32 at = 0, block = 0;          // the place of the stage in the ring, and the block in it
-  bool is_lost = false;              // whether a wait has failed
-  bool has_next = false;          // what look() has seen
+  bool is_lost = false;           // whether a wait has failed
+  bool is_releasing = ptx::lane() == 0;  // whether the thread releases stages: one, until is_lost
+  bool is_early = false;          // whether the block's stage had not arrived in advance()
 
   ETC_DEVICE BlockReader(
       const Run<Program>& r, StageReader<Program>& s, u32 num_stages, const TileShape& shape, u32 wg)
@@ -163,10 +175,6 @@ struct BlockReader {
   // The places in the ring of the block's codes and of its first box of x.
   ETC_DEVICE u32 codes() const { return at + block * codes_bytes; }
   ETC_DEVICE u32 boxes() const { return at + x + block * kBlockBoxes * box_x; }
-  // Whether the next stage has arrived, for advance().
-  // NOTE: long before it, since then the latency of the test is hidden. What is in a branch is not:
-  // the compiler moves no other work there. Waits took a third of the time of some loops.
-  ETC_DEVICE void look() { has_next = stages.has_next(); }
   // Waits for the first stage.
   ETC_DEVICE void begin() {
     at = stages.next(bytes), block = first;
@@ -174,26 +182,33 @@ struct BlockReader {
   }
   // Whether the block is the last one of its stage.
   ETC_DEVICE bool ends_stage() const { return block + 1 == end; }
-  // From a block to the next one, whose stage it waits for, or if it is the last one to an earlier
-  // one of the same stage. Returns whether it is the last one of its stage.
-  ETC_DEVICE bool advance(bool is_last) {
+  // From a block to the next one, which may be read after arrive(); or if it is the last one to an
+  // earlier one of the same stage.
+  // NOTE: without branches, and long before arrive(): then latencies are hidden. Those in and before
+  // a branch are not, since the compiler moves no other work there: waits took a third of the time
+  // of some loops.
+  ETC_DEVICE void advance(bool is_last) {
     const bool is_end = ends_stage(), is_next = is_end && !is_last;
+    is_early = is_next & !stages.has_next();
     block = is_end ? first : block + 1;
     at = stages.next_if(is_next, bytes, at);
-    if (is_next && !has_next) wait();
-    return is_end;
   }
-  // The stage of the block; all lanes have read `n` when it is released.
+  // Waits for the stage of the block, if need be.
+  ETC_DEVICE void arrive() {
+    if (is_early) wait();
+  }
   ETC_DEVICE u32 stage() const { return stages.count() - 1; }
-  ETC_DEVICE void release(u32 n) const {
+  // Releases stage n if the warp has read it.
+  ETC_DEVICE void release(bool is_read, u32 n) const {
     __syncwarp();  // all lanes have read it
-    if (!is_lost) stages.release(n);
+    stages.release_if(is_read & is_releasing, n);
   }
 
  private:
   ETC_DEVICE void wait() {
     if (!is_lost) is_lost = !stages.wait_full(run);
     is_lost = __any_sync(~0u, is_lost);
+    is_releasing = is_releasing && !is_lost;
   }
 };
 
@@ -220,8 +235,8 @@ ETC_DEVICE bool multiply_by_warps(
     const uint4 v = ptx::load_shared16(from);
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
   };
-  const auto load_codes = [&]() ETC_INLINE {
-    const u32 from = begin + reader.codes() + first_code;
+  const auto load_codes = [&](u32 block) ETC_INLINE {
+    const u32 from = block + first_code;
 #pragma unroll
     for (u32 unit = 0; unit < 2; ++unit) {
 #pragma unroll
@@ -229,12 +244,13 @@ ETC_DEVICE bool multiply_by_warps(
     }
   };
   reader.begin();  // the scales arrive meanwhile
-  load_codes();
-  u32 i = 0;
+  load_codes(begin + reader.codes());
 #pragma unroll 1
-  while (true) {
-    const u32 x = begin + reader.boxes();
-    reader.look();
+  for (u32 i = 0;;) {
+    const u32 x = begin + reader.boxes(), stage = reader.stage();
+    const bool is_end = reader.ends_stage(), is_last = i + 1 == reader.count;
+    reader.advance(is_last);
+    const u32 next = begin + reader.codes();
     float sums[2][kRows / 2] = {};
 #pragma unroll
     for (u32 unit = 0; unit < 2; ++unit) {
@@ -259,15 +275,23 @@ ETC_DEVICE bool multiply_by_warps(
         }
       }
     }
-    const float2 scale = scales.of(i);
-    const bool is_last = ++i == reader.count;
-    if (reader.ends_stage()) reader.release(reader.stage());  // before a wait
-    reader.advance(is_last);
-    if (!is_last) load_codes();
+    const float2 scale = scales.of(i++);
+    reader.release(is_end, stage);  // before a wait
+    const auto add = [&]() ETC_INLINE {
 #pragma unroll
-    for (u32 n = 0; n < kRows / 2; ++n) sums[0][n] += sums[1][n];
-    add_scaled(d, sums[0], scale);
-    if (is_last) return reader.is_lost;
+      for (u32 n = 0; n < kRows / 2; ++n) sums[0][n] += sums[1][n];
+      add_scaled(d, sums[0], scale);
+    };
+    if (is_last) {
+      add();
+      return reader.is_lost;
+    }
+    if (reader.is_early | scales.passes(i)) {  // one branch, seldom taken
+      reader.arrive();
+      if (scales.passes(i)) scales.pass();
+    }
+    load_codes(next);
+    add();
   }
 }
 
@@ -316,22 +340,25 @@ ETC_DEVICE bool multiply_widened(
   load(0);
   codes.widen_to(a[0]);
   load(1);
-  reader.look();
 #pragma unroll 1
-  for (u32 i = 0; i < reader.count; ++i) {
+  for (u32 i = 0; i < reader.count;) {
     const u32 box = x + reader.boxes() / 16, stage = reader.stage();
+    const bool is_end = reader.ends_stage(), is_last = i + 1 == reader.count;
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(sums, a[0], ptx::matrix_descriptor(box), 0);
     ptx::wgmma_commit();
-    const bool is_last = i + 1 == reader.count, is_end = reader.advance(is_last);
+    reader.advance(is_last);
+    const float2 scale = scales.of(i++);
     codes.widen_to(a[1]);
+    if (reader.is_early | scales.passes(i)) {  // one branch, seldom taken
+      reader.arrive();
+      if (scales.passes(i)) scales.pass();
+    }
     load(0);
     ptx::wgmma_fence();
     ptx::wgmma_box_registers<kIsHalf, kRows>(
         sums, a[1], ptx::matrix_descriptor(box + reader.box_x / 16), 1);
     ptx::wgmma_commit();
-    reader.look();
-    const float2 scale = scales.of(i);
     ptx::wgmma_wait<1>();  // the first registers have been read
     if (!is_last) {  // otherwise the compiler would do it after the next wait
       codes.widen_to(a[0]);
@@ -341,7 +368,7 @@ ETC_DEVICE bool multiply_widened(
 #pragma unroll
     for (float& sum : sums) ptx::keep_order(sum);
     add_scaled(d, sums, scale);
-    if (is_end) reader.release(stage);
+    reader.release(is_end, stage);
   }
   return reader.is_lost;
 }
@@ -373,7 +400,7 @@ ETC_DEVICE bool multiply_by_halves(
   for (u32 i = 0; i < reader.count; ++i) {
     const u32 from = begin + reader.codes(), boxes = x + reader.boxes() / 16;
     const u32 stage = reader.stage();
-    const bool is_last = i + 1 == reader.count;
+    const bool is_end = reader.ends_stage(), is_last = i + 1 == reader.count;
     const auto multiply = [&](u32 box, u32 half) ETC_INLINE {
       const u32 at = boxes + box * reader.box_x / 16 + half * kHalf * 128 / 16;
       ptx::wgmma_fence();
@@ -387,20 +414,21 @@ ETC_DEVICE bool multiply_by_halves(
     multiply(0, 0);
     widen_to(a[1], 1, from);
     multiply(1, 0);
-    reader.look();
+    reader.advance(is_last);
     const float2 scale = scales.of(i);
     ptx::wgmma_wait<0>();
     keep();
     add_scaled<0>(d, sums, scale);
     multiply(0, 1);
     multiply(1, 1);
-    const bool is_end = reader.advance(is_last);
+    reader.arrive();
+    if (scales.passes(i + 1)) scales.pass();
     ptx::wgmma_wait<1>();  // the first registers have been read
     if (!is_last) widen_to(a[0], 0, begin + reader.codes());
     ptx::wgmma_wait<0>();
     keep();
     add_scaled<kHalf / 2>(d, sums, scale);
-    if (is_end) reader.release(stage);
+    reader.release(is_end, stage);
   }
   return reader.is_lost;
 }

@@ -194,9 +194,11 @@ class StageReader {
     return Program::kTrace ? empty_ns : 0;
   }
   // A whole warp, once, after it has read stage n, counted from 0.
-  ETC_DEVICE void release(u32 n) const {
-    const u32 lane = threadIdx.x % 32, empty = Ring::empty(base_, n);
-    if (lane == 0) ptx::mbarrier_arrive(empty);
+  ETC_DEVICE void release(u32 n) const { release_if(threadIdx.x % 32 == 0, n); }
+  // The same, by the thread with is_needed; without a branch.
+  ETC_DEVICE void release_if(bool is_needed, u32 n) const {
+    const u32 empty = Ring::empty(base_, n);
+    if (is_needed) ptx::mbarrier_arrive(empty);
   }
 
  private:

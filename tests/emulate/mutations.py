@@ -129,8 +129,9 @@ BROKEN = {
     "functions/scaled_weights": {
         "scaled": {
             "!stages.wait_full(run)": "false",
+            "is_next & !stages.has_next()": "false",
             "__syncwarp();  // all lanes have read it": "",
-            "from == kLanes - 1": "false",
+            "n % kLanes == 0": "false",
             "block < blocks": "block + 1 < blocks",
             "kHasBlocks ? block * sizeof(Element) : 0": "0",
             "u64(u32(of_w) >> Weights::kShift)": "u64(u32(of_w) >> 8)",
