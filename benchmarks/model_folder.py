@@ -30,7 +30,7 @@ def write_model(folder: Path, fields: Fields) -> None:
     config = config_of(fields)
     (folder / "config.json").write_text(json.dumps({**fields, "torch_dtype": DTYPE}))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(config.vocabulary)))
-    special = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}
+    special = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special))
     with (folder / "model.safetensors").open("wb") as file:
         _write_weights(file, config)

@@ -103,7 +103,7 @@ FIELDS: Mapping[str, str] = {
     "tokens": "of each answer",
     "first_token_ms": "from a request to the first token",
     "token_ms": "from one token to the next, on average over an answer",
-    "step_ms": "the same while all clients have tokens",
+    "step_ms": "the same while all clients have tokens, if there is such a time",
     "tokens_per_s": "of all answers of a wave",
     # Drafts of the next tokens.
     "text": "repeats, or random",
@@ -175,7 +175,7 @@ _DECODE_OPTIONS = (
     "call_ms single_calls_ms sampling greedy_ms batch_ms baseline_ms routing "
     "active_experts "
 )
-_SERVED = "{0}first_token_ms {0}token_ms {0}step_ms {0}tokens_per_s "
+_SERVED = "{0}first_token_ms {0}token_ms {0}tokens_per_s "
 _COLLECTIVE = _kind(_FUSED, _BATCH)
 _PARALLEL = _kind(_MOE + "routing baselines_ms", _BATCH)
 _SOAK = _kind(
@@ -253,7 +253,7 @@ KINDS: Mapping[str, Kind] = {
     "serve": _kind(
         _BASE + "model clients prompt_tokens tokens dtype protocol "
         f"{_SERVED.format('')}{_SERVED.format('bare_')}",
-        _SERVED.format("baseline_"),
+        _SERVED.format("baseline_") + "step_ms bare_step_ms baseline_step_ms",
     ),
     "speculation": _kind(
         _BASE + "model text drafts tokens dtype protocol ours_ms baseline_ms speedup "

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -159,7 +158,8 @@ def events(raw: bytes, place: int) -> Iterator[tuple[int, bytes]]:
 
 def times_of(streams: Sequence[Stream], num_tokens: int) -> dict[str, float]:
     """Of streams that began together: medians in milliseconds of the first token, of a
-    later one, and of one while all streams have tokens; and tokens a second."""
+    later one, and of one while all streams have tokens, if there is such a time; and
+    tokens a second."""
     first = min(stream.begin for stream in streams)
     all_begun = max(stream.times[0] for stream in streams)
     first_end = min(stream.times[-1] for stream in streams)
@@ -170,9 +170,9 @@ def times_of(streams: Sequence[Stream], num_tokens: int) -> dict[str, float]:
         if all_begun <= before and after <= first_end
     ]
     last = max(stream.times[-1] for stream in streams)
-    return {
+    times = {
         "first_token_ms": median(stream.first_token_ms for stream in streams),
         "token_ms": median(stream.token_ms(num_tokens) for stream in streams),
-        "step_ms": 1e3 * median(gaps) if gaps else math.nan,
         "tokens_per_s": len(streams) * num_tokens / (last - first),
     }
+    return times | ({"step_ms": 1e3 * median(gaps)} if gaps else {})

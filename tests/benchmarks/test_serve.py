@@ -74,6 +74,7 @@ def test_steps_are_timed_while_all_streams_have_tokens() -> None:
     assert times["step_ms"] == 1000.0  # not the gap of 2 s, nor that of 4
     assert times["first_token_ms"] == 1500.0
     assert times["tokens_per_s"] == 1.0
+    assert "step_ms" not in times_of([streams[0], Stream(0.0, [6.0, 7.0], "", [])], 4)
 
 
 def test_numbers_of_clients_have_the_gate_of_the_next_larger_one() -> None:
