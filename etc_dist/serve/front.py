@@ -34,12 +34,13 @@ def run_front(
     channel = Channel(connection)
     try:
         front = Front(channel.receive(), channel, listener, drain_seconds)
+        listener.listen(MOST_CONNECTING)
+        channel.send(Ready())  # before the event loop sends any job, or its end
     except EOFError:
         return
     front.start()
     signal.signal(signal.SIGTERM, lambda *_: front.drain())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS[:1])
-    channel.send(Ready())
     message: Any = None
     while not isinstance(message, Failure):
         try:
@@ -79,8 +80,7 @@ class Front:
         self._thread = Thread(target=self._run, name="etc-dist serve", daemon=True)
 
     def start(self) -> None:
-        """Listen, and take requests."""
-        self._listener.listen(MOST_CONNECTING)
+        """Take requests."""
         self._thread.start()
         self._has_loop.wait()
 
