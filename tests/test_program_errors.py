@@ -26,18 +26,18 @@ class Ended:
     """The executor of a program whose last run was ended, until it is reset."""
 
     def __init__(self, executor: Any, rank: int):
-        self._executor, self._rank, self._failed = executor, rank, True
+        self._executor, self._rank, self._has_failed = executor, rank, True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
     def failure(self) -> list[WaitRecord] | None:
-        if not self._failed:
+        if not self._has_failed:
             return None
         return [WaitRecord(self._rank, 0, "tensor", "take[0]", "here[0]", 0, 1)]
 
     def reset(self) -> None:
-        self._failed = False
+        self._has_failed = False
         self._executor.reset()
 
 

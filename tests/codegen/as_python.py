@@ -14,17 +14,17 @@ def as_python(cuda: str) -> str:
 
 def _choices(text: str) -> str:
     parts, depth, begin = [], 0, 0
-    for at, sign in enumerate(text):
+    for char_idx, sign in enumerate(text):
         if sign == "(":
             depth += 1
             if depth == 1:
-                parts.append(text[begin:at])
-                begin = at + 1
+                parts.append(text[begin:char_idx])
+                begin = char_idx + 1
         elif sign == ")":
             depth -= 1
             if depth == 0:
-                parts.append(f"({_choices(text[begin:at])})")
-                begin = at + 1
+                parts.append(f"({_choices(text[begin:char_idx])})")
+                begin = char_idx + 1
     return _choice([*parts, text[begin:]])
 
 
@@ -41,5 +41,5 @@ def _choice(parts: list[str]) -> str:
     if not signs:
         return pieces[0]
     assert signs == ["?", ":"], signs
-    condition, then, other = pieces
-    return f"{then} if {condition} else {other}"
+    condition, then, alternative = pieces
+    return f"{then} if {condition} else {alternative}"

@@ -94,8 +94,8 @@ def test_conditions_with_dependent_loads_are_evaluated_last():
     conditions = [Condition("a", 1), Condition("b", 0), Condition("c", 1)]
     assert conjunction(conditions) == "b && a & c"
     assert conjunction([]) == ""
-    found = in_range(call_of(scattered(WORLD), "scatter"), WORLD)
-    assert {c.text.count(".load(") for c in found if c.depth == 2} == {2}
+    bounds = in_range(call_of(scattered(WORLD), "scatter"), WORLD)
+    assert {c.text.count(".load(") for c in bounds if c.depth == 2} == {2}
 
 
 # ---------------------------------------------------------------- host and device agree
@@ -168,10 +168,10 @@ def conditional(g: Kit) -> None:
     n = g.dims("n")
     at, table = g.input("at", (n, 2), "int32"), g.input("table", (n,), "int32")
     free = g.events("free", (n,), expects=1)
-    counted = g.events("counted", (n, 2), expects=lambda i, j: table.load(i) // j)
+    count_event = g.events("counted", (n, 2), expects=lambda i, j: table.load(i) // j)
     here = g.events("here", (n,), expects=1, cross_rank=True)
     i, key, side = ROW, table.load(ROW), at.load(ROW, 1)
-    wait = counted[table.load(key), side].when(key < n).when(6 // key)
+    wait = count_event[table.load(key), side].when(key < n).when(6 // key)
     notify = here.on(side)[i - key].when(at.load(i, 0))
     g.do("f", n, waits=[free[i - 1].when(key), wait], notifies=[notify])
 

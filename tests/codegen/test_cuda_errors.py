@@ -35,8 +35,8 @@ def of_function(graph: GraphFunction, name: str = "", **fields: Any) -> GraphFun
 
 def twice(graph: GraphFunction) -> GraphFunction:
     """`graph` with its first call twice, of two functions of one name."""
-    other = of_function(graph, source="/elsewhere/other.cuh").calls[0]
-    return replace(graph, calls=(*graph.calls, replace(other, name="second")))
+    call = of_function(graph, source="/elsewhere/other.cuh").calls[0]
+    return replace(graph, calls=(*graph.calls, replace(call, name="second")))
 
 
 def far(dtype: str) -> GraphFunction:

@@ -103,9 +103,9 @@ def test_static_programs_have_no_queues():
 def by_rank(g: Kit) -> None:
     """The expected counts differ between ranks."""
     share = g.let("share", g.rank + 2)
-    done = g.event("done", 4, expects=lambda e: share + e, cross_rank=True)
-    g.do("begin", 4, notifies=[done.on((g.rank + 1) % 2)[ROW]])
-    g.do("follow", 4, waits=[done[(g.rank + ROW) % 4]])
+    begin_event = g.event("done", 4, expects=lambda e: share + e, cross_rank=True)
+    g.do("begin", 4, notifies=[begin_event.on((g.rank + 1) % 2)[ROW]])
+    g.do("follow", 4, waits=[begin_event[(g.rank + ROW) % 4]])
 
 
 def test_counts_are_evaluated_for_the_owner():
@@ -132,16 +132,20 @@ def test_any_name_of_a_user_can_be_compiled():
         x, y = g.input("control", (n,), "float32"), g.output("rank_", (n,), "float32")
         z = g.output("head_tensor", (n,), "float32")
         v = g.output("v", (3, n), "float32")
-        done = g.events("peer", (n,), expects=1)
+        peer = g.events("peer", (n,), expects=1)
         (i,) = grid = g.grid(g=n)
-        own, region = {"reads": [x[tile(i, 1)]]}, tile(i, 1)
-        g.call(copy, grid, name="units", notifies=[done[i]], writes=[y[region]], **own)
-        g.call(copy, grid, name="if_", waits=[done[i]], writes=[z[region]], **own)
+        reads, region = {"reads": [x[tile(i, 1)]]}, tile(i, 1)
+        g.call(
+            copy, grid, name="units", notifies=[peer[i]], writes=[y[region]], **reads
+        )
+        g.call(copy, grid, name="if_", waits=[peer[i]], writes=[z[region]], **reads)
         # Joined by underscores, both are peer_a_b.
         later = g.events("peer_a", (n,), expects=1)
-        g.call(copy, grid, name="c", notifies=[later[i]], writes=[v[0, region]], **own)
-        g.call(copy, grid, name="a_b", waits=[done[i]], writes=[v[1, region]], **own)
-        g.call(copy, grid, name="b", waits=[later[i]], writes=[v[2, region]], **own)
+        g.call(
+            copy, grid, name="c", notifies=[later[i]], writes=[v[0, region]], **reads
+        )
+        g.call(copy, grid, name="a_b", waits=[peer[i]], writes=[v[1, region]], **reads)
+        g.call(copy, grid, name="b", waits=[later[i]], writes=[v[2, region]], **reads)
 
     source = generate(schedule_dynamic(made(named)))
     compile_cubin(source.text, headers(source, kernels_folder()))

@@ -61,9 +61,9 @@ def value_of(cuda: str, env: dict[str, int]) -> int:
     dims = {dim_name(name): value for name, value in env.items()}
     g = SimpleNamespace(rank=env["rank"], **dims)
     names = {"g": g, "c": SimpleNamespace(axis_i=env["i"]), "t": env["t"]}
-    found = eval(as_python(cuda), {**DEVICE, **names})
-    assert isinstance(found, int)
-    return found
+    number = eval(as_python(cuda), {**DEVICE, **names})
+    assert isinstance(number, int)
+    return number
 
 
 @st.composite

@@ -34,9 +34,9 @@ def test_a_long_value_has_lines_of_its_own():
     assert method("i32 f", "1") == [
         "  ETC_DEVICE static i32 f(const Args& g) { return 1; }"
     ]
-    first, *rest, end = method("i32 f", "g.x + " * 40 + "1")
+    first, *lines, end = method("i32 f", "g.x + " * 40 + "1")
     assert (first, end) == ("  ETC_DEVICE static i32 f(const Args& g) {", "  }")
-    assert rest[0].startswith("    return g.x + ") and len(rest) > 1
+    assert lines[0].startswith("    return g.x + ") and len(lines) > 1
 
 
 def test_the_last_value_needs_no_number():
@@ -59,8 +59,8 @@ def test_the_header_has_the_constants_that_are_not_generated():
 def header_constants(struct: str) -> dict[str, int]:
     header = (kernels_folder() / "worker" / "defaults.cuh").read_text()
     members = header.split(f"struct {struct}")[1].split("};")[0]
-    found = re.findall(r"constexpr int (k\w+) = (\d+);", members)
-    return {name: int(value) for name, value in found}
+    pairs = re.findall(r"constexpr int (k\w+) = (\d+);", members)
+    return {name: int(value) for name, value in pairs}
 
 
 @pytest.mark.parametrize("name", ["gate_up", "down"])

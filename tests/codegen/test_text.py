@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 def all_texts() -> str:
     """The texts that every rank must generate alike."""
     plans = {name: schedule_static(graph) for name, graph in GRAPHS.items()}
-    shown = [p.graph.show() + p.show(WORKERS, **DIMS[n]) for n, p in plans.items()]
-    return "\n".join(shown + [generate(plan).text for plan in plans.values()])
+    texts = [p.graph.show() + p.show(WORKERS, **DIMS[n]) for n, p in plans.items()]
+    return "\n".join(texts + [generate(plan).text for plan in plans.values()])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,11 +50,11 @@ def test_another_process_generates_the_same_text(hash_seed):
         "print(hashlib.sha256(all_texts().encode()).hexdigest())"
     )
     environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
     expected = hashlib.sha256(all_texts().encode()).hexdigest()
-    assert done.stdout == expected + "\n", done.stderr
+    assert process.stdout == expected + "\n", process.stderr
 
 
 def test_equal_plans_give_equal_sources():

@@ -161,10 +161,12 @@ NUMBERS = {
 
 def of_sizes(name: str, shapes: str) -> GraphFunction:
     """A call of one of `ALIKE` with operands of these sizes."""
-    made, _, most = ALIKE[name]
+    maker, _, most = ALIKE[name]
 
     def without_prefetch(g: Graph) -> tuple[DeviceFunction, Any]:
-        function, values = (made, {}) if isinstance(made, DeviceFunction) else made(g)
+        function, values = (
+            (maker, {}) if isinstance(maker, DeviceFunction) else maker(g)
+        )
         return replace(function, reads_before_wait=()), values  # there is no wait
 
     function, _ = without_prefetch(Graph("sizes", 1))
@@ -212,9 +214,9 @@ def test_sizes_that_a_function_takes_from_another_operand_must_be_equal(name):
 @pytest.mark.parametrize("name", [n for n in ALIKE if re.search("[2-9]", ALIKE[n][1])])
 def test_sizes_that_a_function_has_as_constants_must_be_complete(name):
     shapes = ALIKE[name][1]
-    for found in re.finditer(r"\b([2-9]|[1-9]\d+)\b", shapes):
-        fewer = str(int(found[0]) - 1)
-        wrong = shapes[: found.start()] + fewer + shapes[found.end() :]
+    for match in re.finditer(r"\b([2-9]|[1-9]\d+)\b", shapes):
+        fewer = str(int(match[0]) - 1)
+        wrong = shapes[: match.start()] + fewer + shapes[match.end() :]
         (error,) = tile_errors(of_sizes(name, wrong))
         assert "does not fit the tile of" in error.what
         assert re.search(f": size {fewer}|where 64 .* is {64 * int(fewer)}", error.got)
@@ -231,8 +233,8 @@ def of_own_rows(size: Extent) -> GraphFunction:
     """A tile of rows of which a rank may have fewer."""
     tile_of_f = {0: Operand((size, 8), "float32")}
     f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0, tile=tile_of_f)
-    reads, own = ["x rows[tile(i, 64)] 8 float32"], "own_rows rows most"
-    return call_of(2, f, reads, grid="i: most", parts=own)
+    reads, parts = ["x rows[tile(i, 64)] 8 float32"], "own_rows rows most"
+    return call_of(2, f, reads, grid="i: most", parts=parts)
 
 
 TAKEN = {

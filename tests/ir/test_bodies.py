@@ -22,9 +22,11 @@ def enclosing_each_other(value, number=9):
     """A function that encloses others, of which each encloses all of them."""
     names = [f"f{n}" for n in range(number)]
     calls = ", ".join(names)
-    made = "".join(f" def {name}(y): return ({calls}, value)\n" for name in names)
+    definitions = "".join(
+        f" def {name}(y): return ({calls}, value)\n" for name in names
+    )
     scope = {}
-    exec(f"def make(value):\n{made} return f0", scope)
+    exec(f"def make(value):\n{definitions} return f0", scope)
     return scope["make"](value)
 
 

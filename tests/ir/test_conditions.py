@@ -23,8 +23,8 @@ def test_conditions_are_shown_as_they_were_written(g):
     (i,) = g.grid(i=n)
     ready = g.events("ready", (n,), expects=2, cross_rank=True)
     assert str(ready[i - 1].when(i > 0)) == "ready[i - 1] when 0 < i"
-    both = ready.on(g.rank + 1)[i].when(table.load(i)).when(equal(i % 2, 0))
-    assert str(both) == "ready.on(rank + 1)[i] when table[i] and equal(i % 2, 0)"
+    place = ready.on(g.rank + 1)[i].when(table.load(i)).when(equal(i % 2, 0))
+    assert str(place) == "ready.on(rank + 1)[i] when table[i] and equal(i % 2, 0)"
 
 
 @pytest.mark.parametrize(("i", "expected"), [(0, 0), (1, 2), (5, 2)])

@@ -104,8 +104,8 @@ def test_only_the_chosen_expression_is_evaluated():
     inside = select(N < 3, Load("table", (Const(3),), (N,)), 99 // (N - 4))
     table = np.array([5, 6, 7], np.int32)
     assert inside.evaluate({"@table": table, "n": 2}) == 7
-    found = inside.evaluate({"@table": table, "n": np.array([0, 7, 2, 5])})
-    assert found.tolist() == [5, 33, 7, 99]
+    numbers = inside.evaluate({"@table": table, "n": np.array([0, 7, 2, 5])})
+    assert numbers.tolist() == [5, 33, 7, 99]
     with pytest.raises(ZeroDivisionError):
         inside.evaluate({"@table": table, "n": 4})
 
@@ -192,8 +192,8 @@ def test_arrays_are_evaluated_element_by_element(pair, rows):
 
 @many
 @given(EXPRESSIONS, VALUES, VALUES)
-def test_interval_contains_the_value(pair, values, others):
-    ends = zip(NAMES, values, others, strict=True)
+def test_interval_contains_the_value(pair, values, opposite_values):
+    ends = zip(NAMES, values, opposite_values, strict=True)
     ranges = {name: (min(a, b), max(a, b)) for name, a, b in ends}
     low, high = interval(pair[0], ranges)
     assert low <= pair[0].evaluate(dict(zip(NAMES, values, strict=True))) <= high

@@ -273,11 +273,11 @@ def divided(at: str) -> GraphFunction:
         local z [{size["tensor"]}, 4] float32
         events done [{size["events"]}] expects 1
     """
-    made = {"grid": f"i: {size['grid']}", "notifies": ["done[i]"]}
-    used = {"loop": f"turn: {size['loop']}", "waits": ["done[turn]"]}
+    of_maker = {"grid": f"i: {size['grid']}", "notifies": ["done[i]"]}
+    of_user = {"loop": f"turn: {size['loop']}", "waits": ["done[turn]"]}
     tasks = [
-        Task(send, ["x n[i] 4 float32"], ["z[i, :]"], name="make", **made),
-        Task(send, ["z[turn, :]"], ["y n[turn] 4 float32"], name="use", **used),
+        Task(send, ["x n[i] 4 float32"], ["z[i, :]"], name="make", **of_maker),
+        Task(send, ["z[turn, :]"], ["y n[turn] 4 float32"], name="use", **of_user),
     ]
     return calls(1, tasks=tasks, dims="n m", parts=parts)
 

@@ -69,5 +69,5 @@ def test_a_rule_has_the_types_of_the_fields(name):
 )
 def test_words_of_the_language_are_complete(words, values):
     (line,) = (line for line in ir.__doc__.splitlines() if words in line)
-    rest = line[line.index(words) + len(words) - 1 :].replace('"', "")
-    assert re.split(r" \| | ", rest) == [*values]
+    text = line[line.index(words) + len(words) - 1 :].replace('"', "")
+    assert re.split(r" \| | ", text) == [*values]

@@ -27,13 +27,13 @@ def copy(x, y):
 @graph_function
 def shifted(g: Graph, *, size: int = 4) -> None:
     n = g.dims("n")
-    tiles = g.let("tiles", ceildiv(n, size))
+    num_tiles = g.let("tiles", ceildiv(n, size))
     x = g.input("x", (n,), "float32")
     y = g.output("y", (n,), "float32")
     box = g.symmetric("box", (n,), "float32")
-    here = g.events("here", (tiles,), expects=1, cross_rank=True)
+    here = g.events("here", (num_tiles,), expects=1, cross_rank=True)
     following = (g.rank + 1) % g.world_size
-    (i,) = grid = g.grid(i=tiles)
+    (i,) = grid = g.grid(i=num_tiles)
     g.call(
         copy,
         grid,
@@ -100,12 +100,15 @@ def test_a_loaded_extent_is_part_of_the_text():
         x, y = (
             make(n, (4,), "float32") for make, n in ((g.input, "x"), (g.output, "y"))
         )
-        known, counts = g.events("known", (1,), expects=0), g.input("n", (1,), "int32")
+        count_event, counts = (
+            g.events("known", (1,), expects=0),
+            g.input("n", (1,), "int32"),
+        )
         extent = up_to(4, counts.load(0)) if limited else 4
         (i,) = grid = g.grid(i=extent)
         operands = {"reads": [x[tile(i, 1)]], "writes": [y[tile(i, 1)]]}
         on_tensor = replace(copy, lane="tensor")
-        g.call(on_tensor, grid, **operands, waits=[known[0]])
+        g.call(on_tensor, grid, **operands, waits=[count_event[0]])
         return g.finish()
 
     plain, limited = of(False), of(True)
@@ -127,9 +130,9 @@ def test_values_of_a_call_are_part_of_the_text():
         g.call(f, grid, reads=[g_x[:]], writes=[y[:]], values={"size": size})
         return g.finish()
 
-    named, constant = of(lambda g: g.dims("n")), of(lambda g: 3)
-    assert "\n  size = n\n" in named.show() and "\n  size = 3\n" in constant.show()
-    assert named.calls[0].keywords({"n": 7, "size": 1}) == {"size": 7}
+    dim, constant = of(lambda g: g.dims("n")), of(lambda g: 3)
+    assert "\n  size = n\n" in dim.show() and "\n  size = 3\n" in constant.show()
+    assert dim.calls[0].keywords({"n": 7, "size": 1}) == {"size": 7}
 
 
 def test_a_body_may_get_the_first_index_of_a_region():
@@ -169,8 +172,8 @@ def coordinates(order=None) -> list[list[int]]:
         g.call(DeviceFunction("f", print, "", "tensor", 0, 0), grid, order=order)
 
     graph: GraphFunction = graph_function(body)(1)
-    found = graph.calls[0].coordinates(np.arange(6), graph.environment({}, 0))
-    return np.array([found["i"], found["j"]]).T.tolist()
+    places = graph.calls[0].coordinates(np.arange(6), graph.environment({}, 0))
+    return np.array([places["i"], places["j"]]).T.tolist()
 
 
 def test_tasks_go_row_by_row_unless_ordered():
@@ -186,10 +189,10 @@ def test_a_call_counts_its_tasks():
 
 def test_a_device_function_keeps_boxes_and_constants_sorted_and_frozen():
     boxes = {1: TmaBox(64, 64), 0: TmaBox(128, 64)}
-    made = DeviceFunction("f", print, "", "tensor", 2, 1, boxes=boxes)
-    assert list(made.boxes) == [0, 1]
+    function = DeviceFunction("f", print, "", "tensor", 2, 1, boxes=boxes)
+    assert list(function.boxes) == [0, 1]
     boxes.clear()
-    assert len(made.boxes) == 2
+    assert len(function.boxes) == 2
 
 
 def test_a_decorated_body_stays_the_body():

@@ -79,9 +79,9 @@ class Kit(Graph):
 
 
 def other_graph(g: Kit) -> None:
-    other = Graph("other", 1)
-    n = other.dims("n")
-    x, e = other.input("x", (n + 3,), "float32"), other.events("e", (n,), expects=1)
+    graph = Graph("other", 1)
+    n = graph.dims("n")
+    x, e = graph.input("x", (n + 3,), "float32"), graph.events("e", (n,), expects=1)
     g.work(reads=[g.x[0], x[:]], notifies=[e[0]])
 
 

@@ -75,8 +75,8 @@ I, N = Symbol("i", "coordinate"), Symbol("n", "dim")  # noqa: E741
 
 @pytest.mark.parametrize("i", [2, np.array([0, 2, 1])], ids=["number", "array"])
 def test_a_load_gives_numbers_that_do_not_wrap(i):
-    found = Load("table", (N,), (I,)).evaluate({"i": i, "@table": TABLE})
-    assert np.array_equal(found * 2**31, TABLE[i].astype(np.int64) * 2**31)
+    numbers = Load("table", (N,), (I,)).evaluate({"i": i, "@table": TABLE})
+    assert np.array_equal(numbers * 2**31, TABLE[i].astype(np.int64) * 2**31)
 
 
 @pytest.mark.parametrize(

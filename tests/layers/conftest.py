@@ -26,15 +26,15 @@ def zeros(arrays: Arrays) -> Callable[..., Any]:
 @pytest.fixture
 def make(world: World, arrays: Arrays, seed: int) -> Iterator[Callable[..., Any]]:
     """Makes layers of a kind, which are closed after the test."""
-    made: list[DenseRows] = []
+    layers: list[DenseRows] = []
 
     def make(kind: str, hidden: int, inner: int, **options: Any) -> DenseRows:
-        rows, own, _, ranks = KINDS[kind]
+        rows, defaults, _, ranks = KINDS[kind]
         if world.size > ranks == 1:
             pytest.skip(f"{kind}: for one rank")
-        made.append(rows(world, arrays, seed, hidden, inner, **(own | options)))
-        return made[-1]
+        layers.append(rows(world, arrays, seed, hidden, inner, **(defaults | options)))
+        return layers[-1]
 
     yield make
-    for rows in made:
+    for rows in layers:
         rows.layer.close()

@@ -36,7 +36,7 @@ class DenseRows:
         hidden: int,
         inner: int,
         dtype: str = "bfloat16",
-        gathered: int = MOST_ROWS,
+        most_gathered: int = MOST_ROWS,
         **options: Any,
     ):
         self._arrays, self._rank = arrays, world.rank
@@ -44,7 +44,7 @@ class DenseRows:
         self._shares = [draw_weights(g, hidden, inner, dtype) for g in self._rngs]
         self._hidden, self.dtype = hidden, dtype
         self.weights = [arrays.put(weight) for weight in self._shares[world.rank]]
-        kind = type("MLP", (MLP,), {"most_gathered": gathered})
+        kind = type("MLP", (MLP,), {"most_gathered": most_gathered})
         self.layer: Any = kind(*self.weights, world=world, **options)
 
     def rows(self, count: int) -> tuple[Any, Any, Answer]:
@@ -92,9 +92,9 @@ class ExpertRows(DenseRows):
         self._hidden, self.dtype = hidden, dtype
         self._host = draw_experts(self._rng, experts, hidden, inner, dtype)
         self._rank, self._ranks = world.rank, world.size
-        self._shared = parallel == "tensor"  # all ranks get all tokens
-        own = own_experts(self._host, parallel, world.rank, world.size)
-        self.weights = [arrays.put(weight.copy()) for weight in own]
+        self._is_shared = parallel == "tensor"  # all ranks get all tokens
+        share = own_experts(self._host, parallel, world.rank, world.size)
+        self.weights = [arrays.put(weight.copy()) for weight in share]
         options |= {"parallel": parallel, "world": world, "few_tokens": few_tokens}
         layer = type("MoE", (MoE,), {"packed_inner": packed_inner})
         self.layer = layer(*self.weights, top_k=top_k, **options)
@@ -107,9 +107,9 @@ class ExpertRows(DenseRows):
             aim(x, self._host, ids)
             self.weights[0][...] = self._arrays.put(self._host[0])
         out = self._arrays.poisoned((count, self._hidden), self.dtype)
-        own = np.split(x, self._ranks)[self._rank]
-        answer = moe_reference(own, self._host, self.layer.mixture.router)
-        return self._arrays.put(x if self._shared else own), out, answer
+        rank_rows = np.split(x, self._ranks)[self._rank]
+        answer = moe_reference(rank_rows, self._host, self.layer.mixture.router)
+        return self._arrays.put(x if self._is_shared else rank_rows), out, answer
 
 
 KINDS: dict[str, tuple[type[DenseRows], dict[str, Any], str, int]] = {

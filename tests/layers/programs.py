@@ -174,8 +174,8 @@ class Experts(Program):
         return {"experts": max(8, 8 * split)}
 
     def dims(self, world: int, sizes: Sizes) -> dict[str, int]:
-        shard = world > 1 and self.parallel == "tensor"
-        names = ("shard" if shard else "tokens", "hidden", "inner")
+        is_shard = world > 1 and self.parallel == "tensor"
+        names = ("shard" if is_shard else "tokens", "hidden", "inner")
         dims = dict(zip(names, sizes, strict=True))
         return dims | ({"shared_inner": dims["inner"]} if self.shared else {})
 
@@ -214,7 +214,7 @@ class Experts(Program):
         whole = draw_experts(rng, 1, hidden, split * inner, dtype)
         shared = [whole[1][0], whole[2][0], whole[0][0]][: SHARED[self.shared]]
         answer = moe_reference(x, weights, top_k, normalize, shared=shared)
-        own = [np.split(a, world) for a in (answer.expected, answer.magnitude)]
+        parts = [np.split(a, world) for a in (answer.expected, answer.magnitude)]
         xs = [x] * world if split > 1 else np.split(x, world)
         names = ("router", "gate_up", "down")
         by_rank = [
@@ -227,7 +227,7 @@ class Experts(Program):
             | self._of_shared(whole, rank, world)
             for rank in range(world)
         ]
-        return by_rank, [Answer(*pair) for pair in zip(*own, strict=True)]
+        return by_rank, [Answer(*pair) for pair in zip(*parts, strict=True)]
 
     def _of_shared(self, whole: Any, rank: int, world: int) -> dict[str, Any]:
         """A rank's part of the shared expert."""
@@ -235,8 +235,8 @@ class Experts(Program):
             whole = own_experts(whole, "tensor", rank, world)
         gate, gate_up, down = whole
         names = "shared_gate_up", "shared_down", "shared_gate"
-        named = zip(names, (gate_up, down, gate), strict=True)
-        return dict([*named][: SHARED[self.shared]])
+        pairs = zip(names, (gate_up, down, gate), strict=True)
+        return dict([*pairs][: SHARED[self.shared]])
 
 
 SHARED = {"": 0, "plain": 2, "gated": 3}

@@ -66,8 +66,10 @@ def reference(xs: Sequence[Host], shares: Sequence[Weights]) -> list[Answer]:
     total, magnitude = np.zeros_like(rows), np.zeros_like(rows)
     for share in shares:
         gate, up, down = (weight.astype(np.float32) for weight in share)
-        left = rows @ gate.T
-        rounded = (left / (1 + np.exp(-left)) * (rows @ up.T)).astype(xs[0].dtype)
+        gate_rows = rows @ gate.T
+        rounded = (gate_rows / (1 + np.exp(-gate_rows)) * (rows @ up.T)).astype(
+            xs[0].dtype
+        )
         active = rounded.astype(np.float32)
         total += active @ down.T
         magnitude += np.abs(active) @ np.abs(down).T
@@ -95,8 +97,10 @@ def own_experts(weights: Weights, parallel: str, rank: int, world: int) -> Weigh
     """A rank's share: some experts, or some of the inner width of all."""
     router, gate_up, down = weights
     if parallel == "expert":
-        own = (np.ascontiguousarray(np.split(w, world)[rank]) for w in (gate_up, down))
-        return router, *own
+        share = (
+            np.ascontiguousarray(np.split(w, world)[rank]) for w in (gate_up, down)
+        )
+        return router, *share
     halves = np.split(gate_up, 2, axis=1)
     shares = [np.split(half, world, axis=1)[rank] for half in halves]
     narrow = np.ascontiguousarray(np.split(down, world, axis=2)[rank])
@@ -107,10 +111,10 @@ def aim(x: Host, weights: Weights, ids: Host) -> None:
     """Make the tokens x choose the experts ids [tokens, top_k], in that order: the
     first columns of x become the logits."""
     router = weights[0]
-    experts = len(router)
+    num_experts = len(router)
     router[...] = 0
-    router[:, :experts] = np.eye(experts)
-    x[:, :experts] = -1
+    router[:, :num_experts] = np.eye(num_experts)
+    x[:, :num_experts] = -1
     falling = 1 - np.arange(ids.shape[1]) / 16
     np.put_along_axis(x, ids, np.broadcast_to(falling, ids.shape).astype(x.dtype), 1)
 
@@ -142,18 +146,18 @@ def moe_reference(
     logits = rows.astype(np.float64) @ router.astype(np.float64).T
     ids, shares = as_router(top_k, normalize).choose(logits, *biases)
     total, magnitude = np.zeros_like(rows), np.zeros_like(rows)
-    for token, row in enumerate(rows):
-        taken = [
+    for token_idx, row in enumerate(rows):
+        chosen_experts = [
             (w, gate_up[e], down[e])
-            for e, w in zip(ids[token], shares[token], strict=True)
+            for e, w in zip(ids[token_idx], shares[token_idx], strict=True)
         ]
         if shared:
             own_gate_up, own_down, *gates = (a.astype(np.float32) for a in shared)
             logit = float(gates[0] @ row) if gates else np.inf
-            taken.append((1 / (1 + np.exp(-logit)), own_gate_up, own_down))
-        biases_of = [*ids[token], -1][: len(taken)]
+            chosen_experts.append((1 / (1 + np.exp(-logit)), own_gate_up, own_down))
+        biases_of = [*ids[token_idx], -1][: len(chosen_experts)]
         for expert, (share, up_weight, down_weight) in zip(
-            biases_of, taken, strict=True
+            biases_of, chosen_experts, strict=True
         ):
             weight = np.float32(share)
             sums, bias = up_weight @ row, np.zeros(len(down_weight))
@@ -162,9 +166,9 @@ def moe_reference(
                 sums = sums + up_bias
             active = activate(*np.split(sums.astype(np.float64), 2), activation)
             active = active.astype(x.dtype).astype(np.float32)
-            total[token] += weight * (down_weight @ active + bias)
-            magnitude[token] += weight * np.abs(bias)
-            magnitude[token] += weight * (np.abs(down_weight) @ np.abs(active))
+            total[token_idx] += weight * (down_weight @ active + bias)
+            magnitude[token_idx] += weight * np.abs(bias)
+            magnitude[token_idx] += weight * (np.abs(down_weight) @ np.abs(active))
     return Answer(total, magnitude)
 
 

@@ -86,9 +86,9 @@ def block_of(model: str, rng: np.random.Generator) -> Any:
         import_module(f"{folder}.configuration_{model}"), f"{prefix}Config"
     )
     module = import_module(f"{folder}.modeling_{model}")
-    made = config(**{**SIZES, **changes})
+    settings = config(**{**SIZES, **changes})
     layer = {"layer_idx": 3} if model == "deepseek_v4" else {}
-    block = getattr(module, kind)(made, **layer)
+    block = getattr(module, kind)(settings, **layer)
     for name, tensor in {
         **dict(block.named_parameters()),
         **dict(block.named_buffers()),
@@ -103,45 +103,45 @@ def outputs_of(block: Any, x: Any) -> tuple[Any, Any]:
     """The block's result for rows x, in fp32, and the experts of each row, sorted."""
     import torch
 
-    seen = []
+    choices = []
     gate = getattr(block, FAMILIES[type(block).__name__].gate_name)
-    hook = gate.register_forward_hook(lambda *call: seen.append(call[2][2]))
+    hook = gate.register_forward_hook(lambda *call: choices.append(call[2][2]))
     with torch.no_grad():
         y = block(torch.tensor(x.astype(np.float32))[None])
     hook.remove()
     y = y[0] if isinstance(y, tuple) else y
-    return y.reshape(x.shape).numpy(), np.sort(seen[0].numpy(), axis=1)
+    return y.reshape(x.shape).numpy(), np.sort(choices[0].numpy(), axis=1)
 
 
 def read(block: Any) -> SparseBlock:
     """In NumPy, of a copy in bfloat16."""
     import torch
 
-    found = read_sparse_block(block.to(torch.bfloat16))
+    sparse_block = read_sparse_block(block.to(torch.bfloat16))
     block.float()
-    return found
+    return sparse_block
 
 
-def expected(found: SparseBlock, x: Any) -> Any:
+def expected(parts: SparseBlock, x: Any) -> Any:
     """The result in NumPy."""
-    weights = [a.float().numpy() for a in (found.router, found.gate_up, found.down)]
-    given = (found.router_bias, found.correction)
-    biases = [bias.float().numpy() for bias in given if bias is not None]
-    shared = [] if found.shared is None else [*found.shared, found.shared_gate]
+    weights = [a.float().numpy() for a in (parts.router, parts.gate_up, parts.down)]
+    optional_biases = (parts.router_bias, parts.correction)
+    biases = [bias.float().numpy() for bias in optional_biases if bias is not None]
+    shared = [] if parts.shared is None else [*parts.shared, parts.shared_gate]
     arrays = [a.float().numpy() for a in shared if a is not None]
-    of_experts = [bias.float().numpy() for bias in found.expert_biases or ()]
+    of_experts = [bias.float().numpy() for bias in parts.expert_biases or ()]
     return moe_reference(
-        *(x, weights, found.choice),
+        *(x, weights, parts.choice),
         biases=biases,
         shared=arrays,
-        activation=found.activation,
+        activation=parts.activation,
         expert_biases=of_experts,
     ).expected
 
 
-def off(y: Any, wanted: Any) -> Any:
+def off(y: Any, reference: Any) -> Any:
     """The relative error of each row."""
-    return np.linalg.norm(y - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    return np.linalg.norm(y - reference, axis=1) / np.linalg.norm(reference, axis=1)
 
 
 def draw_rows(rng: np.random.Generator) -> Any:
@@ -157,13 +157,13 @@ def test_a_layer_of_a_block_gives_what_it_gives(model, one_rank, rng):
     import torch
 
     block, x = block_of(model, rng), draw_rows(rng)
-    wanted, _ = outputs_of(block, x)
+    reference, _ = outputs_of(block, x)
     rows = torch.tensor(x.astype(np.float32)).to(torch.bfloat16)
     moe = MoE.from_torch(block.to(torch.bfloat16), world=one_rank)
     y = moe(rows)
     moe.synchronize()
     moe.close()
-    assert off(y.float().numpy(), wanted).max() < 4 * TOLERANCE["bfloat16"]
+    assert off(y.float().numpy(), reference).max() < 4 * TOLERANCE["bfloat16"]
 
 
 @pytest.mark.torch
@@ -171,44 +171,44 @@ def test_a_layer_of_a_block_gives_what_it_gives(model, one_rank, rng):
 @pytest.mark.parametrize("model", MODELS)
 def test_each_field_of_a_block_has_an_effect(model, one_rank, rng):
     block, x = block_of(model, rng), draw_rows(rng)
-    (wanted, ids), found = outputs_of(block, x), read(block)
-    logits = x.astype(np.float32) @ found.router.float().numpy().T
-    given = (found.router_bias, found.correction)
-    biases = [bias.float().numpy() for bias in given if bias is not None]
-    chosen, _ = found.choice.choose(logits, *biases)
-    np.testing.assert_array_equal(np.sort(chosen, axis=1), ids)
-    assert off(expected(found, x), wanted).max() < 2 * TOLERANCE["bfloat16"]
-    family, choice = FAMILIES[MODELS[model][0]], found.choice
+    (reference, ids), parts = outputs_of(block, x), read(block)
+    logits = x.astype(np.float32) @ parts.router.float().numpy().T
+    optional_biases = (parts.router_bias, parts.correction)
+    biases = [bias.float().numpy() for bias in optional_biases if bias is not None]
+    own_ids, _ = parts.choice.choose(logits, *biases)
+    np.testing.assert_array_equal(np.sort(own_ids, axis=1), ids)
+    assert off(expected(parts, x), reference).max() < 2 * TOLERANCE["bfloat16"]
+    family, choice = FAMILIES[MODELS[model][0]], parts.choice
     plain = Router(choice.top_k, normalize=not choice.normalize)
     dropped = {
-        name: replace(found, choice=replace(choice, **{name: getattr(plain, name)}))
+        name: replace(parts, choice=replace(choice, **{name: getattr(plain, name)}))
         for name in ("normalize", "score", "scale", "group_score")
         if getattr(choice, name) != getattr(plain, name)
     }
     if choice.score == "softmax_chosen":  # the normalized softmax
         dropped = {}
     if choice.num_groups > 1:
-        one = replace(choice, num_groups=1, topk_group=1)
-        dropped["groups"] = replace(found, choice=one)
-    if found.correction is not None:
+        ungrouped = replace(choice, num_groups=1, topk_group=1)
+        dropped["groups"] = replace(parts, choice=ungrouped)
+    if parts.correction is not None:
         none = replace(choice, has_correction=False)
-        dropped["correction"] = replace(found, choice=none, correction=None)
-    if found.router_bias is not None:
+        dropped["correction"] = replace(parts, choice=none, correction=None)
+    if parts.router_bias is not None:
         none = replace(choice, has_bias=False)
-        dropped["router_bias"] = replace(found, choice=none, router_bias=None)
-        dropped["biases"] = replace(found, expert_biases=None)
+        dropped["router_bias"] = replace(parts, choice=none, router_bias=None)
+        dropped["biases"] = replace(parts, expert_biases=None)
     for name in ("alpha", "limit", "shift"):
-        if getattr(found.activation, name) != getattr(SWIGLU, name):
+        if getattr(parts.activation, name) != getattr(SWIGLU, name):
             plain = {name: getattr(SWIGLU, name)}
-            other = replace(found.activation, **plain)
-            dropped[name] = replace(found, activation=other)
-    if found.shared is not None:
-        dropped["shared"] = replace(found, shared=None, shared_gate=None)
-    if found.shared_gate is not None:
-        dropped["shared_gate"] = replace(found, shared_gate=None)
-    assert bool(found.shared) == bool(family.shared)
-    for name, other in dropped.items():
-        error = off(expected(other, x), wanted).max()
+            activation = replace(parts.activation, **plain)
+            dropped[name] = replace(parts, activation=activation)
+    if parts.shared is not None:
+        dropped["shared"] = replace(parts, shared=None, shared_gate=None)
+    if parts.shared_gate is not None:
+        dropped["shared_gate"] = replace(parts, shared_gate=None)
+    assert bool(parts.shared) == bool(family.shared)
+    for name, activation in dropped.items():
+        error = off(expected(activation, x), reference).max()
         assert error > 10 * TOLERANCE["bfloat16"], f"{name} has no effect"
 
 
@@ -292,11 +292,11 @@ def test_ranks_share_a_block(model, parallel, world, rng):
     import torch
 
     block, x = block_of(model, rng), draw_rows(rng)[:20]
-    wanted, _ = outputs_of(block, x)
+    reference, _ = outputs_of(block, x)
     rows = torch.tensor(x.astype(np.float32)).to(torch.bfloat16)
-    own = slice(10 * world.rank, 10 * world.rank + 10)
+    part = slice(10 * world.rank, 10 * world.rank + 10)
     moe = MoE.from_torch(block.to(torch.bfloat16), parallel=parallel, world=world)
-    y = moe(rows if parallel == "tensor" else rows[own].contiguous())
+    y = moe(rows if parallel == "tensor" else rows[part].contiguous())
     moe.synchronize()
     moe.close()
-    assert off(y.float().numpy(), wanted[own]).max() < 4 * TOLERANCE["bfloat16"]
+    assert off(y.float().numpy(), reference[part]).max() < 4 * TOLERANCE["bfloat16"]

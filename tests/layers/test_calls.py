@@ -126,9 +126,11 @@ SHAPES["moe packed"] = [
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        case(*one.values, marks=one.marks)
+        case(*case_parameters.values, marks=case_parameters.marks)
         for kind in KINDS
-        for one in first_always([(kind, shape) for shape in SHAPES[kind]], ALWAYS[kind])
+        for case_parameters in first_always(
+            [(kind, shape) for shape in SHAPES[kind]], ALWAYS[kind]
+        )
     ],
     ids=str,
 )
@@ -179,7 +181,7 @@ def test_both_schedules_and_repeats_give_the_same_bits(kind, make, arrays):
 @pytest.mark.parametrize("kind", [*LAYERS, "mlp many rows"])
 def test_one_program_serves_any_number_of_rows(kind, make, arrays, compiled):
     layer = make(kind, 136, 64)
-    made, most = len(compiled), 264 if "many" in kind else 128
+    num_compiled, most = len(compiled), 264 if "many" in kind else 128
     # Up and down again, without synchronising: buffers grow, and stay valid.
     calls = [layer.rows(count) for count in (3, 40, most, 40, 1)]
     for x, out, _ in calls:
@@ -188,7 +190,7 @@ def test_one_program_serves_any_number_of_rows(kind, make, arrays, compiled):
     layer.layer.synchronize()
     for _, out, answer in calls:
         answer.check(arrays.get(out))
-    assert len(compiled) == made
+    assert len(compiled) == num_compiled
 
 
 @pytest.mark.parametrize(
@@ -209,10 +211,10 @@ def test_tokens_are_routed_to_any_experts(kind, routing, schedule, make, world, 
 def test_an_output_is_made_like_x(kind, make, arrays):
     layer = make(kind, 40, 64, dtype="float16")
     x, out, answer = layer.rows(16)
-    made = layer.layer(x)
+    y = layer.layer(x)
     layer.layer.synchronize()
-    assert (type(made), made.dtype, made.shape) == (type(x), x.dtype, out.shape)
-    answer.check(arrays.get(made), "float16")
+    assert (type(y), y.dtype, y.shape) == (type(x), x.dtype, out.shape)
+    answer.check(arrays.get(y), "float16")
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -235,7 +237,7 @@ def test_no_tokens_give_no_rows(kind, make, arrays, monkeypatch):
     layer = make(kind, 40, 64).layer
     monkeypatch.setattr(layer.program._executor, "launch", None)
     x = arrays.put_as(np.zeros((0, 40)), "bfloat16")
-    made = layer(x)
-    assert (type(made), made.dtype, made.shape) == (type(x), x.dtype, (0, 40))
+    y = layer(x)
+    assert (type(y), y.dtype, y.shape) == (type(x), x.dtype, (0, 40))
     out = arrays.poisoned((0, 40), "bfloat16")
     assert layer(x, out) is out

@@ -41,9 +41,9 @@ def expect_sums(y: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
     gate, up = np.split(np.einsum("eix,tx->tei", gate_up, x), 2, axis=2)
     every = np.einsum("exi,tei->tex", down, gate / (1 + np.exp(-gate)) * up)
     ids, weights = arrays["ids"], arrays["weights"]
-    taken = np.take_along_axis(every, ids[:, :, None].clip(0), 1)
-    wanted = ((weights * (ids >= 0))[:, :, None] * taken).sum(1)
-    np.testing.assert_allclose(y, wanted, rtol=0, atol=abs(wanted).max() / 50)
+    terms = np.take_along_axis(every, ids[:, :, None].clip(0), 1)
+    sums = ((weights * (ids >= 0))[:, :, None] * terms).sum(1)
+    np.testing.assert_allclose(y, sums, rtol=0, atol=abs(sums).max() / 50)
     assert not y[(ids < 0).all(axis=1)].any()
 
 
@@ -54,22 +54,22 @@ def test_result_is_the_weighted_sum_of_the_chosen_experts(tokens, packs, world, 
     graph = chosen_experts_graph(world.size, experts=EXPERTS, top_k=TOP_K, packs=packs)
     with etc_dist.compile(graph, world) as program:
         on = Arrays(world.backend)
-        given = {name: on.put(array) for name, array in arrays.items()}
-        y = on.get(program.run(**given)["y"])
+        operands = {name: on.put(array) for name, array in arrays.items()}
+        y = on.get(program.run(**operands)["y"])
         program.synchronize()
     expect_sums(y, arrays)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("left", [0.0, 0.5, 0.95])
-def test_a_choice_of_no_expert_adds_nothing(left, world, rng):
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
+def test_a_choice_of_no_expert_adds_nothing(share, world, rng):
     arrays = draw(rng, 70)
-    arrays["ids"][rng.random((70, TOP_K)) >= left] = -1
+    arrays["ids"][rng.random((70, TOP_K)) >= share] = -1
     graph = chosen_experts_graph(world.size, experts=EXPERTS, top_k=TOP_K)
     with etc_dist.compile(graph, world) as program:
         on = Arrays(world.backend)
-        given = {name: on.put(array) for name, array in arrays.items()}
-        expect_sums(on.get(program.run(**given)["y"]), arrays)
+        operands = {name: on.put(array) for name, array in arrays.items()}
+        expect_sums(on.get(program.run(**operands)["y"]), arrays)
 
 
 @pytest.mark.parametrize("top_k", first_always([(1,), (7,), (3,)], 2))
@@ -77,8 +77,8 @@ def test_the_cuda_bodies_take_any_number_of_choices(top_k, rng):
     arrays = draw(rng, 40, top_k)
     graph = chosen_experts_graph(1, experts=EXPERTS, top_k=top_k)
     dims = {"tokens": 40, "hidden": HIDDEN, "inner": INNER}
-    [found] = Emulator(graph, workers=2).run([arrays], dims)
-    expect_sums(found["y"], arrays)
+    [outputs] = Emulator(graph, workers=2).run([arrays], dims)
+    expect_sums(outputs["y"], arrays)
 
 
 def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng):
@@ -88,10 +88,10 @@ def test_the_cuda_bodies_leave_out_choices_of_no_expert(rng):
     arrays["ids"][4] = -1, -1, 5, -1, -1, -1, -1
     graph = chosen_experts_graph(1, experts=EXPERTS, top_k=7)
     dims = {"tokens": 40, "hidden": HIDDEN, "inner": INNER}
-    [found] = Emulator(graph, workers=2).run([arrays], dims)
-    expect_sums(found["y"], arrays)
+    [outputs] = Emulator(graph, workers=2).run([arrays], dims)
+    expect_sums(outputs["y"], arrays)
     [expected] = simulate(schedule_static(graph), [arrays], dims).outputs
-    np.testing.assert_array_equal(found["y"] == 0, expected["y"] == 0)
+    np.testing.assert_array_equal(outputs["y"] == 0, expected["y"] == 0)
 
 
 @pytest.mark.mpi
@@ -101,13 +101,13 @@ def test_an_id_that_is_not_an_expert_ends_the_run(wrong, world, rng):
     graph = chosen_experts_graph(world.size, experts=EXPERTS, top_k=TOP_K)
     with etc_dist.compile(graph, world) as program:
         on = Arrays(world.backend)
-        given = {name: on.put(array) for name, array in arrays.items()}
+        operands = {name: on.put(array) for name, array in arrays.items()}
         ids = arrays["ids"].copy()
         ids[40, 1] = wrong
         with pytest.raises(ArgumentError, match="expert_exists"):
-            program.run(**{**given, "ids": on.put(ids)})
+            program.run(**{**operands, "ids": on.put(ids)})
             program.synchronize()
-        expect_sums(on.get(program.run(**given)["y"]), arrays)
+        expect_sums(on.get(program.run(**operands)["y"]), arrays)
 
 
 @pytest.mark.exhaustive

@@ -28,16 +28,16 @@ HIDDEN, INNER = 400, 272
 def drawn(rng):
     """Codes and scales of gate, up and down, and the weights in fp64."""
     shapes = (INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)
-    each = [draw_scaled(rng, *shape, BLOCKS, 2**-12) for shape in shapes]
-    return [(codes, scales) for codes, scales, _ in each], [w for *_, w in each]
+    matrices = [draw_scaled(rng, *shape, BLOCKS, 2**-12) for shape in shapes]
+    return [(codes, scales) for codes, scales, _ in matrices], [w for *_, w in matrices]
 
 
 @pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_an_mlp_quantizes_rows_and_activations(dtype, one_rank, arrays, rng):
     scaled, weights = drawn(rng)
-    given = [arrays.put_scaled(*each) for each in scaled]
-    with MLP(*given, world=one_rank, activations="float8") as mlp:
+    scaled_weights = [arrays.put_scaled(*pair) for pair in scaled]
+    with MLP(*scaled_weights, world=one_rank, activations="float8") as mlp:
         for rows in (3, 300):
             x = rng.standard_normal((rows, HIDDEN)).astype(numpy_dtype(dtype))
             y = arrays.get(mlp(arrays.put(x)))
@@ -49,10 +49,10 @@ def test_an_mlp_quantizes_rows_and_activations(dtype, one_rank, arrays, rng):
 @pytest.mark.mpi(ranks=[2])
 def test_an_mlp_of_several_ranks_refuses_float8_activations(world, arrays, rng):
     scaled, _ = drawn(rng)
-    given = [arrays.put_scaled(*each) for each in scaled]
+    weights = [arrays.put_scaled(*pair) for pair in scaled]
     words = f"MLP has no float8 activations on several ranks|got: {world.size} ranks"
     refused(
-        lambda: MLP(*given, world=world, activations="float8"), words, ArgumentError
+        lambda: MLP(*weights, world=world, activations="float8"), words, ArgumentError
     )
 
 
@@ -66,20 +66,22 @@ def test_the_cuda_half_is_that_of_the_cpu(up, down, rng):
     scaled, weights = drawn(rng)
     names = ("gate", "up", "down")
     x = rng.standard_normal((140, HIDDEN)).astype(numpy_dtype("bfloat16"))
-    given = {
+    operands = {
         "x": x,
         **{name: codes for name, (codes, _) in zip(names, scaled, strict=True)},
     }
-    given |= {f"{name}_scales": of for name, (_, of) in zip(names, scaled, strict=True)}
+    operands |= {
+        f"{name}_scales": of for name, (_, of) in zip(names, scaled, strict=True)
+    }
     dims = {"rows": 140, "hidden": HIDDEN, "inner": INNER}
     for name, number, parts in (("gate_up_", up, 2), ("down_", down, 1)):
         columns = FLOAT8_FAMILY[number].columns
         dims |= dims_of(Tiling(number, columns, int(parts > 1), parts), name)
     program = Emulator(graph_of_mlp(), workers=2)
-    [cpu] = simulate(program.plan, [given], dims).outputs
+    [cpu] = simulate(program.plan, [operands], dims).outputs
     answer = quantized_mlp(x, *weights)
     for seed in (0, 1):
-        [cuda] = program.run([given], dims, seed=seed)
+        [cuda] = program.run([operands], dims, seed=seed)
         for y in cpu["y"], cuda["y"]:
             assert answer.error(y) < TOLERANCE["bfloat16"]
 

@@ -61,18 +61,18 @@ def before(world, arrays) -> Iterator[DenseRows]:
 def build(zeros, world, before) -> Iterator[Callable[..., Any]]:
     """Makes a layer of weights that fit, but for these: of another shape, or another
     array. Afterwards, calls of a layer that was there before work."""
-    made: list[Any] = []
+    layers: list[Any] = []
 
     def build(layer: Any, weights: dict[str, Any] | None = None, **options: Any) -> Any:
-        named = {**SHAPES[layer], **(weights or {})}
-        arrays = [zeros(*w) if isinstance(w, tuple) else w for w in named.values()]
+        shapes = {**SHAPES[layer], **(weights or {})}
+        arrays = [zeros(*w) if isinstance(w, tuple) else w for w in shapes.values()]
         options = {**OPTIONS[layer], "world": world, **options}
-        made.append(layer(*arrays, **options))
-        return made[-1]
+        layers.append(layer(*arrays, **options))
+        return layers[-1]
 
     yield build
     before.check(8)
-    for layer in made:
+    for layer in layers:
         layer.close()
 
 
@@ -191,10 +191,10 @@ LAYER_TABLE: dict[str, tuple[Any, ...]] = {
 @pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize("what", LAYER_TABLE)
 def test_weights_and_options_that_do_not_fit_are_refused(what, build, zeros):
-    layer, given, words, *kind = LAYER_TABLE[what]
-    given = given(zeros) if callable(given) else given
-    weights = {n: w for n, w in given.items() if n in SHAPES[layer]}
-    options = {n: w for n, w in given.items() if n not in SHAPES[layer]}
+    layer, change, words, *kind = LAYER_TABLE[what]
+    change = change(zeros) if callable(change) else change
+    weights = {n: w for n, w in change.items() if n in SHAPES[layer]}
+    options = {n: w for n, w in change.items() if n not in SHAPES[layer]}
     with refusal("(?s)" + words, *kind):
         build(layer, weights, **options)
 
@@ -288,12 +288,12 @@ def test_a_closed_layer_is_named_in_the_error(layer, build, zeros, world):
 def test_what_does_not_fit_on_one_rank_is_refused_on_all(
     layer, bad_rank, build, zeros, world
 ):
-    bad = world.rank == bad_rank
+    is_bad = world.rank == bad_rank
     with refusal(rf"where: +rank {bad_rank}: "):
-        build(layer, {"down": (40, 16)} if bad else {})
+        build(layer, {"down": (40, 16)} if is_bad else {})
     called = build(layer)
     with refusal(rf"where: +rank {bad_rank}: "):
-        called(zeros(8 * world.size, HIDDEN + 8 * bad))
+        called(zeros(8 * world.size, HIDDEN + 8 * is_bad))
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -323,10 +323,10 @@ def test_ranks_with_other_options_make_no_layer(
     layer, name, value, build, zeros, world, compiled
 ):
     words = rf"the ranks do not make the same call[^$]*rank 1: {layer.__name__}"
-    own = {name: value} if world.rank == 1 else {}
-    weights = all_of(layer, own.pop("dtype", "bfloat16"))(zeros)
+    options = {name: value} if world.rank == 1 else {}
+    weights = all_of(layer, options.pop("dtype", "bfloat16"))(zeros)
     with refusal(rf"{words}\(.*{name}={value}"):
-        build(layer, weights, **own)
+        build(layer, weights, **options)
     assert compiled == []
 
 
@@ -386,8 +386,8 @@ class ThreeRanks(World):
 
 
 def test_experts_that_cannot_be_split_evenly_are_refused():
-    own = [np.zeros(s, "float16") for s in ((8, 40), (2, 128, 40), (2, 40, 64))]
+    arrays = [np.zeros(s, "float16") for s in ((8, 40), (2, 128, 40), (2, 40, 64))]
     with pytest.raises(ArgumentError) as caught:
-        MoE(*own, top_k=2, parallel="expert", world=ThreeRanks())
+        MoE(*arrays, top_k=2, parallel="expert", world=ThreeRanks())
     assert "router [3 * experts, hidden]" in caught.value.wanted
     assert "router [8, 40]" in caught.value.got

@@ -68,9 +68,9 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
     layer = make("mlp", 40, 24, gathered=64)
     layer.check(65)
     assert compiled == [TILES]
-    shown = layer.layer.show(rows=65)
-    assert "us predicted for 65 x 24 x 40, " in shown
-    assert "us predicted for 65 x 40 x 24, " in shown
+    text = layer.layer.show(rows=65)
+    assert "us predicted for 65 x 24 x 40, " in text
+    assert "us predicted for 65 x 40 x 24, " in text
 
 
 @pytest.mark.mpi
@@ -112,8 +112,8 @@ def test_memory_is_for_any_number_of_gathered_rows(schedule, world_size, first, 
 
     def of(rows: int) -> dict[str, int]:
         dims = {"rows": rows, "hidden": 5120, "inner": 25600 // world_size}
-        chosen = choose_tiles(dims, world_size, 132, FAMILY, tuning=default_tuning())
-        return dims | {one.dim: one.value for one in chosen}
+        choices = choose_tiles(dims, world_size, 132, FAMILY, tuning=default_tuning())
+        return dims | {choice.dim: choice.value for choice in choices}
 
     names = "gate_up_", "down_"
     for dims in capacity_dims(of(first), most, FAMILY, 132, world_size, names):

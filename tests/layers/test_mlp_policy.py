@@ -39,9 +39,9 @@ SIZES = [
 def chosen(m, hidden, inner, ranks=1, **options):
     """The dims, and the reasons of both matmuls."""
     dims = {"rows": m // ranks, "hidden": hidden, "inner": inner}
-    found = choose_tiles(dims, ranks, WORKERS, FAMILY, tuning=TUNING, **options)
-    reasons = [each.reasons() for each in found if each.dim.endswith("shape")]
-    return {each.dim: each.value for each in found}, reasons
+    choices = choose_tiles(dims, ranks, WORKERS, FAMILY, tuning=TUNING, **options)
+    reasons = [choice.reasons() for choice in choices if choice.dim.endswith("shape")]
+    return {choice.dim: choice.value for choice in choices}, reasons
 
 
 def tilings(dims):
@@ -62,18 +62,18 @@ def test_the_sum_of_both_times_is_least(sizes):
     ups = predictions(FAMILY, (m, inner, hidden), WORKERS, TUNING.tiles, gated=True)
     downs = predictions(FAMILY, (m, hidden, inner), WORKERS, TUNING.tiles)
     likely = []
-    for one, other in product(ups[:60], downs[:60]):
-        is_exposed = one.tiles_down != other.tiles_down or one.tiles_down == 1
+    for up, down in product(ups[:60], downs[:60]):
+        is_exposed = up.tiles_down != down.tiles_down or up.tiles_down == 1
         # Sums of parts come last; in one wave there are no other tiles.
-        is_exposed |= one.tiling.parts > 1 or one.work.num_tiles <= WORKERS
-        is_switched = one.tiling.shape_idx != other.tiling.shape_idx
-        us = one.us + other.us + WAIT_US * is_exposed + SWITCH_US * is_switched
-        likely.append((us, [one.tiling, other.tiling]))
-    least, _ = min(likely, key=lambda each: each[0])
-    dims, (reasons, others) = chosen(*sizes)
+        is_exposed |= up.tiling.parts > 1 or up.work.num_tiles <= WORKERS
+        is_switched = up.tiling.shape_idx != down.tiling.shape_idx
+        us = up.us + down.us + WAIT_US * is_exposed + SWITCH_US * is_switched
+        likely.append((us, [up.tiling, down.tiling]))
+    least, _ = min(likely, key=lambda pair_of_us: pair_of_us[0])
+    dims, (reasons, later_reasons) = chosen(*sizes)
     assert [us for us, pair in likely if pair == tilings(dims)] == [least]
     together = f": {least - TUNING.tiles.call_us:.1f} us together; down waits for "
-    assert together in reasons[1] and together in others[1]
+    assert together in reasons[1] and together in later_reasons[1]
 
 
 def made(shape_idx, us, tiles_down, parts=1, num_tiles=2 * WORKERS):
@@ -83,7 +83,7 @@ def made(shape_idx, us, tiles_down, parts=1, num_tiles=2 * WORKERS):
 
 
 @pytest.mark.parametrize(
-    ("others", "shape_idx", "us", "blocks"),
+    ("rivals", "shape_idx", "us", "blocks"),
     [
         ([], 6, WAIT_US + SWITCH_US, 1),
         ([made(5, 8 + 0.9 * SWITCH_US, 3)], 5, WAIT_US + 0.9 * SWITCH_US, 1),
@@ -92,11 +92,11 @@ def made(shape_idx, us, tiles_down, parts=1, num_tiles=2 * WORKERS):
     ],
 )
 def test_blocks_of_rows_save_a_wait_and_equal_tiles_a_switch(
-    others, shape_idx, us, blocks
+    rivals, shape_idx, us, blocks
 ):
     """others: slower tilings of the second matmul, of the first one's shape or with as
     many rows of tiles."""
-    pair = fastest_pair([[made(5, 10.0, 2)], [made(6, 8.0, 3), *others]], 1.0, WORKERS)
+    pair = fastest_pair([[made(5, 10.0, 2)], [made(6, 8.0, 3), *rivals]], 1.0, WORKERS)
     assert pair.second.tiling.shape_idx == shape_idx
     assert (pair.us, pair.blocks) == (pytest.approx(17 + us), blocks)
 
@@ -121,8 +121,8 @@ def test_the_policy_counts_the_tiles_and_blocks_of_the_graph(ranks, sizes):
     m, hidden, inner = sizes
     m += m % ranks
     dims, reasons = chosen(m, hidden, inner, ranks)
-    given = {"rows": m // ranks, "hidden": hidden, "inner": inner}
-    env = mlp_tiles_graph(ranks).environment(given | dims, 0)
+    extents = {"rows": m // ranks, "hidden": hidden, "inner": inner}
+    env = mlp_tiles_graph(ranks).environment(extents | dims, 0)
     blocks = env["activated_blocks"]
     text = f"down waits for {blocks} blocks of rows" if blocks > 1 else "for all rows"
     for name, lines in zip(("gate_up_", "down_"), reasons, strict=True):
@@ -151,5 +151,6 @@ def test_blocks_are_the_rows_of_both_matmuls_tiles_or_all_rows():
 def test_in_order_no_sum_over_k_is_divided(sizes):
     dims, _ = chosen(*sizes, in_order=True)
     assert all(
-        FAMILY[each.shape_idx].k_parts == each.parts == 1 for each in tilings(dims)
+        FAMILY[tiling.shape_idx].k_parts == tiling.parts == 1
+        for tiling in tilings(dims)
     )

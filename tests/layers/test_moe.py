@@ -31,14 +31,14 @@ def check_both_programs(
 ):
     """Calls with few and then with many tokens."""
     put = [arrays.put(weight) for weight in weights]
-    given = {name: arrays.put(bias) for name, bias in (biases or {}).items()}
+    options_of_call = {name: arrays.put(bias) for name, bias in (biases or {}).items()}
     shared = options.pop("shared", ())
-    given |= shared_arguments([*map(arrays.put, shared)])
+    options_of_call |= shared_arguments([*map(arrays.put, shared)])
     expert_biases = options.pop("expert_biases", ())
     few = not expert_biases
     if expert_biases:
-        given["expert_biases"] = tuple(map(arrays.put, expert_biases))
-    moe = MoE(*put, top_k=top_k, world=world, **given, **options)
+        options_of_call["expert_biases"] = tuple(map(arrays.put, expert_biases))
+    moe = MoE(*put, top_k=top_k, world=world, **options_of_call, **options)
     options |= {"biases": [*(biases or {}).values()], "shared": shared}
     if not few:
         options["expert_biases"] = expert_biases
@@ -73,8 +73,8 @@ ROUTERS = {
 
 def shared_arguments(arrays):
     """The arguments of MoE for gate_up, down and perhaps the gate."""
-    named = {"shared": tuple(arrays[:2])} if arrays else {}
-    return named | dict(zip(["shared_gate"], arrays[2:], strict=False))
+    arguments = {"shared": tuple(arrays[:2])} if arrays else {}
+    return arguments | dict(zip(["shared_gate"], arrays[2:], strict=False))
 
 
 def draw_shared(rng, hidden, inner, is_gated):
@@ -87,21 +87,21 @@ def biases_of(rng, experts, router):
     return {name: (bias / 8).astype(np.float32) for name, bias in biases.items()}
 
 
-def check_ranks(parallel, world, arrays, rng, weights, given, top_k=2, **options):
+def check_ranks(parallel, world, arrays, rng, weights, arguments, top_k=2, **options):
     """A layer on ranks. given: its arguments; options: of the reference."""
     x = draw(rng, (5 * world.size, 40), "bfloat16")
-    own = np.split(x, world.size)[world.rank]
+    rank_rows = np.split(x, world.size)[world.rank]
     moe = MoE(
         *map(arrays.put, own_experts(weights, parallel, world.rank, world.size)),
         top_k=top_k,
         parallel=parallel,
         world=world,
-        **given,
+        **arguments,
     )
-    y = moe(arrays.put(x if parallel == "tensor" else own))
+    y = moe(arrays.put(x if parallel == "tensor" else rank_rows))
     moe.synchronize()
     moe.close()
-    moe_reference(own, weights, top_k, **options).check(arrays.get(y))
+    moe_reference(rank_rows, weights, top_k, **options).check(arrays.get(y))
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -115,20 +115,20 @@ def test_ranks_add_the_shared_expert(parallel, is_gated, world, arrays, rng):
         halves = [half[24 * world.rank :][:24] for half in np.split(shared[0], 2)]
         down = np.ascontiguousarray(np.split(shared[1], world.size, 1)[world.rank])
         of_shared = [np.concatenate(halves), down, *shared[2:]]
-    given = shared_arguments([*map(arrays.put, of_shared)])
-    check_ranks(parallel, world, arrays, rng, weights, given, shared=shared)
+    arguments = shared_arguments([*map(arrays.put, of_shared)])
+    check_ranks(parallel, world, arrays, rng, weights, arguments, shared=shared)
 
 
-def check_kernels(graph, rng, weights, sizes, given=None, top_k=2, **options):
+def check_kernels(graph, rng, weights, sizes, operands=None, top_k=2, **options):
     """The CUDA bodies of a graph. sizes: tokens, hidden, inner and perhaps that of the
     shared expert; options: of the reference."""
     x = draw(rng, sizes[:2], "bfloat16")
     inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True))
     dims = dict(zip(("tokens", "hidden", "inner", "shared_inner"), sizes, strict=False))
-    [found] = Emulator(graph, workers=2).run(
-        [{"x": x, **inputs, **(given or {})}], dims
+    [outputs] = Emulator(graph, workers=2).run(
+        [{"x": x, **inputs, **(operands or {})}], dims
     )
-    moe_reference(x, weights, top_k, **options).check(found["y"])
+    moe_reference(x, weights, top_k, **options).check(outputs["y"])
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_the_cuda_bodies_choose_and_add_the_shared_expert(graph, kind, rng):
     )
     shared = draw_shared(rng, 40, 56, kind == "gated")
     names = "shared_gate_up", "shared_down", "shared_gate"
-    given = biases | {n: a[None] for n, a in zip(names, shared, strict=False)}
+    operands = biases | {n: a[None] for n, a in zip(names, shared, strict=False)}
     graph = graph(1, experts=experts, top_k=router, shared=kind)
     options = {"biases": [*biases.values()], "shared": shared}
-    check_kernels(graph, rng, weights, (3, 40, 24, 56), given, router, **options)
+    check_kernels(graph, rng, weights, (3, 40, 24, 56), operands, router, **options)
 
 
 GPT_OSS = Activation(alpha=1.702, limit=0.75, shift=1.0)
@@ -185,8 +185,8 @@ def test_ranks_add_the_biases_of_experts(parallel, world, arrays, rng):
         ]
         of_rank = [np.concatenate(halves, axis=1), of_down * (world.rank == 0)]
     dtype = weights[0].dtype
-    given = {"expert_biases": tuple(arrays.put(b.astype(dtype)) for b in of_rank)}
-    check_ranks(parallel, world, arrays, rng, weights, given, expert_biases=biases)
+    arguments = {"expert_biases": tuple(arrays.put(b.astype(dtype)) for b in of_rank)}
+    check_ranks(parallel, world, arrays, rng, weights, arguments, expert_biases=biases)
 
 
 # Narrow tiles, others, and those of half the columns.
@@ -195,11 +195,11 @@ def test_the_cuda_bodies_add_the_biases_and_activate(tokens, packs, rng):
     hidden, inner = 520, 264
     weights = draw_experts(rng, 2, hidden, inner)
     biases = draw_biases(rng, 2, hidden, inner)
-    given = dict(zip(("gate_up_bias", "down_bias"), biases, strict=True))
+    operands = dict(zip(("gate_up_bias", "down_bias"), biases, strict=True))
     options = {"activation": GPT_OSS, "has_biases": True, "packs": packs}
     graph = moe_graph(1, experts=2, top_k=2, **options)
     of_experts = {"activation": GPT_OSS, "expert_biases": biases}
-    check_kernels(graph, rng, weights, (tokens, hidden, inner), given, **of_experts)
+    check_kernels(graph, rng, weights, (tokens, hidden, inner), operands, **of_experts)
 
 
 @pytest.mark.parametrize("name", some_of(ACTIVATIONS, 2))
@@ -232,10 +232,10 @@ LAYERS = {
     ),
     **{
         f"router, {name}": (
-            *each,
-            lambda rng, each=each: {"biases": biases_of(rng, *each)},
+            *sizes,
+            lambda rng, sizes=sizes: {"biases": biases_of(rng, *sizes)},
         )
-        for name, each in ROUTERS.items()
+        for name, sizes in ROUTERS.items()
     },
 }
 
@@ -255,9 +255,9 @@ def test_ranks_choose_as_the_router_says(parallel, world, arrays, rng):
     router, experts = replace(CORRECTED, num_groups=2, topk_group=1), 19 * world.size
     weights = draw_experts(rng, experts, 40, 8 * world.size)
     biases = biases_of(rng, experts, router)
-    given = {"correction": arrays.put(biases["correction"])}
+    arguments = {"correction": arrays.put(biases["correction"])}
     options = {"top_k": router, "biases": [*biases.values()]}
-    check_ranks(parallel, world, arrays, rng, weights, given, **options)
+    check_ranks(parallel, world, arrays, rng, weights, arguments, **options)
 
 
 ONE_TASK = Sizes(score_tasks=1)
@@ -283,8 +283,8 @@ def check_corrected(graph, rng, experts, tokens):
     x, biases = draw(rng, (tokens, 72), "bfloat16"), biases_of(rng, experts, CORRECTED)
     inputs = dict(zip(("router", "gate_up", "down"), weights, strict=True)) | biases
     answer = moe_reference(x, weights, CORRECTED, biases=[*biases.values()])
-    for found in both(graph, {"x": x, **inputs}, dims):
-        answer.check(found["y"])
+    for outputs in both(graph, {"x": x, **inputs}, dims):
+        answer.check(outputs["y"])
 
 
 def test_512_experts_are_proved_for_all_data():
@@ -326,10 +326,10 @@ def prefetched(tokens: int, hidden: int, inner: int) -> list[int]:
 
 @pytest.mark.parametrize("hidden", [8, 40, 2047, 2048])
 def test_of_one_token_all_rows_of_down_are_prefetched_once(hidden):
-    fits = PREFETCH_BYTES // (2 * 2 * hidden)
+    most_rows = PREFETCH_BYTES // (2 * 2 * hidden)
     every = [*range(hidden)]
-    assert prefetched(1, hidden, 24) == prefetched(1, hidden, fits) == every
-    assert prefetched(1, hidden, fits + 1) == prefetched(2, hidden, 24) == []
+    assert prefetched(1, hidden, 24) == prefetched(1, hidden, most_rows) == every
+    assert prefetched(1, hidden, most_rows + 1) == prefetched(2, hidden, 24) == []
 
 
 def test_few_tokens_are_those_that_read_little():
@@ -376,12 +376,12 @@ def test_a_token_has_the_same_bits_beside_any_others(rng):
     options = {"experts": 8, "top_k": 8, "dtype": "float16", "tiles_logits": False}
     emulator = Emulator(moe_graph(1, packs=True, **options), workers=2)
     weights = draw_experts(rng, 8, dims["hidden"], dims["inner"], "float16")
-    given = dict(zip(("router", "gate_up", "down"), weights, strict=True))
+    operands = dict(zip(("router", "gate_up", "down"), weights, strict=True))
     x = draw(rng, (dims["tokens"], dims["hidden"]), "float16")
-    others = x.copy()
-    others[1::2] = draw(rng, (len(x) // 2, dims["hidden"]), "float16")
+    replaced = x.copy()
+    replaced[1::2] = draw(rng, (len(x) // 2, dims["hidden"]), "float16")
     first, second = (
-        emulator.run([{"x": a, **given}], dims)[0]["y"] for a in (x, others)
+        emulator.run([{"x": a, **operands}], dims)[0]["y"] for a in (x, replaced)
     )
     np.testing.assert_array_equal(first[::2], second[::2])
     assert (first[1::2] != second[1::2]).any()

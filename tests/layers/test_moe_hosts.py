@@ -51,7 +51,7 @@ def example(
     ]
     gate, gate_up, down = draw_experts(rng, 1, hidden, inner)
     shared = {"shared_gate_up": gate_up, "shared_down": down, "shared_gate": gate}
-    inputs = [given | shared for given in inputs]
+    inputs = [arrays | shared for arrays in inputs]
     dims = {"tokens": max(counts), "hidden": hidden, "inner": inner}
     dims["shared_inner"] = inner
     of_all = gate_up[0], down[0], gate[0]
@@ -75,9 +75,9 @@ def test_the_graph_is_proved_and_right(world, local_size, tokens, schedule, pack
     plan = SCHEDULES[schedule](moe_graph(world, local_size=local_size, **options))
     inputs, answers, dims = example(world, 16, 3, tokens, 24, 16)
     verify(plan, dims, 4)
-    found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
-    for answer, one in zip(answers, found, strict=True):
-        answer.check(one["y"])
+    results = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
+    for answer, outputs in zip(answers, results, strict=True):
+        answer.check(outputs["y"])
 
 
 @exhaustive
@@ -92,9 +92,9 @@ def test_kernels(world, local_size, experts, top_k, tokens, has_far):
     graph = moe_graph(world, local_size=local_size, **options)
     inputs, answers, dims = example(world, experts, top_k, tokens, 136, 64)
     program = Emulator(graph, workers=2, has_far=has_far)
-    found = program.run(inputs, dims, seed=1, runs=2)
-    for answer, one in zip(answers, found, strict=True):
-        answer.check(one["y"])
+    results = program.run(inputs, dims, seed=1, runs=2)
+    for answer, outputs in zip(answers, results, strict=True):
+        answer.check(outputs["y"])
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -104,14 +104,14 @@ def test_layers_repeat_their_bits(kind, make, arrays, world):
     layer = make(kind, 136, 64)
     layer.check(20)
     x, out, answer = layer.rows(20)
-    found = set()
+    texts = set()
     for _ in range(5 if world.backend == "cpu" else 100):
         layer.layer(x, out)
         layer.layer.synchronize()
-        found.add(arrays.get(out).tobytes())
+        texts.add(arrays.get(out).tobytes())
         out[...] = np.nan
-    assert len(found) == 1
-    answer.check(np.frombuffer(found.pop(), np.float32).reshape(20, 136))
+    assert len(texts) == 1
+    answer.check(np.frombuffer(texts.pop(), np.float32).reshape(20, 136))
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=exhaustive)])

@@ -48,8 +48,8 @@ def make(world, arrays):
     """Makes layers."""
 
     def make(weights, **options):
-        own = own_experts(weights, "expert", world.rank, world.size)
-        put = map(arrays.put, own)
+        share = own_experts(weights, "expert", world.rank, world.size)
+        put = map(arrays.put, share)
         return MoE(*put, top_k=2, parallel="expert", world=world, **options)
 
     return make
@@ -142,10 +142,10 @@ def test_wrong_tokens_of_one_rank_are_refused_on_all(make, of_ranks, world, arra
 def test_the_first_call_may_be_of_no_tokens_on_a_rank(of_ranks, world, arrays):
     weights, draw_rows = of_ranks
     x = draw_rows((0, 5))[world.rank]
-    own = own_experts(weights, "expert", world.rank, world.size)
+    share = own_experts(weights, "expert", world.rank, world.size)
     sizes = {"mixture": Mixture(4 * world.size, Router(2)), "hidden": 40, "inner": 24}
     with SharedMoE(**sizes, parallel="expert", world=world) as moe:
-        y = moe.call([*map(arrays.put, (x, *own))])
+        y = moe.call([*map(arrays.put, (x, *share))])
     moe_reference(x, weights, 2).check(arrays.get(y).reshape(x.shape))
 
 
@@ -162,12 +162,12 @@ def test_a_count_is_read_when_the_graph_runs(local_size, schedule):
 
 def check_counts(inputs, answers, counts, run):
     """The results of a run in which only the first rows are tokens."""
-    for one, count in zip(inputs, counts, strict=True):
-        one["count"] = np.array([count], np.int32)
-    found = run(inputs)
-    for answer, one, count in zip(answers, found, counts, strict=True):
+    for arrays, count in zip(inputs, counts, strict=True):
+        arrays["count"] = np.array([count], np.int32)
+    results = run(inputs)
+    for answer, arrays, count in zip(answers, results, counts, strict=True):
         few = Answer(answer.expected[:count], answer.magnitude[:count])
-        few.check(one["y"][:count])
+        few.check(arrays["y"][:count])
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
@@ -176,10 +176,10 @@ def test_the_graph_is_proved_for_the_largest_number_and_right_for_others(schedul
     plan = SCHEDULES[schedule](moe_graph(3, **options, sizes=SMALL))
     inputs, answers, dims = example(3, 9, 3, (1, 19, 0), 24, 16)
     verify(plan, dims, 4)
-    found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
-    for answer, one in zip(answers, found, strict=True):
-        assert one["y"].shape == answer.expected.shape
-        answer.check(one["y"])
+    results = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
+    for answer, outputs in zip(answers, results, strict=True):
+        assert outputs["y"].shape == answer.expected.shape
+        answer.check(outputs["y"])
 
 
 @pytest.mark.parametrize(
@@ -198,5 +198,5 @@ def test_the_cuda_bodies_leave_out_rows_without_a_token(
         if has_count:
             check_counts(inputs, answers, counts, partial(program.run, dims=dims))
             continue
-        for answer, one in zip(answers, program.run(inputs, dims), strict=True):
-            answer.check(one["y"])
+        for answer, outputs in zip(answers, program.run(inputs, dims), strict=True):
+            answer.check(outputs["y"])

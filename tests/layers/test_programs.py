@@ -200,7 +200,9 @@ def test_corner_shapes_give_the_same_bits_near_fp32(name, case, seed):
     check_bits(PROGRAMS[name], case, seed)
 
 
-@pytest.mark.parametrize("dtype", first_always([(one,) for one in TOLERANCE], 1))
+@pytest.mark.parametrize(
+    "dtype", first_always([(dtype_name,) for dtype_name in TOLERANCE], 1)
+)
 @programs_of_bases
 def test_tiles_of_the_gpu_give_the_reference(program, dtype, rng):
     world, sizes = program.world, program.full
@@ -222,12 +224,12 @@ def routings() -> list[Any]:
     return [
         pytest.param(name, routing, count, marks=[] if always else [exhaustive])
         for name in mixtures
-        for number, routing in enumerate(ROUTINGS)
+        for routing_idx, routing in enumerate(ROUTINGS)
         for count in counts
         for always in [
-            count == counts[number % len(counts)]
+            count == counts[routing_idx % len(counts)]
             and not PROGRAMS[name].shared
-            and (name in BASES or number % 3 == 0)
+            and (name in BASES or routing_idx % 3 == 0)
         ]
     ]
 

@@ -27,11 +27,11 @@ Weights = Any
 
 def part(kind: str, base: type = Part, **attributes: Any) -> Any:
     """An object whose class has this name, in torch or transformers."""
-    of_torch = kind in ("Linear", "ModuleList", "SiLU")
-    library = "torch.nn.modules.linear" if of_torch else "transformers.models"
-    made = type(kind, (base,), {"__module__": library, "forward": None})()
-    vars(made).update(attributes)
-    return made
+    is_of_torch = kind in ("Linear", "ModuleList", "SiLU")
+    library = "torch.nn.modules.linear" if is_of_torch else "transformers.models"
+    thing = type(kind, (base,), {"__module__": library, "forward": None})()
+    vars(thing).update(attributes)
+    return thing
 
 
 class List(list[Any]):
@@ -51,10 +51,10 @@ def fused(weights: Weights, **options: Any) -> Any:
 def listed(weights: Weights, names: tuple[str, ...], **options: Any) -> Any:
     """As transformers 4: a list of experts, each with linear layers."""
     router, gate_up, down = weights
-    halves = [np.split(one, 2) for one in gate_up]
+    halves = [np.split(matrix, 2) for matrix in gate_up]
     experts = part("ModuleList", List)
-    for half, one in zip(halves, down, strict=True):
-        weights = zip(names, (*half, one), strict=True)
+    for half, matrix in zip(halves, down, strict=True):
+        weights = zip(names, (*half, matrix), strict=True)
         linears = {name: part("Linear", weight=w) for name, w in weights}
         experts.append(part("Qwen3MoeMLP", act_fn=part("SiLU"), **linears))
     gate = part("Linear", weight=router, bias=None)
@@ -91,9 +91,9 @@ def of_transformers(model: str, weights: Weights) -> Any:
     else:
         names = ("gate_proj", "up_proj", "down_proj")
         names = names if model == "qwen3" else ("w1", "w3", "w2")
-        for number, half in enumerate(gate_up):
-            parts = zip(names, (*half.chunk(2), down[number]), strict=True)
-            values |= {f"experts.{number}.{n}.weight": part for n, part in parts}
+        for expert_idx, half in enumerate(gate_up):
+            parts = zip(names, (*half.chunk(2), down[expert_idx]), strict=True)
+            values |= {f"experts.{expert_idx}.{n}.weight": part for n, part in parts}
     block.load_state_dict(values)
     return block.to(torch.bfloat16).eval()
 
@@ -115,21 +115,21 @@ def weights(rng):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_weights_and_routing_are_found(name, weights):
     make, normalize = BLOCKS[name]
-    found = read_sparse_block(make(weights))
-    assert found.choice == Router(TOP_K, normalize)
-    for got, wanted in zip(
-        (found.router, found.gate_up, found.down), weights, strict=True
+    parts = read_sparse_block(make(weights))
+    assert parts.choice == Router(TOP_K, normalize)
+    for array, weight in zip(
+        (parts.router, parts.gate_up, parts.down), weights, strict=True
     ):
-        assert got.dtype == wanted.dtype
-        np.testing.assert_array_equal(got, wanted)
+        assert array.dtype == weight.dtype
+        np.testing.assert_array_equal(array, weight)
 
 
 def test_fused_weights_are_not_copied(weights):
-    found = read_sparse_block(fused(weights))
-    for got, wanted in zip(
-        (found.router, found.gate_up, found.down), weights, strict=True
+    parts = read_sparse_block(fused(weights))
+    for array, weight in zip(
+        (parts.router, parts.gate_up, parts.down), weights, strict=True
     ):
-        assert got is wanted
+        assert array is weight
 
 
 @pytest.mark.mpi(ranks=[1])
@@ -192,9 +192,9 @@ def test_blocks_of_other_classes_are_refused(weights):
     assert error.wanted.startswith("a Qwen3MoeSparseMoeBlock, Olmoe")
     assert error.got == "block: SimpleNamespace with down_proj, gate_proj, up_proj"
     for name in ("Routed", "MixtralSparseMoeBlock"):  # also of the name of a known one
-        own = type(name, (type(fused(weights)),), {})
-        got = refused(own(**vars(fused(weights)))).got
-        assert got.startswith(f"block: {name} with")
+        kind = type(name, (type(fused(weights)),), {})
+        text = refused(kind(**vars(fused(weights)))).got
+        assert text.startswith(f"block: {name} with")
 
 
 def test_experts_with_other_names_are_shown(weights):
@@ -231,7 +231,7 @@ def test_other_activations_are_refused(activation, weights):
 
 
 @pytest.mark.parametrize(
-    ("change", "got"),
+    ("change", "text"),
     [
         ({"bias": np.zeros(INNER)}, "experts[3].up_proj.bias"),
         ({"forward": print}, "experts[3].up_proj: Linear with forward, weight"),
@@ -239,17 +239,17 @@ def test_other_activations_are_refused(activation, weights):
         ({"_backward_hooks": {0: print}}, "experts[3].up_proj: Linear with weight"),
     ],
 )
-def test_a_linear_that_may_compute_more_is_refused(change, got, weights):
+def test_a_linear_that_may_compute_more_is_refused(change, text, weights):
     block = qwen3(weights)
     vars(block.experts[3].up_proj).update(change)
-    assert refused(block).got == got
+    assert refused(block).got == text
 
 
 def test_a_linear_of_another_class_is_refused(weights):
     block = qwen3(weights)
     block.experts[3].up_proj = Part(weight=block.experts[3].up_proj.weight)
-    got = "experts[3].up_proj: SimpleNamespace with weight"
-    assert refused(block).got == got
+    text = "experts[3].up_proj: SimpleNamespace with weight"
+    assert refused(block).got == text
 
 
 @pytest.mark.mpi
@@ -264,15 +264,15 @@ def test_a_refused_block_is_refused_on_every_rank(world):
 @pytest.mark.parametrize("parallel", ["tensor", "expert"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_shares_of_all_ranks_are_contiguous_and_even(name, parallel, weights):
-    found = read_sparse_block(BLOCKS[name][0](weights))
-    assert found.share(parallel, 0, 1) is found
+    block = read_sparse_block(BLOCKS[name][0](weights))
+    assert block.share(parallel, 0, 1) is block
     for rank in range(4):
-        share = found.share(parallel, rank, 4)
+        share = block.share(parallel, rank, 4)
         expected = own_experts(weights, parallel, rank, 4)
-        own = (share.router, share.gate_up, share.down)
-        for got, wanted in zip(own, expected, strict=True):
-            np.testing.assert_array_equal(got, wanted)
-            assert got.flags.c_contiguous
+        arrays = (share.router, share.gate_up, share.down)
+        for array, reference in zip(arrays, expected, strict=True):
+            np.testing.assert_array_equal(array, reference)
+            assert array.flags.c_contiguous
 
 
 def test_a_tensor_share_has_parts_of_biases_and_of_the_shared_expert(weights, rng):
@@ -286,8 +286,8 @@ def test_a_tensor_share_has_parts_of_biases_and_of_the_shared_expert(weights, rn
         np.testing.assert_array_equal(share.shared[1], shared[1][:, part])
         part = slice(12 * rank, 12 * rank + 12)
         halves = [half[:, part] for half in np.split(biases[0], 2, axis=1)]
-        wanted = np.concatenate(halves, axis=1)
-        np.testing.assert_array_equal(share.expert_biases[0], wanted)
+        reference = np.concatenate(halves, axis=1)
+        np.testing.assert_array_equal(share.expert_biases[0], reference)
         np.testing.assert_array_equal(share.expert_biases[1], biases[1] * (rank == 0))
 
 
@@ -297,17 +297,19 @@ def test_experts_of_a_rank_are_not_copied(weights):
 
 
 @pytest.mark.parametrize(
-    ("parallel", "wanted", "got"),
+    ("parallel", "requirement", "text"),
     [
         ("tensor", "inner width in a multiple of 5, the number of ranks", "24"),
         ("expert", "experts in a multiple of 5, the number of ranks", "8"),
     ],
 )
-def test_a_block_that_cannot_be_split_evenly_is_refused(parallel, wanted, got, weights):
+def test_a_block_that_cannot_be_split_evenly_is_refused(
+    parallel, requirement, text, weights
+):
     with pytest.raises(ArgumentError) as caught:
         read_sparse_block(fused(weights)).share(parallel, 0, 5)
-    assert caught.value.wanted == wanted
-    assert caught.value.got.endswith(f" {got}")
+    assert caught.value.wanted == requirement
+    assert caught.value.got.endswith(f" {text}")
 
 
 @pytest.mark.mpi(ranks=[4])
@@ -317,8 +319,8 @@ def test_ranks_take_their_shares_of_a_block(parallel, world, arrays, rng):
     block = fused([arrays.put(weight) for weight in weights])
     moe = MoE.from_torch(block, parallel=parallel, world=world)
     x = draw(rng, (8 * world.size, HIDDEN), "bfloat16")
-    own = np.split(x, world.size)[world.rank]
-    y = moe(arrays.put(x if parallel == "tensor" else own))
+    rank_rows = np.split(x, world.size)[world.rank]
+    y = moe(arrays.put(x if parallel == "tensor" else rank_rows))
     moe.synchronize()
-    moe_reference(own, weights, TOP_K).check(arrays.get(y))
+    moe_reference(rank_rows, weights, TOP_K).check(arrays.get(y))
     moe.close()

@@ -27,25 +27,25 @@ def arrays(world: World) -> Arrays:
 
 
 @pytest.fixture
-def own() -> Iterator[World]:
+def cpu_world() -> Iterator[World]:
     """A separate world, which a test may break."""
-    own = start(Settings(backend="cpu", world_limit=30.0))
-    yield own
+    cpu_world = start(Settings(backend="cpu", world_limit=30.0))
+    yield cpu_world
     with suppress(WorldError):  # a peer may have left it
-        own.close()
+        cpu_world.close()
 
 
 @pytest.fixture
 def make(world: World) -> Iterator[Callable[..., Operation]]:
     """Makes operations that are closed after the test."""
-    made: list[Operation] = []
+    operations: list[Operation] = []
 
     def make(kind: type[Operation], **options: Any) -> Operation:
-        made.append(kind(world=world, **options))
-        return made[-1]
+        operations.append(kind(world=world, **options))
+        return operations[-1]
 
     yield make
-    for operation in made:
+    for operation in operations:
         operation.close()
 
 
@@ -74,8 +74,10 @@ class Problem:
             x, w = (small.integers(-1, 2, extents) for extents in ((rows, k), (n, k)))
             x *= small.random(x.shape) * k < 1024
         else:
-            own = rng.spawn(world.size)[world.rank]
-            x, w = (own.standard_normal(extents) for extents in ((rows, k), (n, k)))
+            rank_rng = rng.spawn(world.size)[world.rank]
+            x, w = (
+                rank_rng.standard_normal(extents) for extents in ((rows, k), (n, k))
+            )
         x, w = x.astype(numpy_dtype(dtype)), w.astype(numpy_dtype(dtype))
         self._arrays, self._dtype = arrays, numpy_dtype(dtype)
         self.expected = _reference(world, kind, x, w)
@@ -104,8 +106,8 @@ def _reference(world: World, kind: type[Operation], x: Host, w: Host) -> Host:
     if kind is AllGatherMatmul:
         return np.concatenate(MPI.COMM_WORLD.allgather(x)) @ w.T
     total = sum(MPI.COMM_WORLD.allgather(x @ w.T))
-    own = len(total) // world.size
-    return total[world.rank * own : (world.rank + 1) * own]
+    num_rows = len(total) // world.size
+    return total[world.rank * num_rows : (world.rank + 1) * num_rows]
 
 
 @pytest.fixture
@@ -128,15 +130,17 @@ def make_each_tile(
     ) -> tuple[Operation, int]:
         tilings = []
         shapes = shapes_for(w_layout, (*FAMILY, *FLOAT8_FAMILY))
-        for number, shape in enumerate(shapes):
-            split = number % 3 > 0 and k > shape.depth
-            tilings.append(Tiling(number, shape.columns, int(split), 1 + split))
+        for shape_idx, shape in enumerate(shapes):
+            is_split = shape_idx % 3 > 0 and k > shape.depth
+            tilings.append(
+                Tiling(shape_idx, shape.columns, int(is_split), 1 + is_split)
+            )
 
         def choose(
             op: Matmul, tuning: Any, layout: str, dims: dict[str, int], workers: int
         ) -> list[Choice]:
-            chosen = dims_of(tilings[dims["m"] - m])
-            return [Choice(dim, value, list) for dim, value in chosen.items()]
+            choices = dims_of(tilings[dims["m"] - m])
+            return [Choice(dim, value, list) for dim, value in choices.items()]
 
         monkeypatch.setattr(Matmul, "_choose", choose)
         return make(Matmul, **options), len(tilings)

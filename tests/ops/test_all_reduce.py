@@ -90,10 +90,10 @@ def example(graph: Any, vectors: int, dtype: str, rng: Any) -> tuple[Any, Any]:
 
 
 def dims_of(
-    rows: int, vectors: int, algorithm: int, piece: int, **others: int
+    rows: int, vectors: int, algorithm: int, piece: int, **sizes: int
 ) -> dict[str, int]:
     dims = {"rows": rows, "vectors": vectors, "algorithm": algorithm, "piece": piece}
-    return {**dims, **others}
+    return {**dims, **sizes}
 
 
 @KINDS
@@ -105,8 +105,8 @@ def test_sums_are_proved_and_in_rank_order(ranks, local_size, algorithm, schedul
     plan, dims = SCHEDULES[schedule](graph), dims_of(3, 7, algorithm, 2)
     assert kept_proof(plan, dims, 4).by_events
     inputs, total = example(graph, 21, "bfloat16", rng)
-    for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
-        np.testing.assert_array_equal(found["y"], total)
+    for outputs in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
+        np.testing.assert_array_equal(outputs["y"], total)
 
 
 @FLAGGED_KINDS
@@ -117,8 +117,8 @@ def test_sums_by_flagged_words_are_proved_and_in_rank_order(ranks, rng):
     assert not kept_proof(plan, dims, 4).by_events
     refused(lambda: verify(plan, dims, 3), WRITTEN_OVER, RaceError)
     inputs, total = example(graph, 21, "bfloat16", rng)
-    for found in simulate(plan, inputs, dims, epochs=3, seed=1).outputs:
-        np.testing.assert_array_equal(found["y"], total)
+    for outputs in simulate(plan, inputs, dims, epochs=3, seed=1).outputs:
+        np.testing.assert_array_equal(outputs["y"], total)
 
 
 @pytest.mark.parametrize("algorithm", [ONE_SHOT, TWO_SHOT, FLAGGED])
@@ -138,8 +138,10 @@ def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng, kerne
     runs, dims = 1 if in_place else 3, dims_of(3, 300, FLAGGED, 270, flag_tasks=4)
     for seed in range(2):  # other values, in the memory of the runs before
         inputs, total = example(graph, 3 * 300, dtype, rng)
-        for found in program.run(inputs, dims, seed=seed, runs=runs, in_place=in_place):
-            np.testing.assert_array_equal(found["y"], total)
+        for outputs in program.run(
+            inputs, dims, seed=seed, runs=runs, in_place=in_place
+        ):
+            np.testing.assert_array_equal(outputs["y"], total)
 
 
 # With a thread that has several vectors, and a last piece that is not full.
@@ -154,8 +156,8 @@ def test_kernels_give_the_same_bits(
     options = {"kernels": kernels, "has_far": local_size < ranks}
     program = Emulator(graph, workers=2, **options)
     runs, dims = 1 if in_place else 2, dims_of(3, 300, algorithm, 280)
-    for found in program.run(inputs, dims, seed=2, runs=runs, in_place=in_place):
-        np.testing.assert_array_equal(found["y"], total)
+    for outputs in program.run(inputs, dims, seed=2, runs=runs, in_place=in_place):
+        np.testing.assert_array_equal(outputs["y"], total)
 
 
 @exhaustive  # others are programs of the library
@@ -188,13 +190,13 @@ def test_no_wait_is_needless(algorithm, name, words):
 def test_times_are_equal_where_the_choice_changes(ranks, vectors, has_flags):
     counts = range(1, 2**17, 61) if vectors == 1 else range(1, 1024)
     all_sizes = [AllReduceSizes(n, vectors, ranks, ranks, has_flags) for n in counts]
-    chosen = [size.fastest for size in all_sizes]
+    names = [size.fastest for size in all_sizes]
     expected = [FLAGGED] * has_flags + [ONE_SHOT] + [TWO_SHOT] * (ranks > 2)
-    assert list(dict.fromkeys(chosen)) == expected
-    for size, before, after in zip(all_sizes[1:], chosen, chosen[1:], strict=False):
+    assert list(dict.fromkeys(names)) == expected
+    for size, before, after in zip(all_sizes[1:], names, names[1:], strict=False):
         if before != after:
-            one, two = map(size.predicted_us, (before, after))
-            assert abs(one - two) < 0.1 * one
+            us_before, us_after = map(size.predicted_us, (before, after))
+            assert abs(us_before - us_after) < 0.1 * us_before
 
 
 @pytest.mark.parametrize(("ranks", "local"), [(1, 1), (4, 4), (8, 8), (4, 2)])
@@ -282,10 +284,13 @@ def test_show_has_the_choice_the_prediction_and_the_memory(world, arrays, make):
 
 # what: out, x and the words of the error
 def wrong(what: str, put: Any) -> tuple[Any, Any]:
-    both = put(np.zeros(4 * 16 + 8), "bfloat16")
+    memory = put(np.zeros(4 * 16 + 8), "bfloat16")
     x = put(np.zeros((4, 16)), "bfloat16")
     return {
-        "out overlaps a part of x": (both[:64].reshape(4, 16), both[8:].reshape(4, 16)),
+        "out overlaps a part of x": (
+            memory[:64].reshape(4, 16),
+            memory[8:].reshape(4, 16),
+        ),
         "out has another shape": (x, put(np.zeros((4, 24)), "bfloat16")),
         "out is float16": (x, put(np.zeros((4, 16)), "float16")),
         "x is float32": (put(np.zeros((4, 16)), "float32"), None),
@@ -311,9 +316,9 @@ WORDS = {
 def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, make):
     op = make(AllReduce)
     x, total = own_x(world, arrays, (4, 16), "bfloat16")
-    given = wrong(what, arrays.put_as) if world.rank == world.size - 1 else (x, None)
+    operands = wrong(what, arrays.put_as) if world.rank == world.size - 1 else (x, None)
     with refusal(ArgumentError, WORDS[what]):
-        op(*given)
+        op(*operands)
     np.testing.assert_array_equal(arrays.get(op(x)), total.astype(np.float32))
 
 

@@ -41,30 +41,30 @@ def rows_of(
     """Each rank's inputs, and both results."""
     graph = all_reduce_norm_graph(ranks, local_size=near)
     (rows, columns), element = shape, numpy_dtype(dtype)
-    given, _ = example(graph, rows * columns // 8, dtype, rng)
-    inputs = [{"x": one["x"].reshape(shape)} for one in given]
+    examples, _ = example(graph, rows * columns // 8, dtype, rng)
+    inputs = [{"x": arrays["x"].reshape(shape)} for arrays in examples]
     residual = rng.standard_normal(shape).astype(element)
     gain = rng.standard_normal(columns).astype(element)
     total = np.zeros(shape, np.float32)
     for first in range(0, ranks, near):
         host = np.zeros(shape, np.float32)
-        for one in inputs[first : first + near]:
-            host += one["x"].astype(np.float32)
+        for arrays in inputs[first : first + near]:
+            host += arrays["x"].astype(np.float32)
         total += host
     total = (total + residual.astype(np.float32)).astype(element)
-    for one in inputs:
-        one |= {"residual": residual, "gain": gain}
+    for arrays in inputs:
+        arrays |= {"residual": residual, "gain": gain}
     return inputs, total, normalized(total, gain, EPS)
 
 
-def check(found: Any, total: Any, wanted: Any, dtype: str) -> None:
+def check(results: Any, total: Any, norm: Any, dtype: str) -> None:
     """The sums have the same bits, the norms nearly; alike on all ranks."""
-    for one in found:
-        np.testing.assert_array_equal(one["residual_out"], total)
-        error = np.abs(one["y"].astype(np.float32) - wanted)
+    for outputs in results:
+        np.testing.assert_array_equal(outputs["residual_out"], total)
+        error = np.abs(outputs["y"].astype(np.float32) - norm)
         ulp = 2**-10 if dtype == "float16" else 2**-7
-        assert np.all(error <= ulp * np.abs(wanted) + 1e-6)
-        assert one["y"].tobytes() == found[0]["y"].tobytes()
+        assert np.all(error <= ulp * np.abs(norm) + 1e-6)
+        assert outputs["y"].tobytes() == results[0]["y"].tobytes()
 
 
 @KINDS
@@ -80,9 +80,9 @@ def test_norms_are_proved_and_right(ranks, local_size, algorithm, schedule, rng)
     plan = SCHEDULES[schedule](graph)
     dims = dims_of(4, 7, algorithm, 2)  # shares of two rows, the last ones smaller
     assert kept_proof(plan, dims, 4).by_events
-    inputs, *wanted = rows_of(ranks, local_size, (4, 56), "bfloat16", rng)
-    found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
-    check(found, *wanted, "bfloat16")
+    inputs, *references = rows_of(ranks, local_size, (4, 56), "bfloat16", rng)
+    results = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
+    check(results, *references, "bfloat16")
 
 
 @KINDS
@@ -90,11 +90,11 @@ def test_norms_are_proved_and_right(ranks, local_size, algorithm, schedule, rng)
 def test_kernels_give_the_same_bits(ranks, local_size, algorithm, in_place, rng):
     dtype = "float16" if ranks == 3 else "bfloat16"
     graph = all_reduce_norm_graph(ranks, local_size=local_size, dtype=dtype)
-    inputs, *wanted = rows_of(ranks, local_size, (3, 2400), dtype, rng)
+    inputs, *references = rows_of(ranks, local_size, (3, 2400), dtype, rng)
     program = Emulator(graph, workers=2, has_far=local_size < ranks)
     runs, dims = 1 if in_place else 2, dims_of(3, 300, algorithm, 280)
-    found = program.run(inputs, dims, seed=2, runs=runs, in_place=in_place)
-    check(found, *wanted, dtype)
+    results = program.run(inputs, dims, seed=2, runs=runs, in_place=in_place)
+    check(results, *references, dtype)
 
 
 @exhaustive  # others are programs of the library
@@ -112,9 +112,9 @@ def test_norms_by_flagged_words_are_proved_and_right(ranks, rng):
         "push_flagged[r=0] on rank 0 reads and add_flagged_norm[r=0] on rank 0 writes"
     )
     refused(lambda: verify(plan, dims, 3), f"{words} x[0:1, 0:56]", RaceError)
-    inputs, *wanted = rows_of(ranks, ranks, (6, 56), "bfloat16", rng)
-    found = simulate(plan, inputs, dims, epochs=3, seed=1).outputs
-    check(found, *wanted, "bfloat16")
+    inputs, *references = rows_of(ranks, ranks, (6, 56), "bfloat16", rng)
+    results = simulate(plan, inputs, dims, epochs=3, seed=1).outputs
+    check(results, *references, "bfloat16")
 
 
 # Of the long rows a thread has vectors that it loads again.
@@ -125,9 +125,9 @@ def test_kernels_of_flagged_words_give_the_same_bits(ranks, in_place, rng, kerne
     program = Emulator(graph, workers=2, kernels=kernels)
     runs, dims = 1 if in_place else 3, dims_of(3, 1100, FLAGGED, 2, flag_tasks=4)
     for seed in range(2):  # other values, in the memory of the runs before
-        inputs, *wanted = rows_of(ranks, ranks, (3, 8800), dtype, rng)
-        found = program.run(inputs, dims, seed=seed, runs=runs, in_place=in_place)
-        check(found, *wanted, dtype)
+        inputs, *references = rows_of(ranks, ranks, (3, 8800), dtype, rng)
+        results = program.run(inputs, dims, seed=seed, runs=runs, in_place=in_place)
+        check(results, *references, dtype)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,15 @@ def test_all_ranks_get_the_norm(algorithm, world, make, arrays, monkeypatch):
     least = world.size if algorithm == TWO_SHOT else 1
     for shape in ((least, 8), (5, 24), (140, 8), (4, 2400)):
         rng = np.random.default_rng(7)
-        every, *wanted = rows_of(world.size, world.size, shape, "bfloat16", rng)
+        every, *references = rows_of(world.size, world.size, shape, "bfloat16", rng)
         x, residual, gain = (arrays.put(a) for a in every[world.rank].values())
         for outs in ((), (x, residual)):
             out, total = op(x, residual, gain, *outs)
             op.synchronize()
-            found = {"y": arrays.get(out), "residual_out": arrays.get(total)}
-            check([found], wanted[0].astype(np.float32), wanted[1], "bfloat16")
+            results = {"y": arrays.get(out), "residual_out": arrays.get(total)}
+            check(
+                [results], references[0].astype(np.float32), references[1], "bfloat16"
+            )
         assert (out is x) and (total is residual)
 
 
@@ -193,13 +195,13 @@ def wrong(what: str, p: dict[str, Any], put: Any) -> tuple[list[Any], dict[str, 
 def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, make):
     op, rng = make(AllReduceNorm), np.random.default_rng(7)
     every, total, _ = rows_of(world.size, world.size, (4, 16), "bfloat16", rng)
-    own = {name: arrays.put(a) for name, a in every[world.rank].items()}
-    given: tuple[list[Any], dict[str, Any]] = ([*own.values()], {})
+    operands = {name: arrays.put(a) for name, a in every[world.rank].items()}
+    call: tuple[list[Any], dict[str, Any]] = ([*operands.values()], {})
     if world.rank == world.size - 1:
-        given = wrong(what, own, arrays.put_as)
+        call = wrong(what, operands, arrays.put_as)
     with refusal(ArgumentError, WRONG[what]):
-        op(*given[0], **given[1])
-    _, sums = op(*own.values())
+        op(*call[0], **call[1])
+    _, sums = op(*operands.values())
     np.testing.assert_array_equal(arrays.get(sums), total.astype(np.float32))
 
 
@@ -208,9 +210,9 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all(what, world, arrays, ma
 def test_an_eps_that_is_not_positive_in_fp32_is_refused(eps, world, arrays):
     x = arrays.put_as(np.zeros((4, 16)), "bfloat16")
     gain = arrays.put_as(np.zeros(16), "bfloat16")
-    got = re.escape(f"eps = {eps}")
+    text = re.escape(f"eps = {eps}")
     with refusal(
-        ArgumentError, rf"wanted: eps: a positive number of fp32\n *got: +{got}"
+        ArgumentError, rf"wanted: eps: a positive number of fp32\n *got: +{text}"
     ):
         etc_dist.all_reduce_norm(x, x, gain, eps)
 

@@ -42,12 +42,12 @@ def test_a_row_has_the_same_bits_for_any_number_of_rows(name, world, arrays, rng
     most, ranks = ROWS[-1], 1 if is_own else world.size
     x, w = cancelling(rng, most, HIDDEN, 1024)
     x, w = arrays.put(np.stack([x] * ranks)), arrays.put(w)
-    found = []
+    results = []
     for rows in ROWS:
-        given = x[:, :rows].copy().reshape(ranks * rows, -1)
-        found.append(arrays.get(op(given, w))[0])
-    for row in found[1:]:
-        np.testing.assert_array_equal(row, found[0])
+        operand = x[:, :rows].copy().reshape(ranks * rows, -1)
+        results.append(arrays.get(op(operand, w))[0])
+    for row in results[1:]:
+        np.testing.assert_array_equal(row, results[0])
 
 
 # The tensor cores add in one order, whichever rows and columns a tile has.
@@ -57,19 +57,19 @@ def test_all_tiles_that_add_k_in_its_order_give_the_same_bits(
     arrays, rng, make, monkeypatch
 ):
     x, w = map(arrays.put, cancelling(rng, 300, HIDDEN, 1000))
-    op, found = make(Matmul), {}
-    for number, shape in enumerate(FAMILY):
-        dims = dims_of(Tiling(number, shape.columns)).items()
-        chosen = [Choice(dim, value, list) for dim, value in dims]
-        monkeypatch.setattr(Matmul, "_choose", lambda *_, c=chosen: c)
-        rows = x[: 300 - number].copy()  # another call, which chooses again
+    op, results = make(Matmul), {}
+    for shape_idx, shape in enumerate(FAMILY):
+        dims = dims_of(Tiling(shape_idx, shape.columns)).items()
+        choices = [Choice(dim, value, list) for dim, value in dims]
+        monkeypatch.setattr(Matmul, "_choose", lambda *_, c=choices: c)
+        rows = x[: 300 - shape_idx].copy()  # another call, which chooses again
         if shape.k_parts == 1:
-            found[str(shape)] = arrays.get(op(rows, w))
+            results[str(shape)] = arrays.get(op(rows, w))
     least = 300 - len(FAMILY)
-    [first, *others] = found
-    for name in others:
-        same = found[name][:least] == found[first][:least]
-        assert same.all(), f"{name} and {first} differ"
+    [first, *names] = results
+    for name in names:
+        is_equal = results[name][:least] == results[first][:least]
+        assert is_equal.all(), f"{name} and {first} differ"
 
 
 @pytest.mark.gpu
@@ -99,14 +99,14 @@ def test_a_token_has_the_same_bits_for_any_number(name, world, arrays, rng, make
         )
         kind, options, ranks = MoE, {"top_k": TOP_K}, world.size
     layer = kind(*weights, world=world, deterministic="batch", **options)
-    found = []
+    results = []
     with layer:
         for rows in ROWS:
-            given = x[: rows * ranks].copy()
-            given[::rows] = x[0]  # the first one of each rank's part
-            found.append(arrays.get(layer(given))[0])
-    for row in found[1:]:
-        np.testing.assert_array_equal(row, found[0])
+            tokens = x[: rows * ranks].copy()
+            tokens[::rows] = x[0]  # the first one of each rank's part
+            results.append(arrays.get(layer(tokens))[0])
+    for row in results[1:]:
+        np.testing.assert_array_equal(row, results[0])
 
 
 @pytest.mark.mpi(ranks=[1])

@@ -56,11 +56,11 @@ def test_rows_are_gathered_and_returned_by_rows_of_tiles(ranks):
     """Rows of 300 in three tiles, of which two have those of two ranks."""
     dims = {"rows": 300 // ranks, "n": 512, "k": 64}
     dims |= dims_of(Tiling(FAMILY.index(TileShape(128, 112)), 112))
-    gathered = gathered_matmul_graph(ranks).environment(dims, 0)
-    returned = returned_matmul_graph(ranks).environment(dims, 0)
-    assert gathered["tile_even_rows"] == returned["tile_even_rows"] == 104
+    gather_env = gathered_matmul_graph(ranks).environment(dims, 0)
+    scatter_env = returned_matmul_graph(ranks).environment(dims, 0)
+    assert gather_env["tile_even_rows"] == scatter_env["tile_even_rows"] == 104
     if ranks > 1:
-        assert gathered["arrived_blocks"] == returned["tiles_down"] == 3
+        assert gather_env["arrived_blocks"] == scatter_env["tiles_down"] == 3
     else:
         assert not gathered_matmul_graph(1).events[1:]
 
@@ -86,8 +86,8 @@ def test_few_and_many_rows_and_transposed_weights_take_turns(
         p.check_exact(p.out)
     assert names == [few, many, few, few]
     assert compiled == [few, many, few]  # the last one for w [k, n]
-    shown = op.show(rows=1, n=264, k=72)
-    assert f"us predicted for {world.size} x 264 x 72, " in shown
+    text = op.show(rows=1, n=264, k=72)
+    assert f"us predicted for {world.size} x 264 x 72, " in text
 
 
 @pytest.mark.mpi
@@ -124,11 +124,13 @@ def test_the_policy_counts_the_tiles_of_the_graph(kind, ranks, rows):
     hosts = SimpleNamespace(count=1)
     world = cast(World, SimpleNamespace(size=ranks, hosts=hosts))
     few, _ = with_few_rows(graph, Candidate(graph), world, "run")
-    chosen = few.policy(default_tuning(), "nk", dims, 132)
-    env = graph(ranks).environment(dims | {one.dim: one.value for one in chosen}, 0)
+    choices = few.policy(default_tuning(), "nk", dims, 132)
+    env = graph(ranks).environment(
+        dims | {choice.dim: choice.value for choice in choices}, 0
+    )
     across = env["whole_tile_columns"] + env["split_tile_columns"]
     tiles = env["tiles_down"] * across
-    assert chosen[0].reasons()[1].startswith(f"  {tiles} tiles on 132 workers")
+    assert choices[0].reasons()[1].startswith(f"  {tiles} tiles on 132 workers")
 
 
 @pytest.mark.parametrize(

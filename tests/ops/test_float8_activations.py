@@ -47,10 +47,13 @@ def test_quantized_rows_come_close_to_fp64(
 def test_activations_are_quantized_only_if_it_is_said(world, arrays, rng):
     codes, scales, w = draw_scaled(rng, 64, 512, BLOCKS)
     x = rng.standard_normal((70, 512)).astype(numpy_dtype("bfloat16"))
-    given, answer = (arrays.put(x), arrays.put_scaled(codes, scales)), answer_of(x, w)
+    operands, answer = (
+        (arrays.put(x), arrays.put_scaled(codes, scales)),
+        answer_of(x, w),
+    )
     errors = []
     for options in ({}, {"activations": "16-bit"}, {"activations": "float8"}):
-        y = etc_dist.matmul(*given, **options)
+        y = etc_dist.matmul(*operands, **options)
         errors.append(answer.error(arrays.get(y)))
     assert errors[0] == errors[1] < 2.3e-3 < 0.01 < errors[2] < 0.03
 
@@ -109,13 +112,16 @@ def test_the_model_counts_half_of_the_bytes(world):
     best = predictions(FLOAT8_FAMILY, sizes, 132, constants, w_layout=layout)[0]
     shape = FLOAT8_FAMILY[best.tiling.shape_idx]
     (plain,) = (
-        one
-        for one in FAMILY
-        if (one.rows, one.columns, one.swapped) == (128, 160, False)
+        tile_shape
+        for tile_shape in FAMILY
+        if (tile_shape.rows, tile_shape.columns, tile_shape.swapped)
+        == (128, 160, False)
     )
-    same = next(one for one in FLOAT8_FAMILY if one.columns == 160)
+    same = next(tile_shape for tile_shape in FLOAT8_FAMILY if tile_shape.columns == 160)
     tiling = best.tiling.__class__(0, 160)
-    narrow, wide = (work_of(one, tiling, sizes, 132) for one in (same, plain))
+    narrow, wide = (
+        work_of(tile_shape, tiling, sizes, 132) for tile_shape in (same, plain)
+    )
     for name in ("block_load_bytes", "worker_weight_bytes"):
         assert 2 * getattr(narrow, name) == getattr(wide, name)
     assert narrow.block_cycles * FLOAT8_RATE == pytest.approx(wide.block_cycles)

@@ -91,9 +91,9 @@ def test_a_graph_over_hosts_is_proved_and_right(name, world, local_size, schedul
     dims = {"rows": ROWS, "n": N, "k": K, **tile_dims(plan.graph, split=2, parts=2)}
     kept_proof(plan, dims, 4)
     inputs, expected = example(plan.graph, ROWS, N, K)
-    found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
-    for one, y in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one["y"].astype(np.float32), y)
+    results = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
+    for outputs, y in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(outputs["y"].astype(np.float32), y)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_kernels_of_graphs_over_hosts(name, dtype, local_size, has_far):
     inputs, expected = example(graph, 40, 264, 72, dtype)
     dims = {"rows": 40, "n": 264, "k": 72, **tile_dims(graph, 64)}
     program = Emulator(graph, workers=2, has_far=has_far)
-    found = program.run(inputs, dims, seed=1, runs=2)
-    for one, y in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one["y"].astype(np.float32), y)
+    results = program.run(inputs, dims, seed=1, runs=2)
+    for outputs, y in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(outputs["y"].astype(np.float32), y)
 
 
 @pytest.mark.parametrize(("hosts", "near"), [(8, 8), (128, 8), (1024, 1)])
@@ -139,8 +139,8 @@ def test_tables_of_many_ranks_are_by_near_rank_and_by_host(name, hosts, near):
     block = fill(plan, generate(plan), dims, rank, capacity, places, 132)
     assert (block["peer"].tolist(), block["first_near"]) == (peers[rank:], rank)
     bits = np.unpackbits(block["far_senders"].view(np.uint8), bitorder="little")
-    others = [host for host in range(hosts) if host != hosts // 2]
-    assert np.flatnonzero(bits).tolist() == others
+    far_hosts = [host for host in range(hosts) if host != hosts // 2]
+    assert np.flatnonzero(bits).tolist() == far_hosts
 
 
 def test_a_graph_of_64_ranks_is_proved():
@@ -165,10 +165,10 @@ def test_a_graph_for_hosts_runs_on_this_world(name, local_size, world, arrays):
     graph = GRAPHS[name][0](world.size, shapes=FAMILY[-1:], **hosts)
     inputs, expected = example(graph, 264, 520, 72)
     with etc_dist.compile(graph, world) as program:
-        given = {key: arrays.put(array) for key, array in inputs[world.rank].items()}
+        operands = {key: arrays.put(array) for key, array in inputs[world.rank].items()}
         y = arrays.poisoned(expected[world.rank].shape, "bfloat16")
         for _ in range(3):
-            program.run(**given, y=y, dims=tile_dims(graph, 256))
+            program.run(**operands, y=y, dims=tile_dims(graph, 256))
         program.synchronize()
         np.testing.assert_array_equal(arrays.get(y), expected[world.rank])
 

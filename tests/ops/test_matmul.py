@@ -52,25 +52,25 @@ def test_the_first_call_allocates_memory_for_the_parts_of_others(
 ):
     p, op = problem(Matmul, (8, 8, 8)), make(Matmul, deterministic=option)
     op(p.x, p.w, p.out)
-    found = op.program._capacity_hint({"m": 8, "n": 8, "k": 8, "parts": 1})
-    assert [one["parts"] for one in found] == parts
+    hints = op.program._capacity_hint({"m": 8, "n": 8, "k": 8, "parts": 1})
+    assert [sizes["parts"] for sizes in hints] == parts
 
 
 def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
     op = make(Matmul)
     with pytest.raises(WorldError, match="no program yet"):
         op.show(m=64, n=264, k=136)
-    for given in ({"m": 64}, {"m": 0, "n": 264, "k": 136}, {"m": 8.5, "n": 8, "k": 8}):
+    for sizes in ({"m": 64}, {"m": 0, "n": 264, "k": 136}, {"m": 8.5, "n": 8, "k": 8}):
         with pytest.raises(ArgumentError, match=r"the dims m, k, n, of at least 1\n"):
-            op.show(**given)
+            op.show(**sizes)
     p = problem(Matmul, (64, 264, 136))
     op(p.x, p.w, p.out)
     shape = op.policy(64, 264, 136)
     text = op.show(m=64, n=264, k=136)
     assert f"tiles of {shape}: " in text and text.count("  next: ") == 3
     assert text == op.program.show(m=64, n=264, k=136)
-    shown = op.program.plan.show(132, m=64, n=5120, k=12800)
-    assert shown.endswith(
+    output = op.program.plan.show(132, m=64, n=5120, k=12800)
+    assert output.endswith(
         "shape = 6: tiles of 64 x 40, swapped: 37.8 us predicted for "
         "64 x 5120 x 12800, bound by the memory's rate\n"
         "  128 tiles on 132 workers, 8 down first; stages of 64 KB and 256 of k\n"
@@ -81,12 +81,12 @@ def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
         "column_groups = 5\nsplit_tile_columns = 0\nparts = 1\n"
     )
     dims = {"shape": 2, "column_groups": 2, "split_tile_columns": 0, "parts": 1}
-    given = op.program.plan.show(132, m=64, n=5120, k=25600, **dims)
-    assert "tiles of" not in given and "1280 units" in given
+    sizes = op.program.plan.show(132, m=64, n=5120, k=25600, **dims)
+    assert "tiles of" not in sizes and "1280 units" in sizes
     p = problem(Matmul, (64, 264, 136), w_layout="kn")
     op(p.x, p.w, p.out)
-    shown = op.show(m=64, n=264, k=136)
-    assert text != shown == op.program.show(m=64, n=264, k=136)
+    output = op.show(m=64, n=264, k=136)
+    assert text != output == op.program.show(m=64, n=264, k=136)
 
 
 @pytest.mark.parametrize("sizes", [(0, 8, 8), (8, 0, 8), (8, 8, 0)])

@@ -81,28 +81,28 @@ def given(ranks: int, shape: tuple[int, int, int], dtype: str, rng: Any) -> Any:
     return inputs, product, total, normalized(total, gain, EPS)
 
 
-def check(found: Any, eps: float | None, product: Any, total: Any, norm: Any) -> None:
-    y = found["y"].astype(np.float32)
+def check(outputs: Any, eps: float | None, product: Any, total: Any, norm: Any) -> None:
+    y = outputs["y"].astype(np.float32)
     if eps is None:
         np.testing.assert_array_equal(y, product)
     else:
-        np.testing.assert_array_equal(found["residual_out"].astype(np.float32), total)
+        np.testing.assert_array_equal(outputs["residual_out"].astype(np.float32), total)
         assert np.all(np.abs(y - norm) <= 2**-7 * np.abs(norm) + 1e-6)
 
 
 def graph_and_inputs(ranks: int, near: int, eps: float | None, rng: Any) -> Any:
     options = {"eps": eps, "shapes": SHAPES, "local_size": near}
     graph = matmul_all_reduce_graph(ranks, **options)
-    inputs, *wanted = given(ranks, (21, 136, 520), "bfloat16", rng)
+    inputs, *references = given(ranks, (21, 136, 520), "bfloat16", rng)
     if eps is None:
-        inputs = [{"x": each["x"], "w": each["w"]} for each in inputs]
-    return graph, inputs, wanted
+        inputs = [{"x": arrays["x"], "w": arrays["w"]} for arrays in inputs]
+    return graph, inputs, references
 
 
 def early_inputs(ranks: int, rng: Any) -> Any:
     shape = EARLY["rows"], 8 * EARLY["vectors"], EARLY["k"]
-    inputs, *wanted = given(ranks, shape, "bfloat16", rng)
-    return [{"x": each["x"], "w": each["w"]} for each in inputs], wanted
+    inputs, *references = given(ranks, shape, "bfloat16", rng)
+    return [{"x": arrays["x"], "w": arrays["w"]} for arrays in inputs], references
 
 
 def dims_for(graph: GraphFunction, algorithm: int) -> dict[str, int]:
@@ -116,28 +116,28 @@ def dims_for(graph: GraphFunction, algorithm: int) -> dict[str, int]:
 def test_sums_are_proved_and_right(ranks, near, algorithm, eps, rng):
     if algorithm == TILES and eps is not None:
         algorithm = ONE_SHOT
-    graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
+    graph, inputs, references = graph_and_inputs(ranks, near, eps, rng)
     plan, dims = schedule_static(graph), dims_for(graph, algorithm)
     kept_proof(plan, dims, 4)
-    for found in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
-        check(found, eps, *wanted)
+    for outputs in simulate(plan, inputs, dims, epochs=2, seed=1).outputs:
+        check(outputs, eps, *references)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_strips_that_are_sent_early_are_proved_and_right(ranks, rng):
     plan = schedule_static(matmul_all_reduce_graph(ranks, shapes=SHAPES))
-    inputs, wanted = early_inputs(ranks, rng)
+    inputs, references = early_inputs(ranks, rng)
     kept_proof(plan, EARLY, 4)
-    for found in simulate(plan, inputs, EARLY, epochs=2, seed=1).outputs:
-        check(found, None, *wanted)
+    for outputs in simulate(plan, inputs, EARLY, epochs=2, seed=1).outputs:
+        check(outputs, None, *references)
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=exhaustive)])
 def test_kernels_send_early_strips(ranks, rng):
     program = Emulator(matmul_all_reduce_graph(ranks, shapes=SHAPES), workers=2)
-    inputs, wanted = early_inputs(ranks, rng)
-    for found in program.run(inputs, EARLY, seed=1, runs=2):
-        check(found, None, *wanted)
+    inputs, references = early_inputs(ranks, rng)
+    for outputs in program.run(inputs, EARLY, seed=1, runs=2):
+        check(outputs, None, *references)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_kernels_send_early_strips(ranks, rng):
     ],
 )
 def test_kernels_give_the_reference(ranks, near, algorithm, eps, rng):
-    graph, inputs, wanted = graph_and_inputs(ranks, near, eps, rng)
+    graph, inputs, references = graph_and_inputs(ranks, near, eps, rng)
     program = Emulator(graph, workers=2, has_far=near < ranks)
-    for found in program.run(inputs, dims_for(graph, algorithm), seed=1, runs=2):
-        check(found, eps, *wanted)
+    for outputs in program.run(inputs, dims_for(graph, algorithm), seed=1, runs=2):
+        check(outputs, eps, *references)
 
 
 @exhaustive
@@ -207,35 +207,35 @@ ANY_RANKS = pytest.mark.mpi(ranks=[1, 2, 4])
 )
 def test_all_ranks_get_the_sum(algorithm, world, make, arrays, monkeypatch):
     one_shot = property(lambda sizes: sizes.one_shot)
-    chosen = one_shot if algorithm == ONE_SHOT else algorithm
-    monkeypatch.setattr(AllReduceSizes, "fastest", chosen)
+    fastest = one_shot if algorithm == ONE_SHOT else algorithm
+    monkeypatch.setattr(AllReduceSizes, "fastest", fastest)
     op, norm_op = make(MatmulAllReduce), make(MatmulAllReduceNorm)
     for shape in ((1, 8, 8), (5, 72, 24), (37, 136, 40)):
         rng = np.random.default_rng(3)
-        inputs, *wanted = given(world.size, shape, "bfloat16", rng)
+        inputs, *references = given(world.size, shape, "bfloat16", rng)
         x, w, residual, gain = map(arrays.put, inputs[world.rank].values())
         kn = arrays.put(inputs[world.rank]["w"].T.copy()).T
         for weights in (w, kn):
             out = op(x, weights)
             op.synchronize()
-            check({"y": arrays.get(out)}, None, *wanted)
+            check({"y": arrays.get(out)}, None, *references)
         out, total = norm_op(x, w, residual, gain, residual_out=residual)
         norm_op.synchronize()
         assert total is residual
-        found = {"y": arrays.get(out), "residual_out": arrays.get(total)}
-        check(found, EPS, *wanted)
+        outputs = {"y": arrays.get(out), "residual_out": arrays.get(total)}
+        check(outputs, EPS, *references)
 
 
 @pytest.mark.mpi(ranks=[2])
 def test_functions_share_operations(world, arrays):
     rng = np.random.default_rng(3)
-    inputs, *wanted = given(world.size, (5, 72, 24), "float16", rng)
+    inputs, *references = given(world.size, (5, 72, 24), "float16", rng)
     x, w, residual, gain = map(arrays.put, inputs[world.rank].values())
     y = etc_dist.matmul_all_reduce(x, w)
-    check({"y": arrays.get(y)}, None, *wanted)
+    check({"y": arrays.get(y)}, None, *references)
     y, total = etc_dist.matmul_all_reduce_norm(x, w, residual, gain, EPS)
-    found = {"y": arrays.get(y), "residual_out": arrays.get(total)}
-    check(found, EPS, *wanted)
+    outputs = {"y": arrays.get(y), "residual_out": arrays.get(total)}
+    check(outputs, EPS, *references)
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -284,13 +284,13 @@ WRONG_WITH_NORM = {
 }
 
 
-def wrong(what: str, own: dict[str, Any], put: Any) -> dict[str, Any]:
+def wrong(what: str, operands: dict[str, Any], put: Any) -> dict[str, Any]:
     return {
         "residual is float16": {"residual": put(np.zeros((4, 8)), "float16")},
         "residual has other rows": {"residual": put(np.zeros((5, 8)), "bfloat16")},
         "gain has other columns": {"gain": put(np.zeros(16), "bfloat16")},
-        "out is a part of x": {"out": own["x"].reshape(8, 8)[:4]},
-        "out is residual": {"out": own["residual"]},
+        "out is a part of x": {"out": operands["x"].reshape(8, 8)[:4]},
+        "out is residual": {"out": operands["residual"]},
         "residual_out is out": dict.fromkeys(
             ("out", "residual_out"), put(np.zeros((4, 8)), "bfloat16")
         ),
@@ -305,19 +305,19 @@ def wrong(what: str, own: dict[str, Any], put: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("what", WRONG_WITH_NORM)
 def test_what_does_not_fit_a_norm_is_refused_on_all(what, world, arrays, make, rng):
     op = make(MatmulAllReduceNorm)
-    inputs, *wanted = given(world.size, (4, 8, 16), "bfloat16", rng)
-    own = {name: arrays.put(a) for name, a in inputs[world.rank].items()}
-    others = wrong(what, own, arrays.put_as) if world.rank == 1 else {}
+    inputs, *references = given(world.size, (4, 8, 16), "bfloat16", rng)
+    operands = {name: arrays.put(a) for name, a in inputs[world.rank].items()}
+    changes = wrong(what, operands, arrays.put_as) if world.rank == 1 else {}
     with refusal(ArgumentError, WRONG_WITH_NORM[what]):
-        op(**own | others)
-    y, total = op(**own)
+        op(**operands | changes)
+    y, total = op(**operands)
     op.synchronize()
-    found = {"y": arrays.get(y), "residual_out": arrays.get(total)}
-    check(found, EPS, *wanted)
+    outputs = {"y": arrays.get(y), "residual_out": arrays.get(total)}
+    check(outputs, EPS, *references)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shape", "algorithm", "added"),
+    ("ranks", "shape", "algorithm", "piece"),
     [
         (2, (80, 1280, 10368), TILES, 128),  # in parts of k
         (2, (438, 7296, 1216), TILES, 303),  # one wave: more than a warp loads at once
@@ -326,9 +326,9 @@ def test_what_does_not_fit_a_norm_is_refused_on_all(what, world, arrays, make, r
         (4, (438, 7296, 1216), TWO_SHOT, 456),
     ],
 )
-def test_tiles_take_the_place_of_one_exchange(ranks, shape, algorithm, added):
-    chosen = dims_chosen(near_operation(ranks), *shape)
-    assert (chosen["algorithm"], chosen["piece"]) == (algorithm, added)
+def test_tiles_take_the_place_of_one_exchange(ranks, shape, algorithm, piece):
+    choice = dims_chosen(near_operation(ranks), *shape)
+    assert (choice["algorithm"], choice["piece"]) == (algorithm, piece)
 
 
 def near_operation(ranks: int) -> MatmulAllReduce:

@@ -51,8 +51,8 @@ def test_parts_are_added_in_fp32_in_the_order_of_k(shape, rng):
     (inputs, _, dims), y = in_order(rng, shape, "bfloat16")
     plan = schedule_static(graph_of("nk", shapes=(shape,)))
     for seed in range(3):
-        [found] = simulate(plan, inputs, dims, seed=seed).outputs
-        np.testing.assert_array_equal(found["y"], y)
+        [outputs] = simulate(plan, inputs, dims, seed=seed).outputs
+        np.testing.assert_array_equal(outputs["y"], y)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -122,12 +122,12 @@ def test_a_matmul_waits_for_the_rows_of_another_one(name, blocks, rng):
     ):
         dims |= dims_of(Tiling(0, division.columns, *divided), prefix)
     shapes = {"x": (m, k), "w": (n, k), "v": (k, n)}
-    inputs = {each: draw(rng, shape, "bfloat16") for each, shape in shapes.items()}
+    inputs = {tensor: draw(rng, shape, "bfloat16") for tensor, shape in shapes.items()}
     between = matmul_of(inputs["x"], inputs["w"]).expected.astype(inputs["x"].dtype)
     plan = schedule_static(graph)
     assert kept_proof(plan, dims, 4).unchecked == ()
-    [found] = simulate(plan, [inputs], dims).outputs
-    matmul_of(between, inputs["v"]).check(found["y"])
+    [outputs] = simulate(plan, [inputs], dims).outputs
+    matmul_of(between, inputs["v"]).check(outputs["y"])
     for verbs in (["waits"], ["waits", "notifies"]):
         lacking = schedule_static(without(graph, "done", *verbs))
         with pytest.raises(RaceError if len(verbs) > 1 else GraphError):

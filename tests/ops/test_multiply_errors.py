@@ -84,9 +84,9 @@ def test_all_ranks_refuse_dims_of_one_of_them_without_a_tile(dims, words, world)
     put, program = Arrays(world.backend).put, etc_dist.compile(graph_of(world), world)
     arrays = {name: put(array) for name, array in inputs().items()}
     is_last = world.rank == world.size - 1
-    chosen = {**FITTING, **(dims if is_last else {})}
+    choice = {**FITTING, **(dims if is_last else {})}
     kinds = ArgumentError, GraphError
-    refused(lambda: program.run(dims=chosen, **arrays), words, kinds)
+    refused(lambda: program.run(dims=choice, **arrays), words, kinds)
     program.run(dims=FITTING, **arrays)
     program.close()
 
@@ -106,10 +106,10 @@ def graph_of(world) -> GraphFunction:
 )
 def test_other_weights_have_fewer_tiles(w_layout, dims, words):
     if w_layout == "gated":
-        made = gated_parts(1, shapes=SHAPES)
+        matmuls = gated_parts(1, shapes=SHAPES)
     else:
-        made = matmul_graph(1, shapes=SHAPES, w_layout=w_layout)
-    plan = schedule_static(made)
+        matmuls = matmul_graph(1, shapes=SHAPES, w_layout=w_layout)
+    plan = schedule_static(matmuls)
     dims = {"m": 20, "n": 264, "k": 512, **FITTING, **dims}
     refused(lambda: verify(plan, dims, 4), words, ArgumentError)
 
@@ -132,11 +132,13 @@ def test_required_numbers_that_divide_by_zero_are_named():
     g = Graph("one", 1)
     m, n = g.dims("m n")
     g.require("bad ratio", [m // n], [(2,)], "mend it")
-    made = g.finish()
-    assert checked_dims(made, {"m": 4, "n": 2}) == {"m": 4, "n": 2}
-    refused(lambda: checked_dims(made, {"m": 6, "n": 2}), "bad ratio", ArgumentError)
+    function = g.finish()
+    assert checked_dims(function, {"m": 4, "n": 2}) == {"m": 4, "n": 2}
+    refused(
+        lambda: checked_dims(function, {"m": 6, "n": 2}), "bad ratio", ArgumentError
+    )
     words = "a number of g.require cannot be computed|wanted: divisors other than 0"
-    refused(lambda: checked_dims(made, {"m": 4, "n": 0}), words, ArgumentError)
+    refused(lambda: checked_dims(function, {"m": 4, "n": 0}), words, ArgumentError)
 
 
 def test_constants_are_refused_in_the_graph():
@@ -152,9 +154,9 @@ def test_constants_are_refused_in_the_graph():
 
 def test_a_graph_without_a_fitting_tile_is_refused():
     wrong = [], [(1, 2), (3,)], [2, 3], [(1, 2.5)]
-    for values, got in zip(wrong, map(str, wrong), strict=True):
+    for values, text in zip(wrong, map(str, wrong), strict=True):
         g = Graph("one", 1)
         act = partial(g.require, "wrong", g.dims("m n"), values, "mend it")
-        refused(act, f"wrong|wanted: values of m, n got: {got} to do: mend it")
+        refused(act, f"wrong|wanted: values of m, n got: {text} to do: mend it")
     narrow = (TileShape(16, 32, swapped=True),)
     refused(lambda: gated_parts(1, shapes=narrow), "has no gated tile|got: [] to do")

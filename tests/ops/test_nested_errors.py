@@ -25,70 +25,72 @@ pytestmark = pytest.mark.mpi
 
 def copying(body: Callable[..., None]) -> Any:
     """A graph of one task on each rank, which makes y [n] of x by this body."""
-    made = device_function(source="", reads=1, writes=1)(body)
+    function = device_function(source="", reads=1, writes=1)(body)
 
-    return partial(whole, function=made)
+    return partial(whole, function=function)
 
 
 # name: a call inside another one; `own` is its world, `op` an operation there
 NESTED: dict[str, Callable[[Any, Any], Any]] = {
-    "operation": lambda own, op: op(*ones(own)),
-    "function": lambda own, op: etc_dist.matmul_reduce_scatter(*ones(own)),
-    "new operation": lambda own, op: AllGatherMatmul(world=own),
-    "new layer": lambda own, op: etc_dist.MLP(*ones(own), ones(own)[1], world=own),
-    "compile": lambda own, op: etc_dist.compile(op.program.plan.graph, own),
-    "synchronize": lambda own, op: op.synchronize(),
-    "with operation": lambda own, op: op.__exit__(None, None, None),
-    "with program": lambda own, op: op.program.__exit__(None, None, None),
-    "with world": lambda own, op: own.__exit__(None, None, None),
-    "allocate": lambda own, op: own.allocate(64),
-    "start": lambda own, op: start(own.settings),
+    "operation": lambda cpu_world, op: op(*ones(cpu_world)),
+    "function": lambda cpu_world, op: etc_dist.matmul_reduce_scatter(*ones(cpu_world)),
+    "new operation": lambda cpu_world, op: AllGatherMatmul(world=cpu_world),
+    "new layer": lambda cpu_world, op: etc_dist.MLP(
+        *ones(cpu_world), ones(cpu_world)[1], world=cpu_world
+    ),
+    "compile": lambda cpu_world, op: etc_dist.compile(op.program.plan.graph, cpu_world),
+    "synchronize": lambda cpu_world, op: op.synchronize(),
+    "with operation": lambda cpu_world, op: op.__exit__(None, None, None),
+    "with program": lambda cpu_world, op: op.program.__exit__(None, None, None),
+    "with world": lambda cpu_world, op: cpu_world.__exit__(None, None, None),
+    "allocate": lambda cpu_world, op: cpu_world.allocate(64),
+    "start": lambda cpu_world, op: start(cpu_world.settings),
 }
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_a_call_in_the_body_of_another_one_is_refused(name, own, monkeypatch):
+def test_a_call_in_the_body_of_another_one_is_refused(name, cpu_world, monkeypatch):
     def copy(x: Any, y: Any) -> None:
         with pytest.raises(WorldError, match="made inside another call"):
-            NESTED[name](own, op)
+            NESTED[name](cpu_world, op)
         y[...] = x
 
-    monkeypatch.setattr(functional, "current", lambda: own)
-    op = MatmulReduceScatter(world=own)
-    op(*ones(own))
-    program = etc_dist.compile(copying(copy)(own.size), own)
+    monkeypatch.setattr(functional, "current", lambda: cpu_world)
+    op = MatmulReduceScatter(world=cpu_world)
+    op(*ones(cpu_world))
+    program = etc_dist.compile(copying(copy)(cpu_world.size), cpu_world)
     x = np.arange(4, dtype=np.float32)
     np.testing.assert_array_equal(program.run(x=x)["y"], x)
-    assert (op(*ones(own)) == 8 * own.size).all()
+    assert (op(*ones(cpu_world)) == 8 * cpu_world.size).all()
 
 
-def test_the_error_of_a_refused_call_ends_the_run_alone(own):
+def test_the_error_of_a_refused_call_ends_the_run_alone(cpu_world):
     def copy(x: Any, y: Any) -> None:
         y[...] = x
-        if own.rank == 0 and x[0] == 1:
-            own.barrier()
+        if cpu_world.rank == 0 and x[0] == 1:
+            cpu_world.barrier()
 
-    program = etc_dist.compile(copying(copy)(own.size), own)
+    program = etc_dist.compile(copying(copy)(cpu_world.size), cpu_world)
     with pytest.raises(WorldError, match="made inside another call"):
         program.run(x=np.ones(4, np.float32))
     program.run(x=np.zeros(4, np.float32))
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_call_in_a_signal_handler_of_a_waiting_rank_is_refused(own):
-    refused: list[str] = []
+def test_a_call_in_a_signal_handler_of_a_waiting_rank_is_refused(cpu_world):
+    refusals: list[str] = []
 
     def handle(*_: object) -> None:
         with pytest.raises(WorldError) as caught:
-            op(*ones(own))
-        refused.append(caught.value.what)
+            op(*ones(cpu_world))
+        refusals.append(caught.value.what)
 
-    op = MatmulReduceScatter(world=own)
+    op = MatmulReduceScatter(world=cpu_world)
     before = signal.signal(signal.SIGALRM, handle)
-    if own.rank == 0:
+    if cpu_world.rank == 0:
         time.sleep(0.5)
     else:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-    assert (op(*ones(own)) == 8 * own.size).all()
+    assert (op(*ones(cpu_world)) == 8 * cpu_world.size).all()
     signal.signal(signal.SIGALRM, before)
-    assert refused == ["a call was made inside another call"] * (own.rank > 0)
+    assert refusals == ["a call was made inside another call"] * (cpu_world.rank > 0)

@@ -106,10 +106,10 @@ def test_both_schedules_and_repeats_give_the_same_bits(
 def test_a_call_reads_what_its_arrays_hold_then(kind, world, make, problem):
     op = make(kind)
     shape = (8 * world.size, 16, 24)
-    p, other = problem(kind, shape), problem(kind, shape)
+    p, source = problem(kind, shape), problem(kind, shape)
     for factor in (1, 2):
-        p.x[...] = factor * other.x
-        p.expected = factor * other.expected
+        p.x[...] = factor * source.x
+        p.expected = factor * source.expected
         op(p.x, p.w, p.out)
         op.synchronize()
         p.check_exact(p.out)
@@ -119,12 +119,12 @@ def test_an_output_is_given_back_or_made(kind, world, make, problem):
     op = make(kind)
     p = problem(kind, (16 * world.size, 24, 32), "float16")
     assert op(p.x, p.w, p.out) is p.out
-    made = op(p.x, p.w)
+    y = op(p.x, p.w)
     op.synchronize()
-    assert (type(made), made.dtype) == (type(p.x), p.x.dtype)
-    assert made.shape == p.expected.shape
+    assert (type(y), y.dtype) == (type(p.x), p.x.dtype)
+    assert y.shape == p.expected.shape
     p.check_exact(p.out)
-    p.check_exact(made)
+    p.check_exact(y)
 
 
 def test_two_operations_take_turns(kind, world, make, problem):
@@ -162,7 +162,7 @@ def test_the_function_keeps_one_operation(
         p.check_exact(p.out)
         p.check_exact(function(p.x, p.w))
     assert len(compiled) == 1
-    (operation,) = (kept for kept in world.kept.values() if isinstance(kept, kind))
+    (operation,) = (thing for thing in world.kept.values() if isinstance(thing, kind))
     operation.close()
 
 

@@ -67,10 +67,12 @@ def refusal(error: type[Exception], words: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def refused(op, good, monkeypatch) -> Callable[..., None]:
+def expect_refusal(op, good, monkeypatch) -> Callable[..., None]:
     """Makes a call that must raise on this rank and launch nothing; then a good one."""
 
-    def refused(call: Call, words: str, error: type[Exception] = ArgumentError) -> None:
+    def expect_refusal(
+        call: Call, words: str, error: type[Exception] = ArgumentError
+    ) -> None:
         works(op, good())
         launched: list[object] = []
         with monkeypatch.context() as patch:
@@ -80,7 +82,7 @@ def refused(op, good, monkeypatch) -> Callable[..., None]:
         assert launched == []
         works(op, good())
 
-    return refused
+    return expect_refusal
 
 
 def works(op: Operation, p: Any) -> None:
@@ -97,7 +99,7 @@ def wrong(what: str, p: Any, put: Callable[..., Any]) -> Call:
     def zeros(*extents: int, dtype: str = "bfloat16") -> Any:
         return put(np.zeros(extents), dtype)
 
-    both = zeros(rows * k + shape[0] * n)
+    memory = zeros(rows * k + shape[0] * n)
     with_w = zeros(n * k + shape[0] * n)
     return {
         "K differs": (p.x, zeros(n, k + 8), None),
@@ -116,9 +118,9 @@ def wrong(what: str, p: Any, put: Callable[..., Any]) -> Call:
         "out is not contiguous": (p.x, p.w, zeros(n, shape[0]).T),
         "w is empty": (p.x, zeros(0, k), None),
         "out overlaps x": (
-            both[: rows * k].reshape(rows, k),
+            memory[: rows * k].reshape(rows, k),
             p.w,
-            both[rows * k - 8 : -8].reshape(shape),
+            memory[rows * k - 8 : -8].reshape(shape),
         ),
         "out overlaps w": (
             p.x,
@@ -153,30 +155,34 @@ WORDS = {
 
 
 @pytest.mark.parametrize("what", WORDS)
-def test_what_does_not_fit_is_refused(what, refused, good, arrays):
-    refused(wrong(what, good(), arrays.put_as), WORDS[what])
+def test_what_does_not_fit_is_refused(what, expect_refusal, good, arrays):
+    expect_refusal(wrong(what, good(), arrays.put_as), WORDS[what])
 
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("bad_rank", [0, 1])
 @pytest.mark.parametrize("what", ["K differs", "w is float16", "out has another row"])
 def test_what_does_not_fit_on_one_rank_is_refused_on_all(
-    what, bad_rank, refused, op, good, arrays, world
+    what, bad_rank, expect_refusal, op, good, arrays, world
 ):
     p = good()
     works(op, p)  # the good ranks' call is one that the operation remembers
     call = (p.x, p.w, p.out)
     if world.rank == bad_rank:
         call = wrong(what, p, arrays.put_as)
-    refused(call, rf"where: +rank {bad_rank}: ")
+    expect_refusal(call, rf"where: +rank {bad_rank}: ")
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_rank_with_other_shapes_than_its_peers_is_named(refused, arrays, world):
+def test_a_rank_with_other_shapes_than_its_peers_is_named(
+    expect_refusal, arrays, world
+):
     rows = 16 if world.rank == 1 else 8
     x = arrays.put_as(np.zeros((rows * world.size, 24)), "bfloat16")
     w = arrays.put_as(np.zeros((16, 24)), "bfloat16")
-    refused((x, w, None), r"rank 1: \w+\((rows|m)=\d+, n=16, k=24(, shape=\d+.*)?\)")
+    expect_refusal(
+        (x, w, None), r"rank 1: \w+\((rows|m)=\d+, n=16, k=24(, shape=\d+.*)?\)"
+    )
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -215,10 +221,10 @@ TYPES = {"list": ([[0.0] * 24], "x expects a NumPy"), "str": ("x", "got str")}
 
 
 @pytest.mark.parametrize("what", TYPES)
-def test_an_object_that_is_not_an_array_is_a_type_error(what, refused, good):
+def test_an_object_that_is_not_an_array_is_a_type_error(what, expect_refusal, good):
     x, words = TYPES[what]
     p = good()
-    refused((x, p.w, p.out), words, TypeError)
+    expect_refusal((x, p.w, p.out), words, TypeError)
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -261,22 +267,26 @@ def test_ranks_with_other_first_calls_are_refused_before_compiling(
 
 
 @pytest.mark.gpu
-def test_arrays_in_host_memory_are_refused_on_gpus(refused, good):
+def test_arrays_in_host_memory_are_refused_on_gpus(expect_refusal, good):
     p = good()
-    refused((p.x.get(), p.w, p.out), r"wanted: x .* on cuda:\d[^$]*got: +x .* on cpu")
+    expect_refusal(
+        (p.x.get(), p.w, p.out), r"wanted: x .* on cuda:\d[^$]*got: +x .* on cpu"
+    )
 
 
 @pytest.mark.gpu(devices=2)
 @pytest.mark.mpi(ranks=[2])
-def test_arrays_of_another_gpu_are_refused(refused, good):
+def test_arrays_of_another_gpu_are_refused(expect_refusal, good):
     import cupy
 
     p = good()
-    other = (p.x.device.id + 1) % cupy.cuda.runtime.getDeviceCount()
-    with cupy.cuda.Device(other):
+    device = (p.x.device.id + 1) % cupy.cuda.runtime.getDeviceCount()
+    with cupy.cuda.Device(device):
         w = cupy.asarray(p.w)
     # The ranks' errors differ: one has that of rank 0, which has the first GPU.
-    refused((p.x, w, p.out), rf"wanted: w [^$]*got: [^$]*w .* on cuda:[1{other}]")
+    expect_refusal(
+        (p.x, w, p.out), rf"wanted: w [^$]*got: [^$]*w .* on cuda:[1{device}]"
+    )
 
 
 # --------------------------------------------------------------------- the operation
@@ -324,47 +334,51 @@ def test_exhausted_symmetric_memory_leaves_the_operation_usable(
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_interrupt_between_agreement_and_launch_breaks_the_world(own, monkeypatch):
+def test_interrupt_between_agreement_and_launch_breaks_the_world(
+    cpu_world, monkeypatch
+):
     def interrupt(launch: Any, stream: Any) -> None:
         raise KeyboardInterrupt
 
-    op = MatmulReduceScatter(world=own)
-    op(*ones(own))
-    if own.rank == 0:
+    op = MatmulReduceScatter(world=cpu_world)
+    op(*ones(cpu_world))
+    if cpu_world.rank == 0:
         monkeypatch.setattr(op.program._executor, "launch", interrupt)
     # A peer raises in its own agreement, or while it waits in the run.
-    kinds = KeyboardInterrupt if own.rank == 0 else (WorldError, WaitTimeoutError)
+    kinds = KeyboardInterrupt if cpu_world.rank == 0 else (WorldError, WaitTimeoutError)
     with pytest.raises(kinds) as caught:
-        op(*ones(own))
+        op(*ones(cpu_world))
     text = "left the world: a call there was interrupted"
-    assert own.rank == 0 or text in str(caught.value)
+    assert cpu_world.rank == 0 or text in str(caught.value)
     with pytest.raises(WorldError, match="cannot be used"):
-        op(*ones(own))
+        op(*ones(cpu_world))
 
 
 @pytest.mark.mpi(ranks=[2])
 def test_interrupt_in_a_run_is_on_all_ranks_and_the_next_call_is_right(
-    own, monkeypatch
+    cpu_world, monkeypatch
 ):
-    op = MatmulReduceScatter(world=own)
-    op(*ones(own))
+    op = MatmulReduceScatter(world=cpu_world)
+    op(*ones(cpu_world))
     executor = op.program._executor
 
     def interrupt(team: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        if own.rank == 0:
+        if cpu_world.rank == 0:
             patch.setattr(executor, "_drive", interrupt)
-        with pytest.raises(KeyboardInterrupt if own.rank == 0 else WorldError):
-            op(*ones(own))
-    assert (op(*ones(own)) == 8 * own.size).all()
+        with pytest.raises(KeyboardInterrupt if cpu_world.rank == 0 else WorldError):
+            op(*ones(cpu_world))
+    assert (op(*ones(cpu_world)) == 8 * cpu_world.size).all()
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_interrupt_after_all_ranks_have_finished_is_of_one_rank_alone(own, monkeypatch):
-    op = MatmulReduceScatter(world=own)
-    op(*ones(own))
+def test_interrupt_after_all_ranks_have_finished_is_of_one_rank_alone(
+    cpu_world, monkeypatch
+):
+    op = MatmulReduceScatter(world=cpu_world)
+    op(*ones(cpu_world))
     executor = op.program._executor
     drive = executor._drive
 
@@ -373,36 +387,36 @@ def test_interrupt_after_all_ranks_have_finished_is_of_one_rank_alone(own, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        if own.rank == 0:
+        if cpu_world.rank == 0:
             patch.setattr(executor, "_drive", interrupt)
             with pytest.raises(KeyboardInterrupt):
-                op(*ones(own))
+                op(*ones(cpu_world))
         else:
-            assert (op(*ones(own)) == 8 * own.size).all()
-    assert (op(*ones(own)) == 8 * own.size).all()
+            assert (op(*ones(cpu_world)) == 8 * cpu_world.size).all()
+    assert (op(*ones(cpu_world)) == 8 * cpu_world.size).all()
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_interrupt_of_all_ranks_at_once_ends_them_soon(own):
+def test_interrupt_of_all_ranks_at_once_ends_them_soon(cpu_world):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    op = MatmulReduceScatter(world=own)
+    op = MatmulReduceScatter(world=cpu_world)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises((KeyboardInterrupt, WorldError, WaitTimeoutError)):
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             while True:
-                op(*ones(own))
+                op(*ones(cpu_world))
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
-def test_threads_that_call_at_once_get_right_results_or_an_error(own):
-    op = MatmulReduceScatter(world=own)
-    x, w = ones(own)
+def test_threads_that_call_at_once_get_right_results_or_an_error(cpu_world):
+    op = MatmulReduceScatter(world=cpu_world)
+    x, w = ones(cpu_world)
     wrong = []
 
     def call(value: int) -> None:
@@ -412,10 +426,10 @@ def test_threads_that_call_at_once_get_right_results_or_an_error(own):
             except WorldError as error:
                 assert "two threads use one world" in str(error)
             else:
-                if not (y == 8 * value * own.size).all():
+                if not (y == 8 * value * cpu_world.size).all():
                     wrong.append(value)
 
-    if own.size == 1:
+    if cpu_world.size == 1:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(call, (1, 2)))
     assert wrong == []

@@ -21,7 +21,7 @@ def chosen(rows: int, ranks: int = 4) -> dict[str, int]:
     dims = {"rows": rows, "n": 8192, "k": 7168}
     sizes = ranks * rows, dims["n"], dims["k"]
     choices = choose(sizes, 132, FAMILY, default_tuning(), ranks=ranks)
-    return dims | {each.dim: each.value for each in choices}
+    return dims | {choice.dim: choice.value for choice in choices}
 
 
 @graphs

@@ -34,12 +34,12 @@ def gathered(array: Any) -> Any:
     return np.stack(MPI.COMM_WORLD.allgather(array))
 
 
-def error(found: Any, expected: Any) -> float:
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+def error(result: Any, expected: Any) -> float:
+    return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
 
 
 @pytest.fixture
-def own(rng, world):
+def rank_rng(rng, world):
     """This rank's random numbers."""
     return rng.spawn(world.size)[world.rank]
 
@@ -57,20 +57,20 @@ COLLECTIVES: list[tuple[Any, dict[str, str]]] = [
     ("kind", "options", "scaling", "rows"),
     [
         pytest.param(*collective, scaling, rows, marks=exhaustive if is_odd else [])
-        for number, collective in enumerate(COLLECTIVES)
-        for which, scaling in enumerate(SCALINGS)
-        for size, rows in enumerate((4, 600))
-        for is_odd in [(number + which + size) % 2 == 1]
+        for kind_idx, collective in enumerate(COLLECTIVES)
+        for scaling_idx, scaling in enumerate(SCALINGS)
+        for rows_idx, rows in enumerate((4, 600))
+        for is_odd in [(kind_idx + scaling_idx + rows_idx) % 2 == 1]
     ],
     ids=str,
 )
 def test_each_collective_multiplies_by_the_scaled_weights(
-    kind, options, scaling, rows, make, world, arrays, own
+    kind, options, scaling, rows, make, world, arrays, rank_rng
 ):
     dtype, is_gather = "bfloat16", kind is AllGatherMatmul
     count = rows // world.size if is_gather else rows
-    x = own.standard_normal((count, K)).astype(numpy_dtype(dtype))
-    codes, scales, w = draw_scaled(own, N, K, scaling)
+    x = rank_rng.standard_normal((count, K)).astype(numpy_dtype(dtype))
+    codes, scales, w = draw_scaled(rank_rng, N, K, scaling)
     op = make(kind, **options)
     y = arrays.get(op(arrays.put(x), arrays.put_scaled(codes, scales)))
     op.synchronize()
@@ -84,14 +84,14 @@ def test_each_collective_multiplies_by_the_scaled_weights(
     assert error(y, expected) < TOLERANCE[dtype]
 
 
-def test_the_norm_follows_the_sum_of_scaled_products(make, world, arrays, own):
+def test_the_norm_follows_the_sum_of_scaled_products(make, world, arrays, rank_rng):
     dtype, rows = numpy_dtype("bfloat16"), 6
-    x = own.standard_normal((rows, K)).astype(dtype)
-    codes, scales, w = draw_scaled(own, N, K, SCALINGS[0])
+    x = rank_rng.standard_normal((rows, K)).astype(dtype)
+    codes, scales, w = draw_scaled(rank_rng, N, K, SCALINGS[0])
     residual, gain = np.ones((rows, N), dtype), np.ones(N, dtype)
     op = make(MatmulAllReduceNorm)
-    given = arrays.put(x), arrays.put_scaled(codes, scales)
-    out, total = op(*given, arrays.put(residual), arrays.put(gain))
+    operands = arrays.put(x), arrays.put_scaled(codes, scales)
+    out, total = op(*operands, arrays.put(residual), arrays.put(gain))
     op.synchronize()
     expected = 1 + gathered(x.astype(np.float64) @ w.T).sum(0)
     assert error(arrays.get(total), expected) < TOLERANCE["bfloat16"]
@@ -102,22 +102,26 @@ def test_the_norm_follows_the_sum_of_scaled_products(make, world, arrays, own):
 @pytest.mark.parametrize(
     ("scaling", "dtype"),
     [
-        pytest.param(scaling, dtype, marks=[] if which == number else exhaustive)
-        for which, scaling in enumerate(SCALINGS)
-        for number, dtype in enumerate(TOLERANCE)
+        pytest.param(
+            scaling, dtype, marks=[] if scaling_idx == dtype_idx else exhaustive
+        )
+        for scaling_idx, scaling in enumerate(SCALINGS)
+        for dtype_idx, dtype in enumerate(TOLERANCE)
     ],
     ids=str,
 )
-def test_an_mlp_multiplies_by_the_scaled_weights(scaling, dtype, world, arrays, own):
+def test_an_mlp_multiplies_by_the_scaled_weights(
+    scaling, dtype, world, arrays, rank_rng
+):
     hidden, inner = 272, 144
     shapes = (inner, hidden), (inner, hidden), (hidden, inner)
     # Without weights so large that activations overflow in float16.
-    drawn = [draw_scaled(own, *shape, scaling, 2**-12) for shape in shapes]
+    drawn = [draw_scaled(rank_rng, *shape, scaling, 2**-12) for shape in shapes]
     gate, up, down = (w for *_, w in drawn)
     weights = [arrays.put_scaled(codes, scales) for codes, scales, _ in drawn]
     with MLP(*weights, world=world) as mlp:
         for rows in (3, 300):
-            x = own.standard_normal((rows, hidden)).astype(numpy_dtype(dtype))
+            x = rank_rng.standard_normal((rows, hidden)).astype(numpy_dtype(dtype))
             y = arrays.get(mlp(arrays.put(x)))
             mlp.synchronize()
             all_x = np.concatenate(gathered(x)).astype(np.float64)

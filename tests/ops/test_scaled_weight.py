@@ -49,9 +49,9 @@ def test_one_operation_takes_weights_with_and_without_scales(make, arrays, rng):
     codes = w.astype(numpy_dtype(E4M3))
     scaled = arrays.put_scaled(codes, scale)
     rows = arrays.put_scaled(codes, np.full(24, 2, np.float32))
-    for weights, wanted in ((w, 64), (scaled, 32), (rows, 128), (scaled, 32)):
-        given = arrays.put(weights) if weights is w else weights
-        assert (arrays.get(op(arrays.put(x), given)) == wanted).all()
+    for weights, value in ((w, 64), (scaled, 32), (rows, 128), (scaled, 32)):
+        operand = arrays.put(weights) if weights is w else weights
+        assert (arrays.get(op(arrays.put(x), operand)) == value).all()
 
 
 BLOCKS, ROWS = Scaling(PER_BLOCK, "float32"), Scaling(PER_ROW, "bfloat16")
@@ -118,8 +118,8 @@ def test_an_outlier_changes_only_the_codes_of_its_block(rng):
     before = etc_dist.quantize(w).codes.view(np.uint8)
     w[130, 5] = 1000
     after = etc_dist.quantize(w).codes.view(np.uint8)
-    changed = (before != after).reshape(2, 128, 2, 128).any(axis=(1, 3))
-    assert changed.tolist() == [[False, False], [True, False]]
+    has_changed = (before != after).reshape(2, 128, 2, 128).any(axis=(1, 3))
+    assert has_changed.tolist() == [[False, False], [True, False]]
 
 
 def test_the_model_counts_a_byte_for_each_code(world):

@@ -46,8 +46,8 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("w", "words"), TABLE)
-def test_weights_that_do_not_fit_are_refused(w, words, own):
-    with Matmul(world=own) as op:
+def test_weights_that_do_not_fit_are_refused(w, words, cpu_world):
+    with Matmul(world=cpu_world) as op:
         refused(lambda: op(ones((5, K), "bfloat16"), w), words, ArgumentError)
 
 
@@ -64,19 +64,21 @@ NOT_BLOCKS = "weights with scales of blocks of 128 x 128, for float8 activations
         (ScaledWeight(CODES, ones((), "float32")), "w_scales [] float32"),
     ],
 )
-def test_float8_activations_need_weights_with_scales_of_blocks(w, words, own):
-    with Matmul(world=own, activations="float8") as op:
+def test_float8_activations_need_weights_with_scales_of_blocks(w, words, cpu_world):
+    with Matmul(world=cpu_world, activations="float8") as op:
         x, words = ones((5, K), "bfloat16"), f"{NOT_BLOCKS}|{words}"
         refused(lambda: op(x, w), words, ArgumentError)
 
 
-def test_activations_that_do_not_exist_are_refused(own):
+def test_activations_that_do_not_exist_are_refused(cpu_world):
     words = (
         "unknown activations|wanted: '16-bit' or 'float8'|got: activations = 'float16'"
     )
-    refused(lambda: Matmul(world=own, activations="float16"), words, ArgumentError)
+    refused(
+        lambda: Matmul(world=cpu_world, activations="float16"), words, ArgumentError
+    )
     with pytest.raises(TypeError, match="activations"):
-        Matmul(world=own, activations=8)
+        Matmul(world=cpu_world, activations=8)
 
 
 @pytest.mark.parametrize(
@@ -93,34 +95,36 @@ def test_operations_without_float8_activations_refuse_them(operation):
         operation(x, BLOCKS, activations="float8")
 
 
-def test_outputs_do_not_overlap_scales(own):
+def test_outputs_do_not_overlap_scales(cpu_world):
     memory = np.ones(4 * N, np.uint8)
     scales = memory.view(np.float32)
     out = memory.view(numpy_dtype("bfloat16")).reshape(2, N)
-    with Matmul(world=own) as op:
+    with Matmul(world=cpu_world) as op:
         x, w = ones((2, K), "bfloat16"), ScaledWeight(CODES, scales)
         words = "wanted: out apart from w_scales|got: out overlaps w_scales"
         refused(lambda: op(x, w, out), words, ArgumentError)
 
 
-def test_a_mixture_without_float8_refuses_it(own):
+def test_a_mixture_without_float8_refuses_it(cpu_world):
     router = ones((8, K), "bfloat16")
     gate_up = ScaledWeight(ones((8, 64, K), E4M3), ones((), "float32"))
     down = ones((8, K, 32), "bfloat16")
     words = "wanted: gate_up of bfloat16 or float16 got: a ScaledWeight gate_up to do"
     refused(
-        lambda: MoE(router, gate_up, down, top_k=2, world=own), words, ArgumentError
+        lambda: MoE(router, gate_up, down, top_k=2, world=cpu_world),
+        words,
+        ArgumentError,
     )
 
 
-def test_the_weights_of_an_mlp_are_scaled_alike(own):
+def test_the_weights_of_an_mlp_are_scaled_alike(cpu_world):
     gate, down = ScaledWeight(CODES, ones((N,), "float32")), ones((K, N), E4M3)
     words = "scales of one kind and dtype, or all without|got: float8_e4m3fn per "
-    for other in (ones((), "float32"), ones((K,), "bfloat16")):
-        weights = gate, gate, ScaledWeight(down, other)
-        refused(lambda w=weights: MLP(*w, world=own), words, ArgumentError)
+    for scales in (ones((), "float32"), ones((K,), "bfloat16")):
+        weights = gate, gate, ScaledWeight(down, scales)
+        refused(lambda w=weights: MLP(*w, world=cpu_world), words, ArgumentError)
     mixed = ones((N, K), "bfloat16"), gate, ScaledWeight(down, ones((K,), "float32"))
-    refused(lambda: MLP(*mixed, world=own), "no scales", ArgumentError)
+    refused(lambda: MLP(*mixed, world=cpu_world), "no scales", ArgumentError)
 
 
 @pytest.mark.parametrize(

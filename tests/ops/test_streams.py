@@ -92,9 +92,9 @@ def test_a_captured_graph_can_be_replayed(kind, make, problem, world):
         first.check_exact(first.out)
         # Eager runs alternate with it: first in the same epochs, later in memory that
         # has grown.
-        for each in (second, large):
-            op(each.x, each.w, each.out)
+        for operands in (second, large):
+            op(operands.x, operands.w, operands.out)
             op.synchronize()
-            each.check_exact(each.out)
+            operands.check_exact(operands.out)
     if world.size > 1:  # on one rank, nothing is gathered
         assert "kept for captured CUDA graphs" in op.show()

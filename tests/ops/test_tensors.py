@@ -66,4 +66,4 @@ def test_remembered_calls_keep_no_tensor_alive(op):
     w = Tensor(ones(8))
     alive = [weakref.ref(op(Tensor(ones(4 * op.world.size)), w)) for _ in range(3)]
     gc.collect()
-    assert [one() for one in alive] == [None] * 3
+    assert [reference() for reference in alive] == [None] * 3

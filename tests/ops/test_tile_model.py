@@ -29,7 +29,9 @@ from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_static
 
 WORKERS = 132
-PLANS = {one: schedule_static(matmul_graph(1, w_layout=one)) for one in ("nk", "kn")}
+PLANS = {
+    layout: schedule_static(matmul_graph(1, w_layout=layout)) for layout in ("nk", "kn")
+}
 TUNING = replace(default_tuning(), kept=())
 EIGHTS = st.integers(1, 2600).map(lambda n: 8 * n)
 SIZES = st.tuples(st.integers(1, 9000), EIGHTS, EIGHTS)
@@ -43,27 +45,27 @@ def first(sizes, tuning=TUNING, **kinds):
     layout = kinds.get("w_layout", "nk")
     shapes = shapes_for(layout, FAMILY)
     workers = kinds.pop("workers", WORKERS)
-    chosen = choose(sizes, workers, shapes, tuning, **kinds)
-    shape, column_groups, split, parts = (one.value for one in chosen)
+    choices = choose(sizes, workers, shapes, tuning, **kinds)
+    shape, column_groups, split, parts = (choice.value for choice in choices)
     tiling = Tiling(shape, 8 * column_groups, split, parts)
-    return text_of(shapes, tiling), chosen[0].reasons()
+    return text_of(shapes, tiling), choices[0].reasons()
 
 
 @given(SIZES, st.integers(1, 140))
 def test_parts_are_not_empty_and_fit_in_the_last_wave(sizes, workers):
     m, n, k = sizes
-    for each in tilings(FAMILY, sizes, workers):
-        shape = FAMILY[each.shape_idx]
-        down, across = -(-m // shape.rows), -(-n // each.columns)
-        stages = -(-k // shape.depth)
-        part = -(-stages // each.parts)
-        assert (each.parts - 1) * part < stages
-        assert (each.parts == 1) == (each.split_tile_columns == 0)
-        assert each.split_tile_columns <= across
-        whole = down * (across - each.split_tile_columns)
-        if each.parts > 1:  # the columns hold at most one more tile for each row
+    for tiling in tilings(FAMILY, sizes, workers):
+        shape = FAMILY[tiling.shape_idx]
+        down, across = -(-m // shape.rows), -(-n // tiling.columns)
+        num_stages = -(-k // shape.depth)
+        part = -(-num_stages // tiling.parts)
+        assert (tiling.parts - 1) * part < num_stages
+        assert (tiling.parts == 1) == (tiling.split_tile_columns == 0)
+        assert tiling.split_tile_columns <= across
+        whole = down * (across - tiling.split_tile_columns)
+        if tiling.parts > 1:  # the columns hold at most one more tile for each row
             most = -(-whole // workers) * workers + workers + down
-            assert whole + down * each.split_tile_columns * each.parts < most
+            assert whole + down * tiling.split_tile_columns * tiling.parts < most
 
 
 @given(SIZES, st.integers(1, 150), st.sampled_from(["nk", "kn"]))
@@ -73,8 +75,8 @@ def test_the_memory_of_most_parts_holds_those_of_all_tilings(sizes, workers, w_l
     most = {"m": 1, "n": 8, "k": 8, **dims_of(largest_tilings(shapes, workers, 1)[1])}
     capacity = Capacity().grown(plan_memory(plan, most))
     assert capacity.local <= 2**18 * max(1, workers - 1)
-    for each in tilings(shapes, sizes, workers, w_layout=w_layout):
-        dims = dict(zip("mnk", sizes, strict=True)) | dims_of(each)
+    for tiling in tilings(shapes, sizes, workers, w_layout=w_layout):
+        dims = dict(zip("mnk", sizes, strict=True)) | dims_of(tiling)
         assert capacity.holds(plan_memory(plan, dims))
 
 
@@ -82,49 +84,63 @@ def test_the_memory_of_most_parts_holds_those_of_all_tilings(sizes, workers, w_l
 def test_a_choice_is_there_for_all_sizes(sizes, gated, w_layout):
     """With columns that the layout and gate and up allow."""
     shapes = shapes_for(w_layout, FAMILY)
-    found = list(tilings(shapes, sizes, WORKERS, gated=gated, w_layout=w_layout))
-    assert found
-    for each in found:
-        shape = shapes[each.shape_idx]
+    candidates = list(tilings(shapes, sizes, WORKERS, gated=gated, w_layout=w_layout))
+    assert candidates
+    for tiling in candidates:
+        shape = shapes[tiling.shape_idx]
         assert shape.may_be_gated or not gated
-        assert each.columns % (16 if gated else 8) == 0
-        assert each.columns % CHUNK_COLUMNS == 0 or w_layout == "nk"
-        assert each.columns == shape.columns or (shape.swapped and shape.rows <= 64)
+        assert tiling.columns % (16 if gated else 8) == 0
+        assert tiling.columns % CHUNK_COLUMNS == 0 or w_layout == "nk"
+        assert tiling.columns == shape.columns or (shape.swapped and shape.rows <= 64)
 
 
 @given(SIZES)
 def test_in_order_no_sum_over_k_is_divided(sizes):
-    found = list(tilings(FAMILY, sizes, WORKERS, in_order=True))
-    assert found
-    assert all(FAMILY[each.shape_idx].k_parts == each.parts == 1 for each in found)
+    candidates = list(tilings(FAMILY, sizes, WORKERS, in_order=True))
+    assert candidates
+    assert all(
+        FAMILY[tiling.shape_idx].k_parts == tiling.parts == 1 for tiling in candidates
+    )
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(TileConstants)])
+@pytest.mark.parametrize(
+    "name", [by_tiling.name for by_tiling in fields(TileConstants)]
+)
 def test_the_choice_follows_each_constant(name):
-    constants, changed = TUNING.tiles, []
+    constants, variants = TUNING.tiles, []
     for factor in (1 / 30, 30):
         value = factor * getattr(constants, name)
-        changed.append(replace(constants, **{name: value}))
+        variants.append(replace(constants, **{name: value}))
     is_rate = "per_us" in name or name == "shared_ratio"
-    chosen = set()
+    differences = set()
     for sizes in (*SOME, IN_PARTS):
-        found = [
-            predictions(FAMILY, sizes, WORKERS, each) for each in (constants, *changed)
+        all_predictions = [
+            predictions(FAMILY, sizes, WORKERS, prediction)
+            for prediction in (constants, *variants)
         ]
-        usual, less, more = ({each.tiling: each.us for each in one} for one in found)
+        usual, less, more = (
+            {prediction.tiling: prediction.us for prediction in by_tiling}
+            for by_tiling in all_predictions
+        )
         for tiling, us in usual.items():
             low, high = less[tiling], more[tiling]
             low, high = (high, low) if is_rate else (low, high)
             assert low <= us <= high
-        chosen.update(sizes for one in found[1:] if one[0].tiling != found[0][0].tiling)
-    assert bool(chosen) == (name != "call_us")  # which all tilings have
+        differences.update(
+            sizes
+            for by_tiling in all_predictions[1:]
+            if by_tiling[0].tiling != all_predictions[0][0].tiling
+        )
+    assert bool(differences) == (name != "call_us")  # which all tilings have
 
 
 def test_times_of_many_tilings_at_once_are_those_of_each():
     for sizes in SOME:
-        found = predictions(FAMILY, sizes, WORKERS, TUNING.tiles)
-        works = TileWork(*np.array([astuple(each.work) for each in found]).T)
-        us = [each.us for each in found]
+        forecasts = predictions(FAMILY, sizes, WORKERS, TUNING.tiles)
+        works = TileWork(
+            *np.array([astuple(forecast.work) for forecast in forecasts]).T
+        )
+        us = [forecast.us for forecast in forecasts]
         np.testing.assert_allclose(works.us(TUNING.tiles), us, rtol=1e-12)
 
 
@@ -134,9 +150,9 @@ def test_one_more_tile_than_workers_takes_another_wave():
         work_of(shape, Tiling(0, 256), (128 * tiles, 256, 4096), WORKERS)
         for tiles in (WORKERS, WORKERS + 1, 2 * WORKERS)
     ]
-    one, two, full = (each.us(TUNING.tiles) for each in times)
+    single, double, full = (work.us(TUNING.tiles) for work in times)
     # Two full waves have less power than one that is followed by a tile.
-    assert 1.6 * one < two < full < 1.15 * two
+    assert 1.6 * single < double < full < 1.15 * double
 
 
 def test_the_work_of_a_tiling_in_parts():

@@ -25,12 +25,14 @@ SHAPES = (TileShape(96, COLUMNS, swapped=True),)
 @pytest.mark.parametrize("parts", [2, 3, 8])
 def test_the_last_part_lies_between_the_others(parts, tasks):
     pairs = last_between(TASK, parts, tasks)
-    found = [tuple(e.evaluate({"t": t}) for e in pairs) for t in range(parts * tasks)]
+    pairs_of_tasks = [
+        tuple(e.evaluate({"t": t}) for e in pairs) for t in range(parts * tasks)
+    ]
     last = parts - 1
-    assert [i for p, i in found if p == last] == list(range(tasks))
-    others = [(p, i) for p in range(last) for i in range(tasks)]
-    assert [pair for pair in found if pair[0] != last] == others
-    places = [t for t, (p, _) in enumerate(found) if p == last]
+    assert [i for p, i in pairs_of_tasks if p == last] == list(range(tasks))
+    earlier = [(p, i) for p in range(last) for i in range(tasks)]
+    assert [pair for pair in pairs_of_tasks if pair[0] != last] == earlier
+    places = [t for t, (p, _) in enumerate(pairs_of_tasks) if p == last]
     assert places == list(range(last, parts * tasks, parts))
 
 
@@ -42,13 +44,13 @@ def test_owners_run_together_and_late_own_tiles_last(owners, late, group):
     sizes = map(wrap, (blocks, columns, group, late))
     order = owners_together(TASK, owners, *sizes)
     tasks = range(owners * blocks * columns)
-    found = [tuple(int(e.evaluate({"t": t})) for e in order) for t in tasks]
+    pairs = [tuple(int(e.evaluate({"t": t})) for e in order) for t in tasks]
     tiles = sorted(product(range(blocks), range(columns)), key=lambda at: at[0])
     tiles.sort(key=lambda at: (at[0] // group, at[1], at[0]))
-    early, others = len(tiles) - late, range(owners - 1)
-    assert found == [
+    early, peers = len(tiles) - late, range(owners - 1)
+    assert pairs == [
         *((p, *at) for at in tiles[:early] for p in range(owners)),
-        *((p, *at) for at in tiles[early:] for p in others),
+        *((p, *at) for at in tiles[early:] for p in peers),
         *((owners - 1, *at) for at in tiles[early:]),
     ]
 
@@ -57,14 +59,16 @@ def reads(graph: GraphFunction, **sizes: int) -> list[float]:
     """How often x and w are read from DRAM, by a wave of tiles after the other, each in
     STEPS along k, with an L2 cache that evicts what was used least recently."""
     env = graph.environment({**sizes, **tile_dims(graph, COLUMNS)}, 0)
-    (call,) = (each for each in graph.calls if each.name == "tile_matmul")
+    (call,) = (
+        candidate for candidate in graph.calls if candidate.name == "tile_matmul"
+    )
     inner = {**env, TASK.name: np.arange(call.tasks.evaluate(env))}
     at = [e.evaluate(inner).tolist() for e in call.order]
     tiles = [(row, (column,)) for *row, column in zip(*at, strict=True)]
     step_bytes = 2 * env["k"] // STEPS
     nbytes = step_bytes * env["tile_even_rows"], step_bytes * COLUMNS
     cache: OrderedDict[tuple[int, ...], int] = OrderedDict()
-    read, used = [0, 0], 0
+    read, cache_bytes = [0, 0], 0
     for first in range(0, len(tiles), WORKERS):
         wave = tiles[first : first + WORKERS]
         for step, tile, operand in product(range(STEPS), wave, range(2)):
@@ -72,10 +76,10 @@ def reads(graph: GraphFunction, **sizes: int) -> list[float]:
             if key not in cache:
                 cache[key] = nbytes[operand]
                 read[operand] += nbytes[operand]
-                used += nbytes[operand]
+                cache_bytes += nbytes[operand]
             cache.move_to_end(key)
-            while used > L2_BYTES:
-                used -= cache.popitem(last=False)[1]
+            while cache_bytes > L2_BYTES:
+                cache_bytes -= cache.popitem(last=False)[1]
     rows = graph.world_size * env["rows"]
     return [
         nbytes / (2 * env["k"] * count)

@@ -61,8 +61,8 @@ def timer(constants, faster=None, workers=WORKERS):
 
     def measure(samples):
         works = [
-            work_of(FAMILY[one.tiling.shape_idx], one.tiling, one[:3], workers)
-            for one in samples
+            work_of(FAMILY[sample.tiling.shape_idx], sample.tiling, sample[:3], workers)
+            for sample in samples
         ]
         times = [work.us(constants) for work in works]
         return [us / (1 + (s == faster)) for us, s in zip(times, samples, strict=True)]
@@ -73,19 +73,19 @@ def timer(constants, faster=None, workers=WORKERS):
 def drawn_times(constants):
     """Of all tilings at other sizes than those of a fit."""
     return [
-        Time(sizes, each.work, each.us)
+        Time(sizes, prediction.work, prediction.us)
         for sizes in ((m, n + 64, k - 64) for m, n, k in drawn_sizes())
-        for each in predictions(FAMILY, sizes, WORKERS, constants)
+        for prediction in predictions(FAMILY, sizes, WORKERS, constants)
     ]
 
 
 @given(FACTORS)
 def test_constants_that_give_the_times_are_found(factors):
     true = constants_like(factors)
-    made = tune(timer(true), MODEL, say=str).tiles
+    fitted = tune(timer(true), MODEL, say=str).tiles
     times = drawn_times(true)
-    assert np.mean(lost_by_choice(times, made)) < 0.002
-    assert model_error(times, made) < 0.05
+    assert np.mean(lost_by_choice(times, fitted)) < 0.002
+    assert model_error(times, fitted) < 0.05
 
 
 def test_noise_of_two_percent_costs_less_than_half_a_percent(rng):
@@ -94,19 +94,19 @@ def test_noise_of_two_percent_costs_less_than_half_a_percent(rng):
     def measure(samples):
         return [us * np.exp(rng.normal() / 50) for us in timer(true)(samples)]
 
-    made = tune(measure, MODEL, say=str).tiles
+    fitted = tune(measure, MODEL, say=str).tiles
     times = drawn_times(true)
     assert np.mean(lost_by_choice(times, MODEL.tiles)) > 0.005
-    assert np.mean(lost_by_choice(times, made)) < 0.005
-    assert model_error(times, made) < 0.02
+    assert np.mean(lost_by_choice(times, fitted)) < 0.005
+    assert model_error(times, fitted) < 0.02
 
 
 def likely_times(constants):
     """As measured for a fit."""
     return [
-        Time(sizes, each.work, each.work.us(constants))
+        Time(sizes, sample.work, sample.work.us(constants))
         for sizes in drawn_sizes()
-        for each in likely(MODEL, sizes)
+        for sample in likely(MODEL, sizes)
     ]
 
 
@@ -120,28 +120,28 @@ def likely_times(constants):
 )
 def test_what_the_model_does_not_describe_changes_little(spoilt, most, rng):
     times = likely_times(constants_like(OTHER))
-    best = {one.sizes: one.us for one in sorted(times, key=lambda one: -one.us)}
-    slower = [one.us / best[one.sizes] for one in times]
+    best = {time.sizes: time.us for time in sorted(times, key=lambda time: -time.us)}
+    slower = [time.us / best[time.sizes] for time in times]
     measured = [
-        replace(one, us=one.us * spoilt(rng, share))
-        for one, share in zip(times, slower, strict=True)
+        replace(time, us=time.us * spoilt(rng, share))
+        for time, share in zip(times, slower, strict=True)
     ]
-    made = fit(measured, MODEL.tiles)
-    fast = [one for one, share in zip(times, slower, strict=True) if share < 1.05]
-    assert model_error(fast, made) < most
+    fitted = fit(measured, MODEL.tiles)
+    fast = [time for time, share in zip(times, slower, strict=True) if share < 1.05]
+    assert model_error(fast, fitted) < most
 
 
 def test_a_constant_that_no_time_depends_on_is_kept():
     times = [
-        Time(sizes, each.work, 1.2 * each.us)
+        Time(sizes, sample.work, 1.2 * sample.us)
         for sizes in drawn_sizes()
-        for each in likely(MODEL, sizes)
-        if not each.work.is_split
+        for sample in likely(MODEL, sizes)
+        if not sample.work.is_split
     ]
-    made = fit(times, MODEL.tiles)
-    for one in fields(TileConstants):
-        is_kept = getattr(made, one.name) == getattr(MODEL.tiles, one.name)
-        assert is_kept == (one.name in ("parts_us", "sums_bytes_per_us"))
+    fitted = fit(times, MODEL.tiles)
+    for field in fields(TileConstants):
+        is_kept = getattr(fitted, field.name) == getattr(MODEL.tiles, field.name)
+        assert is_kept == (field.name in ("parts_us", "sums_bytes_per_us"))
 
 
 def test_the_sizes_of_a_fit_are_always_the_same_and_within_the_limits():
@@ -155,26 +155,28 @@ def test_the_sizes_of_a_fit_are_always_the_same_and_within_the_limits():
 
 def test_tiles_that_are_faster_than_by_the_model_are_kept():
     sizes = 512, 7168, 2048
-    found = predictions(FAMILY, sizes, WORKERS, MODEL.tiles)
-    third, fourth = (Sample(*sizes, each.tiling) for each in found[2:4])
-    said = []
-    made = tune(timer(MODEL.tiles, third), MODEL, [sizes[1:]], said.append)
-    (kept,) = made.kept
-    assert (kept.m, kept.n, kept.k) == sizes
-    assert kept.tiles == text_of(FAMILY, third.tiling)
-    chosen = choose(sizes, WORKERS, FAMILY, made)
-    assert {one.dim: one.value for one in chosen} == dims_of(third.tiling)
-    assert any(f"512 x 7168 x 2048: {kept.tiles}, " in text for text in said)
-    again = tune(timer(MODEL.tiles, fourth), made, [sizes[1:]], str)
+    forecasts = predictions(FAMILY, sizes, WORKERS, MODEL.tiles)
+    third, fourth = (Sample(*sizes, forecast.tiling) for forecast in forecasts[2:4])
+    messages = []
+    tuning = tune(timer(MODEL.tiles, third), MODEL, [sizes[1:]], messages.append)
+    (entry,) = tuning.kept
+    assert (entry.m, entry.n, entry.k) == sizes
+    assert entry.tiles == text_of(FAMILY, third.tiling)
+    choices = choose(sizes, WORKERS, FAMILY, tuning)
+    assert {choice.dim: choice.value for choice in choices} == dims_of(third.tiling)
+    assert any(f"512 x 7168 x 2048: {entry.tiles}, " in text for text in messages)
+    again = tune(timer(MODEL.tiles, fourth), tuning, [sizes[1:]], str)
     assert again.kept == ()  # only the best three are measured
 
 
 def test_of_tiles_with_equal_times_the_first_ones_are_kept():
-    found = predictions(FAMILY, (512, 7168, 2048), WORKERS, MODEL.tiles)
-    first, *others = (Sample(512, 7168, 2048, each.tiling) for each in found[:3])
+    forecasts = predictions(FAMILY, (512, 7168, 2048), WORKERS, MODEL.tiles)
+    first, *rivals = (
+        Sample(512, 7168, 2048, forecast.tiling) for forecast in forecasts[:3]
+    )
     times = [30.0, 20.0, 20.0]
-    fast = confirm(lambda _: times, [first, *others], times)
-    assert fast == [(20.0, others[0]), (20.0, others[1]), (30.0, first)]
+    fast = confirm(lambda _: times, [first, *rivals], times)
+    assert fast == [(20.0, rivals[0]), (20.0, rivals[1]), (30.0, first)]
 
 
 @pytest.fixture
@@ -196,11 +198,11 @@ def measuring(world, monkeypatch):
 
 @pytest.mark.mpi(ranks=[2])
 def test_the_slowest_rank_counts_and_all_have_its_tuning(world, measuring):
-    made = tune_world(world, [], say=str)
-    assert made.device == "NVIDIA GB99"
+    tuning = tune_world(world, [], say=str)
+    assert tuning.device == "NVIDIA GB99"
     call = MODEL.tiles.call_us + world.size - 1
-    assert made.tiles.call_us == pytest.approx(call, rel=0.05)
-    assert len({str(one) for one in world.gather(made.document())}) == 1
+    assert tuning.tiles.call_us == pytest.approx(call, rel=0.05)
+    assert len({str(document) for document in world.gather(tuning.document())}) == 1
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -232,5 +234,8 @@ def test_calls_are_timed_on_arrays_of_each_size(world, monkeypatch):
         measure = MatmulTimer(world, program, 300 * 520)
         tilings = Tiling(2, 48), Tiling(18, 96, 1, 2)
         samples = Sample(70, 520, 136, tilings[0]), Sample(300, 264, 136, tilings[1])
-        found = measure(samples)
-    assert found == [21, 34]  # medians of 16 ... 26 and 29 ... 39, the first ones again
+        medians = measure(samples)
+    assert medians == [
+        21,
+        34,
+    ]  # medians of 16 ... 26 and 29 ... 39, the first ones again

@@ -32,40 +32,40 @@ def cache(tmp_path) -> Cache:
 
 
 @pytest.fixture
-def own(cache):
+def own_tuning(cache):
     """The user's own tuning, of `etc-dist tune`."""
-    made = replace(default_tuning(), kept=KEPT)
-    save_tuning(cache, made)
-    return made
+    tuning = replace(default_tuning(), kept=KEPT)
+    save_tuning(cache, tuning)
+    return tuning
 
 
 def test_own_tuning_comes_before_that_of_the_package(cache):
     assert find_tuning(AUTO, cache, H200) == default_tuning()
-    made = replace(default_tuning(), kept=KEPT)
-    save_tuning(cache, made)
-    assert find_tuning(AUTO, cache, H200) == made
+    tuning = replace(default_tuning(), kept=KEPT)
+    save_tuning(cache, tuning)
+    assert find_tuning(AUTO, cache, H200) == tuning
     for setting in ("h200", PACKAGE):
         assert find_tuning(setting, cache, H200) == default_tuning()
     assert find_tuning(AUTO, cache, "").show() == default_tuning().show()
 
 
-def test_an_unknown_gpu_has_the_constants_of_an_h200_and_says_so(cache, own):
-    found = find_tuning(AUTO, cache, "NVIDIA GB99")
-    assert found == default_tuning()
-    assert found.show().startswith(
+def test_an_unknown_gpu_has_the_constants_of_an_h200_and_says_so(cache, own_tuning):
+    tuning = find_tuning(AUTO, cache, "NVIDIA GB99")
+    assert tuning == default_tuning()
+    assert tuning.show().startswith(
         "NVIDIA H200, of the package, since NVIDIA GB99 has none (etc-dist tune "
         "measures it), checksum "
     )
 
 
 def test_each_tuning_of_the_package_is_of_another_gpu():
-    devices = [one.device for one in shipped().values()]
+    devices = [tuning.device for tuning in shipped().values()]
     assert {H200, "NVIDIA H100 80GB HBM3"} == {*devices} and len(devices) == 2
-    assert all(one.workers == 132 for one in shipped().values())
+    assert all(tuning.workers == 132 for tuning in shipped().values())
 
 
 @pytest.mark.parametrize(
-    ("change", "got"),
+    ("change", "reason"),
     [
         (lambda text: text[:-9], "Unterminated string"),
         (lambda text: text.replace(CALL, "8.7", 1), "of its content"),
@@ -89,7 +89,7 @@ def test_each_tuning_of_the_package_is_of_another_gpu():
         (None, "No such file"),
     ],
 )
-def test_a_damaged_file_is_refused_by_name(change, got, tmp_path, cache):
+def test_a_damaged_file_is_refused_by_name(change, reason, tmp_path, cache):
     path = tmp_path / "tuning.json"
     tuning = replace(default_tuning(), kept=KEPT)
     text = json.dumps(tuning.document(), indent=1)
@@ -101,7 +101,7 @@ def test_a_damaged_file_is_refused_by_name(change, got, tmp_path, cache):
     with pytest.raises(ArgumentError) as caught:
         find_tuning(str(path), cache, H200)
     assert caught.value.what == "a tuning cannot be used"
-    assert caught.value.where == f"file {path}" and got in caught.value.got
+    assert caught.value.where == f"file {path}" and reason in caught.value.got
     assert caught.value.wanted and "etc-dist tune" in caught.value.fix
 
 
@@ -119,22 +119,24 @@ def test_a_file_of_another_gpu_is_refused(tmp_path, cache):
     assert find_tuning(str(path), cache, "") == default_tuning()
 
 
-def test_own_tuning_that_is_damaged_is_refused_until_it_is_measured_again(cache, own):
+def test_own_tuning_that_is_damaged_is_refused_until_it_is_measured_again(
+    cache, own_tuning
+):
     path = cache.root / "tunings" / "nvidia-h200.json"
     path.write_bytes(path.read_bytes().replace(CALL.encode(), b"8.7"))
     with pytest.raises(ArgumentError, match=r"nvidia-h200\.json(.|\n)*remove the file"):
         find_tuning(AUTO, cache, H200)
-    save_tuning(cache, own)
-    assert find_tuning(AUTO, cache, H200) == own
+    save_tuning(cache, own_tuning)
+    assert find_tuning(AUTO, cache, H200) == own_tuning
 
 
-def test_own_tuning_of_an_older_format_is_passed_over_visibly(cache, own):
-    old = own.document() | {"format": 1}
+def test_own_tuning_of_an_older_format_is_passed_over_visibly(cache, own_tuning):
+    old = own_tuning.document() | {"format": 1}
     del old["kept"]
     cache.store("tunings", "nvidia-h200", Entry(old))
-    found = find_tuning(AUTO, cache, H200)
-    assert found == default_tuning()
-    assert "nvidia-h200.json has an older format (etc-dist tune" in found.show()
+    tuning = find_tuning(AUTO, cache, H200)
+    assert tuning == default_tuning()
+    assert "nvidia-h200.json has an older format (etc-dist tune" in tuning.show()
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -142,8 +144,8 @@ def test_ranks_with_different_constants_are_named_on_all(
     make, problem, world, monkeypatch
 ):
     def find(*arguments):
-        changed = replace(default_tuning().tiles, call_us=9.0 + world.rank)
-        return replace(default_tuning(), tiles=changed)
+        constants = replace(default_tuning().tiles, call_us=9.0 + world.rank)
+        return replace(default_tuning(), tiles=constants)
 
     before = world.kept.pop(module.KIND, None)
     op, p = make(Matmul), problem(Matmul, (64, 264, 136))

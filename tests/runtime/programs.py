@@ -42,8 +42,8 @@ def case(
 ) -> Case:
     """`op` with random inputs of `dims` (rows, n, k)."""
     rows, n, k = dims
-    scatters = op == "matmul_reduce_scatter"
-    x_shape = (world, rows, k) if scatters else (rows, k)
+    is_scatter = op == "matmul_reduce_scatter"
+    x_shape = (world, rows, k) if is_scatter else (rows, k)
     inputs = [
         {
             "x": rng.standard_normal(x_shape).astype(numpy_dtype(dtype)),
@@ -58,7 +58,7 @@ def case(
     if w_layout == "kn":
         ws = [w.T for w in ws]
     rounding = {"float32": 2**-18, "float16": 2**-10, "bfloat16": 2**-7}[dtype]
-    if scatters:
+    if is_scatter:
         parts = [[xs[q][r] @ ws[q].T for q in range(world)] for r in range(world)]
         expected = [np.sum(p, axis=0) for p in parts]
         bound = [rounding * np.sum(np.abs(p), axis=0) + 1e-4 for p in parts]

@@ -63,13 +63,13 @@ def test_negative_extents_are_refused(kind):
     def small(g: Graph) -> None:
         n = g.dims("n")
         g.input("x", (n,), "float32")
-        rest = {"expects": 1} if kind == "events" else {"dtype": "float32"}
-        getattr(g, kind)("part", (n - 4, n - 4), **rest)
+        options = {"expects": 1} if kind == "events" else {"dtype": "float32"}
+        getattr(g, kind)("part", (n - 4, n - 4), **options)
 
-    wanted = "axes of length 0 or more\n  got:    part .-2, -2"
-    with pytest.raises(ArgumentError, match=wanted):
+    text = "axes of length 0 or more\n  got:    part .-2, -2"
+    with pytest.raises(ArgumentError, match=text):
         bind_dims(made(small), {"x": inspect("x", np.ones(2, np.float32))})
-    with pytest.raises(ArgumentError, match=wanted):
+    with pytest.raises(ArgumentError, match=text):
         checked_dims(made(small), {"n": 2})
 
 

@@ -65,9 +65,9 @@ def test_a_type_derived_from_a_library_s_counts_as_its_own():
 
 
 def test_equal_memory_and_layout_give_equal_identities():
-    tensor, other, transposed = Parameter(), Parameter(), Parameter()
+    tensor, copy, transposed = Parameter(), Parameter(), Parameter()
     transposed.stride = lambda: (1, 4)
-    assert identity(tensor) == identity(other) != identity(transposed)
+    assert identity(tensor) == identity(copy) != identity(transposed)
     assert identity(None) is None
     assert identity(np.zeros(2)) is UNKNOWN
 
@@ -114,7 +114,7 @@ def test_order_of_a_tensor_comes_from_its_strides():
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value", "got"),
+    ("attribute", "value", "text"),
     [
         ("bytes", 0, "a storage of 0 bytes"),
         ("bytes", 62, "of 62 bytes for elements that end at byte 64"),
@@ -124,10 +124,10 @@ def test_order_of_a_tensor_comes_from_its_strides():
         ("device", SimpleNamespace(type="meta"), "on the device meta"),
     ],
 )
-def test_a_tensor_without_its_elements_is_refused(attribute, value, got):
+def test_a_tensor_without_its_elements_is_refused(attribute, value, text):
     x = Tensor()
     setattr(x, attribute, value)
-    with pytest.raises(ArgumentError, match=f"memory of x [^$]*{got}"):
+    with pytest.raises(ArgumentError, match=f"memory of x [^$]*{text}"):
         inspect("x", x)
 
 
@@ -180,5 +180,5 @@ def test_a_tensor_is_made_on_the_stream_of_its_use(stream, expected, monkeypatch
     monkeypatch.setattr(
         Tensor, "new_empty", lambda x, shape, dtype: current[-1], raising=False
     )
-    given = None if stream is None else SimpleNamespace(ptr=stream)
-    assert (empty_like(Tensor(), (4,), given), current) == (expected, [7])
+    stream_argument = None if stream is None else SimpleNamespace(ptr=stream)
+    assert (empty_like(Tensor(), (4,), stream_argument), current) == (expected, [7])

@@ -78,8 +78,8 @@ def test_a_tensor_that_no_body_fills_is_named_once(kind, world, capsys):
     for _ in range(2):
         executor.run(arrays, {"n": 4})
     assert np.isnan(arrays["y"]).all()
-    named = f"no body has filled z, a {kind} tensor of calls, on rank {world.rank}:"
-    assert capsys.readouterr().err.count(named) == 1
+    text = f"no body has filled z, a {kind} tensor of calls, on rank {world.rank}:"
+    assert capsys.readouterr().err.count(text) == 1
     executor.close()
     cpu_world.close()
 
@@ -174,22 +174,22 @@ def test_a_body_that_changes_a_tensor_in_place_counts_once():
         y[...] = np.where(x > 0, x, -1)  # what an unwritten element looks like
         total[...] = before + x
 
-    one, two = (device_function(source="", reads=n, writes=n) for n in (1, 2))
+    writer, copier = (device_function(source="", reads=n, writes=n) for n in (1, 2))
     parts = """
         local total [4] int32
         events begun [1] expects 1
         events done [1] expects 1
     """
     tasks = [
-        Task(one(start), ["x 4 int32"], ["total[:]"], notifies=["begun[0]"]),
+        Task(writer(start), ["x 4 int32"], ["total[:]"], notifies=["begun[0]"]),
         Task(
-            two(step),
+            copier(step),
             ["total[:]", "x 4 int32"],
             ["total[:]", "y 4 int32"],
             waits=["begun[0]"],
             notifies=["done[0]"],
         ),
-        Task(one(copies), ["total[:]"], ["z 4 int32"], waits=["done[0]"]),
+        Task(writer(copies), ["total[:]"], ["z 4 int32"], waits=["done[0]"]),
     ]
     x = np.array([1, 2, 3, -4], np.int32)
     outputs = simulate(

@@ -89,8 +89,8 @@ PLAIN, OTHER = (4, {}), (8, {"dtype": "float16", "w_layout": "kn"})
 def test_a_library_program_keeps_its_registers(op, schedule, options, shapes):
     ranks, of_op = options
     # NOTE: remarks include warnings, and C7508 if setmaxnreg was ignored.
-    found = check_compiled(OPS[op](ranks, shapes=shapes, **of_op), schedule)
-    assert found.registers == 168  # 65536 a worker of 384 threads, in steps of 8
+    program = check_compiled(OPS[op](ranks, shapes=shapes, **of_op), schedule)
+    assert program.registers == 168  # 65536 a worker of 384 threads, in steps of 8
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def compilations(monkeypatch) -> list[str]:
     code differs for another text, header or architecture."""
     texts: list[str] = []
 
-    def compile_text(text: str, *rest: Any) -> tuple[bytes, str]:
+    def compile_text(text: str, *options: Any) -> tuple[bytes, str]:
         texts.append(text)
-        return b"\x7fELF" + hashlib.sha256(repr((text, rest)).encode()).digest(), ""
+        return b"\x7fELF" + hashlib.sha256(repr((text, options)).encode()).digest(), ""
 
     monkeypatch.setattr(building, "compile_cubin", compile_text)
     return texts
@@ -243,9 +243,9 @@ def test_processes_that_build_the_same_compile_it_once(tmp_path, settings):
     command = [sys.executable, "-c", code]
     kind = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     every = [subprocess.Popen(command, **kind, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0].strip() for process in every]
-    said = [line.splitlines()[-1] for line in said]
-    assert sorted(said) == ["False", "True"]
+    outputs = [process.communicate(timeout=60)[0].strip() for process in every]
+    outputs = [line.splitlines()[-1] for line in outputs]
+    assert sorted(outputs) == ["False", "True"]
     assert not list((settings.cache / "programs").glob("*.lock"))
 
 
@@ -262,10 +262,10 @@ def test_threads_may_compile_a_processs_first_programs():
         "    print({*pool.map(compile, range(8))})\n"
     )
     command = [sys.executable, "-c", code]
-    said = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
-    assert (said.stdout, said.stderr) == ("{b'\\x7fELF'}\n", "")
+    assert (process.stdout, process.stderr) == ("{b'\\x7fELF'}\n", "")
 
 
 # -------------------------------------------------------------------------- errors

@@ -56,8 +56,8 @@ def test_missing_struct_is_named_with_its_file(compiler, body, tmp_path):
     path = tmp_path / "activation.cuh"
     path.write_text(f"{HEAD}{body}\n}}  // namespace etc\n")
     caught = refusal(compiler, one_call(path), tmp_path)
-    wanted = f"{path} must define, in namespace etc: template <class Task> struct relu"
-    assert caught.fix.startswith(wanted)
+    text = f"{path} must define, in namespace etc: template <class Task> struct relu"
+    assert caught.fix.startswith(text)
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "emulator"])
@@ -81,10 +81,10 @@ def test_mistake_in_a_body_is_shown_without_the_headers_that_use_it(compiler, tm
         f"{HEAD}template <class Task> struct relu {{ static void run(const Task& task) "
         "{\nconst auto x = task.template operand<1>();\nfloat y = no_such;\n} };\n}\n"
     )
-    got = refusal(compiler, one_call(path), tmp_path).got
-    assert "no_such" in got and "tensor_lane" not in got and "Call::visit" not in got
+    text = refusal(compiler, one_call(path), tmp_path).got
+    assert "no_such" in text and "tensor_lane" not in text and "Call::visit" not in text
     at = {"nvrtc": f"at line 5 of {path}", "emulator": f"{path}:5:"}[compiler]
-    assert "the call has fewer operands" in got and at in got
+    assert "the call has fewer operands" in text and at in text
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "emulator"])

@@ -38,21 +38,21 @@ print(verified.graph, cubin.code[:4], "nvrtc" in open("/proc/self/maps").read())
 
 
 def test_a_process_with_a_bundle_compiles_and_proves_nothing(tmp_path):
-    made = make_bundle(tmp_path / "bundle", Settings(cache=tmp_path / "cache"))
-    command = [sys.executable, "-c", USER, made.folder, tmp_path / "unused"]
+    bundle = make_bundle(tmp_path / "bundle", Settings(cache=tmp_path / "cache"))
+    command = [sys.executable, "-c", USER, bundle.folder, tmp_path / "unused"]
     user = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (user.stdout, user.stderr) == ("add_row_sum b'\\x7fELF' False\n", "")
     assert not (tmp_path / "unused").exists()
 
 
 def test_a_bundle_is_read_as_it_was_written(tmp_path):
-    made = make_bundle(tmp_path / "bundle", Settings(cache=tmp_path / "cache"))
-    write_bundle(made)  # in place of itself
-    found = read_bundle(made.folder)
-    [(key, program)] = found.programs.items()
-    assert program.files == made.programs[key].files
-    found.expect(ARCH, {"layers": 2, "factors": (1, 2)})
-    names = sorted(path.name for path in made.folder.iterdir())
+    bundle = make_bundle(tmp_path / "bundle", Settings(cache=tmp_path / "cache"))
+    write_bundle(bundle)  # in place of itself
+    copy = read_bundle(bundle.folder)
+    [(key, program)] = copy.programs.items()
+    assert program.files == bundle.programs[key].files
+    copy.expect(ARCH, {"layers": 2, "factors": (1, 2)})
+    names = sorted(path.name for path in bundle.folder.iterdir())
     assert names == [f"{key}.cubin", "manifest.json", "proofs.json"]
 
 

@@ -41,21 +41,21 @@ DOUBLED = one_call(
     notifies=["ready[layer].when(layer + 1 < layers)"],
 )
 """y [layers, n]: each row is twice the sum of the row before, the first of x."""
-both = pytest.mark.parametrize("schedule", ["static", "dynamic"])
+on_schedules = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 all_kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-@both
+@on_schedules
 @all_kinds
 @pytest.mark.parametrize("n", [0, 1, 2, 11])
 def test_tasks_wait_and_notify_where_their_conditions_hold(n, kind, schedule, seed):
     plan = SCHEDULES[schedule](running_sums(1, kind=kind))
-    given = inputs(n, seed)
-    run = simulate(plan, [given], {"n": n}, seed=seed, workers=3, epochs=2)
-    np.testing.assert_array_equal(run.outputs[0]["y"], reference(given, kind))
+    arrays = inputs(n, seed)
+    run = simulate(plan, [arrays], {"n": n}, seed=seed, workers=3, epochs=2)
+    np.testing.assert_array_equal(run.outputs[0]["y"], reference(arrays, kind))
 
 
-@both
+@on_schedules
 @pytest.mark.parametrize("layers", [0, 1, 4])
 def test_turns_of_a_loop_need_no_event_before_and_after_them(layers, schedule, seed):
     plan, x = SCHEDULES[schedule](DOUBLED), np.ones((1, 3), np.float32)
@@ -69,21 +69,21 @@ def rows_of_ranks(world_size):
     return xs, np.split(np.cumsum(np.concatenate(xs), axis=0), world_size)
 
 
-@both
+@on_schedules
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_chain_over_ranks_has_one_text(world_size, schedule, seed):
     xs, expected = rows_of_ranks(world_size)
-    plan, given = (
+    plan, arrays = (
         SCHEDULES[schedule](sums_over_ranks(world_size)),
         [{"x": x} for x in xs],
     )
-    run = simulate(plan, given, {"n": 5}, seed=seed, workers=2, epochs=2)
+    run = simulate(plan, arrays, {"n": 5}, seed=seed, workers=2, epochs=2)
     for outputs, y in zip(run.outputs, expected, strict=True):
         np.testing.assert_array_equal(outputs["y"], y)
 
 
 @pytest.mark.mpi(ranks=[4])
-@both
+@on_schedules
 def test_a_chain_over_ranks_fits_numpy(schedule, world):
     arrays, (xs, expected) = Arrays(world.backend), rows_of_ranks(world.size)
     graph = sums_over_ranks(world.size)
@@ -95,7 +95,7 @@ def test_a_chain_over_ranks_fits_numpy(schedule, world):
 
 
 @pytest.mark.mpi
-@both
+@on_schedules
 @all_kinds
 def test_a_program_with_conditions_fits_numpy(kind, schedule, world):
     arrays = Arrays(world.backend)
@@ -103,7 +103,7 @@ def test_a_program_with_conditions_fits_numpy(kind, schedule, world):
         running_sums(world.size, kind=kind), world, schedule=schedule
     ) as program:
         for n in (1, 40, 17):
-            given = inputs(n, world.rank)
-            y = program.run(**{k: arrays.put(v) for k, v in given.items()})["y"]
+            operands = inputs(n, world.rank)
+            y = program.run(**{k: arrays.put(v) for k, v in operands.items()})["y"]
             program.synchronize()
-            np.testing.assert_array_equal(arrays.get(y), reference(given, kind))
+            np.testing.assert_array_equal(arrays.get(y), reference(operands, kind))

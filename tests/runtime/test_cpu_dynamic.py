@@ -20,9 +20,9 @@ pytestmark = pytest.mark.mpi
 @pytest.fixture(scope="module")
 def short_timeout(world):
     """A world with a short wait limit."""
-    made = start(replace(world.settings, backend="cpu", wait_limit=0.5))
-    yield made
-    made.close()
+    new_world = start(replace(world.settings, backend="cpu", wait_limit=0.5))
+    yield new_world
+    new_world.close()
 
 
 @pytest.mark.mpi(ranks=[1, 4])
@@ -43,9 +43,9 @@ def test_every_rank_reports_a_wait_that_is_never_met(short_timeout):
     executor = CpuExecutor(
         schedule_dynamic(replace(graph, calls=silent)), short_timeout
     )
-    given = ring_inputs(short_timeout.rank, 8)
+    arrays = ring_inputs(short_timeout.rank, 8)
     with pytest.raises(WaitTimeoutError) as caught:
-        executor.run({**given, "y": np.zeros(8, np.float32)}, {"rows": 8})
+        executor.run({**arrays, "y": np.zeros(8, np.float32)}, {"rows": 8})
     records = [str(record) for record in caught.value.records]
     assert records == [
         f"rank {rank}, tensor lane: take[{i}] waits for here[{i}]: have 0, want 1"

@@ -31,16 +31,16 @@ LIMIT = 0.5
 @pytest.fixture(scope="module")
 def short_timeout(world):
     """A world with a short wait limit."""
-    made = start(replace(world.settings, backend="cpu", wait_limit=LIMIT))
-    yield made
-    made.close()
+    new_world = start(replace(world.settings, backend="cpu", wait_limit=LIMIT))
+    yield new_world
+    new_world.close()
 
 
 @pytest.fixture(scope="module")
 def cpu_world(world):
-    made = start(replace(world.settings, backend="cpu"))
-    yield made
-    made.close()
+    new_world = start(replace(world.settings, backend="cpu"))
+    yield new_world
+    new_world.close()
 
 
 def filled(executor: CpuExecutor, c, rank: int) -> np.ndarray:
@@ -77,8 +77,8 @@ def test_the_trace_has_every_task_of_this_rank(cpu_world, rng):
     filled(executor, c, cpu_world.rank)
     assert {record.rank for record in executor.trace().records} == {cpu_world.rank}
     assert len(executor.trace().records) == 8 + (cpu_world.size - 1) * (4 * 4 + 8)
-    gathered = cpu_world.gather(executor.trace())
-    whole = Trace.merge(trace for trace in gathered if isinstance(trace, Trace))
+    traces = cpu_world.gather(executor.trace())
+    whole = Trace.merge(trace for trace in traces if isinstance(trace, Trace))
     assert len(whole.records) == cpu_world.size * len(executor.trace().records)
     assert "Bars are as long as the simulated tasks' CPU time" in whole.notes[0]
     executor.close()
@@ -155,8 +155,8 @@ def test_a_slow_task_of_a_peer_is_no_timeout(short_timeout):
 @pytest.mark.parametrize("error", [ValueError, ArgumentError, WorldError])
 def test_an_error_in_a_body_ends_the_run_on_all_ranks(error, short_timeout):
     failing = [True]
-    own = issubclass(error, EtcDistError)
-    parts = dict.fromkeys(("where", "wanted", "got", "fix"), "") if own else {}
+    is_own_error = issubclass(error, EtcDistError)
+    parts = dict.fromkeys(("where", "wanted", "got", "fix"), "") if is_own_error else {}
 
     @device_function(source="", reads=1, writes=1, lane="transfer")
     def broken(x, box):
@@ -239,8 +239,8 @@ def test_bad_arrays_of_one_rank_end_the_run_on_all_ranks(short_timeout):
         del arrays["y"]
     with pytest.raises((ArgumentError, WorldError), match=r"no y") as caught:
         executor.run(arrays, {"rows": 8})
-    shown = "".join(traceback.format_exception(caught.value))
-    assert shown.count(caught.value.what) == 1
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count(caught.value.what) == 1
     assert run_ring(executor, short_timeout).tolist() == doubled(short_timeout)
     executor.close()
 
@@ -249,9 +249,9 @@ def test_bad_arrays_of_one_rank_end_the_run_on_all_ranks(short_timeout):
 def test_more_notifications_than_a_loaded_count_are_an_error(schedule, cpu_world):
     graph = permute(cpu_world.size, miscounted=-1)
     executor = CpuExecutor(schedule(graph), cpu_world)
-    given = inputs([1, 1, 1, 1])
+    arrays = inputs([1, 1, 1, 1])
     with pytest.raises(ArgumentError) as caught:
-        executor.run({**given, "y": np.zeros_like(given["x"])}, {"n": 4})
+        executor.run({**arrays, "y": np.zeros_like(arrays["x"])}, {"n": 4})
     assert "lane: move_row[" in caught.value.where
     assert "3 notifications of filled[1] of rank" in caught.value.wanted
     assert caught.value.got == "4 or more"

@@ -23,9 +23,9 @@ def copied_twice(ranks: int) -> GraphFunction:
     return copied(ranks, copies=2 * [(copy_on("tensor"), PART)])
 
 
-def records(rank: int, begun: int) -> list[Record]:
+def records(rank: int, num_begun: int) -> list[Record]:
     control = np.zeros(1, CONTROL)[0]
-    control["faults"], control["resident"] = 1, begun
+    control["faults"], control["resident"] = 1, num_begun
     control["fault"][0] = (5, 0, 1, 3, EVENT_WAIT, 0, 96, 132)
     return decode(
         schedule_static(copied_twice(1)), control, {"n": 132 * PART}, rank, 132
@@ -34,16 +34,16 @@ def records(rank: int, begun: int) -> list[Record]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("begun", "text"),
+    ("num_begun", "text"),
     [
         (132, "; all workers had begun\n"),
         (96, "; rank 0: 96 of 132 workers had begun\n"),
     ],
 )
-def test_a_timeout_names_how_many_workers_had_begun(begun, text, short_timeout):
-    found = records(short_timeout.rank, 132 if short_timeout.rank else begun)
+def test_a_timeout_names_how_many_workers_had_begun(num_begun, text, short_timeout):
+    faults = records(short_timeout.rank, 132 if short_timeout.rank else num_begun)
     executor, plan = (
-        Ended(short_timeout, found),
+        Ended(short_timeout, faults),
         schedule_static(copied_twice(short_timeout.size)),
     )
     program = Program(plan, short_timeout, executor, "", 0)

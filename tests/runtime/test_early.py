@@ -24,11 +24,11 @@ def rows(program: Program) -> int:
 
 
 def check(program: Program, world: World, seed: int) -> None:
-    arrays, given = Arrays(world.backend), inputs(rows(program), seed)
-    found = program.run(**{k: arrays.put(v) for k, v in given.items()})
+    arrays, operands = Arrays(world.backend), inputs(rows(program), seed)
+    results = program.run(**{k: arrays.put(v) for k, v in operands.items()})
     program.synchronize()
-    for name, wanted in reference(given).items():
-        assert arrays.get(found[name]).tolist() == wanted.tolist()
+    for name, expected in reference(operands).items():
+        assert arrays.get(results[name]).tolist() == expected.tolist()
 
 
 @pytest.mark.mpi(ranks=[1])

@@ -26,13 +26,13 @@ def test_missing_headers_are_named(monkeypatch):
 
 def test_a_refused_program_is_not_known_to_nvshmem(monkeypatch):
     """It is unloaded without close(), and NVSHMEM writes to all modules it knows."""
-    cupy, world, known = MagicMock(), MagicMock(ranks_per_gpu=1), MagicMock()
+    cupy, world, library = MagicMock(), MagicMock(ranks_per_gpu=1), MagicMock()
     cupy.cuda.alloc_pinned_memory.return_value = bytearray(64)
     world.agree_done, world.broken = lambda step: step(), False
     world.settings.world_limit = 10.0
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     for name, stand_in in (
-        ("library", lambda: known),
+        ("library", lambda: library),
         ("_load", lambda *_: (MagicMock(ptr=5), MagicMock())),
         ("most_resident", MagicMock()),
         ("resident_workers", lambda *_, **__: 4),
@@ -41,9 +41,9 @@ def test_a_refused_program_is_not_known_to_nvshmem(monkeypatch):
         monkeypatch.setattr(gpu, name, stand_in)
     plan = replace(schedule_static(exchange_hosts(2, local_size=1)), has_far=True)
     executor = gpu.GpuExecutor(plan, world, generate(plan), MagicMock())
-    assert not known.mock_calls
+    assert not library.mock_calls
     executor.grow({"rows": 1, "n": 4})
     executor.grow({"rows": 9, "n": 4})
-    known.init_module.assert_called_once_with(5)
+    library.init_module.assert_called_once_with(5)
     executor.close()
-    known.end_module.assert_called_once_with(5)
+    library.end_module.assert_called_once_with(5)

@@ -192,21 +192,21 @@ def test_ranks_that_survive_a_death_raise_a_named_error(death, tmp_path):
     script = tmp_path / "loop.py"
     script.write_text(LOOP)
     mpirun = [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", "2"]
-    named = {"LAUNCH_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    named["ETC_DIST_WAIT_LIMIT"] = "1"  # of waits inside a run
+    variables = {"LAUNCH_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    variables["ETC_DIST_WAIT_LIMIT"] = "1"  # of waits inside a run
     # Only the CPU backend runs Python bodies.
     if death == "inside" or not has_gpu():
-        named["ETC_DIST_BACKEND"] = "cpu"
+        variables["ETC_DIST_BACKEND"] = "cpu"
     elif "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         pytest.skip("a client killed inside a kernel leaves the MPS server unusable")
-    done = subprocess.run(
+    process = subprocess.run(
         [*mpirun, "--time-limit", "60", str(script), death],
-        env=os.environ | named,
+        env=os.environ | variables,
         capture_output=True,
         text=True,
     )
-    assert "the loop came to its end" not in done.stdout and done.returncode != 0
+    assert "the loop came to its end" not in process.stdout and process.returncode != 0
     errors = ("etc_dist.errors.WorldError: ", "etc_dist.errors.WaitTimeoutError: ")
-    shown = [line for line in done.stderr.splitlines() if "[rank 0]" in line]
-    assert any(error in line for error in errors for line in shown), done.stderr
-    assert "rank 1" in "\n".join(shown)
+    lines = [line for line in process.stderr.splitlines() if "[rank 0]" in line]
+    assert any(error in line for error in errors for line in lines), process.stderr
+    assert "rank 1" in "\n".join(lines)

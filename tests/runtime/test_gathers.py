@@ -46,7 +46,7 @@ def gathering(first: str = "writers", reader: Any = gather) -> GraphFunction:
         events written [1] expects 2
         events read [1] expects 1
     """
-    written = ["written[0]"] if first == "writers" else []
+    waits = ["written[0]"] if first == "writers" else []
     read = ["read[0]"] if first == "reader" else []
     reads = ["box[:, :]", "at 1 int32", "box[3, :]"][: reader.reads]
     tasks = [
@@ -56,11 +56,9 @@ def gathering(first: str = "writers", reader: Any = gather) -> GraphFunction:
             ["box[i, :]"],
             grid="i: 2",
             waits=read,
-            notifies=written,
+            notifies=waits,
         ),
-        Task(
-            reader, reads, ["y 4 float32"], grid="one: 1", waits=written, notifies=read
-        ),
+        Task(reader, reads, ["y 4 float32"], grid="one: 1", waits=waits, notifies=read),
     ]
     return calls(1, tasks=tasks, parts=parts)
 

@@ -62,9 +62,9 @@ def executor(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuExecu
     }.items():
         monkeypatch.setattr(gpu, name, stand_in)
     plan = schedule_static(ring(world.size))
-    made = GpuExecutor(plan, world, generate(plan), MagicMock())
-    yield made
-    made.close()
+    gpu_executor = GpuExecutor(plan, world, generate(plan), MagicMock())
+    yield gpu_executor
+    gpu_executor.close()
 
 
 def prepare(executor: GpuExecutor, rows: int) -> Launch | None:
@@ -91,14 +91,14 @@ def places(launch: Launch) -> list[int]:
 def test_a_captured_launch_stays_valid_and_larger_ones_get_new_memory(executor, world):
     old = ready(executor, 8)
     executor.launch(old, CAPTURING)
-    (kept,) = executor._memory
+    (first,) = executor._memory
     large = ready(executor, 800)
-    assert places(old)[: world.size] == list(kept.block.addresses)
+    assert places(old)[: world.size] == list(first.block.addresses)
     assert not set(places(old)[:-1]) & set(places(large)[:-1])
     assert not executor.is_current(old) and executor.is_current(large)
     again = ready(executor, 8)  # an eager run of the old shape
     assert places(again) == places(large)
-    assert next(iter(executor._memory)) is kept and executor.is_captured
+    assert next(iter(executor._memory)) is first and executor.is_captured
     assert "kept for captured CUDA graphs" in executor.show()
 
 
@@ -122,8 +122,8 @@ def test_a_fault_in_kept_memory_is_reported_and_all_memory_is_reset(executor, wo
     old = ready(executor, 8)
     executor.launch(old, CAPTURING)
     ready(executor, 800)
-    kept, latest = executor._memory
-    control = kept.control.view(CONTROL)[0]
+    first, latest = executor._memory
+    control = first.control.view(CONTROL)[0]
     control["faults"], control["shape"] = 1, old.shape
     control["fault"][0] = (3, 0, 1, 0, EVENT_WAIT, 0, 0, 1)
     executor._status[0] = 1
@@ -131,5 +131,5 @@ def test_a_fault_in_kept_memory_is_reported_and_all_memory_is_reset(executor, wo
     world.barrier()
     executor.reset()
     assert executor.failure() is None and control["faults"] == 0
-    for memory in (kept, latest):
+    for memory in (first, latest):
         assert memory.control.view(CONTROL)["epoch"] == 1

@@ -37,9 +37,9 @@ def test_kernels_of_the_exchange_send_to_far_ranks(hosts, near):
     graph = exchange_hosts(hosts * near, local_size=near)
     program = Emulator(graph, workers=2, has_far=True)
     inputs = [{"x": rows_of(rank)} for rank in range(hosts * near)]
-    expected = np.concatenate([given["x"] for given in inputs])
-    for found in program.run(inputs, runs=3):
-        np.testing.assert_array_equal(found["y"], expected)
+    expected = np.concatenate([arrays["x"] for arrays in inputs])
+    for outputs in program.run(inputs, runs=3):
+        np.testing.assert_array_equal(outputs["y"], expected)
 
 
 def test_far_ranks_that_send_are_found_from_the_graph():
@@ -59,8 +59,8 @@ def test_a_run_may_send_to_other_hosts_than_the_last_one():
     (memory,) = program._memory.values()
     for block in memory._arguments:
         block["dim_hops"] = 2
-    found = program.run(inputs, {"n": 4, "hops": 1})
-    assert all((found[r]["y"] == rows_of((r - 2) % 3)[0]).all() for r in range(3))
+    outputs = program.run(inputs, {"n": 4, "hops": 1})
+    assert all((outputs[r]["y"] == rows_of((r - 2) % 3)[0]).all() for r in range(3))
 
 
 @pytest.mark.parametrize("local_size", [1, 2, 4])
@@ -71,7 +71,7 @@ def test_exchange_is_proved_and_gives_all_rows(local_size):
         inputs = [{"x": rows_of(rank)} for rank in range(4)]
         outputs = simulate(plan, inputs, DIMS, epochs=2, seed=local_size).outputs
         expected = np.concatenate([rows_of(rank) for rank in range(4)])
-        assert all((one["y"] == expected).all() for one in outputs)
+        assert all((arrays["y"] == expected).all() for arrays in outputs)
 
 
 def test_direct_access_to_another_host_is_refused():
@@ -114,9 +114,9 @@ def test_data_chooses_only_partners_of_other_hosts(far, step, is_right):
         for rank in range(4)
     ]
     if is_right:
-        found = program.run(inputs, runs=2)
+        outputs = program.run(inputs, runs=2)
         assert all(
-            (found[r]["y"] == rows_of((r + step) % 4)[0]).all() for r in range(4)
+            (outputs[r]["y"] == rows_of((r + step) % 4)[0]).all() for r in range(4)
         )
     else:
         with pytest.raises(ArgumentError, match="data of a run does not fit") as caught:

@@ -17,9 +17,9 @@ KERNEL = 'extern "C" __global__ void kernel(int* p) { *p = VALUE; }\n'
 
 def source(*paths: Path) -> Source:
     """A program of several files of a user."""
-    made = generate(schedule_static(matmul_reduce_scatter_graph(1)))
+    generated = generate(schedule_static(matmul_reduce_scatter_graph(1)))
     text = "".join(f'#include "{path}"\n' for path in paths)
-    return replace(made, text=text + KERNEL, sources=paths)
+    return replace(generated, text=text + KERNEL, sources=paths)
 
 
 def write(folder: Path, **texts: str) -> Path:
@@ -32,24 +32,24 @@ def write(folder: Path, **texts: str) -> Path:
 
 
 def included(*paths: Path) -> dict[str, str]:
-    found = headers(source(*paths), kernels_folder())
-    compile_cubin(source(*paths).text, found)
-    return found
+    texts = headers(source(*paths), kernels_folder())
+    compile_cubin(source(*paths).text, texts)
+    return texts
 
 
 def test_a_library_program_has_its_own_headers_only():
-    made = generate(schedule_static(matmul_reduce_scatter_graph(2)))
-    found = headers(made, kernels_folder())
+    program = generate(schedule_static(matmul_reduce_scatter_graph(2)))
+    texts = headers(program, kernels_folder())
     assert {
         "worker/worker.cuh",
         "functions/tile_matmul.cuh",
         "common/types.cuh",
-    } <= set(found)
-    assert "functions/attend.cuh" not in found
-    for name, text in found.items():
-        own = (kernels_folder() / name).read_text()
+    } <= set(texts)
+    assert "functions/attend.cuh" not in texts
+    for name, text in texts.items():
+        header = (kernels_folder() / name).read_text()
         assert "//" not in text
-        assert text.count("\n") == own.count("\n")
+        assert text.count("\n") == header.count("\n")
 
 
 def test_headers_next_to_a_file_below_it_and_of_theirs_are_found(tmp_path):
@@ -60,9 +60,9 @@ def test_headers_next_to_a_file_below_it_and_of_theirs_are_found(tmp_path):
         sub__deep='#include "deeper.cuh"\n#include "../near.cuh"\n',
         sub__deeper="#define VALUE (ONE + 1)\n",
     )
-    found = included(body)
+    texts = included(body)
     names = ["body", "near", "sub/deep", "sub/deeper"]
-    assert list(found) == [f"{tmp_path}/{name}.cuh" for name in names]
+    assert list(texts) == [f"{tmp_path}/{name}.cuh" for name in names]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ static_assert(sizeof(a) == 14);
 
 def test_headers_of_the_library_are_found_from_a_file_of_a_user(tmp_path):
     text = '#include "common/types.cuh"\n#define VALUE sizeof(etc::i32)\n'
-    found = included(write(tmp_path, body=text))
-    assert "common/types.cuh" in found
+    texts = included(write(tmp_path, body=text))
+    assert "common/types.cuh" in texts
 
 
 def test_a_file_is_one_file_however_it_is_named(tmp_path):

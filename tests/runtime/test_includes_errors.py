@@ -21,7 +21,7 @@ def test_a_header_outside_of_the_folder_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("line", "got"),
+    ("line", "reason"),
     [
         ("#include NAME", "#include NAME"),
         ('#include_next "near.cuh"', '#include_next "near.cuh"'),
@@ -32,12 +32,12 @@ def test_a_header_outside_of_the_folder_is_refused(tmp_path, name):
         ("#include <a//b>", "#include <a"),
     ],
 )
-def test_an_include_whose_file_is_not_clear_is_refused(tmp_path, line, got):
+def test_an_include_whose_file_is_not_clear_is_refused(tmp_path, line, reason):
     text = f"#define C(a, b) a##b\n#define VALUE 1\n{line}\n"
     body = write(tmp_path, body=text, near="")
     with pytest.raises(BuildError) as caught:
         included(body)
-    assert (caught.value.got, caught.value.where) == (got, f"{body}, line 3")
+    assert (caught.value.got, caught.value.where) == (reason, f"{body}, line 3")
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def test_cuda_s_own_streams_are_never_destroyed(order):
 
 
 def test_the_end_of_a_launch_is_queried_by_stream_or_event(order, runtime):
-    kept, raw = Stream(5), Stream(6, device_id=-1)
-    assert not order.is_done(kept) and order.is_done(raw)
+    stream, raw = Stream(5), Stream(6, device_id=-1)
+    assert not order.is_done(stream) and order.is_done(raw)
     runtime.streamQuery = lambda ptr: 700
     with pytest.raises(Fault, match="700"):
-        order.is_done(kept)
+        order.is_done(stream)

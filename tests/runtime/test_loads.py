@@ -43,8 +43,8 @@ def test_rows_come_sorted_by_expert(routing, schedule, seed):
 @st.composite
 def two_routings(draw: st.DrawFn) -> list[list[int]]:
     n = draw(st.integers(0, 9))
-    one = st.lists(st.integers(0, EXPERTS - 1), min_size=n, max_size=n)
-    return [draw(one), draw(one)]
+    routing = st.lists(st.integers(0, EXPERTS - 1), min_size=n, max_size=n)
+    return [draw(routing), draw(routing)]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -178,5 +178,5 @@ def test_data_decides_which_rank_is_written_to(places, seed):
     run = simulate(schedule_static(deal()), deal_inputs(places), {}, seed=seed)
     expected = np.zeros(12, np.float32)
     expected[places] = np.arange(1, 7)
-    got = np.concatenate([outputs["y"][:, 0] for outputs in run.outputs])
-    assert got.tolist() == expected.tolist()
+    column = np.concatenate([outputs["y"][:, 0] for outputs in run.outputs])
+    assert column.tolist() == expected.tolist()

@@ -36,10 +36,10 @@ ROUTING = [0, 2, 1, 1]
 
 
 def stopped(
-    graph: GraphFunction, given: list[dict[str, Any]], seed: int = 0, **dims: int
+    graph: GraphFunction, arrays: list[dict[str, Any]], seed: int = 0, **dims: int
 ) -> EtcDistError:
     with pytest.raises(EtcDistError) as caught:
-        simulate(schedule_static(graph), given, dims, seed=seed)
+        simulate(schedule_static(graph), arrays, dims, seed=seed)
     return caught.value
 
 
@@ -56,12 +56,12 @@ def test_an_expert_that_does_not_exist_is_named(bad, seed):
     assert error.got == str(bad)
 
 
-@pytest.mark.parametrize(("shifted", "got"), [(-1, "-1"), (3, "4")])
-def test_a_region_that_starts_outside_of_its_tensor_is_named(shifted, got):
+@pytest.mark.parametrize(("shifted", "offset"), [(-1, "-1"), (3, "4")])
+def test_a_region_that_starts_outside_of_its_tensor_is_named(shifted, offset):
     error = stopped(permute(1, shifted=shifted), [inputs([1, 0])], seed=1, n=2)
     assert type(error) is ArgumentError
     assert "a start of 0 .. 2, in packed[" in error.wanted
-    assert error.got in (got, "3")
+    assert error.got in (offset, "3")
 
 
 def chained(row: str = "table.load(at.load(0))") -> GraphFunction:
@@ -112,9 +112,9 @@ def test_a_division_by_a_loaded_zero_is_named(divisor, text):
 
 @pytest.mark.parametrize("bad", [-1, 2])
 def test_a_rank_that_does_not_exist_is_named(bad):
-    given = deal_inputs([0, 1, 2, 6, 7, 8])
-    given[1]["owner"][0, 0] = bad
-    error = stopped(deal(), given)
+    arrays = deal_inputs([0, 1, 2, 6, 7, 8])
+    arrays[1]["owner"][0, 0] = bad
+    error = stopped(deal(), arrays)
     assert type(error) is ArgumentError
     assert "rank 1" in error.where and "send[0]" in error.where
     assert "a rank of 0 .. 1, in box.on(owner[i, 0])" in error.wanted
@@ -143,11 +143,11 @@ def run(short_timeout) -> Callable[[Program, list[int]], list[list[float]]]:
     arrays = Arrays(short_timeout.backend)
 
     def run(program: Program, routing: list[int]) -> list[list[float]]:
-        given = {name: arrays.put(array) for name, array in inputs(routing).items()}
-        y = program.run(**given)["y"]
+        operands = {name: arrays.put(array) for name, array in inputs(routing).items()}
+        y = program.run(**operands)["y"]
         program.synchronize()
-        found: list[list[float]] = arrays.get(y).tolist()
-        return found
+        rows: list[list[float]] = arrays.get(y).tolist()
+        return rows
 
     return run
 
@@ -181,20 +181,20 @@ class Ended(Executor):
     workers = 4
 
     def __init__(self, world: World, records: list[Record]):
-        self.ends, self._failed = False, False
+        self.ends, self._has_failed = False, False
         self._records, self._rank = records, world.rank
 
     def prepare(self, arrays: Any, dims: Any) -> Any:
         return arrays
 
     def launch(self, launch: Any, stream: Any = None) -> None:
-        self._failed = self.ends
+        self._has_failed = self.ends
 
     def failure(self) -> list[Record] | None:
-        return self._records if self._failed else None
+        return self._records if self._has_failed else None
 
     def reset(self) -> None:
-        self._failed = False
+        self._has_failed = False
 
 
 @pytest.mark.mpi
@@ -214,16 +214,16 @@ def test_the_next_call_reports_a_run_that_data_ended_on_one_rank(
         schedule_static(permute(short_timeout.size)), short_timeout, executor, "", 0
     )
     arrays = Arrays(short_timeout.backend)
-    given = {name: arrays.put(array) for name, array in inputs(ROUTING).items()}
-    for act in (program.synchronize, lambda: program.run(**given)):
+    operands = {name: arrays.put(array) for name, array in inputs(ROUTING).items()}
+    for act in (program.synchronize, lambda: program.run(**operands)):
         executor.ends = short_timeout.rank == last or not alone
-        program.run(**given)
+        program.run(**operands)
         with pytest.raises(ArgumentError) as caught:
             act()
         where = f"rank {last}, worker 2, transfer lane: move_row[3]"
         assert (caught.value.where, caught.value.got) == (where, "a value")
         executor.ends = False
-        program.run(**given)
+        program.run(**operands)
         program.synchronize()
     program.close()
 
@@ -232,11 +232,11 @@ def test_the_next_call_reports_a_run_that_data_ended_on_one_rank(
 
 
 def control(*faults: tuple[int, ...]) -> Any:
-    made = np.zeros(1, CONTROL)[0]
-    made["faults"] = len(faults)
+    block = np.zeros(1, CONTROL)[0]
+    block["faults"] = len(faults)
     for n, fault in enumerate(faults):
-        made["fault"][n] = fault
-    return made
+        block["fault"][n] = fault
+    return block
 
 
 def test_range_records_replace_the_waits_that_they_caused():

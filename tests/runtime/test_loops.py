@@ -31,8 +31,8 @@ BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 LAYERS = 4
 
 
-def check(found, wanted):
-    for outputs, arrays in zip(found, wanted, strict=True):
+def check(results, references):
+    for outputs, arrays in zip(results, references, strict=True):
         for name, array in arrays.items():
             np.testing.assert_allclose(outputs[name], array, rtol=1e-4, atol=1e-5)
 
@@ -43,22 +43,22 @@ def test_layers_run_on_all_ranks(schedule, world, make_program):
     program = make_program(residual_layers(world.size), schedule=schedule)
     backend = Arrays(world.backend)
     for layers in (LAYERS, 1, 7):
-        given = inputs(layers, world.size)
-        put = {n: backend.put(a.copy()) for n, a in given[world.rank].items()}
+        operands = inputs(layers, world.size)
+        put = {n: backend.put(a.copy()) for n, a in operands[world.rank].items()}
         y = program.run(**put)["y"]
         program.synchronize()
-        found = {"y": backend.get(y), "kept": backend.get(put["kept"])}
-        check([found], [expected(given)[world.rank]])
+        results = {"y": backend.get(y), "kept": backend.get(put["kept"])}
+        check([results], [expected(operands)[world.rank]])
 
 
 @BOTH
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_layers_run_in_any_order_of_workers(world_size, schedule, seed):
     plan = SCHEDULES[schedule](residual_layers(world_size))
-    given, dims = inputs(LAYERS, world_size), dims_of(LAYERS, world_size)
+    arrays, dims = inputs(LAYERS, world_size), dims_of(LAYERS, world_size)
     for workers in (1, 3):
-        run = simulate(plan, given, dims, seed=seed, workers=workers)
-        check(run.outputs, expected(given))
+        run = simulate(plan, arrays, dims, seed=seed, workers=workers)
+        check(run.outputs, expected(arrays))
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_layers_run_in_any_order_of_workers(world_size, schedule, seed):
 def test_the_kernels_run_layers(world_size, schedule):
     emulator = Emulator(residual_layers(world_size), schedule=schedule, workers=3)
     for layers in (LAYERS, 1):
-        given = inputs(layers, world_size)
+        arrays = inputs(layers, world_size)
         for seed in range(2):
-            check(emulator.run(given, seed=seed), expected(given))
+            check(emulator.run(arrays, seed=seed), expected(arrays))
 
 
 @BOTH
@@ -83,11 +83,11 @@ def test_loops_inside_of_loops(schedule):
     emulator = Emulator(steps_of_layers(1), schedule=schedule, workers=2)
     x = np.arange(4, dtype=np.float32)
     for steps, layers in ((2, 3), (3, 1), (1, 2)):
-        given = [{"x": x, "sizes": np.zeros((steps, layers, 4), np.float32)}]
+        arrays = [{"x": x, "sizes": np.zeros((steps, layers, 4), np.float32)}]
         dims = {"steps": steps, "layers": layers}
-        wanted = [{"y": stepped(x, steps, layers)}]
-        check(emulator.run(given), wanted)
-        check(simulate(emulator.plan, given, dims).outputs, wanted)
+        references = [{"y": stepped(x, steps, layers)}]
+        check(emulator.run(arrays), references)
+        check(simulate(emulator.plan, arrays, dims).outputs, references)
 
 
 def loop_first() -> GraphFunction:
@@ -111,9 +111,9 @@ def test_a_loop_may_have_no_turns():
     emulator = Emulator(loop_first(), workers=3)
     for n, seed in itertools.product((1, 2, 4), range(4)):
         x = np.arange(4 * n, dtype=np.float32).reshape(n, 1, 4)
-        wanted = np.concatenate([x[:1] + 1, 2 * x[:-1]])
-        [found] = emulator.run([{"x": x}], seed=seed)
-        np.testing.assert_array_equal(found["y"], wanted)
+        rows = np.concatenate([x[:1] + 1, 2 * x[:-1]])
+        [outputs] = emulator.run([{"x": x}], seed=seed)
+        np.testing.assert_array_equal(outputs["y"], rows)
 
 
 # ------------------------------------------------------------- errors and traces
@@ -126,12 +126,12 @@ def late(layer: Expr) -> Expr:
 
 @BOTH
 def test_a_wait_that_is_not_met_names_the_turn(schedule):
-    graph, given, dims = residual_layers(1, wait=late), inputs(4, 1), dims_of(4, 1)
+    graph, arrays, dims = residual_layers(1, wait=late), inputs(4, 1), dims_of(4, 1)
     unmet = r"add_layer\[layer=2, 0\] waits for ready\[3\]: have 0, want 6"
     with pytest.raises(DeadlockError, match=unmet):
-        simulate(SCHEDULES[schedule](graph), given, dims, workers=1)
+        simulate(SCHEDULES[schedule](graph), arrays, dims, workers=1)
     with pytest.raises(WaitTimeoutError, match=unmet):
-        Emulator(graph, schedule=schedule, workers=1).run(given)
+        Emulator(graph, schedule=schedule, workers=1).run(arrays)
 
 
 def test_a_loaded_row_out_of_range_names_the_turn():
@@ -144,13 +144,13 @@ def test_a_loaded_row_out_of_range_names_the_turn():
     doubled = {"loop": "layer: n", "dims": "n", "parts": parts}
     emulator = Emulator(one_call(1, double_up, reads, writes, **doubled), workers=2)
     at, x = np.array([0, 3, 1, 0], np.int32), np.arange(16, dtype=np.float32)
-    given = [{"at": at, "x": x.reshape(4, 1, 4)}]
-    y = emulator.run(given)[0]["y"]
-    np.testing.assert_array_equal(y, 2 * given[0]["x"][at])
+    arrays = [{"at": at, "x": x.reshape(4, 1, 4)}]
+    y = emulator.run(arrays)[0]["y"]
+    np.testing.assert_array_equal(y, 2 * arrays[0]["x"][at])
     at[2] = 9
-    for run in (emulator.run, lambda given: simulate(emulator.plan, given, {"n": 4})):
+    for run in (emulator.run, lambda arrays: simulate(emulator.plan, arrays, {"n": 4})):
         with pytest.raises(ArgumentError, match=r"double_up\[layer=2, 0\]"):
-            run(given)
+            run(arrays)
 
 
 @BOTH
@@ -176,5 +176,5 @@ def test_a_body_takes_the_turn_by_keyword():
     reads, writes = ["x 4 float32"], ["y n[layer] 4 float32"]
     graph = one_call(1, times_layer, reads, writes, loop="layer: n")
     x = np.arange(4, dtype=np.float32)
-    found = simulate(schedule_static(graph), [{"x": x}], {"n": 3}).outputs[0]
-    np.testing.assert_array_equal(found["y"], np.outer([30, 31, 32], x))
+    outputs = simulate(schedule_static(graph), [{"x": x}], {"n": 3}).outputs[0]
+    np.testing.assert_array_equal(outputs["y"], np.outer([30, 31, 32], x))

@@ -8,8 +8,10 @@ from etc_dist.runtime.occupancy import resident_workers
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 132), (2, 66), (4, 33), (8, 16)])
 def test_ranks_share_the_gpu(ranks, workers):
-    found = resident_workers("graph", multiprocessors=132, ranks=ranks, resident=132)
-    assert found == workers
+    num_workers = resident_workers(
+        "graph", multiprocessors=132, ranks=ranks, resident=132
+    )
+    assert num_workers == workers
 
 
 def test_workers_that_do_not_fit_are_refused_with_the_numbers():

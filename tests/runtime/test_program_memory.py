@@ -53,7 +53,7 @@ def test_captured_memory_stays_as_it_is(memory, world):
     old.is_captured = world.rank == 0  # on one rank, which all agree on
     memory.grow(sized(9), make_own)
     assert memory.generation > before
-    assert [one is old for one in memory] == [True, False]
+    assert [block is old for block in memory] == [True, False]
     assert is_open(world, old.block) and (old.block.local == 7).all()
     assert memory.latest.capacity.holds(plan(sized(9)))
     assert not memory.latest.is_captured
@@ -76,14 +76,16 @@ def plan(capacity: Capacity) -> Any:
 @pytest.mark.parametrize("step", [1, 7, 64, 500])
 def test_all_that_is_kept_is_at_most_twice_the_largest(step, memory):
     for rows in range(1, 1000, step):
-        needed = sized(rows)
-        if memory.latest is None or not memory.latest.capacity.holds(plan(needed)):
-            memory.grow(needed, make_own)
+        capacity = sized(rows)
+        if memory.latest is None or not memory.latest.capacity.holds(plan(capacity)):
+            memory.grow(capacity, make_own)
         memory.latest.is_captured = True
-        *kept, latest = memory
-        heads = 2048 * len(kept)
-        assert latest.capacity.nbytes <= 2 * needed.nbytes
-        assert sum(one.capacity.nbytes for one in kept) <= 2 * needed.nbytes + heads
+        *older, latest = memory
+        heads = 2048 * len(older)
+        assert latest.capacity.nbytes <= 2 * capacity.nbytes
+        assert (
+            sum(block.capacity.nbytes for block in older) <= 2 * capacity.nbytes + heads
+        )
 
 
 def test_smaller_shapes_after_the_largest_keep_nothing(memory):
@@ -108,22 +110,22 @@ def test_captured_memory_survives_growth_that_fails(memory, world):
         raise MemoryError
 
     memory.grow(sized(8), make_own)
-    old, count = memory.latest, len(world._memories)
+    old, num_blocks = memory.latest, len(world._memories)
     old.is_captured = True
     with pytest.raises(SymmetricMemoryError):
         memory.grow(sized(2**60), make_own)
     with pytest.raises(WorldError, match="MemoryError"):
         memory.grow(sized(9), refuse if world.rank == 0 else make_own)
     assert list(memory) == [old] and is_open(world, old.block)
-    assert len(world._memories) == count
+    assert len(world._memories) == num_blocks
 
 
 def test_close_frees_the_kept_memory(memory, world):
-    before = len(world._memories)
+    num_blocks = len(world._memories)
     for rows in (1, 2, 4):
         memory.grow(sized(rows), make_own)
         memory.latest.is_captured = True
-    assert len(world._memories) == before + 3
+    assert len(world._memories) == num_blocks + 3
     memory.close()
     memory.close()
-    assert len(world._memories) == before and list(memory) == []
+    assert len(world._memories) == num_blocks and list(memory) == []

@@ -33,19 +33,21 @@ pytestmark = pytest.mark.mpi
 @pytest.fixture
 def verified(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The data that runs are verified with, on rank 0."""
-    found: list[Any] = []
+    checks: list[Any] = []
 
     def noted(plan: Any, dims: Any, workers: int, tensors: Any) -> Any:
-        found.append(tensors)
+        checks.append(tensors)
         return verify(plan, dims, workers, tensors)
 
     monkeypatch.setattr(run_check, "verify", noted)
-    return found
+    return checks
 
 
-def run(program: Program, given: dict[str, Any]) -> Any:
+def run(program: Program, operands: dict[str, Any]) -> Any:
     arrays = Arrays(program.backend)
-    y = program.run(**{name: arrays.put(array) for name, array in given.items()})["y"]
+    y = program.run(**{name: arrays.put(array) for name, array in operands.items()})[
+        "y"
+    ]
     program.synchronize()
     return arrays.get(y)
 
@@ -55,8 +57,8 @@ def test_a_correct_run_passes_with_other_data_on_each_rank(
     schedule, checked, make_program
 ):
     program = make_program(ragged_attention(checked.size), schedule=schedule)
-    given = sequences(checked.rank)
-    np.testing.assert_array_equal(run(program, given), attended(given))
+    operands = sequences(checked.rank)
+    np.testing.assert_array_equal(run(program, operands), attended(operands))
 
 
 def test_data_of_every_rank_and_of_local_tensors_are_verified(
@@ -131,16 +133,16 @@ def test_a_program_whose_runs_are_not_checked_says_so_once(
     monkeypatch.setattr(program._run_check, "is_wanted", False)
     for _ in range(2):
         run(program, scattered([0, 1, 2, 3]))
-    said = capsys.readouterr().err
-    assert said.count(
+    text = capsys.readouterr().err
+    assert text.count(
         "etc_dist: calls: what depends on run-time data is not proved"
     ) == (lines if world.rank == 0 else 0)
 
 
 def test_a_gpu_copies_what_was_loaded_from_the_addresses_of_the_launch(world):
-    given = {"expert": np.array([2, 0], np.int32), "count": np.arange(4, dtype="i4")}
-    block = np.zeros((), [(address_name(name), np.uint64) for name in given])
-    for name, array in given.items():
+    arrays = {"expert": np.array([2, 0], np.int32), "count": np.arange(4, dtype="i4")}
+    block = np.zeros((), [(address_name(name), np.uint64) for name in arrays])
+    for name, array in arrays.items():
         block[address_name(name)] = array.ctypes.data
 
     def memcpy(to: int, place: int, size: int, kind: int) -> None:
@@ -151,7 +153,7 @@ def test_a_gpu_copies_what_was_loaded_from_the_addresses_of_the_launch(world):
     runtime = SimpleNamespace(memcpy=memcpy, memcpyDeviceToHost=2)
     executor._cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     launch = SimpleNamespace(arguments=block, dims={"n": 2})
-    found = executor.loaded(launch, list(given))
-    assert {name: array.tolist() for name, array in found.items()} == {
-        name: array.tolist() for name, array in given.items()
+    copies = executor.loaded(launch, list(arrays))
+    assert {name: array.tolist() for name, array in copies.items()} == {
+        name: array.tolist() for name, array in arrays.items()
     }

@@ -14,10 +14,10 @@ from tests.runtime.test_run_check import run
 pytestmark = pytest.mark.mpi
 
 
-def fault_of(program: Program, given: dict[str, Any]) -> GraphError:
+def fault_of(program: Program, operands: dict[str, Any]) -> GraphError:
     """What a run raises, with the same text on all ranks."""
     with pytest.raises(GraphError) as caught:
-        run(program, given)
+        run(program, operands)
     assert len(set(program.world.gather(str(caught.value)))) == 1
     return caught.value
 

@@ -16,28 +16,32 @@ from etc_dist.runtime.gpu import GpuExecutor
 @pytest.fixture
 def executor(monkeypatch) -> GpuExecutor:
     """An executor without a GPU, which keeps two templates and three shapes."""
-    made = GpuExecutor.__new__(GpuExecutor)
-    made._numbers, made._templates, made._shapes = (
+    gpu_executor = GpuExecutor.__new__(GpuExecutor)
+    gpu_executor._numbers, gpu_executor._templates, gpu_executor._shapes = (
         itertools.count(),
         *map(Recent, (2, 3)),
     )
-    made._fill = lambda dims, number: np.array([number])
-    made._order = SimpleNamespace(enter=lambda s: None, leave=lambda s: None)
-    made._function, made._shared, made.workers = SimpleNamespace(ptr=1), 0, 4
+    gpu_executor._fill = lambda dims, number: np.array([number])
+    gpu_executor._order = SimpleNamespace(enter=lambda s: None, leave=lambda s: None)
+    gpu_executor._function, gpu_executor._shared, gpu_executor.workers = (
+        SimpleNamespace(ptr=1),
+        0,
+        4,
+    )
     driver = SimpleNamespace(launchKernel=lambda *_: None)
-    made._cupy = SimpleNamespace(cuda=SimpleNamespace(driver=driver))
-    made.world, made.plan = SimpleNamespace(rank=0), None
-    made._status, made.finish = [1], lambda: None
+    gpu_executor._cupy = SimpleNamespace(cuda=SimpleNamespace(driver=driver))
+    gpu_executor.world, gpu_executor.plan = SimpleNamespace(rank=0), None
+    gpu_executor._status, gpu_executor.finish = [1], lambda: None
     monkeypatch.setattr(gpu, "decode", lambda plan, control, dims, *_: [dims])
-    return made
+    return gpu_executor
 
 
 def launch(executor: GpuExecutor, n: int) -> int:
     """Run at a shape; returns its number on the device."""
     dims = {"n": n}
     shape, _ = executor._template(dims)
-    made = SimpleNamespace(dims=dims, shape=shape, parameters=0)
-    executor.launch(made, SimpleNamespace(ptr=5, is_capturing=lambda: False))
+    memory = SimpleNamespace(dims=dims, shape=shape, parameters=0)
+    executor.launch(memory, SimpleNamespace(ptr=5, is_capturing=lambda: False))
     return shape
 
 
@@ -47,8 +51,8 @@ def records(executor: GpuExecutor, shape: int) -> list:
     # The memory that captured graphs refer to has a control block of its own.
     controls = [np.zeros(1, CONTROL), control]
     executor._memory = [
-        SimpleNamespace(control=SimpleNamespace(get=partial(one.view, np.uint8)))
-        for one in controls
+        SimpleNamespace(control=SimpleNamespace(get=partial(block.view, np.uint8)))
+        for block in controls
     ]
     return executor.failure()
 

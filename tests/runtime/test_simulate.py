@@ -46,8 +46,8 @@ def test_dtypes_and_layouts_give_the_reference(op, dtype, w_layout, rng, seed):
 def test_different_matmuls_in_one_program(seed):
     inputs, [answer], dims = four_matmuls(300, 264, 200)
     plan = schedule_static(three_matmuls(1))
-    [found] = simulate(plan, inputs, dims, seed=seed).outputs
-    answer.check(found["y"], "bfloat16")
+    [outputs] = simulate(plan, inputs, dims, seed=seed).outputs
+    answer.check(outputs["y"], "bfloat16")
 
 
 @given(
@@ -113,8 +113,8 @@ def test_a_small_program_gives_literal_values():
 
 
 @device_function(source="", reads=0, writes=1)
-def write_place(y, *, rank, rows, half, i=7, unknown=0):
-    y[...] = (rank, rows, half, i + unknown)
+def write_place(y, *, rank, rows, half, i=7, offset=0):
+    y[...] = (rank, rows, half, i + offset)
 
 
 @pytest.mark.parametrize("schedule", [schedule_static, schedule_dynamic])
@@ -146,15 +146,21 @@ def test_a_loaded_extent_beside_an_axis_of_one_task():
         events known [1] expects 1
         events ready [3, 1] expects 1
     """
-    grid, known = {"grid": "i: up_to(3, count.load(0)), j: 1"}, "known[0]"
+    grid, count_event = {"grid": "i: up_to(3, count.load(0)), j: 1"}, "known[0]"
     tasks = [
-        Task(start_rows, name="start", notifies=[known]),
-        Task(start_rows, waits=[known], notifies=["ready[i, j]"], **grid),
-        Task(write_one, (), ["y[i, tile(j, 1)]"], waits=[known, "ready[i, j]"], **grid),
+        Task(start_rows, name="start", notifies=[count_event]),
+        Task(start_rows, waits=[count_event], notifies=["ready[i, j]"], **grid),
+        Task(
+            write_one,
+            (),
+            ["y[i, tile(j, 1)]"],
+            waits=[count_event, "ready[i, j]"],
+            **grid,
+        ),
     ]
     plan = schedule_dynamic(calls(1, tasks=tasks, parts=parts))
-    given = {"count": np.array([2], np.int32), "y": np.zeros((3, 1), np.float32)}
-    assert simulate(plan, [given], {}).outputs[0]["y"].tolist() == [[1], [1], [0]]
+    arrays = {"count": np.array([2], np.int32), "y": np.zeros((3, 1), np.float32)}
+    assert simulate(plan, [arrays], {}).outputs[0]["y"].tolist() == [[1], [1], [0]]
 
 
 def test_expected_counts_may_come_from_a_runtime_tensor():
@@ -209,5 +215,5 @@ def test_a_body_gets_a_named_constant():
     operands = ["x 4[tile(i, 2)] float32"], ["y 4[tile(i, 2)] float32"]
     graph = one_call(1, add, *operands, **blocks)
     inputs = [{"x": np.zeros(4, np.float32)}]
-    done = simulate(schedule_static(graph), inputs, {})
-    assert done.outputs[0]["y"].tolist() == [2] * 4
+    run = simulate(schedule_static(graph), inputs, {})
+    assert run.outputs[0]["y"].tolist() == [2] * 4

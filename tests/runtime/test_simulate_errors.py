@@ -66,9 +66,9 @@ def test_a_masked_array_is_refused():
 
 
 def test_a_tensor_without_axes_has_one_element():
-    given = [{"x": np.array(2, np.float32)}]
-    assert simulate(plan_of_x(), given, {}).outputs[0]["y"] == 2
-    assert inspect("x", given[0]["x"]).row_bytes == 4
+    arrays = [{"x": np.array(2, np.float32)}]
+    assert simulate(plan_of_x(), arrays, {}).outputs[0]["y"] == 2
+    assert inspect("x", arrays[0]["x"]).row_bytes == 4
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values())

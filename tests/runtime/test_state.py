@@ -21,34 +21,34 @@ BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_each_run_updates_the_array_of_the_caller(schedule, world, make_program):
     program = make_program(accumulate(world.size), schedule=schedule)
     backend = Arrays(world.backend)
-    given = arrays(world.rank)
-    put = {name: backend.put(array.copy()) for name, array in given.items()}
+    operands = arrays(world.rank)
+    put = {name: backend.put(array.copy()) for name, array in operands.items()}
     for runs in (1, 2, 3):
         y = program.run(**put)["y"]
         program.synchronize()
-        wanted = expected(given, runs)
-        np.testing.assert_array_equal(backend.get(y), wanted["y"])
-        np.testing.assert_array_equal(backend.get(put["total"]), wanted["total"])
+        references = expected(operands, runs)
+        np.testing.assert_array_equal(backend.get(y), references["y"])
+        np.testing.assert_array_equal(backend.get(put["total"]), references["total"])
 
 
 @BOTH
 def test_a_simulation_returns_the_state_and_keeps_the_array(schedule, seed):
-    plan, given = SCHEDULES[schedule](accumulate(2)), [arrays(0), arrays(1)]
-    found = simulate(plan, given, DIMS, seed=seed, epochs=2).outputs
-    for rank, outputs in enumerate(found):
-        wanted = expected(arrays(rank), 2)
-        np.testing.assert_array_equal(outputs["y"], wanted["y"])
-        np.testing.assert_array_equal(outputs["total"], wanted["total"])
-        np.testing.assert_array_equal(given[rank]["total"], arrays(rank)["total"])
+    plan, operands = SCHEDULES[schedule](accumulate(2)), [arrays(0), arrays(1)]
+    results = simulate(plan, operands, DIMS, seed=seed, epochs=2).outputs
+    for rank, outputs in enumerate(results):
+        references = expected(arrays(rank), 2)
+        np.testing.assert_array_equal(outputs["y"], references["y"])
+        np.testing.assert_array_equal(outputs["total"], references["total"])
+        np.testing.assert_array_equal(operands[rank]["total"], arrays(rank)["total"])
 
 
 @BOTH
 def test_the_emulator_returns_the_state_and_keeps_the_array(schedule):
-    emulator, given = Emulator(accumulate(1), schedule=schedule), arrays()
-    outputs = emulator.run([given], runs=2)[0]
-    for name, array in expected(given, 2).items():
+    emulator, operands = Emulator(accumulate(1), schedule=schedule), arrays()
+    outputs = emulator.run([operands], runs=2)[0]
+    for name, array in expected(operands, 2).items():
         np.testing.assert_array_equal(outputs[name], array)
-    np.testing.assert_array_equal(given["total"], arrays()["total"])
+    np.testing.assert_array_equal(operands["total"], arrays()["total"])
 
 
 def test_reads_before_and_after_a_write_are_proved():

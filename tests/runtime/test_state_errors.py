@@ -26,12 +26,15 @@ from tests.ops.arrays import Arrays
 DIMS = {"n": 4, "rows": 6}
 
 
-def twice(g: Kit, ordered: bool) -> None:
+def twice(g: Kit, is_ordered: bool) -> None:
     """Two calls that write the same state."""
-    kept, done = g.state("kept", (4, WIDTH), "float32")[ROW, :], g.event("done", 4)
+    state, end_event = (
+        g.state("kept", (4, WIDTH), "float32")[ROW, :],
+        g.event("done", 4),
+    )
     call, events = (
-        {"lane": "transfer", "writes": [kept]},
-        [done[ROW]] if ordered else [],
+        {"lane": "transfer", "writes": [state]},
+        [end_event[ROW]] if is_ordered else [],
     )
     g.do("a", 4, **call, notifies=events)
     g.do("b", 4, **call, waits=events)
@@ -111,14 +114,14 @@ def test_an_array_that_cannot_be_updated_is_refused_on_all_ranks(
     what, world, make_program
 ):
     program, backend = make_program(accumulate(world.size)), Arrays(world.backend)
-    given = {name: backend.put(array) for name, array in arrays().items()}
+    operands = {name: backend.put(array) for name, array in arrays().items()}
     change, words = CHANGES[what]
     is_wrong = world.rank == world.size - 1
-    wrong = {**given, **change(given["total"])} if is_wrong else given
+    wrong = {**operands, **change(operands["total"])} if is_wrong else operands
     with pytest.raises(ArgumentError) as caught:
         program.run(**{n: a for n, a in wrong.items() if a is not None})
     assert re.search(words, str(caught.value))
-    program.run(**given)
+    program.run(**operands)
     program.synchronize()
 
 
@@ -126,17 +129,17 @@ def test_two_states_do_not_overlap(make_program, world):
     axes, kinds = f"n {WIDTH} float32", {"a": "state", "b": "state"}
     operands = [f"a {axes}"], [f"b {axes}"]
     graph = one_call(world.size, push_rows(), *operands, kinds=kinds)
-    both = Arrays(world.backend).poisoned((4, WIDTH), "float32")
+    array = Arrays(world.backend).poisoned((4, WIDTH), "float32")
     with pytest.raises(ArgumentError, match="b overlaps a"):
-        make_program(graph).run(a=both, b=both)
+        make_program(graph).run(a=array, b=array)
 
 
 def test_an_array_of_another_library_may_be_read_only(monkeypatch):
     owner = SimpleNamespace(__cuda_array_interface__={"data": (256, True)})
     place = {"data": SimpleNamespace(ptr=256), "device": SimpleNamespace(id=0)}
     shape = {"shape": (4,), "strides": (4,), "itemsize": 4, "dtype": "float32"}
-    made = SimpleNamespace(**place, **shape)
-    monkeypatch.setattr("etc_dist.runtime.arrays._as_cupy", lambda name, value: made)
-    wanted = Expected("x", (4,), "float32", is_written=True)
+    array = SimpleNamespace(**place, **shape)
+    monkeypatch.setattr("etc_dist.runtime.arrays._as_cupy", lambda name, value: array)
+    argument = Expected("x", (4,), "float32", is_written=True)
     with pytest.raises(ArgumentError, match="wanted: x that can be written"):
-        check_arrays("f", [wanted], {"x": inspect("x", owner)}, 0)
+        check_arrays("f", [argument], {"x": inspect("x", owner)}, 0)

@@ -17,11 +17,11 @@ class Driver:
     def __init__(self, code: int = 0):
         self.code = code
 
-    def cuTensorMapEncodeTiled(self, *given: Any) -> int:
-        _, element, axes, _, extents, pitches, sides = given[:7]
+    def cuTensorMapEncodeTiled(self, *arguments: Any) -> int:
+        _, element, axes, _, extents, pitches, sides = arguments[:7]
         self.type = element.value
         self.axes = axes.value
-        self.promotion = given[10].value
+        self.promotion = arguments[10].value
         # The innermost axis has no pitch.
         self.encoded = [*extents], [*pitches][: self.axes - 1], [*sides]
         return self.code

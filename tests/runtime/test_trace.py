@@ -28,9 +28,9 @@ def test_records_are_sorted_by_row_then_start():
 
 
 def test_merging_is_the_same_in_any_order():
-    one, two = Trace.of([FIRST, PARALLEL, SECOND]), Trace.of([OTHER])
-    assert Trace.merge([one, two]) == Trace.merge([two, one])
-    assert len(Trace.merge([one, two]).records) == 4
+    first, second = Trace.of([FIRST, PARALLEL, SECOND]), Trace.of([OTHER])
+    assert Trace.merge([first, second]) == Trace.merge([second, first])
+    assert len(Trace.merge([first, second]).records) == 4
 
 
 def test_merging_keeps_each_note_once():

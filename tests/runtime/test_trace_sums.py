@@ -80,9 +80,9 @@ def test_what_most_of_the_time_is_bounds_the_step(records, text):
 
 
 def test_ranks_are_summed_with_their_own_clocks():
-    own = [task(0, 0, 8, "a", 0), task(1, 0, 4, "a", 0)]
-    later = [replace(r, rank=1, start_ns=99, end_ns=99 + r.end_ns) for r in own]
-    sums = sum_lane(Trace.of([*own, *later]), "tensor")
+    records = [task(0, 0, 8, "a", 0), task(1, 0, 4, "a", 0)]
+    later = [replace(r, rank=1, start_ns=99, end_ns=99 + r.end_ns) for r in records]
+    sums = sum_lane(Trace.of([*records, *later]), "tensor")
     assert (sums.workers, sums.time, sums.idle) == (4, 32, 8)
 
 
@@ -114,8 +114,8 @@ def test_of_other_loops_the_last_turn_is_shown():
         replace(task(0, t, t + step, "a", 0), loops=at, coordinate=(step, layer, 0))
         for t, (step, layer) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1)])
     ]
-    shown = show_turn(Trace.of(records), "layer", 0)
-    assert shown == show_turn(Trace.of(records[2:3]), "layer", 0)
+    text = show_turn(Trace.of(records), "layer", 0)
+    assert text == show_turn(Trace.of(records[2:3]), "layer", 0)
 
 
 def test_a_turn_has_the_tasks_of_all_turns_of_loops_within_it():
@@ -128,8 +128,8 @@ def test_a_turn_has_the_tasks_of_all_turns_of_loops_within_it():
         )
         for t in range(3)
     ]
-    shown = show_turn(Trace.of(records), "step", 0).splitlines()
-    assert [line.split()[:2] for line in shown[1:]] == [["begin", "1"], ["a", "3"]]
+    lines = show_turn(Trace.of(records), "step", 0).splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["begin", "1"], ["a", "3"]]
 
 
 def test_a_turn_of_no_loop_is_refused(tmp_path, capsys):
@@ -139,13 +139,13 @@ def test_a_turn_of_no_loop_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("loop", "turn", "wanted"),
+    ("loop", "turn", "text"),
     [("layer", 2, "a turn from 0 to 1"), ("step", None, "a loop of the run: layer")],
 )
-def test_a_turn_that_a_trace_does_not_have_is_refused(loop, turn, wanted):
+def test_a_turn_that_a_trace_does_not_have_is_refused(loop, turn, text):
     with pytest.raises(ArgumentError) as caught:
         show_turn(TRACE, loop, turn)
-    assert caught.value.wanted == wanted
+    assert caught.value.wanted == text
 
 
 @pytest.mark.mpi

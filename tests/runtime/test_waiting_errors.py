@@ -29,13 +29,13 @@ class World(SimpleNamespace):
 @pytest.fixture
 def executor() -> GpuExecutor:
     """An executor without a GPU."""
-    made = GpuExecutor.__new__(GpuExecutor)
-    made.world, made._shared, made.workers = World(), 0, 4
-    made._function = SimpleNamespace(ptr=1)
-    made._order = SimpleNamespace(enter=lambda s: None, leave=lambda s: None)
-    made._stream, made._shapes = None, Recent(4)
-    made.plan = SimpleNamespace(graph=SimpleNamespace(name="ring"))
-    return made
+    gpu_executor = GpuExecutor.__new__(GpuExecutor)
+    gpu_executor.world, gpu_executor._shared, gpu_executor.workers = World(), 0, 4
+    gpu_executor._function = SimpleNamespace(ptr=1)
+    gpu_executor._order = SimpleNamespace(enter=lambda s: None, leave=lambda s: None)
+    gpu_executor._stream, gpu_executor._shapes = None, Recent(4)
+    gpu_executor.plan = SimpleNamespace(graph=SimpleNamespace(name="ring"))
+    return gpu_executor
 
 
 LAUNCH = SimpleNamespace(dims={}, shape=0, parameters=np.zeros(1).ctypes.data)

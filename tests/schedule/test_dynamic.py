@@ -64,15 +64,15 @@ def inputs(
 def test_every_seed_gives_the_bits_of_the_static_plan(name, world, rng):
     make, dims = GRAPHS[name]
     graph = make(world)
-    given = inputs(graph, dims, rng)
-    static = simulate(schedule_static(graph), given, dims).outputs
+    arrays = inputs(graph, dims, rng)
+    static = simulate(schedule_static(graph), arrays, dims).outputs
     plan = schedule_dynamic(graph)
     for seed in range(2):
         once = {"check": not seed}  # one proof of the plan
-        found = simulate(plan, given, dims, seed=seed, epochs=2, **once).outputs
-        for mine, theirs in zip(found, static, strict=True):
+        dynamic = simulate(plan, arrays, dims, seed=seed, epochs=2, **once).outputs
+        for results, theirs in zip(dynamic, static, strict=True):
             for tensor in graph.outputs():
-                assert mine[tensor.name].tobytes() == theirs[tensor.name].tobytes()
+                assert results[tensor.name].tobytes() == theirs[tensor.name].tobytes()
 
 
 @drawn(
@@ -86,10 +86,10 @@ def test_every_seed_gives_the_bits_of_the_static_plan(name, world, rng):
 def test_odd_shapes_give_the_bits_of_the_static_plan(world, dims, workers, seed):
     graph = GRAPHS["mlp"][0](world)
     dims |= tile_dims(graph)
-    given = inputs(graph, dims, np.random.default_rng(seed))
+    arrays = inputs(graph, dims, np.random.default_rng(seed))
     verify(schedule_dynamic(graph), dims, workers)
     runs = [
-        simulate(make(graph), given, dims, seed=seed, workers=workers).outputs
+        simulate(make(graph), arrays, dims, seed=seed, workers=workers).outputs
         for make in (schedule_static, schedule_dynamic)
     ]
     for static, dynamic in zip(*runs, strict=True):
@@ -99,13 +99,13 @@ def test_odd_shapes_give_the_bits_of_the_static_plan(world, dims, workers, seed)
 def test_experts_give_the_bits_of_the_static_plan(rng):
     graph = moe_graph(1, experts=8, top_k=2)
     dims = {"tokens": 40, "hidden": 16, "inner": 24}
-    given = inputs(graph, dims, rng)
+    arrays = inputs(graph, dims, rng)
     # NOTE: unchecked, for padded rows are multiplied, which nobody writes.
-    (static,) = simulate(schedule_static(graph), given, dims, check=False).outputs
+    (static,) = simulate(schedule_static(graph), arrays, dims, check=False).outputs
     for seed in range(3):
         plan = schedule_dynamic(graph)
-        (found,) = simulate(plan, given, dims, seed=seed, check=False).outputs
-        assert found["y"].tobytes() == static["y"].tobytes()
+        (dynamic,) = simulate(plan, arrays, dims, seed=seed, check=False).outputs
+        assert dynamic["y"].tobytes() == static["y"].tobytes()
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -118,8 +118,8 @@ def test_dynamic_plans_are_proved(name, world):
 def test_seeds_take_units_in_different_orders(rng):
     make, dims = GRAPHS["mlp"]
     graph = make(2)
-    plan, given = schedule_dynamic(graph), inputs(graph, dims, rng)
-    runs = [simulate(plan, given, dims, seed=seed) for seed in range(4)]
+    plan, arrays = schedule_dynamic(graph), inputs(graph, dims, rng)
+    runs = [simulate(plan, arrays, dims, seed=seed) for seed in range(4)]
     assert len({tuple((t.call, t.task) for t in run.tasks) for run in runs}) == 4
 
 
@@ -129,20 +129,20 @@ def test_seeds_take_units_in_different_orders(rng):
 def groups(g: Kit) -> None:
     """A call, and one whose groups hold three tasks."""
     n = g.dims("n")
-    begun = g.event("begun", n, expects=2)
+    begin_event = g.event("begun", n, expects=2)
     i, _half = grid = g.grid(i=n, half=2)
-    g.do("first", grid, notifies=[begun[i]])
+    g.do("first", grid, notifies=[begin_event[i]])
     _part, i = grid = g.grid(part=3, i=n)
-    g.do("second", grid, waits=[begun[n - 1 - i]])
+    g.do("second", grid, waits=[begin_event[n - 1 - i]])
 
 
 def places(plan: Plan, lane: str, env: dict[str, Any]) -> list[tuple[Any, ...]]:
     """The task of each unit of a lane, as (call, coordinate...)."""
-    mine, found = plan.lane(lane), []
-    for unit in range(int(mine.total.evaluate(env))):
-        call, t = mine.find(unit, env)
-        found.append((call.name, *call.coordinates(t, env).values()))
-    return found
+    queue, tasks = plan.lane(lane), []
+    for unit in range(int(queue.total.evaluate(env))):
+        call, t = queue.find(unit, env)
+        tasks.append((call.name, *call.coordinates(t, env).values()))
+    return tasks
 
 
 def test_tasks_of_a_group_follow_each_other():
@@ -158,15 +158,15 @@ def columns(g: Kit) -> None:
     columns."""
     n, m = g.dims("n m")
     rows = g.input("rows", (1,), "int32")
-    known, begun = g.event("known"), g.event("begun", n)
-    done = g.event("done", m, expects=lambda j: 2 * rows.load(0))
-    g.do("know", notifies=[known[0]])
+    count_event, begin_event = g.event("known"), g.event("begun", n)
+    column_event = g.event("done", m, expects=lambda j: 2 * rows.load(0))
+    g.do("know", notifies=[count_event[0]])
     few = up_to(n, rows.load(0))
-    g.do("begin", few, waits=[known[0]], notifies=[begun[ROW]])
+    g.do("begin", few, waits=[count_event[0]], notifies=[begin_event[ROW]])
     j, i, _half = grid = g.grid(j=m, i=few, half=2)
-    g.do("go", grid, waits=[known[0], begun[i]], notifies=[done[j]])
+    g.do("go", grid, waits=[count_event[0], begin_event[i]], notifies=[column_event[j]])
     (j,) = grid = g.grid(j=m)
-    g.do("end", grid, lane="transfer", waits=[known[0], done[j]])
+    g.do("end", grid, lane="transfer", waits=[count_event[0], column_event[j]])
 
 
 def test_tasks_beyond_a_loaded_count_are_left_out():
@@ -174,8 +174,8 @@ def test_tasks_beyond_a_loaded_count_are_left_out():
     for m in range(1, 4):
         verify(plan, {"n": 5, "m": m}, 2)
     for rows in range(6):
-        given = {"rows": np.array([rows], np.int32)}
-        run = simulate(plan, [given], {"n": 5, "m": 3}, seed=1)
+        arrays = {"rows": np.array([rows], np.int32)}
+        run = simulate(plan, [arrays], {"n": 5, "m": 3}, seed=1)
         names = [record.call for record in run.tasks]
         counts = [names.count(name) for name in ("begin", "go", "end")]
         assert counts == [rows, 6 * rows, 3]
@@ -184,10 +184,10 @@ def test_tasks_beyond_a_loaded_count_are_left_out():
 def inner_rows(g: Kit) -> None:
     """In each of two turns, rows of two columns: as many as one number says, which is
     known before all turns. No wait names a turn or a row."""
-    rows, known = g.input("rows", (1,), "int32"), g.event("known")
-    g.do("know", notifies=[known[0]])
+    rows, count_event = g.input("rows", (1,), "int32"), g.event("known")
+    g.do("know", notifies=[count_event[0]])
     with g.loop(turn=2):
-        g.do("go", g.grid(column=2, row=up_to(3, rows.load(0))), waits=[known[0]])
+        g.do("go", g.grid(column=2, row=up_to(3, rows.load(0))), waits=[count_event[0]])
 
 
 def test_groups_are_apart_by_turns_and_rows_that_may_not_exist():
@@ -204,19 +204,21 @@ def steps(g: Kit, *, apart: bool = False, beside: bool = False, turns: int = 0) 
     """`begin`, `middle` and `end`, each after all tasks of the one before. apart: a
     task of `end` waits for one of `middle`. beside: another call follows `begin`."""
     n = g.dims("n")
-    begun, half = (g.event(name, turns + 1, expects=n) for name in ("begun", "half"))
-    each = g.event("each", n)
+    begin_event, half = (
+        g.event(name, turns + 1, expects=n) for name in ("begun", "half")
+    )
+    row_event = g.event("each", n)
     with g.loop(turn=turns) if turns else nullcontext(0) as turn:
-        made = each[ROW] if apart else half[turn]
-        g.do("begin", n, notifies=[begun[turn]])
-        g.do("middle", n, waits=[begun[turn]], notifies=[made])
-        g.do("end", n, waits=[made])
+        end_event = row_event[ROW] if apart else half[turn]
+        g.do("begin", n, notifies=[begin_event[turn]])
+        g.do("middle", n, waits=[begin_event[turn]], notifies=[end_event])
+        g.do("end", n, waits=[end_event])
         if beside:
-            g.do("beside", n, waits=[begun[turn]])
+            g.do("beside", n, waits=[begin_event[turn]])
 
 
 @pytest.mark.parametrize(
-    ("options", "claimed"),
+    ("options", "names"),
     [
         ({}, ("middle",)),
         ({"apart": True}, ()),
@@ -224,12 +226,12 @@ def steps(g: Kit, *, apart: bool = False, beside: bool = False, turns: int = 0) 
         ({"turns": 3}, ()),
     ],
 )
-def test_calls_that_no_other_can_precede_are_claimed_first(options, claimed):
+def test_calls_that_no_other_can_precede_are_claimed_first(options, names):
     plan = schedule_dynamic(made(partial(steps, **options)))
     lane = plan.lane("tensor")
-    assert lane.claimed_calls == claimed
+    assert lane.claimed_calls == names
     assert [call.name for call in lane.calls][:3] == ["begin", "middle", "end"]
-    units = 7 * (1 + len(claimed)) * max(1, options.get("turns", 0))
+    units = 7 * (1 + len(names)) * max(1, options.get("turns", 0))
     assert int(lane.initial.evaluate({"n": 7, "rank": 0})) == units
     verify(plan, {"n": 7}, 4)
     simulate(plan, [{}], {"n": 7}, workers=4)
@@ -247,19 +249,19 @@ def test_experts_run_on_any_number_of_workers(tokens, workers, rng):
     if tokens > 1:
         graph = moe_graph(1, experts=8, top_k=2)
     dims = {"tokens": tokens, "hidden": 16, "inner": 24}
-    given = inputs(graph, dims, rng)
-    (static,) = simulate(schedule_static(graph), given, dims, check=False).outputs
+    arrays = inputs(graph, dims, rng)
+    (static,) = simulate(schedule_static(graph), arrays, dims, check=False).outputs
     plan = schedule_dynamic(graph)
     options = {"seed": workers, "workers": workers, "epochs": 2, "check": False}
-    (found,) = simulate(plan, given, dims, **options).outputs
-    assert found["y"].tobytes() == static["y"].tobytes()
+    (dynamic,) = simulate(plan, arrays, dims, **options).outputs
+    assert dynamic["y"].tobytes() == static["y"].tobytes()
 
 
 def test_calls_without_waits_come_first_and_keep_their_order():
     def late_start(g: Kit) -> None:
-        begun = g.event("begun", 4)
-        g.do("second", 4, waits=[begun[ROW]])
-        g.do("first", 4, notifies=[begun[ROW]], order=lambda t: (3 - t,))
+        begin_event = g.event("begun", 4)
+        g.do("second", 4, waits=[begin_event[ROW]])
+        g.do("first", 4, notifies=[begin_event[ROW]], order=lambda t: (3 - t,))
 
     plan = schedule_dynamic(made(late_start))
     assert [call.name for call in plan.lane("tensor").calls] == ["first", "second"]
@@ -281,10 +283,10 @@ def counted(g: Kit) -> None:
     """Expert e is notified `counts[e]` times, by tasks that a table sends to it."""
     n, experts = g.dims("n"), 4
     counts, to = (g.input(*a, "int32") for a in (("counts", (experts,)), ("to", (n,))))
-    served = g.event("served", experts, expects=counts.load)
-    g.do("serve", n, notifies=[served[to.load(ROW)]])
+    expert_event = g.event("served", experts, expects=counts.load)
+    g.do("serve", n, notifies=[expert_event[to.load(ROW)]])
     e, _part = grid = g.grid(e=experts, part=3)
-    g.do("collect", grid, waits=[served[e]])
+    g.do("collect", grid, waits=[expert_event[e]])
 
 
 def test_elements_that_expect_nothing_are_met_from_the_start():
@@ -293,9 +295,9 @@ def test_elements_that_expect_nothing_are_met_from_the_start():
     plan = schedule_dynamic(made(counted))
     tensors = {"counts": [counts], "to": [to]}
     verify(plan, {"n": 5}, 2, tensors)
-    given = {"counts": counts, "to": to}
+    arrays = {"counts": counts, "to": to}
     for seed in range(4):
-        simulate(plan, [given], {"n": 5}, seed=seed)
+        simulate(plan, [arrays], {"n": 5}, seed=seed)
 
 
 # ------------------------------------------------------------------- the choice

@@ -29,11 +29,11 @@ def fault(plan: Plan, words: str, kind: type[GraphError] = GraphError) -> GraphE
 
 def chain(g: Kit, *, expects: int = 2, notifies: bool = True) -> None:
     """Rank r's task i of `second` waits for both ranks' tasks i of `first`."""
-    done = g.event("done", 3, expects=expects, cross_rank=True)
+    end_event = g.event("done", 3, expects=expects, cross_rank=True)
     d, i = grid = g.grid(d=2, i=3)
-    g.do("first", grid, notifies=[done.on(d)[i]] if notifies else [])
+    g.do("first", grid, notifies=[end_event.on(d)[i]] if notifies else [])
     i, _j = grid = g.grid(i=3, j=5)
-    g.do("second", grid, waits=[done[i]])
+    g.do("second", grid, waits=[end_event[i]])
 
 
 FAULTS = {
@@ -91,9 +91,9 @@ def test_a_plan_whose_groups_are_torn_apart_is_refused():
 
 def test_an_element_out_of_range_names_its_task():
     def body(g: Kit) -> None:
-        done = g.event("done", 2)
-        g.do("begin", 2, notifies=[done[ROW]])
-        g.do("follow", 3, waits=[done[ROW]])
+        end_event = g.event("done", 2)
+        g.do("begin", 2, notifies=[end_event[ROW]])
+        g.do("follow", 3, waits=[end_event[ROW]])
 
     fault(schedule_dynamic(made(body)), "follow[i=2] on rank 0 waits for done[2]")
 
@@ -112,16 +112,16 @@ def waits(
     is_counted: bool = False,
     **call: Any,
 ) -> Callable[[Kit], None]:
-    """A call of `touch` that waits for of(done, counts, i, here, begun)."""
+    """A call of `touch` that waits for of(end_event, counts, i, here, begin_event)."""
 
     def body(g: Kit) -> None:
         counts = g.input("counts", (4,), "int32")
         expects = counts.load if is_counted else 1
-        done = g.events("done", (4,), expects=expects, cross_rank=peers)
+        end_event = g.events("done", (4,), expects=expects, cross_rank=peers)
         here = g.events("here", (4,), expects=1, cross_rank=True)
-        begun = g.events("begun", (1,), expects=1)
+        begin_event = g.events("begun", (1,), expects=1)
         (i,) = grid = g.grid(i=extent(g, counts))
-        g.do("touch", grid, waits=of(done, counts, i, here, begun), **call)
+        g.do("touch", grid, waits=of(end_event, counts, i, here, begin_event), **call)
 
     return body
 
@@ -136,40 +136,48 @@ NO_COMMON = (
 REFUSALS = {
     "no calls": (lambda g: None, "has nothing to run"),
     "loaded element": (
-        waits(lambda done, counts, i, *_: [done[counts.load(i)]]),
+        waits(lambda end_event, counts, i, *_: [end_event[counts.load(i)]]),
         "got: call touch waits for done[counts[i]], an element that is loaded to do",
     ),
     "loaded count of peers": (
-        waits(lambda done, counts, i, *_: [done[i]], peers=True, is_counted=True),
+        waits(
+            lambda end_event, counts, i, *_: [end_event[i]], peers=True, is_counted=True
+        ),
         "got: done is cross-rank, its expected count is loaded to do",
     ),
     "peers and a loaded count": (
-        waits(lambda done, counts, i, here, _: [here[i], done[i]], is_counted=True),
+        waits(
+            lambda end_event, counts, i, here, _: [here[i], end_event[i]],
+            is_counted=True,
+        ),
         "call touch waits for peers and for done[i], a loaded count",
     ),
     "grid of the rank": (
         waits(
-            lambda done, *_: [done[0]],
+            lambda end_event, *_: [end_event[0]],
             extent=lambda g, counts: 2 * g.let("own", g.rank + 1),
         ),
         "got: the grid of call touch, which waits, depends on the rank to do",
     ),
     "many waits": (
-        waits(lambda done, *_: [done[k % 4] for k in range(33)]),
+        waits(lambda end_event, *_: [end_event[k % 4] for k in range(33)]),
         "got: call touch has 33 waits, more than 32 to do",
     ),
     "loaded extent without waits": (waits(lambda *_: [], extent=loaded), NO_COMMON),
     "loaded extent and done[i]": (
-        waits(lambda done, counts, i, *_: [done[i]], extent=loaded),
+        waits(lambda end_event, counts, i, *_: [end_event[i]], extent=loaded),
         NO_COMMON,
     ),
     "loaded condition of the only wait": (
-        waits(lambda done, counts, i, *_: [done[i].when(counts.load(i))], peers=True),
+        waits(
+            lambda end_event, counts, i, *_: [end_event[i].when(counts.load(i))],
+            peers=True,
+        ),
         "got: call touch waits for done[i] when counts[i] alone, by a loaded condition",
     ),
     "three reasons": (
         waits(
-            lambda done, counts, i, *_: [done[counts.load(i)]],
+            lambda end_event, counts, i, *_: [end_event[counts.load(i)]],
             extent=lambda g, counts: 4 + g.rank,
             peers=True,
             is_counted=True,
@@ -187,18 +195,20 @@ def test_a_graph_that_no_queue_serves_is_refused(name):
 
 
 def test_a_peer_may_load_the_condition_of_a_second_wait():
-    def of(done: Any, counts: Any, i: Any, here: Any, begun: Any) -> list[Any]:
-        return [done[i].when(counts.load(i)), begun[0]]
+    def of(
+        end_event: Any, counts: Any, i: Any, here: Any, begin_event: Any
+    ) -> list[Any]:
+        return [end_event[i].when(counts.load(i)), begin_event[0]]
 
     schedule_dynamic(made(waits(of, peers=True), 2))
 
 
 def waiting(g: Kit) -> None:
     """Two calls that wait, one after the other."""
-    begun, done = (g.event(name, 4) for name in ("begun", "done"))
-    g.do("begin", 4, notifies=[begun[ROW]])
-    g.do("first", 4, waits=[begun[ROW]], notifies=[done[ROW]])
-    g.do("second", 4, waits=[done[ROW]])
+    begin_event, end_event = (g.event(name, 4) for name in ("begun", "done"))
+    g.do("begin", 4, notifies=[begin_event[ROW]])
+    g.do("first", 4, waits=[begin_event[ROW]], notifies=[end_event[ROW]])
+    g.do("second", 4, waits=[end_event[ROW]])
 
 
 def test_a_call_that_is_claimed_before_a_queued_one_is_refused():
@@ -218,10 +228,10 @@ def test_a_call_that_is_claimed_before_a_queued_one_is_refused():
 def test_calls_in_loops_and_of_loaded_extents_are_not_claimed_first(in_loop):
     def body(g: Kit) -> None:
         count = g.input("count", (1,), "int32").load(0)
-        done = g.events("done", (1,), expects=1)
+        end_event = g.events("done", (1,), expects=1)
         with g.loop(turn=2) if in_loop else nullcontext():
             grid = g.grid(i=4 if in_loop else up_to(4, count))
-            g.do("touch", grid, waits=[done[0]])
+            g.do("touch", grid, waits=[end_event[0]])
 
     words = "got: call touch is claimed first, in a loop or a loaded extent to"
     refused(lambda: plan_dynamic(made(body), ["touch"]), words, ScheduleError)
@@ -237,9 +247,9 @@ def test_tasks_in_an_order_that_deadlocks_are_found():
 def test_a_count_after_an_event_that_may_expect_nothing_is_refused():
     def body(g: Kit) -> None:
         count = g.input("count", (1,), "int32").load(0)
-        known = g.events("known", (1,), expects=g.dims("n"))
-        g.do("know", 2, notifies=[known[0]])
-        g.do("touch", up_to(4, count), waits=[known[0]])
+        count_event = g.events("known", (1,), expects=g.dims("n"))
+        g.do("know", 2, notifies=[count_event[0]])
+        g.do("touch", up_to(4, count), waits=[count_event[0]])
 
     reason = "known, after which it is known, may expect 0 or peers"
     refused(lambda: schedule_dynamic(made(body)), reason, ScheduleError)

@@ -45,21 +45,21 @@ def units(graph: GraphFunction, workers: int, **dims: int) -> list[str]:
 
 
 def test_a_lane_takes_a_turn_after_the_other():
-    found = units(made(steps), 1, n=2, m=2)
+    texts = units(made(steps), 1, n=2, m=2)
     turn = [f"enter[step=@, {i}]" for i in (2, 1, 0)]
     for layer in range(2):
         turn += [f"inner[step=@, layer={layer}, 0, {j}]" for j in range(2)]
         turn += [f"after[step=@, layer={layer}, 0]"]
     turn += ["leave[step=@, 0]"]
     turns = [text.replace("@", str(step)) for step in range(2) for text in turn]
-    assert found == ["first[0]", "first[1]", *turns, "last[0]"]
+    assert texts == ["first[0]", "first[1]", *turns, "last[0]"]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_worker_has_the_same_tasks_in_every_turn(workers):
     workers_of = defaultdict(set)
-    for index, text in enumerate(units(made(steps), workers, n=3, m=2)):
-        workers_of[re.sub(r"(step|layer)=\d", r"\1", text)].add(index % workers)
+    for text_idx, text in enumerate(units(made(steps), workers, n=3, m=2)):
+        workers_of[re.sub(r"(step|layer)=\d", r"\1", text)].add(text_idx % workers)
     del workers_of[""]
     assert {len(numbers) for numbers in workers_of.values()} == {1}
 
@@ -72,17 +72,17 @@ def test_a_turn_of_fewer_tasks_than_workers_is_followed_at_once():
 def test_position_is_the_inverse_of_find(n, m, workers):
     graph = made(steps)
     env = graph.environment({"n": n, "m": m}, 0) | {WORKERS.name: workers}
-    lane, seen = schedule_static(graph).lane("tensor"), []
+    lane, positions = schedule_static(graph).lane("tensor"), []
     for call in lane.calls:
         unit = np.arange(int(call.tasks.evaluate(env)))
         at = lane.position(call, unit, env)
         for number, place in zip(unit.tolist(), np.asarray(at).tolist(), strict=True):
             assert lane.find(place, env) == (call, number)
-        seen += np.asarray(at).tolist()
+        positions += np.asarray(at).tolist()
     numbers = range(int(lane.total.evaluate(env)) + 1)
-    assert {n for n in numbers if lane.find(n, env) is not None} == set(seen)
+    assert {n for n in numbers if lane.find(n, env) is not None} == set(positions)
     if workers == 1:
-        assert len(set(seen)) == numbers[-1]
+        assert len(set(positions)) == numbers[-1]
 
 
 def test_a_plan_shows_its_loops():

@@ -46,7 +46,7 @@ def draw(rng: np.random.Generator, classes: np.ndarray) -> tuple[Boxes, HappensB
 def situations(cut: Cut, classes: np.ndarray) -> set[object]:
     """What the cells differ in: their accesses, and pairs of them that need an order or
     are of one task."""
-    found, boxes = set(), cut.boxes
+    kinds, boxes = set(), cut.boxes
     for cell in product(*map(range, cut.shape)):
         at = np.array(cell)[:, None]
         here = np.flatnonzero(((cut.begin <= at) & (at < cut.end)).all(axis=0))
@@ -56,8 +56,8 @@ def situations(cut: Cut, classes: np.ndarray) -> set[object]:
             for (a, m), (b, n) in combinations(enumerate(here), 2)
             if boxes.write[m] or boxes.write[n]
         }
-        found.add((frozenset(kind), frozenset(pairs)))
-    return found
+        kinds.add((frozenset(kind), frozenset(pairs)))
+    return kinds
 
 
 def test_reduced_boxes_have_cells_of_each_kind(rng):

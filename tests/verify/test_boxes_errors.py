@@ -31,22 +31,25 @@ def test_tasks_update_their_own_elements_alone(schedule):
 
 
 def without_its_wait(g: Kit) -> None:
-    x, done = g.x(64, 8), g.event("done", 2, expects=lambda e: select(e < 1, 64, 0))
-    g.do("w", 64, writes=[x[ROW, :]], notifies=[done[0]])
-    g.do("r", 64, reads=[x[ROW, :]], waits=[done[select(ROW < 63, 0, 1)]])
+    x, end_event = (
+        g.x(64, 8),
+        g.event("done", 2, expects=lambda e: select(e < 1, 64, 0)),
+    )
+    g.do("w", 64, writes=[x[ROW, :]], notifies=[end_event[0]])
+    g.do("r", 64, reads=[x[ROW, :]], waits=[end_event[select(ROW < 63, 0, 1)]])
 
 
 def waits_for_some(g: Kit) -> None:
-    x, done = g.x(2), g.event("done", 2)
-    g.do("w", 2, writes=[x[ROW]], notifies=[done[ROW]])
-    g.do("r", 64, reads=[x[:]], waits=[done[0], done[1].when(ROW < 63)])
+    x, end_event = g.x(2), g.event("done", 2)
+    g.do("w", 2, writes=[x[ROW]], notifies=[end_event[ROW]])
+    g.do("r", 64, reads=[x[:]], waits=[end_event[0], end_event[1].when(ROW < 63)])
 
 
 def early_without_a_wait(g: Kit) -> None:
-    x, done, first = g.x(8)[:], g.event("d")[0], g.event("f", 2)
-    g.do("w", writes=[x], notifies=[done, first[0]])
+    x, end_event, first = g.x(8)[:], g.event("d")[0], g.event("f", 2)
+    g.do("w", writes=[x], notifies=[end_event, first[0]])
     g.do("other", notifies=[first[1]])
-    waits = [first[select(ROW < 63, 0, 1)], done]
+    waits = [first[select(ROW < 63, 0, 1)], end_event]
     g.do("r", 64, reads=[x], waits=waits, reads_before_wait=(0,))
 
 
@@ -99,14 +102,16 @@ def test_a_gather_after_the_turn_of_the_first_write_is_not_before_it(schedule):
     def body(g: Kit, reads: int) -> None:
         """Of four turns, the first ones gather from x; the third one writes it."""
         x = g.local("x", (8,), "float32")
-        sent = g.events("sent", (2,), expects=lambda e: select(e < 1, 4, 0))
+        read_events = g.events("sent", (2,), expects=lambda e: select(e < 1, 4, 0))
         with g.loop(layer=4) as layer:
             part = x[span(0, select(layer < reads, 8, 0))]
             on_transfer = {"lane": "transfer", "gathers": (0,)}
-            g.do("r", g.grid(a=1), reads=[part], notifies=[sent[0]], **on_transfer)
+            g.do(
+                "r", g.grid(a=1), reads=[part], notifies=[read_events[0]], **on_transfer
+            )
             is_third = equal(layer, 2)
             part, wait = x[span(0, select(is_third, 8, 0))], select(is_third, 0, 1)
-            g.do("w", g.grid(b=1), writes=[part], waits=[sent[wait]])
+            g.do("w", g.grid(b=1), writes=[part], waits=[read_events[wait]])
 
     verify(SCHEDULES[schedule](made(lambda g: body(g, 2))), {}, 4)
     plan = SCHEDULES[schedule](made(lambda g: body(g, 4)))

@@ -64,21 +64,21 @@ FUNCTIONS = {lane: copy_on(lane) for lane in ("tensor", "transfer")}
 def graph_of(steps: list[Step], backwards: bool, world: int) -> GraphFunction:
     def chain(g: Graph) -> None:
         boxes = [g.input("x", (TILES,), "int32")]
-        done = []
+        step_events = []
         for n, step in enumerate(steps):
             boxes.append(g.symmetric(f"box_{n}", (TILES,), "int32"))
             options = {"expects": 1 + step.extra, "cross_rank": True}
-            done.append(g.events(f"done_{n}", (TILES,), **options))
+            step_events.append(g.events(f"done_{n}", (TILES,), **options))
         boxes.append(g.output("y", (TILES,), "int32"))
         (i,) = grid = g.grid(i=TILES)
         peer = (g.rank + 1) % g.world_size
         calls = list(enumerate([*steps, Step("tensor", False, True, True, 0, 0)]))
         for n, step in reversed(calls) if backwards else calls:
             before = steps[n - 1] if n else step
-            waits = [done[n - 1][(i + before.shift) % TILES]] if n else []
-            last = n == len(steps)
+            waits = [step_events[n - 1][(i + before.shift) % TILES]] if n else []
+            is_last = n == len(steps)
             box = boxes[n + 1].on(peer) if step.remote else boxes[n + 1]
-            events = done[n] if not last else None
+            events = step_events[n] if not is_last else None
             if events is not None and step.remote:
                 events = events.on(peer)
             g.call(
@@ -105,18 +105,18 @@ def results(plan: Any, steps: list[Step]) -> set[str]:
     """How runs in several orders end: "right", "wrong" or "deadlock"."""
     world = plan.graph.world_size
     inputs, right = given_on(world, steps)
-    found = set()
+    outcomes = set()
     for seed in range(4):
         try:
             run = simulate(
                 plan, inputs, {}, seed=seed, workers=WORKERS, epochs=2, check=False
             )
         except DeadlockError:
-            found.add("deadlock")
+            outcomes.add("deadlock")
             continue
         ys = [outputs["y"] for outputs in run.outputs]
-        found.add("right" if np.array_equal(ys, right) else "wrong")
-    return found
+        outcomes.add("right" if np.array_equal(ys, right) else "wrong")
+    return outcomes
 
 
 GRAPHS = {
@@ -155,7 +155,9 @@ def test_the_emulator_agrees_with_the_proof(steps, backwards, world, schedule):
     program = Emulator(graph, schedule=schedule, workers=WORKERS)
     for seed in range(2):
         if failure is None:
-            ys = [found["y"] for found in program.run(inputs, {}, seed=seed, runs=2)]
+            ys = [
+                outputs["y"] for outputs in program.run(inputs, {}, seed=seed, runs=2)
+            ]
             np.testing.assert_array_equal(ys, right)
         else:
             with pytest.raises((EmulationError, WaitTimeoutError)):

@@ -72,19 +72,24 @@ def test_flagged_words_order_nothing_else():
         )
         rows = g.symmetric("rows", (n,), "bfloat16")
         words = g.flagged("words", (2, n), "bfloat16")
-        arrived = g.event("arrived", cross_rank=True, carried_by=words)
-        sent, added = g.event("sent", cross_rank=True), g.event("added")
-        peer, one = (g.rank + 1) % 2, g.grid(i=1)
+        word_event = g.event("arrived", cross_rank=True, carried_by=words)
+        row_event, add_event = g.event("sent", cross_rank=True), g.event("added")
+        peer, grid = (g.rank + 1) % 2, g.grid(i=1)
 
         def add(function: Any, read: list[Any], write: Any, **more: Any) -> None:
-            g.call(function, one, reads=read, writes=[write], **more)
+            g.call(function, grid, reads=read, writes=[write], **more)
 
         to = words.on(peer)[g.rank, :]
-        add(push_rows("tensor"), [x[:]], rows.on(peer)[:], notifies=[sent.on(peer)[0]])
-        add(push_flagged("bfloat16", 1), [x[:]], to, notifies=[arrived.on(peer)[0]])
-        events = {"waits": [arrived[0]], "notifies": [added[0]]}
+        add(
+            push_rows("tensor"),
+            [x[:]],
+            rows.on(peer)[:],
+            notifies=[row_event.on(peer)[0]],
+        )
+        add(push_flagged("bfloat16", 1), [x[:]], to, notifies=[word_event.on(peer)[0]])
+        events = {"waits": [word_event[0]], "notifies": [add_event[0]]}
         add(add_flagged("bfloat16"), [x[:], words[:, :]], y[:], **events)
-        waits = [added[0], sent[0]][: 1 + waits_for_rows]
+        waits = [add_event[0], row_event[0]][: 1 + waits_for_rows]
         add(push_rows("transfer"), [rows[:]], z[:], waits=waits, name="read")
 
     plan = schedule_static(made(partial(relayed, waits_for_rows=True), 2))

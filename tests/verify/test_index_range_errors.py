@@ -23,8 +23,8 @@ def size_of(g: Kit, place: str):
     n = g.dims("n")
     sizes = {**dict.fromkeys(("shape", "grid", "events"), 4), place: n * n // n}
     y = g.output("y", (sizes["shape"],), "float32")
-    done = g.event("done", sizes["events"], expects=0)
-    g.do("copy", sizes["grid"], writes=[y[tile(ROW, n)]], waits=[done[0]])
+    end_event = g.event("done", sizes["events"], expects=0)
+    g.do("copy", sizes["grid"], writes=[y[tile(ROW, n)]], waits=[end_event[0]])
 
 
 def load(g: Kit):

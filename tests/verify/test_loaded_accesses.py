@@ -41,9 +41,9 @@ def streaming() -> DeviceFunction:
     )
 
 
-def values(routing: list[int], **changed: list[int]) -> dict[str, list[Any]]:
-    given = {"expert": np.array(routing), **computed(routing), **changed}
-    return {name: [np.array(array)] for name, array in given.items()}
+def values(routing: list[int], **changes: list[int]) -> dict[str, list[Any]]:
+    arrays = {"expert": np.array(routing), **computed(routing), **changes}
+    return {name: [np.array(array)] for name, array in arrays.items()}
 
 
 def check(graph: GraphFunction, tensors: Any = None, workers: int = 2) -> Verified:
@@ -61,9 +61,9 @@ def refused(graph: GraphFunction, tensors: Any = None, workers: int = 2) -> Grap
 def test_a_graph_that_loads_what_tasks_compute_is_proved(schedule, tmp_path):
     settings = replace(Settings(), cache=tmp_path / "cache")
     prove(schedule(permute(1)), {"n": 4}, 2, settings)
-    found = prove(schedule(permute(1)), {"n": 4}, 2, settings)
-    assert found.show().startswith("verified permute(n=4) with 2 workers a rank")
-    assert found.unchecked != ()
+    proof = prove(schedule(permute(1)), {"n": 4}, 2, settings)
+    assert proof.show().startswith("verified permute(n=4) with 2 workers a rank")
+    assert proof.unchecked != ()
 
 
 def test_parts_that_depend_on_values_are_named():
@@ -83,17 +83,17 @@ def test_with_all_values_nothing_is_unchecked(routing):
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted", "got"),
+    ("array", "expected", "text"),
     [
         (np.zeros(3, np.int32), "expert [4]", "[3] on rank 0"),
         (np.zeros(4, np.float32), "expert: an array of int32", "float32 on rank 0"),
         (np.zeros(4, np.bool_), "expert: an array of int32", "bool on rank 0"),
     ],
 )
-def test_values_of_the_wrong_shape_or_dtype_are_refused(given, wanted, got):
+def test_values_of_the_wrong_shape_or_dtype_are_refused(array, expected, text):
     with pytest.raises(ArgumentError) as caught:
-        check(permute(1), {"expert": [given]})
-    assert (caught.value.wanted, caught.value.got) == (wanted, got)
+        check(permute(1), {"expert": [array]})
+    assert (caught.value.wanted, caught.value.got) == (expected, text)
 
 
 def test_values_of_a_tensor_without_loads_are_refused():
@@ -102,11 +102,11 @@ def test_values_of_a_tensor_without_loads_are_refused():
 
 
 def test_a_load_from_another_graphs_tensor_is_refused():
-    lost = Tensor("lost", (Const(4),), "int32", "local")
+    foreign = Tensor("lost", (Const(4),), "int32", "local")
 
     def body(g: Kit) -> None:
         y = g.output("y", (4,), "float32")
-        g.call(touch(0, 1), g.grid(i=1), writes=[y[span(lost.load(0), 4)]])
+        g.call(touch(0, 1), g.grid(i=1), writes=[y[span(foreign.load(0), 4)]])
 
     with pytest.raises(GraphError, match="events of another graph") as caught:
         made(body)
@@ -140,34 +140,36 @@ BEGINS_EARLY = [
 ]
 
 
-@pytest.mark.parametrize("known", [0, 1])
+@pytest.mark.parametrize("is_table_last", [0, 1])
 @pytest.mark.parametrize(("function", "terms"), BEGINS_EARLY, ids=str)
-def test_a_task_that_begins_early_loads_before_its_last_wait(known, function, terms):
-    """Its index is written before the event of its wait `known`."""
+def test_a_task_that_begins_early_loads_before_its_last_wait(
+    is_table_last, function, terms
+):
+    """Its index is written before the event of its wait `is_table_last`."""
 
     def body(g: Kit) -> None:
-        table, made = g.local("table", (1,), "int32"), g.local("made", (4,), "float32")
+        table, rows = g.local("table", (1,), "int32"), g.local("made", (4,), "float32")
         x, y = g.input("x", (8,), "float32"), g.output("y", (4,), "float32")
         waits = [g.event(name)[0] for name in ("first", "second")]
-        outcomes = [made[:], table[:]] if known else [table[:], made[:]]
-        for n, (written, wait) in enumerate(zip(outcomes, waits, strict=True)):
-            g.do(f"write{n}", g.grid(a=1), writes=[written], notifies=[wait])
-        ends = {"reads": [x[span(table.load(0), 4)], made[:]], "writes": [y[:]]}
+        outcomes = [rows[:], table[:]] if is_table_last else [table[:], rows[:]]
+        for n, (target, wait) in enumerate(zip(outcomes, waits, strict=True)):
+            g.do(f"write{n}", g.grid(a=1), writes=[target], notifies=[wait])
+        ends = {"reads": [x[span(table.load(0), 4)], rows[:]], "writes": [y[:]]}
         g.call(function, g.grid(b=1), name="use", **ends, waits=waits, **terms)
 
     graph = made(body)
     verify(schedule_dynamic(graph), {}, 4)  # all waits are met before
-    if known:
+    if is_table_last:
         error = refused(graph, workers=4)
         assert "use[b=0] on rank 0 loads table[0:1] on rank 0" in error.got
     else:
         check(graph, workers=4)
 
 
-def nested(g: Kit, written: int) -> None:
+def nested(g: Kit, num_written: int) -> None:
     at, table = g.input("at", (2,), "int32"), g.local("table", (4,), "int32")
     y, ready = g.output("y", (4,), "float32"), g.event()[0]
-    g.do("write", g.grid(a=1), writes=[table[0:written]], notifies=[ready])
+    g.do("write", g.grid(a=1), writes=[table[0:num_written]], notifies=[ready])
     g.do("use", 2, writes=[y[span(table.load(at.load(ROW)), 2)]], waits=[ready])
 
 
@@ -185,10 +187,10 @@ def test_a_notified_element_with_a_loaded_count_is_ordered_after_that_count():
     def body(g: Kit, *, orders: bool, cross_rank: bool = False) -> None:
         table, ready = g.local("table", (1,), "int32"), g.event()[0]
         count = {"expects": lambda _: table.load(0), "cross_rank": cross_rank}
-        done = g.event("done", **count)[0]
+        end_event = g.event("done", **count)[0]
         g.do("w", g.grid(a=1), writes=[table[:]], notifies=[ready])
-        g.do("n", g.grid(b=1), waits=[ready] if orders else [], notifies=[done])
-        g.do("u", g.grid(c=1), waits=[ready, done])
+        g.do("n", g.grid(b=1), waits=[ready] if orders else [], notifies=[end_event])
+        g.do("u", g.grid(c=1), waits=[ready, end_event])
 
     check(made(lambda g: body(g, orders=True)), workers=4)
     error = refused(made(lambda g: body(g, orders=False)), workers=4)
@@ -230,9 +232,9 @@ def known_part(g: Kit, start: int) -> None:
 
 
 def next_event(g: Kit) -> None:
-    table, done = g.input("table", (2,), "int32"), g.event("done", 2)
-    g.do("n", 2, notifies=[done[ROW + 1]])
-    g.do("w", 2, waits=[done[table.load(ROW)]])
+    table, events = g.input("table", (2,), "int32"), g.event("done", 2)
+    g.do("n", 2, notifies=[events[ROW + 1]])
+    g.do("w", 2, waits=[events[table.load(ROW)]])
 
 
 def own_index(g: Kit) -> None:
@@ -380,13 +382,17 @@ def test_a_load_that_select_does_not_choose_is_not_made():
 def test_only_tasks_that_select_a_load_are_ordered_after_its_writer(order):
     def body(g: Kit) -> None:
         table, y = g.local("table", (1,), "int32"), g.output("y", (2,), "float32")
-        written = g.events("written", (2,), expects=lambda i: 1 - i)
-        g.call(touch(0, 1), g.grid(a=1), writes=[table[:]], notifies=[written[0]])
+        write_events = g.events("written", (2,), expects=lambda i: 1 - i)
+        g.call(touch(0, 1), g.grid(a=1), writes=[table[:]], notifies=[write_events[0]])
         (i,) = grid = g.grid(i=2)
         is_first = i < 1 if order == "<" else i >= 1
         size = select(is_first, table.load(0), 1)
         g.call(
-            touch(0, 1), grid, name="r", writes=[y[span(i, size)]], waits=[written[i]]
+            touch(0, 1),
+            grid,
+            name="r",
+            writes=[y[span(i, size)]],
+            waits=[write_events[i]],
         )
 
     if order == "<":

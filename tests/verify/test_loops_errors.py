@@ -18,9 +18,9 @@ LAYERS = 20
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 
-def at_17(other: int, usual: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
-    """Of a layer: what is `usual`, but `other` in layer 17."""
-    return lambda layer: select(equal(layer, 17), other, usual(layer))
+def at_17(value: int, usual: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
+    """Of a layer: what is `usual`, but `value` in layer 17."""
+    return lambda layer: select(equal(layer, 17), value, usual(layer))
 
 
 # Options of residual_layers, and the error.
@@ -60,13 +60,15 @@ def test_a_fault_of_one_turn_is_found(name, schedule):
 
 def in_loop(g: Graph, offset: int) -> None:
     """In each turn a waiter comes before the notifier of done[layer + 1]."""
-    done = g.events("done", (5,), expects=lambda layer: select(layer < 1, 0, 1))
+    turn_events = g.events("done", (5,), expects=lambda layer: select(layer < 1, 0, 1))
     with g.loop(layer=4) as layer:
-        waits = [done[layer + offset]]
+        waits = [turn_events[layer + offset]]
         g.call(touch(0, 0), g.grid(a=1), name="waiter", waits=waits)
-        g.call(touch(0, 0), g.grid(b=1), name="notifier", notifies=[done[layer + 1]])
+        g.call(
+            touch(0, 0), g.grid(b=1), name="notifier", notifies=[turn_events[layer + 1]]
+        )
     if offset == 0:
-        g.call(touch(0, 0), g.grid(c=1), name="end", waits=[done[4]])
+        g.call(touch(0, 0), g.grid(c=1), name="end", waits=[turn_events[4]])
 
 
 def test_a_task_may_wait_for_the_turn_before_but_not_for_a_later_task():

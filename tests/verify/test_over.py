@@ -22,10 +22,12 @@ def exchanged(g: Kit, is_over: bool, counts_own: bool) -> None:
     x = g.input("x", (rows, n), "float32")
     y = g.output("y", (rows, n), "float32", over=x if is_over else None)
     slots = g.symmetric("slots", (rows, n), "float32")
-    sent = g.events("sent", (1,), expects=rows * (1 + counts_own), cross_rank=True)
+    send_events = g.events(
+        "sent", (1,), expects=rows * (1 + counts_own), cross_rank=True
+    )
     peer = (g.rank + 1) % 2
-    own = [sent.on(g.rank)[0]] if counts_own else []
-    notifies = [sent.on(peer)[0], *own]
+    own_event = [send_events.on(g.rank)[0]] if counts_own else []
+    notifies = [send_events.on(peer)[0], *own_event]
     g.do(
         "send",
         rows,
@@ -33,7 +35,9 @@ def exchanged(g: Kit, is_over: bool, counts_own: bool) -> None:
         writes=[slots.on(peer)[ROW, :]],
         notifies=notifies,
     )
-    g.do("copy", rows, reads=[slots[ROW, :]], writes=[y[ROW, :]], waits=[sent[0]])
+    g.do(
+        "copy", rows, reads=[slots[ROW, :]], writes=[y[ROW, :]], waits=[send_events[0]]
+    )
 
 
 @pytest.mark.parametrize("is_over, counts_own", [(False, False), (True, True)])

@@ -65,8 +65,10 @@ def test_ranks_that_prove_the_same_prove_it_once(settings, verified, monkeypatch
     slow = lambda *plan: [time.sleep(0.1), verify(*plan)][1]  # noqa: E731
     monkeypatch.setattr(proof, "verify", slow)
     with ThreadPoolExecutor(4) as pool:
-        first, *others = pool.map(lambda _: prove(plan(), DIMS, 2, settings), range(4))
-    assert others == [first] * 3
+        first, *rest_of_proofs = pool.map(
+            lambda _: prove(plan(), DIMS, 2, settings), range(4)
+        )
+    assert rest_of_proofs == [first] * 3
     assert verified == [4]
 
 
@@ -77,8 +79,11 @@ def test_functions_with_other_roles_are_proved_again(settings, verified):
     calls = (replace(call, function=function),)
     lanes = tuple(replace(lane, calls=calls) for lane in bodies.lanes if lane.calls)
     graph = replace(bodies.graph, calls=calls)
-    for one in (bodies, replace(bodies, graph=graph, lanes=(*lanes, bodies.lanes[1]))):
-        prove(one, DIMS, 2, settings)
+    for bodies_plan in (
+        bodies,
+        replace(bodies, graph=graph, lanes=(*lanes, bodies.lanes[1])),
+    ):
+        prove(bodies_plan, DIMS, 2, settings)
     assert verified == [4, 4]
 
 
@@ -111,8 +116,10 @@ def test_a_damaged_proof_is_made_again(settings, verified, damage):
 
 def with_facts(settings: Settings, key: str, **changes) -> None:
     """Store the record that is there under `key`, with its digest, and changed."""
-    found = Cache(settings.cache).load("proofs", record(settings).stem)
-    facts = {k: v for k, v in {**found.facts, **changes}.items() if v is not None}
+    proof_record = Cache(settings.cache).load("proofs", record(settings).stem)
+    facts = {
+        k: v for k, v in {**proof_record.facts, **changes}.items() if v is not None
+    }
     Cache(settings.cache).store("proofs", key, Entry(facts))
 
 
@@ -150,8 +157,10 @@ def test_a_record_with_odd_values_is_made_again(settings, verified, changes):
 def test_the_key_covers_all_sources_of_the_verifier():
     code = "import sys, etc_dist.verify.verify\n"
     code += "print(*(m for m in sys.modules if m.startswith('etc_dist.')))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    parts = {name.split(".")[1] for name in done.stdout.split()}
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    parts = {name.split(".")[1] for name in process.stdout.split()}
     assert parts == {name.removesuffix(".py") for name in proof.VERIFIER}
 
 

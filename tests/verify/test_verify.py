@@ -74,8 +74,8 @@ def test_all_gather_is_correct_at_odd_shapes(
 @pytest.mark.parametrize("op", [matmul_reduce_scatter_graph, all_gather_matmul_graph])
 def test_real_shapes_are_correct(op: Callable[[int], GraphFunction]) -> None:
     sizes = {"rows": 1024, "n": 13312, "k": 6656}
-    chosen = choose((8192, 13312, 6656), 132, FAMILY, default_tuning(), ranks=8)
-    dims = sizes | {one.dim: one.value for one in chosen}
+    parameters = choose((8192, 13312, 6656), 132, FAMILY, default_tuning(), ranks=8)
+    dims = sizes | {parameter.dim: parameter.value for parameter in parameters}
     kept_proof(schedule_static(op(8)), dims, 132)
 
 
@@ -91,11 +91,11 @@ def test_few_rows_are_correct(
 
 def test_verified_counts_all_ranks_and_shows_them() -> None:
     graph = scatter(2)
-    found = check(graph, rows=8, n=16, k=4, **tile_dims(graph))
+    proof = check(graph, rows=8, n=16, k=4, **tile_dims(graph))
     # A rank computes 2 tiles, sends 8 rows and sums 8, each in one task of the two
     # turns; 3 operands a tile, else 2.
-    assert (found.tasks, found.events, found.accesses) == (12, 6, 20)
-    assert found.show().startswith(
+    assert (proof.tasks, proof.events, proof.accesses) == (12, 6, 20)
+    assert proof.show().startswith(
         "verified matmul_reduce_scatter_graph(rows=8, n=16, k=4, shape=0, "
         "column_groups=2, split_tile_columns=0, parts=1) with 4 workers a rank: 12 "
         "tasks, 6 event elements, 20 accesses in "
@@ -110,9 +110,9 @@ def two_steps(g: Kit) -> None:
 
 def wait_once(g: Kit) -> None:
     """One wait serves the later tasks of its worker."""
-    x, sent = g.x(2), g.event(expects=2)[0]
-    g.do("write", 2, lane="transfer", writes=[x[ROW]], notifies=[sent])
-    g.do("a", reads=[x[:]], waits=[sent])
+    x, send_event = g.x(2), g.event(expects=2)[0]
+    g.do("write", 2, lane="transfer", writes=[x[ROW]], notifies=[send_event])
+    g.do("a", reads=[x[:]], waits=[send_event])
     g.do("b", reads=[x[:]])
 
 
@@ -126,9 +126,9 @@ def test_the_order_of_workers_serves_those_of_one_number(act, workers) -> None:
 def test_tensors_that_events_order_are_checked_once(monkeypatch) -> None:
     def unlike(g: Kit) -> None:
         two_steps(g)
-        y, sent = g.local("y", (4,), "float32"), g.event("sent", 4)
-        g.do("fill", 4, writes=[y[ROW]], notifies=[sent[ROW]])
-        g.do("use", 4, reads=[y[ROW]], waits=[sent[ROW]])
+        y, fill_events = g.local("y", (4,), "float32"), g.event("sent", 4)
+        g.do("fill", 4, writes=[y[ROW]], notifies=[fill_events[ROW]])
+        g.do("use", 4, reads=[y[ROW]], waits=[fill_events[ROW]])
 
     names = []
 
@@ -234,10 +234,10 @@ def test_dims_are_integers_one_for_each(dims: Any, words: str) -> None:
 
 def test_a_tensor_without_axes_is_one_element() -> None:
     def scalar(g: Kit, waits: bool) -> None:
-        x, done = g.x()[()], g.event()[0]
-        g.do("w", writes=[x], notifies=[done])
-        g.do("r", reads=[x], waits=[done] if waits else [])
-        g.do("last", waits=[done])
+        x, write_event = g.x()[()], g.event()[0]
+        g.do("w", writes=[x], notifies=[write_event])
+        g.do("r", reads=[x], waits=[write_event] if waits else [])
+        g.do("last", waits=[write_event])
 
     assert check(made(lambda g: scalar(g, waits=True))).accesses == 2
     with pytest.raises(RaceError, match="w.i=0. on rank 0 writes and r.i=0. on rank 0"):

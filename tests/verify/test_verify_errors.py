@@ -273,8 +273,8 @@ def test_many_races_of_a_graph_without_events_are_refused(monkeypatch) -> None:
 
 def test_a_plan_that_lost_a_call_is_refused() -> None:
     plan = schedule_static(gather(2))
-    lost = replace(plan, lanes=plan.lanes[:1])
-    refused(lambda: verify(lost, DIMS, 2), "not each call of the graph once")
+    shorter = replace(plan, lanes=plan.lanes[:1])
+    refused(lambda: verify(shorter, DIMS, 2), "not each call of the graph once")
 
 
 def test_a_load_beyond_its_tensor_is_refused() -> None:
@@ -283,8 +283,8 @@ def test_a_load_beyond_its_tensor_is_refused() -> None:
         g.do("use", 3, writes=[y[at.load(ROW)]])
 
     plan = schedule_static(made(body))
-    loaded = {"at": [np.array([0, 1])]}
-    refused(lambda: verify(plan, {}, 1, loaded), "use[i=2] on rank 0 loads at[2]")
+    arrays = {"at": [np.array([0, 1])]}
+    refused(lambda: verify(plan, {}, 1, arrays), "use[i=2] on rank 0 loads at[2]")
 
 
 def test_a_proof_of_too_many_accesses_is_refused(monkeypatch):
@@ -321,30 +321,30 @@ def test_an_early_read_is_not_ordered_by_the_last_wait(waits) -> None:
 def test_an_early_read_may_be_overwritten_and_partly_unwritten() -> None:
     def body(g: Kit) -> None:
         a, b = (g.local(name, (8,), "float32") for name in "ab")
-        made, ready = (g.event(name, expects=2)[0] for name in ("made", "ready"))
-        done = g.event("done", expects=4)[0]
-        for name, part, event in (("write_a", a, made), ("write_b", b, ready)):
+        first, ready = (g.event(name, expects=2)[0] for name in ("made", "ready"))
+        end_event = g.event("done", expects=4)[0]
+        for name, part, event in (("write_a", a, first), ("write_b", b, ready)):
             g.do(name, 2, writes=[part[tile(ROW, 2)]], notifies=[event])
         # Half of a is never written, and two of the tasks are empty.
-        ends = {"reads": [a[tile(ROW, 2)], b[0:4]], "notifies": [done]}
+        ends = {"reads": [a[tile(ROW, 2)], b[0:4]], "notifies": [end_event]}
         ends["writes"] = [g.output("y", (4,), "float32")[tile(ROW, 2)]]
-        early = {"reads_before_wait": (0,), "gathers": (0,), "waits": [made, ready]}
+        early = {"reads_before_wait": (0,), "gathers": (0,), "waits": [first, ready]}
         g.do("use", 4, **ends, **early)
-        g.do("again", 2, writes=[a[tile(ROW, 2)]], waits=[done])
+        g.do("again", 2, writes=[a[tile(ROW, 2)]], waits=[end_event])
 
     verify(schedule_static(made(body)), {}, 2)
 
 
 def test_the_last_wait_orders_a_write_of_what_is_read_early() -> None:
     def body(g: Kit) -> None:
-        x, first, used = (
+        x, first, last = (
             g.x(8, kind="state")[:],
             g.event("first")[0],
             g.event("used")[0],
         )
         g.do("begin", lane="transfer", notifies=[first])
-        g.do("use", lane="transfer", reads=[x], notifies=[used])
-        early = {"waits": [first, used], "reads_before_wait": (0,)}
+        g.do("use", lane="transfer", reads=[x], notifies=[last])
+        early = {"waits": [first, last], "reads_before_wait": (0,)}
         g.do("add", reads=[x], writes=[x], **early)
 
     verify(schedule_static(made(body)), {}, 2)
@@ -355,17 +355,22 @@ def test_the_last_wait_orders_a_write_of_what_is_read_early() -> None:
 
 def limited(g: Kit, kind: str) -> None:
     """Tasks of a loaded extent notify the last call."""
-    counts, known = g.local("counts", (1,), "int32"), g.event("known")[0]
+    counts, count_event = g.local("counts", (1,), "int32"), g.event("known")[0]
     count = counts.load(0)
-    done = g.event("done", expects=3 if kind == "fixed" else count)[0]
-    each, late = g.event("each", 3), g.event("late", expects=0)[0]
-    g.do("count", writes=[counts[:]], notifies=[known])
+    end_event = g.event("done", expects=3 if kind == "fixed" else count)[0]
+    row_events, late = g.event("each", 3), g.event("late", expects=0)[0]
+    g.do("count", writes=[counts[:]], notifies=[count_event])
     is_each = kind == "each"
     if is_each:
-        g.do("first", waits=[each[0]])
-    events = {"waits": [late, known] if kind == "late" else [known]}
-    g.do("some", up_to(3, count), **events, notifies=[done, *[each[ROW]] * is_each])
-    g.do("last", waits=[known, done])
+        g.do("first", waits=[row_events[0]])
+    events = {"waits": [late, count_event] if kind == "late" else [count_event]}
+    g.do(
+        "some",
+        up_to(3, count),
+        **events,
+        notifies=[end_event, *[row_events[ROW]] * is_each],
+    )
+    g.do("last", waits=[count_event, end_event])
 
 
 @pytest.mark.parametrize(
@@ -426,8 +431,11 @@ def test_surplus_tasks_wait_for_the_event_before_their_count():
 
 def test_the_wait_before_a_count_is_in_range():
     def body(g: Kit) -> None:
-        counts, known = g.input("counts", (1,), "int32"), g.event("known", expects=0)
-        g.do("some", up_to(3, counts.load(0)), waits=[known[1]])
+        counts, count_events = (
+            g.input("counts", (1,), "int32"),
+            g.event("known", expects=0),
+        )
+        g.do("some", up_to(3, counts.load(0)), waits=[count_events[1]])
 
     words = "some[i=0] on rank 0 waits for known[1] on rank 0, outside of [1]"
     refused(lambda: verify(schedule_static(made(body)), {}, 2), words)

@@ -52,12 +52,14 @@ class Proved:
         graph = change(self.graph, name, **fields)
         return str(refused(lambda: self.check(schedule, graph), ""))
 
-    def lacks(self, schedule: str, name: str, number: int) -> str:
+    def lacks(self, schedule: str, name: str, wait_idx: int) -> str:
         """What it finds without a wait: the call, or the event."""
         waits = self.call(name).waits
-        got = self.fault(schedule, name, waits=waits[:number] + waits[number + 1 :])
-        assert f"{name}[" in got or waits[number].events.name in got
-        return got
+        text = self.fault(
+            schedule, name, waits=waits[:wait_idx] + waits[wait_idx + 1 :]
+        )
+        assert f"{name}[" in text or waits[wait_idx].events.name in text
+        return text
 
     def before(
         self, schedule: str, name: str, number: int, loop: int, turn: int

@@ -54,14 +54,14 @@ def run_job(source: str, ranks: int = 2, *options: str, **variables: str) -> Job
     after another one has failed, end it at the time limit with code 124."""
     limits = ["--time-limit", "40", "--grace", "60"]
     launch = [sys.executable, str(MPIRUN), "-n", str(ranks), *limits, *options]
-    done = subprocess.run(
+    process = subprocess.run(
         [*launch, "python", "-c", BEGIN + source],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"LAUNCH_PYTHON": sys.executable} | variables,
     )
-    return Job(done.returncode, done.stdout)
+    return Job(process.returncode, process.stdout)
 
 
 def run_on_hosts(source: str, ranks: int = 4, hosts: int = 2, **variables: str) -> Job:
@@ -78,7 +78,7 @@ def run_torch_job(source: str, ranks: int = 2) -> Job:
     """Run `BEGIN`, `TORCH` and a Python program by torchrun, to its end."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
     launch += [f"--nproc-per-node={ranks}", "--standalone"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*launch, sys.executable, "-c", BEGIN + TORCH + source],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -86,4 +86,4 @@ def run_torch_job(source: str, ranks: int = 2) -> Job:
         timeout=100,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    return Job(done.returncode, done.stdout)
+    return Job(process.returncode, process.stdout)

@@ -21,9 +21,9 @@ def test_match_call_returns_for_equal_signatures(world):
 @pytest.mark.mpi(ranks=[1, 4])
 def test_match_call_works_when_ranks_call_at_different_times(world):
     naps = np.random.default_rng(world.rank).choice([0, 0, 0, 2e-4, 2e-2], size=40)
-    for call, nap in enumerate(naps):
+    for call_idx, nap in enumerate(naps):
         time.sleep(nap)
-        world.match_call(sign(f"call {call}"), silent)
+        world.match_call(sign(f"call {call_idx}"), silent)
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -33,17 +33,17 @@ def test_match_call_returns_after_all_ranks_have_called(world):
         time.sleep(0.2)
     came = time.monotonic()
     world.match_call(5, silent)
-    left = time.monotonic()
-    assert left >= max(world.gather(came))
+    end = time.monotonic()
+    assert end >= max(world.gather(came))
 
 
 @pytest.mark.mpi(ranks=[1, 2, 4])
 def test_all_ranks_follow_the_choice_of_the_first(world):
     texts = "none", "some", "all"
-    for chosen in (0, 2, 0, 1, 1, 0):
-        mine = chosen if world.rank == 0 else 2
-        assert world.follow_first(texts, mine) == chosen
-        world.match_call(chosen, silent)
+    for choice in (0, 2, 0, 1, 1, 0):
+        own_choice = choice if world.rank == 0 else 2
+        assert world.follow_first(texts, own_choice) == choice
+        world.match_call(choice, silent)
 
 
 @pytest.mark.mpi(ranks=[1, 2, 4])
@@ -57,9 +57,9 @@ def test_all_ranks_get_the_largest_of_their_numbers(world):
 @pytest.mark.mpi(ranks=[1, 4])
 def test_gather_gives_each_ranks_object_in_rank_order(world):
     value = {"rank": world.rank, "bytes": b"x" * (100_000 * world.rank)}
-    received = world.gather(value)
-    assert [one["rank"] for one in received] == list(range(world.size))
-    assert len(received[-1]["bytes"]) == 100_000 * (world.size - 1)
+    values = world.gather(value)
+    assert [answer["rank"] for answer in values] == list(range(world.size))
+    assert len(values[-1]["bytes"]) == 100_000 * (world.size - 1)
 
 
 @pytest.mark.mpi(ranks=[1, 4])

@@ -23,23 +23,23 @@ def doomed():
     """A separate world, for a test that breaks it."""
     from mpi4py import MPI
 
-    own = start(Settings(backend="cpu", world_limit=0.5))
-    yield own
+    new_world = start(Settings(backend="cpu", world_limit=0.5))
+    yield new_world
     MPI.COMM_WORLD.Barrier()
     with contextlib.suppress(WorldError):
-        own.close()
+        new_world.close()
 
 
 @pytest.mark.mpi(ranks=[2, 4])
 def test_mismatch_raises_on_all_ranks_and_names_the_calls(world):
-    odd = world.rank == 1
+    is_odd = world.rank == 1
     with pytest.raises(ArgumentError) as caught:
         world.match_call(
-            11 if odd else 12, lambda: "matmul [8]" if odd else "matmul [4]"
+            11 if is_odd else 12, lambda: "matmul [8]" if is_odd else "matmul [4]"
         )
     assert caught.value.what == "the ranks do not make the same call"
-    others = [rank for rank in range(world.size) if rank != 1]
-    name = "rank 0" if others == [0] else f"ranks {', '.join(map(str, others))}"
+    ranks = [rank for rank in range(world.size) if rank != 1]
+    name = "rank 0" if ranks == [0] else f"ranks {', '.join(map(str, ranks))}"
     assert caught.value.got.split("\n" + " " * 10) == [
         f"{name}: matmul [4]",
         "rank 1: matmul [8]",
@@ -48,16 +48,16 @@ def test_mismatch_raises_on_all_ranks_and_names_the_calls(world):
 
 
 @pytest.mark.mpi(ranks=[2, 4])
-@pytest.mark.parametrize("chosen", [0, 1])
-@pytest.mark.parametrize("other", [0, 1])
-def test_a_choice_is_not_followed_by_another_call(world, chosen, other):
+@pytest.mark.parametrize("choice", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_choice_is_not_followed_by_another_call(world, choice, rank):
     def call() -> None:
-        if world.rank == other:
+        if world.rank == rank:
             world.match_call(7, lambda: "matmul")
         else:
-            world.follow_first(("none", "some"), chosen)
+            world.follow_first(("none", "some"), choice)
 
-    with pytest.raises(ArgumentError, match=f"rank {other}: matmul"):
+    with pytest.raises(ArgumentError, match=f"rank {rank}: matmul"):
         call()
     assert is_usable(world)
 
@@ -95,10 +95,12 @@ def test_fault_in_a_description_reaches_the_peers_as_text(world):
 
 @pytest.mark.mpi(ranks=[2])
 def test_refusal_of_one_rank_raises_its_class_on_all(world):
-    own = GraphError("x is bad", where="add", wanted="[4]", got="[3]", fix="pass [4]")
+    refusal = GraphError(
+        "x is bad", where="add", wanted="[4]", got="[3]", fix="pass [4]"
+    )
     with pytest.raises(GraphError) as caught:
         if world.rank == 1:
-            world.refuse(own)
+            world.refuse(refusal)
         world.match_call(3, lambda: "add")
     assert str(caught.value) == (
         "x is bad\n  where:  rank 1: add\n  wanted: [4]\n  got:    [3]\n"
@@ -111,9 +113,9 @@ def test_refusal_of_one_rank_raises_its_class_on_all(world):
 @pytest.mark.mpi(ranks=[4])
 def test_refusals_of_all_ranks_are_listed_by_rank(world):
     got = f"[{min(world.rank, 1)}]"
-    own = GraphError("x is bad", where="add", wanted="[4]", got=got, fix="pass [4]")
+    refusal = GraphError("x is bad", where="add", wanted="[4]", got=got, fix="pass [4]")
     with pytest.raises(GraphError) as caught:
-        world.refuse(own)
+        world.refuse(refusal)
     assert (caught.value.what, caught.value.where) == ("x is bad", "add")
     first, second = caught.value.got.split("\n" + " " * 10)
     assert first == "rank 0: [0]" and second.endswith(": [1]")
@@ -133,9 +135,11 @@ def fail_on_rank_1(world, fault):
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("agree", ["agree", "agree_done"])
 def test_step_that_fails_on_one_rank_raises_on_all(world, agree):
-    own = GraphError("x is bad", where="add", wanted="[4]", got="[3]", fix="pass [4]")
+    refusal = GraphError(
+        "x is bad", where="add", wanted="[4]", got="[3]", fix="pass [4]"
+    )
     with pytest.raises(GraphError, match="rank 1: add") as caught:
-        getattr(world, agree)(fail_on_rank_1(world, own))
+        getattr(world, agree)(fail_on_rank_1(world, refusal))
     assert shown_once(caught.value)
     fault = OSError("no such file")
     with pytest.raises(WorldError, match="OSError: no such file") as caught:

@@ -43,20 +43,20 @@ def test_single_visible_gpu_is_the_launchers_choice():
 
 
 def test_two_ranks_with_the_same_only_gpu_are_named():
-    one = Gpus(TWO.pci_ids[:1])
+    gpus = Gpus(TWO.pci_ids[:1])
     text = "its only GPU on host0 (PCI 0000:0A:00.0) is another rank's too; "
     text += "ETC_DIST_SHARE_GPU=1 lets ranks share a GPU"
-    assert find_obstacles([report(0, one), report(1, one)]) == {0: text, 1: text}
+    assert find_obstacles([report(0, gpus), report(1, gpus)]) == {0: text, 1: text}
 
 
 def sharing(local_rank: int, gpus: Gpus) -> RankReport:
-    made = report(local_rank, gpus)
-    return replace(made, settings=replace(made.settings, share_gpu=True))
+    machine = report(local_rank, gpus)
+    return replace(machine, settings=replace(machine.settings, share_gpu=True))
 
 
 def test_ranks_share_one_visible_gpu_where_the_setting_allows_it():
-    one = Gpus(TWO.pci_ids[:1])
-    choice = choose([sharing(rank, one) for rank in range(4)])
+    gpus = Gpus(TWO.pci_ids[:1])
+    choice = choose([sharing(rank, gpus) for rank in range(4)])
     assert choice == BackendChoice("cuda", ranks_per_gpu=4)
 
 

@@ -10,16 +10,16 @@ from etc_dist.world import cpu_memory, start
 
 
 @pytest.fixture
-def own():
-    own = start(Settings(backend="cpu"))
-    yield own
-    own.close()
+def cpu_world():
+    cpu_world = start(Settings(backend="cpu"))
+    yield cpu_world
+    cpu_world.close()
 
 
 @pytest.mark.mpi
-def test_memory_has_no_file_once_it_is_mapped(own):
-    own.allocate(5000)
-    assert list(cpu_memory.FOLDER.glob(f"{own._backend._stem}*")) == []
+def test_memory_has_no_file_once_it_is_mapped(cpu_world):
+    cpu_world.allocate(5000)
+    assert list(cpu_memory.FOLDER.glob(f"{cpu_world._backend._stem}*")) == []
 
 
 def test_file_is_private_and_never_an_existing_one(tmp_path, monkeypatch):
@@ -35,25 +35,25 @@ def test_file_is_private_and_never_an_existing_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.mpi
-def test_array_over_freed_memory_can_still_be_read(own):
-    memory = own.allocate(4096)
+def test_array_over_freed_memory_can_still_be_read(cpu_world):
+    memory = cpu_world.allocate(4096)
     array = memory.local
     array[:] = 7
     memory.free()
     del memory
     gc.collect()
-    own.barrier()
+    cpu_world.barrier()
     assert (array == np.uint8(7)).all()
 
 
 @pytest.mark.mpi
-def test_full_shared_memory_is_refused_on_all_ranks(own, monkeypatch):
+def test_full_shared_memory_is_refused_on_all_ranks(cpu_world, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(cpu_memory.os, "posix_fallocate", fail)
         with pytest.raises(SymmetricMemoryError, match="No space left on device"):
-            own.allocate(4096)
-    assert list(cpu_memory.FOLDER.glob(f"{own._backend._stem}*")) == []
-    own.allocate(4096).free()
+            cpu_world.allocate(4096)
+    assert list(cpu_memory.FOLDER.glob(f"{cpu_world._backend._stem}*")) == []
+    cpu_world.allocate(4096).free()

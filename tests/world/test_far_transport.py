@@ -21,15 +21,15 @@ def test_ranks_with_one_host_name_need_no_transport(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("value", "got"), [("none", "none, as"), (None, "nvshmem_transport_ibrc.so.3")]
+    ("value", "reason"), [("none", "none, as"), (None, "nvshmem_transport_ibrc.so.3")]
 )
-def test_a_missing_transport_is_named(value, got, monkeypatch, tmp_path):
+def test_a_missing_transport_is_named(value, reason, monkeypatch, tmp_path):
     monkeypatch.delenv(VARIABLE, raising=False)
     if value:
         monkeypatch.setenv(VARIABLE, value)
     with pytest.raises(WorldError, match="no transport to other hosts") as caught:
         prepare(HOSTS, str(tmp_path / "libnvshmem_host.so.3"))
-    assert got in caught.value.got
+    assert reason in caught.value.got
 
 
 @pytest.mark.parametrize("status", [1, 2, 3, 4])
@@ -40,7 +40,7 @@ def test_nvshmem_that_reaches_no_far_rank_did_not_start(status):
             "nvshmemx_hostlib_init_attr",
             "nvshmemx_vendor_get_version_info",
         ),
-        lambda *given: 0,
+        lambda *arguments: 0,
     )
     library = object.__new__(NvshmemLibrary)
     library._library = SimpleNamespace(**calls, nvshmemx_init_status=lambda: status)
@@ -69,13 +69,13 @@ libc = ctypes.CDLL(None)
 far_transport.announce(3, "host-1", "100% of ibrc")
 {end}
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 255
+    assert process.returncode == 255
     if is_named:
-        lines = done.stdout.splitlines()
+        lines = process.stdout.splitlines()
         assert "WorldError: the process of this rank was ended by exit()" in lines[0]
         assert "rank 3, host host-1" in lines[1] and "100% of ibrc" in lines[2]
     else:
-        assert done.stdout == ""
+        assert process.stdout == ""

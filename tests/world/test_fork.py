@@ -31,9 +31,9 @@ def run_children(children: dict[str, int]) -> str:
     status, output = run_job(FORKS.replace("CHILDREN", repr([*children])))
     assert status == 0, output
     assert "parents continue" in output
-    for number, (child, code) in enumerate(children.items()):
-        assert f"child {number} ended with {code}\n" in output, child
-        assert f"handler of child {number}\n" in output, child
+    for child_idx, (child, code) in enumerate(children.items()):
+        assert f"child {child_idx} ended with {code}\n" in output, child
+        assert f"handler of child {child_idx}\n" in output, child
     return output
 
 

@@ -90,8 +90,8 @@ os._exit(0)
 """
 
 
-def expect_dead(output: str, named: str, alive: int) -> None:
-    assert output.count(f"got: {named} did not take part") == alive
+def expect_dead(output: str, ranks: str, alive: int) -> None:
+    assert output.count(f"got: {ranks} did not take part") == alive
     assert output.count("WorldError: the world cannot be used") == alive
     assert output.count("WorldError: not all ranks made the same call") == alive
 

@@ -48,9 +48,9 @@ os._exit(0)
         [line.partition(f"{tag}: ")[2] for line in output.splitlines() if tag in line]
         for tag in ("stopped", "killed")
     )
-    named = "rank 1 did not take part; stopped by a signal or a debugger: rank 1"
-    assert any(named in line for line in stopped)
-    left = "rank 0: left the world: an earlier call there timed out or failed"
-    assert any(left in line for line in stopped)
+    text = "rank 1 did not take part; stopped by a signal or a debugger: rank 1"
+    assert any(text in line for line in stopped)
+    state = "rank 0: left the world: an earlier call there timed out or failed"
+    assert any(state in line for line in stopped)
     assert "rank 1 did not take part: its process has ended" in killed[0]
     assert killed[1] == "left in /dev/shm: []"

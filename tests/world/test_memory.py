@@ -18,8 +18,8 @@ def test_every_rank_sees_what_each_peer_wrote(world):
     memory.local[:] = 10 + world.rank
     assert int(memory.local[0]) == 10 + world.rank  # on a GPU, waits for the write
     world.barrier()
-    seen = [(int(peer[0]), int(peer[-1])) for peer in memory.peers]
-    assert seen == [(10 + rank, 10 + rank) for rank in range(world.size)]
+    ends = [(int(peer[0]), int(peer[-1])) for peer in memory.peers]
+    assert ends == [(10 + rank, 10 + rank) for rank in range(world.size)]
     memory.free()
 
 

@@ -51,12 +51,12 @@ os._exit(0)
 def test_ended_peer_is_named_wherever_a_rank_waits_for_it():
     job = run_job(WAITS)
     tag = "[rank 0] {"
-    lines = [one for one in job.output.splitlines() if one.startswith(tag)]
+    lines = [line for line in job.output.splitlines() if line.startswith(tag)]
     assert lines, job.output
-    found = json.loads(lines[0].removeprefix("[rank 0] "))
-    assert found.keys() == {"match_call", "gather", "barrier", "agree", "start"}
+    errors = json.loads(lines[0].removeprefix("[rank 0] "))
+    assert errors.keys() == {"match_call", "gather", "barrier", "agree", "start"}
     text = "rank 1 did not take part: its process has ended"
-    assert all(text in error for error in found.values())
+    assert all(text in error for error in errors.values())
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def seen(child: subprocess.Popen[bytes]) -> Process:
 
 
 def test_own_and_unknown_processes_have_not_ended():
-    own = Process.own()
-    elsewhere = replace(own, pid=2**22 + 1, realm="another host's")
-    monitor = ProcessMonitor([own, None, elsewhere])
+    process = Process.own()
+    elsewhere = replace(process, pid=2**22 + 1, realm="another host's")
+    monitor = ProcessMonitor([process, None, elsewhere])
     assert monitor.find_ended() == frozenset()
 
 
@@ -103,9 +103,9 @@ def test_later_process_with_the_same_number_is_another(child):
 
 
 def test_uncaught_exception_is_tagged_and_ends_all_ranks(monkeypatch, capsys):
-    seen = []
-    monkeypatch.setattr(sys, "excepthook", lambda *what: seen.append(what[0]))
-    hook = AbortOnUncaught(3, lambda: seen.append("aborted"))
+    calls = []
+    monkeypatch.setattr(sys, "excepthook", lambda *what: calls.append(what[0]))
+    hook = AbortOnUncaught(3, lambda: calls.append("aborted"))
     hook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert seen == [KeyboardInterrupt, "aborted"]
+    assert calls == [KeyboardInterrupt, "aborted"]
     assert capsys.readouterr().err.startswith("[rank 3] uncaught KeyboardInterrupt")

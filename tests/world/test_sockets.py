@@ -7,17 +7,20 @@ from etc_dist.world.sockets import connect_all, listen
 
 
 def test_ranks_connect_by_names():
-    made = [listen(3) for _ in range(3)]
-    names = [name for _, name in made]
+    listeners = [listen(3) for _ in range(3)]
+    names = [name for _, name in listeners]
     with ThreadPoolExecutor() as pool:
         ranks = [
             pool.submit(connect_all, rank, names, listener, 10.0)
-            for rank, (listener, _) in enumerate(made)
+            for rank, (listener, _) in enumerate(listeners)
         ]
-        found = [one.result() for one in ranks]
-    assert [sorted(one) for one in found] == [[1, 2], [0, 2], [0, 1]]
-    for one in (*(c for peers in found for c in peers.values()), *(x for x, _ in made)):
-        one.close()
+        meshes = [connection.result() for connection in ranks]
+    assert [sorted(connection) for connection in meshes] == [[1, 2], [0, 2], [0, 1]]
+    for connection in (
+        *(c for peers in meshes for c in peers.values()),
+        *(x for x, _ in listeners),
+    ):
+        connection.close()
 
 
 def test_process_of_another_user_is_refused(monkeypatch):

@@ -29,12 +29,12 @@ def test_current_is_the_open_world_that_was_started_first():
 
 @pytest.mark.mpi(ranks=[1, 2])
 def test_closed_world_is_freed_with_what_functions_kept_for_it():
-    own = start(CPU)
-    x = np.ones((8 * own.size, 8), np.float32).astype(ml_dtypes.bfloat16)
+    world = start(CPU)
+    x = np.ones((8 * world.size, 8), np.float32).astype(ml_dtypes.bfloat16)
     etc_dist.matmul_reduce_scatter(x, x[:8])
-    alive = weakref.ref(own)
-    own.close()
-    del own
+    alive = weakref.ref(world)
+    world.close()
+    del world
     start(CPU).close()
     gc.collect()
     assert alive() is None
@@ -42,9 +42,9 @@ def test_closed_world_is_freed_with_what_functions_kept_for_it():
 
 def test_with_block_closes_the_world():
     hook = sys.excepthook
-    with start(CPU) as own:
-        own.barrier()
-    assert own.closed and sys.excepthook is hook
+    with start(CPU) as world:
+        world.barrier()
+    assert world.closed and sys.excepthook is hook
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -36,12 +36,12 @@ ARGUMENTS = {
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("got", ARGUMENTS)
-def test_bad_arguments_of_one_rank_start_no_world_on_any(got, world):
-    before, bad = list(startup._worlds), world.rank == world.size - 1
-    arguments, kind = ARGUMENTS[got]
-    with pytest.raises(kind, match=got):
-        start(**(arguments if bad else {"settings": CPU}))
+@pytest.mark.parametrize("text", ARGUMENTS)
+def test_bad_arguments_of_one_rank_start_no_world_on_any(text, world):
+    before, is_bad = list(startup._worlds), world.rank == world.size - 1
+    arguments, kind = ARGUMENTS[text]
+    with pytest.raises(kind, match=text):
+        start(**(arguments if is_bad else {"settings": CPU}))
     assert startup._worlds == before
     assert world.gather(1) == [1] * world.size
 
@@ -83,9 +83,9 @@ def test_a_communicator_that_was_freed_starts_no_world():
 
 @pytest.mark.mpi
 def test_a_cache_may_be_a_text():
-    own = start(replace(CPU, cache="/tmp/here"))
-    assert own.settings.cache == Path("/tmp/here")
-    own.close()
+    world = start(replace(CPU, cache="/tmp/here"))
+    assert world.settings.cache == Path("/tmp/here")
+    world.close()
 
 
 def test_missing_mpi_is_reported_with_its_install_command(monkeypatch):
@@ -100,22 +100,22 @@ def interrupt(*_: object) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("step", "got"),
+    ("step", "text"),
     [("_start", "did not take part"), ("_forget_closed", "interrupted")],
 )
 def test_a_start_that_is_interrupted_on_one_rank_leaves_no_world(
-    step, got, world, monkeypatch
+    step, text, world, monkeypatch
 ):
-    before, interrupted = list(startup._worlds), world.rank == world.size - 1
+    before, is_interrupted = list(startup._worlds), world.rank == world.size - 1
     monkeypatch.setattr(Settings, "world_limit", 1.0)
     settings = Settings(backend="cpu", world_limit=1.0)
-    if interrupted:
+    if is_interrupted:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(startup, step, interrupt)
             start(settings)
         assert startup._worlds == before
     else:
-        with pytest.raises(WorldError, match=got):
+        with pytest.raises(WorldError, match=text):
             start(settings).barrier()
     world.barrier()
     again = start(CPU)

@@ -15,10 +15,10 @@ NEVER = 600.0
 
 @pytest.fixture
 def pair():
-    one, other = socket.socketpair()
-    made = SocketTransport(0, {1: one}), SocketTransport(1, {0: other})
-    yield made
-    for transport in made:
+    first, second = socket.socketpair()
+    transports = SocketTransport(0, {1: first}), SocketTransport(1, {0: second})
+    yield transports
+    for transport in transports:
         transport.close()
 
 
@@ -33,9 +33,9 @@ def test_values_of_any_size_come_in_order(exchanges, nbytes):
         return [exchange.gather(bytes([i]) * nbytes, 10.0) for i in range(3)]
 
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(gather, exchanges))
-    wanted = [dict.fromkeys((0, 1), bytes([i]) * nbytes) for i in range(3)]
-    assert found == [wanted, wanted]
+        results = list(pool.map(gather, exchanges))
+    values = [dict.fromkeys((0, 1), bytes([i]) * nbytes) for i in range(3)]
+    assert results == [values, values]
 
 
 def test_message_sent_before_the_end_arrives(exchanges, pair):
@@ -65,9 +65,9 @@ def test_messages_arrive_in_order_for_each_kind(pair):
             pass
 
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(send)
+        sending = pool.submit(send)
         expect_order(pair[1])
-        sent.result()
+        sending.result()
 
 
 @pytest.mark.mpi(ranks=[2])

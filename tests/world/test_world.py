@@ -18,17 +18,17 @@ class Thing:
 
 @pytest.mark.mpi
 def test_thing_lives_until_it_is_release_or_the_world_closes():
-    own = start(Settings(backend="cpu"))
+    world = start(Settings(backend="cpu"))
     first, second = Thing(1), Thing(2)
     alive = weakref.ref(first), weakref.ref(second)
-    own.hold(first)
-    own.hold(second)
-    own.release(first)
-    own.release(first)
+    world.hold(first)
+    world.hold(second)
+    world.release(first)
+    world.release(first)
     del first, second
     gc.collect()
-    assert [one() is not None for one in alive] == [False, True]
-    own.close()
+    assert [thing() is not None for thing in alive] == [False, True]
+    world.close()
     gc.collect()
     assert alive[1]() is None
 
@@ -45,11 +45,11 @@ def test_show_names_rank_backend_host_and_mpi(world):
 def test_block_that_an_exception_leaves_closes_a_world_of_one_rank():
     from mpi4py import MPI
 
-    own = start(Settings(backend="cpu"), MPI.COMM_SELF)
-    with pytest.raises(ZeroDivisionError), own:
-        own.allocate(8)
+    world = start(Settings(backend="cpu"), MPI.COMM_SELF)
+    with pytest.raises(ZeroDivisionError), world:
+        world.allocate(8)
         raise ZeroDivisionError
-    assert own.closed
+    assert world.closed
 
 
 @pytest.mark.mpi

@@ -45,8 +45,8 @@ def test_freed_memory_cannot_be_used(world):
 
 @pytest.mark.mpi
 def test_closed_world_is_named_in_the_error():
-    own = start(Settings(backend="cpu"))
-    own.close()
-    own.close()
+    world = start(Settings(backend="cpu"))
+    world.close()
+    world.close()
     with pytest.raises(WorldError, match="cannot be used: it was closed"):
-        own.allocate(64)
+        world.allocate(64)

@@ -17,9 +17,9 @@ ATTEMPTS = 8
 def change(program: Program, random: Random) -> Program:
     """`program` with one change that the language allows."""
     for _ in range(ATTEMPTS):
-        changed = random.choice(CHANGES)(program, random)
-        if changed is not None and is_built(changed):
-            return changed
+        candidate = random.choice(CHANGES)(program, random)
+        if candidate is not None and is_built(candidate):
+            return candidate
     return program
 
 
@@ -58,22 +58,22 @@ def edited_call(
     program: Program, call: Call, verb: str, n: int, *new: Place
 ) -> Program:
     places = getattr(call, verb)
-    changed = replace(call, **{verb: (*places[:n], *new, *places[n + 1 :])})
-    return with_call(program, call, changed)
+    new_call = replace(call, **{verb: (*places[:n], *new, *places[n + 1 :])})
+    return with_call(program, call, new_call)
 
 
 def drop_reference(program: Program, random: Random) -> Program | None:
-    found = _some(random, program, "waits", "notifies")
-    return found and edited_call(program, *found)
+    reference = _some(random, program, "waits", "notifies")
+    return reference and edited_call(program, *reference)
 
 
 def repeat_reference(program: Program, random: Random) -> Program | None:
-    found = _some(random, program, "waits", "notifies")
-    if found is None:
+    reference = _some(random, program, "waits", "notifies")
+    if reference is None:
         return None
-    call, verb, n = found
+    call, verb, n = reference
     place = getattr(call, verb)[n]
-    return edited_call(program, *found, place, place)
+    return edited_call(program, *reference, place, place)
 
 
 def drop_event(program: Program, random: Random) -> Program | None:
@@ -93,16 +93,16 @@ def drop_event(program: Program, random: Random) -> Program | None:
 
 
 def edit_index(program: Program, random: Random) -> Program | None:
-    found = _some(random, program, *PARTS)
-    if found is None:
+    reference = _some(random, program, *PARTS)
+    if reference is None:
         return None
-    call, verb, n = found
+    call, verb, n = reference
     place = getattr(call, verb)[n]
     k = random.randrange(len(place.index))
     names = [name for name, _ in (*call.loops, *call.axes)]
     index = [*place.index]
     index[k] = edited(index[k], names, random)
-    return edited_call(program, *found, replace(place, index=tuple(index)))
+    return edited_call(program, *reference, replace(place, index=tuple(index)))
 
 
 def edited(text: str, names: list[str], random: Random) -> str:
@@ -152,8 +152,8 @@ def edit_ranks(program: Program, random: Random) -> Program | None:
     def moved(places: tuple[Place, ...]) -> tuple[Place, ...]:
         return tuple(replace(p, rank=rank) if p.rank else p for p in places)
 
-    changed = replace(call, writes=moved(call.writes), notifies=moved(call.notifies))
-    return with_call(program, call, changed)
+    new_call = replace(call, writes=moved(call.writes), notifies=moved(call.notifies))
+    return with_call(program, call, new_call)
 
 
 def edit_expects(program: Program, random: Random) -> Program | None:
@@ -244,11 +244,11 @@ def drop_call(program: Program, random: Random) -> Program | None:
 
 def add_wait(program: Program, random: Random) -> Program | None:
     """Wait for what another call notifies or waits for."""
-    found = _some(random, program, "waits", "notifies")
-    if found is None:
+    reference = _some(random, program, "waits", "notifies")
+    if reference is None:
         return None
-    other, verb, n = found
-    place = replace(getattr(other, verb)[n], rank="", when="")
+    source, verb, n = reference
+    place = replace(getattr(source, verb)[n], rank="", when="")
     call = random.choice(program.calls)
     waits = [*call.waits]
     waits.insert(random.randrange(len(waits) + 1), place)
@@ -256,10 +256,10 @@ def add_wait(program: Program, random: Random) -> Program | None:
 
 
 def edit_condition(program: Program, random: Random) -> Program | None:
-    found = _some(random, program, "waits", "notifies")
-    if found is None:
+    reference = _some(random, program, "waits", "notifies")
+    if reference is None:
         return None
-    call, verb, n = found
+    call, verb, n = reference
     place = getattr(call, verb)[n]
     names = [name for name, _ in (*call.loops, *call.axes)] + ["rank"]
     tables = [f"{name}.load(0)" for name in program.values]
@@ -267,7 +267,7 @@ def edit_condition(program: Program, random: Random) -> Program | None:
     when = random.choice(
         ("", f"{number} > 0", f"{number} < 1", number, f"{number} < 0", "1")
     )
-    return edited_call(program, *found, replace(place, when=when))
+    return edited_call(program, *reference, replace(place, when=when))
 
 
 def swap_waits(program: Program, random: Random) -> Program | None:
@@ -281,28 +281,28 @@ def swap_waits(program: Program, random: Random) -> Program | None:
 
 def add_access(program: Program, random: Random) -> Program | None:
     """Read or write what another call accesses."""
-    found = _some(random, program, "reads", "writes")
-    if found is None:
+    reference = _some(random, program, "reads", "writes")
+    if reference is None:
         return None
-    other, verb, n = found
+    source, verb, n = reference
     call = random.choice(program.calls)
     to = random.choice(("reads", "writes"))
-    place = getattr(other, verb)[n]
+    place = getattr(source, verb)[n]
     if to == "reads":
         place = replace(place, rank="")
     return with_call(program, call, replace(call, **{to: (*getattr(call, to), place)}))
 
 
 def swap_access(program: Program, random: Random) -> Program | None:
-    found = _some(random, program, "reads", "writes")
+    reference = _some(random, program, "reads", "writes")
     tensor = random.choice(program.tensors)
-    if found is None:
+    if reference is None:
         return None
-    call, verb, n = found
+    call, verb, n = reference
     place = getattr(call, verb)[n]
     if len(tensor.shape) != len(place.index):
         return None
-    return edited_call(program, *found, replace(place, name=tensor.name))
+    return edited_call(program, *reference, replace(place, name=tensor.name))
 
 
 def edit_order(program: Program, random: Random) -> Program | None:
@@ -333,15 +333,16 @@ def edit_value(program: Program, random: Random) -> Program | None:
     """Another number in all tensors with these values."""
     if not program.values:
         return None
-    changed = random.choice([*program.values])
-    old = program.values[changed]
+    key = random.choice([*program.values])
+    old = program.values[key]
     rank = random.randrange(program.world)
     new = [[*row] for row in old]
     if not new[rank]:
         return None
     new[rank][random.randrange(len(new[rank]))] += random.choice((-1, 1))
     values: dict[str, Any] = {
-        name: new if given == old else given for name, given in program.values.items()
+        name: new if numbers == old else numbers
+        for name, numbers in program.values.items()
     }
     return replace(program, values=values)
 

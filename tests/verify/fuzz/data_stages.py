@@ -11,19 +11,19 @@ from tests.verify.fuzz.stages import signal
 
 def computed(maker: Maker, values: list[list[int]]) -> tuple[str, list[Place]]:
     """A table that tasks write, one or one for each element; what to wait for."""
-    given, table = maker.table(values), maker.table(values, "local")
-    tasks, part = 1, ":"
+    inputs, table = maker.table(values), maker.table(values, "local")
+    num_tasks, part = 1, ":"
     if maker.random.random() < 0.3:
-        tasks, part = len(values[0]), "tile(i, 1)"
-    event = maker.event("1", str(tasks), "1")
+        num_tasks, part = len(values[0]), "tile(i, 1)"
+    event = maker.event("1", str(num_tasks), "1")
     maker.call(
         maker.function(),
-        {"i": str(tasks)},
-        reads=[Place(given, (part,))],
+        {"i": str(num_tasks)},
+        reads=[Place(inputs, (part,))],
         writes=[Place(table, (part,))],
         notifies=[Place(event, ("0", "i"))],
     )
-    return table, [Place(event, ("0", str(i))) for i in range(tasks)]
+    return table, [Place(event, ("0", str(i))) for i in range(num_tasks)]
 
 
 def copied(maker: Maker, values: list[list[int]]) -> tuple[str, list[Place]]:
@@ -49,7 +49,7 @@ def bins(maker: Maker) -> None:
             free[b] += 1
     tables = [copied(maker, v) for v in (keys, counts, starts, places)]
     (key, _), (count, _), (start, _), (place, _) = tables
-    known = [wait for _, waits in tables for wait in waits]
+    count_waits = [wait for _, waits in tables for wait in waits]
     x = maker.tensor("input", str(rows), "2")
     packed = maker.tensor("local", str(rows), "2")
     out = maker.tensor("output", str(bins), "2")
@@ -60,7 +60,7 @@ def bins(maker: Maker) -> None:
         {"r": str(rows)},
         reads=[Place(x, ("r", ":"))],
         writes=[Place(packed, (f"{place}.load(r)", ":"))],
-        waits=known,
+        waits=count_waits,
         notifies=[Place(filled, (f"{key}.load(r)", "0"))],
     )
     maker.call(
@@ -68,7 +68,7 @@ def bins(maker: Maker) -> None:
         {"b": str(bins)},
         reads=[Place(packed, (f"span({start}.load(b), {count}.load(b))", ":"))],
         writes=[Place(out, ("b", ":"))],
-        waits=[*known, Place(filled, ("b", "0"))],
+        waits=[*count_waits, Place(filled, ("b", "0"))],
     )
 
 
@@ -83,8 +83,8 @@ def pick(maker: Maker) -> None:
     at = "i"
     if random.random() < 0.4:
         steps = maker.per_rank(lambda: [random.randrange(short) for _ in range(short)])
-        index, known = copied(maker, steps)
-        waits, at = [*waits, *known], f"{index}.load(i)"
+        index, count_waits = copied(maker, steps)
+        waits, at = [*waits, *count_waits], f"{index}.load(i)"
     waits = [*waits, *maker.waits_for_all(source)]
     out = maker.tensor("output", str(tasks), "1")
     start = f"select(i < {short}, {table}.load({at}), 0)"
@@ -102,26 +102,26 @@ def limited(maker: Maker) -> None:
     random = maker.random
     bound, columns = random.choice((1, 2, 3)), random.choice((1, 1, 2, 0))
     turns = random.choice((0, 0, 1, 2))
-    used = maker.per_rank(
+    counts = maker.per_rank(
         lambda: [random.randint(-1, bound + 1) for _ in range(max(turns, 1))]
     )
     loop = maker.loop_name()
     loops = ((loop, str(turns)),) if turns else ()
     turn = loop if turns else "0"
     if random.random() < 0.3:
-        table, known = maker.table(used), []
+        table, count_waits = maker.table(counts), []
     else:
-        table, known = computed(maker, used)
+        table, count_waits = computed(maker, counts)
     n = f"minimum(maximum({table}.load(e0), 0), {bound}) * {columns}"
     n = n if columns else "0"
-    done = maker.event(str(max(turns, 1)), "1", n)
+    end_event = maker.event(str(max(turns, 1)), "1", n)
     step = maker.event(f"{max(turns, 1)} * {bound}", str(columns), "1")
     y = maker.tensor("state", str(max(turns, 1) * bound), str(columns))
     axes = {"i": str(bound), "j": str(columns)}
     place = Place(y, (f"{turn} * {bound} + i", "tile(j, 1)"))
     function = replace(maker.function(transfer=False), equal=False)
     has_step = random.random() < 0.5
-    notifies = [Place(done, (turn, "0"))]
+    notifies = [Place(end_event, (turn, "0"))]
     if has_step:
         notifies.append(Place(step, (f"{turn} * {bound} + i", "j")))
     count = f"{table}.load({turn})"
@@ -129,7 +129,7 @@ def limited(maker: Maker) -> None:
         function,
         axes,
         writes=[place],
-        waits=known,
+        waits=count_waits,
         notifies=notifies,
         limited="i",
         count=count,
@@ -142,7 +142,7 @@ def limited(maker: Maker) -> None:
             axes,
             reads=[place],
             writes=[place],
-            waits=[*known, Place(step, (f"{turn} * {bound} + i", "j"))],
+            waits=[*count_waits, Place(step, (f"{turn} * {bound} + i", "j"))],
             limited="i",
             count=count,
             loops=loops,
@@ -152,7 +152,10 @@ def limited(maker: Maker) -> None:
         replace(maker.function(), equal=False),
         {"k": str(max(turns, 1))},
         writes=[Place(out, ("k", ":"))],
-        waits=[*(known if random.random() < 0.85 else ()), Place(done, ("k", "0"))],
+        waits=[
+            *(count_waits if random.random() < 0.85 else ()),
+            Place(end_event, ("k", "0")),
+        ],
     )
 
 
@@ -161,8 +164,8 @@ def stream(maker: Maker) -> None:
     random = maker.random
     tasks = random.choice((1, 2, 3))
     values = maker.per_rank(lambda: [random.randrange(2) for _ in range(tasks)])
-    table, known = copied(maker, values)
-    waits = [*(known or [signal(maker)]), signal(maker)]
+    table, count_waits = copied(maker, values)
+    waits = [*(count_waits or [signal(maker)]), signal(maker)]
     weights = maker.tensor("input", "2", "2")
     out = maker.tensor("output", str(tasks), "2")
     maker.call(

@@ -109,13 +109,13 @@ def names_in(text: str) -> frozenset[str]:
     """The names in an expression; those of loaded tensors begin with "@"."""
     if text == ":":
         return frozenset()
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(text, mode="eval")):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found.add(f"@{node.value.id}")
+            names.add(f"@{node.value.id}")
         elif isinstance(node, ast.Name):
-            found.add(node.id)
-    return frozenset(found)
+            names.add(node.id)
+    return frozenset(names)
 
 
 def tables_in(texts: Sequence[str]) -> frozenset[str]:
@@ -141,11 +141,11 @@ def part_of(text: str) -> Part:
         return Part("0", "", True)
     node = ast.parse(text, mode="eval").body
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        first, *rest = map(ast.unparse, node.args)
+        first, *bounds = map(ast.unparse, node.args)
         if node.func.id == "tile":
-            return Part(f"({first}) * ({rest[0]})", rest[0], True)
+            return Part(f"({first}) * ({bounds[0]})", bounds[0], True)
         if node.func.id == "span":
-            return Part(first, rest[0], True)
+            return Part(first, bounds[0], True)
     return Part(text, "1", False)
 
 

@@ -22,33 +22,38 @@ Arrays = list[dict[str, Any]]
 def check_numbers(program: Program, plan: Plan, seed: int) -> bool:
     """Compare two runs of `plan`; False if the program is not accepted with all
     values of its int32 tensors, or computes others."""
-    known = replace(program, given=tuple(program.values))
-    dynamic = plan.schedule == "dynamic"
-    if judge(known, dynamic) != {ACCEPTED}:
+    input_program = replace(program, given=tuple(program.values))
+    is_dynamic = plan.schedule == "dynamic"
+    if judge(input_program, is_dynamic) != {ACCEPTED}:
         return False
-    expansion = Expansion(known, dynamic)
-    before = arrays(known, expansion)
+    expansion = Expansion(input_program, is_dynamic)
+    before = arrays(input_program, expansion)
     after = [{name: a.copy() for name, a in of_rank.items()} for of_rank in before]
     for epoch in range(2):
         run(expansion, after, before if epoch else None)
-        for name in loaded_tensors(known):
+        for name in loaded_tensors(input_program):
             values = [of_rank[name].tolist() for of_rank in after]
-            if values != [list(of_rank) for of_rank in known.values[name]]:
+            if values != [list(of_rank) for of_rank in input_program.values[name]]:
                 return False
-    names = [t.name for t in known.tensors if t.kind in ("input", "state")]
-    given = [{name: of_rank[name] for name in names} for of_rank in before]
+    names = [t.name for t in input_program.tensors if t.kind in ("input", "state")]
+    operands = [{name: of_rank[name] for name in names} for of_rank in before]
     results = simulate(
-        plan, given, known.dims, seed=seed, workers=known.workers, epochs=2
+        plan,
+        operands,
+        input_program.dims,
+        seed=seed,
+        workers=input_program.workers,
+        epochs=2,
     )
-    for found, wanted in zip(results.outputs, after, strict=True):
-        for name, array in found.items():
-            np.testing.assert_array_equal(array, wanted[name])
+    for arrays_of_rank, references in zip(results.outputs, after, strict=True):
+        for name, array in arrays_of_rank.items():
+            np.testing.assert_array_equal(array, references[name])
     return True
 
 
 def arrays(program: Program, expansion: Expansion) -> Arrays:
     """The caller's arrays, and NaN in all others."""
-    made: Arrays = [{} for _ in range(program.world)]
+    arrays_of_ranks: Arrays = [{} for _ in range(program.world)]
     for rank, tensor in ((r, t) for r in range(program.world) for t in program.tensors):
         shape = expansion.shapes[tensor.name][rank]
         if tensor.dtype == "int32" and tensor.kind == "input":
@@ -60,8 +65,8 @@ def arrays(program: Program, expansion: Expansion) -> Arrays:
             array += rank
         else:
             array = np.full(shape, np.nan, np.float32)
-        made[rank][tensor.name] = array
-    return made
+        arrays_of_ranks[rank][tensor.name] = array
+    return arrays_of_ranks
 
 
 def run(expansion: Expansion, memory: Arrays, fresh: Arrays | None) -> None:
@@ -77,11 +82,11 @@ def run(expansion: Expansion, memory: Arrays, fresh: Arrays | None) -> None:
         box = tuple(slice(*bounds) for bounds in operand.box)
         return memory[operand.rank][operand.tensor][box]
 
-    for number in Schedule(expansion).run(merged=False):
+    for number in Schedule(expansion).run(merge=False):
         task = expansion.tasks[number]
-        reads = len(task.call.reads)
+        num_reads = len(task.call.reads)
         regions = [region(operand) for operand in task.operands]
-        if any(part.size for part in regions[reads:]):
+        if any(part.size for part in regions[num_reads:]):
             body(task.call)(*regions)
 
 

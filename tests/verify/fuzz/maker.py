@@ -46,9 +46,9 @@ class Maker:
 
     def program(self) -> Program:
         random = self.random
-        given = tuple(self.values)
+        inputs = tuple(self.values)
         if random.random() < 0.25:
-            given = tuple(name for name in given if random.random() < 0.5)
+            inputs = tuple(name for name in inputs if random.random() < 0.5)
         return Program(
             self.world,
             self.local,
@@ -58,7 +58,7 @@ class Maker:
             tuple(self.events),
             tuple(self.calls),
             self.values,
-            given,
+            inputs,
         )
 
     def name(self, letter: str, parts: list[object]) -> str:

@@ -37,25 +37,25 @@ def verdict(kinds: set[str]) -> str:
 @dataclass
 class _Judge:
     program: Program
-    dynamic: bool
+    is_dynamic: bool
     kinds: set[str] = field(default_factory=set)
     options: set[str] = field(default_factory=set)
     """Faults of which it is not certain that they are reported."""
 
     def verdicts(self) -> Verdicts:
         _refuse_loaded_writes(self.program)
-        self.expansion = Expansion(self.program, self.dynamic)
+        self.expansion = Expansion(self.program, self.is_dynamic)
         self.tasks = self.expansion.tasks
         self.check_operands()
         self.check_counts()
         self.check_unknown_counts()
         self.check_far()
         schedule = Schedule(self.expansion)
-        order = schedule.run(merged=False)
+        order = schedule.run(merge=False)
         if len(order) < len(self.tasks):
             self.kinds.add(DEADLOCK)
         elif self.expansion.unknown_events:
-            order = schedule.run(merged=True)
+            order = schedule.run(merge=True)
         self.relation = None
         if len(order) == len(self.tasks):
             self.relation = Relation(self.tasks, order, schedule.programs())
@@ -70,20 +70,20 @@ class _Judge:
 
     def check_counts(self) -> None:
         expansion = self.expansion
-        self.notified = Counter(e for task in self.tasks for e in task.notifies)
-        awaited = {e for task in self.tasks for e in task.waits}
-        awaited |= expansion.count_events
+        self.num_notified = Counter(e for task in self.tasks for e in task.notifies)
+        wait_elements = {e for task in self.tasks for e in task.waits}
+        wait_elements |= expansion.count_events
         for element, event in expansion.elements():
             if event.name in expansion.unknown_events:
                 continue
-            notified = self.notified[element]
+            count = self.num_notified[element]
             if event.name not in expansion.unknown_counts:
                 expected = expansion.expected(element, event)
-                if element in awaited and notified > expected:
+                if element in wait_elements and count > expected:
                     raise Refused(f"{element} is notified too often")
-                if element in awaited and notified < expected:
+                if element in wait_elements and count < expected:
                     self.kinds.add(DEADLOCK)
-            if element not in awaited and notified:
+            if element not in wait_elements and count:
                 raise Refused(f"no task waits for {element}")
 
     def check_unknown_counts(self) -> None:
@@ -91,7 +91,7 @@ class _Judge:
         expansion = self.expansion
         if not any(task.since for task in self.tasks):
             return
-        unknown = expansion.unknown_events | expansion.unknown_counts
+        unknown_elements = expansion.unknown_events | expansion.unknown_counts
         notifiers, waiters = defaultdict(list), defaultdict(list)
         for task in self.tasks:
             for element in task.notifies:
@@ -104,18 +104,22 @@ class _Judge:
             if task.since:
                 most[task.since[0]] = max(most[task.since[0]], task.since[1])
         for element, there in waiters.items():
-            if element is None or element[0] in unknown or not notifiers[element]:
+            if (
+                element is None
+                or element[0] in unknown_elements
+                or not notifiers[element]
+            ):
                 continue
-            both = [*notifiers[element], *there]
-            names = list({since[0]: None for since in both if since})
+            notifications = [*notifiers[element], *there]
+            names = list({since[0]: None for since in notifications if since})
             for values in product(*(range(most[name] + 1) for name in names)):
                 counts = dict(zip(names, values, strict=True))
-                made, awaited = (
+                num_notified, num_waits = (
                     sum(s is None or s[1] <= counts[s[0]] for s in group)
                     for group in (notifiers[element], there)
                 )
-                if (awaited and made < len(notifiers[element])) or (
-                    made and not awaited
+                if (num_waits and num_notified < len(notifiers[element])) or (
+                    num_notified and not num_waits
                 ):
                     self.kinds.add(DEADLOCK)
                     self.options.add(GRAPH)
@@ -124,18 +128,18 @@ class _Judge:
 
     def check_operands(self) -> None:
         for task in self.tasks:
-            function, reads = task.call.function, len(task.call.reads)
+            function, num_reads = task.call.function, len(task.call.reads)
             operands = task.operands
-            writes = operands[reads:]
+            writes = operands[num_reads:]
             if writes and all(w is not None and w.is_empty for w in writes):
                 continue
-            first, *others = operands or [None]
-            for other in others if function.equal or function.far else ():
-                sizes = [o.own_sizes for o in (first, other) if o is not None]
-                lengths = {len(each) for each in sizes}
+            first, *later_operands = operands or [None]
+            for operand in later_operands if function.equal or function.far else ():
+                sizes = [o.own_sizes for o in (first, operand) if o is not None]
+                lengths = {len(axes) for axes in sizes}
                 if len(sizes) == 2 and len(lengths) == 1 and sizes[0] != sizes[1]:
                     raise Refused(f"operands of {task.call.name} have sizes {sizes}")
-            for read, write in product(operands[:reads], writes):
+            for read, write in product(operands[:num_reads], writes):
                 if not (function.apart or function.far) or None in (read, write):
                     continue
                 if (read.tensor, read.rank) == (write.tensor, write.rank) and all(
@@ -157,39 +161,39 @@ class _Judge:
 
     def check_remote_writes(self) -> None:
         for task in self.tasks:
-            notified = {e[1] for e in task.notifies if e is not None}
+            ranks = {e[1] for e in task.notifies if e is not None}
             for access in task.accesses:
                 is_remote = access.write and access.rank != task.rank
-                if is_remote and access.rank not in notified:
+                if is_remote and access.rank not in ranks:
                     self.kinds.add(RACE)
 
     # ------------------------------------------------------------------ accesses
 
     def check_accesses(self) -> None:
         expansion = self.expansion
-        loaded = loaded_tensors(self.program)
-        found: dict[tuple[str, int], dict[tuple[int, ...], list[Entry]]] = {
+        load_names = loaded_tensors(self.program)
+        entries_of: dict[tuple[str, int], dict[tuple[int, ...], list[Entry]]] = {
             (tensor.name, rank): {}
             for tensor in self.program.tensors
             for rank in range(self.program.world)
         }
-        for number, task in enumerate(self.tasks):
+        for task_idx, task in enumerate(self.tasks):
             for access in task.accesses:
-                of_tensor = found[access.tensor, access.rank]
+                of_tensor = entries_of[access.tensor, access.rank]
                 for element in access.elements:
-                    of_tensor.setdefault(element, []).append((number, access))
+                    of_tensor.setdefault(element, []).append((task_idx, access))
         for tensor in self.program.tensors:
             complete = tensor.name not in expansion.unknown_writes
-            once = tensor.kind == "output" or tensor.name in loaded
-            given = tensor.kind in ("input", "state")
+            is_once = tensor.kind == "output" or tensor.name in load_names
+            is_input = tensor.kind in ("input", "state")
             for rank in range(self.program.world):
-                elements = found[tensor.name, rank]
-                seen = set()
+                elements = entries_of[tensor.name, rank]
+                kinds = set()
                 for entries in elements.values():
-                    kind = tuple((number, id(access)) for number, access in entries)
-                    if kind not in seen:
-                        seen.add(kind)
-                        self.check_element(entries, once, complete and not given)
+                    kind = tuple((task_idx, id(access)) for task_idx, access in entries)
+                    if kind not in kinds:
+                        kinds.add(kind)
+                        self.check_element(entries, is_once, complete and not is_input)
                 if tensor.kind == "output" and complete:
                     shape = expansion.shapes[tensor.name][rank]
                     for element in product(*map(range, shape)):
@@ -215,10 +219,13 @@ class _Judge:
     def has_race(self, entries: list[Entry]) -> bool:
         relation = self.relation
         assert relation is not None
-        for one, two in combinations(entries, 2):
-            is_conflict = one[0] != two[0] and (one[1].write or two[1].write)
+        for entry, later_entry in combinations(entries, 2):
+            is_conflict = entry[0] != later_entry[0] and (
+                entry[1].write or later_entry[1].write
+            )
             if is_conflict and not (
-                relation.orders(one[0], two) or relation.orders(two[0], one)
+                relation.orders(entry[0], later_entry)
+                or relation.orders(later_entry[0], entry)
             ):
                 return True
         return False
@@ -229,18 +236,18 @@ class _Judge:
             if not writers and not access.gathered:
                 raise Refused("an element is read that no task writes")
             return
-        others = writers - {number}
-        if not others:
+        other_writers = writers - {number}
+        if not other_writers:
             if not access.gathered:
                 raise Refused("an element is read that only its reader writes")
             return
-        if any(self.relation.orders(other, entry) for other in others):
+        if any(self.relation.orders(writer, entry) for writer in other_writers):
             return
         if race:
             self.options.add(GRAPH)
             return
         if access.gathered and (
-            number in writers or self.is_later_turn(number, self.first(others))
+            number in writers or self.is_later_turn(number, self.first(other_writers))
         ):
             return
         raise Refused("an element is read before it is written")
@@ -250,10 +257,10 @@ class _Judge:
         return next(t for t in self.relation.order if t in tasks)
 
     def is_later_turn(self, first: int, second: int) -> bool:
-        one, two = self.tasks[first], self.tasks[second]
-        names = [name for name, _ in one.call.loops]
-        same = names and names == [name for name, _ in two.call.loops]
-        return bool(same) and two.turn > one.turn
+        first_task, second_task = self.tasks[first], self.tasks[second]
+        names = [name for name, _ in first_task.call.loops]
+        same = names and names == [name for name, _ in second_task.call.loops]
+        return bool(same) and second_task.turn > first_task.turn
 
     def check_kept(self, entry: Entry, entries: list[Entry]) -> None:
         if self.relation is not None and any(
@@ -265,8 +272,8 @@ class _Judge:
 
 def _refuse_loaded_writes(program: Program) -> None:
     """No region with loads is written in a tensor that others load from."""
-    loaded = loaded_tensors(program)
+    load_names = loaded_tensors(program)
     for call in program.calls:
         for place in call.writes:
-            if place.name in loaded and tables_in(place.texts):
+            if place.name in load_names and tables_in(place.texts):
                 raise Refused(f"{call.name} writes {place}")

@@ -60,17 +60,17 @@ class Schedule:
     def is_strided(self, calls: list[Call]) -> bool:
         """Whether the tasks of a static lane are assigned round-robin."""
         uneven = [call for call in calls if not call.even]
-        loads = any(loads_of_call(self.program, call) for call in uneven)
-        return calls[0].function.lane == "tensor" and not loads
+        has_loads = any(loads_of_call(self.program, call) for call in uneven)
+        return calls[0].function.lane == "tensor" and not has_loads
 
     def sequence(
         self, calls: list[Call], rank: int, turn: tuple[int, ...]
     ) -> Iterator[Task | None]:
         """The units of a static lane, in loops turn by turn; None for surplus tasks."""
-        depth = len(turn)
+        num_turns = len(turn)
 
         def loop(call: Call) -> object:
-            return call.loops[depth] if depth < len(call.loops) else None
+            return call.loops[num_turns] if num_turns < len(call.loops) else None
 
         for inner, group in groupby(calls, loop):
             members = list(group)
@@ -79,7 +79,7 @@ class Schedule:
                     yield from self.units(call, rank, turn)
                 continue
             loops, _ = self.expansion.extents(members[0], rank)
-            for k in range(loops[depth]):
+            for k in range(loops[num_turns]):
                 yield from self.sequence(members, rank, (*turn, k))
 
     def units(
@@ -93,28 +93,28 @@ class Schedule:
         block = self.expansion.blocks[call.name, rank]
         yield from (block.get((*turn, i)) for i in range(total))
 
-    def run(self, merged: bool) -> list[int]:
+    def run(self, merge: bool) -> list[int]:
         """The tasks that run, in an order in which they can. Elements of unknown event
-        tensors: one for each tensor with `merged`, else none."""
+        tensors: one for each tensor with `merge`, else none."""
 
         def counted(elements: list[Element | None]) -> list[Element]:
-            return [e for e in elements if e is not None and (merged or len(e) > 1)]
+            return [e for e in elements if e is not None and (merge or len(e) > 1)]
 
-        left = Counter(e for task in self.tasks for e in counted(task.notifies))
+        counts = Counter(e for task in self.tasks for e in counted(task.notifies))
         order: list[int] = []
 
         def step(task: Task) -> bool:
             """Run a task if it can; whether it has run."""
-            if any(left[e] for e in counted(task.waits)):
+            if any(counts[e] for e in counted(task.waits)):
                 return False
             order.append(self.number[id(task)])
-            left.subtract(counted(task.notifies))
+            counts.subtract(counted(task.notifies))
             return True
 
         queues = [[*units] for units, _ in self.queues]
-        before = -1
-        while len(order) > before:
-            before = len(order)
+        num_before = -1
+        while len(order) > num_before:
+            num_before = len(order)
             for units in queues:
                 while units and step(units[0]):
                     units.pop(0)
@@ -174,5 +174,5 @@ def loads_of_call(program: Program, call: Call) -> frozenset[str]:
 
 
 def loaded_tensors(program: Program) -> set[str]:
-    found = {*tables_in([event.expects for event in program.events])}
-    return found.union(*(loads_of_call(program, call) for call in program.calls))
+    names = {*tables_in([event.expects for event in program.events])}
+    return names.union(*(loads_of_call(program, call) for call in program.calls))

@@ -199,8 +199,8 @@ class _Builder:
         grid = self.g.grid(**extents)
         names = {**turns, **dict(zip(extents, grid, strict=True))}
 
-        def places(given: Sequence[Place]) -> list[Any]:
-            return [self.place(place, names) for place in given]
+        def places(operands: Sequence[Place]) -> list[Any]:
+            return [self.place(place, names) for place in operands]
 
         def order(t: Any) -> tuple[Any, ...]:
             return tuple(self.value(part, t=t) for part in call.order)
@@ -222,12 +222,14 @@ class _Builder:
         owner = self.names[place.name]
         if place.rank:
             owner = owner.on(self.value(place.rank, **names))
-        made = owner[tuple(self.value(part, **names) for part in place.index)]
-        return made.when(self.value(place.when, **names)) if place.when else made
+        reference = owner[tuple(self.value(part, **names) for part in place.index)]
+        return (
+            reference.when(self.value(place.when, **names)) if place.when else reference
+        )
 
 
 def device_function(call: Call, body: Body | None) -> DeviceFunction:
-    function, reads = call.function, len(call.reads)
+    function, num_reads = call.function, len(call.reads)
     if function.far:
         return push_far()
     return DeviceFunction(
@@ -235,7 +237,7 @@ def device_function(call: Call, body: Body | None) -> DeviceFunction:
         print if body is None else body(call),
         "touch.cuh",
         function.lane,
-        reads,
+        num_reads,
         len(call.writes),
         roles=("load", "compute") if function.roles else (),
         gathers=function.gathers,
@@ -244,8 +246,8 @@ def device_function(call: Call, body: Body | None) -> DeviceFunction:
         tile={
             n: Operand(
                 like=0 if function.equal and n else None,
-                apart=function.apart and n < reads,
+                apart=function.apart and n < num_reads,
             )
-            for n in range(reads + len(call.writes))
+            for n in range(num_reads + len(call.writes))
         },
     )

@@ -11,9 +11,9 @@ from tests.verify.fuzz.program import Function, Program
 
 def shrink(program: Program, shows: Callable[[Program], bool]) -> Program:
     """`program` with parts left out, as long as it `shows` what it did."""
-    for other in smaller(program):
-        if is_built(other) and shows(other):
-            return shrink(other, shows)
+    for candidate in smaller(program):
+        if is_built(candidate) and shows(candidate):
+            return shrink(candidate, shows)
     return program
 
 
@@ -60,8 +60,8 @@ def without_unused(program: Program) -> Iterator[Program]:
         if tensor.name not in used_names and f"{tensor.name}.load" not in texts:
             tensors = tuple(t for t in program.tensors if t is not tensor)
             values = {n: v for n, v in program.values.items() if n != tensor.name}
-            given = tuple(n for n in program.given if n != tensor.name)
-            yield replace(program, tensors=tensors, values=values, given=given)
+            inputs = tuple(n for n in program.given if n != tensor.name)
+            yield replace(program, tensors=tensors, values=values, given=inputs)
     for event in program.events:
         if event.name not in used_names:
             events = tuple(e for e in program.events if e is not event)

@@ -14,14 +14,14 @@ NEAR = "rank - rank % {local} + (rank + 1) % {local}"
 def map_tiles(maker: Maker, kind: str = "", size: int = 0) -> Source:
     """Tiles of a source, or all of it, -> tiles of a new tensor."""
     random, source = maker.random, maker.source()
-    reads_all = random.random() < 0.25
+    is_whole = random.random() < 0.25
     size = size or random.choice((1, 2, 3, 4))
-    tasks = -(-source.columns // size)
+    num_tasks = -(-source.columns // size)
     kind = kind or random.choice(("local", "symmetric"))
     target = maker.tensor(kind, "1", str(source.columns))
-    group, expects = maker.grains(tasks)
-    event = maker.event("1", str(-(-tasks // group)), expects)
-    if reads_all:
+    group, expects = maker.grains(num_tasks)
+    event = maker.event("1", str(-(-num_tasks // group)), expects)
+    if is_whole:
         reads, waits = maker.regions(source, ":"), maker.waits_for_all(source)
     else:
         reads = maker.regions(source, f"tile(i, {size})")
@@ -36,17 +36,19 @@ def map_tiles(maker: Maker, kind: str = "", size: int = 0) -> Source:
         function = replace(function, early=(0,))
     maker.call(
         function,
-        {"i": str(tasks)},
+        {"i": str(num_tasks)},
         reads=reads,
         writes=[Place(target, ("0", f"tile(i, {size})"))],
         waits=waits,
         notifies=[Place(event, ("0", f"i // {group}" if group > 1 else "i"))],
-        order=maker.order(tasks),
+        order=maker.order(num_tasks),
         queued=random.random() < 0.85,
     )
-    made = Source(target, (("0", "0"),), source.columns, event, group * size, kind)
-    maker.sources.append(made)
-    return made
+    new_source = Source(
+        target, (("0", "0"),), source.columns, event, group * size, kind
+    )
+    maker.sources.append(new_source)
+    return new_source
 
 
 def signal(maker: Maker) -> Place:
@@ -59,19 +61,19 @@ def signal(maker: Maker) -> Place:
 def drain(maker: Maker, source: Source) -> None:
     """An output of a source."""
     size = maker.random.choice((1, 2, 4, 8))
-    tasks = -(-source.columns // size)
-    rows = len(source.rows)
-    out = maker.tensor("output", str(rows), str(source.columns))
+    num_tasks = -(-source.columns // size)
+    num_rows = len(source.rows)
+    out = maker.tensor("output", str(num_rows), str(source.columns))
     maker.call(
         maker.function(),
-        {"i": str(tasks)},
+        {"i": str(num_tasks)},
         reads=[
             Place(source.tensor, (row, f"tile(i, {size})")) for row, _ in source.rows
         ],
-        writes=[Place(out, (str(r), f"tile(i, {size})")) for r in range(rows)],
+        writes=[Place(out, (str(r), f"tile(i, {size})")) for r in range(num_rows)],
         waits=maker.waits(source, f"i * {size}", size),
         queued=maker.random.random() < 0.8,
-        order=maker.order(tasks),
+        order=maker.order(num_tasks),
     )
 
 
@@ -80,23 +82,23 @@ def exchange(maker: Maker) -> None:
     random, size = maker.random, maker.random.choice((1, 2, 3, 4))
     is_far = maker.local < maker.world and random.random() < 0.8
     if is_far:
-        kept = map_tiles(maker, "symmetric", size)
-        source = replace(kept, rows=kept.rows[:1])
+        local_source = map_tiles(maker, "symmetric", size)
+        source = replace(local_source, rows=local_source.rows[:1])
     else:
         source = maker.source()
         source = replace(source, rows=source.rows[:1])
-    tasks = -(-source.columns // size)
-    group, expects = maker.grains(tasks)
-    columns = str(-(-tasks // group))
+    num_tasks = -(-source.columns // size)
+    group, expects = maker.grains(num_tasks)
+    columns = str(-(-num_tasks // group))
     element = f"i // {group}" if group > 1 else "i"
-    to_all = random.random() < 0.5 and maker.local == maker.world
-    axes, rank = {"i": str(tasks)}, NEAR.format(local=maker.local)
+    is_to_all = random.random() < 0.5 and maker.local == maker.world
+    axes, rank = {"i": str(num_tasks)}, NEAR.format(local=maker.local)
     if is_far:
         rank = OTHER_HOST.format(local=maker.local)
     row = "0"
-    rows = maker.world if to_all else 1
-    if to_all:
-        axes = dict(random.sample([("d", "world"), ("i", str(tasks))], 2))
+    rows = maker.world if is_to_all else 1
+    if is_to_all:
+        axes = dict(random.sample([("d", "world"), ("i", str(num_tasks))], 2))
         rank, row = "d", "rank"
         if random.random() < 0.3:
             rank = "(rank + d) % world"
@@ -116,9 +118,9 @@ def exchange(maker: Maker) -> None:
     )
     if is_far and random.random() < 0.3:
         write_again(maker, source, event, size)
-    made = tuple((str(r), str(r)) for r in range(rows))
+    rows_of_ranks = tuple((str(r), str(r)) for r in range(rows))
     maker.sources.append(
-        Source(there, made, source.columns, event, group * size, "symmetric")
+        Source(there, rows_of_ranks, source.columns, event, group * size, "symmetric")
     )
 
 
@@ -144,7 +146,7 @@ def loop(maker: Maker) -> None:
     random = maker.random
     source = maker.source()
     columns, size = source.columns, random.choice((1, 2, 3, 4))
-    tasks = -(-columns // size)
+    num_tasks = -(-columns // size)
     turns = random.choice((0, 1, 2, 3))
     loop = maker.loop_name()
     extent = maker.number(turns)
@@ -159,9 +161,9 @@ def loop(maker: Maker) -> None:
         rank = "(rank + 1) % world"
     buffers = random.choice(("2", "2", f"{extent} + 1"))
     x = maker.tensor(kind, buffers, str(columns))
-    expects = str(tasks) if is_whole else "1"
+    expects = str(num_tasks) if is_whole else "1"
     ready = maker.event(
-        f"{extent} + 1", "1" if is_whole else str(tasks), expects, bool(rank)
+        f"{extent} + 1", "1" if is_whole else str(num_tasks), expects, bool(rank)
     )
     element = "0" if is_whole else "i"
 
@@ -172,7 +174,7 @@ def loop(maker: Maker) -> None:
     read_columns = ":" if is_whole and random.random() < 0.5 else columns_of_task
     maker.call(
         maker.function(),
-        {"i": str(tasks)},
+        {"i": str(num_tasks)},
         reads=maker.regions(source, columns_of_task),
         writes=[Place(x, ("0", columns_of_task), rank)],
         waits=maker.waits(source, f"i * {size}", size),
@@ -187,7 +189,7 @@ def loop(maker: Maker) -> None:
         inner = [(maker.function(), reads, writes, begin, end)]
     else:
         z = maker.tensor("local", "1", str(columns))
-        half = maker.event(extent, "1" if is_whole else str(tasks), expects)
+        half = maker.event(extent, "1" if is_whole else str(num_tasks), expects)
         middle = [Place(half, (loop, element))]
         through = [Place(z, ("0", columns_of_task))]
         inner = [
@@ -197,13 +199,13 @@ def loop(maker: Maker) -> None:
     for function, reads, writes, waits, notifies in inner:
         maker.call(
             function,
-            {"i": str(tasks)},
+            {"i": str(num_tasks)},
             reads=reads,
             writes=writes,
             waits=waits,
             notifies=notifies,
             loops=((loop, extent),),
-            order=maker.order(tasks),
+            order=maker.order(num_tasks),
         )
     grain = 0 if is_whole else size
     maker.sources.append(
@@ -215,26 +217,26 @@ def update(maker: Maker) -> None:
     """A state that two calls update in place, in an order by events."""
     random = maker.random
     columns, size = random.choice((2, 4, 5)), random.choice((1, 2))
-    tasks = -(-columns // size)
+    num_tasks = -(-columns // size)
     state = maker.tensor("state", "1", maker.number(columns))
     is_whole = random.random() < 0.4
     if is_whole:
-        event = maker.event("1", "1", str(tasks))
+        event = maker.event("1", "1", str(num_tasks))
     else:
-        event = maker.event("1", str(tasks), "1")
+        event = maker.event("1", str(num_tasks), "1")
     element = Place(event, ("0", "0" if is_whole else "i"))
     tile = Place(state, ("0", f"tile(i, {size})"))
     function = maker.function()
     maker.call(
         function,
-        {"i": str(tasks)},
+        {"i": str(num_tasks)},
         reads=[tile if random.random() < 0.9 else Place(state, ("0", ":"))],
         writes=[tile],
         notifies=[element],
     )
     maker.call(
         function if random.random() < 0.5 else maker.function(),
-        {"i": str(tasks)},
+        {"i": str(num_tasks)},
         reads=[tile],
         writes=[tile],
         waits=[element],
@@ -246,16 +248,16 @@ def leave(maker: Maker) -> None:
     """Tasks send what no task reads to the next rank, and notify it and their own."""
     tasks = maker.random.choice((1, 2))
     there = maker.tensor("symmetric", "world", str(tasks))
-    arrived = maker.event("1", str(tasks), "1", cross=True)
-    made = maker.event("1", str(tasks), "1")
+    peer_event = maker.event("1", str(tasks), "1", cross=True)
+    own_event = maker.event("1", str(tasks), "1")
     rank = NEAR.format(local=maker.local)
     maker.call(
         maker.function(),
         {"i": str(tasks)},
         writes=[Place(there, ("rank", "tile(i, 1)"), rank)],
-        notifies=[Place(arrived, ("0", "i"), rank), Place(made, ("0", "i"))],
+        notifies=[Place(peer_event, ("0", "i"), rank), Place(own_event, ("0", "i"))],
     )
-    for event in (arrived, made):
+    for event in (peer_event, own_event):
         maker.call(
             maker.function(), {"i": str(tasks)}, waits=[Place(event, ("0", "i"))]
         )
@@ -286,21 +288,21 @@ def gather(maker: Maker) -> None:
     """Turns that write a row of a cache, and read from all of it."""
     random = maker.random
     columns, size = random.choice((2, 3, 4)), random.choice((1, 2, 4))
-    tasks, turns = -(-columns // size), random.choice((1, 2, 3))
+    num_tasks, turns = -(-columns // size), random.choice((1, 2, 3))
     loop = maker.loop_name()
     cache = maker.tensor("local", str(turns), str(columns))
     out = maker.tensor("output", str(turns), str(columns))
-    written = maker.event(str(turns), str(tasks), "1")
-    done = maker.event(f"{turns} + 1", str(tasks), "1")
+    write_event = maker.event(str(turns), str(num_tasks), "1")
+    end_event = maker.event(f"{turns} + 1", str(num_tasks), "1")
     tile = f"tile(i, {size})"
-    axes = {"i": str(tasks)}
-    maker.call(maker.function(), axes, notifies=[Place(done, ("0", "i"))])
+    axes = {"i": str(num_tasks)}
+    maker.call(maker.function(), axes, notifies=[Place(end_event, ("0", "i"))])
     maker.call(
         maker.function(),
         axes,
         writes=[Place(cache, (loop, tile))],
-        waits=[Place(done, (loop, "i"))],
-        notifies=[Place(written, (loop, "i"))],
+        waits=[Place(end_event, (loop, "i"))],
+        notifies=[Place(write_event, (loop, "i"))],
         loops=((loop, str(turns)),),
     )
     lane = random.choice(("tensor", "tensor", "transfer"))
@@ -313,11 +315,11 @@ def gather(maker: Maker) -> None:
         axes,
         reads=reads,
         writes=[Place(out, (loop, tile))],
-        waits=[Place(written, (loop, "i"))],
-        notifies=[Place(done, (f"{loop} + 1", "i"))],
+        waits=[Place(write_event, (loop, "i"))],
+        notifies=[Place(end_event, (f"{loop} + 1", "i"))],
         loops=((loop, str(turns)),),
     )
-    maker.call(maker.function(), axes, waits=[Place(done, (str(turns), "i"))])
+    maker.call(maker.function(), axes, waits=[Place(end_event, (str(turns), "i"))])
 
 
 def nested(maker: Maker) -> None:
@@ -326,21 +328,21 @@ def nested(maker: Maker) -> None:
     outer, inner = maker.loop_name(), maker.loop_name("m")
     turns, times = random.choice((0, 1, 2)), random.choice((1, 2))
     columns, size = random.choice((1, 2, 4)), random.choice((1, 2))
-    tasks = -(-columns // size)
+    num_tasks = -(-columns // size)
     state = maker.tensor("state", "1", maker.number(columns))
     total = turns * times
     at = f"{outer} * {times} + {inner}"
-    ready = maker.event(f"{max(total - 1, 0)}", str(tasks), "1")
+    ready = maker.event(f"{max(total - 1, 0)}", str(num_tasks), "1")
     tile = Place(state, ("0", f"tile(i, {size})"))
     maker.call(
         maker.function(),
-        {"i": str(tasks)},
+        {"i": str(num_tasks)},
         reads=[tile],
         writes=[tile],
         waits=[Place(ready, (f"{at} - 1", "i"), when=f"{at} > 0")],
         notifies=[Place(ready, (at, "i"), when=f"{at} < {total - 1}")],
         loops=((outer, str(turns)), (inner, str(times))),
-        order=maker.order(tasks),
+        order=maker.order(num_tasks),
     )
 
 

@@ -154,9 +154,9 @@ class Expansion:
         }
 
     def _add_tables(self, name: str) -> None:
-        given = name in self.program.given
+        is_input = name in self.program.given
         for rank, names in enumerate(self.names):
-            values = self.program.values[name][rank] if given else None
+            values = self.program.values[name][rank] if is_input else None
             shape = self.shapes[name][rank]
             names[name] = Table(name, shape, values, self.loads, self.unsure)
 
@@ -164,8 +164,8 @@ class Expansion:
         """The extents of a call's loops, and of its grid."""
         names = self.names[rank]
         loops, axes = (
-            [evaluate(extent, names) for _, extent in given]
-            for given in (call.loops, call.axes)
+            [evaluate(extent, names) for _, extent in pairs]
+            for pairs in (call.loops, call.axes)
         )
         if min((*loops, *axes), default=0) < 0:
             raise Refused(f"the extents of {call.name}")
@@ -186,18 +186,18 @@ class Expansion:
             if waits_for_count(self.program, call):
                 first = self._element(call.waits[0], names, rank)
                 self.count_events |= {first} - {None}
-            for index, coordinate in enumerate(order):
+            for task_idx, coordinate in enumerate(order):
                 coordinates = dict(
                     zip([name for name, _ in call.axes], coordinate, strict=True)
                 )
-                task = Task(call, rank, turn, index)
+                task = Task(call, rank, turn, task_idx)
                 if call.limited:
                     n = coordinates[call.limited]
                     since = self._since(call, names, rank, n)
                     if since is None:
                         continue
                     task.since = since if is_fewer else None
-                block[(*turn, index)] = task
+                block[(*turn, task_idx)] = task
                 self._fill(task, {**names, **coordinates})
         return block
 
@@ -206,13 +206,13 @@ class Expansion:
         ignored = self.dynamic and is_queued(call) and gating(call)
         if not call.order or ignored:
             return grid
-        found = [
+        coordinates = [
             tuple(evaluate(part, {**self.names[rank], "t": t}) for part in call.order)
             for t in range(len(grid))
         ]
-        if sorted(found) != grid:
+        if sorted(coordinates) != grid:
             raise Refused(f"the order of {call.name}")
-        return found
+        return coordinates
 
     def _since(
         self, call: Call, names: dict[str, Any], rank: int, coordinate: int
@@ -238,15 +238,15 @@ class Expansion:
         with self._loads(task, every[:counts]):
             if call.limited:
                 evaluate(call.count, names)
-        for ref, loaded in zip(call.waits, is_loaded, strict=True):
+        for ref, is_loaded_count in zip(call.waits, is_loaded, strict=True):
             with self._loads(task, free):
-                element = self._element(ref, names, task.rank, expects=loaded)
+                element = self._element(ref, names, task.rank, expects=is_loaded_count)
                 task.waits.append(element)
         with self._loads(task, working):
             writes = [self._operand(task, place, names, False) for place in call.writes]
-            writes_some = any(w is not None and not w.is_empty for w in writes)
+            has_writes = any(w is not None and not w.is_empty for w in writes)
             reads = [
-                self._operand(task, place, names, writes_some) for place in call.reads
+                self._operand(task, place, names, has_writes) for place in call.reads
             ]
             for ref in call.notifies:
                 expects = not self.program.event(ref.name).cross
@@ -258,13 +258,13 @@ class Expansion:
                 self.unknown_writes.add(place.name)
             else:
                 self._add(task, operand, every, write=True)
-        if writes_some or None in writes or not writes:
+        if has_writes or None in writes or not writes:
             for n, operand in enumerate(reads):
                 early = n in call.function.early and in_place
                 after = every[:-1] if early else every
                 if operand is not None:
-                    gathered = n in call.function.gathers
-                    self._add(task, operand, after, gathered=gathered)
+                    is_gather = n in call.function.gathers
+                    self._add(task, operand, after, gathered=is_gather)
 
     def _add(self, task: Task, operand: Operand, after: tuple[int, ...], **kinds: bool):
         if not operand.is_empty:
@@ -278,18 +278,18 @@ class Expansion:
         return _Recorder(self, task, after)
 
     def _element(
-        self, ref: Place, names: dict[str, Any], own: int, *, expects: bool = False
+        self, ref: Place, names: dict[str, Any], own_rank: int, *, expects: bool = False
     ) -> Element | None:
         """The element of a reference, None where its condition does not hold. With
         `expects`, its count is loaded."""
         holds = evaluate(ref.when, names) if ref.when else True
-        unknown = (ref.name,)
+        element = (ref.name,)
         if holds is not UNKNOWN and not holds:
             may_hold = ref.name in self.unknown_events and tables_in([ref.when])
-            return unknown if may_hold else None
+            return element if may_hold else None
         if holds is UNKNOWN:
             self.unsure.append(True)
-        rank = evaluate(ref.rank, names) if ref.rank else own
+        rank = evaluate(ref.rank, names) if ref.rank else own_rank
         index = tuple(evaluate(part, names) for part in ref.index)
         if expects:
             at = {f"e{k}": i for k, i in enumerate(index)}
@@ -297,13 +297,13 @@ class Expansion:
         if holds is UNKNOWN:
             self.unsure.pop()
         if not self.is_known(ref.texts):
-            return unknown
+            return element
         if not 0 <= rank < self.program.world:
             raise Refused(f"{ref} on rank {rank}")
         shape = self.event_shapes[ref.name]
         if any(not 0 <= i < n for i, n in zip(index, shape, strict=True)):
             raise Refused(f"{ref} at {index}")
-        return unknown if ref.name in self.unknown_events else (ref.name, rank, index)
+        return element if ref.name in self.unknown_events else (ref.name, rank, index)
 
     def _operand(
         self, task: Task, place: Place, names: dict[str, Any], strict: bool
