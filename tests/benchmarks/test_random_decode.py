@@ -79,6 +79,7 @@ def test_drawn_steps_are_recorded_beside_those_of_vllm(
     monkeypatch.setenv("BENCH_COMMIT", "0123abc")
     monkeypatch.setattr(harness, "open_device", StandIn)
     monkeypatch.setattr(random_decode, "Choices", lambda: SMALL)
+    monkeypatch.setattr(random_decode, "REPEATS", 2)
     monkeypatch.setattr(random_decode, "compile_programs", lambda device, drawn: None)
     monkeypatch.setattr(decode, "captured_ours", lambda gpu, call: call)
     seed = seed_of("0123abc", "random_decode", 1)
