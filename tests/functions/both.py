@@ -33,20 +33,20 @@ def both_on_ranks(
 
 def both(
     graph: GraphFunction | Emulator,
-    given: Arrays,
+    arrays: Arrays,
     dims: dict[str, int],
     kernels: Path | None = None,
 ) -> Iterator[Arrays]:
     """The outputs of one rank."""
-    for [found] in both_on_ranks(graph, [given], dims, kernels=kernels):
-        yield found
+    for [outputs] in both_on_ranks(graph, [arrays], dims, kernels=kernels):
+        yield outputs
 
 
 def check_both(
-    graph: GraphFunction | Emulator, given: Arrays, dims: dict[str, int]
+    graph: GraphFunction | Emulator, arrays: Arrays, dims: dict[str, int]
 ) -> None:
     """All results of both are nearly equal."""
-    expected, found = both(graph, given, dims)
+    expected, outputs = both(graph, arrays, dims)
     for name, array in expected.items():
-        wanted, got = (a.astype(np.float32) for a in (array, found[name]))
-        np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
+        reference, result = (a.astype(np.float32) for a in (array, outputs[name]))
+        np.testing.assert_allclose(result, reference, rtol=0.01, atol=0.01)

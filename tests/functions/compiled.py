@@ -21,6 +21,6 @@ def check_wgmmas(cubin: bytes) -> None:
     code = [word & 0xFFF for word in words[::2]]  # of 16 bytes, code or not
     # HGMMA, also of registers; QGMMA, of float8; R2UR.
     wgmmas, move = (0x9F0, 0xDF0, 0x9F3), 0x2CA
-    places = [n for n, each in enumerate(code) if each in wgmmas]
+    places = [n for n, instruction in enumerate(code) if instruction in wgmmas]
     moved = [n for n in places if move in code[n - 8 : n]]
     assert len(moved) < len(places) / 4

@@ -14,22 +14,22 @@ from etc_dist.ops.all_reduce_norm import checked_eps
 def test_gate_and_up_are_clamped_and_shifted():
     activation = Activation(alpha=1.702, limit=7.0, shift=1.0)
     gate, up = np.array([9, -9, 1, np.nan]), np.array([9, -9, 2, 1])
-    found = activation.apply(gate.astype(np.float32), up.astype(np.float32))
+    y = activation.apply(gate.astype(np.float32), up.astype(np.float32))
     gate, up = np.array([7, -9, 1, np.nan]), np.array([7, -7, 2, 1])
-    wanted = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    reference = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+    np.testing.assert_allclose(y, reference, rtol=1e-6)
 
 
 def test_gelu_is_approximated_by_tanh():
     gate, up = np.array([-2, 0.5, 90], np.float32), np.array([1, 2, 3], np.float32)
     inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-    found = Activation("gelu_tanh").apply(gate, up)
-    np.testing.assert_allclose(found, gate * (1 + np.tanh(inner)) / 2 * up, rtol=1e-4)
+    y = Activation("gelu_tanh").apply(gate, up)
+    np.testing.assert_allclose(y, gate * (1 + np.tanh(inner)) / 2 * up, rtol=1e-4)
 
 
 def test_equal_activations_have_one_text():
-    found = Activation(alpha=np.float32(2), limit=np.int64(7))
-    assert repr(found) == repr(Activation(alpha=2, limit=7.0))
+    activation = Activation(alpha=np.float32(2), limit=np.int64(7))
+    assert repr(activation) == repr(Activation(alpha=2, limit=7.0))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def mixed(top_k, dtype, shared=""):
 )
 def test_rows_get_the_weighted_sum_of_their_outputs(top_k, columns, dtype, shared, rng):
     rows = 3
-    given = {
+    arrays = {
         "place": rng.integers(-1, OUTPUTS, (2, rows, top_k), np.int32),
         "weights": rng.random((rows, top_k), np.float32),
         "outputs": draw(rng, (OUTPUTS, columns), dtype),
@@ -53,13 +53,13 @@ def test_rows_get_the_weighted_sum_of_their_outputs(top_k, columns, dtype, share
         "total": draw(rng, (rows, columns), dtype),
     }
     if shared:
-        given["shared"] = draw(rng, (rows, columns), dtype)
+        arrays["shared"] = draw(rng, (rows, columns), dtype)
     if shared == GATED:
-        given["logits"] = rng.standard_normal((rows, 4)).astype(np.float32)
-    given["outputs"][0] = np.nan  # nothing reads it
-    given["place"][given["place"] == 0] = -1
-    wide = {name: a.astype(np.float64) for name, a in given.items()}
-    place, weights = given["place"][1], wide["weights"] * (given["place"][1] >= 0)
+        arrays["logits"] = rng.standard_normal((rows, 4)).astype(np.float32)
+    arrays["outputs"][0] = np.nan  # nothing reads it
+    arrays["place"][arrays["place"] == 0] = -1
+    wide = {name: a.astype(np.float64) for name, a in arrays.items()}
+    place, weights = arrays["place"][1], wide["weights"] * (arrays["place"][1] >= 0)
     parts = np.where(place[..., None] < 0, 0, wide["outputs"][place])
     sums = wide["total"] + (weights[..., None] * parts).sum(axis=1)
     if shared:
@@ -67,13 +67,13 @@ def test_rows_get_the_weighted_sum_of_their_outputs(top_k, columns, dtype, share
         gate = 1 / (1 + np.exp(-wide["logits"][:, 1:2])) if is_gated else 1
         sums += wide["shared"] * gate
     dims = {"rows": rows, "columns": columns}
-    for found in both(mixed(top_k, dtype, shared), given, dims):
-        total = found["total"].astype(np.float64)
+    for outputs in both(mixed(top_k, dtype, shared), arrays, dims):
+        total = outputs["total"].astype(np.float64)
         assert np.all(np.abs(total - sums) <= 2**-8 * np.abs(sums) + 1e-5)
         scale = np.sqrt((total**2).mean(axis=1, keepdims=True) + EPS)
-        wanted = total / scale * wide["gain"]
-        error = np.abs(found["y"].astype(np.float64) - wanted)
-        assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6)
+        norm = total / scale * wide["gain"]
+        error = np.abs(outputs["y"].astype(np.float64) - norm)
+        assert np.all(error <= 2**-8 * np.abs(norm) + 1e-6)
 
 
 @pytest.mark.parametrize("top_k", [20, pytest.param(8, marks=pytest.mark.exhaustive)])

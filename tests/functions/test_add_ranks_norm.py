@@ -40,20 +40,20 @@ def norms(ranks, dtype, has_bias):
 )
 def test_parts_are_added_in_rank_order(ranks, columns, dtype, has_bias, rng):
     parts, total = draw(rng, (ranks, 2, columns), dtype), draw(rng, (2, columns), dtype)
-    given = {"parts": parts, "total": total, "gain": draw(rng, (columns,), dtype)}
+    arrays = {"parts": parts, "total": total, "gain": draw(rng, (columns,), dtype)}
     if has_bias:
-        given["bias"] = draw(rng, (columns,), dtype)
+        arrays["bias"] = draw(rng, (columns,), dtype)
     dims = {"rows": 2, "columns": columns}
     wide = np.zeros((2, columns), np.float32)
-    for array in (*parts, given.get("bias", np.zeros(columns)), total):
+    for array in (*parts, arrays.get("bias", np.zeros(columns)), total):
         wide += array.astype(np.float32)
     sums = wide.astype(total.dtype)
-    wanted = expected(sums, given["gain"])
+    norm = expected(sums, arrays["gain"])
     graph = norms(ranks, dtype, has_bias)
-    for *_, found in both_on_ranks(graph, [given] * ranks, dims):
-        np.testing.assert_array_equal(found["total"], sums)
-        error = np.abs(found["y"].astype(np.float64) - wanted)
-        assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6)
+    for *_, outputs in both_on_ranks(graph, [arrays] * ranks, dims):
+        np.testing.assert_array_equal(outputs["total"], sums)
+        error = np.abs(outputs["y"].astype(np.float64) - norm)
+        assert np.all(error <= 2**-8 * np.abs(norm) + 1e-6)
 
 
 @pytest.mark.parametrize("ranks", [8, pytest.param(2, marks=pytest.mark.exhaustive)])

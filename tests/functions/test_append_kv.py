@@ -31,11 +31,11 @@ PAGED = PagedCache(64, 16)
     ],
 )
 def test_rows_out_of_range_touch_no_memory(name, value, rng):
-    given = draw_step(rng, PAGED, 1, 1, [[40]])
-    given[name][...] = value
-    for found in both(program(), given, dims_of(given, 4, 2)):
-        assert found["cache"].tobytes() == given["cache"].tobytes()
-        assert not found["y"].any()
+    arrays = draw_step(rng, PAGED, 1, 1, [[40]])
+    arrays[name][...] = value
+    for outputs in both(program(), arrays, dims_of(arrays, 4, 2)):
+        assert outputs["cache"].tobytes() == arrays["cache"].tobytes()
+        assert not outputs["y"].any()
 
 
 @cache
@@ -50,17 +50,19 @@ def test_sizes_that_no_body_supports_are_refused(sizes):
 
 
 def test_the_order_of_rows_does_not_matter(rng):
-    given = draw_step(rng, PAGED, 1, 2, [[3, 4], [16]])
-    turned = {n: a[::-1].copy() if len(a) == 3 else a for n, a in given.items()}
-    plan, dims = schedule_static(attention(1, paged=PAGED, group=1)), dims_of(given, 1)
-    found, other = (simulate(plan, [each], dims).outputs[0] for each in (given, turned))
-    assert found["cache"].tobytes() == other["cache"].tobytes()
-    np.testing.assert_array_equal(found["y"], other["y"][::-1])
+    arrays = draw_step(rng, PAGED, 1, 2, [[3, 4], [16]])
+    turned = {n: a[::-1].copy() if len(a) == 3 else a for n, a in arrays.items()}
+    plan, dims = schedule_static(attention(1, paged=PAGED, group=1)), dims_of(arrays, 1)
+    outputs, turned_outputs = (
+        simulate(plan, [operands], dims).outputs[0] for operands in (arrays, turned)
+    )
+    assert outputs["cache"].tobytes() == turned_outputs["cache"].tobytes()
+    np.testing.assert_array_equal(outputs["y"], turned_outputs["y"][::-1])
 
 
 def test_a_warp_appends_many_rows(rng):
-    given = draw_step(rng, PAGED, 1, 1, [[3 * n % 40] for n in range(133)])
-    wanted, found = both(program(), given, dims_of(given, 4, 2))
+    arrays = draw_step(rng, PAGED, 1, 1, [[3 * n % 40] for n in range(133)])
+    reference, outputs = both(program(), arrays, dims_of(arrays, 4, 2))
     for name in ("cache", "y"):
-        close = (a[name].astype(np.float32) for a in (found, wanted))
+        close = (a[name].astype(np.float32) for a in (outputs, reference))
         np.testing.assert_allclose(*close, 2**-7, 2**-7)

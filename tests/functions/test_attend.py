@@ -39,21 +39,21 @@ def in_some_order(step):
     pairs = [
         pytest.param(
             *(case, in_order),
-            marks=[] if number % step == 0 and in_order == turn else exhaustive,
+            marks=[] if case_idx % step == 0 and in_order == turn else exhaustive,
         )
-        for number, case in enumerate(CASES)
-        for turn in [bool(number // step % 2)]
+        for case_idx, case in enumerate(CASES)
+        for turn in [bool(case_idx // step % 2)]
         for in_order in (False, True)
     ]
     return pytest.mark.parametrize(("case", "in_order"), pairs, ids=str)
 
 
-def check(found, given, paged, group):
-    y, cache = expected(given, paged, group)
-    error = np.linalg.norm(found["y"].astype(np.float64) - y) / np.linalg.norm(y)
+def check(outputs, arrays, paged, group):
+    y, cache = expected(arrays, paged, group)
+    error = np.linalg.norm(outputs["y"].astype(np.float64) - y) / np.linalg.norm(y)
     assert error < TOLERANCE[paged.dtype]
     np.testing.assert_allclose(
-        found["cache"].astype(np.float32), cache.astype(np.float32), 2**-7, 1e-3
+        outputs["cache"].astype(np.float32), cache.astype(np.float32), 2**-7, 1e-3
     )
 
 
@@ -61,22 +61,22 @@ def drawn(case, rng, rows=RAGGED):
     """A graph, inputs and, for rows in order or not, dims."""
     paged, group, kv_heads, lists, tasks = case
     graph = attention(1, paged=paged, group=group)
-    given = draw_step(rng, paged, group, kv_heads, rows)
-    return graph, given, partial(dims_of, given, tasks * lists, lists)
+    arrays = draw_step(rng, paged, group, kv_heads, rows)
+    return graph, arrays, partial(dims_of, arrays, tasks * lists, lists)
 
 
 @in_some_order(1)
 def test_rows_attend_to_all_positions_up_to_their_own(case, in_order, rng):
-    graph, given, dims = drawn(case, rng)
-    run = simulate(schedule_static(graph), [given], dims(in_order))
-    check(run.outputs[0], given, *case[:2])
+    graph, arrays, dims = drawn(case, rng)
+    run = simulate(schedule_static(graph), [arrays], dims(in_order))
+    check(run.outputs[0], arrays, *case[:2])
 
 
 @in_some_order(2)
 def test_the_cuda_bodies_agree(case, in_order, rng, kernels):
-    graph, given, dims = drawn(case, rng)
-    [found] = Emulator(graph, kernels=kernels).run([given], dims(in_order))
-    check(found, given, *case[:2])
+    graph, arrays, dims = drawn(case, rng)
+    [outputs] = Emulator(graph, kernels=kernels).run([arrays], dims(in_order))
+    check(outputs, arrays, *case[:2])
 
 
 @pytest.mark.parametrize("case", some_of(CASES, 6), ids=str)
@@ -87,23 +87,23 @@ def test_the_cuda_bodies_compile_without_spills(case):
 
 def test_in_order_a_row_has_the_same_bits_in_each_batch(rng, kernels):
     paged, long = CASES[0][0], [[1500], [1100]]
-    _graph, given, _ = drawn((paged, 3, 1, 2, 1), rng, [*long, *RAGGED])
+    _graph, arrays, _ = drawn((paged, 3, 1, 2, 1), rng, [*long, *RAGGED])
     emulator = Emulator(attention(1, paged=paged, group=3), kernels=kernels)
-    found = []
-    for kept, shares in ((len(given["request"]), 8), (3, 2)):
-        rows = np.argsort(-given["position"])[:kept]
-        own = {n: given[n][rows] for n in ("qkv", "request", "position", "y")}
-        dims = dims_of(given | own, shares, 2, in_order=True)
-        found += [emulator.run([given | own], dims)[0]["y"][:3].view(np.int16)]
-    np.testing.assert_array_equal(*found)
+    results = []
+    for num_rows, shares in ((len(arrays["request"]), 8), (3, 2)):
+        rows = np.argsort(-arrays["position"])[:num_rows]
+        batch = {n: arrays[n][rows] for n in ("qkv", "request", "position", "y")}
+        dims = dims_of(arrays | batch, shares, 2, in_order=True)
+        results += [emulator.run([arrays | batch], dims)[0]["y"][:3].view(np.int16)]
+    np.testing.assert_array_equal(*results)
 
 
 def test_a_row_without_positions_gets_zeros(rng):
-    graph, given, dims = drawn(CASES[2], rng)
-    given["position"][:2] = -1, 2**20  # of no request
+    graph, arrays, dims = drawn(CASES[2], rng)
+    arrays["position"][:2] = -1, 2**20  # of no request
     for run in (
-        lambda: simulate(schedule_static(graph), [given], dims()).outputs[0],
-        lambda: Emulator(graph).run([given], dims())[0],
+        lambda: simulate(schedule_static(graph), [arrays], dims()).outputs[0],
+        lambda: Emulator(graph).run([arrays], dims())[0],
     ):
         y = run()["y"]
         assert not y[:2].any() and y[2:].any(axis=1).all()

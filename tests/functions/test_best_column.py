@@ -30,10 +30,10 @@ def in_turn(cases):
     pairs = [
         pytest.param(
             *(dtype, case),
-            marks=[] if number % 3 == turn else pytest.mark.exhaustive,
+            marks=[] if case_idx % 3 == dtype_idx else pytest.mark.exhaustive,
         )
-        for number, case in enumerate(cases)
-        for turn, dtype in enumerate(DTYPES)
+        for case_idx, case in enumerate(cases)
+        for dtype_idx, dtype in enumerate(DTYPES)
     ]
     return pytest.mark.parametrize(("dtype", "case"), pairs)
 
@@ -43,9 +43,9 @@ def test_the_first_largest_number_is_found(dtype, rng):
     x = rng.integers(-9, 3, (20, 2600)).astype(numpy_dtype(dtype))
     x[0, :2599], x[1, 7:], x[2, 70:] = -np.inf, -np.inf, 5
     x[3, 2599] = 9
-    wanted = x.astype(np.float32).argmax(axis=1)
+    columns = x.astype(np.float32).argmax(axis=1)
     for outputs in found_in(dtype, x, rows_of(20)):
-        assert outputs["best"].tolist() == wanted.tolist()
+        assert outputs["best"].tolist() == columns.tolist()
         assert outputs["after"].tolist() == [8] * 20
 
 
@@ -53,11 +53,11 @@ def test_the_first_largest_number_is_found(dtype, rng):
 def test_columns_of_padding_are_not_found(dtype, case, rng):
     x = rng.integers(-9, 3, (20, 2584)).astype(numpy_dtype(dtype))
     x[0, : -case - 1], x[1, -case - 1] = -np.inf, 9
-    wanted = x[:, :-case].argmax(axis=1)
+    columns = x[:, :-case].argmax(axis=1)
     x[:, -case:] = 99
     x[3, -1] = np.nan
     for outputs in found_in(dtype, x, rows_of(20), case):
-        assert outputs["best"].tolist() == wanted.tolist()
+        assert outputs["best"].tolist() == columns.tolist()
 
 
 def test_a_row_ends_at_its_end_or_after_a_stop_token():
@@ -83,11 +83,11 @@ SPOILED = {
 def test_a_row_that_is_not_finite_ends_all_rows(dtype, case, rng):
     x = rng.integers(-9, 3, (20, 2600)).astype(numpy_dtype(dtype))
     columns, value = SPOILED[case]
-    wanted = x.argmax(axis=1)
+    best = x.argmax(axis=1)
     x[13, columns] = value
-    wanted[13] = NOT_FINITE
+    best[13] = NOT_FINITE
     for outputs in found_in(dtype, x, rows_of(20)):
-        assert outputs["best"].tolist() == wanted.tolist()
+        assert outputs["best"].tolist() == best.tolist()
         assert outputs["after"].tolist() == [-1] * 20
 
 
@@ -104,8 +104,8 @@ def test_a_row_without_a_step_may_have_any_numbers():
 def rows_of(rows):
     """Rows at position 7 of more, with 40 stop tokens that are none."""
     numbers = {"position": 7, "end": 9}
-    given = {n: np.full(rows, number, np.int32) for n, number in numbers.items()}
-    return given | {"stop": np.full((rows, 40), -1, np.int32)}
+    arrays = {n: np.full(rows, number, np.int32) for n, number in numbers.items()}
+    return arrays | {"stop": np.full((rows, 40), -1, np.int32)}
 
 
 def found_in(dtype, x, rows, padding=0):
@@ -118,20 +118,20 @@ def found_in(dtype, x, rows, padding=0):
 
 def test_of_equal_numbers_on_two_ranks_the_first_one_is_found(rng):
     x = rng.integers(-9, 3, (20, 3 * WIDTH)).astype(np.float32)
-    wanted = x.argmax(axis=1)
+    columns = x.argmax(axis=1)
     for outputs in ranks_of(x):
-        assert outputs["best"].tolist() == wanted.tolist()
+        assert outputs["best"].tolist() == columns.tolist()
         assert outputs["after"].tolist() == [8] * 20
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_all_ranks_find_a_row_that_is_not_finite_on_one(value, rng):
     x = rng.integers(-9, 3, (20, 3 * WIDTH)).astype(np.float32)
-    wanted = x.argmax(axis=1)
+    columns = x.argmax(axis=1)
     x[7, WIDTH + 5] = value
-    wanted[7] = NOT_FINITE
+    columns[7] = NOT_FINITE
     for outputs in ranks_of(x):
-        assert outputs["best"].tolist() == wanted.tolist()
+        assert outputs["best"].tolist() == columns.tolist()
         assert outputs["after"].tolist() == [-1] * 20
 
 
@@ -139,8 +139,8 @@ def ranks_of(x):
     """The outputs of three ranks, of both backends."""
     parts = [rows_of(len(x)) | {"x": part.copy()} for part in np.split(x, 3, axis=1)]
     dims = {"rows": len(x), "columns": WIDTH, "stops": 40, "count": WIDTH}
-    for found in both_on_ranks(program(ranks=3), parts, dims):
-        yield from found
+    for outputs in both_on_ranks(program(ranks=3), parts, dims):
+        yield from outputs
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ ROUTING = Routing(8, Router(2), "float32")
 
 def choices(logits: Any, routing: Routing) -> list[Any]:
     """ids, weights, chosen."""
-    n, k = len(logits), routing.top_k
+    num_tokens, k = len(logits), routing.top_k
     arrays = [
-        np.empty((n, k), np.int32),
-        np.empty((n, k), np.float32),
+        np.empty((num_tokens, k), np.int32),
+        np.empty((num_tokens, k), np.float32),
         np.empty(8, np.int32),
     ]
     choose_experts(routing, marks=True).body(logits, *arrays)
@@ -32,10 +32,10 @@ def choices(logits: Any, routing: Routing) -> list[Any]:
 
 def test_larger_logits_and_smaller_experts_come_first():
     logits = np.array([[0, 3, 1, 3, 0, 0, 0, 2], [5, 5, 5, 5, 5, 5, 5, 5]], np.float32)
-    ids, weights, chosen = choices(logits, ROUTING)
+    ids, weights, words = choices(logits, ROUTING)
     assert ids.tolist() == [[1, 3], [0, 1]]
     assert weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
-    assert chosen.tolist() == [2, 3, 0, 1, 0, 0, 0, 0]
+    assert words.tolist() == [2, 3, 0, 1, 0, 0, 0, 0]
 
 
 def test_weights_are_not_normalised_by_default():
@@ -47,8 +47,8 @@ def test_weights_are_not_normalised_by_default():
 def test_the_last_token_of_a_block_is_the_sign_bit():
     logits = np.zeros((32, 8), np.float32)
     logits[31, 7] = 1
-    *_, chosen = choices(logits, Routing(8, Router(1), "float32"))
-    assert chosen.tolist() == [2**31 - 1, 0, 0, 0, 0, 0, 0, -(2**31)]
+    *_, words = choices(logits, Routing(8, Router(1), "float32"))
+    assert words.tolist() == [2**31 - 1, 0, 0, 0, 0, 0, 0, -(2**31)]
 
 
 def test_a_row_of_no_request_has_no_experts():
@@ -87,11 +87,13 @@ def test_rows_that_are_no_tokens_get_no_experts(has_count, rng):
     falling = np.arange(8, dtype=np.float32)
     logits = rng.permuted(np.tile(falling, (35, 1)), axis=1)
     emulator = Emulator(chosen_of_own_rows(has_count), workers=2)
-    counted = [(34, 33), (35, 7), (35, -1)] if has_count else []
-    for rows, fewer in [(0, 0), (33, 33), *counted]:
+    counted_cases = [(34, 33), (35, 7), (35, -1)] if has_count else []
+    for rows, fewer in [(0, 0), (33, 33), *counted_cases]:
         inputs = [{"logits": logits[:count]} for count in (rows, 35)]
-        for one, count in zip(inputs, (fewer, 99) if has_count else (), strict=False):
-            one["count"] = np.array([count], np.int32)
+        for arrays, count in zip(
+            inputs, (fewer, 99) if has_count else (), strict=False
+        ):
+            arrays["count"] = np.array([count], np.int32)
         dims = {"most": 35, "places": 35}
         fewer = max(fewer, 0)
         for part, whole in both_on_ranks(emulator, inputs, dims, check=False):

@@ -39,10 +39,10 @@ def test_many_slices_are_combined_in_rounds(cuts, rng):
     if cuts == 0:  # of shares in the middle of a row
         stats[2::2, :, :2] = -np.inf, 0
     sums[stats[..., 1] == 0] = np.nan
-    given = {"sums": sums, "stats": stats}
+    arrays = {"sums": sums, "stats": stats}
     dims = {"slots": 40, "cuts": cuts}
-    [found] = Emulator(COMBINED).run([given], dims)
-    wanted = np.empty(6 * 64, np.float16)
-    combine_slices(64, "float16").body(sums, stats[..., :2], wanted, cuts=cuts)
-    np.testing.assert_allclose(found["y"], wanted, 2e-3, 1e-3)
-    assert not wanted[4 * 64 : 5 * 64].any()
+    [outputs] = Emulator(COMBINED).run([arrays], dims)
+    reference = np.empty(6 * 64, np.float16)
+    combine_slices(64, "float16").body(sums, stats[..., :2], reference, cuts=cuts)
+    np.testing.assert_allclose(outputs["y"], reference, 2e-3, 1e-3)
+    assert not reference[4 * 64 : 5 * 64].any()

@@ -82,10 +82,10 @@ def str_of(value):
 )
 def test_both_halves_give_the_same_on_every_shape(what, shapes):
     emulator = emulated(what, shapes)
-    for number, shape in enumerate(shapes):
+    for shape_idx, shape in enumerate(shapes):
         for size in odd_sizes(shape), (4, 8, 72):
             inputs = inputs_of(what, *size)
-            dims = {**dict(zip("mnk", size, strict=True)), "shape": number}
+            dims = {**dict(zip("mnk", size, strict=True)), "shape": shape_idx}
             check_both(emulator, inputs, dims)
 
 
@@ -96,9 +96,9 @@ def test_float8_is_rounded_alike_and_ends_at_the_largest_number():
     inputs = {n: a.astype(numpy_dtype("bfloat16")) for n, a in (("x", x), ("w", w))}
     emulator = emulated(unchanged, FEW[1:2])
     dims = {"m": 8, "n": 16, "k": 8, "shape": 0}
-    wanted = [448, 448, 448, 448, -448, np.nan, 448, 0.3125]
-    for found in both(emulator, inputs, dims):
-        np.testing.assert_array_equal(found["y"][:, 0].astype(np.float32), wanted)
+    column = [448, 448, 448, 448, -448, np.nan, 448, 0.3125]
+    for outputs in both(emulator, inputs, dims):
+        np.testing.assert_array_equal(outputs["y"][:, 0].astype(np.float32), column)
 
 
 @pytest.mark.parametrize("shape", [FEW[0], pytest.param(FEW[-1], marks=exhaustive)])
@@ -119,11 +119,11 @@ def test_a_tile_is_stored_on_all_ranks(ranks, schedule):
     for shape in range(len(FEW)):
         dims = {"m": 20, "n": 136, "k": 72, "shape": shape}
         expected = simulate(emulator.plan, inputs, dims).outputs
-        found = emulator.run(inputs, dims, seed=shape, runs=2)
+        results = emulator.run(inputs, dims, seed=shape, runs=2)
         for rank in range(ranks):
             answers[rank].check(expected[rank]["y"], "bfloat16")
-            answers[rank].check(found[rank]["y"], "bfloat16")
-            np.testing.assert_array_equal(found[rank]["y"], found[0]["y"])
+            answers[rank].check(results[rank]["y"], "bfloat16")
+            np.testing.assert_array_equal(results[rank]["y"], results[0]["y"])
 
 
 @pytest.mark.parametrize("shape", [TileShape(64, 128, swapped=True), FAMILY[-1]])

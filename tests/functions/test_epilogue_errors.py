@@ -32,10 +32,13 @@ def declared(body=scale, **options):
 def residual_of_all_columns() -> Any:
     graph = product(1, what=residual, shapes=[SHAPE])
     (call,) = graph.calls
-    *reads, other = call.reads
-    start, size = (other.start[0], reads[0].start[1]), (other.size[0], graph.dims[1])
-    other = replace(other, start=start, size=size)
-    return change(graph, call.name, reads=(*reads, other))
+    *reads, operand = call.reads
+    start, size = (
+        (operand.start[0], reads[0].start[1]),
+        (operand.size[0], graph.dims[1]),
+    )
+    operand = replace(operand, start=start, size=size)
+    return change(graph, call.name, reads=(*reads, operand))
 
 
 def first_of_k(size: int) -> Any:

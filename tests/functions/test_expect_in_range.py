@@ -32,11 +32,14 @@ def emulator() -> Emulator:
     ("index", "is_wrong"), [(4, 0), (-1, 1), (5, 1), (2**31 - 1, 1)]
 )
 def test_index_out_of_range_ends_the_run(index, is_wrong, emulator):
-    given = {"index": np.array([0, index], np.int32), "x": np.arange(5, dtype=np.int32)}
+    arrays = {
+        "index": np.array([0, index], np.int32),
+        "x": np.arange(5, dtype=np.int32),
+    }
     plan = schedule_static(GRAPH)
     for run in (
-        lambda: simulate(plan, [given], DIMS),
-        lambda: emulator.run([given], DIMS),
+        lambda: simulate(plan, [arrays], DIMS),
+        lambda: emulator.run([arrays], DIMS),
     ):
         if is_wrong:
             with pytest.raises(ArgumentError, match="row_exists"):

@@ -32,21 +32,21 @@ def test_parts_are_added_in_rank_order(ranks, dtype, rng):
         total = np.zeros(COLUMNS, np.float32)
         for x in xs:
             total += x.astype(np.float32)
-        given = [{"x": x} for x in xs]
+        arrays = [{"x": x} for x in xs]
         plan = schedule_static(graph)
-        for found in (
-            *simulate(plan, given, dims, seed=seed, epochs=3).outputs,
-            *emulator.run(given, dims, seed=seed, runs=3),
+        for outputs in (
+            *simulate(plan, arrays, dims, seed=seed, epochs=3).outputs,
+            *emulator.run(arrays, dims, seed=seed, runs=3),
         ):
-            np.testing.assert_array_equal(found["y"], total.astype(xs.dtype))
+            np.testing.assert_array_equal(outputs["y"], total.astype(xs.dtype))
 
 
 def test_words_that_never_come_are_named(kernels_without_stores):
     graph = flagged_sum(2)
     program = Emulator(graph, workers=1, kernels=kernels_without_stores)
-    given = [{"x": np.ones(COLUMNS, numpy_dtype("bfloat16"))}] * 2
+    arrays = [{"x": np.ones(COLUMNS, numpy_dtype("bfloat16"))}] * 2
     with pytest.raises(WaitTimeoutError) as caught:
-        program.run(given, {"vectors": COLUMNS // 8})
+        program.run(arrays, {"vectors": COLUMNS // 8})
     assert "add_flagged[0, 0] waits for arrived[0]: have 0, want 1" in str(caught.value)
 
 

@@ -61,16 +61,16 @@ ALWAYS = [(WIDE, "bfloat16", number) for number in NUMBERS] + [(ROUNDED, "float1
 @pytest.mark.parametrize(
     ("scaling", "dtype", "number"),
     [
-        pytest.param(*each, marks=[] if each in ALWAYS else pytest.mark.exhaustive)
-        for each in product(FLOAT8_SCALINGS.values(), ("bfloat16", "float16"), NUMBERS)
+        pytest.param(*case, marks=[] if case in ALWAYS else pytest.mark.exhaustive)
+        for case in product(FLOAT8_SCALINGS.values(), ("bfloat16", "float16"), NUMBERS)
     ],
     ids=str,
 )
 def test_each_kind_of_tile_multiplies_quantized_rows(scaling, dtype, number):
     columns = FLOAT8_COLUMNS[number]
     for tiling in tilings(number, columns, parts=3):
-        given = multiplied((131, columns + 24, K), scaling, tiling, dtype)
-        check(emulated(scaling, dtype), *given, dtype, seeds=SEEDS[number > 0 :])
+        operands = multiplied((131, columns + 24, K), scaling, tiling, dtype)
+        check(emulated(scaling, dtype), *operands, dtype, seeds=SEEDS[number > 0 :])
 
 
 GATED = tuple(shape for shape in FLOAT8_FAMILY if shape.may_be_gated)
@@ -82,20 +82,20 @@ def test_gate_and_up_are_the_parts_of_a_tile(number):
     graph = gated_parts(1, shapes=GATED, w_layout=WIDE.w_layout)
     program = Emulator(graph, workers=2)
     for tiling in tilings(number, columns, parts=2):
-        given = gated((131, columns // 2 + 24, 528), WIDE, tiling)
-        check(program, *given, seeds=SEEDS[number > 0 :])
+        operands = gated((131, columns // 2 + 24, 528), WIDE, tiling)
+        check(program, *operands, seeds=SEEDS[number > 0 :])
     narrow = [shape for shape in FLOAT8_FAMILY if shape not in GATED]
     assert [shape.columns for shape in narrow] == [96, 112, 128]
 
 
 def outputs(x, codes, scales, number=0, parts=1):
     """y of both bodies, in fp32."""
-    (m, k), n = x.shape, len(codes)
+    (m, k), num_columns = x.shape, len(codes)
     tiling = Tiling(number, FLOAT8_COLUMNS[number], int(parts > 1), parts)
-    dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
-    given = {"x": x, "w": codes, "w_scales": scales}
-    found = both(emulated(dtype=str(x.dtype)), given, dims)
-    return [each["y"].astype(np.float32) for each in found]
+    dims = {"m": m, "n": num_columns, "k": k, **dims_of(tiling)}
+    arrays = {"x": x, "w": codes, "w_scales": scales}
+    results = both(emulated(dtype=str(x.dtype)), arrays, dims)
+    return [result["y"].astype(np.float32) for result in results]
 
 
 def test_all_codes_are_multiplied_by_all_codes():
@@ -116,12 +116,12 @@ def test_all_codes_are_multiplied_by_all_codes():
 @pytest.mark.parametrize("number", NUMBERS)
 def test_each_block_of_rows_and_of_weights_has_its_own_scale(number):
     """Of powers of two, of 0 and of NaN; tiles begin within blocks."""
-    given, of_blocks, (m, _, k) = blocks_by_hand(140)
+    arrays, of_blocks, (m, _, k) = blocks_by_hand(140)
     of_x = np.exp2((np.arange(m * 5).reshape(m, 5) * 5) % 7 - 3)
-    x = (448 * of_x.repeat(BLOCK, 1)[:, :k]).astype(given["x"].dtype)
+    x = (448 * of_x.repeat(BLOCK, 1)[:, :k]).astype(arrays["x"].dtype)
     expected = (448 * of_x @ of_blocks.T).astype(x.dtype).astype(np.float32)
     for parts in (1, 2):
-        for y in outputs(x, given["w"], given["w_scales"], number, parts):
+        for y in outputs(x, arrays["w"], arrays["w_scales"], number, parts):
             np.testing.assert_array_equal(y, expected)
 
 
@@ -130,8 +130,8 @@ def test_a_row_with_a_number_that_is_not_finite_gives_none():
     x[2, 3], x[4, 200], x[8, 271] = np.nan, np.inf, -np.inf
     codes, scales = np.ones((24, 272), numpy_dtype(E4M3)), np.ones((1, 3), np.float32)
     for y in outputs(x, codes, scales):
-        lost = np.isnan(y)
-        assert lost[[2, 4, 8]].all() and lost.sum() == 3 * 24
+        is_nan = np.isnan(y)
+        assert is_nan[[2, 4, 8]].all() and is_nan.sum() == 3 * 24
         assert (y[[0, 1, 3, 5, 6, 7]] == 272).all()
 
 
@@ -145,10 +145,10 @@ def test_rows_of_zeros_give_zeros():
 def test_tiles_of_all_widths_give_the_same_bits(rng):
     x, codes, scales = cancelling_codes(rng, 150, 200, WIDE)
     bits = set()
-    for number, shape in enumerate(FLOAT8_FAMILY):
+    for shape_idx, shape in enumerate(FLOAT8_FAMILY):
         assert shape.serves(gated=False, in_order=True)
         for m in (1, 150):
-            _, y = outputs(x[:m].copy(), codes, scales, number)
+            _, y = outputs(x[:m].copy(), codes, scales, shape_idx)
             bits.add(y[0].tobytes())
     assert len(bits) == 1
 
@@ -175,7 +175,7 @@ def test_the_error_is_that_of_the_codes(factor, bounds, rng):
 def test_tiles_wait_for_the_codes_of_their_rows():
     layout = WIDE.w_layout
     plan = schedule_static(matmul_graph(1, w_layout=layout, shapes=FLOAT8_FAMILY))
-    for number, (m, n, k, split, parts) in enumerate(
+    for shape_idx, (m, n, k, split, parts) in enumerate(
         [
             (130, 400, 912, 0, 1),
             (1300, 2400, 400, 1, 2),  # of 11 rows of tiles, 3 are quantized later
@@ -183,7 +183,7 @@ def test_tiles_wait_for_the_codes_of_their_rows():
             (40, 96, 9008, 0, 1),
         ]
     ):
-        tiling = Tiling(number, FLOAT8_COLUMNS[number], split, parts)
+        tiling = Tiling(shape_idx, FLOAT8_COLUMNS[shape_idx], split, parts)
         dims = {"m": m, "n": n, "k": k, **dims_of(tiling)}
         assert kept_proof(plan, dims, 4).unchecked == ()
     early, later, *multiply = plan.graph.calls[:4]
@@ -195,11 +195,11 @@ def test_tiles_wait_for_the_codes_of_their_rows():
 def test_rows_are_quantized_while_others_are_multiplied():
     """The last one of 16 rows of tiles."""
     tiling = Tiling(5, 192)
-    given = multiplied((1930, 264, 144), WIDE, tiling)
-    env = emulated().plan.graph.environment(given[2], 0)
+    operands = multiplied((1930, 264, 144), WIDE, tiling)
+    env = emulated().plan.graph.environment(operands[2], 0)
     assert (env["early_blocks"], env["later_rows"], env["few_rows"]) == (15, 1920, 8)
     for schedule in ("static", "dynamic"):
-        check(emulated(schedule=schedule), *given, seeds=SEEDS[1:])
+        check(emulated(schedule=schedule), *operands, seeds=SEEDS[1:])
 
 
 @pytest.mark.parametrize(("k", "rows"), [(1024, 8), (1040, 4), (4096, 2), (4112, 1)])
@@ -219,8 +219,8 @@ def test_some_shapes_have_float8_activations():
     assert all(shape.rows % ROWS == 0 for shape in FLOAT8_FAMILY)
     words = "no tiles serve the weights|wanted: tiles with float8=True|got: 8 x 64"
     refused(lambda: Tiles(Graph("one", 1), "tile", 0, FAMILY, w_layout=layout), words)
-    for columns, others in ((176, {}), (128, {"swapped": True}), (256, {})):
-        kinds = {"float8": True, **others}
+    for columns, options in ((176, {}), (128, {"swapped": True}), (256, {})):
+        kinds = {"float8": True, **options}
         words = "GPUs have no tiles of|(5) float8: 128 rows, not swapped"
         refused(lambda n=columns, k=kinds: TileShape(128, n, **k), words, ArgumentError)
 

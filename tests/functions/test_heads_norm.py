@@ -36,21 +36,21 @@ def norms(world_size: int, *, dtype: str) -> GraphFunction:
     norms = [
         Task(
             norm_of_ranks(dtype, EPS),
-            [f"qk[span(r, 1), {part}]", f"squares[{number}, span(r, 1), :]",
+            [f"qk[span(r, 1), {part}]", f"squares[{norm_idx}, span(r, 1), :]",
              f"gains[{part}]"],
             [f"qk[span(r, 1), {part}]"],
-            name=f"norm_{number}",
+            name=f"norm_{norm_idx}",
             grid="r: rows",
             waits=["arrived[0]"],
         )
-        for number, part in enumerate(of_row)
+        for norm_idx, part in enumerate(of_row)
     ]  # fmt: skip
     return calls(world_size, tasks=[push, *norms], dims="rows", parts=parts)
 
 
 @pytest.mark.parametrize(("ranks", "dtype"), [(2, "float16"), (3, "bfloat16")])
 def test_rows_of_all_ranks_have_one_norm(ranks, dtype, rng):
-    given = [
+    arrays = [
         {
             "qk": draw(rng, (ROWS, sum(COLUMNS)), dtype),
             "gains": draw(rng, (sum(COLUMNS),), dtype),
@@ -58,17 +58,17 @@ def test_rows_of_all_ranks_have_one_norm(ranks, dtype, rng):
         for _ in range(ranks)
     ]
     graph, dims = norms(ranks, dtype=dtype), {"rows": ROWS}
-    wanted = []
+    references = []
     for part in (slice(COLUMNS[0]), slice(COLUMNS[0], None)):
         whole = (
-            np.concatenate([one[n][..., part] for one in given], -1)
+            np.concatenate([rank_arrays[n][..., part] for rank_arrays in arrays], -1)
             for n in ("qk", "gains")
         )
-        wanted.append(np.split(expected(*whole), ranks, axis=1))
-    for found in both_on_ranks(graph, given, dims):
-        for one, q, k in zip(found, *wanted, strict=True):
+        references.append(np.split(expected(*whole), ranks, axis=1))
+    for results in both_on_ranks(graph, arrays, dims):
+        for rank_arrays, q, k in zip(results, *references, strict=True):
             of = np.concatenate([q, k], axis=1)
-            error = np.abs(one["qk"].astype(np.float64) - of)
+            error = np.abs(rank_arrays["qk"].astype(np.float64) - of)
             assert np.all(error <= 2**-8 * np.abs(of) + 1e-6)
 
 

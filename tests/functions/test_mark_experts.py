@@ -26,12 +26,12 @@ def test_bits_are_those_of_the_tokens_that_chose_an_expert(rng, kernels):
     ids = np.stack([rng.permutation(24)[:4] for _ in range(128)])
     ids[rng.random(ids.shape) < 0.3] = -1
     ids[40:64] = -1
-    wanted = np.zeros((24, 4, 32), np.int64)
-    for token, row in enumerate(ids):
-        wanted[row[row >= 0], token // 32, token % 32] = 1
-    words = (wanted << np.arange(32)).sum(axis=2).astype(np.uint32).view(np.int32)
-    given, dims = {"ids": ids.astype(np.int32)}, {"tokens": 128}
-    for outputs in both(MARKED, given, dims, kernels):
+    bits = np.zeros((24, 4, 32), np.int64)
+    for token_idx, row in enumerate(ids):
+        bits[row[row >= 0], token_idx // 32, token_idx % 32] = 1
+    words = (bits << np.arange(32)).sum(axis=2).astype(np.uint32).view(np.int32)
+    arrays, dims = {"ids": ids.astype(np.int32)}, {"tokens": 128}
+    for outputs in both(MARKED, arrays, dims, kernels):
         np.testing.assert_array_equal(outputs["chosen"], words)
         assert outputs["wrong"].tolist() == [0] * 4
 
@@ -40,8 +40,8 @@ def test_bits_are_those_of_the_tokens_that_chose_an_expert(rng, kernels):
 def test_an_id_that_is_not_an_expert_is_reported(wrong, kernels):
     ids = np.tile([[3, 5, 8, 23]], (128, 1))
     ids[70, 2] = wrong
-    given, dims = {"ids": ids.astype(np.int32)}, {"tokens": 128}
-    for outputs in both(MARKED, given, dims, kernels):
+    arrays, dims = {"ids": ids.astype(np.int32)}, {"tokens": 128}
+    for outputs in both(MARKED, arrays, dims, kernels):
         assert outputs["wrong"].tolist() == [0, 0, wrong, 0]
         assert outputs["chosen"][:, 2].astype(np.uint32).tolist() == [
             {3: 2**32 - 1, 5: 2**32 - 1, 8: 2**32 - 1 - 64, 23: 2**32 - 1}.get(e, 0)

@@ -22,8 +22,8 @@ def test_the_first_column_of_a_region_is_one_or_zero(dtype, first):
         writes=[f"y rows columns[16:] {dtype}"],
         kinds={"y": "state"},
     )
-    given = {"y": np.full((37, 56), 9, numpy_dtype(dtype))}
-    [found] = Emulator(graph).run([given], {"rows": 37, "columns": 56})
-    wanted = [9] * 16 + [first] + [0] * 39
-    np.testing.assert_array_equal(found["y"], np.tile(wanted, (37, 1)))
+    arrays = {"y": np.full((37, 56), 9, numpy_dtype(dtype))}
+    [outputs] = Emulator(graph).run([arrays], {"rows": 37, "columns": 56})
+    row = [9] * 16 + [first] + [0] * 39
+    np.testing.assert_array_equal(outputs["y"], np.tile(row, (37, 1)))
     check_compiled(graph)

@@ -32,8 +32,8 @@ def test_rows_are_copied_in_the_order_of_their_numbers(lane, rng):
     dims = {"tokens": 5, "columns": 2056, "rows": 2 * LANES[lane] + 1}
     x = draw(rng, (dims["tokens"], dims["columns"]), "bfloat16")
     numbers = rng.integers(0, dims["tokens"], dims["rows"]).astype(np.int32)
-    for found in both(packed(lane), {"x": x, "numbers": numbers}, dims):
-        np.testing.assert_array_equal(found["y"], x[numbers])
+    for outputs in both(packed(lane), {"x": x, "numbers": numbers}, dims):
+        np.testing.assert_array_equal(outputs["y"], x[numbers])
 
 
 @pytest.mark.parametrize("lane", LANES)

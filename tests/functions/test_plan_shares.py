@@ -53,17 +53,17 @@ PLANNED = one_call(
 def given_for(lengths, window, shares, lists, cuts):
     """Inputs and dims of rows of these lengths, each of another request."""
     lengths = np.array(lengths)
-    rows, most_pages = len(lengths), max(1, -(-int(lengths.max()) // 16))
-    given = {
+    num_rows, most_pages = len(lengths), max(1, -(-int(lengths.max()) // 16))
+    arrays = {
         "window": np.array([window, 0], np.int32),
         "cos_sin": np.zeros((most_pages * 16, 64), np.float32),
-        "request": np.arange(rows, dtype=np.int32),
+        "request": np.arange(num_rows, dtype=np.int32),
         "position": (lengths - 1).astype(np.int32),
-        "table": np.zeros((rows, most_pages), np.int32),
+        "table": np.zeros((num_rows, most_pages), np.int32),
     }
     dims = {"shares": shares, "lists": lists, "cuts": cuts, "pages": 1}
-    dims |= {"most": max(shares, rows), "rows": rows, "requests": rows}
-    return given, dims | {"positions": most_pages * 16, "most_pages": most_pages}
+    dims |= {"most": max(shares, num_rows), "rows": num_rows, "requests": num_rows}
+    return arrays, dims | {"positions": most_pages * 16, "most_pages": most_pages}
 
 
 def extents_of(lengths, window=EVERY_POSITION):
@@ -92,29 +92,35 @@ def test_the_slices_of_a_row_are_adjacent_and_have_slots_in_order(
     plan = plan_shares(PAGED)
     for lengths in product(LENGTHS, repeat=3):
         cuts = cuts_of(lengths, in_order)
-        given, dims = given_for(lengths, window, shares, lists, cuts)
+        arrays, dims = given_for(lengths, window, shares, lists, cuts)
         out = [np.zeros(n, np.int32) for n in ((3, EXTENT), (shares + 1, BOUND))]
         out += [np.zeros((dims["most"], 3), np.int32), np.zeros(1, np.int32)]
-        plan.body(*given.values(), *out, pages=1, lists=lists, cuts=cuts)
+        plan.body(*arrays.values(), *out, pages=1, lists=lists, cuts=cuts)
         extents, bounds, combined, (count,) = out
         np.testing.assert_array_equal(extents, extents_of(lengths, window))
         # Two tasks write different rows and slots.
         assert (np.diff(bounds[:, 0] * 2**20 + bounds[:, 1]) >= 0).all()
         assert (np.diff(bounds[:, 2:], axis=0) >= 0).all()
-        found = {row: [] for row in range(3)}
+        slices_of_rows = {row: [] for row in range(3)}
         for share in range(shares):
             for row, *slice_ in slices_of(extents, bounds, share, cuts):
-                found[row].append(slice_)
+                slices_of_rows[row].append(slice_)
         slots = {row: range(slot, slot + n) for row, slot, n in combined[:count]}
-        for row, slices in found.items():
+        for row, slices in slices_of_rows.items():
             at = [extents[row, 0], *(end for _, end, _ in slices)]
             assert [first for first, *_ in slices] == at[:-1]
             assert at[-1] == lengths[row]
-            own = [slot for *_, slot in slices]
-            assert own == [None] if row not in slots else own == sorted(set(own))
-            assert row not in slots or (len(own) > 1 and {*own} <= {*slots[row]})
-        taken = [slot for of_row in slots.values() for slot in of_row]
-        assert len(taken) == len(set(taken))
+            row_slots = [slot for *_, slot in slices]
+            assert (
+                row_slots == [None]
+                if row not in slots
+                else row_slots == sorted(set(row_slots))
+            )
+            assert row not in slots or (
+                len(row_slots) > 1 and {*row_slots} <= {*slots[row]}
+            )
+        all_slots = [slot for of_row in slots.values() for slot in of_row]
+        assert len(all_slots) == len(set(all_slots))
 
 
 def test_shares_are_equal_unless_whole_rows_are_nearly_so():
@@ -135,8 +141,8 @@ def test_in_order_a_row_is_cut_alike_in_each_batch(rng):
         extents = extents_of(lengths)
         bounds = bounds_of(extents, 12, 2, 5)
         slices = [s for n in range(12) for s in slices_of(extents, bounds, n, 5)]
-        own = [s[1:3] for s in slices if s[0] == len(lengths) - 1]
-        cut.add(tuple(own))
+        ends = [s[1:3] for s in slices if s[0] == len(lengths) - 1]
+        cut.add(tuple(ends))
     assert cut == {((0, 1024), (1024, 2048), (2048, 3000))}
 
 
@@ -159,15 +165,15 @@ def test_both_bodies_plan_alike(rows, shares, lists, in_order, rng, emulator):
     for most, window in zip((2048, 1500), WINDOWS, strict=True):
         lengths = rng.integers(1, most, rows)
         cuts = cuts_of(lengths, in_order)
-        given, dims = given_for(lengths, window, shares, lists, cuts)
-        table = given["table"]
+        arrays, dims = given_for(lengths, window, shares, lists, cuts)
+        table = arrays["table"]
         dims["pages"] = table.size
         table[...] = rng.permutation(table.size).reshape(table.shape)
         table[1:3, 1:] = table[3:5, :-1]  # pages of two requests
         table[rows // 2, -1] = table.size - 1 + rows % 2  # out of range
-        expected, found = both(emulator, given, dims)
+        expected, outputs = both(emulator, arrays, dims)
         for name in NAMES:
-            np.testing.assert_array_equal(found[name], expected[name], name)
+            np.testing.assert_array_equal(outputs[name], expected[name], name)
 
 
 def test_the_cuda_body_compiles_without_spills():

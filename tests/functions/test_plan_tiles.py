@@ -14,10 +14,10 @@ def test_tiles_are_full_but_the_last():
     expert_row, (expert, row, rows, first) = np.zeros(8, int), np.full((4, 7), -1)
     counts = np.array([0, 5, 0, 0, 0, 0, 2, 0])  # two tiles, and one
     body = plan_tiles(routing).body
-    needed = np.zeros(1, int)
-    body(counts, np.zeros(32), expert_row, expert, row, rows, first, needed)
+    num_tiles = np.zeros(1, int)
+    body(counts, np.zeros(32), expert_row, expert, row, rows, first, num_tiles)
     assert expert.tolist() == [1, 1, 6, 0, 0, 0, 0]
     assert row.tolist() == [0, 4, 16, 0, 0, 0, 0]
     assert rows.tolist() == [4, 1, 2, 0, 0, 0, 0]
     assert first.tolist() == [32, 36, 192, 0, 0, 0, 0]
-    assert expert_row[[1, 6]].tolist() == [0, 16] and needed == 1  # groups of four
+    assert expert_row[[1, 6]].tolist() == [0, 16] and num_tiles == 1  # groups of four

@@ -35,13 +35,13 @@ def norms(ranks, dtype, has_bias, normalizes_sum, offset):
 
 
 def reference(
-    given: Any, has_bias: bool, normalizes_sum: bool, offset: int
+    arrays: Any, has_bias: bool, normalizes_sum: bool, offset: int
 ) -> tuple[Any, Any]:
-    gains = given["gains"].astype(np.float64) + offset
-    x = given["parts"].astype(np.float32).sum(axis=0)
-    x = x + given["gains"][2].astype(np.float32) if has_bias else x
-    x = x.astype(given["total"].dtype)
-    total = expected(x, gains[0]) + given["total"].astype(np.float64)
+    gains = arrays["gains"].astype(np.float64) + offset
+    x = arrays["parts"].astype(np.float32).sum(axis=0)
+    x = x + arrays["gains"][2].astype(np.float32) if has_bias else x
+    x = x.astype(arrays["total"].dtype)
+    total = expected(x, gains[0]) + arrays["total"].astype(np.float64)
     if not normalizes_sum:
         return total, total
     return total, expected(total.astype(x.dtype), gains[1])
@@ -60,7 +60,7 @@ def reference(
 def test_what_is_added_is_normalized(
     ranks, columns, dtype, has_bias, normalizes_sum, offset, rng
 ):
-    given = {
+    arrays = {
         "parts": draw(rng, (ranks, 2, columns), dtype),
         "gains": draw(rng, (3, columns), dtype),
         "total": draw(rng, (2, columns), dtype),
@@ -68,10 +68,10 @@ def test_what_is_added_is_normalized(
     options = {"has_bias": has_bias, "normalizes_sum": normalizes_sum}
     options["offset"] = offset
     graph, dims = norms(ranks, dtype, **options), {"rows": 2, "columns": columns}
-    wanted = dict(zip(("total", "y"), reference(given, **options), strict=True))
-    for *_, found in both_on_ranks(graph, [given] * ranks, dims):
-        for name, of in wanted.items():
-            error = np.abs(found[name].astype(np.float64) - of)
+    references = dict(zip(("total", "y"), reference(arrays, **options), strict=True))
+    for *_, outputs in both_on_ranks(graph, [arrays] * ranks, dims):
+        for name, of in references.items():
+            error = np.abs(outputs[name].astype(np.float64) - of)
             assert np.all(error <= 2**-7 * np.abs(of) + 2**-7), name
 
 

@@ -13,13 +13,13 @@ from tests.graphs.exchange_hosts import exchange_hosts, rows_of
 
 
 def test_rows_are_copied():
-    x, arrived = np.arange(6).reshape(2, 3), np.zeros((2, 3), int)
-    push_far().body(x, arrived)
-    assert arrived.tolist() == x.tolist()
+    x, y = np.arange(6).reshape(2, 3), np.zeros((2, 3), int)
+    push_far().body(x, y)
+    assert y.tolist() == x.tolist()
 
 
 @pytest.mark.parametrize(
-    "notified",
+    "references",
     [
         lambda e: [],
         lambda e: [e[0]],
@@ -27,10 +27,10 @@ def test_rows_are_copied():
         lambda e: 2 * [e.on(0)[0]],
     ],
 )
-def test_a_far_call_sends_one_region_and_one_notification_to_one_rank(notified):
+def test_a_far_call_sends_one_region_and_one_notification_to_one_rank(references):
     g = Graph("one", 4, 2)
     x = g.symmetric("x", (4,), "float32")
-    notifies = notified(g.events("e", (4,), expects=1, cross_rank=True))
+    notifies = references(g.events("e", (4,), expects=1, cross_rank=True))
     grid, region = g.grid(i=4), x.on(0)[:]
     with pytest.raises(GraphError, match="one region with one notification"):
         g.call(push_far(), grid, reads=[x[:]], writes=[region], notifies=notifies)
@@ -40,14 +40,14 @@ def test_a_far_call_sends_one_region_and_one_notification_to_one_rank(notified):
 def test_only_symmetric_tensors_are_sent(kind):
     g = Graph("one", 4, 2)
     y, slots = getattr(g, kind)("y", (4,), "float32"), g.symmetric("s", (4,), "float32")
-    to, arrived = g.rank, g.events("e", (1,), expects=1, cross_rank=True)
-    ends = {"writes": [slots.on(to)[:]], "notifies": [arrived.on(to)[0]]}
+    to, arrival = g.rank, g.events("e", (1,), expects=1, cross_rank=True)
+    ends = {"writes": [slots.on(to)[:]], "notifies": [arrival.on(to)[0]]}
     with pytest.raises(GraphError, match=rf"got: +y\[:\], {kind}"):
         g.call(push_far(), g.grid(i=1), reads=[y[:]], **ends)
 
 
 def test_kernel_copies_within_a_host():
     program = Emulator(exchange_hosts(2, local_size=1), workers=2)
-    found = program.run([{"x": rows_of(rank)} for rank in range(2)])
+    results = program.run([{"x": rows_of(rank)} for rank in range(2)])
     expected = np.concatenate([rows_of(rank) for rank in range(2)])
-    assert all((one["y"] == expected).all() for one in found)
+    assert all((outputs["y"] == expected).all() for outputs in results)

@@ -8,6 +8,6 @@ from etc_dist.functions.push_rows import push_rows
 
 
 def test_rows_are_copied():
-    x, gathered = np.arange(6).reshape(2, 3), np.zeros((2, 3), int)
-    push_rows().body(x, gathered)
-    assert gathered.tolist() == x.tolist()
+    x, y = np.arange(6).reshape(2, 3), np.zeros((2, 3), int)
+    push_rows().body(x, y)
+    assert y.tolist() == x.tolist()

@@ -25,8 +25,8 @@ def pushed(dtype):
 def test_columns_of_rows_are_copied(dtype, columns, rng):
     dims = {"rows": 2 * ROWS + 1, "columns": columns}
     x = rng.standard_normal((2, dims["rows"], columns)).astype(dtype)
-    for found in both(pushed(dtype), {"x": x}, dims):
-        np.testing.assert_array_equal(found["y"], x[1])
+    for outputs in both(pushed(dtype), {"x": x}, dims):
+        np.testing.assert_array_equal(outputs["y"], x[1])
 
 
 def test_the_cuda_body_compiles_without_spills():

@@ -45,10 +45,10 @@ def quantized(x):
     m, k = x.shape
     cpu, cuda = both(emulated(str(x.dtype)), {"x": x}, {"m": m, "k": k})
     codes, scales = (cpu[f"{name}_{TENSOR}"] for name in ("codes", "scales"))
-    for found in cpu, cuda:
+    for outputs in cpu, cuda:
         for lane in TENSOR, TRANSFER:
-            assert found[f"codes_{lane}"].tobytes() == codes.tobytes()
-            assert found[f"scales_{lane}"].tobytes() == scales.tobytes()
+            assert outputs[f"codes_{lane}"].tobytes() == codes.tobytes()
+            assert outputs[f"scales_{lane}"].tobytes() == scales.tobytes()
     return codes.astype(np.float32), scales
 
 
@@ -74,9 +74,9 @@ def test_each_code_can_be_the_result():
     codes = codes[np.isfinite(codes)]
     x = np.full((2, BLOCK), 448, numpy_dtype("bfloat16"))
     x[:, : BLOCK - 1] = codes.reshape(2, -1)
-    found, scales = quantized(x)
+    numbers, scales = quantized(x)
     assert (scales == 1).all()
-    np.testing.assert_array_equal(found, x.astype(np.float32))
+    np.testing.assert_array_equal(numbers, x.astype(np.float32))
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-40, -(2.0**-130)])

@@ -30,16 +30,16 @@ def norms(dtype):
         f"{name} rows/1 columns {dtype}"
         for name in ["x", "y", "z", "total", "u", "v", "p", "q", "first", "second"]
     )
-    gain, other, bias = (
+    gain, source, bias = (
         f"{n} columns {dtype}" for n in ("gain 2[0]", "gain 2[1]", "bias 2[1]")
     )
     of_ids = [f"x rows columns {dtype}", "ids rows/1 int32"]
-    added = add_rms_norm(dtype, EPS, has_bias=True)
+    norm_of_sum = add_rms_norm(dtype, EPS, has_bias=True)
     looked_up = embed_norm(dtype, EPS, scale=3.0, offset=1)
     tasks = [
-        Task(copy_norm(dtype, EPS), [x, other], [p, q]),
+        Task(copy_norm(dtype, EPS), [x, source], [p, q]),
         Task(rms_norm(dtype, EPS), [x, gain], [y]),
-        Task(added, [x, bias, total, other], [total, z]),
+        Task(norm_of_sum, [x, bias, total, source], [total, z]),
         Task(looked_up, [*of_ids, gain], [u, v]),
         Task(embed_rows(dtype), of_ids, [first, second]),
     ]
@@ -58,25 +58,27 @@ def expected(x: Any, gain: Any) -> Any:
 )
 def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
     x, total = (draw(rng, (rows, columns), dtype) for _ in range(2))
-    given = {"x": x, "total": total, "gain": draw(rng, (2, columns), dtype)}
-    given["bias"] = draw(rng, (2, columns), dtype)
-    given["ids"] = np.array([rows - 1, -1, rows][:rows], np.int32)
+    arrays = {"x": x, "total": total, "gain": draw(rng, (2, columns), dtype)}
+    arrays["bias"] = draw(rng, (2, columns), dtype)
+    arrays["ids"] = np.array([rows - 1, -1, rows][:rows], np.int32)
     looked_up = x[[rows - 1, 0, 0][:rows]]
-    for found in both(norms(dtype), given, {"rows": rows, "columns": columns}):
-        parts = x, given["bias"][1], total
+    for outputs in both(norms(dtype), arrays, {"rows": rows, "columns": columns}):
+        parts = x, arrays["bias"][1], total
         sums = sum(part.astype(np.float32) for part in parts).astype(x.dtype)
-        np.testing.assert_array_equal(found["total"], sums)
+        np.testing.assert_array_equal(outputs["total"], sums)
         for name in ("first", "second"):
-            np.testing.assert_array_equal(found[name], looked_up)
+            np.testing.assert_array_equal(outputs[name], looked_up)
         tripled = (looked_up.astype(np.float32) * 3).astype(x.dtype)
-        np.testing.assert_array_equal(found["u"], tripled)
-        np.testing.assert_array_equal(found["p"], x)
+        np.testing.assert_array_equal(outputs["u"], tripled)
+        np.testing.assert_array_equal(outputs["p"], x)
         norms_of = {"y": (x, 0), "z": (sums, 1), "q": (x, 1)}
-        results = {n: expected(of, given["gain"][g]) for n, (of, g) in norms_of.items()}
-        results["v"] = expected(tripled, 1 + given["gain"][0].astype(float))
-        for name, wanted in results.items():
-            error = np.abs(found[name].astype(np.float64) - wanted)
-            assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6), name
+        results = {
+            n: expected(of, arrays["gain"][g]) for n, (of, g) in norms_of.items()
+        }
+        results["v"] = expected(tripled, 1 + arrays["gain"][0].astype(float))
+        for name, reference in results.items():
+            error = np.abs(outputs[name].astype(np.float64) - reference)
+            assert np.all(error <= 2**-8 * np.abs(reference) + 1e-6), name
 
 
 def test_the_cuda_bodies_compile_without_spills():

@@ -12,8 +12,8 @@ def test_heads_are_normalized_and_rotated(rng):
     table = rotary_table(2048, frequencies(64, BASE))
     head, gain = rng.standard_normal((2, 64)).astype(np.float32)
     for position in (0, 1, 2047):
-        for own in (None, gain):
-            found = rotated(head, table[position], own, EPS)
+        for head_gain in (None, gain):
+            y = rotated(head, table[position], head_gain, EPS)
             np.testing.assert_allclose(
-                found, turned(head, position, own), rtol=1e-4, atol=1e-5
+                y, turned(head, position, head_gain), rtol=1e-4, atol=1e-5
             )

@@ -23,7 +23,9 @@ QWEN, FEW = (
 )
 
 
-def routed(world_size: int, *, routing: Routing, own: int = 0) -> GraphFunction:
+def routed(
+    world_size: int, *, routing: Routing, num_own_experts: int = 0
+) -> GraphFunction:
     """own: experts of a rank. The dim `before`: the rows that choose in tasks before,
     all or none."""
     parts = f"""
@@ -46,7 +48,7 @@ def routed(world_size: int, *, routing: Routing, own: int = 0) -> GraphFunction:
     )
     numbers = ("tile_rows", "stride", "gathers")
     route = Task(
-        route_rows(routing, num_own_experts=own),
+        route_rows(routing, num_own_experts=num_own_experts),
         [f"logits[{new}, :]", f"position[{new}]", f"ids[{here}, :]"],
         [
             f"ids[{new}, :]",
@@ -68,16 +70,16 @@ def expected(ids: Any, dims: dict[str, int], experts: int) -> Any:
     expert, count = np.zeros((2, dims["tiles"]), int)
     tile = 0
     for e in range(experts):
-        chosen = [
+        choices = [
             (row, list(ids[row]).index(e)) for row in range(len(ids)) if e in ids[row]
         ]
         size = dims["tile_rows"]
-        parts = [chosen[i : i + size] for i in range(0, len(chosen), size)]
+        parts = [choices[i : i + size] for i in range(0, len(choices), size)]
         if not dims["gathers"]:
-            parts = [chosen] if chosen else []
+            parts = [choices] if choices else []
         for part in parts:
-            for within, (row, k) in enumerate(part):
-                at = within if dims["gathers"] else row
+            for choice_idx, (row, k) in enumerate(part):
+                at = choice_idx if dims["gathers"] else row
                 place[row, k] = tile * dims["stride"] + at
             expert[tile] = e
             count[tile] = len(part) if dims["gathers"] else len(ids)
@@ -92,28 +94,38 @@ def routed_rows(
     logits = rng.standard_normal((rows, routing.experts)).round(1)  # with ties
     logits -= skew * np.log1p(np.arange(routing.experts))
     position = rng.integers(-1, 5, rows) if rows > 1 else np.zeros(1)
-    given = {"logits": logits.astype(np.float32), "position": position.astype(np.int32)}
-    given["ids"] = np.full((rows, routing.top_k), 9, np.int32)
+    arrays = {
+        "logits": logits.astype(np.float32),
+        "position": position.astype(np.int32),
+    }
+    arrays["ids"] = np.full((rows, routing.top_k), 9, np.int32)
     dims = {"rows": rows, "before": rows if rows > MOST_AT_ONCE else 0}
     dims |= {"tile_rows": tile_rows, "stride": tile_rows + 8}
-    return given, dims | {"gathers": gathers, "tiles": 2 * routing.experts}
+    return arrays, dims | {"gathers": gathers, "tiles": 2 * routing.experts}
 
 
 def check_routes(
-    found: Any, routing: Routing, given: Any, dims: Any, first: int = 0, own: int = 0
+    outputs: Any,
+    routing: Routing,
+    arrays: Any,
+    dims: Any,
+    first: int = 0,
+    num_own_experts: int = 0,
 ) -> None:
     """first, own: the experts of the rank, if it has only some."""
-    ids, weights = routing.router.choose(given["logits"])
-    unused = given["position"] < 0
-    ids[unused], weights[unused] = -1, 0
-    np.testing.assert_array_equal(found["ids"], ids)
-    np.testing.assert_allclose(found["weights"], weights, rtol=1e-5)
-    if own:
-        ids = np.where((ids >= first) & (ids < first + own), ids - first, -1)
-    place, expert, count = expected(ids, dims, own or routing.experts)
-    np.testing.assert_array_equal(found["place"], place)
-    np.testing.assert_array_equal(found["tile"], np.stack([expert, count], axis=1))
-    assert found["used"] == np.count_nonzero(count)
+    ids, weights = routing.router.choose(arrays["logits"])
+    is_unused = arrays["position"] < 0
+    ids[is_unused], weights[is_unused] = -1, 0
+    np.testing.assert_array_equal(outputs["ids"], ids)
+    np.testing.assert_allclose(outputs["weights"], weights, rtol=1e-5)
+    if num_own_experts:
+        ids = np.where(
+            (ids >= first) & (ids < first + num_own_experts), ids - first, -1
+        )
+    place, expert, count = expected(ids, dims, num_own_experts or routing.experts)
+    np.testing.assert_array_equal(outputs["place"], place)
+    np.testing.assert_array_equal(outputs["tile"], np.stack([expert, count], axis=1))
+    assert outputs["used"] == np.count_nonzero(count)
 
 
 @pytest.mark.parametrize(
@@ -131,18 +143,18 @@ def check_routes(
 def test_tiles_have_the_rows_of_their_experts(
     routing, rows, tile_rows, gathers, skew, rng, kernels
 ):
-    given, dims = routed_rows(rng, routing, rows, tile_rows, gathers, skew)
-    for found in both(routed(1, routing=routing), given, dims, kernels):
-        check_routes(found, routing, given, dims)
+    arrays, dims = routed_rows(rng, routing, rows, tile_rows, gathers, skew)
+    for outputs in both(routed(1, routing=routing), arrays, dims, kernels):
+        check_routes(outputs, routing, arrays, dims)
 
 
 @pytest.mark.parametrize(("rows", "gathers"), [(9, 0), (40, 1)])
 def test_a_rank_has_tiles_of_its_experts_alone(rows, gathers, rng):
-    given, dims = routed_rows(rng, FEW, rows, 16, gathers, 1)
-    graph = routed(3, routing=FEW, own=8)
-    for found in both_on_ranks(graph, [given] * 3, dims):
-        for rank, one in enumerate(found):
-            check_routes(one, FEW, given, dims, first=8 * rank, own=8)
+    arrays, dims = routed_rows(rng, FEW, rows, 16, gathers, 1)
+    graph = routed(3, routing=FEW, num_own_experts=8)
+    for results in both_on_ranks(graph, [arrays] * 3, dims):
+        for rank, outputs in enumerate(results):
+            check_routes(outputs, FEW, arrays, dims, first=8 * rank, num_own_experts=8)
 
 
 @pytest.mark.parametrize(

@@ -82,15 +82,15 @@ def drawn(
 ) -> dict[str, Any]:
     """Logits of which some are equal, and biases that change the choice."""
     logits = rng.standard_normal((tokens, -(-experts // 4) * 4)).round(2) * 3
-    given = {"logits": logits.astype(np.float32)}
-    given["weights"] = np.zeros((tokens, 16), np.float32)
-    given["logits"][:, experts:] = 99
+    arrays = {"logits": logits.astype(np.float32)}
+    arrays["weights"] = np.zeros((tokens, 16), np.float32)
+    arrays["logits"][:, experts:] = 99
     if router.has_bias:
-        given["router_bias"] = rng.standard_normal(experts).astype(np.float32)
+        arrays["router_bias"] = rng.standard_normal(experts).astype(np.float32)
     if router.has_correction:
         size = 2 if router.score == "softmax_chosen" else 0.2
-        given["correction"] = (rng.standard_normal(experts) * size).astype(np.float32)
-    return given
+        arrays["correction"] = (rng.standard_normal(experts) * size).astype(np.float32)
+    return arrays
 
 
 def expected(logits: Any, router: Router, bias: Any, correction: Any) -> Any:
@@ -115,8 +115,8 @@ def expected(logits: Any, router: Router, bias: Any, correction: Any) -> Any:
     ranked = sorted(groups, key=lambda group: -of_group(group))
     margins = [of_group(a) - of_group(b) for a, b in pairwise(ranked)]
     margin = margins[router.topk_group - 1] if margins[router.topk_group - 1 :] else 9
-    kept = sorted(e for group in ranked[: router.topk_group] for e in group)
-    order = sorted(kept, key=lambda e: (-values[e], e))
+    candidates = sorted(e for group in ranked[: router.topk_group] for e in group)
+    order = sorted(candidates, key=lambda e: (-values[e], e))
     best = order[: router.top_k + 1]
     gaps = [
         values[a] - values[b]
@@ -137,25 +137,25 @@ def expected(logits: Any, router: Router, bias: Any, correction: Any) -> Any:
 
 
 def check_choices(
-    outputs: Any, experts: int, router: Router, given: dict[str, Any]
+    outputs: Any, experts: int, router: Router, inputs: dict[str, Any]
 ) -> None:
     """ids, weights and words are right, but for tokens with nearly equal values."""
     zeros = np.zeros(experts)
-    bias, correction = given.get("router_bias", zeros), given.get("correction", zeros)
+    bias, correction = inputs.get("router_bias", zeros), inputs.get("correction", zeros)
     near = 0
-    for token, logits in enumerate(given["logits"][:, :experts]):
+    for token_idx, logits in enumerate(inputs["logits"][:, :experts]):
         ids, weights, margin = expected(logits, router, bias, correction)
         if margin < 1e-5:
             near += 1
             continue
-        assert outputs["ids"][token].tolist() == ids
+        assert outputs["ids"][token_idx].tolist() == ids
         np.testing.assert_allclose(
-            outputs["weights"][token, : router.top_k], weights, rtol=2e-5
+            outputs["weights"][token_idx, : router.top_k], weights, rtol=2e-5
         )
-    assert near < len(given["logits"]) / 4
+    assert near < len(inputs["logits"]) / 4
     words = np.zeros_like(outputs["words"], np.uint32)
-    for token, ids in enumerate(outputs["ids"]):
-        words[ids, token // 32] |= np.uint32(1 << token % 32)
+    for token_idx, ids in enumerate(outputs["ids"]):
+        words[ids, token_idx // 32] |= np.uint32(1 << token_idx % 32)
     np.testing.assert_array_equal(outputs["words"].view(np.uint32), words)
 
 
@@ -178,11 +178,11 @@ def drawn_for_all(tokens=TOKENS):
     }
 
 
-def choose_all(emulator, given, tokens=TOKENS):
+def choose_all(emulator, inputs, tokens=TOKENS):
     """What both bodies choose, in one run."""
     every = {
         NUMBERS[router] + name: array
-        for router, arrays in given.items()
+        for router, arrays in inputs.items()
         for name, array in arrays.items()
     }
     return [*both(emulator, every, {"tokens": tokens})]
@@ -190,8 +190,8 @@ def choose_all(emulator, given, tokens=TOKENS):
 
 @pytest.fixture(scope="module")
 def choices(emulator):
-    given = drawn_for_all()
-    return given, choose_all(emulator, given)
+    inputs = drawn_for_all()
+    return inputs, choose_all(emulator, inputs)
 
 
 WITH_NAN = ["softmax", "groups", "softplus"]
@@ -199,18 +199,18 @@ WITH_NAN = ["softmax", "groups", "softplus"]
 
 @pytest.fixture(scope="module")
 def choices_with_nan(emulator):
-    given = drawn_for_all(tokens=3)
+    inputs = drawn_for_all(tokens=3)
     for name in WITH_NAN:
-        given[name]["logits"][1, 7] = np.nan
-    return choose_all(emulator, given, tokens=3)
+        inputs[name]["logits"][1, 7] = np.nan
+    return choose_all(emulator, inputs, tokens=3)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_both_bodies_choose_as_the_router_says(name, choices):
-    given, found = choices
-    for outputs in found:
-        own = {n: outputs[NUMBERS[name] + n] for n in ("ids", "weights", "words")}
-        check_choices(own, *ROUTERS[name], given[name])
+    inputs, results = choices
+    for outputs in results:
+        numbers = {n: outputs[NUMBERS[name] + n] for n in ("ids", "weights", "words")}
+        check_choices(numbers, *ROUTERS[name], inputs[name])
 
 
 @pytest.mark.parametrize("name", WITH_NAN)
@@ -231,9 +231,9 @@ def test_the_cuda_body_compiles_without_spills(name):
 
 
 def test_equal_routers_have_one_text():
-    found = Router(np.int64(2), scale=np.float32(2), num_groups=np.uint8(4))
-    assert repr(found) == repr(Router(2, scale=2, num_groups=4))
-    assert "scale=2.0" in repr(found)
+    router = Router(np.int64(2), scale=np.float32(2), num_groups=np.uint8(4))
+    assert repr(router) == repr(Router(2, scale=2, num_groups=4))
+    assert "scale=2.0" in repr(router)
 
 
 GROUPED = partial(Router, 4, num_groups=4, topk_group=2)

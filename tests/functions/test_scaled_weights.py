@@ -86,8 +86,8 @@ def test_each_kind_of_tile_multiplies_by_the_scaled_weights(scaling, dtype, size
     number, columns = size
     sizes = (KINDS[number].rows + 3, columns + 24, K)
     for tiling in tilings(number, columns, parts=3):
-        given = multiplied(sizes, scaling, tiling, dtype)
-        check(emulated(scaling, dtype), *given, dtype, seeds=SEEDS[number > 0 :])
+        operands = multiplied(sizes, scaling, tiling, dtype)
+        check(emulated(scaling, dtype), *operands, dtype, seeds=SEEDS[number > 0 :])
 
 
 @pytest.mark.parametrize(("scaling", "dtype"), ALWAYS, ids=str)
@@ -99,43 +99,47 @@ def test_all_codes_are_widened_exactly(scaling, dtype):
     w = codes.view(numpy_dtype(E4M3))
     x = np.ones((1, 128), numpy_dtype(dtype))
     scales = np.ones((256, 1) if scaling == ROWS else (2, 1), scaling.dtype)
-    given = {"x": x, "w": w, "w_scales": scales}
+    arrays = {"x": x, "w": w, "w_scales": scales}
     dims = {"m": 1, "n": 256, "k": 128, **dims_of(Tiling(2, 96))}
     expected = rows.astype(np.uint8).view(w.dtype).astype(x.dtype)
     assert np.isnan(expected).sum() == 2
-    for found in both(emulated(scaling, dtype), given, dims):
-        wanted, got = (a.astype(np.float32) for a in (expected, found["y"][0]))
-        np.testing.assert_array_equal(got, wanted)
+    for outputs in both(emulated(scaling, dtype), arrays, dims):
+        reference, row = (a.astype(np.float32) for a in (expected, outputs["y"][0]))
+        np.testing.assert_array_equal(row, reference)
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_each_block_has_its_own_scale(number):
     """Of powers of two, of 0 and of NaN; tiles begin within blocks."""
-    given, of_blocks, (m, n, k) = blocks_by_hand(3)
-    each = of_blocks.sum(axis=1).astype(given["x"].dtype)
+    arrays, of_blocks, (m, n, k) = blocks_by_hand(3)
+    sums = of_blocks.sum(axis=1).astype(arrays["x"].dtype)
     columns = 24 if KINDS[number].alternates else 80
     if KINDS[number].is_tall:
         columns = 128
     dims = {"m": m, "n": n, "k": k, **dims_of(Tiling(number, columns, 1, 2))}
-    for found in both(emulated(BLOCKS), given, dims):
-        wanted, got = (a.astype(np.float32) for a in (each, found["y"]))
-        np.testing.assert_array_equal(got, [wanted] * 3)
+    for outputs in both(emulated(BLOCKS), arrays, dims):
+        reference, rows = (a.astype(np.float32) for a in (sums, outputs["y"]))
+        np.testing.assert_array_equal(rows, [reference] * 3)
 
 
 def test_tiles_that_add_k_in_its_order_give_the_same_bits(rng):
     x, codes, scales = cancelling_codes(rng, 90, 264, BLOCKS)
     bits = set()
-    for number, shape in enumerate(IN_ORDER):
+    for shape_idx, shape in enumerate(IN_ORDER):
         assert replace(shape, scaled=True).serves(gated=False, in_order=True)
         for m in (1, 5, 90):
-            tiling = Tiling(number, shape.columns)
+            tiling = Tiling(shape_idx, shape.columns)
             dims = {"m": m, "n": 264, "k": x.shape[1], **dims_of(tiling)}
-            given = {"x": x[:m].copy(), "w": codes, "w_scales": scales}
-            [found] = emulated(BLOCKS, shapes=IN_ORDER).run([given], dims)
-            bits.add(found["y"][0].tobytes())
+            arrays = {"x": x[:m].copy(), "w": codes, "w_scales": scales}
+            [outputs] = emulated(BLOCKS, shapes=IN_ORDER).run([arrays], dims)
+            bits.add(outputs["y"][0].tobytes())
     assert len(bits) == 1
-    others = (replace(shape, scaled=True) for shape in (NARROW_TURNS, TURNS, HALVES))
-    assert not any(one.serves(gated=False, in_order=True) for one in others)
+    scaled_shapes = (
+        replace(shape, scaled=True) for shape in (NARROW_TURNS, TURNS, HALVES)
+    )
+    assert not any(
+        candidate.serves(gated=False, in_order=True) for candidate in scaled_shapes
+    )
 
 
 GATED = (TURNS, HALVES, TALL)
@@ -154,8 +158,10 @@ def gated_program(scaling):
 def test_gate_and_up_have_their_own_scales(number, scaling):
     shape = GATED[number]
     for tiling in tilings(number, shape.columns, parts=2):
-        given = gated((shape.rows + 3, shape.columns // 2 + 24, 272), scaling, tiling)
-        check(gated_program(scaling), *given, seeds=SEEDS[number > 0 :])
+        operands = gated(
+            (shape.rows + 3, shape.columns // 2 + 24, 272), scaling, tiling
+        )
+        check(gated_program(scaling), *operands, seeds=SEEDS[number > 0 :])
 
 
 @pytest.mark.parametrize(
@@ -166,9 +172,9 @@ def test_epilogues_get_the_scaled_sums(what, shapes):
     scaling = Scaling(PER_BLOCK, "bfloat16")
     graph = product(1, what=what, shapes=shapes, w_layout=scaling.w_layout)
     inputs = inputs_of(what, m, n, k)
-    for number, name in enumerate(weights_of(what)):
+    for weight_idx, name in enumerate(weights_of(what)):
         inputs[name] = inputs[name].astype(numpy_dtype(E4M3))
-        scales = np.exp2(np.arange(6) - 3 + number).reshape(2, 3)
+        scales = np.exp2(np.arange(6) - 3 + weight_idx).reshape(2, 3)
         inputs[f"{name}_scales"] = scales.astype(numpy_dtype("bfloat16"))
     emulator = Emulator(graph, workers=2)
     for shape in range(len(shapes)):

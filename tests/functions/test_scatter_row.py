@@ -31,12 +31,12 @@ SCATTERED = one_call(
 def test_rows_are_copied_to_their_places(rng):
     x, y = draw(rng, (4, 1096), "bfloat16"), draw(rng, (9, 1096), "bfloat16")
     place = np.array([[4, 0, 8], [-1, -1, -1], [-1, 2, -1], [5, -1, 1]], np.int32)
-    given = {"x": x, "place": place, "y": y}
-    wanted = y.copy()
-    wanted[place[place >= 0]] = x[np.nonzero(place >= 0)[0]]
+    arrays = {"x": x, "place": place, "y": y}
+    reference = y.copy()
+    reference[place[place >= 0]] = x[np.nonzero(place >= 0)[0]]
     dims = {"rows": 4, "columns": 1096, "places": 9}
-    for found in both(SCATTERED, given, dims):
-        np.testing.assert_array_equal(found["y"], wanted)
+    for outputs in both(SCATTERED, arrays, dims):
+        np.testing.assert_array_equal(outputs["y"], reference)
 
 
 def test_the_cuda_body_compiles_without_spills():

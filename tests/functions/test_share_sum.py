@@ -38,14 +38,14 @@ def sums(dtype, parts, result, residual):
 def test_parts_are_added_in_order_and_rounded_once(dtype, result, parts, residual, rng):
     shape = parts, COLUMNS
     wide = rng.standard_normal(shape) * 2.0 ** rng.integers(-9, 9, shape)
-    given = {"x": wide.astype(numpy_dtype(dtype))}
+    arrays = {"x": wide.astype(numpy_dtype(dtype))}
     total = np.zeros(COLUMNS, np.float32)
-    for part in given["x"]:
+    for part in arrays["x"]:
         total += part.astype(np.float32)
     if residual:
-        given["last"] = rng.standard_normal(COLUMNS).astype(numpy_dtype(result))
-        total += given["last"].astype(np.float32)
+        arrays["last"] = rng.standard_normal(COLUMNS).astype(numpy_dtype(result))
+        total += arrays["last"].astype(np.float32)
     graph = sums(dtype, parts, result, residual)
-    for found in both(graph, given, {"columns": COLUMNS}):
-        for y in (found["y"], found["copy"]):
+    for outputs in both(graph, arrays, {"columns": COLUMNS}):
+        for y in (outputs["y"], outputs["copy"]):
             np.testing.assert_array_equal(y, total.astype(numpy_dtype(result)))

@@ -36,6 +36,6 @@ def test_only_partial_sums_of_the_host_are_added():
 def test_the_own_part_is_read_in_its_place():
     partials, y = np.full((3, 2, 1), 1.0), np.full((2, 1), np.nan)
     partials[1] = np.nan
-    own = np.array([[4.0], [8.0]])
-    sum_ranks("bfloat16", has_own=True).body(partials, own, y, rank=1)
+    rank_part = np.array([[4.0], [8.0]])
+    sum_ranks("bfloat16", has_own=True).body(partials, rank_part, y, rank=1)
     assert y[:, 0].tolist() == [6, 10]

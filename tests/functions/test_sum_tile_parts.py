@@ -59,8 +59,8 @@ def dtypes_of(kind):
     ],
 )
 def test_parts_and_whole_tiles_give_the_reference(kind, name, dtype):
-    given = given_to(kind, BY_KIND[kind][name], dtype)
-    check(emulated(kind, dtype), *given, dtype)
+    operands = given_to(kind, BY_KIND[kind][name], dtype)
+    check(emulated(kind, dtype), *operands, dtype)
 
 
 @pytest.mark.parametrize("columns", range(8, 72, 8))
@@ -73,8 +73,8 @@ def test_few_rows_store_any_eighths_of_columns(columns):
 def test_parts_are_added_in_fp32_in_the_order_of_k(shape, rng):
     (inputs, _, dims), y = in_order(rng, shape, "bfloat16")
     dims["shape"] = KINDS.index(shape)
-    [found] = emulated("nk", "bfloat16").run(inputs, dims, runs=2)
-    np.testing.assert_array_equal(found["y"], y)
+    [outputs] = emulated("nk", "bfloat16").run(inputs, dims, runs=2)
+    np.testing.assert_array_equal(outputs["y"], y)
 
 
 @exhaustive
@@ -86,8 +86,8 @@ def test_each_shape_of_the_family_divides_k(kind):
     for shape in shapes:
         m, n, _ = odd_sizes(shape)
         division = Division(shape, (m, n, 3 * shape.depth - 56), shape.columns, 1, 3)
-        given = given_to(kind, division, shapes=shapes)
-        check(emulated(kind, "bfloat16", shapes), *given)
+        operands = given_to(kind, division, shapes=shapes)
+        check(emulated(kind, "bfloat16", shapes), *operands)
 
 
 MIXED = [
@@ -119,23 +119,23 @@ def test_tiles_of_several_shapes_follow_one_another(first, second):
         dims[f"{name}_split_tile_columns"] = 1
         dims[f"{name}_parts"] = min(2, -(-264 // shape.depth))
     for seed in SEEDS:
-        [found] = mixed().run([inputs], dims, seed=seed, runs=2)
+        [outputs] = mixed().run([inputs], dims, seed=seed, runs=2)
         for name, answer in zip("yz", answers, strict=True):
-            answer.check(found[name])
+            answer.check(outputs[name])
 
 
 def test_stored_tiles_are_read_by_other_tasks():
-    given = signs(141, 264)
-    check(Emulator(chained(1, shapes=[TALL]), workers=4), *given)
+    operands = signs(141, 264)
+    check(Emulator(chained(1, shapes=[TALL]), workers=4), *operands)
 
 
 def test_each_rank_divides_its_own_tiles():
     shapes, division = (HALVES,), BY_KIND["nk"]["halves"]
-    [one], [answer], dims = given_to("nk", division, shapes=shapes)
-    other = {**one, "x": -one["x"]}
+    [arrays], [answer], dims = given_to("nk", division, shapes=shapes)
+    negative = {**arrays, "x": -arrays["x"]}
     answers = [answer, Answer(-answer.expected, answer.magnitude)]
     graph = matmul_graph(2, shapes=shapes)
-    check(Emulator(graph, workers=3), [one, other], answers, dims)
+    check(Emulator(graph, workers=3), [arrays, negative], answers, dims)
 
 
 def test_sums_that_wait_for_no_part_are_reported():

@@ -50,18 +50,18 @@ def program(shapes: tuple[TileShape, ...]) -> Emulator:
 @some_shapes
 def test_each_shape_gives_x_times_w_transposed_in_both_dtypes(shapes):
     rng = np.random.default_rng(7)
-    for number, shape in enumerate(shapes):
+    for shape_idx, shape in enumerate(shapes):
         m, n, k = odd_sizes(shape)
         arrays = {
             f"{name}_{dtype}": draw(rng, (rows, k), dtype)
             for dtype in DTYPES
             for name, rows in (("x", m), ("w", n))
         }
-        dims = {"m": m, "n": n, "k": k, "shape": number}
-        [found] = program(shapes).run([arrays], dims)
+        dims = {"m": m, "n": n, "k": k, "shape": shape_idx}
+        [outputs] = program(shapes).run([arrays], dims)
         for dtype in DTYPES:
             answer = matmul_of(arrays[f"x_{dtype}"], arrays[f"w_{dtype}"])
-            answer.check(found[f"y_{dtype}"], dtype)
+            answer.check(outputs[f"y_{dtype}"], dtype)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_each_shape_for_transposed_weights_multiplies_by_them(shapes, dtype):
     shapes = shapes_for("kn", shapes)
     graph = product(1, dtypes=[dtype], w_layout="kn", shapes=shapes)
     kn, rng = Emulator(graph, workers=2), np.random.default_rng(8)
-    for number, shape in enumerate(shapes):
+    for shape_idx, shape in enumerate(shapes):
         m, n, k = odd_sizes(shape)
         x, w = draw(rng, (m, k), dtype), draw(rng, (k, n), dtype)
-        [found] = kn.run([{"x": x, "w": w}], dict(m=m, n=n, k=k, shape=number))
-        matmul_of(x, w.T).check(found["y"], dtype)
+        [outputs] = kn.run([{"x": x, "w": w}], dict(m=m, n=n, k=k, shape=shape_idx))
+        matmul_of(x, w.T).check(outputs["y"], dtype)
 
 
 @pytest.mark.parametrize(
-    ("rows", "tile", "each"),
+    ("rows", "tile", "tile_rows"),
     [
         (200, TileShape(128, 128), 104),
         (96, TileShape(128, 112), 96),
@@ -89,12 +89,12 @@ def test_each_shape_for_transposed_weights_multiplies_by_them(shapes, dtype):
         (300, TileShape(144, 128, swapped=True), 104),
     ],
 )
-def test_rows_are_divided_evenly_into_tiles(rows, tile, each):
+def test_rows_are_divided_evenly_into_tiles(rows, tile, tile_rows):
     graph = product(1, shapes=[tile])
     env = graph.environment({"m": rows, "n": 512, "k": 64, "shape": 0}, 0)
-    assert env["tile_even_rows"] == each
+    assert env["tile_even_rows"] == tile_rows
     assert env["tiles_down"] == -(-rows // tile.rows)
-    assert env["tile_tile"] >> 24 == each // 8
+    assert env["tile_tile"] >> 24 == tile_rows // 8
 
 
 @some_shapes
@@ -104,11 +104,11 @@ def test_tiles_that_add_k_in_its_order_give_the_same_bits(shapes, rng):
         pair = cancelling(rng, *dims.values(), dtype)
         arrays |= {f"{name}_{dtype}": a for name, a in zip("xw", pair, strict=True)}
     bits = {}
-    for number, shape in enumerate(shapes):
-        [found] = program(shapes).run([arrays], {**dims, "shape": number})
+    for shape_idx, shape in enumerate(shapes):
+        [outputs] = program(shapes).run([arrays], {**dims, "shape": shape_idx})
         for dtype in DTYPES:
             of_kind = bits.setdefault((dtype, shape.k_parts), set())
-            of_kind.add(found[f"y_{dtype}"].tobytes())
+            of_kind.add(outputs[f"y_{dtype}"].tobytes())
     for dtype in DTYPES:
         in_order = bits[dtype, 1]
         assert len(in_order) == 1
@@ -128,20 +128,20 @@ def test_each_shape_gates_its_columns(number, gated_program):
     smaller_than_a_half = (3, 8, 72)
     for size in odd_sizes(FAMILY[number]), smaller_than_a_half:
         inputs, [answer], dims = gated(*size)
-        [found] = gated_program.run(inputs, {**dims, "shape": number})
-        answer.check(found["y"], "bfloat16")
+        [outputs] = gated_program.run(inputs, {**dims, "shape": number})
+        answer.check(outputs["y"], "bfloat16")
 
 
 def test_weights_and_epilogues_without_tiles_are_refused():
     narrow = TileShape(128, 112)
-    for w_layout, shapes, what, got in (
+    for w_layout, shapes, what, text in (
         ("kn", [narrow], "no tiles serve the weights", "128 x 112"),
         ("kn", [], "no tile shapes are given", "none"),
         ("nk", [], "no tile shapes are given", "none"),
     ):
         with pytest.raises(GraphError, match=what) as caught:
             Tiles(Graph("one", 1), "tile", 0, shapes, w_layout=w_layout)
-        assert caught.value.got == got
+        assert caught.value.got == text
     tiles = Tiles(Graph("one", 1), "tile", 0, [TileShape(128, 128)], w_layout="kn")
     with pytest.raises(GraphError, match="have no gated epilogues"):
         tiles.matmul("bfloat16", swiglu)
@@ -173,13 +173,13 @@ def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed():
     program = Emulator(graph, workers=2)
     inputs, [answer], dims = tiles(70, 88, 136)
     for number in range(len(EXTREME)):
-        [found] = program.run(inputs, {**dims, "shape": number})
-        answer.check(found["y"], "bfloat16")
+        [outputs] = program.run(inputs, {**dims, "shape": number})
+        answer.check(outputs["y"], "bfloat16")
 
 
 def test_several_calls_may_share_their_tiles():
     g = Graph("shared", 1)
     tiles = Tiles(g, "tile", g.dims("shape"), FAMILY)
-    plain, other, both = (tiles.matmul("bfloat16", e) for e in (store, store, swiglu))
-    assert plain.boxes == other.boxes != both.boxes
+    plain, second, pairs = (tiles.matmul("bfloat16", e) for e in (store, store, swiglu))
+    assert plain.boxes == second.boxes != pairs.boxes
     assert tiles.strips() is tiles.strips() is not tiles.strips(gated=True)

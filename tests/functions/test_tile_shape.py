@@ -42,7 +42,7 @@ TALL, ROWS = TileShape(144, 128, swapped=True), TileShape(128, 160)
 
 
 @pytest.mark.parametrize(
-    ("shape", "gated", "w_layout", "served"),
+    ("shape", "gated", "w_layout", "columns"),
     [
         (FEW, False, "nk", {8, 16, 24, 32, 40, 48, 56, 64}),
         (FEW, True, "nk", {64}),
@@ -54,10 +54,10 @@ TALL, ROWS = TileShape(144, 128, swapped=True), TileShape(128, 160)
         (ROWS, False, "nk", {160}),
     ],
 )
-def test_few_rows_may_have_fewer_columns(shape, gated, w_layout, served):
+def test_few_rows_may_have_fewer_columns(shape, gated, w_layout, columns):
     options = {"gated": gated, "w_layout": w_layout}
-    found = {c for c in range(4, 264, 4) if shape.serves_columns(c, **options)}
-    assert found == served
+    served_columns = {c for c in range(4, 264, 4) if shape.serves_columns(c, **options)}
+    assert served_columns == columns
 
 
 def test_tiles_are_gated_if_half_of_the_columns_are_eights():

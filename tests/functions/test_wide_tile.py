@@ -70,21 +70,21 @@ def tiled(
 
 
 def expected(
-    given: dict[str, Any], most: int, options: dict[str, Any]
+    arrays: dict[str, Any], most: int, options: dict[str, Any]
 ) -> dict[int, Any]:
     """The rows of each tile that has some."""
     results = {}
     for t, (size, expert) in enumerate(
-        zip(given["sizes"], given["expert"], strict=True)
+        zip(arrays["sizes"], arrays["expert"], strict=True)
     ):
         rows = np.arange(t * most, t * most + size)
-        rows = given["numbers"][rows] if options.get("gathers") else rows
+        rows = arrays["numbers"][rows] if options.get("gathers") else rows
         sums = (
-            given["x"][rows].astype(np.float32)
-            @ given["w"][expert].astype(np.float32).T
+            arrays["x"][rows].astype(np.float32)
+            @ arrays["w"][expert].astype(np.float32).T
         )
         if options.get("is_biased"):
-            sums += given["bias"][expert].astype(np.float32)
+            sums += arrays["bias"][expert].astype(np.float32)
         if options.get("gated"):
             sums = options.get("activation", PLAIN).apply(*np.split(sums, 2, axis=1))
         results[t] = sums
@@ -114,26 +114,26 @@ CASES: dict[str, tuple[dict[str, Any], list[int], tuple[int, int]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_have_the_rows_of_their_tasks(name, rng):
     options, sizes, (k, n) = CASES[name]
-    count, most, halves = len(sizes), max(sizes), 1 + options.get("gated", False)
-    given = {
+    num_tasks, most, halves = len(sizes), max(sizes), 1 + options.get("gated", False)
+    arrays = {
         "sizes": np.array(sizes, np.int32),
-        "expert": (np.arange(count) % 2).astype(np.int32),
-        "numbers": rng.permutation(count * most).astype(np.int32),
-        "x": draw(rng, (count * most, k), "bfloat16"),
+        "expert": (np.arange(num_tasks) % 2).astype(np.int32),
+        "numbers": rng.permutation(num_tasks * most).astype(np.int32),
+        "x": draw(rng, (num_tasks * most, k), "bfloat16"),
         "w": draw(rng, (2, halves * n, k), "bfloat16"),
         "bias": draw(rng, (2, halves * n), "bfloat16"),
     }
     program = Emulator(tiled(**options), workers=2)
-    dims = {"count": count, "most": most, "k": k, "n": n}
-    [found] = program.run([given], dims, runs=2)
-    y = found["y"].astype(np.float32).reshape(count, most, n)
-    for t, rows in expected(given, most, options).items():
+    dims = {"count": num_tasks, "most": most, "k": k, "n": n}
+    [outputs] = program.run([arrays], dims, runs=2)
+    y = outputs["y"].astype(np.float32).reshape(num_tasks, most, n)
+    for t, rows in expected(arrays, most, options).items():
         np.testing.assert_allclose(y[t, : sizes[t]], rows, rtol=2e-2, atol=2e-2)
         assert np.isnan(y[t, sizes[t] :]).all()
 
 
-def body_of(*options: Any, **named: Any) -> Any:
-    function, _ = own_rows(Graph("body", 1), *options, dtype="float16", **named)
+def body_of(*options: Any, **keywords: Any) -> Any:
+    function, _ = own_rows(Graph("body", 1), *options, dtype="float16", **keywords)
     return function.body
 
 

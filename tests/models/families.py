@@ -461,10 +461,10 @@ def choosing(experts: Array | None) -> Iterator[None]:
         best = plain(values, k, **options)
         if experts is None or k != experts.shape[-1]:
             return best
-        chosen = torch.tensor(next(layers), dtype=torch.int64)
-        own = values.gather(-1, chosen)
-        assert (best[0].sum(-1) - own.sum(-1)).max() < MOST_GAP
-        return own, chosen
+        ids = torch.tensor(next(layers), dtype=torch.int64)
+        gathers = values.gather(-1, ids)
+        assert (best[0].sum(-1) - gathers.sum(-1)).max() < MOST_GAP
+        return gathers, ids
 
     torch.topk = topk
     try:
@@ -592,6 +592,6 @@ class Tiny:
 
         self.model.to(getattr(torch, dtype))
         with torch.no_grad(), choosing(experts):
-            found = self.model(torch.tensor([list(ids)]), use_cache=False)
+            output = self.model(torch.tensor([list(ids)]), use_cache=False)
         self.model.float()
-        return found.logits[0].float().numpy()
+        return output.logits[0].float().numpy()

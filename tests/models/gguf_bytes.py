@@ -79,8 +79,8 @@ def write(
         str: writer.add_string,
         list: writer.add_array,
     }
-    own = {f"{architecture}.{name}": v for name, v in (SIZES | changes).items()}
-    for name, value in (own | (metadata or {})).items():
+    entries = {f"{architecture}.{name}": v for name, v in (SIZES | changes).items()}
+    for name, value in (entries | (metadata or {})).items():
         add[type(value)](name, value)
     norm = {"output_norm.weight": np.ones(64, np.float32)}
     for name, array in (tensors or norm).items():

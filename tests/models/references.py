@@ -88,12 +88,12 @@ MIXTRAL = LLAMA | {
 def draw_folder(
     folder: Path,
     rng: np.random.Generator,
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     preference: Sequence[float] = (),
 ) -> ModelConfig:
-    """Write a model of random bf16 weights with the config.json `given`. preference:
+    """Write a model of random bf16 weights with the config.json `settings`. preference:
     about what the logits of each expert have more than at random."""
-    (folder / "config.json").write_text(json.dumps(given))
+    (folder / "config.json").write_text(json.dumps(settings))
     config = read_config(folder)
     hidden, dim = config.hidden, config.head_dim
     heads, kv_heads = config.heads * dim, config.kv_heads * dim
@@ -170,12 +170,12 @@ def _prefer(tensors: Mapping[str, Array], preference: Sequence[float]) -> None:
             router[0] = 1
 
 
-def save(file: Path, tensors: Mapping[str, Array], stored: str = "BF16") -> None:
+def save(file: Path, tensors: Mapping[str, Array], dtype_name: str = "BF16") -> None:
     """Write a safetensors file; stored: the dtype there, except of bytes and float8."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, array in tensors.items():
-        kind = SMALL.get(array.dtype.name, stored)
+        kind = SMALL.get(array.dtype.name, dtype_name)
         part = array.astype(numpy_dtype(KINDS[kind])).tobytes()
         offsets = [len(data), len(data) + len(part)]
         header[name] = dict(dtype=kind, shape=array.shape, data_offsets=offsets)
@@ -209,29 +209,31 @@ class Plain:
         return [[empty, empty] for _ in range(self.config.layers)]
 
     def logits(
-        self, ids: Sequence[int], kept: list[list[Array]], experts: Array | None = None
+        self, ids: Sequence[int], cache: list[list[Array]], experts: Array | None = None
     ) -> Array:
         x = self._weight("model.embed_tokens")[ids]
-        for layer, keys_values in enumerate(kept):
-            name = f"model.layers.{layer}."
+        for layer_idx, keys_values in enumerate(cache):
+            name = f"model.layers.{layer_idx}."
             y = self._norm(x, f"{name}input_layernorm")
             attended = self._attend(y, f"{name}self_attn.", keys_values)
             x = x + attended @ self._weight(f"{name}self_attn.o_proj").T
             y = self._norm(x, f"{name}post_attention_layernorm")
-            if self.config.mixture is None or layer < self.config.dense_layers:
+            if self.config.mixture is None or layer_idx < self.config.dense_layers:
                 x = x + self._mlp(y, f"{name}mlp.", MLP_NAMES)
             else:
-                x = x + self._mix(y, name, None if experts is None else experts[layer])
+                x = x + self._mix(
+                    y, name, None if experts is None else experts[layer_idx]
+                )
         tied = self.config.is_tied
         head = self._weight("model.embed_tokens" if tied else "lm_head")
         return self._norm(x, "model.norm") @ head.T
 
     def _mlp(self, x: Array, name: str, names: Sequence[str]) -> Array:
         gate, up, down = (self._weight(f"{name}{n}") for n in names)
-        left = x @ gate.T
-        return (left / (1 + np.exp(-left)) * (x @ up.T)) @ down.T
+        gate_rows = x @ gate.T
+        return (gate_rows / (1 + np.exp(-gate_rows)) * (x @ up.T)) @ down.T
 
-    def _mix(self, x: Array, name: str, chosen: Array | None) -> Array:
+    def _mix(self, x: Array, name: str, ids: Array | None) -> Array:
         mixture, form = self.config.mixture, FAMILIES[self.config.architecture].mixture
         assert mixture is not None and form is not None
         block = f"{name}{form.block}."
@@ -241,14 +243,16 @@ class Plain:
         if form.correction:
             biases = [self.tensors[f"{block}{form.correction}"]]
         best, _ = router.choose(logits, *biases)
-        chosen = best if chosen is None else chosen
+        ids = best if ids is None else ids
         values = router.values(logits, *biases)
-        own, wanted = (np.take_along_axis(values, c, axis=1) for c in (chosen, best))
-        self.gap = max(self.gap, float((wanted - own).max()))
-        weights = router.weights(logits, chosen, *biases)
+        values_of_ids, best_values = (
+            np.take_along_axis(values, c, axis=1) for c in (ids, best)
+        )
+        self.gap = max(self.gap, float((best_values - values_of_ids).max()))
+        weights = router.weights(logits, ids, *biases)
         y = np.zeros_like(x)
-        for expert in np.unique(chosen):
-            rows, k = np.nonzero(chosen == expert)
+        for expert in np.unique(ids):
+            rows, k = np.nonzero(ids == expert)
             part = self._mlp(x[rows], f"{block}experts.{expert}.", form.names)
             y[rows] += weights[rows, k, None] * part
         if mixture.shared:
@@ -260,25 +264,27 @@ class Plain:
         return y
 
     def _attend(self, x: Array, name: str, keys_values: list[Array]) -> Array:
-        count, dim = len(x), self.config.head_dim
+        num_rows, dim = len(x), self.config.head_dim
         q, k, v = (
-            (x @ self._weight(f"{name}{n}_proj").T).reshape(count, -1, dim)
+            (x @ self._weight(f"{name}{n}_proj").T).reshape(num_rows, -1, dim)
             for n in "qkv"
         )
         if f"{name}q_norm.weight" in self.tensors:
             q, k = self._norm(q, f"{name}q_norm"), self._norm(k, f"{name}k_norm")
-        before = len(keys_values[0])
-        q, k = self._rotate(q, before), self._rotate(k, before)
-        for place, new in enumerate((k, v)):
-            keys_values[place] = np.concatenate([keys_values[place], new])
+        num_before = len(keys_values[0])
+        q, k = self._rotate(q, num_before), self._rotate(k, num_before)
+        for part_idx, new in enumerate((k, v)):
+            keys_values[part_idx] = np.concatenate([keys_values[part_idx], new])
         group = self.config.heads // self.config.kv_heads
         keys, values = (np.repeat(a, group, 1).swapaxes(0, 1) for a in keys_values)
         scores = q.swapaxes(0, 1) @ keys.swapaxes(1, 2) / np.sqrt(np.float32(dim))
-        later = np.arange(before + count) > before + np.arange(count)[:, None]
-        scores[:, later] = -np.inf
+        is_later = (
+            np.arange(num_before + num_rows) > num_before + np.arange(num_rows)[:, None]
+        )
+        scores[:, is_later] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        return (weights @ values).swapaxes(0, 1).reshape(count, -1)
+        return (weights @ values).swapaxes(0, 1).reshape(num_rows, -1)
 
     def _rotate(self, x: Array, before: int) -> Array:
         rows = self.cos_sin[before : before + len(x), None]
@@ -303,13 +309,13 @@ class Transformers:
 
         dtypes = {"dtype": getattr(torch, dtype), "local_files_only": True}
         self.model = AutoModelForCausalLM.from_pretrained(folder, **dtypes).eval()
-        known = signature(self.model.forward).parameters
-        self.cache = "cache" if "cache" in known else "past_key_values"
+        parameters = signature(self.model.forward).parameters
+        self.cache = "cache" if "cache" in parameters else "past_key_values"
         self.experts: Array | None = None
         routers = [m for m in self.model.modules() if hasattr(m, "top_k")]
         routers = [m for m in routers if type(m).__name__.endswith("Router")]
-        for layer, router in enumerate(routers):
-            router.register_forward_hook(partial(self._choose, config, layer))
+        for layer_idx, router in enumerate(routers):
+            router.register_forward_hook(partial(self._choose, config, layer_idx))
 
     def start(self) -> Any:
         from transformers import DynamicCache
@@ -317,29 +323,29 @@ class Transformers:
         return DynamicCache(config=self.model.config)
 
     def _choose(
-        self, config: ModelConfig, layer: int, module: Any, given: Any, found: Any
+        self, config: ModelConfig, layer: int, module: Any, inputs: Any, outputs: Any
     ) -> Any:
         """The result of a router for the experts that are to be chosen."""
         import torch
 
-        logits, weights, _ = found
+        logits, weights, _ = outputs
         if self.experts is None:
-            return found
-        chosen = torch.tensor(self.experts[layer], dtype=torch.int64)
-        own = torch.softmax(logits.float(), dim=-1).gather(1, chosen)
+            return outputs
+        ids = torch.tensor(self.experts[layer], dtype=torch.int64)
+        weights_of_ids = torch.softmax(logits.float(), dim=-1).gather(1, ids)
         if config.mixture is not None and config.mixture.router.normalize:
-            own = own / own.sum(dim=-1, keepdim=True)
-        return logits, own.to(weights.dtype), chosen
+            weights_of_ids = weights_of_ids / weights_of_ids.sum(dim=-1, keepdim=True)
+        return logits, weights_of_ids.to(weights.dtype), ids
 
     def logits(
-        self, ids: Sequence[int], kept: Any, experts: Array | None = None
+        self, ids: Sequence[int], cache: Any, experts: Array | None = None
     ) -> Array:
         import torch
 
         self.experts = experts
         with torch.no_grad():
-            found = self.model(torch.tensor([list(ids)]), **{self.cache: kept})
-        return found.logits[0].float().numpy()
+            output = self.model(torch.tensor([list(ids)]), **{self.cache: cache})
+        return output.logits[0].float().numpy()
 
 
 def _read(file: Path) -> dict[str, Array]:

@@ -35,7 +35,7 @@ def draw_tensors(rng: np.random.Generator, config: dict[str, Any]) -> dict[str, 
         config[f"num_{n}_heads"] * config["head_dim"]
         for n in ("attention", "key_value")
     )
-    own: dict[str, tuple[int, ...]] = {
+    layer_shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
         "self_attn.q_proj": (heads, hidden),
@@ -45,21 +45,25 @@ def draw_tensors(rng: np.random.Generator, config: dict[str, Any]) -> dict[str, 
     }
     if config["architectures"] == ["Qwen3MoeForCausalLM"]:
         inner, experts = config["moe_intermediate_size"], config["num_experts"]
-        own["mlp.gate"] = experts, hidden
+        layer_shapes["mlp.gate"] = experts, hidden
         blocks = [f"mlp.experts.{expert}" for expert in range(experts)]
     else:
         blocks = ["mlp"]
     for block in blocks:
-        own |= {f"{block}.{name}_proj": (inner, hidden) for name in ("gate", "up")}
-        own[f"{block}.down_proj"] = hidden, inner
+        layer_shapes |= {
+            f"{block}.{name}_proj": (inner, hidden) for name in ("gate", "up")
+        }
+        layer_shapes[f"{block}.down_proj"] = hidden, inner
     if config["architectures"][0].startswith("Qwen3"):
-        own |= {f"self_attn.{n}_norm": (config["head_dim"],) for n in "qk"}
+        layer_shapes |= {f"self_attn.{n}_norm": (config["head_dim"],) for n in "qk"}
     ids = config["vocab_size"], hidden
     shapes = {"model.embed_tokens": ids, "model.norm": (hidden,)}
     if not config["tie_word_embeddings"]:
         shapes["lm_head"] = ids
     for layer in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{layer}.{n}": shape for n, shape in own.items()}
+        shapes |= {
+            f"model.layers.{layer}.{n}": shape for n, shape in layer_shapes.items()
+        }
     return {
         f"{name}.weight": (rng.standard_normal(shape, np.float32) + 1) * 0.3
         if len(shape) == 1

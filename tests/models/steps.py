@@ -55,13 +55,13 @@ def share_dims(tasks: int, cuts: int = 0, lists: int = 2) -> dict[str, int]:
 
 
 def tile_dims(
-    shapes: Sequence[TileShape], chosen: Mapping[str, int], ranks: int = 1
+    shapes: Sequence[TileShape], shape_numbers: Mapping[str, int], ranks: int = 1
 ) -> dict[str, int]:
-    """The dims that select `chosen` of the shapes for each matmul, without split-K."""
+    """The dims that select one of the shapes for each matmul, without split-K."""
     dims: dict[str, int] = {}
-    for name, number in chosen.items():
+    for name, number in shape_numbers.items():
         tiling = Tiling(number, shapes[number].columns)
-        divides = name in DIVIDED and ranks == 1 and "down" in chosen
+        divides = name in DIVIDED and ranks == 1 and "down" in shape_numbers
         dims |= dims_of_tiles(name, tiling, divides)
     return dims
 
@@ -175,21 +175,21 @@ class Steps:
             self.lengths[request] += len(ids)
         order = self.rng.permutation(len(places) + unused)
         mixed = np.array([*places, *unused * [(0, -1, -1)]], np.int32)[order].T.copy()
-        count = len(order)
+        num_rows = len(order)
         arrays = self.given | {
             name: self.arrays.put(array) for name, array in row_arrays(*mixed).items()
         }
-        logits = np.full((count, self.dims["vocabulary"]), np.nan)
+        logits = np.full((num_rows, self.dims["vocabulary"]), np.nan)
         arrays["logits"] = self.arrays.put_as(logits, self.dtype)
-        arrays["next_ids"] = self.arrays.put(np.full((1, count), -1, np.int32))
+        arrays["next_ids"] = self.arrays.put(np.full((1, num_rows), -1, np.int32))
         if self.mixture is not None:
-            chosen = self.dims["layers"], count, self.mixture.router.top_k
-            arrays["experts"] = self.arrays.put(np.full(chosen, -9, np.int32))
-        dims = self.dims | {"rows": count} | share_dims(tasks, cuts)
+            ids_shape = self.dims["layers"], num_rows, self.mixture.router.top_k
+            arrays["experts"] = self.arrays.put(np.full(ids_shape, -9, np.int32))
+        dims = self.dims | {"rows": num_rows} | share_dims(tasks, cuts)
         dims |= tile_dims(SHAPES, dict.fromkeys(self.matmuls, shape))
-        seen = {name: inspect(name, array) for name, array in arrays.items()}
+        arguments = {name: inspect(name, array) for name, array in arrays.items()}
         with self.program.world.exclusive:
-            self.program.launch(self.program.bind(seen, dims))
+            self.program.launch(self.program.bind(arguments, dims))
         self.program.synchronize()
         at = np.argsort(order)[: len(places)]
         if self.mixture is not None:
@@ -226,19 +226,23 @@ class Workload:
         return [len(prompt) + more for prompt in self.prompts]
 
     def __iter__(self) -> Iterator[Rows]:
-        done = [0] * len(self.prompts)
+        num_stored = [0] * len(self.prompts)
         decoded = [0] * len(self.prompts)
-        while pending := [r for r, p in enumerate(self.prompts) if done[r] < len(p)]:
-            ended = [r for r in self.next_ids if decoded[r] < self.mixed]
-            rows: Rows = [(r, [self.next_ids[r]]) for r in ended[: self.most_rows // 2]]
+        while pending := [
+            r for r, p in enumerate(self.prompts) if num_stored[r] < len(p)
+        ]:
+            decoding = [r for r in self.next_ids if decoded[r] < self.mixed]
+            rows: Rows = [
+                (r, [self.next_ids[r]]) for r in decoding[: self.most_rows // 2]
+            ]
             room = self.most_rows - len(rows)
             for r, _ in rows:
                 decoded[r] += 1
             for r in pending:
-                chunk = list(self.prompts[r][done[r] : done[r] + room])
+                chunk = list(self.prompts[r][num_stored[r] : num_stored[r] + room])
                 if chunk:
                     rows.append((r, chunk))
-                done[r] += len(chunk)
+                num_stored[r] += len(chunk)
                 room -= len(chunk)
             yield rows
         for _ in range(self.steps):

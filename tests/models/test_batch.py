@@ -45,21 +45,21 @@ def test_requests_that_join_and_leave_do_not_change_others(
             for p, n, s in zip(prompts, counts, choices, strict=True)
         ]
         waiting = list(zip(prompts, counts, choices, strict=True))
-        requests, ended = [], 0
+        requests, num_ended = [], 0
         with Batch(model) as batch:
-            left = batch.add([5] * 9)  # leaves before its end
+            leaver = batch.add([5] * 9)  # leaves before its end
             while waiting or not batch.is_done:
                 while waiting and batch.has_room(len(waiting[0][0]) + waiting[0][1]):
-                    prompt, count, chosen = waiting.pop(0)
+                    prompt, count, sampling = waiting.pop(0)
                     requests.append(
-                        batch.add(prompt, max_new_tokens=count, sampling=chosen)
+                        batch.add(prompt, max_new_tokens=count, sampling=sampling)
                     )
-                ended += sum(request.is_done for request in batch.step())
-                if len(requests) == 4 and not left.is_done:
-                    batch.remove(left)
-                    left.is_done = True
+                num_ended += sum(request.is_done for request in batch.step())
+                if len(requests) == 4 and not leaver.is_done:
+                    batch.remove(leaver)
+                    leaver.is_done = True
         assert [request.new_tokens for request in requests] == alone
-        assert ended == len(prompts)
+        assert num_ended == len(prompts)
         assert model.pages.free_pages == model.pages.count == 12
 
 
@@ -68,27 +68,27 @@ def test_requests_that_join_and_leave_do_not_change_others(
 @pytest.mark.gpu
 def test_logits_may_have_the_same_bits_in_each_batch(folder, rng, one_rank):
     options = {"batch": 3, "positions": 300, "page_size": 16, "world": one_rank}
-    prompt, other = (rng.integers(520, size=n).tolist() for n in (20, 290))
+    prompt, more_ids = (rng.integers(520, size=n).tolist() for n in (20, 290))
     table = np.arange(3 * 19, dtype=np.int32).reshape(3, 19)
     positions = list(range(20))
     with load(folder, deterministic="batch", **options) as model:
         model.step(prompt, [0] * 20, positions, table)
-        wanted = model.logits.get()
+        expected = model.logits.get()
         for at in range(0, 290, 100):  # a longer request, whose rows join the prompt's
             more = list(range(at, min(at + 100, 290)))
-            ids = [*prompt, *(other[p] for p in more)]
+            ids = [*prompt, *(more_ids[p] for p in more)]
             requests = [0] * 20 + [1] * len(more)
             model.step(ids, requests, [*positions, *more], table)
-            np.testing.assert_array_equal(model.logits.get()[:20], wanted)
+            np.testing.assert_array_equal(model.logits.get()[:20], expected)
         for at in positions:
             model.step([prompt[at]], [2], [at], table)
-            np.testing.assert_array_equal(model.logits.get()[0], wanted[at])
+            np.testing.assert_array_equal(model.logits.get()[0], expected[at])
 
 
 @ONE_RANK
 def test_a_full_cache_refuses_requests_until_one_ends(folder, one_rank):
     with load(folder, pages=6, world=one_rank, **OPTIONS) as model:
-        wanted = model.generate([[3] * 4], max_new_tokens=2)
+        texts = model.generate([[3] * 4], max_new_tokens=2)
         with Batch(model) as batch:
             first = batch.add([3] * 4, max_new_tokens=2)
             batch.add([1] * 30, max_new_tokens=34)
@@ -103,11 +103,11 @@ def test_a_full_cache_refuses_requests_until_one_ends(folder, one_rank):
                 batch.step()
             batch.add([2] * 8, max_new_tokens=24)
             assert model.pages.free_pages == 0
-        assert [first.new_tokens] == wanted
+        assert [first.new_tokens] == texts
         assert model.pages.free_pages == 6
         with pytest.raises(ArgumentError, match="the cache is full"):
             model.generate([[1], [2]])
-        assert model.generate([[3] * 4], max_new_tokens=2) == wanted
+        assert model.generate([[3] * 4], max_new_tokens=2) == texts
 
 
 @ONE_RANK
@@ -115,7 +115,7 @@ def test_a_full_cache_refuses_requests_until_one_ends(folder, one_rank):
 def test_a_step_that_fails_leaves_the_model_usable(folder, one_rank, steps):
     options = OPTIONS | {"steps_per_launch": steps, "world": one_rank}
     with load(folder, **options) as model:
-        wanted = model.generate([[3, 4]], max_new_tokens=6)
+        texts = model.generate([[3, 4]], max_new_tokens=6)
         with Batch(model) as batch:
             request = batch.add([3, 4], max_new_tokens=6)
             batch.step()
@@ -129,19 +129,19 @@ def test_a_step_that_fails_leaves_the_model_usable(folder, one_rank, steps):
             request.tokens[-1] = tokens
             while not batch.is_done:
                 batch.step()
-        assert [request.new_tokens] == wanted
+        assert [request.new_tokens] == texts
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("leave", ["drop", "raise"])
 def test_a_model_that_is_left_gives_its_memory_back(leave, tmp_path, rng):
-    own = start(Settings(backend="cpu"))
+    world = start(Settings(backend="cpu"))
     folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
 
     def use() -> list[weakref.ref[Any]]:
-        model = load(folder, world=own, **OPTIONS)
-        used = [model, model.pages, model._arrays["cache"], model._arrays["w_o"]]
-        alive = [weakref.ref(one) for one in used]
+        model = load(folder, world=world, **OPTIONS)
+        things = [model, model.pages, model._arrays["cache"], model._arrays["w_o"]]
+        alive = [weakref.ref(reference) for reference in things]
         with suppress(ZeroDivisionError):
             if leave == "raise":
                 with model:
@@ -155,12 +155,12 @@ def test_a_model_that_is_left_gives_its_memory_back(leave, tmp_path, rng):
     for _ in range(2):
         alive = use()
         gc.collect()
-        assert [one() for one in alive] == [None] * 4
-        own.synchronize()
-        counts.append((len(os.listdir("/proc/self/fd")), len(own._runs)))
+        assert [reference() for reference in alive] == [None] * 4
+        world.synchronize()
+        counts.append((len(os.listdir("/proc/self/fd")), len(world._runs)))
     assert counts[0] == counts[1]
-    assert own._runs == {} and own._memories == {}
-    own.close()
+    assert world._runs == {} and world._memories == {}
+    world.close()
 
 
 @pytest.mark.mpi
@@ -182,14 +182,14 @@ def test_dropped_batches_give_their_places_back(tmp_path, rng, world):
 
 @ONE_RANK
 def test_a_world_that_breaks_in_a_step_gives_no_ids(folder, one_rank, monkeypatch):
-    own = start(Settings(backend="cpu", verify=0))
-    with load(folder, **OPTIONS, world=own) as model:
+    world = start(Settings(backend="cpu", verify=0))
+    with load(folder, **OPTIONS, world=world) as model:
         # At the end of a launch, as another thread may.
-        leave = partial(own.leave, "the server ends")
+        leave = partial(world.leave, "the server ends")
         monkeypatch.setattr(model.program._run_check, "warn", leave)
         with pytest.raises(WorldError, match="the server ends"):
             model.generate([[3, 4]], max_new_tokens=1)
-    own.close()
+    world.close()
 
 
 @ONE_RANK
@@ -197,10 +197,10 @@ def test_requests_that_cannot_be_stepped_do_not_break_the_world(
     folder, one_rank, monkeypatch
 ):
     with load(folder, world=one_rank, **OPTIONS) as model:
-        wanted = model.generate([[3, 4]], max_new_tokens=2)
+        texts = model.generate([[3, 4]], max_new_tokens=2)
         with Batch(model) as batch:
             request = batch.add([3, 4], max_new_tokens=2)
-            other = batch.add([5], max_new_tokens=1)
+            second = batch.add([5], max_new_tokens=1)
             request.tokens.clear()  # by mistake
             with pytest.raises((IndexError, ValueError)):
                 batch.step()
@@ -209,13 +209,13 @@ def test_requests_that_cannot_be_stepped_do_not_break_the_world(
 
             def removes(extended, tokens):  # as another thread during a step
                 extend(extended, tokens)
-                if extended is other:
-                    batch.remove(other)
+                if extended is second:
+                    batch.remove(second)
 
             monkeypatch.setattr(batches, "_extend", removes)
             batch.step()
             batch.step()
-        assert [request.new_tokens] == wanted
+        assert [request.new_tokens] == texts
 
 
 @ONE_RANK
@@ -233,8 +233,8 @@ def test_pages_are_used_again_and_never_twice(rng):
             pages.remove(numbers.pop(rng.integers(len(numbers))))
         elif pages.needed(length) <= pages.free_pages:
             numbers.append(pages.add(length))
-        used = pages.table[pages.table >= 0]
-        assert len(np.unique(used)) == len(used) == 20 - pages.free_pages
+        page_ids = pages.table[pages.table >= 0]
+        assert len(np.unique(page_ids)) == len(page_ids) == 20 - pages.free_pages
         assert pages.free_requests == 8 - len(numbers)
 
 
@@ -255,16 +255,16 @@ def test_pages_are_found_by_their_keys_until_they_are_needed(rng):
             pages.remove(number)
         elif is_free:
             number = pages.add(64, None, prefix)
-            own = pages.table[number].tolist()
-            assert own[: len(prefix)] == prefix
-            fresh = own[len(prefix) :]
+            page_ids = pages.table[number].tolist()
+            assert page_ids[: len(prefix)] == prefix
+            fresh = page_ids[len(prefix) :]
             assert not {*fresh}.intersection(*(pages.table[n] for n in texts), prefix)
             num_reused += len(prefix)
             contents.update(zip(fresh, keys[len(prefix) :], strict=True))
             texts[number] = keys
             pages.keep(number, len(prefix), keys[len(prefix) : rng.integers(5)])
-        used = {page for number in texts for page in pages.table[number].tolist()}
-        assert len(used) == 14 - pages.free_pages
+        all_ids = {page for number in texts for page in pages.table[number].tolist()}
+        assert len(all_ids) == 14 - pages.free_pages
     assert num_reused > 100
 
 
@@ -272,13 +272,13 @@ def test_pages_are_found_by_their_keys_until_they_are_needed(rng):
 @pytest.mark.parametrize("steps", some_of([4, 1], 2))
 def test_requests_begin_with_the_pages_of_others(folder, rng, one_rank, steps):
     first = rng.integers(520, size=32).tolist()
-    other = rng.integers(520, size=32).tolist()
-    mixed = [*first[:16], *other[16:], 7]  # both pages are known, not in this order
-    waiting = [[*first, 7], [*other, 7], first, mixed, [*first, *first[:9]]]
+    ids = rng.integers(520, size=32).tolist()
+    mixed = [*first[:16], *ids[16:], 7]  # both pages are known, not in this order
+    waiting = [[*first, 7], [*ids, 7], first, mixed, [*first, *first[:9]]]
     with load(folder, steps_per_launch=steps, world=one_rank, **OPTIONS) as model:
-        wanted = [model.generate([p], max_new_tokens=6)[0] for p in waiting]
-        waiting.append([*waiting[0], *wanted[0][:-1], 3])  # continues an answer
-        wanted += model.generate(waiting[-1:], max_new_tokens=6)
+        texts = [model.generate([p], max_new_tokens=6)[0] for p in waiting]
+        waiting.append([*waiting[0], *texts[0][:-1], 3])  # continues an answer
+        texts += model.generate(waiting[-1:], max_new_tokens=6)
         requests = []
         with Batch(model, reuse=True) as batch:
             while len(requests) < len(waiting) or not batch.is_done:
@@ -286,7 +286,7 @@ def test_requests_begin_with_the_pages_of_others(folder, rng, one_rank, steps):
                     prompt = waiting[len(requests)]
                     requests.append(batch.add(prompt, max_new_tokens=6))
                 batch.step()
-        assert [request.new_tokens for request in requests] == wanted
+        assert [request.new_tokens for request in requests] == texts
         assert [request.reused for request in requests] == [0, 0, 16, 16, 32, 32]
         assert model.pages.free_pages == model.pages.count
         # Steps with another table may write any page.
@@ -300,14 +300,14 @@ def test_ranks_share_pages_alike(tmp_path, rng, world):
     folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
     prompts = [rng.integers(528, size=n).tolist() for n in (40, 20)]
     with load(folder, world=world, **OPTIONS) as model:
-        wanted = model.generate(prompts, max_new_tokens=4)
+        texts = model.generate(prompts, max_new_tokens=4)
         with Batch(model, reuse=True) as batch:
             for reused in (0, 32):
                 requests = [batch.add(p, max_new_tokens=4) for p in prompts]
                 assert requests[0].reused == reused
                 while not batch.is_done:
                     batch.step()
-                assert [request.new_tokens for request in requests] == wanted
+                assert [request.new_tokens for request in requests] == texts
 
 
 # NumPy may round a row's products differently with another number of rows.
@@ -316,17 +316,17 @@ def test_ranks_share_pages_alike(tmp_path, rng, world):
 def test_pages_of_others_change_no_bit(folder, rng, one_rank):
     options = {"deterministic": "batch", "world": one_rank} | OPTIONS
     prompt = rng.integers(520, size=50).tolist()
-    found = []
+    results = []
     with load(folder, **options) as model:
         for reuse in (False, True, True):
             with Batch(model, reuse=reuse) as batch:
                 request = batch.add(prompt, max_new_tokens=1)
                 batch.step()
-                found.append(
+                results.append(
                     (request.reused, model.logits.get()[request.row].tobytes())
                 )
-    assert [reused for reused, _ in found] == [0, 0, 48]
-    assert len({logits for _, logits in found}) == 1
+    assert [reused for reused, _ in results] == [0, 0, 48]
+    assert len({logits for _, logits in results}) == 1
 
 
 def test_free_pages_take_little_memory():

@@ -90,15 +90,15 @@ def test_a_reasoning_has_each_name_that_templates_use(name):
 
 def test_templates_have_the_arguments_of_the_call():
     template = "{{ bos_token }}{{ tools | tojson }}{{ documents[0].text }}{{ x }}"
-    given = {"tools": [{"name": "é"}], "documents": [{"text": "d"}], "x": False}
-    written = chat(template, "a", special={"bos_token": "<s>"}, **given)
-    assert written == '<s>[{"name": "é"}]dFalse'
+    arguments = {"tools": [{"name": "é"}], "documents": [{"text": "d"}], "x": False}
+    output = chat(template, "a", special={"bos_token": "<s>"}, **arguments)
+    assert output == '<s>[{"name": "é"}]dFalse'
     assert chat("{{ bos_token }}", "a", {"bos_token": "<s>"}, bos_token="") == ""
 
 
 def test_arguments_that_ask_for_nothing_suit_every_template():
-    given = {"tools": [], "documents": (), "add_generation_prompt": False}
-    assert chat(WRITES["text"], "a", **given) == "a|"
+    arguments = {"tools": [], "documents": (), "add_generation_prompt": False}
+    assert chat(WRITES["text"], "a", **arguments) == "a|"
 
 
 def test_without_a_template_texts_are_joined():

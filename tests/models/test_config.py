@@ -52,9 +52,9 @@ def write(folder, **changes):
 
 
 def test_sizes_are_those_of_the_file(tmp_path):
-    found = write(tmp_path)
-    assert (found.head_dim, found.stop_tokens, found.is_tied) == (64, (2,), True)
-    sizes = found.sizes(page_size=16)
+    config = write(tmp_path)
+    assert (config.head_dim, config.stop_tokens, config.is_tied) == (64, (2,), True)
+    sizes = config.sizes(page_size=16)
     assert (sizes.group, sizes.normalizes_heads, sizes.norm_eps) == (3, False, 1e-5)
 
 
@@ -63,8 +63,8 @@ def test_sizes_are_those_of_the_file(tmp_path):
 )
 def test_null_is_the_default(name, value, tmp_path):
     keys = {"kv_heads": "num_key_value_heads", "rope_base": "rope_theta"}
-    found = write(tmp_path, **{keys.get(name, name): None})
-    assert getattr(found, name) == value
+    config = write(tmp_path, **{keys.get(name, name): None})
+    assert getattr(config, name) == value
 
 
 def test_mixtral_has_another_base_without_one(tmp_path):
@@ -79,9 +79,9 @@ def test_a_file_without_stop_tokens_has_those_of_its_architecture(
 ):
     write(tmp_path, architectures=[architecture])
     path = tmp_path / "config.json"
-    given = json.loads(path.read_text())
-    del given["eos_token_id"]
-    path.write_text(json.dumps(given))
+    settings = json.loads(path.read_text())
+    del settings["eos_token_id"]
+    path.write_text(json.dumps(settings))
     assert read_config(tmp_path).stop_tokens == stops
 
 
@@ -128,9 +128,9 @@ MIXTRAL = {
     ],
 )
 def test_mixtures_of_experts_are_read(changes, mixture, inner, tmp_path):
-    found = write(tmp_path, **changes)
-    assert (found.mixture, found.inner) == (mixture, inner)
-    assert found.sizes(page_size=16).mixture == mixture
+    config = write(tmp_path, **changes)
+    assert (config.mixture, config.inner) == (mixture, inner)
+    assert config.sizes(page_size=16).mixture == mixture
 
 
 DOTS = EXPERTS | {"architectures": ["Dots1ForCausalLM"], "intermediate_size": 64}
@@ -192,8 +192,8 @@ def test_layers_have_windows(changes, windows, tmp_path):
     tables = config.tables(8)
     assert config.table_shapes(8) == {name: t.shape for name, t in tables.items()}
     if windows:
-        wanted = [window or 2**30 for window in windows]
-        assert tables["spans"][:, 0].tolist() == wanted
+        spans = [window or 2**30 for window in windows]
+        assert tables["spans"][:, 0].tolist() == spans
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_layers_have_no_rotary_embedding(changes, window, tmp_path):
     assert config.table_shapes(8) == {name: t.shape for name, t in tables.items()}
     assert tables["cos_sin"][8:].tolist() == [[1.0] * 32 + [0.0] * 32] * 8
     last = [EVERY_POSITION, 8]
-    wanted = [last if n % 4 == 3 else [window, 0] for n in range(config.layers)]
-    assert tables["spans"].tolist() == wanted
+    spans = [last if n % 4 == 3 else [window, 0] for n in range(config.layers)]
+    assert tables["spans"].tolist() == spans
 
 
 def test_all_layers_are_rotated_if_a_model_has_no_window(tmp_path):

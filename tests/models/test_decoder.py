@@ -70,11 +70,11 @@ def draw_model(rng: np.random.Generator, sizes: DecoderSizes, layers: int) -> An
 
 def quantized(model: Any) -> Any:
     """With all weights of layers in float8, and their scales."""
-    made = dict(model)
+    weights = dict(model)
     for name in ("w_qkv", "w_o", "w_gate", "w_up", "w_down"):
         codes, scales = zip(*map(etc_dist.quantize, model[name]), strict=True)
-        made |= {name: np.stack(codes), f"{name}_scales": np.stack(scales)}
-    return made
+        weights |= {name: np.stack(codes), f"{name}_scales": np.stack(scales)}
+    return weights
 
 
 def widened(model: Any, name: str) -> Array:
@@ -89,30 +89,30 @@ def widened(model: Any, name: str) -> Array:
 def reference(model: Any, sizes: DecoderSizes, ids: list[int]) -> Array:
     """The logits of all positions of one request, in fp32."""
     w = {name: widened(model, name) for name in model}
-    dim, group, count = sizes.head_dim, sizes.group, len(ids)
+    dim, group, num_rows = sizes.head_dim, sizes.group, len(ids)
 
     def norm(x: Array, gain: Array) -> Array:
         mean = (x**2).mean(axis=-1, keepdims=True)
         return x / np.sqrt(mean + sizes.norm_eps) * gain
 
     def turn(x: Array) -> Array:  # [positions, heads, dim]
-        angles = np.outer(np.arange(count), frequencies(dim, BASE))[:, None]
+        angles = np.outer(np.arange(num_rows), frequencies(dim, BASE))[:, None]
         pairs = (x[..., : dim // 2] + 1j * x[..., dim // 2 :]) * np.exp(1j * angles)
         return np.concatenate([pairs.real, pairs.imag], axis=-1)
 
     x = w["embedding"][ids]
     for layer in range(len(w["w_o"])):
         qkv = norm(x, w["norm"][layer]) @ w["w_qkv"][layer].T
-        qkv = qkv.reshape(count, -1, dim)
+        qkv = qkv.reshape(num_rows, -1, dim)
         q, k, v = np.split(qkv, [sizes.heads, sizes.heads + sizes.kv_heads], axis=1)
         if sizes.normalizes_heads:
             q, k = norm(q, w["q_norm"][layer]), norm(k, w["k_norm"][layer])
         q, k, v = turn(q), np.repeat(turn(k), group, 1), np.repeat(v, group, 1)
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(dim)
-        scores[:, np.triu(np.ones((count, count), bool), 1)] = -np.inf
+        scores[:, np.triu(np.ones((num_rows, num_rows), bool), 1)] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        attention = np.einsum("hqk,khd->qhd", weights, v).reshape(count, -1)
+        attention = np.einsum("hqk,khd->qhd", weights, v).reshape(num_rows, -1)
         x = x + attention @ w["w_o"][layer].T
         y = norm(x, w["mlp_norm"][layer])
         gate, up = y @ w["w_gate"][layer].T, y @ w["w_up"][layer].T
@@ -127,25 +127,25 @@ def rows_of(ids: Any, request: Any, position: Any, end: Any = None) -> dict[str,
 
 
 def dims_of(
-    given: Any, sizes: DecoderSizes, tasks: int, cuts: int = 0, steps: int = 1
+    arrays: Any, sizes: DecoderSizes, tasks: int, cuts: int = 0, steps: int = 1
 ) -> dict[str, int]:
     dims = tile_dims(SHAPES, dict(zip(MATMULS, (0, 1, 0, 1, 0), strict=True)))
     return dims | {
         **in_parts(1, 2),
         "steps": steps,
-        "rows": len(given["ids"]),
-        "stops": given["stop"].shape[1],
-        "layers": len(given["w_o"]),
-        "hidden": given["w_o"].shape[1],
-        "inner": given["w_gate"].shape[1],
+        "rows": len(arrays["ids"]),
+        "stops": arrays["stop"].shape[1],
+        "layers": len(arrays["w_o"]),
+        "hidden": arrays["w_o"].shape[1],
+        "inner": arrays["w_gate"].shape[1],
         "vocabulary": VOCABULARY,
         "all_ids": VOCABULARY,
-        "positions": len(given["cos_sin"]),
+        "positions": len(arrays["cos_sin"]),
         "requests": REQUESTS,
         "most_pages": MOST_PAGES,
         "pages": PAGES,
         **share_dims(tasks, cuts),
-        "samples": int(given["sampling"].any()),
+        "samples": int(arrays["sampling"].any()),
     }
 
 
@@ -175,7 +175,7 @@ def test_steps_give_the_ids_of_the_largest_logits(name, layers, schedule, rng):
     graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
     plan = SCHEDULES[schedule](graph)
     history: dict[int, list[int]] = {request: [] for request in range(REQUESTS)}
-    for number, rows in enumerate(STEPS):
+    for step_idx, rows in enumerate(STEPS):
         request, position, ids = [], [], []
         for of, count in rows:
             new = rng.integers(VOCABULARY, size=count).tolist()
@@ -183,17 +183,19 @@ def test_steps_give_the_ids_of_the_largest_logits(name, layers, schedule, rng):
             history[of] += new
             request += [of] * count
             ids += new
-        given = model | rows_of(ids, request, position)
-        dims = dims_of(given, sizes, 1 + number, number % 2)
-        run = simulate(plan, [given], dims).outputs[0]
+        arrays = model | rows_of(ids, request, position)
+        dims = dims_of(arrays, sizes, 1 + step_idx, step_idx % 2)
+        run = simulate(plan, [arrays], dims).outputs[0]
         model["cache"] = run["cache"]
         expected = {of: reference(model, sizes, history[of]) for of, _ in rows}
         pairs = zip(request, position, strict=True)
         logits = np.array([expected[of][at] for of, at in pairs])
         off = np.linalg.norm(run["logits"].astype(np.float32) - logits)
         assert off < 0.02 * np.linalg.norm(logits)
-        chosen = logits[np.arange(len(logits)), run["next_ids"][0]]
-        assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
+        logits_of_ids = logits[np.arange(len(logits)), run["next_ids"][0]]
+        assert np.all(
+            logits_of_ids > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1)
+        )
 
 
 def test_float8_weights_with_outliers_add_no_error(rng):
@@ -208,14 +210,14 @@ def test_float8_weights_with_outliers_add_no_error(rng):
         weight = name.removesuffix("_scales")
         plain[weight] = widened(model, weight).astype(plain["norm"].dtype)
     ids, errors = rng.integers(VOCABULARY, size=12), []
-    wanted = reference(model, FLOAT8, ids.tolist())
+    expected = reference(model, FLOAT8, ids.tolist())
     for sizes, weights in ((FLOAT8, model), (QWEN, plain)):
         graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
-        given = weights | rows_of(ids, np.zeros(12), np.arange(12))
+        arrays = weights | rows_of(ids, np.zeros(12), np.arange(12))
         plan = SCHEDULES["static"](graph)
-        [run] = simulate(plan, [given], dims_of(given, sizes, 1)).outputs
-        errors.append(np.linalg.norm(run["logits"].astype(np.float32) - wanted))
-    assert errors[0] < 1.1 * errors[1] < 0.03 * np.linalg.norm(wanted)
+        [run] = simulate(plan, [arrays], dims_of(arrays, sizes, 1)).outputs
+        errors.append(np.linalg.norm(run["logits"].astype(np.float32) - expected))
+    assert errors[0] < 1.1 * errors[1] < 0.03 * np.linalg.norm(expected)
 
 
 ROWS = ("ids", "position", "request", "end", "stop", "sampling", "logits")
@@ -232,19 +234,21 @@ def decoder_step() -> tuple[Any, dict[str, int]]:
     rng = np.random.default_rng(6)
     ids = rng.integers(VOCABULARY, size=5)
     rows = rows_of(ids, [2, 2, 0, 2, 2], [0, 1, 0, 2, 3])
-    given = draw_model(rng, QWEN, 2) | rows
-    return given, dims_of(given, QWEN, 2)
+    arrays = draw_model(rng, QWEN, 2) | rows
+    return arrays, dims_of(arrays, QWEN, 2)
 
 
-def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+def check_ids(program: Emulator, arrays: Any, dims: dict[str, int]) -> None:
     """Run a `decoder_step`: its ids are those of the largest logits."""
-    [found] = program.run([given], dims)
-    model = {n: a for n, a in given.items() if n not in ROWS}
-    ids = given["ids"]
+    [outputs] = program.run([arrays], dims)
+    model = {n: a for n, a in arrays.items() if n not in ROWS}
+    ids = arrays["ids"]
     expected = reference(model, QWEN, ids[[0, 1, 3, 4]].tolist())
     logits = np.insert(expected, 2, reference(model, QWEN, [ids[2]]), axis=0)
-    chosen = logits[np.arange(5), found["next_ids"][0]]
-    assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
+    logits_of_ids = logits[np.arange(5), outputs["next_ids"][0]]
+    assert np.all(
+        logits_of_ids > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1)
+    )
 
 
 # Without --all, test_steps.py runs them.
@@ -258,34 +262,36 @@ def test_the_cuda_bodies_agree_in_any_order(sizes, schedule, rng, kernels):
     model = draw_model(rng, sizes, 2)
     if sizes.float8:
         model = quantized(model)
-    for seed, counts in enumerate(EMULATED):
+    for step_idx, counts in enumerate(EMULATED):
         rows = [(r, at) for r, count in enumerate(counts) for at in range(count)]
         request, position = rng.permutation(np.array(rows, np.int32)).T
         ids = rng.integers(VOCABULARY, size=len(rows), dtype=np.int32)
-        given = model | rows_of(ids, request, position)
-        dims = dims_of(given, QWEN, 1 + seed % 3, seed % 2)
-        [found] = emulator.run([given], dims, seed=seed)
+        arrays = model | rows_of(ids, request, position)
+        dims = dims_of(arrays, QWEN, 1 + step_idx % 3, step_idx % 2)
+        [outputs] = emulator.run([arrays], dims, seed=step_idx)
         for r in range(len(counts)):
-            own = np.flatnonzero(request == r)[np.argsort(position[request == r])]
-            expected = reference(model, QWEN, ids[own].tolist())
-            off = np.linalg.norm(found["logits"][own].astype(np.float32) - expected)
+            row_ids = np.flatnonzero(request == r)[np.argsort(position[request == r])]
+            expected = reference(model, QWEN, ids[row_ids].tolist())
+            off = np.linalg.norm(
+                outputs["logits"][row_ids].astype(np.float32) - expected
+            )
             assert off <= 0.02 * np.linalg.norm(expected)
-        best = found["logits"].astype(np.float32).argmax(axis=1)
-        np.testing.assert_array_equal(found["next_ids"][0], best)
+        best = outputs["logits"].astype(np.float32).argmax(axis=1)
+        np.testing.assert_array_equal(outputs["next_ids"][0], best)
 
 
 def test_steps_of_a_launch_read_what_earlier_ones_stored(rng, kernels):
     """The second step loads a stage that the first one completes, before its own keys
     are there."""
     position = np.array([STAGE - 1, 5, STAGE + 7])
-    given = draw_model(rng, QWEN, 2) | rows_of([1, 2, 3], [0, 1, 4], position)
-    given |= {"end": (position + 3).astype(np.int32)}
-    given["cache"] = draw(rng, given["cache"].shape, QWEN.dtype)
-    dims = dims_of(given, QWEN, 1, steps=3)
-    [wanted] = simulate(SCHEDULES["static"](decoder()), [given], dims).outputs
-    [found] = Emulator(decoder(), workers=4, kernels=kernels).run([given], dims)
-    np.testing.assert_array_equal(found["next_ids"], wanted["next_ids"])
-    caches = (a["cache"].astype(np.float32) for a in (found, wanted))
+    arrays = draw_model(rng, QWEN, 2) | rows_of([1, 2, 3], [0, 1, 4], position)
+    arrays |= {"end": (position + 3).astype(np.int32)}
+    arrays["cache"] = draw(rng, arrays["cache"].shape, QWEN.dtype)
+    dims = dims_of(arrays, QWEN, 1, steps=3)
+    [expected] = simulate(SCHEDULES["static"](decoder()), [arrays], dims).outputs
+    [outputs] = Emulator(decoder(), workers=4, kernels=kernels).run([arrays], dims)
+    np.testing.assert_array_equal(outputs["next_ids"], expected["next_ids"])
+    caches = (a["cache"].astype(np.float32) for a in (outputs, expected))
     np.testing.assert_allclose(*caches, 0, 0.1)
 
 
@@ -300,21 +306,21 @@ def test_a_row_out_of_range_changes_no_other(name, value, rng):
     """Steps do not check rows: models do, on the host."""
     graph = decoder_graph(1, sizes=QWEN, shapes=SHAPES, best_columns=64)
     model = draw_model(rng, QWEN, 1)
-    wanted, found = (
-        simulate(SCHEDULES["static"](graph), [given], dims_of(given, QWEN, 1)).outputs
-        for given in (
+    expected, results = (
+        simulate(SCHEDULES["static"](graph), [arrays], dims_of(arrays, QWEN, 1)).outputs
+        for arrays in (
             model | rows_of([0, 7], [-1, 1], [-1, 0]),
             out_of_range(model | rows_of([0, 7], [0, 1], [0, 0]), name, value),
         )
     )
-    assert found[0]["next_ids"][0, 1] == wanted[0]["next_ids"][0, 1]
-    np.testing.assert_array_equal(found[0]["logits"][1], wanted[0]["logits"][1])
+    assert results[0]["next_ids"][0, 1] == expected[0]["next_ids"][0, 1]
+    np.testing.assert_array_equal(results[0]["logits"][1], expected[0]["logits"][1])
 
 
-def out_of_range(given: dict[str, Array], name: str, value: int) -> dict[str, Array]:
-    changed = given[name].copy()
-    changed[0] = value
-    return given | {name: changed}
+def out_of_range(arrays: dict[str, Array], name: str, value: int) -> dict[str, Array]:
+    array = arrays[name].copy()
+    array[0] = value
+    return arrays | {name: array}
 
 
 LARGE = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)

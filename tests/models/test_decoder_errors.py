@@ -45,27 +45,27 @@ def test_a_decoder_is_proved(schedule):
 @pytest.mark.parametrize("wait", WAITS, ids=str)
 def test_each_wait_is_needed(wait, schedule):
     name, number = wait
-    got = of_steps(name).lacks(schedule, name, number)
-    assert "layer=" in got or name not in LOOPED
-    assert "[step=" in got or name not in LOOPED + STEPPED
+    fault = of_steps(name).lacks(schedule, name, number)
+    assert "layer=" in fault or name not in LOOPED
+    assert "[step=" in fault or name not in LOOPED + STEPPED
 
 
 @BOTH
 @pytest.mark.parametrize("name", LOOPED)
 def test_a_wait_for_the_turn_before_is_refused_with_its_turn(name, schedule):
-    got = ALL[False].before(schedule, name, -1, 1, TURN)
+    fault = ALL[False].before(schedule, name, -1, 1, TURN)
     event = ALL[False].call(name).waits[-1].events.name
-    assert f"{event}[0, {TURN}" in got or f"{name}[" in got
-    assert f"[step=0, layer={TURN}" in got
+    assert f"{event}[0, {TURN}" in fault or f"{name}[" in fault
+    assert f"[step=0, layer={TURN}" in fault
 
 
 @BOTH
 @pytest.mark.parametrize("name", LOOPED + STEPPED)
 def test_a_wait_for_the_step_before_is_refused_with_its_step(name, schedule):
-    got = of_steps(name).before(schedule, name, -1, 0, 1)
+    fault = of_steps(name).before(schedule, name, -1, 0, 1)
     event = of_steps(name).call(name).waits[-1].events.name
-    assert f"{event}[1" in got or f"{name}[" in got
-    assert "[step=1" in got
+    assert f"{event}[1" in fault or f"{name}[" in fault
+    assert "[step=1" in fault
 
 
 @BOTH

@@ -100,26 +100,26 @@ def test_steps_give_the_logits_of_a_reference(
     sizes = config.sizes(case.page_size, case.dtype)
     weights = load_weights(tmp_path, config, case.dtype)
     ours = Steps(decoder_of(sizes), weights, config, sizes, work.positions, rng)
-    kept = [reference.start() for _ in work.prompts]
+    caches = [reference.start() for _ in work.prompts]
     all_error, most_error = ERRORS[case.dtype]
-    for number, rows in enumerate(work):
+    for step_idx, rows in enumerate(work):
         count = sum(len(ids) for _, ids in rows)
-        options = {"tasks": 1 + number % 3}
+        options = {"tasks": 1 + step_idx % 3}
         options["shape"] = int(count > FEW_ROWS)
-        unused = number % 2 if count < MOST_ROWS else 0
+        unused = step_idx % 2 if count < MOST_ROWS else 0
         logits, ids = ours.run(rows, **options, unused=unused)
-        wanted = np.concatenate(
+        expected = np.concatenate(
             [
-                reference.logits(new, kept[r], experts)
+                reference.logits(new, caches[r], experts)
                 for (r, new), experts in zip(rows, ours.experts_of(rows), strict=True)
             ]
         )
-        scale = np.sqrt((wanted**2).mean())
-        assert np.linalg.norm(logits - wanted) < all_error * np.linalg.norm(wanted)
-        assert np.abs(logits - wanted).max() < most_error * scale
+        scale = np.sqrt((expected**2).mean())
+        assert np.linalg.norm(logits - expected) < all_error * np.linalg.norm(expected)
+        assert np.abs(logits - expected).max() < most_error * scale
         np.testing.assert_array_equal(ids, logits.argmax(axis=1))
-        second, first = np.sort(wanted, axis=1)[:, -2:].T
-        best, is_clear = wanted.argmax(axis=1), first - second > most_error * scale
+        second, first = np.sort(expected, axis=1)[:, -2:].T
+        best, is_clear = expected.argmax(axis=1), first - second > most_error * scale
         np.testing.assert_array_equal(ids[is_clear], best[is_clear])
         for (r, _), row in zip(rows, last_rows(rows), strict=True):
             if ours.lengths[r] >= len(work.prompts[r]):

@@ -77,8 +77,8 @@ def test_sizes_are_numbers_in_the_arguments(sizes, schedule):
         for layers, rows in ((2, 1), (64, 1), (64, 128))
     )
     assert few.nbytes == deep.nbytes == many.nbytes <= MOST_BYTES
-    for other in (deep, many):
-        names = [n for n in few.dtype.names if not np.array_equal(few[n], other[n])]
+    for arguments in (deep, many):
+        names = [n for n in few.dtype.names if not np.array_equal(few[n], arguments[n])]
         assert "dim_layers" in names
         assert {name.split("_")[0] for name in names} <= NUMBERS
     assert not re.search(r"\b(5120|25600|151936|4096)\b", source.text)
@@ -92,11 +92,16 @@ def test_tasks_of_a_step_are_assigned_without_tickets(ranks):
 
 def test_the_rows_of_a_step_are_divided_evenly_into_tiles():
     graph = decoder_graph(1, sizes=QWEN_32B)
-    for rows, height, each in ((24, 32, 24), (48, 64, 48), (96, 64, 48), (128, 64, 64)):
+    for rows, height, tile_rows in (
+        (24, 32, 24),
+        (48, 64, 48),
+        (96, 64, 48),
+        (128, 64, 64),
+    ):
         shape = next(n for n, s in enumerate(DENSE) if s.rows == height)
         shapes = tile_dims(DENSE, dict.fromkeys(MATMULS, shape))
         env = graph.environment(dims_of(1, rows) | shapes, 0)
-        assert {env[f"{name}_tile_even_rows"] for name in MATMULS} == {each}
+        assert {env[f"{name}_tile_even_rows"] for name in MATMULS} == {tile_rows}
 
 
 FEW_LAYERS, MANY_LAYERS = 2, 6
@@ -108,15 +113,15 @@ EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size":
 
 @pytest.mark.mpi(ranks=[1])
 @pytest.mark.parametrize(
-    ("given", "mixture", "most"),
+    ("settings", "mixture", "most"),
     [(QWEN, None, MANY_LAYERS), (QWEN_MOE | EXPERTS, MIXTURE, 4)],
     ids=["dense", "experts"],
 )
 def test_no_step_compiles_again(
-    given, mixture, most, one_rank, compiled, tmp_path, rng
+    settings, mixture, most, one_rank, compiled, tmp_path, rng
 ):
     small = {"hidden_size": 64, "intermediate_size": 72, "num_attention_heads": 2}
-    small = given | {"num_key_value_heads": 1, "vocab_size": 72} | small
+    small = settings | {"num_key_value_heads": 1, "vocab_size": 72} | small
     heads = DecoderSizes(2, 1, 64, 1e-6, normalizes_heads=True, page_size=16)
     sizes = replace(heads, mixture=mixture)
     graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
@@ -127,21 +132,21 @@ def test_no_step_compiles_again(
             weights = load_weights(tmp_path, config, "bfloat16")
             steps = Steps(program, weights, config, sizes, [130, 8, 300], rng)
             model = Plain(tmp_path, config)
-            kept = [model.start() for _ in range(3)]
+            caches = [model.start() for _ in range(3)]
             for counts in rows:
-                given = [
+                settings = [
                     (r, rng.integers(72, size=n).tolist()) for r, n in enumerate(counts)
                 ]
                 is_long = sum(counts) > FEW_ROWS
-                logits, _ = steps.run(given, tasks=len(counts), shape=int(is_long))
-                wanted = np.concatenate(
+                logits, _ = steps.run(settings, tasks=len(counts), shape=int(is_long))
+                expected = np.concatenate(
                     [
-                        model.logits(ids, kept[r], chosen)
-                        for (r, ids), chosen in zip(
-                            given, steps.experts_of(given), strict=True
+                        model.logits(ids, caches[r], ids_of_experts)
+                        for (r, ids), ids_of_experts in zip(
+                            settings, steps.experts_of(settings), strict=True
                         )
                     ]
                 )
-                error = np.linalg.norm(logits - wanted) / np.linalg.norm(wanted)
+                error = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
                 assert error < 0.004 * (4 + layers)
     assert compiled == ["decoder_graph"]

@@ -59,12 +59,12 @@ def test_drafts_change_no_id(folder, rng, one_rank, sampling):
     loop = rng.integers(520, size=6).tolist()
     prompts = [(loop * 5, 30), (rng.integers(520, size=30).tolist(), 60), ([5], 1)]
     with load(folder, world=one_rank, **OPTIONS) as model:
-        wanted, batch, steps = run(model, prompts, sampling=sampling)
+        expected, batch, steps = run(model, prompts, sampling=sampling)
         assert (batch.num_drafted, batch.num_accepted) == (0, 0)
     with load(folder, world=one_rank, speculate=4, **OPTIONS) as model:
-        found, batch, fewer = run(model, prompts, sampling=sampling)
+        texts, batch, fewer = run(model, prompts, sampling=sampling)
         assert model.pages.free_pages == model.pages.count
-    assert found == wanted
+    assert texts == expected
     assert 0 < batch.num_accepted < batch.num_drafted
     assert fewer < steps
 
@@ -76,25 +76,25 @@ def test_an_accepted_stop_token_ends_a_text(folder, rng, one_rank):
         ((ids,), batch, _) = run(model, [(prompt, 40)])
         assert batch.num_accepted > 6
         stop = ids[-1]
-        ((found,), _, _) = run(model, [(prompt, 40)], stop=[stop])
-    assert found == ids[: ids.index(stop)]
+        ((new_ids,), _, _) = run(model, [(prompt, 40)], stop=[stop])
+    assert new_ids == ids[: ids.index(stop)]
 
 
 @ONE_RANK
 def test_a_draft_without_finite_logits_is_no_error(folder, one_rank, monkeypatch):
     with load(folder, world=one_rank, speculate=4, **OPTIONS) as model:
-        wanted = model.generate([[3, 4] * 9], max_new_tokens=9)
-        refused = []
+        texts = model.generate([[3, 4] * 9], max_new_tokens=9)
+        counts = []
 
         def expect_finite(rows, *_):
             count = rows.numbers.shape[1]
             if 1 < count < 10:  # with drafts
-                refused.append(count)
+                counts.append(count)
                 raise NotFiniteError("a", where="b", wanted="c", got="d", fix="e")
 
         monkeypatch.setattr("etc_dist.models.model.expect_finite", expect_finite)
-        assert model.generate([[3, 4] * 9], max_new_tokens=9) == wanted
-    assert refused
+        assert model.generate([[3, 4] * 9], max_new_tokens=9) == texts
+    assert counts
 
 
 @ONE_RANK
@@ -102,9 +102,9 @@ def test_wrong_drafts_that_are_kept_change_ids(folder, rng, one_rank, monkeypatc
     """The comparison of drafts is what keeps the ids."""
     prompts = [(rng.integers(8, size=40).tolist(), 30)]
     with load(folder, world=one_rank, speculate=4, **OPTIONS) as model:
-        wanted, *_ = run(model, prompts)
-        monkeypatch.setattr(batches, "_accepted", lambda found, *_: found)
-        assert run(model, prompts)[0] != wanted
+        expected, *_ = run(model, prompts)
+        monkeypatch.setattr(batches, "_accepted", lambda drafts, *_: drafts)
+        assert run(model, prompts)[0] != expected
 
 
 @ONE_RANK
@@ -119,7 +119,7 @@ def test_ranks_draft_alike(tmp_path, rng, world):
     folder = make_model(tmp_path, rng, intermediate_size=144, vocab_size=528)
     prompts = [(rng.integers(528, size=20).tolist(), 24)]
     with load(folder, world=world, **OPTIONS) as model:
-        wanted, *_ = run(model, prompts)
+        expected, *_ = run(model, prompts)
     with load(folder, world=world, speculate=4, **OPTIONS) as model:
-        found, batch, _ = run(model, prompts)
-    assert found == wanted and batch.num_accepted > 0
+        texts, batch, _ = run(model, prompts)
+    assert texts == expected and batch.num_accepted > 0

@@ -53,24 +53,28 @@ exhaustive = pytest.mark.exhaustive
 def test_the_cuda_bodies_agree(schedule, ranks, steps, rng):
     whole = parse_config(GIVEN, Path("config.json"))
     parts = [Part(rank, ranks) for rank in range(ranks)]
-    own = parts[0].config(whole)
-    sizes = own.sizes(16, DTYPE)
+    part_config = parts[0].config(whole)
+    sizes = part_config.sizes(16, DTYPE)
     graph = decoder_graph(ranks, sizes=sizes, shapes=shapes_of(steps), best_columns=64)
     emulator = Emulator(graph, schedule=schedule, workers=4)
     weights = [drawn(whole, part, rng) for part in parts]
     for name in ("embedding", "norm", "mlp_norm", "router", "o_bias"):
         weights[-1][name] = weights[0][name]  # those that all ranks have in common
-    for seed, (counts, shape) in enumerate(steps):
-        step, dims = step_of(own, counts, shape, rng)
+    for step_idx, (counts, shape) in enumerate(steps):
+        step, dims = step_of(part_config, counts, shape, rng)
         dims |= {"all_ids": whole.vocabulary}
         step |= {n: step[n].astype(DTYPE) for n in ("logits", "cache")}
-        every = [mine | {n: a.copy() for n, a in step.items()} for mine in weights]
-        wanted = simulate(emulator.plan, every, dims).outputs
-        found = emulator.run(every, dims, seed=seed)
-        for one, other in zip(found, wanted, strict=True):
-            np.testing.assert_array_equal(one["experts"], other["experts"])
-            got, exact = (of["logits"].astype(np.float32) for of in (one, other))
-            assert np.linalg.norm(got - exact) <= 0.005 * np.linalg.norm(exact)
+        every = [
+            of_rank | {n: a.copy() for n, a in step.items()} for of_rank in weights
+        ]
+        references = simulate(emulator.plan, every, dims).outputs
+        results = emulator.run(every, dims, seed=step_idx)
+        for outputs, reference in zip(results, references, strict=True):
+            np.testing.assert_array_equal(outputs["experts"], reference["experts"])
+            logits, exact = (
+                of["logits"].astype(np.float32) for of in (outputs, reference)
+            )
+            assert np.linalg.norm(logits - exact) <= 0.005 * np.linalg.norm(exact)
 
 
 def drawn(whole: Any, part: Part, rng: np.random.Generator) -> dict[str, Any]:

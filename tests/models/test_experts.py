@@ -78,13 +78,13 @@ def step_of(
     pages = (config.layers, PAGES, 2, config.kv_heads, 16, config.head_dim)
     table = rng.permutation(PAGES)[: REQUESTS * MOST_PAGES]
     ids = rng.integers(config.vocabulary, size=len(rows))
-    chosen = np.full(
+    ids_of_experts = np.full(
         (config.layers, len(rows), config.mixture.router.top_k), -9, np.int32
     )
     logits = np.full((len(rows), config.vocabulary), np.nan, numpy_dtype("bfloat16"))
-    given = rows_of(ids, request, position) | {
+    arrays = rows_of(ids, request, position) | {
         "logits": logits,
-        "experts": chosen,
+        "experts": ids_of_experts,
         **config.tables(MOST_PAGES * 16),
         "table": table.reshape(REQUESTS, MOST_PAGES).astype(np.int32),
         "cache": np.full(pages, np.nan, numpy_dtype("bfloat16")),
@@ -107,11 +107,11 @@ def step_of(
     dims |= {"positions": MOST_PAGES * 16, "requests": REQUESTS}
     dims |= {"most_pages": MOST_PAGES, "pages": PAGES}
     names = config.sizes(16).matmuls
-    return given, dims | tile_dims(SHAPES, dict.fromkeys(names, shape))
+    return arrays, dims | tile_dims(SHAPES, dict.fromkeys(names, shape))
 
 
 @pytest.mark.parametrize(
-    ("given", "schedule", "preference", "ranks", "steps"),
+    ("settings", "schedule", "preference", "ranks", "steps"),
     [
         (DENSE, "static", (), 2, EMULATED[1:2]),
         pytest.param(DENSE, "static", (), 1, EMULATED, marks=exhaustive),
@@ -133,16 +133,18 @@ def step_of(
     ],
 )
 def test_the_cuda_bodies_agree_in_any_order(
-    given, schedule, preference, ranks, steps, tmp_path, rng
+    settings, schedule, preference, ranks, steps, tmp_path, rng
 ):
-    config = draw_folder(tmp_path, rng, given, preference)
-    parts = [Part(rank, ranks, given is WHOLE) for rank in range(ranks)]
-    own = parts[0].config(config)
+    config = draw_folder(tmp_path, rng, settings, preference)
+    parts = [Part(rank, ranks, settings is WHOLE) for rank in range(ranks)]
+    part_config = parts[0].config(config)
     weights = [load_weights(tmp_path, config, "bfloat16", part) for part in parts]
     shapes = shapes_of(steps)
-    graph = decoder_graph(ranks, sizes=own.sizes(16), shapes=shapes, best_columns=64)
+    graph = decoder_graph(
+        ranks, sizes=part_config.sizes(16), shapes=shapes, best_columns=64
+    )
     emulator = Emulator(graph, schedule=schedule, workers=4)
-    check_steps(emulator, weights, own, Plain(tmp_path, config), steps, rng)
+    check_steps(emulator, weights, part_config, Plain(tmp_path, config), steps, rng)
 
 
 @exhaustive
@@ -165,30 +167,32 @@ def test_the_cuda_bodies_choose_as_the_router_says(tmp_path, rng):
 def check_steps(
     emulator: Emulator,
     weights: list[dict[str, Any]],
-    own: ModelConfig,
+    part_config: ModelConfig,
     plain: Plain,
     steps: list[tuple[list[int], int]],
     rng: np.random.Generator,
 ) -> None:
     """Steps of a decoder, whose ranks have these weights, against NumPy."""
-    for seed, (counts, shape) in enumerate(steps):
-        step, dims = step_of(own, counts, shape, rng)
+    for step_idx, (counts, shape) in enumerate(steps):
+        step, dims = step_of(part_config, counts, shape, rng)
         dims |= {"all_ids": plain.config.vocabulary}
-        every = [mine | {n: a.copy() for n, a in step.items()} for mine in weights]
-        found = emulator.run(every, dims, seed=seed)
-        logits = np.concatenate([one["logits"] for one in found], axis=1)
-        experts, next_ids = found[0]["experts"], found[0]["next_ids"]
-        for one in found:
-            np.testing.assert_array_equal(one["experts"], experts)
-            np.testing.assert_array_equal(one["next_ids"], next_ids)
+        every = [
+            of_rank | {n: a.copy() for n, a in step.items()} for of_rank in weights
+        ]
+        results = emulator.run(every, dims, seed=step_idx)
+        logits = np.concatenate([outputs["logits"] for outputs in results], axis=1)
+        experts, next_ids = results[0]["experts"], results[0]["next_ids"]
+        for outputs in results:
+            np.testing.assert_array_equal(outputs["experts"], experts)
+            np.testing.assert_array_equal(outputs["next_ids"], next_ids)
         np.testing.assert_array_equal(next_ids[0], logits.argmax(axis=1))
         for r in range(len(counts)):
             rows = np.flatnonzero(step["request"] == r)
             rows = rows[np.argsort(step["position"][rows])]
-            ids, chosen = step["ids"][rows].tolist(), experts[:, rows]
-            wanted = plain.logits(ids, plain.start(), chosen)
-            off = np.linalg.norm(logits[rows].astype(np.float32) - wanted)
-            assert off <= 0.02 * np.linalg.norm(wanted)
+            ids, ids_of_experts = step["ids"][rows].tolist(), experts[:, rows]
+            expected = plain.logits(ids, plain.start(), ids_of_experts)
+            off = np.linalg.norm(logits[rows].astype(np.float32) - expected)
+            assert off <= 0.02 * np.linalg.norm(expected)
     assert plain.gap < 0.05
 
 

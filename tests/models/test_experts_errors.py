@@ -89,18 +89,22 @@ def data_of(rows: int) -> dict[str, Any]:
     more = max(0, rows * TOP_K - EXPERTS) // 8
     tiles = min(rows * TOP_K, EXPERTS + (rows > 8) * more)
     place = np.zeros((STEPS, LAYERS, rows, TOP_K), np.int32)
-    used = np.zeros((STEPS, LAYERS, 1), np.int32)
+    num_used = np.zeros((STEPS, LAYERS, 1), np.int32)
     of_tiles = np.zeros((STEPS, LAYERS, tiles, 2), np.int32)
     for turn in np.ndindex(STEPS, LAYERS):
         logits = rng.standard_normal((rows, EXPERTS)).astype(np.float32)
         weights = np.zeros((rows, TOP_K), np.float32)
-        known, ids = np.zeros((2, rows, TOP_K), np.int32)
-        of_turn = place[turn], of_tiles[turn], used[turn]
+        expert_ids, ids = np.zeros((2, rows, TOP_K), np.int32)
+        of_turn = place[turn], of_tiles[turn], num_used[turn]
         numbers = {"tile_rows": 8, "stride": 8, "gathers": int(rows > 8)}
         position = np.full(rows, -(turn[1] < DENSE), np.int32)
-        function.body(logits, position, known, ids, weights, *of_turn, **numbers)
-    found = {"expert_place": place, "expert_tile": of_tiles, "expert_tiles_used": used}
-    return {name: [array] for name, array in found.items()} | plan_data(dims_of(rows))
+        function.body(logits, position, expert_ids, ids, weights, *of_turn, **numbers)
+    tables = {
+        "expert_place": place,
+        "expert_tile": of_tiles,
+        "expert_tiles_used": num_used,
+    }
+    return {name: [array] for name, array in tables.items()} | plan_data(dims_of(rows))
 
 
 def proved(rows: int, graph: Any = GRAPH, is_for_all_data: bool = False) -> Proved:
@@ -119,8 +123,8 @@ def test_a_mixture_is_proved(is_for_all_data, rows, early, schedule):
 @BOTH
 def test_gathered_rows_are_awaited_where_no_expert_has_any(schedule):
     name, number, rows = NO_EXPERTS
-    got = proved(rows, is_for_all_data=True).lacks(schedule, name, number)
-    assert "gathered" in got and "for which no task waits" in got
+    fault = proved(rows, is_for_all_data=True).lacks(schedule, name, number)
+    assert "gathered" in fault and "for which no task waits" in fault
 
 
 def test_a_program_that_begins_no_task_early_waits_twice_where_it_loads_counts():
@@ -167,5 +171,5 @@ def test_a_wait_for_the_layer_before_is_refused_with_the_layer(
     name, number, rows, schedule
 ):
     turn = DENSE - 1 if (name, number) in OF_DENSE else TURN
-    got = proved(rows).before(schedule, name, number, 1, turn)
-    assert f", layer={turn}" in got
+    fault = proved(rows).before(schedule, name, number, 1, turn)
+    assert f", layer={turn}" in fault

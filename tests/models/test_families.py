@@ -35,36 +35,43 @@ class Ranks:
         self, folder: Any, config: ModelConfig, count: int, has_experts: bool = False
     ) -> None:
         parts = [Part(rank, count, has_experts) for rank in range(count)]
-        own, requests = parts[0].config(config), len(STEPS[0])
-        sizes = own.sizes(PAGE)
-        self.config, self.lengths = config, [0] * requests
+        part_config, num_requests = parts[0].config(config), len(STEPS[0])
+        sizes = part_config.sizes(PAGE)
+        self.config, self.lengths = config, [0] * num_requests
         graph = decoder_graph(count, sizes=sizes, shapes=SHAPES, best_columns=64)
         self.plan = schedule_static(graph)
         rng = np.random.default_rng(3)
-        table = rng.permutation(requests * PAGES).reshape(requests, PAGES)
+        table = rng.permutation(num_requests * PAGES).reshape(num_requests, PAGES)
         self.given = [load_weights(folder, config, "bfloat16", part) for part in parts]
-        pages = own.layers, requests * PAGES, 2, own.kv_heads, PAGE, own.head_dim
-        for given in self.given:
-            given["embedding"] = given["embedding"][: config.vocabulary]
-            given |= config.tables(PAGE * PAGES)
-            given["table"] = table.astype(np.int32)
-            given["cache"] = np.full(pages, np.nan, given["norm"].dtype)
-        chosen = {name: n % 2 for n, name in enumerate(sizes.matmuls)}
-        self.dims = tile_dims(SHAPES, chosen, count)
+        pages = (
+            part_config.layers,
+            num_requests * PAGES,
+            2,
+            part_config.kv_heads,
+            PAGE,
+            part_config.head_dim,
+        )
+        for arrays in self.given:
+            arrays["embedding"] = arrays["embedding"][: config.vocabulary]
+            arrays |= config.tables(PAGE * PAGES)
+            arrays["table"] = table.astype(np.int32)
+            arrays["cache"] = np.full(pages, np.nan, arrays["norm"].dtype)
+        shape_numbers = {name: n % 2 for n, name in enumerate(sizes.matmuls)}
+        self.dims = tile_dims(SHAPES, shape_numbers, count)
         names = ["layers", "hidden", "inner", "vocabulary"]
-        names += ["shared_inner"] if own.shared_inner else []
-        names += ["dense_layers", "dense_inner"] if own.dense_layers else []
-        self.dims |= {name: getattr(own, name) for name in names}
-        if own.dense_layers:
-            self.dims["sparse_layers"] = own.layers - own.dense_layers
-        self.experts: list[list[Any]] = [[] for _ in range(requests)]
+        names += ["shared_inner"] if part_config.shared_inner else []
+        names += ["dense_layers", "dense_inner"] if part_config.dense_layers else []
+        self.dims |= {name: getattr(part_config, name) for name in names}
+        if part_config.dense_layers:
+            self.dims["sparse_layers"] = part_config.layers - part_config.dense_layers
+        self.experts: list[list[Any]] = [[] for _ in range(num_requests)]
         """Those that the rows of each request chose, of each step."""
         self.dims |= {
             "all_ids": config.vocabulary,
             "positions": len(self.given[0]["cos_sin"]),
-            "requests": requests,
+            "requests": num_requests,
             "most_pages": PAGES,
-            "pages": requests * PAGES,
+            "pages": num_requests * PAGES,
             "steps": 1,
             "stops": 1,
             "samples": 0,
@@ -80,36 +87,36 @@ class Ranks:
         for r, ids in enumerate(rows):
             self.lengths[r] += len(ids)
         arrays = row_arrays([rows[r][n] for r, n in of], request, position)
-        for given in self.given:
-            element, width = given["norm"].dtype, self.dims["vocabulary"]
-            given |= arrays
-            given["logits"] = np.full((len(of), width), np.nan, element)
+        for rank_arrays in self.given:
+            element, width = rank_arrays["norm"].dtype, self.dims["vocabulary"]
+            rank_arrays |= arrays
+            rank_arrays["logits"] = np.full((len(of), width), np.nan, element)
             if self.config.mixture is not None:
-                chosen = self.config.mixture.router.top_k
-                shape = self.config.layers, len(of), chosen
-                given["experts"] = np.full(shape, -9, np.int32)
+                top_k = self.config.mixture.router.top_k
+                shape = self.config.layers, len(of), top_k
+                rank_arrays["experts"] = np.full(shape, -9, np.int32)
         dims = self.dims | {"rows": len(of), **share_dims(tasks)}
-        found = simulate(self.plan, self.given, dims, check=is_first).outputs
-        for given, one in zip(self.given, found, strict=True):
-            given["cache"] = one["cache"]
+        results = simulate(self.plan, self.given, dims, check=is_first).outputs
+        for rank_arrays, outputs in zip(self.given, results, strict=True):
+            rank_arrays["cache"] = outputs["cache"]
         for r in range(len(rows)):
-            mine = [n for n, one in enumerate(request) if one == r]
+            row_ids = [n for n, outputs in enumerate(request) if outputs == r]
             if self.config.mixture is not None:
-                self.experts[r].append(found[0]["experts"][:, mine])
-        logits = np.concatenate([one["logits"] for one in found], axis=1)
+                self.experts[r].append(results[0]["experts"][:, row_ids])
+        logits = np.concatenate([outputs["logits"] for outputs in results], axis=1)
         return logits[:, : self.config.vocabulary].astype(np.float32)
 
 
-def distance(some: list[Any], others: list[Any]) -> float:
+def distance(some: list[Any], references: list[Any]) -> float:
     """The root mean square of the differences."""
-    off = np.concatenate(some) - np.concatenate(others)
+    off = np.concatenate(some) - np.concatenate(references)
     return float(np.sqrt(np.mean(off**2)))
 
 
 def test_each_family_has_a_case():
     """Two are in test_decoder_logits.py."""
-    others = {family.model_type for family in FAMILIES.values()}
-    assert {case.kind for case in CASES} == others - {"qwen3_moe", "mixtral"}
+    kinds = {family.model_type for family in FAMILIES.values()}
+    assert {case.kind for case in CASES} == kinds - {"qwen3_moe", "mixtral"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -120,31 +127,31 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path, rng):
     lengths = [sum(counts) for counts in zip(*STEPS, strict=True)]
     texts = [rng.integers(config.vocabulary, size=n).tolist() for n in lengths]
     for ranks in (1, 2) if config.heads > 1 else (1,):
-        model, begun, of_steps = Ranks(tmp_path, config, ranks), [0] * len(texts), []
-        for number, counts in enumerate(STEPS):
-            ends = [b + n for b, n in zip(begun, counts, strict=True)]
-            spans = [slice(*span) for span in zip(begun, ends, strict=True)]
+        model, starts, of_steps = Ranks(tmp_path, config, ranks), [0] * len(texts), []
+        for step_idx, counts in enumerate(STEPS):
+            ends = [b + n for b, n in zip(starts, counts, strict=True)]
+            spans = [slice(*span) for span in zip(starts, ends, strict=True)]
             rows = [text[span] for text, span in zip(texts, spans, strict=True)]
-            of_steps.append((model.step(rows, 1 + number), spans))
-            begun = ends
+            of_steps.append((model.step(rows, 1 + step_idx), spans))
+            starts = ends
         if ranks == 1 or config.mixture is not None:
             first = config.dense_layers
-            chosen = [
+            ids_of_experts = [
                 np.concatenate(e, axis=1)[first:] if e else None for e in model.experts
             ]
-            each = [*zip(texts, chosen, strict=True)]
-            wanted = [reference.logits(text, experts=of) for text, of in each]
-            rounded = [reference.logits(text, "bfloat16", of) for text, of in each]
-            most = MOST_ERROR * distance(rounded, wanted)
-        for found, spans in of_steps:
-            of_step = [w[span] for w, span in zip(wanted, spans, strict=True)]
-            assert distance([found], of_step) < most
+            runs = [*zip(texts, ids_of_experts, strict=True)]
+            expected = [reference.logits(text, experts=of) for text, of in runs]
+            rounded = [reference.logits(text, "bfloat16", of) for text, of in runs]
+            most = MOST_ERROR * distance(rounded, expected)
+        for logits, spans in of_steps:
+            of_step = [w[span] for w, span in zip(expected, spans, strict=True)]
+            assert distance([logits], of_step) < most
     for name, changes in case.drops.items():
-        other = Tiny(case, changes, reference.model.state_dict()).logits(texts[0])
-        assert distance([other], wanted[:1]) > 2 * most, name
-    for name, number in case.fills.items():
-        other = reference.filled(case, name, number).logits(texts[0])
-        assert distance([other], wanted[:1]) > 2 * most, name
+        variant = Tiny(case, changes, reference.model.state_dict()).logits(texts[0])
+        assert distance([variant], expected[:1]) > 2 * most, name
+    for name, step_idx in case.fills.items():
+        variant = reference.filled(case, name, step_idx).logits(texts[0])
+        assert distance([variant], expected[:1]) > 2 * most, name
 
 
 @pytest.mark.parametrize(
@@ -180,9 +187,9 @@ def test_gguf_files_have_the_same_weights(case: Case, tmp_path):
     path = tmp_path / "model.gguf"
     model.save_gguf(path, FAMILIES[config.architecture].gguf, case.gguf)
     file = GgufFile(path)
-    own = file.config()
-    head = replace(own.head, is_paired=config.head.is_paired)
-    assert replace(own, stop_tokens=config.stop_tokens, head=head) == config
-    weights = file.weights(own, "bfloat16")
-    for name, wanted in load_weights(tmp_path, config, "bfloat16").items():
-        np.testing.assert_array_equal(weights[name], wanted, name)
+    file_config = file.config()
+    head = replace(file_config.head, is_paired=config.head.is_paired)
+    assert replace(file_config, stop_tokens=config.stop_tokens, head=head) == config
+    weights = file.weights(file_config, "bfloat16")
+    for name, array in load_weights(tmp_path, config, "bfloat16").items():
+        np.testing.assert_array_equal(weights[name], array, name)

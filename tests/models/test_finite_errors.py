@@ -71,9 +71,9 @@ def test_an_overflow_of_float16_gives_no_ids(overflowing, one_rank, sampling, st
 def test_a_launch_ends_at_the_step_that_is_not_finite(spoiled_model):
     step = [5, 9], [0, 1], [0, 0], TABLE
     with spoiled_model([], steps_per_launch=8) as model:
-        wanted = model.steps(*step, count=8)
-    token = wanted[3, 0]  # the input of step 5
-    assert token not in {*wanted[:3, 0], *wanted[:4, 1], 5, 9}
+        ids = model.steps(*step, count=8)
+    token = ids[3, 0]  # the input of step 5
+    assert token not in {*ids[:3, 0], *ids[:4, 1], 5, 9}
     with spoiled_model([token], steps_per_launch=8) as model:
         model._arrays["cache"][...] = 0
         with pytest.raises(NotFiniteError, match="compare the weights") as caught:
@@ -81,33 +81,35 @@ def test_a_launch_ends_at_the_step_that_is_not_finite(spoiled_model):
         assert caught.value.where == (
             "step 5 of 8 of a launch, row 0 (request 0, position 4)"
         )
-        written = cache_of(model)[:, ::4, 0].any(axis=(2, 4))  # [layers, pages, slots]
-        assert written.sum(axis=2).tolist() == [[5, 5]] * 2
+        is_written = cache_of(model)[:, ::4, 0].any(
+            axis=(2, 4)
+        )  # [layers, pages, slots]
+        assert is_written.sum(axis=2).tolist() == [[5, 5]] * 2
         again = model.steps([9], [1], [0], TABLE, count=3)
-        assert again[:, 0].tolist() == wanted[:3, 1].tolist()
+        assert again[:, 0].tolist() == ids[:3, 1].tolist()
 
 
 @ONE_RANK
 @pytest.mark.parametrize("steps", some_of([4, 1], 2))
 def test_a_batch_continues_without_the_requests_of_the_error(spoiled_model, steps):
     with spoiled_model([], steps_per_launch=steps) as model:
-        wanted = model.generate([[1, 2, 3], [7] * 20], max_new_tokens=9)
+        texts = model.generate([[1, 2, 3], [7] * 20], max_new_tokens=9)
     with spoiled_model([7], steps_per_launch=steps) as model:
-        assert 7 not in wanted[0]
+        assert 7 not in texts[0]
         with Batch(model) as batch:
             first = batch.add([1, 2, 3], max_new_tokens=9)
-            other = batch.add([1], max_new_tokens=9)
+            request = batch.add([1], max_new_tokens=9)
             batch.step()
-            other.tokens[-1] = 7
+            request.tokens[-1] = 7
             with pytest.raises(NotFiniteError) as caught:
                 batch.step()
-            assert caught.value.requests == (other.number,)
-            batch.remove(other)
+            assert caught.value.requests == (request.number,)
+            batch.remove(request)
             while not batch.is_done:
                 batch.step()
-        assert first.new_tokens == wanted[0]
+        assert first.new_tokens == texts[0]
         # Of pages with NaNs.
-        assert model.generate([[4], [1, 2, 3]], max_new_tokens=9)[1] == wanted[0]
+        assert model.generate([[4], [1, 2, 3]], max_new_tokens=9)[1] == texts[0]
 
 
 @pytest.mark.mpi(ranks=[2])

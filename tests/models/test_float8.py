@@ -65,18 +65,18 @@ FILES = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
 def release(
     folder: Path,
     rng: Any,
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     scale_dtype: str = "float32",
-    skipped: str = "lm_head",
+    excluded: str = "lm_head",
 ) -> tuple[Path, Path]:
     """Two folders with the same weights: those of projections in float8, with scales in
     another file; and all as numbers of fp32. skipped: in modules_to_not_convert."""
     plain, released = folder / "plain", folder / "released"
     plain.mkdir(), released.mkdir()
-    draw_folder(plain, rng, given)
-    own = RELEASED | {"modules_to_not_convert": [skipped]}
+    draw_folder(plain, rng, settings)
+    quantization = RELEASED | {"modules_to_not_convert": [excluded]}
     (released / "config.json").write_text(
-        json.dumps({**given, "quantization_config": own})
+        json.dumps({**settings, "quantization_config": quantization})
     )
     tensors, scales, widened = {}, {}, {}
     for name, array in read_tensors(plain / FILE):
@@ -90,13 +90,13 @@ def release(
     assert len(scales) > 6
     save(plain / FILE, widened, "F32")
     save(released / FILES[0], tensors)
-    stored = "F32" if scale_dtype == "float32" else "BF16"
-    save(released / FILES[1], scales, stored)
+    dtype = "F32" if scale_dtype == "float32" else "BF16"
+    save(released / FILES[1], scales, dtype)
     return plain, released
 
 
 @pytest.mark.parametrize(
-    ("skipped", "is_converted"),
+    ("part", "is_converted"),
     [
         ("model.layers.7.mlp.gate_proj", False),
         ("mlp.gate_proj", False),
@@ -105,9 +105,9 @@ def release(
         ("model.layers.7.mlp.gate", True),  # the router of another layer
     ],
 )
-def test_names_of_what_is_not_of_float8_have_whole_parts(skipped, is_converted):
-    found = {"modules_to_not_convert": [skipped]}
-    assert are_converted(found, ["mlp.gate_proj"]) is is_converted
+def test_names_of_what_is_not_of_float8_have_whole_parts(part, is_converted):
+    quantization = {"modules_to_not_convert": [part]}
+    assert are_converted(quantization, ["mlp.gate_proj"]) is is_converted
 
 
 def test_all_codes_are_multiplied_by_the_scale_of_their_block():
@@ -115,25 +115,25 @@ def test_all_codes_are_multiplied_by_the_scale_of_their_block():
     codes = bits.view(numpy_dtype(E4M3))
     scales = np.exp2(np.arange(9) - 4).astype(np.float32).reshape(3, 3)
     scales[1, 2] = 0
-    wanted = codes.astype(np.float64) * expanded(scales, 300, 264)
-    np.testing.assert_array_equal(widen(codes, scales), wanted)
+    expected = codes.astype(np.float64) * expanded(scales, 300, 264)
+    np.testing.assert_array_equal(widen(codes, scales), expected)
 
 
 @pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("part", [Part(0, 1), Part(1, 2)], ids=str)
-@pytest.mark.parametrize("given", [DENSE, MIXTURE], ids=["dense", "moe"])
+@pytest.mark.parametrize("settings", [DENSE, MIXTURE], ids=["dense", "moe"])
 def test_weights_that_no_decoder_reads_are_widened(
-    given, part, scale_dtype, tmp_path, rng
+    settings, part, scale_dtype, tmp_path, rng
 ):
-    skipped = "model.layers.0*"  # of 16 bits in the configuration alone
-    plain, released = release(tmp_path, rng, given, scale_dtype, skipped)
+    excluded = "model.layers.0*"  # of 16 bits in the configuration alone
+    plain, released = release(tmp_path, rng, settings, scale_dtype, excluded)
     config = read_config(released)
     assert not config.float8
-    wanted = load_weights(plain, config, "bfloat16", part)
-    found = load_weights(released, config, "bfloat16", part)
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array, name)
+    expected = load_weights(plain, config, "bfloat16", part)
+    weights = load_weights(released, config, "bfloat16", part)
+    assert weights.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(weights[name], array, name)
 
 
 WIDE = DENSE | {"num_attention_heads": 8, "num_key_value_heads": 4}
@@ -156,18 +156,18 @@ DIVIDED = {
 
 @pytest.mark.parametrize("inner", DIVIDED)
 def test_ranks_have_codes_with_the_scales_of_their_blocks(inner, tmp_path, rng):
-    given, float8, own, places, blocks = DIVIDED[inner]
-    given = given | {"intermediate_size": inner}
-    _, released = release(tmp_path, rng, given, "bfloat16")
+    settings, float8, num_columns, places, blocks = DIVIDED[inner]
+    settings = settings | {"intermediate_size": inner}
+    _, released = release(tmp_path, rng, settings, "bfloat16")
     config = read_config(released)
     whole = load_weights(released, config, "bfloat16")
     assert config.float8 == ALL_FLOAT8
     for rank in range(2):
         part, place, of = Part(rank, 2), list(places[rank]), blocks[rank]
         sizes = part.config(config)
-        assert (sizes.float8, sizes.inner) == (float8, own)
-        held = load_weights(released, config, "bfloat16", part)
-        wanted = {
+        assert (sizes.float8, sizes.inner) == (float8, num_columns)
+        weights = load_weights(released, config, "bfloat16", part)
+        expected = {
             "w_gate": whole["w_gate"][:, place],
             "w_up_scales": whole["w_up_scales"][:, of],
             "w_down": whole["w_down"][..., place],
@@ -175,27 +175,30 @@ def test_ranks_have_codes_with_the_scales_of_their_blocks(inner, tmp_path, rng):
             "w_o": np.split(whole["w_o"], 2, 2)[rank],
             "w_o_scales": np.split(whole["w_o_scales"], 2, 2)[rank],
         }
-        for name, array in wanted.items():
-            assert held[name].dtype == array.dtype
-            cut = held[name][tuple(map(slice, array.shape))]
+        for name, array in expected.items():
+            assert weights[name].dtype == array.dtype
+            cut = weights[name][tuple(map(slice, array.shape))]
             assert cut.tobytes() == array.tobytes(), name
-        width = len(place)
-        for padding in (held["w_gate"][:, width:], held["w_down"][..., width:]):
+        num_places = len(place)
+        for padding in (
+            weights["w_gate"][:, num_places:],
+            weights["w_down"][..., num_places:],
+        ):
             assert not padding.astype(np.float32).any()
 
 
 @pytest.mark.parametrize("inner", DIVIDED)
 def test_ranks_give_the_logits_of_the_widened_model(inner, tmp_path, rng):
-    given = DIVIDED[inner][0] | {"intermediate_size": inner, "rope_theta": BASE}
-    plain, released = release(tmp_path, rng, given)
+    settings = DIVIDED[inner][0] | {"intermediate_size": inner, "rope_theta": BASE}
+    plain, released = release(tmp_path, rng, settings)
     config, ids = read_config(released), rng.integers(504, size=9)
     parts = [Part(rank, 2) for rank in range(2)]
     arrays = [given_on(released, config, ids, part) for part in parts]
     sizes = parts[0].config(config).sizes(PAGE)
     graph = decoder_graph(2, sizes=sizes, shapes=SHAPES, best_columns=64)
     dims = dims_of(config, 2, len(ids))
-    found = simulate(schedule_static(graph), arrays, dims).outputs
-    check_logits(plain, read_config(plain), ids, logits_of(found, config))
+    results = simulate(schedule_static(graph), arrays, dims).outputs
+    check_logits(plain, read_config(plain), ids, logits_of(results, config))
 
 
 EXPERTS = DENSE_LAYER | {"hidden_size": 144, "num_experts": 8}
@@ -232,17 +235,17 @@ def test_experts_are_multiplied_by_their_codes(
     config = read_config(released)
     assert config.float8 == ("qkv", "o", *OF_EXPERTS)
     parts = [part_of(rank, ranks, experts) for rank in range(ranks)]
-    own = parts[0].config(config)
-    assert own.float8 == config.float8
+    part_config = parts[0].config(config)
+    assert part_config.float8 == config.float8
     weights = [load_weights(released, config, "bfloat16", part) for part in parts]
     assert weights[0]["w_gate"].dtype == numpy_dtype(E4M3)
-    sizes, shapes = own.sizes(16), EXPERT_SHAPES
+    sizes, shapes = part_config.sizes(16), EXPERT_SHAPES
     graph = decoder_graph(ranks, sizes=sizes, shapes=shapes, best_columns=64)
     wide = {name: np.array(a) for name, a in read_tensors(plain / FILE)}
     reference = Plain(plain, read_config(plain), wide)
     steps = EMULATED[1 : 2 if runner is OnCpu else 3]
     runner = runner(graph, schedule=schedule, workers=4)
-    check_steps(runner, weights, own, reference, steps, rng)
+    check_steps(runner, weights, part_config, reference, steps, rng)
 
 
 @exhaustive
@@ -265,8 +268,8 @@ def test_a_released_folder_generates_what_its_numbers_do(
     options = {"positions": 64, "page_size": 16, "schedule": schedule}
     with load(released, **options, world=world) as model:
         assert model.program.plan.graph.tensor("w_gate").dtype == E4M3
-        [found] = model.generate([[3, 1, 4]], max_new_tokens=8)
-    expect_best(plain, [3, 1, 4], found)
+        [new_ids] = model.generate([[3, 1, 4]], max_new_tokens=8)
+    expect_best(plain, [3, 1, 4], new_ids)
 
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
@@ -299,9 +302,9 @@ def test_tensors_that_do_not_fit_are_named(name, change, text, tmp_path, rng):
     for file in FILES:
         tensors = {n: np.array(a) for n, a in read_tensors(released / file)}
         if NAME + name in tensors:
-            changed = change(tensors.pop(NAME + name))
-            if changed is not None:
-                tensors[NAME + name] = changed
+            tensor = change(tensors.pop(NAME + name))
+            if tensor is not None:
+                tensors[NAME + name] = tensor
             save(released / file, tensors, "F32" if name else "BF16")
     with pytest.raises(ArgumentError, match=text):
         load_weights(released, read_config(released), "bfloat16")

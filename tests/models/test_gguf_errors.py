@@ -167,7 +167,7 @@ def test_a_file_that_ends_early_is_refused_wherever_it_ends(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "got"),
+    ("content", "reason"),
     [
         (gguf({}, magic=b"GGML"), "does not begin with GGUF"),
         (gguf({}, version=1), "GGUF version 1"),
@@ -209,8 +209,8 @@ def test_a_file_that_ends_early_is_refused_wherever_it_ends(tmp_path):
         (gguf({}, [ROWS, ROWS], bytes(16)), "a tensor's name more than once"),
     ],
 )
-def test_damaged_headers_are_refused(tmp_path, content, got):
-    damaged(tmp_path / "file", content, got)
+def test_damaged_headers_are_refused(tmp_path, content, reason):
+    damaged(tmp_path / "file", content, reason)
 
 
 def test_a_header_beyond_the_limit_is_not_read(tmp_path, monkeypatch):

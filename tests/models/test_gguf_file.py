@@ -41,33 +41,33 @@ def test_experts_are_stacked_by_layer(tmp_path, rng):
     file = GgufFile(tmp_path / "model.gguf")
     config = file.config()
     assert (config.mixture, config.inner) == (DecoderMixture(8, Router(2)), 24)
-    found = file.weights(config, "bfloat16")
+    weights = file.weights(config, "bfloat16")
     for name, of in (
         ("router", "ffn_gate_inp"),
         ("w_gate", "ffn_gate_exps"),
         ("w_up", "ffn_up_exps"),
         ("w_down", "ffn_down_exps"),
     ):
-        np.testing.assert_array_equal(found[name][0], tensors[f"blk.0.{of}.weight"])
+        np.testing.assert_array_equal(weights[name][0], tensors[f"blk.0.{of}.weight"])
 
 
 def test_a_vocabulary_may_have_any_size(tmp_path, rng):
     shapes = {f"blk.0.{name}.weight": shape for name, shape in SHAPES.items()}
     shapes |= {"token_embd.weight": (61, 64), "output_norm.weight": (64,)}
     tensors = {n: rng.integers(-9, 9, s).astype(np.float32) for n, s in shapes.items()}
-    own = EXPERTS | {"vocab_size": 61}
-    write(tmp_path / "model.gguf", "qwen3moe", tensors, **own)
+    sizes = EXPERTS | {"vocab_size": 61}
+    write(tmp_path / "model.gguf", "qwen3moe", tensors, **sizes)
     file = GgufFile(tmp_path / "model.gguf")
-    found = file.weights(file.config(), "bfloat16")["embedding"]
-    np.testing.assert_array_equal(found[:61], tensors["token_embd.weight"])
-    assert len(found) == 64 and not found[61:].any()
+    embedding = file.weights(file.config(), "bfloat16")["embedding"]
+    np.testing.assert_array_equal(embedding[:61], tensors["token_embd.weight"])
+    assert len(embedding) == 64 and not embedding[61:].any()
 
 
 def test_all_tokens_that_end_a_text_are_stop_tokens(tmp_path):
     tokens = ["a", "<|endoftext|>", "b", "<|im_end|>", "<|eom_id|>", "c"]
     metadata = {"tokens": tokens, "eos_token_id": 3, "eom_token_id": 5}
-    named = {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
-    write(tmp_path / "model.gguf", metadata=named)
+    entries = {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
+    write(tmp_path / "model.gguf", metadata=entries)
     assert GgufFile(tmp_path / "model.gguf").config().stop_tokens == (1, 3, 4, 5)
 
 

@@ -83,8 +83,8 @@ def test_each_key_that_is_honoured_changes_the_model(tmp_path):
         is_dense = name in ("feed_forward_length", *YARN)
         architecture, more = ("llama", YARN) if is_dense else ("qwen3moe", EXPERTS)
         before = config_of(tmp_path, architecture, **more)
-        changed = more | {name: value}
-        assert config_of(tmp_path, architecture, **changed) != before, name
+        entries = more | {name: value}
+        assert config_of(tmp_path, architecture, **entries) != before, name
 
 
 def test_each_key_of_mixtures_changes_the_model_or_is_refused(tmp_path):
@@ -121,8 +121,8 @@ def test_equal_numbers_of_all_layers_are_one_number(tmp_path):
     numbers = {"attention.head_count": 4, "feed_forward_length": 64}
     numbers["attention.head_count_kv"] = 4
     assert numbers.keys() == set(EACH_LAYER)
-    each = {name: [number] * 3 for name, number in numbers.items()}
-    assert config_of(tmp_path, "qwen3", block_count=3, **each) == config
+    lists = {name: [number] * 3 for name, number in numbers.items()}
+    assert config_of(tmp_path, "qwen3", block_count=3, **lists) == config
 
 
 def test_a_special_token_may_be_none(tmp_path):

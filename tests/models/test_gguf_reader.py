@@ -28,9 +28,9 @@ def test_values_have_the_types_of_the_file(tmp_path, version):
         ),
     }
     (tmp_path / "file").write_bytes(made.gguf(values, version=version))
-    found = dict(read_gguf(tmp_path / "file").metadata)
-    assert found.pop("numbers").tolist() == [3, -4]
-    assert found == {
+    metadata = dict(read_gguf(tmp_path / "file").metadata)
+    assert metadata.pop("numbers").tolist() == [3, -4]
+    assert metadata == {
         "number": 7,
         "below": -7,
         "true": True,

@@ -24,10 +24,10 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=repr)
-def test_ids_are_integers_of_python(given):
-    ends = sorted(checked_stop(given, 9))
-    for ids in (checked_prompt(given, 9), checked_ids(given), ends):
+@pytest.mark.parametrize("stop_ids", GIVEN, ids=repr)
+def test_ids_are_integers_of_python(stop_ids):
+    ends = sorted(checked_stop(stop_ids, 9))
+    for ids in (checked_prompt(stop_ids, 9), checked_ids(stop_ids), ends):
         assert ids == [3, 4] and {*map(type, ids)} == {int}
 
 
@@ -35,9 +35,9 @@ def test_ids_are_integers_of_python(given):
 def test_ids_may_be_in_tensors():
     from torch import int32, tensor
 
-    for given in (tensor([3, 4]), tensor([3, 4], dtype=int32), list(tensor([3, 4]))):
-        assert checked_prompt(given, 9) == checked_ids(given) == [3, 4]
-        assert checked_stop(given, 9) == {3, 4}
+    for ids in (tensor([3, 4]), tensor([3, 4], dtype=int32), list(tensor([3, 4]))):
+        assert checked_prompt(ids, 9) == checked_ids(ids) == [3, 4]
+        assert checked_stop(ids, 9) == {3, 4}
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, Fraction])
@@ -53,8 +53,8 @@ def test_a_sampling_has_numbers_of_python(kind):
 def test_options_of_a_model_may_be_numbers_of_numpy(kind, tmp_path, rng):
     config = read_config(make_model(tmp_path, rng))
     options = {"batch": 20, "positions": 48, "page_size": 16, "pages": 60}
-    given = ModelSetup(config, **{name: kind(n) for name, n in options.items()})
-    given.check()
-    assert given == ModelSetup(config, **options)
-    assert given.parameters() == ModelSetup(config, **options).parameters()
-    assert type(given.all_pages) is type(given.most_pages) is int
+    setup = ModelSetup(config, **{name: kind(n) for name, n in options.items()})
+    setup.check()
+    assert setup == ModelSetup(config, **options)
+    assert setup.parameters() == ModelSetup(config, **options).parameters()
+    assert type(setup.all_pages) is type(setup.most_pages) is int

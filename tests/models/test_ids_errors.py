@@ -25,13 +25,13 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("given", ODD, ids=repr)
-def test_odd_ids_are_refused(given):
+@pytest.mark.parametrize("ids", ODD, ids=repr)
+def test_odd_ids_are_refused(ids):
     for call in (checked_prompt, checked_stop):
         with pytest.raises(TypeError, match=r"expects an? (int|list)"):
-            call(given, 9)
+            call(ids, 9)
     with pytest.raises(TypeError):
-        checked_ids(given)
+        checked_ids(ids)
 
 
 @pytest.mark.parametrize("value", [True, np.True_, "1", None, 1j])

@@ -35,13 +35,13 @@ def model(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mode
         pytest.skip("for one rank of the CPU backend")
 
     def launch(bound: Any) -> None:
-        given = {
+        arguments = {
             name: bound.arrays[name].owner for name in (*GIVEN, "table", "request")
         }
-        requests = given["request"][given["ids"] >= 0]
-        pages = given["table"][requests]
+        requests = arguments["request"][arguments["ids"] >= 0]
+        pages = arguments["table"][requests]
         assert len(np.unique(pages[:, 0])) == len(np.unique(requests))
-        data = b"".join(given[name].tobytes() for name in GIVEN)
+        data = b"".join(arguments[name].tobytes() for name in GIVEN)
         data += (pages >= 0).tobytes()
         bound.arrays["next_ids"].owner[...] = zlib.crc32(data) % 520
 
@@ -55,18 +55,20 @@ def model(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mode
 
 
 @pytest.mark.mpi(ranks=[1])
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__qualname__)
+@pytest.mark.parametrize(
+    "function", FUNCTIONS, ids=lambda function: function.__qualname__
+)
 def test_interrupt_at_each_line_leaves_the_model_right(function: Any, model: Model):
     def generate() -> list[list[int]]:
-        chosen, two = [None, Sampling(seed=5)], [[3], [5] * 16]
-        found = model.generate([[4]], max_new_tokens=2)
-        found += model.generate([[4]], max_new_tokens=2, sampling=chosen[1])
-        return found + model.generate(two, max_new_tokens=2, sampling=chosen)
+        samplings, two = [None, Sampling(seed=5)], [[3], [5] * 16]
+        texts = model.generate([[4]], max_new_tokens=2)
+        texts += model.generate([[4]], max_new_tokens=2, sampling=samplings[1])
+        return texts + model.generate(two, max_new_tokens=2, sampling=samplings)
 
-    wanted = generate()
+    expected = generate()
     line = 1
     while interrupted(generate, [function.__code__], line):
-        assert generate() == wanted, f"after line event {line}"
+        assert generate() == expected, f"after line event {line}"
         line += 1
     assert line > 1
     with Batch(model) as batch:
@@ -115,7 +117,9 @@ class Owner:
     """Of requests."""
 
 
-@pytest.mark.parametrize("function", SHARING, ids=lambda one: one.__qualname__)
+@pytest.mark.parametrize(
+    "function", SHARING, ids=lambda function: function.__qualname__
+)
 def test_interrupt_at_each_line_leaves_shared_pages_right(function: Any):
     keys = [bytes([n]) for n in range(4)]
     owner, line, is_interrupted = Owner(), 1, True
@@ -133,12 +137,14 @@ def test_interrupt_at_each_line_leaves_shared_pages_right(function: Any):
         is_interrupted = interrupted(share, [function.__code__], line)
         for request in pages.owned(owner):
             pages.remove(request)
-        kept = pages.find(keys)
-        again = pages.add(64, owner, kept[:3])
-        assert pages.table[again, :3].tolist()[: len(kept)] == kept[:3]
+        found_pages = pages.find(keys)
+        again = pages.add(64, owner, found_pages[:3])
+        assert pages.table[again, :3].tolist()[: len(found_pages)] == found_pages[:3]
         pages.add(48, owner)
-        used = pages.table[pages.table >= 0]
-        assert len(np.unique(used)) == len(used) == 7, f"after line event {line}"
-        assert pages.free_pages == 0 and pages.find(keys) == kept[:3]
+        page_ids = pages.table[pages.table >= 0]
+        assert len(np.unique(page_ids)) == len(page_ids) == 7, (
+            f"after line event {line}"
+        )
+        assert pages.free_pages == 0 and pages.find(keys) == found_pages[:3]
         line += 1
     assert line > 2

@@ -24,8 +24,8 @@ def expect_best(folder, prompt, new):
     """Each new id has the largest logit after those before, but for rounding."""
     plain = Plain(folder, read_config(folder))
     logits = plain.logits([*prompt, *new], plain.start())[len(prompt) - 1 : -1]
-    chosen = logits[np.arange(len(new)), new]
-    assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max())
+    logits_of_ids = logits[np.arange(len(new)), new]
+    assert np.all(logits_of_ids > logits.max(axis=1) - 0.05 * np.abs(logits).max())
 
 
 @pytest.mark.parametrize("kind", some_of(KINDS, 2))
@@ -33,12 +33,12 @@ def test_prompts_of_many_lengths_are_continued(kind, tmp_path, rng, one_rank):
     folder = make_model(tmp_path, rng, architectures=[kind])
     prompts = [rng.integers(520, size=n).tolist() for n in (1, 150, 7)]
     with load(folder, positions=200, page_size=16, world=one_rank) as model:
-        found = model.generate(prompts, max_new_tokens=4)
-        assert [len(new) for new in found] == [4, 4, 4]
-        for prompt, new in zip(prompts, found, strict=True):
+        texts = model.generate(prompts, max_new_tokens=4)
+        assert [len(new) for new in texts] == [4, 4, 4]
+        for prompt, new in zip(prompts, texts, strict=True):
             expect_best(folder, prompt, new)
         alone = [model.generate([prompt], max_new_tokens=4)[0] for prompt in prompts]
-        assert alone == found
+        assert alone == texts
 
 
 EXPERTS = {
@@ -60,8 +60,8 @@ def test_a_mixture_of_experts_continues_prompts(kind, tmp_path, rng, one_rank):
         make_model(tmp_path, rng, **EXPERTS)
     prompts = [rng.integers(504, size=n).tolist() for n in (1, 40, 7)]
     with load(tmp_path, positions=64, page_size=16, world=one_rank) as model:
-        found = model.generate(prompts, max_new_tokens=3)
-    for prompt, new in zip(prompts, found, strict=True):
+        texts = model.generate(prompts, max_new_tokens=3)
+    for prompt, new in zip(prompts, texts, strict=True):
         expect_best(tmp_path, prompt, new)
 
 
@@ -97,14 +97,14 @@ def test_a_step_returns_ids_and_logits(folder, rng, one_rank):
     with load(folder, batch=3, positions=64, world=one_rank) as model:
         table = np.array([[2], [0]], np.int32)
         ids = rng.integers(520, size=5)
-        found = model.step(ids, [0, 1, 0, 0, 1], [0, 0, 1, 2, 1], table)
+        next_ids = model.step(ids, [0, 1, 0, 0, 1], [0, 0, 1, 2, 1], table)
         logits = model.logits
         logits = (logits if isinstance(logits, np.ndarray) else logits.get()).astype(
             np.float32
         )
         assert logits.shape == (5, 520)
-        np.testing.assert_array_equal(logits.argmax(axis=1), found)
-        expect_best(folder, ids[[0, 2, 3]].tolist(), [int(found[3])])
+        np.testing.assert_array_equal(logits.argmax(axis=1), next_ids)
+        expect_best(folder, ids[[0, 2, 3]].tolist(), [int(next_ids[3])])
 
 
 def test_all_steps_have_few_shapes(folder, one_rank):

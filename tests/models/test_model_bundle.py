@@ -54,7 +54,7 @@ def bundle(folder, one_rank, uncompiled):
 
 def new_bundle(folder, world):
     """Of the configuration alone, for as many workers as programs here have."""
-    config, made = folder.with_name("config"), folder.with_name("bundle")
+    config, bundle_folder = folder.with_name("config"), folder.with_name("bundle")
     config.mkdir()
     shutil.copy(folder / "config.json", config)
     workers, options = world.settings.cpu_workers, {**OPTIONS, "ranks": world.size}
@@ -63,9 +63,9 @@ def new_bundle(folder, world):
         workers = etc_dist.compile(graph, world).workers
     for rank in range(world.size):
         if rank == world.rank:  # the later ones find its proofs in the cache
-            bundle_model(config, made, workers=workers, **options)
+            bundle_model(config, bundle_folder, workers=workers, **options)
         world.barrier()
-    return made
+    return bundle_folder
 
 
 def forbidden(*_: Any) -> Any:
@@ -93,16 +93,16 @@ def test_a_model_with_a_bundle_compiles_proves_and_captures_nothing(
         monkeypatch.setattr("cupy.cuda.Stream.begin_capture", forbidden)
     # The CPU backend takes the tiles of a GPU: otherwise its steps have other dims.
     policy = ModelSetup.policy
-    of_gpu = lambda setup, found: policy(setup, found or workers)  # noqa: E731
+    of_gpu = lambda setup, texts: policy(setup, texts or workers)  # noqa: E731
     monkeypatch.setattr(ModelSetup, "policy", of_gpu)
     prompts = [rng.integers(571, size=n).tolist() for n in (1, 18, 7)]
-    with load(folder, bundle=bundle, world=world) as loaded:
-        assert (loaded.batch, loaded.positions, loaded.pages.page_size) == (3, 64, 16)
-        found = loaded.generate(prompts, max_new_tokens=4)
-        assert loaded.pages.count == 10
-        assert len(loaded.generate([prompts[1]], max_new_tokens=12)[0]) == 12
+    with load(folder, bundle=bundle, world=world) as model:
+        assert (model.batch, model.positions, model.pages.page_size) == (3, 64, 16)
+        texts = model.generate(prompts, max_new_tokens=4)
+        assert model.pages.count == 10
+        assert len(model.generate([prompts[1]], max_new_tokens=12)[0]) == 12
     if not changes:
-        for prompt, new in zip(prompts, found, strict=True):
+        for prompt, new in zip(prompts, texts, strict=True):
             expect_best(folder, prompt, new)
 
 
@@ -113,12 +113,12 @@ def test_a_model_has_the_tiles_for_which_its_bundle_has_proofs(
     path = tmp_path / "tuning.json"
     path.write_text(json.dumps(tuning.document()))
     monkeypatch.setenv("ETC_DIST_TUNING", str(path))
-    made = new_bundle(folder, one_rank)
+    bundle_folder = new_bundle(folder, one_rank)
     monkeypatch.delenv("ETC_DIST_TUNING")
-    with load(folder, bundle=made, world=one_rank) as loaded:
-        assert loaded._policy.tuning == tuning
-    with load(folder, **OPTIONS, world=one_rank) as loaded:
-        assert loaded._policy.tuning == default_tuning()
+    with load(folder, bundle=bundle_folder, world=one_rank) as model:
+        assert model._policy.tuning == tuning
+    with load(folder, **OPTIONS, world=one_rank) as model:
+        assert model._policy.tuning == default_tuning()
 
 
 def test_other_options_are_named(folder, bundle, one_rank):
@@ -132,9 +132,9 @@ def test_other_options_are_named(folder, bundle, one_rank):
 
 def test_another_model_is_named(tmp_path, bundle, rng, one_rank):
     (tmp_path / "other").mkdir()
-    other = make_model(tmp_path / "other", rng, num_hidden_layers=3)
+    deeper = make_model(tmp_path / "other", rng, num_hidden_layers=3)
     with pytest.raises(ArgumentError, match="wanted: layers=3\n  got:    layers=2\n"):
-        load(other, bundle=bundle, world=one_rank)
+        load(deeper, bundle=bundle, world=one_rank)
 
 
 def test_a_damaged_bundle_is_refused(folder, bundle, one_rank):
@@ -146,22 +146,22 @@ def test_a_damaged_bundle_is_refused(folder, bundle, one_rank):
 def test_the_command_of_the_documentation_builds_bundles(
     folder, tmp_path, uncompiled, one_rank, capsys
 ):
-    made = tmp_path / "made"
+    bundle_folder = tmp_path / "made"
     [line] = re.findall(r"etc-dist (build FOLDER --bundle .*)", PAGE.read_text())
-    places = {"FOLDER": str(folder), "BUNDLE": str(made)}
+    places = {"FOLDER": str(folder), "BUNDLE": str(bundle_folder)}
     assert "`--steps-per-launch 8 --pages 4096`" in PAGE.read_text()
     options = ["--positions", "64", "--schedule", "dynamic", "--workers", "4"]
     options += ["--steps-per-launch", "2", "--pages", "9"]
     command = [places.get(word, word) for word in line.split()]
     assert cli.main([*command, *options]) == 0
     assert "/made: 1 program in" in capsys.readouterr().out
-    parameters = json.loads((made / "manifest.json").read_text())["parameters"]
+    parameters = json.loads((bundle_folder / "manifest.json").read_text())["parameters"]
     expected = {"batch": 32, "schedule": "dynamic", "steps_per_launch": 2, "pages": 9}
     assert parameters.items() >= expected.items()
     assert "\nwith load(FOLDER, bundle=BUNDLE) as model:\n" in PAGE.read_text()
     if one_rank.backend == "cpu":  # a GPU has more workers
-        with load(folder, bundle=made, world=one_rank) as loaded:
-            assert (loaded.batch, loaded.steps_per_launch) == (32, 2)
+        with load(folder, bundle=bundle_folder, world=one_rank) as model:
+            assert (model.batch, model.steps_per_launch) == (32, 2)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_the_command_of_the_documentation_builds_bundles(
     ],
 )
 def test_options_of_the_command_are_checked(options, text, folder, tmp_path, capsys):
-    given = [str(folder) if option == "FOLDER" else option for option in options]
-    assert cli.main(["build", *given, "--bundle", str(tmp_path / "made")]) == 1
+    arguments = [str(folder) if option == "FOLDER" else option for option in options]
+    assert cli.main(["build", *arguments, "--bundle", str(tmp_path / "made")]) == 1
     assert text in capsys.readouterr().err
     assert not (tmp_path / "made").exists()

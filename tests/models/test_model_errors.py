@@ -76,14 +76,14 @@ def test_a_stop_token_outside_of_the_vocabulary_takes_no_request(model):
 def test_stop_tokens_may_come_from_an_iterator(model):
     (whole,) = model.generate([[3]], max_new_tokens=4, stop=())
     prompts = [[3], [3]]
-    found = model.generate(prompts, max_new_tokens=4, stop=iter(whole[2:3]))
-    assert found == [whole[: whole.index(whole[2])]] * 2
+    texts = model.generate(prompts, max_new_tokens=4, stop=iter(whole[2:3]))
+    assert texts == [whole[: whole.index(whole[2])]] * 2
 
 
 def with_nan(array):
-    changed = array.copy()
-    changed.flat[-1] = np.nan
-    return changed
+    copy = array.copy()
+    copy.flat[-1] = np.nan
+    return copy
 
 
 @pytest.mark.parametrize(

@@ -57,18 +57,18 @@ def test_all_numbers_and_scales_are_exact_in_bfloat16():
     codes = np.arange(16)
     pair = (codes | codes[::-1] << 4).astype(np.uint8)
     scales = np.arange(253).astype(np.uint8)  # the others are tested below
-    found = widen(np.tile(pair, (253, 1, 1)), scales[:, None])
+    numbers = widen(np.tile(pair, (253, 1, 1)), scales[:, None])
     of_codes = np.stack([NUMBERS, NUMBERS[::-1]], axis=1).ravel()
-    wanted = of_codes * 2.0 ** (scales.astype(int)[:, None] - 127)
-    np.testing.assert_array_equal(found, wanted)
-    rounded = found.astype(numpy_dtype("bfloat16")).astype(np.float64)
-    np.testing.assert_array_equal(rounded, wanted)
+    expected = of_codes * 2.0 ** (scales.astype(int)[:, None] - 127)
+    np.testing.assert_array_equal(numbers, expected)
+    rounded = numbers.astype(numpy_dtype("bfloat16")).astype(np.float64)
+    np.testing.assert_array_equal(rounded, expected)
 
 
 def test_products_that_are_too_large_are_not_finite():
     byte = np.full((1, 1, 16), 0x39, np.uint8)  # -0.5 and 1.5
-    [found] = widen(byte, np.array([[254]], np.uint8))
-    assert found.tolist() == [-(2.0**126), 1.5 * 2.0**127] * 16
+    [numbers] = widen(byte, np.array([[254]], np.uint8))
+    assert numbers.tolist() == [-(2.0**126), 1.5 * 2.0**127] * 16
     assert np.isinf(widen(byte + 0x10, np.array([[254]], np.uint8))[0, 1::2]).all()
     assert np.isnan(widen(byte * 0, np.array([[255]], np.uint8))).all()
 
@@ -81,7 +81,7 @@ def test_numbers_are_those_of_transformers(rng):
     blocks = rng.integers(256, size=(2, 6, 3, 16)).astype(np.uint8)
     scales = rng.integers(90, 160, (2, 6, 3)).astype(np.uint8)
     theirs = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales))
-    ours = [widen(*each).T for each in zip(blocks, scales, strict=True)]
+    ours = [widen(*pair).T for pair in zip(blocks, scales, strict=True)]
     np.testing.assert_array_equal(ours, theirs.float().numpy())
 
 
@@ -89,28 +89,31 @@ def test_numbers_are_those_of_transformers(rng):
 def test_folders_are_widened(model, tmp_path, part):
     config, packed = model
     names = sorted(packed, reverse=True)  # scales and blocks in several files
-    for number, some in enumerate((names[::2], names[1::2])):
-        save(tmp_path / f"model-{number}.safetensors", {n: packed[n] for n in some})
-    found = load_weights(tmp_path, config, "bfloat16", part)
+    for file_idx, some in enumerate((names[::2], names[1::2])):
+        save(tmp_path / f"model-{file_idx}.safetensors", {n: packed[n] for n in some})
+    weights = load_weights(tmp_path, config, "bfloat16", part)
     plain = {n: a for n, a in packed.items() if a.dtype != np.uint8}
     for name in ("gate_up_proj", "down_proj"):
         of = (packed[f"{LAYER}.{name}_{end}"] for end in ("blocks", "scales"))
-        each = [widen(*expert).T for expert in zip(*of, strict=True)]
-        plain[f"{LAYER}.{name}"] = np.array(each)
+        matrices = [widen(*expert).T for expert in zip(*of, strict=True)]
+        plain[f"{LAYER}.{name}"] = np.array(matrices)
     (tmp_path / "plain").mkdir()
     save(tmp_path / "plain" / "model.safetensors", plain)
-    wanted = load_weights(tmp_path / "plain", config, "bfloat16", part)
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array, name)
+    expected = load_weights(tmp_path / "plain", config, "bfloat16", part)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(weights[name], array, name)
     blocks, scales = (packed[f"{LAYER}.gate_up_proj_{n}"] for n in ("blocks", "scales"))
     rows = slice(part.rank * 96 // part.count, (part.rank + 1) * 96 // part.count)
     up = widen(blocks[2], scales[2])[1::2][rows]
-    np.testing.assert_array_equal(found["w_up"][0, 2, :, :64], up)
-    bias = packed[f"{LAYER}.gate_up_proj_bias"].astype(found["w_up"].dtype)
-    np.testing.assert_array_equal(found["w_up"][0, :, :, 64], bias[:, 1::2][:, rows])
-    bias = packed[f"{LAYER}.down_proj_bias"].astype(found["w_up"].dtype)
-    own, is_first = found["w_down"][0, :, :, 96 // part.count], part.rank == 0
-    np.testing.assert_array_equal(own, bias if is_first else bias * 0)
+    np.testing.assert_array_equal(weights["w_up"][0, 2, :, :64], up)
+    bias = packed[f"{LAYER}.gate_up_proj_bias"].astype(weights["w_up"].dtype)
+    np.testing.assert_array_equal(weights["w_up"][0, :, :, 64], bias[:, 1::2][:, rows])
+    bias = packed[f"{LAYER}.down_proj_bias"].astype(weights["w_up"].dtype)
+    bias_columns, is_first = (
+        weights["w_down"][0, :, :, 96 // part.count],
+        part.rank == 0,
+    )
+    np.testing.assert_array_equal(bias_columns, bias if is_first else bias * 0)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +128,9 @@ def test_folders_are_widened(model, tmp_path, part):
 )
 def test_bytes_that_do_not_fit_are_named(model, tmp_path, name, change, text):
     config, tensors = model
-    changed = change(tensors.pop(f"{LAYER}.{name}"))
-    if changed is not None:
-        tensors[f"{LAYER}.{name}"] = changed
+    tensor = change(tensors.pop(f"{LAYER}.{name}"))
+    if tensor is not None:
+        tensors[f"{LAYER}.{name}"] = tensor
     save(tmp_path / "model.safetensors", tensors)
     with pytest.raises(ArgumentError, match=text):
         load_weights(tmp_path, config, "bfloat16")

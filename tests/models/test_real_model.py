@@ -46,9 +46,9 @@ def test_ids_are_those_of_numpy():
     ids = load_tokenizer(packaged_model()).chat("Write a sentence about the sea.")
     world = etc_dist.start(Settings(backend="cpu"))
     with world, load(packaged_model(), positions=128, world=world) as model:
-        (found,) = model.generate([ids], max_new_tokens=16)
-    logits = reference_logits([*ids, *found])[len(ids) - 1 : -1]
-    distance = logits.max(axis=1) - logits[np.arange(16), found]
+        (new_ids,) = model.generate([ids], max_new_tokens=16)
+    logits = reference_logits([*ids, *new_ids])[len(ids) - 1 : -1]
+    distance = logits.max(axis=1) - logits[np.arange(16), new_ids]
     assert np.count_nonzero(distance) <= 1  # a near tie
     assert distance.max() < ERROR
 
@@ -63,7 +63,7 @@ def test_texts_become_ids_and_texts_again():
 
 
 def run(*command, stderr=subprocess.PIPE):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
         env=os.environ
@@ -76,26 +76,26 @@ def run(*command, stderr=subprocess.PIPE):
         text=True,
         timeout=100,
     )
-    assert done.returncode == 0, done.stderr
-    return done
+    assert process.returncode == 0, process.stderr
+    return process
 
 
 def test_the_command_writes_an_answer():
-    done = run("-m", "etc_dist.cli", "generate", QUESTION)
-    assert done.stdout == "The capital of France is Paris.\n"
+    process = run("-m", "etc_dist.cli", "generate", QUESTION)
+    assert process.stdout == "The capital of France is Paris.\n"
     line = r"SmolLM2-135M-Instruct on cpu: 37 tokens read in .* written, .* tokens/s\n"
-    assert re.search(line, done.stderr)
+    assert re.search(line, process.stderr)
 
 
 def test_the_command_takes_a_folder_and_shows_its_progress_on_a_terminal():
     folder = str(packaged_model())
     command = "-m", "etc_dist.cli", "generate", folder, QUESTION
-    shown, terminal = pty.openpty()
-    done = run(*command, "--tokens", "2", *DRAWN, "--top-k", "1", stderr=terminal)
+    display, terminal = pty.openpty()
+    process = run(*command, "--tokens", "2", *DRAWN, "--top-k", "1", stderr=terminal)
     os.close(terminal)
-    text = os.read(shown, 1 << 16).decode()
-    os.close(shown)
-    assert done.stdout == "The capital\n"
+    text = os.read(display, 1 << 16).decode()
+    os.close(display)
+    assert process.stdout == "The capital\n"
     assert "\r\x1b[Kloading " in text and "\r\x1b[Kprompt: " in text
 
 
@@ -106,9 +106,9 @@ def test_the_command_draws_tokens():
 
 def test_three_ranks_write_one_answer():
     command = "-m", "etc_dist.cli", "generate", QUESTION, "--tokens", "2"
-    done = run("launch/mpirun", "-n", "3", sys.executable, *command)
-    assert done.stdout == "[rank 0] The capital\n"
-    assert done.stderr.count("SmolLM2-135M-Instruct on cpu: 37 tokens read") == 1
+    process = run("launch/mpirun", "-n", "3", sys.executable, *command)
+    assert process.stdout == "[rank 0] The capital\n"
+    assert process.stderr.count("SmolLM2-135M-Instruct on cpu: 37 tokens read") == 1
 
 
 PAGE = (ROOT / "docs/models.md").read_text()
@@ -129,5 +129,5 @@ def test_listings_of_the_page_run(name, tmp_path):
 
 
 def test_the_example_writes_a_sentence():
-    done = run("examples/generate.py")
-    assert done.stdout.endswith("The capital of France is Paris.\n")
+    process = run("examples/generate.py")
+    assert process.stdout.endswith("The capital of France is Paris.\n")

@@ -37,13 +37,13 @@ def test_rows_that_are_not_used_belong_to_no_request():
     arrays = RowArrays((2, 2), "cpu")
     more = {"stops": [{4}, {5}, {6}], "sampling": 3 * [Sampling(seed=2)]}
     arrays.fill(checked([1, 2, 3], [0, 1, 0], [5, 6, 7], **more), 4)
-    found = arrays.fill(checked([8, 9], [1, 0], [3, 2]), 4)
-    assert found["ids"].tolist() == [8, 9, -1, -1]
-    assert found["position"].tolist() == [3, 2, -1, -1]
-    assert found["request"].tolist() == [1, 0, 0, 0]
-    assert found["end"].tolist() == [0, 0, 0, 0]
-    assert np.all(found["stop"] == -1) and np.all(found["sampling"] == 0)
-    assert found["table"].tolist() == TABLE.tolist()
+    arguments = arrays.fill(checked([8, 9], [1, 0], [3, 2]), 4)
+    assert arguments["ids"].tolist() == [8, 9, -1, -1]
+    assert arguments["position"].tolist() == [3, 2, -1, -1]
+    assert arguments["request"].tolist() == [1, 0, 0, 0]
+    assert arguments["end"].tolist() == [0, 0, 0, 0]
+    assert np.all(arguments["stop"] == -1) and np.all(arguments["sampling"] == 0)
+    assert arguments["table"].tolist() == TABLE.tolist()
 
 
 def test_a_table_that_changes_in_place_is_seen():
@@ -94,13 +94,13 @@ def test_stops_of_other_types_are_refused(stops):
 
 
 def test_bools_of_numpy_beside_integers_are_integers():
-    found = checked([1, np.True_], [0, np.True_], [5, np.False_])
-    assert found.numbers[:3].tolist() == [[1, 1], [5, 0], [0, 1]]
+    rows = checked([1, np.True_], [0, np.True_], [5, np.False_])
+    assert rows.numbers[:3].tolist() == [[1, 1], [5, 0], [0, 1]]
 
 
-def outcome(checks, *given, **options):
+def outcome(checks, *rows, **options):
     try:
-        return checks.check(*given, **options).numbers.tolist()
+        return checks.check(*rows, **options).numbers.tolist()
     except (ArgumentError, TypeError) as error:
         return str(error)
 
@@ -122,18 +122,20 @@ def test_what_is_known_of_requests_changes_no_check():
         (([3, 4], [0, 2], [3, 18], shared), {}),
         (([3], [0], [3], shared), {}),
     ]
-    found = [outcome(checks, *given, **options) for given, options in steps]
-    assert found == [outcome(make_checks(), *g, **options) for g, options in steps]
-    are_errors = [isinstance(one, str) for one in found]
+    outcomes = [outcome(checks, *rows, **options) for rows, options in steps]
+    assert outcomes == [outcome(make_checks(), *g, **options) for g, options in steps]
+    are_errors = [isinstance(result, str) for result in outcomes]
     assert are_errors == [n in (1, 2, 3, 5, 7, 8, 10) for n in range(len(steps))]
 
 
 def test_what_is_known_of_requests_ends_with_their_table():
     checks, short = make_checks(), [[0, -1], [2, 3]]
-    two, one = ([1, 2], [0, 1], [16, 16]), ([1], [0], [16])
-    found = [outcome(checks, *given, TABLE) for given in (two, one, two)]
-    assert [numbers[1] for numbers in found] == [[16, 16], [16], [16, 16]]
-    for rows in (one, two):
+    pair, single = ([1, 2], [0, 1], [16, 16]), ([1], [0], [16])
+    outcomes = [
+        outcome(checks, *step_rows, TABLE) for step_rows in (pair, single, pair)
+    ]
+    assert [numbers[1] for numbers in outcomes] == [[16, 16], [16], [16, 16]]
+    for rows in (single, pair):
         assert "below 16, on pages" in outcome(checks, *rows, short)
 
 
@@ -195,12 +197,12 @@ def test_a_mirror_copies_by_the_stream(monkeypatch):
 def test_a_host_array_is_written_in_place(monkeypatch):
     """The device's array has the address of the host's."""
     runtime = Memory(getDevice=lambda: 0)
-    made = {"UnownedMemory": lambda address, *_: address}
-    made["MemoryPointer"] = lambda place, offset: place + offset
-    cuda = Memory(runtime=runtime, **made)
+    functions = {"UnownedMemory": lambda address, *_: address}
+    functions["MemoryPointer"] = lambda place, offset: place + offset
+    cuda = Memory(runtime=runtime, **functions)
     cuda.alloc_pinned_memory = PinnedMemory
     arrays = Memory(cuda=cuda, ndarray=lambda shape, dtype, place: place)
     monkeypatch.setitem(sys.modules, "cupy", arrays)
-    found = HostArray((2, 3), "cuda", -1)
-    ctypes.memset(found.device, 0, 12)
-    assert found.host.tolist() == [[0] * 3, [-1] * 3]
+    array = HostArray((2, 3), "cuda", -1)
+    ctypes.memset(array.device, 0, 12)
+    assert array.host.tolist() == [[0] * 3, [-1] * 3]

@@ -26,15 +26,15 @@ def test_a_text_depends_on_its_seed_alone(folder, one_rank):
     warm = Sampling(temperature=2.0, top_k=40, top_p=0.9, seed=11)
     with load(folder, steps_per_launch=4, **options) as model:
         (alone,) = model.generate([[5, 6]], max_new_tokens=6, sampling=warm)
-        others = [None, warm, Sampling(seed=3), Sampling(seed=11, top_p=0.5)]
+        samplings = [None, warm, Sampling(seed=3), Sampling(seed=11, top_p=0.5)]
         prompts = [[9] * 20, [5, 6], [5, 6], [7]]
-        texts = model.generate(prompts, max_new_tokens=6, sampling=others)
+        texts = model.generate(prompts, max_new_tokens=6, sampling=samplings)
         assert texts[1] == alone
         assert texts[2] != alone
         assert texts[0] == model.generate([[9] * 20], max_new_tokens=6)[0]
         assert list(model.stream([5, 6], max_new_tokens=6, sampling=warm)) == alone
-        other = Sampling(temperature=2.0, top_k=40, top_p=0.9, seed=12)
-        assert model.generate([[5, 6]], max_new_tokens=6, sampling=other) != [alone]
+        sampling = Sampling(temperature=2.0, top_k=40, top_p=0.9, seed=12)
+        assert model.generate([[5, 6]], max_new_tokens=6, sampling=sampling) != [alone]
     with load(folder, **options) as model:  # one step a launch
         assert model.generate([[5, 6]], max_new_tokens=6, sampling=warm) == [alone]
 
@@ -45,9 +45,9 @@ def test_a_text_depends_on_its_seed_alone(folder, one_rank):
 )
 def test_without_choice_the_most_likely_ids_follow(folder, one_rank, sampling):
     with load(folder, positions=64, world=one_rank) as model:
-        wanted = model.generate([[1, 2, 3]], max_new_tokens=6)
+        expected = model.generate([[1, 2, 3]], max_new_tokens=6)
         assert (
-            model.generate([[1, 2, 3]], max_new_tokens=6, sampling=sampling) == wanted
+            model.generate([[1, 2, 3]], max_new_tokens=6, sampling=sampling) == expected
         )
 
 
@@ -56,7 +56,7 @@ def test_ids_of_a_step_have_the_probabilities_of_its_logits(folder, one_rank):
     with load(folder, batch=128, positions=16, world=one_rank) as model:
         table = np.arange(128, dtype=np.int32)[:, None]
         of_rows = [7] * 128, range(128), [0] * 128, table  # with equal logits
-        found = np.concatenate(
+        drawn_ids = np.concatenate(
             [
                 model.steps(
                     *of_rows,
@@ -71,9 +71,9 @@ def test_ids_of_a_step_have_the_probabilities_of_its_logits(folder, one_rank):
         weights = np.exp(2 * logits.astype(np.float64))
         order = np.argsort(-weights)
         parts = np.split(order, [5, 20, 60, 150])
-        wanted = np.array([weights[p].sum() for p in parts]) / weights.sum()
-        counts = np.array([np.isin(found, p).sum() for p in parts])
-        expected = wanted * len(found)
+        probabilities = np.array([weights[p].sum() for p in parts]) / weights.sum()
+        counts = np.array([np.isin(drawn_ids, p).sum() for p in parts])
+        expected = probabilities * len(drawn_ids)
         # Of 4 degrees of freedom, 1 in 1000 is above 18.5. The seeds are fixed.
         assert ((counts - expected) ** 2 / expected).sum() < 18.5
 
@@ -109,16 +109,16 @@ def test_one_sampling_for_each_prompt_is_expected(folder, one_rank):
 @pytest.mark.parametrize("schedule", some_of(["static", "dynamic"], 2))
 def test_ranks_draw_the_ids_of_one_rank(schedule, world, tmp_path, rng):
     folder = split_model(tmp_path, rng, 2)
-    ids, count = rng.integers(576, size=len(DRAWN)), len(DRAWN)
-    rows = ids, [0] * count, range(count), [[0]]
+    ids, num_rows = rng.integers(576, size=len(DRAWN)), len(DRAWN)
+    rows = ids, [0] * num_rows, range(num_rows), [[0]]
     with load(folder, positions=64, schedule=schedule, world=world) as model:
-        found = model.steps(*rows, count=1, sampling=DRAWN)
-        own = model.logits if world.backend == "cpu" else model.logits.get()
-        logits = np.concatenate(world.gather(own.astype(np.float32)), axis=1)
-        assert found[0].tolist() == ids_of_one_rank(logits)
+        next_ids = model.steps(*rows, count=1, sampling=DRAWN)
+        rank_logits = model.logits if world.backend == "cpu" else model.logits.get()
+        logits = np.concatenate(world.gather(rank_logits.astype(np.float32)), axis=1)
+        assert next_ids[0].tolist() == ids_of_one_rank(logits)
         texts = [
-            model.generate([[1, 2]], max_new_tokens=8, sampling=one)
-            for one in (DRAWN[0], DRAWN[0], DRAWN[4])
+            model.generate([[1, 2]], max_new_tokens=8, sampling=sampling)
+            for sampling in (DRAWN[0], DRAWN[0], DRAWN[4])
         ]
         assert world.gather(texts) == [texts] * world.size
         assert texts[0] == texts[1] != texts[2]

@@ -29,11 +29,11 @@ def test_float8_weights_of_dense_models_are_widened_once_for_many_rows():
 def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
     config = read_config(make_model(tmp_path, rng))
     policy = StepPolicy(config, 132)
-    listed = policy.every(500)
+    all_dims = policy.every(500)
     monkeypatch.setattr(step_policy, "work_of", None)
     for rows in ROWS:
         for longest in (1, 127, 128, 255, 256, 384, 499, 500):
-            assert {"rows": rows, **policy.dims(rows, longest)} in listed
+            assert {"rows": rows, **policy.dims(rows, longest)} in all_dims
     policy.dims(1, 1).clear()
     assert policy.dims(1, 1)
 
@@ -70,7 +70,7 @@ def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "longest", "wanted"),
+    ("heads", "kv_heads", "longest", "shares_of_rows"),
     [
         # rows: shares of a KV head, of a task
         (32, 4, 511, {1: (3, 1), 8: (16, 1), 32: (32, 1), 48: (66, 2), 128: (66, 2)}),
@@ -81,10 +81,12 @@ def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
         (160, 80, 64, {1: (1, 1), 128: (2, 2)}),
     ],
 )
-def test_shares_occupy_the_workers(tmp_path, rng, heads, kv_heads, longest, wanted):
+def test_shares_occupy_the_workers(
+    tmp_path, rng, heads, kv_heads, longest, shares_of_rows
+):
     config = read_config(make_model(tmp_path, rng))
     policy = StepPolicy(replace(config, heads=heads, kv_heads=kv_heads), 132)
-    for rows, shares in wanted.items():
+    for rows, shares in shares_of_rows.items():
         dims = policy.dims(rows, longest)
         assert (dims["shares"], dims["shares_of_task"]) == shares
         assert dims["cuts"] == 0

@@ -27,21 +27,21 @@ STARTS = [0, 15, 30, 33]
 
 def launch(run, model, ids, position, steps, end):
     """The ids [steps, rows] of a launch, which updates the cache of `model`."""
-    given = model | rows_of(ids, [2, 0, 1, 3], position, end)
-    dims = dims_of(given, QWEN, 3, steps=steps)
-    found = run(given, dims | tile_dims(SHAPES, dict.fromkeys(MATMULS, 0)))
-    model["cache"] = found["cache"]
-    return found
+    arrays = model | rows_of(ids, [2, 0, 1, 3], position, end)
+    dims = dims_of(arrays, QWEN, 3, steps=steps)
+    outputs = run(arrays, dims | tile_dims(SHAPES, dict.fromkeys(MATMULS, 0)))
+    model["cache"] = outputs["cache"]
+    return outputs
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic", "emulated"])
 def test_three_steps_give_the_bits_of_single_launches(schedule, rng, kernels):
     if schedule == "emulated":
         emulator = Emulator(decoder(), workers=2, kernels=kernels)
-        run = lambda given, dims: emulator.run([given], dims)[0]  # noqa: E731
+        run = lambda arrays, dims: emulator.run([arrays], dims)[0]  # noqa: E731
     else:
         plan = SCHEDULES[schedule](decoder())
-        run = lambda given, dims: simulate(plan, [given], dims).outputs[0]  # noqa: E731
+        run = lambda arrays, dims: simulate(plan, [arrays], dims).outputs[0]  # noqa: E731
     model = draw_model(rng, QWEN, 2)
     model["cache"][...] = 0
     single = dict(model)
@@ -49,13 +49,13 @@ def test_three_steps_give_the_bits_of_single_launches(schedule, rng, kernels):
     position = np.array([*STARTS[:3], -1])
     end = np.array([3, 18, 32, 0])  # the third one has two steps
     together = launch(run, model, ids, position, 3, end)["next_ids"]
-    found = []
+    all_ids = []
     for _ in range(3):
         after = launch(run, single, ids, position, 1, end)
         ids = after["next_ids"][0]
         position = np.where((ids >= 0) & (position + 1 < end), position + 1, -1)
-        found.append(ids)
-    np.testing.assert_array_equal(together, np.stack(found))
+        all_ids.append(ids)
+    np.testing.assert_array_equal(together, np.stack(all_ids))
     assert (together < 0).tolist() == [[False] * 3 + [True]] * 2 + [
         [False, False, True, True]
     ]
@@ -102,9 +102,11 @@ def test_a_stop_token_ends_one_request_and_its_cache(model_folder, rng, one_rank
         assert stopped[:steps, 0].tolist() == whole[:steps, 0].tolist()
         assert stopped[steps:, 0].tolist() == [-1] * (8 - steps)
         assert stopped[:, 1].tolist() == whole[:, 1].tolist()
-        written = cache_of(model)[:, :2, 0].any(axis=(2, 4))  # [layers, pages, slots]
-        assert written[:, 0].sum(axis=1).tolist() == [steps] * 2
-        assert written[:, 1].sum(axis=1).tolist() == [8, 8]
+        is_written = cache_of(model)[:, :2, 0].any(
+            axis=(2, 4)
+        )  # [layers, pages, slots]
+        assert is_written[:, 0].sum(axis=1).tolist() == [steps] * 2
+        assert is_written[:, 1].sum(axis=1).tolist() == [8, 8]
 
 
 @pytest.mark.mpi(ranks=[1])

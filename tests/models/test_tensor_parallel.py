@@ -34,9 +34,9 @@ SIZES = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 576}
 FEWER = {2: 515, 3: 585}
 """Vocabularies of which the last rank has so few ids that its last tile has none."""
 DRAWN = [
-    replace(one, seed=seed)
+    replace(case, seed=seed)
     for seed in range(4)
-    for one in (
+    for case in (
         Sampling(50.0, top_k=2),
         Sampling(5.0, top_p=0.1),
         Sampling(50.0, top_k=40, top_p=0.1),
@@ -63,27 +63,38 @@ def given_on(
 ) -> dict[str, Any]:
     """The arrays of a rank for one request's first positions, of which the last one is
     continued."""
-    own, count = part.config(config), len(ids)
-    end = np.arange(1, count + 1)
+    part_config, num_rows = part.config(config), len(ids)
+    end = np.arange(1, num_rows + 1)
     end[-1] += steps - 1
-    pages = config.layers, POSITIONS // PAGE, 2, own.kv_heads, PAGE, own.head_dim
-    given = load_weights(folder, config, "bfloat16", part)
+    pages = (
+        config.layers,
+        POSITIONS // PAGE,
+        2,
+        part_config.kv_heads,
+        PAGE,
+        part_config.head_dim,
+    )
+    arrays = load_weights(folder, config, "bfloat16", part)
     own_ids = part.ids(config.vocabulary)
-    given["w_head"][own_ids.stop - own_ids.start :] = 99  # padding has no effect
-    given["embedding"] = given["embedding"][: config.vocabulary]
-    return given | {
+    arrays["w_head"][own_ids.stop - own_ids.start :] = 99  # padding has no effect
+    arrays["embedding"] = arrays["embedding"][: config.vocabulary]
+    return arrays | {
         "cos_sin": config.cos_sin(POSITIONS),
-        "cache": np.full(pages, np.nan, given["norm"].dtype),
+        "cache": np.full(pages, np.nan, arrays["norm"].dtype),
         "table": np.arange(2, dtype=np.int32)[None],
-        "logits": np.full((count, own.vocabulary), np.nan, given["norm"].dtype),
-        **row_arrays(ids, np.zeros(count), np.arange(count), end),
+        "logits": np.full(
+            (num_rows, part_config.vocabulary), np.nan, arrays["norm"].dtype
+        ),
+        **row_arrays(ids, np.zeros(num_rows), np.arange(num_rows), end),
     }
 
 
 def dims_of(config: ModelConfig, ranks: int, rows: int) -> dict[str, int]:
-    own = Part(0, ranks).config(config)
+    part_config = Part(0, ranks).config(config)
     dims = tile_dims(SHAPES, {name: n % 2 for n, name in enumerate(MATMULS)}, ranks)
-    dims |= {n: getattr(own, n) for n in ("layers", "hidden", "inner", "vocabulary")}
+    dims |= {
+        n: getattr(part_config, n) for n in ("layers", "hidden", "inner", "vocabulary")
+    }
     dims |= {"rows": rows, "positions": POSITIONS, "requests": 1, "most_pages": 2}
     dims |= {"all_ids": config.vocabulary}
     return dims | {
@@ -97,24 +108,24 @@ def dims_of(config: ModelConfig, ranks: int, rows: int) -> dict[str, int]:
 
 def logits_of(outputs: Any, config: ModelConfig) -> Any:
     """The logits of all ranks, without padding."""
-    parts = [one["logits"] for one in outputs]
+    parts = [arrays["logits"] for arrays in outputs]
     return np.concatenate(parts, axis=1)[:, : config.vocabulary]
 
 
 def ids_of_one_rank(logits: Any, first: int = 0) -> Any:
     """The ids that one rank draws for the first rows of DRAWN from its logits."""
-    count = len(logits)
-    found, _ = run_alone(logits, DRAWN[:count], np.arange(first, first + count))
-    return found
+    num_rows = len(logits)
+    ids, _ = run_alone(logits, DRAWN[:num_rows], np.arange(first, first + num_rows))
+    return ids
 
 
 def check_logits(folder: Any, config: ModelConfig, ids: Any, logits: Any) -> None:
     """Those of all positions are within bf16 error of the reference."""
     weights = load_weights(folder, config, "bfloat16")
-    wanted = reference(weights, config.sizes(PAGE), list(ids))
-    wanted = wanted[:, : config.vocabulary]
-    error = np.linalg.norm(logits.astype(np.float32) - wanted)
-    assert error < 0.02 * np.linalg.norm(wanted)
+    expected = reference(weights, config.sizes(PAGE), list(ids))
+    expected = expected[:, : config.vocabulary]
+    error = np.linalg.norm(logits.astype(np.float32) - expected)
+    assert error < 0.02 * np.linalg.norm(expected)
 
 
 # Some ranks share a KV head, others have one or two each.
@@ -142,25 +153,25 @@ def test_all_ranks_have_equal_ids_of_the_largest_logits(
     config = read_config(folder)
     ids = rng.integers(config.vocabulary, size=11)
     parts = [Part(rank, ranks) for rank in range(ranks)]
-    given = [given_on(folder, config, ids, part) for part in parts]
+    arrays = [given_on(folder, config, ids, part) for part in parts]
     plan = SCHEDULES["static"](graph_of(config, ranks))
-    found = simulate(plan, given, dims_of(config, ranks, len(ids))).outputs
-    logits = logits_of(found, config)
+    results = simulate(plan, arrays, dims_of(config, ranks, len(ids))).outputs
+    logits = logits_of(results, config)
     check_logits(folder, config, ids, logits)
-    for one in found:
-        np.testing.assert_array_equal(one["next_ids"][0], logits.argmax(axis=1))
-    given = [given_on(folder, config, ids, part, 2) for part in parts]
-    two = simulate(plan, given, dims_of(config, ranks, len(ids)) | {"steps": 2})
+    for outputs in results:
+        np.testing.assert_array_equal(outputs["next_ids"][0], logits.argmax(axis=1))
+    arrays = [given_on(folder, config, ids, part, 2) for part in parts]
+    two = simulate(plan, arrays, dims_of(config, ranks, len(ids)) | {"steps": 2})
     longer = np.append(ids, logits[-1].argmax())
     weights = load_weights(folder, config, "bfloat16")
     last = reference(weights, config.sizes(PAGE), longer.tolist())[-1]
     last = last[: config.vocabulary]
-    for one in two.outputs:
-        np.testing.assert_array_equal(one["next_ids"], two.outputs[0]["next_ids"])
-        np.testing.assert_array_equal(one["next_ids"][0], logits.argmax(axis=1))
-        assert (one["next_ids"][1, :-1] == -1).all()
-        chosen = last[one["next_ids"][1, -1]]
-        assert chosen > last.max() - 0.05 * np.abs(last).max()
+    for outputs in two.outputs:
+        np.testing.assert_array_equal(outputs["next_ids"], two.outputs[0]["next_ids"])
+        np.testing.assert_array_equal(outputs["next_ids"][0], logits.argmax(axis=1))
+        assert (outputs["next_ids"][1, :-1] == -1).all()
+        next_logits = last[outputs["next_ids"][1, -1]]
+        assert next_logits > last.max() - 0.05 * np.abs(last).max()
 
 
 @pytest.mark.parametrize(
@@ -173,19 +184,19 @@ def test_ranks_draw_the_ids_of_one_rank_in_each_step(ranks, schedule, tmp_path, 
     plan = SCHEDULES[schedule](graph_of(config, ranks))
     parts = [Part(rank, ranks) for rank in range(ranks)]
     for steps in (1, 2):
-        given = [
+        arrays = [
             given_on(folder, config, ids, part, steps)
             | {"sampling": row_sampling(15, DRAWN[:15])}
             for part in parts
         ]
         dims = dims_of(config, ranks, 15) | {"steps": steps, "samples": 1}
-        found = simulate(plan, given, dims).outputs
-        logits = logits_of(found, config)
-        wanted = ids_of_one_rank(logits, steps - 1)
+        results = simulate(plan, arrays, dims).outputs
+        logits = logits_of(results, config)
+        expected = ids_of_one_rank(logits, steps - 1)
         if steps == 2:  # of the last row
-            wanted[:-1] = [-1] * 14
-        for one in found:
-            assert one["next_ids"][-1].tolist() == wanted
+            expected[:-1] = [-1] * 14
+        for outputs in results:
+            assert outputs["next_ids"][-1].tolist() == expected
 
 
 def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
@@ -193,10 +204,10 @@ def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
     config, ids, bits = read_config(folder), rng.integers(576, size=5), set()
     for ranks in (1, 2):
         parts = [Part(rank, ranks) for rank in range(ranks)]
-        given = [given_on(folder, config, ids, part) for part in parts]
+        arrays = [given_on(folder, config, ids, part) for part in parts]
         plan = SCHEDULES["static"](graph_of(config, ranks))
-        found = simulate(plan, given, dims_of(config, ranks, 5)).outputs
-        logits = logits_of(found, config)
+        results = simulate(plan, arrays, dims_of(config, ranks, 5)).outputs
+        logits = logits_of(results, config)
         check_logits(folder, config, ids, logits)
         bits.add(logits.tobytes())
     assert len(bits) == 2
@@ -213,18 +224,21 @@ def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng):
     config = read_config(model)
     ids = rng.integers(config.vocabulary, size=3)
     parts = [Part(rank, ranks) for rank in range(ranks)]
-    given = [given_on(model, config, ids, part) for part in parts]
+    arrays = [given_on(model, config, ids, part) for part in parts]
     graph = graph_of(config, ranks)
     program = Emulator(graph, schedule=schedule, workers=2)
     dims, first = dims_of(config, ranks, len(ids)), None
     for seed in range(2):
-        given = [one | {"sampling": row_sampling(3, seed * DRAWN[:3])} for one in given]
-        found = program.run(given, dims | {"samples": seed}, seed=seed)
-        logits = logits_of(found, config)
+        arrays = [
+            outputs | {"sampling": row_sampling(3, seed * DRAWN[:3])}
+            for outputs in arrays
+        ]
+        results = program.run(arrays, dims | {"samples": seed}, seed=seed)
+        logits = logits_of(results, config)
         check_logits(model, config, ids, logits)
-        wanted = ids_of_one_rank(logits) if seed else logits.argmax(axis=1)
-        for one in found:
-            np.testing.assert_array_equal(one["next_ids"][0], wanted)
+        expected = ids_of_one_rank(logits) if seed else logits.argmax(axis=1)
+        for outputs in results:
+            np.testing.assert_array_equal(outputs["next_ids"][0], expected)
         first = logits if first is None else first
         np.testing.assert_array_equal(logits, first)
 
@@ -253,16 +267,16 @@ def test_all_ranks_generate_the_same_text(
     folder = model_of_world(world, tmp_path, rng, **changes)
     prompts = [rng.integers(576, size=n).tolist() for n in (1, 18, 7)]
     options = {"batch": 3, "positions": 64, "page_size": PAGE, "world": world}
-    chosen = {"schedule": schedule, "steps_per_launch": steps}
+    load_options = {"schedule": schedule, "steps_per_launch": steps}
     if changes == WHOLE_EXPERTS:
-        chosen["experts"] = "parallel"
-    with load(folder, **chosen, **options) as model:
-        found = model.generate(prompts, max_new_tokens=4)
-        assert [len(new) for new in found] == [4, 4, 4]
-        assert world.gather(found) == [found] * world.size
-        assert model.generate(prompts, max_new_tokens=4) == found
-    own = slice(world.rank, None, world.size)
-    for prompt, new in zip(prompts[own], found[own], strict=True):
+        load_options["experts"] = "parallel"
+    with load(folder, **load_options, **options) as model:
+        texts = model.generate(prompts, max_new_tokens=4)
+        assert [len(new) for new in texts] == [4, 4, 4]
+        assert world.gather(texts) == [texts] * world.size
+        assert model.generate(prompts, max_new_tokens=4) == texts
+    rank_texts = slice(world.rank, None, world.size)
+    for prompt, new in zip(prompts[rank_texts], texts[rank_texts], strict=True):
         expect_best(folder, prompt, new)
 
 
@@ -279,13 +293,15 @@ def test_each_rank_has_a_part_of_the_logits(vocabulary, tmp_path, world, rng):
     table = np.arange(2)[None]
     options = {"batch": 1, "positions": POSITIONS, "page_size": PAGE, "world": world}
     with load(folder, **options) as model:
-        found = model.step(ids, [0] * 7, range(7), table)
-        own = np.asarray(model.logits if world.backend == "cpu" else model.logits.get())
-        parts = world.gather(own.astype(np.float32))
+        next_ids = model.step(ids, [0] * 7, range(7), table)
+        rank_logits = np.asarray(
+            model.logits if world.backend == "cpu" else model.logits.get()
+        )
+        parts = world.gather(rank_logits.astype(np.float32))
         logits = np.concatenate(parts, axis=1)
         assert logits.shape == (7, vocabulary)
         check_logits(folder, model.config, ids, logits)
-        np.testing.assert_array_equal(found, logits.argmax(axis=1))
+        np.testing.assert_array_equal(next_ids, logits.argmax(axis=1))
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])

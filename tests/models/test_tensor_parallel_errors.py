@@ -95,11 +95,11 @@ def test_a_buffer_that_peers_may_still_read_is_refused_with_its_layer(
     """Both sums of a layer in one buffer. most: pairs that the proof keeps."""
     monkeypatch.setattr("etc_dist.verify.races.MOST_SUSPECTS", most)
     PROVED.check(schedule)
-    one = GRAPH.tensor("o_parts")
+    parts = GRAPH.tensor("o_parts")
 
     def moved(regions):
         return tuple(
-            replace(region, tensor=one)
+            replace(region, tensor=parts)
             if region.tensor.name == "down_parts"
             else region
             for region in regions

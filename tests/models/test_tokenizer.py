@@ -82,7 +82,7 @@ END = {"content": "<end>", "special": True, "lstrip": False}
 
 
 @pytest.mark.parametrize(
-    ("config", "got"),
+    ("config", "text"),
     [
         ({"added_tokens_decoder": {"9": {"content": "<im>"}}}, "<im>"),
         ({"added_tokens_decoder": {"8": {**END, "lstrip": True}}}, "'lstrip': True"),
@@ -93,10 +93,10 @@ END = {"content": "<end>", "special": True, "lstrip": False}
     ],
     ids=str,
 )
-def test_tokens_that_tokenizer_json_lacks_are_refused(tmp_path, config, got):
+def test_tokens_that_tokenizer_json_lacks_are_refused(tmp_path, config, text):
     with pytest.raises(ArgumentError) as caught:
         made(tmp_path, config, add_end)
-    assert got in caught.value.got
+    assert text in caught.value.got
     same = {"added_tokens_decoder": {"8": END}, "eos_token": "<end>"}
     assert made(tmp_path, same, add_end).encode("a <end>") == [0, 8]
     (tmp_path / "added_tokens.json").write_text('{"<im>": 9}')
@@ -105,7 +105,7 @@ def test_tokens_that_tokenizer_json_lacks_are_refused(tmp_path, config, got):
 
 
 @pytest.mark.parametrize(
-    ("template", "got"),
+    ("template", "text"),
     [
         ("{{ raise_exception('two users in a row') }}", "two users in a row"),
         ("{% if %}", "TemplateSyntaxError"),
@@ -113,13 +113,13 @@ def test_tokens_that_tokenizer_json_lacks_are_refused(tmp_path, config, got):
         ("{{ [] | tojson(default=cycler) }}", "TypeError"),
     ],
 )
-def test_a_template_that_refuses_is_an_error_with_its_message(tmp_path, template, got):
+def test_a_template_that_refuses_is_an_error_with_its_message(tmp_path, template, text):
     tokenizer = made(tmp_path, {"chat_template": template})
     with pytest.raises(
         ArgumentError, match="the chat template cannot be used"
     ) as error:
         tokenizer.chat("a")
-    assert got in error.value.got
+    assert text in error.value.got
 
 
 def test_a_jinja_with_an_open_sandbox_is_refused(tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_jinja_with_an_open_sandbox_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("config", "wanted"),
+    ("config", "text"),
     [
         ("{", "a JSON object"),
         ([], "a JSON object"),
@@ -143,10 +143,10 @@ def test_a_jinja_with_an_open_sandbox_is_refused(tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_a_damaged_tokenizer_config_is_refused(tmp_path, config, wanted):
+def test_a_damaged_tokenizer_config_is_refused(tmp_path, config, text):
     with pytest.raises(ArgumentError, match="the tokenizer cannot be used") as error:
         made(tmp_path, config)
-    assert wanted in error.value.wanted
+    assert text in error.value.wanted
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ LISTED = {"additional_special_tokens": ["<im>", "<snd>"]}
 
 def write(folder, change=lambda tokens: None, **files):
     """files: objects or texts, by names without .json."""
-    known = {word: number for number, word in enumerate(WORDS)}
-    tokens = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="a"))
+    ids_of_words = {word: word_id for word_id, word in enumerate(WORDS)}
+    tokens = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(ids_of_words, unk_token="a")
+    )
     tokens.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokens.add_special_tokens(SPECIAL)
     change(tokens)
@@ -114,11 +116,11 @@ NAMES = "{{ bos_token }} {{ image_token }} {{ sound }}"
     ids=str,
 )
 def test_templates_have_special_tokens_with_names_of_their_own(tmp_path, files):
-    own = files.get("tokenizer_config", {}) | {
+    settings = files.get("tokenizer_config", {}) | {
         "chat_template": NAMES,
         "bos_token": "<s>",
     }
-    write(tmp_path, **files | {"tokenizer_config": own})
+    write(tmp_path, **files | {"tokenizer_config": settings})
     text = str(files)
     is_named = "image_token" in text and DECODER not in files.values()
     ids = [2, *[4] * is_named, *[5] * ("'sound': '" in text or "'sound': {" in text)]
@@ -161,8 +163,8 @@ def test_one_token_may_begin_and_end_texts(tmp_path, has_end):
 
 
 def test_templates_in_files_replace_those_of_the_configuration(tmp_path):
-    named = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
-    write(tmp_path, tokenizer_config={"chat_template": named})
+    templates = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
+    write(tmp_path, tokenizer_config={"chat_template": templates})
     tokenizer = load_tokenizer(tmp_path)
     assert [tokenizer.chat("c"), tokenizer.chat("c", chat_template="rag")] == [[0], [1]]
     folder = tmp_path / "additional_chat_templates"

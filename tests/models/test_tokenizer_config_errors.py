@@ -13,7 +13,7 @@ from tests.models.test_tokenizer_config import write
 
 
 @pytest.mark.parametrize(
-    ("name", "files", "wanted"),
+    ("name", "files", "text"),
     [
         ("tokenizer_config", {"tokenizer_config": "{"}, "a JSON object"),
         ("special_tokens_map", {"special_tokens_map": "[]"}, "a JSON object"),
@@ -43,12 +43,12 @@ from tests.models.test_tokenizer_config import write
     ],
     ids=str,
 )
-def test_damaged_files_are_refused_by_name(tmp_path, name, files, wanted):
+def test_damaged_files_are_refused_by_name(tmp_path, name, files, text):
     files = {"tokenizer_config": {"eos_token": "</s>"}} | files
     with pytest.raises(ArgumentError) as caught:
         read_config(write(tmp_path, **files))
     assert caught.value.where == str(tmp_path / f"{name}.json")
-    assert wanted in caught.value.wanted
+    assert text in caught.value.wanted
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

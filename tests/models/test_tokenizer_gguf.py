@@ -16,8 +16,8 @@ NAMES = {"bos_token_id": 7, "eos_token_id": 8}
 def written(folder, split="qwen2", merges=(), templates=None, **metadata):
     from tests.models.gguf_bytes import write
 
-    own = {"model": "gpt2", "pre": split, "tokens": TOKENS, **metadata}
-    keys = {f"{PREFIX}{name}": value for name, value in own.items()}
+    entries = {"model": "gpt2", "pre": split, "tokens": TOKENS, **metadata}
+    keys = {f"{PREFIX}{name}": value for name, value in entries.items()}
     if merges:
         keys[f"{PREFIX}merges"] = list(merges)
     write(folder / "model.gguf", metadata=keys | (templates or {}))
@@ -73,9 +73,9 @@ def test_templates_have_the_special_tokens_and_names_of_the_file(tmp_path):
 
 def test_all_keys_of_the_format_are_known():
     keys = {v for k, v in vars(gguf.Keys.Tokenizer).items() if not k.startswith("_")}
-    known = {f"{PREFIX}{name}" for name in (*HONOURED, *NEUTRAL, *ENDS)} | UNUSED
+    handled_keys = {f"{PREFIX}{name}" for name in (*HONOURED, *NEUTRAL, *ENDS)} | UNUSED
     templates = {"tokenizer.chat_template", "tokenizer.chat_template.{name}"}
-    assert keys - known == templates
+    assert keys - handled_keys == templates
 
 
 @pytest.mark.parametrize("name", sorted(ENDS))

@@ -28,22 +28,26 @@ PIECES = [
 def of_bytes():
     """Bytes, and tokens that begin and end inside characters."""
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    known = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = sorted(pre_tokenizers.ByteLevel.alphabet())
     for text in ("汉字", "é a", "🙂🙃"):
         ((text, _),) = words.pre_tokenize_str(text)
-        known += [text[n : n + size] for n in range(len(text)) for size in (2, 3, 5)]
-    known = {text: number for number, text in enumerate(dict.fromkeys(known))}
-    tokens = tokenizers.Tokenizer(tokenizers.models.BPE(known, []))
+        vocabulary += [
+            text[n : n + size] for n in range(len(text)) for size in (2, 3, 5)
+        ]
+    vocabulary = {
+        text: token_id for token_id, text in enumerate(dict.fromkeys(vocabulary))
+    }
+    tokens = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     tokens.pre_tokenizer, tokens.decoder = words, decoders.ByteLevel()
     return tokens
 
 
 def of_pieces():
     """As SentencePiece: spaces begin words, and unknown characters are bytes."""
-    known = [*SPECIAL, *(f"<0x{n:02X}>" for n in range(256))]
-    known += ["▁", "a", "▁a", "▁hello", "é", "\ufffd"]
-    known = {text: number for number, text in enumerate(known)}
-    model = tokenizers.models.BPE(known, [], byte_fallback=True)
+    vocabulary = [*SPECIAL, *(f"<0x{n:02X}>" for n in range(256))]
+    vocabulary += ["▁", "a", "▁a", "▁hello", "é", "\ufffd"]
+    vocabulary = {text: token_id for token_id, text in enumerate(vocabulary)}
+    model = tokenizers.models.BPE(vocabulary, [], byte_fallback=True)
     tokens = tokenizers.Tokenizer(model)
     spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     tokens.normalizer = normalizers.Sequence(spaces)
@@ -53,8 +57,12 @@ def of_pieces():
 
 
 def of_words():
-    known = {text: number for number, text in enumerate(["a", "##b", ".", "<s>"])}
-    tokens = tokenizers.Tokenizer(tokenizers.models.WordPiece(known, unk_token="a"))
+    vocabulary = {
+        text: token_id for token_id, text in enumerate(["a", "##b", ".", "<s>"])
+    }
+    tokens = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(vocabulary, unk_token="a")
+    )
     tokens.decoder = decoders.WordPiece()
     return tokens
 

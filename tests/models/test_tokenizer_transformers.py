@@ -73,8 +73,8 @@ def surround(single):
 def both(folder, template, config, surrounding="$A", **files):
     from transformers import PreTrainedTokenizerFast
 
-    own = {"clean_up_tokenization_spaces": False, "chat_template": template}
-    write(folder, surround(surrounding), tokenizer_config=own | config, **files)
+    settings = {"clean_up_tokenization_spaces": False, "chat_template": template}
+    write(folder, surround(surrounding), tokenizer_config=settings | config, **files)
     return load_tokenizer(folder), PreTrainedTokenizerFast.from_pretrained(folder)
 
 
@@ -82,10 +82,10 @@ def both(folder, template, config, surrounding="$A", **files):
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("around", SURROUNDINGS)
 def test_texts_have_the_ids_of_transformers(tmp_path, around, config, files):
-    around, own = SURROUNDINGS[around], dict(CONFIGS[config])
+    around, settings = SURROUNDINGS[around], dict(CONFIGS[config])
     if around != "$A":
-        own.pop("add_bos_token", None)
-    ours, theirs = both(tmp_path, EACH, own, around, **FILES[files])
+        settings.pop("add_bos_token", None)
+    ours, theirs = both(tmp_path, EACH, settings, around, **FILES[files])
     for text in TEXTS:
         for flag in (True, False):
             ids = theirs.encode(text, add_special_tokens=flag)
@@ -98,10 +98,10 @@ def test_texts_have_the_ids_of_transformers(tmp_path, around, config, files):
 def test_tokenizers_that_transformers_saves_are_its_own(tmp_path, kind, prefix):
     words = ["<s>", "</s>", "<unk>", "<|endoftext|>", "\u2581", "\u2581a", "b"]
     words += sorted({*tokenizers.pre_tokenizers.ByteLevel.alphabet()} - {"b"})
-    words += [f"<0x{number:02X}>" for number in range(256)]
-    known = {word: number for number, word in enumerate(words)}
+    words += [f"<0x{word_id:02X}>" for word_id in range(256)]
+    vocabulary = {word: word_id for word_id, word in enumerate(words)}
     saved = getattr(import_module("transformers"), kind)(
-        known, [], add_prefix_space=prefix
+        vocabulary, [], add_prefix_space=prefix
     )
     saved.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 1024}))
@@ -114,23 +114,23 @@ def test_tokenizers_that_transformers_saves_are_its_own(tmp_path, kind, prefix):
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_conversations_have_the_ids_of_transformers(tmp_path, template, config):
-    own = CONFIGS[config].copy()
-    own.pop("add_bos_token", None)
-    ours, theirs = both(tmp_path, TEMPLATES[template], own, "<s> $A")
+    settings = CONFIGS[config].copy()
+    settings.pop("add_bos_token", None)
+    ours, theirs = both(tmp_path, TEMPLATES[template], settings, "<s> $A")
     assert ours.chat(MESSAGES) == ids_of(theirs, MESSAGES)
 
 
-def ids_of(tokenizer, messages, **given):
-    given = {"add_generation_prompt": True, "return_dict": False} | given
-    return tokenizer.apply_chat_template(messages, **given)
+def ids_of(tokenizer, messages, **options):
+    options = {"add_generation_prompt": True, "return_dict": False} | options
+    return tokenizer.apply_chat_template(messages, **options)
 
 
 def test_templates_get_what_transformers_gives(tmp_path):
     ours, theirs = both(tmp_path, TAKES, NAMES)
     parts = [{"role": "a", "content": [{"type": "text", "text": "a"}] * 2}]
-    given = {"tools": [{"b": 1}], "documents": [{"text": "b"}]}
+    arguments = {"tools": [{"b": 1}], "documents": [{"text": "b"}]}
     for messages in (MESSAGES, parts):
-        for more in ({}, given, {"enable_thinking": False}):
+        for more in ({}, arguments, {"enable_thinking": False}):
             for flag in (True, False):
                 more = {**more, "add_generation_prompt": flag}
                 ids = ids_of(theirs, messages, **more)
@@ -138,14 +138,14 @@ def test_templates_get_what_transformers_gives(tmp_path):
 
 
 def test_named_templates_are_chosen_as_by_transformers(tmp_path):
-    named = {"default": "a", "tool_use": "b", "rag": "<s>"}
-    named = [{"name": name, "template": text} for name, text in named.items()]
-    ours, theirs = both(tmp_path, named, {})
+    templates = {"default": "a", "tool_use": "b", "rag": "<s>"}
+    templates = [{"name": name, "template": text} for name, text in templates.items()]
+    ours, theirs = both(tmp_path, templates, {})
     assert ours.chat("a") == ids_of(theirs, MESSAGES) == [0]
     assert ours.chat("a", chat_template="rag") == [2]
     assert ids_of(theirs, MESSAGES, tools=[]) == [1]
-    named[1]["template"] = "b{{ tools }}"
-    ours, theirs = both(tmp_path, named, {})
+    templates[1]["template"] = "b{{ tools }}"
+    ours, theirs = both(tmp_path, templates, {})
     assert ours.chat("a", tools=[]) == ids_of(theirs, MESSAGES, tools=[])
 
 

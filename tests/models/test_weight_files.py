@@ -24,9 +24,9 @@ def write_index(folder, places):
 
 
 def expect_tensors(folder):
-    found = read_folder(folder)
-    assert sorted(name for name, _ in found) == list(TENSORS)
-    for name, array in found:
+    pairs = read_folder(folder)
+    assert sorted(name for name, _ in pairs) == list(TENSORS)
+    for name, array in pairs:
         np.testing.assert_array_equal(array.astype(np.float32), TENSORS[name])
 
 

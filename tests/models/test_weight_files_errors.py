@@ -42,7 +42,7 @@ def test_a_tensor_that_its_shard_lacks_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "got"),
+    ("text", "reason"),
     [
         ("", "JSONDecodeError"),
         ("{}", "KeyError: 'weight_map'"),
@@ -53,10 +53,10 @@ def test_a_tensor_that_its_shard_lacks_is_named(tmp_path):
         ('{"weight_map": {"a": "/model.safetensors"}}', "a: '/model.safetensors'"),
     ],
 )
-def test_a_damaged_index_is_refused(tmp_path, text, got):
+def test_a_damaged_index_is_refused(tmp_path, text, reason):
     write(tmp_path, "model.safetensors", TENSORS)
     (tmp_path / INDEX).write_text(text)
-    assert got in refusal(tmp_path, INDEX)
+    assert reason in refusal(tmp_path, INDEX)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda p: os.symlink("gone", p)])
@@ -78,8 +78,8 @@ def test_an_index_next_to_a_single_file_is_refused(tmp_path):
 def test_two_sets_of_shards_are_refused(tmp_path):
     write(tmp_path, SHARDS[0], "ab")
     write(tmp_path, "model-00001-of-00001.safetensors", "ab")
-    got = "model-*-of-00001; model-*-of-00002"
-    assert got in refusal(tmp_path)
+    text = "model-*-of-00001; model-*-of-00002"
+    assert text in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["consolidated.safetensors", None])
@@ -110,8 +110,8 @@ def test_a_tensor_of_another_dtype_is_named(tmp_path):
     text = json.dumps(header).encode()
     whole = len(text).to_bytes(8, "little") + text + content[end:]
     (tmp_path / "model.safetensors").write_bytes(whole)
-    wanted = "tensors in bfloat16, float16, float32, float8_e4m3fn; b: I16"
-    assert wanted in refusal(tmp_path, "model.safetensors")
+    requirement = "tensors in bfloat16, float16, float32, float8_e4m3fn; b: I16"
+    assert requirement in refusal(tmp_path, "model.safetensors")
     write_index(tmp_path, {"a": "model.safetensors"})
     assert len(read_folder(tmp_path)) == 1
 

@@ -42,7 +42,7 @@ def model(tmp_path, rng):
     config = parse_config(SMOL | SMALL, tmp_path / "config.json")
     shapes = {"model.embed_tokens": (8, 16), "model.norm": (16,)}
     for layer in range(2):
-        own = {
+        layer_shapes = {
             "input_layernorm": (16,),
             "post_attention_layernorm": (16,),
             "self_attn.q_proj": (128, 16),
@@ -55,7 +55,7 @@ def model(tmp_path, rng):
             "mlp.up_proj": (24, 16),
             "mlp.down_proj": (16, 24),
         }
-        shapes |= {f"model.layers.{layer}.{n}": s for n, s in own.items()}
+        shapes |= {f"model.layers.{layer}.{n}": s for n, s in layer_shapes.items()}
     tensors = {f"{n}.weight": rng.integers(-9, 9, s) for n, s in shapes.items()}
     return config, {name: array.astype(np.float32) for name, array in tensors.items()}
 
@@ -63,15 +63,17 @@ def model(tmp_path, rng):
 @pytest.fixture(params=["Qwen3MoeForCausalLM", "MixtralForCausalLM"])
 def mixture(request, model, tmp_path, rng):
     """The configuration, the tensors, and the names of an expert's matrices."""
-    given = SMOL | SMALL | {"architectures": [request.param], "num_local_experts": 8}
-    given |= {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    config, tensors = parse_config(given, tmp_path / "config.json"), model[1]
+    settings = SMOL | SMALL | {"architectures": [request.param], "num_local_experts": 8}
+    settings |= {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    config, tensors = parse_config(settings, tmp_path / "config.json"), model[1]
     form = FAMILIES[request.param].mixture
     assert form is not None
     block, names = form.block, form.names
     is_qwen = request.param.startswith("Qwen3")
-    left = (".mlp.",) if is_qwen else (".mlp.", "q_norm", "k_norm")
-    tensors = {n: a for n, a in tensors.items() if not any(t in n for t in left)}
+    absent_names = (".mlp.",) if is_qwen else (".mlp.", "q_norm", "k_norm")
+    tensors = {
+        n: a for n, a in tensors.items() if not any(t in n for t in absent_names)
+    }
     for layer in range(2):
         head = f"model.layers.{layer}.{block}"
         tensors[f"{head}.gate.weight"] = rng.integers(-9, 9, (8, 16))
@@ -85,19 +87,19 @@ def mixture(request, model, tmp_path, rng):
 def test_weights_of_experts_are_stacked(mixture, tmp_path):
     config, tensors, block, names = mixture
     save(tmp_path / "model.safetensors", tensors)
-    found = load_weights(tmp_path, config, "bfloat16")
+    weights = load_weights(tmp_path, config, "bfloat16")
     head = f"model.layers.1.{block}"
-    np.testing.assert_array_equal(found["router"][1], tensors[f"{head}.gate.weight"])
+    np.testing.assert_array_equal(weights["router"][1], tensors[f"{head}.gate.weight"])
     for name, to in zip(names, ("w_gate", "w_up", "w_down"), strict=True):
-        wanted = tensors[f"{head}.experts.5.{name}.weight"]
-        np.testing.assert_array_equal(found[to][1, 5], wanted)
+        expected = tensors[f"{head}.experts.5.{name}.weight"]
+        np.testing.assert_array_equal(weights[to][1, 5], expected)
 
 
 @pytest.mark.parametrize("names", ["of the files", "of transformers"])
 def test_stacks_of_experts_are_the_same_weights(mixture, tmp_path, names):
     config, tensors, block, (gate, up, down) = mixture
     save(tmp_path / "model.safetensors", tensors)
-    wanted = load_weights(tmp_path, config, "bfloat16")
+    expected = load_weights(tmp_path, config, "bfloat16")
 
     def stack(head: str, name: str) -> np.ndarray:
         return np.array([tensors.pop(f"{head}.{e}.{name}.weight") for e in range(8)])
@@ -110,9 +112,9 @@ def test_stacks_of_experts_are_the_same_weights(mixture, tmp_path, names):
     if names == "of transformers":  # those of state_dict()
         tensors = {n.replace("block_sparse_moe", "mlp"): a for n, a in tensors.items()}
     save(tmp_path / "model.safetensors", tensors)
-    found = load_weights(tmp_path, config, "bfloat16")
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array)
+    weights = load_weights(tmp_path, config, "bfloat16")
+    for name, array in expected.items():
+        np.testing.assert_array_equal(weights[name], array)
 
 
 def test_an_expert_that_is_missing_is_named(mixture, tmp_path):
@@ -144,12 +146,12 @@ def test_names_of_the_base_model_have_no_prefix(model, tmp_path, is_tied):
     if not is_tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
     save(tmp_path / "model.safetensors", tensors)
-    wanted = load_weights(tmp_path, config, "bfloat16")
+    expected = load_weights(tmp_path, config, "bfloat16")
     bare = {name.removeprefix("model."): array for name, array in tensors.items()}
     save(tmp_path / "model.safetensors", bare)
-    found = load_weights(tmp_path, config, "bfloat16")
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array)
+    weights = load_weights(tmp_path, config, "bfloat16")
+    for name, array in expected.items():
+        np.testing.assert_array_equal(weights[name], array)
 
 
 def test_a_name_with_and_without_its_prefix_is_stored_twice(model, tmp_path):
@@ -165,19 +167,19 @@ def write_header(file, header, data):
     file.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-@pytest.mark.parametrize("stored", STORED)
-def test_weights_are_stacked_by_layer(model, tmp_path, stored):
+@pytest.mark.parametrize("dtype", STORED)
+def test_weights_are_stacked_by_layer(model, tmp_path, dtype):
     config, tensors = model
     names = sorted(tensors)
-    for number, part in enumerate((names[:9], names[9:])):
-        file = tmp_path / f"model-{number}.safetensors"
-        save(file, {n: tensors[n] for n in part}, stored)
-    found = load_weights(tmp_path, config, "bfloat16")
-    own = [tensors[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv"]
-    np.testing.assert_array_equal(found["w_qkv"][1], np.concatenate(own))
-    np.testing.assert_array_equal(found["norm"][2], tensors["model.norm.weight"])
-    assert np.shares_memory(found["w_head"], found["embedding"])
-    assert found["k_norm"].shape == (2, 64)
+    for file_idx, part in enumerate((names[:9], names[9:])):
+        file = tmp_path / f"model-{file_idx}.safetensors"
+        save(file, {n: tensors[n] for n in part}, dtype)
+    weights = load_weights(tmp_path, config, "bfloat16")
+    parts = [tensors[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv"]
+    np.testing.assert_array_equal(weights["w_qkv"][1], np.concatenate(parts))
+    np.testing.assert_array_equal(weights["norm"][2], tensors["model.norm.weight"])
+    assert np.shares_memory(weights["w_head"], weights["embedding"])
+    assert weights["k_norm"].shape == (2, 64)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +198,8 @@ def test_weights_are_stacked_by_layer(model, tmp_path, stored):
 def test_tensors_that_do_not_fit_are_named(model, tmp_path, name, array, text):
     config, tensors = model
     tensors[name] = array
-    kept = {n: a for n, a in tensors.items() if a is not None}
-    save(tmp_path / "model.safetensors", kept)
+    arrays = {n: a for n, a in tensors.items() if a is not None}
+    save(tmp_path / "model.safetensors", arrays)
     with pytest.raises(ArgumentError, match=text):
         load_weights(tmp_path, config, "bfloat16")
 
@@ -308,9 +310,9 @@ def test_sizes_beyond_memory_are_refused(model, tmp_path):
 
 
 def test_corrections_of_scores_are_float32(tmp_path):
-    given = SMOL | SMALL | {"architectures": ["MiniMaxM2ForCausalLM"]}
-    given |= {"num_local_experts": 8, "num_experts_per_tok": 2}
-    config = parse_config(given, tmp_path / "config.json")
+    settings = SMOL | SMALL | {"architectures": ["MiniMaxM2ForCausalLM"]}
+    settings |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+    config = parse_config(settings, tmp_path / "config.json")
     element = numpy_dtype("bfloat16")
     weights = {n: np.zeros(s, element) for n, s in weight_shapes(config).items()}
     with pytest.raises(ArgumentError, match="correction: dtype bfloat16"):
@@ -329,10 +331,10 @@ def test_corrections_of_scores_are_float32(tmp_path):
 def test_dense_layers_and_those_that_predict_more(
     architecture, predicting, correction, tmp_path, rng
 ):
-    given = SMOL | SMALL | {"architectures": [f"{architecture}ForCausalLM"]}
-    given |= {"num_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
-    given |= {"moe_intermediate_size": 8, "tie_word_embeddings": True}
-    config = parse_config(given, tmp_path / "config.json")
+    settings = SMOL | SMALL | {"architectures": [f"{architecture}ForCausalLM"]}
+    settings |= {"num_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
+    settings |= {"moe_intermediate_size": 8, "tie_word_embeddings": True}
+    config = parse_config(settings, tmp_path / "config.json")
     places = WeightPlaces(config, WHOLE)
     shapes = weight_shapes(config)
     tensors = {
@@ -345,12 +347,12 @@ def test_dense_layers_and_those_that_predict_more(
     if architecture == "Ernie4_5_Moe":  # as its files have it
         tensors[correction] = tensors[correction][None]
     save(tmp_path / "model.safetensors", tensors)
-    found = load_weights(tmp_path, config, "bfloat16")
+    weights = load_weights(tmp_path, config, "bfloat16")
     dense = tensors["model.layers.0.mlp.gate_proj.weight"]
-    np.testing.assert_array_equal(found["w_dense_gate"][0].astype(np.float32), dense)
+    np.testing.assert_array_equal(weights["w_dense_gate"][0].astype(np.float32), dense)
     expert = tensors["model.layers.1.mlp.experts.1.down_proj.weight"]
-    np.testing.assert_array_equal(found["w_down"][0, 1].astype(np.float32), expert)
-    np.testing.assert_array_equal(found["correction"][0], tensors[correction].ravel())
+    np.testing.assert_array_equal(weights["w_down"][0, 1].astype(np.float32), expert)
+    np.testing.assert_array_equal(weights["correction"][0], tensors[correction].ravel())
 
 
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
@@ -365,8 +367,10 @@ EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
     ],
 )
 def test_a_number_in_place_of_an_array_is_named(architecture, changes, name, tmp_path):
-    given = SMOL | SMALL | {"architectures": [architecture], "num_key_value_heads": 2}
-    config = parse_config(given | changes, tmp_path / "config.json")
+    settings = (
+        SMOL | SMALL | {"architectures": [architecture], "num_key_value_heads": 2}
+    )
+    config = parse_config(settings | changes, tmp_path / "config.json")
     tensors = [(f"model.layers.{name}", np.ones((), np.float32))]
     with pytest.raises(ArgumentError, match=r"\[[01]\] instead of \["):
         stack_weights(tensors, config, "bfloat16", tmp_path)
