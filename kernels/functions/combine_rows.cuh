@@ -17,6 +17,9 @@ struct combine_rows {
   static constexpr int kMost = Task::kSplit ? 2 : 8;
   static constexpr int kAtOnce = kTopK < kMost ? kTopK : kMost;
   static constexpr int kParts = !Task::kSplit ? 8 / kAtOnce : kTopK > 2 ? 2 : 1;
+  // Whether a part is summed before the next one. NOTE: with the sums of many parts at once, large
+  // programs spill registers.
+  static constexpr bool kIsByPart = kParts > kAtOnce;
   static constexpr int kTogether = 32 / kTopK;  // tokens whose choices a warp holds
 
   ETC_DEVICE static void run(const Task& task) {
@@ -115,12 +118,25 @@ struct combine_rows {
       // NOTE: a branch that no lane takes. Without it, the compiler of large programs moves additions
       // between the loads, so that fewer are in flight: 8192 tokens on 4 ranks took 20 % more time.
       if (!Task::kSplit && ptx::lane() >= 32) return;
+      if constexpr (kIsByPart) {
+        float weight[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const float weight = __shfl_sync(~0u, choices.weight, first + begin + k);
+        for (int k = 0; k < kAtOnce; ++k) {
+          weight[k] = __shfl_sync(~0u, choices.weight, first + k);
+        }
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {
-          if (is_any(begin + k, count)) sum[p].add(v[p][k], weight);
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) sum[p].add(v[p][k], weight[k]);
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          const float weight = __shfl_sync(~0u, choices.weight, first + begin + k);
+#pragma unroll
+          for (int p = 0; p < kParts; ++p) {
+            if (is_any(begin + k, count)) sum[p].add(v[p][k], weight);
+          }
         }
       }
     }

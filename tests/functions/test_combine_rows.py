@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.router import Router
 from etc_dist.functions.routing import Routing
+from tests.functions.both import both
+from tests.graphs.calls import one_call
+from tests.layers.reference import draw
 
 ROUTING = Routing(8, Router(2), "float32")
 OWN = Routing(2, Router(2), "float32", split=True)
@@ -29,3 +33,22 @@ def test_tokens_without_rows_are_not_written():
     y = np.full((3, 1), np.nan)
     combine_rows(OWN).body(place, weights, outputs, y)
     np.testing.assert_array_equal(y[:, 0], [2, np.nan, 1])
+
+
+@pytest.mark.parametrize("top_k", [2, 3])
+def test_both_bodies_have_equal_bits(top_k, rng):
+    """Columns of several passes. Of two choices, a part is summed after the other."""
+    combined = one_call(
+        1,
+        combine_rows(Routing(8, Router(top_k), "bfloat16")),
+        [f"place tokens/2 {top_k} int32", f"weights tokens/2 {top_k} float32",
+         "outputs rows columns bfloat16"],
+        ["y tokens/2 columns bfloat16"],
+    )  # fmt: skip
+    given = {
+        "place": rng.integers(9, size=(5, top_k), dtype=np.int32),
+        "weights": draw(rng, (5, top_k), "float32"),
+        "outputs": draw(rng, (9, 1096), "bfloat16"),
+    }
+    expected, found = both(combined, given, {"tokens": 5, "rows": 9, "columns": 1096})
+    np.testing.assert_array_equal(found["y"], expected["y"])

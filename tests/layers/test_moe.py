@@ -18,6 +18,7 @@ from etc_dist.layers.moe_steps import Sizes
 from etc_dist.schedule import schedule_static
 from tests.conftest import first_always, kept_proof, some_of
 from tests.functions.both import both
+from tests.functions.compiled import check_compiled
 from tests.graphs.mixtures import moe_few_tokens_graph, moe_graph
 from tests.layers.reference import draw, draw_experts, moe_reference, own_experts
 
@@ -285,6 +286,14 @@ def check_corrected(graph, rng, experts, tokens):
     answer = moe_reference(x, weights, CORRECTED, biases=[*biases.values()])
     for outputs in both(graph, {"x": x, **inputs}, dims):
         answer.check(outputs["y"])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("experts", [257, 384, 512])
+def test_programs_of_two_choices_compile_without_spills(experts):
+    """Where the sums of a token's rows need the most registers."""
+    router = Router(2, score="sigmoid", has_correction=True)
+    check_compiled(moe_graph(1, experts=experts, top_k=router))
 
 
 def test_512_experts_are_proved_for_all_data():
