@@ -3,6 +3,7 @@ paper, decode_ranks.png to figure 18."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -68,13 +69,16 @@ def draw_schedules(records: Sequence[Record], path: Path) -> None:
 
 
 def draw_decode(records: Sequence[Record], path: Path, on_ranks: bool = False) -> None:
-    """Draw a panel for each model: its greedy steps' times by batch, and vLLM's."""
+    """Draw a panel for each model of several batches, if there is any, else for each
+    model: its greedy steps' times by batch, and vLLM's."""
 
     def curve(r: Record) -> tuple[Any, ...]:
         return r.world_size, r.device, r.context, r.schedule
 
     steps = greedy(records, on_ranks)
-    models = sorted({r.model for r in steps})
+    batches = {(r.model, r.batch) for r in steps}
+    counts = Counter(model for model, _ in batches)
+    models = sorted(m for m, count in counts.items() if count > 1) or sorted(counts)
     with panels(path, len(models)) as row:
         for axes, model in zip(row, models, strict=True):
             of_model = [r for r in steps if r.model == model]
