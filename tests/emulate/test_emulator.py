@@ -91,6 +91,7 @@ def compilations(monkeypatch, tmp_path):
     run = shared_library._run
     monkeypatch.setenv("ETC_DIST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(shared_library, "_libraries", {})
+    monkeypatch.setattr(shared_library, "_common", {})
     monkeypatch.setattr(shared_library, "_run", lambda *a: [calls.append(a), run(*a)])
     return calls
 
@@ -102,6 +103,12 @@ def test_another_process_loads_the_kept_library(compilations, monkeypatch):
         assert found["y"].tolist() == [1] * 4
         shared_library._libraries.clear()
     assert len(compilations) == 3  # of prelude.h, run.cpp, and the program
+
+
+def test_what_programs_have_in_common_is_compiled_once(compilations):
+    for dtype in ("float32", "int32"):
+        Emulator(whole(1, function=push_rows(), dtype=dtype))
+    assert len(compilations) == 4
 
 
 @pytest.mark.parametrize(
