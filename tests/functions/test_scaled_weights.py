@@ -122,6 +122,25 @@ def test_each_block_has_its_own_scale(number):
         np.testing.assert_array_equal(rows, [reference] * 3)
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_each_block_of_long_rows_has_its_scale(number):
+    """Also of those after the first 32 of a warpgroup. Row r of w has every n-th block
+    from r on."""
+    n, blocks = (24 if KINDS[number].alternates else 80), 66
+    has_block = np.arange(blocks) % n == np.arange(n)[:, None]
+    scales = np.arange(blocks, dtype=np.float32)[None]
+    inputs = {
+        "x": np.ones((1, blocks * 128), numpy_dtype("bfloat16")),
+        "w": has_block.repeat(128, 1).astype(numpy_dtype(E4M3)),
+        "w_scales": scales,
+    }
+    columns = 128 if KINDS[number].is_tall else n
+    dims = {"m": 1, "n": n, "k": blocks * 128, **dims_of(Tiling(number, columns))}
+    sums = 128 * (has_block * scales).sum(axis=1)
+    for outputs in both(emulated(BLOCKS), inputs, dims):
+        np.testing.assert_array_equal(outputs["y"][0].astype(np.float32), sums)
+
+
 def test_tiles_that_add_k_in_its_order_give_the_same_bits(rng):
     x, codes, scales = cancelling_codes(rng, 90, 264, BLOCKS)
     bits = set()
