@@ -25,11 +25,12 @@ __constant__ nvshmemi_version_t nvshmemi_device_lib_version_d = {
 
 extern "C" {
 __device__ void etc_far_put(
-    const void* from, void* to, unsigned long long bytes, void* word, unsigned long long value,
+    const void* source, void* target, unsigned long long bytes, void* word,
+    unsigned long long value,
     int rank) {
   uint64_t* const signal = static_cast<uint64_t*>(word);
   if (bytes > 0) {
-    nvshmemx_putmem_signal_nbi_warp(to, from, bytes, signal, value, NVSHMEM_SIGNAL_ADD, rank);
+    nvshmemx_putmem_signal_nbi_warp(target, source, bytes, signal, value, NVSHMEM_SIGNAL_ADD, rank);
   } else if (threadIdx.x % 32 == 0) {
     nvshmemx_signal_op(signal, value, NVSHMEM_SIGNAL_ADD, rank);
   }

@@ -10,7 +10,8 @@
 
 extern "C" {
 __device__ void etc_far_put(
-    const void* from, void* to, unsigned long long bytes, void* word, unsigned long long value,
+    const void* source, void* target, unsigned long long bytes, void* word,
+    unsigned long long value,
     int rank);
 __device__ void etc_far_add(void* word, unsigned long long value, int rank);
 __device__ void etc_far_quiet();
@@ -19,14 +20,14 @@ __device__ void etc_far_quiet();
 namespace etc {
 
 struct Nvshmem {
-  // By one warp: sends `bytes` from `from` to `to`, then adds `value` to the 64-bit word `word`.
-  // `from` must keep its content until a later quiet() returns, in any thread.
-  ETC_DEVICE static void put(u64 from, u64 to, u64 bytes, u64 word, u64 value, i32 rank) {
+  // By one warp: sends `bytes` from `source` to `target`, then adds `value` to the 64-bit word
+  // `word`. `source` must keep its content until a later quiet() returns, in any thread.
+  ETC_DEVICE static void put(u64 source, u64 target, u64 bytes, u64 word, u64 value, i32 rank) {
     // The host and the network card read what other workers have written.
     if (ptx::lane() == 0) ptx::fence_acq_rel<true>();
     __syncwarp();
     etc_far_put(
-        reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), bytes,
+        reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), bytes,
         reinterpret_cast<void*>(word), value, rank);
   }
   // By one thread: adds `value` to the 64-bit word `word`. What the thread has written before is

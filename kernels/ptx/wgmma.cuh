@@ -10,9 +10,9 @@ template <int kPending>
 ETC_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Keeps the compiler from reading `v` before the code above.
-ETC_DEVICE void keep_order(float& v) { asm volatile("" : "+f"(v)::"memory"); }
-ETC_DEVICE void keep_order(u32& v) { asm volatile("" : "+r"(v)::"memory"); }
+// Keeps the compiler from reading `value` before the code above.
+ETC_DEVICE void keep_order(float& value) { asm volatile("" : "+f"(value)::"memory"); }
+ETC_DEVICE void keep_order(u32& value) { asm volatile("" : "+r"(value)::"memory"); }
 // Shared-memory matrix descriptor, 128-byte swizzle. `low` holds address / 16 in bits
 // 0..13 and the leading offset / 16 in bits 16..29; groups of eight 128-byte rows are adjacent.
 ETC_DEVICE u64 matrix_descriptor(u32 low) {
