@@ -17,30 +17,30 @@ class Flags {
       : run_(run), area_(u64(run.epoch & 1) * u32(run.g.flag_bytes)) {}
 
   // Stores 16 bytes of data at the address of a flagged element.
-  ETC_DEVICE void store16(u64 address, uint4 v) const {
-    ptx::store_words(address + area_, {word(v.x), word(v.y)});
-    ptx::store_words(address + area_ + 16, {word(v.z), word(v.w)});
+  ETC_DEVICE void store16(u64 address, uint4 words) const {
+    ptx::store_words(address + area_, {word(words.x), word(words.y)});
+    ptx::store_words(address + area_ + 16, {word(words.z), word(words.w)});
   }
 
   // Loads 16 bytes of data from each of kCount addresses, `step` bytes apart, once all of them that
-  // are `wanted` are of this epoch. False if the program was aborted or the limit has passed.
+  // are `is_needed` are of this epoch. False if the program was aborted or the limit has passed.
   template <int kCount>
   ETC_DEVICE bool load16(
-      u64 address, u64 step, const bool (&wanted)[kCount], uint4 (&v)[kCount]) const {
+      u64 address, u64 step, const bool (&is_needed)[kCount], uint4 (&vectors)[kCount]) const {
     return spin<false>(run_, run_.g.wait_limit, [&] {
       // NOTE: all are loaded, without branches, so that the loads are in flight together.
       ptx::TwoWords low[kCount], high[kCount];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const u64 from = address + area_ + i * step;
-        low[i] = ptx::load_words(from), high[i] = ptx::load_words(from + 16);
+        const u64 source = address + area_ + i * step;
+        low[i] = ptx::load_words(source), high[i] = ptx::load_words(source + 16);
       }
       bool is_new = true;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const bool is_own = has_epoch(low[i]) & has_epoch(high[i]);
-        is_new = is_new & (is_own | !wanted[i]);
-        v[i] = make_uint4(
+        is_new = is_new & (is_own | !is_needed[i]);
+        vectors[i] = make_uint4(
             u32(low[i].first), u32(low[i].second), u32(high[i].first), u32(high[i].second));
       }
       return is_new;
@@ -49,8 +49,8 @@ class Flags {
 
  private:
   ETC_DEVICE u64 word(u32 data) const { return u64(run_.epoch) << 32 | data; }
-  ETC_DEVICE bool has_epoch(const ptx::TwoWords& v) const {
-    return (u32(v.first >> 32) == run_.epoch) & (u32(v.second >> 32) == run_.epoch);
+  ETC_DEVICE bool has_epoch(const ptx::TwoWords& words) const {
+    return (u32(words.first >> 32) == run_.epoch) & (u32(words.second >> 32) == run_.epoch);
   }
 
   const Run<Program>& run_;

@@ -31,8 +31,9 @@ struct Run {
   // This rank's symmetric block.
   ETC_DEVICE u64 self() const { return g.peer[g.rank]; }
   ETC_DEVICE Control* control() const { return reinterpret_cast<Control*>(g.control); }
-  ETC_DEVICE u64 event_address(i32 rank, u32 index) const {
-    return g.peer[rank] + sizeof(SymmetricHead) + (u64(epoch & 1) * g.event_capacity + index) * 4;
+  ETC_DEVICE u64 event_address(i32 rank, u32 element_idx) const {
+    return g.peer[rank] + sizeof(SymmetricHead) +
+        (u64(epoch & 1) * g.event_capacity + element_idx) * 4;
   }
   // Whether `rank` is far: then g.peer[rank] is 0.
   ETC_DEVICE bool is_far(i32 rank) const {
@@ -53,12 +54,12 @@ struct Run {
   ETC_DEVICE i32 partner(i32 host) const {
     return host * near_ranks<Program>() + local(g.rank);
   }
-  // This rank's words that far ranks add to: for an element, now or in epoch `of`, and for the
+  // This rank's words that far ranks add to: for an element, now or in `word_epoch`, and for the
   // epochs of the partner on `host`.
-  ETC_DEVICE u64 far_word(u32 index) const { return far_word(index, epoch); }
-  ETC_DEVICE u64 far_word(u32 index, u32 of) const {
+  ETC_DEVICE u64 far_word(u32 element_idx) const { return far_word(element_idx, epoch); }
+  ETC_DEVICE u64 far_word(u32 element_idx, u32 word_epoch) const {
     const u64 words = self() + sizeof(SymmetricHead) + u64(g.event_capacity) * 8;
-    return words + (u64(of & 1) * g.event_capacity + index) * 8;
+    return words + (u64(word_epoch & 1) * g.event_capacity + element_idx) * 8;
   }
   ETC_DEVICE u64 far_started(i32 host) const {
     return far_word(0, 0) + (u64(g.event_capacity) * 2 + host) * 8;
@@ -76,8 +77,8 @@ struct Waiter {
   u32 lane, call, task;
   u32 kind = kInsideWorker, index = 0, want = 0;
 
-  ETC_DEVICE bool fail(u32 kind_, u32 index_, u32 want_) {
-    kind = kind_, index = index_, want = want_;
+  ETC_DEVICE bool fail(u32 kind_, u32 element_idx, u32 want_) {
+    kind = kind_, index = element_idx, want = want_;
     return false;
   }
 };
@@ -90,13 +91,13 @@ constexpr Waiter kInWorker{kTensorLane, 0, 0};
 // Aborts the run on all ranks whose memory is mapped, and records why.
 template <class Program>
 ETC_DEVICE void abort_run(
-    const Run<Program>& run, const Waiter& who, u32 kind, u32 index, u32 have, u32 want) {
+    const Run<Program>& run, const Waiter& who, u32 kind, u32 element_idx, u32 have, u32 want) {
   Control* control = run.control();
-  const u32 n = atomicAdd(&control->faults, 1u);
+  const u32 num_faults = atomicAdd(&control->faults, 1u);
   ptx::store_relaxed(u64(&control->shape), run.g.shape);
-  if (n < kMaxFaults) {
-    control->fault[n] =
-        Fault{blockIdx.x, who.lane, who.call, who.task, kind, index, have, want};
+  if (num_faults < kMaxFaults) {
+    control->fault[num_faults] =
+        Fault{blockIdx.x, who.lane, who.call, who.task, kind, element_idx, have, want};
   }
   ptx::fence_acq_rel<true>();
   for (int r = 0; r < near_ranks<Program>(); ++r) {

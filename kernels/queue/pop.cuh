@@ -49,16 +49,16 @@ struct WorkQueue {
   // The unit of a ticket, which is initial or ready to run, or one of the constants above.
   ETC_DEVICE static i32 unit_of(const Run<Program>& run, u32 ticket) {
     const auto& g = run.g;
-    const u32 initial = u32(Queue::initial(g)), units = u32(Queue::units(g));
+    const u32 initial = u32(Queue::initial(g)), num_units = u32(Queue::units(g));
     if (ticket < initial) return i32(ticket);
-    if (ticket >= units) return kLaneOver;
+    if (ticket >= num_units) return kLaneOver;
     const u64 slot = run.event_address(g.rank, Queue::slots(g) + ticket - initial);
     const u32 word = ptx::load_acquire<kPeersPush<Program>>(slot);
     if (word != 0) return i32(initial + word - 1);
     if constexpr (Queue::kHasSurplus) {
       // NOTE: slots are filled without gaps. The surplus may still grow.
       const u32 surplus = ptx::load_relaxed(run.event_address(g.rank, Queue::surplus(g)));
-      if (ticket >= units - surplus) return kLaneOver;
+      if (ticket >= num_units - surplus) return kLaneOver;
     }
     return kNotYet;
   }
@@ -75,8 +75,8 @@ struct WorkQueue {
       using Call = decltype(call);
       if (Call::kCall > who.call) return;
       if constexpr (kIsQueued<Call>) {
-        const i32 groups = group_units<Call>(run.g) > 0 ? num_groups<Call>(run.g) : 0;
-        for (i32 group = 0; group < groups; ++group) {
+        const i32 num_queued = group_units<Call>(run.g) > 0 ? num_groups<Call>(run.g) : 0;
+        for (i32 group = 0; group < num_queued; ++group) {
           const auto c = Call::group_at(run.g, group);
           if (!find_unmet<Call>(run, c, event)) continue;
           if constexpr (Call::kLimit > 0) {  // the count is known after the first wait

@@ -57,11 +57,11 @@ ETC_DEVICE u32 without_surplus(const Run<Program>& run, u32 bits, const i32 (&gr
 // Up to this number of units of a group are stored by one lane, more by the whole warp.
 constexpr u32 kFewUnits = 8;
 
-// A whole warp fills slots of a lane of `owner`, from slot `at` on, with the `units` units of each
+// A whole warp fills slots of a lane of `owner`, from `first_slot` on, with the units of each
 // group whose lane's bit is set in `lanes[j]`.
 template <class Call, int kCount, class Program>
 ETC_DEVICE void fill_slots(
-    const Run<Program>& run, i32 owner, u32 at, u32 units, const u32 (&lanes)[kCount],
+    const Run<Program>& run, i32 owner, u32 first_slot, u32 num_units, const u32 (&lanes)[kCount],
     const i32 (&group)[kCount]) {
   using Queue = typename Call::Queue;
   const auto& g = run.g;
@@ -70,26 +70,27 @@ ETC_DEVICE void fill_slots(
   // NOTE: slots are numbered from the first queued unit. This number is the same on every rank; the
   // number of initial units may differ.
   const u32 first = u32(Call::first_unit(g) - Queue::initial(g)) + 1;
-  if (units <= kFewUnits) {
+  if (num_units <= kFewUnits) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       if (lanes[j] >> lane & 1) {
-        const u32 lane_slot = at + __popc(lanes[j] & ((1u << lane) - 1)) * units;
+        const u32 lane_slot = first_slot + __popc(lanes[j] & ((1u << lane) - 1)) * num_units;
 #pragma unroll 1
-        for (u32 k = 0; k < units; ++k) {
-          ptx::store_relaxed(slots + u64(lane_slot + k) * 4, first + u32(group[j]) * units + k);
+        for (u32 k = 0; k < num_units; ++k) {
+          ptx::store_relaxed(slots + u64(lane_slot + k) * 4, first + u32(group[j]) * num_units + k);
         }
       }
-      at += __popc(lanes[j]) * units;
+      first_slot += __popc(lanes[j]) * num_units;
     }
   } else {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      for (u32 lanes_left = lanes[j]; lanes_left != 0; lanes_left &= lanes_left - 1, at += units) {
-        const u32 unit = first + u32(__shfl_sync(~0u, group[j], __ffs(lanes_left) - 1)) * units;
+      for (u32 lanes_left = lanes[j]; lanes_left != 0;
+           lanes_left &= lanes_left - 1, first_slot += num_units) {
+        const u32 unit = first + u32(__shfl_sync(~0u, group[j], __ffs(lanes_left) - 1)) * num_units;
 #pragma unroll 4
-        for (u32 k = lane; k < units; k += 32) {
-          ptx::store_relaxed(slots + u64(at + k) * 4, unit + k);
+        for (u32 k = lane; k < num_units; k += 32) {
+          ptx::store_relaxed(slots + u64(first_slot + k) * 4, unit + k);
         }
       }
     }
@@ -117,37 +118,37 @@ ETC_DEVICE u32 reserve(const Run<Program>& run, i32 owner, u32 count) {
 // A whole warp pushes group[j] of each lane with bit j in `bits`. Every lane has fenced.
 template <class Call, int kCount, class Program>
 ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&group)[kCount]) {
-  u32 lanes[kCount], groups = 0;
+  u32 lanes[kCount], num_ready = 0;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
     lanes[j] = __ballot_sync(~0u, bits >> j & 1);
-    groups += __popc(lanes[j]);
+    num_ready += __popc(lanes[j]);
   }
-  if (groups == 0) return;
-  const u32 units = u32(group_units<Call>(run.g));
-  const u32 at = reserve<typename Call::Queue>(run, owner, groups * units);
-  if (at == kNoRoom) return;
-  if (Call::kWaits > 1 && units > kFewUnits) {
+  if (num_ready == 0) return;
+  const u32 num_units = u32(group_units<Call>(run.g));
+  const u32 first_slot = reserve<typename Call::Queue>(run, owner, num_ready * num_units);
+  if (first_slot == kNoRoom) return;
+  if (Call::kWaits > 1 && num_units > kFewUnits) {
     // NOTE: lanes store for each other, so each needs the acquires of the others.
     __syncwarp();
     fence_groups<Call>();
   }
-  fill_slots<Call>(run, owner, at, units, lanes, group);
+  fill_slots<Call>(run, owner, first_slot, num_units, lanes, group);
 }
 
-// The waits in [from, to) of a group of this rank that expect no notification, as bits. None if a
+// The waits in [first, end) of a group of this rank that expect no notification, as bits. None if a
 // loaded index is out of range, which aborts the run.
 template <class Call, class Program>
-ETC_DEVICE u32 empty_waits(const Run<Program>& run, i32 group, int from, int to) {
+ETC_DEVICE u32 empty_waits(const Run<Program>& run, i32 group, int first, int end) {
   const auto c = Call::group_at(run.g, group);
-  if (to > Call::kFreeWaits && !Call::waits_in_range(run.g, c)) {
+  if (end > Call::kFreeWaits && !Call::waits_in_range(run.g, c)) {
     if (!run.aborted()) abort_run(run, group_waiter<Call>(run, group), kOutOfRange, 0, 0, 0);
     return 0;
   }
   u32 bits = 0;
 #pragma unroll
   for (int n = 0; n < Call::kWaits; ++n) {
-    if (n >= from && n < to && Call::wait(run.g, c, n).target == 0) bits |= 1u << n;
+    if (n >= first && n < end && Call::wait(run.g, c, n).target == 0) bits |= 1u << n;
   }
   return bits;
 }
@@ -177,17 +178,17 @@ ETC_DEVICE bool mark(const Run<Program>& run, i32 owner, i32 group, u32 bits) {
   }
 }
 
-// A whole warp marks waits `marks` of group[j] if bit j of `waiting` is set, and pushes ready
+// A whole warp marks waits `wait_bits` of group[j] if bit j of `waiting` is set, and pushes ready
 // groups.
 template <class Call, int kCount, class Program>
 ETC_DEVICE void mark_groups(
-    const Run<Program>& run, i32 owner, u32 waiting, const i32 (&group)[kCount], u32 marks) {
+    const Run<Program>& run, i32 owner, u32 waiting, const i32 (&group)[kCount], u32 wait_bits) {
   // NOTE: nothing waits for groups without units, so their words might be written after the run.
   if (group_units<Call>(run.g) == 0) return;
   u32 last = 0;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {  // unrolled, so that many atomics are in flight
-    if (waiting >> j & 1 && mark<Call>(run, owner, group[j], marks)) last |= 1u << j;
+    if (waiting >> j & 1 && mark<Call>(run, owner, group[j], wait_bits)) last |= 1u << j;
   }
   if constexpr (Call::kWaits > 1) {
     if (!__any_sync(~0u, last != 0)) return;

@@ -70,9 +70,9 @@ struct GroupBox {
   }
 };
 
-// Releases the groups that wait for the element at `index` of `owner`, for one wait of one call.
+// Releases the groups that wait for the element `element_idx` of `owner`, for one wait of one call.
 template <class R, class Program, class Coord>
-ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element, u32 index) {
+ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element, u32 element_idx) {
   using Call = typename R::Call;
   // Groups that a lane checks together.
   constexpr int kCount = R::kInvertible || Call::kFreeWaits < Call::kWaits ? 1 : 4;
@@ -88,7 +88,7 @@ ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element
       if (k >= box.total) continue;
       group[j] = box.group(R::kInvertible ? 0 : k);
       // NOTE: the box may include groups that wait for other elements.
-      if (R::element(run.g, owner, group[j]) == index) waiting |= 1u << j;
+      if (R::element(run.g, owner, group[j]) == element_idx) waiting |= 1u << j;
     }
     if constexpr (Call::kLimit > 0 && R::kWait == 0) {
       waiting = without_surplus<Call>(run, waiting, group);
@@ -117,7 +117,7 @@ ETC_DEVICE Coord of_lane(Coord c, int lane) {
 // group of the same rank.
 template <class R, class Program, class Coord>
 ETC_DEVICE void release_each(
-    const Run<Program>& run, i32 owner, const Coord& element, u32 index, bool is_met) {
+    const Run<Program>& run, i32 owner, const Coord& element, u32 element_idx, bool is_met) {
   using Call = typename R::Call;
   static_assert(Call::kLimit == 0 || R::kWait > 0);
   for (u32 lanes_left; (lanes_left = __ballot_sync(~0u, is_met)) != 0;) {
@@ -128,12 +128,12 @@ ETC_DEVICE void release_each(
       const auto box = GroupBox<Call>::template of<R>(run.g, common, element);
       const i32 group[1] = {box.total > 0 ? box.group(0) : 0};
       const bool is_waiting =
-          is_common && box.total > 0 && R::element(run.g, common, group[0]) == index;
+          is_common && box.total > 0 && R::element(run.g, common, group[0]) == element_idx;
       fence_groups<Call>();
       mark_groups<Call>(run, common, u32(is_waiting), group, 1u << R::kWait);
       is_met = is_met && !is_common;
     } else {
-      release<R>(run, common, of_lane(element, first), __shfl_sync(~0u, index, first));
+      release<R>(run, common, of_lane(element, first), __shfl_sync(~0u, element_idx, first));
       is_met = is_met && int(ptx::lane()) != first;
     }
   }
@@ -157,7 +157,7 @@ ETC_DEVICE void notify_and_release(const Run<Program>& run, const typename Call:
       if (old + 1 != Event::target(run.g, owner, element)) return;
       __syncwarp();  // lane 0's acquire covers the whole warp
       Releases<Event>::each(
-          [&](auto r) ETC_INLINE { release<decltype(r)>(run, owner, element, ref.index); });
+          [&](auto entry) ETC_INLINE { release<decltype(entry)>(run, owner, element, ref.index); });
     });
     notify_and_release<Call, n + 1>(run, c);
   }
@@ -185,8 +185,8 @@ ETC_DEVICE void notify_ranks(const Run<Program>& run, const typename Call::Coord
     }
     const bool is_met = has_one && count_event(run, ref) + 1 == Event::target(run.g, ref.rank, element);
     __syncwarp();  // one lane's acquire covers the whole warp
-    Releases<Event>::each([&](auto r) ETC_INLINE {
-      release_each<decltype(r)>(run, ref.rank, element, ref.index, is_met);
+    Releases<Event>::each([&](auto entry) ETC_INLINE {
+      release_each<decltype(entry)>(run, ref.rank, element, ref.index, is_met);
     });
   });
 }
@@ -199,14 +199,14 @@ ETC_DEVICE void release_empty(const Run<Program>& run) {
     using Call = decltype(call);
     constexpr int kTo = Call::kFreeWaits > 0 ? Call::kFreeWaits : Call::kWaits;
     if constexpr ((u32(Call::kMaybeZero) & kFirstBits<kTo>) != 0) {
-      const i32 groups = num_groups<Call>(run.g);
+      const i32 num_waiting = num_groups<Call>(run.g);
       // NOTE: by ptx::warp(), as in all branches of whole warps in which lanes meet.
       const i32 warp = i32(blockIdx.x * (kThreads / 32) + ptx::warp());
 #pragma unroll 1
-      for (i32 first = warp * 32; first < groups; first += i32(gridDim.x) * kThreads) {
+      for (i32 first = warp * 32; first < num_waiting; first += i32(gridDim.x) * kThreads) {
         const i32 group[1] = {first + i32(ptx::lane())};
-        const u32 marks = group[0] < groups ? empty_waits<Call>(run, group[0], 0, kTo) : 0;
-        mark_groups<Call>(run, run.g.rank, marks != 0, group, marks);
+        const u32 wait_bits = group[0] < num_waiting ? empty_waits<Call>(run, group[0], 0, kTo) : 0;
+        mark_groups<Call>(run, run.g.rank, wait_bits != 0, group, wait_bits);
       }
     }
   });

@@ -57,8 +57,8 @@ struct CallList {
 
   // Whether p(Call{}) is true for any call.
   template <class P>
-  ETC_DEVICE static constexpr bool any(P p) {
-    return (false || ... || p(Calls{}));
+  ETC_DEVICE static constexpr bool any(P f) {
+    return (false || ... || f(Calls{}));
   }
 
   // start + Call{} for every call, from left to right.
@@ -98,17 +98,17 @@ struct CallList {
   ETC_DEVICE static constexpr i32 index() {
     return i32(position_of<Call, Calls...>());
   }
-  // Calls f(Call{}) for the call at position `index`, one of [kFirst, kEnd), by halving.
+  // Calls f(Call{}) for the call at position `call_idx`, one of [kFirst, kEnd), by halving.
   template <i32 kFirst, i32 kEnd, class F>
-  ETC_DEVICE static void select(i32 index, F f) {
+  ETC_DEVICE static void select(i32 call_idx, F f) {
     if constexpr (kEnd - kFirst == 1) {
       f(NthOf<kFirst, Calls...>{});
     } else if constexpr (kEnd > kFirst) {
       constexpr i32 kMiddle = (kFirst + kEnd) / 2;
-      if (index < kMiddle) {
-        select<kFirst, kMiddle>(index, f);
+      if (call_idx < kMiddle) {
+        select<kFirst, kMiddle>(call_idx, f);
       } else {
-        select<kMiddle, kEnd>(index, f);
+        select<kMiddle, kEnd>(call_idx, f);
       }
     }
   }
@@ -116,16 +116,16 @@ struct CallList {
  private:
   template <class Call, class Args>
   ETC_DEVICE static bool in_call(const Args& g, i32& unit) {
-    const i32 n = Call::units(g);
-    if (unit < n) return true;
-    unit -= n;
+    const i32 num_units = Call::units(g);
+    if (unit < num_units) return true;
+    unit -= num_units;
     return false;
   }
 };
 
 // The turns of a loop: their number, and the units of each.
 struct Turns {
-  i32 number, units;
+  i32 num_turns, num_units;
   Divisor by_units;
 };
 
@@ -135,7 +135,7 @@ template <class Own, class... Items>
 struct Loop {
   template <class Args>
   ETC_DEVICE static i32 units(const Args& g) {
-    return Own::turns(g).number * Own::turns(g).units;
+    return Own::turns(g).num_turns * Own::turns(g).num_units;
   }
 };
 
@@ -174,8 +174,8 @@ struct LoopedCalls : CallsIn<Items...> {
   // As left() of CallList, of the same turn.
   template <class Call, class Args>
   ETC_DEVICE static i32 left(const Args& g, i32 unit) {
-    const i32 units = Call::units(g);
-    return units - mod_by(unit, units, Call::group(g).by_units);
+    const i32 num_units = Call::units(g);
+    return num_units - mod_by(unit, num_units, Call::group(g).by_units);
   }
 
  private:
@@ -196,13 +196,13 @@ struct LoopedCalls : CallsIn<Items...> {
       Loop<Own, Inner...>, const Args& g, i32 unit, i32 turn, F& f) {
     const Turns turns = Own::turns(g);
     const i32 inner = div_by(unit, turns.by_units);
-    visit_items<Inner...>(g, unit - inner * turns.units, turn * turns.number + inner, f);
+    visit_items<Inner...>(g, unit - inner * turns.num_units, turn * turns.num_turns + inner, f);
   }
   template <class Item, class Args>
   ETC_DEVICE static bool in_item(const Args& g, i32& unit) {
-    const i32 n = Item::units(g);
-    if (unit < n) return true;
-    unit -= n;
+    const i32 num_units = Item::units(g);
+    if (unit < num_units) return true;
+    unit -= num_units;
     return false;
   }
 };

@@ -53,9 +53,9 @@ class ClaimedUnits {
   // Draws the next ticket without a wait, after n of the `count` stages of a unit have been loaded:
   // as late as possible for the ticket to arrive in time. `outstanding`: stages that may not be
   // empty again. NOTE: the compute threads have begun the unit once one of its stages is empty.
-  ETC_DEVICE void draw_early(u32 n, u32 count, u32 outstanding, Tickets& tickets) const {
+  ETC_DEVICE void draw_early(u32 ticket_idx, u32 count, u32 outstanding, Tickets& tickets) const {
     constexpr u32 kDrawStage = 6;  // stages before the last one
-    if (n + kDrawStage == count && n > outstanding) draw_now(tickets);
+    if (ticket_idx + kDrawStage == count && ticket_idx > outstanding) draw_now(tickets);
   }
 
  private:

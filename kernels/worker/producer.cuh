@@ -51,8 +51,10 @@ ETC_DEVICE bool lead_units(Run<Program>& run, u32 base) {
           if (!is_going) return;
           const CountedTask counted_unit = counted_task(unit);
           if (counted_unit.is_surplus) {
-            const i32 n = skip_block(unit);
-            if constexpr (kRepeats) call_unit += n, lane_unit += n, num_left -= n;
+            const i32 num_units = skip_block(unit);
+            if constexpr (kRepeats) {
+              call_unit += num_units, lane_unit += num_units, num_left -= num_units;
+            }
             return;
           }
           lead_counted(unit, counted_unit);

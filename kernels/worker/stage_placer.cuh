@@ -68,13 +68,15 @@ struct StageRing {
   // loader arrives for them.
   static constexpr u32 kGatherers = Calls::kRoles & kGatherRole ? 64 : 0;
 
-  ETC_DEVICE static u32 full(u32 base, u32 n) {
-    return base + Shared::kStageBarrierOffset + 8 * (n % kSlots);
+  ETC_DEVICE static u32 full(u32 base, u32 stage_idx) {
+    return base + Shared::kStageBarrierOffset + 8 * (stage_idx % kSlots);
   }
-  ETC_DEVICE static u32 empty(u32 base, u32 n) { return full(base, n) + 8 * kSlots; }
-  ETC_DEVICE static u32 parity(u32 n) { return n / kSlots & 1; }
-  ETC_DEVICE static Stage stage(u32 base, u32 n, u32 place) {
-    return {base + SharedOf<Program>::kStageOffset + place, full(base, n)};
+  ETC_DEVICE static u32 empty(u32 base, u32 stage_idx) {
+    return full(base, stage_idx) + 8 * kSlots;
+  }
+  ETC_DEVICE static u32 parity(u32 stage_idx) { return stage_idx / kSlots & 1; }
+  ETC_DEVICE static Stage stage(u32 base, u32 stage_idx, u32 place) {
+    return {base + SharedOf<Program>::kStageOffset + place, full(base, stage_idx)};
   }
   // Where a stage begins after one that ends at `head`.
   ETC_DEVICE static u32 place(u32 head, u32 bytes) { return head + bytes <= kBytes ? head : 0; }
@@ -100,15 +102,15 @@ struct StageCursor {
   ETC_DEVICE u32 next(u32 bytes) {
     using Ring = StageRing<Program>;
     if constexpr (Ring::kUniform > 0) return n++ % Ring::kCount * Ring::kUniform;
-    const u32 at = Ring::place(head, bytes);
-    head = at + bytes;
+    const u32 place = Ring::place(head, bytes);
+    head = place + bytes;
     ++n;
-    return at;
+    return place;
   }
 };
 
 // Where stages go that are written, and which stages must be empty before. `Begins` stores where
-// outstanding stages begin: put(n, at) and get(n).
+// outstanding stages begin: put(n, place) and get(n).
 template <class Program, class Begins>
 class StagePlacer {
   using Ring = StageRing<Program>;
@@ -120,40 +122,41 @@ class StagePlacer {
  public:
   ETC_DEVICE explicit StagePlacer(Begins begins) : begins_(begins) {}
 
-  ETC_DEVICE StageCursor<Program> cursor() const { return {n_, head_}; }
-  ETC_DEVICE u32 outstanding() const { return n_ - oldest_; }
+  ETC_DEVICE StageCursor<Program> cursor() const { return {num_stages_, head_}; }
+  ETC_DEVICE u32 outstanding() const { return num_stages_ - oldest_; }
 
   // The first `count` stages, from the ring's first byte on.
   ETC_DEVICE void first(u32 bytes, u32 count) {
     if constexpr (Ring::kUniform == 0) {
       if constexpr (kCountsLaps) start_laps(bytes);
-      for (; n_ < count; ++n_, head_ += bytes) begins_.put(n_, head_);
+      for (; num_stages_ < count; ++num_stages_, head_ += bytes) begins_.put(num_stages_, head_);
     }
-    n_ = count;
+    num_stages_ = count;
   }
 
   // The next stage: calls wait_empty(n) for each stage n that has to be empty first, in order.
   // False if one returns false.
   template <class WaitEmpty>
-  ETC_DEVICE bool next(u32 bytes, u32& at, WaitEmpty wait_empty) {
+  ETC_DEVICE bool next(u32 bytes, u32& place, WaitEmpty wait_empty) {
     if constexpr (Ring::kUniform > 0) {
-      at = n_ % Ring::kCount * Ring::kUniform;
-      if (n_ - oldest_ == Ring::kCount && !wait_empty(oldest_++)) return false;
-      ++n_;
+      place = num_stages_ % Ring::kCount * Ring::kUniform;
+      if (num_stages_ - oldest_ == Ring::kCount && !wait_empty(oldest_++)) return false;
+      ++num_stages_;
       return true;
     }
     if (kCountsLaps && bytes != bytes_) [[unlikely]] start_laps(bytes);
-    at = Ring::place(head_, bytes);
+    place = Ring::place(head_, bytes);
     if (kCountsLaps && full_ > 0) [[likely]] {
-      if (n_ - oldest_ == full_ && !wait_empty(oldest_++)) return false;
+      if (num_stages_ - oldest_ == full_ && !wait_empty(oldest_++)) return false;
     } else {
-      while (oldest_ != n_ && !(n_ - oldest_ < Ring::kSlots && fits(at, bytes, tail_))) {
+      while (oldest_ != num_stages_ &&
+             !(num_stages_ - oldest_ < Ring::kSlots && fits(place, bytes, tail_))) {
         if (!wait_empty(oldest_)) return false;
-        if (++oldest_ != n_) tail_ = begins_.get(oldest_);
+        if (++oldest_ != num_stages_) tail_ = begins_.get(oldest_);
       }
-      if (oldest_ == n_) tail_ = at;
+      if (oldest_ == num_stages_) tail_ = place;
       if constexpr (kCountsLaps) {
-        if (at == 0) {
+        if (place == 0) {
           full_ = minimum(lap_, Ring::kSlots);
           lap_ = 1;
         } else if (lap_ > 0) {
@@ -161,9 +164,9 @@ class StagePlacer {
         }
       }
     }
-    begins_.put(n_, at);
-    head_ = at + bytes;
-    ++n_;
+    begins_.put(num_stages_, place);
+    head_ = place + bytes;
+    ++num_stages_;
     return true;
   }
 
@@ -172,24 +175,27 @@ class StagePlacer {
   ETC_DEVICE bool is_in_laps(u32 bytes) const {
     return kHasLaps && bytes == bytes_ && full_ > 0;
   }
-  // If is_in_laps(): next() for `count` stages; calls begin(n, at) for each. By one thread of a
+  // If is_in_laps(): next() for `count` stages; calls begin(n, place) for each. By one thread of a
   // warp.
   // NOTE: a short loop. The loading thread's time for a stage bounds many tiles: with one more
   // ptx::uniform() in the loop, some take a sixth longer.
   template <class WaitEmpty, class Begin>
   ETC_DEVICE bool next_in_laps(u32 bytes, u32 count, WaitEmpty wait_empty, Begin begin) {
-    u32 n = ptx::uniform(n_), head = ptx::uniform(head_), oldest = ptx::uniform(oldest_);
-    const u32 full = ptx::uniform(full_), end = n + count;
+    u32 stage_idx = ptx::uniform(num_stages_), head = ptx::uniform(head_);
+    u32 oldest = ptx::uniform(oldest_);
+    const u32 full = ptx::uniform(full_), end = stage_idx + count;
 #pragma unroll 1
-    for (; n != end; ++n) {
-      const u32 at = Ring::place(head, bytes);
-      if (n - oldest == full && !wait_empty(oldest++)) return false;
-      begins_.put(n, at);
-      if constexpr (kDrawsTickets<Program>) n_ = n + 1, oldest_ = oldest;  // for outstanding()
-      begin(n, at);
-      head = at + bytes;
+    for (; stage_idx != end; ++stage_idx) {
+      const u32 place = Ring::place(head, bytes);
+      if (stage_idx - oldest == full && !wait_empty(oldest++)) return false;
+      begins_.put(stage_idx, place);
+      if constexpr (kDrawsTickets<Program>) {
+        num_stages_ = stage_idx + 1, oldest_ = oldest;  // for outstanding()
+      }
+      begin(stage_idx, place);
+      head = place + bytes;
     }
-    n_ = n, head_ = head, oldest_ = oldest;
+    num_stages_ = stage_idx, head_ = head, oldest_ = oldest;
     return true;
   }
 
@@ -197,49 +203,50 @@ class StagePlacer {
   // false.
   template <class WaitEmpty>
   ETC_DEVICE bool pass(u32 last, WaitEmpty wait_empty) {
-    while (oldest_ != n_ && i32(last - oldest_) >= 0) {
+    while (oldest_ != num_stages_ && i32(last - oldest_) >= 0) {
       if (!wait_empty(oldest_)) return false;
-      if (++oldest_ != n_ && Ring::kUniform == 0) tail_ = begins_.get(oldest_);
+      if (++oldest_ != num_stages_ && Ring::kUniform == 0) tail_ = begins_.get(oldest_);
     }
     return true;
   }
 
-  // Whether a next stage would leave stage n, and all after it, in place.
-  ETC_DEVICE bool has_room_after(u32 n, u32 bytes) const {
-    if (n == n_) return true;
-    if constexpr (Ring::kUniform > 0) return n_ - n < Ring::kCount;
-    return n_ - n < Ring::kSlots && fits(Ring::place(head_, bytes), bytes, begins_.get(n));
+  // Whether a next stage would leave stage `stage_idx`, and all after it, in place.
+  ETC_DEVICE bool has_room_after(u32 stage_idx, u32 bytes) const {
+    if (stage_idx == num_stages_) return true;
+    if constexpr (Ring::kUniform > 0) return num_stages_ - stage_idx < Ring::kCount;
+    return num_stages_ - stage_idx < Ring::kSlots &&
+        fits(Ring::place(head_, bytes), bytes, begins_.get(stage_idx));
   }
 
   // Passes over stages that other threads fill.
   ETC_DEVICE void skip(RingStages stages) {
     if constexpr (Ring::kUniform > 0) {
-      n_ += stages.count;
-      if (n_ - oldest_ > Ring::kCount) oldest_ = n_ - Ring::kCount;
+      num_stages_ += stages.count;
+      if (num_stages_ - oldest_ > Ring::kCount) oldest_ = num_stages_ - Ring::kCount;
       return;
     }
     if (stages.count > Ring::kSlots) {  // only the last kSlots can be outstanding
       const u32 count = stages.count - Ring::kSlots;
       bytes_ = full_ = 0;
       head_ = head_after(count, stages.bytes);
-      oldest_ = n_ += count;
+      oldest_ = num_stages_ += count;
       stages.count = Ring::kSlots;
     }
-    u32 at;
+    u32 place;
     const auto is_empty = [](u32) { return true; };
-    for (u32 i = 0; i < stages.count; ++i) next(stages.bytes, at, is_empty);
+    for (u32 i = 0; i < stages.count; ++i) next(stages.bytes, place, is_empty);
   }
 
  private:
   ETC_DEVICE void start_laps(u32 bytes) {
     if (full_ > 0) tail_ = begins_.get(oldest_);
     bytes_ = bytes, lap_ = 0;
-    full_ = n_ > 0 ? 0 : minimum(Ring::kBytes / bytes, Ring::kSlots);
+    full_ = num_stages_ > 0 ? 0 : minimum(Ring::kBytes / bytes, Ring::kSlots);
   }
-  // Whether a stage at `at` overlaps none of the outstanding ones, of which the oldest begins at
+  // Whether a stage at `place` overlaps none of the outstanding ones, of which the oldest begins at
   // `tail` and the newest ends at head_. They lie in [tail, head_), or around the ring's end.
-  ETC_DEVICE bool fits(u32 at, u32 bytes, u32 tail) const {
-    const bool is_after = at >= head_, is_before = at + bytes <= tail;
+  ETC_DEVICE bool fits(u32 place, u32 bytes, u32 tail) const {
+    const bool is_after = place >= head_, is_before = place + bytes <= tail;
     return tail < head_ ? is_after || is_before : is_after && is_before;
   }
   ETC_DEVICE u32 head_after(u32 count, u32 bytes) const {
@@ -248,8 +255,8 @@ class StagePlacer {
     return ((count - here - 1) % (Ring::kBytes / bytes) + 1) * bytes;
   }
 
-  u32 n_ = 0, head_ = 0;     // stages so far, and where the last one ends
-  u32 oldest_ = 0, tail_ = 0;  // the oldest outstanding stage, and where it begins
+  u32 num_stages_ = 0, head_ = 0;  // stages so far, and where the last one ends
+  u32 oldest_ = 0, tail_ = 0;      // the oldest outstanding stage, and where it begins
   // Stages of `bytes_` follow each other. lap_: how many since the last one at the ring's first
   // byte, or 0. full_: 0 until all outstanding stages have that size, then how many the ring holds:
   // a new stage waits only for the one `full_` before it. tail_ and lap_ are not updated meanwhile.

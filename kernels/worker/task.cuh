@@ -78,23 +78,23 @@ ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coor
 // for it again is unnecessary.
 struct WaitCache {
   static constexpr int kMost = 2;
-  u32 index[kMost] = {~0u, ~0u};
+  u32 event_idx[kMost] = {~0u, ~0u};
   bool is_unfenced = false;  // an event was acquired since the last proxy fence
 
   // Whether the n-th wait has to poll its event; if so, stores the event.
   ETC_DEVICE bool update(int n, const EventRef& event) {
     if (n < kMost) {
-      if (index[n] == event.index) return false;
-      index[n] = event.index;
+      if (event_idx[n] == event.index) return false;
+      event_idx[n] = event.index;
     }
     return is_unfenced = true;
   }
   // Whether the event of the n-th wait is met; if so, it is known from now on.
   template <class Program>
   ETC_DEVICE bool look(const Run<Program>& run, int n, const EventRef& event) {
-    if (n < kMost && index[n] == event.index) return true;
+    if (n < kMost && event_idx[n] == event.index) return true;
     if (!event_is_met(run, event)) return false;
-    if (n < kMost) index[n] = event.index;
+    if (n < kMost) event_idx[n] = event.index;
     return is_unfenced = true;
   }
 };
@@ -107,9 +107,9 @@ struct CountCache {
 
   template <class Call, class Args>
   ETC_DEVICE i32 of(const Args& g, const typename Call::Coord& c) {
-    const i32 at = Call::count_place(g, c);
-    if (place != at || (kLimits > 1 && limit != Call::kLimit)) {
-      limit = Call::kLimit, place = at, count = Call::count(g, c);
+    const i32 count_place = Call::count_place(g, c);
+    if (place != count_place || (kLimits > 1 && limit != Call::kLimit)) {
+      limit = Call::kLimit, place = count_place, count = Call::count(g, c);
     }
     return count;
   }
@@ -147,8 +147,8 @@ ETC_DEVICE bool wait_events(
 // The waits [from, to) of a task that loads nothing but the count of the last one.
 template <class Program, class Call>
 ETC_DEVICE bool wait_some(
-    const Run<Program>& run, const typename Call::Coord& c, int from, int to, Waiter& who) {
-  for (int n = from; n < to; ++n) {
+    const Run<Program>& run, const typename Call::Coord& c, int first, int end, Waiter& who) {
+  for (int n = first; n < end; ++n) {
     if (!wait_event(run, Call::wait(run.g, c, n), who)) return false;
   }
   return true;
@@ -173,10 +173,10 @@ ETC_DEVICE bool is_idle(const Args& g, const typename Call::Coord& c) {
   } else if constexpr (n == Call::kWrites) {
     return true;
   } else {
-    const auto to = Call::template operand<Call::kReads + n>(g, c);
+    const auto region = Call::template operand<Call::kReads + n>(g, c);
     bool is_empty = false;
 #pragma unroll
-    for (const i32 size : to.size) is_empty = is_empty || size == 0;
+    for (const i32 size : region.size) is_empty = is_empty || size == 0;
     return is_empty && is_idle<Call, n + 1>(g, c);
   }
 }

@@ -185,14 +185,14 @@ class TensorLane {
       if constexpr (kByTicket) units_.begin();
       if (item.task < 0) break;
       // NOTE: calls with the same Compute run one piece of code: so it is not in visit_task().
-      u32 index = 0, variant = 0;
+      u32 call_idx = 0, variant = 0;
       Waiter who{kTensorLane, 0, 0};
       const u64 begin = trace.now();
       visit_task(item, [&](auto call, i32 task) ETC_INLINE {
         using Call = decltype(call);
         who = Waiter{kTensorLane, Call::kCall, u32(task)};
         if constexpr (has_role<Call>(kComputeRole)) {
-          index = Computes::template index<ComputeOf<Call>>();
+          call_idx = Computes::template index<ComputeOf<Call>>();
           variant = FunctionOf<Call>::kVariant;
         } else {
           is_going = run_body<Call>(task, who, is_going, consumed);
@@ -203,8 +203,8 @@ class TensorLane {
         const u32 size = item.size;
         if constexpr (Computes::kCount > 1) {
           // Another function has used the buffer.
-          if (size > 0 && index != last) is_going = meet(is_going);
-          if (size > 0) last = index;
+          if (size > 0 && call_idx != last) is_going = meet(is_going);
+          if (size > 0) last = call_idx;
         }
         if (is_going && size > 0) {
           const auto run = [&](auto compute) ETC_INLINE {
@@ -222,7 +222,7 @@ class TensorLane {
               is_going = compute.template compute<kVariants>(run_, stages, work, role_counters);
             }
           };
-          Computes::template visit<Program>(base_, index, run);
+          Computes::template visit<Program>(base_, call_idx, run);
         }
       }
       if constexpr (kHasData) {

@@ -117,12 +117,12 @@ class TransferLane {
       if (run_.aborted()) return kFailed;
     }
     Patience patience;
-    u32 kind = who.kind, index = who.index;
+    u32 kind = who.kind, element_idx = who.index;
     while (!is_ready<Call>(c, who)) {
       if (who.kind == kOutOfRange) return kFailed;
       if (!is_alone) return kNotReady;
-      if (who.kind != kind || who.index != index) {
-        patience = {}, kind = who.kind, index = who.index;
+      if (who.kind != kind || who.index != element_idx) {
+        patience = {}, kind = who.kind, element_idx = who.index;
       }
       ptx::nanosleep(100);
       if (!patience.template lasts<false>(run_, run_.g.wait_limit)) return kFailed;

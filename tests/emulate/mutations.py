@@ -13,8 +13,8 @@ GATHERER_WAITS = (
     "wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest)))"
 )
 TORN = (
-    "ptx::TwoWords{u64(ptx::load_relaxed(from)) | "
-    "u64(ptx::load_relaxed(from + 4)) << 32, ptx::load_words(from).second}"
+    "ptx::TwoWords{u64(ptx::load_relaxed(source)) | "
+    "u64(ptx::load_relaxed(source + 4)) << 32, ptx::load_words(source).second}"
 )
 """A word that is loaded by halves, its data first."""
 LAST_WAIT = (
@@ -40,7 +40,7 @@ BROKEN = {
             "tail < head_ ? is_after || is_before : is_after && is_before": "true",
             "minimum(Ring::kBytes / bytes, Ring::kSlots)": "Ring::kBytes / bytes",
         },
-        "short stages": {"n_ - oldest_ < Ring::kSlots": "true"},
+        "short stages": {"num_stages_ - oldest_ < Ring::kSlots": "true"},
         "mixed": {
             "head + bytes <= kBytes ? head : 0": "head",
             "if (full_ > 0) tail_ = begins_.get(oldest_);": "",
@@ -49,8 +49,8 @@ BROKEN = {
     "worker/calls": {
         "loops": {
             "turn * Call::units(g) + unit": "unit",
-            "unit - inner * turns.units": "unit",
-            "turn * turns.number + inner": "turn",
+            "unit - inner * turns.num_units": "unit",
+            "turn * turns.num_turns + inner": "turn",
         }
     },
     "worker/tensor_lane": {
@@ -359,7 +359,9 @@ BROKEN = {
         "moe": {"ptx::load16_last(from)": "ptx::load16_once_if(true, from)"}
     },
     "worker/work_ring": {
-        "moe": {"ptx::mbarrier_try_wait(full(n), n / kEntries & 1)": "true"}
+        "moe": {
+            "ptx::mbarrier_try_wait(full(item_idx), item_idx / kEntries & 1)": "true"
+        }
     },
     "functions/route_rows": {"routes": {"task.sync();": ""}},
     "functions/sample_column": {
@@ -394,10 +396,10 @@ BROKEN = {
     },
     "event/flags": {
         "flagged": {
-            "low[i] = ptx::load_words(from)": f"low[i] = {TORN}",
+            "low[i] = ptx::load_words(source)": f"low[i] = {TORN}",
             "u64(run.epoch & 1)": "u64(0)",
             "has_epoch(low[i]) & has_epoch(high[i])": "has_epoch(low[i])",
-            "u32(v.first >> 32) == run_.epoch": "true",
+            "u32(words.first >> 32) == run_.epoch": "true",
             "u64(run_.epoch) << 32": "u64(run_.epoch & 1) << 32",
         }
     },
