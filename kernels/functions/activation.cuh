@@ -25,11 +25,11 @@ struct Activation {
   // gate times the sigmoid of a number, as in silu().
   ETC_DEVICE static float active(float gate) {
     if constexpr (kFunction == kSilu && kAlphaBits == kOneBits) return silu(gate);
-    float v = gate * __int_as_float(kAlphaBits);
+    float scaled = gate * __int_as_float(kAlphaBits);
     if constexpr (kFunction == kGeluTanh) {
-      v = 1.5957691216f * __fmaf_rn(0.044715f * gate * gate, gate, gate);
+      scaled = 1.5957691216f * __fmaf_rn(0.044715f * gate * gate, gate, gate);
     }
-    return __fdividef(gate, 1.0f + ptx::exp2(v * -1.4426950408889634f));
+    return __fdividef(gate, 1.0f + ptx::exp2(scaled * -1.4426950408889634f));
   }
 };
 

@@ -39,14 +39,16 @@ struct AddedExperts {
   ETC_DEVICE void add(i32 column, i32 columns, typename Vectors::Sums& sums) const {
 #pragma unroll
     for (int i = 0; i < Vectors::kAtOnce; ++i) {
-      const i32 at = column + i * Vectors::kStep;
+      const i32 own_column = column + i * Vectors::kStep;
       // A warp's vectors are neighbours: the first lane's is inside if any is.
-      if (__shfl_sync(~0u, at, 0) >= columns) break;
+      if (__shfl_sync(~0u, own_column, 0) >= columns) break;
 #pragma unroll 1
-      for (int k = 0; k < kTopK; k += kTogether) add_some(k, at * 2, at < columns, sums[i]);
+      for (int k = 0; k < kTopK; k += kTogether) {
+        add_some(k, own_column * 2, own_column < columns, sums[i]);
+      }
       if constexpr (Task::kShared > 0) {
-        const uint4 v = ptx::load16_l2_if(at < columns, shared + at * 2);
-        sums[i].add(v, Task::kShared > 1 ? shared_weight : 1.0f);
+        const uint4 words = ptx::load16_l2_if(own_column < columns, shared + own_column * 2);
+        sums[i].add(words, Task::kShared > 1 ? shared_weight : 1.0f);
       }
     }
   }
@@ -54,19 +56,19 @@ struct AddedExperts {
  private:
   ETC_DEVICE void add_some(
       int begin, i32 bytes, bool is_inside, Sum8<Task::kIsHalf>& sum) const {
-    uint4 v[kTogether];
-    i32 from[kTogether];
+    uint4 vectors[kTogether];
+    i32 row_idx[kTogether];
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      from[k] = __shfl_sync(~0u, place, (begin + k) & 31);
-      if (begin + k >= kTopK) from[k] = -1;
-      const u64 row = first + u64(maximum(from[k], 0)) * row_bytes;
-      v[k] = ptx::load16_l2_if(is_inside && from[k] >= 0, row + bytes);
+      row_idx[k] = __shfl_sync(~0u, place, (begin + k) & 31);
+      if (begin + k >= kTopK) row_idx[k] = -1;
+      const u64 row = first + u64(maximum(row_idx[k], 0)) * row_bytes;
+      vectors[k] = ptx::load16_l2_if(is_inside && row_idx[k] >= 0, row + bytes);
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const float own_weight = __shfl_sync(~0u, weight, (begin + k) & 31);
-      if (from[k] >= 0) sum.add(v[k], own_weight);
+      if (row_idx[k] >= 0) sum.add(vectors[k], own_weight);
     }
   }
 };

@@ -20,7 +20,7 @@ struct Partials {
   // Adds eight adjacent columns of a row to `sum`.
   template <class Operand>
   ETC_DEVICE static void add(const Operand& partials, i32 row, i32 column, Sum& sum) {
-    const u64 stride = u64(partials.stride[0]) * 4, from = u64(partials.at(0, row, column));
+    const u64 stride = u64(partials.stride[0]) * 4, source = u64(partials.at(0, row, column));
     const i32 count = partials.size[0];
 #pragma unroll 1
     for (i32 first = 0; first < count; first += kAtOnce) {
@@ -29,16 +29,16 @@ struct Partials {
       for (int p = 0; p < kAtOnce; ++p) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const u64 at = from + (first + p) * stride + h * 16;
-          part[p][h] = first + p < count ? ptx::load16_l2(at) : uint4{};
+          const u64 address = source + (first + p) * stride + h * 16;
+          part[p][h] = first + p < count ? ptx::load16_l2(address) : uint4{};
         }
       }
 #pragma unroll
       for (int p = 0; p < kAtOnce; ++p) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const uint4 v = part[p][h];
-          const u32 word[4] = {v.x, v.y, v.z, v.w};
+          const uint4 words = part[p][h];
+          const u32 word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
           for (int i = 0; i < 4; ++i) sum[h * 4 + i] += __uint_as_float(word[i]);
         }
@@ -46,24 +46,26 @@ struct Partials {
     }
   }
 
-  // Stores eight columns at address `to`; kBytes: the size of an element.
+  // Stores eight columns at address `target`; kBytes: the size of an element.
   template <int kBytes>
-  ETC_DEVICE static void store(u64 to, const Sum& v) {
+  ETC_DEVICE static void store(u64 target, const Sum& sum) {
     if constexpr (kBytes == 4) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float* four = v + h * 4;
+        const float* four = sum + h * 4;
         ptx::store16(
-            to + h * 16, make_uint4(
-                             __float_as_uint(four[0]), __float_as_uint(four[1]),
-                             __float_as_uint(four[2]), __float_as_uint(four[3])));
+            target + h * 16,
+            make_uint4(
+                __float_as_uint(four[0]), __float_as_uint(four[1]), __float_as_uint(four[2]),
+                __float_as_uint(four[3])));
       }
     } else {
       constexpr bool kIsHalf = Task::kIsHalf;
       ptx::store16(
-          to, make_uint4(
-                  pack<kIsHalf>(v[0], v[1]), pack<kIsHalf>(v[2], v[3]),
-                  pack<kIsHalf>(v[4], v[5]), pack<kIsHalf>(v[6], v[7])));
+          target,
+          make_uint4(
+              pack<kIsHalf>(sum[0], sum[1]), pack<kIsHalf>(sum[2], sum[3]),
+              pack<kIsHalf>(sum[4], sum[5]), pack<kIsHalf>(sum[6], sum[7])));
     }
   }
 };

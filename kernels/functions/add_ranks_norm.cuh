@@ -21,18 +21,18 @@ struct AddedRanks {
   ETC_DEVICE void add(i32 column, i32 columns, typename Vectors::Sums& sums) const {
 #pragma unroll
     for (int begin = 0; begin < kWorld; begin += kTogether) {
-      uint4 v[kTogether][Vectors::kAtOnce];
+      uint4 vectors[kTogether][Vectors::kAtOnce];
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
         if (begin + r < kWorld) {
-          Vectors::fetch(first + (begin + r) * rank_bytes, column, columns, v[r]);
+          Vectors::fetch(first + (begin + r) * rank_bytes, column, columns, vectors[r]);
         }
       }
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
 #pragma unroll
         for (int i = 0; i < Vectors::kAtOnce; ++i) {
-          if (begin + r < kWorld) sums[i].add(v[r][i]);
+          if (begin + r < kWorld) sums[i].add(vectors[r][i]);
         }
       }
     }

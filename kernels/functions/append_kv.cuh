@@ -25,15 +25,15 @@ struct append_kv {
     // Whole warps take part, since lanes exchange values.
 #pragma unroll 1
     for (i32 first = i32(ptx::warp()) * 8; first < rows; first += Task::threads / 4) {
-      const i32 n = first + in_warp;
-      const bool has_row = n < rows, is_in_range = here.position >= 0;
-      const Place next = place(task, n + Task::threads / 4, rows);
+      const i32 row_idx = first + in_warp;
+      const bool has_row = row_idx < rows, is_in_range = here.position >= 0;
+      const Place next = place(task, row_idx + Task::threads / 4, rows);
       const Turn<Task::kHeadDim, Task::kNormalizes != 0> turn(
           Rows::gain(task), Rows::cos_sin(task, is_in_range ? here.position : 0), c, is_in_range);
       if (!ready()) return;
       Vector key, value;
-      key.load(u64(k.at(has_row ? n : 0)), c, has_row);
-      value.load(u64(v.at(has_row ? n : 0)), c, has_row);
+      key.load(u64(k.at(has_row ? row_idx : 0)), c, has_row);
+      value.load(u64(v.at(has_row ? row_idx : 0)), c, has_row);
       if constexpr (Task::kHasBias) {
         Vector bias;
         bias.load(u64(task.template operand<2>().at()), c, has_row);
@@ -45,12 +45,12 @@ struct append_kv {
           turn, Task::kEps);
       if (here.page < pages.count) {
         const i32 slot = here.position % Task::kPageSize;
-        const u64 to = pages.key(here.page, slot);
+        const u64 key_address = pages.key(here.page, slot);
 #pragma unroll
         for (int i = 0; i < Vector::kVectors; ++i) {
-          const u64 at = to + u32(pages.chunk(c + 4 * i, slot));
-          ptx::store16(at, key.vector[i]);
-          ptx::store16(at + pages.value_bytes, value.vector[i]);
+          const u64 address = key_address + u32(pages.chunk(c + 4 * i, slot));
+          ptx::store16(address, key.vector[i]);
+          ptx::store16(address + pages.value_bytes, value.vector[i]);
         }
       }
       here = next;
@@ -63,9 +63,9 @@ struct append_kv {
     i32 position;
     u32 page;
   };
-  ETC_DEVICE static Place place(const Task& task, i32 n, i32 rows) {
+  ETC_DEVICE static Place place(const Task& task, i32 row_idx, i32 rows) {
     typename Rows::Row row{};
-    if (n < rows) row = Rows::row(task, n);
+    if (row_idx < rows) row = Rows::row(task, row_idx);
     if (row.length == 0) return {-1, ~0u};
     const u64 pages = Rows::pages(task, row.request);
     return {row.position, ptx::load4_l2(pages + row.position / Task::kPageSize * 4)};

@@ -59,9 +59,9 @@ struct AttendCall {
   ETC_DEVICE static Lists lists(const Run<Program>& run, const typename Call::Coord& c) {
     const auto bounds = last_axes<2>(Call::template operand<kBounds>(run.g, c));
     const i32 share = first_share(run, c);
-    const auto bound = [&](i32 s) ETC_INLINE {
-      const uint4 v = ptx::load16_l2(u64(bounds.at(s)));
-      return Bound{i32(v.x), i32(v.y), v.z};
+    const auto bound = [&](i32 share_idx) ETC_INLINE {
+      const uint4 words = ptx::load16_l2(u64(bounds.at(share_idx)));
+      return Bound{i32(words.x), i32(words.y), words.z};
     };
     return {bound(share), bound(share + 1), bound(share + num_lists(run))};
   }
@@ -92,9 +92,9 @@ struct AttendSource {
     table = u64(numbers.at()), table_bytes = u32(numbers.stride[0]) * 4;
   }
   // The last row for one that does not exist.
-  ETC_DEVICE Row row(i32 number) const {
-    const uint4 v = ptx::load16_l2(extents + minimum(number, rows - 1) * 16);
-    return {{i32(v.x), i32(v.y)}, i32(v.z), v.w};
+  ETC_DEVICE Row row(i32 row_idx) const {
+    const uint4 words = ptx::load16_l2(extents + minimum(row_idx, rows - 1) * 16);
+    return {{i32(words.x), i32(words.y)}, i32(words.z), words.w};
   }
 };
 
@@ -118,12 +118,12 @@ struct AttendFeed {
   u32 page[kGroup], ahead[kGroup];  // of the next stage and others, and those that follow
 
   ETC_DEVICE AttendFeed(
-      const Source& from, const typename Of::Bound& begin, u32 count,
+      const Source& source, const typename Of::Bound& begin, u32 count,
       const typename Source::Row& first)
       : num_left(count), row(begin.row), stage(begin.stage), next(first) {
     if (num_left == 0) return;
     stage += next.positions.first_stage();
-    begin_row(from);
+    begin_row(source);
   }
   ETC_DEVICE u32 bytes() const {
     return num_left == 0 ? 0 : u32(own_blocks()) * (2 * kBlock * kRowBytes);
@@ -131,37 +131,38 @@ struct AttendFeed {
   // Whether earlier steps stored all positions of the next stage.
   ETC_DEVICE bool is_stored() const { return num_left == 0 || (stage + 1) * kStage <= num_stored; }
   // Fetches the next stage into L2.
-  ETC_DEVICE void prefetch(const Source& from) const {
+  ETC_DEVICE void prefetch(const Source& source) const {
     if (num_left == 0) return;
-    each_run(from, [&](i32, u64 key, u32 size) ETC_INLINE {
+    each_run(source, [&](i32, u64 key, u32 size) ETC_INLINE {
       ptx::prefetch_l2(key, size);
-      ptx::prefetch_l2(key + from.pages.value_bytes, size);
+      ptx::prefetch_l2(key + source.pages.value_bytes, size);
     });
   }
-  ETC_DEVICE void load(const Source& from, const Stage& to) {
+  ETC_DEVICE void load(const Source& source, const Stage& target) {
     if (num_left == 0) return;
-    each_run(from, [&](i32 n, u64 key, u32 size) ETC_INLINE {
-      const u32 at = to.at + u32(n * kRun) * kRowBytes;
-      ptx::load_bytes(at, key, size, to.full, kEvictFirst);
-      ptx::load_bytes(at + Of::kValues, key + from.pages.value_bytes, size, to.full, kEvictFirst);
+    each_run(source, [&](i32 n, u64 key, u32 size) ETC_INLINE {
+      const u32 place = target.at + u32(n * kRun) * kRowBytes;
+      ptx::load_bytes(place, key, size, target.full, kEvictFirst);
+      ptx::load_bytes(
+          place + Of::kValues, key + source.pages.value_bytes, size, target.full, kEvictFirst);
     });
     ++stage;
-    if (--num_left > 0) find_stage(from);
+    if (--num_left > 0) find_stage(source);
   }
 
  private:
   // Calls f(its number, its first key, bytes) for each run of the next stage.
   template <class F>
-  ETC_DEVICE void each_run(const Source& from, F f) const {
+  ETC_DEVICE void each_run(const Source& source, F f) const {
     const i32 count = own_blocks(), slot = stage * kStage % Call::kPageSize;
 #pragma unroll
     for (i32 n = 0; n < kPages; ++n) {
       const i32 in_run = minimum(count - n * kRunBlocks, kRunBlocks);
       if (in_run <= 0) break;
       // Before the window of a row, pages may be out of range.
-      const u32 number = page_of(n);
-      const bool is_page = !Call::kHasSpan || number < from.pages.count;
-      f(n, from.pages.key(is_page ? number : 0, slot), u32(in_run * kBlock) * kRowBytes);
+      const u32 page_idx = page_of(n);
+      const bool is_page = !Call::kHasSpan || page_idx < source.pages.count;
+      f(n, source.pages.key(is_page ? page_idx : 0, slot), u32(in_run * kBlock) * kRowBytes);
     }
   }
   ETC_DEVICE i32 blocks() const { return (end + kBlock - 1) / kBlock; }
@@ -170,31 +171,31 @@ struct AttendFeed {
   }
   ETC_DEVICE i32 first_page() const { return i32(u32(stage * kStage) / Call::kPageSize); }
   ETC_DEVICE u32 page_of(i32 n) const {
-    const i32 at = first_page() % kGroup;
+    const i32 first = first_page() % kGroup;
     u32 page_id = page[n];
 #pragma unroll
     for (i32 i = kPages; i < kGroup; i += kPages) {
-      if (at == i) page_id = page[i + n];
+      if (first == i) page_id = page[i + n];
     }
     return page_id;
   }
   // NOTE: the next row is loaded a row ahead, so that nothing waits for it.
-  ETC_DEVICE void begin_row(const Source& from) {
+  ETC_DEVICE void begin_row(const Source& source) {
     end = next.positions.end, num_stored = next.num_stored;
-    numbers = from.table + u64(next.request) * from.table_bytes;
-    next = from.row(row + 1);
+    numbers = source.table + u64(next.request) * source.table_bytes;
+    next = source.row(row + 1);
     const i32 group = first_page() / kGroup;
     load_pages(page, group);
     load_pages(ahead, group + 1);
   }
-  ETC_DEVICE void load_pages(u32 (&to)[kGroup], i32 group) const {
+  ETC_DEVICE void load_pages(u32 (&page_ids)[kGroup], i32 group) const {
     const i32 num_used = (end + Call::kPageSize - 1) / Call::kPageSize - group * kGroup;
 #pragma unroll
     for (i32 n = 0; n < kGroup; ++n) {
-      to[n] = ptx::load4_l2_if(n < num_used, numbers + u32(group * kGroup + n) * 4);
+      page_ids[n] = ptx::load4_l2_if(n < num_used, numbers + u32(group * kGroup + n) * 4);
     }
   }
-  ETC_DEVICE void find_stage(const Source& from) {
+  ETC_DEVICE void find_stage(const Source& source) {
     if (stage * Of::kBlocks < blocks()) {
       if (stage * kStage % (kGroup * Call::kPageSize) != 0) return;
 #pragma unroll
@@ -205,7 +206,7 @@ struct AttendFeed {
 #pragma unroll 1
     do {
       ++row, stage = next.positions.first_stage();
-      begin_row(from);
+      begin_row(source);
     } while (stage * Of::kBlocks >= blocks());
   }
 };

@@ -10,12 +10,12 @@ struct Best {
   i32 column = 0;
   bool has_nan = false;
 
-  ETC_DEVICE void add(float v, i32 at) {
-    if (v > value || (v == value && at < column)) value = v, column = at;
-    note_nan(v);
+  ETC_DEVICE void add(float element, i32 place) {
+    if (element > value || (element == value && place < column)) value = element, column = place;
+    note_nan(element);
   }
   // NOTE: costs one instruction, into a predicate.
-  ETC_DEVICE void note_nan(float v) { has_nan = has_nan || v != v; }
+  ETC_DEVICE void note_nan(float element) { has_nan = has_nan || element != element; }
   ETC_DEVICE bool is_finite() const { return fabsf(value) < -minus_infinity(); }
   // Of all lanes.
   ETC_DEVICE void reduce() {
@@ -30,9 +30,9 @@ struct Best {
 
 // Sets the numbers of a vector that are not in the row, of which `num_left` are left, to -inf.
 template <int kBytes, bool kIsHalf>
-ETC_DEVICE void end_row(uint4& v, i32 num_left) {
+ETC_DEVICE void end_row(uint4& words, i32 num_left) {
   if (num_left >= 16 / kBytes) return;
-  u32 word[4] = {v.x, v.y, v.z, v.w};
+  u32 word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if constexpr (kBytes == 4) {
@@ -43,15 +43,17 @@ ETC_DEVICE void end_row(uint4& v, i32 num_left) {
       if (2 * i >= num_left) word[i] = (word[i] & 0xffff0000u) | kInfinity;
     }
   }
-  v = make_uint4(word[0], word[1], word[2], word[3]);
+  words = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
 // The same for vectors of one thread, the first at column `first`, the others `stride` apart.
 template <int kBytes, bool kIsHalf, int kCount>
-ETC_DEVICE void end_row(uint4 (&v)[kCount], i32 first, i32 stride, i32 columns) {
+ETC_DEVICE void end_row(uint4 (&vectors)[kCount], i32 first, i32 stride, i32 columns) {
   if (first + (kCount - 1) * stride + 16 / kBytes <= columns) return;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) end_row<kBytes, kIsHalf>(v[i], columns - first - i * stride);
+  for (int i = 0; i < kCount; ++i) {
+    end_row<kBytes, kIsHalf>(vectors[i], columns - first - i * stride);
+  }
 }
 
 template <class Task>
@@ -62,26 +64,26 @@ struct best_column {
     const i32 lane = task.thread % 32, columns = x.size[1] / kEach * kEach;
 #pragma unroll 1
     for (i32 row = task.thread / 32; row < x.size[0]; row += Task::threads / 32) {
-      const u64 from = u64(x.at(row));
+      const u64 source = u64(x.at(row));
       Best best;
 #pragma unroll 1
       for (i32 first = lane * kEach; first < columns; first += kAtOnce * 32 * kEach) {
-        uint4 v[kAtOnce];
+        uint4 vectors[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          const i32 at = first + i * 32 * kEach;
-          v[i] = ptx::load16_l2_if(at < columns, from + at * kBytes);
+          const i32 place = first + i * 32 * kEach;
+          vectors[i] = ptx::load16_l2_if(place < columns, source + place * kBytes);
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          const i32 at = first + i * 32 * kEach;
-          if (at < columns) add<kBytes>(best, v[i], at);
+          const i32 place = first + i * 32 * kEach;
+          if (place < columns) add<kBytes>(best, vectors[i], place);
         }
       }
       if (lane == 0 && columns < x.size[1]) {  // the vector in which the row ends
-        uint4 v = ptx::load16_l2_if(true, from + columns * kBytes);
-        end_row<kBytes, Task::kIsHalf>(v, x.size[1] - columns);
-        add<kBytes>(best, v, columns);
+        uint4 words = ptx::load16_l2_if(true, source + columns * kBytes);
+        end_row<kBytes, Task::kIsHalf>(words, x.size[1] - columns);
+        add<kBytes>(best, words, columns);
       }
       best.reduce();
       if (lane == 0) {
@@ -95,16 +97,16 @@ struct best_column {
   static constexpr int kAtOnce = 8;  // vectors in flight a lane
 
   template <int kBytes>
-  ETC_DEVICE static void add(Best& best, uint4 v, i32 at) {
-    const u32 word[4] = {v.x, v.y, v.z, v.w};
+  ETC_DEVICE static void add(Best& best, uint4 words, i32 place) {
+    const u32 word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (kBytes == 4) {
-        best.add(__uint_as_float(word[i]), at + i);
+        best.add(__uint_as_float(word[i]), place + i);
       } else {
         const float2 pair = unpack<Task::kIsHalf>(word[i]);
-        best.add(pair.x, at + 2 * i);
-        best.add(pair.y, at + 2 * i + 1);
+        best.add(pair.x, place + 2 * i);
+        best.add(pair.y, place + 2 * i + 1);
       }
     }
   }

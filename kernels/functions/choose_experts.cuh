@@ -22,7 +22,7 @@ struct choose_experts {
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     if constexpr (Task::kMarks) {
-      each_expert(task, [&](i32 e) { task.scratch[e] = 0; });
+      each_expert(task, [&](i32 expert) { task.scratch[expert] = 0; });
     }
     if (!ready()) return;
     if constexpr (Task::kMarks) task.sync();  // scratch is cleared
@@ -38,8 +38,8 @@ struct choose_experts {
     }
     if constexpr (Task::kMarks) {
       task.sync();
-      each_expert(task, [&](i32 e) {
-        *task.template operand<Task::kReads + 2>().at(e) = i32(task.scratch[e]);
+      each_expert(task, [&](i32 expert) {
+        *task.template operand<Task::kReads + 2>().at(expert) = i32(task.scratch[expert]);
       });
     }
   }
@@ -76,8 +76,8 @@ struct choose_experts {
     constexpr i32 kSteps = (kExperts + Task::threads - 1) / Task::threads;
 #pragma unroll
     for (i32 n = 0; n < kSteps; ++n) {
-      const i32 e = task.thread + n * Task::threads;
-      if (e < kExperts) f(e);
+      const i32 expert = task.thread + n * Task::threads;
+      if (expert < kExperts) f(expert);
     }
   }
 };

@@ -34,16 +34,17 @@ struct combine_rows {
       const Choices choices(task, first, together);
 #pragma unroll 1
       for (i32 t = 0; t < together; ++t) {
-        const u64 to = u64(y.at()) + (first + t) * stride;
+        const u64 target = u64(y.at()) + (first + t) * stride;
         const i32 count = choices.count(t);
         if (count == 0 && Task::kShared == 0) {
-          if constexpr (Task::kHasNone) clear(task, columns, to);
+          if constexpr (Task::kHasNone) clear(task, columns, target);
           continue;
         }
 #pragma unroll 1
         for (i32 begin = 0; begin < columns; begin += kParts * 256) {
           add_up(
-              task, choices, first + t, t * kTopK, count, begin + task.thread * 8, columns - 8, to);
+              task, choices, first + t, t * kTopK, count, begin + task.thread * 8, columns - 8,
+              target);
         }
       }
     }
@@ -68,9 +69,9 @@ struct combine_rows {
       if constexpr (Task::kSplit) move_own(task.thread);
       if constexpr (Task::kHasNone) fill_none(task.thread);
     }
-    ETC_DEVICE i32 count(i32 t) const {
-      if constexpr (Task::kHasNone) return own_of(t) != 0 ? kTopK : 0;
-      return Task::kSplit ? __popc(own_of(t)) : kTopK;
+    ETC_DEVICE i32 count(i32 token_idx) const {
+      if constexpr (Task::kHasNone) return own_of(token_idx) != 0 ? kTopK : 0;
+      return Task::kSplit ? __popc(own_of(token_idx)) : kTopK;
     }
 
    private:
@@ -79,40 +80,42 @@ struct combine_rows {
       own_bits = __ballot_sync(~0u, row >= 0);
       u32 bits_left = own_of(lane / kTopK);
       for (i32 n = lane % kTopK; n > 0; --n) bits_left &= bits_left - 1;
-      const i32 from = bits_left ? lane / kTopK * kTopK + __ffs(bits_left) - 1 : 0;
-      row = __shfl_sync(~0u, row, from);
-      weight = __shfl_sync(~0u, weight, from);
+      const i32 source_lane = bits_left ? lane / kTopK * kTopK + __ffs(bits_left) - 1 : 0;
+      row = __shfl_sync(~0u, row, source_lane);
+      weight = __shfl_sync(~0u, weight, source_lane);
     }
     // Choices without a row get the first row of their token, and the weight 0.
     ETC_DEVICE void fill_none(i32 lane) {
       static_assert(!Task::kSplit);
       own_bits = __ballot_sync(~0u, row >= 0);
       const u32 token_bits = own_of(lane / kTopK);
-      const i32 from = token_bits ? lane / kTopK * kTopK + __ffs(token_bits) - 1 : 0;
-      const i32 first = __shfl_sync(~0u, row, from);
+      const i32 source_lane = token_bits ? lane / kTopK * kTopK + __ffs(token_bits) - 1 : 0;
+      const i32 first = __shfl_sync(~0u, row, source_lane);
       if (row < 0) row = first, weight = 0.0f;
     }
-    ETC_DEVICE u32 own_of(i32 t) const { return own_bits >> (t * kTopK) & ~0u >> (32 - kTopK); }
+    ETC_DEVICE u32 own_of(i32 token_idx) const {
+      return own_bits >> (token_idx * kTopK) & ~0u >> (32 - kTopK);
+    }
   };
 
   // Sums the rows of one token, from `column` on; `last`: the beginning of the last eight columns.
   // NOTE: columns after `last` are replaced by the last ones, so that loads need no branch.
   ETC_DEVICE static void add_up(
       const Task& task, const Choices& choices, i32 token, i32 first, i32 count, i32 column,
-      i32 last, u64 to) {
+      i32 last, u64 target) {
     const auto product = task.template operand<2>();
     const i32 stride = i32(product.stride[0]) * i32(sizeof(*product.base));
     Sum8<Task::kIsHalf> sum[kParts];
 #pragma unroll 1
     for (i32 begin = 0; begin < count; begin += kAtOnce) {
-      uint4 v[kParts][kAtOnce];
+      uint4 vectors[kParts][kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         const i64 row_offset = i64(__shfl_sync(~0u, choices.row, first + begin + k)) * stride;
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {
-          const u64 from = u64(product.at(0, minimum(column + p * 256, last))) + row_offset;
-          v[p][k] = is_any(begin + k, count) ? ptx::load16_last(from) : uint4{};
+          const u64 source = u64(product.at(0, minimum(column + p * 256, last))) + row_offset;
+          vectors[p][k] = is_any(begin + k, count) ? ptx::load16_last(source) : uint4{};
         }
       }
       // NOTE: a branch that no lane takes. Without it, the compiler of large programs moves additions
@@ -127,7 +130,7 @@ struct combine_rows {
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {
 #pragma unroll
-          for (int k = 0; k < kAtOnce; ++k) sum[p].add(v[p][k], weight[k]);
+          for (int k = 0; k < kAtOnce; ++k) sum[p].add(vectors[p][k], weight[k]);
         }
       } else {
 #pragma unroll
@@ -135,7 +138,7 @@ struct combine_rows {
           const float weight = __shfl_sync(~0u, choices.weight, first + begin + k);
 #pragma unroll
           for (int p = 0; p < kParts; ++p) {
-            if (is_any(begin + k, count)) sum[p].add(v[p][k], weight);
+            if (is_any(begin + k, count)) sum[p].add(vectors[p][k], weight);
           }
         }
       }
@@ -149,20 +152,20 @@ struct combine_rows {
       }
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
-        const u64 from = u64(rows.at(token, minimum(column + p * 256, last)));
-        sum[p].add(ptx::load16_last(from), weight);
+        const u64 source = u64(rows.at(token, minimum(column + p * 256, last)));
+        sum[p].add(ptx::load16_last(source), weight);
       }
     }
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
-      ptx::store16(to + minimum(column + p * 256, last) * 2, sum[p].rounded());
+      ptx::store16(target + minimum(column + p * 256, last) * 2, sum[p].rounded());
     }
   }
 
-  ETC_DEVICE static void clear(const Task& task, i32 columns, u64 to) {
+  ETC_DEVICE static void clear(const Task& task, i32 columns, u64 target) {
 #pragma unroll 1
     for (i32 column = task.thread * 8; column < columns; column += 256) {
-      ptx::store16(to + column * 2, uint4{});
+      ptx::store16(target + column * 2, uint4{});
     }
   }
 

@@ -21,19 +21,19 @@ struct down_token {
     prefetch_rows(
         task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK, down, picked);
     if (!activated()) return;
-    const i32 inner = active.size[2], each = RowPairs::steps_of(inner);
+    const i32 inner = active.size[2], num_expert_steps = RowPairs::steps_of(inner);
     const u32 row = u32(inner) * 2;
     const RowPairs pairs{
         .first = u64(down.at()),
         .apart = row,
         .next = 2 * row,
         .by_pair = 0,
-        .pairs = down.size[1] / 2,
+        .num_pairs = down.size[1] / 2,
         .of_expert = down.size[1],
         .by_step = u32(down.stride[0]) * 2,
         .columns = inner,
-        .each = each,
-        .steps = Task::kTopK * each,
+        .num_expert_steps = num_expert_steps,
+        .num_steps = Task::kTopK * num_expert_steps,
         .vector = u64(active.at()),
         .by_vector = row,
         .picked = picked,

@@ -7,7 +7,7 @@
 //
 //   combine(gate, up)                    gated: one value of the sums of an element of x @ gate.T
 //                                        and x @ up.T
-//   apply(task, row, column, v)          changes eight neighbouring columns of a row
+//   apply(task, row, column, values)     changes eight neighbouring columns of a row
 //
 // With a "per row" result, the epilogue reduces what apply() leaves, for each row of a strip:
 //
@@ -15,16 +15,17 @@
 //   reduce(a, b)                         of two contributions or results, in any order
 //   kIdentity                            reduce(kIdentity, a) is a
 //   store_row(task, strip, row, result)  one thread for each row: stores the result
-//   finish(task, row, column, v, result) changes eight columns once more; optional. With it,
+//   finish(task, row, column, values, result)
+//                                        changes eight columns once more; optional. With it,
 //                                        apply() is called twice for each eight, with the same
 //                                        sums.
 //
-// The strips of a tile are counted from 0. Then v is rounded to the elements of y and stored (fp8:
-// numbers beyond 448 as 448).
+// The strips of a tile are counted from 0. Then `values` are rounded to the elements of y and
+// stored (fp8: numbers beyond 448 as 448).
 //
 //   task.template operand<n>()           the region of array n of the NumPy half, after the tiles,
 //                                        with its own one or two axes
-//   load_eight(region.at(row, column), w)  eight numbers of a region as float
+//   load_eight(region.at(row, column), x)  eight numbers of a region as float
 #pragma once
 #include "common/eight.cuh"
 #include "common/operand.cuh"

@@ -11,22 +11,22 @@ struct push_flagged {
   ETC_DEVICE static bool run(const Task& task, const Flags& flags) {
     const auto x = task.template operand<0>();
     const i32 columns = i32(x.count());  // of a row, or none
-    u64 to[Task::kCopies];
-    each_copy(task, to);
+    u64 targets[Task::kCopies];
+    each_copy(task, targets);
 #pragma unroll 1
     for (i32 column = task.thread * 8; column < columns; column += Task::threads * 8) {
-      const uint4 v = ptx::load16_l2(u64(x.at()) + column * 2);
+      const uint4 words = ptx::load16_l2(u64(x.at()) + column * 2);
 #pragma unroll
-      for (int c = 0; c < Task::kCopies; ++c) flags.store16(to[c] + column * 4, v);
+      for (int c = 0; c < Task::kCopies; ++c) flags.store16(targets[c] + column * 4, words);
     }
     return true;
   }
 
  private:
   template <int c = 0>
-  ETC_DEVICE static void each_copy(const Task& task, u64 (&to)[Task::kCopies]) {
-    to[c] = u64(task.template operand<1 + c>().at());
-    if constexpr (c + 1 < Task::kCopies) each_copy<c + 1>(task, to);
+  ETC_DEVICE static void each_copy(const Task& task, u64 (&targets)[Task::kCopies]) {
+    targets[c] = u64(task.template operand<1 + c>().at());
+    if constexpr (c + 1 < Task::kCopies) each_copy<c + 1>(task, targets);
   }
 };
 
@@ -78,7 +78,7 @@ struct AddedWords {
   const Task& task;
   u64 x, parts, step;
 
-  ETC_DEVICE explicit AddedWords(const Task& of) : task(of) {
+  ETC_DEVICE explicit AddedWords(const Task& task_) : task(task_) {
     const auto words = task.template operand<1>();
     x = u64(task.template operand<0>().at());
     parts = u64(words.at()), step = u64(words.stride[0]) * sizeof(*words.base);
@@ -90,12 +90,13 @@ struct AddedWords {
     for (int r = 0; r < kWorld; ++r) is_needed[r] = r != task.g.rank;
 #pragma unroll
     for (int i = 0; i < Vectors::kAtOnce; ++i) {
-      const i32 at = column + i * Vectors::kStep;
-      if (at >= columns) break;
-      const uint4 own_words = ptx::load16_l2(x + at * 2);
+      const i32 own_column = column + i * Vectors::kStep;
+      if (own_column >= columns) break;
+      const uint4 own_words = ptx::load16_l2(x + own_column * 2);
       uint4 part[kWorld] = {};
       if (task.is_met) {
-        task.is_met = task.flags.template load16<kWorld>(parts + at * 4, step, is_needed, part);
+        task.is_met =
+            task.flags.template load16<kWorld>(parts + own_column * 4, step, is_needed, part);
       }
 #pragma unroll
       for (int r = 0; r < kWorld; ++r) sums[i].add(is_needed[r] ? part[r] : own_words);

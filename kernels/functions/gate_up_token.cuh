@@ -20,25 +20,25 @@ struct gate_up_token {
     const auto down = task.template operand<4>();
     const auto active = task.template operand<Task::kReads>();
     const u64 logits = u64(task.template operand<1>().at());
-    const i32 columns = gate.size[1], steps = RowPairs::steps_of(x.size[1]);
+    const i32 columns = gate.size[1], num_steps = RowPairs::steps_of(x.size[1]);
     RowPairs pairs{
         .first = u64(gate.at()),
         .apart = u64(up.at()) - u64(gate.at()),
         .next = u32(gate.stride[1]) * 2,
         .by_pair = u32(gate.stride[0]) * 2,
-        .pairs = Task::kTopK * columns,
+        .num_pairs = Task::kTopK * columns,
         .of_expert = columns,
         .by_step = 0,
         .columns = x.size[1],
-        .each = steps,
-        .steps = steps,
+        .num_expert_steps = num_steps,
+        .num_steps = num_steps,
         .vector = u64(x.at()),
         .by_vector = 0,
         .picked = 0,
         .weight = 1.0f};
     const auto finish = [&](i32 pair, float gate, float up) {
-      auto* to = active.at(0, pair / columns, pair % columns);
-      *to = to->from(ActivationOf<Task>::apply(gate, up));
+      auto* target = active.at(0, pair / columns, pair % columns);
+      *target = target->from(ActivationOf<Task>::apply(gate, up));
     };
     const i32 first = pairs.first_experts();
     if (!routed()) return;

@@ -63,26 +63,26 @@ struct GatheredRows {
     const auto numbers = Call::template operand<kNumbers>(run.g, c);
     const u32 thread = ptx::thread(), unit = thread % 8, first = thread / 8 % 8;
     const u32 row_bytes = u32(x.size[1]) * 2;
-    const u32 to = shape.depth * shape.box_w() + first * 128 + ((unit ^ first) << 4);
+    const u32 in_box = shape.depth * shape.box_w() + first * 128 + ((unit ^ first) << 4);
     u32 offset[kMostRows / 8];  // from x's first row to this lane's, in units of 16 bytes
 #pragma unroll
     for (u32 i = 0; i < kMostRows / 8; ++i) {
       const i32 row = minimum(i32(first + i * 8), numbers.size[0] - 1);
-      const u32 number = i * 8 < shape.num_loaded ? ptx::load4_l2(u64(numbers.at(row))) : 0;
-      offset[i] = number * (row_bytes / 16) + unit;
+      const u32 row_idx = i * 8 < shape.num_loaded ? ptx::load4_l2(u64(numbers.at(row))) : 0;
+      offset[i] = row_idx * (row_bytes / 16) + unit;
     }
     u32 column = 0;
     for (u32 n = 0; n < all.count; ++n) {
       Stage stage;
       if (!stages.begin(run, all.bytes, stage)) return false;
       for (u32 box = 0; box < shape.depth; ++box, column += 128) {
-        const u32 at = stage.at + box * shape.box_x() + to;
+        const u32 target = stage.at + box * shape.box_x() + in_box;
         const u32 bytes = column + unit * 16 < row_bytes ? 16 : 0;
-        const u64 from = u64(x.at()) + column;
+        const u64 source = u64(x.at()) + column;
         const auto copy_two = [&](u32 i) ETC_INLINE {
 #pragma unroll
           for (u32 k = 2 * i; k < 2 * i + 2; ++k) {
-            ptx::copy16_async(at + k * 8 * 128, from + u64(offset[k]) * 16, bytes);
+            ptx::copy16_async(target + k * 8 * 128, source + u64(offset[k]) * 16, bytes);
           }
         };
         switch (shape.num_loaded / kStep) {

@@ -12,10 +12,10 @@ struct push_squares {
 
   ETC_DEVICE static void run(const Task& task) {
     float* const sums = reinterpret_cast<float*>(task.scratch);  // [2][kWarps]
-    const float q = squares_of(task, task.template operand<0>());
+    const float q_squares = squares_of(task, task.template operand<0>());
     const float k = squares_of(task, task.template operand<1>());
     if (task.thread % 32 == 0) {
-      sums[task.thread / 32] = q;
+      sums[task.thread / 32] = q_squares;
       sums[kWarps + task.thread / 32] = k;
     }
     task.sync();
@@ -33,8 +33,8 @@ struct push_squares {
     float sum = 0.0f;
 #pragma unroll 1
     for (i32 column = task.thread * 8; column < row.size[1]; column += Task::threads * 8) {
-      const uint4 v = ptx::load16_l2(u64(row.at(0, column)));
-      const u32 word[4] = {v.x, v.y, v.z, v.w};
+      const uint4 words = ptx::load16_l2(u64(row.at(0, column)));
+      const u32 word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
       for (u32 bits : word) {
         const float2 pair = unpack<Task::kIsHalf>(bits);
@@ -66,15 +66,15 @@ struct norm_of_ranks {
     const float scale = rsqrtf(total / float(Task::kWorld * x.size[1]) + Task::kEps);
 #pragma unroll 1
     for (i32 column = task.thread * 8; column < x.size[1]; column += Task::threads * 8) {
-      const uint4 v = ptx::load16_l2(u64(x.at(0, column)));
-      const uint4 by = ptx::load16_l2(u64(gain.at(column)));
-      u32 word[4] = {v.x, v.y, v.z, v.w};
-      const u32 gains[4] = {by.x, by.y, by.z, by.w};
+      const uint4 words = ptx::load16_l2(u64(x.at(0, column)));
+      const uint4 gain_words = ptx::load16_l2(u64(gain.at(column)));
+      u32 word[4] = {words.x, words.y, words.z, words.w};
+      const u32 gains[4] = {gain_words.x, gain_words.y, gain_words.z, gain_words.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 pair = unpack<Task::kIsHalf>(word[i]);
-        const float2 of = unpack<Task::kIsHalf>(gains[i]);
-        word[i] = pack<Task::kIsHalf>(pair.x * scale * of.x, pair.y * scale * of.y);
+        const float2 pair_gains = unpack<Task::kIsHalf>(gains[i]);
+        word[i] = pack<Task::kIsHalf>(pair.x * scale * pair_gains.x, pair.y * scale * pair_gains.y);
       }
       ptx::store16(u64(y.at(0, column)), make_uint4(word[0], word[1], word[2], word[3]));
     }

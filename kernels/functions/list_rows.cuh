@@ -14,28 +14,29 @@ struct list_rows {
     const auto choice_bits = task.template operand<0>();
     const auto before = task.template operand<1>();
     const auto tokens = task.template operand<2>();
-    const i32 blocks = choice_bits.size[1];
+    const i32 num_blocks = choice_bits.size[1];
     u32 sum = 0;  // tokens so far
     // NOTE: counted for all threads, not from each one's first block: see ptx::warp().
 #pragma unroll 1
-    for (i32 begin = 0; begin < blocks; begin += kAtOnce * kThreads) {
+    for (i32 begin = 0; begin < num_blocks; begin += kAtOnce * kThreads) {
       const i32 first = begin + task.thread;
       u32 word[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         // Indices after the last block read it again, so that loads need no branch.
-        word[i] = ptx::load4_l2(u64(choice_bits.at(0, minimum(first + i * kThreads, blocks - 1))));
+        word[i] = ptx::load4_l2(
+            u64(choice_bits.at(0, minimum(first + i * kThreads, num_blocks - 1))));
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const i32 b = first + i * kThreads;
-        if (begin + i * kThreads >= blocks) break;
-        if (b >= blocks) word[i] = 0;
+        const i32 block = first + i * kThreads;
+        if (begin + i * kThreads >= num_blocks) break;
+        if (block >= num_blocks) word[i] = 0;
         u32 row = count(task, __popc(word[i]), sum);
-        if (b < blocks) *before.at(0, b) = i32(row);
+        if (block < num_blocks) *before.at(0, block) = i32(row);
 #pragma unroll 1
         for (; word[i] != 0; word[i] &= word[i] - 1, ++row) {
-          *tokens.at(row) = b * 32 + __ffs(word[i]) - 1;
+          *tokens.at(row) = block * 32 + __ffs(word[i]) - 1;
         }
         __syncwarp();
       }

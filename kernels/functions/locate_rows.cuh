@@ -13,13 +13,13 @@ struct locate_rows {
   static_assert(Task::threads == 32);
 
   ETC_DEVICE static void run(const Task& task) {
-    const i32 choices = task.template operand<0>().size[0] * kTopK;
-    if (choices <= 32) {
-      locate<1>(task, 0, choices);
+    const i32 num_choices = task.template operand<0>().size[0] * kTopK;
+    if (num_choices <= 32) {
+      locate<1>(task, 0, num_choices);
     } else {
 #pragma unroll 1
-      for (i32 first = 0; first < choices; first += 32 * kAtOnce) {
-        locate<kAtOnce>(task, first, choices);
+      for (i32 first = 0; first < num_choices; first += 32 * kAtOnce) {
+        locate<kAtOnce>(task, first, num_choices);
       }
     }
   }
@@ -27,7 +27,7 @@ struct locate_rows {
  private:
   // kEach choices per lane; indices after the last choice repeat it.
   template <int kEach>
-  ETC_DEVICE static void locate(const Task& task, i32 first, i32 choices) {
+  ETC_DEVICE static void locate(const Task& task, i32 first, i32 num_choices) {
     const auto ids = task.template operand<0>();
     const auto choice_bits = task.template operand<1>();
     const auto before = task.template operand<2>();
@@ -36,21 +36,21 @@ struct locate_rows {
     i32 lower = 0;
     if constexpr (Task::kSplit) lower = task.template operand<4>().size[0];
     const auto choice = [&](int n) {
-      return minimum(first + n * 32 + task.thread, choices - 1);
+      return minimum(first + n * 32 + task.thread, num_choices - 1);
     };
     i32 expert[kEach];
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
-      const u64 from = u64(ids.at(choice(n) / kTopK, choice(n) % kTopK));
-      expert[n] = i32(ptx::load4_l2(from)) - lower;
+      const u64 source = u64(ids.at(choice(n) / kTopK, choice(n) % kTopK));
+      expert[n] = i32(ptx::load4_l2(source)) - lower;
     }
     u32 bits[kEach], rank[kEach], row[kEach];
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
-      const i32 e = is_own(expert[n]) ? expert[n] : 0;
-      bits[n] = ptx::load4_l2(u64(choice_bits.at(e)));
-      rank[n] = ptx::load4_l2(u64(before.at(e)));
-      row[n] = ptx::load4_l2(u64(expert_row.at(e)));
+      const i32 own_expert = is_own(expert[n]) ? expert[n] : 0;
+      bits[n] = ptx::load4_l2(u64(choice_bits.at(own_expert)));
+      rank[n] = ptx::load4_l2(u64(before.at(own_expert)));
+      row[n] = ptx::load4_l2(u64(expert_row.at(own_expert)));
     }
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {

@@ -12,8 +12,8 @@ struct mark_experts {
     const auto ids = task.template operand<0>();
     for (i32 i = task.thread; i <= kExperts; i += Task::threads) task.scratch[i] = 0;
     task.sync();
-    const i32 choices = ids.size[0] * kTopK;
-    for (i32 i = task.thread; i < choices; i += Task::threads) {
+    const i32 num_choices = ids.size[0] * kTopK;
+    for (i32 i = task.thread; i < num_choices; i += Task::threads) {
       const i32 token = i / kTopK;
       const u32 id = ptx::load4_l2(u64(ids.at(token, i % kTopK)));
       if (id < u32(kExperts)) {

@@ -15,16 +15,16 @@ struct plan_shares {
   ETC_DEVICE static void run(const Task& task) {
     const Layout layout(task.scratch);
     const i32 rows = last_axes<2>(task.template operand<Rows::kEnd>()).size[0];
-    const i32 shares = last_axes<2>(task.template operand<Rows::kEnd + 1>()).size[0] - 1;
+    const i32 num_shares = last_axes<2>(task.template operand<Rows::kEnd + 1>()).size[0] - 1;
     mark_written(task, layout, rows);
     task.sync();  // all are marked
     find_extents(task, layout, rows);
     task.sync();  // the stages of rows are known
     if (ptx::warp() == 0) add_stages(layout, rows);
     task.sync();  // so are those before them
-    find_bounds(task, layout, rows, shares);
+    find_bounds(task, layout, rows, num_shares);
     task.sync();  // the bounds are known
-    if (ptx::warp() == 0) list_combined(task, layout, rows, shares);
+    if (ptx::warp() == 0) list_combined(task, layout, rows, num_shares);
   }
 
  private:
@@ -62,7 +62,7 @@ struct plan_shares {
   }
   // A warp per row: reads its page numbers.
   ETC_DEVICE static void find_extents(const Task& task, const Layout& layout, i32 rows) {
-    const u32 pages = u32(task.number_pages(task.g));
+    const u32 num_cache_pages = u32(task.number_pages(task.g));
 #pragma unroll 1
     for (i32 r = i32(ptx::warp()); r < rows; r += kThreads / 32) {
       const auto row = Rows::row(task, r);
@@ -74,16 +74,16 @@ struct plan_shares {
 #pragma unroll 4
       for (i32 n = begin / Task::kPageSize + task.thread % 32; n < num_pages; n += 32) {
         const u32 page = ptx::load4_l2(numbers + n * 4), mark = page % Task::kMarks;
-        is_out = is_out || page >= pages;
+        is_out = is_out || page >= num_cache_pages;
         const bool is_written = (layout.written_pages[mark / 32] >> mark % 32 & 1) != 0;
         if (is_written) num_stored = minimum(num_stored, n);
       }
       const bool is_there = !__any_sync(~0u, is_out) && row.length > 0;
       const u32 before = ~ptx::warp_max(~u32(num_stored)) * Task::kPageSize;
       if (task.thread % 32 == 0) {
-        const u64 to = u64(last_axes<2>(task.template operand<Rows::kEnd>()).at(r));
+        const u64 target = u64(last_axes<2>(task.template operand<Rows::kEnd>()).at(r));
         const uint4 extent = make_uint4(u32(begin), u32(row.length), before, u32(row.request));
-        ptx::store16(to, is_there ? extent : make_uint4(0, 0, 0, 0));
+        ptx::store16(target, is_there ? extent : make_uint4(0, 0, 0, 0));
         layout.stages[r] = is_there ? (row.length + kStage - 1) / kStage - begin / kStage : 0;
       }
     }
@@ -121,9 +121,9 @@ struct plan_shares {
     return low;
   }
   // The nearest end of a slice.
-  ETC_DEVICE static i32 rounded_of(i32 unit, i32 stages, i32 cuts) {
+  ETC_DEVICE static i32 rounded_of(i32 unit, i32 stages, i32 num_cuts) {
     i32 first = 0, end = stages + 1;
-    if (cuts > 0) {
+    if (num_cuts > 0) {
       const i32 cut = cut_of<Task>(stages), slice = maximum(unit - 1, 0) / cut;
       first = slice * cut + i32(slice > 0);
       end = minimum(end, (slice + 1) * cut + 1);
@@ -132,38 +132,39 @@ struct plan_shares {
   }
 
   ETC_DEVICE static void find_bounds(
-      const Task& task, const Layout& layout, i32 rows, i32 shares) {
-    const i32 total = units(layout, rows), cuts = task.number_cuts(task.g);
-    const i32 lists = task.number_lists(task.g);
+      const Task& task, const Layout& layout, i32 rows, i32 num_shares) {
+    const i32 total = units(layout, rows), num_cuts = task.number_cuts(task.g);
+    const i32 num_lists = task.number_lists(task.g);
 #pragma unroll 1
-    for (i32 s = task.thread; s < shares; s += kThreads) {
-      const i32 exact = i32(u64(u32(total)) * u32(s) / u32(shares));
+    for (i32 s = task.thread; s < num_shares; s += kThreads) {
+      const i32 exact = i32(u64(u32(total)) * u32(s) / u32(num_shares));
       const i32 row = row_of(layout, rows, exact), unit = exact - units(layout, row);
       layout.row[s] = row;
       layout.unit[s] = unit;
-      layout.rounded[s] = rounded_of(unit, layout.stages[row], cuts);
+      layout.rounded[s] = rounded_of(unit, layout.stages[row], num_cuts);
     }
     task.sync();
     // Whether some worker gets much more than its part if shares begin with rows.
     bool is_long = false;
-    if (cuts == 0) {
-      const auto end = [&](i32 s) {
-        return s < shares ? units(layout, layout.row[s]) + layout.rounded[s] : total;
+    if (num_cuts == 0) {
+      const auto end = [&](i32 share) {
+        return share < num_shares ? units(layout, layout.row[share]) + layout.rounded[share]
+                                  : total;
       };
 #pragma unroll 1
-      for (i32 s = task.thread * lists; s < shares; s += kThreads * lists) {
-        const u64 list_units = u64(u32(end(minimum(s + lists, shares)) - end(s)));
+      for (i32 s = task.thread * num_lists; s < num_shares; s += kThreads * num_lists) {
+        const u64 list_units = u64(u32(end(minimum(s + num_lists, num_shares)) - end(s)));
         is_long = is_long ||
-                  list_units * u32(shares) >
-                      u64(u32(total)) * u32(lists) + u32(Task::kSlack * shares);
+                  list_units * u32(num_shares) >
+                      u64(u32(total)) * u32(num_lists) + u32(Task::kSlack * num_shares);
       }
     }
     is_long = ptx::named_barrier_any<kThreads>(1, is_long);
     const auto bounds = last_axes<2>(task.template operand<Rows::kEnd + 1>());
 #pragma unroll 1
-    for (i32 s = task.thread; s <= shares; s += kThreads) {
-      i32 row = rows, stage = 0, slot = cuts > 0 ? rows * cuts : 2 * s;
-      if (s < shares) {
+    for (i32 s = task.thread; s <= num_shares; s += kThreads) {
+      i32 row = rows, stage = 0, slot = num_cuts > 0 ? rows * num_cuts : 2 * s;
+      if (s < num_shares) {
         const i32 unit = is_long ? layout.unit[s] : layout.rounded[s];
         row = layout.row[s];
         const bool is_next = unit > layout.stages[row];
@@ -171,8 +172,8 @@ struct plan_shares {
         stage = is_next ? 0 : maximum(unit - 1, 0);
         layout.row[s] = row;
         layout.unit[s] = stage;
-        if (cuts > 0) {
-          slot = row * cuts + (stage > 0 ? stage / cut_of<Task>(layout.stages[row]) : 0);
+        if (num_cuts > 0) {
+          slot = row * num_cuts + (stage > 0 ? stage / cut_of<Task>(layout.stages[row]) : 0);
         }
       }
       const u32 before = u32(layout.before[row] + stage);
@@ -182,46 +183,51 @@ struct plan_shares {
 
   // By one warp: appends the entries of the lanes that have one, in order.
   ETC_DEVICE static void append(
-      const Task& task, bool has_entry, i32 row, i32 slot, i32 slices, i32& count) {
+      const Task& task, bool has_entry, i32 row, i32 slot, i32 num_slices, i32& count) {
     const u32 all = __ballot_sync(~0u, has_entry);
     if (has_entry) {
-      i32* const to = last_axes<2>(task.template operand<Rows::kEnd + 2>()).at(
+      i32* const entry = last_axes<2>(task.template operand<Rows::kEnd + 2>()).at(
           count + __popc(all & ((1u << ptx::lane()) - 1)));
-      to[0] = row, to[1] = slot, to[2] = slices;
+      entry[0] = row, entry[1] = slot, entry[2] = num_slices;
     }
     count += __popc(all);
   }
   ETC_DEVICE static void list_combined(
-      const Task& task, const Layout& layout, i32 rows, i32 shares) {
-    const i32 cuts = task.number_cuts(task.g), most = last_axes<2>(task.template operand<Rows::kEnd + 2>()).size[0];
+      const Task& task, const Layout& layout, i32 rows, i32 num_shares) {
+    const i32 num_cuts = task.number_cuts(task.g);
+    const i32 most = last_axes<2>(task.template operand<Rows::kEnd + 2>()).size[0];
     i32 count = 0;
-    if (cuts > 0) {
+    if (num_cuts > 0) {
 #pragma unroll 1
       for (i32 first = 0; first < rows; first += 32) {
-        const i32 r = first + i32(ptx::lane());
-        const i32 stages = r < rows ? layout.stages[r] : 0, cut = cut_of<Task>(stages);
-        const i32 slices = (stages + cut - 1) / cut;
-        append(task, slices > 1, r, r * cuts, slices, count);
+        const i32 row = first + i32(ptx::lane());
+        const i32 stages = row < rows ? layout.stages[row] : 0, cut = cut_of<Task>(stages);
+        const i32 num_slices = (stages + cut - 1) / cut;
+        append(task, num_slices > 1, row, row * num_cuts, num_slices, count);
       }
     } else {
 #pragma unroll 1
-      for (i32 first = 1; first < shares; first += 32) {
-        const i32 s = first + i32(ptx::lane());
+      for (i32 first = 1; first < num_shares; first += 32) {
+        const i32 share = first + i32(ptx::lane());
         // The first share that begins within a row finds the last one.
-        bool is_first = s < shares && layout.unit[s] > 0;
-        is_first = is_first && (layout.row[s - 1] != layout.row[s] || layout.unit[s - 1] == 0);
-        i32 end = s;
-        while (is_first && end < shares && layout.unit[end] > 0 && layout.row[end] == layout.row[s]) {
+        bool is_first = share < num_shares && layout.unit[share] > 0;
+        is_first = is_first &&
+            (layout.row[share - 1] != layout.row[share] || layout.unit[share - 1] == 0);
+        i32 end = share;
+        while (is_first && end < num_shares && layout.unit[end] > 0 &&
+            layout.row[end] == layout.row[share]) {
           ++end;
         }
         __syncwarp();
-        append(task, is_first, is_first ? layout.row[s] : 0, 2 * s - 1, 2 * (end - s), count);
+        append(
+            task, is_first, is_first ? layout.row[share] : 0, 2 * share - 1, 2 * (end - share),
+            count);
       }
     }
 #pragma unroll 1
     for (i32 n = count + i32(ptx::lane()); n < most; n += 32) {
-      i32* const to = last_axes<2>(task.template operand<Rows::kEnd + 2>()).at(n);
-      to[0] = to[1] = to[2] = 0;
+      i32* const entry = last_axes<2>(task.template operand<Rows::kEnd + 2>()).at(n);
+      entry[0] = entry[1] = entry[2] = 0;
     }
     if (ptx::lane() == 0) *task.template operand<Rows::kEnd + 3>().at() = count;
   }

@@ -22,8 +22,8 @@ struct plan_tiles {
     fill(task, layout);
     if (task.thread == 0) {
       constexpr int kLast = kExperts - 1;
-      const i32 tiles = i32(layout.tile[kLast] + tiles_of(layout.tokens[kLast]));
-      *task.template operand<7>().at() = (tiles + kTogether - 1) / kTogether;
+      const i32 num_tiles = i32(layout.tile[kLast] + tiles_of(layout.tokens[kLast]));
+      *task.template operand<7>().at() = (num_tiles + kTogether - 1) / kTogether;
     }
   }
 
@@ -40,28 +40,28 @@ struct plan_tiles {
     constexpr int kPerLane = (kExperts + 31) / 32;
     const auto counts = task.template operand<0>();
     const auto expert_row = task.template operand<2>();
-    u32 tokens[kPerLane], tiles = 0, rows = 0;
+    u32 tokens[kPerLane], num_tiles = 0, rows = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const i32 e = task.thread * kPerLane + i;
-      tokens[i] = e < kExperts ? ptx::load4_l2(u64(counts.at(e))) : 0;
+      const i32 expert = task.thread * kPerLane + i;
+      tokens[i] = expert < kExperts ? ptx::load4_l2(u64(counts.at(expert))) : 0;
     }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      tiles += tiles_of(tokens[i]);
+      num_tiles += tiles_of(tokens[i]);
       rows += padded(tokens[i]);
     }
-    tiles = ptx::warp_sum_before(tiles);
+    num_tiles = ptx::warp_sum_before(num_tiles);
     rows = ptx::warp_sum_before(rows);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const i32 e = task.thread * kPerLane + i;
-      if (e < kExperts) {
-        layout.tokens[e] = tokens[i];
-        *expert_row.at(e) = i32(layout.row[e] = rows);
-        layout.tile[e] = tiles;
+      const i32 expert = task.thread * kPerLane + i;
+      if (expert < kExperts) {
+        layout.tokens[expert] = tokens[i];
+        *expert_row.at(expert) = i32(layout.row[expert] = rows);
+        layout.tile[expert] = num_tiles;
       }
-      tiles += tiles_of(tokens[i]);
+      num_tiles += tiles_of(tokens[i]);
       rows += padded(tokens[i]);
     }
   }
@@ -72,30 +72,30 @@ struct plan_tiles {
     const auto tile_row = task.template operand<4>();
     const auto tile_rows = task.template operand<5>();
     const auto tile_first = task.template operand<6>();
-    const i32 tiles = tile_expert.size[0], most = task.template operand<1>().size[0];
+    const i32 num_tiles = tile_expert.size[0], most = task.template operand<1>().size[0];
 #pragma unroll 1
-    for (i32 tile = task.thread; tile < tiles; tile += Task::threads) {
-      const i32 e = expert_of(layout, tile);
-      const u32 tokens = layout.tokens[e], number = tile - layout.tile[e];
+    for (i32 tile = task.thread; tile < num_tiles; tile += Task::threads) {
+      const i32 expert = expert_of(layout, tile);
+      const u32 tokens = layout.tokens[expert], tile_idx = tile - layout.tile[expert];
       const u32 least = tiles_of(tokens);
       const u32 share = padded((tokens + least - 1) / maximum(least, 1));
-      const bool is_used = number < least;
-      const i32 first = is_used ? i32(number * share) : 0;
-      *tile_expert.at(tile) = is_used ? e : 0;
-      *tile_row.at(tile) = is_used ? i32(layout.row[e]) + first : 0;
+      const bool is_used = tile_idx < least;
+      const i32 first = is_used ? i32(tile_idx * share) : 0;
+      *tile_expert.at(tile) = is_used ? expert : 0;
+      *tile_row.at(tile) = is_used ? i32(layout.row[expert]) + first : 0;
       *tile_rows.at(tile) = is_used ? minimum(share, i32(tokens) - first) : 0;
-      *tile_first.at(tile) = is_used ? e * most + first : 0;
+      *tile_first.at(tile) = is_used ? expert * most + first : 0;
     }
   }
 
   // The last expert whose first tile is at most this one.
   ETC_DEVICE static i32 expert_of(const Layout& layout, i32 tile) {
-    i32 e = 0;
+    i32 expert = 0;
 #pragma unroll
     for (i32 step = kExperts > 256 ? 256 : 128; step > 0; step /= 2) {
-      if (e + step < kExperts && i32(layout.tile[e + step]) <= tile) e += step;
+      if (expert + step < kExperts && i32(layout.tile[expert + step]) <= tile) expert += step;
     }
-    return e;
+    return expert;
   }
   ETC_DEVICE static u32 tiles_of(u32 tokens) { return (tokens + kTileRows - 1) / kTileRows; }
   ETC_DEVICE static u32 padded(u32 rows) { return (rows + kPadding - 1) / kPadding * kPadding; }

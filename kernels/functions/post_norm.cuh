@@ -24,7 +24,7 @@ struct PostNormedRow {
     const u64 sum = u64(tile.at()), y = u64(task.template operand<kReads + 1>().at());
     const Added added(task);
     const i32 last = (columns - 1) / kChunk * kChunk;
-    uint4 v[kAtOnce], by[kAtOnce], addend[kAtOnce];
+    uint4 vectors[kAtOnce], gains[kAtOnce], addend[kAtOnce];
     float squares = 0.0f;
 #pragma unroll 1
     for (i32 first = 0; first <= last; first += kChunk) {
@@ -37,23 +37,25 @@ struct PostNormedRow {
         for (int i = 0; i < kAtOnce; ++i) total[i].add(addend[i]);
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) v[i] = total[i].rounded();
-      squares += squares_of(v);
-      if (first != last) store(y, column, columns, v);
+      for (int i = 0; i < kAtOnce; ++i) vectors[i] = total[i].rounded();
+      squares += squares_of(vectors);
+      if (first != last) store(y, column, columns, vectors);
     }
     const float scale = scale_of(task, squares, columns);
     squares = 0.0f;
 #pragma unroll 1
     for (i32 first = last; first >= 0; first -= kChunk) {
       const i32 column = task.thread * 8 + first;
-      if (first != last) Vectors::fetch(y, column, columns, v);
-      Vectors::fetch(gain, column, columns, by);
+      if (first != last) Vectors::fetch(y, column, columns, vectors);
+      Vectors::fetch(gain, column, columns, gains);
       Vectors::fetch(residual, column, columns, addend);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) v[i] = multiplied(v[i], by[i], scale, addend[i]);
-      store(sum, column, columns, v);
-      if constexpr (Task::kNormalizesSum) squares += squares_of(v);
-      if constexpr (!Task::kNormalizesSum) store(y, column, columns, v);
+      for (int i = 0; i < kAtOnce; ++i) {
+        vectors[i] = multiplied(vectors[i], gains[i], scale, addend[i]);
+      }
+      store(sum, column, columns, vectors);
+      if constexpr (Task::kNormalizesSum) squares += squares_of(vectors);
+      if constexpr (!Task::kNormalizesSum) store(y, column, columns, vectors);
     }
     if constexpr (Task::kNormalizesSum) {
       task.sync();  // the sums of warps have been read
@@ -62,28 +64,31 @@ struct PostNormedRow {
 #pragma unroll 1
       for (i32 first = 0; first <= last; first += kChunk) {
         const i32 column = task.thread * 8 + first;
-        if (first > 0) Vectors::fetch(sum, column, columns, v);
-        Vectors::fetch(last_gain, column, columns, by);
+        if (first > 0) Vectors::fetch(sum, column, columns, vectors);
+        Vectors::fetch(last_gain, column, columns, gains);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) v[i] = multiplied(v[i], by[i], of_sum, uint4{});
-        store(y, column, columns, v);
+        for (int i = 0; i < kAtOnce; ++i) {
+          vectors[i] = multiplied(vectors[i], gains[i], of_sum, uint4{});
+        }
+        store(y, column, columns, vectors);
       }
     }
   }
 
  private:
-  ETC_DEVICE static void store(u64 to, i32 column, i32 columns, const uint4 (&v)[kAtOnce]) {
+  ETC_DEVICE static void store(
+      u64 target, i32 column, i32 columns, const uint4 (&vectors)[kAtOnce]) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const i32 at = column + i * kStep;
-      if (at < columns) ptx::store16(to + at * 2, v[i]);
+      const i32 own_column = column + i * kStep;
+      if (own_column < columns) ptx::store16(target + own_column * 2, vectors[i]);
     }
   }
-  ETC_DEVICE static float squares_of(const uint4 (&v)[kAtOnce]) {
+  ETC_DEVICE static float squares_of(const uint4 (&vectors)[kAtOnce]) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const u32 word[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+      const u32 word[4] = {vectors[i].x, vectors[i].y, vectors[i].z, vectors[i].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float2 pair = unpack<Task::kIsHalf>(word[j]);
@@ -103,18 +108,18 @@ struct PostNormedRow {
     for (i32 warp = 0; warp < kWarps; ++warp) total += sums[warp];
     return rsqrtf(total / float(columns) + Task::kEps);
   }
-  // v * scale * by + other, rounded once.
-  ETC_DEVICE static uint4 multiplied(uint4 v, uint4 by, float scale, uint4 addend) {
-    u32 word[4] = {v.x, v.y, v.z, v.w};
-    const u32 gains[4] = {by.x, by.y, by.z, by.w};
+  // words * scale * gain + addend, rounded once.
+  ETC_DEVICE static uint4 multiplied(uint4 words, uint4 gain, float scale, uint4 addend) {
+    u32 word[4] = {words.x, words.y, words.z, words.w};
+    const u32 gains[4] = {gain.x, gain.y, gain.z, gain.w};
     const u32 addends[4] = {addend.x, addend.y, addend.z, addend.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = unpack<Task::kIsHalf>(word[i]);
-      const float2 of = unpack_gains<Task::kIsHalf, Task::kGainOffset>(gains[i]);
-      const float2 to = unpack<Task::kIsHalf>(addends[i]);
+      const float2 pair_gain = unpack_gains<Task::kIsHalf, Task::kGainOffset>(gains[i]);
+      const float2 sum = unpack<Task::kIsHalf>(addends[i]);
       word[i] = pack<Task::kIsHalf>(
-          pair.x * scale * of.x + to.x, pair.y * scale * of.y + to.y);
+          pair.x * scale * pair_gain.x + sum.x, pair.y * scale * pair_gain.y + sum.y);
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
   }

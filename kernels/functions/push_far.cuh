@@ -15,8 +15,8 @@ struct push_far : push_rows<Task> {
     // NOTE: the block of a far rank has the address 0, so this is the place in the block.
     const auto arrival = task.template operand<1>();
     const u64 count = x.count() < arrival.count() ? x.count() : arrival.count();
-    const u64 to = self + u64(arrival.at());
-    Far::put(u64(x.at()), to, count * sizeof(*x.base), word, 1, arrival.rank);
+    const u64 target = self + u64(arrival.at());
+    Far::put(u64(x.at()), target, count * sizeof(*x.base), word, 1, arrival.rank);
   }
 };
 

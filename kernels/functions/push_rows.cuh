@@ -14,15 +14,15 @@ struct push_rows {
   ETC_DEVICE static void run(const Task& task) {
     const auto x = task.template operand<0>();
     const auto gathered_rows = task.template operand<1>();
-    const u64 from = u64(x.at()), to = u64(gathered_rows.at());
+    const u64 source = u64(x.at()), target = u64(gathered_rows.at());
     const u64 count = x.count() < gathered_rows.count() ? x.count() : gathered_rows.count();
     const u64 bytes = count * sizeof(*x.base);
-    if ((from | to | bytes) % 16 != 0) {
+    if ((source | target | bytes) % 16 != 0) {
 #pragma unroll 1
       for (u64 i = task.thread; i < count; i += Task::threads) gathered_rows.at()[i] = x.at()[i];
       return;
     }
-    copy_row<kUnroll, Task::threads>(task.thread, to, from, bytes);
+    copy_row<kUnroll, Task::threads>(task.thread, target, source, bytes);
   }
 };
 

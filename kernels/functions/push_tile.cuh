@@ -19,16 +19,16 @@ struct push_tile {
     place.advance(i32(task.thread) * 16, bytes);
 #pragma unroll 1
     while (place.row < rows) {
-      uint4 v[kUnroll];
+      uint4 vectors[kUnroll];
       Place next = place;
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        v[u] = ptx::load16_l2_if(next.row < rows, address(x, next));
+        vectors[u] = ptx::load16_l2_if(next.row < rows, address(x, next));
         next.advance(kStep, bytes);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (place.row < rows) ptx::store16(address(y, place), v[u]);
+        if (place.row < rows) ptx::store16(address(y, place), vectors[u]);
         place.advance(kStep, bytes);
       }
     }

@@ -14,7 +14,7 @@ struct push_tokens {
   ETC_DEVICE static void run(const Task& task) {
     const auto x = task.template operand<0>();
     const auto ids = task.template operand<1>();
-    const auto to = task.template operand<3>();
+    const auto target = task.template operand<3>();
     const i32 lower = task.template operand<2>().size[0];
     const u32 bytes = u32(x.size[1]) * sizeof(*x.base);
     const i32 lane = task.thread % 32;
@@ -25,7 +25,7 @@ struct push_tokens {
         expert = i32(ptx::load4_l2(u64(ids.at(token, lane)))) - lower;
       }
       if (!__any_sync(~0u, u32(expert) < u32(Task::kExperts))) continue;
-      copy_row<kUnroll>(lane, u64(to.at(token)), u64(x.at(token)), bytes);
+      copy_row<kUnroll>(lane, u64(target.at(token)), u64(x.at(token)), bytes);
     }
   }
 };

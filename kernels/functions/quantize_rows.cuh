@@ -18,11 +18,11 @@ struct quantize_rows {
     const auto x = task.template operand<0>();
     const i32 columns = x.size[1], lane = task.thread % 32;
     for (i32 row = task.thread / 32; row < x.size[0]; row += Task::threads / 32) {
-      const u64 from = u64(x.at(row)), codes = u64(task.template operand<1>().at(row));
+      const u64 source = u64(x.at(row)), codes = u64(task.template operand<1>().at(row));
       const u64 scales = u64(task.template operand<2>().at(row));
 #pragma unroll 1
       for (i32 first = 0; first < columns; first += kAtOnce * kStep) {
-        quantize(from, codes, scales, first, columns, lane);
+        quantize(source, codes, scales, first, columns, lane);
       }
     }
   }
@@ -31,21 +31,21 @@ struct quantize_rows {
   // kAtOnce steps from column `first` on: zeros beyond the end of the row.
   // NOTE: each lane divides for one group alone.
   ETC_DEVICE static void quantize(
-      u64 from, u64 codes, u64 scales, i32 first, i32 columns, i32 lane) {
-    uint4 v[kAtOnce];
+      u64 source, u64 codes, u64 scales, i32 first, i32 columns, i32 lane) {
+    uint4 vectors[kAtOnce];
     float most[kAtOnce];
 #pragma unroll
     for (i32 i = 0; i < kAtOnce; ++i) {
       const i32 column = first + i * kStep + lane * 8;
-      v[i] = ptx::load16_l2_if(column < columns, from + column * 2);
+      vectors[i] = ptx::load16_l2_if(column < columns, source + column * 2);
     }
 #pragma unroll
-    for (i32 i = 0; i < kAtOnce; ++i) most[i] = most_of(v[i]);
+    for (i32 i = 0; i < kAtOnce; ++i) most[i] = most_of(vectors[i]);
     const float group_most = most_of_pairs(most, lane), factor = __fdiv_rn(kMostCode, group_most);
 #pragma unroll
     for (i32 i = 0; i < kAtOnce; ++i) {
       const i32 column = first + i * kStep + lane * 8;
-      const uint2 word = codes_of(v[i], __shfl_sync(~0u, factor, 2 * i, kLanes));
+      const uint2 word = codes_of(vectors[i], __shfl_sync(~0u, factor, 2 * i, kLanes));
       if (column < columns) ptx::store8(codes + column, word.x, word.y);
     }
     const i32 group = first / i32(kBlockDepth) + lane % kLanes + lane / kLanes;
@@ -72,8 +72,8 @@ struct quantize_rows {
   }
 
   // The largest of eight sizes, and at least kLeast.
-  ETC_DEVICE static float most_of(uint4 v) {
-    const u32 words[4] = {v.x, v.y, v.z, v.w};
+  ETC_DEVICE static float most_of(uint4 vector) {
+    const u32 words[4] = {vector.x, vector.y, vector.z, vector.w};
     float most = kLeast;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
@@ -82,8 +82,8 @@ struct quantize_rows {
     }
     return most;
   }
-  ETC_DEVICE static uint2 codes_of(uint4 v, float factor) {
-    const u32 words[4] = {v.x, v.y, v.z, v.w};
+  ETC_DEVICE static uint2 codes_of(uint4 vector, float factor) {
+    const u32 words[4] = {vector.x, vector.y, vector.z, vector.w};
     u32 halves[4];
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {

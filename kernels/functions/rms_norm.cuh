@@ -12,12 +12,12 @@ struct RowVectors {
   static constexpr i32 kStep = Task::threads * 8;
   using Sums = Sum8<Task::kIsHalf>[kAtOnce];
 
-  // Of the row at `from`, from `column` on; zeros after its end.
-  ETC_DEVICE static void fetch(u64 from, i32 column, i32 columns, uint4 (&v)[kAtOnce]) {
+  // Of the row at `source`, from `column` on; zeros after its end.
+  ETC_DEVICE static void fetch(u64 source, i32 column, i32 columns, uint4 (&vectors)[kAtOnce]) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const i32 at = column + i * kStep;
-      v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
+      const i32 own_column = column + i * kStep;
+      vectors[i] = ptx::load16_l2_if(own_column < columns, source + own_column * 2);
     }
   }
 };
@@ -56,10 +56,10 @@ struct AddedRow {
 
   ETC_DEVICE explicit AddedRow(const Task& task) : x(u64(task.template operand<0>().at())) {}
   ETC_DEVICE void add(i32 column, i32 columns, typename Vectors::Sums& sums) const {
-    uint4 v[Vectors::kAtOnce];
-    Vectors::fetch(x, column, columns, v);
+    uint4 vectors[Vectors::kAtOnce];
+    Vectors::fetch(x, column, columns, vectors);
 #pragma unroll
-    for (int i = 0; i < Vectors::kAtOnce; ++i) sums[i].add(v[i]);
+    for (int i = 0; i < Vectors::kAtOnce; ++i) sums[i].add(vectors[i]);
   }
 };
 
@@ -86,15 +86,15 @@ struct NormalizedRow {
     float* const sums = reinterpret_cast<float*>(task.scratch);
     const Row row(task);
     const i32 last = (row.columns - 1) / kChunk * kChunk;
-    uint4 gain[kAtOnce], v[kAtOnce];
+    uint4 gain[kAtOnce], vectors[kAtOnce];
     float squares = 0.0f;
 #pragma unroll 1
     for (i32 first = 0; first <= last; first += kChunk) {
-      if (!row.fetch_sums(first, task.thread * 8 + first, ready, v)) return;
+      if (!row.fetch_sums(first, task.thread * 8 + first, ready, vectors)) return;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (first + i * kStep >= row.columns) break;
-        squares += squares_of(v[i]);
+        squares += squares_of(vectors[i]);
       }
     }
     if constexpr (!Task::kKeeps) {
@@ -114,16 +114,16 @@ struct NormalizedRow {
         if constexpr (!Task::kKeeps) {
           fetch(row.gain, task.thread * 8 + first, row.columns, gain);
         }
-        fetch(row.sum, task.thread * 8 + first, row.columns, v);
+        fetch(row.sum, task.thread * 8 + first, row.columns, vectors);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const i32 column = task.thread * 8 + first + i * kStep;
         if (column < row.columns) {
           if constexpr (Task::kKeeps) {
-            ptx::store16(row.y + column * 2, v[i]);
+            ptx::store16(row.y + column * 2, vectors[i]);
           } else {
-            ptx::store16(row.y + column * 2, multiplied(v[i], gain[i], scale));
+            ptx::store16(row.y + column * 2, multiplied(vectors[i], gain[i], scale));
           }
         }
       }
@@ -150,7 +150,7 @@ struct NormalizedRow {
     // first: the first thread's column. Vectors of which no thread has a column are left out.
     template <class Ready>
     ETC_DEVICE bool fetch_sums(
-        i32 first, i32 column, Ready ready, uint4 (&v)[kAtOnce]) const {
+        i32 first, i32 column, Ready ready, uint4 (&vectors)[kAtOnce]) const {
       if constexpr (kAdds) {
         uint4 of_residual[kAtOnce], of_bias[kAtOnce];
         fetch(residual, column, columns, of_residual);
@@ -163,37 +163,37 @@ struct NormalizedRow {
           if (first + i * kStep >= columns) break;
           if constexpr (Task::kHasBias) total[i].add(of_bias[i]);
           total[i].add(of_residual[i]);
-          v[i] = total[i].rounded();
-          const i32 at = column + i * kStep;
-          if (at < columns) ptx::store16(sum + at * 2, v[i]);
+          vectors[i] = total[i].rounded();
+          const i32 own_column = column + i * kStep;
+          if (own_column < columns) ptx::store16(sum + own_column * 2, vectors[i]);
         }
       } else if constexpr (kCopies) {
-        fetch(added.x, column, columns, v);
+        fetch(added.x, column, columns, vectors);
         if constexpr (Task::kEmbeddingScale != 1.0f) {
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) {
             Sum8<Task::kIsHalf> sum;
-            sum.add(v[i], Task::kEmbeddingScale);
-            v[i] = sum.rounded();
+            sum.add(vectors[i], Task::kEmbeddingScale);
+            vectors[i] = sum.rounded();
           }
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          const i32 at = column + i * kStep;
-          if (at < columns) ptx::store16(sum + at * 2, v[i]);
+          const i32 own_column = column + i * kStep;
+          if (own_column < columns) ptx::store16(sum + own_column * 2, vectors[i]);
         }
       } else {
-        fetch(sum, column, columns, v);
+        fetch(sum, column, columns, vectors);
       }
       return true;
     }
   };
 
-  ETC_DEVICE static void fetch(u64 from, i32 column, i32 columns, uint4 (&v)[kAtOnce]) {
-    Vectors::fetch(from, column, columns, v);
+  ETC_DEVICE static void fetch(u64 source, i32 column, i32 columns, uint4 (&vectors)[kAtOnce]) {
+    Vectors::fetch(source, column, columns, vectors);
   }
-  ETC_DEVICE static float squares_of(uint4 v) {
-    const u32 word[4] = {v.x, v.y, v.z, v.w};
+  ETC_DEVICE static float squares_of(uint4 words) {
+    const u32 word[4] = {words.x, words.y, words.z, words.w};
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -202,14 +202,14 @@ struct NormalizedRow {
     }
     return sum;
   }
-  ETC_DEVICE static uint4 multiplied(uint4 v, uint4 gain, float scale) {
-    u32 word[4] = {v.x, v.y, v.z, v.w};
-    const u32 by[4] = {gain.x, gain.y, gain.z, gain.w};
+  ETC_DEVICE static uint4 multiplied(uint4 words, uint4 gain, float scale) {
+    u32 word[4] = {words.x, words.y, words.z, words.w};
+    const u32 gain_word[4] = {gain.x, gain.y, gain.z, gain.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = unpack<Task::kIsHalf>(word[i]);
-      const float2 of = unpack_gains<Task::kIsHalf, Task::kGainOffset>(by[i]);
-      word[i] = pack<Task::kIsHalf>(pair.x * scale * of.x, pair.y * scale * of.y);
+      const float2 pair_gain = unpack_gains<Task::kIsHalf, Task::kGainOffset>(gain_word[i]);
+      word[i] = pack<Task::kIsHalf>(pair.x * scale * pair_gain.x, pair.y * scale * pair_gain.y);
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
   }

@@ -99,19 +99,19 @@ struct route_rows {
   }
 
   // Reads the known choices [from, to).
-  ETC_DEVICE static void read(const Task& task, const Layout& layout, i32 from, i32 to) {
+  ETC_DEVICE static void read(const Task& task, const Layout& layout, i32 first, i32 end) {
     constexpr int kEach = (kMost * kTopK + Task::threads - 1) / Task::threads;
     const u64 ids = u64(task.template operand<2>().at());
     u32 experts[kEach];
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
-      const i32 i = from + task.thread + n * Task::threads;
-      experts[n] = i < to ? ptx::load4_l2(ids + i * 4) : 0;
+      const i32 i = first + task.thread + n * Task::threads;
+      experts[n] = i < end ? ptx::load4_l2(ids + i * 4) : 0;
     }
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
-      const i32 i = from + task.thread + n * Task::threads;
-      if (i < to) layout.mark(i, held(task, i32(experts[n])));
+      const i32 i = first + task.thread + n * Task::threads;
+      if (i < end) layout.mark(i, held(task, i32(experts[n])));
     }
   }
 
@@ -122,12 +122,12 @@ struct route_rows {
   // One warp computes the first tile of each expert: a prefix sum.
   ETC_DEVICE static void number_tiles(
       i32 lane, const Layout& layout, i32 most, bool is_gathered) {
-    i32 tiles[kPerLane], sum = 0;
+    i32 num_tiles[kPerLane], sum = 0;
 #pragma unroll
     for (i32 i = 0; i < kPerLane; ++i) {
       const i32 expert = lane * kPerLane + i;
-      tiles[i] = expert < kExperts ? tiles_of(layout.count(expert), most, is_gathered) : 0;
-      sum += tiles[i];
+      num_tiles[i] = expert < kExperts ? tiles_of(layout.count(expert), most, is_gathered) : 0;
+      sum += num_tiles[i];
     }
     u32 first = ptx::warp_sum_before(sum);
     if (lane == 31) layout.tile[kExperts] = first + sum;
@@ -135,7 +135,7 @@ struct route_rows {
     for (i32 i = 0; i < kPerLane; ++i) {
       const i32 expert = lane * kPerLane + i;
       if (expert < kExperts) layout.tile[expert] = first;
-      first += tiles[i];
+      first += num_tiles[i];
     }
   }
 
@@ -151,13 +151,13 @@ struct route_rows {
     constexpr i32 kSteps = (kExperts + Task::threads - 1) / Task::threads;
 #pragma unroll
     for (i32 n = 0; n < kSteps; ++n) {
-      const i32 e = task.thread + n * Task::threads;
-      if (e >= kExperts) break;
-      const i32 count = layout.count(e), first = i32(layout.tile[e]);
-      const i32 tiles = tiles_of(count, most, is_gathered);
+      const i32 expert = task.thread + n * Task::threads;
+      if (expert >= kExperts) break;
+      const i32 count = layout.count(expert), first = i32(layout.tile[expert]);
+      const i32 num_tiles = tiles_of(count, most, is_gathered);
 #pragma unroll 1
-      for (i32 i = 0; i < tiles; ++i) {
-        write(first + i, e, is_gathered ? minimum(count - i * most, most) : rows);
+      for (i32 i = 0; i < num_tiles; ++i) {
+        write(first + i, expert, is_gathered ? minimum(count - i * most, most) : rows);
       }
     }
     const i32 num_tiles = i32(layout.tile[kExperts]);
@@ -179,8 +179,8 @@ struct route_rows {
       const u32 expert = layout.choice[i];
       i32 place_row = -1;
       if (expert != kNone) {
-        const i32 number = is_gathered ? layout.count(expert, row) : row, tile = number / most;
-        place_row = (i32(layout.tile[expert]) + tile) * stride + number - tile * most;
+        const i32 row_idx = is_gathered ? layout.count(expert, row) : row, tile = row_idx / most;
+        place_row = (i32(layout.tile[expert]) + tile) * stride + row_idx - tile * most;
       }
       *Choice::at_choice(place, row, i % kTopK) = place_row;
     }

@@ -40,20 +40,20 @@ struct ExpertChoice {
   ETC_DEVICE static void read(const Task& task, u64 logits, u32 lane, Keys& keys) {
     const u32 first = lane * kEach;
     constexpr int kStep = kEach % 4 == 0 ? 4 : 1;  // the rows of logits begin at 16 bytes
-    const u64 from = logits + first * 4;
+    const u64 source = logits + first * 4;
 #pragma unroll
     for (int i = 0; i < kEach; i += kStep) {
       const bool is_inside = kExperts % 32 == 0 || first + i < kExperts;
       if constexpr (kStep == 4) {
-        const uint4 v = is_inside ? ptx::load16_l2(from + i * 4) : uint4{};
-        const u32 bits[4] = {v.x, v.y, v.z, v.w};
+        const uint4 words = is_inside ? ptx::load16_l2(source + i * 4) : uint4{};
+        const u32 bits[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const bool has_expert = kExperts % 4 == 0 ? is_inside : first + i + j < kExperts;
           keys[i + j] = has_expert ? key_of(with_bias(task, bits[j], first + i + j)) : 0;
         }
       } else {
-        keys[i] = is_inside ? key_of(with_bias(task, ptx::load4_l2(from + i * 4), first + i)) : 0;
+        keys[i] = is_inside ? key_of(with_bias(task, ptx::load4_l2(source + i * 4), first + i)) : 0;
       }
     }
   }
@@ -72,10 +72,10 @@ struct ExpertChoice {
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) order[t] = sort(keys[t]);
     }
-    // Selects number `from` to `to` - 1; those before `from` are selected already.
-    ETC_DEVICE void pick(u32 lane, i32 from, i32 to) {
+    // Selects number `first` to `end` - 1; those before `first` are selected already.
+    ETC_DEVICE void pick(u32 lane, i32 first, i32 end) {
 #pragma unroll 1
-      for (i32 k = from; k < to; ++k) {
+      for (i32 k = first; k < end; ++k) {
         u32 top[kTokens], winner[kTokens];
 #pragma unroll
         for (int t = 0; t < kTokens; ++t) top[t] = ptx::warp_max(keys[t][0]);
@@ -296,23 +296,23 @@ struct ExpertChoice {
 
   // Sorts the keys of a lane in descending order, stably; returns their previous positions.
   ETC_DEVICE static Order sort(Keys& keys) {
-    u32 from[kEach];
+    u32 places[kEach];
     Order order = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) from[i] = i;
+    for (int i = 0; i < kEach; ++i) places[i] = i;
 #pragma unroll
     for (int end = kEach - 1; end > 0; --end) {
 #pragma unroll
       for (int i = 0; i < end; ++i) {
         const bool is_greater = keys[i + 1] > keys[i];
-        const u32 key = keys[i], place = from[i];
-        keys[i] = is_greater ? keys[i + 1] : key, from[i] = is_greater ? from[i + 1] : place;
+        const u32 key = keys[i], place = places[i];
+        keys[i] = is_greater ? keys[i + 1] : key, places[i] = is_greater ? places[i + 1] : place;
         keys[i + 1] = is_greater ? key : keys[i + 1];
-        from[i + 1] = is_greater ? place : from[i + 1];
+        places[i + 1] = is_greater ? place : places[i + 1];
       }
     }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) order |= Order(from[i]) << (4 * i);
+    for (int i = 0; i < kEach; ++i) order |= Order(places[i]) << (4 * i);
     return order;
   }
   ETC_DEVICE static u32 largest(const Keys& keys) {

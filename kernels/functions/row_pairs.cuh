@@ -32,9 +32,9 @@ struct RowPairs {
   u64 apart;    // bytes from a pair's first row to its second,
   u32 next;     // to the next pair's first row,
   u32 by_pair;  // and from an expert to the next, where pairs pick: of_expert pairs each
-  i32 pairs, of_expert;
-  u32 by_step;  // the same, where columns pick: each expert has `columns`, `each` steps of them
-  i32 columns, each, steps;
+  i32 num_pairs, of_expert;
+  u32 by_step;  // the same, where columns pick: each expert has `columns`, in num_expert_steps
+  i32 columns, num_expert_steps, num_steps;
   u64 vector;     // address
   u32 by_vector;  // bytes from an expert's part to the next
   u32 picked;             // lane k's is the k-th expert, and
@@ -53,13 +53,13 @@ struct RowPairs {
   ETC_DEVICE void multiply(const Task& task, Arrived arrived, Finish finish) const {
     static_assert(Task::threads == kWarps * 32);
     float2* const sums = reinterpret_cast<float2*>(task.scratch);
-    const i32 tiles = (pairs + kTilePairs - 1) / kTilePairs;
+    const i32 num_tiles = (num_pairs + kTilePairs - 1) / kTilePairs;
 #pragma unroll 1
-    for (i32 tile = 0; tile < tiles; tile += kMostTiles) {
-      const i32 end = minimum(tile + kMostTiles, tiles), begun = tile * kTilePairs;
+    for (i32 tile = 0; tile < num_tiles; tile += kMostTiles) {
+      const i32 end = minimum(tile + kMostTiles, num_tiles), first_pair = tile * kTilePairs;
       if (!add_up<Task::kIsHalf>(task.thread, sums, tile, end, arrived)) return;
       task.sync();
-      const i32 here = minimum(end * kTilePairs, pairs) - begun;
+      const i32 here = minimum(end * kTilePairs, num_pairs) - first_pair;
       for (i32 i = task.thread; i < here; i += Task::threads) {
         float2 sum = {};
 #pragma unroll
@@ -67,7 +67,7 @@ struct RowPairs {
           const float2 part = sums[slot(i / kTilePairs, warp, i % kTilePairs)];
           sum = make_float2(sum.x + part.x, sum.y + part.y);
         }
-        finish(begun + i, sum.x, sum.y);
+        finish(first_pair + i, sum.x, sum.y);
       }
       task.sync();  // before they are written again
     }
@@ -99,7 +99,7 @@ struct RowPairs {
   template <bool kIsHalf, class Arrived>
   ETC_DEVICE bool add_up(i32 thread, float2* sums, i32 tile, i32 end, Arrived arrived) const {
     const i32 warp = thread / 32, lane = thread % 32;
-    Place at{tile, warp, 0}, ahead{tile, warp, row(tile, lane)};
+    Place place{tile, warp, 0}, ahead{tile, warp, row(tile, lane)};
     Step steps[kAhead];
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
@@ -107,7 +107,7 @@ struct RowPairs {
       if (advance(ahead, warp)) ahead.row = row(ahead.tile, lane);
     }
     if (tile == 0 && !arrived()) return false;
-    ahead = at;
+    ahead = place;
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       fetch_vector(ahead, end, lane, steps[n]);
@@ -116,18 +116,18 @@ struct RowPairs {
     ahead.row = row(ahead.tile, lane);
     float2 sum = {};
 #pragma unroll 1
-    while (at.tile < end) {
+    while (place.tile < end) {
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
         const float2 part = product<kIsHalf>(steps[n], lane);
         fetch_weight(ahead, end, lane, steps[n]);
         fetch_vector(ahead, end, lane, steps[n]);
         if (advance(ahead, warp)) ahead.row = row(ahead.tile, lane);
-        const float scale = __shfl_sync(~0u, weight, at.step / each);
+        const float scale = __shfl_sync(~0u, weight, place.step / num_expert_steps);
         sum.x = __fmaf_rn(scale, part.x, sum.x);
         sum.y = __fmaf_rn(scale, part.y, sum.y);
-        const i32 here = at.tile - tile;
-        if (advance(at, warp)) {
+        const i32 here = place.tile - tile;
+        if (advance(place, warp)) {
           if (here + tile < end && lane % 4 == 0) sums[slot(here, warp, lane / 4)] = sum;
           sum = {};
         }
@@ -137,38 +137,40 @@ struct RowPairs {
   }
 
   ETC_DEVICE u64 row(i32 tile, i32 lane) const {
-    const i32 pair = minimum(tile * kTilePairs + lane / 4, pairs - 1), k = pair / of_expert;
+    const i32 pair = minimum(tile * kTilePairs + lane / 4, num_pairs - 1), k = pair / of_expert;
     const u32 expert = __shfl_sync(~0u, picked, k);
     return first + u64(expert) * by_pair + u64(u32(pair - k * of_expert)) * next + lane % 4 * 16;
   }
   // Whether another tile begins.
-  ETC_DEVICE bool advance(Place& at, i32 warp) const {
-    at.step += kWarps;
-    if (at.step < steps) return false;
-    at.step = warp;
-    ++at.tile;
+  ETC_DEVICE bool advance(Place& place, i32 warp) const {
+    place.step += kWarps;
+    if (place.step < num_steps) return false;
+    place.step = warp;
+    ++place.tile;
     return true;
   }
 
   // Columns from a step's first one to the end; none after the last step.
-  ETC_DEVICE i32 left(const Place& at, i32 end, i32 column) const {
-    return at.tile < end && at.step < steps ? columns - column : 0;
+  ETC_DEVICE i32 left(const Place& place, i32 end, i32 column) const {
+    return place.tile < end && place.step < num_steps ? columns - column : 0;
   }
-  ETC_DEVICE void fetch_weight(const Place& at, i32 end, i32 lane, Step& to) const {
-    const i32 k = at.step / each, column = (at.step - k * each) * kStepColumns;
+  ETC_DEVICE void fetch_weight(const Place& place, i32 end, i32 lane, Step& step) const {
+    const i32 k = place.step / num_expert_steps;
+    const i32 column = (place.step - k * num_expert_steps) * kStepColumns;
     const u32 expert = __shfl_sync(~0u, picked, k);
-    const u64 from = at.row + u64(expert) * by_step + column * 2;
+    const u64 source = place.row + u64(expert) * by_step + column * 2;
 #pragma unroll
     for (i32 i = 0; i < kParts; ++i) {
-      const bool is_inside = i * 32 + lane % 4 * 8 < left(at, end, column);
-      to.weight[i][0] = ptx::load16_once_if(is_inside, from + i * 64);
-      to.weight[i][1] = ptx::load16_once_if(is_inside, from + apart + i * 64);
+      const bool is_inside = i * 32 + lane % 4 * 8 < left(place, end, column);
+      step.weight[i][0] = ptx::load16_once_if(is_inside, source + i * 64);
+      step.weight[i][1] = ptx::load16_once_if(is_inside, source + apart + i * 64);
     }
   }
-  ETC_DEVICE void fetch_vector(const Place& at, i32 end, i32 lane, Step& to) const {
-    const i32 k = at.step / each, column = (at.step - k * each) * kStepColumns;
-    const u64 from = vector + u64(u32(k)) * by_vector + column * 2;
-    to.vector = ptx::load8_l2_if(lane * 4 < left(at, end, column), from + lane * 8);
+  ETC_DEVICE void fetch_vector(const Place& place, i32 end, i32 lane, Step& step) const {
+    const i32 k = place.step / num_expert_steps;
+    const i32 column = (place.step - k * num_expert_steps) * kStepColumns;
+    const u64 source = vector + u64(u32(k)) * by_vector + column * 2;
+    step.vector = ptx::load8_l2_if(lane * 4 < left(place, end, column), source + lane * 8);
   }
 
   // NOTE: a dot product does not depend on the order of columns. The eight neighbours that a lane
@@ -179,11 +181,13 @@ struct RowPairs {
     float d[2][4] = {};
 #pragma unroll
     for (i32 i = 0; i < kParts; ++i) {
-      const i32 from = i * 8 + lane % 4 * 2;
-      const u32 v[4] = {
-          __shfl_sync(~0u, step.vector.x, from), __shfl_sync(~0u, step.vector.y, from),
-          __shfl_sync(~0u, step.vector.x, from + 1), __shfl_sync(~0u, step.vector.y, from + 1)};
-      const u32 low = lane & 4 ? v[1] : v[0], high = lane & 4 ? v[3] : v[2];
+      const i32 source_lane = i * 8 + lane % 4 * 2;
+      const u32 words[4] = {
+          __shfl_sync(~0u, step.vector.x, source_lane),
+          __shfl_sync(~0u, step.vector.y, source_lane),
+          __shfl_sync(~0u, step.vector.x, source_lane + 1),
+          __shfl_sync(~0u, step.vector.y, source_lane + 1)};
+      const u32 low = lane & 4 ? words[1] : words[0], high = lane & 4 ? words[3] : words[2];
 #pragma unroll
       for (i32 n = 0; n < 2; ++n) {
         const uint4 w = step.weight[i][n];

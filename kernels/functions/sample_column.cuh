@@ -12,25 +12,25 @@ struct sample_column {
     const i32 lane = task.thread % 32, columns = x.size[1];
 #pragma unroll 1
     for (i32 row = task.thread / 32; row < x.size[0]; row += Task::threads / 32) {
-      const Row of(task, row);
-      const u64 from = u64(x.at(row));
+      const Row sampled(task, row);
+      const u64 source = u64(x.at(row));
       Best best;
 #pragma unroll 1
       for (i32 first = lane * 8; first < columns; first += kAtOnce * 32 * 8) {
-        uint4 v[kAtOnce];
+        uint4 vectors[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          const i32 at = first + i * 32 * 8;
-          v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
+          const i32 column = first + i * 32 * 8;
+          vectors[i] = ptx::load16_l2_if(column < columns, source + column * 2);
         }
-        end_row<2, Task::kIsHalf>(v, first, 32 * 8, columns);
-        // NOTE: not unrolled, since the code is large; v[0] is the next vector.
+        end_row<2, Task::kIsHalf>(vectors, first, 32 * 8, columns);
+        // NOTE: not unrolled, since the code is large; vectors[0] is the next one.
 #pragma unroll 1
         for (int i = 0; i < kAtOnce; ++i) {
-          const i32 at = first + i * 32 * 8;
-          if (at < columns) of.add(best, v[0], at);
+          const i32 column = first + i * 32 * 8;
+          if (column < columns) sampled.add(best, vectors[0], column);
 #pragma unroll
-          for (int n = 1; n < kAtOnce; ++n) v[n - 1] = v[n];
+          for (int n = 1; n < kAtOnce; ++n) vectors[n - 1] = vectors[n];
         }
       }
       best.reduce();
@@ -58,8 +58,8 @@ struct sample_column {
       before = task.number_first(task.g) + task.template operand<0>().start[1];
     }
     // Adds eight columns; returns early if all are below `least`.
-    ETC_DEVICE void add(Best& best, uint4 v, i32 at) const {
-      const u32 word[4] = {v.x, v.y, v.z, v.w};
+    ETC_DEVICE void add(Best& best, uint4 words, i32 column) const {
+      const u32 word[4] = {words.x, words.y, words.z, words.w};
       bool is_kept = false;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -69,24 +69,24 @@ struct sample_column {
       }
       if (!is_kept) return;
       uint4 bits = {};
-      // NOTE: not unrolled, since the code is large; v.x is the next pair.
+      // NOTE: not unrolled, since the code is large; words.x is the next pair.
 #pragma unroll 1
       for (int i = 0; i < 4; ++i) {
         if (scale > 0.0f && i % 2 == 0) {
-          const u32 four = u32(before + at) / 4 + i / 2;
+          const u32 four = u32(before + column) / 4 + i / 2;
           bits = philox(make_uint4(four, position, 0, 0), seed[0], seed[1]);
         }
-        const float2 pair = unpack<Task::kIsHalf>(v.x);
-        add_one(best, pair.x, bits.x, at + 2 * i);
-        add_one(best, pair.y, bits.y, at + 2 * i + 1);
-        v = make_uint4(v.y, v.z, v.w, 0);
+        const float2 pair = unpack<Task::kIsHalf>(words.x);
+        add_one(best, pair.x, bits.x, column + 2 * i);
+        add_one(best, pair.y, bits.y, column + 2 * i + 1);
+        words = make_uint4(words.y, words.z, words.w, 0);
         bits = make_uint4(bits.z, bits.w, 0, 0);
       }
     }
-    ETC_DEVICE void add_one(Best& best, float logit, u32 bits, i32 at) const {
+    ETC_DEVICE void add_one(Best& best, float logit, u32 bits, i32 column) const {
       if (!(logit >= least)) return;
       // NOTE: without fma, as NumPy computes.
-      best.add(scale > 0.0f ? __fadd_rn(__fmul_rn(logit, scale), gumbel(bits)) : logit, at);
+      best.add(scale > 0.0f ? __fadd_rn(__fmul_rn(logit, scale), gumbel(bits)) : logit, column);
     }
   };
 };
@@ -131,13 +131,13 @@ struct least_kept {
   // NOTE: sums are in a fixed order, so that a row always has the same bits.
   struct Search {
     const Task& task;
-    u64 from;
+    u64 source;
     i32 columns;
     float scale, largest = 0.0f;
 
     ETC_DEVICE Search(const Task& task_, float scale_) : task(task_), scale(scale_ * 1.44269504f) {
       const auto x = task.template operand<0>();
-      from = u64(x.at()), columns = x.size[1];
+      source = u64(x.at()), columns = x.size[1];
     }
 
     // The largest key such that at least `goal` logits are not below it. is_weighted: the largest such
@@ -192,22 +192,22 @@ struct least_kept {
     ETC_DEVICE void each(F f) const {
 #pragma unroll 1
       for (i32 first = task.thread * 8; first < columns; first += kAtOnce * Task::threads * 8) {
-        uint4 v[kAtOnce];
+        uint4 vectors[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          const i32 at = first + i * Task::threads * 8;
-          v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
+          const i32 column = first + i * Task::threads * 8;
+          vectors[i] = ptx::load16_l2_if(column < columns, source + column * 2);
         }
-        end_row<2, Task::kIsHalf>(v, first, Task::threads * 8, columns);
-        // NOTE: not unrolled: the code is large. v[0] is the next vector, v[0].x its next pair.
+        end_row<2, Task::kIsHalf>(vectors, first, Task::threads * 8, columns);
+        // NOTE: not unrolled: the code is large. vectors[0].x is the next pair.
 #pragma unroll 1
         for (int i = 0; i < kAtOnce * 4; ++i) {
           if (first + i / 4 * Task::threads * 8 >= columns) break;
-          f(v[0].x & 0xffffu), f(v[0].x >> 16);
-          v[0] = make_uint4(v[0].y, v[0].z, v[0].w, 0);
+          f(vectors[0].x & 0xffffu), f(vectors[0].x >> 16);
+          vectors[0] = make_uint4(vectors[0].y, vectors[0].z, vectors[0].w, 0);
           if (i % 4 != 3) continue;
 #pragma unroll
-          for (int n = 1; n < kAtOnce; ++n) v[n - 1] = v[n];
+          for (int n = 1; n < kAtOnce; ++n) vectors[n - 1] = vectors[n];
         }
       }
     }

@@ -41,10 +41,10 @@ struct score_experts {
     float* slot = reinterpret_cast<float*>(task.scratch) + warp % kSlots * (kTokens * kGroup);
     Part<kBlocks> d = {};
     if (!multiply<kBlocks>(task, ready, d)) return;
-    if (warp >= kSlots) each(task, slot, d, [](float2& to, float x, float y) { to = {x, y}; });
+    if (warp >= kSlots) each(task, slot, d, [](float2& sum, float x, float y) { sum = {x, y}; });
     task.sync();
     if (warp < kSlots) {
-      each(task, slot, d, [](float2& to, float x, float y) { to = {to.x + x, to.y + y}; });
+      each(task, slot, d, [](float2& sum, float x, float y) { sum = {sum.x + x, sum.y + y}; });
     }
     task.sync();
     store(task);
@@ -58,7 +58,7 @@ struct score_experts {
     constexpr int kAhead = kBlocks == 1 ? 4 : 2;  // slices of k whose loads are in flight
     const auto x = task.template operand<0>();
     const auto router = task.template operand<1>();
-    const i32 thread = i32(ptx::thread()), g = thread % 32 / 4, q = thread % 4;
+    const i32 thread = i32(ptx::thread()), g = thread % 32 / 4, in_four = thread % 4;
     const i32 depth = x.size[1];
     const u64 first_x = u64(x.at()), first_w = u64(router.at());
     u32 at_x[4], at_w[kBlocks];  // bytes from the first row to this thread's
@@ -68,7 +68,7 @@ struct score_experts {
     for (int n = 0; n < kBlocks; ++n) {
       at_w[n] = u32(minimum(g + n * 8, num_experts(router) - 1) * depth) * 2;
     }
-    const i32 own_k = thread / 32 * 32 + q * 8;  // in each slice of k
+    const i32 own_k = thread / 32 * 32 + in_four * 8;  // in each slice of k
     uint4 a[kAhead][4], b[kAhead][kBlocks];
     const auto fetch_x = [&](i32 slice, uint4 (&rows)[4]) {
       const i32 k = slice * (kWarps * 32) + own_k;
@@ -87,9 +87,9 @@ struct score_experts {
     if (!ready()) return false;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) fetch_x(i, a[i]);
-    const i32 slices = (depth + kWarps * 32 - 1) / (kWarps * 32);
+    const i32 num_slices = (depth + kWarps * 32 - 1) / (kWarps * 32);
 #pragma unroll 1
-    for (i32 slice = 0; slice < slices; slice += kAhead) {
+    for (i32 slice = 0; slice < num_slices; slice += kAhead) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
@@ -119,13 +119,14 @@ struct score_experts {
   template <int kBlocks, class F>
   ETC_DEVICE static void each(
       const Task& task, float* slot, const float (&d)[2][kBlocks][4], F f) {
-    const i32 thread = i32(ptx::thread()), g = thread % 32 / 4, q = thread % 4;
+    const i32 thread = i32(ptx::thread()), g = thread % 32 / 4, in_four = thread % 4;
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
-        const float* v = d[m / 2][n] + m % 2 * 2;
-        f(*reinterpret_cast<float2*>(slot + place(g + m * 8, n * 8 + q * 2)), v[0], v[1]);
+        const float* pair = d[m / 2][n] + m % 2 * 2;
+        f(*reinterpret_cast<float2*>(slot + place(g + m * 8, n * 8 + in_four * 2)), pair[0],
+            pair[1]);
       }
     }
   }
@@ -137,9 +138,9 @@ struct score_experts {
       const i32 token = i / kGroup, expert = i % kGroup;
       float4 sum = {};
       for (i32 s = 0; s < kSlots; ++s) {
-        const float4 v = *reinterpret_cast<const float4*>(
+        const float4 values = *reinterpret_cast<const float4*>(
             slots + s * (kTokens * kGroup) + place(token, expert));
-        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        sum = make_float4(sum.x + values.x, sum.y + values.y, sum.z + values.z, sum.w + values.w);
       }
       if (token < logits.size[0] && expert < logits.size[1]) {
         *reinterpret_cast<float4*>(logits.at(token, expert)) = sum;

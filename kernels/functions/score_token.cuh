@@ -40,8 +40,9 @@ struct score_token {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 l = unpack<Task::kIsHalf>(left[i]), r = unpack<Task::kIsHalf>(right[i]);
-      sum = __fmaf_rn(l.y, r.y, __fmaf_rn(l.x, r.x, sum));
+      const float2 left_pair = unpack<Task::kIsHalf>(left[i]);
+      const float2 right_pair = unpack<Task::kIsHalf>(right[i]);
+      sum = __fmaf_rn(left_pair.y, right_pair.y, __fmaf_rn(left_pair.x, right_pair.x, sum));
     }
     return sum;
   }

@@ -14,13 +14,13 @@ struct sum_pieces {
     const i32 rows = minimum(pieces.size[1], y.size[0]);
     const i32 columns = minimum(pieces.size[2], y.size[1]);
     Partials<Task>::each(task, rows, columns, [&](i32 row, i32 column) {
-      const u64 to = u64(y.at(row, column));
+      const u64 target = u64(y.at(row, column));
       if constexpr (sizeof(*pieces.base) == 4) {
         typename Partials<Task>::Sum sum = {};
         Partials<Task>::add(pieces, row, column, sum);
-        Partials<Task>::template store<sizeof(*y.base)>(to, sum);
+        Partials<Task>::template store<sizeof(*y.base)>(target, sum);
       } else {
-        ptx::store16(to, sum_of(pieces, row, column));
+        ptx::store16(target, sum_of(pieces, row, column));
       }
     });
   }
@@ -28,7 +28,7 @@ struct sum_pieces {
  private:
   template <class Operand>
   ETC_DEVICE static uint4 sum_of(const Operand& pieces, i32 row, i32 column) {
-    const u64 stride = u64(pieces.stride[0]) * 2, from = u64(pieces.at(0, row, column));
+    const u64 stride = u64(pieces.stride[0]) * 2, source = u64(pieces.at(0, row, column));
     const i32 count = pieces.size[0];
     Sum8<Task::kIsHalf> sum;
 #pragma unroll 1
@@ -36,7 +36,7 @@ struct sum_pieces {
       uint4 part[kAtOnce];
 #pragma unroll
       for (int p = 0; p < kAtOnce; ++p) {
-        part[p] = first + p < count ? ptx::load16_l2(from + (first + p) * stride) : uint4{};
+        part[p] = first + p < count ? ptx::load16_l2(source + (first + p) * stride) : uint4{};
       }
 #pragma unroll
       for (int p = 0; p < kAtOnce; ++p) sum.add(part[p]);

@@ -69,21 +69,21 @@ struct sum_ranks {
       for (int t = 0; t < kTogether; ++t) {
 #pragma unroll
         for (int r = 0; r < kCount; ++r) {
-          u64 from = u64(partials.at(0, token + t)) + r * stride + begin;
+          u64 source = u64(partials.at(0, token + t)) + r * stride + begin;
           if constexpr (Task::kHasOwn) {
             const auto row = last_axes<2>(task.template operand<1>());
-            if (r == task.g.rank) from = u64(row.at(token + t)) + begin;
+            if (r == task.g.rank) source = u64(row.at(token + t)) + begin;
           }
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
             const bool is_needed = begin + u * 512 < bytes && (ranks[t] >> r & 1);
-            part[t][u][r] = is_needed ? ptx::load16_l2(from + u * 512) : uint4{};
+            part[t][u][r] = is_needed ? ptx::load16_l2(source + u * 512) : uint4{};
           }
         }
       }
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
-        const u64 to = u64(y.at(token + t)) + begin;
+        const u64 target = u64(y.at(token + t)) + begin;
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           bool is_inside = begin + u * 512 < bytes && ranks[t] != 0;
@@ -92,7 +92,7 @@ struct sum_ranks {
           }
           if (is_inside) {
             const u32 column = (begin + u * 512) / sizeof(*y.base);
-            ptx::store16(to + u * 512, sum(task, token + t, column, part[t][u]));
+            ptx::store16(target + u * 512, sum(task, token + t, column, part[t][u]));
           }
         }
       }

@@ -31,8 +31,8 @@ struct sum_tile_parts : Roles {
     const u64 first = u64(parts.at(0, 0));
     u64 up = first;
     if constexpr (Call::kGated) up = u64(last_axes<2>(Call::template operand<1>(run.g, c)).at(0, 0));
-    const u32 row_bytes = u32(y.stride[0]) * 2, peers = peers_of<Call>(run, c);
-    Place{u64(y.at(0, 0)), row_bytes, y.size[0], y.size[1], peers}.write(words);
+    const u32 row_bytes = u32(y.stride[0]) * 2, peer_bits = peers_of<Call>(run, c);
+    Place{u64(y.at(0, 0)), row_bytes, y.size[0], y.size[1], peer_bits}.write(words);
     words[Place::kWords] = u32(Call::number_packed_tile(run.g));
     TileParts{first, u32(parts.stride[0]) * 4, u32(up - first)}.write(words + Place::kWords + 1);
   }

@@ -16,8 +16,8 @@ struct BiasPlace {
     words[0] = u32(gate), words[1] = u32(gate >> 32), words[2] = u32(up), words[3] = u32(up >> 32);
   }
   ETC_DEVICE static u64 read(u32 shared, bool is_up) {
-    const u32 at = shared + 8 * u32(is_up);
-    return u64(ptx::load_shared(at)) | u64(ptx::load_shared(at + 4)) << 32;
+    const u32 address = shared + 8 * u32(is_up);
+    return u64(ptx::load_shared(address)) | u64(ptx::load_shared(address + 4)) << 32;
   }
 };
 
@@ -47,7 +47,7 @@ ETC_DEVICE void store_sums(
   const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
   const u32 out = buffer + wg * kHalfBuffer;
   const u32 matrix = Weights::eight(warp, lane >> 3 & 1), in_row = lane & 7;
-  const u32 in = out + in_row * 128 + ((matrix ^ in_row) << 4);
+  const u32 source = out + in_row * 128 + ((matrix ^ in_row) << 4);
   const auto whole = Epilogue::Place::read(place);
   const u32 unit = thread % 8, column = first + unit * 8;
 #pragma unroll
@@ -57,16 +57,16 @@ ETC_DEVICE void store_sums(
 #pragma unroll
     for (u32 j = f; j < f + kTogether && j < kEights; ++j) {
       if (kSkips && j > f && j % 2 == 0 && j * 8 >= u32(whole.rows)) break;
-      ptx::store_matrix2_transposed(in + (j - f) * 1024, sums(j, 0), sums(j, 1));
+      ptx::store_matrix2_transposed(source + (j - f) * 1024, sums(j, 0), sums(j, 1));
     }
     ptx::named_barrier<128>(2 + wg);
-    whole.each_rank(run, place, [&](const auto& to) {
+    whole.each_rank(run, place, [&](const auto& target) {
 #pragma unroll
       for (u32 i = 0; i < kTogether / 2 && i * 2 < kEights; ++i) {
         const u32 in_rows = i * 16 + thread / 8, row = f * 8 + in_rows;
-        if (row < u32(to.rows) && unit * 8 < columns && column < u32(to.columns)) {
+        if (row < u32(target.rows) && unit * 8 < columns && column < u32(target.columns)) {
           ptx::store16(
-              to.at + u64(row) * to.row_bytes + column * 2,
+              target.at + u64(row) * target.row_bytes + column * 2,
               ptx::load_shared16(out + in_rows * 128 + ((unit ^ (row & 7)) << 4)));
         }
       }

@@ -37,8 +37,8 @@ struct AppliedEpilogue {
     for (u32 n = 0; n < kCoordinates; ++n) words[1 + n] = reinterpret_cast<const u32*>(&c)[n];
   }
   ETC_DEVICE static TileSize size(u32 words) {
-    const u32 v = ptx::load_shared(words);
-    return {i32(v & 0xffffu), i32(v >> 16)};
+    const u32 word = ptx::load_shared(words);
+    return {i32(word & 0xffffu), i32(word >> 16)};
   }
   ETC_DEVICE static Coord coordinate(u32 words) {
     Coord c;
@@ -93,7 +93,7 @@ class TileEights {
   using Hook = typename Call::template Epilogue<Task>;
   static constexpr bool kReduces = Call::kReduces;
   static constexpr bool kFinishes =
-      requires(const Task& task, float (&v)[8]) { Hook::finish(task, 0, 0, v, 0.0f); };
+      requires(const Task& task, float (&values)[8]) { Hook::finish(task, 0, 0, values, 0.0f); };
 
  public:
   static constexpr u32 kPasses = kReduces && kFinishes ? 2 : 1;
@@ -110,24 +110,25 @@ class TileEights {
   ETC_DEVICE void take(u32 pass, u32 n, i32 row, i32 column, u32 rows, u32 in_rows) {
     if (row >= size_.rows || column >= size_.columns) return;
     const u32 eight = ptx::lane() & 7;
-    float v[8];
+    float values[8];
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
       const uint4 four = ptx::load_shared16(rows + place_of_sums(in_rows, eight, half));
-      v[4 * half] = __uint_as_float(four.x), v[4 * half + 1] = __uint_as_float(four.y);
-      v[4 * half + 2] = __uint_as_float(four.z), v[4 * half + 3] = __uint_as_float(four.w);
+      values[4 * half] = __uint_as_float(four.x), values[4 * half + 1] = __uint_as_float(four.y);
+      values[4 * half + 2] = __uint_as_float(four.z),
+          values[4 * half + 3] = __uint_as_float(four.w);
     }
-    Hook::apply(task_, row, column, v);
+    Hook::apply(task_, row, column, values);
     if constexpr (kReduces) {
       if (pass == 0) {
 #pragma unroll
-        for (float value : v) results_[n] = Hook::reduce(results_[n], Hook::measure(value));
+        for (float value : values) results_[n] = Hook::reduce(results_[n], Hook::measure(value));
       }
     }
     if (pass + 1 < kPasses) return;
-    if constexpr (kPasses > 1) Hook::finish(task_, row, column, v, results_[n]);
+    if constexpr (kPasses > 1) Hook::finish(task_, row, column, values, results_[n]);
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(task_.g, task_.c));
-    store_eight(y.at(row, column), v);
+    store_eight(y.at(row, column), values);
   }
 
   // The end of a pass. row_of(n); `first`: the thread's first column; `width`: that of a strip.

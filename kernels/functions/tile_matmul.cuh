@@ -37,22 +37,22 @@ struct TileList {
     while (end < kCount && !begins_range(end)) ++end;
     return end;
   }
-  // Calls f(TileRange) for the range that contains shape `number`.
+  // Calls f(TileRange) for the range that contains shape `shape_idx`.
   // NOTE: not by recursion: the compiler would inline the code of the last ranges once per level.
   template <class F>
-  ETC_DEVICE static void with_alike(u32 number, F f) {
-    (void)(false || ... || call_in_range<TileShape::of(kTiles).number>(number, f));
+  ETC_DEVICE static void with_alike(u32 shape_idx, F f) {
+    (void)(false || ... || call_in_range<TileShape::of(kTiles).number>(shape_idx, f));
   }
 
  private:
-  // Calls f for the range that begins with shape kFirst, if it contains `number`.
+  // Calls f for the range that begins with shape kFirst, if it contains `shape_idx`.
   template <u32 kFirst, class F>
-  ETC_DEVICE static bool call_in_range(u32 number, F& f) {
+  ETC_DEVICE static bool call_in_range(u32 shape_idx, F& f) {
     if constexpr (!begins_range(kFirst)) {
       return false;
     } else {
       constexpr u32 kEnd = end_of(kFirst);
-      const bool is_contained = kEnd == kCount || number < kEnd;
+      const bool is_contained = kEnd == kCount || shape_idx < kEnd;
       if (is_contained) f(TileRange<TileList, kFirst, kEnd>{});
       return is_contained;
     }
@@ -206,8 +206,8 @@ struct tile_matmul : Roles {
     if constexpr (WeightKind::kAreCodes) both_scales(run, c).write(words + Epilogue::kWords + 1);
     if constexpr (Call::kIsBiased) biases(run, c).write(words + Epilogue::kWords + 1);
     if constexpr (Call::kIsPart) {
-      const u64 at = u64(last_axes<1>(Call::template operand<Call::kReads>(run.g, c)).at(0));
-      words[0] = u32(at), words[1] = u32(at >> 32);
+      const u64 address = u64(last_axes<1>(Call::template operand<Call::kReads>(run.g, c)).at(0));
+      words[0] = u32(address), words[1] = u32(address >> 32);
       return;
     }
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
@@ -215,23 +215,25 @@ struct tile_matmul : Roles {
     const i32 rows = minimum(maximum(y.size[0], 0), i32(shape.num_loaded));
     const i32 columns = minimum(maximum(y.size[1], 0), wide);
     if constexpr (Epilogue::kOnlyRounds) {
-      const u64 at = u64(y.at(0, 0));
+      const u64 address = u64(y.at(0, 0));
       const u32 row_bytes = u32(y.stride[0]) * 2;
-      typename Epilogue::Place{at, row_bytes, rows, columns, peers_of<Call>(run, c)}.write(words);
+      typename Epilogue::Place{
+          address, row_bytes, rows, columns, peers_of<Call>(run, c)}
+          .write(words);
     } else {
       Epilogue::write({rows, columns}, c, words);
     }
   }
 
-  // Begins stage n of a task by loading its boxes of w.
+  // Begins a stage of a task by loading its boxes of w.
   template <class Program>
   ETC_DEVICE static bool load_ahead(
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
-      u32, u32 n) {
+      u32, u32 stage_idx) {
     const TileShape shape = shape_of(run, c);
     Stage stage;
     if (!begin(run, loader, shape, few_rows(run, c), stage)) return false;
-    load_weights(stage, shape, Weights(run, c), n);
+    load_weights(stage, shape, Weights(run, c), stage_idx);
     return true;
   }
 
@@ -272,22 +274,24 @@ struct tile_matmul : Roles {
     // NOTE: before the loop: otherwise the number of rows is loaded for each stage.
     const u32 few = few_rows(run, c), bytes = bytes_of<Program>(shape);
     static_assert(Compute::kMostStageBytes <= StageRing<Program>::kBytes);
-    u32 n = 0;
+    u32 stage_idx = 0;
     publish();
-    if constexpr (kLoadsEarly<Program> && kLoadsAtOnce<Call>) n = loader.take_first(bytes);
+    if constexpr (kLoadsEarly<Program> && kLoadsAtOnce<Call>) stage_idx = loader.take_first(bytes);
     // Of a stage that has w.
-    const auto finish_stage = [&](const Stage& stage, u32 number) ETC_INLINE {
-      load_x(stage, shape, x, number);
-      loaded(number + 1);
+    const auto finish_stage = [&](const Stage& stage, u32 n) ETC_INLINE {
+      load_x(stage, shape, x, n);
+      loaded(n + 1);
     };
     if constexpr (StageLoader<Program>::kHasLaps && !kGathers) {
       if constexpr (Call::kLoadsAhead) {
 #pragma unroll 1  // unrolled, it adds 300 to 400 instructions to each call
-        for (; n < before && loader.is_begun(); ++n) finish_stage(loader.next_begun(bytes), n);
+        for (; stage_idx < before && loader.is_begun(); ++stage_idx) {
+          finish_stage(loader.next_begun(bytes), stage_idx);
+        }
       }
       if (loader.is_in_laps(bytes)) {
-        const u32 expected = loaded_bytes_of(shape), first = n;
-        n = before;
+        const u32 expected = loaded_bytes_of(shape), first = stage_idx;
+        stage_idx = before;
         const auto load_next = [&](const Stage& stage, u32 i) ETC_INLINE {
           load_weights(stage, shape, w, first + i);
           finish_stage(stage, first + i);
@@ -296,8 +300,8 @@ struct tile_matmul : Roles {
       }
     }
 #pragma unroll 1
-    for (; n < size; ++n) {
-      if (kWritesPeers && n == before && !started()) return false;
+    for (; stage_idx < size; ++stage_idx) {
+      if (kWritesPeers && stage_idx == before && !started()) return false;
       Stage stage;
       // NOTE: by the same code as the other stages, see worker/ready/pending.cuh.
       const bool is_begun = Call::kLoadsAhead && loader.is_begun();
@@ -306,8 +310,8 @@ struct tile_matmul : Roles {
       } else if (!begin(run, loader, shape, few, stage)) {
         return false;
       }
-      if (!is_begun) load_weights(stage, shape, w, n);
-      finish_stage(stage, n);
+      if (!is_begun) load_weights(stage, shape, w, stage_idx);
+      finish_stage(stage, stage_idx);
     }
     return true;
   }
@@ -378,9 +382,9 @@ struct tile_matmul : Roles {
     const auto gate = last_axes<2>(Call::template operand<kFirst>(run.g, c));
     const auto up = last_axes<2>(Call::template operand<kFirst + Call::kGated>(run.g, c));
     const u32 pitch = u32(gate.stride[0]) * sizeof(*gate.base);
-    const u32 blocks = (u32(w.size[1]) + kBlockDepth - 1) / kBlockDepth;
+    const u32 num_blocks = (u32(w.size[1]) + kBlockDepth - 1) / kBlockDepth;
     return {u64(gate.at(0, 0)), u64(up.at(0, 0)), w.start[0], w.start[0] + w.size[0],
-            pitch, blocks};
+            pitch, num_blocks};
   }
 
   // The same if x is scaled, too: then its scales follow those of w.
@@ -450,29 +454,30 @@ struct tile_matmul : Roles {
   };
 
   ETC_DEVICE static void load_x(
-      const Stage& stage, const TileShape& shape, const Rows& x, u32 n) {
+      const Stage& stage, const TileShape& shape, const Rows& x, u32 stage_idx) {
     if constexpr (kGathers) return;
-    const i32 column = x.first.x + i32(n * shape.depth * kBoxDepth);
-    const u32 to = stage.at + shape.depth * box_w(shape);
+    const i32 column = x.first.x + i32(stage_idx * shape.depth * kBoxDepth);
+    const u32 target = stage.at + shape.depth * box_w(shape);
     if constexpr (Call::kOwnRows) {
       for (u32 row = 0; row < shape.num_loaded;) {
         const bool is_large = row + kLarge <= shape.num_loaded;
-        const Box& of = is_large ? x.large : x.first;
-        each_box(shape, {of.map, column, of.y + i32(row), of.z}, [&](u32 box, const Box& from) {
-          ptx::load_box(to + box * shape.box_x() + row * 128, from, stage.full);
+        const Box& first = is_large ? x.large : x.first;
+        const Box at_row{first.map, column, first.y + i32(row), first.z};
+        each_box(shape, at_row, [&](u32 box, const Box& part) {
+          ptx::load_box(target + box * shape.box_x() + row * 128, part, stage.full);
         });
         row += is_large ? kLarge : kLeast;
       }
       return;
     }
     const Box first{x.first.map, column, x.first.y, x.first.z};
-    each_box(shape, first, [&](u32 box, const Box& from) {
-      ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
+    each_box(shape, first, [&](u32 box, const Box& part) {
+      ptx::load_box(target + box * shape.box_x(), part, stage.full, kEvictLast);
     });
   }
   ETC_DEVICE static void load_weights(
-      const Stage& stage, const TileShape& shape, const Weights& w, u32 n) {
-    const i32 k = i32(n * shape.depth * kBoxDepth);
+      const Stage& stage, const TileShape& shape, const Weights& w, u32 stage_idx) {
+    const i32 k = i32(stage_idx * shape.depth * kBoxDepth);
     if constexpr (WeightKind::kIsScaled) return load_codes(stage, shape, w, k);
     if constexpr (Call::kWeightIsKN) {
       static_assert(!Call::kGated);
@@ -480,14 +485,14 @@ struct tile_matmul : Roles {
     }
     const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
     const u32 half_box = box_w(shape) / 2;
-    each_box(shape, first, [&](u32 box, const Box& from) {
-      ptx::load_box(stage.at + box * box_w(shape), from, stage.full, kKeeps);
+    each_box(shape, first, [&](u32 box, const Box& part) {
+      ptx::load_box(stage.at + box * box_w(shape), part, stage.full, kKeeps);
     });
     if constexpr (Call::kGated) {
       const Box up{w.up.map, w.up.x + k, w.up.y, w.up.z};
-      each_box(shape, up, [&](u32 box, const Box& from) {
-        const u32 to = stage.at + half_box + box * box_w(shape);
-        ptx::load_box(to, from, stage.full, kKeeps);
+      each_box(shape, up, [&](u32 box, const Box& part) {
+        const u32 target = stage.at + half_box + box * box_w(shape);
+        ptx::load_box(target, part, stage.full, kKeeps);
       });
     }
   }
@@ -496,9 +501,9 @@ struct tile_matmul : Roles {
   ETC_DEVICE static void load_codes(
       const Stage& stage, const TileShape& shape, const Weights& w, i32 k) {
     const u32 block_bytes = shape.columns * kBlockDepth;
-    const auto load = [&](u32 block, const Box& first, u32 to) ETC_INLINE {
-      const Box from{first.map, first.x + k + i32(block * kBlockDepth), first.y, first.z};
-      ptx::load_box(stage.at + block * block_bytes + to, from, stage.full, kKeeps);
+    const auto load = [&](u32 block, const Box& first, u32 target) ETC_INLINE {
+      const Box part{first.map, first.x + k + i32(block * kBlockDepth), first.y, first.z};
+      ptx::load_box(stage.at + block * block_bytes + target, part, stage.full, kKeeps);
     };
     const auto load_block = [&](u32 block) ETC_INLINE {
       load(block, w.first, 0);
@@ -512,17 +517,17 @@ struct tile_matmul : Roles {
   ETC_DEVICE static void load_chunks(
       const Stage& stage, const TileShape& shape, const Box& first) {
     each_number(shape, [&](u32 box) {
-      const u32 to = stage.at + box * box_w(shape);
+      const u32 target = stage.at + box * box_w(shape);
       const i32 k = first.y + i32(box * kStageDepth);
 #pragma unroll 1
       for (u32 n = 0; n < box_w(shape); n += kChunkBytes) {
-        const Box from{first.map, first.x + i32(n / 128), k, first.z};
-        ptx::load_box(to + n, from, stage.full, kKeeps);
+        const Box part{first.map, first.x + i32(n / 128), k, first.z};
+        ptx::load_box(target + n, part, stage.full, kKeeps);
       }
     });
   }
 
-  // Calls f(box, from) for the boxes of a stage, which are adjacent along k.
+  // Calls f(box, part) for the boxes of a stage, which are adjacent along k.
   // NOTE: unrolled: memory throughput is higher if adjacent boxes are requested together.
   template <class F>
   ETC_DEVICE static void each_box(const TileShape& shape, const Box& first, F f) {

@@ -44,48 +44,49 @@ struct TileParts {
 
 // The address of a part that a task stores, in the first words of its work item.
 ETC_DEVICE u64 part_address(u32 words) {
-  const uint2 v = ptx::load_shared8(words);
-  return u64(v.x) | u64(v.y) << 32;
+  const uint2 halves = ptx::load_shared8(words);
+  return u64(halves.x) | u64(halves.y) << 32;
 }
 
-// A thread stores its sums of the first `groups` groups of a part, at the address `part`.
+// A thread stores its sums of the first num_groups groups of a part, at the address `part`.
 // NOTE: two at a time. For four, the compiler would move the sums to other registers, and spill.
 template <u32 kCount>
-ETC_DEVICE void store_part(u64 part, const float (&d)[kCount], u32 groups) {
+ETC_DEVICE void store_part(u64 part, const float (&d)[kCount], u32 num_groups) {
   part += ptx::thread() * 8;
 #pragma unroll
   for (u32 j = 0; j < kCount / 4; ++j) {
-    if (j >= groups) break;
-    const u64 at = part + j * kGroupBytes;
-    ptx::store8(at, __float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]));
+    if (j >= num_groups) break;
+    const u64 address = part + j * kGroupBytes;
+    ptx::store8(address, __float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]));
     ptx::store8(
-        at + kGroupBytes / 2, __float_as_uint(d[4 * j + 2]), __float_as_uint(d[4 * j + 3]));
+        address + kGroupBytes / 2, __float_as_uint(d[4 * j + 2]), __float_as_uint(d[4 * j + 3]));
   }
 }
 
-// A thread adds its sums of `count` parts, of the first `groups` groups of a slice, to its
+// A thread adds its sums of `count` parts, of the first num_groups groups of a slice, to its
 // accumulators of the groups from kFirst on.
 template <u32 kFirst, u32 kCount>
-ETC_DEVICE void add_parts(float (&d)[kCount], u64 from, u32 part_bytes, u32 count, u32 groups) {
+ETC_DEVICE void add_parts(
+    float (&d)[kCount], u64 source, u32 part_bytes, u32 count, u32 num_groups) {
   constexpr u32 kGroups = kCount / 4 - kFirst < kSliceGroups ? kCount / 4 - kFirst : kSliceGroups;
   constexpr u32 kTogether = kGroups < 4 ? kGroups : 4;  // groups whose loads are in flight together
-  from += ptx::thread() * 8;
+  source += ptx::thread() * 8;
 #pragma unroll 1
-  for (u32 part = 0; part < count; ++part, from += part_bytes) {
+  for (u32 part = 0; part < count; ++part, source += part_bytes) {
 #pragma unroll
     for (u32 first = 0; first < kGroups; first += kTogether) {
-      uint2 v[2 * kTogether];
+      uint2 pairs[2 * kTogether];
 #pragma unroll
       for (u32 j = 0; j < 2 * kTogether; ++j) {
         const u32 group = first + j / 2;
-        v[j] = ptx::load8_l2_if(
-            group < groups, from + group * kGroupBytes + j % 2 * (kGroupBytes / 2));
+        pairs[j] = ptx::load8_l2_if(
+            group < num_groups, source + group * kGroupBytes + j % 2 * (kGroupBytes / 2));
       }
 #pragma unroll
       for (u32 j = 0; j < 2 * kTogether; ++j) {
         if (first + j / 2 >= kGroups) break;
         float* sums = d + 4 * (kFirst + first) + 2 * j;
-        sums[0] += __uint_as_float(v[j].x), sums[1] += __uint_as_float(v[j].y);
+        sums[0] += __uint_as_float(pairs[j].x), sums[1] += __uint_as_float(pairs[j].y);
       }
     }
   }

@@ -72,11 +72,11 @@ struct TileRange {
     }
     return most;
   }
-  // Calls f(Number<packed>{}) for the shape `number`.
+  // Calls f(Number<packed>{}) for shape `shape_idx`.
   template <class F>
-  ETC_DEVICE static void with(u32 number, F f) {
+  ETC_DEVICE static void with(u32 shape_idx, F f) {
     with_number<kEnd - kBegin, kBegin>(
-        number, [&](auto n) ETC_INLINE { f(Number<All::kAll[decltype(n)::value]>{}); });
+        shape_idx, [&](auto n) ETC_INLINE { f(Number<All::kAll[decltype(n)::value]>{}); });
   }
 };
 
@@ -104,17 +104,18 @@ struct TilePlace {
   u64 at;
   u32 row_bytes;
   i32 rows, columns;  // clipped at the edges of y
-  u32 peers;          // a bit for each rank
+  u32 peer_bits;      // a bit for each rank
 
   ETC_DEVICE void write(u32* words) const {
     words[0] = u32(at), words[1] = u32(at >> 32), words[2] = row_bytes;
     words[3] = u32(rows) | u32(columns) << 16;
-    if constexpr (kHasPeers) words[4] = peers;
+    if constexpr (kHasPeers) words[4] = peer_bits;
   }
   ETC_DEVICE static TilePlace read(u32 shared) {
-    const uint4 v = ptx::load_shared16(shared);
-    const u32 peers = kHasPeers ? ptx::load_shared(shared + 16) : 0;
-    return {u64(v.x) | u64(v.y) << 32, v.z, i32(v.w & 0xffffu), i32(v.w >> 16), peers};
+    const uint4 words = ptx::load_shared16(shared);
+    const u32 peer_bits = kHasPeers ? ptx::load_shared(shared + 16) : 0;
+    return {u64(words.x) | u64(words.y) << 32, words.z, i32(words.w & 0xffffu),
+            i32(words.w >> 16), peer_bits};
   }
 
   // Calls f(place) for each peer, then for the own rank. The next rank comes first, so that each
@@ -123,12 +124,12 @@ struct TilePlace {
   template <class Program, class F>
   ETC_DEVICE void each_rank(const Run<Program>& run, u32 words, F f) const {
     if constexpr (kHasPeers) {
-      TilePlace to = read(words);
+      TilePlace place = read(words);
 #pragma unroll 1
-      for (i32 n = to.peers != 0 ? 1 - Program::kWorld : 0;; ++n, to = read(words)) {
+      for (i32 n = place.peer_bits != 0 ? 1 - Program::kWorld : 0;; ++n, place = read(words)) {
         const i32 before = run.g.rank + n, rank = before < 0 ? before + Program::kWorld : before;
-        if (n < 0) to.at += run.g.peer[rank] - run.self();
-        if (n == 0 || (to.peers >> rank & 1) != 0) f(to);
+        if (n < 0) place.at += run.g.peer[rank] - run.self();
+        if (n == 0 || (place.peer_bits >> rank & 1) != 0) f(place);
         if (n == 0) break;
       }
     } else {

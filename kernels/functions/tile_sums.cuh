@@ -16,9 +16,9 @@ ETC_DEVICE void store_four(const float (&d)[kCount], u32 j, u32 shared) {
 // Calls f(sum, other) for each of these, with another thread's sums from shared memory.
 template <u32 kCount, class F>
 ETC_DEVICE void combine_four(float (&d)[kCount], u32 j, u32 shared, F f) {
-  const uint4 v = ptx::load_shared16(shared);
-  f(d[4 * j], __uint_as_float(v.x)), f(d[4 * j + 1], __uint_as_float(v.y));
-  f(d[4 * j + 2], __uint_as_float(v.z)), f(d[4 * j + 3], __uint_as_float(v.w));
+  const uint4 words = ptx::load_shared16(shared);
+  f(d[4 * j], __uint_as_float(words.x)), f(d[4 * j + 1], __uint_as_float(words.y));
+  f(d[4 * j + 2], __uint_as_float(words.z)), f(d[4 * j + 3], __uint_as_float(words.w));
 }
 
 // The boxes of a stage that a warpgroup multiplies. w, x: descriptors of the first ones in the

@@ -46,12 +46,12 @@ struct WideTiles {
       const u32 x = __shfl_sync(~0u, begin + shape.box_w() / 16, 0);
       with_rows<kStep>(shape.num_loaded, [&](auto rows) ETC_INLINE {
         constexpr int kColumns = decltype(rows)::value;
-        const auto multiply = [&](u32 at, u32) {
+        const auto multiply = [&](u32 address, u32) {
 #pragma unroll
           for (u32 half = 0; half < 2; ++half) {
             ptx::wgmma_box<kIsHalf, kColumns>(
-                d[half], ptx::matrix_descriptor(w + (at + half * kHalf * 128) / 16),
-                ptx::matrix_descriptor(x + at / 16), 1);
+                d[half], ptx::matrix_descriptor(w + (address + half * kHalf * 128) / 16),
+                ptx::matrix_descriptor(x + address / 16), 1);
           }
         };
         is_lost = multiply_stages(run, stages, count, shape.bytes(), is_gathered, multiply);
@@ -60,7 +60,7 @@ struct WideTiles {
 #pragma unroll
     for (auto& sums : d) {
 #pragma unroll
-      for (float& v : sums) ptx::keep_order(v);  // read after the wait, not before
+      for (float& sum : sums) ptx::keep_order(sum);  // read after the wait, not before
     }
     is_lost = ptx::named_barrier_any<128>(2 + wg, is_lost);  // no thread uses the buffer any more
     if (is_lost) return false;

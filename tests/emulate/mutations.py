@@ -103,7 +103,7 @@ BROKEN = {
         "ahead": {"loader.is_begun()": "false"},
         **{
             f"stored on ranks, {k} of k": {
-                "kWritesPeers && n == before && !started()": "false",
+                "kWritesPeers && stage_idx == before && !started()": "false",
             }
             for k in (200, 904)
         },
@@ -231,23 +231,25 @@ BROKEN = {
     },
     "functions/flags": {
         "flagged": {
-            "flags.store16(to[c] + column * 4, v)": (
-                "flags.store16(to[0] + column * 4, v)"
+            "flags.store16(targets[c] + column * 4, words)": (
+                "flags.store16(targets[0] + column * 4, words)"
             ),
             "sum.add(is_needed[r] ? part[r] : own_words)": "sum.add(part[r])",
         },
         "flagged norm": {
             "sums[i].add(is_needed[r] ? part[r] : own_words)": "sums[i].add(part[r])",
-            "parts + at * 4": "parts",
+            "parts + own_column * 4": "parts",
         },
     },
     "functions/sum_ranks": {"mlp on tiles": {"r == task.g.rank": "r > task.g.rank"}},
     "functions/share_sum": {
         "reduced": {
-            "from + p * stride": "from + (p ^ 1) * stride",
+            "source + p * stride": "source + (p ^ 1) * stride",
             "first += kUnroll * kStep": "first += 2 * kUnroll * kStep",
             "if (column >= columns) break;": "if (column > columns) break;",
-            "each_copy<c + 1>(task, to);": "if (c > 0) each_copy<c + 1>(task, to);",
+            "each_copy<c + 1>(task, targets);": (
+                "if (c > 0) each_copy<c + 1>(task, targets);"
+            ),
             "sum[2 * i] += pair.x, sum[2 * i + 1] += pair.y;": "sum[2 * i] += pair.x;",
         }
     },
@@ -289,7 +291,7 @@ BROKEN = {
     "functions/heads_norm": {"heads norm": {"    task.sync();\n": ""}},
     "functions/attend_stages": {
         "shares": {
-            "from.row(row + 1)": "from.row(row)",
+            "source.row(row + 1)": "source.row(row)",
             "(stage + 1) * kStage <= num_stored": "stage * kStage <= num_stored",
             "load_pages(ahead, group + 1)": "load_pages(ahead, group)",
             "load_pages(ahead, first_page() / kGroup + 1);": "",
@@ -356,7 +358,7 @@ BROKEN = {
         "moe, many tokens": {"if (w < warp) row += of_warp;": ""},
     },
     "functions/combine_rows": {
-        "moe": {"ptx::load16_last(from)": "ptx::load16_once_if(true, from)"}
+        "moe": {"ptx::load16_last(source)": "ptx::load16_once_if(true, source)"}
     },
     "worker/work_ring": {
         "moe": {
@@ -373,7 +375,7 @@ BROKEN = {
     "functions/mark_experts": {"marked": {"task.sync();": ""}},
     "functions/best_column": {
         "spoiled": {
-            "has_nan || v != v": "false",
+            "has_nan || element != element": "false",
             "ptx::named_barrier_any<Task::threads>(1, has_fault)": "has_fault",
         }
     },
