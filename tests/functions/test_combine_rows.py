@@ -45,10 +45,10 @@ def test_both_bodies_have_equal_bits(top_k, rng):
          "outputs rows columns bfloat16"],
         ["y tokens/2 columns bfloat16"],
     )  # fmt: skip
-    given = {
+    reads = {
         "place": rng.integers(9, size=(5, top_k), dtype=np.int32),
         "weights": draw(rng, (5, top_k), "float32"),
         "outputs": draw(rng, (9, 1096), "bfloat16"),
     }
-    expected, found = both(combined, given, {"tokens": 5, "rows": 9, "columns": 1096})
-    np.testing.assert_array_equal(found["y"], expected["y"])
+    expected, actual = both(combined, reads, {"tokens": 5, "rows": 9, "columns": 1096})
+    np.testing.assert_array_equal(actual["y"], expected["y"])
