@@ -297,13 +297,15 @@ class Plan:
             )
         for lane in self.lanes:
             lines.append(f"lane {lane.name}: {lane.policy}")
-            # Units of no call are not shown.
             policy = TICKET if lane.policy == STRIDED else lane.policy
-            lines += _show_items(replace(lane, policy=policy), lane.items, env)
+            of_tasks = replace(lane, policy=policy)  # without units of no call
+            lines += _show_items(of_tasks, lane.items, env)
             if env is not None and workers and lane.policy == STRIDED:
                 total = int(lane.total.evaluate(env))
                 waves = total / workers
                 lines.append(f"  {total} units = {waves:.2f} waves of {workers}")
+                if idle := total - int(of_tasks.total.evaluate(env)):
+                    lines[-1] += f", {idle} of no call"
         return "\n".join(lines + reasons) + "\n"
 
 

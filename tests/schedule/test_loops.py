@@ -87,7 +87,8 @@ def test_position_is_the_inverse_of_find(n, m, workers):
 
 def test_a_plan_shows_its_loops():
     plan: Plan = schedule_static(made(steps))
-    assert plan.show(2, n=2, m=5).splitlines()[2:9] == [
+    lines = plan.show(2, n=2, m=5).splitlines()
+    assert lines[2:9] == [
         "  first: 2 units",
         "    = 2",
         "  loop step: n turns of 3 + m * 3 + 1 units",
@@ -96,3 +97,4 @@ def test_a_plan_shows_its_loops():
         "    loop layer: m turns of 3 units",
         "      inner: 2 units",
     ]
+    assert lines[-2] == "  51 units = 25.50 waves of 2, 10 of no call"
