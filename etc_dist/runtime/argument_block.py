@@ -82,7 +82,7 @@ def fill(
         for lane in plan.lanes
         for call in lane.calls
     }
-    numbers = {**integers, **units}.items()
+    numbers = {**integers, **units, **_totals(plan, env)}.items()
     large = {n: v for n, v in numbers if not -(2**31) <= v < 2**31}
     if large:
         raise _too_large(plan, dims, large)
@@ -136,6 +136,15 @@ def _integers(
         for word, count in (("total", lane.total), ("initial", lane.initial)):
             integers[queue_name(lane.name, word)] = int(count.evaluate(env))
     return integers
+
+
+def _totals(plan: Plan, env: dict[str, Any]) -> dict[str, int]:
+    """The units of each lane, and of one wave more, of which a worker may have the
+    number of its next one."""
+    return {
+        f"units of lane {lane.name}": int((lane.total + WORKERS).evaluate(env))
+        for lane in plan.lanes
+    }
 
 
 def _queued_lanes(plan: Plan) -> list[Lane]:

@@ -7,13 +7,17 @@ import pytest
 from etc_dist.codegen import generate
 from etc_dist.emulate.rank_memory import EmulatedMemory
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import GraphFunction
+from etc_dist.ir.function import TENSOR
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_static
-from tests.graphs.calls import one_call
+from tests.graphs.calls import Task, calls, one_call
 from tests.graphs.kit import made
+
+PLACES = Places((0,), control=0, status=0, local=0, wait_limit=1)
 
 
 def sums(ranks: int, dtype: str = "bfloat16") -> GraphFunction:
@@ -35,16 +39,31 @@ def test_rows_that_are_not_stored_in_whole_units_are_refused(dtype):
 
 def test_a_dim_beyond_32_bits_is_refused():
     plan = schedule_static(sums(1))
-    places = Places((0,), control=0, status=0, local=0, wait_limit=1)
 
     def filled(n: int) -> int:
-        block = fill(plan, generate(plan), {"n": n}, 0, Capacity(), places, 132)
+        block = fill(plan, generate(plan), {"n": n}, 0, Capacity(), PLACES, 132)
         return int(block["dim_n"])
 
     assert filled(2**31 - 8) == 2**31 - 8
     with pytest.raises(ArgumentError, match="2147483648, as indices") as caught:
         filled(2**31)
     assert caught.value.got == "n = 2147483648"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "turns", "workers", "more_units"),
+    [(1, 2**31 - 9, (8, 132), 123), (3, 2**29, (3, 2), 2)],
+)
+def test_units_of_all_turns_have_numbers_of_32_bits(tasks, turns, workers, more_units):
+    """Those of no call, and of a wave after the last one, included."""
+    row, of_turn = "4[0] 8 float32", {"grid": f"i: {tasks}", "loop": "turn: turns"}
+    task = Task(push_rows(TENSOR), [f"x {row}"], [f"y {row}"], **of_turn)
+    plan = schedule_static(calls(1, tasks=[task], dims="turns"))
+    arguments = plan, generate(plan), {"turns": turns}, 0, Capacity(), PLACES
+    assert fill(*arguments, workers[0])["dim_turns"] == turns
+    with pytest.raises(ArgumentError, match="2147483648, as indices") as caught:
+        fill(*arguments, workers[1])
+    assert caught.value.got == f"units of lane tensor = {2**31 + more_units}"
 
 
 def test_a_divisor_that_no_task_divides_by_is_zero():
@@ -61,9 +80,8 @@ def test_a_divisor_that_no_task_divides_by_is_zero():
     source = generate(plan)
     divisors = enumerate(source.arguments.divisors)
     (number,) = (number for number, expr in divisors if expr.depth > 0)
-    places = Places((0,), control=0, status=0, local=0, wait_limit=1)
     for n, prepared in ((0, [0, 0]), (8, [2**31, 0])):
-        block = fill(plan, source, {"m": 8, "n": n}, 0, Capacity(), places, 132)
+        block = fill(plan, source, {"m": 8, "n": n}, 0, Capacity(), PLACES, 132)
         assert list(block["divisor"][number]) == prepared
 
 
