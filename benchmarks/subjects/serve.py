@@ -21,7 +21,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -52,7 +52,8 @@ ADDED = {1: 0.05, 32: 0.12, 64: 0.15}
 """The gates: by clients, how much longer a token may take than without a server."""
 LEAST_THROUGHPUT, MOST_FIRST_TOKEN = 0.95, 1.2
 """The gates for the most clients, relative to vLLM's server."""
-START_SECONDS, END_SECONDS = 240.0, 30.0
+START_SECONDS, END_SECONDS = 200.0, 30.0
+"""In which a server, or vLLM's client, has to be ready, and in which a server ends."""
 ENGINE_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 OF_LAUNCHERS = ("PMI", "OMPI_", "HYDI_")
 """Variables of a rank, which a server that is a job of its own does not have."""
@@ -170,7 +171,7 @@ def vllm_variables() -> dict[str, str]:
 @contextmanager
 def served(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
     """The URL of a server, once it is ready. RuntimeError with what it wrote if it
-    ends before, or with another code than 0 or that of a signal."""
+    ends before, or takes too long."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -189,10 +190,9 @@ def served(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[s
             yield url
         finally:
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
-            finally:
-                process.kill()
+            process.kill()
 
 
 def is_ready(url: str) -> bool:
@@ -242,13 +242,17 @@ def run_vllm_client(url: str, folder: Path, options: Namespace) -> list[str]:
     }
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
     command += [str(part) for pair in values.items() for part in pair]
-    process = subprocess.run(
-        [*command, "--ignore-eos", "--save-result"],
-        env=vllm_variables(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    try:
+        process = subprocess.run(
+            [*command, "--ignore-eos", "--save-result"],
+            env=vllm_variables(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=START_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return [f"vllm bench serve: not ready after {START_SECONDS:g} s"]
     print(process.stdout[-2500:], flush=True)
     if process.returncode:
         return [f"vllm bench serve: exit code {process.returncode}"]

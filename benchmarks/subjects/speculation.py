@@ -68,7 +68,7 @@ def weights_of(device: Device, config: ModelConfig) -> dict[str, Any]:
 
 def filled(device: Device, shape: tuple[int, ...], value: int) -> Any:
     array = device.empty(shape, DTYPE)
-    array.view(np.uint16).fill(np.array(value, DTYPES[DTYPE]).view(np.uint16))
+    array.view(np.uint16).fill(int(np.array(value, DTYPES[DTYPE]).view(np.uint16)))
     return array
 
 
@@ -77,7 +77,8 @@ def heads_of(device: Device, embedding: Any) -> dict[str, Any]:
     bits, (num_ids, hidden) = embedding.view(np.uint16), embedding.shape
     circles = device.xp.roll(bits.reshape(-1, CIRCLE, hidden), 1, axis=1)
     random = filled(device, embedding.shape, 0)
-    random[:ALPHABET] = device.random((ALPHABET, hidden), DTYPE, "ids", hidden**-0.5)
+    rows = device.random((ALPHABET, hidden), DTYPE, "ids", hidden**-0.5)
+    random.view(np.uint16)[:ALPHABET] = rows.view(np.uint16)
     return {
         "repeats": circles.reshape(num_ids, hidden).view(embedding.dtype),
         "random": random,

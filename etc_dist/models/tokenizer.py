@@ -60,7 +60,11 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens. TypeError unless all are integers
         from 0."""
-        return str(self._tokens.decode(checked_ids(ids), skip_special_tokens=True))
+        return self.text(checked_ids(ids))
+
+    def text(self, ids: list[int]) -> str:
+        """Internal: as `decode`, of ids that were checked."""
+        return str(self._tokens.decode(ids, skip_special_tokens=True))
 
     def visible(self, ids: Iterable[int]) -> list[tuple[int, str]]:
         """Ids and their tokens, without those that `decode` leaves out."""
@@ -147,12 +151,12 @@ class TextStream:
 
     def _add(self, number: int, token: str) -> str:
         self._pending.append(number)
-        text = self._tokenizer.decode(self._context + self._pending)
+        text = self._tokenizer.text(self._context + self._pending)
         is_mark = token.endswith(INCOMPLETE)  # written by the model
         num_held = int(text.endswith(INCOMPLETE) and not is_mark)
         if num_held and len(self._pending) < MOST_BYTES:
             return ""
         new = text[self._num_sent : len(text) - num_held]
         self._context, self._pending = self._pending, []
-        self._num_sent = len(self._tokenizer.decode(self._context)) - num_held
+        self._num_sent = len(self._tokenizer.text(self._context)) - num_held
         return new

@@ -16,9 +16,12 @@ Json = dict[str, Any]
 Tokens = Sequence[tuple[int, TokenLogprobs]]
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
 def encode(document: Mapping[str, Any]) -> bytes:
     """A JSON document."""
-    return json.dumps(document, separators=(",", ":")).encode()
+    return _ENCODER.encode(document).encode()
 
 
 def event(document: Mapping[str, Any]) -> bytes:
@@ -58,6 +61,8 @@ class CompletionAnswer:
             "created": int(time.time()),
             "model": model,
         }
+        # NOTE: what all parts begin with is encoded once.
+        self._chunk_head = event({**self._common, "object": self.chunk_kind})[:-3]
         self._lengths: dict[int, int] = {}
         """Of each text, the characters of the tokens that were sent."""
         self._begun_idxs: set[int] = set()
@@ -67,10 +72,13 @@ class CompletionAnswer:
         common = {**self._common, "object": self.kind}
         return {**common, "choices": list(choices), "usage": usage}
 
-    def chunk(self, choices: Sequence[Json], usage: Json | None = None) -> Json:
-        """A part of the answer that is streamed."""
-        common = {**self._common, "object": self.chunk_kind, "choices": list(choices)}
-        return common if usage is None else {**common, "usage": usage}
+    def event(self, part: Json) -> bytes:
+        """The event of a part of a text."""
+        return b'%s,"choices":[%s]}\n\n' % (self._chunk_head, encode(part))
+
+    def usage_event(self, usage: Json) -> bytes:
+        """The event of the tokens, after all parts."""
+        return b'%s,"choices":[],"usage":%s}\n\n' % (self._chunk_head, encode(usage))
 
     def choice(self, idx: int, delta: Delta) -> Json:
         """A text of the answer that is not streamed."""

@@ -259,10 +259,9 @@ class Sender:
                 choice_idx, delta = await self._next()
                 if delta.text or delta.tokens or delta.finish:
                     part = self._answer.part(choice_idx, delta)
-                    await _send_part(send, answers.event(self._answer.chunk([part])))
+                    await _send_part(send, self._answer.event(part))
             if options.includes_usage:
-                chunk = self._answer.chunk([], self._usage())
-                await _send_part(send, answers.event(chunk))
+                await _send_part(send, self._answer.usage_event(self._usage()))
             await _send_part(send, answers.LAST_EVENT)
         except BadRequest as error:
             document = answers.error(error.message, error.status)
